@@ -9,6 +9,7 @@ one of his own runs. A test holds the table of docs/whatif.md to what this print
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
@@ -17,9 +18,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from hub_models import from_config
+
 from zeromon.cli import build_parser
 from zeromon.cli.plan import Models, from_model
-from zeromon.memory.models import from_config
 from zeromon.memory.predict import Batch
 from zeromon.memory.seconds import forward_flops
 from zeromon.memory.whatif import Point, point, work_of

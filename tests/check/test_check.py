@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_models import from_config
 from support import ROOT
 
 from zeromon.check import runner
@@ -23,7 +24,7 @@ from zeromon.check.runner import check
 from zeromon.check.schema import schema
 from zeromon.cli import main
 from zeromon.diagnosis.pages import pages
-from zeromon.memory.models import from_config, from_count
+from zeromon.memory.models import from_count
 
 SHARED = Path(os.environ.get("ZEROMON_SHARED_DATA", ROOT.parent / "shared" / "data")) / "configs"
 SNAPSHOT = Path(__file__).with_name("check_snapshot.json")

@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from builders import device_memory, rank, run, summary
+from hub_models import written
 from support import LAUNCH, PROGRAMS, ROOT, clean_environment, start
 
 from zeromon.cli import build_parser, main
@@ -31,9 +34,9 @@ CONFIGS = sorted((SHARED / "configs").glob("*")) if SHARED.is_dir() else []
 
 
 @pytest.fixture
-def no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where transformers is not installed: a config.json is counted here, not by a child process."""
-    monkeypatch.setattr("zeromon.cli.plan._builds", lambda: False)
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], str]:
+    """Writes a config.json, which hub_models.py describes: a child process takes seconds."""
+    return partial(written, tmp_path, monkeypatch)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
@@ -79,13 +82,11 @@ def test_the_ranks_of_a_host_share_its_memory(capsys: pytest.CaptureFixture[str]
     assert main(["plan", *arguments, "lots"]) == 2
 
 
-@pytest.mark.usefixtures("no_transformers")
-def test_nothing_fits_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_fits_is_a_finding(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """One layer of it is larger than the device."""
     shape = {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80,
              "num_attention_heads": 64, "intermediate_size": 28672, "vocab_size": 32000}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(shape))
-    code, found = planned(capsys, str(tmp_path), "--devices", "1", "--memory", "1GiB")
+    code, found = planned(capsys, model(shape), "--devices", "1", "--memory", "1GiB")
     assert code == 1
     assert found["recommended"] is None
     assert "nothing fits" in found["why"]
@@ -101,7 +102,6 @@ def test_the_text_names_what_takes_the_bytes(capsys: pytest.CaptureFixture[str])
     assert "optimizer state" in text
 
 
-@pytest.mark.usefixtures("no_transformers")
 def test_a_config_json_with_a_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """GPT-2 in a folder as transformers saves it; activations and the largest micro-batch."""
     (tmp_path / "config.json").write_text(json.dumps(
@@ -134,9 +134,12 @@ def test_a_config_json_is_counted_on_transformers_own_model(
     assert any("DeepseekV3ForCausalLM of transformers" in note for note in found["notes"])
     assert any("activations are not counted" in note for note in found["notes"])
     assert {r["largest_micro_batch"] for r in found["rows"]} <= {None, 0}
-    monkeypatch.setattr("zeromon.cli.plan._builds", lambda: False)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "transformers.py").write_text("raise ImportError('no transformers here')")
     assert main(["plan", *arguments]) == 2
-    assert "'deepseek_v3' cannot be counted without transformers" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no transformers here" in said
+    assert "A config.json needs transformers" in said
 
 
 def test_a_model_that_transformers_does_not_have_is_refused(
@@ -349,13 +352,11 @@ SMALL = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "v
          "num_attention_heads": 16, "intermediate_size": 5504}  # fmt: skip
 
 
-@pytest.mark.usefixtures("no_transformers")
 def test_the_best_is_what_the_user_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Stages 0 to 2 send the same bytes: a given micro-batch fits in 0, the largest needs 2."""
-    (tmp_path / "config.json").write_text(json.dumps(SMALL))
-    common = (str(tmp_path), "--memory", "24GiB", "--length", "2048")
+    common = (model(SMALL), "--memory", "24GiB", "--length", "2048")
     _, free = planned(capsys, *common)
     assert free["recommended"] == "ZeRO-2"
     most = {r["label"]: r["largest_micro_batch"] for r in free["rows"]}

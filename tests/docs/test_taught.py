@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from builders import MS, rank, run, series, summary
 from evidence import FIRES, found, role, saved
+from hub_models import written
 
 from zeromon.check.problem import Machine, Problem
 from zeromon.check.runner import check as check_files
@@ -212,14 +214,8 @@ OPT_13B = {
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], str]:
-    """Writes a config.json, which is counted without transformers."""
-    monkeypatch.setattr("zeromon.cli.plan._builds", lambda: False)
-
-    def written(config: dict[str, Any]) -> str:
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        return str(tmp_path / "config.json")
-
-    return written
+    """Writes a config.json, which hub_models.py describes: a child process takes seconds."""
+    return partial(written, tmp_path, monkeypatch)
 
 
 def nvme(**zero: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ MOE = LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}
 GPT2 = {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 1000, "n_positions": 128}
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [
-    # families that zeromon counts without transformers: as published, and with each switch of the family
+    # plain transformers: as published, and with each switch of the family
     ("llama", "LlamaForCausalLM", {}),
     ("llama", "LlamaForCausalLM", LLAMA),
     ("llama", "LlamaForCausalLM", LLAMA | {"num_key_value_heads": None, "head_dim": 96}),

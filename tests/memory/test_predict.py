@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from hub_models import from_config
 
 from zeromon.errors import PlanError
-from zeromon.memory.models import from_config, from_count
+from zeromon.memory.models import from_count
 from zeromon.memory.predict import (
     Batch,
     During,
@@ -271,46 +272,8 @@ def test_accumulation_costs_stage_3_in_every_micro_step() -> None:
 
 # ---- models ---------------------------------------------------------------------------------------
 
-LLAMA_2_7B = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
-    "tie_word_embeddings": False,
-}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
         "n_positions": 1024}  # fmt: skip
-MISTRAL = LLAMA_2_7B | {
-    "model_type": "mistral", "intermediate_size": 14336, "num_key_value_heads": 8
-}  # fmt: skip
-QWEN2 = {
-    "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "vocab_size": 152064,
-    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
-    "tie_word_embeddings": False,
-}  # fmt: skip
-MIXTRAL = MISTRAL | {"model_type": "mixtral", "num_local_experts": 8}
-
-
-@pytest.mark.parametrize(
-    ("config", "params"),
-    [
-        (LLAMA_2_7B, 6_738_415_616),
-        (GPT2, 124_439_808),
-        (MISTRAL, 7_241_732_096),
-        (QWEN2, 7_615_616_512),
-        (MIXTRAL, 46_702_792_704),
-    ],
-)
-def test_parameters_from_a_config_json(config: dict[str, object], params: int) -> None:
-    """The counts that the models' cards and checkpoints give."""
-    model = from_config(config)
-    assert model.params == params
-    assert model.notes == ()
-
-
-def test_a_config_that_is_none() -> None:
-    with pytest.raises(PlanError, match="no hidden_size"):
-        from_config({"model_type": "llama"})
-    with pytest.raises(PlanError):
-        from_config(LLAMA_2_7B | {"num_hidden_layers": -3})
 
 
 @pytest.mark.parametrize(

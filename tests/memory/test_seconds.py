@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from builders import MS, device_memory, rank, run, summary
 from evidence import row as traffic_row
+from hub_models import from_config
 
 from zeromon.errors import PlanError
 from zeromon.memory import plan as plans
 from zeromon.memory.devices import DEVICES, device_named, link_peak
-from zeromon.memory.models import from_config, from_count
+from zeromon.memory.models import from_count
 from zeromon.memory.predict import Batch
 from zeromon.memory.schedule import Hides, exposed
 from zeromon.memory.seconds import (

@@ -109,7 +109,7 @@ def _model(text: str) -> ModelSpec:
     try:
         return read_model(text)
     except PlanError as error:
-        raise CheckError(str(error), "Like: 7B, 350M, path/to/config.json") from error
+        raise CheckError(str(error), error.hint) from error
 
 
 # ---- output ---------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """Predicts the memory of a model on the given devices under every ZeRO stage, and recommends one.
 
 MODEL is a number of parameters (7B, 350M), a Hugging Face config.json (or its folder), or a Python
-entry module:factory, which zeromon builds on the meta device. So it does with a config.json where
-transformers is installed, and counts the model exactly; without transformers only some families can
-be counted. --config takes a DeepSpeed JSON or an accelerate YAML.
+entry module:factory. zeromon builds the model of both on the meta device and counts it exactly: a
+config.json needs transformers. --config takes a DeepSpeed JSON or an accelerate YAML.
 
   zeromon plan 7B --devices 4 --memory a100-40
   zeromon plan config.json --devices 8 --memory h100 --micro-batch 4 --length 4096
@@ -17,7 +16,6 @@ Exit code 0 when a stage fits, 1 when none does.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import subprocess
@@ -41,7 +39,7 @@ from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes
 from zeromon.memory.ladder import RECOMPUTED
-from zeromon.memory.models import from_config, from_count, from_units
+from zeromon.memory.models import from_count, from_units
 from zeromon.memory.parallel import part_of
 from zeromon.memory.predict import Batch
 from zeromon.memory.spec import ModelSpec, ShardPlan
@@ -135,7 +133,7 @@ def from_model(options: argparse.Namespace, known: Models | None = None) -> plan
         raise PlanError("no model is given", hint="Like: zeromon plan 7B --devices 8 --memory h100")
     path = config_path(options.model)
     is_entry = path is None and ":" in options.model
-    if options.trace and not (is_entry or (path is not None and _builds())):
+    if options.trace and path is None and not is_entry:
         raise PlanError(
             "--trace needs a model that can be built: module:factory",
             "Or a config.json, with transformers installed.",
@@ -226,13 +224,8 @@ def read_model(text: str) -> ModelSpec:
     """A number of parameters, or a config.json."""
     path = config_path(text)
     if path is not None:
-        config = read_config(path)
-        if _builds():
-            return described_model(describe(str(path)), str(path))
-        model = from_config(config, name=str(path))
-        kind = config.get("model_type")
-        note = f"counted by a formula that equals transformers' own model for {kind}"
-        return replace(model, notes=(*model.notes, note))
+        read_config(path)  # raises for a file without a configuration
+        return described_model(describe(str(path)), str(path))
     count = plan.parse_count(text)
     if count is None:
         raise PlanError(
@@ -240,11 +233,6 @@ def read_model(text: str) -> ModelSpec:
             hint="Like: 7B, path/to/config.json, mymodel:build",
         )
     return from_count(count, name=text)
-
-
-def _builds() -> bool:
-    """Returns whether a child process can build the model of a config.json. Imports neither package."""
-    return all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
 
 
 def described_model(
@@ -337,8 +325,8 @@ def describe(
         raise PlanError(
             f"cannot build {entry}: {reason}",
             hint="A Python entry must be importable from here, and return a torch.nn.Module; torch is "
-            "needed, in this Python or in the first one of the path. A config.json must be of a "
-            "model that the installed transformers has.",
+            "needed, in this Python or in the first one of the path. A config.json needs transformers "
+            "there, which must have the model. Or give a number of parameters: 7B.",
         )
     found: dict[str, Any] = json.loads(marked[-1].removeprefix(DESCRIBED))
     return found

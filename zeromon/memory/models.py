@@ -1,11 +1,11 @@
-"""Builds model descriptions: from a count, from units, from a Hugging Face configuration. Pure."""
+"""Builds model descriptions: from a count, or from units with their configuration. Pure."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zeromon.errors import PlanError
-from zeromon.memory.spec import ROOT, ModelSpec, Shape, Transformer, Unit
+from zeromon.memory.spec import ROOT, ModelSpec, Transformer, Unit
 
 _MOST = 1 << 40
 
@@ -53,123 +53,6 @@ def from_units(
 
 
 # ---- Hugging Face configurations ------------------------------------------------------------------
-
-_NEEDED = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-)
-_NEEDED_OF: Mapping[str, tuple[str, ...]] = {
-    "llama": _NEEDED,
-    "mistral": (*_NEEDED, "num_key_value_heads"),
-    "mixtral": (*_NEEDED, "num_key_value_heads", "num_local_experts"),
-    "qwen2": (*_NEEDED, "num_key_value_heads"),
-    "qwen3": (*_NEEDED, "num_key_value_heads", "head_dim"),
-    "phi3": _NEEDED,
-    "gpt2": ("n_embd", "n_layer", "n_head", "vocab_size", "n_positions"),
-}  # fmt: skip
-"""Model type -> the sizes that its configuration must have.
-
-These families are counted without transformers; ``tests/memory/test_models.py`` holds each of them equal
-to transformers' own model. Another size has a default of the family's own, which is not copied here.
-"""
-
-_CLASSES = {
-    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "phi3": "Phi3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-}  # fmt: skip
-
-
-def from_config(config: Mapping[str, Any], name: str = "") -> ModelSpec:
-    """Returns a model from a Hugging Face ``config.json``, without transformers.
-
-    Raises :class:`PlanError` for a family that is not proven equal to transformers' own model, and for
-    missing sizes.
-    """
-    kind = str(config.get("model_type", ""))
-    hint = (
-        "Install transformers and torch beside zeromon, which then counts the model itself, or give "
-        "a number of parameters (7B) or a Python entry as module:factory."
-    )
-    if kind not in _NEEDED_OF:
-        what = f"model type {kind!r}" if kind else "a configuration without a model_type"
-        raise PlanError(f"{what} cannot be counted without transformers", hint)
-    given = config.get("architectures")
-    head = given[0] if isinstance(given, list) and given else _CLASSES[kind]
-    if head != _CLASSES[kind]:
-        raise PlanError(f"{head} cannot be counted without transformers", hint)
-    missing = [key for key in _NEEDED_OF[kind] if not _find(config, key)]
-    if missing:
-        raise PlanError(f"the configuration has no {missing[0]}", hint)
-    shapes = _gpt2 if kind == "gpt2" else _llama
-    layer, root = shapes(config, kind)
-    layers = _find(config, "num_hidden_layers", "n_layer")
-    units = (Unit("layer", layer, layers), Unit(ROOT, root))
-    return ModelSpec(
-        name=name or str(config.get("_name_or_path") or kind),
-        units=units,
-        architecture=architecture(config, units),
-    )
-
-
-def _gpt2(config: Mapping[str, Any], _: str) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
-    """Returns the shapes of a layer and of the root of GPT-2."""
-    h, vocab = _find(config, "n_embd"), _find(config, "vocab_size")
-    f = _find(config, "n_inner") or 4 * h
-    norms = ((h,),) * 4
-    layer = ((h, 3 * h), (3 * h,), (h, h), (h,), (h, f), (f,), (f, h), (h,), *norms)
-    root: tuple[Shape, ...] = ((vocab, h), (_find(config, "n_positions"), h), (h,), (h,))
-    tied = config.get("tie_word_embeddings", True) is True
-    return layer, root if tied else (*root, (vocab, h))
-
-
-def _llama(config: Mapping[str, Any], kind: str) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
-    """Returns the shapes of a layer and of the root of LLaMA and its relatives."""
-    h, f = _find(config, "hidden_size"), _find(config, "intermediate_size")
-    heads = _find(config, "num_attention_heads")
-    each = _find(config, "head_dim") or h // heads
-    q, kv = heads * each, (_find(config, "num_key_value_heads") or heads) * each
-    root: tuple[Shape, ...] = ((_find(config, "vocab_size"), h), (h,))
-    if config.get("tie_word_embeddings", False) is not True:
-        root += ((_find(config, "vocab_size"), h),)
-    return (
-        *_attention(config, kind, (h, q, kv, each)),
-        *_mlp(config, kind, h, f),
-        (h,),
-        (h,),
-    ), root
-
-
-def _attention(
-    config: Mapping[str, Any], kind: str, widths: tuple[int, int, int, int]
-) -> Iterator[Shape]:
-    h, q, kv, each = widths
-    if kind == "phi3":
-        yield from ((q + 2 * kv, h), (h, q))
-        return
-    yield from ((q, h), (kv, h), (kv, h), (h, q))
-    all_biased = kind in ("llama", "qwen3") and config.get("attention_bias") is True
-    if all_biased or kind == "qwen2":
-        yield from ((q,), (kv,), (kv,))
-    if all_biased:
-        yield (h,)
-    if kind == "qwen3":
-        yield from ((each,), (each,))
-
-
-def _mlp(config: Mapping[str, Any], kind: str, h: int, f: int) -> Iterator[Shape]:
-    if kind == "mixtral":
-        experts = _find(config, "num_local_experts")
-        yield from ((experts, h), (experts, 2 * f, h), (experts, h, f))
-    elif kind == "phi3":
-        yield from ((2 * f, h), (h, f))
-    else:
-        yield from ((f, h), (f, h), (h, f))
-        if kind == "llama" and config.get("mlp_bias") is True:
-            yield from ((f,), (f,), (h,))
 
 
 def architecture(config: Mapping[str, Any], units: Iterable[Unit]) -> Transformer | None:

@@ -1,0 +1,53 @@
+"""Plain GPT-2 and LLaMA models by their sizes, as `zeromon plan` describes those of a config.json.
+
+Building them with transformers takes seconds; test_plan.py holds one of each against that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeromon.memory.models import from_units
+from zeromon.memory.spec import ModelSpec
+
+
+def described(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the child process of `zeromon plan` prints of *config*."""
+    is_gpt2 = config["model_type"] == "gpt2"
+    layer, root, count = _gpt2(config) if is_gpt2 else _llama(config)
+    if not config.get("tie_word_embeddings", is_gpt2):  # transformers' defaults
+        root = [*root, root[0]]
+    units = [{"name": "layer", "shapes": layer, "count": count}, {"name": "(root)", "shapes": root}]
+    return {"units": units, "buffer_bytes": 0, "config": dict(config)}
+
+
+def from_config(config: Mapping[str, Any], name: str = "model") -> ModelSpec:
+    """The model of *config*."""
+    found = described(config)
+    return from_units(name, found["units"], config=found["config"])
+
+
+def written(folder: Path, monkeypatch: pytest.MonkeyPatch, config: Mapping[str, Any]) -> str:
+    """The path of *config* as a config.json, which `zeromon plan` describes in this process."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    monkeypatch.setattr("zeromon.cli.plan.describe", lambda *_: described(config))
+    return str(path)
+
+
+def _gpt2(config: Mapping[str, Any]) -> tuple[Any, Any, int]:
+    h, vocab = config["n_embd"], config["vocab_size"]
+    norms = [[h]] * 4
+    layer = [[h, 3 * h], [3 * h], [h, h], [h], [h, 4 * h], [4 * h], [4 * h, h], [h], *norms]
+    return layer, [[vocab, h], [config["n_positions"], h], [h], [h]], config["n_layer"]
+
+
+def _llama(config: Mapping[str, Any]) -> tuple[Any, Any, int]:
+    h, f = config["hidden_size"], config["intermediate_size"]
+    layer = [[h, h]] * 4 + [[f, h], [f, h], [h, f], [h], [h]]
+    return layer, [[config["vocab_size"], h], [h]], config["num_hidden_layers"]
