@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from zeromon.collector.rank import killed_for_memory
+from zeromon.fold.observed import Observed
 from zeromon.fold.state import RankState
-from zeromon.fold.summarize import vitals
+from zeromon.fold.summarize import summarize
 from zeromon.probes.cgroups import folders
 from zeromon.probes.host_memory import HostReader, capacity, read_level
 from zeromon.ring.events import HostSample
@@ -165,5 +166,6 @@ def test_only_kills_about_the_end_are_evidence(
     for number, how in enumerate(ended):
         state = RankState(rank=number, host=HostSample(1, GIB * (2 - number), -1, -1))
         host = HostMemory(oom_kills=5, kills_at_end=kills)
-        ranks.append(vitals(state, alive=False, ended=how, failed=True, host=host))
+        seen = Observed(alive=False, ended=how, failed=True, host=host)
+        ranks.append(summarize(state, seen))
     assert sorted(killed_for_memory(ranks)) == blamed

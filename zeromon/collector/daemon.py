@@ -29,7 +29,7 @@ import msgspec
 from zeromon.collector.cluster import Leader, NodeInfo
 from zeromon.collector.cluster_client import answer, node_report, read_node_infos
 from zeromon.collector.notify import Notifier
-from zeromon.collector.run import RunFollower, is_run_folder
+from zeromon.collector.run import RunFollower
 from zeromon.collector.trace_capture import Captures
 from zeromon.errors import (
     CaptureRefused,
@@ -208,7 +208,7 @@ class Collector:
             return
         for name in names:
             folder = self.root / name
-            if name in self._runs or name in self._stuck or not is_run_folder(folder):
+            if name in self._runs or name in self._stuck or not _is_run_folder(folder):
                 continue
             try:
                 run = RunFollower(folder)
@@ -284,6 +284,13 @@ class Collector:
             return False
         watched = self._last_read > 0 and self._clock() - self._last_read < _LINGER_SECONDS
         return self._read_since_end or not watched or quiet > _LINGER_SECONDS
+
+
+def _is_run_folder(folder: Path) -> bool:
+    """Whether *folder* holds a run, by its name and its files."""
+    if not paths.is_run_id(folder.name):
+        return False
+    return (folder / "run.json").exists() or bool(paths.rings(folder))
 
 
 # ---- the process ---------------------------------------------------------------------------------

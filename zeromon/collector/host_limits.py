@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from zeromon.fold.observed import Vitals
 from zeromon.memory.forecast import host_risk, rank_risks
 from zeromon.probes.devices import Devices
 from zeromon.probes.network import network_peak
-from zeromon.snapshot import Links, Risk
+from zeromon.snapshot import Links, RankSnapshot, Risk
 
 _FORECAST_NS_A_RANK = 50_000_000
 
@@ -20,7 +19,7 @@ class Risks:
         self._host: tuple[Risk, ...] = ()
         self._host_ns = -(1 << 62)
 
-    def update(self, ranks: Sequence[Vitals], now_ns: int) -> dict[int, tuple[Risk, ...]]:
+    def update(self, ranks: Sequence[RankSnapshot], now_ns: int) -> dict[int, tuple[Risk, ...]]:
         """Returns rank -> its risks; of a dead rank, and of the host since a death, the last ones.
 
         The host's risk is a risk of every rank.

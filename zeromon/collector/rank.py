@@ -8,9 +8,7 @@ from pathlib import Path
 
 from zeromon.fold.checkpoint import Checkpoint, restore
 from zeromon.fold.fold import fold_records
-from zeromon.fold.observed import Vitals
 from zeromon.fold.state import RankState, know_group
-from zeromon.fold.summarize import vitals
 from zeromon.levels import WINDOW_STEPS
 from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.disk import DiskReader
@@ -21,7 +19,16 @@ from zeromon.probes.workers import WorkersReader
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.events import ExitKind, Raw
 from zeromon.ring.model_metadata import BACKGROUND
-from zeromon.snapshot import DETACHED, Disk, ExtensionLock, Halt, HostMemory, Pressure, WorkerMemory
+from zeromon.snapshot import (
+    DETACHED,
+    Disk,
+    ExtensionLock,
+    Halt,
+    HostMemory,
+    Pressure,
+    RankSnapshot,
+    WorkerMemory,
+)
 from zeromon.storage.step_history import Row, row_of
 from zeromon.units import printable_values
 
@@ -171,12 +178,6 @@ class RankFollower:
                 self._halt = Halt.UNRESPONSIVE
         return self._halt
 
-    def vitals(self, reader: HostReader) -> Vitals:
-        """Returns the figures of the rank that the run-wide checks need before the snapshot."""
-        ended, failed = self.ending()
-        host = self.host(reader)
-        return vitals(self.state, alive=self.alive, ended=ended, failed=failed, host=host)
-
     def host(self, reader: HostReader) -> HostMemory | None:
         """Returns the host's memory now; for a dead rank the last reading before it was settled."""
         if self._host_is_final:
@@ -222,7 +223,7 @@ class RankFollower:
         return ""
 
 
-def killed_for_memory(ranks: Collection[Vitals]) -> frozenset[int]:
+def killed_for_memory(ranks: Collection[RankSnapshot]) -> frozenset[int]:
     """Returns the ranks that the OOM killer ended, among those that ended without an explanation.
 
     The kernel only counts its kills, and kills the largest process first: of several candidates the

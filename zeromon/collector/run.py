@@ -28,13 +28,8 @@ from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.pipelines import with_bubbles
 from zeromon.diagnosis.stragglers import stragglers
 from zeromon.errors import RingError
-from zeromon.fold.checkpoint import (
-    Checkpoint,
-    checkpoint_of,
-    decode as decode_totals,
-    encode as encode_totals,
-)
-from zeromon.fold.observed import Vitals
+from zeromon.fold import checkpoint
+from zeromon.fold.checkpoint import Checkpoint
 from zeromon.fold.state import group_id
 from zeromon.fold.summarize import summarize
 from zeromon.levels import NODE_SILENT_SECONDS
@@ -180,8 +175,8 @@ class RunFollower:
             try:
                 follower.poll()
                 self._match_arrivals([follower])
-                vitals = [follower.vitals(self._host)]
-                hangs_of(self._summarize([follower], vitals, devices, now), now)
+                made = self._summarize([follower], now)
+                hangs_of(self._complete([follower], made, devices, now), now)
             except Exception as error:  # noqa: PERF203
                 broken[name] = printable(f"{name} is left out: {type(error).__name__}: {error}")
         for name in broken:
@@ -263,9 +258,9 @@ class RunFollower:
         self._match_arrivals(followers)
         self.cluster.exchange(self._skew)
         self._host.new_round()
-        vitals = [follower.vitals(self._host) for follower in followers]
-        capture = self.captures.follow(vitals, now) if self.captures is not None else None
-        ranks = self._nccl.inspected(self._summarize(followers, vitals, devices, now))
+        made = self._summarize(followers, now)
+        capture = self.captures.follow(made, now) if self.captures is not None else None
+        ranks = self._nccl.inspected(self._complete(followers, made, devices, now))
         nodes = self.cluster.nodes()
         self._find_stragglers(ranks, nodes)
         self.cluster.report(ranks)
@@ -332,41 +327,50 @@ class RunFollower:
             self._skew.all_arrived(state.rank, groups, state.arrivals)
             state.arrivals.clear()
 
-    def _summarize(
-        self,
-        followers: Sequence[RankFollower],
-        vitals: Sequence[Vitals],
-        devices: Devices,
-        now: int,
-    ) -> tuple[RankSnapshot, ...]:
-        """Returns the snapshots of the ranks, with the observations beside each rank's events."""
-        risks = self._risks.update(vitals, now)
-        killed = killed_for_memory(vitals)
-        checks = self.captures.checks if self.captures is not None else {}
-        on_device = Counter(str(f.state.meta.get("device_uuid", "")) for f in followers if f.alive)
-        ranks = []
-        for follower, basis in zip(followers, vitals, strict=True):
-            rank, uuid = basis.rank, str(follower.state.meta.get("device_uuid", ""))
+    def _summarize(self, followers: Sequence[RankFollower], now: int) -> list[RankSnapshot]:
+        """Returns the snapshots of the ranks by their own events and processes."""
+        made = []
+        for follower in followers:
             since_ns, until_ns = self._since.get(follower.path, 0), self._ended_ns or now
             observed = replace(
                 attempts.lifetime(follower, since_ns, until_ns),
                 halted=follower.halted(now),
-                ended=KILLED_FOR_MEMORY if rank in killed else basis.ended,
-                host=basis.host,
-                device=_shared(devices.read(uuid, now, follower.state.pid), on_device[uuid]),
+                host=follower.host(self._host),
+                lock=follower.lock(now),
+            )
+            made.append(summarize(follower.state, observed))
+        return made
+
+    def _complete(
+        self,
+        followers: Sequence[RankFollower],
+        made: Sequence[RankSnapshot],
+        devices: Devices,
+        now: int,
+    ) -> tuple[RankSnapshot, ...]:
+        """Returns the snapshots *made* with what probes and the other ranks say of each rank."""
+        risks = self._risks.update(made, now)
+        killed = killed_for_memory(made)
+        checks = self.captures.checks if self.captures is not None else {}
+        on_device = Counter(str(f.state.meta.get("device_uuid", "")) for f in followers if f.alive)
+        ranks = []
+        for follower, rank in zip(followers, made, strict=True):
+            number, uuid = rank.rank, str(follower.state.meta.get("device_uuid", ""))
+            whole = replace(
+                rank,
+                ended=KILLED_FOR_MEMORY if number in killed else rank.ended,
+                device_stats=_shared(devices.read(uuid, now, rank.pid), on_device[uuid]),
                 disk=follower.disk(),
                 pressure=follower.pressure(),
                 workers=follower.workers(),
-                lock=follower.lock(now),
-                links=self._links.of(rank, uuid, devices),
-                wait_seconds=self._skew.wait_seconds(rank),
-                late_seconds=self._skew.late_seconds(rank),
-                risks=risks[rank],
-                check=checks.get(rank),
+                links=self._links.of(number, uuid, devices),
+                wait_seconds=self._skew.wait_seconds(number),
+                late_seconds=self._skew.late_seconds(number),
+                risks=() if rank.detached else risks[number],
+                check=checks.get(number),
+                ledger_totals=dict(self._before[number] + Counter(rank.ledger_totals)),
             )
-            made = summarize(follower.state, observed)
-            totals = self._before[rank] + Counter(made.ledger_totals)
-            ranks.append(replace(made, ledger_totals=dict(totals)))
+            ranks.append(whole)
         return with_bubbles(tuple(ranks))
 
     def _used(
@@ -385,7 +389,11 @@ class RunFollower:
         if all(rank.alive for rank in ranks):
             error = self.cluster.clock_error_seconds()
             self._stragglers = stragglers(
-                self._skew, ranks, _node_of(nodes), error, self._stragglers
+                self._skew,
+                ranks,
+                lambda rank: next((node.node for node in nodes if node.has(rank)), ""),
+                error,
+                self._stragglers,
             )
 
     def _job(self, followers: Sequence[RankFollower]) -> str:
@@ -419,10 +427,12 @@ class RunFollower:
     def keep_totals(self) -> None:
         """Saves the totals, from which a restarted collector continues."""
         checkpoints = {
-            f.path.name: checkpoint_of(f.state, f.reader.position, f.reader.header.mono_ns)
+            f.path.name: checkpoint.checkpoint_of(
+                f.state, f.reader.position, f.reader.header.mono_ns
+            )
             for f in self.newest()
         }
-        replace_file(self.folder / TOTALS, encode_totals(checkpoints))
+        replace_file(self.folder / TOTALS, checkpoint.encode(checkpoints))
 
     def keep(self, store: Store) -> None:
         """Moves the rings of an ended run from memory to the store."""
@@ -447,13 +457,6 @@ def _shared(device: Device | None, ranks: int) -> Device | None:
     return replace(device, processes=ranks)
 
 
-def is_run_folder(folder: Path) -> bool:
-    """Whether *folder* holds a run, by its name and its files."""
-    if not paths.is_run_id(folder.name):
-        return False
-    return (folder / "run.json").exists() or bool(paths.rings(folder))
-
-
 def read_folder(folder: Path) -> RunSnapshot:
     """Returns the snapshot of a run, read from its rings without a collector."""
     run = RunFollower(folder)
@@ -463,14 +466,9 @@ def read_folder(folder: Path) -> RunSnapshot:
     return run.snapshot(Devices())
 
 
-def _node_of(nodes: Sequence[NodeView]) -> Callable[[int], str]:
-    """Returns the function rank -> name of its node; "" where unknown."""
-    return lambda rank: next((node.node for node in nodes if node.has(rank)), "")
-
-
 def _read_totals(path: Path) -> dict[str, Checkpoint]:
     try:
-        return decode_totals(path.read_bytes())
+        return checkpoint.decode(path.read_bytes())
     except OSError:
         return {}
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.errors import CaptureRefused
-from zeromon.fold.observed import Vitals
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import Capture, CaptureState, RankCapture, RankSnapshot, TraceCheck
@@ -89,7 +88,7 @@ class Captures:
         except OSError as error:
             raise CaptureRefused(f"cannot write {self._request_file}: {error.strerror}") from error
 
-    def follow(self, ranks: Sequence[Vitals], now_ns: int) -> Capture | None:
+    def follow(self, ranks: Sequence[RankSnapshot], now_ns: int) -> Capture | None:
         """Advances the last capture and returns it; None before the first."""
         with self._lock:
             made = self.last
@@ -99,7 +98,7 @@ class Captures:
                 self.last = self._analysed(made, ranks)
             return self.last
 
-    def _recorded(self, made: Capture, ranks: Sequence[Vitals], now_ns: int) -> Capture:
+    def _recorded(self, made: Capture, ranks: Sequence[RankSnapshot], now_ns: int) -> Capture:
         """Returns *made* updated by the ranks' answers; starts the analysis after the last answer."""
         answers = {
             rank.rank: rank.capture
@@ -142,7 +141,7 @@ class Captures:
         finally:
             os.close(result)
 
-    def _analysed(self, made: Capture, ranks: Sequence[Vitals]) -> Capture:
+    def _analysed(self, made: Capture, ranks: Sequence[RankSnapshot]) -> Capture:
         if self._analysis is not None and self._analysis.poll() is None:
             if time.monotonic() < self._analysis_until:
                 return made
@@ -169,13 +168,15 @@ class Captures:
         return self.last is not None and self.last.is_open
 
 
-def _start_timeout(ranks: Sequence[Vitals]) -> float:
+def _start_timeout(ranks: Sequence[RankSnapshot]) -> float:
     """Returns how long the ranks may take to reach the first step, seconds."""
     longest = max((rank.step_seconds or 0.0 for rank in ranks), default=0.0)
     return max(_START_TIMEOUT_SECONDS, 20 * longest)
 
 
-def _unanswered(made: Capture, ranks: Sequence[Vitals], answers: Mapping[int, RankCapture]) -> bool:
+def _unanswered(
+    made: Capture, ranks: Sequence[RankSnapshot], answers: Mapping[int, RankCapture]
+) -> bool:
     """Whether a live rank has not finished the capture."""
     alive = {rank.rank for rank in ranks if rank.alive}
     finished = {rank for rank, answer in answers.items() if answer.state.is_over}
@@ -218,7 +219,7 @@ def first_step(ranks: Sequence[RankSnapshot]) -> int:
     return newest + 2 + math.ceil(POLL_SECONDS / max(fastest, 1e-4))
 
 
-def compare(analysis: Sequence[RankTrace], ranks: Sequence[Vitals]) -> dict[int, TraceCheck]:
+def compare(analysis: Sequence[RankTrace], ranks: Sequence[RankSnapshot]) -> dict[int, TraceCheck]:
     """Returns rank -> comparison of its live figures with its trace, over the steps of both."""
     checks = {}
     by_rank = {rank.rank: rank for rank in ranks}

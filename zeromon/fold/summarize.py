@@ -9,7 +9,7 @@ from zeromon.fold.communication import rows as stats_rows, size_rows
 from zeromon.fold.dimensions import dimensions, label_of, names, strategy
 from zeromon.fold.group_progress import in_flight_rows, progress_row
 from zeromon.fold.ledger import activity_rows, has_exited, ledger_rows, ledger_totals, startup_parts
-from zeromon.fold.observed import NOTHING_OBSERVED, Observed, Vitals
+from zeromon.fold.observed import NOTHING_OBSERVED, Observed
 from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
 from zeromon.fold.pipeline import pipeline_row
@@ -38,7 +38,6 @@ from zeromon.snapshot import (
     EngineRow,
     GatherRow,
     Halt,
-    HostMemory,
     OutOfMemory,
     RankCapture,
     RankSnapshot,
@@ -56,39 +55,15 @@ _WINDOW = 20
 _LONGEST_FRAME = 240
 
 
-def vitals(
-    state: RankState, *, alive: bool, ended: str, failed: bool, host: HostMemory | None
-) -> Vitals:
-    """Returns the figures of *state* that the run-wide checks need before the snapshot is made."""
-    return Vitals(
-        rank=state.rank,
-        alive=alive,
-        ended=ended,
-        failed=failed,
-        step_seconds=_median_step_seconds(state),
-        recent=tuple(state.history),
-        memory=_device_memory(state),
-        rss_bytes=state.host.rss_bytes if state.host else -1,
-        host_available_bytes=state.available_bytes,
-        host=host,
-        capture=_capture(state),
-    )
-
-
 def _last_steps(state: RankState) -> list[StepSummary]:
     """The last steps; the process's first one, which warms up, only alone."""
     return settled(list(islice(reversed(state.history), _WINDOW))[::-1])
 
 
-def _median_step_seconds(state: RankState) -> float | None:
-    """Returns the median of the last steps."""
-    usual = _last_steps(state)
-    return statistics.median(step.seconds for step in usual) if usual else None
-
-
 def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSnapshot:
     """Returns the frozen snapshot of *state* and of what was observed of its process."""
-    last = [s for s in _last_steps(state) if not s.idle]
+    usual = _last_steps(state)
+    last = [s for s in usual if not s.idle]
     timed = [s for s in last if s.timed]
     collectives = sum(s.collectives for s in last)
     communication = sum(s.communication_ns for s in timed)
@@ -120,7 +95,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         own_code=_own_code(state),
         step=state.step,
         steps=state.steps,
-        step_seconds=_median_step_seconds(state),
+        step_seconds=statistics.median(s.seconds for s in usual) if usual else None,
         joined=meta.get("attached") is True,
         step_mean_seconds=statistics.fmean(s.seconds for s in timed or last) if last else None,
         startup_seconds=state.startup_ns / 1e9 if state.startup_ns >= 0 else None,
@@ -210,15 +185,6 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         out_of_memory=_out_of_memory(state),
         unseen=tuple(str(name) for name in meta.get("unseen", ())),
         host=observed.host,
-        device_stats=observed.device,
-        disk=observed.disk,
-        pressure=observed.pressure,
-        workers=observed.workers,
-        links=observed.links,
-        wait_seconds=observed.wait_seconds,
-        late_seconds=observed.late_seconds,
-        risks=observed.risks if is_watched else (),
-        check=observed.check,
     )
 
 

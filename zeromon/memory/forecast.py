@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import Protocol
 
 from zeromon.levels import OOM
-from zeromon.snapshot import DeviceMemory, HostMemory, Pool, Risk, RiskCause, StepSummary
+from zeromon.snapshot import Pool, RankSnapshot, Risk, RiskCause, StepSummary
 
 HORIZON_STEPS = 1000
 """Growth that fills the capacity within these steps is an alarm (:data:`zeromon.levels.OOM`)."""
@@ -379,39 +378,7 @@ def _room_for_others(recent: Sequence[StepSummary], capacity_bytes: int) -> int:
     return max(1, capacity_bytes - max(s.allocated_bytes for s in recent[-20:]))
 
 
-class MemoryUse(Protocol):
-    """The memory of one rank over its last steps; :class:`~zeromon.snapshot.RankSnapshot` conforms."""
-
-    @property
-    def rank(self) -> int:
-        """Its number."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process of the rank runs."""
-
-    @property
-    def recent(self) -> tuple[StepSummary, ...]:
-        """The last steps of the rank, in order of steps."""
-
-    @property
-    def memory(self) -> DeviceMemory | None:
-        """The current figures of the caching allocator; None without a device."""
-
-    @property
-    def rss_bytes(self) -> int:
-        """Resident memory on the host, bytes; -1 where unknown."""
-
-    @property
-    def host_available_bytes(self) -> int:
-        """Available memory of the host by the kernel, bytes; -1 where unknown."""
-
-    @property
-    def host(self) -> HostMemory | None:
-        """The memory of the rank's cgroup or machine; None where unknown."""
-
-
-def rank_risks(rank: MemoryUse) -> tuple[Risk, ...]:
+def rank_risks(rank: RankSnapshot) -> tuple[Risk, ...]:
     """Returns the risk of a rank's device. The host's risk is the node's: see :func:`host_risk`."""
     if rank.memory is None:
         return ()
@@ -419,7 +386,7 @@ def rank_risks(rank: MemoryUse) -> tuple[Risk, ...]:
     return () if risk is None else (risk,)
 
 
-def host_risk(ranks: Sequence[MemoryUse]) -> Risk | None:
+def host_risk(ranks: Sequence[RankSnapshot]) -> Risk | None:
     """Returns the risk of the host's memory, which the ranks of a run share.
 
     The use is the sum over the ranks at each step that all ranks have, because ranks of one run step
@@ -449,7 +416,7 @@ _MAIN_SHARE = 0.5
 """A rank that grows by less than this share of the one that grows most is not called growing."""
 
 
-def device_capacity(rank: MemoryUse) -> int:
+def device_capacity(rank: RankSnapshot) -> int:
     """Returns the bytes that the allocator may reserve: reserved bytes plus headroom; -1: unknown."""
     memory = rank.memory
     if memory is None or memory.capacity_bytes < 0:
@@ -457,7 +424,7 @@ def device_capacity(rank: MemoryUse) -> int:
     return memory.reserved_bytes + max(0, memory.headroom_bytes)
 
 
-def host_capacity(living: Sequence[MemoryUse]) -> int:
+def host_capacity(living: Sequence[RankSnapshot]) -> int:
     """Returns the bytes that *living* ranks may hold together; -1 where unknown."""
     rooms = [
         rank.host.headroom_bytes
