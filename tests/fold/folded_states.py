@@ -59,7 +59,7 @@ def digests(recording: Path, damaged: int) -> Iterator[str]:
                     summarize(state), checkpoint_of(state, 1), skew.wait_seconds(state.rank),
                     skew.late_seconds(state.rank), state.window.communicated_ns(),
                 ]  # fmt: skip
-                text = msgspec.json.encode(known, enc_hook=repr)
+                text = msgspec.msgpack.encode(known, enc_hook=repr)
                 yield f"{recording.name} {damaged} {poll} {hashlib.sha256(text).hexdigest()}"
 
 

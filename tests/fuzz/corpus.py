@@ -6,7 +6,6 @@ import gzip
 import json
 import pickle
 import shutil
-import struct
 import tempfile
 import time
 from dataclasses import replace
@@ -82,9 +81,8 @@ def rings(scratch: Path) -> RankState:
 
 
 def _words(raw: Any) -> list[int]:
-    packed = struct.pack("<QqBBBBHHqqqqII", *raw)
-    _, *words = struct.unpack("<QqIIqqqqII", packed)
-    return words[:7]
+    _, t_ns, word, *fields = raw
+    return [t_ns, word & 0xFFFFFFFF, word >> 32, *fields[:4]]
 
 
 def stores(scratch: Path, run: RunSnapshot, state: RankState) -> None:

@@ -6,14 +6,15 @@ ones at the record at which they were saved. Thus no counter decreases while a p
 none is too low.
 """
 
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated
 
 import msgspec
 
-from zeromon.fold.communication import OpTotals
+from zeromon.fold.communication import Key, OpTotals
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
 from zeromon.fold.state import (
+    STEP_BUCKETS,
     ActivityTotals,
     BatchTotals,
     LedgerSums,
@@ -25,38 +26,69 @@ from zeromon.fold.state import (
 )
 from zeromon.ring.events import Activity, Op, Path, Phase, Role, Scalar
 
-_PLAIN = (
-    "step", "steps", "step_ns", "exposed_ns", "micro_steps", "skipped", "errors", "dropped",
-    "first_event_ns", "unsharded_peak", "startup_ns", "in_cpp",
-)  # fmt: skip
+_Buckets = Annotated[
+    list[int], msgspec.Meta(min_length=len(STEP_BUCKETS) + 1, max_length=len(STEP_BUCKETS) + 1)
+]
+_ByPhase = Annotated[list[int], msgspec.Meta(min_length=len(Phase), max_length=len(Phase))]
+
+
+@dataclass(slots=True)
+class RowTotals:
+    """The totals of a row of communication, by the names of its attributes."""
+
+    calls: int
+    nbytes: int
+    exposed_ns: int
+    best_busbw: float
+    sizes: list[int]
+    waits: dict[int, int]
+    matched_ns: int
 
 
 class Checkpoint(msgspec.Struct):
-    """The totals of a rank, up to its record with the number *records*."""
+    """The totals of a rank, up to its record with the number *records*; most as the state has them."""
 
     records: int
     born_ns: int
     """Creation time of the ring, because a later ring may have the same name."""
-    plain: dict[str, int]
-    step_buckets: list[int]
-    phases: list[int]
+    step: int
+    steps: int
+    step_ns: int
+    exposed_ns: int
+    micro_steps: int
+    skipped: int
+    errors: int
+    dropped: int
+    first_event_ns: int
+    unsharded_peak: int
+    startup_ns: int
+    in_cpp: int
+    step_bucket_counts: _Buckets
+    phase_ns: _ByPhase
+    setup_ns: _ByPhase
     untimed: dict[int, int]
     unattributed: dict[int, int]
-    gathers: list[tuple[bool, list[int]]]
-    ops: list[tuple[Op, int, OpTotals]]
-    units: dict[int, UnitTotals]
+    gathers: dict[bool, list[int]]
+    ops: dict[tuple[Op, int], OpTotals]
+    unit_totals: dict[int, UnitTotals]
     engines: dict[int, EngineTotals]
     transfers: dict[Path, PathTotals]
     sizes: dict[Op, list[int]]
-    traffic: list[tuple[Op, int, Phase, int, int, int, int, float, list[int], dict[int, int], int]]
-    """The key of a row; then calls, bytes, exposed nanoseconds, best bandwidth, calls by size, waits."""
+    traffic: dict[Key, RowTotals]
     ledger: LedgerSums
     silence: Silence | None
     scalars: dict[Scalar, ScalarTotals]
     batches: BatchTotals
-    setup_ns: list[int]
-    activities: list[tuple[Phase, Activity, bool, ActivityTotals]]
+    activities: dict[tuple[Phase, Activity, bool], ActivityTotals]
     first_roles: dict[Role, int]
+
+
+_OF_ROW = tuple(field.name for field in fields(RowTotals))
+_AS_THEY_ARE = tuple(
+    name
+    for name in Checkpoint.__struct_fields__
+    if name not in ("records", "born_ns", "ops", "traffic")
+)
 
 
 def checkpoint_of(state: RankState, records: int, born_ns: int = 0) -> Checkpoint:
@@ -64,86 +96,31 @@ def checkpoint_of(state: RankState, records: int, born_ns: int = 0) -> Checkpoin
     return Checkpoint(
         records=records,
         born_ns=born_ns,
-        plain={name: getattr(state, name) for name in _PLAIN},
-        step_buckets=state.step_bucket_counts,
-        phases=state.phase_ns,
-        untimed=state.untimed,
-        unattributed=state.unattributed,
-        gathers=list(state.gathers.items()),
-        ops=[(op, group, totals) for (op, group), totals in state.ops.items()],
-        units=state.unit_totals,
-        engines=state.engines,
-        transfers=state.transfers,
-        sizes=state.sizes,
-        traffic=[
-            (
-                *key,
-                row.calls,
-                row.nbytes,
-                row.exposed_ns,
-                row.best_busbw,
-                row.sizes,
-                row.waits,
-                row.matched_ns,
-            )
+        ops=state.ops,
+        traffic={
+            key: RowTotals(**{name: getattr(row, name) for name in _OF_ROW})
             for key, row in state.traffic.items()
-        ],
-        ledger=state.ledger,
-        silence=state.silence,
-        scalars=state.scalars,
-        batches=state.batches,
-        setup_ns=state.setup_ns,
-        activities=[(*key, totals) for key, totals in state.activities.items()],
-        first_roles=state.first_roles,
+        },
+        **{name: getattr(state, name) for name in _AS_THEY_ARE},
     )
 
 
 def restore(state: RankState, totals: Checkpoint) -> None:
     """Sets the totals of *state*, which has folded those records that the ring still holds."""
-    for name, value in totals.plain.items():
-        if name in _PLAIN:
-            setattr(state, name, value)
-    state.step_bucket_counts[:] = totals.step_buckets
-    state.phase_ns[:] = totals.phases
-    state.untimed.update(totals.untimed)
-    state.unattributed.update(totals.unattributed)
-    state.gathers.update(totals.gathers)
-    state.unit_totals.update(totals.units)
-    state.engines.update(totals.engines)
-    state.scalars.update(totals.scalars)
-    state.transfers.update(totals.transfers)
-    state.sizes.update(totals.sizes)
-    state.first_roles.update(totals.first_roles)
-    for op, group, known in totals.ops:
+    for name in _AS_THEY_ARE:
+        present, saved = getattr(state, name), getattr(totals, name)
+        if isinstance(present, dict):
+            present.update(saved)
+        else:
+            setattr(state, name, saved)
+    for of_op, known in totals.ops.items():
         # in place: rows of traffic refer to the object
-        _copy(known, state.ops[op, group])
-    state.ledger, state.setup_ns[:] = totals.ledger, totals.setup_ns
-    state.silence = totals.silence
-    state.batches = totals.batches
-    for of, activity, background, sums in totals.activities:
-        state.activities[of, activity, background] = sums
-    for (
-        op,
-        group,
-        phase,
-        unit,
-        calls,
-        nbytes,
-        exposed_ns,
-        best,
-        sizes,
-        waits,
-        matched,
-    ) in totals.traffic:
-        row = stats_row(state, op, group, phase, unit)
-        row.waits, row.matched_ns = waits, matched
-        row.calls, row.nbytes, row.exposed_ns = calls, nbytes, exposed_ns
-        row.best_busbw, row.sizes = best, sizes
-
-
-def _copy(source: OpTotals, target: OpTotals) -> None:
-    for field in fields(OpTotals):
-        setattr(target, field.name, getattr(source, field.name))
+        for field in fields(OpTotals):
+            setattr(state.ops[of_op], field.name, getattr(known, field.name))
+    for key, known_row in totals.traffic.items():
+        row = stats_row(state, *key)
+        for name in _OF_ROW:
+            setattr(row, name, getattr(known_row, name))
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -158,19 +135,8 @@ def encode(totals: dict[str, Checkpoint]) -> bytes:
 
 
 def decode(content: bytes) -> dict[str, Checkpoint]:
-    """Decodes what :func:`encode` wrote; leaves out totals that are broken or of another version."""
+    """Decodes what :func:`encode` wrote; {} for what is broken or of another version."""
     try:
-        totals_by_ring = _DECODER.decode(content)
+        return _DECODER.decode(content)
     except (ValueError, RecursionError):
         return {}
-    return {name: totals for name, totals in totals_by_ring.items() if _fits(totals)}
-
-
-def _fits(totals: Checkpoint) -> bool:
-    """Whether the lists and names of *totals* are those of this version."""
-    fresh: Any = RankState()
-    return (
-        len(totals.step_buckets) == len(fresh.step_bucket_counts)
-        and len(totals.phases) == len(totals.setup_ns) == len(fresh.phase_ns)
-        and set(totals.plain) == set(_PLAIN)
-    )
