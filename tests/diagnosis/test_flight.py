@@ -79,7 +79,8 @@ def test_a_rank_that_has_not_come_is_named(
     assert (found["kind"], found["op"], found["sequence"], found["group"]) == (
         "a member has not come", "all_reduce", 5, "world",
     )  # fmt: skip
-    assert [(r["rank"], r["state"], r["torch_state"], r["sequence"]) for r in found["ranks"]] == [
+    calls = [(r["rank"], r["state"], r["call"]) for r in found["ranks"]]
+    assert [(rank, state, c["state"], c["sequence"]) for rank, state, c in calls] == [
         (0, "waiting", "started", 5), (1, "waiting", "started", 5),
         (2, "has not called it", "completed", 4), (3, "waiting", "started", 5),
     ]  # fmt: skip
@@ -116,7 +117,7 @@ def test_a_rank_without_a_dump_is_told_apart_from_one_that_has_not_come(
     (found,) = read(folder, capsys, 1)["findings"]
     assert found["kind"] == "a member has no dump"
     assert found["ranks"][3]["state"] == "no dump"
-    assert found["ranks"][3]["sequence"] is None
+    assert found["ranks"][3]["call"] is None
 
 
 @pytest.mark.parametrize(

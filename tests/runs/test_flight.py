@@ -83,7 +83,7 @@ def test_the_verdict_is_that_of_torch(
         assert sorted(number for _, number in ours) == sorted(number for _, number in expected)
     else:
         assert ours == expected[:1]
-    own = [row["stack"] for row in found[0]["ranks"] if row["state"] != "has not called it"]
+    own = [row["call"]["stack"] for row in found[0]["ranks"] if row["state"] != "has not called it"]
     assert all("faults.py" in " ".join(stack) for stack in own)
     # the JSON of the same has no stacks, and the same verdict
     assert main(["trace", "flight", str(dumps / fault / "json"), "--json"]) == 1

@@ -30,15 +30,8 @@ class RankCall:
     rank: int
     state: str
     """One of :data:`WAITING`, :data:`DONE`, :data:`MISSING`, :data:`UNSEEN`."""
-    torch_state: str = ""
-    """As the recorder has it: scheduled, started, completed."""
-    sequence: int | None = None
-    """Of *op*: that of the finding, or of the last call before it; None where neither is known."""
-    op: str = ""
-    sizes: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    types: tuple[str, ...] = ()
-    created_ns: int = 0
-    stack: tuple[str, ...] = ()
+    call: Entry | None
+    """That of the finding, or the last one before it; None where neither is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +183,7 @@ def _finding(
         else:
             state = MISSING if rank in calls else UNSEEN
             entry = own.get(max((n for n in own if 0 <= n < sequence), default=sequence))
-        rows.append(_row(rank, state, entry))
+        rows.append(RankCall(rank=rank, state=state, call=entry))
     since_ns = min(entry.created_ns for entry in inside)
     return FlightFinding(
         kind=str(kind),
@@ -200,20 +193,4 @@ def _finding(
         since_ns=since_ns,
         seconds=None if all(e.ended for e in inside) else (now_ns - since_ns) / 1e9,
         ranks=tuple(rows),
-    )
-
-
-def _row(rank: int, state: str, entry: Entry | None) -> RankCall:
-    if entry is None:
-        return RankCall(rank=rank, state=state)
-    return RankCall(
-        rank=rank,
-        state=state,
-        torch_state=entry.state,
-        sequence=entry.sequence,
-        op=entry.op,
-        sizes=entry.sizes,
-        types=entry.types[0] or entry.types[1],
-        created_ns=entry.created_ns,
-        stack=entry.stack,
     )

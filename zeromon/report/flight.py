@@ -52,18 +52,21 @@ def _block(one: FlightFinding) -> str:
     return f"{head}\n{text}{''.join(below)}"
 
 
-def _cells(call: RankCall, one: FlightFinding) -> tuple[str, ...]:
-    state = f"{call.state} ({call.torch_state})" if call.sequence == one.sequence else call.state
-    if call.sequence is None:
+def _cells(row: RankCall, one: FlightFinding) -> tuple[str, ...]:
+    state, call = row.state, row.call
+    if call is None:
         return state, "-", NO_STACK
     text = f"{call.op} #{abs(call.sequence)}"
-    if call.sequence != one.sequence:
+    if call.sequence == one.sequence:
+        state = f"{state} ({call.state})"
+    else:
         text = f"last {text}"
     if one.kind in DIFFER:
         sizes = call.sizes[0] or call.sizes[1]
         shapes = " ".join(str(list(size)).replace(" ", "") for size in sizes[:_MOST_SIZES])
         more = " ..." if len(sizes) > _MOST_SIZES else ""
-        text = f"{text} {shapes}{more} {' '.join(sorted(set(call.types)))}".rstrip()
+        types = call.types[0] or call.types[1]
+        text = f"{text} {shapes}{more} {' '.join(sorted(set(types)))}".rstrip()
     return state, text, origin(call.stack, alone=True)
 
 
