@@ -10,7 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from support import Node
+
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 LONGEST = (
     "test_deepspeed", "test_nodes", "test_attached", "test_faults", "test_browser", "test_bootstrap",
