@@ -5,7 +5,7 @@ from typing import Any
 
 from zeromon.cli.output import dashboard, write
 from zeromon.memory import plan
-from zeromon.memory.cluster import copies, fewest_devices, throughputs, unique_bytes
+from zeromon.memory.cluster import copies, fewest_devices, unique_bytes
 from zeromon.memory.ladder import ladder
 from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime
@@ -47,7 +47,7 @@ def as_text(
         lines.append(f"= {plan.GIVEN}")
     if best is not None:
         lines.append(f"choose {best.plan.label}: {why}")
-        lines += [*_curve(setup, best), "", _roles(best)]
+        lines += ["", _roles(best)]
     else:
         lines.append(why)
     rungs = _ladder(setup, rows)
@@ -115,14 +115,6 @@ def _step(row: plan.Row) -> tuple[str, str]:
         return "n/a", ""
     interval = f"{human_seconds(row.time.least)} to {human_seconds(row.time.most)}"
     return human_seconds(row.time.seconds), interval
-
-
-def _curve(setup: plan.Setup, best: plan.Row) -> list[str]:
-    """How many sequences a second each micro-batch gives, on one line."""
-    found = throughputs(setup, best.plan)
-    what = "sequences" if setup.batch is not None and setup.batch.length > 1 else "samples"
-    text = ", ".join(f"{one.micro_batch}: {one.sequences_per_second:.3g}" for one in found)
-    return [f"{what} a second by micro-batch: {text}"] if len(found) > 1 else []
 
 
 def _speeds(setup: plan.Setup, rows: list[plan.Row]) -> list[str]:
@@ -207,7 +199,6 @@ def as_json(
             }
             for row in rows
         ],
-        "throughputs": [asdict(one) for one in throughputs(setup, best.plan)] if best else [],
         "recommended": best.plan.label if best is not None else None,
         "why": why,
         "ladder": [asdict(rung) for rung in _ladder(setup, rows)],

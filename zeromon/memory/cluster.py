@@ -1,11 +1,10 @@
-"""What a plan takes and gives on a whole cluster: copies, fewest devices, throughput. Pure."""
+"""What a plan takes on a whole cluster: copies of the model, the fewest devices. Pure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zeromon.memory.plan import Row, Setup, hosts_of, row
 from zeromon.memory.predict import state_bytes
 from zeromon.memory.spec import ShardPlan, Sizes
-from zeromon.memory.speeds import larger
 
 _MOST_DEVICES = 4096
 _PER_HOST = 8
@@ -38,49 +37,6 @@ def fewest_devices(setup: Setup, plan: ShardPlan) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if _fits(setup, plan, middle * _PER_HOST) else (middle, high)
     return high * _PER_HOST
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
-    """What a micro-batch of so many sequences gives."""
-
-    micro_batch: int
-    step_seconds: float
-    sequences_per_second: float
-    """Of all ranks."""
-    device_bytes: int
-
-
-def throughputs(setup: Setup, plan: ShardPlan) -> list[Throughput]:
-    """Returns micro-batches of 1, 2, 4, ... up to the largest that fits, with what they give.
-
-    Compute grows with the batch; communication and optimizer do not, so that they cost each sequence
-    less. Empty where the seconds or the activations are unknown.
-    """
-    most = row(setup, plan).largest_micro_batch
-    found: list[Throughput] = []
-    while setup.batch is not None and most is not None and (size := 1 << len(found)) <= most:
-        measured = setup.measured
-        if measured is not None:
-            speeds = larger(measured.speeds, size / setup.batch.sequences)
-            measured = replace(measured, speeds=speeds)
-        batch = replace(setup.batch, sequences=size)
-        one = row(replace(setup, batch=batch, measured=measured), plan)
-        if isinstance(one.time, str) or size > _MOST_SEQUENCES:
-            break
-        rate = plan.ranks * plan.accumulation * size / one.time.seconds
-        found.append(
-            Throughput(
-                micro_batch=size,
-                step_seconds=one.time.seconds,
-                sequences_per_second=rate,
-                device_bytes=one.device_bytes,
-            )
-        )
-    return found
-
-
-_MOST_SEQUENCES = 1024
 
 
 def _fits(setup: Setup, plan: ShardPlan, ranks: int) -> bool:
