@@ -2,25 +2,22 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-from dash import ClientsideFunction, Input, Output, State, dcc
+from dash import ClientsideFunction, Input, Output, State
 
 from zeromon.cli.whatif import of_run
-from zeromon.errors import TraceError, ZeromonError
+from zeromon.errors import ZeromonError
 from zeromon.focus import first_counted
 from zeromon.readout.charts import names
 from zeromon.sources.base import sampled
-from zeromon.traces.analysis import lanes
-from zeromon.traces.kineto import read
-from zeromon_dashboard import figures, runs_page
+from zeromon_dashboard import runs_page
 from zeromon_dashboard.feed import Feeds
 from zeromon_dashboard.hub import Hub
 from zeromon_dashboard.layout import skeleton
 from zeromon_dashboard.pages import memory as memory_page, timeline as timeline_page, whatif
 from zeromon_dashboard.url_state import PAGES, Route, parse_address
-from zeromon_dashboard.widgets import CONFIG, trouble
+from zeromon_dashboard.widgets import trouble
 
 _MOST_TRACE_BYTES = 256 << 20
 _MOMENTS = 48
@@ -79,9 +76,6 @@ def _asked_for(feeds: Feeds) -> Iterator[tuple[Any, ...]]:
     """What a page is without at first: the function that makes it, output, inputs, the address."""
     address = State("route", "data")
 
-    def timeline(clicks: int | None, address: str) -> Any:
-        return _timeline(feeds.hub, parse_address(address)) if clicks else None
-
     def predict(_: str, address: str) -> Any:
         route = parse_address(address)
         run = feeds.hub.followed(route.run).newest().run
@@ -103,7 +97,6 @@ def _asked_for(feeds: Feeds) -> Iterator[tuple[Any, ...]]:
         rank = route.ranks[0] if route.ranks else counted.rank
         return memory_page.over_the_record(sampled(followed.source, _MOMENTS), rank)
 
-    yield timeline, Output("timeline", "children"), Input("show-trace", "n_clicks"), address
     yield predict, Output("predicted", "children"), Input("changes", "id"), address
     yield roles_over, Output("roles-over", "children"), Input("roles-over", "id"), address
     yield (
@@ -141,22 +134,6 @@ def _runs(hub: Hub, route: Route) -> Any:
         except ZeromonError as error:
             comparison = trouble(str(error), error.hint)
     return runs_page.runs_page(hub.runs(), comparison)
-
-
-def _timeline(hub: Hub, route: Route) -> Any:
-    """The last trace of a run, as lanes."""
-    capture = hub.followed(route.run).newest().run.capture
-    if capture is None or not capture.files:
-        raise TraceError("no trace was taken of this run", "Capture one while the run is live.")
-    paths = [Path(capture.folder) / name for name in capture.files]
-    nbytes = sum(path.stat().st_size for path in paths)
-    if nbytes > _MOST_TRACE_BYTES:
-        raise TraceError(
-            f"the trace has {nbytes >> 20} MiB: too many to draw here",
-            f"zeromon trace analyze {capture.folder} --html trace.html",
-        )
-    rows = [(f"rank {n}", lanes(read(path))) for n, path in zip(capture.ranks, paths, strict=False)]
-    return dcc.Graph(figure=figures.timeline(rows), config=CONFIG)
 
 
 # ---- in the browser: the functions of assets/zeromon.js ---------------------------------------------

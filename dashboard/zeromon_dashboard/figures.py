@@ -1,4 +1,4 @@
-"""Figures for files: the memory plan, the timeline of a trace, memory by stack. Pure."""
+"""Predicted changes, and memory by stack, as figures. Pure."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,41 +10,8 @@ import plotly.graph_objects as go
 from zeromon.traces.allocation_roles import ROLES, UNKNOWN
 from zeromon.traces.allocations import Holding
 from zeromon.traces.stacks import NO_STACK, frame_text, told
-from zeromon.units import human_bytes, human_seconds
+from zeromon.units import human_bytes
 from zeromon_dashboard.charts import COLOURS, GIB, MIB, layout
-
-
-def _named(row: dict[str, Any]) -> str:
-    """The strategy, with the seconds of its step where they are known."""
-    if row.get("step_seconds") is None:
-        return str(row["label"])
-    least, most = map(human_seconds, row["step_seconds_interval"])
-    return f"{row['label']}<br>step {human_seconds(row['step_seconds'])} ({least} to {most})"
-
-
-def plan(content: dict[str, Any]) -> go.Figure:
-    """The output of ``zeromon plan --json``: a bar for each strategy, roles stacked, and the limit."""
-    rows = content["rows"]
-    roles = dict.fromkeys(role for row in rows for role in row["roles"]["device"])
-    figure = go.Figure(
-        [
-            go.Bar(
-                name=role.replace("_", " "),
-                x=[_named(row) for row in rows],
-                y=[row["roles"]["device"].get(role, 0) / GIB for row in rows],
-                hovertemplate="%{y:.2f} GiB<extra>%{fullData.name}</extra>",
-            )
-            for role in roles
-        ]
-    )
-    usable = content["usable_bytes"] / GIB
-    figure.add_hline(y=usable, line_dash="dash", annotation_text=f"usable: {usable:.1f} GiB")
-    title = f"{content['model']}: peak memory of one of {content['ranks']} devices"
-    figure.update_layout(
-        barmode="stack", template="plotly_white", colorway=COLOURS, title=title,
-        yaxis_title="GiB", legend_title="role",
-    )  # fmt: skip
-    return figure
 
 
 def whatif(content: dict[str, Any]) -> go.Figure:
@@ -74,41 +41,6 @@ def whatif(content: dict[str, Any]) -> go.Figure:
     figure.update_layout(
         template="plotly_white", colorway=COLOURS, title=title,
         xaxis_title=unit, yaxis_title="ms a sample",
-    )  # fmt: skip
-    return figure
-
-
-_LANE_COLOURS = {
-    "compute": "#0072B2", "communication": "#E69F00", "exposed": "#D55E00", "copy": "#009E73",
-}  # fmt: skip
-
-
-Lane = tuple[float, list[tuple[float, float]]]
-"""The covered share, and (start, end) in seconds; see :func:`zeromon.traces.analysis.lanes`."""
-
-
-def timeline(ranks: list[tuple[str, dict[str, Lane]]]) -> go.Figure:
-    """A lane for each rank and kind of activity, with its share of the time. Milliseconds."""
-    figure = go.Figure()
-    shown: set[str] = set()
-    for rank, lanes in ranks:
-        for kind, (share, spans) in lanes.items():
-            figure.add_bar(
-                base=[1e3 * start for start, _ in spans],
-                x=[1e3 * (end - start) for start, end in spans],
-                y=[f"{rank} {kind} {share:.1%}"] * len(spans),
-                orientation="h",
-                name=kind,
-                legendgroup=kind,
-                showlegend=kind not in shown,
-                marker={"color": _LANE_COLOURS[kind], "line_width": 0},
-                hovertemplate="%{base:.3f} ms, %{x:.3f} ms long<extra>" + kind + "</extra>",
-            )
-            shown.add(kind)
-    figure.update_layout(
-        template="plotly_white", barmode="overlay", bargap=0.15, xaxis_title="ms",
-        title="Activity of the devices", yaxis={"autorange": "reversed"},
-        height=max(360, 60 + 44 * 4 * len(ranks)),
     )  # fmt: skip
     return figure
 
@@ -149,8 +81,3 @@ def flame(title: str, held: Sequence[Holding]) -> dict[str, Any]:
         "data": [icicle],
         "layout": {**layout(title, 120 + 28 * deep), "margin": {"t": 48, "l": 8, "r": 8, "b": 8}},
     }
-
-
-def page(figure: go.Figure) -> str:
-    """*figure* as an HTML page that needs no network."""
-    return str(figure.to_html(include_plotlyjs=True))

@@ -265,7 +265,6 @@ def test_arguments_that_are_no_such_numbers(arguments: list[str]) -> None:
         (["7B", "--stage", "0", "--offload-optimizer", "host"], "from stage 1 on"),
         (["7B", "--devices", "6", "--shard-ranks", "4"], "cannot be split"),
         (["nowhere:build"], "cannot build nowhere:build"),
-        (["7B", "-o", "/nowhere/x.html"], "cannot write"),
         (["7B", "--memory", "infGB"], "not a size of memory"),
         (["7B", "--memory", "0"], "not a size of memory"),
         (["7B", "--framework", "ddp", "--stage", "3"], "DDP partitions nothing"),
@@ -371,16 +370,6 @@ def test_the_best_is_what_the_user_asked_for(
     assert instead in given["why"]
     _, sums = planned(capsys, *common, "--accumulation", "4")  # ZeRO-2 reduces in each micro-step
     assert sums["recommended"] == "ZeRO-1"
-
-
-def test_a_picture(tmp_path: Path) -> None:
-    """Bars by role, the line of what is usable, the seconds of a step; it needs no network."""
-    path = tmp_path / "plan.html"
-    assert main(["plan", "7B", "--devices", "4", "--micro-batch", "1", "-o", str(path)]) == 0
-    page = path.read_text()
-    assert "ZeRO-2\\u003cbr\\u003estep " in page or "ZeRO-2<br>step " in page
-    assert "optimizer state" in page and "usable:" in page
-    assert "cdn.plot.ly" not in page.split("</script>")[-1]
 
 
 # ---- models that are built ------------------------------------------------------------------------

@@ -203,14 +203,6 @@ def test_a_thousand_points_give_the_best_ones(capsys: pytest.CaptureFixture[str]
     assert "1024 points; the table has those marked *" in text
 
 
-def test_a_picture(tmp_path: Path) -> None:
-    """As of a plan: one file, with the points."""
-    pytest.importorskip("plotly")
-    path = tmp_path / "whatif.html"
-    assert main(["whatif", *MODEL, "--set", "stage=1", "-o", str(path)]) == 0
-    assert "stage=1" in path.read_text()
-
-
 def gathered(unit: str, numel: int) -> Any:
     return traffic_row("all_gather", unit=unit, phase="forward", nbytes=4.0 * numel, seconds=0.02)
 

@@ -60,7 +60,7 @@ from zeromon.storage.run_store import Store
 from zeromon.storage.step_query import StepQuery
 from zeromon.traces.allocations import devices_of, growers
 from zeromon.traces.allocator import read_snapshot
-from zeromon.traces.analysis import analyze, durations, lanes, waits
+from zeromon.traces.analysis import analyze, durations, waits
 from zeromon.traces.critical import critical_path
 from zeromon.traces.flight import read_dump
 from zeromon.traces.kineto import read, read_step
@@ -270,7 +270,6 @@ def trace(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     content = read(path)
     analyze(content, 0)
-    lanes(content)
     waits([durations(content)] * 2)
     text = as_traces([analyze(content, 0)], SECTIONS)
     assert text

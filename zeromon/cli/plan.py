@@ -6,7 +6,7 @@ config.json needs transformers. --config takes a DeepSpeed JSON or an accelerate
 
   zeromon plan 7B --devices 4 --memory a100-40
   zeromon plan config.json --devices 8 --memory h100 --micro-batch 4 --length 4096
-  zeromon plan config.json --config ds_z3.json --devices 8 --memory 80GiB -o plan.html
+  zeromon plan config.json --config ds_z3.json --devices 8 --memory 80GiB
   zeromon plan mymodel:build --devices 8 --trace --micro-batch 2 --length 2048
   zeromon plan --from RUN --devices 16 --micro-batch 8       a changed setup, calibrated on a run
 
@@ -29,8 +29,7 @@ import msgspec
 
 from zeromon.check.documents import UnreadableError, dialect_of, parse, read_text
 from zeromon.cli.options import flag, option, positive, several
-from zeromon.cli.output import refuse_format
-from zeromon.cli.plan_output import as_json, as_text, write_html
+from zeromon.cli.plan_output import as_json, as_text
 from zeromon.cli.plan_speeds import add_speed_arguments, calibrated, machine_of, share
 from zeromon.cli.plan_strategy import add_strategy_arguments, base_plan, changed
 from zeromon.cli.sizes import host_memory, memory_size
@@ -53,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_setup_arguments(parser)
     flag(parser, "--fewest", "also the fewest devices on which a strategy fits")
     flag(parser, "--json", "print JSON")
-    option(parser, "-o --output", "FILE", "write the table and a chart as HTML (needs plotly)")
 
 
 def add_setup_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,15 +105,12 @@ DESCRIBED = "zeromon: "
 
 def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
-    refuse_format(options.output, ".html")
     with working("computing"):
         run = snapshot(options.run) if options.run else None
         setup = setup_of_run(run, options) if run is not None else from_model(options)
         rows = plan.table(setup)
         best, why = plan.recommended(rows, micro_batch_given=setup.micro_batch_given)
         found = as_json(setup, rows, best, why, fewest=options.fewest)
-    if options.output:
-        write_html(found, options.output)
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:

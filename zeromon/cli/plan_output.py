@@ -1,9 +1,8 @@
-"""The output of ``zeromon plan``: table and reason as text, everything as JSON, a page as HTML."""
+"""The output of ``zeromon plan``: table and reason as text, everything as JSON."""
 
 from dataclasses import asdict
 from typing import Any
 
-from zeromon.cli.output import dashboard, write
 from zeromon.memory import plan
 from zeromon.memory.cluster import copies, fewest_devices, unique_bytes
 from zeromon.memory.ladder import ladder
@@ -214,9 +213,3 @@ def step_seconds(row: plan.Row) -> dict[str, Any]:
         "step_seconds_interval": [row.time.least, row.time.most],
         "step_parts": asdict(row.time.parts),
     }
-
-
-def write_html(found: dict[str, Any], path: str, figure: str = "plan") -> None:
-    """The HTML page with the data of ``--json``; *figure*: the function that draws it."""
-    figures = dashboard("figures")
-    write(figures.page(getattr(figures, figure)(found)), path)

@@ -8,7 +8,6 @@
   zeromon trace analyze t.json --gemm        products against a roofline
   zeromon trace analyze t.json --critical-path   what each moment waited for
   zeromon trace analyze rank*.json --json    for scripts
-  zeromon trace analyze rank*.json -o t.html a timeline to zoom into
   zeromon trace diff old.json.gz new.json.gz what appeared, grew, is less hidden
   zeromon trace memory snapshot.pickle       who held torch's memory at its peak
   zeromon trace flight /tmp/dumps/           what hangs: torch's Flight Recorder
@@ -31,7 +30,6 @@ import msgspec
 
 from zeromon.cli import say
 from zeromon.cli.options import flag, option, positive
-from zeromon.cli.output import dashboard, refuse_format, write
 from zeromon.cli.terminal import show, status
 from zeromon.cli.trace_files import add_actions
 from zeromon.errors import CaptureRefused, TraceError
@@ -40,7 +38,7 @@ from zeromon.readout.text import capture_text
 from zeromon.report.trace import SECTIONS, as_diff, as_text, captured
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.sources.live import LiveSource, find, only
-from zeromon.traces.analysis import Durations, Lane, RankTrace, analyze, durations, lanes, waits
+from zeromon.traces.analysis import Durations, RankTrace, analyze, durations, waits
 from zeromon.traces.critical import HostStep, critical_path
 from zeromon.traces.diff import Sample, diff, samples_of
 from zeromon.traces.events import TraceData
@@ -98,7 +96,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "what each moment of a step waited for (default: the step of median length)"
     option(sub, "--critical-path", "STEP", text, int, nargs="?", const=-1)
     flag(sub, "--json", "print JSON")
-    option(sub, "-o --output", "FILE", "write a timeline by rank as HTML (needs plotly)")
     sub.set_defaults(call=call)
     _add_diff(verbs)
     add_actions(verbs)
@@ -207,8 +204,7 @@ def _await(source: LiveSource, number: int) -> Capture:
 
 def call(options: argparse.Namespace) -> int:
     """Reads each file, then prints the analysis."""
-    refuse_format(options.output, ".html")
-    ranks, orders, drawn = [], [], []
+    ranks, orders = [], []
     step = None if options.critical_path == -1 else options.critical_path
     for number, (data, again) in enumerate(_read([Path(file) for file in options.files])):
         one = analyze(data, _rank_of(data, number))
@@ -216,15 +212,11 @@ def call(options: argparse.Namespace) -> int:
             one = replace(one, critical_path=critical_path(data, again(step)))
         ranks.append(one)
         orders.append(durations(data))
-        if options.output:
-            drawn.append((f"rank {ranks[-1].rank}", lanes(data)))
     if not ranks:
         names = " ".join(options.files)
         hint = "A Kineto trace is a file *.json or *.json.gz, as torch.profiler exports it."
         raise TraceError(f"{names} has no trace", hint)
     ranks = _told_apart(_with_waits(orders, ranks))
-    if options.output:
-        write_html(drawn, options.output)
     if options.json:
         sys.stdout.write(encode_result(ranks).decode() + "\n")
         return 0
@@ -264,12 +256,3 @@ def _with_waits(orders: list[Durations], ranks: list[RankTrace]) -> list[RankTra
     if found is None:
         return ranks
     return [replace(r, wait_seconds=ns / 1e9) for r, ns in zip(ranks, found, strict=True)]
-
-
-# ---- output ---------------------------------------------------------------------------------------
-
-
-def write_html(rows: list[tuple[str, dict[str, Lane]]], path: str) -> None:
-    """A lane a rank and kind."""
-    figures = dashboard("figures")
-    write(figures.page(figures.timeline(rows)), path)

@@ -31,10 +31,8 @@ from typing import Any
 import msgspec
 
 from zeromon.cli import say
-from zeromon.cli.options import flag, option, several
-from zeromon.cli.output import refuse_format
+from zeromon.cli.options import flag, several
 from zeromon.cli.plan import Models, add_setup_arguments, from_model, setup_of_run, snapshot
-from zeromon.cli.plan_output import write_html
 from zeromon.cli.terminal import show
 from zeromon.cli.whatif_output import as_json, as_text
 from zeromon.errors import PlanError
@@ -54,8 +52,10 @@ from zeromon.snapshot import RunSnapshot
 _ALIASES = {"gpu": "memory", "nodes": "hosts"}
 """Options of the plan with two names."""
 
-_NOT_SET = ("model", "run", "config", "trace", "reference", "rollout", "help")
-"""Options that describe what is there, and no change of it."""
+_NOT_SET = (
+    "model", "run", "config", "trace", "reference", "rollout", "help", "changes", "sweep", "json",
+)  # fmt: skip
+"""Options that describe what is there or what is asked, and no change of a setup."""
 
 _MOST_POINTS = 1_000_000
 
@@ -78,13 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         change, "--sweep", "NAME=VALUE,...", "a row for each value; several: for each combination"
     )
     flag(parser, "--json", "print JSON")
-    option(parser, "-o --output", "FILE", "write memory against time as HTML (needs plotly)")
     parser.set_defaults(setup_parser=parser)
 
 
 def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
-    refuse_format(options.output, ".html")
     run = snapshot(options.run) if options.run else None
     base, points, asked = predict(options, run, _MOST_POINTS)
     if run is not None and all(one.time is None for one in (base, *points)):
@@ -93,8 +91,6 @@ def call(options: argparse.Namespace) -> int:
             hint="The run needs steps with timed forward and backward, or give what is missing.",
         )
     found = as_json(base, points, of=asked)
-    if options.output:
-        write_html(found, options.output, "whatif")
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:
@@ -251,7 +247,7 @@ def _set(options: argparse.Namespace, name: str, text: str) -> None:
     dest = _ALIASES.get(name, name).replace("-", "_")
     actions: Iterable[argparse.Action] = options.setup_parser._actions
     action = next((a for a in actions if a.dest == dest and dest not in _NOT_SET), None)
-    if action is None or dest in ("changes", "sweep", "json", "html"):
+    if action is None:
         known = ", ".join(sorted(settable(options.setup_parser)))
         raise PlanError(f"{name!r} is no setting", hint=f"There are {known}.")
     setattr(options, dest, _value(action, name, text))
@@ -276,5 +272,4 @@ def _value(action: argparse.Action, name: str, text: str) -> Any:
 def settable(parser: argparse.ArgumentParser) -> list[str]:
     """The names that --set and --sweep take."""
     names = [a.dest.replace("_", "-") for a in parser._actions if a.option_strings]
-    others = (*_NOT_SET, "changes", "sweep", "json", "html")
-    return [name for name in names if name.replace("-", "_") not in others]
+    return [name for name in names if name.replace("-", "_") not in _NOT_SET]

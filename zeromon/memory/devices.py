@@ -68,12 +68,6 @@ class Reached:
     least: float
     most: float
 
-    def of(self, peak: float | None) -> tuple[float | None, float | None, float | None]:
-        """Returns what is reached of *peak*, in this order; None where the peak is unknown."""
-        if peak is None:
-            return None, None, None
-        return peak * self.likely, peak * self.least, peak * self.most
-
 
 COMPUTE = Reached(0.45, 0.3, 0.6)
 """Share of the peak FLOP/s."""

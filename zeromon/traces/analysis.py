@@ -308,39 +308,3 @@ def waits(orders: Sequence[Durations]) -> list[int] | None:
             for rank, duration in enumerate(spent):
                 totals[rank] += duration - shortest
     return totals
-
-
-Lane = tuple[float, list[tuple[float, float]]]
-"""(exact share of the span that a kind covers, its intervals (start, end) in seconds from the start)."""
-
-
-def lanes(data: TraceData, most: int = 20_000) -> dict[str, Lane]:
-    """Returns the intervals of each kind and the exposed ones, for a chart.
-
-    A lane with more than *most* intervals is simplified: gaps shorter than 1 / *most* of the span are
-    closed. The share of each lane is exact in both cases.
-    """
-    if not data.device:
-        return {}
-    begin, span = min(e.start_ns for e in data.device), _span(data.device)
-    by_kind = {
-        kind: union((e.start_ns, e.end_ns) for e in data.device if e.kind is kind) for kind in Kind
-    }
-    exposed = subtract(by_kind[Kind.COMMUNICATION], by_kind[Kind.COMPUTE])
-    sets = {**{kind.value: spans for kind, spans in by_kind.items()}, "exposed": exposed}
-    result: dict[str, Lane] = {}
-    for name, spans in sets.items():
-        drawn = spans if len(spans) <= most else _coarse(spans, span // most)
-        seconds = [((start - begin) / 1e9, (end - begin) / 1e9) for start, end in drawn]
-        result[name] = (length(spans) / span if span else 0.0, seconds)
-    return result
-
-
-def _coarse(spans: list[Interval], least_ns: int) -> list[Interval]:
-    merged: list[Interval] = []
-    for start, end in spans:
-        if merged and start - merged[-1][1] < least_ns:
-            merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((start, end))
-    return merged

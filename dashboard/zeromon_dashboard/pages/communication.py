@@ -3,7 +3,7 @@
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import dcc, html
+from dash import html
 
 from zeromon.readout.hang import hang_text
 from zeromon.readout.pipeline import pipeline_lines
@@ -98,11 +98,10 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
             ),
             html.Div(
                 [
-                    heading("Timeline"),
+                    heading("Trace"),
                     dmc.Group(
                         [
                             dmc.Button("Capture a trace of 2 steps", id="capture"),
-                            dmc.Button("Show the trace", id="show-trace"),
                             dmc.Text(id="capture-state", size="sm", **parts["capture-state"]),
                         ],
                         gap="sm",
@@ -111,7 +110,6 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
                 ]
             ),
         ),
-        dcc.Loading(html.Div(id="timeline")),
         optional_graph("own-time", parts),
         two_columns(optional_graph("busbw", parts), optional_graph("sizes", parts)),
     ]
@@ -171,4 +169,5 @@ def _capture(run: RunSnapshot) -> str:
     if capture is None:
         return "No trace was taken of this run."
     what = f"trace {capture.number}, step {capture.first} to {capture.first + capture.steps - 1}"
-    return f"{what}: {capture.state}{f' ({capture.note})' if capture.note else ''}"
+    place = f", in {capture.folder}" if capture.files else ""
+    return f"{what}: {capture.state}{place}{f' ({capture.note})' if capture.note else ''}"
