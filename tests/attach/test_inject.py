@@ -66,7 +66,6 @@ def test_symbols_are_where_the_loader_has_them() -> None:
         ("pthread_create", ctypes.CDLL(None)),
     ):
         assert found.symbols[name] == ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-    assert found.version in (0, sys.hexversion)
     assert found.room >= 1024
 
 
@@ -185,7 +184,7 @@ def test_a_gdb_that_kills_is_found_on_a_process_of_ours(
     with running(SLEEPS) as target:
         for _ in range(2):
             with pytest.raises(AttachRefused, match="gdb does not work on this machine") as refused:
-                inject(target.pid, "pass", lambda: True, method="gdb")
+                inject(target.pid, "pass", lambda: True, by_gdb=True)
         assert "zeromon run" in refused.value.hint
         assert str(target.pid) not in (tmp_path / "tried").read_text().split()
         assert target.poll() is None
@@ -200,7 +199,7 @@ def test_gdb_does_it_where_our_code_cannot(tmp_path: Path, code: str) -> None:
         pytest.skip(str(why))
     sign = tmp_path / "sign"
     with running(code) as target:
-        assert inject(target.pid, writes(sign), sign.exists, method="gdb").how == "gdb"
+        assert inject(target.pid, writes(sign), sign.exists, by_gdb=True).how == "gdb"
         wait_for(has_run(sign, 1), 20)
         assert target.poll() is None
 

@@ -166,7 +166,7 @@ def peers() -> dict[str, Injector]:
         inject(pid, NOTHING, lambda: True)
 
     def by_gdb(pid: int) -> None:
-        inject(pid, NOTHING, lambda: True, method="gdb")
+        inject(pid, NOTHING, lambda: True, by_gdb=True)
 
     found: dict[str, Injector] = {"zeromon": ours}
     if shutil.which("gdb"):

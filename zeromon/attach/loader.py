@@ -65,7 +65,7 @@ class Outcome:
     """Time from the first read of the process to its answer."""
 
 
-def attach(ranks: Sequence[Process], root: Path, *, method: str = "") -> tuple[Path, list[Outcome]]:
+def attach(ranks: Sequence[Process], root: Path) -> tuple[Path, list[Outcome]]:
     """Loads the agent into *ranks* of one job; returns the run's folder, and a result for each rank."""
     folder = run_folder(ranks, root)
     before = set(folder.parent.glob(folder.name))
@@ -82,7 +82,7 @@ def attach(ranks: Sequence[Process], root: Path, *, method: str = "") -> tuple[P
             "settings": settings,
             "any_process": sole or rank.world_size == 1,
         }
-        return _call(rank, root, {"leave": False, "attach": arguments}, method)
+        return _call(rank, root, {"leave": False, "attach": arguments})
 
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
         outcomes = list(pool.map(one, ranks))
@@ -93,10 +93,10 @@ def attach(ranks: Sequence[Process], root: Path, *, method: str = "") -> tuple[P
     return folder, outcomes
 
 
-def detach(ranks: Sequence[Process], root: Path, *, method: str = "") -> list[Outcome]:
+def detach(ranks: Sequence[Process], root: Path) -> list[Outcome]:
     """Removes the agent from *ranks*."""
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        return list(pool.map(lambda rank: _call(rank, root, {"leave": True}, method), ranks))
+        return list(pool.map(lambda rank: _call(rank, root, {"leave": True}), ranks))
 
 
 def run_folder(ranks: Sequence[Process], root: Path) -> Path:
@@ -145,10 +145,10 @@ def _describe(folder: Path, rank: Process) -> None:
 # ---- one process ----------------------------------------------------------------------------------
 
 
-def _call(rank: Process, root: Path, arguments: Mapping[str, Any], method: str) -> Outcome:
+def _call(rank: Process, root: Path, arguments: Mapping[str, Any]) -> Outcome:
     began = time.monotonic()
     try:
-        injected, facts = _run_in(rank.pid, root, arguments, method)
+        injected, facts = _run_in(rank.pid, root, arguments)
     except ZeromonError as error:
         return Outcome(rank.pid, rank.rank, refused=str(error), hint=error.hint)
     except OSError as error:
@@ -167,7 +167,7 @@ def _call(rank: Process, root: Path, arguments: Mapping[str, Any], method: str) 
 
 
 def _run_in(
-    pid: int, root: Path, arguments: Mapping[str, Any], method: str
+    pid: int, root: Path, arguments: Mapping[str, Any]
 ) -> tuple[inject.Injected, dict[str, Any]]:
     """Runs the payload in *pid* and returns its answer."""
     check(pid)
@@ -185,7 +185,7 @@ def _run_in(
         script.write_text(f"ARGUMENTS = {facts!r}\n{payload.read_text()}")
         line = f"exec({_LINE.format(script=str(script), taken=str(taken))!r},{{}})"
         try:
-            injected = inject.inject(pid, line, lambda: not script.exists(), method=method)
+            injected = inject.inject(pid, line, lambda: not script.exists())
             _wait(pid, watch, script, answer)
             return injected, ast.literal_eval(answer.read_text())
         finally:

@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "attach to all ranks of the job on this node; without TARGET to every rank of this user",
     )  # fmt: skip
     flag(parser, "--no-view", "attach, print the state of the ranks, and leave the agents there")
-    parser.add_argument("--method", choices=("thread", "remote", "gdb"), help=argparse.SUPPRESS)
 
 
 def attach_first(options: argparse.Namespace) -> int | None:
@@ -61,7 +60,7 @@ def attach_first(options: argparse.Namespace) -> int | None:
     refused = False
     runs = {watched[rank.pid] for rank in ranks if rank.pid in watched}
     for _, job in groupby(sorted(fresh, key=lambda rank: rank.job), key=lambda rank: rank.job):
-        run, some_refused = _attach(list(job), options.method or "")
+        run, some_refused = _attach(list(job))
         refused = refused or some_refused
         runs.update(run)
     if not runs:
@@ -111,11 +110,11 @@ def watched_pids() -> dict[int, str]:
     return watched
 
 
-def _attach(ranks: Sequence[Process], method: str) -> tuple[list[str], bool]:
+def _attach(ranks: Sequence[Process]) -> tuple[list[str], bool]:
     """The run of *ranks* after the attach ([] when all were refused); whether any was refused."""
     began = time.monotonic()
     root = paths.choose_root()
-    folder, outcomes = attach(ranks, root, method=method)
+    folder, outcomes = attach(ranks, root)
     refused = [outcome for outcome in outcomes if outcome.refused]
     attached = [outcome for outcome in outcomes if not outcome.refused]
     for outcome in refused[:_MOST_LINES]:

@@ -27,14 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", nargs="?", help="run id or pid")
     flag(parser, "--all", "every watched rank of this user")
     flag(parser, "--json", "print the result of each rank as JSON")
-    parser.add_argument("--method", choices=("thread", "remote", "gdb"), help=argparse.SUPPRESS)
 
 
 def call(options: argparse.Namespace) -> int:
     """Finds the ranks and removes the agent from each."""
     ranks = _ranks(options)
     _end_trials({rank.pid for rank in ranks})
-    outcomes = detach(ranks, paths.choose_root(), method=options.method or "")
+    outcomes = detach(ranks, paths.choose_root())
     if options.json:
         sys.stdout.write(msgspec.json.encode(outcomes).decode() + "\n")
     for outcome in outcomes:

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from zeromon.attach.inject import gdb, parked, remote
+from zeromon.attach.inject import gdb, parked
 from zeromon.attach.inject.elf import images, mappings
 from zeromon.attach.inject.refusal import START, check, replaced, why_not_traced
 from zeromon.attach.inject.target import Target, wait_for
@@ -42,8 +42,7 @@ SYMBOLS = (
 _NEEDED = ("PyGILState_Ensure", "PyGILState_Release", "PyRun_SimpleString", "pthread_create")
 _WITHOUT_GIL = "_Py_DecRefShared"
 """A symbol of free-threaded builds only, where threads share reference counts."""
-_OPTIONAL = ("Py_Version", "__lll_lock_wait_private", "__lll_lock_wait", _WITHOUT_GIL)
-_REMOTE_EXEC_FROM = 0x030E0000
+_OPTIONAL = ("__lll_lock_wait_private", "__lll_lock_wait", _WITHOUT_GIL)
 _STOP_PATIENCE_SECONDS = 10.0
 _PROOF_SECONDS = 5.0
 _SLEEPER = "import time; print(flush=True); time.sleep(60)"
@@ -54,26 +53,21 @@ class Injected(NamedTuple):
 
     how: str
     tid: int
-    """The stopped thread, 0 for none."""
+    """The stopped thread."""
     stopped_ns: int
     """How long it was stopped."""
 
 
-def inject(pid: int, line: str, began: Callable[[], bool], *, method: str = "") -> Injected:
+def inject(pid: int, line: str, began: Callable[[], bool], *, by_gdb: bool = False) -> Injected:
     """Runs *line* in process *pid*, once or twice; the line must not raise, and must claim its work.
 
-    *began* returns whether the line has begun. *method*: only ``thread``, ``remote`` or ``gdb``. Raises
-    :class:`AttachRefused`.
+    *began* returns whether the line has begun. *by_gdb*: as on a processor for which there is no code.
+    Raises :class:`AttachRefused`.
     """
     check(pid)
     target = look(pid)
     native = platform.machine() == "x86_64" and parked.processor_can()
-    if method == "remote" or (not method and target.version >= _REMOTE_EXEC_FROM):
-        if remote.execute(pid, line, began):
-            return Injected("sys.remote_exec", 0, 0)
-        if method:
-            raise AttachRefused(f"process {pid} did not run the script of sys.remote_exec")
-    if method == "gdb" or not native:
+    if by_gdb or not native:
         prove_gdb()
         return Injected("gdb", pid, gdb.execute(target, line, began))
     return _in_a_thread_of_ours(target, line)
@@ -181,6 +175,4 @@ def _look(pid: int, read: Callable[[int, int], bytes]) -> Target:
             f"process {pid} runs a Python without a GIL (a free-threaded build)",
             "The injected line would run in parallel to its other threads. Use a build with the GIL.",
         )
-    if "Py_Version" in found:
-        (found["Py_Version"],) = struct.unpack("<I", read(found["Py_Version"], 4))
     return Target(pid, found, *padding)

@@ -20,11 +20,6 @@ class Target(NamedTuple):
     room: int
     """Length of the padding in bytes."""
 
-    @property
-    def version(self) -> int:
-        """Version of its Python, as in ``sys.hexversion``; 0 before 3.11, which does not export it."""
-        return self.symbols.get("Py_Version", 0)
-
 
 def waits_for_interpreter(pid: int) -> bool:
     """Whether an injected thread is still in process *pid*, waiting for the interpreter's lock."""
