@@ -358,33 +358,6 @@ def test_one_that_dies_meanwhile_is_named(root: Path) -> None:
         assert "ended during the attach" in outcome.refused
 
 
-@pytest.mark.parametrize(
-    ("module", "content"),
-    [
-        ("zeromon_agents.bootstrap", ""),
-        ("zeromon_agents.runtime.attached", "def leave(): pass"),
-        ("zeromon_agents.runtime.bootstrap", "class BOOTSTRAP:\n def join(): pass"),
-    ],
-    ids=["flat-layout", "attached", "launched"],
-)
-def test_the_agent_of_an_older_zeromon_is_refused_with_a_way_out(
-    root: Path, module: str, content: str
-) -> None:
-    code = (
-        "import sys, threading, types\n"
-        "sys.modules['torch'] = types.ModuleType('torch')\n"
-        f"sys.modules[{module!r}] = older = types.ModuleType({module!r})\n"
-        f"exec({content!r}, vars(older))\nUP\n{SLEEPS}"
-    )
-    with running(code) as target:
-        _, outcomes = attach([process(target.pid)], root)
-        outcomes += detach([process(target.pid)], root)
-        for outcome in outcomes:
-            assert "an older zeromon has loaded its agent" in outcome.refused
-            assert "Use the version that loaded it" in outcome.hint
-        assert target.poll() is None
-
-
 def test_two_of_us_do_not_meet_at_one_process(root: Path) -> None:
     with running(SLEEPS) as target:
         desk = root / ".attach"
