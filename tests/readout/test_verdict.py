@@ -194,6 +194,13 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
         run(rank(0, alive=False, failed=True, ended="exit code 17"), restarting=2),
         Health.RESTARTING, "attempt 2",
     ),
+    "a first step that others wait for": (
+        replace(
+            run(*(rank(n, steps=0, recent=(), stack=("train.py:9 in main",)) for n in (0, 1))),
+            hangs=(replace(_HANG, pause="rank 1 has not ended its first step"),),
+        ),
+        Health.STARTING, "all_reduce in world waits: rank 1 has not ended its first step (at train.py:9",
+    ),
     "unknown": (run(ended=True, note="no rank ever reported"), Health.UNKNOWN, "no rank ever"),
     "wrong results": (
         _two(findings=(_found("ZM411", "same_batches", Severity.WARNING, "the same batches"),)),

@@ -54,7 +54,10 @@ def _cause(run: RunSnapshot, hang: Hang, place: Callable[[RankSnapshot], str]) -
         waits = (f"{_ranks(one.waiting)} in {one.op} of {_short_group(one)}" for one in circle)
         return f"{hang.kind}: {', '.join(waits)}"
     if hang.pause and place is _place:
-        return hang.pause
+        paused = next(
+            (rank for rank in run.ranks if rank.rank in hang.missing and rank.stack), None
+        )
+        return f"{hang.pause} ({place(paused)})" if paused is not None else hang.pause
     places = {other.rank: other.doing for other in run.away}
     places |= {rank.rank: place(rank) for rank in run.ranks if rank.rank in hang.missing}
     parts = [] if is_over and hang.missing + hang.dead else [_waiting(run, hang)]

@@ -216,7 +216,8 @@ def _severe(run: RunSnapshot, severity: Severity) -> list[Finding]:
 def _lost_time(run: RunSnapshot) -> Verdict | None:
     """What steps wait for: of an expected pause that, else the finding about the largest share."""
     if any(hang.pause for hang in run.hangs):
-        return Verdict(Health.SLOW, Severity.WARNING, hang_headline(run, run.hangs[0]))
+        health = Health.SLOW if any(rank.steps for rank in run.ranks) else Health.STARTING
+        return Verdict(health, Severity.WARNING, hang_headline(run, run.hangs[0]))
     found = [
         f for f in run.findings
         if f.severity == Severity.WARNING and _FAMILIES.get(f.code[:3]) is Health.SLOW
