@@ -187,8 +187,8 @@ MISMATCHES: dict[str, tuple[Program, Program, HangKind, str]] = {
     ),
     "uneven batches": (
         [BARRIER], TRAINS, HangKind.MISMATCHED_OPERATIONS,
-        "rank 0 called barrier (0 B), rank 1 called all_gather of 0 (4,096 B) in forward; rank 0 is "
-        "outside of a step",
+        "rank 0 called barrier (0 B), rank 1 called all_gather of 0 (4,096 B) in forward; rank 0 "
+        "ended step 20 and has begun no other",
     ),
 }  # fmt: skip
 

@@ -141,6 +141,11 @@ def test_ranks_that_wait_for_each_other_in_two_groups() -> None:
     assert hang_headline(whole, whole.hangs[0]) == (
         "deadlock of groups: rank 0 in all_reduce of world, rank 1 in all_reduce of other"
     )
+    over = replace(entry(group=OTHER, sequence=1), phase="other")  # it has left its loop
+    trains = replace(entry(), phase="backward")
+    whole = run(at(0, trains, world=7), at(1, over, other=1), taken_ns=NOW)
+    headline = hang_headline(whole, whole.hangs[0])
+    assert headline.endswith("; rank 1 ended step 20 and has begun no other")
 
 
 def test_members_on_other_nodes_are_not_accused() -> None:

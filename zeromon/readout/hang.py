@@ -52,7 +52,7 @@ def _cause(run: RunSnapshot, hang: Hang, place: Callable[[RankSnapshot], str]) -
     circle = [one for one in run.hangs if one.kind == HangKind.DEADLOCK]
     if hang in circle:
         waits = (f"{_ranks(one.waiting)} in {one.op} of {_short_group(one)}" for one in circle)
-        return f"{hang.kind}: {', '.join(waits)}"
+        return f"{hang.kind}: {', '.join(waits)}{_ahead(run, _calls_in(run, circle))}"
     if hang.pause and place is _place:
         paused = next(
             (rank for rank in run.ranks if rank.rank in hang.missing and rank.stack), None
@@ -137,7 +137,7 @@ def _call_text(call: MemberCall, varies: Mapping[str, bool]) -> str:
 
 
 def _ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
-    """``; rank 0 is one forward ahead``, or in which steps the ranks are; "" where neither shows."""
+    """``; rank 0 is one forward ahead``, or which steps the ranks have ended; "" where neither shows."""
     callers = {call.rank for call in calls}
     known = [rank for rank in run.ranks if rank.rank in callers]
     over = [rank.rank for rank in known if rank.out_of_batches]
@@ -151,8 +151,21 @@ def _ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
     if 0 < len(forward) < len(calls):
         return f"; {_ranks(forward)} {'are' if forward[1:] else 'is'} one forward ahead"
     if any(call.phase not in ("", "other") for call in calls) and outside:
-        return f"; {_ranks(outside)} {'are' if outside[1:] else 'is'} outside of a step"
+        ended = human_count(min(steps))
+        return f"; {_ranks(outside)} ended step {ended} and {'have' if outside[1:] else 'has'} begun no other"
     return ""
+
+
+def _calls_in(run: RunSnapshot, hangs: Sequence[Hang]) -> list[MemberCall]:
+    """What the ranks that wait in *hangs* have called there."""
+    return [
+        MemberCall(rank=rank.rank, sequence=call.sequence, op=call.op, phase=call.phase)
+        for hang in hangs
+        for rank in run.ranks
+        if rank.rank in hang.waiting
+        for call in rank.in_flight
+        if call.group_id == hang.group_id
+    ]
 
 
 def _short_group(hang: Hang) -> str:
