@@ -151,8 +151,8 @@ def _ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
     if 0 < len(forward) < len(calls):
         return f"; {_ranks(forward)} {'are' if forward[1:] else 'is'} one forward ahead"
     if any(call.phase not in ("", "other") for call in calls) and outside:
-        ended = human_count(min(steps))
-        return f"; {_ranks(outside)} ended step {ended} and {'have' if outside[1:] else 'has'} begun no other"
+        no_other = f"{'have' if outside[1:] else 'has'} begun no other"
+        return f"; {_ranks(outside)} ended step {human_count(min(steps))} and {no_other}"
     return ""
 
 
