@@ -656,6 +656,13 @@ def test_overflows_name_the_learning_rate_and_clipping_where_it_is_off() -> None
     assert "gradient_clipping" not in finding.remedy.effect
 
 
+def test_steps_skipped_in_bf16_did_not_overflow() -> None:
+    """Their gradients were NaN or infinite, which ZM409 says."""
+    wide = Setting(engine=1, name="bf16.enabled", effective="true", written="true")
+    stormy = FIRES["overflow_storm"]
+    assert found(replace(stormy, settings=(*stormy.settings, wide)), "overflow_storm") is None
+
+
 def test_an_optimizer_on_the_host_is_relieved_by_what_its_stage_allows() -> None:
     for stage, effect, diff in (
         (2, "serves twice as many samples", "gradient_accumulation_steps"),

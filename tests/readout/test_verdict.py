@@ -201,6 +201,10 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
         ),
         Health.STARTING, "all_reduce in world waits: rank 1 has not ended its first step (at train.py:9",
     ),
+    "memory that could save time": (
+        _two(findings=(_found("ZM202", "stage_too_high", Severity.WARNING, "gathers", share=0.2),)),
+        Health.SLOW, "gathers",
+    ),
     "unknown": (run(ended=True, note="no rank ever reported"), Health.UNKNOWN, "no rank ever"),
     "wrong results": (
         _two(findings=(_found("ZM411", "same_batches", Severity.WARNING, "the same batches"),)),

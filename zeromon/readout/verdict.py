@@ -66,11 +66,12 @@ LEVELS = {None: 0, Severity.INFO: 1, Severity.WARNING: 2, Severity.CRITICAL: 3}
 """The value of ``zeromon_run_severity`` by the severity of a verdict."""
 
 _FAMILIES = {
-    "ZM2": Health.AT_RISK, "ZM3": Health.SLOW, "ZM4": Health.AT_RISK, "ZM5": Health.SLOW,
+    "ZM202": Health.SLOW, "ZM2": Health.AT_RISK, "ZM3": Health.SLOW, "ZM4": Health.AT_RISK, "ZM5": Health.SLOW,
     "ZM6": Health.SLOW,
 }  # fmt: skip
 """What a warning means for a run, by the family of its code: memory, communication, results, offload,
-host. Other families are about zeromon or about checkpoints: a run with such a warning is healthy."""
+host. ZM202 is about memory that could save time. Other families are about zeromon or about checkpoints:
+a run with such a warning is healthy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +206,15 @@ def _at_risk(run: RunSnapshot) -> Verdict | None:
     return Verdict(Health.AT_RISK, severe[0].severity, finding_text(severe[0])) if severe else None
 
 
+def _health_of(finding: Finding) -> Health | None:
+    return _FAMILIES.get(finding.code) or _FAMILIES.get(finding.code[:3])
+
+
 def _severe(run: RunSnapshot, severity: Severity) -> list[Finding]:
     """The findings of *severity* about memory or results; of the critical ones, those about all else."""
     return [
         f for f in run.findings if f.severity == severity
-        and (severity is Severity.CRITICAL or _FAMILIES.get(f.code[:3]) is Health.AT_RISK)
+        and (severity is Severity.CRITICAL or _health_of(f) is Health.AT_RISK)
     ]  # fmt: skip
 
 
@@ -220,7 +225,7 @@ def _lost_time(run: RunSnapshot) -> Verdict | None:
         return Verdict(health, Severity.WARNING, hang_headline(run, run.hangs[0]))
     found = [
         f for f in run.findings
-        if f.severity == Severity.WARNING and _FAMILIES.get(f.code[:3]) is Health.SLOW
+        if f.severity == Severity.WARNING and _health_of(f) is Health.SLOW
     ]  # fmt: skip
     if not found:
         return None

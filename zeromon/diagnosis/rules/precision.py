@@ -30,6 +30,8 @@ def overflow_storm(run: RunSnapshot) -> Iterable[Match]:
             continue
         if scale_tries(rank) is not None:  # the scale fits: it is only tried too often
             continue
+        if setting(rank, "bf16.enabled") == "true":  # nothing overflows: ZM409 says what is
+            continue
         scale = next((e.loss_scale for e in rank.engines if e.loss_scale is not None), None)
         at = f"; the loss scale is down to {scale:g}" if scale is not None else ""
         floor = next((s.effective for s in rank.settings if s.name.endswith("min_loss_scale")), "1")
