@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ LONGEST = (
 )  # fmt: skip
 """Test files, the longest first: two workers that take whole files in this order end together."""
 
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="zeromon-state-")
+"""Tests make no file in the user's own folder: the token of their servers is here."""
 
 _LOCK_SECONDS = 120
 """No operator of DeepSpeed that a CPU run compiles takes so long."""
@@ -59,6 +62,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("FSDP2 of this torch does not run on a CPU: its streams have no events")
     if "recorder" in wanted and not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"):
         pytest.skip("this torch keeps no Flight Recorder of gloo, which names what C++ issues")
+
+
+def pytest_unconfigure() -> None:
+    """Removes the state folder of this session."""
+    shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

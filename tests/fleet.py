@@ -25,7 +25,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIServer, make_server
 
 from builders import device_memory, rank, run, summary
-from prometheus_server import Prometheus, scrape
+from prometheus_server import Prometheus, access, scrape
 
 from zeromon.collector.http import Application, _QuietHandler, _Server
 from zeromon.diagnosis.engine import advise
@@ -237,7 +237,7 @@ class Fleet:
         """How Prometheus scrapes it. To *discover* takes it five seconds more than to be told."""
         if not discover:
             return scrape(static_configs=list(self.targets()), **more)
-        discovery = {"url": f"http://{self.address}/sd", "refresh_interval": "60s"}
+        discovery = {"url": f"http://{self.address}/sd", "refresh_interval": "60s", **access()}
         return scrape(http_sd_configs=[discovery], **more)
 
 

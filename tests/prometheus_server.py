@@ -16,6 +16,8 @@ from urllib.parse import urlencode
 import pytest
 from support import free_port
 
+from zeromon.ring.tokens import token_file
+
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed"
 )
@@ -29,8 +31,14 @@ def scrape(**more: Any) -> dict[str, Any]:
         "relabel_configs": [
             {"source_labels": ["__meta_zeromon_node"], "regex": "(.+)", "target_label": "node"}
         ],
+        **access(),
         **more,
     }
+
+
+def access() -> dict[str, Any]:
+    """How this user's collectors are read: by a file with a token."""
+    return {"authorization": {"credentials_file": str(token_file())}}
 
 
 @dataclass

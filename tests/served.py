@@ -5,6 +5,7 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 
+from zeromon.ring.tokens import user_token
 from zeromon.snapshot import Health, RunSnapshot
 
 
@@ -20,8 +21,14 @@ class Fixed:
         self.reads += 1
 
 
+def bearer(token: str = "") -> dict[str, str]:
+    """The header that brings *token*, by default that of this user."""
+    return {"Authorization": f"Bearer {token or user_token()}"}
+
+
 def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    """Asks with this user's token, unless *headers* have another one."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=bearer() | headers)
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
             return answer.status, answer.read()

@@ -11,7 +11,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -20,6 +19,7 @@ from typing import IO, Any, NamedTuple
 
 from forks import ForkServer, Launcher
 from prometheus_client.parser import text_string_to_metric_families
+from served import get
 
 from zeromon.cli.run import child_environment
 from zeromon.collector.daemon import Collector
@@ -238,8 +238,7 @@ class Node:
 
         Of a run that has ended its last gauges, too, which are not exported any more.
         """
-        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
+        text = get(self.server.server_port, "/metrics")[1].decode()
         ended = [replace(one, ended=False) for one in self.collector.view if one.ended]
         text += Writer().write(ended, None, openmetrics=False).decode()
         found: dict[str, dict[tuple[str, ...], float]] = {}

@@ -1,29 +1,43 @@
-"""Applies :mod:`zeromon.sources.access` to the dashboard; a token in an address becomes a cookie."""
+"""Applies :mod:`zeromon.sources.access` to the dashboard; a key in an address becomes a cookie.
+
+A browser gets the token itself neither in an address nor in a cookie: addresses are kept, and a browser
+sends a cookie to every port of its host. Both have keys that are derived for this server and port.
+"""
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from zeromon.sources.access import Policy, Request, is_token, refusal
-from zeromon.sources.asgi import App, Receive, Scope, Send, answer, bounded, headers_of, request_of
+from zeromon.sources.access import ADDRESS, COOKIE, Policy, Request, derived_key, is_token, refusal
+from zeromon.sources.asgi import Receive, Scope, Send, answer, bounded, headers_of, request_of
 
 _MOST_BODY = 1 << 20
 _SECONDS_OF_COOKIE = 7 * 24 * 3600
 
 
 def policy_of(token: str, *, loopback: bool) -> Policy:
-    """On loopback everybody may read, elsewhere nobody without *token*; to act needs it everywhere."""
+    """Every request needs *token*, on loopback too."""
     return Policy(
         loopback=loopback,
-        read_token=None if loopback else token,
-        act_token=token,
-        token_hint="open the address that zeromon dash printed: it has the token",
+        token=token,
+        token_hint="open the address that zeromon dash printed: it has a key",
         actions=("/act/",),
         read_methods=("GET", "HEAD", "POST"),  # Dash sends its callbacks as POST
         most_body=_MOST_BODY,
     )
+
+
+def server_name(port: int) -> str:
+    """The name that the keys of the dashboard at *port* of this node are derived for."""
+    return f"dashboard {socket.gethostname()} {port}"
+
+
+def address_key(token: str, port: int) -> str:
+    """The key that the printed address brings, as ``token``."""
+    return derived_key(token, ADDRESS, server_name(port))
 
 
 class Guard:
@@ -31,7 +45,7 @@ class Guard:
 
     def __init__(
         self,
-        app: App,
+        app: Any,
         *,
         token: str,
         loopback: bool,
@@ -39,34 +53,41 @@ class Guard:
         hashes: Sequence[str],
         has: Callable[[str, str], bool] = lambda path, query: True,  # noqa: ARG005
     ) -> None:
-        self._app = app
+        self.app = app
         self._has = has
         self._token = token
         self._policy = policy_of(token, loopback=loopback)
         self._cookie = f"zeromon-{port}"
+        self._address_key = address_key(token, port)
+        self._cookie_key = derived_key(token, COOKIE, server_name(port))
         self._hashes = hashes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuses a request, redirects one that brings a token, or passes it on."""
         if scope["type"] == "lifespan":
-            return await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
+            return None
         if scope["type"] != "http":  # no page uses a web socket
             return await send({"type": "websocket.close", "code": 1008})
         request, brought = self._read(scope)
         refused = refusal(request, self._policy)
         if refused is not None:
             return await answer(send, refused.status, refused.reason)
-        if is_token(brought, self._token):
+        if is_token(brought, self._address_key):
             return await self._trade(scope, send)
-        return await self._app(scope, bounded(receive, _MOST_BODY), self._dressed(scope, send))
+        try:
+            await self.app(scope, bounded(receive, _MOST_BODY), self._dressed(scope, send))
+        except Exception:
+            if not _is_script(request.path):  # Dash raises for a script that it does not have
+                raise
 
     def _read(self, scope: Scope) -> tuple[Request, str]:
-        """The request, and the token that its address brings."""
+        """The request, and the key that its address brings."""
         query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
         brought = query.get("token", "")
-        cookie = headers_of(scope).get(b"cookie", "")
-        request = request_of(scope, _MOST_BODY, brought or self._from_cookie(cookie))
-        return request, brought
+        cookie = self._from_cookie(headers_of(scope).get(b"cookie", ""))
+        has_key = is_token(brought, self._address_key) or is_token(cookie, self._cookie_key)
+        return request_of(scope, _MOST_BODY, self._token if has_key else ""), brought
 
     def _from_cookie(self, text: str) -> str:
         try:
@@ -76,7 +97,7 @@ class Guard:
         return morsel.value if morsel is not None else ""
 
     async def _trade(self, scope: Scope, send: Send) -> None:
-        """Redirects to the address without the token, which would stay in the browser's history."""
+        """Redirects to the address without the key, which would stay in the browser's history."""
         rest = [
             pair
             for pair in parse_qsl(scope["query_string"].decode("latin-1"))
@@ -85,7 +106,7 @@ class Guard:
         # a path that begins with two slashes would lead to another host
         target = "/" + scope["path"].lstrip("/\\") + (f"?{urlencode(rest)}" if rest else "")
         cookie = (
-            f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict; "
+            f"{self._cookie}={self._cookie_key}; Path=/; HttpOnly; SameSite=Strict; "
             f"Max-Age={_SECONDS_OF_COOKIE}"
         )
         headers = [
@@ -106,6 +127,8 @@ class Guard:
                     query = scope.get("query_string", b"").decode("latin-1")
                     found = await asyncio.to_thread(self._has, path, query)
                     message["status"] = 200 if found else 404
+                elif message["status"] == 500 and _is_script(path):
+                    message["status"] = 404
                 message["headers"] = [*given, *self._headers(path)]
             await send(message)
 
@@ -132,6 +155,11 @@ class Guard:
             (b"referrer-policy", b"no-referrer"),
             (b"cross-origin-resource-policy", b"same-origin"),
         ]
+
+
+def _is_script(path: str) -> bool:
+    """Whether *path* is that of a script of Dash's own."""
+    return path.startswith("/_dash-component-suites/")
 
 
 def _is_page(path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:

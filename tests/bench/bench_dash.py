@@ -114,7 +114,8 @@ def tab(port: int, stop: threading.Event, told: list[int], *, whole: bool) -> No
     cursor: dict[str, Any] = {}
     while not stop.is_set():
         query = urlencode({"to": "/run/live/overview", **cursor})
-        connection.request("GET", f"/live?{query}", headers={"Accept-Encoding": "gzip"})
+        headers = {"Accept-Encoding": "gzip", "Authorization": "Bearer t"}
+        connection.request("GET", f"/live?{query}", headers=headers)
         answer = connection.getresponse()
         content = answer.read()
         if answer.status != http.HTTPStatus.OK:

@@ -30,6 +30,7 @@ import psutil
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from served import bearer  # noqa: E402
 from support import free_port  # noqa: E402
 
 from zeromon.sources.prometheus.client import Server  # noqa: E402
@@ -156,7 +157,7 @@ def dashboard(url: str, page: str) -> str:
         def ask() -> None:
             nonlocal cursor
             asked = urlencode({"to": f"/run/fleet/{page}", **cursor})
-            connection.request("GET", f"/live?{asked}")
+            connection.request("GET", f"/live?{asked}", headers=bearer())
             content = connection.getresponse().read()
             told.append(len(content))
             cursor = json.loads(content)["cursor"]

@@ -18,7 +18,7 @@ from builders import METADATA, device_memory, full_run, rank, run
 from hostile import EVIL, evil
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from served import Fixed
+from served import Fixed, bearer
 from support import ROOT, Node
 
 from zeromon.cli import main, mcp as verb
@@ -342,10 +342,14 @@ def post(address: str, **headers: str) -> int:
 @pytest.mark.parametrize("over_http", [("127.0.0.1", "")], indirect=True)
 async def test_over_http_on_loopback(over_http: str) -> None:
     """A page of another server, or a name that was made to point here, reads nothing."""
-    assert "run wide" in await ask("explain", over_http)
-    assert post(over_http) == 200
-    assert post(over_http, host="evil.example") == 403
-    assert post(over_http, origin="http://evil.example") == 403
+    assert post(over_http) == post(over_http, authorization="Bearer other") == 401
+    mine = bearer()
+    async with httpx2.AsyncClient(headers=mine) as http:
+        transport = streamable_http_client(over_http, http_client=http)
+        assert "run wide" in await ask("explain", transport)
+    assert post(over_http, **mine) == 200
+    assert post(over_http, host="evil.example", **mine) == 403
+    assert post(over_http, origin="http://evil.example", **mine) == 403
     assert httpx2.post(over_http, content=b"x" * 100_000).status_code == 413
 
 

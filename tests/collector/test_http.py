@@ -50,7 +50,7 @@ def post(port: int, path: str, body: bytes, **headers: str) -> tuple[int, dict[s
 def test_a_trace_is_asked_for_with_the_key_only() -> None:
     """Also on loopback: a web page, or another user of the machine, must not start one."""
     view = Tracing(run(rank(0)))
-    server = start_server(view, "127.0.0.1", 0, key="secret")
+    server = start_server(view, "127.0.0.1", 0, "secret")
     port, good = server.server_port, {"Authorization": "Bearer secret"}
     body = json.dumps({"run": "train-1", "steps": 3, "ranks": [0]}).encode()
     for headers in (
@@ -93,7 +93,7 @@ def test_a_change_is_tried_with_the_key_only() -> None:
             asked.append((name, number, go_on))
             raise TrialRefused("not this one", "Another.")
 
-    server = start_server(Trying(run(rank(0))), "127.0.0.1", 0, key="secret")
+    server = start_server(Trying(run(rank(0))), "127.0.0.1", 0, "secret")
     port, good = server.server_port, {"Authorization": "Bearer secret"}
     body = json.dumps({"run": "train-1", "rule": "ZM606"}).encode()
     assert post(port, "/api/try", body)[0] == 401
@@ -109,10 +109,11 @@ def test_a_change_is_tried_with_the_key_only() -> None:
     server.shutdown()
 
 
-def test_without_a_key_nobody_asks_for_traces() -> None:
+def test_an_empty_token_is_none() -> None:
     server = start_server(Tracing(run(rank(0))), "127.0.0.1", 0)
     body = json.dumps({"run": "train-1"}).encode()
-    assert post(server.server_port, "/api/trace", body, Authorization="Bearer ")[0] == 401
+    for sent in ("Bearer ", "Bearer", ""):
+        assert post(server.server_port, "/api/trace", body, Authorization=sent)[0] == 401
     server.shutdown()
 
 
@@ -122,7 +123,7 @@ def test_a_public_address_needs_a_token_and_asks_for_it() -> None:
         start_server(Fixed(), "0.0.0.0", 0)
     server = start_server(Fixed(run(rank(0))), "0.0.0.0", 0, token="secret")
     port = server.server_port
-    assert get(port, "/metrics")[0] == 401
+    assert get(port, "/metrics")[0] == 401, "this user's token is not the job's"
     assert get(port, "/metrics", Authorization="Bearer wrong")[0] == 401
     assert get(port, "/metrics", Authorization="Bearer secret")[0] == 200
     server.shutdown()
@@ -205,7 +206,7 @@ def test_a_node_reads_another_by_a_proof_and_sends_no_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`zeromon track` reads collectors that the first one names; nobody can use what it sends."""
-    server = start_server(Tracing(run(rank(0))), "127.0.0.1", 0, "cluster-secret", key="key")
+    server = start_server(Tracing(run(rank(0))), "127.0.0.1", 0, "cluster-secret")
     port, sent = server.server_port, list[tuple[str, dict[str, str]]]()
     request = live._HTTP.request
 
@@ -221,7 +222,7 @@ def test_a_node_reads_another_by_a_proof_and_sends_no_token(
     assert "?since=" in sent[1][0]
     assert not [one for one in sent if "cluster-secret" in str(one) or "Authorization" in one[1]]
     for path, headers in sent:
-        assert get(port, path, **headers)[0] == 401, "a replay"
+        assert get(port, path, Authorization="", **headers)[0] == 401, "a replay"
     proof = proof_headers("cluster-secret", READ, b"/api/runs?")
     assert get(port, "/api/runs/train-1", **proof)[0] == 401, "another path"
     proof = proof_headers("cluster-secret", READ, b"/api/trace?")

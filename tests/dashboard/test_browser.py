@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,6 +21,7 @@ from typing import Any
 import axe_playwright_python
 import pytest
 from builders import rank, run
+from served import get
 from support import LAUNCH, ROOT, clean_environment, wait_for
 
 from zeromon.snapshot import Finding
@@ -57,7 +57,8 @@ class Site:
     environment: dict[str, str]
     run: str = ""
     port: int = 0
-    token: str = ""
+    key: str = ""
+    """What the printed address brings."""
     server: Any = None
     training: Any = None
     folder: Path = field(default_factory=Path)
@@ -78,7 +79,7 @@ class Site:
         said = self.server.stderr.readline()
         found = re.search(r"127\.0\.0\.1:(\d+)/\?token=(\S+)", said)
         assert found, said
-        self.port, self.token = int(found[1]), found[2]
+        self.port, self.key = int(found[1]), found[2]
 
     def stop(self) -> None:
         self.server.send_signal(signal.SIGINT)
@@ -168,6 +169,7 @@ class Tab:
 @pytest.fixture
 def tab(site: Site, browser: Any) -> Iterator[Tab]:
     context = browser.new_context(viewport=DESK, color_scheme="light")
+    context.request.get(f"{site.base}/?token={site.key}")  # the browser keeps the cookie
     made = Tab(context.new_page())
     page, wrong = made.page, made.wrong
     page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
@@ -230,9 +232,9 @@ def test_the_steps_that_are_drawn_are_those_that_were_trained(site: Site, tab: T
     graph = "document.querySelector('#step-time .js-plotly-plot')"
     names = tab.page.evaluate(f"{graph}.data.map(d => d.name)")
     assert names == ["rank 1"]
-    address = json.loads((site.folder / "rings" / "collector.json").read_text())["port"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{address}/api/runs") as answer:
-        told = next(r["step"] for r in json.loads(answer.read()) if r["run"] == "live-run")
+    port = json.loads((site.folder / "rings" / "collector.json").read_text())["port"]
+    listed = json.loads(get(port, "/api/runs")[1])
+    told = next(r["step"] for r in listed if r["run"] == "live-run")
     last = tab.page.evaluate(f"{graph}.data[0].x.at(-1)")
     shown = int(re.sub(r"\D", "", tab.text("verdict")))
     rate = 200  # steps a second, at most, between the two readings
@@ -312,13 +314,13 @@ def test_a_moment_of_the_past_can_be_gone_to_played_and_left(site: Site, tab: Ta
     assert tab.wrong == []
 
 
-def test_a_trace_is_asked_for_only_by_who_has_the_token(site: Site, tab: Tab) -> None:
-    tab.go(f"{site.base}/run/{site.run}/communication")
-    tab.page.click("#capture")
-    wait_for(lambda: "open the address that zeromon dash printed" in tab.text("capture-result"))
+def test_a_trace_is_asked_for_only_by_who_has_the_key(site: Site, tab: Tab) -> None:
+    tab.page.context.clear_cookies()
+    tab.page.goto(f"{site.base}/run/{site.run}/communication")
+    assert "open the address that zeromon dash printed" in tab.page.inner_text("body")
     assert tab.wrong and all("401" in text for text in tab.wrong)
     tab.wrong.clear()
-    tab.go(f"{site.base}/run/{site.run}/communication?token={site.token}")
+    tab.go(f"{site.base}/run/{site.run}/communication?token={site.key}")
     assert "token" not in tab.page.url
     tab.page.click("#capture")
     wait_for(lambda: "was requested" in tab.text("capture-result"))

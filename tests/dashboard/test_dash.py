@@ -40,7 +40,7 @@ from zeromon.storage.run_store import About, Store
 from zeromon.storage.step_history import row_of
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
 from zeromon_dashboard import charts, feed, hub, layout, runs_page, snapshot_figures
-from zeromon_dashboard.access import Guard, policy_of
+from zeromon_dashboard.access import Guard, address_key, policy_of
 from zeromon_dashboard.app import make_app
 from zeromon_dashboard.feed import Cursor, Feeds
 from zeromon_dashboard.hub import Followed, Hub
@@ -104,7 +104,8 @@ def test_a_path_leads_nowhere_else(path: str) -> None:
 
 def asked(**facts: Any) -> Request:
     return Request(
-        **{"method": "GET", "path": "/", "host": "127.0.0.1:1", "origin": "", "token": ""} | facts
+        **{"method": "GET", "path": "/", "host": "127.0.0.1:1", "origin": "", "token": "secret"}
+        | facts
     )
 
 
@@ -112,6 +113,8 @@ def asked(**facts: Any) -> Request:
     ("request_", "loopback", "status"),
     [
         (asked(), True, None),
+        (asked(token=""), True, 401),
+        (asked(token="", path="/live"), True, 401),
         (asked(host="localhost:1"), True, None),
         (asked(host="[::1]:1"), True, None),
         (asked(host="evil.example:1"), True, 403),
@@ -121,12 +124,12 @@ def asked(**facts: Any) -> Request:
         (asked(method="POST", origin="http://evil.example"), True, 403),
         (asked(method="POST", origin="http://127.0.0.1:2"), True, 403),
         (asked(method="POST", origin="null"), True, 403),
-        (asked(method="POST", path="/act/trace"), True, 401),
+        (asked(method="POST", path="/act/trace", token=""), True, 401),
         (asked(method="POST", path="/act/trace", token="wrong"), True, 401),
         (asked(method="POST", path="/act/trace", token="sécret"), True, 401),
         (asked(method="POST", path="/act/trace", token="secret"), True, None),
         (asked(method="GET", path="/act/trace", token="secret"), True, 405),
-        (asked(host="node7:1"), False, 401),
+        (asked(host="node7:1", token=""), False, 401),
         (asked(host="node7:1", token="secret"), False, None),
         (asked(host="node7:1", token="secret", origin="http://node8:1"), False, 403),
         (asked(length=1 << 21), True, 413),
@@ -182,32 +185,48 @@ def guard() -> Guard:
     return Guard(app, token="secret", loopback=True, port=9, hashes=["'sha256-x'"])
 
 
-LOCAL = (b"host", b"127.0.0.1:9")
+LOCAL, SECRET = (b"host", b"127.0.0.1:9"), (b"authorization", b"Bearer secret")
+LOCALHOST, T = (b"host", b"localhost"), (b"authorization", b"Bearer t")
 
 
-def test_a_token_in_the_address_becomes_a_cookie_once(guard: Guard) -> None:
+def test_a_key_in_the_address_becomes_a_cookie_once(guard: Guard) -> None:
+    key = address_key("secret", 9)
     status, headers, body = through(
-        guard, headers=[LOCAL], path="//evil.example", query_string=b"token=secret&last=100"
+        guard, headers=[LOCAL], path="//evil.example", query_string=f"token={key}&last=100".encode()
     )
     assert (status, headers["location"], body) == (303, "/evil.example?last=100", b"")
     cookie = headers["set-cookie"]
-    assert all(part in cookie for part in ("zeromon-9=secret", "HttpOnly", "SameSite=Strict"))
-    found = [LOCAL, (b"cookie", b"other=1; zeromon-9=secret")]
+    assert all(part in cookie for part in ("zeromon-9=", "HttpOnly", "SameSite=Strict"))
+    sent = cookie.partition(";")[0]
+    assert "secret" not in cookie + key and key not in cookie
     post = {"method": "POST", "path": "/act/trace"}
-    assert through(guard, headers=found, **post)[0] == 200
-    assert through(guard, headers=[LOCAL, (b"cookie", b"zeromon-9=wrong")], **post)[0] == 401
-    assert through(guard, headers=[LOCAL, (b"authorization", b"Bearer secret")], **post)[0] == 200
-    # a wrong token in an address buys nothing
-    assert through(guard, headers=[LOCAL], query_string=b"token=wrong", **post)[0] == 401
+    for good in ((b"cookie", f"other=1; {sent}".encode()), (b"authorization", b"Bearer secret")):
+        assert through(guard, headers=[LOCAL, good])[0] == 200
+        assert through(guard, headers=[LOCAL, good], **post)[0] == 200
+    value = sent.partition("=")[2]
+    for bad in (
+        (b"cookie", b"zeromon-9=wrong"),
+        (b"cookie", b"zeromon-9=secret"),
+        (b"cookie", f"zeromon-9={key}".encode()),
+        (b"authorization", f"Bearer {value}".encode()),
+        (b"authorization", f"Bearer {key}".encode()),
+    ):
+        assert through(guard, headers=[LOCAL, bad])[0] == 401
+        assert through(guard, headers=[LOCAL, bad], **post)[0] == 401
+    # neither a wrong key, nor the cookie, nor the token opens by an address
+    for wrong in ("wrong", "secret", value, address_key("secret", 10)):
+        assert through(guard, headers=[LOCAL], query_string=f"token={wrong}".encode())[0] == 401
 
 
 def test_answers_forbid_what_pages_do_not_need(guard: Guard) -> None:
-    _, headers, body = through(guard, headers=[LOCAL])
+    _, headers, body = through(guard, headers=[LOCAL, SECRET])
     policy = headers["content-security-policy"]
     assert body == b"inside" and "default-src 'self'" in policy and "'sha256-x'" in policy
     assert "unsafe-eval" not in policy and "script-src 'self' 'unsafe-inline'" not in policy
     assert headers["x-content-type-options"] == "nosniff"
-    report = through(guard, headers=[LOCAL], path="/report/x.html")[1]["content-security-policy"]
+    report = through(guard, headers=[LOCAL, SECRET], path="/report/x.html")[1][
+        "content-security-policy"
+    ]
     assert "sandbox allow-scripts" in report and "connect-src" not in report
     assert through(guard, type="websocket", headers=[LOCAL])[0] == 0
 
@@ -224,7 +243,7 @@ def test_a_body_without_a_length_has_the_same_limit() -> None:
         return {"type": "http.request", "body": bytes(1 << 16), "more_body": True}
 
     limited = Guard(app, token="secret", loopback=True, port=9, hashes=[])
-    headers = [LOCAL, (b"transfer-encoding", b"chunked")]
+    headers = [LOCAL, SECRET, (b"transfer-encoding", b"chunked")]
     scope = {
         "type": "http",
         "method": "POST",
@@ -238,7 +257,8 @@ def test_a_body_without_a_length_has_the_same_limit() -> None:
 def test_no_page_describes_the_server(tmp_path: Path) -> None:
     app = make_app(Hub(Store(tmp_path)), token="t", port=1)
     for path in ("/docs", "/redoc", "/openapi.json"):
-        _, _, body = through(app, headers=[(b"host", b"localhost")], path=path)
+        headers = [(b"host", b"localhost"), (b"authorization", b"Bearer t")]
+        _, _, body = through(app, headers=headers, path=path)
         assert b"swagger" not in body.lower() and b'"paths"' not in body and b"redoc" not in body
 
 
@@ -830,7 +850,7 @@ def test_what_is_not_there_is_answered_so_with_ways_out(
     store.save(run(rank(0), rank(1), ended=True))
     app = make_app(Hub(store), token="t", port=1)
     started(app)
-    asked_for = {"path": path, "query_string": query, "headers": [(b"host", b"localhost")]}
+    asked_for = {"path": path, "query_string": query, "headers": [LOCALHOST, T]}
     assert through(app, **asked_for)[0] == status
     if path.startswith("/report"):
         return
@@ -868,7 +888,7 @@ def started(app: Any) -> None:
 def posted(app: Any, path: str, body: bytes) -> bytes:
     """The answer to a POST, as Dash sends it for a callback."""
     sent: list[bytes] = []
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    headers = [LOCALHOST, T, (b"content-type", b"application/json")]
     headers.append((b"content-length", str(len(body)).encode()))
     scope = {
         "type": "http",
@@ -897,6 +917,6 @@ def test_a_chart_without_a_value_says_so_and_has_no_axes() -> None:
 
 def test_the_application_has_its_scripts_from_the_first_page_on(tmp_path: Path) -> None:
     app = make_app(Hub(Store(tmp_path)), token="t", port=1)
-    status, headers, body = through(app, headers=[(b"host", b"localhost")])
+    status, headers, body = through(app, headers=[LOCALHOST, T])
     assert status == 200 and b"assets/zeromon.js" in body
     assert "'sha256-" in headers["content-security-policy"]

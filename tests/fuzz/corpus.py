@@ -208,7 +208,7 @@ def requests(run: RunSnapshot) -> None:
              f"/api/runs/{run.run}/series?since=0&until=9&rank=0&most=5",
              f"/api/runs/{run.run}/lanes?steps=3&rank=0")  # fmt: skip
     head = "Host: localhost:9417\r\nAccept: application/openmetrics-text;q=0.5,*/*\r\n"
-    head += "Accept-Encoding: gzip\r\n"
+    head += f"Accept-Encoding: gzip\r\nAuthorization: Bearer {KEY}\r\n"
     for number, path in enumerate(reads):
         put("http", f"get{number}", f"GET {path} HTTP/1.1\r\n{head}\r\n")
     for path, body in (
@@ -217,7 +217,7 @@ def requests(run: RunSnapshot) -> None:
         ("exchange", {"run": "r"}),
     ):
         text = json.dumps(body)
-        more = f"Authorization: Bearer {KEY}\r\nContent-Length: {len(text)}\r\n"
+        more = f"Content-Length: {len(text)}\r\n"
         put("http", f"post-{path}", f"POST /api/{path} HTTP/1.1\r\n{head}{more}\r\n{text}")
 
 

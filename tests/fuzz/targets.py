@@ -396,7 +396,7 @@ def _served() -> Any:
     store.save(run)
     collector = Collector(folder / "rings", store)
     collector.view = (run,)
-    application = Application(collector, "", any_host=False, key=KEY)
+    application = Application(collector, KEY)
     errors: list[BaseException] = []
 
     def guarded(environ: Any, respond: Any) -> Any:

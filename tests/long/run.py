@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,6 +36,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
 
 from drawn_faults import FAULT_COUNT, HEALTHY_COUNT, KINDS, SEED, Case, draw, draw_healthy  # noqa: E402
 from judge import Line, Mark, accusations, flips, judge, judge_live, share  # noqa: E402
+from served import bearer, get  # noqa: E402
 from support import PROGRAMS, TORCHRUN, ZEROMON, clean_environment, free_port  # noqa: E402
 
 from zeromon.errors import ZeromonError  # noqa: E402
@@ -135,10 +135,10 @@ class Running:
 
     def _read(self) -> None:
         try:
-            port = json.loads(self._collector.read_text())["port"]
-            address = f"http://127.0.0.1:{port}/api/runs/{self.name}"
-            with urllib.request.urlopen(address, timeout=5) as answer:
-                snapshot = decode(answer.read())
+            facts = json.loads(self._collector.read_text())
+            snapshot = decode(
+                get(facts["port"], f"/api/runs/{self.name}", **bearer(facts["key"]))[1]
+            )
         except (OSError, ValueError, ZeromonError):  # no collector yet, or no rank
             return
         judged = verdict(snapshot)

@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from receivers import Webhook, webhook
+from served import get
 from support import LAUNCH, PROGRAMS, ROOT, Node, clean_environment, free_port, wait_for
 
 from zeromon.collector.notify import target
@@ -46,8 +46,7 @@ def watched(node: Node, url: str, **extra: str) -> str:
     _, narration = training.communicate(timeout=120)
     wait_for(lambda: node.store.names() and node.store.load("r").ended)
     for path in ("/metrics", "/api/runs", "/api/runs/r"):
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
-            seen += answer.read().decode()
+        seen += get(int(address.rpartition(":")[2]), path)[1].decode()
     return seen + narration
 
 

@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 
 from zeromon.collector.http import Application
+from zeromon.ring.tokens import user_token
 from zeromon.sources.access import Policy, Request, is_loopback, is_token, refusal
 from zeromon_dashboard.access import policy_of
 
 
-def collector(token: str = "", *, loopback: bool = True, key: str = "") -> Policy:
-    return Application(None, token, any_host=not loopback, key=key)._policy  # type: ignore[arg-type]
+def collector(token: str = "", *, loopback: bool = True) -> Policy:
+    return Application(None, token, any_host=not loopback)._policy  # type: ignore[arg-type]
 
 
 POLICIES = {
-    "collector": (collector(key="secret"), "/api/trace"),
+    "collector": (collector("secret"), "/api/trace"),
     "dashboard": (policy_of("secret", loopback=True), "/act/trace"),
 }
 
@@ -25,12 +26,14 @@ POLICIES = {
 def test_both_servers_refuse_the_same(name: str) -> None:
     """Foreign hosts and pages, actions without the token or by another method, large bodies."""
     policy, action = POLICIES[name]
-    read = Request("GET", "/", "127.0.0.1:1")
+    read = Request("GET", "/", "127.0.0.1:1", token="secret")
     act = Request("POST", action, "127.0.0.1:1", token="secret")
     assert refusal(read, policy) is None and refusal(act, policy) is None
     for request, status in (
         (replace(read, host="evil.example"), 403),
         (replace(read, host=""), 403),
+        (replace(read, host="127.0.0.1:x@evil.example"), 403),
+        (replace(read, token=""), 401),
         (replace(read, origin="http://evil.example"), 403),
         (replace(act, origin="null"), 403),
         (replace(act, token=""), 401),
@@ -43,19 +46,17 @@ def test_both_servers_refuse_the_same(name: str) -> None:
         assert refused is not None and refused.status == status, request
 
 
-@pytest.mark.parametrize(
-    "policy", [collector("secret", loopback=False), policy_of("secret", loopback=False)]
-)
-def test_elsewhere_reading_needs_the_token(policy: Policy) -> None:
-    request = Request("GET", "/", "node7:1")
-    assert refusal(request, policy) == (401, policy.token_hint)
-    assert refusal(replace(request, token="secret"), policy) is None
+@pytest.mark.parametrize("loopback", [True, False])
+def test_reading_needs_the_token_everywhere(loopback: bool) -> None:
+    for policy in (collector("secret", loopback=loopback), policy_of("secret", loopback=loopback)):
+        request = Request("GET", "/", "127.0.0.1:1")
+        assert refusal(request, policy) == (401, policy.token_hint)
+        assert refusal(replace(request, token="secret"), policy) is None
 
 
-@pytest.mark.parametrize("policy", [collector(loopback=False), policy_of("", loopback=False)])
-def test_without_a_token_nobody_reads_from_elsewhere(policy: Policy) -> None:
-    assert refusal(Request("GET", "/", "node7:1"), policy) is not None
-    assert refusal(Request("GET", "/", "node7:1", token=""), policy) is not None
+def test_a_server_without_a_token_has_that_of_its_user() -> None:
+    assert collector().token == user_token() and len(user_token()) > 20
+    assert refusal(Request("GET", "/", "127.0.0.1:1"), policy_of("", loopback=True)) is not None
 
 
 def test_an_action_is_a_path_or_a_folder() -> None:

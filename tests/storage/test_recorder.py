@@ -17,6 +17,7 @@ import pytest
 from builders import MS, device_memory, rank, run, summary
 from hypothesis import given, strategies as st
 from recordings import RINGS
+from served import get
 
 from zeromon.collector.http import start_server
 from zeromon.errors import HistoryError, RunNotFound, SourceError
@@ -428,18 +429,9 @@ def test_a_live_source_asks_for_the_steps_that_it_does_not_know(store: Store) ->
     ],
 )
 def test_wrong_questions_about_the_past_get_an_answer(store: Store, path: str, status: int) -> None:
-    import urllib.error
-    import urllib.request
-
     server = start_server(Served(store), "127.0.0.1", 0)  # type: ignore[arg-type]
-    url = f"http://127.0.0.1:{server.server_port}{path}"
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            assert answer.status == status
-    except urllib.error.HTTPError as error:
-        assert error.code == status
-    finally:
-        server.shutdown()
+    assert get(server.server_port, path)[0] == status
+    server.shutdown()
 
 
 def test_the_store_lists_its_runs_without_reading_their_pictures(store: Store) -> None:

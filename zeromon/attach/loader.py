@@ -29,6 +29,7 @@ from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.ring.buffer import RingReader
+from zeromon.ring.tokens import NAME, hand_over
 
 _BEGIN_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
@@ -73,6 +74,8 @@ def attach(ranks: Sequence[Process], root: Path) -> tuple[Path, list[Outcome]]:
     _describe(folder, ranks[0])
     settings = {k: v for k, v in os.environ.items() if k.startswith("ZEROMON_")}
     settings["ZEROMON_PYTHON"] = sys.executable
+    settings["ZEROMON_RUN_DIR"] = str(folder)
+    hand_over(settings, folder)
     sole = len(ranks) == 1 and ranks[0].rank is None
 
     def one(rank: Process) -> Outcome:
@@ -87,7 +90,8 @@ def attach(ranks: Sequence[Process], root: Path) -> tuple[Path, list[Outcome]]:
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
         outcomes = list(pool.map(one, ranks))
     if not before and not list(folder.glob("rank*.ring")):
-        (folder / "run.json").unlink(missing_ok=True)
+        for name in ("run.json", NAME):
+            (folder / name).unlink(missing_ok=True)
         with suppress(OSError):
             folder.rmdir()
     return folder, outcomes

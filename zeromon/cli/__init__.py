@@ -22,7 +22,7 @@ examples:
   zeromon attach PID                                     attach to a run without zeromon
   zeromon report                                         what the last run did, and how it ended
   zeromon plan 7B --devices 8 --memory h100              what fits, before the run
-  curl localhost:9417/metrics                            what Prometheus scrapes
+  zeromon prometheus config --target localhost:9417      how Prometheus scrapes it
 """
 
 

@@ -4,14 +4,13 @@ With --prometheus URL the dashboard shows the runs that a Prometheus server know
 Mimir, Thanos), with any number of nodes and ranks; ZEROMON_PROMETHEUS_TOKEN is sent as a bearer token.
 
 Without RUN the dashboard opens the list of all runs. It listens on this machine only. To reach it from
-another machine, forward the port over ssh, or set --host: then every request needs the token that
-zeromon prints once.
+another machine, forward the port over ssh, or set --host. Open the address that is printed: every
+request needs its key, which becomes a cookie.
 """
 
 import argparse
 import html
 import os
-import secrets
 import socket
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from zeromon.cli import servers
 from zeromon.cli.options import flag, port
 from zeromon.cli.output import package
 from zeromon.errors import CollectorError
+from zeromon.ring.tokens import server_token
 from zeromon.sources.access import is_loopback
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.runs import runs_of
@@ -68,12 +68,14 @@ def serve(
     server: Server | None = None,
 ) -> int:
     """Serves the dashboard and opens it on *run*, at the moment *at* (seconds since the epoch)."""
-    app_module, hub_module, uvicorn = (
+    app_module, access, hub_module, uvicorn = (
         package(name, "the dashboard", "dashboard")
-        for name in ("zeromon_dashboard.app", "zeromon_dashboard.hub", "uvicorn")
-    )
+        for name in (
+            "zeromon_dashboard.app", "zeromon_dashboard.access", "zeromon_dashboard.hub", "uvicorn",
+        )
+    )  # fmt: skip
     loopback = is_loopback(options.host)
-    token = os.environ.get("ZEROMON_TOKEN") or secrets.token_urlsafe(16)
+    token = server_token()
     listening = listen(options.host, options.port)
     number = listening.getsockname()[1]
     hub = hub_module.Hub(server=server)
@@ -81,7 +83,8 @@ def serve(
     start += f"at={at:.3f}&" if at is not None else ""
     app = app_module.make_app(hub, token=token, port=number, loopback=loopback)
     host = f"[{options.host}]" if ":" in options.host else options.host
-    address = f"http://{'127.0.0.1' if loopback else host}:{number}{start}token={token}"
+    key = access.address_key(token, number)
+    address = f"http://{'127.0.0.1' if loopback else host}:{number}{start}token={key}"
     sys.stderr.write(f"zeromon: the dashboard is at {address}\n")
     if (
         not options.no_browser
@@ -98,7 +101,7 @@ def serve(
 def opening_page(address: str) -> Any:
     """Returns a private file that leads a browser to *address*, and is deleted when it is closed.
 
-    Everybody on the machine sees the arguments of a browser, and *address* has the token.
+    Everybody on the machine sees the arguments of a browser, and *address* has a key.
     """
     page = tempfile.NamedTemporaryFile("w", prefix="zeromon-", suffix=".html")  # noqa: SIM115
     page.write(f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">')

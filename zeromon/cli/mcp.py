@@ -11,10 +11,11 @@ Where the training runs on another machine, the command is ssh:
 
 Then ask it: why is my run slow? With --http the server waits at http://127.0.0.1:9419/mcp instead:
 
-  {"mcpServers": {"zeromon": {"type": "http", "url": "http://127.0.0.1:9419/mcp"}}}
+  {"mcpServers": {"zeromon": {"type": "http", "url": "http://127.0.0.1:9419/mcp",
+                              "headers": {"Authorization": "Bearer TOKEN"}}}}
 
-It listens on this machine only, or with --host elsewhere; then, and wherever ZEROMON_TOKEN is set, a
-request needs that token: "headers": {"Authorization": "Bearer TOKEN"}. The tools are explain, runs,
+TOKEN is ZEROMON_TOKEN where that is set, else the content of ~/.local/state/zeromon/token. The server
+listens on this machine only; --host elsewhere needs ZEROMON_TOKEN. The tools are explain, runs,
 findings, rule, ledger, memory, communication, whatif, trace, compare_runs, report and snapshot. An
 answer has at most 4 kB, unless the call asks for more by max_bytes. Needs pip install 'zeromon[mcp]'.
 """
@@ -22,7 +23,6 @@ answer has at most 4 kB, unless the call asks for more by max_bytes. Needs pip i
 import argparse
 import functools
 import inspect
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -35,8 +35,9 @@ from zeromon.cli.mcp_tools import MOST_BYTES, TOOLS, cut
 from zeromon.cli.options import flag
 from zeromon.cli.output import package
 from zeromon.errors import ZeromonError
+from zeromon.ring.tokens import job_token, user_token
 from zeromon.sources.access import Policy, only_loopback
-from zeromon.sources.asgi import App, guarded
+from zeromon.sources.asgi import Guarded
 from zeromon.units import printable_lines
 
 DEFAULT_PORT = 9419
@@ -114,18 +115,17 @@ def _answering(tool: Callable[..., list[str]]) -> Callable[..., str]:
     return answer
 
 
-def application(served: Any, host: str, token: str) -> App:
+def application(served: Any, host: str, token: str) -> Guarded:
     """The ASGI application of *served*; raises :class:`CollectorError` where all might read."""
     policy = Policy(
         loopback=only_loopback(host, token),
-        read_token=token or None,
-        act_token="",
-        token_hint="send the token of ZEROMON_TOKEN as Authorization: Bearer TOKEN",
+        token=token or user_token(),
+        token_hint="send the token as Authorization: Bearer TOKEN; zeromon mcp --help says which",
         actions=(),
         read_methods=("GET", "POST", "DELETE"),  # MCP sends its calls as POST
         most_body=_MOST_BODY,
     )
-    return guarded(
+    return Guarded(
         served.streamable_http_app(host=host, stateless_http=True, json_response=True), policy
     )
 
@@ -133,7 +133,7 @@ def application(served: Any, host: str, token: str) -> App:
 def _serve_http(served: Any, host: str, port: int) -> int:
     import uvicorn  # comes with the SDK
 
-    app = application(served, host, os.environ.get("ZEROMON_TOKEN", ""))
+    app = application(served, host, job_token())
     listening = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     say(f"MCP at http://{shown}:{listening.getsockname()[1]}/mcp")

@@ -4,20 +4,24 @@
   zeromon prometheus config --sd http://node0:9417/sd --rules zeromon-rules.yml -o prometheus.yml
   prometheus --config.file=prometheus.yml
 
-The /sd of any collector lists the collectors of all nodes of the job. Rules aggregate ranks by run and
+The /sd of any collector lists the collectors of all nodes of the job. The scrape configuration names the
+file with the token, which Prometheus must be able to read. Rules aggregate ranks by run and
 by node; alerts name the run, the rank, the node, and the rule page (zeromon rule ZM201).
 docs/prometheus.md describes one machine, Slurm and Kubernetes.
 """
 
 import argparse
+import os
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from zeromon.cli.options import between, option, several
 from zeromon.cli.output import write
 from zeromon.errors import ExportError
 from zeromon.export.prometheus import config, rules
+from zeromon.ring import tokens
 
 _DURATION = re.compile(r"([1-9][0-9]*(ms|[smhdwy]))+")
 _HELP = {
@@ -51,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several(made, "--target", "HOST:PORT", "a collector; once per collector")
     option(
         made, "--token-file", "FILE",
-        "file with the ZEROMON_TOKEN of collectors that do not listen on loopback", default="",
+        "file with the token of the collectors (default: this user's, or ZEROMON_TOKEN_FILE)",
     )  # fmt: skip
     several(made, "--rules", "FILE", "rule file to load")
     made.add_argument("--interval", type=_duration, default="15s", help="scrape interval")
@@ -81,10 +85,23 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
     return config.document(
         options.sd,
         options.target,
-        token_file=options.token_file,
+        token_file=options.token_file or _token_file(),
         interval=options.interval,
         rules=options.rules,
     )
+
+
+def _token_file() -> str:
+    """The file with the token of this user's collectors."""
+    if os.environ.get(tokens.TOKEN):
+        raise ExportError(
+            "ZEROMON_TOKEN is set, and Prometheus reads a token from a file",
+            "Write the token into a private file, and name it: --token-file FILE.",
+        )
+    found = os.environ.get(tokens.TOKEN_FILE) or tokens.token_file()
+    if found is None:
+        raise ExportError("no private file can be made for the token", "Set XDG_STATE_HOME.")
+    return str(Path(found).absolute())
 
 
 def _page_url(text: str) -> str:

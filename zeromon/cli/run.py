@@ -32,7 +32,7 @@ from zeromon.errors import LaunchError, RingError
 from zeromon.probes import tasks
 from zeromon.probes.installation import own_folders
 from zeromon.probes.process import ProcessWatch
-from zeromon.ring import paths
+from zeromon.ring import paths, tokens
 from zeromon.ring.atomic import replace_file
 from zeromon.sources.live import collector_address
 
@@ -92,6 +92,7 @@ def call(options: argparse.Namespace) -> int:
     except (RingError, OSError, subprocess.SubprocessError) as error:
         say(f"this run is not watched: {error}")
         environment = dict(os.environ)
+        environment.pop(tokens.TOKEN, None)
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -100,7 +101,8 @@ def call(options: argparse.Namespace) -> int:
         if folder is not None:
             tasks.withdraw(folder)
             if not _is_one_of_many():
-                for path in (folder / paths.NOTIFY, *folder.glob(f"*{paths.TRACK}*")):
+                secret = (folder / paths.NOTIFY, folder / tokens.NAME)
+                for path in (*secret, *folder.glob(f"*{paths.TRACK}*")):
                     path.unlink(missing_ok=True)
                 (folder / "run.json").unlink(missing_ok=True)
             with suppress(OSError):
@@ -115,7 +117,7 @@ def _check_settings() -> None:
     if not (port.isdigit() and 0 < int(port) < 65536):
         raise LaunchError(f"ZEROMON_PORT={port} is not a port", "Ports are 1 to 65535.")
     host = os.environ.get("ZEROMON_HOST", "127.0.0.1")
-    if not host.startswith("127.") and host != "localhost" and not os.environ.get("ZEROMON_TOKEN"):
+    if not host.startswith("127.") and host != "localhost" and not tokens.job_token():
         raise LaunchError(
             f"ZEROMON_HOST={host} without a token", "Set ZEROMON_TOKEN, or listen on 127.0.0.1."
         )
@@ -289,7 +291,8 @@ def _describe(folder: Path, command: list[str], *, job: str, steps: int) -> None
 def child_environment(environment: os._Environ[str], folder: Path) -> dict[str, str]:
     """The environment that makes every Python below the command load the shim first.
 
-    An empty entry of PYTHONPATH is the working directory, unless it is the only one.
+    The job's token is no part of it: it goes into *folder*. An empty entry of PYTHONPATH is the working
+    directory, unless it is the only one.
     """
     child = dict(environment)
     shim = str(paths.SHIM)
@@ -299,6 +302,7 @@ def child_environment(environment: os._Environ[str], folder: Path) -> dict[str, 
     child["ZEROMON_CORE"], child["ZEROMON_AGENTS"] = own_folders()
     child["ZEROMON_RUN_DIR"] = str(folder)
     child["ZEROMON_PYTHON"] = sys.executable
+    tokens.hand_over(child, folder)
     return child
 
 

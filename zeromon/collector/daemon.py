@@ -12,7 +12,6 @@ import gc
 import json
 import math
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -42,6 +41,7 @@ from zeromon.errors import (
 from zeromon.probes.devices import Devices
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
+from zeromon.ring.tokens import job_token, user_token
 from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
 from zeromon.snapshot.rank import DETACHED
 from zeromon.storage.recorder import Past, Record, standing
@@ -339,9 +339,9 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
     from zeromon.collector.http import start_server, targets
 
     collector = Collector(root)
-    key = token or secrets.token_urlsafe(16)
-    server = start_server(collector, host, port, token, strict_port=strict_port, key=key)
+    server = start_server(collector, host, port, token, strict_port=strict_port)
     address = root / "collector.json"
+    key = token or user_token()
     facts = {"pid": os.getpid(), "host": host, "port": server.server_port, "key": key}
     replace_file(address, json.dumps(facts))
     sd_file = os.environ.get("ZEROMON_SD_FILE", "")
@@ -396,7 +396,9 @@ def main(arguments: list[str] | None = None) -> int:
         go_to_background()
     os.nice(10)  # training has priority for the cores
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    token = os.environ.get("ZEROMON_TOKEN", "")
+    token = job_token()
+    if token:  # the folder that it was read from is removed some time after its run
+        os.environ["ZEROMON_TOKEN"] = token
     try:
         return serve(root, options.host, port, token, strict_port=False)
     except (CollectorError, RingError) as error:

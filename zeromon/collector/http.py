@@ -3,15 +3,14 @@
 ``POST /api/trace`` with ``{"run": ..., "steps": 2, "ranks": [0]}`` requests a trace from the live ranks.
 ``POST /api/try`` with ``{"run": ..., "rule": ...}`` tries a finding's change in the live ranks, and with
 ``{"run": ..., "number": ..., "go_on": ...}`` lets it go on or ends it.
-These requests change state, so they need a token even on loopback: ``ZEROMON_TOKEN``, or the key in the
-collector's file, which only its user can read.
+Every request needs a token, also on loopback (:mod:`zeromon.ring.tokens`); ``/healthz`` alone does not.
 
 ``/sd`` lists the collectors of all nodes of the live runs for Prometheus's HTTP service discovery.
 ``POST /api/exchange`` synchronizes these collectors (:mod:`zeromon.collector.cluster`); the token signs
 each report and is in none.
 
-The server binds to loopback; any other address needs a token. :mod:`zeromon.sources.access` defines
-which requests the server refuses.
+The server binds to loopback; any other address needs ``ZEROMON_TOKEN``. :mod:`zeromon.sources.access`
+defines which requests the server refuses.
 """
 
 import json
@@ -35,6 +34,7 @@ from zeromon.collector.trials import ROUNDS
 from zeromon.errors import CollectorError, RunNotFound, ZeromonError
 from zeromon.export.prometheus.exposition import Exposition
 from zeromon.ring.signing import NONCE, READ, REPORT, SIGNATURE, TIME, Nonces, is_proved
+from zeromon.ring.tokens import user_token
 from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
 from zeromon.sources import access
 from zeromon.storage.recorder import Past
@@ -45,6 +45,7 @@ Respond = Callable[[str, list[tuple[str, str]]], Any]
 Environ = dict[str, Any]
 Query = dict[str, list[str]]
 """The parameters of a query."""
+Handler = Callable[[Environ, Respond], Iterable[bytes]]
 
 _PORTS_TO_TRY = 20
 _MOST_CONNECTIONS = 64
@@ -53,7 +54,7 @@ _MOST_BODY = 1 << 16
 _MOST_REPORT = 1 << 23
 _VARIABLE = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in (TIME, NONCE, SIGNATURE)}
 """Of a report: name of a header -> its name in WSGI."""
-_ACTIONS = ("/api/trace", "/api/try", "/api/exchange")
+_ALIVE, _RUN = "/healthz", "/api/runs/"
 
 
 class _Trace(msgspec.Struct):
@@ -115,62 +116,84 @@ class View(Protocol):
 class Application:
     """The WSGI application."""
 
-    def __init__(
-        self, view: View, token: str = "", *, any_host: bool = False, key: str = ""
-    ) -> None:
+    def __init__(self, view: View, token: str = "", *, any_host: bool = False) -> None:
+        """*token*: the job's, which signs reports; without it requests need the user's."""
         self._token, self._nonces = token, Nonces()
         self._metrics = Exposition(view)
         self._view = view
-        loopback = not any_host
+        self._gets: dict[str, Handler] = {
+            "/": self._index,
+            _ALIVE: lambda _, respond: _answer(respond, "200 OK", {"zeromon": "ok"}),
+            "/sd": self._targets,
+            "/metrics": self._exposition,
+            "/api/runs": self._runs,
+        }
+        self._posts: dict[str, Handler] = {
+            "/api/trace": lambda environ, respond: self._act(environ, respond, self._trace),
+            "/api/try": lambda environ, respond: self._act(environ, respond, self._try),
+            "/api/exchange": self._exchange,
+        }
         self._policy = access.Policy(
-            loopback=loopback,
-            read_token=token or (None if loopback else ""),
-            act_token=key or token,
+            loopback=not any_host,
+            token=token or user_token(),
             token_hint="send the collector's token as Authorization: Bearer TOKEN",
-            actions=_ACTIONS,
+            actions=tuple(self._posts),
             read_methods=("GET", "HEAD"),
             most_body=_MOST_REPORT,
             signed=("/api/exchange",),
+            open=(_ALIVE,),
         )
+
+    @property
+    def routes(self) -> list[tuple[str, str]]:
+        """Method and path of everything that it answers; ``{run}`` stands for the name of a run."""
+        parts = ("", *(f"/{part}" for part in _PARTS))
+        return [
+            *(("GET", path) for path in (*self._gets, *(f"{_RUN}{{run}}{part}" for part in parts))),
+            *(("POST", path) for path in self._posts),
+        ]
 
     def __call__(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         """Answers one request, as WSGI defines it."""
         request = _request(environ)
-        if request.method == "GET" and self._is_proved(environ, READ, _target(environ)):
-            request = replace(request, token=self._token)
+        token = self._policy.token
+        if request.method == "GET" and self._is_proved(environ, READ, _target(environ), token):
+            request = replace(request, token=token)
         refused = access.refusal(request, self._policy)
         if refused is not None:
             status = f"{refused.status} {HTTPStatus(refused.status).phrase}"
             return _answer(respond, status, {"error": refused.reason})
-        path = environ.get("PATH_INFO", "/")
-        if environ.get("REQUEST_METHOD") == "POST":
-            if path == "/api/exchange":
-                return self._exchange(environ, respond)
-            act = self._try if path == "/api/try" else self._trace
-            return self._act(environ, respond, act)
-        if path == "/sd":
-            here = environ.get("HTTP_HOST", "")
-            return _answer(respond, "200 OK", targets(self._view.targets(), self._view.view, here))
-        if path == "/metrics":
-            self._view.was_read()
-            headers, body = self._metrics.answer(
-                environ.get("HTTP_ACCEPT", ""), environ.get("HTTP_ACCEPT_ENCODING", "")
-            )
-            respond("200 OK", headers)
-            return [body]
-        if path in ("/", "/healthz"):
-            return _answer(respond, "200 OK", {"zeromon": "ok", "see": ["/metrics", "/api/runs"]})
-        if path == "/api/runs":
-            return _answer(respond, "200 OK", [_brief(run) for run in self._view.view])
-        if path.startswith("/api/runs/"):
-            name, _, what = path.removeprefix("/api/runs/").partition("/")
+        path = request.path or "/"
+        handler = (self._posts if request.method == "POST" else self._gets).get(path)
+        if handler is not None:
+            return handler(environ, respond)
+        if path.startswith(_RUN):
+            name, _, what = path.removeprefix(_RUN).partition("/")
             return self._run(unquote(name), what, environ, respond)
         return _answer(respond, "404 Not Found", {"error": f"nothing at {path}"})
 
-    def _is_proved(self, environ: Environ, kind: bytes, content: bytes) -> bool:
-        """Whether a request carries a proof of its *content* by this collector's token."""
+    def _index(self, _: Environ, respond: Respond) -> Iterable[bytes]:
+        return _answer(respond, "200 OK", {"zeromon": "ok", "see": ["/metrics", "/api/runs"]})
+
+    def _targets(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        here = environ.get("HTTP_HOST", "")
+        return _answer(respond, "200 OK", targets(self._view.targets(), self._view.view, here))
+
+    def _exposition(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        self._view.was_read()
+        headers, body = self._metrics.answer(
+            environ.get("HTTP_ACCEPT", ""), environ.get("HTTP_ACCEPT_ENCODING", "")
+        )
+        respond("200 OK", headers)
+        return [body]
+
+    def _runs(self, _: Environ, respond: Respond) -> Iterable[bytes]:
+        return _answer(respond, "200 OK", [_brief(run) for run in self._view.view])
+
+    def _is_proved(self, environ: Environ, kind: bytes, content: bytes, token: str) -> bool:
+        """Whether a request carries a proof of its *content* by *token*."""
         given = {name: environ.get(_VARIABLE[name], "") for name in _VARIABLE}
-        return is_proved(given, kind, content, self._token, self._nonces)
+        return is_proved(given, kind, content, token, self._nonces)
 
     def _run(self, name: str, what: str, environ: Environ, respond: Respond) -> Iterable[bytes]:
         self._view.was_read()
@@ -190,30 +213,9 @@ class Application:
         return [body]
 
     def _past(self, run: RunSnapshot, what: str, query: Query) -> bytes:
-        past = self._view.past(run.run)
-        if what == "span":
-            return _ENCODER.encode(past.span())
-        if what == "at":
-            return encode(past.at(float(query.get("wall", ["none given"])[0])))
-        if what == "findings":
-            return _ENCODER.encode(past.findings())
-        if what == "lanes":
-            ranks = [int(rank) for rank in query.get("rank", ())]
-            return _ENCODER.encode(past.lanes(int(query.get("steps", ["1"])[0]), ranks))
-        if what == "series":
-            numbers = {name: [int(value) for value in values] for name, values in query.items()}
-            return _ENCODER.encode(
-                past.series(
-                    StepQuery(
-                        numbers.get("since", [0])[0],
-                        numbers.get("until", [None])[0],
-                        tuple(numbers.get("rank", ())),
-                        numbers.get("most", [600])[0],
-                        (numbers["first"][0], numbers["last"][0]) if "first" in numbers else None,
-                    )
-                )
-            )
-        raise RunNotFound(f"nothing at {what}")
+        if what not in _PARTS:
+            raise RunNotFound(f"nothing at {what}")
+        return _PARTS[what](self._view.past(run.run), query)
 
     def _act(
         self, environ: Environ, respond: Respond, act: Callable[[bytes], Capture | Trial]
@@ -239,7 +241,7 @@ class Application:
 
     def _exchange(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         report = environ["wsgi.input"].read(_size_of(environ))
-        if not self._is_proved(environ, REPORT, report):
+        if not self._is_proved(environ, REPORT, report, self._token):
             reason = (
                 "the report is not signed with this collector's token, or is not of this minute"
             )
@@ -253,6 +255,37 @@ class Application:
         proof = reply_signature(self._token, environ[_VARIABLE[NONCE]], body)
         respond("200 OK", [*_headers(body), (SIGNATURE, proof)])
         return [body]
+
+
+def _lanes(past: Past, query: Query) -> bytes:
+    ranks = [int(rank) for rank in query.get("rank", ())]
+    return _ENCODER.encode(past.lanes(int(query.get("steps", ["1"])[0]), ranks))
+
+
+def _series(past: Past, query: Query) -> bytes:
+    numbers = {name: [int(value) for value in values] for name, values in query.items()}
+    if ("first" in numbers) != ("last" in numbers):
+        raise ValueError("a range of steps has a first and a last one")
+    found = past.series(
+        StepQuery(
+            numbers.get("since", [0])[0],
+            numbers.get("until", [None])[0],
+            tuple(numbers.get("rank", ())),
+            numbers.get("most", [600])[0],
+            (numbers["first"][0], numbers["last"][0]) if "first" in numbers else None,
+        )
+    )
+    return _ENCODER.encode(found)
+
+
+_PARTS: dict[str, Callable[[Past, Query], bytes]] = {
+    "span": lambda past, _: _ENCODER.encode(past.span()),
+    "at": lambda past, query: encode(past.at(float(query.get("wall", ["none given"])[0]))),
+    "findings": lambda past, _: _ENCODER.encode(past.findings()),
+    "lanes": _lanes,
+    "series": _series,
+}
+"""What a run's record answers, by the name in the path."""
 
 
 def _target(environ: Environ) -> bytes:
@@ -395,15 +428,15 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 def start_server(
-    view: View, host: str, port: int, token: str = "", *, strict_port: bool = False, key: str = ""
+    view: View, host: str, port: int, token: str = "", *, strict_port: bool = False
 ) -> WSGIServer:
-    """Serves *view* from a thread of its own. *key*: the token of POST requests without *token*.
+    """Serves *view* from a thread of its own. *token*: the job's; without it the user's is needed.
 
     Takes one of the next ports where *port* is in use, else any, unless *strict_port*. Raises
     :class:`CollectorError` without a free port, and for a non-loopback address without a token.
     """
     loopback = access.only_loopback(host, token)
-    application = Application(view, token, any_host=not loopback, key=key)
+    application = Application(view, token, any_host=not loopback)
     candidates = [port] if strict_port or port == 0 else [*range(port, port + _PORTS_TO_TRY), 0]
     for candidate in candidates:
         try:

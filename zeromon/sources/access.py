@@ -1,7 +1,7 @@
-"""Which HTTP requests the collector and the dashboard refuse. Pure.
+"""Which HTTP requests collector, dashboard and MCP server refuse. Pure.
 
-Both servers use this one check. It stands beside the client's half of the same agreement, the token that
-:mod:`zeromon.sources.live` sends, in the highest room that both servers may import.
+All servers use this one check. It stands beside the client's half of the same agreement, the token that
+:mod:`zeromon.sources.live` sends, in the highest room that all servers may import.
 """
 
 import hmac
@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zeromon.errors import CollectorError
+from zeromon.ring.signing import signature
 
+ADDRESS, COOKIE = b"address", b"cookie"
+"""What a derived key opens a server by."""
+_DERIVED_DIGITS = 32
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Names of this machine that a Host header may have where a server listens on loopback."""
 
@@ -38,10 +42,8 @@ class Policy:
 
     loopback: bool
     """The server listens on loopback only."""
-    read_token: str | None
-    """Needed to read; None: everybody who reaches the server may read; "": nobody may."""
-    act_token: str
-    """Needed by requests that change something; "": nobody may make one."""
+    token: str
+    """Needed by every request, also on loopback; "": nobody may make one."""
     token_hint: str
     """Where a token comes from, for who has none."""
     actions: Collection[str]
@@ -52,6 +54,8 @@ class Policy:
     """Size of the largest body, bytes."""
     signed: Collection[str] = ()
     """The paths among *actions* whose requests carry a proof of their own instead of a token."""
+    open: Collection[str] = ()
+    """The paths that need no token; what they answer is the same for every run."""
 
     def acts(self, path: str) -> bool:
         """Whether a request for *path* changes something."""
@@ -73,7 +77,7 @@ def refusal(request: Request, policy: Policy) -> Refusal | None:
     - On loopback the Host must name this machine: a web page elsewhere whose name was made to point here
       (DNS rebinding) must read nothing.
     - A request that a web page makes must come from a page of this server: its Origin is its Host.
-    - Reading needs the read token where there is one; an action needs the act token, also on loopback.
+    - Every request needs the token: all users of a node reach its loopback ports.
     """
     acts = policy.acts(request.path)
     if request.length > policy.most_body:
@@ -84,12 +88,9 @@ def refusal(request: Request, policy: Policy) -> Refusal | None:
         return Refusal(403, f"this server is not {request.host[:100]}")
     if request.origin and request.origin.partition("://")[2] != request.host:
         return Refusal(403, "the request comes from a page of another server")
-    needed = policy.act_token if acts else policy.read_token
-    if needed is None or request.path in policy.signed:
+    if request.path in policy.signed or request.path in policy.open:
         return None
-    if not is_token(request.token, needed):
-        return Refusal(401, policy.token_hint)
-    return None
+    return None if is_token(request.token, policy.token) else Refusal(401, policy.token_hint)
 
 
 def is_token(given: str, needed: str) -> bool:
@@ -97,11 +98,18 @@ def is_token(given: str, needed: str) -> bool:
     return bool(needed) and hmac.compare_digest(given.encode(), needed.encode())
 
 
+def derived_key(token: str, kind: bytes, server: str) -> str:
+    """A key that opens *server* alone, and by which nobody finds *token*."""
+    return signature(token, kind, server.encode())[:_DERIVED_DIGITS]
+
+
 def host_name(host: str) -> str:
-    """A Host header without its port."""
+    """A Host header without its port; as it is where what follows the name is no port."""
     if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] or host
+        name, _, rest = host[1:].partition("]")
+        return name if not rest or rest[1:].isdecimal() else host
+    name, _, port = host.rpartition(":")
+    return name if name and port.isdecimal() else host
 
 
 def only_loopback(host: str, token: str) -> bool:

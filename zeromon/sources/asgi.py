@@ -31,20 +31,24 @@ def request_of(scope: Scope, most_body: int, token: str = "") -> Request:
     )
 
 
-def guarded(app: App, policy: Policy) -> App:
+class Guarded:
     """*app* behind *policy*: every request passes here first."""
 
-    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, app: Any, policy: Policy) -> None:
+        self.app, self._policy = app, policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses a request, or passes it on."""
         if scope["type"] == "lifespan":
-            return await app(scope, receive, send)
+            await self.app(scope, receive, send)
+            return None
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
-        refused = refusal(request_of(scope, policy.most_body), policy)
+        refused = refusal(request_of(scope, self._policy.most_body), self._policy)
         if refused is not None:
             return await answer(send, refused.status, refused.reason)
-        return await app(scope, bounded(receive, policy.most_body), send)
-
-    return guard
+        await self.app(scope, bounded(receive, self._policy.most_body), send)
+        return None
 
 
 def bounded(receive: Receive, most_body: int) -> Receive:

@@ -25,6 +25,7 @@ from zeromon.probes.listeners import listening_users
 from zeromon.probes.output import output_of
 from zeromon.ring import paths
 from zeromon.ring.signing import READ, proof_headers
+from zeromon.ring.tokens import job_token, server_token
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot
 from zeromon.snapshot.lanes import Lanes
 from zeromon.sources.access import host_name, is_loopback
@@ -202,7 +203,7 @@ def _decoded(content: bytes, decoder: msgspec.json.Decoder[_Known]) -> _Known:
 def _send(address: str, path: str, body: bytes | None, *, signs: bool = False) -> bytes:
     """Sends a GET, or with a *body* a POST; returns the content."""
     headers = {} if body is None else {"Content-Type": "application/json"}
-    token = os.environ.get("ZEROMON_TOKEN") or (key_of(address) if body is not None else "")
+    token = token_for(address)
     if token and signs:
         headers |= proof_headers(token, READ, (path if "?" in path else f"{path}?").encode())
     elif token and is_trusted(address):
@@ -215,7 +216,8 @@ def _send(address: str, path: str, body: bytes | None, *, signs: bool = False) -
         if error.status == 409:
             raise _refused(error.content) from error
         if error.status == 401:
-            raise SourceRefused(f"{address} requires a token", "Set ZEROMON_TOKEN.") from error
+            hint = "Set ZEROMON_TOKEN to that of its job, or to ~/.local/state/zeromon/token there."
+            raise SourceRefused(f"{address} requires another token", hint) from error
         if error.status == 404:
             raise RunNotFound(f"{address} does not follow that run (any more)") from error
         raise SourceError(f"{address} answers {error.status}") from error
@@ -229,9 +231,10 @@ def is_trusted(address: str) -> bool:
     The port of a collector that has been killed is free for everybody on the node. What the kernel does
     not tell, and another machine, are trusted as the user named them.
     """
-    if not is_loopback(host_name(address)):
+    authority = address.partition("/")[0]
+    if not is_loopback(host_name(authority)):
         return True
-    users = listening_users(int(address.rpartition(":")[2]))
+    users = listening_users(int(authority.rpartition(":")[2]))
     return users is None or users <= {os.getuid(), 0}
 
 
@@ -243,13 +246,15 @@ def _refused(content: bytes) -> CaptureRefused:
         return CaptureRefused("the collector refused the trace")
 
 
-def key_of(address: str) -> str:
-    """The key that a POST to the collector at *address* needs; "" unless it runs as this user here."""
-    for root in paths.ring_roots():
-        if collector_address(root) == address:
-            with suppress(OSError, ValueError, AttributeError):
-                return str(json.loads((root / "collector.json").read_text()).get("key", ""))
-    return ""
+def token_for(address: str) -> str:
+    """The token that the collector at *address* needs, as far as this user has it; "" without one."""
+    authority = address.partition("/")[0]
+    if not is_loopback(host_name(authority)):
+        return job_token()
+    for facts in map(_collector_facts, paths.ring_roots()):
+        if str(facts.get("port")) == authority.rpartition(":")[2] and facts.get("key"):
+            return str(facts["key"])
+    return server_token()
 
 
 def runs_at(address: str) -> list[LiveRun]:
@@ -266,17 +271,25 @@ def runs_at(address: str) -> list[LiveRun]:
 
 def collector_address(root: Path) -> str | None:
     """``host:port`` of the collector of *root*; None without one, and for a file of somebody else."""
-    path = root / "collector.json"
-    if path.is_symlink() or paths.owner_of(path) not in (os.getuid(), paths.owner_of(root)):
-        return None
+    facts = _collector_facts(root)
     try:
-        facts = json.loads(path.read_text())
         host, port = str(facts["host"]), int(facts["port"])
         if listening_users(port) == set():
             return None  # a collector that was killed has left its file
         return f"{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
+
+
+def _collector_facts(root: Path) -> dict[str, Any]:
+    """What the collector of *root* says of itself; {} without one, and for a file of somebody else."""
+    path = root / "collector.json"
+    if path.is_symlink() or paths.owner_of(path) not in (os.getuid(), paths.owner_of(root)):
+        return {}
+    with suppress(OSError, ValueError):
+        facts = json.loads(path.read_text())
+        return facts if isinstance(facts, dict) else {}
+    return {}
 
 
 def node_runs() -> list[LiveRun]:

@@ -29,6 +29,7 @@ import torch
 from zeromon.ring.atomic import replace_file
 from zeromon.ring.paths import RUN_NAME
 from zeromon.ring.signing import is_own_card, signed_card
+from zeromon.ring.tokens import job_token
 from zeromon_agents.runtime.guard import Guard
 
 _TIMEOUT_SECONDS = 600.0
@@ -95,7 +96,7 @@ class SharedFolder:
 
     def _check(self) -> None:
         """Raises PermissionError where another user may write here and no token signs what is here."""
-        if os.environ.get("ZEROMON_TOKEN"):
+        if job_token():
             return
         about = self._folder.lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
@@ -184,7 +185,7 @@ class Rendezvous:
         store, node = rendezvous_store(), self._node()
         if store is None or node is None:
             return
-        token = os.environ.get("ZEROMON_TOKEN", "")
+        token = job_token(self._run_dir)
         store.publish(node["first_rank"], json.dumps(signed_card(token, node)).encode())
         began, known, refused = time.monotonic(), 0, 0
         while time.monotonic() - began < _TIMEOUT_SECONDS:

@@ -29,6 +29,7 @@ from zeromon.collector.http import start_server
 from zeromon.export.prometheus import config
 from zeromon.export.prometheus.dashboards import BOARDS
 from zeromon.export.prometheus.rules import AGGREGATES, recorded
+from zeromon.ring.tokens import token_file
 from zeromon.snapshot import HostMemory
 from zeromon.units import printable
 
@@ -177,8 +178,8 @@ def test_a_moving_run_is_the_same_within_what_a_scrape_is_off() -> None:
     """Through /sd, with rates: both of them find the same speed."""
     seen = "min(count_over_time(zeromon_rank_up[1m]))"
     with Fleet(2, 8) as fleet:
-        discovered = config.document([f"http://{fleet.address}/sd"], [])["scrape_configs"]
-        with both(discovered, seen, 7) as urls:
+        made = config.document([f"http://{fleet.address}/sd"], [], token_file=str(token_file()))
+        with both(made["scrape_configs"], seen, 7) as urls:
             compare(urls)
 
 

@@ -18,6 +18,7 @@ from zeromon.cli import main
 from zeromon.diagnosis.pages import page
 from zeromon.export.prometheus import rules
 from zeromon.export.prometheus.metrics import METRICS
+from zeromon.ring.tokens import token_file
 
 EVIL = 'e"vil\\n{{ . }}'
 """As much of a run's name as a user could set, and more."""
@@ -343,6 +344,9 @@ def test_configurations_are_configurations(tmp_path: Path, rule_file: Path) -> N
     ):
         assert main(["prometheus", "config", *words, "-o", str(path)]) == 0
         assert "SUCCESS" in promtool("check", "config", path)
+        jobs = yaml.safe_load(path.read_text())["scrape_configs"]
+        if "--token-file" not in words:  # that of this user
+            assert jobs[0]["authorization"] == {"credentials_file": str(token_file())}
     (job,) = yaml.safe_load(path.read_text())["scrape_configs"]
     assert job["authorization"] == {"credentials_file": str(token)}
     assert job["http_sd_configs"][0]["authorization"] == {"credentials_file": str(token)}

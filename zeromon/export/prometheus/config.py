@@ -15,12 +15,12 @@ def document(
     sd: Sequence[str],
     targets: Sequence[str],
     *,
-    token_file: str = "",
+    token_file: str,
     interval: str = "15s",
     rules: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The file: one job that scrapes what the URLs *sd* list, and *targets*."""
-    access = {"authorization": {"credentials_file": token_file}} if token_file else {}
+    access = {"authorization": {"credentials_file": token_file}}
     job: dict[str, Any] = {"job_name": "zeromon", "honor_labels": True, **access}
     if sd:
         job["http_sd_configs"] = [{"url": url, **access} for url in sd]

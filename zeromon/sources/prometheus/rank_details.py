@@ -102,7 +102,7 @@ class _Detail:
     """One collector's snapshots, read in a thread because the collector may not answer."""
 
     def __init__(self, address: str, run: str) -> None:
-        self._source = LiveSource(address, run)
+        self._source = LiveSource(address, run, signs=True)
         self._thread: threading.Thread | None = None
         self._newest: tuple[float, float, RunSnapshot] | None = None
         self.trouble = ""

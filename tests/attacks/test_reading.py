@@ -1,0 +1,354 @@
+"""Attacks on who may read: every route of every server, as this user and as another user of the node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from builders import rank, run
+from support import LAUNCH, ROOT, Node, clean_environment, wait_for
+
+from zeromon.cli.dash import listen
+from zeromon.cli.mcp import application, server as assistant_server
+from zeromon.ring.signing import READ, proof_headers
+from zeromon.ring.tokens import token_file, user_token
+from zeromon.sources.access import COOKIE, derived_key
+from zeromon.sources.live import runs_at
+from zeromon_dashboard.access import address_key, server_name
+from zeromon_dashboard.app import make_app
+from zeromon_dashboard.hub import Hub
+
+NOBODY = 65534
+RUN = "private-run"
+TOKEN = "t0ken-of-the-job"
+OPEN = {("collector", "/healthz")}
+"""What everybody may read: that a collector lives."""
+
+CLIENT = """
+import encodings.idna, http.client, json, os, sys
+user = int(sys.argv[1])
+if user != os.getuid():
+    os.setgroups([]); os.setgid(user); os.setuid(user)
+answers = []
+for port, method, path, headers in json.load(sys.stdin):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = "{}" if method == "POST" else None
+    connection.request(method, path, body, {"Content-Type": "application/json", **headers})
+    answer = connection.getresponse()
+    answers.append([answer.status, answer.read(1 << 20).decode("latin-1")])
+    connection.close()
+print(json.dumps(answers))
+"""
+"""Asks as the user with that number; answers with status and content."""
+
+
+@dataclass
+class Serving:
+    """A server, its routes, and what opens it."""
+
+    port: int
+    routes: list[tuple[str, str]]
+
+
+def filled(path: str) -> str:
+    """A path of a route's table with names in it."""
+    return re.sub(r"\{[^}]*\}", "x", path.replace("{run}", RUN))
+
+
+def of_table(routes: Any) -> list[tuple[str, str]]:
+    """Method and path of each route of an ASGI application, of those that are mounted, too."""
+    found = []
+    for route in routes:
+        path = getattr(route, "path", "") or "/"
+        methods = getattr(route, "methods", None) or {"GET"}
+        found += [(method, path) for method in sorted(methods)]
+    return found
+
+
+def in_thread(app: Any, port: int | None) -> Iterator[int]:
+    """Serves an ASGI application; yields its port."""
+    listening = listen("127.0.0.1", port)
+    serving = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    yield listening.getsockname()[1]
+    serving.should_exit = True
+    thread.join(20)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serving]]:
+    """All servers of zeromon, each with a private run, as a user without ZEROMON_TOKEN starts them."""
+    folder = tmp_path_factory.mktemp("servers")
+    node = Node(folder)
+    node.store.save(run(rank(0), run=RUN, ended=True))
+    node.collector.view = (run(rank(0), run=RUN),)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZEROMON_DIR", str(folder / "rings"))
+        patch.setenv("ZEROMON_STORE", str(folder / "store"))
+        patch.delenv("ZEROMON_TOKEN", raising=False)
+        found = {"collector": Serving(node.server.server_port, node.server.get_app().routes)}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        dashboard = make_app(Hub(node.store), token=user_token(), port=port)
+        assistant = application(assistant_server(), "127.0.0.1", "")
+        dash, mcp = in_thread(dashboard, port), in_thread(assistant, 0)
+        found["dashboard"] = Serving(next(dash), of_table(dashboard.app.routes))
+        found["mcp"] = Serving(next(mcp), of_table(assistant.app.routes))
+        yield found
+        for one in (dash, mcp):
+            next(one, None)
+    node.close()
+
+
+def asked(user: int, requests: list[tuple[int, str, str, dict[str, str]]]) -> list[tuple[int, str]]:
+    """The answers to *requests* of *user*."""
+    if user != os.getuid() and os.getuid() != 0:
+        pytest.skip("only root can act as another user")
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, str(user)], input=json.dumps(requests), text=True,
+        capture_output=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [tuple(one) for one in json.loads(done.stdout)]
+
+
+def wrong_keys(serving: Serving, servers: dict[str, Serving]) -> list[dict[str, str]]:
+    """Headers that must not open a server, among them what opens another one."""
+    dash = servers["dashboard"].port
+    cookie = derived_key(user_token(), COOKIE, server_name(dash))
+    key = address_key(user_token(), dash)
+    other = derived_key(user_token(), COOKIE, server_name(dash + 1))
+    return [
+        {},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": f"Basic {user_token()}"},
+        {"Authorization": f"Bearer {cookie}"},
+        {"Authorization": f"Bearer {key}"},
+        {"Cookie": f"zeromon-{serving.port}={user_token()}"},
+        {"Cookie": f"zeromon-{dash}={other}; zeromon-{serving.port}={key}"},
+        proof_headers("wrong", READ, b"/api/runs?"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["collector", "dashboard", "mcp"])
+@pytest.mark.parametrize("user", [os.getuid(), NOBODY], ids=["this user", "another user"])
+def test_b2_no_route_answers_without_a_token(
+    servers: dict[str, Serving], name: str, user: int
+) -> None:
+    """The routes are those of the server's own table: one that is new is asked, too."""
+    serving = servers[name]
+    assert len(serving.routes) >= {"collector": 14, "dashboard": 12, "mcp": 1}[name]
+    requests, expected = [], []
+    for method, path in [*serving.routes, ("GET", "/nothing"), ("POST", "/nothing")]:
+        signed = (name, path) == ("collector", "/api/exchange")  # has a proof of its own
+        for headers in wrong_keys(serving, servers):
+            requests.append((serving.port, method, filled(path), headers))
+            expected.append((200, 200) if (name, path) in OPEN else (401, 405))
+        requests.append(
+            (serving.port, method, filled(path), {"Authorization": f"Bearer {user_token()}"})
+        )
+        expected.append((401, 401) if signed else (0, 0))
+    for request, (status, content), known in zip(
+        requests, asked(user, requests), expected, strict=True
+    ):
+        if known == (0, 0):
+            assert status not in (401, 403), (request, status)
+            continue
+        assert status in known and RUN not in content, (request, status)
+
+
+def test_b2_another_user_reads_no_address_with_a_key(servers: dict[str, Serving]) -> None:
+    """An address with a wrong key, with the token, with the key of the dashboard at another port."""
+    dash = servers["dashboard"].port
+    keys = ("wrong", user_token(), address_key(user_token(), dash + 1), "")
+    requests = [(dash, "GET", f"/live?token={key}", {}) for key in keys]
+    assert [status for status, _ in asked(NOBODY, requests)] == [401] * len(keys)
+    requests = [(dash, "GET", f"/live?token={address_key(user_token(), dash)}", {})]
+    assert asked(os.getuid(), requests)[0][0] == 303
+
+
+READER = """
+import os, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for path in sys.argv[1:]:
+    try:
+        print(open(path, "rb").read())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+def test_b2_the_files_with_a_token_are_private(tmp_path: Path) -> None:
+    """Also where the umask lets everybody read, and where another program has left a file there."""
+    kept = os.umask(0)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+            first = user_token()
+            path = token_file()
+            assert path is not None and user_token() == first
+            assert [p.stat().st_mode & 0o777 for p in (path, path.parent)] == [0o600, 0o700]
+            path.chmod(0o644)  # others may have read it
+            second = user_token()
+            assert second != first and path.stat().st_mode & 0o777 == 0o600
+            path.unlink()
+            (tmp_path / "theirs").write_text("known-to-them")
+            path.symlink_to(tmp_path / "theirs")
+            assert user_token() not in (first, second, "known-to-them") and not path.is_symlink()
+            path.unlink()
+            os.mkfifo(path)
+            assert len(user_token()) > 20
+    finally:
+        os.umask(kept)
+
+
+def test_two_processes_make_one_token(tmp_path: Path) -> None:
+    code = "from zeromon.ring.tokens import user_token; print(user_token())"
+    environment = clean_environment() | {
+        "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path),
+    }  # fmt: skip
+    made = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    assert len({one.communicate()[0] for one in made}) == 1
+
+
+def test_without_a_writable_folder_a_server_has_a_token_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("zeromon.ring.tokens._folders", lambda: iter([Path("/proc/none")]))
+    assert token_file() is None and user_token() == user_token() and len(user_token()) > 20
+
+
+TOLD = "import os; print('TOLD', sorted(os.environ.items()))\n"
+
+
+def test_w5_no_rank_has_the_token_in_its_environment(node: Node) -> None:
+    """The collector and the ranks have it by a file of the run, which only this user can read."""
+    program = node.folder / "told.py"
+    program.write_text((ROOT / "tests" / "programs" / "tiny.py").read_text() + TOLD)
+    environment = clean_environment() | {
+        "ZEROMON_DIR": str(node.root), "ZEROMON_STORE": str(node.folder / "store"),
+        "ZEROMON_TOKEN": TOKEN, "STEPS": "60", "PAUSE": "0.1",
+    }  # fmt: skip
+    training = subprocess.Popen(
+        [sys.executable, "-m", "zeromon", "run", "--name", "r", "--", *LAUNCH, "2", str(program)],
+        env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    facts = wait_for(lambda: _facts(node.root))
+    wait_for(lambda: list((node.root / "r").glob("rank*.ring")))
+    pids = [training.pid, *(int(p) for p in _children(training.pid))]
+    assert len(pids) >= 3
+    for pid in pids:
+        for name in ("environ", "cmdline"):
+            assert TOKEN.encode() not in Path(f"/proc/{pid}/{name}").read_bytes(), (pid, name)
+    assert TOKEN.encode() not in Path(f"/proc/{facts['pid']}/cmdline").read_bytes()
+    assert facts["key"] == TOKEN, "the collector has it all the same"
+    with pytest.MonkeyPatch.context() as patch:  # the same user, in a shell that knows no token
+        patch.setenv("ZEROMON_DIR", str(node.root))
+        patch.delenv("ZEROMON_TOKEN", raising=False)
+        assert [one.run for one in runs_at(f"127.0.0.1:{facts['port']}")] == ["r"]
+    secret = [
+        node.root / "r" / "token",
+        node.root / "collector.json",
+        f"/proc/{facts['pid']}/environ",
+    ]
+    if os.getuid() == 0:
+        read = subprocess.run(
+            [sys.executable, "-c", READER, *map(str, secret)], capture_output=True, text=True
+        )
+        assert read.stdout.split() == ["PermissionError"] * 3, read
+    said, _ = training.communicate(timeout=120)
+    assert "TOLD" in said and TOKEN not in said
+    assert TOKEN not in "".join(
+        path.read_text("latin-1") for path in (node.folder / "store").rglob("*") if path.is_file()
+    )
+
+
+def _facts(root: Path) -> dict[str, Any] | None:
+    try:
+        facts: dict[str, Any] = json.loads((root / "collector.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return facts
+
+
+def _children(pid: int) -> Iterator[str]:
+    """All processes below *pid*."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield child
+        yield from _children(int(child))
+
+
+# ---- the cookie -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def thief() -> Iterator[tuple[int, list[str]]]:
+    """A server at another port of this host, and the cookies that it was sent."""
+    stolen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            stolen.append(self.headers.get("Cookie", ""))
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<p>hello</p>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    made = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made.server_port, stolen
+    made.shutdown()
+
+
+def test_w1_the_cookie_that_another_port_gets_opens_nothing_of_the_job(
+    servers: dict[str, Serving], thief: tuple[int, list[str]]
+) -> None:
+    """In a real browser, which sends a cookie to every port of its host."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no Chromium is installed")
+    from playwright.sync_api import sync_playwright
+
+    dash, (port, stolen) = servers["dashboard"].port, thief
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{dash}/?token={address_key(user_token(), dash)}")
+        page.wait_for_selector("#run-table", timeout=60_000)
+        assert "token" not in page.url
+        page.goto(f"http://127.0.0.1:{port}/")
+        browser.close()
+    cookie = next(one for one in stolen if one)
+    value = re.fullmatch(rf"zeromon-{dash}=([0-9a-f]+)", cookie)[1]  # type: ignore[index]
+    assert value not in (user_token(), address_key(user_token(), dash))
+    requests = []
+    for name, serving in servers.items():
+        for path in {"collector": "/api/runs", "dashboard": "/live", "mcp": "/mcp"}[name], "/":
+            bearer = {"Authorization": f"Bearer {value}"}
+            named = {"Cookie": f"zeromon-{serving.port}={value}"}
+            requests += [(serving.port, "GET", path, bearer)]
+            requests += [(serving.port, "GET", path, named)] if name != "dashboard" else []
+            requests += [(serving.port, "GET", f"{path}?token={value}", {})]
+    for request, (status, _) in zip(requests, asked(NOBODY, requests), strict=True):
+        assert status == 401, request
