@@ -66,8 +66,8 @@ LEVELS = {None: 0, Severity.INFO: 1, Severity.WARNING: 2, Severity.CRITICAL: 3}
 """The value of ``zeromon_run_severity`` by the severity of a verdict."""
 
 _FAMILIES = {
-    "ZM202": Health.SLOW, "ZM2": Health.AT_RISK, "ZM3": Health.SLOW, "ZM4": Health.AT_RISK, "ZM5": Health.SLOW,
-    "ZM6": Health.SLOW,
+    "ZM202": Health.SLOW, "ZM2": Health.AT_RISK, "ZM3": Health.SLOW, "ZM4": Health.AT_RISK,
+    "ZM5": Health.SLOW, "ZM6": Health.SLOW,
 }  # fmt: skip
 """What a warning means for a run, by the family of its code: memory, communication, results, offload,
 host. ZM202 is about memory that could save time. Other families are about zeromon or about checkpoints:
