@@ -7,7 +7,6 @@ from zeromon.readout.verdict import Verdict, verdict
 from zeromon.report.render import render
 from zeromon.snapshot import RunSnapshot
 from zeromon.tui import plain as plain_view, status_text
-from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import plain
 from zeromon_dashboard.layout import page_of
 from zeromon_dashboard.page import Known
@@ -19,7 +18,7 @@ def first_lines(shown: RunSnapshot) -> Verdict:
     judged = verdict(shown)
     assert f" {judged.health} " in plain(status_text.head(shown))
     assert judged.cause in plain(status_text.risk(shown))
-    assert judged.text in list(plain_view.lines(None, shown, 0, DisplayOptions()))
+    assert judged.text in list(plain_view.lines(None, shown, 0))
     assert render(shown).splitlines()[1] == f"  verdict   {judged.health}: {judged.cause}"
     parts = page_of(Known(Route(run="r", page="ranks"), shown, {})).parts
     assert parts["health"]["children"] == judged.health

@@ -18,6 +18,14 @@ def human_bytes(nbytes: float | None) -> str:
     return f"{nbytes:.1f} TiB"
 
 
+_BYTE_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+
+
+def byte_scale(most: float) -> tuple[int, str]:
+    """The unit, in bytes, in which *most* bytes are a legible number, and its name."""
+    return next(((nbytes, unit) for nbytes, unit in _BYTE_UNITS if most >= nbytes), _BYTE_UNITS[-1])
+
+
 _DIGITS = bytes(48 if 48 <= byte <= 57 else byte for byte in range(256))
 _LONG_NUMBER = re.compile(rb"(?:^|[\s:\[,])-?\d{25}")
 

@@ -10,15 +10,15 @@ import plotly.graph_objects as go
 from zeromon.traces.allocation_roles import ROLES, UNKNOWN
 from zeromon.traces.allocations import Holding
 from zeromon.traces.stacks import NO_STACK, frame_text, told
-from zeromon.units import human_bytes
-from zeromon_dashboard.charts import COLOURS, GIB, MIB, layout
+from zeromon.units import byte_scale, human_bytes
+from zeromon_dashboard.charts import COLOURS, layout
 
 
 def whatif(content: dict[str, Any]) -> go.Figure:
     """The output of ``zeromon whatif --json``: device memory against milliseconds a sample."""
     known = [p for p in content["points"] if p.get("step_seconds") is not None]
     most = max((p["bytes"]["device"] for p in known), default=0)
-    size, unit = (GIB, "GiB") if most >= GIB else (MIB, "MiB")
+    size, unit = byte_scale(most)
     figure = go.Figure()
     best = sorted((p for p in known if p["pareto"]), key=lambda p: p["bytes"]["device"])
     for name, points, mode in (("points", known, "markers"), ("best", best, "lines+markers")):

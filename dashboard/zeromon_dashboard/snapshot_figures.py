@@ -12,7 +12,14 @@ from zeromon.readout.roles import EVERYTHING_ELSE, RoleBands
 from zeromon.readout.text import silent_for, state_text
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
-from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
+from zeromon.units import (
+    byte_scale,
+    human_bytes,
+    human_count,
+    human_rate,
+    human_ratio,
+    human_seconds,
+)
 from zeromon_dashboard.charts import COLOURS, GIB, LEGEND_BELOW, Series, axis, layout, step_axis
 
 _MOST_BARS = 16
@@ -108,7 +115,7 @@ def roles(rank: RankSnapshot) -> dict[str, Any] | None:
         return None
     names = [row.role.replace("_", " ") for row in rows]
     most = max(max(r.measured_bytes or 0, r.predicted_bytes or 0, r.plain_bytes) for r in rows)
-    scale, unit = scaled(most)
+    scale, unit = byte_scale(most)
     columns: tuple[tuple[str, list[int | None], str], ...] = (
         ("measured", [row.measured_bytes for row in rows], COLOURS[0]),
         ("predicted", [row.predicted_bytes for row in rows], COLOURS[4]),
@@ -136,7 +143,7 @@ def roles(rank: RankSnapshot) -> dict[str, Any] | None:
 
 def roles_over(found: RoleBands) -> dict[str, Any]:
     """Memory by role over the steps, one band above the other, up to all that the rank holds."""
-    scale, unit = scaled(max(map(sum, zip(*found.bands.values(), strict=True))))
+    scale, unit = byte_scale(max(map(sum, zip(*found.bands.values(), strict=True))))
     held = {"device": "reserved on its device", "host": "resident"}[found.place]
     title = f"Memory of rank {found.rank} by role, recorded to step {found.steps[-1]:,}"
     grey = {"line": {"width": 0.5, "color": COLOURS[-1]}}
@@ -158,14 +165,6 @@ def roles_over(found: RoleBands) -> dict[str, Any]:
             **LEGEND_BELOW,
         },
     }  # fmt: skip
-
-
-def scaled(most: float) -> tuple[int, str]:
-    """The unit, in bytes, in which *most* bytes are a legible number, and its name."""
-    return next(((n, unit) for n, unit in _UNITS if most >= n), _UNITS[-1])
-
-
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 def within_step(rank: RankSnapshot) -> dict[str, Any] | None:

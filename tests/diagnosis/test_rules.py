@@ -55,7 +55,6 @@ from zeromon.snapshot import (
     Straggler,
 )
 from zeromon.snapshot.ledger import ActivityRow
-from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.screens.findings import finding_page
 
 
@@ -74,9 +73,7 @@ def test_a_rule_fires_with_evidence_cause_change_effect_and_price(rule: str) -> 
         assert 0 <= remedy.gain_low_seconds < remedy.gain_high_seconds <= 0.2
     text = render(run(FIRES[rule], findings=(finding,)))
     assert finding.code in text and "cost: " in text and "predicted: " in text
-    page = [
-        "".join(text for text, _ in line) for line in finding_page(finding, DisplayOptions(), 200)
-    ]
+    page = ["".join(text for text, _ in line) for line in finding_page(finding, 200)]
     assert any(remedy.diff.splitlines()[0] in line for line in page)
 
 

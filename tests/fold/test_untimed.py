@@ -65,7 +65,7 @@ def test_every_view_says_that_it_is_unknown_and_why() -> None:
     assert row.count("n/a") == 3
     told = "".join(text for text, _ in risk(snapshot))
     assert f"exposed communication n/a: {UNKNOWN}" in told
-    assert "exposed n/a" in step_line(snapshot, 11, DisplayOptions())
+    assert "exposed n/a" in step_line(snapshot, 11)
     (found,) = [f for f in advise(snapshot) if f.rule == "untimed_collectives"]
     assert UNKNOWN in found.text
     charts = [chart for chart in CHARTS if chart.name == "exposed"]

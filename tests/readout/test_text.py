@@ -15,7 +15,6 @@ from zeromon.readout.text import finding_text, memory_unknown, straggler_text
 from zeromon.report.memory import memory
 from zeromon.report.render import render
 from zeromon.snapshot import Finding, Fleet, Hang, Remedy, RunSnapshot, Straggler
-from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import plain
 from zeromon.tui.screens.findings import finding_page
 from zeromon.tui.tables import FINDINGS
@@ -49,10 +48,9 @@ def _words(component: Any) -> str:
 
 def _rendered(finding: Finding) -> dict[str, str]:
     """The finding as each view shows it."""
-    look = DisplayOptions()
     return {
         "report": render(run(rank(), findings=(finding,))),
-        "terminal": "\n".join(plain(line) for line in finding_page(finding, look, 100)),
+        "terminal": "\n".join(plain(line) for line in finding_page(finding, 100)),
         "dashboard": _words(widgets._finding(finding)),
         "page": unescape(html_report._finding(finding)),
     }
@@ -76,10 +74,9 @@ def test_a_gain_reads_the_same_in_every_view(low: float, gain: str) -> None:
 
 
 def test_a_table_has_the_same_gain_in_short() -> None:
-    look = DisplayOptions()
     show = next(column.show for column in FINDINGS if column.name == "expected")
-    assert show(_finding(_remedy(0.0, 0.03)), look)[0] == "up to -30.0 ms"
-    assert show(_finding(_remedy(0.012, 0.03)), look)[0] == "-12.0 ms a step"
+    assert show(_finding(_remedy(0.0, 0.03)))[0] == "up to -30.0 ms"
+    assert show(_finding(_remedy(0.012, 0.03)))[0] == "-12.0 ms a step"
     assert effect_text(_remedy(None, None, frees_bytes=3 << 30)) == "-3.0 GiB"
     assert effect_text(None) == ""
 

@@ -40,7 +40,7 @@ from zeromon.tui.tables import RANKS, TRAFFIC
 from zeromon.tui.terminal import announcement
 from zeromon.tui.trend import Trend, step_of
 from zeromon.tui.view_model import ViewModel, scrubber, status
-from zeromon.units import human_ratio
+from zeromon.units import byte_scale, human_ratio
 
 HOSTILE = (
     "name\x1b[31m\x07\n\ttab",
@@ -291,7 +291,7 @@ def test_a_filter_lets_through_what_it_says(text: str, ranks: list[int]) -> None
 @pytest.mark.parametrize("text", HOSTILE, ids=HOSTILE_NAMES)
 def test_rows_and_headers_are_as_wide_as_the_table(width: int, text: str) -> None:
     one = replace(snapshot(2).ranks[0], unit=text, node=text, phase=text)
-    row = cells_of(laid_out(RANKS, width), one, DisplayOptions())
+    row = cells_of(laid_out(RANKS, width), one)
     assert length(row) == length(header(laid_out(RANKS, width), "rank", down=False)) <= width
 
 
@@ -332,9 +332,7 @@ def test_rows_are_added_up_and_bandwidths_are_not() -> None:
     assert found["all_gather"].busbw_bytes_per_second is None
     assert found["reduce_scatter"].phase == "backward"
     assert added(traffic, "unit") == list(traffic)
-    assert "(several)" in plain(
-        cells_of(laid_out(TRAFFIC, 160), found["all_gather"], DisplayOptions())
-    )
+    assert "(several)" in plain(cells_of(laid_out(TRAFFIC, 160), found["all_gather"]))
 
 
 def test_a_screenshot_loads_nothing_from_elsewhere() -> None:
@@ -515,7 +513,7 @@ def test_a_detached_run_is_not_said_to_run() -> None:
 def test_the_hosts_memory_has_no_limit_that_moves_with_its_neighbours() -> None:
     """What is available is named as that, and a risk without a cause names none."""
     risk = Risk(pool="host", ratio=0.0, cause="none", used_bytes=GIB, capacity_bytes=9 * GIB)
-    text = status_text.level_and_cause(risk, DisplayOptions())
+    text = status_text.level_and_cause(risk)
     assert text == "1.0 GiB in use by all ranks, 8.0 GiB available"
 
 
@@ -558,7 +556,7 @@ def test_nor_is_it_in_what_was_recorded() -> None:
 def test_what_a_change_is_expected_to_do(low: float | None, high: float | None, said: str) -> None:
     remedy = Remedy(cause="c", dialect="d", diff="", gain_low_seconds=low, gain_high_seconds=high)
     finding = replace(_warning("a", 0), remedy=remedy)
-    assert said in plain(cells_of(laid_out(tables.FINDINGS, 100), finding, DisplayOptions()))
+    assert said in plain(cells_of(laid_out(tables.FINDINGS, 100), finding))
 
 
 def test_the_first_line_says_how_old_the_picture_is() -> None:
@@ -603,11 +601,9 @@ def test_tokens_and_mfu_are_only_said_where_they_are_known() -> None:
 
 
 def test_units() -> None:
-    assert DisplayOptions().size(3 * GIB) == "3.0 GiB"
-    assert DisplayOptions(decimal=True).size(3 * GIB) == "3.2 GB"
-    assert DisplayOptions(decimal=True).size(-1) == "n/a"
-    assert DisplayOptions(decimal=True).scale(5e9) == (1e9, "GB")
-    assert DisplayOptions().scale(5 * GIB) == (float(GIB), "GiB")
+    assert byte_scale(5 * GIB) == (GIB, "GiB")
+    assert byte_scale(5 << 40) == (1 << 40, "TiB")
+    assert byte_scale(0) == (1, "B")
 
 
 # ---- memory and arrivals -------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from zeromon.sources.live import LiveRun, LiveSource
 from zeromon.sources.recorded import StoreSource
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
-from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.plain import follow, lines, step_line
 
 
@@ -52,14 +51,14 @@ class Script(FixedSource):
 
 def followed(*answers: RunSnapshot | Exception, **facts: object) -> list[str]:
     said: list[str] = []
-    follow(Script(*answers), said.append, DisplayOptions(), sleep=lambda _: None, **facts)  # type: ignore[arg-type]
+    follow(Script(*answers), said.append, sleep=lambda _: None, **facts)  # type: ignore[arg-type]
     return said
 
 
 def test_a_step_is_one_line() -> None:
     """The longest, the most exposed, the fullest, and whose they are."""
     run = at_step(100)
-    line = step_line(run, 100, DisplayOptions())
+    line = step_line(run, 100)
     found = [rank.recent[-1] for rank in run.ranks]
     slowest = max(range(2), key=lambda n: found[n].seconds)
     most = max(range(2), key=lambda n: found[n].exposed_ns / found[n].seconds)
@@ -68,14 +67,14 @@ def test_a_step_is_one_line() -> None:
     assert f"exposed {share * 100:.1f} % (rank {most})" in line
     assert f"reserved {found[1].reserved_bytes / GIB:.1f} GiB (rank 1)" in line
     assert line.endswith("OOM risk 74.0 %")
-    assert step_line(run, 7, DisplayOptions()) == "step 7: not known"
+    assert step_line(run, 7) == "step 7: not known"
 
 
 def test_what_is_exposed_is_said_of_every_step() -> None:
     """Also of one whose communication was counted only."""
     run = at_step(100)
     idle = [replace(r, recent=(replace(r.recent[-1], idle=True),)) for r in run.ranks]
-    line = step_line(replace(run, ranks=tuple(idle)), 100, DisplayOptions())
+    line = step_line(replace(run, ranks=tuple(idle)), 100)
     assert "  exposed n/a (not timed)  " in line
 
 
@@ -92,7 +91,7 @@ def test_every_step_is_said_once_and_the_end() -> None:
 
 
 def test_steps_that_went_by_are_owned_up_to() -> None:
-    said = list(lines(at_step(20), at_step(120), 20, DisplayOptions()))
+    said = list(lines(at_step(20), at_step(120), 20))
     assert said[0] == "steps 21 to 70 were too fast to print"
     assert [line.split()[1] for line in said[1:]] == [str(n) for n in range(71, 121)]
 

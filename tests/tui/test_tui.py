@@ -511,7 +511,7 @@ async def test_before_the_first_picture_it_says_what_it_waits_for(make: Make) ->
     app = make(FixedSource(SourceError("no collector answers at x:1")))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "no collector answers at x:1" in screen_text(app))
-        for key in (*"1234567", "space", "left", "t", "m", "x", "w", "u", "a", "escape"):
+        for key in (*"1234567", "space", "left", "t", "m", "x", "w", "a", "escape"):
             await pilot.press(key)  # nothing to act on, nothing breaks
 
 
@@ -856,14 +856,11 @@ async def test_the_newest_note_stays_in_sight(make: Make) -> None:
 # ---- actions -------------------------------------------------------------------------------------
 
 
-async def test_units_shares_and_windows(make: Make) -> None:
+async def test_shares_and_windows(make: Make) -> None:
     source = FixedSource(snapshot(8))
     app = make(source)
     async with running(app) as pilot:
         assert "limit 80.0 GiB" in screen_text(app)
-        await pilot.press("u")
-        await pilot.pause()
-        assert "limit 85.9 GB" in screen_text(app)
         await pilot.press("percent_sign")
         await pilot.pause()
         assert "share of a step" in screen_text(app)

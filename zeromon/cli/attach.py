@@ -111,13 +111,6 @@ def _see(source: Source, options: argparse.Namespace) -> int:
     return _plain(source, options) if options.plain else show(source, options)
 
 
-def look_of(options: argparse.Namespace) -> DisplayOptions:
-    """The display options that the command line gives."""
-    return DisplayOptions(
-        tokens_per_step=options.tokens_per_step, peak_flops=options.peak_tflops * 1e12
-    )
-
-
 def show(source: Source, options: argparse.Namespace) -> int:
     """Opens the terminal view of *source*; returns the exit code."""
     # Textual draws on stderr; in a browser, its own driver has pipes instead
@@ -131,7 +124,9 @@ def show(source: Source, options: argparse.Namespace) -> int:
         ZeromonApp(
             source,
             every_seconds=options.every,
-            look=look_of(options),
+            look=DisplayOptions(
+                tokens_per_step=options.tokens_per_step, peak_flops=options.peak_tflops * 1e12
+            ),
             theme=options.theme,
             reconnect=again,
         ).run()
@@ -155,7 +150,7 @@ def _plain(source: Source, options: argparse.Namespace) -> int:
         sys.stdout.flush()
 
     run = follow(
-        source, write, look_of(options), every_seconds=options.every,
+        source, write, every_seconds=options.every,
         reconnect=(lambda gone: again(source.run, gone)) if source.relocatable else None,
     )  # fmt: skip
     return 1 if run is not None and run.findings else 0

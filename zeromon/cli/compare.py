@@ -46,10 +46,9 @@ from zeromon.report.table import table
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import by_step, steps
-from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.draw.chart import Curve, Plot, chart, legend
 from zeromon.tui.line import plain
-from zeromon.units import human_count, printable
+from zeromon.units import byte_scale, human_count, printable
 
 _GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 _LONGEST = 24
@@ -148,7 +147,7 @@ def _memory(found: Comparison, width: int) -> list[str]:
     top = max(nbytes for line in lines for _, nbytes in line)
     first = min(line[0][0] for line in lines if line)
     last = max(line[-1][0] for line in lines)
-    divisor, unit = DisplayOptions().scale(top)
+    divisor, unit = byte_scale(top)
     curves = tuple(
         Curve(letter(n), "", line, _GAPS[n % len(_GAPS)]) for n, line in enumerate(lines) if line
     )

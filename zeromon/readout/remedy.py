@@ -1,6 +1,6 @@
 """A remedy in words: the cause, the change, what it is expected to achieve, and its price. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zeromon.snapshot import Remedy, Rung, Trial
@@ -44,13 +44,13 @@ class RemedyText:
         return f"{lead}{', '.join(self.expected)}; cost: {self.price}"
 
 
-def remedy_text(remedy: Remedy, size: Callable[[float], str] = human_bytes) -> RemedyText:
-    """*remedy* in words; *size* formats bytes."""
+def remedy_text(remedy: Remedy) -> RemedyText:
+    """*remedy* in words."""
     expected = [f"a step {gain} shorter"] if (gain := gain_text(remedy)) else []
     if tried := tried_text(remedy):
         expected = [f"tried: {tried} a step", *(f"predicted: {gain}" for gain in [gain] if gain)]
     if remedy.frees_bytes is not None:
-        expected.append(f"{size(remedy.frees_bytes)} less a rank")
+        expected.append(f"{human_bytes(remedy.frees_bytes)} less a rank")
     if remedy.effect:
         expected.append(remedy.effect)
     return RemedyText(
@@ -58,22 +58,20 @@ def remedy_text(remedy: Remedy, size: Callable[[float], str] = human_bytes) -> R
         dialect=remedy.dialect,
         diff=tuple(
             DiffLine(line, {"+": "added", "-": "removed"}.get(line.strip()[:1], ""))
-            for line in (*remedy.diff.splitlines(), *ladder_lines(remedy.rungs, size))
+            for line in (*remedy.diff.splitlines(), *ladder_lines(remedy.rungs))
         ),
         expected=tuple(expected),
         price=remedy.price or "none",
     )
 
 
-def ladder_lines(
-    rungs: Iterable[Rung], size: Callable[[float], str] = human_bytes
-) -> tuple[str, ...]:
-    """The OOM ladder as text, a line for each rung; *size* formats bytes."""
-    return tuple(_rung(number, rung, size) for number, rung in enumerate(rungs, 1))
+def ladder_lines(rungs: Iterable[Rung]) -> tuple[str, ...]:
+    """The OOM ladder as text, a line for each rung."""
+    return tuple(_rung(number, rung) for number, rung in enumerate(rungs, 1))
 
 
-def _rung(number: int, rung: Rung, size: Callable[[float], str]) -> str:
-    frees = "n/a" if rung.frees_bytes is None else size(rung.frees_bytes)
+def _rung(number: int, rung: Rung) -> str:
+    frees = human_bytes(rung.frees_bytes)
     bound = "at most " if rung.at_most else ""
     enough = " <- enough, with those above" if rung.enough else ""
     return f"{number}. {rung.change}: frees {bound}{frees}; cost: {rung.price}{enough}"
@@ -101,7 +99,7 @@ def tried_text(tried: Remedy | Trial) -> str:
     return f"{sign}{human_seconds(abs(gain))} ± {human_seconds(error)}"
 
 
-def effect_text(remedy: Remedy | None, size: Callable[[float], str] = human_bytes) -> str:
+def effect_text(remedy: Remedy | None) -> str:
     """The effect for a table: ``-12.0 ms a step``, ``up to -30.0 ms``, ``-3.0 GiB``; "" for none."""
     if remedy is None:
         return ""
@@ -112,4 +110,4 @@ def effect_text(remedy: Remedy | None, size: Callable[[float], str] = human_byte
         return f"-{human_seconds(low)} a step"
     if high:
         return f"up to -{human_seconds(high)}"
-    return f"-{size(remedy.frees_bytes)}" if remedy.frees_bytes is not None else ""
+    return f"-{human_bytes(remedy.frees_bytes)}" if remedy.frees_bytes is not None else ""

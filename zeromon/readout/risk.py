@@ -1,7 +1,5 @@
 """Sentences about memory that runs out, for every view. Pure."""
 
-from collections.abc import Callable
-
 from zeromon.readout.text import members_text, roughly, subject
 from zeromon.snapshot import Pool, RankSnapshot, Risk, RiskCause
 from zeromon.units import human_bytes, human_count, human_seconds
@@ -53,17 +51,17 @@ _OTHERS = "memory of others"
 _TRENDS = {RiskCause.FRAGMENTATION: "memory that is reserved and not used"}
 
 
-def risk_level(risk: Risk, size: Callable[[int], str] = human_bytes) -> str:
+def risk_level(risk: Risk) -> str:
     """How much of a memory is in use.
 
     Of the host, what is available beside it: that changes with the use of other processes, so the sum is
     no limit.
     """
     if risk.pool != Pool.HOST:
-        return f"{size(risk.used_bytes)} of {size(risk.capacity_bytes)}"
+        return f"{human_bytes(risk.used_bytes)} of {human_bytes(risk.capacity_bytes)}"
     left = max(0, risk.capacity_bytes - risk.used_bytes)
-    available = size(left) if risk.capacity_bytes >= 0 else "n/a"
-    return f"{size(risk.used_bytes)} in use by all ranks, {available} available"
+    available = human_bytes(left) if risk.capacity_bytes >= 0 else "n/a"
+    return f"{human_bytes(risk.used_bytes)} in use by all ranks, {available} available"
 
 
 def risk_headline(rank: RankSnapshot, risk: Risk, *, short: bool = False) -> str:

@@ -86,7 +86,6 @@ class ZeromonApp(App[int]):
         Binding("t", "trace", "Trace"),
         Binding("m", "mark", "Mark"),
         Binding("w", "window", "Window", show=False),
-        Binding("u", "units", "Units: GiB or GB", show=False),
         Binding("percent_sign", "shares", "Shares, or time and bytes", show=False),
         Binding("x", "csv", "Save table as CSV", show=False),
         Binding("p", "save_screen", "Save screen as SVG", show=False),
@@ -336,10 +335,6 @@ class ZeromonApp(App[int]):
             self.refresh_model()
 
     # ---- display options --------------------------------------------------------------------------
-
-    def action_units(self) -> None:
-        """Switches between GiB and GB."""
-        self._show_as(replace(self.look, decimal=not self.look.decimal))
 
     def action_shares(self) -> None:
         """Switches between shares (of a step, of a limit) and time and bytes."""

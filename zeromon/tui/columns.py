@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Line, Span, fit, tail
 
 Row = TypeVar("Row")
@@ -16,7 +15,7 @@ class Column(Generic[Row]):
 
     name: str
     size: int
-    show: Callable[[Row, DisplayOptions], Span]
+    show: Callable[[Row], Span]
     value: Callable[[Row], Any]
     """The sort key, which is also the value in an exported file: a number in base units, or text."""
     unit: str = ""
@@ -76,12 +75,12 @@ def header(laid: Sequence[tuple[Column[Row], int]], order: str, *, down: bool) -
     return line
 
 
-def cells_of(laid: Sequence[tuple[Column[Row], int]], row: Row, look: DisplayOptions) -> Line:
+def cells_of(laid: Sequence[tuple[Column[Row], int]], row: Row) -> Line:
     """One row as a line; adjacent cells without a tone share a span, which is faster to draw."""
     line: Line = []
     bare = ""
     for column, size in laid:
-        text, tone = column.show(row, look)
+        text, tone = column.show(row)
         if column.ends:
             text = tail(text, size - 1)
         text = fit(text, size - 1, right=not column.left)

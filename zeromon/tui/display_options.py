@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from zeromon.units import human_bytes
-
 WHOLE = -1
 WINDOWS = (0, 60, 120, 250, 500, WHOLE)
 """Numbers of steps that charts show; 0: as many as fit, WHOLE: all steps of the run."""
@@ -14,8 +12,6 @@ WINDOWS = (0, 60, 120, 250, 500, WHOLE)
 class DisplayOptions:
     """Everything that keys and options change about how a snapshot is drawn."""
 
-    decimal: bool = False
-    """GB of 10^9 instead of GiB of 2^30."""
     shares: bool = False
     """Shares of a step and of the capacity instead of time and bytes."""
     window: int = 0
@@ -25,26 +21,6 @@ class DisplayOptions:
     """Tokens per step of all ranks together; 0: unknown."""
     peak_flops: float = 0.0
     """Dense peak of one device in the training data type, FLOP/s; 0: unknown."""
-
-    def size(self, nbytes: float | None) -> str:
-        """Bytes for people; ``n/a`` where unknown."""
-        if not self.decimal or nbytes is None or nbytes < 0:
-            return human_bytes(nbytes)
-        for unit in ("B", "kB", "MB", "GB"):
-            if nbytes < 1000:
-                return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-            nbytes /= 1000
-        return f"{nbytes:.1f} TB"
-
-    def scale(self, top_bytes: float) -> tuple[float, str]:
-        """The divisor and the unit of an axis up to *top_bytes*."""
-        base, names = (1000, ("B", "kB", "MB", "GB", "TB")) if self.decimal else (
-            1024, ("B", "KiB", "MiB", "GiB", "TiB"),
-        )  # fmt: skip
-        power = 0
-        while power < 4 and top_bytes >= base ** (power + 1):
-            power += 1
-        return float(base**power), names[power]
 
 
 def nice_ceiling(value: float) -> float:

@@ -9,18 +9,16 @@ from zeromon.readout.text import run_state
 from zeromon.readout.verdict import verdict
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.base import Source
-from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.event_log import LogEntry, changes
 from zeromon.tui.feed import Reconnect
 from zeromon.tui.status_text import clock
 from zeromon.tui.trend import step_of
-from zeromon.units import human_count, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 
 def follow(
     source: Source,
     write: Callable[[str], object],
-    look: DisplayOptions,
     *,
     every_seconds: float = 1.0,
     reconnect: Reconnect | None = None,
@@ -46,7 +44,7 @@ def follow(
             source = (reconnect(False) if reconnect is not None else None) or source
             sleep(every_seconds)
             continue
-        for line in lines(before, run, printed, look):
+        for line in lines(before, run, printed):
             write(line)
         printed, before = max(printed, _whole(run)), run
         if run.ended:
@@ -55,9 +53,7 @@ def follow(
         sleep(every_seconds)
 
 
-def lines(
-    before: RunSnapshot | None, run: RunSnapshot, printed: int, look: DisplayOptions
-) -> Iterator[str]:
+def lines(before: RunSnapshot | None, run: RunSnapshot, printed: int) -> Iterator[str]:
     """The lines for *run*: events since *before*, and the steps after *printed* that all ranks ended."""
     for note in changes(before, run):
         yield note_line(note)
@@ -74,7 +70,7 @@ def lines(
         known = {one.step for rank in run.ranks for one in rank.recent}
         steps = sorted(step for step in known if first <= step <= newest and step > printed)
     for step in steps:
-        yield step_line(run, step, look)
+        yield step_line(run, step)
 
 
 def _whole(run: RunSnapshot) -> int:
@@ -90,7 +86,7 @@ def note_line(note: LogEntry) -> str:
     return f"{clock(note.wall)} {severe}{note.text}"
 
 
-def step_line(run: RunSnapshot, step: int, look: DisplayOptions) -> str:
+def step_line(run: RunSnapshot, step: int) -> str:
     """One step over all ranks: the longest, the most exposed, and the fullest rank."""
     steps = [(rank.rank, one) for rank in run.ranks if (one := step_of(rank.recent, step))]
     if not steps:
@@ -108,9 +104,9 @@ def step_line(run: RunSnapshot, step: int, look: DisplayOptions) -> str:
     parts.append(f"exposed {share}")
     device = [(one.reserved_bytes, rank) for rank, one in steps if one.reserved_bytes >= 0]
     if device:
-        parts.append(f"reserved {look.size(max(device)[0])} (rank {max(device)[1]})")
+        parts.append(f"reserved {human_bytes(max(device)[0])} (rank {max(device)[1]})")
     else:
-        parts.append(f"RSS {look.size(sum(one.rss_bytes for _, one in steps))} (all ranks)")
+        parts.append(f"RSS {human_bytes(sum(one.rss_bytes for _, one in steps))} (all ranks)")
     worst = nearest_oom(run.ranks)
     if worst is not None:
         parts.append(f"OOM risk {human_ratio(worst[1].ratio)}")

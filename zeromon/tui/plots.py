@@ -11,7 +11,7 @@ from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, Series, ste
 from zeromon.tui.display_options import WHOLE, DisplayOptions, nice_ceiling, short
 from zeromon.tui.draw.chart import Curve, Plot
 from zeromon.tui.trend import Trend, points
-from zeromon.units import human_count
+from zeromon.units import byte_scale, human_bytes, human_count
 
 MOST_LINES = 4
 """Up to this many ranks have a line each."""
@@ -109,7 +109,7 @@ def plot_of(
         foot=(f"step {human_count(first)}", human_count(end)),
     )  # fmt: skip
     limit_name = "used and available" if spec.shared else "limit"  # of the host: it moves
-    title = f"{spec.title}; {limit_name} {look.size(capacity)}" if capacity else spec.title
+    title = f"{spec.title}; {limit_name} {human_bytes(capacity)}" if capacity else spec.title
     a_step = "" if spec.share is None else "share of a step" if look.shares else "a step"
     return TitledPlot(plot, title, a_step)
 
@@ -117,7 +117,7 @@ def plot_of(
 def _scale(spec: ChartSpec, look: DisplayOptions, high: float, capacity: int) -> tuple[float, str]:
     """What to divide values by, and the unit that they have then."""
     if spec.unit is BYTES:
-        return (capacity / 100, "%") if look.shares and capacity else look.scale(high)
+        return (capacity / 100, "%") if look.shares and capacity else byte_scale(high)
     unit = RATIO if look.shares and spec.share is not None else spec.unit
     return 1 / unit.scale, unit.symbol
 

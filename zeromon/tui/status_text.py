@@ -60,9 +60,9 @@ def risk(run: RunSnapshot, width: int = 200) -> Line:
     return [(f" {sign} ", tone), (text, "" if tone == "good" else tone)]
 
 
-def level_and_cause(risk: Risk, look: DisplayOptions) -> str:
+def level_and_cause(risk: Risk) -> str:
     """How much of a memory is in use, and what a risk comes from where there is one."""
-    level = risk_level(risk, look.size)
+    level = risk_level(risk)
     return level if risk.cause == RiskCause.NONE else f"{level}, {risk.cause}"
 
 

@@ -8,7 +8,6 @@ from zeromon.levels import IN_FLIGHT_SECONDS
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.breakdown import RECORDED
 from zeromon.readout.figures import (
-    BYTES,
     EXPOSED,
     EXPOSED_SECONDS,
     LATE,
@@ -32,11 +31,10 @@ from zeromon.snapshot import (
     StepSummary,
 )
 from zeromon.tui.columns import Column, Columns
-from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.event_log import LogEntry
 from zeromon.tui.line import Span, clean
 from zeromon.tui.status_text import clock, tone_of
-from zeromon.units import human_calls, human_count, human_rate, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_calls, human_count, human_rate, human_seconds
 
 
 def _time(seconds: float | None, tone: str = "") -> Span:
@@ -50,31 +48,30 @@ def _rate(rate: float | None) -> Span:
 # ---- ranks ---------------------------------------------------------------------------------------
 
 
-def _state(rank: RankSnapshot, _: DisplayOptions) -> Span:
+def _state(rank: RankSnapshot) -> Span:
     tone = "bad" if rank.failed else "dim" if rank.ended else ""
     return clean(state_text(rank)), tone
 
 
-def _shown(figure: Figure, value: float | None, look: DisplayOptions) -> Span:
-    """A value of *figure* as a cell; bytes in the unit that the user chose."""
+def _shown(figure: Figure, value: float | None) -> Span:
+    """A value of *figure* as a cell."""
     if figure.unit is SECONDS:
         return _time(value)
-    if figure.unit is BYTES:
-        return look.size(value), ""
-    return human_ratio(value), tone_of(value, figure.level) if figure.level else ""
+    text = "n/a" if value is None else figure.unit.text(value)
+    return text, tone_of(value, figure.level) if figure.level else ""
 
 
 def _of_rank(name: str, size: int, figure: Figure, keep: int = 0) -> Column[RankSnapshot]:
     return Column(
         name=name, size=size, unit=figure.unit.name, keep=keep, value=figure.of_rank,
-        show=lambda rank, look: _shown(figure, figure.of_rank(rank), look),
+        show=lambda rank: _shown(figure, figure.of_rank(rank)),
     )  # fmt: skip
 
 
 def _of_node(name: str, size: int, figure: Figure, keep: int = 0) -> Column[FleetNode]:
     return Column(
         name=name, size=size, unit=figure.unit.name, keep=keep, value=figure.of_node,
-        show=lambda node, look: _shown(figure, figure.of_node(node), look),
+        show=lambda node: _shown(figure, figure.of_node(node)),
     )  # fmt: skip
 
 
@@ -88,7 +85,7 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[min(7, int(8 * max(0.0, value) / top))] for value in values)
 
 
-def _last_steps(rank: RankSnapshot, _: DisplayOptions) -> Span:
+def _last_steps(rank: RankSnapshot) -> Span:
     return sparkline([step.end_ns - step.start_ns for step in rank.recent[-_SPARKS:]]), "s0"
 
 
@@ -100,12 +97,12 @@ def _spread(rank: RankSnapshot) -> float | None:
 
 
 RANKS: Columns[RankSnapshot] = (
-    Column(name="rank", size=6, show=lambda r, _: (str(r.rank), "bold"), value=lambda r: r.rank),
+    Column(name="rank", size=6, show=lambda r: (str(r.rank), "bold"), value=lambda r: r.rank),
     Column(name="node", size=10, left=True, keep=5,
-           show=lambda r, _: (clean(r.node), "dim"), value=lambda r: r.node),
+           show=lambda r: (clean(r.node), "dim"), value=lambda r: r.node),
     Column(name="state", size=11, left=True, show=_state, value=lambda r: r.ended or r.phase),
     Column(name="steps", size=9, keep=3,
-           show=lambda r, _: (human_count(r.step), ""), value=lambda r: r.step),
+           show=lambda r: (human_count(r.step), ""), value=lambda r: r.step),
     _of_rank("step", 9, STEP),
     Column(name="last steps", size=_SPARKS + 1, left=True, keep=6, show=_last_steps, value=_spread,
            unit="longest_to_median"),
@@ -117,14 +114,14 @@ RANKS: Columns[RankSnapshot] = (
     _of_rank("memory", 11, MEMORY),
     _of_rank("risk", 8, RISK),
     Column(name="unit", size=18, left=True, grows=True, keep=3,
-           show=lambda r, _: (clean(r.unit), "dim"), value=lambda r: r.unit, ends=True),
+           show=lambda r: (clean(r.unit), "dim"), value=lambda r: r.unit, ends=True),
 )  # fmt: skip
 """One rank a row; seconds and shares are of a step."""
 
 # ---- a run of many ranks -------------------------------------------------------------------------
 
 
-def _node_state(node: FleetNode, _: DisplayOptions) -> Span:
+def _node_state(node: FleetNode) -> Span:
     if node.silent_seconds:
         return f"silent {human_seconds(round(node.silent_seconds))}", "warn"
     if node.failed:
@@ -134,9 +131,9 @@ def _node_state(node: FleetNode, _: DisplayOptions) -> Span:
 
 NODES: Columns[FleetNode] = (
     Column(name="node", size=16, left=True, grows=True,
-           show=lambda n, _: (clean(n.node), "bold"), value=lambda n: n.node, ends=True),
+           show=lambda n: (clean(n.node), "bold"), value=lambda n: n.node, ends=True),
     Column(name="ranks", size=7, keep=2,
-           show=lambda n, _: (human_count(n.ranks), ""), value=lambda n: n.ranks),
+           show=lambda n: (human_count(n.ranks), ""), value=lambda n: n.ranks),
     Column(name="state", size=16, left=True, show=_node_state,
            value=lambda n: (n.silent_seconds, n.failed, -n.up)),
     _of_node("step", 10, STEP),
@@ -153,36 +150,36 @@ NODES: Columns[FleetNode] = (
 
 TRAFFIC: Columns[CollectiveStatsRow] = (
     Column(name="unit", size=18, left=True, grows=True,
-           show=lambda t, _: (clean(t.unit) or "-", "bold"), value=lambda t: t.unit, ends=True),
+           show=lambda t: (clean(t.unit) or "-", "bold"), value=lambda t: t.unit, ends=True),
     Column(name="op", size=15, left=True,
-           show=lambda t, _: (clean(t.op), ""), value=lambda t: t.op),
+           show=lambda t: (clean(t.op), ""), value=lambda t: t.op),
     Column(name="group", size=14, left=True, keep=5,
-           show=lambda t, _: (f"{clean(t.group)}({t.group_size})", "dim"), value=lambda t: t.group),
+           show=lambda t: (f"{clean(t.group)}({t.group_size})", "dim"), value=lambda t: t.group),
     Column(name="dim", size=11, left=True, keep=6,
-           show=lambda t, _: (clean(t.dim) or "-", "dim"), value=lambda t: t.dim),
+           show=lambda t: (clean(t.dim) or "-", "dim"), value=lambda t: t.dim),
     Column(name="phase", size=10, left=True, keep=1,
-           show=lambda t, _: (clean(t.phase).replace("_", " "), ""), value=lambda t: t.phase),
+           show=lambda t: (clean(t.phase).replace("_", " "), ""), value=lambda t: t.phase),
     Column(name="calls", size=7, unit="per_step", keep=4,
-           show=lambda t, _: (human_calls(t.calls), ""), value=lambda t: t.calls),
+           show=lambda t: (human_calls(t.calls), ""), value=lambda t: t.calls),
     Column(name="bytes", size=11, keep=2,
-           show=lambda t, look: (look.size(t.nbytes), ""), value=lambda t: t.nbytes),
+           show=lambda t: (human_bytes(t.nbytes), ""), value=lambda t: t.nbytes),
     Column(name="time", size=9, unit="seconds",
-           show=lambda t, _: _time(t.seconds), value=lambda t: t.seconds),
+           show=lambda t: _time(t.seconds), value=lambda t: t.seconds),
     Column(name="waits", size=9, unit="seconds", keep=2,
-           show=lambda t, _: _time(t.wait_seconds), value=lambda t: t.wait_seconds),
+           show=lambda t: _time(t.wait_seconds), value=lambda t: t.wait_seconds),
     Column(name="transfer", size=10, unit="seconds", keep=4,
-           show=lambda t, _: _time(t.transfer_seconds), value=lambda t: t.transfer_seconds),
+           show=lambda t: _time(t.transfer_seconds), value=lambda t: t.transfer_seconds),
     Column(name="exposed", size=9, unit="seconds",
-           show=lambda t, _: _time(t.exposed_seconds, "warn" if t.exposed_seconds > 0 else ""),
+           show=lambda t: _time(t.exposed_seconds, "warn" if t.exposed_seconds > 0 else ""),
            value=lambda t: t.exposed_seconds),
     Column(name="algbw", size=11, unit="bytes_per_second", keep=6,
-           show=lambda t, _: _rate(t.algbw_bytes_per_second),
+           show=lambda t: _rate(t.algbw_bytes_per_second),
            value=lambda t: t.algbw_bytes_per_second),
     Column(name="busbw", size=11, unit="bytes_per_second", keep=1,
-           show=lambda t, _: _rate(t.busbw_bytes_per_second),
+           show=lambda t: _rate(t.busbw_bytes_per_second),
            value=lambda t: t.busbw_bytes_per_second),
     Column(name="best", size=11, unit="bytes_per_second", keep=5,
-           show=lambda t, _: _rate(t.best_busbw_bytes_per_second),
+           show=lambda t: _rate(t.best_busbw_bytes_per_second),
            value=lambda t: t.best_busbw_bytes_per_second),
 )  # fmt: skip
 """One operation in one unit, group and phase a row; figures are means a step."""
@@ -198,20 +195,20 @@ class Flight:
 
 
 FLIGHTS: Columns[Flight] = (
-    Column(name="rank", size=6, show=lambda f, _: (str(f.rank), "bold"), value=lambda f: f.rank),
+    Column(name="rank", size=6, show=lambda f: (str(f.rank), "bold"), value=lambda f: f.rank),
     Column(name="op", size=15, left=True,
-           show=lambda f, _: (clean(f.what.op), ""), value=lambda f: f.what.op),
+           show=lambda f: (clean(f.what.op), ""), value=lambda f: f.what.op),
     Column(name="for", size=10, unit="seconds",
-           show=lambda f, _: _time(f.seconds, tone_of(f.seconds, IN_FLIGHT_SECONDS)),
+           show=lambda f: _time(f.seconds, tone_of(f.seconds, IN_FLIGHT_SECONDS)),
            value=lambda f: f.seconds),
     Column(name="bytes", size=11, keep=2,
-           show=lambda f, look: (look.size(f.what.nbytes), ""), value=lambda f: f.what.nbytes),
+           show=lambda f: (human_bytes(f.what.nbytes), ""), value=lambda f: f.what.nbytes),
     Column(name="number", size=10, keep=3,
-           show=lambda f, _: (human_count(f.what.sequence), "dim"), value=lambda f: f.what.sequence),
+           show=lambda f: (human_count(f.what.sequence), "dim"), value=lambda f: f.what.sequence),
     Column(name="group", size=12, left=True, keep=1,
-           show=lambda f, _: (clean(f.what.group), "dim"), value=lambda f: f.what.group),
+           show=lambda f: (clean(f.what.group), "dim"), value=lambda f: f.what.group),
     Column(name="unit", size=12, left=True, grows=True,
-           show=lambda f, _: (clean(f.what.unit) or "-", ""), value=lambda f: f.what.unit,
+           show=lambda f: (clean(f.what.unit) or "-", ""), value=lambda f: f.what.unit,
            ends=True),
 )  # fmt: skip
 
@@ -263,21 +260,21 @@ def role_lines(rank: RankSnapshot) -> list[RoleLine]:
     return made
 
 
-def _size(nbytes: int | None, look: DisplayOptions) -> Span:
-    return (look.size(nbytes), "") if nbytes is not None else ("n/a", "dim")
+def _size(nbytes: int | None) -> Span:
+    return (human_bytes(nbytes), "") if nbytes is not None else ("n/a", "dim")
 
 
 ROLES: Columns[RoleLine] = (
     Column(name="role", size=22, left=True, grows=True,
-           show=lambda r, _: (r.name, ""), value=lambda r: r.name),
+           show=lambda r: (r.name, ""), value=lambda r: r.name),
     Column(name="where", size=14, left=True,
-           show=lambda r, _: (r.where, "dim"), value=lambda r: r.where),
+           show=lambda r: (r.where, "dim"), value=lambda r: r.where),
     Column(name="measured", size=12, unit="bytes",
-           show=lambda r, look: _size(r.measured, look), value=lambda r: r.measured),
+           show=lambda r: _size(r.measured), value=lambda r: r.measured),
     Column(name="predicted", size=12, unit="bytes",
-           show=lambda r, look: _size(r.predicted, look), value=lambda r: r.predicted),
+           show=lambda r: _size(r.predicted), value=lambda r: r.predicted),
     Column(name="plain ZeRO", size=12, unit="bytes",
-           show=lambda r, look: _size(r.plain, look), value=lambda r: r.plain),
+           show=lambda r: _size(r.plain), value=lambda r: r.plain),
 )  # fmt: skip
 
 # ---- steps, findings, notes ----------------------------------------------------------------------
@@ -300,9 +297,7 @@ def _timed(read: Callable[[StepSummary], int]) -> Callable[[RankStep], float | N
 
 
 def _seconds(name: str, value: Callable[[RankStep], float | None]) -> Column[RankStep]:
-    return Column(
-        name=name, size=11, unit="seconds", show=lambda s, _: _time(value(s)), value=value
-    )
+    return Column(name=name, size=11, unit="seconds", show=lambda s: _time(value(s)), value=value)
 
 
 def _known(read: Callable[[StepSummary], int]) -> Callable[[RankStep], int | None]:
@@ -310,14 +305,12 @@ def _known(read: Callable[[StepSummary], int]) -> Callable[[RankStep], int | Non
 
 
 def _held(name: str, value: Callable[[RankStep], int | None]) -> Column[RankStep]:
-    return Column(
-        name=name, size=11, unit="bytes", show=lambda s, k: _size(value(s), k), value=value
-    )
+    return Column(name=name, size=11, unit="bytes", show=lambda s: _size(value(s)), value=value)
 
 
 STEPS: Columns[RankStep] = (
-    Column(name="rank", size=6, show=lambda s, _: (str(s.rank), "bold"), value=lambda s: s.rank),
-    Column(name="step", size=9, show=lambda s, _: (human_count(s.step.step), ""),
+    Column(name="rank", size=6, show=lambda s: (str(s.rank), "bold"), value=lambda s: s.rank),
+    Column(name="step", size=9, show=lambda s: (human_count(s.step.step), ""),
            value=lambda s: s.step.step),
     _seconds("start", lambda s: s.step.start_ns / 1e9),
     _seconds("duration", lambda s: s.step.seconds),
@@ -342,29 +335,29 @@ def mark(severity: Severity) -> Span:
     return _LEVELS[severity]
 
 
-def _effect(finding: Finding, look: DisplayOptions) -> Span:
+def _effect(finding: Finding) -> Span:
     if finding.remedy is None:
         return "-", "dim"
-    effect = effect_text(finding.remedy, look.size)
+    effect = effect_text(finding.remedy)
     return (effect, "good") if effect else ("see below", "")
 
 
 FINDINGS: Columns[Finding] = (
-    Column(name="", size=4, show=lambda f, _: mark(f.severity), left=True,
+    Column(name="", size=4, show=lambda f: mark(f.severity), left=True,
            value=lambda f: Severity(f.severity).order),
-    Column(name="code", size=7, left=True, show=lambda f, _: (clean(f.code), "bold"),
+    Column(name="code", size=7, left=True, show=lambda f: (clean(f.code), "bold"),
            value=lambda f: f.code),
     Column(name="rank", size=6, value=lambda f: f.rank,
-           show=lambda f, _: (str(f.rank) if f.rank >= 0 else "all", "")),
+           show=lambda f: (str(f.rank) if f.rank >= 0 else "all", "")),
     Column(name="expected", size=18, unit="seconds", keep=1, show=_effect,
            value=lambda f: f.remedy.gain_low_seconds if f.remedy is not None else None),
     Column(name="what", size=20, left=True, grows=True,
-           show=lambda f, _: (clean(f.text), mark(f.severity)[1]), value=lambda f: f.text),
+           show=lambda f: (clean(f.text), mark(f.severity)[1]), value=lambda f: f.text),
 )  # fmt: skip
 
 NOTES: Columns[LogEntry] = (
     Column(name="wall", size=12, unit="seconds", left=True,
-           show=lambda n, _: (clock(n.wall), "dim"), value=lambda n: n.wall),
+           show=lambda n: (clock(n.wall), "dim"), value=lambda n: n.wall),
     Column(name="text", size=40, left=True, grows=True,
-           show=lambda n, _: (n.text, n.tone), value=lambda n: n.text),
+           show=lambda n: (n.text, n.tone), value=lambda n: n.text),
 )  # fmt: skip

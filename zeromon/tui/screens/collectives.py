@@ -227,7 +227,7 @@ def _numbers(lanes: Lanes, rank: int | None, axis: spans.Axis) -> Line:
 
 def _column(name: str) -> Column[LaneSpan]:
     value = attrgetter(name)
-    return Column(name=name, size=16, show=lambda span, _: (str(value(span)), ""), value=value)
+    return Column(name=name, size=16, show=lambda span: (str(value(span)), ""), value=value)
 
 
 SPANS: Columns[LaneSpan] = tuple(map(_column, LaneSpan.__slots__))

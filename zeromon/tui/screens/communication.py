@@ -97,10 +97,10 @@ class Communication(View):
         rank = _rank(model)
         table = self.query_one("#traffic", Table)
         if rank is None:  # what the table shows may be of another run
-            table.show([], model.look)
+            table.show([])
             table.border_title = table.border_subtitle = ""
         else:
-            table.show(self._rows(rank), model.look)
+            table.show(self._rows(rank))
             against_trace = checked(rank)
             matching = f" with {self._text!r}" if self._text else ""
             title = f"rank {rank.rank}, a step, by {BY[self._by]}{clean(matching)}"
@@ -110,7 +110,7 @@ class Communication(View):
                 title += f"; {text}"
             table.border_title = title.replace("[", r"\[")
             table.border_subtitle = against_trace.partition(": ")[2]
-        self.query_one("#flights", Table).show(flights(model.ranks, model.run.taken_ns), model.look)
+        self.query_one("#flights", Table).show(flights(model.ranks, model.run.taken_ns))
         self.query_one("#skew", Panel).show(
             lambda w, h: arrivals(model.run, model.ranks, model.look, w, h),
             "who is late, who waits",

@@ -10,7 +10,6 @@ from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from zeromon.tui.columns import Column, Columns
-from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Span, clean
 from zeromon.tui.runs import RunChoice
 from zeromon.tui.widgets.table import Table
@@ -37,16 +36,16 @@ class Prompt(ModalScreen["str | None"]):
         self.dismiss(event.value)
 
 
-def _state(run: RunChoice, _: DisplayOptions) -> Span:
+def _state(run: RunChoice) -> Span:
     return clean(run.state), "" if run.address else "dim"
 
 
 RUNS: Columns[RunChoice] = (
     Column(name="run", size=28, left=True,
-           show=lambda r, _: (clean(r.run), "bold"), value=lambda r: r.run),
+           show=lambda r: (clean(r.run), "bold"), value=lambda r: r.run),
     Column(name="state", size=22, left=True, show=_state, value=lambda r: r.state),
     Column(name="command", size=20, left=True, grows=True, keep=1,
-           show=lambda r, _: (clean(r.command), "dim"), value=lambda r: r.command),
+           show=lambda r: (clean(r.command), "dim"), value=lambda r: r.command),
 )  # fmt: skip
 
 
@@ -76,7 +75,7 @@ class Runs(ModalScreen["RunChoice | None"]):
         """Fills the table."""
         table = self.query_one("#runs", Table)
         table.focus()
-        table.show(self._choices, DisplayOptions())
+        table.show(self._choices)
 
     @on(Table.Chosen)
     def _chosen(self) -> None:
@@ -97,10 +96,10 @@ class ColumnChooser(ModalScreen[None]):
         self._columns: Columns[Column[Any]] = (
             Column(name="shown", size=7, show=self._mark, value=lambda c: c.name in of.hidden),
             Column(name="column", size=20, left=True, grows=True,
-                   show=lambda c, _: (c.name, "bold"), value=lambda c: c.name),
+                   show=lambda c: (c.name, "bold"), value=lambda c: c.name),
         )  # fmt: skip
 
-    def _mark(self, column: Column[Any], _: DisplayOptions) -> Span:
+    def _mark(self, column: Column[Any]) -> Span:
         return ("", "") if column.name in self._of.hidden else ("x", "accent")
 
     def compose(self) -> ComposeResult:
@@ -114,7 +113,7 @@ class ColumnChooser(ModalScreen[None]):
         """Fills the table."""
         table = self.query_one("#columns", Table)
         table.focus()
-        table.show(self._of.columns, DisplayOptions())
+        table.show(self._of.columns)
 
     @on(Table.Chosen)
     def action_turn_over(self) -> None:
@@ -125,4 +124,4 @@ class ColumnChooser(ModalScreen[None]):
             hidden = self._of.hidden ^ {column.name}
             if len(hidden) < len(self._of.columns):
                 self._of.hide(hidden)
-            table.show(self._of.columns, DisplayOptions())
+            table.show(self._of.columns)

@@ -12,7 +12,6 @@ from zeromon.errors import ZeromonError
 from zeromon.readout.remedy import remedy_text
 from zeromon.snapshot import Finding
 from zeromon.tui.columns import TableExport
-from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Line, clean, wrapped
 from zeromon.tui.screens.text import TextScreen
 from zeromon.tui.screens.view import View
@@ -41,19 +40,17 @@ class Findings(View):
         """Draws the list and the details."""
         findings, table = _shown(model), self.query_one("#findings", Table)
         table.styles.height = min(len(findings) + 3, max(5, self.size.height // 3))
-        table.show(findings, model.look)
+        table.show(findings)
         self._detail()
 
     @on(Table.Moved, "#findings")
     def _detail(self) -> None:
         finding = self.query_one("#findings", Table).current
         shown = self.query_one("#finding", Page)
-        model = self.host.model
-        look = model.look if model is not None else DisplayOptions()
         if finding is None:
             shown.show(lambda width: wrapped("no finding", width, "dim"))
         else:
-            shown.show(lambda width: finding_page(finding, look, width))
+            shown.show(lambda width: finding_page(finding, width))
 
     @on(Table.Chosen, "#findings")
     def _explain(self) -> None:
@@ -94,7 +91,7 @@ def _shown(model: ViewModel) -> list[Finding]:
     return [f for f in model.run.findings if f.rank < 0 or f.rank in ranks or not model.rank_filter]
 
 
-def finding_page(finding: Finding, look: DisplayOptions, width: int) -> list[Line]:
+def finding_page(finding: Finding, width: int) -> list[Line]:
     """Everything that is known about a finding."""
     sign, tone = mark(finding.severity)
     who = f"rank {finding.rank}" if finding.rank >= 0 else "the whole run"
@@ -113,7 +110,7 @@ def finding_page(finding: Finding, look: DisplayOptions, width: int) -> list[Lin
                 "dim",
             ),
         ]
-    words = remedy_text(remedy, look.size)
+    words = remedy_text(remedy)
     lines += wrapped(words.cause, width)
     lines += [[], [(clean(words.dialect), "bold"), ("   y copies", "dim")]]
     for change in words.diff:

@@ -22,7 +22,7 @@ from zeromon.tui.tables import ROLES, RoleLine, role_lines
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.page import Page
 from zeromon.tui.widgets.panel import Panel
-from zeromon.units import human_count, human_ratio
+from zeromon.units import human_bytes, human_count, human_ratio
 
 _AXIS = 7
 
@@ -103,7 +103,7 @@ def role_bars(rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line
     if causes:
         lines += [[], [("on top of the plain arithmetic of ZeRO", "bold")]]
     for nbytes, role, text in causes:
-        line = f"+{look.size(nbytes)} {role.replace('_', ' ')}: {text}"
+        line = f"+{human_bytes(nbytes)} {role.replace('_', ' ')}: {text}"
         lines += wrapped(line, width, "dim")
     return lines
 
@@ -116,25 +116,20 @@ def _role_bar(row: RoleLine, whole: int, label: int, look: DisplayOptions, width
         limit=row.predicted, letters=look.letters,
     )  # fmt: skip
     line: Line = [(fit(clean(row.name), label), ""), *bar]
-    line.append(
-        (
-            fit(look.size(row.measured) if row.measured is not None else "n/a", 11, right=True),
-            "bold",
-        )
-    )
+    line.append((fit(human_bytes(row.measured), 11, right=True), "bold"))
     if figure > 12:
-        line.append((f"  {_against(row, look)}", "dim"))
+        line.append((f"  {_against(row)}", "dim"))
     return line
 
 
-def _against(row: RoleLine, look: DisplayOptions) -> str:
+def _against(row: RoleLine) -> str:
     if row.predicted is None:
         return row.where
     if row.measured is None:
-        return f"of {look.size(row.predicted)}"
+        return f"of {human_bytes(row.predicted)}"
     more = row.measured - row.predicted
     sign = "+" if more > 0 else "-" if more < 0 else "±"
-    return f"{sign}{look.size(abs(more))}" if more else "as predicted"
+    return f"{sign}{human_bytes(abs(more))}" if more else "as predicted"
 
 
 def within_step(
@@ -158,7 +153,7 @@ def within_step(
                 "s0",
                 letters=look.letters,
             ),
-            (fit(look.size(unit.peak_allocated_bytes), 11, right=True), ""),
+            (fit(human_bytes(unit.peak_allocated_bytes), 11, right=True), ""),
         ]
         for unit in shown
     ]
@@ -191,13 +186,13 @@ def allocator(rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line
         split = memory.inactive_split_bytes
         parts = split / memory.reserved_bytes if memory.reserved_bytes > 0 and split >= 0 else None
         lines += [
-            _fact("capacity", look.size(memory.capacity_bytes)),
-            _fact("headroom", look.size(memory.headroom_bytes)),
+            _fact("capacity", human_bytes(memory.capacity_bytes)),
+            _fact("headroom", human_bytes(memory.headroom_bytes)),
             _fact(
                 "fragmentation",
-                f"{look.size(slack)} reserved and not allocated ({human_ratio(share)})",
+                f"{human_bytes(slack)} reserved and not allocated ({human_ratio(share)})",
             ),
-            _fact("split blocks", f"{look.size(split)} inactive ({human_ratio(parts)})"),
+            _fact("split blocks", f"{human_bytes(split)} inactive ({human_ratio(parts)})"),
             _fact("retries", human_count(memory.retries), "warn" if memory.retries > 0 else ""),
             _fact("failed", human_count(memory.ooms), "bad" if memory.ooms > 0 else ""),
         ]
@@ -205,37 +200,38 @@ def allocator(rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line
         lines.append([("no device allocator on this rank", "dim")])
     if rank.out_of_memory is not None:
         oom = rank.out_of_memory
-        requested, free = look.size(oom.requested_bytes), look.size(oom.free_bytes)
+        requested, free = human_bytes(oom.requested_bytes), human_bytes(oom.free_bytes)
         text = f"out of memory: {requested} requested, {free} free"
         if oom.largest_block_bytes >= 0:
-            text += f", largest block in the cache {look.size(oom.largest_block_bytes)}"
+            text += f", largest block in the cache {human_bytes(oom.largest_block_bytes)}"
         lines += wrapped(text, width, "bad")
-    lines += [[], *_host(rank, look)]
-    for risk in rank.risks:
-        lines.append(_risk(risk, look))
-    return lines
+    lines += [[], *_host(rank)]
+    return [*lines, *map(_risk, rank.risks)]
 
 
-def _host(rank: RankSnapshot, look: DisplayOptions) -> list[Line]:
-    lines = [_fact("RSS", look.size(rank.rss_bytes)), _fact("pinned", look.size(rank.pinned_bytes))]
+def _host(rank: RankSnapshot) -> list[Line]:
+    lines = [
+        _fact("RSS", human_bytes(rank.rss_bytes)),
+        _fact("pinned", human_bytes(rank.pinned_bytes)),
+    ]
     host = rank.host
     if host is not None and host.limit_bytes >= 0:
         lines.append(
-            _fact("cgroup", f"{look.size(host.usage_bytes)} of {look.size(host.limit_bytes)}")
+            _fact("cgroup", f"{human_bytes(host.usage_bytes)} of {human_bytes(host.limit_bytes)}")
         )
-        lines.append(_fact("headroom", look.size(host.headroom_bytes)))
-    lines.append(_fact("node available", look.size(rank.host_available_bytes)))
+        lines.append(_fact("headroom", human_bytes(host.headroom_bytes)))
+    lines.append(_fact("node available", human_bytes(rank.host_available_bytes)))
     if host is not None and host.oom_kills > 0:
         lines.append(_fact("OOM kills", human_count(host.oom_kills), "bad"))
     return lines
 
 
-def _risk(risk: Risk, look: DisplayOptions) -> Line:
+def _risk(risk: Risk) -> Line:
     tone = status_text.tone_of(risk.ratio, OOM)
     return [
         (fit(f"{risk.pool} risk", 15), "dim"),
         (human_ratio(risk.ratio), tone),
-        (f"  {status_text.level_and_cause(risk, look)}", "dim"),
+        (f"  {status_text.level_and_cause(risk)}", "dim"),
     ]
 
 
@@ -245,4 +241,4 @@ def _fact(name: str, value: str, tone: str = "") -> Line:
 
 def _level(name: str, nbytes: int, whole: int, tone: str, look: DisplayOptions, width: int) -> Line:
     bar = gauge(max(0, nbytes), whole, max(4, width - 26), tone, letters=look.letters)
-    return [(fit(name, 15), "dim"), *bar, (fit(look.size(nbytes), 11, right=True), "bold")]
+    return [(fit(name, 15), "dim"), *bar, (fit(human_bytes(nbytes), 11, right=True), "bold")]

@@ -10,7 +10,7 @@ from zeromon.focus import most_exposed_of
 from zeromon.levels import EXPOSED
 from zeromon.readout import charts
 from zeromon.readout.breakdown import PART_NAMES, PARTS, exposed_is_known, rank_parts
-from zeromon.readout.figures import BYTES, SPREAD
+from zeromon.readout.figures import SPREAD
 from zeromon.readout.text import finding_text, notes_of
 from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
 from zeromon.tui import status_text
@@ -71,7 +71,7 @@ class Overview(View):
         bars = self.query_one("#bars", Panel)
         fleet = model.run.fleet
         if fleet is not None:
-            table = spread_lines(fleet, look, max(4, height - 20))
+            table = spread_lines(fleet, max(4, height - 20))
             bars.styles.height = len(table) + 2
             bars.show(
                 lambda width, _h: [cut(line, width) for line in table],
@@ -147,7 +147,7 @@ def _legend(parts: Sequence[str], look: DisplayOptions, names: Mapping[str, str]
     return line
 
 
-def spread_lines(fleet: Fleet, look: DisplayOptions, most: int) -> list[Line]:
+def spread_lines(fleet: Fleet, most: int) -> list[Line]:
     """How the figures of all ranks spread, one figure per line."""
     heads = ("least", "5 %", "median", "95 %", "most")
     lines: list[Line] = [[(fit("", 22), ""), *((fit(h, 10, right=True), "title") for h in heads)]]
@@ -155,9 +155,8 @@ def spread_lines(fleet: Fleet, look: DisplayOptions, most: int) -> list[Line]:
         spread = fleet.spreads.get(figure.field)
         if spread is None or len(lines) >= most:
             continue
-        say = look.size if figure.unit is BYTES else figure.unit.text
         values = (spread.least, spread.p5, spread.median, spread.p95, spread.most)
-        cells = ((fit(say(value), 10, right=True), "") for value in values)
+        cells = ((fit(figure.unit.text(value), 10, right=True), "") for value in values)
         lines.append([(fit(figure.title, 22), "dim"), *cells])
     return lines
 

@@ -30,7 +30,7 @@ from zeromon.tui.tables import STEPS, RankStep
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.page import Page
 from zeromon.tui.widgets.panel import Panel
-from zeromon.units import human_count, human_rate, human_ratio, human_seconds
+from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 _AXIS = 7
 
@@ -106,7 +106,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
         *([[("untimed    ", "dim"), (some, "")]] if (some := in_graphs(rank)) else []),
         *([[("training   ", "dim"), (training_text(rank), "")]] if rank.scalars else []),
         _pairs(("late", human_seconds(rank.late_seconds)), ("waits", human_seconds(rank.wait_seconds)),
-               ("RSS", look.size(rank.rss_bytes)), *_memory(rank, look)),
+               ("RSS", human_bytes(rank.rss_bytes)), *_memory(rank)),
         _pairs(("start-up", human_seconds(rank.startup_seconds)), ("agent cost", overhead_text([rank])),
                ("errors in hooks", human_count(rank.errors)),
                ("records lost", human_count(rank.dropped))),
@@ -116,7 +116,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
         [], *step_bars([rank], look, width),
     ]  # fmt: skip
     if rank.device_stats is not None:
-        lines += [[], *_device(rank.device_stats, look)]
+        lines += [[], *_device(rank.device_stats)]
     if rank.pressure is not None:
         waits = f"{human_ratio(rank.pressure.cpu_wait_ratio)} of its time waiting for a CPU"
         lines.append(
@@ -131,23 +131,23 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
             [
                 (f"{risk.pool} risk  ", "dim"),
                 (human_ratio(risk.ratio), tone),
-                (f"  {status_text.level_and_cause(risk, look)}", ""),
+                (f"  {status_text.level_and_cause(risk)}", ""),
             ]
         )
-    lines += _waiting(run, rank, look, width)
+    lines += _waiting(run, rank, width)
     findings = [finding for finding in run.findings if finding.rank == rank.rank]
     if findings:
         lines += [[], [("findings", "bold")], *finding_lines(findings, len(findings))]
     return [*lines, *_report(replace(run, ranks=(rank,)), width)]
 
 
-def _waiting(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line]:
+def _waiting(run: RunSnapshot, rank: RankSnapshot, width: int) -> list[Line]:
     """The collectives in flight, and the call stack of a rank that makes no progress."""
     lines: list[Line] = [[], [("in flight", "bold")]] if rank.in_flight else []
     for one in rank.in_flight:
         age = human_seconds(max(0.0, (run.taken_ns - one.issued_ns) / 1e9))
         what = f"{one.op} number {human_count(one.sequence)} in {group_of(rank, one)}"
-        text = f"  {what}, {one.unit or 'no unit'}, {look.size(one.nbytes)}, for {age}"
+        text = f"  {what}, {one.unit or 'no unit'}, {human_bytes(one.nbytes)}, for {age}"
         lines += wrapped(text, width, "warn")
     if rank.stack:
         lines += [[], [("call stack, the outermost call first", "bold")]]
@@ -173,24 +173,25 @@ def _pairs(*pairs: tuple[str, str]) -> Line:
     return line
 
 
-def _memory(rank: RankSnapshot, look: DisplayOptions) -> Sequence[tuple[str, str]]:
+def _memory(rank: RankSnapshot) -> Sequence[tuple[str, str]]:
     memory = rank.memory
     if memory is None:
         return ()
     return (
-        ("allocated", look.size(memory.allocated_bytes)), ("reserved", look.size(memory.reserved_bytes)),
-        ("headroom", look.size(memory.headroom_bytes)), ("retries", human_count(memory.retries)),
+        ("allocated", human_bytes(memory.allocated_bytes)),
+        ("reserved", human_bytes(memory.reserved_bytes)),
+        ("headroom", human_bytes(memory.headroom_bytes)), ("retries", human_count(memory.retries)),
     )  # fmt: skip
 
 
-def _device(device: Device, look: DisplayOptions) -> list[Line]:
+def _device(device: Device) -> list[Line]:
     power = f"{device.power_watts:.0f} W" if device.power_watts is not None else "n/a"
     heat = (
         f"{device.temperature_celsius:.0f} °C" if device.temperature_celsius is not None else "n/a"
     )
     lines = [
         _pairs(("device", device.name), ("busy", human_ratio(device.utilization_ratio)),
-               ("used", f"{look.size(device.used_bytes)} of {look.size(device.total_bytes)}"),
+               ("used", f"{human_bytes(device.used_bytes)} of {human_bytes(device.total_bytes)}"),
                ("power", power), ("temperature", heat)),
         _pairs(("links", ""), ("PCIe in", human_rate(device.pcie_receive_bytes_per_second)),
                ("out", human_rate(device.pcie_transmit_bytes_per_second)),

@@ -9,7 +9,7 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.timer import Timer
 
-from zeromon.readout.figures import BYTES, MAPPED, RATIO
+from zeromon.readout.figures import MAPPED, RATIO
 from zeromon.snapshot import FleetNode
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import nice_ceiling
@@ -49,7 +49,7 @@ class HeatMap(Panel):
         known = [value for value in values if value is not None]
         high = nice_ceiling(max(known, default=1.0))
         high = min(high, 1.0) if shown.unit is RATIO else high
-        words = model.look.size if shown.unit is BYTES else shown.unit.text
+        words = shown.unit.text
 
         def lines(width: int, height: int) -> list[Line]:
             self._mesh = mesh(len(values), width, max(1, height - 1))
@@ -103,10 +103,10 @@ class Ranks(View):
         nodes = model.run.fleet.nodes if model.run.fleet is not None else ()
         table = self.query_one("#ranks", Table)
         table.border_title, table.empty = shown_of(model), no_rank(model)
-        table.show(model.ranks, model.look)
+        table.show(model.ranks)
         if self._by_node:
             self._table.border_title = f"{human_count(len(nodes))} nodes, the worst rank of each"
-            self._table.show(nodes, model.look)
+            self._table.show(nodes)
         rows = _rows(len(nodes or model.ranks), self.size.width - 4, self.size.height)
         self.query_one("#heat", HeatMap).styles.height = rows + 3
         self._heat(model)

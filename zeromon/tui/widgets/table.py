@@ -17,7 +17,6 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from zeromon.tui.columns import Column, Columns, Row, cells_of, header, laid_out, ordered
-from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.widgets.styled import Palette, app_background, palette
 
 
@@ -96,14 +95,13 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self.rows: list[Row] = []
         self._key, self.empty, self._opens = key, empty, opens
         self._given: Sequence[Row] = ()
-        self._look = DisplayOptions()
         self._at: Hashable = None
         self._paint: _Paint[Row] | None = None
         self.cursor = 0
 
-    def show(self, rows: Sequence[Row], look: DisplayOptions) -> None:
+    def show(self, rows: Sequence[Row]) -> None:
         """Shows *rows* in the user's order; the cursor stays on its row."""
-        self._given, self._look = rows, look
+        self._given = rows
         self._arrange()
 
     def _arrange(self) -> None:
@@ -237,7 +235,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             return paint.plain.strip([(f" {self.empty}", "dim")], paint.width)
         if at >= len(self.rows):
             return paint.plain.strip([], paint.width)
-        line = cells_of(paint.columns, self.rows[at], self._look)
+        line = cells_of(paint.columns, self.rows[at])
         if at != self.cursor or not paint.focused:
             return paint.plain.strip(line, paint.width)
         if paint.background in ("none", "sixteen"):
