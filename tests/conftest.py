@@ -14,6 +14,8 @@ import pytest
 from hypothesis import settings
 from support import Node
 
+from zeromon.ring.ring_file import remove_orphans, remove_ring
+
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
@@ -39,6 +41,14 @@ def pytest_sessionstart() -> None:
         with suppress(FileNotFoundError):
             if time.time() - lock.stat().st_mtime > _LOCK_SECONDS:
                 lock.unlink()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Removes the rings that the tests have left: the memory outlives their files."""
+    for ring in session.config._tmp_path_factory.getbasetemp().glob("**/*.ring"):  # type: ignore[attr-defined]
+        with suppress(OSError):
+            remove_ring(ring)
+    remove_orphans(unused_seconds=0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

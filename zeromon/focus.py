@@ -106,6 +106,8 @@ _LOST_PEER = (
 )  # fmt: skip
 """What gloo, NCCL and TCPStore say when another rank is gone, in lower case."""
 _PEER_LOST = "peer_lost"
+_UNEXPLAINED = ("SIGKILL", "SIGTERM", "unknown")
+"""How a launcher may end the ranks that are left, as :func:`death_cause` has it."""
 HOST_OOM, DEVICE_OOM = "host_oom", "device_oom"
 """The causes of a death by memory, as :func:`death_cause` has them."""
 
@@ -117,24 +119,32 @@ _FOLLOWS_NS = 5_000_000_000
 
 
 def death_roles(
-    ranks: Sequence[RankSnapshot], *, elsewhere: bool = False, hangs: Sequence[Hang] = ()
+    ranks: Sequence[RankSnapshot],
+    *,
+    elsewhere: bool = False,
+    hangs: Sequence[Hang] = (),
+    unread: bool = False,
 ) -> dict[int, DeathRole]:
     """Role of each failed rank, and of one that left without an error while others needed it.
 
     The first deviation in time is the cause. A launcher sends SIGTERM to the other ranks when one fails,
     a backend raises where a peer is gone or has never come: such ranks are victims. What follows a
-    Ctrl-C is part of the stop. *elsewhere*: another node has the culprit.
+    Ctrl-C is part of the stop. *elsewhere*: another node has the culprit. *unread*: the record of a
+    rank cannot be read, so a rank is a culprit only where its own end says so.
     """
     failed = [rank for rank in ranks if rank.failed]
     asked = min((rank.last_event_ns for rank in failed if rank.stopped == CTRL_C), default=None)
     blamed = _blamed(ranks, failed, hangs)
     if asked is not None:
         blamed = [rank for rank in blamed if rank.last_event_ns < asked]
+    if unread:
+        blamed = [rank for rank in blamed if death_cause(rank) not in _UNEXPLAINED]
     if not blamed and not elsewhere:
-        if asked is not None or all(rank.stopped for rank in failed):
+        if asked is not None or (not unread and all(rank.stopped for rank in failed)):
             return {rank.rank: DeathRole.STOPPED for rank in failed}
-        lost = [rank for rank in failed if not rank.stopped]
-        blamed = [min(lost, key=lambda rank: rank.last_event_ns)]  # as far as is known
+        if not unread:
+            lost = [rank for rank in failed if not rank.stopped]
+            blamed = [min(lost, key=lambda rank: rank.last_event_ns)]  # as far as is known
     roles = {rank.rank: DeathRole.VICTIM for rank in failed}
     return roles | {rank.rank: DeathRole.CULPRIT for rank in blamed}
 
@@ -171,7 +181,7 @@ def _blamed(
 def roles_of(run: RunSnapshot) -> dict[int, DeathRole]:
     """:func:`death_roles` of all ranks of *run* that are seen from here."""
     elsewhere = any(rank.failed for rank in run.away)
-    return death_roles(run.ranks, elsewhere=elsewhere, hangs=run.hangs)
+    return death_roles(run.ranks, elsewhere=elsewhere, hangs=run.hangs, unread=bool(run.unread))
 
 
 def has_left(rank: RankSnapshot) -> bool:

@@ -87,7 +87,8 @@ def test_every_rule_with_a_remedy_is_here() -> None:
         "agent_errors", "collective_in_flight", "collective_mismatch", "device_idle", "disk_space",
         "distant_node",
         "events_dropped", "exposed_communication", "history_stopped", "no_step", "node_silent",
-        "nodes_apart", "not_finite", "own_code", "poor_overlap", "rank_died", "restarted", "stalled",
+        "nodes_apart", "not_finite", "own_code", "poor_overlap", "rank_died", "record_unread",
+        "restarted", "stalled",
             "steps_apart",
         "straggler", "unknown_version", "untimed_collectives",
     }  # fmt: skip

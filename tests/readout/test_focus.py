@@ -7,9 +7,10 @@ from builders import rank, run, summary
 from zeromon.diagnosis.rules.common import worst
 from zeromon.diagnosis.rules.communication import exposed_communication
 from zeromon.export.prometheus.rules import Thresholds, alerts
-from zeromon.focus import first_failed, most_exposed, most_exposed_of, nearest_oom
+from zeromon.focus import first_failed, most_exposed, most_exposed_of, nearest_oom, roles_of
+from zeromon.readout.text import run_state
 from zeromon.report.communication import units
-from zeromon.snapshot import RankSnapshot, Risk
+from zeromon.snapshot import DeathRole, RankSnapshot, Risk
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.plots import Trends
 from zeromon.tui.screens.communication import _rank
@@ -76,6 +77,23 @@ def test_the_nearest_to_its_limit_is_named_with_that_memory() -> None:
     assert near is not None
     assert (near[0].rank, near[1]) == (1, high)
     assert nearest_oom([rank(0)]) is None
+
+
+def test_nobody_is_blamed_for_what_an_unread_rank_may_have_caused() -> None:
+    """A launcher ends the ranks that are left; an error of its own still names a rank."""
+    ended = ("killed without a final record (SIGKILL or a crash)", "SIGKILL", "SIGTERM")
+    for how in ended:
+        left = rank(1, failed=True, alive=False, ended=how, last_event_ns=1)
+        snapshot = run(left, ended=True, unread=(0,))
+        assert roles_of(snapshot) == {1: DeathRole.VICTIM}
+        assert "died: cause unknown, the record of rank 0 is lost; rank 1 ended" in run_state(
+            snapshot
+        )
+    own = rank(1, failed=True, alive=False, ended="exception", exception="ValueError: x")
+    assert roles_of(run(own, ended=True, unread=(0,))) == {1: DeathRole.CULPRIT}
+    stopped = rank(1, failed=True, alive=False, ended="SIGINT")
+    assert roles_of(run(stopped, ended=True, unread=(0,))) == {1: DeathRole.STOPPED}
+    assert roles_of(run(rank(1, alive=False), ended=True, unread=(0,))) == {}
 
 
 def test_the_first_failure_is_not_one_that_the_launcher_stopped() -> None:

@@ -232,7 +232,7 @@ def test_a_ring_that_cannot_have_its_room_is_refused_at_once(tmp_path: Path) -> 
         "from zeromon.errors import RingError\n"
         "from zeromon.ring.buffer import RingWriter\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "try:\n    RingWriter(Path(sys.argv[1]), rank=0)\n"
+        "try:\n    RingWriter(Path(sys.argv[1]), rank=0, in_file=True)\n"
         "except RingError as error:\n    print('refused', error)\n"
     )
     path = tmp_path / "r.ring"

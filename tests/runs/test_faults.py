@@ -99,22 +99,10 @@ def test_the_record_of_a_killed_rank_is_whole_up_to_its_last_event(node: Node) -
     assert snapshot.ranks[1].step >= 20
 
 
-@pytest.mark.parametrize("where", ["full", "unwritable"])
-def test_without_room_for_a_ring_training_goes_on_and_the_user_is_told(
-    node: Node, where: str
-) -> None:
+def test_without_a_folder_for_a_ring_training_goes_on_and_the_user_is_told(node: Node) -> None:
     """Once a process, with a way out, and the same losses."""
     bare = node.run(TWO, watched=False)
-    if where == "full":
-        limited = node.folder / "limited.py"
-        limited.write_text(
-            "import resource, runpy\n"
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-            f"runpy.run_path({TINY!r}, run_name='__main__')\n"
-        )
-        result = node.run([*LAUNCH, "2", str(limited)])
-    else:
-        result = node.run(TWO, ZEROMON_RUN_DIR="/proc/nowhere/r")
+    result = node.run(TWO, ZEROMON_RUN_DIR="/proc/nowhere/r")
     assert result.code == 0, result.output
     assert losses(result.output) == losses(bare.output)
     assert result.output.count("this process is not watched") == 2

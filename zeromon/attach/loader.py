@@ -29,6 +29,7 @@ from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.ring.buffer import RingReader
+from zeromon.ring.segments import ipc_namespace
 from zeromon.ring.tokens import NAME, hand_over
 
 _BEGIN_SECONDS = 10.0
@@ -82,6 +83,7 @@ def attach(ranks: Sequence[Process], root: Path) -> tuple[Path, list[Outcome]]:
         arguments = {
             "run_dir": str(folder),
             "pid": rank.pid,
+            "ipc": ipc_namespace(),
             "settings": settings,
             "any_process": sole or rank.world_size == 1,
         }

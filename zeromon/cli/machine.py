@@ -29,7 +29,6 @@ from zeromon.probes.network import network_peak
 from zeromon.probes.stacks import py_spy
 from zeromon.readout.text import lock_text, removal_of
 from zeromon.ring import paths
-from zeromon.ring.buffer import ring_size
 from zeromon.sources.live import collector_address
 from zeromon.units import human_bytes, human_rate
 
@@ -201,8 +200,7 @@ def devices() -> list[Fact]:
 def memory() -> list[Fact]:
     """Shared memory, the host's limit, and the folders of rings and records."""
     shm = shutil.disk_usage("/dev/shm")
-    free = f"{human_bytes(shm.free)} of {human_bytes(shm.total)} free"
-    text = f"{free}; a rank's ring takes {human_bytes(ring_size())}"
+    text = f"{human_bytes(shm.free)} of {human_bytes(shm.total)} free"
     hint = "docker run --shm-size=16g: DataLoader workers and NCCL need it."
     facts = [judged("/dev/shm", text, shm.total >= _LEAST_SHM, hint)]
     host = HostReader().read(os.getpid())

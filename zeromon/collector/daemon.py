@@ -41,6 +41,7 @@ from zeromon.errors import (
 from zeromon.probes.devices import Devices
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
+from zeromon.ring.ring_file import remove_orphans
 from zeromon.ring.tokens import job_token, user_token
 from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
 from zeromon.snapshot.rank import DETACHED
@@ -336,6 +337,7 @@ def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) ->
     paths.make_private(root, tighten=False)
     if lock(root) is None:
         return 0
+    remove_orphans()
     from zeromon.collector.http import start_server, targets
 
     collector = Collector(root)

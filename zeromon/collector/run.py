@@ -42,6 +42,7 @@ from zeromon.probes.process import ProcessWatch
 from zeromon.probes.revision import REVISION, Revision
 from zeromon.ring import paths, trials
 from zeromon.ring.atomic import replace_file
+from zeromon.ring.ring_file import remove_ring
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
     Device,
@@ -165,7 +166,7 @@ class RunFollower:
                 # the same process was attached again
                 del self.ranks[name]
                 old.reader.close()
-                old.path.unlink(missing_ok=True)
+                remove_ring(old.path)
 
     def set_aside(self, devices: Devices) -> bool:
         """Leaves out the rings that break a snapshot by themselves; returns whether there was one."""
@@ -277,6 +278,7 @@ class RunFollower:
             ranks=ranks,
             findings=(),
             note=self._note(),
+            unread=self._unread(followers),
             stragglers=self._stragglers,
             hangs=hangs,
             ras=self._nccl.ras(ranks, hangs if leads else (), now),
@@ -407,6 +409,11 @@ class RunFollower:
             return "; ".join(filter(None, said))
         return "" if self.ranks or not self.ended else _NO_RANK
 
+    def _unread(self, followers: Iterable[RankFollower]) -> tuple[int, ...]:
+        """The ranks that have no ring but one that cannot be read, by the names of the files."""
+        found = {paths.rank_of_ring(name) for name in self.bad_rings}
+        return tuple(sorted(found - {follower.state.rank for follower in followers} - {-1}))
+
     def _tracked(self) -> Iterator[str]:
         """What the processes of ``zeromon run --track`` cannot send."""
         for path in sorted(self.folder.glob(f"{paths.TRACK}*")):
@@ -437,12 +444,15 @@ class RunFollower:
     def keep(self, store: Store) -> None:
         """Moves the rings of an ended run from memory to the store."""
         for follower in self.ranks.values():
-            store.keep_ring(self.run, follower.path)
+            with suppress(RingError):  # it was truncated since the last poll
+                store.keep_ring(self.run, follower.path.name, follower.reader.memory)
         for follower in self.ranks.values():  # after every copy is complete
             follower.reader.close()
         # the user chose the folder: delete only zeromon's own files
         for pattern in _RUN_FILES:
             for path in self.folder.glob(pattern):
+                if path.suffix == ".ring":
+                    remove_ring(path)
                 path.unlink(missing_ok=True)
         if self.captures is not None:
             self.captures.withdraw()

@@ -14,6 +14,9 @@ def end_text(run: RunSnapshot, first: RankSnapshot) -> str:
     roles = roles_of(run)
     if roles[first.rank] is DeathRole.STOPPED:
         return f"stopped by {first.stopped} after step {first.step}"
+    if roles[first.rank] is DeathRole.VICTIM and run.unread:
+        end = f"rank {first.rank} ended after step {first.step} ({error_of(first)})"
+        return f"died: cause unknown, the record of {numbered(run.unread)} is lost; {end}"
     culprits = [rank for rank in run.ranks if roles.get(rank.rank) is DeathRole.CULPRIT]
     alike = sum(rank.ended == first.ended for rank in culprits)
     more = f" (and {alike - 1} more)" if alike > 1 else ""
@@ -72,12 +75,22 @@ def left_text(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRol
     return f"{how} while {others} trained in step {step}"
 
 
-def consequence_text(rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
+def consequence_text(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
     """``; it died of rank 0`` of a victim; "" of any other rank."""
     if roles.get(rank.rank) is not DeathRole.VICTIM:
         return ""
     culprits = [other for other, role in roles.items() if role is DeathRole.CULPRIT]
-    return f"; it died of {numbered(culprits)}" if culprits else "; another rank had failed"
+    if culprits:
+        return f"; it died of {numbered(culprits)}"
+    if run.unread:
+        return f"; the record of {numbered(run.unread)} is lost, and may have the cause"
+    return "; another rank had failed"
+
+
+def unread_text(run: RunSnapshot) -> str:
+    """``the record of rank 0 cannot be read: what it does, and how it ended, is unknown``."""
+    known = "what it does, and how it ended, is unknown"
+    return f"the record of {numbered(run.unread)} cannot be read: {known}"
 
 
 def numbered(ranks: Sequence[int]) -> str:

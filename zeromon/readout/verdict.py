@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from zeromon.focus import DEVICE_OOM, HOST_OOM, death_cause, first_failed, is_ending, nearest_oom
 from zeromon.levels import Severity
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
+from zeromon.readout.deaths import unread_text
 from zeromon.readout.hang import hang_headline
 from zeromon.readout.risk import risk_headline
 from zeromon.readout.starting import restarting_text, starting_text
@@ -202,6 +203,8 @@ def _at_risk(run: RunSnapshot) -> Verdict | None:
     silent = [rank for rank in run.ranks if rank.silent]
     if silent:
         return Verdict(Health.AT_RISK, Severity.WARNING, silent_text(run, silent))
+    if run.unread:
+        return Verdict(Health.AT_RISK, Severity.WARNING, unread_text(run))
     severe = _severe(run, Severity.CRITICAL) or _severe(run, Severity.WARNING)
     return Verdict(Health.AT_RISK, severe[0].severity, finding_text(severe[0])) if severe else None
 

@@ -35,7 +35,9 @@ def deaths(run: RunSnapshot) -> str:
             lines.append(f"  rank {rank.rank}: {left_text(run, rank, roles)}")
             continue
         seen = f"last seen in step {rank.step + 1}, {doing(rank)}"
-        lines.append(f"  rank {rank.rank}: {rank.ended}; {seen}{consequence_text(rank, roles)}")
+        lines.append(
+            f"  rank {rank.rank}: {rank.ended}; {seen}{consequence_text(run, rank, roles)}"
+        )
         if rank.exception:
             lines.append(f"    {rank.exception}")
         if rank.ended == KILLED_FOR_MEMORY:

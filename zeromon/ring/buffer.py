@@ -1,13 +1,14 @@
-"""The crash-surviving record: one mmap file a rank, one writer, any number of readers.
+"""The crash-surviving record: one ring a rank, one writer, any number of readers.
 
-File layout (little-endian)::
+Layout (little-endian)::
 
     0     header: magic, version, record size, capacity, names size, pid, flags, rank, clocks
     256   bytes used in the name table (8 bytes, stored last)
+    512   length and text of the path of the ring's file
     4096  name table: append-only entries of id, kind, length, CRC and a JSON text
     ...   `capacity` records of 64 bytes (see :mod:`zeromon.ring.events`), overwritten in turn
 
-The mapping is MAP_SHARED, so the pages outlive the process, also after ``kill -9``.
+Where these bytes are, so that they outlive ``kill -9``: :mod:`zeromon.ring.ring_file`.
 
 A reader proves each record whole. The writer stores the leading sequence number first and the
 trailing one last (one ``pack_into``); the reader looks at the trailing one first, copies, and looks
@@ -18,7 +19,6 @@ The trailing number also tells a slot's age, so the reader needs no shared head 
 
 import itertools
 import json
-import mmap
 import os
 import platform
 import struct
@@ -31,12 +31,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zeromon.errors import RingError, RingVersionError
-from zeromon.ring.atomic import replacing
+from zeromon.ring import ring_file
 from zeromon.ring.events import RECORD, RECORD_SIZE, Raw
+from zeromon.ring.ring_file import HEADER_SIZE, MAGIC
 
-MAGIC = b"ZEROMON\0"
 VERSION = 1
-HEADER_SIZE = 4096
 CAPACITY = 1 << 16
 NAMES_SIZE = 1 << 18
 FLAG_CRC = 1
@@ -120,8 +119,9 @@ class RingWriter:
     """The one writer of a ring. :attr:`write` is a closure, because a method call costs more.
 
     *pid*: of this process as its collector sees it, where that is not as it sees itself.
+    *in_file*: the readers are in another IPC namespace.
 
-    Raises :class:`RingError` when the file cannot be made at its full size: a sparse file on a full
+    Raises :class:`RingError` when the ring cannot be made at its full size: a sparse file on a full
     tmpfs would end the training process with SIGBUS later.
     """
 
@@ -134,6 +134,7 @@ class RingWriter:
         names_size: int = NAMES_SIZE,
         crc: bool | None = None,
         pid: int = 0,
+        in_file: bool = False,
     ) -> None:
         if capacity & (capacity - 1):
             raise ValueError(f"capacity must be a power of two, not {capacity}")
@@ -144,29 +145,28 @@ class RingWriter:
         self._next_name = 1
         self._naming = threading.Lock()
         self._crc = needs_crc() if crc is None else crc
-        self._map = self._create(rank, pid or os.getpid())
+        self._map = self._create(rank, pid or os.getpid(), in_file=in_file)
         self.muted: list[bool] = []  # filled when mute: its truth is the cheapest test there is
         self.slots = Slots(
             itertools.count(1).__next__,
             _pack_crc if self._crc else _PACKED.pack_into,
-            memoryview(self._map)[HEADER_SIZE + names_size :],
+            self._map[HEADER_SIZE + names_size :],
             capacity - 1,
         )
         self.write: WriteRecord = self._make_write()
 
-    def _create(self, rank: int, pid: int) -> mmap.mmap:
+    def _create(self, rank: int, pid: int, *, in_file: bool) -> memoryview:
+        def write_header(ring: memoryview) -> None:
+            flags = FLAG_CRC if self._crc else 0
+            clocks = (time.time_ns(), time.monotonic_ns())
+            head = (MAGIC, VERSION, RECORD_SIZE, self.capacity, self._names_size)
+            _HEADER.pack_into(ring, 0, *head, pid, flags, rank, *clocks)
+
         size = ring_size(self.capacity, self._names_size)
         try:
-            with replacing(self.path) as temporary, temporary.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, size)
-                ring = mmap.mmap(file.fileno(), size)
-                flags = FLAG_CRC if self._crc else 0
-                clocks = (time.time_ns(), time.monotonic_ns())
-                head = (MAGIC, VERSION, RECORD_SIZE, self.capacity, self._names_size)
-                _HEADER.pack_into(ring, 0, *head, pid, flags, rank, *clocks)
+            return ring_file.create(self.path, size, write_header, in_file=in_file)
         except OSError as error:
             raise RingError(f"cannot create {self.path}: {error.strerror}") from error
-        return ring
 
     def _make_write(self) -> WriteRecord:
         following, pack, records, mask = self.slots
@@ -186,7 +186,7 @@ class RingWriter:
             return 0
         text = json.dumps(payload, separators=(",", ":"), default=str).encode()
         with self._naming:
-            return self._append_name(kind, text)
+            return 0 if self.muted else self._append_name(kind, text)
 
     def _append_name(self, kind: int, text: bytes) -> int:
         end = self._names_used + _NAME.size + len(text)
@@ -206,10 +206,10 @@ class RingWriter:
         self.slots.records.release()  # hooks that write without :attr:`write` fail, and are caught
 
     def close(self) -> None:
-        """Writes nothing from now on, and gives the mapping and its descriptor back."""
+        """Writes nothing from now on, and gives the memory back."""
         self.mute()
-        with suppress(BufferError):  # a thread writes a name at this moment
-            self._map.close()
+        with self._naming:
+            self._map.release()
 
 
 # fmt: off
@@ -232,22 +232,17 @@ class RingReader:
         self._next = 1
         self._names_read = 0
         self._hole = (0, 0)
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError as error:
-            raise RingError(f"cannot read {path}: {error.strerror}") from error
-        try:
-            size = os.fstat(fd).st_size
-            if size < HEADER_SIZE:
-                raise RingError(f"{path} is not a ring: only {size} bytes")
-            self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ)
-        finally:
-            os.close(fd)
-        self.header = self._read_header(size)
+        self._map, self._file = ring_file.open_ring(path)
+        self.header = self._read_header(len(self._map))
         start = HEADER_SIZE + self.header.names_size
         # memoryviews let one C call pick the sequence words of many records
-        records = memoryview(self._map)[start : start + self.header.capacity * RECORD_SIZE]
+        records = self._map[start : start + self.header.capacity * RECORD_SIZE]
         self._records, self._heads, self._tails = records, records.cast("Q"), records.cast("I")
+
+    def _prove_size(self) -> None:
+        """Raises :class:`RingError` where a mapped file was truncated: to read it would be SIGBUS."""
+        if self._file is not None and self._file.size() < len(self._map):
+            raise RingError(f"{self.path} was truncated to {self._file.size()} bytes")
 
     def _read_header(self, size: int) -> RingHeader:
         magic, version, record_size, capacity, names, pid, flags, rank, wall, mono = (
@@ -265,13 +260,14 @@ class RingReader:
 
     def names(self) -> list[Name]:
         """The name-table entries added since the last call; stops at one that is not yet whole."""
+        self._prove_size()
         found: list[Name] = []
         (used,) = _NAMES_USED.unpack_from(self._map, _NAMES_USED_AT)
         used = min(used, self.header.names_size)
         while self._names_read + _NAME.size <= used:
             at = HEADER_SIZE + self._names_read
             number, kind, size, crc = _NAME.unpack_from(self._map, at)
-            text = self._map[at + _NAME.size : at + _NAME.size + size]
+            text = bytes(self._map[at + _NAME.size : at + _NAME.size + size])
             if self._names_read + _NAME.size + size > used or zlib.crc32(text) != crc:
                 break
             self._names_read += _NAME.size + size
@@ -298,6 +294,7 @@ class RingReader:
         return itertools.chain.from_iterable(self._runs(final=final))
 
     def _runs(self, *, final: bool) -> Iterator[Iterable[Raw]]:
+        self._prove_size()
         capacity = self.header.capacity
         while True:
             slot = self._next & (capacity - 1)
@@ -381,8 +378,13 @@ class RingReader:
         """The number of the record that comes next."""
         return self._next
 
+    @property
+    def memory(self) -> memoryview:
+        """The whole ring, as a file of it would be."""
+        self._prove_size()
+        return self._map
+
     def close(self) -> None:
-        """Unmaps the file."""
-        for view in (self._tails, self._heads, self._records):
+        """Gives the memory back."""
+        for view in (self._tails, self._heads, self._records, self._map):
             view.release()
-        self._map.close()

@@ -145,6 +145,12 @@ def _is_ring(name: str) -> bool:
     return name.startswith("rank") and name.endswith(".ring")
 
 
+def rank_of_ring(name: str) -> int:
+    """Returns the rank of the ring with the file *name*; -1 where the name has none."""
+    number = name.split(".")[0].removeprefix("rank")
+    return int(number) if number.isdecimal() else -1
+
+
 def is_run_id(text: str) -> bool:
     """Whether *text* may name a run (and so a folder)."""
     return _RUN_ID.fullmatch(text) is not None

@@ -67,6 +67,8 @@ class RunSnapshot:
     """The version of the devices' driver on this node; "" where unknown."""
     cpu_users: tuple[CpuUser, ...] = ()
     """The processes of this node that use most CPU time, while a rank lacks CPUs."""
+    unread: tuple[int, ...] = ()
+    """Ranks of this node whose records cannot be read, and of which nothing else is known."""
     energy: Energy | None = None
     """What this node has used; None where it is not known."""
     attempt: int = 1

@@ -149,15 +149,14 @@ class Store:
                     return name
         return run
 
-    def keep_ring(self, run: str, ring: Path) -> None:
-        """Copies the ring of a dead rank."""
+    def keep_ring(self, run: str, name: str, ring: memoryview) -> None:
+        """Writes the *ring* of a dead rank, whose file is called *name*."""
         folder = paths.make_private(self.folder(run))
         with (
-            replacing(folder / f"{ring.name}.gz") as temporary,
-            ring.open("rb") as source,
+            replacing(folder / f"{name}.gz") as temporary,
             gzip.open(temporary, "wb", compresslevel=1) as packed,
         ):
-            shutil.copyfileobj(source, packed, 1 << 20)
+            packed.write(ring)
 
     def names(self) -> list[str]:
         """Returns the names of the recorded runs, the newest first."""

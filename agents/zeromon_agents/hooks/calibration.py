@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zeromon.ring.buffer import RingWriter
+from zeromon.ring.ring_file import remove_ring
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.payloads import PAYLOADS
 from zeromon_agents.hooks.process_groups import Group
@@ -58,10 +59,12 @@ def calibrate() -> HookCost:
     """Returns what the hooks cost here. It takes some ten milliseconds."""
     with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
         ring = RingWriter(Path(folder) / "scratch", rank=0, capacity=1 << 9, names_size=1 << 12)
+        remove_ring(ring.path)  # its memory, which nobody else would remove, goes with the last use
         context = HookContext(ring, Guard())
         context.mode = ON
         record = (_median(_collective(context)) - _median(_bare_collective)) / 2
         call = _median(_wrapped(context)) - _median(_method)
+        ring.close()
         if context.guard.errors:
             raise RuntimeError(f"the hooks failed while they were timed: {context.guard.first}")
     return HookCost(round(COLD * max(0.0, record)), round(COLD * max(0.0, call)))

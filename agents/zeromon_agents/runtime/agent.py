@@ -25,6 +25,7 @@ from zeromon import __version__
 from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import ExitKind, Flag, Kind
 from zeromon.ring.model_metadata import INSTALLED
+from zeromon.ring.segments import ipc_namespace
 from zeromon_agents.hooks.backend import Services
 from zeromon_agents.hooks.backends import Backends
 from zeromon_agents.hooks.c10d import Collectives
@@ -79,6 +80,8 @@ class Attachment(NamedTuple):
     """The process as the collector sees it, outside of the process's PID namespace."""
     settings: dict[str, str]
     """The ZEROMON_ variables of the command that attached."""
+    ipc: int
+    """The IPC namespace of that command, and of the collector."""
 
 
 class Agent:
@@ -91,7 +94,8 @@ class Agent:
         pid = attachment.pid if attachment else os.getpid()
         name = f"rank{rank_info.rank}.{pid}.{secrets.token_hex(2)}.ring"
         self.guard = Guard()
-        self.ring = RingWriter(run_dir / name, rank=rank_info.rank, pid=pid)
+        in_file = attachment is not None and attachment.ipc != ipc_namespace()
+        self.ring = RingWriter(run_dir / name, rank=rank_info.rank, pid=pid, in_file=in_file)
         self.context = context = HookContext(self.ring, self.guard)
         self.patches, self.imports = Patches(), ImportWatch()
         self.device = DeviceTimer(context)

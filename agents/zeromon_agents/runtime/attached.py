@@ -12,10 +12,11 @@ from zeromon_agents.runtime.bootstrap import BOOTSTRAP
 
 
 def attach(
-    run_dir: str, pid: int, settings: dict[str, str], *, any_process: bool
+    run_dir: str, pid: int, settings: dict[str, str], *, ipc: int, any_process: bool
 ) -> dict[str, Any]:
     """Starts the agent and returns which rank this is. Raises what keeps the agent from starting.
 
+    *ipc*: the IPC namespace of the command that attaches.
     *any_process*: also attaches to a process without a process group, which may be no rank.
     """
     leave_captures_alone()
@@ -25,7 +26,7 @@ def attach(
         return {"refused": "it has no process group", "hint": "It is a launcher or a data worker."}
     if BOOTSTRAP.agent is not None:
         return {"watched": BOOTSTRAP.agent.run_dir.name, **_identity()}
-    BOOTSTRAP.attach(Path(run_dir), Attachment(pid, settings))
+    BOOTSTRAP.attach(Path(run_dir), Attachment(pid, settings, ipc))
     return _identity()
 
 

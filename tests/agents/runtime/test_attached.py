@@ -64,7 +64,7 @@ def rings_of(pid: int) -> list[str]:
     """Rings that a process has open or mapped."""
     opened = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.exists()]
     mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return [line for line in (*opened, *mapped) if ".ring" in line]
+    return [line for line in (*opened, *mapped) if ".ring" in line or "SYSV5a4d" in line]
 
 
 def story(kind: str, node: Node) -> Joined:
@@ -213,6 +213,23 @@ def test_the_ring_of_an_earlier_time_is_not_kept(
     _, told = joined
     shared_node.collector.tick()
     assert len(list(told.folders[0].glob("rank*.ring"))) <= len(told.outcomes)
+
+
+def test_a_rank_in_another_ipc_namespace_keeps_its_ring_in_a_file(node: Node) -> None:
+    """Its memory could not be read from here."""
+    job = Job("plain", node.folder / "job", around=("unshare", "--ipc"))
+    try:
+        job.wait_until(20)
+        folder, (outcome,) = attach(job.ranks(), node.root)
+        assert not outcome.refused
+        (rank,) = watch(node, folder, 1).ranks
+        assert rank.errors == 0
+        assert [path.stat().st_size > 1 << 20 for path in folder.glob("rank*.ring")] == [True]
+        detach(job.ranks(), node.root)
+        assert rings_of(outcome.pid) == []
+        job.finish()
+    finally:
+        job.kill()
 
 
 # ---- a run that hangs -----------------------------------------------------------------------------

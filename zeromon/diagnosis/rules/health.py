@@ -47,7 +47,7 @@ def _end_of(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]
         return left_text(run, rank, roles)
     why = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
     text = f"{error_of(rank)} after step {rank.step}, {doing(rank)}{why and f'; {why}'}"
-    return text + consequence_text(rank, roles)
+    return text + consequence_text(run, rank, roles)
 
 
 _SEVERITY_OF_DEATH = {

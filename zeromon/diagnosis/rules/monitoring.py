@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.levels import UNTIMED
+from zeromon.readout.deaths import unread_text
 from zeromon.readout.text import exposed_unknown, in_graphs, in_graphs_ratio
 from zeromon.snapshot import RunSnapshot, Severity
 
@@ -37,6 +38,13 @@ def history_stopped(run: RunSnapshot) -> Iterable[Match]:
     """The step history of the run can no longer be written."""
     if run.history_note:
         yield Match(f"the step history on disk has stopped: {run.history_note}")
+
+
+@rule("ZM017", severity=Severity.WARNING)
+def record_unread(run: RunSnapshot) -> Iterable[Match]:
+    """The record of a rank cannot be read."""
+    if run.unread:
+        yield Match(unread_text(run))
 
 
 @rule("ZM005", severity=Severity.WARNING)

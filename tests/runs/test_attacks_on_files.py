@@ -1,0 +1,130 @@
+"""Attacks and faults on the files of a live run: training goes on, and the record says what it lost.
+
+Each row is a training of two ranks below the real `zeromon run`. Losses, states of the random generators
+and exit code are those of the same training alone, wherever training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from environments import PROGRAM, STEPS, Environment, Told, run
+from support import LAUNCH, Node, start, wait_for
+
+from zeromon.collector.run import read_folder
+from zeromon.readout.verdict import Health, verdict
+from zeromon.report.render import render
+from zeromon.ring.buffer import RingReader
+from zeromon.ring.ring_file import remove_ring
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="mounts file systems of its own"
+)
+
+LIVE = "/dev/shm/zeromon-*"
+RINGS = f"{LIVE}/r/rank*.ring"
+KILL_COLLECTOR = f"kill -9 $(sed 's/.*\"pid\": \\([0-9]*\\).*/\\1/' {LIVE}/collector.json)"
+SMALL_TMPFS = "mkdir $W/live; mount -t tmpfs -o size=2m,mode=700 none $W/live"
+FILL = "head -c 4m /dev/zero > $W/live/x"
+IN_SMALL = {"ZEROMON_DIR": "$W/live"}
+NO_SEGMENTS = ("unshare", "--ipc", "bash", "-c", 'echo 0 > /proc/sys/kernel/shmmni; "$@"', "bash")
+
+ATTACKS = {
+    "B1 rings are truncated to nothing": Environment(
+        settings={"PAUSE": "0.3", "AT_0_3": f"truncate -s 0 {RINGS}"}
+    ),
+    "B1 rings are truncated to a page": Environment(
+        settings={"PAUSE": "0.3", "AT_0_3": f"truncate -s 4096 {RINGS}"}
+    ),
+    "B1 rings are truncated and the collector is killed": Environment(
+        settings={"PAUSE": "1.5", "AT_0_3": f"truncate -s 0 {RINGS}; {KILL_COLLECTOR}"}
+    ),
+    "B1 the memory of the rings is removed and the collector is killed": Environment(
+        settings={
+            "PAUSE": "1.5",
+            "AT_0_3": f"for r in {RINGS}; do ipcrm -m $(sed 's/.* //' $r); done; {KILL_COLLECTOR}",
+        }
+    ),
+    "31 the live folder is removed": Environment(
+        settings={"PAUSE": "0.3", "AT_0_3": f"rm -rf {LIVE}/r"}
+    ),
+    "34 the live folder is full from the start": Environment(
+        f"{SMALL_TMPFS}; {FILL} || true", IN_SMALL, told="not watched", ranks=()
+    ),
+    "34 the live folder fills up": Environment(
+        SMALL_TMPFS, IN_SMALL | {"PAUSE": "0.3", "AT_0_3": FILL}
+    ),
+    "B1 a kernel without segments": Environment(as_user=NO_SEGMENTS),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """The same training without zeromon and without attacks."""
+    return run(Environment(), tmp_path_factory.mktemp("alone") / "w", {}, watched=False)
+
+
+def reported(told: Told) -> list[tuple[int, int, int]]:
+    """Rank, steps and errors of the agent, of each rank of the record."""
+    return [(one["rank"], one["steps"], one["errors"]) for one in told.record.get("ranks", ())]
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_training_goes_on_with_the_same_losses(name: str, tmp_path: Path, alone: Told) -> None:
+    one = ATTACKS[name]
+    told = run(one, tmp_path / "w", {}, watched=True)
+    print("\n".join(told.errors), told.report, sep="\n")
+    assert (told.code, told.output) == (0, alone.output), told.errors
+    assert reported(told) == [(rank, STEPS, 0) for rank in one.ranks]
+    assert re.search(one.told, "\n".join([*told.errors, told.report]))
+    if one.ranks:
+        assert "finished after 8 steps" in told.report
+        assert "cannot be read" not in told.report
+
+
+def test_b1_without_segments_the_rank_of_a_truncated_file_is_named_and_no_other(
+    tmp_path: Path,
+) -> None:
+    """What is left of the attack: the file is mapped, so its rank ends with SIGBUS."""
+    one = Environment(
+        settings={"PAUSE": "1", "AT_0_3": f"truncate -s 4096 {RINGS.replace('rank*', 'rank0*')}"},
+        as_user=NO_SEGMENTS,
+    )
+    told = run(one, tmp_path / "w", {}, watched=True)
+    print(told.report)
+    assert told.code != 0
+    first = told.report.splitlines()[1]
+    assert "the record of rank 0 is lost" in first
+    assert "cause unknown" in first
+    assert "rank 1 died" not in told.report and "died: rank 1" not in told.report
+
+
+def test_b1_a_lost_record_is_named_and_no_other_rank_is_blamed(node: Node) -> None:
+    """The rank was killed, and its memory removed before anybody read it."""
+    environment = node.environment("r", PAUSE="1")
+    training = start([*LAUNCH, "2", PROGRAM], environment, stderr=subprocess.DEVNULL)
+    folder = node.root / "r"
+    ring = wait_for(lambda: next(iter(folder.glob("rank0.*.ring")), None))
+    reader = RingReader(ring)
+    wait_for(lambda: reader.newest() > 50)
+    os.kill(reader.header.pid, signal.SIGKILL)
+    training.wait(timeout=60)
+    reader.close()
+    remove_ring(ring)
+    ring.write_text("")
+    snapshot = read_folder(folder)
+    assert (snapshot.unread, [rank.rank for rank in snapshot.ranks]) == ((0,), [1])
+    judged, text = verdict(snapshot), render(snapshot)
+    assert judged.health is Health.DEAD
+    assert judged.cause.startswith(
+        "died: cause unknown, the record of rank 0 is lost; rank 1 ended"
+    )
+    assert "ZM017" in [finding.code for finding in snapshot.findings]
+    assert "may have the cause" in text
+    assert not [f for f in snapshot.findings if f.rule == "rank_died" and f.severity == "critical"]
