@@ -1,23 +1,29 @@
 """Follows one run: its ranks and its launcher; takes its snapshot once a second."""
 
-import json
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from zeromon.collector import attempts
 from zeromon.collector.cluster import Leader
 from zeromon.collector.host_limits import LinkPeaks, Risks
 from zeromon.collector.launched import Launched
 from zeromon.collector.nccl import Nccl
-from zeromon.collector.notify import TOLD, Notifier
+from zeromon.collector.notify import Notifier
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
-from zeromon.collector.run_cluster import NOTE, RunCluster
+from zeromon.collector.run_cluster import RunCluster
+from zeromon.collector.run_files import (
+    TOTALS,
+    clock_of,
+    read_facts,
+    read_totals,
+    remove_files,
+    started_of,
+)
 from zeromon.collector.silences import judge_silences
 from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trials import Trials, with_results
@@ -29,7 +35,6 @@ from zeromon.diagnosis.pipelines import with_bubbles
 from zeromon.diagnosis.stragglers import stragglers
 from zeromon.errors import RingError
 from zeromon.fold import checkpoint
-from zeromon.fold.checkpoint import Checkpoint
 from zeromon.fold.state import group_id
 from zeromon.fold.summarize import summarize
 from zeromon.levels import NODE_SILENT_SECONDS
@@ -39,8 +44,8 @@ from zeromon.probes.devices import Devices
 from zeromon.probes.energy import EnergyMeter, Rapl
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.process import ProcessWatch
-from zeromon.probes.revision import REVISION, Revision
-from zeromon.ring import paths, trials
+from zeromon.probes.revision import Revision
+from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.ring.ring_file import remove_ring
 from zeromon.snapshot import (
@@ -55,17 +60,8 @@ from zeromon.snapshot import (
 )
 from zeromon.storage.recorder import Record, standing
 from zeromon.storage.run_store import Store
-from zeromon.units import printable, printable_values
+from zeromon.units import printable
 
-TOTALS = "totals.msgpack"
-_RUN_FILES = (
-    "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", paths.RUN_NAME, f".{paths.RUN_NAME}.*",
-    "nodes.json", NOTE,
-    "meets", tasks.FILES, f".{tasks.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
-    trials.REQUEST, trials.WORDS, "rank*.loading", paths.NOTIFY, f".{paths.NOTIFY}.*",
-    TOLD, f".{TOLD}.*", f"{paths.TRACK}*", f".{paths.TRACK}*",
-)  # fmt: skip
-"""The files of zeromon in a run's folder."""
 _START_SECONDS = 30.0
 """How long a run without launcher and ranks counts as running."""
 _TASKS_SECONDS = 120.0
@@ -82,8 +78,8 @@ class RunFollower:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = folder.name
-        self.info = _read_json(folder / "run.json")
-        self.started_wall = float(self.info.get("started") or _started_of(folder) or time.time())
+        self.info = read_facts(folder / "run.json")
+        self.started_wall = float(self.info.get("started") or started_of(folder) or time.time())
         self.ranks: dict[str, RankFollower] = {}
         """Name of a ring -> its follower."""
         self.bad_rings: dict[str, str] = {}
@@ -95,7 +91,7 @@ class RunFollower:
         self.alerts = Notifier(folder)
         self.record: Record | None = None
         self.cluster = RunCluster(folder)
-        self._earlier = _read_totals(folder / TOTALS)
+        self._earlier = read_totals(folder / TOTALS)
         self._host = HostReader()
         self._rapl, self._energy = Rapl(), EnergyMeter()
         self._revision = Revision(folder)
@@ -123,7 +119,7 @@ class RunFollower:
         if self._launcher is not None:
             self._launcher.note_end()
             self._launched = Launched(self._launcher.pid)
-        self._clock_ns = _clock_of(self.info)
+        self._clock_ns = clock_of(self.info)
         self._tasks = tasks.TaskWatch(folder)
         expected = self.info.get("tasks")
         self._expected_tasks = expected if isinstance(expected, int) else 0
@@ -448,12 +444,7 @@ class RunFollower:
                 store.keep_ring(self.run, follower.path.name, follower.reader.memory)
         for follower in self.ranks.values():  # after every copy is complete
             follower.reader.close()
-        # the user chose the folder: delete only zeromon's own files
-        for pattern in _RUN_FILES:
-            for path in self.folder.glob(pattern):
-                if path.suffix == ".ring":
-                    remove_ring(path)
-                path.unlink(missing_ok=True)
+        remove_files(self.folder)
         if self.captures is not None:
             self.captures.withdraw()
         with suppress(OSError):
@@ -474,34 +465,3 @@ def read_folder(folder: Path) -> RunSnapshot:
     for _ in range(SETTLING_POLLS + 1):
         run.poll()
     return run.snapshot(Devices())
-
-
-def _read_totals(path: Path) -> dict[str, Checkpoint]:
-    try:
-        return checkpoint.decode(path.read_bytes())
-    except OSError:
-        return {}
-
-
-def _started_of(folder: Path) -> float:
-    """Returns when the run started according to an earlier collector; 0 without one."""
-    with suppress(OSError, ValueError, TypeError):
-        _, started = json.loads((folder / paths.RUN_NAME).read_text())
-        return float(started)
-    return 0.0
-
-
-def _clock_of(info: Mapping[str, Any]) -> int:
-    """Returns wall clock less monotonic clock, ns, when the run began; now, where that is not known."""
-    began, mono_ns, now_ns = info.get("started"), info.get("mono_ns"), time.monotonic_ns()
-    if isinstance(began, float) and isinstance(mono_ns, int) and 0 < mono_ns <= now_ns:
-        return round(began * 1e9) - mono_ns
-    return time.time_ns() - now_ns
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return printable_values(content) if isinstance(content, dict) else {}
