@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from support import LAUNCH, ROOT, Node, clean_environment, wait_for
 
 from zeromon.cli.dash import listen
 from zeromon.cli.mcp import application, server as assistant_server
+from zeromon.ring.masking import MASK
 from zeromon.ring.signing import READ, proof_headers
 from zeromon.ring.tokens import token_file, user_token
 from zeromon.sources.access import COOKIE, derived_key
@@ -236,11 +238,19 @@ def test_without_a_writable_folder_a_server_has_a_token_of_its_own(
     assert token_file() is None and user_token() == user_token() and len(user_token()) > 20
 
 
-TOLD = "import os; print('TOLD', sorted(os.environ.items()))\n"
+PASSWORD = "hunter2-of-the-user"
+TOLD = f"""
+import os
+print('TOLD', sorted(os.environ.items()))
+raise RuntimeError("cannot reach https://me:{PASSWORD}@host/ with password='{PASSWORD}'")
+"""
 
 
-def test_w5_no_rank_has_the_token_in_its_environment(node: Node) -> None:
-    """The collector and the ranks have it by a file of the run, which only this user can read."""
+def test_w4_w5_no_secret_is_in_a_record_and_no_token_in_an_environment(node: Node) -> None:
+    """The collector and the ranks have the token by a file that only this user can read.
+
+    The password that the program got, and that its exception repeats, is masked in all that is kept.
+    """
     program = node.folder / "told.py"
     program.write_text((ROOT / "tests" / "programs" / "tiny.py").read_text() + TOLD)
     environment = clean_environment() | {
@@ -248,7 +258,8 @@ def test_w5_no_rank_has_the_token_in_its_environment(node: Node) -> None:
         "ZEROMON_TOKEN": TOKEN, "STEPS": "60", "PAUSE": "0.1",
     }  # fmt: skip
     training = subprocess.Popen(
-        [sys.executable, "-m", "zeromon", "run", "--name", "r", "--", *LAUNCH, "2", str(program)],
+        [sys.executable, "-m", "zeromon", "run", "--name", "r", "--", *LAUNCH, "2",
+         str(program), "--password", PASSWORD],
         env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     facts = wait_for(lambda: _facts(node.root))
@@ -263,7 +274,8 @@ def test_w5_no_rank_has_the_token_in_its_environment(node: Node) -> None:
     with pytest.MonkeyPatch.context() as patch:  # the same user, in a shell that knows no token
         patch.setenv("ZEROMON_DIR", str(node.root))
         patch.delenv("ZEROMON_TOKEN", raising=False)
-        assert [one.run for one in runs_at(f"127.0.0.1:{facts['port']}")] == ["r"]
+        (known,) = runs_at(f"127.0.0.1:{facts['port']}")
+        assert known.run == "r" and known.command[-2:] == ("--password", MASK)
     secret = [
         node.root / "r" / "token",
         node.root / "collector.json",
@@ -276,9 +288,13 @@ def test_w5_no_rank_has_the_token_in_its_environment(node: Node) -> None:
         assert read.stdout.split() == ["PermissionError"] * 3, read
     said, _ = training.communicate(timeout=120)
     assert "TOLD" in said and TOKEN not in said
-    assert TOKEN not in "".join(
-        path.read_text("latin-1") for path in (node.folder / "store").rglob("*") if path.is_file()
+    recorded = wait_for(
+        lambda: node.store.names() and node.store.load("r").ended and node.store.load()
     )
+    assert f"https://me:{MASK}@host/ with password='{MASK}'" in str(recorded.ranks)
+    for path in (path for path in node.store.folder("r").rglob("*") if path.is_file()):
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        assert TOKEN.encode() not in content and PASSWORD.encode() not in content, path
 
 
 def _facts(root: Path) -> dict[str, Any] | None:

@@ -47,6 +47,7 @@ from zeromon.probes.process import ProcessWatch
 from zeromon.probes.revision import Revision
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
+from zeromon.ring.masking import masked
 from zeromon.ring.ring_file import remove_ring
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
@@ -265,7 +266,7 @@ class RunFollower:
         leads = not nodes or nodes[0].here  # one question of a job: RAS asks all its processes
         run = RunSnapshot(
             run=self.run,
-            command=tuple(str(word) for word in self.info.get("command") or ()),
+            command=tuple(masked([str(word) for word in self.info.get("command") or ()])),
             node=printable(socket.gethostname()),
             started_wall=self.started_wall,
             taken_wall=self.ended_wall or self._wall(),

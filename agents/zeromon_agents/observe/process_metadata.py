@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
+from zeromon.ring.masking import is_secret, masked
 from zeromon.ring.model_metadata import PACKAGES, VARIABLE_FAMILIES, VARIABLES, ProcessMetadata
 from zeromon_agents.hooks.functional import unknown_operators
 from zeromon_agents.hooks.payloads import PAYLOADS
 from zeromon_agents.observe.model_metadata import name_of
 
 _RETURNS_WORK = re.compile(r"-> \S*\bWork$", re.MULTILINE)
-_SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH")
 _LONGEST, _MOST = 200, 100
 _START_TICKS = 19
 """The index of the start time among the fields of /proc/PID/stat that follow the program's name."""
@@ -58,9 +58,9 @@ def of_process(autocast: str, allocator: str) -> ProcessMetadata:
 def variables() -> dict[str, str]:
     """Returns the environment variables that are recorded; the value of a secret is not among them."""
     names = sorted(n for n in os.environ if n.startswith(VARIABLE_FAMILIES))
-    known = [n for n in names if not _SECRET.search(n)]
+    known = [n for n in names if not is_secret(n)]
     every = dict.fromkeys((*VARIABLES, *known[:_MOST]))
-    return {name: os.environ.get(name, "")[:_LONGEST] for name in every}
+    return {name: masked([os.environ.get(name, "")])[0][:_LONGEST] for name in every}
 
 
 def packages() -> dict[str, str]:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from zeromon.ring.masking import MASK, is_secret, masked
+
 _MOST = 96
 _SHOWN = (
     "stage", "overlap_comm", "reduce_scatter", "contiguous_gradients", "reduce_bucket_size",
@@ -26,8 +28,9 @@ def settings(engine: Any) -> list[Row]:
     rows: dict[str, Row] = {}
     for name, value in effective(engine):
         rows[name] = (name, text(value), text(written.pop(name, "")))
-    for name, value in written.items():
-        rows[name] = (name, text(value), text(value))
+    for name, value in written.items():  # what DeepSpeed does not know may be of other tools
+        shown = text(MASK if is_secret(name) else value)
+        rows[name] = (name, shown, shown)
     return list(rows.values())[:_MOST]
 
 
@@ -80,4 +83,4 @@ def text(value: Any) -> str:
         value = value.value
     if isinstance(value, float) and value.is_integer() and abs(value) >= 1e6:
         value = int(value)
-    return str(value).removeprefix("torch.")[:120]
+    return masked([str(value).removeprefix("torch.")])[0][:120]

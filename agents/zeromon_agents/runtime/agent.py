@@ -24,6 +24,7 @@ import torch
 from zeromon import __version__
 from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import ExitKind, Flag, Kind
+from zeromon.ring.masking import masked
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.ring.segments import ipc_namespace
 from zeromon_agents.hooks.backend import Services
@@ -60,6 +61,7 @@ from zeromon_agents.runtime.rank_info import RankInfo, first_number
 from zeromon_agents.runtime.rendezvous import Rendezvous
 
 _HEARTBEAT_SECONDS = 1.0
+_MAX_ERROR_LETTERS = 10_000
 _COLLECTOR_CHECK_EVERY = 5
 _HUNG_AFTER_NS = 5_000_000_000
 _LOOKS_AT_EACH, _LOOKS_EVERY_NS = 20, 100_000_000
@@ -248,7 +250,6 @@ class Agent:
             attached=self.attachment is not None,
             process_start_ns=process_start_ns(),
             device="cpu",
-            argv=sys.argv[:20],
             restarts=first_number(("TORCHELASTIC_RESTART_COUNT",), 0),
             job=_job(),
         )
@@ -447,7 +448,8 @@ class Agent:
         with suppress(Guard.CAUGHT):
             self._count_the_rest()
             self._write_loading()
-            text = self.context.text(f"{kind.__name__}{_raised_at(trace)}: {error}")
+            said = masked([str(error)[:_MAX_ERROR_LETTERS]])[0]
+            text = self.context.text(f"{kind.__name__}{_raised_at(trace)}: {said}")
             self.context.emit(Kind.EXIT, text, op=ExitKind.EXCEPTION)
             atexit.unregister(self._at_exit)
         self._excepthook(kind, error, trace)

@@ -9,6 +9,8 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec
 
+from zeromon.ring.masking import masked
+
 P = ParamSpec("P")
 
 _LIMIT = 1000
@@ -30,7 +32,8 @@ class Guard:
         """Counts *error*, raised by the hook named *where*."""
         self.errors += 1
         if self.first is None:
-            self.first = f"{where}: {type(error).__name__}: {error}"[:500]
+            text = masked([str(error)[:10_000]])[0]
+            self.first = f"{where}: {type(error).__name__}: {text}"[:500]
         if self.errors == _LIMIT and self.on_limit is not None:
             self.on_limit()
 
