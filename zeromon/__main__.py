@@ -1,7 +1,17 @@
-"""``python -m zeromon``."""
+"""``zeromon``, and ``python -m zeromon``."""
 
 import sys
 
-from zeromon.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Runs the command line; Ctrl-C ends it without a word, also while it is still being imported."""
+    try:
+        from zeromon.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,6 +5,7 @@ sends a cookie to every port of its host. Both have keys that are derived for th
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from http.cookies import CookieError, SimpleCookie
@@ -15,6 +16,9 @@ from zeromon.sources.access import ADDRESS, COOKIE, Policy, Request, derived_key
 from zeromon.sources.asgi import Receive, Scope, Send, answer, bounded, headers_of, request_of
 
 _MOST_BODY = 1 << 20
+_BY_PAGES = ("/_dash-update-component",)
+"""What only Dash's own pages ask for."""
+_LOG = logging.getLogger("uvicorn.error")
 _SECONDS_OF_COOKIE = 7 * 24 * 3600
 
 
@@ -77,9 +81,11 @@ class Guard:
             return await self._trade(scope, send)
         try:
             await self.app(scope, bounded(receive, _MOST_BODY), self._dressed(scope, send))
-        except Exception:
-            if not _is_script(request.path):  # Dash raises for a script that it does not have
+        except Exception as error:
+            if request.path not in _BY_PAGES and not _is_script(request.path):
                 raise
+            if request.path in _BY_PAGES:  # it was answered with 400, and may be a fault of ours
+                _LOG.error("a callback failed", exc_info=error)
 
     def _read(self, scope: Scope) -> tuple[Request, str]:
         """The request, and the key that its address brings."""
@@ -87,7 +93,7 @@ class Guard:
         brought = query.get("token", "")
         cookie = self._from_cookie(headers_of(scope).get(b"cookie", ""))
         has_key = is_token(brought, self._address_key) or is_token(cookie, self._cookie_key)
-        return request_of(scope, _MOST_BODY, self._token if has_key else ""), brought
+        return request_of(scope, self._token if has_key else ""), brought
 
     def _from_cookie(self, text: str) -> str:
         try:
@@ -127,8 +133,9 @@ class Guard:
                     query = scope.get("query_string", b"").decode("latin-1")
                     found = await asyncio.to_thread(self._has, path, query)
                     message["status"] = 200 if found else 404
-                elif message["status"] == 500 and _is_script(path):
-                    message["status"] = 404
+                elif message["status"] == 500 and (path in _BY_PAGES or _is_script(path)):
+                    # Dash raises for a script that it does not have, and for what no page sends
+                    message["status"] = 400 if path in _BY_PAGES else 404
                 message["headers"] = [*given, *self._headers(path)]
             await send(message)
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from fastapi import Request, Response
 
 from zeromon.cli.export import prepared, write
@@ -23,6 +24,16 @@ from zeromon_dashboard.page import Known
 from zeromon_dashboard.pages.communication import stats_rows
 from zeromon_dashboard.pages.ranks import rank_rows
 from zeromon_dashboard.url_state import Route, parse, parse_address
+
+
+class _Trace(msgspec.Struct):
+    """The body of ``POST /act/trace``."""
+
+    run: str
+    steps: int = 2
+
+
+_TRACE = msgspec.json.Decoder(_Trace)
 
 
 def add_routes(server: Any, feeds: Feeds) -> None:
@@ -65,12 +76,13 @@ def add_routes(server: Any, feeds: Feeds) -> None:
 
     async def trace(request: Request) -> Response:
         try:
-            body = json.loads(await request.body())
-            run, steps = str(body["run"]), int(body.get("steps", 2))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            asked = _TRACE.decode(await request.body())
+        except (ValueError, RecursionError) as error:
             return _json(json.dumps({"error": f"not a request: {error}"}), 400)
         try:
-            number = await asyncio.to_thread(lambda: feeds.hub.followed(run).source.trace(steps))
+            number = await asyncio.to_thread(
+                lambda: feeds.hub.followed(asked.run).source.trace(asked.steps)
+            )
         except ZeromonError as error:
             return _json(json.dumps({"error": str(error), "hint": error.hint}), 409)
         return _json(json.dumps({"number": number}), 202)

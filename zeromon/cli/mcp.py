@@ -31,7 +31,7 @@ from typing import Any
 from zeromon import __version__
 from zeromon.cli import say
 from zeromon.cli.dash import listen
-from zeromon.cli.mcp_tools import MOST_BYTES, TOOLS, cut
+from zeromon.cli.mcp_tools import DATA, MOST_BYTES, TOOLS, cut
 from zeromon.cli.options import flag
 from zeromon.cli.output import package
 from zeromon.errors import ZeromonError
@@ -75,8 +75,19 @@ def server() -> Any:
     """The server with all tools; raises :class:`ZeromonError` where the SDK is missing."""
     package("mcp.server", "an assistant's server", "mcp")
     from mcp.server import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
     from mcp.server.mcpserver.tools import Tool
     from mcp.types import ToolAnnotations
+
+    class Noticed(MCPServer[Any]):
+        """Begins an answer that is an error as any other: with the notice that it is data."""
+
+        async def call_tool(self, *arguments: Any, **named: Any) -> Any:
+            try:
+                return await super().call_tool(*arguments, **named)
+            except ToolError as error:
+                text = printable_lines(str(error))[: MOST_BYTES - len(DATA) - 1]
+                raise ToolError(f"{DATA}\n{text}") from error.__cause__
 
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     tools = []
@@ -90,7 +101,7 @@ def server() -> Any:
         arguments.model_rebuild(force=True)
         made.parameters = arguments.model_json_schema()
         tools.append(made)
-    return MCPServer(
+    return Noticed(
         "zeromon", version=__version__, instructions=_INSTRUCTIONS, tools=tools, log_level="ERROR"
     )
 

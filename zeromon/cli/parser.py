@@ -84,6 +84,8 @@ class Parser(argparse.ArgumentParser):
         ]
         if word:
             word = word.partition("=")[0]  # its value may be a secret
+            if word in shown:
+                self.error(f"{word} stands after --, where options end; put it in front of --")
             self.error(f"there is no option {word}{suggestion(word, shown)}")
         self.error(f"nothing takes the argument {rest[0]}")
 

@@ -205,7 +205,7 @@ class Application:
             body = self._past(run, what, query) if what else encode(_since(run, query))
         except RunNotFound as error:
             return _answer(respond, "404 Not Found", {"error": str(error)})
-        except (ValueError, OverflowError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             return _answer(respond, "400 Bad Request", {"error": f"not a request: {error}"})
         except (OSError, ZeromonError, ImportError) as error:
             return _answer(respond, "500 Internal Server Error", {"error": str(error)})
@@ -266,12 +266,15 @@ def _series(past: Past, query: Query) -> bytes:
     numbers = {name: [int(value) for value in values] for name, values in query.items()}
     if ("first" in numbers) != ("last" in numbers):
         raise ValueError("a range of steps has a first and a last one")
+    most = numbers.get("most", [600])[0]
+    if most < 1:
+        raise ValueError("most is at least 1")
     found = past.series(
         StepQuery(
             numbers.get("since", [0])[0],
             numbers.get("until", [None])[0],
             tuple(numbers.get("rank", ())),
-            numbers.get("most", [600])[0],
+            most,
             (numbers["first"][0], numbers["last"][0]) if "first" in numbers else None,
         )
     )
@@ -301,7 +304,7 @@ def _request(environ: Environ) -> access.Request:
         host=environ.get("HTTP_HOST", ""),
         origin=environ.get("HTTP_ORIGIN", ""),
         token=environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer "),
-        length=_size_of(environ),
+        length=access.body_length(environ.get("CONTENT_LENGTH") or "0"),
     )
 
 
@@ -364,9 +367,8 @@ def _brief(run: RunSnapshot) -> dict[str, Any]:
 
 
 def _size_of(environ: Environ) -> int:
-    """Returns the size of a request's body, bytes; 0 where the header is absent or malformed."""
-    text = environ.get("CONTENT_LENGTH") or "0"
-    return int(text) if text.isdecimal() else 0
+    """Returns the size of a request's body, bytes; 0 where the header is absent."""
+    return access.body_length(environ.get("CONTENT_LENGTH") or "0") or 0
 
 
 def _headers(body: bytes) -> list[tuple[str, str]]:

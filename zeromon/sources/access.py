@@ -16,6 +16,7 @@ from zeromon.ring.signing import signature
 ADDRESS, COOKIE = b"address", b"cookie"
 """What a derived key opens a server by."""
 _DERIVED_DIGITS = 32
+_MAX_LENGTH_DIGITS = 18
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Names of this machine that a Host header may have where a server listens on loopback."""
 
@@ -32,8 +33,8 @@ class Request:
     """The Origin header; "" for a request that no web page made."""
     token: str = ""
     """The token that the request carries; "" without one."""
-    length: int = 0
-    """Size of the body, bytes."""
+    length: int | None = 0
+    """Size of the body, bytes; None where its header is no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ def refusal(request: Request, policy: Policy) -> Refusal | None:
     - Every request needs the token: all users of a node reach its loopback ports.
     """
     acts = policy.acts(request.path)
+    if request.length is None:
+        return Refusal(400, "Content-Length is no number")
     if request.length > policy.most_body:
         return Refusal(413, "the body is too large")
     if request.method not in (("POST",) if acts else policy.read_methods):
@@ -91,6 +94,13 @@ def refusal(request: Request, policy: Policy) -> Refusal | None:
     if request.path in policy.signed or request.path in policy.open:
         return None
     return None if is_token(request.token, policy.token) else Refusal(401, policy.token_hint)
+
+
+def body_length(text: str) -> int | None:
+    """The size of a body that a Content-Length header says, bytes; None where it is no number."""
+    if not text.isascii() or not text.isdecimal():
+        return None
+    return int(text) if len(text) <= _MAX_LENGTH_DIGITS else 10**_MAX_LENGTH_DIGITS
 
 
 def is_token(given: str, needed: str) -> bool:

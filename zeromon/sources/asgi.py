@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from zeromon.sources.access import Policy, Request, refusal
+from zeromon.sources.access import Policy, Request, body_length, refusal
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -16,7 +16,7 @@ def headers_of(scope: Scope) -> dict[bytes, str]:
     return {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def request_of(scope: Scope, most_body: int, token: str = "") -> Request:
+def request_of(scope: Scope, token: str = "") -> Request:
     """What decides of the request *scope*; *token*: what it carries besides a bearer token."""
     headers = headers_of(scope)
     bearer = headers.get(b"authorization", "")
@@ -27,7 +27,7 @@ def request_of(scope: Scope, most_body: int, token: str = "") -> Request:
         host=headers.get(b"host", ""),
         origin=headers.get(b"origin", ""),
         token=bearer.removeprefix("Bearer ") if bearer.startswith("Bearer ") else token,
-        length=int(length) if length.isdecimal() else most_body + 1,
+        length=body_length(length),
     )
 
 
@@ -44,7 +44,7 @@ class Guarded:
             return None
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
-        refused = refusal(request_of(scope, self._policy.most_body), self._policy)
+        refused = refusal(request_of(scope), self._policy)
         if refused is not None:
             return await answer(send, refused.status, refused.reason)
         await self.app(scope, bounded(receive, self._policy.most_body), send)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.errors import TraceError
+from zeromon.ring.regular import open_regular
 from zeromon.traces.plain_pickle import Shared, load
 
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_GROWS, SEGMENT_SHRINKS, OOM = range(1, 7)
@@ -135,7 +136,7 @@ def read_snapshot(path: Path, told: Callable[[int], None] = lambda _: None) -> S
         return True
 
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
 
             def read(most: int) -> bytes:
                 data = file.read(most)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from zeromon.errors import TraceError
+from zeromon.ring.regular import open_regular
 from zeromon.ring.torch_names import ITEM_BYTES
 from zeromon.traces.plain_pickle import load
 from zeromon.units import with_usual_numbers
@@ -76,8 +77,10 @@ def read_dump(path: Path) -> Dump:
     """Reads one file; raises :class:`TraceError` where it is no dump."""
     try:
         status = path.stat()
-        with path.open("rb") as file:
-            if file.peek(1)[:1] == b"\x80":
+        with open_regular(path) as file:
+            first = file.read(1)
+            file.seek(0)
+            if first == b"\x80":
                 content = load(file.read, path.name)
             else:
                 content = msgspec.json.decode(with_usual_numbers(file.read(_MOST_BYTES)))

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from zeromon.errors import TraceError
+from zeromon.ring.regular import open_regular
 from zeromon.traces.events import TraceData
 
 _CHUNK = 1 << 20
@@ -83,7 +84,7 @@ def complete_events(
 
 def _content(path: Path, data: TraceData, told: Callable[[int], None]) -> Iterator[bytes]:
     """Yields the uncompressed content in chunks; notes in *data* a truncated or damaged file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         first = file.read(_CHUNK)
         if first[:2] != b"\x1f\x8b":
             while first:
