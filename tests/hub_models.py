@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from zeromon.cli.plan import read_model
 from zeromon.memory.models import from_units
 from zeromon.memory.spec import ModelSpec
 
@@ -36,6 +37,7 @@ def written(folder: Path, monkeypatch: pytest.MonkeyPatch, config: Mapping[str, 
     """The path of *config* as a config.json, which `zeromon plan` describes in this process."""
     path = folder / "config.json"
     path.write_text(json.dumps(config))
+    read_model.cache_clear()
     monkeypatch.setattr("zeromon.cli.plan.describe", lambda *_: described(config))
     return str(path)
 

@@ -20,7 +20,7 @@ from hub_models import written
 from support import LAUNCH, PROGRAMS, ROOT, clean_environment, start
 
 from zeromon.cli import build_parser, main
-from zeromon.cli.plan import read_changes, read_config, setup_of_run
+from zeromon.cli.plan import describe, read_changes, read_config, read_model, setup_of_run
 from zeromon.errors import PlanError
 from zeromon.memory.config_files import changes
 from zeromon.memory.plan import parse_count, parse_size, recommended, row, table
@@ -136,6 +136,8 @@ def test_a_config_json_is_counted_on_transformers_own_model(
     assert {r["largest_micro_batch"] for r in found["rows"]} <= {None, 0}
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "transformers.py").write_text("raise ImportError('no transformers here')")
+    read_model.cache_clear()
+    describe.cache_clear()
     assert main(["plan", *arguments]) == 2
     said = capsys.readouterr().err
     assert "no transformers here" in said

@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +122,8 @@ def call(options: argparse.Namespace) -> int:
 # ---- the setup ------------------------------------------------------------------------------------
 
 
-def from_model(options: argparse.Namespace, known: Models | None = None) -> plan.Setup:
-    """The setup of a model on the command line; *known*: models that earlier calls have read."""
-    known = known or Models()
+def from_model(options: argparse.Namespace) -> plan.Setup:
+    """The setup of a model on the command line."""
     if not options.model:
         raise PlanError("no model is given", hint="Like: zeromon plan 7B --devices 8 --memory h100")
     path = config_path(options.model)
@@ -133,7 +133,7 @@ def from_model(options: argparse.Namespace, known: Models | None = None) -> plan
             "--trace needs a model that can be built: module:factory",
             "Or a config.json, with transformers installed.",
         )
-    model = None if is_entry or options.trace else known.read(options.model)
+    model = None if is_entry or options.trace else read_model(options.model)
     hidden = model.architecture.hidden if model is not None and model.architecture else 0
     found = read_changes(options, hidden)
     micro = options.micro_batch or found.pop("micro_batch", None)
@@ -142,7 +142,8 @@ def from_model(options: argparse.Namespace, known: Models | None = None) -> plan
     batch = _batch(options, micro) if micro or options.length or options.trace else None
     measured = None
     if model is None:
-        described = known.describe(str(path or options.model), options, batch, chosen.ranks)
+        entry = str(path or options.model)
+        described = describe(entry, batch, chosen.ranks) if options.trace else describe(entry)
         measured = described.get("activation_bytes")
         model = described_model(described, options.model, measured=measured is not None)
     if batch is not None and measured is not None:
@@ -171,7 +172,7 @@ def from_model(options: argparse.Namespace, known: Models | None = None) -> plan
         tensor=tensor,
         pipeline=pipeline,
         whole_numel=whole,
-        frozen=tuple(map(known.read, options.reference)),
+        frozen=tuple(map(read_model, options.reference)),
         generated_tokens=(options.rollout or 0) * (options.length or 2048),
         machine=machine_of(options, chosen.ranks * tensor * pipeline),
     )
@@ -215,6 +216,7 @@ def config_path(text: str) -> Path | None:
     return path if path.is_file() else None
 
 
+@cache
 def read_model(text: str) -> ModelSpec:
     """A number of parameters, or a config.json."""
     path = config_path(text)
@@ -266,29 +268,6 @@ def read_changes(options: argparse.Namespace, hidden: int) -> dict[str, Any]:
     return found
 
 
-class Models:
-    """Models of the command line, each of which is read once."""
-
-    def __init__(self) -> None:
-        self._read: dict[str, ModelSpec] = {}
-        self._described: dict[Any, dict[str, Any]] = {}
-
-    def read(self, text: str) -> ModelSpec:
-        """As :func:`read_model`."""
-        if text not in self._read:
-            self._read[text] = read_model(text)
-        return self._read[text]
-
-    def describe(
-        self, entry: str, options: argparse.Namespace, batch: Batch | None, ranks: int
-    ) -> dict[str, Any]:
-        """As :func:`describe`."""
-        key = (entry, batch, ranks) if options.trace else entry
-        if key not in self._described:
-            self._described[key] = describe(entry, options, batch, ranks)
-        return self._described[key]
-
-
 _DESCRIBE = """
 import runpy, sys
 sys.path += {}
@@ -297,18 +276,17 @@ runpy.run_module("zeromon_agents.describe", run_name="__main__")
 """The folders are last: what the training has of a package counts."""
 
 
-def describe(
-    entry: str,
-    options: argparse.Namespace | None = None,
-    batch: Batch | None = None,
-    ranks: int = 1,
-) -> dict[str, Any]:
-    """Builds the model in a separate process: the core never imports torch or user code."""
+@cache
+def describe(entry: str, traced: Batch | None = None, ranks: int = 1) -> dict[str, Any]:
+    """Builds the model in a separate process: the core never imports torch or user code.
+
+    *traced*: the batch of a step that the process runs on fake tensors of *ranks*.
+    """
     command = [training_python(), "-c", _DESCRIBE.format(own_folders()), entry]
-    if options is not None and options.trace and batch is not None:
-        command += ["--trace", "--micro-batch", str(batch.sequences)]
-        command += ["--length", str(batch.length), "--ranks", str(ranks)]
-        command += ["--checkpointing"] if options.checkpointing else []
+    if traced is not None:
+        command += ["--trace", "--micro-batch", str(traced.sequences)]
+        command += ["--length", str(traced.length), "--ranks", str(ranks)]
+        command += ["--checkpointing"] if traced.checkpointing else []
         sys.stderr.write("zeromon: running one step of the model on fake tensors ...\n")
     inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
         str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))}  # fmt: skip

@@ -32,7 +32,7 @@ import msgspec
 
 from zeromon.cli import say
 from zeromon.cli.options import flag, several
-from zeromon.cli.plan import Models, add_setup_arguments, from_model, setup_of_run, snapshot
+from zeromon.cli.plan import add_setup_arguments, from_model, setup_of_run, snapshot
 from zeromon.cli.terminal import show
 from zeromon.cli.whatif_output import as_json, as_text
 from zeromon.errors import PlanError
@@ -158,11 +158,9 @@ SetupOf = Callable[[argparse.Namespace], plan.Setup]
 
 
 def source(options: argparse.Namespace, run: RunSnapshot | None) -> tuple[SetupOf, Work]:
-    """How options become a setup, of a run or a model that is read once; and the work of a sample."""
+    """How options become a setup, of a run or a model; and the work of a sample."""
     if run is None:
-        models = Models()
-        of_model: SetupOf = lambda each: from_model(each, models)  # noqa: E731
-        return of_model, work_of(of_model(options))
+        return from_model, work_of(from_model(options))
     base = plan.of_run(run)
     return lambda each: setup_of_run(run, each, base), work_of_run(run, base, options)
 
