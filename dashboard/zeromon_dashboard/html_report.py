@@ -10,8 +10,6 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from zeromon.compare.comparison import Comparison, letter
-from zeromon.compare.text import course_title
 from zeromon.focus import first_counted
 from zeromon.readout.breakdown import PART_NAMES, PHASES
 from zeromon.readout.remedy import remedy_text
@@ -74,20 +72,6 @@ def run_page(run: RunSnapshot, series: Series, text: str, *, still: bool = False
         *(_figure(figure, still=still) for figure in memory),
     ]
     return _page(run.run, parts, text)
-
-
-def compare_page(found: Comparison, text: str) -> str:
-    """The runs of a comparison in one chart of their memory; *text*: the comparison for the terminal."""
-    names = [f"{letter(n)} {column.runs[0]}" for n, column in enumerate(found.columns)]
-    traces: dict[str, charts.Trace] = {
-        name: ([step for step, _ in line], [nbytes / charts.GIB for _, nbytes in line])
-        for name, line in zip(names, found.memory.lines, strict=True)
-    }
-    top = max((value or 0.0 for _, values in traces.values() for value in values), default=0.0)
-    chart = Chart(course_title(found), "GiB", traces, 1.1 * top or 1.0)
-    title = ", ".join(names)
-    figure = _figure(chart.figure(), still=False) if top else ""
-    return _page(title, [f"<h1>{escape(title)}</h1>", figure], text)
 
 
 def memory_page(name: str, devices: Sequence[DeviceMemory], text: str) -> str:

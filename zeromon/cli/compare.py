@@ -13,7 +13,7 @@ or -5% of the first run's figure; +200MiB, +10ms, +5pp as a difference; 60GiB or
 itself. It is exceeded when the figure is beyond it by more than the noise; the same runs always give
 the same answer. A threshold that cannot be judged does not pass: the figure is unknown, the noise is
 larger than the limit, or ranks lacked CPUs; the message gives the repeats that would do. A run that died
-exceeds every threshold. -o writes one HTML file with the memory of all runs over their steps.
+exceeds every threshold.
 """
 
 import argparse
@@ -24,8 +24,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zeromon.cli.options import flag, option, several
-from zeromon.cli.output import dashboard, refuse_format, write
+from zeromon.cli.options import flag, several
 from zeromon.cli.report import recent, snapshot_of
 from zeromon.cli.terminal import is_coloured, working
 from zeromon.compare.comparison import Column, Comparison, Row, compare, letter
@@ -52,20 +51,18 @@ from zeromon.units import byte_scale, human_count, printable
 
 _GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 _LONGEST = 24
-_PAGE_COLUMNS = 120
 _CHART_COLUMNS, _CHART_ROWS = 78, 9
 _GAPS = (0, 4, 1, 8)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon compare RUN RUN [RUN ...] [--fail-on LIMIT] [--json] [-o FILE]``"""
+    """``zeromon compare RUN RUN [RUN ...] [--fail-on LIMIT] [--json]``"""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, or repeats of one: a,b,c")
     several(
         parser, "--fail-on", "LIMIT",
         "exit code 1 when the threshold is exceeded, 2 when it cannot be judged; may be repeated",
     )  # fmt: skip
     flag(parser, "--json", "print JSON")
-    option(parser, "-o --output", "FILE", "write an HTML page")
     names = textwrap.fill(", ".join(NAMES), 76, initial_indent="  ", subsequent_indent="  ")
     parser.epilog = (
         f"metrics for thresholds:\n{names},\n  and PLACE.ROLE, like device.optimizer_state\n\n"
@@ -78,14 +75,10 @@ def call(options: argparse.Namespace) -> int:
     if len(options.runs) < 2:
         raise CompareError("a comparison needs two runs", "Like: zeromon compare ddp zero2")
     limits = [parse(text) for text in options.fail_on]
-    refuse_format(options.output, ".html")
     with working("reading the runs"):
         found = compare([[find(name) for name in names.split(",")] for names in options.runs])
     verdict = judge(found, limits) if limits else Verdict((), ())
-    if options.output:
-        pages = dashboard("html_report")
-        write(pages.compare_page(found, as_text(found, _PAGE_COLUMNS)), options.output)
-    elif options.json:
+    if options.json:
         content = {
             "comparison": found, "broken": verdict.exceeded, "undecided": verdict.undecided
         }  # fmt: skip
