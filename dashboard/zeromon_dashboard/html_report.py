@@ -11,14 +11,13 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from zeromon.focus import first_counted
-from zeromon.readout.breakdown import PART_NAMES, PHASES
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import finding_text
 from zeromon.readout.verdict import verdict
 from zeromon.snapshot import Finding, RunSnapshot, Severity
 from zeromon.traces.allocations import DeviceMemory
 from zeromon_dashboard import charts, snapshot_figures
-from zeromon_dashboard.charts import MOST_POINTS, Chart, Series
+from zeromon_dashboard.charts import Series
 from zeromon_dashboard.figures import flame
 
 _SEVERITIES = {Severity.CRITICAL: "#D55E00", Severity.WARNING: "#E69F00", Severity.INFO: "#0072B2"}
@@ -49,27 +48,22 @@ def run_page(run: RunSnapshot, series: Series, text: str, *, still: bool = False
 
     *still*: without buttons, for a picture.
     """
-    lines = charts.charts_of(series, run)
-    over_time = [
-        *(chart.figure() for chart in lines.values() if chart is not None),
-        phases(series, lines.get("step-time")),
-    ]
+
+    def section(title: str, *figures: dict[str, Any] | None) -> list[str]:
+        drawn = [_figure(one, still=still) for one in figures if one is not None]
+        return [f"<h2>{title}</h2>", *drawn] if drawn else []
+
     counted = first_counted(run.ranks) or next(iter(run.ranks), None)
-    of_memory = (
-        []
-        if counted is None
-        else [snapshot_figures.roles(counted), snapshot_figures.within_step(counted)]
+    over_time = [one.figure() for one in charts.charts_of(series, run).values() if one is not None]
+    whole = snapshot_figures.ledger(run), snapshot_figures.breakdown(run)
+    memory = (
+        (snapshot_figures.roles(counted), snapshot_figures.within_step(counted)) if counted else ()
     )
-    ledgers = [figure] if (figure := snapshot_figures.ledger(run)) else []
-    figures = [figure for figure in over_time if figure is not None]
-    memory = [figure for figure in of_memory if figure is not None]
     parts = [
         _head(run),
-        *(_findings(run.findings)),
-        "<h2>Over the steps</h2>" if figures or ledgers else "",
-        *(_figure(figure, still=still) for figure in (*ledgers, *figures)),
-        "<h2>Memory by role</h2>" if memory else "",
-        *(_figure(figure, still=still) for figure in memory),
+        *_findings(run.findings),
+        *section("Over the steps", *whole, *over_time),
+        *section("Memory by role", *memory),
     ]
     return _page(run.run, parts, text)
 
@@ -145,35 +139,3 @@ def _figure(figure: dict[str, Any], *, still: bool) -> str:
         config["displayModeBar"] = False
     body = go.Figure(figure).to_html(full_html=False, include_plotlyjs=False, config=config)
     return f"<div class='figure'>{body}</div>"
-
-
-def phases(series: Series, step_time: Chart | None) -> dict[str, Any] | None:
-    """Where the time of a step goes, mean over ranks, stacked."""
-    steps = sorted(set(series["step"]))
-    if not steps:
-        return None
-    stretch = max(1, -(-len(steps) // (MOST_POINTS // 4)))
-    place = {step: index // stretch for index, step in enumerate(steps)}
-    data = []
-    for phase in PHASES:
-        sums: dict[int, list[float]] = {}
-        for step, us in zip(series["step"], series[f"{phase}_us"], strict=True):
-            sums.setdefault(place[step], []).append(us / 1e3)
-        y = [sum(values) / len(values) for _, values in sorted(sums.items())]
-        if any(y):
-            x = [steps[index * stretch] for index in sorted(sums)]
-            data.append(
-                {
-                    "type": "scatter", "mode": "lines", "stackgroup": "one", "x": x, "y": y,
-                    "name": PART_NAMES[phase], "line": {"width": 0.5},
-                }
-            )  # fmt: skip
-    return {
-        "data": data,
-        "layout": {
-            **charts.layout("Where the time of a step goes", 300),
-            "xaxis": charts.axis("step"),
-            "yaxis": {**charts.axis("ms"), "range": [0, step_time.top if step_time else 1]},
-            "hovermode": "x unified",
-        },
-    }
