@@ -152,7 +152,7 @@ def _curves_of(
         return (
             alone,
             *(
-                Curve(name, tone, points(ranks[0], other, first))
+                Curve(name, tone, points(ranks[0].recent, other, first))
                 for (name, other), tone in zip(spec.beside, tones, strict=False)
             ),
         )
@@ -171,19 +171,14 @@ def _curves(
     if _of_all(ranks, trends):
         names = (("most", "s1", MOST), ("median", "s0", MEDIAN), ("least", "s2", LEAST))
         return tuple(
-            Curve(name, tone, _from(trends.whole.get(of, ()), read, first))
+            Curve(name, tone, points(trends.whole.get(of, ()), read, first))
             for name, tone, of in names
         )
     recorded = [rank for rank in ranks if rank.rank in trends.whole]
-    if recorded:
+    if recorded or len(ranks) <= MOST_LINES:
         return tuple(
-            Curve(f"rank {rank.rank}", f"s{index}", _wholly(rank, trends.whole[rank.rank], read))
-            for index, rank in enumerate(recorded)
-        )
-    if len(ranks) <= MOST_LINES:
-        return tuple(
-            Curve(f"rank {rank.rank}", f"s{index}", points(rank, read, first))
-            for index, rank in enumerate(ranks)
+            Curve(f"rank {rank.rank}", f"s{index}", _points(rank, trends, read, first))
+            for index, rank in enumerate(recorded or ranks)
         )
     bands = trends.of(read).bands(ranks, first)
     return (
@@ -193,17 +188,13 @@ def _curves(
     )
 
 
-def _from(steps: Sequence[StepSummary], read: Read, first: int) -> list[tuple[float, float]]:
-    return [(s.step, value) for s in steps if s.step >= first and (value := read(s)) is not None]
-
-
-def _wholly(
-    rank: RankSnapshot, steps: Sequence[StepSummary], read: Read
+def _points(
+    rank: RankSnapshot, trends: Trends, read: Read, first: int
 ) -> list[tuple[float, float]]:
-    """The points of a whole run: those of its record, and the newer ones of the snapshot."""
-    last = steps[-1].step if steps else 0
-    newer = points(rank, read, last + 1)
-    return [(s.step, value) for s in steps if (value := read(s)) is not None] + newer
+    """The points of a rank: those of its record, and the newer ones of the snapshot."""
+    kept = trends.whole.get(rank.rank, ())
+    newer = points(rank.recent, read, kept[-1].step + 1 if kept else first)
+    return points(kept, read, 0) + newer
 
 
 def _with_gaps(curves: tuple[Curve, ...], look: DisplayOptions) -> tuple[Curve, ...]:

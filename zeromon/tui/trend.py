@@ -78,10 +78,6 @@ def step_of(recent: Sequence[StepSummary], step: int) -> StepSummary | None:
     return recent[at] if at < len(recent) and recent[at].step == step else None
 
 
-def points(rank: RankSnapshot, read: Read, first: int) -> list[tuple[float, float]]:
-    """(step, value) of one rank, from step *first* on."""
-    return [
-        (step.step, value)
-        for step in rank.recent
-        if step.step >= first and (value := read(step)) is not None
-    ]
+def points(steps: Sequence[StepSummary], read: Read, first: int) -> list[tuple[float, float]]:
+    """(step, value) of *steps*, from step *first* on."""
+    return [(s.step, value) for s in steps if s.step >= first and (value := read(s)) is not None]
