@@ -74,11 +74,7 @@ class Chart:
             for n, (name, (x, y)) in enumerate(self.traces.items())
         ]  # fmt: skip
         if not any(x for x, _ in self.traces.values()):
-            hidden = {"visible": False}
-            return {
-                "data": [],
-                "layout": {**layout(self.title, 60), "xaxis": hidden, "yaxis": hidden},
-            }
+            return nothing(self.title)
         many = (
             len(self.traces) > _MOST_BESIDE_TITLE or sum(map(len, self.traces)) > _MOST_CHARACTERS
         )
@@ -133,6 +129,12 @@ def layout(title: str, height: int) -> dict[str, Any]:
         "hoverlabel": {"namelength": -1},
         "modebar": {"orientation": "v"},
     }
+
+
+def nothing(title: str) -> dict[str, Any]:
+    """A figure without values: its *title*, which says why."""
+    hidden = {"visible": False}
+    return {"data": [], "layout": {**layout(title, 60), "xaxis": hidden, "yaxis": hidden}}
 
 
 def axis(title: str) -> dict[str, Any]:

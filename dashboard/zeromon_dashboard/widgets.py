@@ -78,34 +78,8 @@ def cards(parts: Parts) -> Any:
 
 
 def graph(name: str, parts: Parts) -> Any:
-    """A figure that every run has."""
+    """A figure."""
     return dmc.Paper(dcc.Graph(id=name, config=CONFIG, **parts[name]), p=4)
-
-
-def optional_graph(name: str, parts: Parts) -> Any:
-    """A figure that some runs lack: where it is absent, a text says why."""
-    return dmc.Paper(
-        [
-            html.Div(
-                dcc.Graph(id=name, config=CONFIG, **parts[name]),
-                id=f"{name}-shown",
-                **parts[f"{name}-shown"],
-            ),
-            html.Div(id=f"{name}-absent", className="absent", **parts[f"{name}-absent"]),
-        ],
-        p=4,
-    )
-
-
-def optional(name: str, figure: Props | None, absent: str) -> Parts:
-    """The parts of an :func:`optional_graph`: its figure, or why there is none."""
-    shown: Props = {}
-    hidden: Props = {"display": "none"}
-    return {
-        name: {"figure": figure or {"data": [], "layout": charts.layout("", 120)}},
-        f"{name}-shown": {"style": hidden if figure is None else shown},
-        f"{name}-absent": {"children": absent, "style": shown if figure is None else hidden},
-    }
 
 
 def drawn(known: Known, *names: str) -> dict[str, Chart]:

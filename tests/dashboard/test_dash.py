@@ -462,8 +462,8 @@ def test_past_findings_are_one_line_a_rule() -> None:
 def test_what_is_missing_is_said_and_not_drawn() -> None:
     page = layout.page_of(known(run(), "overview"))
     for name in ("breakdown", "ledger"):
-        assert page.parts[f"{name}-shown"]["style"] == {"display": "none"}
-        assert "n/a" in page.parts[f"{name}-absent"]["children"]
+        assert page.parts[name]["figure"]["data"] == []
+        assert "n/a" in page.parts[name]["figure"]["layout"]["title"]["text"]
 
 
 def test_a_chart_tells_what_is_newer() -> None:

@@ -11,20 +11,13 @@ from zeromon.readout.text import group_of, in_graphs
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_seconds
 from zeromon_dashboard import snapshot_figures
+from zeromon_dashboard.charts import nothing
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import (
-    column,
-    grid,
-    heading,
-    number,
-    optional,
-    optional_graph,
-    two_columns,
-)
+from zeromon_dashboard.widgets import column, graph, grid, heading, number, two_columns
 
 _MOST_TRAFFIC = 200
-
+_NO_OWN_TIME = "Own time: needs two ranks that have timed the same steps"
 
 _TRAFFIC = (
     column("unit", "unit or bucket", minWidth=220),
@@ -44,6 +37,9 @@ _TRAFFIC = (
 def content(known: Known) -> Page:
     """The table of one rank's collectives, those in flight, and their figures."""
     rank = known.rank
+    own_time = snapshot_figures.own_time(known.run, known.series, known.where.steps)
+    busbw = snapshot_figures.busbw(rank) if rank else None
+    sizes = snapshot_figures.sizes(rank) if rank else None
     return Page(
         {
             "traffic": {"rowData": stats_rows(rank)},
@@ -52,21 +48,9 @@ def content(known: Known) -> Page:
                 "children": [dmc.Text(one, size="sm") for one in pipeline_lines(known.run)]
             },
             "in-flight": {"children": _in_flight(known.run)},
-            **optional(
-                "own-time",
-                snapshot_figures.own_time(known.run, known.series, known.where.steps),
-                "A comparison needs two ranks that have timed the same steps.",
-            ),
-            **optional(
-                "busbw",
-                snapshot_figures.busbw(rank) if rank else None,
-                "No transfer has been timed yet.",
-            ),
-            **optional(
-                "sizes",
-                snapshot_figures.sizes(rank) if rank else None,
-                "No collective has been counted yet.",
-            ),
+            "own-time": {"figure": own_time or nothing(_NO_OWN_TIME)},
+            "busbw": {"figure": busbw or nothing("Bus bandwidth: no transfer is timed yet")},
+            "sizes": {"figure": sizes or nothing("Sizes: no collective has been counted yet")},
             "capture-state": {"children": _capture(known.run)},
         }
     )
@@ -110,8 +94,8 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
                 ]
             ),
         ),
-        optional_graph("own-time", parts),
-        two_columns(optional_graph("busbw", parts), optional_graph("sizes", parts)),
+        graph("own-time", parts),
+        two_columns(graph("busbw", parts), graph("sizes", parts)),
     ]
 
 

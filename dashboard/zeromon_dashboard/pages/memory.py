@@ -13,19 +13,10 @@ from zeromon.readout.text import UNATTRIBUTED_NAMES
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_count
 from zeromon_dashboard import snapshot_figures
+from zeromon_dashboard.charts import nothing
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import (
-    card,
-    card_parts,
-    cards,
-    drawn,
-    graph,
-    optional,
-    optional_graph,
-    risk_card,
-    two_columns,
-)
+from zeromon_dashboard.widgets import card, card_parts, cards, drawn, graph, risk_card, two_columns
 
 
 def content(known: Known) -> Page:
@@ -33,19 +24,13 @@ def content(known: Known) -> Page:
     nearest = nearest_oom(known.chosen.ranks)
     rank = nearest[0] if nearest is not None else known.rank
     counted = rank if rank is not None and rank.roles else first_counted(known.chosen.ranks)
+    roles = snapshot_figures.roles(counted) if counted else None
+    within = snapshot_figures.within_step(counted) if counted else None
     return Page(
         {
             **card_parts(risk_card(known.chosen), *_fragmentation(rank)),
-            **optional(
-                "roles",
-                snapshot_figures.roles(counted) if counted else None,
-                "No memory census of this run has been taken yet.",
-            ),
-            **optional(
-                "within",
-                snapshot_figures.within_step(counted) if counted else None,
-                "Peaks by unit need a run that allocates on a device.",
-            ),
+            "roles": {"figure": roles or nothing("Memory by role: no census has been taken yet")},
+            "within": {"figure": within or nothing("Peaks by unit: nothing is on a device")},
             "rests": {"children": _rests(counted)},
         },
         drawn(known, "memory"),
@@ -57,7 +42,7 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
     return [
         cards(parts),
         graph("memory", parts),
-        two_columns(optional_graph("roles", parts), optional_graph("within", parts)),
+        two_columns(graph("roles", parts), graph("within", parts)),
         dcc.Loading(html.Div(id="roles-over"), delay_show=300, type="dot"),
         dmc.Text(id="rests", size="sm", c="dimmed", **parts["rests"]),
     ]

@@ -23,6 +23,7 @@ from zeromon.readout.verdict import exposed_severity
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_count, human_ratio, human_seconds
 from zeromon_dashboard import snapshot_figures
+from zeromon_dashboard.charts import nothing
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import (
@@ -35,19 +36,12 @@ from zeromon_dashboard.widgets import (
     finding_list,
     graph,
     heading,
-    optional,
-    optional_graph,
     risk_card,
     two_columns,
 )
 
-_NO_PARTS = (
-    "Where a step goes is n/a: no rank has ended a timed step, or the server has core metrics only."
-)
-_NO_LEDGER = (
-    "The ledger of every second is n/a: the run has just begun, or it comes from a server that has core "
-    "metrics only."
-)
+_NO_PARTS = "Where a step goes: n/a; no step is timed, or core metrics only"
+_NO_LEDGER = "The ledger: n/a; the run has just begun, or core metrics only"
 
 
 def content(known: Known) -> Page:
@@ -63,8 +57,8 @@ def content(known: Known) -> Page:
                 *_training(run),
                 _agent(run),
             ),
-            **optional("breakdown", snapshot_figures.breakdown(run), _NO_PARTS),
-            **optional("ledger", snapshot_figures.ledger(run), _NO_LEDGER),
+            "breakdown": {"figure": snapshot_figures.breakdown(run) or nothing(_NO_PARTS)},
+            "ledger": {"figure": snapshot_figures.ledger(run) or nothing(_NO_LEDGER)},
             "spreads": {"children": _spreads(run)},
             "differences": {
                 "children": configurations(known.comparison) if known.comparison else None
@@ -79,12 +73,11 @@ def content(known: Known) -> Page:
 
 def skeleton(parts: Parts, _: Route) -> list[Any]:
     """The components that the content goes into."""
-    graphs = [graph(name, parts) for name in names() if name in parts]
-    first = [optional_graph(name, parts) for name in ("breakdown", "ledger")]
+    shown = ("breakdown", "ledger", *(name for name in names() if name in parts))
     return [
         cards(parts),
         html.Div(id="spreads", **parts["spreads"]),
-        two_columns(*first, *graphs),
+        two_columns(*(graph(name, parts) for name in shown)),
         html.Div(id="differences", **parts["differences"]),
         heading("Findings"),
         dmc.Stack(id="findings", gap="xs", **parts["findings"]),
