@@ -182,8 +182,8 @@ class _Search:
         done = launch(request, lambda text: status(f"  {text}"))
         status("")
         self.trials.append(done)
-        self._state.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self._state, msgspec.json.encode(self.trials))
+        with paths.anchored(self._state.parent, 1) as folder:
+            replace_file(folder / self._state.name, msgspec.json.encode(self.trials))
         say(f"  {done.outcome or 'measured'}: {_peaks(done)}, {done.wall_seconds:.1f} s")
         self._check(done)
 

@@ -215,8 +215,10 @@ def memory() -> list[Fact]:
     room = shutil.disk_usage(existing).free
     writable = os.access(existing, os.W_OK)
     text = f"{store}, {human_bytes(room)} free" if writable else f"{store} cannot be written"
+    foreign = paths.foreign(store, store / "runs")
     hint = "Set ZEROMON_STORE to another folder."
-    return [*facts, judged("records", text, writable and room > _GIB, hint)]
+    is_good = writable and room > _GIB and not foreign
+    return [*facts, judged("records", foreign or text, is_good, hint)]
 
 
 def extension_cache() -> list[Fact]:

@@ -151,14 +151,16 @@ _COLUMNS = (
 
 
 def _list(options: argparse.Namespace) -> int:
+    store = Store()
     with working("reading the runs"):
-        found = listed(Store())
+        found = listed(store)
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     elif found:
         show(as_text(found) + "\n")
     else:
-        say("no run is live, and none has been recorded yet", RunNotFound.hint)
+        why = store.refusal() or "none has been recorded yet"
+        say(f"no run is live, and {why}", paths.OWN_FOLDER if store.refusal() else RunNotFound.hint)
     return 0
 
 

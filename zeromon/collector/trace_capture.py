@@ -22,6 +22,7 @@ from zeromon.errors import CaptureRefused
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
 from zeromon.snapshot import Capture, CaptureState, RankCapture, RankSnapshot, TraceCheck
+from zeromon.storage.run_store import DEPTH
 from zeromon.traces.analysis import RankTrace
 from zeromon.traces.results import RESULT_FILE, read_result
 
@@ -67,7 +68,8 @@ class Captures:
             first = first_step(chosen)
             taken = [int(p.name) for p in self._traces.glob("*") if p.name.isdigit()]
             number = max(taken, default=0) + 1
-            folder = paths.make_private(self._traces / str(number))
+            folder = self._traces / str(number)
+            os.close(paths.open_private(folder, DEPTH + 2))
             made = Capture(
                 number=number,
                 state=CaptureState.WAITING,

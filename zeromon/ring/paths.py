@@ -11,7 +11,8 @@ import shutil
 import stat
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zeromon.errors import RingError
@@ -89,15 +90,106 @@ def make_private(folder: Path, *, tighten: bool = True) -> Path:
     *tighten*: an existing one that others can read is made private, too.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folder(folder)
         found = folder.lstat()
     except OSError as error:
         raise RingError(f"cannot use {folder}: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise RingError(f"{folder} belongs to someone else")
+    if why := refusal(found):
+        raise RingError(f"{folder} {why}")
     if tighten and found.st_mode & 0o077:
         folder.chmod(0o700)
     return folder
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes *folder*, and the parents that it lacks, with mode 0700 whatever the umask grants."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def refusal(found: os.stat_result) -> str:
+    """Why a folder is not used, by what is at its path: ``is a link``; "" for one of this user."""
+    if stat.S_ISLNK(found.st_mode):
+        return "is a link"
+    if not stat.S_ISDIR(found.st_mode):
+        return "is not a folder"
+    return "" if found.st_uid == os.getuid() else f"belongs to someone else (uid {found.st_uid})"
+
+
+@contextmanager
+def anchored(folder: Path, depth: int, *, make: bool = True) -> Iterator[Path]:
+    """Yields another path of *folder*, by its descriptor; see :func:`open_private`."""
+    fd = open_private(folder, depth, make=make)
+    try:
+        yield by_descriptor(fd)
+    finally:
+        os.close(fd)
+
+
+def by_descriptor(fd: int) -> Path:
+    """The path by which this process reaches the folder *fd*, whatever happens to its name."""
+    return Path(f"/proc/self/fd/{fd}")
+
+
+def open_private(folder: Path, depth: int, *, make: bool = True) -> int:
+    """Returns a descriptor of *folder*; it and *depth* folders above it belong to this user.
+
+    Each is opened by the descriptor of the one above it, so that no link is followed, also none that is
+    put there meanwhile. *make*: those that are missing are made, with mode 0700; all but the uppermost,
+    which the user may have chosen, are made private. Raises :class:`RingError`.
+    """
+    path = folder.parents[depth - 1]
+    fd = -1
+    try:
+        if make:
+            _make_folder(path)
+        fd = _opened(path, path)
+        for name in folder.parts[-depth:]:
+            above, path = fd, path / name
+            try:
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(name, 0o700, dir_fd=above)
+                fd = _opened(path, name, above)
+            finally:
+                os.close(above)
+            if os.fstat(fd).st_mode & 0o077:
+                os.fchmod(fd, 0o700)
+    except OSError as error:
+        raise RingError(f"cannot use {path}: {error.strerror}", OWN_FOLDER) from error
+    return fd
+
+
+OWN_FOLDER = "Set ZEROMON_STORE to a folder of your own, or to one that does not exist yet."
+
+
+def _opened(path: Path, name: str | Path, above: int | None = None) -> int:
+    """Returns a descriptor of the folder *path*, which is *name* in *above*."""
+    if why := refusal(os.stat(name, dir_fd=above, follow_symlinks=False)):
+        raise RingError(f"{path} {why}", OWN_FOLDER)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, dir_fd=above)
+    if why := refusal(os.fstat(fd)):  # it was replaced meanwhile
+        os.close(fd)
+        raise RingError(f"{path} {why}", OWN_FOLDER)
+    return fd
+
+
+def foreign(*folders: Path) -> str:
+    """Why one of *folders* is not used, ``/x is a link``; "" where each is this user's or missing."""
+    for folder in folders:
+        with suppress(OSError):
+            if why := refusal(folder.lstat()):
+                return f"{folder} {why}"
+    return ""
 
 
 def private_opener(path: str, flags: int) -> int:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +21,7 @@ from zeromon.ring import paths, slices
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
 from zeromon.snapshot.lanes import Lanes
 from zeromon.storage import snapshot_log, step_history
+from zeromon.storage.run_store import DEPTH
 from zeromon.storage.step_query import WHOLE_RUN, StepQuery
 from zeromon.units import printable
 
@@ -47,19 +49,22 @@ class Record:
     def __init__(self, folder: Path) -> None:
         self.note = ""
         """Why writing has stopped; "" while it goes on."""
-        self._folder = folder
+        self._named, self._folder = folder, folder
+        self._fd = -1
         self._last_wall = 0.0
         self._shown = {(one.rule, one.rank): (_state(one), one) for one in standing(folder)}
         self._steps: step_history.Writer | None = None
         self._moments: snapshot_log.Writer | None = None
         try:
-            self._steps = step_history.Writer(_history(folder))
-            self._moments = snapshot_log.Writer(_moments(folder))
+            self._fd = paths.open_private(folder, DEPTH)
+            self._folder = paths.by_descriptor(self._fd)
+            self._steps = step_history.Writer(_history(self._folder))
+            self._moments = snapshot_log.Writer(_moments(self._folder))
         except _CANNOT as error:
             self._stop(error)
 
     def _stop(self, error: Exception) -> None:
-        self.note = printable(str(error))
+        self.note = printable(str(error).replace(str(self._folder), str(self._named)))
         self.close()
 
     def close(self) -> None:
@@ -69,6 +74,9 @@ class Record:
                 with suppress(OSError):
                     writer.close()
         self._steps = self._moments = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def keep(self, rows: Iterable[step_history.Row]) -> None:
         """Appends steps to the history."""

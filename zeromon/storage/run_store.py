@@ -10,13 +10,13 @@ Reading never unpickles and never trusts: a broken file is an error with a name.
 import difflib
 import gzip
 import shutil
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from zeromon.errors import RunAmbiguous, RunNotFound, ZeromonError
+from zeromon.errors import RingError, RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.readout.figures import mean_step_seconds
 from zeromon.readout.verdict import state_and_cause, verdict
 from zeromon.ring import paths
@@ -26,6 +26,9 @@ from zeromon.snapshot import RunSnapshot, Severity
 from zeromon.units import with_usual_numbers
 
 _KEEP = 50
+_NONE = "no run has been recorded yet"
+DEPTH = 2
+"""How many folders are above that of a run in the store."""
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(RunSnapshot)
@@ -84,6 +87,14 @@ class About:
     tags: tuple[str, ...] = ()
 
 
+def writing(folder: Path, *, make: bool = False) -> AbstractContextManager[Path]:
+    """Returns the folder of a run, for as long as something is written to it, as a path by a descriptor.
+
+    No link is followed to it. Raises :class:`~zeromon.errors.RingError` for one of another user.
+    """
+    return paths.anchored(folder, DEPTH, make=make)
+
+
 def manifest_of(run: RunSnapshot) -> Manifest:
     """Returns the summary of a snapshot."""
     first = run.ranks[0] if run.ranks else None
@@ -122,7 +133,8 @@ class Store:
     """The folder of all recorded runs."""
 
     def __init__(self, root: Path | None = None) -> None:
-        self.runs = (root or paths.store_root()) / "runs"
+        self.root = root or paths.store_root()
+        self.runs = self.root / "runs"
 
     def folder(self, run: str) -> Path:
         """Returns the folder of *run*."""
@@ -134,14 +146,16 @@ class Store:
 
     def save(self, run: RunSnapshot) -> None:
         """Replaces the last snapshot of *run*, and its summary."""
-        folder = paths.make_private(self.folder(run.run))
-        replace_file(folder / "manifest.json", _ENCODER.encode(manifest_of(run)))
-        replace_file(folder / "snapshot.json", encode(run))
+        with writing(self.folder(run.run), make=True) as folder:
+            replace_file(folder / "manifest.json", _ENCODER.encode(manifest_of(run)))
+            replace_file(folder / "snapshot.json", encode(run))
 
     def free_name(self, run: str, started_wall: float) -> str:
         """Returns *run*, or *run*-2, ...: a name that no other run's record has."""
         for attempt in range(1, 10_000):
             name = run if attempt == 1 else f"{run}-{attempt}"
+            if paths.foreign(self.folder(name)):
+                continue
             if not (self.folder(name) / "snapshot.json").exists():
                 return name
             with suppress(ZeromonError):
@@ -151,16 +165,27 @@ class Store:
 
     def keep_ring(self, run: str, name: str, ring: memoryview) -> None:
         """Writes the *ring* of a dead rank, whose file is called *name*."""
-        folder = paths.make_private(self.folder(run))
         with (
+            writing(self.folder(run), make=True) as folder,
             replacing(folder / f"{name}.gz") as temporary,
             gzip.open(temporary, "wb", compresslevel=1) as packed,
         ):
             packed.write(ring)
 
+    def refusal(self) -> str:
+        """Why the store is not used: it is a link, or another user's; "" where it is."""
+        return paths.foreign(self.root, self.runs)
+
     def names(self) -> list[str]:
-        """Returns the names of the recorded runs, the newest first."""
-        found = [(p.stat().st_mtime_ns, p.parent.name) for p in self.runs.glob("*/snapshot.json")]
+        """Returns the names of the recorded runs, the newest first.
+
+        A link, or a folder of another user, is no record.
+        """
+        found = []
+        for path in () if self.refusal() else self.runs.glob("*/snapshot.json"):
+            with suppress(OSError):
+                if not paths.foreign(path.parent):
+                    found.append((path.stat().st_mtime_ns, path.parent.name))
         return [name for _, name in sorted(found, reverse=True)]
 
     def manifests(self) -> list[Manifest]:
@@ -185,7 +210,8 @@ class Store:
         """Returns the full name of the run *name* or beginning with it; None means the newest."""
         names = self.names()
         if not names:
-            raise RunNotFound("no run has been recorded yet")
+            why = self.refusal()
+            raise RunNotFound(why, paths.OWN_FOLDER) if why else RunNotFound(_NONE)
         if name is None:
             return names[0]
         return name if name in names else self._only_match(name, names)
@@ -208,7 +234,8 @@ class Store:
 
     def write_about(self, run: str, about: About) -> None:
         """Replaces what the user wrote about *run*."""
-        replace_file(self.folder(run) / "about.json", _ENCODER.encode(about))
+        with writing(self.folder(run)) as folder:
+            replace_file(folder / "about.json", _ENCODER.encode(about))
 
     def nbytes(self, run: str) -> int:
         """Returns the size of the record of *run*."""
@@ -217,11 +244,17 @@ class Store:
 
     def remove(self, run: str) -> None:
         """Deletes the record of *run*; raises :class:`OSError`."""
-        shutil.rmtree(self.folder(run))
+        if why := paths.foreign(self.folder(run)):
+            raise RingError(why, paths.OWN_FOLDER)
+        with paths.anchored(self.runs, 1, make=False) as runs:
+            shutil.rmtree(runs / run)
 
     def rename(self, run: str, name: str) -> None:
         """Gives the record of *run* another name, that no record has; raises :class:`OSError`."""
-        self.folder(run).rename(self.folder(name))
+        if why := paths.foreign(self.folder(run)):
+            raise RingError(why, paths.OWN_FOLDER)
+        with paths.anchored(self.runs, 1, make=False) as runs:
+            (runs / run).rename(runs / name)
 
     def prune(self, keep: int = _KEEP) -> None:
         """Deletes all but the newest runs."""

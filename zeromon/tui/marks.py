@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from zeromon.errors import ZeromonError
+from zeromon.storage.run_store import writing
 from zeromon.tui.line import clean
 
 _MOST_BYTES = 1 << 20
@@ -47,8 +49,9 @@ class Marks:
             return False
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         try:
-            descriptor = os.open(self.path, flags, 0o600)
-        except OSError:
+            with writing(self.path.parent) as folder:
+                descriptor = os.open(folder / self.path.name, flags, 0o600)
+        except (OSError, ZeromonError):
             return False
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(mark) + b"\n")
