@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import device_memory, rank, run
 
 from zeromon.errors import RingError, RunAmbiguous, RunNotFound, ZeromonError
+from zeromon.readout.text import run_state, state_text
+from zeromon.readout.verdict import Health, verdict
+from zeromon.report.render import render
+from zeromon.snapshot import RunSnapshot
 from zeromon.storage.recorder import Record
 from zeromon.storage.run_store import About, Store, decode, encode
+from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.plots import Trends
+from zeromon.tui.view_model import ViewModel, status
 
 
 def test_a_picture_survives_json() -> None:
@@ -170,3 +183,118 @@ def test_a_folder_that_is_swapped_for_a_link_while_it_is_written_changes_nothing
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert list((tmp_path / "moved" / "moments").iterdir())
     assert record.note == ""
+
+
+# ---- a store that is full -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of two MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "none", str(folder)]
+    subprocess.run(mount, check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Takes all room that is left."""
+    with suppress(OSError), (folder / "x").open("ab", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
+def stepped(count: int, **facts: Any) -> RunSnapshot:
+    """A run whose ranks are in step *count*."""
+    return run(rank(0, step=count), rank(1, step=count), run="r", **facts)
+
+
+@as_root
+def test_the_last_snapshot_has_room_when_the_store_is_full(small: Path) -> None:
+    """It was reserved with the first; the room is given back at the end."""
+    store = Store(small)
+    store.save(stepped(3))
+    fill(small)
+    assert shutil.disk_usage(small).free == 0
+    for count in (60, 80):
+        store.save(stepped(count, history_note="cannot write x: No space left on device"))
+    ended = stepped(100, ended=True, history_note="no space left", history_step=61)
+    store.save(replace(ended, history_until=time.mktime((2026, 11, 25, 14, 3, 0, 0, 0, -1))))
+    kept = store.load("r")
+    lost = "its record is incomplete: the store was full from 2026-11-25 14:03 on, step 61 of 100"
+    assert run_state(kept) == f"finished after 100 steps; {lost}"
+    assert lost in verdict(kept).text
+    assert not (store.folder("r") / ".reserve").exists()
+
+
+@as_root
+def test_a_store_without_any_room_keeps_what_it_had_and_says_so(small: Path) -> None:
+    """Somebody else took the room that was reserved, too."""
+    store = Store(small)
+    store.save(stepped(3))
+    (store.folder("r") / ".reserve").unlink()
+    fill(small)
+    with pytest.raises(OSError, match="No space left"):
+        store.save(stepped(100, ended=True))
+    assert store.load("r").ranks[0].step == 3
+    assert sorted(path.name for path in store.folder("r").iterdir()) == [
+        "manifest.json", "snapshot.json",
+    ]  # fmt: skip
+
+
+def abandoned(store: Store, snapshot: RunSnapshot) -> RunSnapshot:
+    """What is read of *snapshot*, the last of its record, when no collector has saved it for long."""
+    store.save(snapshot)
+    long_ago = time.time() - 3600
+    os.utime(store.folder("r") / "snapshot.json", (long_ago, long_ago))
+    return store.load("r")
+
+
+def test_a_record_without_an_end_is_incomplete_and_never_running(tmp_path: Path) -> None:
+    """In every view: the text report, the HTML report, the list of runs, the terminal, JSON."""
+    noon = time.mktime((2026, 11, 25, 12, 0, 0, 0, 0, -1))
+    store = Store(tmp_path)
+    kept = abandoned(store, stepped(61, taken_wall=noon))
+    said = "incomplete: nothing was written after 2026-11-25 12:00, step 61"
+    assert run_state(kept) == said
+    assert verdict(kept).text.startswith(said)
+    (listed,) = store.manifests()
+    assert (listed.health, listed.ended) == ("incomplete", True)
+    model = ViewModel(run=kept, ranks=kept.ranks, look=DisplayOptions(), trends=Trends())
+    texts = {
+        "report": render(kept),
+        "list": listed.verdict,
+        "terminal": "".join(part[0] for part in status(model, noon + 3600)),
+        "rank": " ".join(state_text(one) for one in kept.ranks),
+    }
+    for view, text in texts.items():
+        assert "running" not in text, view
+    assert "not seen for the rest of the run" in texts["rank"]
+    assert said in texts["report"]
+
+
+def test_a_full_store_is_the_reason_where_it_is_known(tmp_path: Path) -> None:
+    """With when, and the last step of the history."""
+    facts = {"history_note": "cannot write x: No space left on device", "history_step": 61}
+    until = time.mktime((2026, 11, 25, 14, 3, 0, 0, 0, -1))
+    kept = abandoned(Store(tmp_path), stepped(100, history_until=until, **facts))
+    text = "incomplete: the store was full from 2026-11-25 14:03 on, step 61 of at least 100"
+    assert verdict(kept).text.startswith(text)
+
+
+def test_a_death_before_the_record_broke_off_is_told_beside_it(tmp_path: Path) -> None:
+    dead = rank(1, alive=False, failed=True, ended="SIGSEGV")
+    kept = abandoned(Store(tmp_path), run(rank(0), dead, run="r"))
+    judged = verdict(kept)
+    assert judged.health is Health.INCOMPLETE
+    assert "before: died: rank 1, SIGSEGV" in judged.cause
+
+
+def test_a_record_that_is_still_written_is_as_it_was(tmp_path: Path) -> None:
+    """By a collector of another node, say."""
+    store = Store(tmp_path)
+    store.save(stepped(61))
+    assert store.load("r").ranks[0].alive
+    assert not store.manifests()[0].ended

@@ -208,6 +208,9 @@ def _prepare(
         asked = environment.get("ZEROMON_PORT")
         if address and asked and not address.endswith(f":{asked}"):
             say(f"  port {asked} is taken, or another run's collector serves this node already")
+        store = paths.store_root()
+        if foreign := paths.foreign(store, store / "runs"):
+            say(f"  its record is not kept: {foreign}; see ZEROMON_STORE")
         if not os.environ.get("ZEROMON_STORE") and paths.state_folder() is None:
             say(
                 f"  without a home folder its record goes to {paths.store_root()}; see ZEROMON_STORE"

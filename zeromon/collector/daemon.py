@@ -145,7 +145,8 @@ class Collector:
             snapshots[run.run] = snapshot
             if run.ended:
                 self._finish(name, run, snapshot)
-            elif self._ticks % _SAVE_EVERY == 0 and run.record is not None:
+            elif run.record is not None and (self._ticks % _SAVE_EVERY == 0 or not run.is_saved):
+                run.is_saved = True  # the first time at once: it reserves room for the last
                 # totals with a damaged record may pass 64 bits, which neither format holds
                 with suppress(OSError, ZeromonError, OverflowError):
                     run.keep_totals()

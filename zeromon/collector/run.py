@@ -18,11 +18,14 @@ from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memo
 from zeromon.collector.run_cluster import RunCluster
 from zeromon.collector.run_files import (
     TOTALS,
+    HistoryEnd,
     clock_of,
     read_facts,
+    read_history_end,
     read_totals,
     remove_files,
     started_of,
+    write_history_end,
 )
 from zeromon.collector.silences import judge_silences
 from zeromon.collector.trace_capture import Captures
@@ -91,6 +94,9 @@ class RunFollower:
         self.trials = Trials(folder)
         self.alerts = Notifier(folder)
         self.record: Record | None = None
+        self.is_saved = False
+        """Whether a snapshot of it was to be saved."""
+        self._history = read_history_end(folder)
         self.cluster = RunCluster(folder)
         self._earlier = read_totals(folder / TOTALS)
         self._host = HostReader()
@@ -240,6 +246,14 @@ class RunFollower:
         """Goes on from the findings that an earlier collector showed last."""
         self._findings = FindingMemory(standing)
 
+    def _with_history(self, run: RunSnapshot) -> RunSnapshot:
+        """Returns *run* with when its history stopped, and why."""
+        if self.record is not None and self.record.note and not self._history.note:
+            self._history = HistoryEnd(self.record.note, self._wall(), self.record.last_step)
+            write_history_end(self.folder, self._history)
+        note, wall, step = self._history
+        return replace(run, history_note=note, history_until=wall, history_step=step)
+
     # ---- the snapshot --------------------------------------------------------------------------
 
     def snapshot(self, devices: Devices) -> RunSnapshot:
@@ -281,7 +295,6 @@ class RunFollower:
             ras=self._nccl.ras(ranks, hangs if leads else (), now),
             capture=capture,
             trials=self.trials.follow(ranks, now),
-            history_note=self.record.note if self.record else "",
             alias=self.folder.name if self.folder.name != self.run else "",
             nodes=nodes,
             away=self.cluster.away,
@@ -299,6 +312,7 @@ class RunFollower:
         )
         if self._launched is not None:
             run = self._launched.with_processes(run, attempts.numbers(by_attempt), self._clock_ns)
+        run = self._with_history(run)
         judge_silences(followers, run)
         findings = with_results(advise(run), run.trials)
         return replace(run, findings=self._findings.shown(run, findings))

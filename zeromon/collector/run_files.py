@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zeromon.collector.notify import TOLD
 from zeromon.collector.run_cluster import NOTE
@@ -14,18 +14,43 @@ from zeromon.fold.checkpoint import Checkpoint
 from zeromon.probes import tasks
 from zeromon.probes.revision import REVISION
 from zeromon.ring import paths, trials
+from zeromon.ring.atomic import replace_file
 from zeromon.ring.ring_file import remove_ring
-from zeromon.units import printable_values
+from zeromon.ring.tokens import NAME as TOKEN
+from zeromon.units import printable, printable_values
 
-TOTALS = "totals.msgpack"
+TOTALS, _HISTORY_END = "totals.msgpack", "history.json"
 _RUN_FILES = (
     "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", paths.RUN_NAME, f".{paths.RUN_NAME}.*",
     "nodes.json", NOTE,
     "meets", tasks.FILES, f".{tasks.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
     trials.REQUEST, trials.WORDS, "rank*.loading", paths.NOTIFY, f".{paths.NOTIFY}.*",
-    TOLD, f".{TOLD}.*", f"{paths.TRACK}*", f".{paths.TRACK}*",
+    TOLD, f".{TOLD}.*", _HISTORY_END, f".{_HISTORY_END}.*", TOKEN, f".{TOKEN}.*",
+    f"{paths.TRACK}*", f".{paths.TRACK}*",
 )  # fmt: skip
 """The files of zeromon in a run's folder."""
+
+
+class HistoryEnd(NamedTuple):
+    """Why the store keeps no history any more, "" while it does; since when, and the last step kept."""
+
+    note: str = ""
+    wall: float = 0.0
+    step: int = 0
+
+
+def read_history_end(folder: Path) -> HistoryEnd:
+    """Returns what an earlier collector noted about the end of the history."""
+    with suppress(OSError, ValueError, TypeError):
+        note, wall, step = json.loads((folder / _HISTORY_END).read_text())
+        return HistoryEnd(printable(str(note)), float(wall), int(step))
+    return HistoryEnd()
+
+
+def write_history_end(folder: Path, end: HistoryEnd) -> None:
+    """Notes it beside the rings, because the store may be unable to keep it."""
+    with suppress(OSError):
+        replace_file(folder / _HISTORY_END, json.dumps(end))
 
 
 def remove_files(folder: Path) -> None:

@@ -49,16 +49,35 @@ def run_state(run: RunSnapshot) -> str:
     """One sentence: how the run is, or how it ended; after a restart with the number of the attempt."""
     if run.restarting:
         return f"restarting, attempt {run.restarting}"
-    if not run.ranks:
+    if not run.ranks and not run.unfinished:
         return starting_text(run)
     text = f"{_state(run)}, attempt {run.attempt}" if run.last_attempt > 1 else _state(run)
     jobs = 1 + sum(one.finished for one in run.attempts)
     unreported = unreported_text([one for one in run.attempts if one.number > run.attempt])
+    lost = record_text(run) if run.ended and not run.unfinished else ""
     parts = [text, unreported, f"job {jobs} of this run" if jobs > 1 else ""]
+    parts.append(f"its record is incomplete: {lost}" if lost else "")
     return "; ".join(filter(None, parts))
 
 
+def record_text(run: RunSnapshot) -> str:
+    """``the store was full from 14:03 on, step 61 of at least 100``; "" for a whole record."""
+    last, clock = max((rank.step for rank in run.ranks), default=0), "%Y-%m-%d %H:%M"
+    if run.history_note:
+        full = "no space left" in run.history_note.lower()
+        since = time.strftime(clock, time.localtime(run.history_until))
+        step = f"step {human_count(run.history_step)} of {'at least ' if run.unfinished else ''}"
+        how = f"the store {'was full' if full else 'could not be written'} from {since} on"
+        return f"{how}, {step}{human_count(last)}"
+    if not run.unfinished:
+        return ""
+    since = time.strftime(clock, time.localtime(run.taken_wall))
+    return f"nothing was written after {since}, step {human_count(last)}"
+
+
 def _state(run: RunSnapshot) -> str:
+    if run.unfinished:
+        return f"incomplete: {record_text(run)}"
     steps = max(rank.step for rank in run.ranks)
     first = first_failed(run.ranks, run.hangs)
     if first is not None:

@@ -15,6 +15,7 @@ from zeromon.readout.text import (
     exposed_unknown,
     finding_text,
     has_died,
+    record_text,
     run_state,
     silent_text,
     stall_finding,
@@ -46,6 +47,8 @@ class Health(TextEnum):
     """The launcher starts the ranks again, and none has reported yet."""
     NOT_WATCHED = "not watched"
     UNKNOWN = "unknown"
+    INCOMPLETE = "incomplete"
+    """Its record has no end: how it went on is not known."""
 
     @property
     def severity(self) -> Severity | None:
@@ -58,6 +61,7 @@ _SEVERITIES = {
     Health.SLOW: Severity.WARNING,
     Health.AT_RISK: Severity.WARNING,
     Health.RESTARTING: Severity.WARNING,
+    Health.INCOMPLETE: Severity.WARNING,
     Health.STALLED: Severity.CRITICAL,
     Health.DYING: Severity.CRITICAL,
     Health.DEAD: Severity.CRITICAL,
@@ -110,6 +114,8 @@ def beside(health: Health, run: RunSnapshot) -> str:
 
 def verdict(run: RunSnapshot) -> Verdict:
     """How *run* is, by what threatens it most; how an ended one was, by what threatened it last."""
+    if run.unfinished:
+        return _plain(Health.INCOMPLETE, _incomplete(run))
     if run.restarting:
         return _plain(Health.RESTARTING, restarting_text(run))
     if not run.ranks:
@@ -132,10 +138,19 @@ def verdict(run: RunSnapshot) -> Verdict:
     return threat or _well(run)
 
 
+def _incomplete(run: RunSnapshot) -> str:
+    """From when on the record is missing, and what threatened the run or ended a rank before."""
+    if run.ranks and has_died(run):
+        died = _death(replace(run, unfinished=False, history_note=""))
+        return f"{record_text(run)}; before: {died}"
+    threat = _stalled(run) or _memory_risk(run) or _lost_time(run) if run.ranks else None
+    return record_text(run) if threat is None else f"{record_text(run)}; before: {threat.cause}"
+
+
 def state_and_cause(run: RunSnapshot) -> str:
     """The verdict in one line, for a list of runs: ``slow: rank 1 is late ...; running, step 105``."""
     judged = verdict(run)
-    is_said = judged.outcome or not run.ranks or has_died(run)
+    is_said = judged.outcome or not run.ranks or has_died(run) or run.unfinished
     return judged.text if is_said else f"{judged.text}; {run_state(run)}"
 
 

@@ -51,7 +51,8 @@ from zeromon.snapshot.step import BatchRow, LoadingRow, ScalarRow, StepSummary
 from zeromon.snapshot.trial import RankTrial
 
 NOT_SEEN = "not seen for"
-"""The beginning of :attr:`RankSnapshot.ended` while Prometheus has no new samples; a time follows."""
+"""The beginning of :attr:`RankSnapshot.ended` while Prometheus has no new samples, or where a record has
+no end; a time follows."""
 
 DETACHED = "detached"
 """The beginning of :attr:`RankSnapshot.ended` of a process from which the agent was removed."""

@@ -41,7 +41,13 @@ class RunSnapshot:
     trials: tuple[Trial, ...] = ()
     """Changes that were tried in the live ranks, the newest last."""
     history_note: str = ""
-    """Why no history is written any more, "" while it is."""
+    """Why no history is written any more, or was not for a while; "" for a whole one."""
+    history_until: float = 0.0
+    """When that began, seconds since the epoch."""
+    history_step: int = 0
+    """The last step before it."""
+    unfinished: bool = False
+    """Whether this is the last of a record without an end, which nobody writes any more."""
     alias: str = ""
     """What this node called the run before it had heard of the others."""
     nodes: tuple[NodeView, ...] = ()

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +49,8 @@ class Record:
     def __init__(self, folder: Path) -> None:
         self.note = ""
         """Why writing has stopped; "" while it goes on."""
+        self.last_step = 0
+        """The last step in the history."""
         self._named, self._folder = folder, folder
         self._fd = -1
         self._last_wall = 0.0
@@ -78,11 +80,12 @@ class Record:
             os.close(self._fd)
             self._fd = -1
 
-    def keep(self, rows: Iterable[step_history.Row]) -> None:
+    def keep(self, rows: Sequence[step_history.Row]) -> None:
         """Appends steps to the history."""
         if self._steps is not None:
             try:
                 self._steps.append(rows)
+                self.last_step = max((row[1] for row in rows), default=self.last_step)
             except _CANNOT as error:
                 self._stop(error)
 

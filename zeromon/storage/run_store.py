@@ -8,8 +8,12 @@ Reading never unpickles and never trusts: a broken file is an error with a name.
 """
 
 import difflib
+import errno
 import gzip
+import os
 import shutil
+import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +26,15 @@ from zeromon.readout.verdict import state_and_cause, verdict
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file, replacing
 from zeromon.ring.paths import is_run_id as is_run_id
-from zeromon.snapshot import RunSnapshot, Severity
+from zeromon.snapshot import NOT_SEEN, RunSnapshot, Severity
 from zeromon.units import with_usual_numbers
 
 _KEEP = 50
+_RESERVE = ".reserve"
+"""The file of a live run's folder that keeps room for its last snapshot."""
+_LEAST_RESERVED = 1 << 18
+_ABANDONED_SECONDS = 60.0
+"""A collector saves every ten seconds; a record that was not for so long has none."""
 _NONE = "no run has been recorded yet"
 DEPTH = 2
 """How many folders are above that of a run in the store."""
@@ -87,6 +96,31 @@ class About:
     tags: tuple[str, ...] = ()
 
 
+def _replace_all(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        replace_file(folder / name, content)
+
+
+def _reserve(file: Path, nbytes: int) -> None:
+    """Lets *file* take at least *nbytes* of the disk, as far as there is room."""
+    nbytes = max(nbytes, _LEAST_RESERVED)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(OSError):
+        fd = os.open(file, flags, 0o600)
+        try:
+            if os.fstat(fd).st_size < nbytes:
+                os.posix_fallocate(fd, 0, nbytes)
+        finally:
+            os.close(fd)
+
+
+def _unfinished(run: RunSnapshot) -> RunSnapshot:
+    """Returns the last snapshot of a record without an end: what its ranks do is not known."""
+    ended = f"{NOT_SEEN} the rest of the run"
+    ranks = tuple(replace(r, alive=False, ended=ended) if r.alive else r for r in run.ranks)
+    return replace(run, ended=True, unfinished=True, ranks=ranks)
+
+
 def writing(folder: Path, *, make: bool = False) -> AbstractContextManager[Path]:
     """Returns the folder of a run, for as long as something is written to it, as a path by a descriptor.
 
@@ -145,10 +179,23 @@ class Store:
         return self.folder(run) / "history"
 
     def save(self, run: RunSnapshot) -> None:
-        """Replaces the last snapshot of *run*, and its summary."""
+        """Replaces the last snapshot of *run*, and its summary.
+
+        Room for the next one is reserved, so that the store may be full by then.
+        """
+        files = {"manifest.json": _ENCODER.encode(manifest_of(run)), "snapshot.json": encode(run)}
         with writing(self.folder(run.run), make=True) as folder:
-            replace_file(folder / "manifest.json", _ENCODER.encode(manifest_of(run)))
-            replace_file(folder / "snapshot.json", encode(run))
+            try:
+                _replace_all(folder, files)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                (folder / _RESERVE).unlink(missing_ok=True)
+                _replace_all(folder, files)
+            if run.ended:
+                (folder / _RESERVE).unlink(missing_ok=True)
+            else:
+                _reserve(folder / _RESERVE, 2 * sum(map(len, files.values())))
 
     def free_name(self, run: str, started_wall: float) -> str:
         """Returns *run*, or *run*-2, ...: a name that no other run's record has."""
@@ -181,11 +228,14 @@ class Store:
 
         A link, or a folder of another user, is no record.
         """
-        found = []
-        for path in () if self.refusal() else self.runs.glob("*/snapshot.json"):
-            with suppress(OSError):
-                if not paths.foreign(path.parent):
-                    found.append((path.stat().st_mtime_ns, path.parent.name))
+        found: list[tuple[int, str]] = []
+        if self.refusal():
+            return []
+        with suppress(OSError):  # of a disk that is gone
+            for path in self.runs.glob("*/snapshot.json"):
+                with suppress(OSError):
+                    if not paths.foreign(path.parent):
+                        found.append((path.stat().st_mtime_ns, path.parent.name))
         return [name for _, name in sorted(found, reverse=True)]
 
     def manifests(self) -> list[Manifest]:
@@ -195,7 +245,7 @@ class Store:
     def _manifest(self, name: str) -> Manifest | None:
         with suppress(OSError, ValueError, RecursionError):
             found = _MANIFEST.decode((self.folder(name) / "manifest.json").read_bytes())
-            if found.health:
+            if found.health and (found.ended or self._is_written(name)):
                 return replace(found, run=name)
         with suppress(OSError, ZeromonError):
             return manifest_of(self.load(name))
@@ -204,7 +254,13 @@ class Store:
     def load(self, name: str | None = None) -> RunSnapshot:
         """Returns the last snapshot of the run that :meth:`resolve` finds."""
         run = self.resolve(name)
-        return replace(decode((self.folder(run) / "snapshot.json").read_bytes()), run=run)
+        kept = replace(decode((self.folder(run) / "snapshot.json").read_bytes()), run=run)
+        return kept if kept.ended or self._is_written(run) else _unfinished(kept)
+
+    def _is_written(self, run: str) -> bool:
+        """Whether a collector has saved *run* so lately that it may follow it still."""
+        age = time.time() - (self.folder(run) / "snapshot.json").stat().st_mtime
+        return age < _ABANDONED_SECONDS
 
     def resolve(self, name: str | None = None) -> str:
         """Returns the full name of the run *name* or beginning with it; None means the newest."""

@@ -72,6 +72,8 @@ def status(model: ViewModel, now: float) -> Line:
     if model.paused:
         behind = max(0.0, model.newest_wall - model.run.taken_wall)
         return [*line, (f" ⏸ paused {at}, {ago(behind)} behind ", "warn")]
+    if model.run.unfinished:
+        return [*line, (f" incomplete, last seen {at} ", "warn")]
     if model.run.ended:
         return [*line, (f" ended {at} ", "dim")]
     if model.run.detached:

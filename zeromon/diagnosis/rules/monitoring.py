@@ -37,7 +37,9 @@ def no_step(run: RunSnapshot) -> Iterable[Match]:
 def history_stopped(run: RunSnapshot) -> Iterable[Match]:
     """The step history of the run can no longer be written."""
     if run.history_note:
-        yield Match(f"the step history on disk has stopped: {run.history_note}")
+        yield Match(
+            f"the step history on disk has stopped after step {run.history_step}: {run.history_note}"
+        )
 
 
 @rule("ZM017", severity=Severity.WARNING)

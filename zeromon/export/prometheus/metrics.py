@@ -280,7 +280,7 @@ METRICS: tuple[Spec, ...] = (
          (), _one(lambda r: int(r.detached)), lasting=True),
     Spec("zeromon_rank_death", "gauge", "bool", "1 for a rank that ended abnormally: its cause (left: without an error, while others needed it), and its role: culprit (ended the run), victim (ended because of another rank) or stopped (by a person or a scheduler).",
          ("cause", "role"), _death, lasting=True),
-    Spec("zeromon_run_health", "gauge", "bool", "The verdict on a run, at its first rank: one series per word (healthy, slow, at risk, stalled, dying, dead, stopped, finished, starting, restarting, not watched, unknown), of which exactly one is 1.",
+    Spec("zeromon_run_health", "gauge", "bool", "The verdict on a run, at its first rank: one series per word (healthy, slow, at risk, stalled, dying, dead, stopped, finished, starting, restarting, not watched, unknown, incomplete), of which exactly one is 1.",
          ("health",), _first(_health), lasting=True),
     Spec("zeromon_run_severity", "gauge", "level", "The severity of that verdict, at the first rank: 0 all is well, 1 over or not known, 2 warning, 3 critical.",
          (), _first(_severity), lasting=True),
