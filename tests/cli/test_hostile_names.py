@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 from builders import full_run
 from hostile import EVIL, evil
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families as prometheus_families
 
 from zeromon.cli import main
 from zeromon.export.prometheus.exposition import Writer
+from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 from zeromon.units import printable_lines
 
@@ -62,3 +67,28 @@ def test_no_verb_prints_a_control_character(
 def test_prometheus_gets_none_either() -> None:
     text = Writer().write((evil(full_run()),), None, openmetrics=False).decode()
     assert printable_lines(text) == text and "x?]0;pwn" in text
+
+
+FORGED = [
+    '"} 1\nforged{a="b',
+    "\\",
+    '\\"',
+    "\n# TYPE forged gauge\nforged 1\n",
+    "a\\nb\u2028c\x00,=}{#",
+]
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+@pytest.mark.parametrize("text", FORGED)
+def test_a_label_value_forges_no_sample(text: str, *, openmetrics: bool) -> None:
+    """Prometheus's own parsers read as many samples of the same metrics as without it."""
+    parse = openmetrics_families if openmetrics else prometheus_families
+
+    def samples(run: RunSnapshot) -> list[str]:
+        written = Writer().write((run,), None, openmetrics=openmetrics).decode()
+        found = [sample for family in parse(written) for sample in family.samples]
+        assert all(set(sample.labels) for sample in found)
+        return [sample.name for sample in found]
+
+    known = full_run()
+    assert samples(evil(known, text=text)) == samples(evil(known, text="x"))
