@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # would leave a lock for which every later one waits.
 COMPILED := TORCH_EXTENSIONS_DIR="$(CURDIR)/$(VENV)/torch_extensions"
 PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(COMPILED) $(BIN)/python -m pytest
-HERE   := not nvme and not bench and not quiet and not long
+HERE   := not nvme and not bench and not quiet and not long and not vgpu
 SLOWEST := --durations 20 --durations-min 1
 # The files that have a test which must be alone: collecting all others takes ten seconds.
 ALONE   = $(shell grep -rl --include 'test_*.py' 'pytest.mark.alone' tests)
@@ -29,13 +29,16 @@ VERSIONS ?= 2.6.0 2.9.1 2.11.0 2.13.0 2.15.0
 # Cases of broken input, of all kinds together: 15 minutes.
 FUZZ ?= 1000000
 
+# Versions of torch for the virtual device.
+VGPU ?= 2.13.0
+
 # What the programs of others need besides, over what is installed here.
 PROGRAMS ?= $(CURDIR)/.programs
 ONLY     ?=
 # Where the libraries of experiment trackers are installed for their tests.
 TRACKERS ?= $(CURDIR)/.trackers
 
-.PHONY: help demo test static check test-long test-matrix test-quiet test-nvme test-torch test-programs test-trackers recordings bench bench-peers docs release clean
+.PHONY: help demo test static check test-long test-matrix test-quiet test-nvme test-torch test-programs test-trackers vgpu test-vgpu recordings bench bench-peers docs release clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
@@ -50,6 +53,8 @@ help:
 	@echo "make test-trackers a live run in W&B, MLflow and TensorBoard, by their own libraries; manifests against schemas"
 	@echo "make test-gpu  what only a GPU can show; PART=1, PART=2, ROWS=1,7; DRY=1 runs it without one"
 	@echo "make bench-gpu the same for the cost of a step, overlap, NVML; make gpu-wheels: what travels there"
+	@echo "make vgpu      a CUDA device without a GPU: the CUDA build of torch, 1.2 GB, on our own libraries; VGPU=\"2.13.0 2.15.0\""
+	@echo "make test-vgpu the tests on it"
 	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
 	@echo "make bench     what zeromon costs, in 20 minutes, as build/bench.json; tests/bench/run.py --compare A B"
 	@echo "make bench-peers the same beside other tools, which it installs"
@@ -143,6 +148,12 @@ gpu-wheels:
 	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
 	  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
 	  --dest .gpu-wheels $$(grep '^msgspec==' constraints.txt)
+
+vgpu: $(READY)
+	$(BIN)/python tests/vgpu/environment.py $(VGPU)
+
+test-vgpu: vgpu
+	$(PYTEST) -m vgpu tests/vgpu $(SLOWEST)
 
 recordings: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings.py

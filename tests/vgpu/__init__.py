@@ -1,0 +1,1 @@
+"""A CUDA device without a GPU: the real CUDA build of torch on our own libraries. See docs/vgpu.md."""

@@ -1,0 +1,121 @@
+"""Runs each operator of CUDA once more on the CPU, on the same bytes: device memory is host memory.
+
+The operator of CUDA takes its time on the device's clock and makes its results; the CPU's operator
+fills them. Losses are then real, and an operator costs about 0.1 ms of host time. Not in replays of
+CUDA graphs, and not in compiled kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from vgpu.marks import drain
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_AS_THEY_ARE = {"c10d", "_c10d_functional", "prim", "profiler"}
+_SCALAR = torch.ops.aten._local_scalar_dense.default
+_SOFTMAX = torch.ops.aten._softmax.default
+_BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def on_host(value: Any) -> Any:
+    """The same bytes as a tensor of the CPU; the CPU for a device."""
+    if isinstance(value, torch.Generator):
+        return None
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    if not isinstance(value, torch.Tensor) or not value.is_cuda:
+        return value
+    storage = value.untyped_storage()
+    if not storage.nbytes():
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
+    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+    flat = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    place = value.storage_offset(), value.size(), value.stride()
+    return torch.empty(0, dtype=value.dtype).set_(flat, *place)
+
+
+def to_device(value: Any) -> Any:
+    """A tensor of the device with the bytes of one of the CPU."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cuda")
+    on_host(made).copy_(value)
+    return made
+
+
+def fill(made: Any, computed: Any) -> None:
+    """Writes what the CPU computed into what CUDA made."""
+    if isinstance(made, torch.Tensor) and made.is_cuda and made.numel():
+        target = on_host(made)
+        if target.data_ptr() != computed.data_ptr():
+            target.copy_(computed)
+    elif isinstance(made, (list, tuple)):
+        for one, other in zip(made, computed, strict=True):
+            fill(one, other)
+
+
+def is_view(func: Any) -> bool:
+    """Whether the result is a view of an argument: it has the argument's bytes."""
+    returned = [one.alias_info for one in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in returned)
+
+
+def uses_device(values: Any) -> bool:
+    """Whether a tensor of the device or the device itself is among the arguments."""
+    return any(
+        one.is_cuda if isinstance(one, torch.Tensor) else one.type == "cuda"
+        for one in tree_leaves(values)
+        if isinstance(one, (torch.Tensor, torch.device))
+    )
+
+
+def has_size_by_value(func: Any, args: Any) -> bool:
+    """Whether only the bytes tell the result or its size, as of an index by a mask."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return bool(_BY_VALUE & set(func.tags))
+
+
+def compute(func: Any, args: Any, kwargs: Any) -> Any:
+    """The operator's result by the CPU."""
+    host_args, host_kwargs = tree_map(on_host, (args, kwargs))
+    if func is _SOFTMAX and host_args[2]:  # from half to float: CUDA's alone
+        host_args = (host_args[0].float(), host_args[1], False)
+    try:
+        return func(*host_args, **host_kwargs)
+    except (NotImplementedError, RuntimeError) as error:
+        raise NotImplementedError(f"vgpu: no arithmetic for {func.name()}: {error}") from error
+
+
+class Arithmetic(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Runs each operator on the device and then on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Fused attention of CUDA has no counterpart of the same signature on the CPU.
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(kind not in _PLAIN for kind in types):
+            return NotImplemented  # a DTensor, say: it dispatches what is inside
+        if func.namespace in _AS_THEY_ARE or not uses_device((args, kwargs)) or is_view(func):
+            return func(*args, **kwargs)
+        drain()  # the CPU reads bytes at once: what is on its way must have come
+        if func is _SCALAR:
+            return func(*args, **kwargs)
+        if has_size_by_value(func, args):
+            torch.cuda.current_stream().synchronize()
+            return tree_map(to_device, compute(func, args, kwargs))
+        made = func(*args, **kwargs)
+        drain()
+        fill(made, compute(func, args, kwargs))
+        return made

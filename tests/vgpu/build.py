@@ -1,0 +1,120 @@
+"""Builds the stand-ins for one torch wheel: g++, half a minute, no header of NVIDIA."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from vgpu.stubs import Needs, entry_points, exported, read_needs, stub_source, version_script
+
+SOURCES = Path(__file__).resolve().parent / "src"
+MODEL = ["cost", "machine", "memory", "schedule", "timeline"]
+"""Sources of libvgpu.so, the model that all stand-ins share."""
+
+STAND_INS = {
+    "cudart": ["cudart", "cudart_streams", "cudart_memory", "cudart_kernels"],
+    "cuda": ["cuda"],
+    "nccl": ["nccl", "nccl_collectives", "nccl_reduce"],
+    "cublas": ["cublas"],
+    "cublasLt": ["cublaslt"],
+    "cupti": ["cupti"],
+    "nvidia-ml": ["nvml"],
+}  # fmt: skip
+"""Library to its sources; every other library that a wheel needs is stubs alone."""
+
+ALWAYS = {"cuda": "libcuda.so.1", "nvidia-ml": "libnvidia-ml.so.1"}
+"""Loaded by name at run time, so that no library lists them as needed."""
+
+FLAGS = ["-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", "-pthread"]
+
+
+def fingerprint(torch: Path) -> str:
+    """Changes with our sources and with the wheel."""
+    digest = hashlib.sha256((torch / "version.py").read_bytes())
+    for path in sorted([*SOURCES.iterdir(), *SOURCES.parent.glob("*.py")]):
+        if path.name in {"build.py", "stubs.py"} or path.parent == SOURCES:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _compile(source: str, objects: Path) -> Path:
+    out = objects / f"{source}.o"
+    changed = max(
+        path.stat().st_mtime for path in [SOURCES / f"{source}.cpp", *SOURCES.glob("*.h")]
+    )
+    if out.exists() and out.stat().st_mtime > changed:
+        return out
+    hidden = [] if source in MODEL else ["-fvisibility=hidden"]
+    command = ["g++", *FLAGS, *hidden, "-c", str(SOURCES / f"{source}.cpp"), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{source}.cpp does not compile:\n{done.stderr}")
+    return out
+
+
+def _link(out: Path, inputs: list[Path], *options: str) -> None:
+    command = ["g++", "-shared", "-pthread", *map(str, inputs), "-o", str(out), *options]
+    command += ["-Wl,-rpath,$ORIGIN", f"-Wl,-soname,{out.name}"]
+    subprocess.run(command, check=True)
+
+
+def _stubs(library: str, names: set[str], objects: Path) -> list[Path]:
+    if not names:
+        return []
+    source, out = objects / f"stubs-{library}.c", objects / f"stubs-{library}.o"
+    source.write_text(stub_source(library, names))
+    command = ["gcc", "-O1", "-fPIC", "-fno-builtin", "-c", str(source), "-o", str(out)]
+    subprocess.run(command, check=True)
+    return [out]
+
+
+def _stand_in(library: str, soname: str, needs: Needs, built: dict[str, Path], out: Path) -> None:
+    sources = [built[source] for source in STAND_INS.get(library, [])]
+    below = [out / "libvgpu.so"] if sources else []
+    if library in {"cuda", "nccl", "cublas", "cublasLt", "cupti"}:
+        below += sorted(out.glob("libcudart.so*"))
+    target, wanted = out / soname, needs.symbols.get(library, set())
+    objects = next(iter(built.values())).parent
+    names: set[str] = set(wanted)
+    if sources:  # linked once without stubs, to see what is missing
+        _link(objects / soname, [*sources, *below])
+        names |= exported(objects / soname)
+    there = exported(objects / soname) if sources else set()
+    missing = {name for name in wanted if not there & {name, f"{name}_v2"}}
+    script = objects / f"{library}.map"
+    script.write_text(version_script(soname, needs, names))
+    options = (
+        [f"-Wl,--version-script={script}"] if library not in {"cuda", "nccl", "nvidia-ml"} else []
+    )
+    _link(target, [*sources, *_stubs(library, missing, objects), *below], *options)
+
+
+def build(torch: Path, out: Path) -> Path:
+    """Builds what the torch package at *torch* needs into *out*, unless it is there; returns *out*."""
+    stamp, mark = out / "stamp", fingerprint(torch)
+    if stamp.exists() and stamp.read_text() == mark:
+        return out
+    objects = out / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    for old in out.glob("lib*.so*"):
+        old.unlink()
+    needs = read_needs(torch / "lib")
+    for name in entry_points(torch / "lib" / "libc10_cuda.so"):
+        needs.symbols["nvidia-ml" if name.startswith("nvml") else "cuda"].add(name)
+    sonames = {**needs.sonames, **ALWAYS}
+    here = {name: STAND_INS[name] for name in STAND_INS if name in sonames}
+    sources = [*MODEL, *(source for group in here.values() for source in group)]
+    with ThreadPoolExecutor(2) as pool:
+        built = dict(zip(sources, pool.map(lambda s: _compile(s, objects), sources), strict=True))
+    _link(out / "libvgpu.so", [built[source] for source in MODEL])
+    for library in sorted(sonames, key=lambda name: name != "cudart"):
+        _stand_in(library, sonames[library], needs, built, out)
+    stamp.write_text(mark)
+    return out
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,90 @@
+"""Runs on the virtual device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support import PROGRAMS, Node, Result
+
+from vgpu.environment import DEFAULT, Environment, Missing, find
+from vgpu.machine import Fault, write_machine
+from vgpu.truth import Timeline
+from zeromon.snapshot import RunSnapshot
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass
+class CudaRun:
+    """What a program did on the virtual device: zeromon's record beside the device's own timeline."""
+
+    folder: Path
+    result: Result
+
+    @property
+    def output(self) -> str:
+        """What the ranks printed."""
+        return self.result.output
+
+    @property
+    def record(self) -> RunSnapshot:
+        """What zeromon knows of the run at its end."""
+        return self.result.snapshot
+
+    def truth(self, rank: int = 0) -> Timeline:
+        """What the device of a rank did."""
+        return Timeline.read(self.folder, rank)
+
+    def losses(self, rank: int = 0) -> list[float]:
+        """The losses that programs/train.py read."""
+        found = re.search(rf"rank {rank} losses \[(.*)\]", self.output)
+        assert found is not None, self.output
+        return [float(loss) for loss in found[1].split(",") if loss.strip()]
+
+
+CudaRunner = Callable[..., CudaRun]
+
+
+@pytest.fixture(scope="session")
+def virtual_cuda() -> Environment:
+    """The environment of `make vgpu`; skips where it was not made."""
+    try:
+        return find(DEFAULT)
+    except Missing as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def cuda_run(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunner:
+    """Runs a program of programs/ (or a path) on so many ranks; asserts that it ends well."""
+
+    def run(
+        script: str | Path,
+        *arguments: str,
+        ranks: int = 2,
+        device: str = "h100",
+        faults: Sequence[Fault] = (),
+        changes: Mapping[str, float | str] | None = None,
+        watched: bool = False,
+        arithmetic: bool = False,
+        ends_well: bool = True,
+        timeout: float = 240,
+        **extra: str,
+    ) -> CudaRun:
+        folder = tmp_path / f"run{node.runs}"
+        write_machine(folder, device, faults, changes)
+        path = script if isinstance(script, Path) else HERE / "programs" / script
+        command = [str(virtual_cuda.python), str(PROGRAMS / "launch.py"), str(ranks), str(path)]
+        variables = virtual_cuda.variables(folder) | extra
+        if arithmetic:
+            variables["VGPU_ARITHMETIC"] = "1"
+        result = node.run([*command, *arguments], watched=watched, timeout=timeout, **variables)
+        if ends_well:
+            assert result.code == 0, result.output
+        return CudaRun(folder, result)
+
+    return run

@@ -1,0 +1,125 @@
+"""``make vgpu``: an environment with the real CUDA build of torch and our libraries in NVIDIA's place.
+
+``environment.py [VERSION...]`` makes those of these versions of torch, by default 2.13.0: 1.2 GB each.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests"))
+
+from vgpu.build import build  # noqa: E402
+
+HOME = Path(os.environ.get("VGPU_HOME", ROOT / "build" / "vgpu"))
+"""Where the environments are."""
+DEFAULT = "2.13.0"
+ARITHMETIC = (
+    'import os; os.environ.get("VGPU_ARITHMETIC")'
+    ' and __import__("vgpu.arithmetic").arithmetic.enable_on_import()\n'
+)
+"""A line that each Python of the environment runs when it starts."""
+
+
+class Missing(Exception):
+    """The wheel, the compiler or the environment cannot be had here; the text says which."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python with a CUDA build of torch, and the libraries that stand in for NVIDIA's."""
+
+    version: str
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return HOME / f"torch-{self.version}"
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    @property
+    def site(self) -> Path:
+        """Its packages."""
+        return Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(self.folder)}))
+
+    @property
+    def libraries(self) -> Path:
+        """The stand-ins that were built for its wheel."""
+        return self.folder / "vgpu"
+
+    def variables(self, run: Path) -> dict[str, str]:
+        """What a process needs to find the virtual machine of the run in that folder."""
+        return {
+            "LD_LIBRARY_PATH": str(self.libraries),
+            "VGPU_DIR": str(run),
+            "DS_IGNORE_CUDA_DETECTION": "1",
+        }
+
+    def make(self) -> Environment:
+        """Installs the wheel and builds the libraries, unless both are there."""
+        if shutil.which("g++") is None:
+            raise Missing("no g++ to build the virtual device with (apt-get install g++)")
+        if not (self.site / "torch" / "version.py").exists():
+            self._install()
+        build(self.site / "torch", self.libraries)
+        return self
+
+    def _install(self) -> None:
+        venv.create(self.folder, with_pip=False, clear=True, symlinks=True)
+        # The index of PyPI alone: a build for CPUs of the same version, which a machine may prefer, is
+        # not what is asked for. What torch depends on besides comes from the project's environment.
+        settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+        command += [
+            "--disable-pip-version-check",
+            "--target",
+            str(self.site),
+            f"torch==={self.version}",
+        ]
+        done = subprocess.run(
+            command, env={**os.environ, **settings}, capture_output=True, text=True
+        )
+        if done.returncode:
+            shutil.rmtree(self.folder)
+            last = (done.stderr.strip() or "pip failed").splitlines()[-1]
+            raise Missing(f"no CUDA build of torch {self.version}: {last}")
+        paths = [sysconfig.get_path("purelib"), str(ROOT / "tests")]
+        lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in paths) + ARITHMETIC
+        (self.site / "zz_project.pth").write_text(lines)
+
+
+def find(version: str = DEFAULT) -> Environment:
+    """The environment that ``make vgpu`` has made for a version, its libraries brought up to date."""
+    environment = Environment(version)
+    if not (environment.site / "torch" / "version.py").exists():
+        raise Missing(f"no virtual device for torch {version}: make vgpu")
+    return environment.make()
+
+
+def main(versions: list[str]) -> int:
+    """Makes the environments; 1 if one cannot be had."""
+    for version in versions or [DEFAULT]:
+        try:
+            made = Environment(version).make()
+        except Missing as reason:
+            print(reason, file=sys.stderr)
+            return 1
+        print(made.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

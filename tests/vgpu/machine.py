@@ -1,0 +1,71 @@
+"""The virtual machine of a run, and the faults that a test plans: written for the C++ model to read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 1 << 30
+
+PROFILES: dict[str, dict[str, float | str]] = {
+    "h100": {},
+    "h200": {"name": "NVIDIA H200", "memory_bytes": 141 * GIB, "memory_speed": 4.3e12},
+    "a100": {
+        "name": "NVIDIA A100-SXM4-80GB", "major": 8, "multiprocessors": 108, "clock_hz": 1.41e9,
+        "flops_fp64": 15e12, "flops_fp32": 17e12, "flops_tf32": 130e12, "flops_half": 250e12,
+        "flops_fp8": 250e12, "memory_speed": 1.8e12, "pinned_speed": 24e9, "node_speed": 230e9,
+        "network_speed": 22e9,
+    },
+}  # fmt: skip
+"""What differs from an H100, whose figures are in src/machine.h.
+
+Speeds are those that large kernels reach, not the peak of the data sheet. ``contention 0`` and
+``collective_share 0`` let kernels run at full speed whatever runs beside them.
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong by plan; ``at`` counts seconds from the start of the run.
+
+    | kind | what happens |
+    |---|---|
+    | slow | kernels of the rank take ``factor`` times as long |
+    | link | collectives have a ``factor``-th of their bandwidth |
+    | stuck | the rank's collective number ``call`` never starts |
+    | flip | bit ``bit`` of what the rank's collective number ``call`` receives is flipped |
+    | full | the device has ``factor`` of its memory |
+    | lost | every call fails, as when a device falls off the bus |
+    | xid, ecc, throttle | NVML reports ``code``, ``factor`` errors, or the reasons ``code`` |
+    """
+
+    kind: str
+    rank: int | None = None
+    device: int | None = None
+    at: float = 0.0
+    factor: float = 1.0
+    call: int | None = None
+    bit: int = 0
+    code: int = 0
+
+    def line(self) -> str:
+        """How the model reads it."""
+        chosen = {"rank": self.rank, "device": self.device, "call": self.call}
+        keys = {key: value for key, value in chosen.items() if value is not None}
+        keys |= {"at": self.at, "factor": self.factor, "bit": self.bit, "code": self.code}
+        return f"fault {self.kind} " + " ".join(f"{key}={value}" for key, value in keys.items())
+
+
+def write_machine(
+    folder: Path,
+    device: str = "h100",
+    faults: Sequence[Fault] = (),
+    changes: Mapping[str, float | str] | None = None,
+) -> None:
+    """Writes the file ``machine`` of a run that starts now."""
+    values = {"started": time.monotonic(), **PROFILES[device], **(changes or {})}
+    lines = [f"{name} {value}" for name, value in values.items()]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "machine").write_text("\n".join([*lines, *(fault.line() for fault in faults)]) + "\n")

@@ -1,0 +1,42 @@
+"""For a program on the virtual device: marks of steps, phases and units on its timeline."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+
+
+@cache
+def _model() -> ctypes.CDLL | None:
+    """The device's model; None on another device, where marks mean nothing."""
+    return ctypes.CDLL("libvgpu.so") if "VGPU_DIR" in os.environ else None
+
+
+def mark(name: str) -> None:
+    """Marks a place on the current stream: ``step 3``, or the name of the phase that begins there."""
+    if model := _model():
+        stream = torch.cuda.current_stream()
+        handle = ctypes.c_void_p(stream.cuda_stream)
+        model.vgpu_mark(handle, stream.device_index, name.encode())
+
+
+@contextmanager
+def unit(name: str) -> Iterator[None]:
+    """What is enqueued meanwhile belongs to this unit, on whatever thread."""
+    model = _model()
+    if model:
+        model.vgpu_set_unit(name.encode())
+    yield
+    if model:
+        model.vgpu_set_unit(b"")
+
+
+def drain() -> None:
+    """Waits until no bytes are left to move, whatever the clock says."""
+    if model := _model():
+        model.vgpu_drain()

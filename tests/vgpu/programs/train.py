@@ -1,0 +1,206 @@
+"""Trains a small stack of blocks on CUDA by any strategy; its steps, phases and units are marked.
+
+``train.py STRATEGY [--layers N] [--hidden N] ...``; a line ``losses [...]`` has the losses it read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from vgpu.marks import mark
+
+
+class Block(nn.Module):
+    """A norm and a gated pair of linear layers, with a residual."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden)
+        self.up = nn.Linear(hidden, 4 * hidden)
+        self.down = nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+Step = Callable[[], torch.Tensor]
+
+
+def plain(options: argparse.Namespace, model: nn.Module, dtype: torch.dtype) -> Step:
+    """A step of a model whose strategy is in its wrapper."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+
+    def step() -> torch.Tensor:
+        mark("forward")
+        loss = model(batch(options, dtype)).float().pow(2).mean()
+        mark("backward")
+        loss.backward()
+        mark("optimizer")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    return step
+
+
+def ddp(options: argparse.Namespace, model: nn.Module) -> Step:
+    wrapped = nn.parallel.DistributedDataParallel(
+        model.cuda(), device_ids=[torch.cuda.current_device()], bucket_cap_mb=options.bucket_mb
+    )
+    return plain(options, wrapped, torch.float32)
+
+
+def fsdp1(options: argparse.Namespace, model: nn.Module) -> Step:
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    wrapped = FullyShardedDataParallel(
+        model, auto_wrap_policy=ModuleWrapPolicy({Block}), mixed_precision=half, use_orig_params=True,
+        device_id=torch.cuda.current_device(),
+    )  # fmt: skip
+    return plain(options, wrapped, torch.bfloat16)
+
+
+def fsdp2(options: argparse.Namespace, model: nn.Module) -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    world = dist.get_world_size()
+    shape = (2, world // 2) if options.strategy == "hsdp" else (world,)
+    names = ("replicate", "shard") if options.strategy == "hsdp" else ("shard",)
+    mesh = init_device_mesh("cuda", shape, mesh_dim_names=names)
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.children():
+        fully_shard(block, mp_policy=half, mesh=mesh)
+    fully_shard(model, mp_policy=half, mesh=mesh)
+    return plain(options, model.cuda(), torch.bfloat16)
+
+
+def zero(options: argparse.Namespace, model: nn.Module) -> Step:
+    import deepspeed
+
+    stage = int(options.strategy.removeprefix("zero"))
+    config = {
+        "train_micro_batch_size_per_gpu": options.batch,
+        "bf16": {"enabled": True},
+        "zero_optimization": {
+            "stage": stage, "overlap_comm": True, "contiguous_gradients": True,
+            "reduce_bucket_size": 20_000_000, "allgather_bucket_size": 20_000_000,
+        },
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=stage < 3)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+
+    def step() -> torch.Tensor:
+        mark("forward")
+        loss: torch.Tensor = engine(batch(options, torch.bfloat16)).float().pow(2).mean()
+        mark("backward")
+        engine.backward(loss)
+        mark("optimizer")
+        engine.step()
+        return loss
+
+    return step
+
+
+def tensor_parallel(options: argparse.Namespace, model: nn.Module) -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    model.cuda()
+    for block in model.children():
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return plain(options, model, torch.float32)
+
+
+def pipeline(options: argparse.Namespace, model: nn.Module) -> Step:
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rank, world, device = dist.get_rank(), dist.get_world_size(), torch.cuda.current_device()
+    blocks = list(model.children())
+    share = len(blocks) // world
+    part = nn.Sequential(*blocks[rank * share : (rank + 1) * share]).cuda()
+    stage = PipelineStage(part, rank, world, torch.device("cuda", device))
+    schedule = ScheduleGPipe(stage, 2 * world, loss_fn=lambda out, _: out.float().pow(2).mean())
+    optimizer = torch.optim.AdamW(part.parameters(), lr=1e-3, foreach=True)
+
+    def step() -> torch.Tensor:
+        mark("forward")
+        x, losses = batch(options, torch.float32, 2 * world), []  # type: Any, list[torch.Tensor]
+        if rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=x, losses=losses) if rank == world - 1 else schedule.step()
+        mark("optimizer")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return torch.stack(losses).mean() if losses else torch.zeros((), device="cuda")
+
+    return step
+
+
+STRATEGIES: dict[str, Callable[[argparse.Namespace, nn.Module], Step]] = {
+    "ddp": ddp, "fsdp1": fsdp1, "fsdp2": fsdp2, "hsdp": fsdp2, "zero1": zero, "zero2": zero,
+    "zero3": zero, "tp": tensor_parallel, "pp": pipeline,
+}  # fmt: skip
+
+
+def batch(options: argparse.Namespace, dtype: torch.dtype, multiple: int = 1) -> torch.Tensor:
+    """The same input each step, so that a loss that falls shows that training works."""
+    size = options.batch * multiple
+    steps = torch.arange(size * options.hidden, dtype=torch.float32)
+    return torch.sin(steps).reshape(size, options.hidden).to(dtype).cuda()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("strategy", choices=STRATEGIES)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--log", type=int, default=1, help="read the loss every N steps; 0: never")
+    parser.add_argument("--bucket-mb", type=float, default=25)
+    parser.add_argument("--compile", action="store_true")
+    options = parser.parse_args()
+
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if options.strategy.startswith("zero"):
+        import deepspeed
+
+        deepspeed.init_distributed()
+    else:
+        dist.init_process_group("nccl")
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(options.hidden) for _ in range(options.layers)))
+    if options.compile:
+        model.compile()
+    step = STRATEGIES[options.strategy](options, model)
+    losses = []
+    for number in range(options.steps):
+        mark(f"step {number}")
+        loss = step()
+        if options.log and number % options.log == options.log - 1:
+            losses.append(round(loss.item(), 6))
+    mark(f"step {options.steps}")
+    torch.cuda.synchronize()
+    print(f"rank {dist.get_rank()} losses {json.dumps(losses)}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+// The roofline: how long kernels, matrix products and copies take on this machine, and what they fill.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "device.h"
+
+namespace vgpu {
+
+struct Cost {
+  Time duration;
+  double occupancy;
+  std::int64_t bytes;
+};
+
+// A kernel by its name and its number of blocks and threads. `args`: of a spin kernel, its cycles.
+Cost kernel_cost(const char* name, double blocks, double threads, void** args, int device);
+// 2mnk operations at `speed` per second, or the bytes of its matrices, whichever takes longer.
+Cost product_cost(double m, double n, double k, double batch, double speed, double element_bytes,
+                  int device);
+// Enqueues a kernel of this cost; the host needs the time of a launch for it.
+void launch(Stream* stream, const char* name, const Cost& cost);
+Time copy_time(std::int64_t bytes, Direction direction, bool pinned);
+
+}  // namespace vgpu

@@ -1,0 +1,148 @@
+// Reads the machine's description and the planned faults.
+#include "machine.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "device.h"
+
+namespace vgpu {
+namespace {
+
+struct Plan {
+  Machine machine;
+  std::vector<Fault> faults;
+};
+
+std::map<std::string, double*> fields(Machine& m) {
+  return {
+      {"devices", &m.devices},
+      {"devices_per_node", &m.devices_per_node},
+      {"major", &m.major},
+      {"minor", &m.minor},
+      {"multiprocessors", &m.multiprocessors},
+      {"clock_hz", &m.clock_hz},
+      {"memory_bytes", &m.memory_bytes},
+      {"context_bytes", &m.context_bytes},
+      {"flops_fp64", &m.flops_fp64},
+      {"flops_fp32", &m.flops_fp32},
+      {"flops_tf32", &m.flops_tf32},
+      {"flops_half", &m.flops_half},
+      {"flops_fp8", &m.flops_fp8},
+      {"memory_speed", &m.memory_speed},
+      {"pinned_speed", &m.pinned_speed},
+      {"pageable_speed", &m.pageable_speed},
+      {"node_speed", &m.node_speed},
+      {"network_speed", &m.network_speed},
+      {"node_latency_ns", &m.node_latency_ns},
+      {"network_latency_ns", &m.network_latency_ns},
+      {"kernel_ns", &m.kernel_ns},
+      {"copy_ns", &m.copy_ns},
+      {"launch_ns", &m.launch_ns},
+      {"queue", &m.queue},
+      {"slow", &m.slow},
+      {"collective_share", &m.collective_share},
+      {"contention", &m.contention},
+      {"largest_payload", &m.largest_payload},
+      {"runtime_version", &m.runtime_version},
+      {"log_events", &m.log_events},
+      {"started", &m.started},
+  };
+}
+
+Fault read_fault(std::istringstream& words) {
+  Fault fault;
+  words >> fault.kind;
+  std::map<std::string, double*> keys = {
+      {"rank", &fault.rank},     {"device", &fault.device},   {"call", &fault.call},
+      {"factor", &fault.factor}, {"seconds", &fault.seconds}, {"at", &fault.at},
+      {"bit", &fault.bit},       {"code", &fault.code},
+  };
+  for (std::string word; words >> word;) {
+    auto split = word.find('=');
+    auto key = keys.find(word.substr(0, split));
+    if (split == std::string::npos || key == keys.end()) {
+      complain("machine", ("unknown key of a fault: " + word).c_str());
+      std::exit(2);
+    }
+    *key->second = std::stod(word.substr(split + 1));
+  }
+  return fault;
+}
+
+Plan read_plan() {
+  Plan plan;
+  auto known = fields(plan.machine);
+  std::ifstream file(folder() + "/machine");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string key;
+    if (!(words >> key)) continue;
+    if (key == "name") {
+      std::getline(words >> std::ws, plan.machine.name);
+    } else if (key == "fault") {
+      plan.faults.push_back(read_fault(words));
+    } else if (auto found = known.find(key); found != known.end()) {
+      words >> *found->second;
+    } else {
+      complain("machine", ("unknown key: " + key).c_str());
+      std::exit(2);
+    }
+  }
+  return plan;
+}
+
+const Plan& plan() {
+  static const Plan* read = new Plan(read_plan());
+  return *read;
+}
+
+const Time kStarted = now();
+
+}  // namespace
+
+const Machine& machine() { return plan().machine; }
+const std::vector<Fault>& faults() { return plan().faults; }
+
+const std::string& folder() {
+  static const std::string* path = [] {
+    const char* named = std::getenv("VGPU_DIR");
+    auto* text = new std::string(named ? named : "/tmp/vgpu-" + std::to_string(getuid()));
+    mkdir(text->c_str(), 0700);
+    return text;
+  }();
+  return *path;
+}
+
+int global_rank() {
+  const char* rank = std::getenv("RANK");
+  return rank ? std::atoi(rank) : 0;
+}
+
+double run_seconds(Time time) {
+  double started = machine().started > 0 ? machine().started : static_cast<double>(kStarted) / 1e9;
+  return static_cast<double>(time) / 1e9 - started;
+}
+
+double uptime() { return run_seconds(now()); }
+
+const Fault* planned(const char* kind, int device) {
+  for (const Fault& fault : faults())
+    if (fault.kind == kind && (fault.rank < 0 || fault.rank == global_rank()) &&
+        (fault.device < 0 || device < 0 || fault.device == device))
+      return &fault;
+  return nullptr;
+}
+
+double slowness(int device) {
+  const Fault* fault = planned("slow", device);
+  bool acts = fault && uptime() >= fault->at;
+  return machine().slow * (acts ? fault->factor : 1);
+}
+
+}  // namespace vgpu

@@ -1,0 +1,52 @@
+// What the virtual machine is: devices, speeds, links and the faults that a test plans.
+//
+// The file `machine` in the run's folder (VGPU_DIR) has one `name value` per line; Python writes it
+// (machine.py names and explains each value). What it does not name has the value of an H100.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace vgpu {
+
+struct Machine {
+  std::string name = "NVIDIA H100 80GB HBM3";
+  double devices = 8, devices_per_node = 8;
+  double major = 9, minor = 0, multiprocessors = 132, clock_hz = 1.98e9;
+  double memory_bytes = 80.0 * (1ull << 30), context_bytes = 520.0 * (1 << 20);
+  // Speeds per second.
+  double flops_fp64 = 34e12, flops_fp32 = 60e12, flops_tf32 = 350e12, flops_half = 700e12,
+         flops_fp8 = 1400e12;
+  double memory_speed = 3.0e12, pinned_speed = 50e9, pageable_speed = 10e9;
+  double node_speed = 360e9, network_speed = 45e9;  // bus bandwidth of collectives
+  double node_latency_ns = 12000, network_latency_ns = 30000;
+  // Least time of a kernel, of a copy; host time of a launch; operations that may wait in a stream.
+  double kernel_ns = 2000, copy_ns = 1500, launch_ns = 0, queue = 1024;
+  double slow = 1;                 // all kernels take this many times as long
+  double collective_share = 0.12;  // of the device, taken from kernels by a running collective
+  double contention = 1;           // 0: kernels on several streams do not slow each other down
+  double largest_payload = 1e18;   // collectives above this many bytes move none, for speed
+  double runtime_version = 13000;
+  double log_events = 0;  // 1: events are on the timeline, too
+  double started = 0;     // seconds of CLOCK_MONOTONIC from which faults count; 0: the process's start
+};
+
+// A planned fault: `fault kind key=value...`.
+struct Fault {
+  std::string kind;
+  double rank = -1, device = -1, call = -1, factor = 1, seconds = 0, at = 0, bit = 0, code = 0;
+};
+
+const Machine& machine();
+const std::vector<Fault>& faults();
+// The fault of this kind for this process, or null. `device` < 0: any.
+const Fault* planned(const char* kind, int device = -1);
+const std::string& folder();
+int global_rank();
+// Seconds of the run at a moment of the device's clock: the same on every rank.
+double run_seconds(std::int64_t time);
+double uptime();
+// How many times as long a kernel takes on this device, now.
+double slowness(int device);
+
+}  // namespace vgpu

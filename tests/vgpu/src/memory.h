@@ -1,0 +1,53 @@
+// Device memory and the board: one file a run that says which process uses what of which device.
+//
+// Memory is mapped without a reservation: pages exist once they are touched. A device's limit counts
+// what all processes on it hold, and the context that each opened there.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace vgpu {
+
+constexpr int kMaxDevices = 16, kMaxProcesses = 256;
+
+// One process on the board. Other processes ring its bells, and NVML reads its memory.
+struct Seat {
+  std::atomic<int> pid;
+  std::atomic<int> clock_bell, data_bell;
+  std::atomic<std::uint64_t> bytes[kMaxDevices];
+  // Time with a kernel or a collective on the device, in total; and since when one runs, or 0.
+  std::atomic<std::int64_t> busy_ns[kMaxDevices], busy_since[kMaxDevices];
+};
+
+struct Board {
+  Seat seats[kMaxProcesses];
+};
+
+Board* board();
+int my_seat();
+bool is_alive(const Seat& seat);
+void ring(std::atomic<int>& bell);
+// Sleeps until the bell no longer shows `seen`, or for `nanoseconds`.
+void wait_bell(std::atomic<int>& bell, int seen, std::int64_t nanoseconds);
+
+enum class Place { unknown, host, device };
+struct Block {
+  void* start;
+  std::size_t bytes;
+  int device;
+  Place place;
+  bool owned;
+};
+
+void open_context(int device);
+// False if the device is full.
+bool charge(int device, std::int64_t bytes);
+std::uint64_t used_bytes(int device);
+void* map_block(std::size_t bytes, int device, Place place);
+bool unmap_block(void* start);
+void add_block(void* start, std::size_t bytes, int device, Place place);
+void remove_block(void* start);
+bool find_block(const void* address, Block* block);
+
+}  // namespace vgpu

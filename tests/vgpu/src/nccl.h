@@ -1,0 +1,110 @@
+// What the files of libnccl share: the communicator in shared memory, element types and reductions.
+//
+// Ranks meet in one file a communicator. Two protocols run in it, each a ring of slots by sequence
+// number: arrivals carry the times from which every rank computes the same end, payloads carry the
+// address that peers read the bytes from. A tag of a slot is its sequence number plus one.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "device.h"
+
+namespace nccl {
+
+constexpr int kMaxRanks = 64, kSlots = 64, kMails = 32, kSplits = 64;
+
+enum Result : int {
+  ok = 0,
+  system_error = 2,
+  internal_error = 3,
+  invalid_argument = 4,
+  invalid_usage = 5
+};
+enum class Function : int { all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all };
+enum Reduction : int { sum, product, maximum, minimum, average, first_custom };
+
+std::size_t element_size(int type);
+
+struct Arrival {
+  std::atomic<std::uint64_t> tag;
+  vgpu::Time start;
+  int function, type, reduction, root;
+  std::uint64_t count;
+};
+
+struct Payload {
+  std::atomic<std::uint64_t> posted, read;
+  const void* source;
+};
+
+// From one rank to another: when each side came, and what the sender has.
+struct Mail {
+  std::atomic<std::uint64_t> sent, received, posted, read;
+  vgpu::Time send_start, receive_start;
+  std::uint64_t bytes;
+  const void* source;
+};
+
+struct Split {
+  std::atomic<std::uint64_t> tag;
+  int color, key;
+};
+
+struct Shared {
+  std::atomic<int> joined;
+  int pid[kMaxRanks], seat[kMaxRanks], device[kMaxRanks], node[kMaxRanks];
+  Split splits[kSplits][kMaxRanks];
+  Arrival arrivals[kSlots][kMaxRanks];
+  Payload payloads[kSlots][kMaxRanks];
+  Mail mails[1];  // rank x rank x kMails
+};
+
+struct Comm {
+  Shared* shared = nullptr;
+  int rank = 0, size = 0, device = 0;
+  std::string name;
+  std::uint64_t next = 0, splits = 0;
+  std::map<int, std::uint64_t> sent, received;
+  std::map<int, double> scales;  // of custom reductions
+  int next_custom = first_custom;
+  bool one_node = true;
+  std::atomic<bool> aborted{false};
+
+  Mail& mail(int from, int to, std::uint64_t number) const {
+    return shared->mails[(static_cast<std::size_t>(from) * static_cast<std::size_t>(size) +
+                          static_cast<std::size_t>(to)) *
+                             kMails +
+                         number % kMails];
+  }
+};
+
+// Wakes the clock or the data thread of a peer; of all peers if `rank` < 0.
+void ring_clock(const Comm& comm, int rank = -1);
+void ring_data(const Comm& comm, int rank = -1);
+// Reads another rank's memory. False if the system forbids it.
+bool pull(const Comm& comm, int rank, void* to, const void* from, std::size_t bytes);
+// Reduces `count` elements that every rank has at `sources[rank]` plus `offset` elements.
+void reduce(const Comm& comm, const void* const* sources, std::size_t offset, std::size_t count,
+            int type, int reduction, void* out);
+
+// A floating-point scalar of this type; false for other types.
+bool read_scalar(const void* scalar, int type, double* out);
+
+// Enqueues a collective; a captured one gets its sequence number at each replay.
+void enqueue_collective(Comm* comm, Function function, const void* source, void* target,
+                        std::uint64_t count, int type, int reduction, int root, void* stream);
+
+struct Transfer {
+  Comm* comm;
+  bool is_send;
+  void* buffer;
+  std::uint64_t bytes;
+  int peer;
+  std::uint64_t number;
+};
+// One kernel for all of these sends and receives.
+void enqueue_transfers(std::vector<Transfer> transfers, void* stream);
+
+}  // namespace nccl

@@ -1,0 +1,329 @@
+// libnccl: collectives and transfers as operations of a stream.
+#include <algorithm>
+#include <cstring>
+
+#include "cost.h"
+#include "machine.h"
+#include "memory.h"
+#include "nccl.h"
+
+namespace nccl {
+namespace {
+
+using vgpu::kUnknown;
+using vgpu::Time;
+
+// The n-th collective of this process, from 0: what a plan counts.
+std::atomic<std::int64_t> issued{0};
+
+struct Link {
+  double latency_ns, speed;
+};
+Link link_of(const Comm& comm, Time time) {
+  const vgpu::Machine& m = vgpu::machine();
+  Link link = comm.one_node ? Link{m.node_latency_ns, m.node_speed}
+                            : Link{m.network_latency_ns, m.network_speed};
+  // By the time that all ranks agree on, so that all compute the same end.
+  for (const vgpu::Fault& fault : vgpu::faults())
+    if (fault.kind == "link" && vgpu::run_seconds(time) >= fault.at) link.speed /= fault.factor;
+  return link;
+}
+
+struct Request {
+  Comm* comm;
+  Function function;
+  const void* source;
+  void* target;
+  std::uint64_t count;
+  int type, reduction, root;
+  std::uint64_t sequence;
+  std::int64_t call;
+};
+
+bool gathers(Function function) {
+  return function == Function::all_gather || function == Function::all_to_all;
+}
+
+// The full size S, and nccl-tests' bytes on the bus of one rank.
+double full_bytes(const Request& r) {
+  double bytes = static_cast<double>(r.count) * static_cast<double>(element_size(r.type));
+  bool sharded = gathers(r.function) || r.function == Function::reduce_scatter;
+  return sharded ? bytes * r.comm->size : bytes;
+}
+
+double bus_bytes(const Request& r) {
+  double n = r.comm->size, factor = 1;
+  if (r.function == Function::all_reduce) factor = 2 * (n - 1) / n;
+  if (gathers(r.function) || r.function == Function::reduce_scatter) factor = (n - 1) / n;
+  return full_bytes(r) * factor;
+}
+
+class Collective : public vgpu::Action {
+public:
+  explicit Collective(const Request& request) : r_(request) {
+    const vgpu::Fault* planned = vgpu::planned("stuck");
+    stuck_ = planned && static_cast<std::int64_t>(planned->call) == r_.call;
+  }
+
+  Time end(Time start, Time) override {
+    if (r_.comm->aborted) return std::max(start, vgpu::now());
+    if (end_ != kUnknown || stuck_) return end_;
+    auto* arrivals = r_.comm->shared->arrivals[r_.sequence % kSlots];
+    Arrival& mine = arrivals[r_.comm->rank];
+    if (mine.tag != r_.sequence + 1) {
+      mine.start = start;
+      mine.function = static_cast<int>(r_.function);
+      mine.type = r_.type;
+      mine.reduction = r_.reduction;
+      mine.root = r_.root;
+      mine.count = r_.count;
+      mine.tag = r_.sequence + 1;
+      ring_clock(*r_.comm);
+    }
+    Time latest = start;
+    for (int rank = 0; rank < r_.comm->size; ++rank) {
+      const Arrival& other = arrivals[rank];
+      if (other.tag != r_.sequence + 1 || !fits(other, rank)) return kUnknown;
+      latest = std::max(latest, other.start);
+    }
+    Link link = link_of(*r_.comm, latest);
+    double ns = r_.comm->size == 1 ? vgpu::machine().kernel_ns
+                                   : link.latency_ns + bus_bytes(r_) / link.speed * 1e9;
+    transfer_ = latest;
+    return end_ = latest + static_cast<Time>(ns);
+  }
+
+  bool move() override {
+    if (r_.comm->aborted || full_bytes(r_) > vgpu::machine().largest_payload) return true;
+    if (stuck_) return false;
+    auto* payloads = r_.comm->shared->payloads[r_.sequence % kSlots];
+    Payload& mine = payloads[r_.comm->rank];
+    if (mine.posted != r_.sequence + 1) {
+      mine.source = r_.source;
+      mine.posted = r_.sequence + 1;
+      ring_data(*r_.comm);
+    }
+    if (mine.read != r_.sequence + 1) {
+      if (!all_have(payloads, &Payload::posted)) return false;
+      read(payloads);
+      mine.read = r_.sequence + 1;
+      ring_data(*r_.comm);
+    }
+    // Peers may still read what an operation in place overwrites.
+    if (!all_have(payloads, &Payload::read)) return false;
+    if (!result_.empty()) std::memcpy(r_.target, result_.data(), result_.size());
+    flip_bit();
+    result_ = {};
+    return true;
+  }
+
+  Time transfer_start() const override { return transfer_; }
+
+  std::string detail() const override {
+    return "comm=" + r_.comm->name + " seq=" + std::to_string(r_.sequence) +
+           " ranks=" + std::to_string(r_.comm->size) +
+           " bus_bytes=" + std::to_string(static_cast<std::int64_t>(bus_bytes(r_)));
+  }
+
+  std::unique_ptr<Action> copy() const override {
+    Request again = r_;
+    again.sequence = r_.comm->next++;
+    again.call = issued++;
+    return std::make_unique<Collective>(again);
+  }
+
+private:
+  // NCCL has no check of its own: ranks that call different things wait for ever.
+  bool fits(const Arrival& other, int rank) const {
+    if (other.function == static_cast<int>(r_.function) && other.count == r_.count &&
+        other.type == r_.type && other.root == r_.root)
+      return true;
+    static std::atomic<bool> said{false};
+    if (!said.exchange(true))
+      vgpu::complain("nccl", ("rank " + std::to_string(rank) + " calls another collective than rank " +
+                              std::to_string(r_.comm->rank) + ": both hang, as with NCCL")
+                                 .c_str());
+    return false;
+  }
+
+  bool all_have(const Payload* payloads, std::atomic<std::uint64_t> Payload::* tag) const {
+    for (int rank = 0; rank < r_.comm->size; ++rank)
+      if (payloads[rank].*tag < r_.sequence + 1) return false;
+    return true;
+  }
+
+  void read(const Payload* payloads) {
+    std::size_t size = element_size(r_.type), bytes = r_.count * size;
+    auto ranks = static_cast<std::size_t>(r_.comm->size), me = static_cast<std::size_t>(r_.comm->rank);
+    std::vector<const void*> sources(ranks);
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      sources[rank] = payloads[rank].source;
+    if (r_.function == Function::reduce && r_.comm->rank != r_.root) return;
+    result_.resize(gathers(r_.function) ? bytes * ranks : bytes);
+    switch (r_.function) {
+      case Function::all_reduce:
+      case Function::reduce:
+        reduce(*r_.comm, sources.data(), 0, r_.count, r_.type, r_.reduction, result_.data());
+        break;
+      case Function::reduce_scatter:
+        reduce(*r_.comm, sources.data(), r_.count * me, r_.count, r_.type, r_.reduction, result_.data());
+        break;
+      case Function::broadcast: pull(*r_.comm, r_.root, result_.data(), sources[r_.root], bytes); break;
+      case Function::all_gather:
+      case Function::all_to_all:
+        for (std::size_t rank = 0; rank < ranks; ++rank) {
+          const auto* from = static_cast<const char*>(sources[rank]);
+          if (r_.function == Function::all_to_all) from += me * bytes;
+          pull(*r_.comm, static_cast<int>(rank), result_.data() + rank * bytes, from, bytes);
+        }
+        break;
+    }
+  }
+
+  void flip_bit() {
+    const vgpu::Fault* flip = vgpu::planned("flip");
+    if (!flip || static_cast<std::int64_t>(flip->call) != r_.call || result_.empty()) return;
+    auto bit = static_cast<std::size_t>(flip->bit);
+    static_cast<char*>(r_.target)[bit / 8 % result_.size()] ^= static_cast<char>(1 << bit % 8);
+  }
+
+  Request r_;
+  Time end_ = kUnknown, transfer_ = kUnknown;
+  std::vector<char> result_;
+  bool stuck_ = false;
+};
+
+class Transfers : public vgpu::Action {
+public:
+  explicit Transfers(std::vector<Transfer> transfers) : transfers_(std::move(transfers)) {}
+
+  Time end(Time start, Time) override {
+    Time end = start, latest = start;
+    bool all = true;
+    for (Transfer& t : transfers_) {
+      if (t.comm->aborted) return std::max(start, vgpu::now());
+      Mail& mail = mail_of(t);
+      auto& tag = t.is_send ? mail.sent : mail.received;
+      if (tag != t.number + 1) {
+        (t.is_send ? mail.send_start : mail.receive_start) = start;
+        tag = t.number + 1;
+        ring_clock(*t.comm, t.peer);
+      }
+    }
+    for (const Transfer& t : transfers_) {
+      const Mail& mail = mail_of(t);
+      if (mail.sent < t.number + 1 || mail.received < t.number + 1) {
+        all = false;
+        continue;
+      }
+      Time both = std::max(mail.send_start, mail.receive_start);
+      Link link = link_of(*t.comm, both);
+      latest = std::max(latest, both);
+      end = std::max(end, both + static_cast<Time>(link.latency_ns +
+                                                   static_cast<double>(t.bytes) / link.speed * 1e9));
+    }
+    if (!all) return kUnknown;
+    transfer_ = latest;
+    return end;
+  }
+
+  bool move() override {
+    bool all = true;
+    for (Transfer& t : transfers_) {
+      if (t.comm->aborted || static_cast<double>(t.bytes) > vgpu::machine().largest_payload) continue;
+      Mail& mail = mail_of(t);
+      if (t.is_send && mail.posted != t.number + 1) {
+        mail.source = t.buffer;
+        mail.bytes = t.bytes;
+        mail.posted = t.number + 1;
+        ring_data(*t.comm, t.peer);
+      }
+    }
+    for (Transfer& t : transfers_) {
+      if (t.comm->aborted || static_cast<double>(t.bytes) > vgpu::machine().largest_payload) continue;
+      Mail& mail = mail_of(t);
+      if (!t.is_send && mail.posted == t.number + 1 && mail.read != t.number + 1) {
+        pull(*t.comm, t.peer, t.buffer, mail.source, std::min(t.bytes, mail.bytes));
+        mail.read = t.number + 1;
+        ring_data(*t.comm, t.peer);
+      }
+      all &= mail.read >= t.number + 1;
+    }
+    return all;
+  }
+
+  Time transfer_start() const override { return transfer_; }
+
+  std::string detail() const override {
+    const Comm& comm = *transfers_[0].comm;
+    return "comm=" + comm.name + " seq=p2p ranks=" + std::to_string(comm.size);
+  }
+
+  std::unique_ptr<Action> copy() const override {
+    std::vector<Transfer> again = transfers_;
+    for (Transfer& t : again)
+      t.number = (t.is_send ? t.comm->sent : t.comm->received)[t.peer]++;
+    return std::make_unique<Transfers>(std::move(again));
+  }
+
+private:
+  static Mail& mail_of(const Transfer& t) {
+    return t.is_send ? t.comm->mail(t.comm->rank, t.peer, t.number)
+                     : t.comm->mail(t.peer, t.comm->rank, t.number);
+  }
+
+  std::vector<Transfer> transfers_;
+  Time transfer_ = kUnknown;
+};
+
+const char* kernel_name(Function function, int reduction, int type) {
+  static const char* const functions[] = {"AllReduce", "AllGather", "ReduceScatter",
+                                          "Broadcast", "Reduce",    "AllToAll"};
+  static const char* const reductions[] = {"Sum", "Prod", "MinMax", "MinMax", "SumPostDiv", "PreMulSum"};
+  static const char* const types[] = {"i8",  "u8",  "i32", "u32",  "i64",    "u64",
+                                      "f16", "f32", "f64", "bf16", "f8e4m3", "f8e5m2"};
+  std::string name = std::string("ncclDevKernel_") + functions[static_cast<int>(function)];
+  if (function == Function::all_reduce || function == Function::reduce_scatter ||
+      function == Function::reduce)
+    name += std::string("_") + reductions[std::min<int>(reduction, first_custom)] + "_" + types[type];
+  return vgpu::intern(name + "_RING_LL(ncclDevKernelArgsStorage<4096ul>)");
+}
+
+void submit(const char* name, std::int64_t bytes, std::unique_ptr<vgpu::Action> action, void* handle) {
+  vgpu::Call call("cudaLaunchKernelExC", 430);
+  auto op = std::make_unique<vgpu::Op>();
+  op->kind = vgpu::Kind::collective;
+  op->name = name;
+  op->bytes = bytes;
+  op->occupancy = vgpu::machine().collective_share;
+  op->correlation = call.correlation;
+  op->action = std::move(action);
+  vgpu::enqueue(vgpu::stream_of(handle), std::move(op));
+}
+
+}  // namespace
+
+void enqueue_collective(Comm* comm, Function function, const void* source, void* target,
+                        std::uint64_t count, int type, int reduction, int root, void* stream) {
+  bool captured = vgpu::stream_of(stream)->capture;
+  Request request{comm, function, source, target, count, type, reduction, root, 0, -1};
+  if (!captured) {
+    request.sequence = comm->next++;
+    request.call = issued++;
+  }
+  auto bytes = static_cast<std::int64_t>(full_bytes(request));
+  submit(kernel_name(function, reduction, type), bytes, std::make_unique<Collective>(request), stream);
+}
+
+void enqueue_transfers(std::vector<Transfer> transfers, void* stream) {
+  std::int64_t bytes = 0;
+  bool captured = vgpu::stream_of(stream)->capture;
+  for (Transfer& t : transfers) {
+    bytes += static_cast<std::int64_t>(t.bytes);
+    if (!captured) t.number = (t.is_send ? t.comm->sent : t.comm->received)[t.peer]++;
+  }
+  submit("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", bytes,
+         std::make_unique<Transfers>(std::move(transfers)), stream);
+}
+
+}  // namespace nccl

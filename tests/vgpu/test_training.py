@@ -1,0 +1,52 @@
+"""Training on the virtual device, watched by zeromon."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from vgpu.conftest import CudaRunner
+
+pytestmark = pytest.mark.vgpu
+
+SMALL = ("--layers", "2", "--hidden", "64", "--steps", "6")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2"])
+def test_it_trains_watched_and_writes_its_timeline(cuda_run: CudaRunner, strategy: str) -> None:
+    run = cuda_run("train.py", strategy, *SMALL, watched=True)
+    record = run.record
+    assert [rank.steps for rank in record.ranks] == [6, 6]
+    for rank in range(2):
+        truth = run.truth(rank)
+        assert list(truth.steps) == list(range(6))
+        whole = truth.figures(*truth.window(0, 5))
+        assert whole.compute > 0 and whole.communication > 0
+        phases = truth.phases(*truth.window(1, 5))
+        assert {"forward", "backward", "optimizer"} <= set(phases)
+        assert sum(one.span for one in phases.values()) == truth.figures(*truth.window(1, 5)).span
+
+
+def reference(steps: int) -> list[float]:
+    """The losses of programs/train.py by the CPU, in one process."""
+    from vgpu.programs.train import Block
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(64), Block(64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    x = torch.sin(torch.arange(64 * 64, dtype=torch.float32)).reshape(64, 64)
+    losses = []
+    for _ in range(steps):
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_losses_are_those_of_the_cpu(cuda_run: CudaRunner) -> None:
+    """With arithmetic on: every rank has the same batch, so that the mean gradient is each one's."""
+    run = cuda_run("train.py", "ddp", *SMALL, arithmetic=True)
+    assert run.losses(0) == run.losses(1) == pytest.approx(reference(6), rel=1e-5)

@@ -1,0 +1,185 @@
+"""The truth of a run: what the device did and when, from the timeline that the device itself writes.
+
+C, K and M are the unions of the communication, compute and copy intervals of a rank over all streams.
+Kernels, fills and copies within the device are compute; copies to and from the host are copy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+
+from vgpu.intervals import Intervals, clip, intersect, length, subtract, union
+
+_DIRECTIONS = {1: "to device", 2: "to host", 3: "on device"}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a stream. Times are nanoseconds of CLOCK_MONOTONIC."""
+
+    kind: str
+    """``kernel``, ``collective``, ``copy``, ``fill``, ``wait``, ``host`` or ``mark``."""
+    device: int
+    stream: int
+    correlation: int
+    enqueued: int
+    ready: int
+    """When the stream had come to it: a wait lasts from here to ``end``."""
+    start: int
+    transfer: int
+    """Of a collective, when the last rank came; else -1."""
+    end: int
+    bytes: int
+    direction: str
+    unit: str
+    detail: dict[str, str]
+    name: str
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Start and end."""
+        return self.start, self.end
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How a window of time was spent, in nanoseconds."""
+
+    span: int
+    compute: int
+    """|K|"""
+    communication: int
+    """|C|"""
+    exposed: int
+    """|C \\ K|"""
+    copy: int
+    """|M|"""
+    exposed_copy: int
+    """|M \\ (C + K)|"""
+    idle: int
+    """Nothing ran. ``compute + exposed + exposed_copy + idle == span``."""
+
+    @property
+    def overlap(self) -> float | None:
+        """|C and K| / |C|; None where nothing was communicated."""
+        if not self.communication:
+            return None
+        return (self.communication - self.exposed) / self.communication
+
+    def __add__(self, other: Figures) -> Figures:
+        names = [field.name for field in fields(self)]
+        return Figures(*(getattr(self, name) + getattr(other, name) for name in names))
+
+
+NOTHING = Figures(0, 0, 0, 0, 0, 0, 0)
+
+
+def parse(line: str) -> Operation:
+    """An operation from a line of a timeline."""
+    kind, *numbers, unit, detail, name = line.rstrip("\n").split("\t")
+    values = [int(number) for number in numbers]
+    direction = _DIRECTIONS.get(values[9], "")
+    facts = dict(word.split("=", 1) for word in detail.split())
+    return Operation(kind, *values[:9], direction, unit, facts, name)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What one rank's devices did."""
+
+    operations: tuple[Operation, ...]
+
+    @classmethod
+    def read(cls, folder: Path, rank: int = 0) -> Timeline:
+        """The timeline of a rank of the run in *folder*; of all its processes, if it had several."""
+        found = sorted((folder / "timeline").glob(f"{rank}-*.tsv"))
+        lines = [line for path in found for line in path.read_text().splitlines()]
+        return cls(tuple(sorted(map(parse, lines), key=lambda one: (one.start, one.end))))
+
+    def of(self, *kinds: str) -> Iterator[Operation]:
+        """Operations of these kinds."""
+        return (one for one in self.operations if one.kind in kinds)
+
+    @cached_property
+    def communication(self) -> Intervals:
+        """C."""
+        return union(one.span for one in self.of("collective"))
+
+    @cached_property
+    def compute(self) -> Intervals:
+        """K."""
+        work = self.of("kernel", "fill", "copy")
+        return union(o.span for o in work if o.kind != "copy" or o.direction == "on device")
+
+    @cached_property
+    def copies(self) -> Intervals:
+        """M."""
+        return union(o.span for o in self.of("copy") if o.direction != "on device")
+
+    def figures(self, start: int, end: int) -> Figures:
+        """How the device spent the time from *start* to *end*."""
+        c, k, m = (
+            clip(all_, start, end) for all_ in (self.communication, self.compute, self.copies)
+        )
+        exposed, alone = length(subtract(c, k)), length(subtract(m, union([*c, *k])))
+        idle = end - start - length(k) - exposed - alone
+        return Figures(end - start, length(k), length(c), exposed, length(m), alone, idle)
+
+    # ---- windows ---------------------------------------------------------------------------------
+
+    @cached_property
+    def marks(self) -> list[Operation]:
+        """The marks that the program set, in the order in which the device came to them."""
+        return sorted(self.of("mark"), key=lambda one: (one.end, one.enqueued))
+
+    @cached_property
+    def steps(self) -> dict[int, tuple[int, int]]:
+        """Start and end of each step: from its mark ``step N`` to the next one's."""
+        borders = [
+            (int(found[1]), mark.end)
+            for mark in self.marks
+            if (found := re.match(r"step (\d+)$", mark.name))
+        ]
+        ends = [start for _, start in borders[1:]]
+        return {number: (start, end) for (number, start), end in zip(borders, ends, strict=False)}
+
+    def phases(self, start: int, end: int) -> dict[str, Figures]:
+        """How each phase within a window was spent: it lasts from its mark to the next mark."""
+        borders = [mark for mark in self.marks if start <= mark.end < end]
+        ends = [*(mark.end for mark in borders[1:]), end]
+        spent: dict[str, Figures] = {}
+        for mark, until in zip(borders, ends, strict=False):
+            name = "start" if mark.name.startswith("step ") else mark.name
+            spent[name] = spent.get(name, NOTHING) + self.figures(mark.end, until)
+        return spent
+
+    def units(self, start: int, end: int) -> dict[str, int]:
+        """Exposed communication of each unit: |C of the unit \\ K|."""
+        by_unit: dict[str, list[tuple[int, int]]] = {}
+        for one in self.of("collective"):
+            by_unit.setdefault(one.unit, []).append(one.span)
+        compute = clip(self.compute, start, end)
+        return {
+            unit: length(subtract(clip(union(spans), start, end), compute))
+            for unit, spans in by_unit.items()
+        }
+
+    def window(self, first: int, last: int) -> tuple[int, int]:
+        """From the start of step *first* to the end of step *last*."""
+        return self.steps[first][0], self.steps[last][1]
+
+    def blocked(self, start: int, end: int, stream: int) -> int:
+        """Time in which a stream waited for an event while a collective ran and it did nothing else."""
+        waits = union((o.ready, o.end) for o in self.of("wait") if o.stream == stream)
+        return length(intersect(clip(waits, start, end), self.communication))
+
+
+def bus_bandwidth(collectives: Iterable[Operation]) -> float | None:
+    """Bytes on the bus a second, of the transfers of collectives; None without one."""
+    done = [one for one in collectives if one.transfer >= 0 and "bus_bytes" in one.detail]
+    seconds = sum(one.end - one.transfer for one in done) / 1e9
+    return sum(int(one.detail["bus_bytes"]) for one in done) / seconds if seconds else None
