@@ -107,6 +107,12 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         kwargs = kwargs or {}
         if any(kind not in _PLAIN for kind in types):
             return NotImplemented  # a DTensor, say: it dispatches what is inside
+        if any(
+            type(one) not in _PLAIN
+            for one in tree_leaves((args, kwargs))
+            if isinstance(one, torch.Tensor)
+        ):
+            return func(*args, **kwargs)  # a fake tensor within its own mode: it has no bytes
         if func.namespace in _AS_THEY_ARE or not uses_device((args, kwargs)) or is_view(func):
             return func(*args, **kwargs)
         drain()  # the CPU reads bytes at once: what is on its way must have come

@@ -72,7 +72,7 @@ def cuda_run(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunne
         watched: bool = False,
         arithmetic: bool = False,
         ends_well: bool = True,
-        timeout: float = 240,
+        timeout: float = 600,
         **extra: str,
     ) -> CudaRun:
         folder = tmp_path / f"run{node.runs}"

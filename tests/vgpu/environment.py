@@ -110,13 +110,13 @@ def find(version: str = DEFAULT) -> Environment:
 
 
 def main(versions: list[str]) -> int:
-    """Makes the environments; 1 if one cannot be had."""
+    """Makes the environments; 3 if one cannot be had here."""
     for version in versions or [DEFAULT]:
         try:
             made = Environment(version).make()
         except Missing as reason:
             print(reason, file=sys.stderr)
-            return 1
+            return 3
         print(made.folder)
     return 0
 

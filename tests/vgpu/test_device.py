@@ -36,11 +36,8 @@ def test_it_is_an_h100(facts: dict[str, Any]) -> None:
 
 
 def test_a_sleep_lasts_as_long_as_it_says(facts: dict[str, Any]) -> None:
-    """Within 0.2 %, plus the host's time between two calls for the shortest."""
     for wanted, measured in facts["sleeps"]["sleeps"]:
-        assert wanted <= measured
-    wanted, measured = facts["sleeps"]["sleeps"][-1]
-    assert measured == pytest.approx(wanted, rel=2e-3)
+        assert measured == pytest.approx(wanted, rel=1e-5)
 
 
 def test_the_host_runs_ahead(facts: dict[str, Any]) -> None:
@@ -48,7 +45,7 @@ def test_the_host_runs_ahead(facts: dict[str, Any]) -> None:
 
 
 def test_streams_overlap_unless_one_waits(facts: dict[str, Any]) -> None:
-    assert 20 <= facts["streams"]["overlapped"] < 40 <= facts["streams"]["in turn"]
+    assert 100 <= facts["streams"]["overlapped"] < 200 <= facts["streams"]["in turn"]
 
 
 def test_copies_take_their_link_and_move_their_bytes(facts: dict[str, Any]) -> None:
@@ -72,7 +69,7 @@ def test_a_graph_is_replayed_and_a_query_breaks_a_capture(facts: dict[str, Any])
 
 def test_products_on_two_streams_share_the_device(facts: dict[str, Any]) -> None:
     alone, two = facts["contention"]["alone"], facts["contention"]["beside another"]
-    assert two >= 1.9 * alone
+    assert two == pytest.approx(2 * alone, rel=0.05)
 
 
 def test_a_full_launch_queue_blocks_the_host(facts: dict[str, Any]) -> None:

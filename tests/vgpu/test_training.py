@@ -28,12 +28,12 @@ def test_it_trains_watched_and_writes_its_timeline(cuda_run: CudaRunner, strateg
         assert sum(one.span for one in phases.values()) == truth.figures(*truth.window(1, 5)).span
 
 
-def reference(steps: int) -> list[float]:
+def reference(steps: int, layers: int = 2) -> list[float]:
     """The losses of programs/train.py by the CPU, in one process."""
     from vgpu.programs.train import Block
 
     torch.manual_seed(0)
-    model = nn.Sequential(Block(64), Block(64))
+    model = nn.Sequential(*(Block(64) for _ in range(layers)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     x = torch.sin(torch.arange(64 * 64, dtype=torch.float32)).reshape(64, 64)
     losses = []

@@ -7,7 +7,7 @@ Kernels, fills and copies within the device are compute; copies to and from the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -176,10 +176,3 @@ class Timeline:
         """Time in which a stream waited for an event while a collective ran and it did nothing else."""
         waits = union((o.ready, o.end) for o in self.of("wait") if o.stream == stream)
         return length(intersect(clip(waits, start, end), self.communication))
-
-
-def bus_bandwidth(collectives: Iterable[Operation]) -> float | None:
-    """Bytes on the bus a second, of the transfers of collectives; None without one."""
-    done = [one for one in collectives if one.transfer >= 0 and "bus_bytes" in one.detail]
-    seconds = sum(one.end - one.transfer for one in done) / 1e9
-    return sum(int(one.detail["bus_bytes"]) for one in done) / seconds if seconds else None

@@ -18,8 +18,9 @@ def event() -> torch.cuda.Event:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Milliseconds on the current stream."""
+    """Milliseconds on the current stream, where the host is ahead: a kernel runs meanwhile."""
     start, end = event(), event()
+    torch.cuda._sleep(200 * CYCLES_PER_MS)
     start.record()
     work()
     end.record()
@@ -47,7 +48,7 @@ def sleeps() -> dict[str, Any]:
 def runs_ahead() -> dict[str, Any]:
     """The host comes back before the device has done anything; a query says so."""
     done = event()
-    torch.cuda._sleep(60 * CYCLES_PER_MS)
+    torch.cuda._sleep(500 * CYCLES_PER_MS)
     done.record()
     early = done.query()
     done.synchronize()
@@ -56,7 +57,7 @@ def runs_ahead() -> dict[str, Any]:
 
 def streams() -> dict[str, Any]:
     """Two streams overlap; a wait makes them follow each other."""
-    side, both = torch.cuda.Stream(), 20 * CYCLES_PER_MS
+    side, both = torch.cuda.Stream(), 100 * CYCLES_PER_MS
 
     def side_by_side(waits: bool) -> None:
         side.wait_stream(torch.cuda.current_stream())

@@ -37,10 +37,11 @@ def plain(options: argparse.Namespace, model: nn.Module, dtype: torch.dtype) -> 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
 
     def step() -> torch.Tensor:
-        mark("forward")
-        loss = model(batch(options, dtype)).float().pow(2).mean()
-        mark("backward")
-        loss.backward()
+        for _ in range(options.accumulate):
+            mark("forward")
+            loss = model(batch(options, dtype)).float().pow(2).mean()
+            mark("backward")
+            loss.backward()
         mark("optimizer")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -77,9 +78,10 @@ def fsdp2(options: argparse.Namespace, model: nn.Module) -> Step:
     names = ("replicate", "shard") if options.strategy == "hsdp" else ("shard",)
     mesh = init_device_mesh("cuda", shape, mesh_dim_names=names)
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    settings = {"mp_policy": half, "mesh": mesh, "reshard_after_forward": not options.keep}
     for block in model.children():
-        fully_shard(block, mp_policy=half, mesh=mesh)
-    fully_shard(model, mp_policy=half, mesh=mesh)
+        fully_shard(block, **settings)
+    fully_shard(model, **settings)
     return plain(options, model.cuda(), torch.bfloat16)
 
 
@@ -175,6 +177,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--log", type=int, default=1, help="read the loss every N steps; 0: never")
     parser.add_argument("--bucket-mb", type=float, default=25)
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-steps of a step")
+    parser.add_argument("--keep", action="store_true", help="FSDP2: do not reshard after forward")
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
 
