@@ -53,6 +53,19 @@ def test_pauses_of_one_rank_are_told_with_their_rhythm(
     assert not [f for f in advise(run(*together)) if f.code == "ZM608" and "rank" in f.text]
 
 
+def test_short_pauses_without_a_rhythm_are_those_of_a_busy_machine() -> None:
+    """The same steps were a finding with pauses that a person would call so."""
+    for seconds, is_told in ((0.2, False), (1.0, True)):
+        long = dict.fromkeys((61, 64, 70, 73, 80, 90, 111, 149), round(1000 * seconds))
+        ranks = (paused(0, long, {}, False), paused(1, {}, long, False))
+        told = [f for f in advise(run(*ranks)) if f.code == "ZM608" and "pauses" in f.text]
+        assert bool(told) is is_told
+    rhythm = dict.fromkeys(range(61, 151, 10), 200)
+    ranks = (paused(0, rhythm, {}, False), paused(1, {}, rhythm, False))
+    (told,) = (f for f in advise(run(*ranks)) if f.code == "ZM608")
+    assert "about every 10 steps" in told.text
+
+
 @pytest.mark.parametrize("steps", [(61,), range(76, 151), range(91, 151)])
 def test_one_pause_or_one_in_each_step_is_no_rhythm(steps: Iterable[int]) -> None:
     """What comes in each step from one on is a rank that is late (ZM309)."""

@@ -204,8 +204,12 @@ class Pauses(NamedTuple):
     """Of the time of all steps since the first one."""
     phase: str
 
+    is_regular: bool
+
 
 _MIN_PAUSES = 2
+_LONG, _STEADY = 8, 4
+"""Pauses of fewer usual steps count only as a rhythm of so many: others are those of a busy machine."""
 
 
 def _pauses(rank: RankSnapshot) -> Pauses | None:
@@ -226,13 +230,23 @@ def _pauses(rank: RankSnapshot) -> Pauses | None:
         return None
     sums = {p: sum(parts[place][p] for place in long) for p in parts[0] if p != "exposed"}
     saves = all(parts[place]["checkpoint"] for place in long)
-    return Pauses(
-        rank.rank,
-        tuple(steps[place].step for place in long),
-        statistics.median(own[place] - usual for place in long) / 1e9,
-        share,
-        "checkpoint" if saves else max(sums, key=lambda p: sums[p]),
-    )
+    numbers = tuple(steps[place].step for place in long)
+    pause = statistics.median(own[place] - usual for place in long)
+    is_regular = _is_regular(numbers)
+    if pause < _LONG * least / _SLOW and not (is_regular and len(numbers) >= _STEADY):
+        return None
+    cause = "checkpoint" if saves else max(sums, key=lambda p: sums[p])
+    return Pauses(rank.rank, numbers, pause / 1e9, share, cause, is_regular)
+
+
+def _gaps(steps: Sequence[int]) -> list[int]:
+    return [after - before for before, after in itertools.pairwise(steps)]
+
+
+def _is_regular(steps: Sequence[int]) -> bool:
+    gaps = _gaps(steps)
+    every = statistics.median(gaps)
+    return all(abs(gap - every) <= max(1, every / 4) for gap in gaps)
 
 
 def _pause_together(run: RunSnapshot, alone: Pauses) -> bool:
@@ -245,10 +259,9 @@ def _pause_together(run: RunSnapshot, alone: Pauses) -> bool:
 
 def _pauses_text(alone: Pauses) -> str:
     """``pauses for 1.0 s about every 20 steps (since step 61)``, and where."""
-    gaps = [after - before for before, after in itertools.pairwise(alone.steps)]
-    every = statistics.median(gaps)
-    is_regular = all(abs(gap - every) <= max(1, every / 4) for gap in gaps)
-    rhythm = f"about every {every:.0f} steps" if is_regular else f"in {len(alone.steps)} steps"
+    rhythm = f"in {len(alone.steps)} steps"
+    if alone.is_regular:
+        rhythm = f"about every {statistics.median(_gaps(alone.steps)):.0f} steps"
     does = "saves a checkpoint" if alone.phase == "checkpoint" else "pauses"
     where = "" if alone.phase == "checkpoint" else f" ({PART_NAMES[alone.phase]})"
     return (
