@@ -55,8 +55,13 @@ def test_pauses_of_one_rank_are_told_with_their_rhythm(
 
 def test_short_pauses_without_a_rhythm_are_those_of_a_busy_machine() -> None:
     """The same steps were a finding with pauses that a person would call so."""
-    for seconds, is_told in ((0.2, False), (1.0, True)):
-        long = dict.fromkeys((61, 64, 70, 73, 80, 90, 111, 149), round(1000 * seconds))
+    frequent = [n for n in range(61, 140) if n % 5 in (0, 2)]  # after two steps, or three
+    for at, seconds, is_told in (
+        ((61, 64, 70, 73, 80, 90, 111, 149), 0.2, False),
+        (frequent, 0.2, False),
+        ((61, 64, 70, 73, 80, 90, 111, 149), 1.0, True),
+    ):
+        long = dict.fromkeys(at, round(1000 * seconds))
         ranks = (paused(0, long, {}, False), paused(1, {}, long, False))
         told = [f for f in advise(run(*ranks)) if f.code == "ZM608" and "pauses" in f.text]
         assert bool(told) is is_told

@@ -246,7 +246,7 @@ def _gaps(steps: Sequence[int]) -> list[int]:
 def _is_regular(steps: Sequence[int]) -> bool:
     gaps = _gaps(steps)
     every = statistics.median(gaps)
-    return all(abs(gap - every) <= max(1, every / 4) for gap in gaps)
+    return all(abs(gap - every) <= every / 4 for gap in gaps)
 
 
 def _pause_together(run: RunSnapshot, alone: Pauses) -> bool:
