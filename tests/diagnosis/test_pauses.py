@@ -55,7 +55,7 @@ def test_pauses_of_one_rank_are_told_with_their_rhythm(
 
 def test_short_pauses_without_a_rhythm_are_those_of_a_busy_machine() -> None:
     """The same steps were a finding with pauses that a person would call so."""
-    frequent = [n for n in range(61, 140) if n % 5 in (0, 2)]  # after two steps, or three
+    frequent = [n for n in range(61, 140) if n % 6 in (0, 2)]  # after two steps, or four
     for at, seconds, is_told in (
         ((61, 64, 70, 73, 80, 90, 111, 149), 0.2, False),
         (frequent, 0.2, False),
