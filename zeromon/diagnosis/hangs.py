@@ -171,8 +171,9 @@ def _beside_reducer(
 ) -> tuple[HangKind, list[MemberCall]] | None:
     """The call that a backend aborted while other ranks were in DDP's reducer, and what they called.
 
-    The reducer issues its calls from C++, so they stand in no history: a rank that has come as far in
-    the group without a call of its own was in one of them.
+    The reducer issues its calls from C++, so they stand in no history, and the last ones of a rank that
+    was ended are not counted: one whose call is missing under the aborted number was in one of them, as
+    what is aborted has met another call.
     """
     aborted = [
         _call(rank.rank, entry)
@@ -186,7 +187,7 @@ def _beside_reducer(
         for rank in ranks
         if (of := _progress(rank, name)) is not None and of.unit == REDUCER
     ]
-    met = [call for call in reduced if aborted and call.sequence >= aborted[0].sequence]
+    met = [call for call in reduced if aborted and call.sequence >= aborted[0].sequence - 1]
     if not met:
         return None
     return HangKind.MISMATCHED_UNITS, [replace(c, sequence=-1) for c in (*aborted[:1], *met)]
