@@ -51,7 +51,7 @@ def _cause(run: RunSnapshot, hang: Hang, place: Callable[[RankSnapshot], str]) -
         return _mismatch_text(run, hang)
     circle = [one for one in run.hangs if one.kind == HangKind.DEADLOCK]
     if hang in circle:
-        waits = (f"{_ranks(one.waiting)} in {one.op} of {_short_group(one)}" for one in circle)
+        waits = (f"{named_ranks(one.waiting)} in {one.op} of {_short_group(one)}" for one in circle)
         return f"{hang.kind}: {', '.join(waits)}{_ahead(run, _calls_in(run, circle))}"
     if hang.pause and place is _place:
         paused = next(
@@ -65,13 +65,13 @@ def _cause(run: RunSnapshot, hang: Hang, place: Callable[[RankSnapshot], str]) -
         where = places.get(rank, "")
         verb = f"never called {hang.op}" if is_over else NOT_CALLED
         where = where.removeprefix("at ") if is_over else where
-        parts.append(f"{_ranks((rank,), run.node_of)} {verb}{where and f' ({where})'}")
+        parts.append(f"{named_ranks((rank,), run.node_of)} {verb}{where and f' ({where})'}")
     if len(hang.missing) > _MAX_CAUSES:
         parts.append(f"nor have {human_count(len(hang.missing) - _MAX_CAUSES)} more")
     parts += [_absence(run, rank, is_over) for rank in hang.dead[:_MAX_CAUSES]]
     if hang.elsewhere:
         silent = [node.node for node in run.nodes if node.silent]
-        parts.append(f"{_ranks(hang.elsewhere, run.node_of)} not heard")
+        parts.append(f"{named_ranks(hang.elsewhere, run.node_of)} not heard")
         parts += [f"no report from node {', '.join(silent[:3])}"] if silent else []
     if not hang.missing and not hang.dead and not hang.elsewhere:
         parts.append(str(hang.kind))
@@ -81,12 +81,12 @@ def _cause(run: RunSnapshot, hang: Hang, place: Callable[[RankSnapshot], str]) -
 def _waiting(run: RunSnapshot, hang: Hang) -> str:
     if run.fleet is not None:
         return f"{human_count(run.fleet.waiting)} ranks wait"
-    return f"{_ranks(hang.waiting, run.node_of)} wait{'s' * (len(hang.waiting) == 1)}"
+    return f"{named_ranks(hang.waiting, run.node_of)} wait{'s' * (len(hang.waiting) == 1)}"
 
 
 def _absence(run: RunSnapshot, number: int, is_over: bool) -> str:
     """``rank 1 is dead (SIGKILL)``, ``rank 0 has left after step 60 (exit code 0)``."""
-    who = _ranks((number,), run.node_of)
+    who = named_ranks((number,), run.node_of)
     rank = next((rank for rank in run.ranks if rank.rank == number), None)
     if rank is not None and not rank.failed:
         left = f"left after step {human_count(rank.step)} ({exit_text(rank)})"
@@ -122,7 +122,7 @@ def _calls_text(run: RunSnapshot, hang: Hang) -> str:
     callers: dict[str, list[int]] = {}
     for call in calls:
         callers.setdefault(_call_text(call, varies), []).append(call.rank)
-    told = [f"{_ranks(ranks)} called {text}" for text, ranks in callers.items()]
+    told = [f"{named_ranks(ranks)} called {text}" for text, ranks in callers.items()]
     return ", ".join(told[:_MAX_CAUSES]) + _ahead(run, calls)
 
 
@@ -145,14 +145,14 @@ def _ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
     outside = [call.rank for call in calls if call.phase == "other"]
     steps = {rank.step for rank in known}
     if 0 < len(over) < len(calls):
-        return f"; {_ranks(over)} had no more batches after step {human_count(min(steps))}"
+        return f"; {named_ranks(over)} had no more batches after step {human_count(min(steps))}"
     if len(steps) > 1:
         return f"; they have ended {' and '.join(map(human_count, sorted(steps)))} steps"
     if 0 < len(forward) < len(calls):
-        return f"; {_ranks(forward)} {'are' if forward[1:] else 'is'} one forward ahead"
+        return f"; {named_ranks(forward)} {'are' if forward[1:] else 'is'} one forward ahead"
     if any(call.phase not in ("", "other") for call in calls) and outside:
         no_other = f"{'have' if outside[1:] else 'has'} begun no other"
-        return f"; {_ranks(outside)} ended step {human_count(min(steps))} and {no_other}"
+        return f"; {named_ranks(outside)} ended step {human_count(min(steps))} and {no_other}"
     return ""
 
 
@@ -182,7 +182,7 @@ def _of_nccl(ras: Ras | None, hang: Hang) -> Iterator[str]:
         return
 
     def ranks(places: Iterable[int]) -> str:
-        return _ranks([hang.members[p] if p < len(hang.members) else p for p in places])
+        return named_ranks([hang.members[p] if p < len(hang.members) else p for p in places])
 
     for places, what in (
         (own.dead, "NCCL gives up"),
@@ -208,7 +208,7 @@ def _collective(hang: Hang) -> str:
     return f"{hang.op} #{abs(hang.sequence)} of {group}"
 
 
-def _ranks(ranks: Sequence[int], node_of: Callable[[int], str] = lambda _: "") -> str:
+def named_ranks(ranks: Sequence[int], node_of: Callable[[int], str] = lambda _: "") -> str:
     """``ranks 2, 3 on node-b``; a rank of this node comes without the node's name."""
     by_node: dict[str, list[int]] = {}
     for rank in ranks[:_MAX_LISTED_RANKS]:

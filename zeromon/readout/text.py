@@ -196,7 +196,7 @@ def doing(rank: RankSnapshot) -> str:
     elif rank.stack:
         if waits_for_batch(rank.stack):
             parts.append("waiting for a batch of its DataLoader")
-        parts.append(f"at {script_frame(rank.stack)}")
+        parts.append(f"at {script_line(rank.stack)}")
     return ", ".join(parts)
 
 
@@ -295,8 +295,13 @@ def state_text(rank: RankSnapshot) -> str:
 
 
 def short_frame(stack: Sequence[str]) -> str:
-    """``t.py:32``: :func:`script_frame` without its folder and function."""
-    return script_frame(stack).rpartition("/")[2].partition(" in ")[0]
+    """``t.py:32``: :func:`script_line` without its function."""
+    return script_line(stack).partition(" in ")[0]
+
+
+def script_line(stack: Sequence[str]) -> str:
+    """``t.py:32 in main``: :func:`script_frame` without its folder."""
+    return script_frame(stack).rpartition("/")[2]
 
 
 def script_frame(stack: Sequence[str]) -> str:

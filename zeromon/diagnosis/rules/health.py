@@ -1,17 +1,17 @@
 """Ranks that died, collectives that hang, nodes that are lost. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.diagnosis.drift import widest_drift
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE
-from zeromon.diagnosis.stalls import Stall, severity_of_pause, stalls, worst_stall
+from zeromon.diagnosis.stalls import severity_of_pause, stalls, worst_stall
 from zeromon.focus import first_failed, has_left, roles_of
 from zeromon.fold.pauses import STARTS
 from zeromon.readout.checkpoints import Checkpoints, checkpoints, unsaved_text
 from zeromon.readout.deaths import consequence_text, death_text, error_of, host_evidence, left_text
-from zeromon.readout.hang import hang_text
-from zeromon.readout.text import doing, node_lost, roughly, script_frame
+from zeromon.readout.hang import hang_text, named_ranks
+from zeromon.readout.text import doing, node_lost, roughly, script_line
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,
@@ -167,19 +167,24 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
         lasts = f"stalled at step {human_count(step)} for {roughly(found[0].seconds)}"
     elif not any(stall.rank.recent for stall in found):
         lasts = f"no step has ended since the start, {found[0].seconds:.0f} s ago"
-    verb = "was" if run.ended else "is"
-    ranks = [f"rank {s.rank.rank} {_stalled_at(s, verb)}" for s in found[:_MOST_STALLED]]
-    if len(found) > _MOST_STALLED:
-        ranks.append(f"{len(found) - _MOST_STALLED} more ranks are stalled")
+    places: dict[str, list[RankSnapshot]] = {}
+    for stall in found:
+        places.setdefault(doing(stall.rank), []).append(stall.rank)
+    told = [_stalled_at(ranks, is_over=run.ended) for ranks in places.values()]
+    if len(told) > _MOST_STALLED:
+        told[_MOST_STALLED:] = [f"and in {len(told) - _MOST_STALLED} other places"]
     worst, severity = worst_stall(found)
-    yield Match(f"{lasts}: {'; '.join(ranks)}", worst.rank.rank, severity=severity)
+    blamed = -1 if len(told) == 1 < len(found) else worst.rank.rank
+    yield Match(f"{lasts}: {'; '.join(told)}", blamed, severity=severity)
 
 
-def _stalled_at(stall: Stall, verb: str) -> str:
-    rank = stall.rank
-    if rank.pause and rank.stack and rank.pause != STARTS:
-        return f"{rank.pause} (at {script_frame(rank.stack)})"
-    return f"{verb} {doing(rank)}"
+def _stalled_at(ranks: Sequence[RankSnapshot], *, is_over: bool) -> str:
+    """``ranks 0, 1 are between phases, at t.py:32 in main``: of ranks that do the same."""
+    first, who = ranks[0], named_ranks([rank.rank for rank in ranks])
+    if first.pause and first.stack and first.pause != STARTS:
+        return f"{who}{':' if ranks[1:] else ''} {first.pause} (at {script_line(first.stack)})"
+    verb = ("were" if is_over else "are") if ranks[1:] else ("was" if is_over else "is")
+    return f"{who} {verb} {doing(first)}"
 
 
 def _blamed(hang: Hang) -> int:
