@@ -259,7 +259,7 @@ def _said(running: Running, started: float, code: int, after: str, later: str) -
         "readings": readings, "after": {"lines": first_two(after)},
         "later": {"lines": first_two(later)}, "is_same_later": after == later,
         "findings": running.findings,
-        "output": running.output.read_text(errors="replace")[-2000:] if code else "",
+        "output": running.output.read_text(errors="replace")[-6000:] if code else "",
     }  # fmt: skip
 
 

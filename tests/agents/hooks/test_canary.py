@@ -73,6 +73,7 @@ def test_the_methods_that_fsdp_calls_are_there() -> None:
         ("torch.nn.parallel.distributed", "DistributedDataParallel", "__init__ forward"),
         (PARAM_GROUP, "FSDPParamGroup", "__init__"),
         ("torch.nn.parallel.distributed", "DistributedDataParallel", "_get_ddp_logging_data"),
+        ("torch.nn.parallel.distributed", "DistributedDataParallel", "_build_params_for_reducer"),
         ("torch.nn.parallel.distributed", "", "_verify_param_shape_across_processes"),
         ("torch.distributed", "", "_broadcast_coalesced"),
         ("torch._C._distributed_c10d", "Reducer", "get_backward_stats"),
