@@ -38,6 +38,8 @@ def paused(number: int, pauses: dict[int, int], waits: dict[int, int], saves: bo
         (dict.fromkeys(range(61, 151, 20), 1000), False,
          "pauses for 1.0 s about every 20 steps (own code) since step 61"),
         ({51: 5000, 101: 5000}, True, "saves a checkpoint for 5.0 s about every 50 steps since step 51"),
+        (dict.fromkeys((37, 49, 73, 85, 97, 133), 800), False,
+         "pauses for 800.0 ms about every 12 steps (own code) since step 37"),
         (dict.fromkeys((61, 64, 90, 149), 1000), False,
          "pauses for 1.0 s in 4 steps (own code) since step 61"),
     ],

@@ -208,7 +208,7 @@ class Pauses(NamedTuple):
 
 
 _MIN_PAUSES = 2
-_LONG, _STEADY = 8, 4
+_LONG, _STEADY = 4, 4
 """Pauses of fewer usual steps count only as a rhythm of so many: others are those of a busy machine."""
 
 
@@ -244,9 +244,10 @@ def _gaps(steps: Sequence[int]) -> list[int]:
 
 
 def _is_regular(steps: Sequence[int]) -> bool:
+    """Whether *steps* come in a rhythm; some may be missing, as those that were not timed are."""
     gaps = _gaps(steps)
     every = statistics.median(gaps)
-    return all(abs(gap - every) <= every / 4 for gap in gaps)
+    return all(abs(gap - max(1, round(gap / every)) * every) <= every / 4 for gap in gaps)
 
 
 def _pause_together(run: RunSnapshot, alone: Pauses) -> bool:
