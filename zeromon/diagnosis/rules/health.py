@@ -167,9 +167,9 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
         lasts = f"stalled at step {human_count(step)} for {roughly(found[0].seconds)}"
     elif not any(stall.rank.recent for stall in found):
         lasts = f"no step has ended since the start, {found[0].seconds:.0f} s ago"
-    places: dict[str, list[RankSnapshot]] = {}
+    places: dict[tuple[str, str], list[RankSnapshot]] = {}
     for stall in found:
-        places.setdefault(doing(stall.rank), []).append(stall.rank)
+        places.setdefault((stall.rank.pause, doing(stall.rank)), []).append(stall.rank)
     told = [_stalled_at(ranks, is_over=run.ended) for ranks in places.values()]
     if len(told) > _MOST_STALLED:
         told[_MOST_STALLED:] = [f"and in {len(told) - _MOST_STALLED} other places"]
