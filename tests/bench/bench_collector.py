@@ -83,11 +83,11 @@ def scrape(ranks: int) -> dict[str, float]:
     copies = -(-ranks // len(run.ranks))
     many = tuple(replace(r, rank=n) for n, r in enumerate((run.ranks * copies)[:ranks]))
     collector.view = (replace(run, ranks=many),)
-    exposition = Exposition(collector)
+    exposition = Exposition()
     times = []
     for _ in range(5):
         began = time.perf_counter()
-        _, text = exposition.answer("", "")
+        _, text = exposition.answer(collector.view, collector.health, "", "")
         times.append(time.perf_counter() - began)
     series = sum(not line.startswith(b"#") for line in text.splitlines())
     shutil.rmtree(folder)

@@ -47,8 +47,9 @@ from zeromon.collector.cluster_client import (
     reply_signature,
     report_headers,
 )
-from zeromon.collector.daemon import Collector, TargetFile
+from zeromon.collector.daemon import Collector
 from zeromon.collector.http import start_server, targets
+from zeromon.collector.process import TargetFile
 from zeromon.collector.run_cluster import RunCluster, as_peer_rank
 from zeromon.diagnosis.arrivals import ArrivalSkew, PartialArrival, alone, matched_collective
 from zeromon.diagnosis.engine import advise

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from builders import rank, run
 
-from zeromon.collector import daemon as collector_module
+from zeromon.collector import process as collector_process
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import RunFollower
@@ -318,9 +318,9 @@ def test_a_name_that_is_used_again_overwrites_no_record(tmp_path: Path) -> None:
 
 def test_only_one_collector_holds_the_lock(tmp_path: Path) -> None:
     """The second one goes away at once, successfully."""
-    held = collector_module.lock(tmp_path)
+    held = collector_process.lock(tmp_path)
     assert held is not None
-    assert collector_module.serve(tmp_path, "127.0.0.1", 0, "", strict_port=False) == 0
+    assert collector_process.serve(tmp_path, "127.0.0.1", 0, "", strict_port=False) == 0
     os.close(held)
 
 

@@ -88,7 +88,7 @@ def started(root: Path) -> Collector:
 
 def counters(collector: Collector) -> dict[tuple[str, str], float]:
     """Every counter that /metrics shows of rank 0, and each bucket."""
-    _, text = Exposition(collector).answer("", "")
+    _, text = Exposition().answer(collector.view, collector.health, "", "")
     return {
         (s.name, json.dumps(s.labels, sort_keys=True)): s.value
         for family in text_string_to_metric_families(text.decode())

@@ -157,7 +157,7 @@ def _start_tracking(names: list[str], folder: Path, environment: dict[str, str])
 
 _IN_BACKGROUND = """
 import os
-from zeromon.collector.daemon import go_to_background
+from zeromon.collector.process import go_to_background
 go_to_background()
 os.nice(10)
 from zeromon.cli import main

@@ -1,27 +1,18 @@
 """The node's collector: follows and folds every ring, and publishes frozen snapshots once a second.
 
-There is one collector per node and user, ensured by a lock file. ``zeromon run`` starts the collector,
-or the first agent that finds none. The collector serves all runs of the node, and exits when the runs
-have ended and the views have read the end. An agent restarts a killed collector, which then reads the
-rings from the beginning.
+The collector serves all runs of the node; :mod:`zeromon.collector.process` says how long it lives.
 """
 
-import argparse
-import fcntl
 import gc
 import json
 import math
 import os
-import signal
-import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -30,26 +21,15 @@ from zeromon.collector.cluster_client import answer, node_report, read_node_info
 from zeromon.collector.notify import Notifier
 from zeromon.collector.run import RunFollower
 from zeromon.collector.trace_capture import Captures
-from zeromon.errors import (
-    CaptureRefused,
-    CollectorError,
-    RingError,
-    RunNotFound,
-    TrialRefused,
-    ZeromonError,
-)
+from zeromon.errors import CaptureRefused, RunNotFound, TrialRefused, ZeromonError
 from zeromon.probes.devices import Devices
 from zeromon.ring import paths
 from zeromon.ring.atomic import replace_file
-from zeromon.ring.ring_file import remove_orphans
-from zeromon.ring.tokens import job_token, user_token
 from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
 from zeromon.snapshot.rank import DETACHED
 from zeromon.storage.recorder import Past, Record, standing
 from zeromon.storage.run_store import Store
 
-DEFAULT_PORT = 9417
-_TICK_SECONDS = 1.0
 _SAVE_EVERY = 10
 _LINGER_SECONDS = 60.0
 _LEAST_LINGER_SECONDS = 3.0
@@ -293,117 +273,3 @@ def _is_run_folder(folder: Path) -> bool:
     if not paths.is_run_id(folder.name):
         return False
     return (folder / "run.json").exists() or bool(paths.rings(folder))
-
-
-# ---- the process ---------------------------------------------------------------------------------
-
-
-def lock(root: Path) -> int | None:
-    """Takes the collector's lock of *root*; returns its file descriptor, or None when it is held."""
-    fd = os.open(root / "collector.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
-
-
-_ANY_ADDRESS = ("0.0.0.0", "::")
-
-
-_LAST_SECONDS = 4.0
-"""A container sends SIGTERM to all its processes at once, and SIGKILL ten seconds later."""
-
-
-class TargetFile:
-    """The targets that ``/sd`` lists, as a file for Prometheus's file_sd."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-        self._written = ""
-
-    def write(self, groups: list[dict[str, Any]]) -> None:
-        """Replaces the file when *groups* changed. An error is ignored: the next call tries again."""
-        text = json.dumps(groups, indent=1)
-        if text == self._written:
-            return
-        with suppress(OSError):  # not private: Prometheus runs as another user
-            replace_file(self._path, text, private=False)
-            self._written = text
-
-
-def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) -> int:
-    """Runs a collector until :meth:`Collector.may_end`; returns 0, at once when another one runs."""
-    paths.make_private(root, tighten=False)
-    if lock(root) is None:
-        return 0
-    remove_orphans()
-    from zeromon.collector.http import start_server, targets
-
-    collector = Collector(root)
-    server = start_server(collector, host, port, token, strict_port=strict_port)
-    address = root / "collector.json"
-    key = token or user_token()
-    facts = {"pid": os.getpid(), "host": host, "port": server.server_port, "key": key}
-    replace_file(address, json.dumps(facts))
-    sd_file = os.environ.get("ZEROMON_SD_FILE", "")
-    file = TargetFile(sd_file) if sd_file else None
-    here = f"{socket.gethostname() if host in _ANY_ADDRESS else host}:{server.server_port}"
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    try:
-        while not stop.is_set() and not collector.may_end():
-            began = time.monotonic()
-            collector.tick()
-            if file is not None:
-                file.write(targets(collector.targets(), collector.view, here))
-            took = time.monotonic() - began
-            # on a node without free CPUs a tick takes long, and is followed by a longer pause
-            stop.wait(max(0.05, min(took, _TICK_SECONDS), _TICK_SECONDS - took))
-        began = time.monotonic()
-        while (lasts := time.monotonic() - began) < _LAST_SECONDS:
-            if not collector.is_ending() and lasts > _TICK_SECONDS:
-                break
-            collector.tick()
-            time.sleep(_TICK_SECONDS / 4)
-    finally:
-        address.unlink(missing_ok=True)
-        server.shutdown()
-    return 0
-
-
-def go_to_background() -> None:
-    """Detaches from the parent process: two forks, a new session, no terminal."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line of the collector process; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="zeromon.collector", description=__doc__)
-    parser.add_argument("--host", default=os.environ.get("ZEROMON_HOST", "127.0.0.1"))
-    parser.add_argument("--port", type=int, help=f"default {DEFAULT_PORT} or ZEROMON_PORT")
-    parser.add_argument("--daemon", action="store_true", help="go to the background at once")
-    options = parser.parse_args(arguments)
-    port = int(options.port or os.environ.get("ZEROMON_PORT") or DEFAULT_PORT)
-    root = paths.ring_roots()[0] if os.environ.get("ZEROMON_DIR") else paths.choose_root()
-    if options.daemon:
-        go_to_background()
-    os.nice(10)  # training has priority for the cores
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    token = job_token()
-    if token:  # the folder that it was read from is removed some time after its run
-        os.environ["ZEROMON_TOKEN"] = token
-    try:
-        return serve(root, options.host, port, token, strict_port=False)
-    except (CollectorError, RingError) as error:
-        sys.stderr.write(f"zeromon: {error}\n")
-        return 2

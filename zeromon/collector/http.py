@@ -17,12 +17,12 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qs, unquote
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -30,12 +30,13 @@ import msgspec
 
 from zeromon.collector.cluster import NodeInfo
 from zeromon.collector.cluster_client import reply_signature
+from zeromon.collector.daemon import Collector
 from zeromon.collector.trials import ROUNDS
 from zeromon.errors import CollectorError, RunNotFound, ZeromonError
 from zeromon.export.prometheus.exposition import Exposition
 from zeromon.ring.signing import NONCE, READ, REPORT, SIGNATURE, TIME, Nonces, is_proved
 from zeromon.ring.tokens import user_token
-from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
+from zeromon.snapshot import Capture, RunSnapshot, Trial
 from zeromon.sources import access
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import encode
@@ -80,46 +81,13 @@ _TRACE = msgspec.json.Decoder(_Trace)
 _ENCODER = msgspec.json.Encoder()
 
 
-class View(Protocol):
-    """The data behind the server: the collector, or in tests a fixed snapshot."""
-
-    @property
-    def view(self) -> tuple[RunSnapshot, ...]:
-        """The newest snapshots of all runs."""
-
-    @property
-    def health(self) -> Health | None:
-        """The health of the collector; None in tests."""
-
-    def was_read(self) -> None:
-        """Notes that a client has read the snapshot, which keeps the collector running."""
-
-    def past(self, name: str) -> Past:
-        """The record of a run."""
-
-    def trace(self, name: str, steps: int, ranks: Sequence[int]) -> Capture:
-        """Requests a trace from the live ranks of a run; raises :class:`CaptureRefused`."""
-
-    def try_change(self, name: str, rule: str, rounds: int) -> Trial:
-        """Requests a trial of a rule's remedy; raises :class:`TrialRefused`."""
-
-    def renew_trial(self, name: str, number: int, *, go_on: bool) -> Trial:
-        """Lets a trial go on, or ends it; raises :class:`TrialRefused`."""
-
-    def exchange(self, body: bytes) -> bytes:
-        """Replies to another node's collector; raises RunNotFound, ValueError for a malformed report."""
-
-    def targets(self) -> list[NodeInfo]:
-        """The collectors of all nodes of all live runs."""
-
-
 class Application:
     """The WSGI application."""
 
-    def __init__(self, view: View, token: str = "", *, any_host: bool = False) -> None:
+    def __init__(self, view: Collector, token: str = "", *, any_host: bool = False) -> None:
         """*token*: the job's, which signs reports; without it requests need the user's."""
         self._token, self._nonces = token, Nonces()
-        self._metrics = Exposition(view)
+        self._metrics = Exposition()
         self._view = view
         self._gets: dict[str, Handler] = {
             "/": self._index,
@@ -181,9 +149,8 @@ class Application:
 
     def _exposition(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         self._view.was_read()
-        headers, body = self._metrics.answer(
-            environ.get("HTTP_ACCEPT", ""), environ.get("HTTP_ACCEPT_ENCODING", "")
-        )
+        accepted = environ.get("HTTP_ACCEPT", ""), environ.get("HTTP_ACCEPT_ENCODING", "")
+        headers, body = self._metrics.answer(self._view.view, self._view.health, *accepted)
         respond("200 OK", headers)
         return [body]
 
@@ -430,7 +397,7 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 def start_server(
-    view: View, host: str, port: int, token: str = "", *, strict_port: bool = False
+    view: Collector, host: str, port: int, token: str = "", *, strict_port: bool = False
 ) -> WSGIServer:
     """Serves *view* from a thread of its own. *token*: the job's; without it the user's is needed.
 

@@ -9,7 +9,6 @@ The store has no authentication: whoever reaches it can publish a node. Where th
 (:mod:`zeromon.ring.signing`).
 
 ``ZEROMON_RDZV`` names a folder that all nodes share, for a job whose store cannot be used.
-``ZEROMON_MEET`` is its old name, which still works in this release.
 """
 
 import ipaddress
@@ -105,7 +104,7 @@ class SharedFolder:
 
 def rendezvous_store() -> RendezvousStore | None:
     """Returns where this job's nodes publish; None where every store would disturb the job."""
-    shared = os.environ.get("ZEROMON_RDZV") or os.environ.get("ZEROMON_MEET")
+    shared = os.environ.get("ZEROMON_RDZV")
     if shared:
         return SharedFolder(Path(shared))
     distributed = torch.distributed

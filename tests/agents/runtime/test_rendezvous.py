@@ -71,16 +71,14 @@ def node(folder: Path, name: str, port: int, named: bool) -> Path:
     return run
 
 
-@pytest.mark.parametrize("variable", ["ZEROMON_RDZV", "ZEROMON_MEET"])
 def test_all_nodes_end_up_with_the_same_list(
-    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with a file that describes no node, and under the old name of the variable.
+    """Also with a file that describes no node.
 
     The thread ends when all ranks are known.
     """
-    monkeypatch.delenv("ZEROMON_RDZV", raising=False)
-    monkeypatch.setenv(variable, str(tmp_path / "shared"))
+    monkeypatch.setenv("ZEROMON_RDZV", str(tmp_path / "shared"))
     SharedFolder(tmp_path / "shared").publish(99, b'{"node": []}')
     guard = Guard()
     runs = [node(tmp_path, f"n{n}", 9000 + n, n == 0) for n in range(3)]

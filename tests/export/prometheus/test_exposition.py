@@ -127,7 +127,8 @@ def many(ranks: int) -> Fixed:
 @pytest.mark.parametrize("encoding", ("", "gzip"))
 def test_what_is_answered_is_what_is_accepted(ranks: int, accept: str, encoding: str) -> None:
     """Few ranks and many: the same families, the format and the packing that were asked for."""
-    headers, body = Exposition(many(ranks)).answer(accept, encoding)
+    view = many(ranks)
+    headers, body = Exposition().answer(view.view, view.health, accept, encoding)
     said = dict(headers)
     assert int(said["Content-Length"]) == len(body)
     assert said.get("Content-Encoding", "") == encoding
@@ -187,7 +188,7 @@ def test_prefixes_follow_the_ranks_that_are_there() -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_finds_nothing_to_say() -> None:
     """Its parser is Prometheus's own, and it knows the conventions of names."""
-    _, body = Exposition(many(3)).answer("", "")
+    _, body = Exposition().answer(many(3).view, None, "", "")
     told = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True)
     assert (told.returncode, told.stderr.decode(), told.stdout) == (0, "", b"")
 
@@ -221,7 +222,7 @@ def test_a_collector_tells_how_it_does(tmp_path: Path) -> None:
     found = {}
     for ticks in (1, 2):
         collector.tick()
-        text = Exposition(collector).answer("", "")[1]
+        text = Exposition().answer(collector.view, collector.health, "", "")[1]
         found = {s.name: s.value for f in PARSERS[""](text.decode()) for s in f.samples}
         assert found["zeromon_collector_ticks_total"] == ticks
     assert found["zeromon_collector_runs"] == 1

@@ -7,8 +7,7 @@ are written here, behind prefixes that are kept from one scrape to the next.
 
 import gzip
 import threading
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.utils import floatToGoString
@@ -24,33 +23,21 @@ GZIP_LEVEL = 1
 _Prefixes = dict[tuple[str, ...], str]
 
 
-class Snapshots(Protocol):
-    """What there is to be scraped."""
-
-    @property
-    def view(self) -> tuple[RunSnapshot, ...]:
-        """The runs now."""
-
-    @property
-    def health(self) -> Health | None:
-        """Their collector."""
-
-
 class Exposition:
-    """``/metrics`` of *snapshots*, computed when it is scraped, from whatever snapshot is current."""
+    """``/metrics``, computed when it is scraped."""
 
-    def __init__(self, snapshots: Snapshots) -> None:
-        self._snapshots = snapshots
+    def __init__(self) -> None:
         self._writer = Writer()
         self._one_at_a_time = threading.Lock()
 
-    def answer(self, accept: str, encodings: str) -> tuple[list[tuple[str, str]], bytes]:
-        """Headers and body, by what a request accepts."""
+    def answer(
+        self, runs: Sequence[RunSnapshot], health: Health | None, accept: str, encodings: str
+    ) -> tuple[list[tuple[str, str]], bytes]:
+        """Headers and body about *runs* and their collector, by what a request accepts."""
         _, content_type = choose_encoder(accept)
         opened = content_type.startswith("application/openmetrics-text")
         with self._one_at_a_time:
-            shown = self._snapshots
-            body = self._writer.write(shown.view, shown.health, openmetrics=opened)
+            body = self._writer.write(runs, health, openmetrics=opened)
         headers = [("Content-Type", content_type), ("Vary", "Accept, Accept-Encoding")]
         if gzip_accepted(encodings):
             body = gzip.compress(body, GZIP_LEVEL, mtime=0)
