@@ -2,7 +2,8 @@
 
 import math
 from bisect import bisect_left
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from zeromon.fold.collectives import forget_ended
 from zeromon.fold.ledger import add_step
@@ -230,36 +231,30 @@ def _other_bytes(state: RankState) -> int:
     return max(0, device.capacity_bytes - device.free_bytes - state.reserved_at_peak)
 
 
+_SUMMED = (
+    "collectives", "collective_bytes", "communication_ns", "exposed_ns", "offload_blocked_ns",
+    "late_gather_ns", "untimed", "silent_ns",
+)  # fmt: skip
+_PEAKS = (
+    "allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes", "samples", "tokens",
+)  # fmt: skip
+
+
 def _merge(first: StepSummary, second: StepSummary) -> StepSummary:
     """Returns one summary of two optimizers of the same step."""
-    return StepSummary(
-        step=first.step,
-        start_ns=first.start_ns,
+    sums: dict[str, Any] = {n: getattr(first, n) + getattr(second, n) for n in _SUMMED}
+    peaks: dict[str, Any] = {n: max(getattr(first, n), getattr(second, n)) for n in _PEAKS}
+    exposed = zip(first.phase_exposed_ns, second.phase_exposed_ns, strict=False)
+    return replace(
+        first,
+        **sums,
+        **peaks,
         end_ns=second.end_ns,
-        idle=first.idle,
-        micro_steps=first.micro_steps,
         phase_ns=tuple(a + b for a, b in zip(first.phase_ns, second.phase_ns, strict=True)),
-        collectives=first.collectives + second.collectives,
-        collective_bytes=first.collective_bytes + second.collective_bytes,
-        communication_ns=first.communication_ns + second.communication_ns,
-        exposed_ns=first.exposed_ns + second.exposed_ns,
-        allocated_bytes=max(first.allocated_bytes, second.allocated_bytes),
-        reserved_bytes=max(first.reserved_bytes, second.reserved_bytes),
-        rss_bytes=max(first.rss_bytes, second.rss_bytes),
+        phase_exposed_ns=tuple(a + b for a, b in exposed),
         skipped=first.skipped or second.skipped,
-        offload_blocked_ns=first.offload_blocked_ns + second.offload_blocked_ns,
-        phase_exposed_ns=tuple(
-            a + b for a, b in zip(first.phase_exposed_ns, second.phase_exposed_ns, strict=False)
-        ),
-        late_gather_ns=first.late_gather_ns + second.late_gather_ns,
-        other_bytes=max(first.other_bytes, second.other_bytes),
-        untimed=first.untimed + second.untimed,
-        silent_ns=first.silent_ns + second.silent_ns,
-        samples=max(first.samples, second.samples),
-        tokens=max(first.tokens, second.tokens),
         loss=second.loss if second.loss is not None else first.loss,
         grad_norm=second.grad_norm if second.grad_norm is not None else first.grad_norm,
-        learning_rate=first.learning_rate,
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -348,23 +349,19 @@ def _collective_rows(state: RankState, dims: dict[int, str]) -> tuple[Collective
 
 
 def _added(first: CollectiveRow, second: CollectiveRow) -> CollectiveRow:
-    return CollectiveRow(
-        op=first.op,
-        group=first.group,
-        group_size=first.group_size,
-        count=first.count + second.count,
-        timed=first.timed + second.timed,
-        nbytes=first.nbytes + second.nbytes,
-        quantized_bytes=first.quantized_bytes + second.quantized_bytes,
+    sums: dict[str, Any] = {n: getattr(first, n) + getattr(second, n) for n in _SUMMED}
+    return replace(
+        first,
+        **sums,
         nodes=max(first.nodes, second.nodes),
-        seconds=first.seconds + second.seconds,
-        exposed_seconds=first.exposed_seconds + second.exposed_seconds,
         busbw_bytes_per_second=first.busbw_bytes_per_second or second.busbw_bytes_per_second,
         best_busbw_bytes_per_second=max(
             first.best_busbw_bytes_per_second, second.best_busbw_bytes_per_second
         ),
-        dim=first.dim,
     )
+
+
+_SUMMED = ("count", "timed", "nbytes", "quantized_bytes", "seconds", "exposed_seconds")
 
 
 def _stack(state: RankState) -> tuple[str, ...]:

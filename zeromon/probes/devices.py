@@ -4,31 +4,12 @@ The collector reads them, because no vendor's library needs the training process
 library in the training process is a risk. All results are empty where a library is missing.
 """
 
-from typing import Protocol
-
 from zeromon.probes.amd_smi import AmdSmi
 from zeromon.probes.level_zero import LevelZero
 from zeromon.probes.nvml import Nvml
 from zeromon.snapshot import Device
 
-
-class DeviceProbe(Protocol):
-    """The devices that a vendor's library lists."""
-
-    def read(self, uuid: str, now_ns: int, pid: int, /) -> Device | None:
-        """Returns the figures of the device that torch calls *uuid*; None where it is not listed."""
-
-    def uuids(self) -> list[str]:
-        """The UUIDs of all devices."""
-
-    def driver(self) -> str:
-        """Returns the driver's version; "" where unknown."""
-
-    def links(self, uuid: str) -> tuple[float | None, str]:
-        """Peak bytes/s of the device's links to others in one direction, and their kind."""
-
-    def host_link(self, uuid: str) -> tuple[float | None, str]:
-        """Peak bytes/s between device and host in one direction, and the kind of the link."""
+DeviceProbe = Nvml | AmdSmi | LevelZero
 
 
 class Devices:

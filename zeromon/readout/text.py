@@ -6,7 +6,6 @@ A finding's own sentence stands with its rule. Names come from the run: a view c
 import shlex
 import time
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from zeromon.focus import first_failed, is_ending, roles_of
 from zeromon.fold.pauses import waits_for_batch
@@ -346,24 +345,12 @@ def roughly(seconds: float) -> str:
 # ---- findings and stragglers -----------------------------------------------------------------------
 
 
-class About(Protocol):
-    """A finding, of a snapshot or of a record."""
-
-    @property
-    def rank(self) -> int:
-        """The rank that the finding is about; -1 for the whole run."""
-
-    @property
-    def text(self) -> str:
-        """The rule's own sentence."""
-
-
 def subject(rank: int) -> str:
     """``rank 3: ``; "" for -1, the whole run."""
     return f"rank {rank}: " if rank >= 0 else ""
 
 
-def finding_text(finding: About) -> str:
+def finding_text(finding: Finding) -> str:
     """``rank 3: ...``: whom a finding is about, and its sentence."""
     return f"{subject(finding.rank)}{finding.text}"
 

@@ -21,7 +21,7 @@ import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -39,16 +39,6 @@ _MOST_NODES = 65536
 NOTE = "nodes.note"
 """Why other nodes are unknown, a sentence; in the run's folder."""
 _SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
-
-
-class RendezvousStore(Protocol):
-    """Where nodes publish their address and ranks, as JSON."""
-
-    def publish(self, first_rank: int, node: bytes) -> None:
-        """Publishes the node whose first rank is *first_rank*."""
-
-    def nodes(self) -> list[bytes]:
-        """Returns all nodes that were published so far."""
 
 
 class JobStore:
@@ -102,7 +92,7 @@ class SharedFolder:
             raise PermissionError(f"{self._folder} is not this user's alone: set ZEROMON_TOKEN")
 
 
-def rendezvous_store() -> RendezvousStore | None:
+def rendezvous_store() -> JobStore | SharedFolder | None:
     """Returns where this job's nodes publish; None where every store would disturb the job."""
     shared = os.environ.get("ZEROMON_RDZV")
     if shared:

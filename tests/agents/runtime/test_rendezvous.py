@@ -17,7 +17,6 @@ from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.rendezvous import (
     JobStore,
     Rendezvous,
-    RendezvousStore,
     SharedFolder,
     collector_at,
     connection_of,
@@ -26,7 +25,7 @@ from zeromon_agents.runtime.rendezvous import (
 )
 
 
-def stores(kind: str, folder: Path, job: dist.TCPStore) -> tuple[RendezvousStore, RendezvousStore]:
+def stores(kind: str, folder: Path, job: dist.TCPStore) -> tuple[JobStore | SharedFolder, ...]:
     """The same store, as two nodes open it."""
     if kind == "folder":
         return SharedFolder(folder), SharedFolder(folder)
