@@ -282,8 +282,8 @@ def rich(number: int, **facts: Any) -> Any:
         algbw_bytes_per_second=1e9, busbw_bytes_per_second=5e8, best_busbw_bytes_per_second=6e8,
     )  # fmt: skip
     unit = UnitRow(
-        fqn=f"layers.{EVIL}", unshards=1, reshards=1, exposed_seconds=0.0,
-        peak_allocated_bytes=3 << 30, late_bytes=0, ahead_bytes=0,
+        fqn=f"layers.{EVIL}", unshards=1, exposed_seconds=0.0,
+        peak_allocated_bytes=3 << 30,
     )  # fmt: skip
     size = SizeRow(op="all_gather", calls=tuple(range(len(SIZE_BOUNDS) + 1)), nbytes=9)
     expected = ExpectedRow(

@@ -128,8 +128,8 @@ def one_rank(number: int, count: int, ranks: int) -> RankSnapshot:
     held, expected = roles()
     units = tuple(
         UnitRow(
-            fqn=f"model.layers.{n}", unshards=320, reshards=320, exposed_seconds=1.0 + n,
-            peak_allocated_bytes=(30 + (n * 11) % 17) * GIB, late_bytes=0, ahead_bytes=0,
+            fqn=f"model.layers.{n}", unshards=320, exposed_seconds=1.0 + n,
+            peak_allocated_bytes=(30 + (n * 11) % 17) * GIB,
         )
         for n in range(6)
     )  # fmt: skip

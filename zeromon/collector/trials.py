@@ -221,16 +221,8 @@ def judged(made: Trial, ranks: Sequence[RankSnapshot], end: int) -> Trial:
         note = note or f"fewer than {LEAST_ROUNDS} rounds: the noise is unknown"
     elif abs(gain.value) <= error:
         note = note or "the noise of the steps allows no verdict"
-    on = [f for n, f in enumerate(figures) if Plan.is_on(n)]
-    off = [f for n, f in enumerate(figures) if not Plan.is_on(n)]
     return replace(
-        made,
-        steps=sum(map(len, blocks)),
-        off_seconds=statistics.fmean(off),
-        on_seconds=statistics.fmean(on),
-        gain_seconds=gain.value,
-        error_seconds=error,
-        note=note,
+        made, steps=sum(map(len, blocks)), gain_seconds=gain.value, error_seconds=error, note=note
     )
 
 

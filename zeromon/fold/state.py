@@ -165,11 +165,8 @@ class UnitTotals:
     """Running totals of one FSDP unit."""
 
     unshards: int = 0
-    reshards: int = 0
     exposed_ns: int = 0
     peak_allocated_bytes: int = -1
-    late_bytes: int = 0
-    ahead_bytes: int = 0
 
 
 @dataclass(slots=True)

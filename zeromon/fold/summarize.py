@@ -89,7 +89,6 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         failed=observed.failed,
         exception=_exception(state),
         stack=_stack(state) if is_watched else (),
-        evaluating=state.meta.get("evaluating") is True,
         pause=_pause(state, observed),
         halted=observed.halted,
         lock=observed.lock,

@@ -17,14 +17,8 @@ def _fold_unit(state: RankState, e: UnitMark) -> None:
         state.unit = e.unit
         _unshard(state, e)
         if e.nbytes:
-            ahead = bool(e.flags & _AHEAD)
-            state.gathers.setdefault(ahead, [0, 0])[0] += e.nbytes
-            if ahead:
-                unit.ahead_bytes += e.nbytes
-            else:
-                unit.late_bytes += e.nbytes
+            state.gathers.setdefault(bool(e.flags & _AHEAD), [0, 0])[0] += e.nbytes
     elif e.event is UnitEvent.RESHARD:
-        unit.reshards += 1
         state.unsharded_now -= state.unsharded.pop(e.unit, 0)
     if e.allocated_bytes >= 0:
         unit.peak_allocated_bytes = max(unit.peak_allocated_bytes, e.allocated_bytes)
@@ -56,11 +50,8 @@ def unit_rows(state: RankState) -> tuple[UnitRow, ...]:
         UnitRow(
             fqn=state.units.get(number, f"unit {number}"),
             unshards=totals.unshards,
-            reshards=totals.reshards,
             exposed_seconds=totals.exposed_ns / 1e9,
             peak_allocated_bytes=totals.peak_allocated_bytes,
-            late_bytes=totals.late_bytes,
-            ahead_bytes=totals.ahead_bytes,
         )
         for number, totals in ordered[:256]
         if number

@@ -24,7 +24,6 @@ _MOST_BYTES = 1 << 26
 class Status(msgspec.Struct):
     """What NCCL says of a rank."""
 
-    init_state: int = 0
     async_error: int = 0
     abort_flag: bool = False
     unresponsive: bool = False

@@ -137,13 +137,8 @@ class UnitRow:
 
     fqn: str
     unshards: int
-    reshards: int
     exposed_seconds: float
     peak_allocated_bytes: int
-    late_bytes: int
-    """Unsharded bytes asked for only when the unit was needed, where the backend says so."""
-    ahead_bytes: int
-    """Those that were asked for before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,8 +173,6 @@ class RankSnapshot:
     """Names that this version of a framework lacks; figures that need them are unknown."""
     stack: tuple[str, ...] = ()
     """The script's call stack, the outermost call first; sent while the rank makes no progress."""
-    evaluating: bool = False
-    """A model was in evaluation mode when :attr:`stack` was taken."""
     pause: str = ""
     """What the rank is expected to take long for (``saves or loads a checkpoint``); "" for nothing."""
     halted: Halt = Halt.NONE

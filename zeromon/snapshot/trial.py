@@ -65,9 +65,6 @@ class Trial:
     gain_high_seconds: float | None = None
     steps: int = 0
     """How many steps were compared, with and without the change together."""
-    off_seconds: float | None = None
-    """A step without the change, and with it."""
-    on_seconds: float | None = None
     gain_seconds: float | None = None
     """How much shorter a step is with the change; None where it is not known."""
     error_seconds: float | None = None

@@ -226,8 +226,6 @@ def test_units_are_sub_modules_and_buckets(shared_node: Node) -> None:
     units = {unit.fqn: unit for unit in run.rank.units}
     assert {"token", "layers.0.qkv", "head", "bucket 0", "(persistent parameters)"} <= set(units)
     assert units["layers.0.qkv"].unshards >= 1
-    gathered = sum(g.nbytes for g in run.rank.gathers)
-    assert gathered == sum(u.late_bytes + u.ahead_bytes for u in run.rank.units)
     # from the third step on the order is known, and what comes is asked for ahead
     assert {g.outcome for g in run.rank.gathers} == {"ahead", "late"}
     names = {unit.fqn for unit in trained(shared_node, "zero2", 2).rank.units}
