@@ -397,8 +397,8 @@ def test_w6_much_bad_input_is_answered_with_4xx(node: Node, name: str) -> None:
         (f"GET /metrics HTTP/1.1\r\nContent-Length: {'9' * 5000}", 413),
         ("GET /metrics HTTP/1.1\r\nContent-Length: -5", 400),
         ("GET /api/runs/train-1/series?most=0 HTTP/1.1", 400),
-        ("GET /api/runs/train-1/series?first=1 HTTP/1.1", 400),
-        ("GET /api/runs/train-1/series?first=1&last=2 HTTP/1.1", 200),
+        ("GET /api/runs/train-1/series?steps=1 HTTP/1.1", 400),
+        ("GET /api/runs/train-1/series?steps=1&steps=2 HTTP/1.1", 200),
     ],
 )
 def test_w6_of_a_collector(node: Node, request_: str, status: int) -> None:

@@ -205,7 +205,7 @@ def requests(run: RunSnapshot) -> None:
     """Requests to a collector."""
     reads = ("/", "/metrics", "/sd", "/api/runs", f"/api/runs/{run.run}", f"/api/runs/{run.run}/span",
              f"/api/runs/{run.run}/at?wall=1e9", f"/api/runs/{run.run}/findings",
-             f"/api/runs/{run.run}/series?since=0&until=9&rank=0&most=5",
+             f"/api/runs/{run.run}/series?since_us=0&until_us=9&ranks=0&most=5",
              f"/api/runs/{run.run}/lanes?steps=3&rank=0")  # fmt: skip
     head = "Host: localhost:9417\r\nAccept: application/openmetrics-text;q=0.5,*/*\r\n"
     head += f"Accept-Encoding: gzip\r\nAuthorization: Bearer {KEY}\r\n"

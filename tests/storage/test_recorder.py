@@ -421,9 +421,9 @@ def test_a_live_source_asks_for_the_steps_that_it_does_not_know(store: Store) ->
     [
         ("/api/runs/train-1/at?wall=x", 400),
         ("/api/runs/train-1/at", 400),
-        ("/api/runs/train-1/series?since=1e9", 400),
+        ("/api/runs/train-1/series?since_us=x", 400),
         ("/api/runs/train-1/series?most=99999999999999999999", 200),
-        ("/api/runs/train-1/series?since=99999999999999999999", 200),
+        ("/api/runs/train-1/series?since_us=99999999999999999999", 200),
         ("/api/runs/train-1/other", 404),
         ("/api/runs/..%2f..%2fetc/span", 404),
     ],

@@ -46,6 +46,8 @@ Respond = Callable[[str, list[tuple[str, str]]], Any]
 Environ = dict[str, Any]
 Query = dict[str, list[str]]
 """The parameters of a query."""
+_SEVERAL = ("ranks", "steps")
+"""The fields of a :class:`StepQuery` that are no single number."""
 Handler = Callable[[Environ, Respond], Iterable[bytes]]
 
 _PORTS_TO_TRY = 20
@@ -230,22 +232,11 @@ def _lanes(past: Past, query: Query) -> bytes:
 
 
 def _series(past: Past, query: Query) -> bytes:
-    numbers = {name: [int(value) for value in values] for name, values in query.items()}
-    if ("first" in numbers) != ("last" in numbers):
-        raise ValueError("a range of steps has a first and a last one")
-    most = numbers.get("most", [600])[0]
-    if most < 1:
+    fields = {name: found if name in _SEVERAL else found[0] for name, found in query.items()}
+    asked = msgspec.convert(fields, StepQuery, strict=False)
+    if asked.most < 1:
         raise ValueError("most is at least 1")
-    found = past.series(
-        StepQuery(
-            numbers.get("since", [0])[0],
-            numbers.get("until", [None])[0],
-            tuple(numbers.get("rank", ())),
-            most,
-            (numbers["first"][0], numbers["last"][0]) if "first" in numbers else None,
-        )
-    )
-    return _ENCODER.encode(found)
+    return _ENCODER.encode(past.series(asked))
 
 
 _PARTS: dict[str, Callable[[Past, Query], bytes]] = {

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -103,15 +103,7 @@ class LiveSource:
 
     def series(self, query: StepQuery = WHOLE_RUN) -> Series:
         """Reads the steps that *query* selects from the collector's record."""
-        fields: dict[str, Any] = {
-            "since": query.since_us,
-            "most": query.most,
-            "rank": list(query.ranks),
-        }
-        if query.until_us is not None:
-            fields["until"] = query.until_us
-        if query.steps is not None:
-            fields["first"], fields["last"] = query.steps
+        fields = {name: value for name, value in asdict(query).items() if value is not None}
         text = urlencode(fields, doseq=True)
         return _decoded(self._read(self._path(f"series?{text}")), _SERIES)
 
