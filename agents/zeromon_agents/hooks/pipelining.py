@@ -102,7 +102,8 @@ class Pipelining(Backend):
     def _call_ends(self, began: int | None, _: Any, schedule: Any, *__: Any) -> None:
         self.steps.pipeline_ends()
         if began is not None and self.context.mode == ON:
-            self._write(StageAction.CALL, began, self._number, schedule._n_microbatches)
+            micro_batches = schedule._n_microbatches
+            self.context.emit(Kind.STAGE, began, self._number, micro_batches, op=StageAction.CALL)
 
     # ---- one action ---------------------------------------------------------------------------
 
@@ -145,17 +146,11 @@ class Pipelining(Backend):
         action, stage, chunk, start_ns = begun
         # the host sees only the launch of what a device computes
         if self.context.mode == ON and stage.has_backward and stage.device.type == "cpu":
-            self._write(action, start_ns, stage.stage_index, chunk)
+            self.context.emit(Kind.STAGE, start_ns, stage.stage_index, chunk, op=action)
         if action is StageAction.FORWARD:
             self.steps.forward_ends()
         else:
             self.steps.backward_ends()
-
-    def _write(self, action: StageAction, start_ns: int, stage: int, micro_batch: int) -> None:
-        # fmt: off
-        self.context.write(time.monotonic_ns(), Kind.STAGE, action, self.context.phase, 0, 0,
-                           self.context.unit, start_ns, stage, micro_batch, 0)
-        # fmt: on
 
     def _place(self, stage: Any, *_: Any, **__: Any) -> None:
         """What is sent, received or reduced from here on belongs to *stage*."""

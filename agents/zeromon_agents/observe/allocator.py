@@ -100,11 +100,8 @@ class Allocator:
     def _sample_device(self, device: Accelerator, stats: Mapping[str, Any]) -> None:
         free, total = device.memory_info()
         self._capacity = int(total * device.memory_fraction()) if total >= 0 else -1
-        # fmt: off
-        self._context.write(time.monotonic_ns(), Kind.MEMORY_PEAK, 0, 0, 0, 0, 0,
-                             stats.get("num_alloc_retries", -1), stats.get("num_ooms", -1),
-                             free, self._capacity)
-        # fmt: on
+        retries, ooms = stats.get("num_alloc_retries", -1), stats.get("num_ooms", -1)
+        self._context.emit(Kind.MEMORY_PEAK, retries, ooms, free, self._capacity)
 
     def _observe_oom(self, device: Accelerator) -> None:
         """Attaches an observer. torch cannot detach it, so the observer checks the mode."""

@@ -6,7 +6,6 @@ census keeps no tensor: only addresses and sizes, and those until the census end
 
 import ctypes
 import mmap
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -176,11 +175,9 @@ class Census:
     def take(self) -> None:
         """Counts, and writes one record for each role; zeros once for a role that is gone."""
         counts = count(self._all_claims(), self._context.guard.note)
-        now = time.monotonic_ns()
         for role in sorted(self._written | set(counts)):
             of_role = counts.get(role, Count())
-            # fmt: off
-            self._context.write(now, Kind.ROLE, role, self._context.phase, 0, 0, 0,
-                                of_role.device, of_role.host, of_role.disk, of_role.pinned)
-            # fmt: on
+            self._context.emit(
+                Kind.ROLE, of_role.device, of_role.host, of_role.disk, of_role.pinned, op=role
+            )
         self._written = set(counts)

@@ -33,10 +33,7 @@ class Host:
         self._next_ns = now + _EVERY_NS
         rss = resident_bytes(self._statm)
         available = available_bytes(self._proc) if force else -1
-        # fmt: off
-        self._context.write(now, Kind.HOST, 0, self._context.phase, 0, 0, 0,
-                             rss, available, pinned_bytes() if force else -1, 0)
-        # fmt: on
+        self._context.emit(Kind.HOST, rss, available, pinned_bytes() if force else -1)
 
 
 def resident_bytes(statm: str) -> int:

@@ -38,11 +38,8 @@ class Transfers:
 
     def flush(self) -> None:
         """Writes the sums of the step that ends, and resets them."""
-        now = time.monotonic_ns()
-        for path, (nbytes, busy, blocked, calls) in self._sums.items():
-            # fmt: off
-            self._context.write(now, Kind.TRANSFER, path, 0, 0, 0, 0, nbytes, busy, blocked, calls)
-            # fmt: on
+        for path, sums in self._sums.items():
+            self._context.emit(Kind.TRANSFER, *sums, op=path)
         self._sums.clear()
 
 

@@ -6,7 +6,6 @@ quantity, the first one is followed, so that a loss that two loggers get is one 
 
 import math
 import re
-import time
 import weakref
 from collections.abc import Hashable
 from typing import Any
@@ -99,7 +98,4 @@ class Scalars:
                     self._write(Scalar.LOSS, number, self._context.step + 1)
 
     def _write(self, scalar: Scalar, number: float, step: int) -> None:
-        # fmt: off
-        self._context.write(time.monotonic_ns(), Kind.SCALAR, scalar, 0, 0, 0, 0,
-                            float_bits(number), step, 0, 0)
-        # fmt: on
+        self._context.emit(Kind.SCALAR, float_bits(number), step, op=scalar)

@@ -64,10 +64,8 @@ class UntracedCollectives:
                     flight = read_flight_recorder()
                 self._explain(group, pg, missing, flight)
             shift = group.base if self._collectives.attached else 0
-            # fmt: off
-            self._context.write(time.monotonic_ns(), Kind.GROUP_SEQUENCE, 0, 0, 0, group.id, 0,
-                                 sequence + shift, hooked + shift, 0, 0)
-            # fmt: on
+            shifted = sequence + shift, hooked + shift
+            self._context.emit(Kind.GROUP_SEQUENCE, *shifted, group=group.id)
 
     def _register_new_groups(self) -> None:
         groups = torch.distributed.distributed_c10d._world.pg_map

@@ -184,6 +184,16 @@ class HookContext:
         """Stores *text* and returns its id, which a record can carry; 0 when the name table is full."""
         return self.ring.name(NameKind.TEXT, {"text": text[:4000]})
 
-    def emit(self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, d: int = 0, op: int = 0) -> None:
+    def emit(
+        self,
+        kind: Kind,
+        a: int = 0,
+        b: int = 0,
+        c: int = 0,
+        d: int = 0,
+        *,
+        op: int = 0,
+        group: int = 0,
+    ) -> None:
         """Writes a record of the current time, phase and unit, from a hook off the hot path."""
-        self.write(time.monotonic_ns(), kind, op, self.phase, 0, 0, self.unit, a, b, c, d)
+        self.write(time.monotonic_ns(), kind, op, self.phase, 0, group, self.unit, a, b, c, d)

@@ -1,7 +1,6 @@
 """The engine's own hooks: construction, forward, backward, optimizer step, precision."""
 
 import math
-import time
 from typing import Any
 
 from zeromon.ring.events import Kind, Outcome, Path, float_bits
@@ -117,11 +116,10 @@ class EngineSteps:
             scale = float(scaler.cur_scale)
             hysteresis = int(getattr(scaler, "cur_hysteresis", -1))
         norm = known_number(getattr(optimizer, "_global_grad_norm", None))
-        # fmt: off
-        self._context.write(time.monotonic_ns(), Kind.PRECISION, 0, 0, 0, number, 0,
-                            float_bits(scale), hysteresis,
-                            float_bits(0.0 if norm is None else norm), norm is not None)
-        # fmt: on
+        bits = float_bits(0.0 if norm is None else norm)
+        self._context.emit(
+            Kind.PRECISION, float_bits(scale), hysteresis, bits, norm is not None, group=number
+        )
 
     def _add_updated(self, engine: Any) -> None:
         """Adds the copy of stages 1 and 2 that brings the updated shard back to the device."""
