@@ -7,18 +7,14 @@ folder. From then on the collectors talk to each other, and the job's store is n
 The store has no authentication: whoever reaches it can publish a node. Where the job has a
 ``ZEROMON_TOKEN``, each node signs with it what it publishes, and ignores what is not signed
 (:mod:`zeromon.ring.signing`).
-
-``ZEROMON_RDZV`` names a folder that all nodes share, for a job whose store cannot be used.
 """
 
 import ipaddress
 import json
 import os
 import socket
-import stat
 import threading
 import time
-import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,7 +34,6 @@ _COUNT_SECONDS = 5.0
 _MOST_NODES = 65536
 NOTE = "nodes.note"
 """Why other nodes are unknown, a sentence; in the run's folder."""
-_SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 class JobStore:
@@ -48,7 +43,7 @@ class JobStore:
         self._store = store
         self._known: list[bytes] = []
 
-    def publish(self, first_rank: int, node: bytes) -> None:
+    def publish(self, node: bytes) -> None:
         """Publishes a node under the next free number."""
         self._store.set(f"zeromon/node/{self._store.add('zeromon/nodes', 1)}", node)
 
@@ -63,40 +58,8 @@ class JobStore:
         return list(self._known)
 
 
-class SharedFolder:
-    """A folder that all nodes share."""
-
-    def __init__(self, folder: Path) -> None:
-        key = "|".join(os.environ.get(name, "") for name in _SHARED)
-        self._folder = folder / f"zeromon-{zlib.crc32(key.encode()):08x}"
-
-    def publish(self, first_rank: int, node: bytes) -> None:
-        """Writes a file for the node."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._check()
-        replace_file(self._folder / f"{first_rank}.json", node)
-
-    def nodes(self) -> list[bytes]:
-        """Returns the content of all files."""
-        if not self._folder.exists():
-            return []
-        self._check()
-        return [path.read_bytes() for path in sorted(self._folder.glob("*.json"))[:_MOST_NODES]]
-
-    def _check(self) -> None:
-        """Raises PermissionError where another user may write here and no token signs what is here."""
-        if job_token():
-            return
-        about = self._folder.lstat()
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
-            raise PermissionError(f"{self._folder} is not this user's alone: set ZEROMON_TOKEN")
-
-
-def rendezvous_store() -> JobStore | SharedFolder | None:
-    """Returns where this job's nodes publish; None where every store would disturb the job."""
-    shared = os.environ.get("ZEROMON_RDZV")
-    if shared:
-        return SharedFolder(Path(shared))
+def rendezvous_store() -> JobStore | None:
+    """Returns where this job's nodes publish; None where that would disturb the job."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
@@ -158,12 +121,8 @@ class Rendezvous:
         self._stopping.set()
 
     def _run(self) -> None:
-        try:
+        with suppress(RuntimeError, OSError):  # the job and its store may end meanwhile
             self._meet()
-        except PermissionError as error:
-            self._note(f"ranks of other nodes are unknown: {error}")
-        except (RuntimeError, OSError):
-            pass  # the job and its store may end meanwhile
 
     def _note(self, text: str) -> None:
         """Tells the collector why nodes are missing."""
@@ -175,7 +134,7 @@ class Rendezvous:
         if store is None or node is None:
             return
         token = job_token(self._run_dir)
-        store.publish(node["first_rank"], json.dumps(signed_card(token, node)).encode())
+        store.publish(json.dumps(signed_card(token, node)).encode())
         began, known, refused = time.monotonic(), 0, 0
         while time.monotonic() - began < _TIMEOUT_SECONDS:
             published = store.nodes()

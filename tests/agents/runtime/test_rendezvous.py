@@ -1,4 +1,4 @@
-"""How nodes find each other: on a real store, or in a folder. tests/nodes does it with a whole run."""
+"""How nodes find each other: on a real store. tests/nodes does it with a whole run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.rendezvous import (
     JobStore,
     Rendezvous,
-    SharedFolder,
     collector_at,
     connection_of,
     is_first_on_node,
@@ -25,10 +24,8 @@ from zeromon_agents.runtime.rendezvous import (
 )
 
 
-def stores(kind: str, folder: Path, job: dist.TCPStore) -> tuple[JobStore | SharedFolder, ...]:
+def stores(kind: str, job: dist.TCPStore) -> tuple[JobStore, ...]:
     """The same store, as two nodes open it."""
-    if kind == "folder":
-        return SharedFolder(folder), SharedFolder(folder)
     store = dist.PrefixStore("default_pg", job)
     if kind == "clone":
         return JobStore(connection_of(store)), JobStore(connection_of(store))
@@ -42,13 +39,13 @@ def stores(kind: str, folder: Path, job: dist.TCPStore) -> tuple[JobStore | Shar
     return JobStore(connection_of(Old())), JobStore(connection_of(Old()))
 
 
-@pytest.mark.parametrize("kind", ["clone", "connect", "folder"])
-def test_a_node_reads_what_another_publishes(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["clone", "connect"])
+def test_a_node_reads_what_another_publishes(kind: str) -> None:
     job = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    here, there = stores(kind, tmp_path, job)
+    here, there = stores(kind, job)
     assert there.nodes() == []
-    here.publish(0, b'{"a": 1}')
-    there.publish(8, b"second")
+    here.publish(b'{"a": 1}')
+    there.publish(b"second")
     for store in (here, there):
         assert sorted(store.nodes()) == [b"second", b'{"a": 1}']
 
@@ -58,6 +55,16 @@ def test_a_store_that_cannot_be_shared_is_left_alone() -> None:
         pass
 
     assert connection_of(Strange()) is None
+
+
+@pytest.fixture
+def job_store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
+    """The store of a job, which every node opens by itself."""
+    store = dist.HashStore()
+    monkeypatch.setattr(
+        "zeromon_agents.runtime.rendezvous.rendezvous_store", lambda: JobStore(store)
+    )
+    return store
 
 
 def node(folder: Path, name: str, port: int, named: bool) -> Path:
@@ -70,15 +77,12 @@ def node(folder: Path, name: str, port: int, named: bool) -> Path:
     return run
 
 
-def test_all_nodes_end_up_with_the_same_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also with a file that describes no node.
+def test_all_nodes_end_up_with_the_same_list(tmp_path: Path, job_store: dist.HashStore) -> None:
+    """Also with a key that describes no node.
 
     The thread ends when all ranks are known.
     """
-    monkeypatch.setenv("ZEROMON_RDZV", str(tmp_path / "shared"))
-    SharedFolder(tmp_path / "shared").publish(99, b'{"node": []}')
+    JobStore(job_store).publish(b'{"node": []}')
     guard = Guard()
     runs = [node(tmp_path, f"n{n}", 9000 + n, n == 0) for n in range(3)]
     rendezvous = [Rendezvous(run, 2 * n, 2, 6, guard) for n, run in enumerate(runs)]
@@ -98,11 +102,11 @@ def test_all_nodes_end_up_with_the_same_list(
     assert guard.errors == 0
 
 
+@pytest.mark.usefixtures("job_store")
 def test_without_a_launcher_that_says_so_the_ranks_of_a_node_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first rank of each node publishes it; where all ranks are on one node, none does."""
-    monkeypatch.setenv("ZEROMON_RDZV", str(tmp_path / "shared"))
     monkeypatch.setattr("zeromon_agents.runtime.rendezvous._COUNT_SECONDS", 0.2)
     runs = [node(tmp_path, f"n{n}", 9000 + n, n == 0) for n in range(2)]
     for number, run in enumerate(runs):
@@ -167,12 +171,11 @@ def test_only_a_holder_of_the_token_publishes_a_node(monkeypatch: pytest.MonkeyP
 
 
 def test_a_false_node_that_comes_first_is_ignored_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, job_store: dist.HashStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ZEROMON_RDZV", str(tmp_path / "shared"))
     monkeypatch.setenv("ZEROMON_TOKEN", "secret")
     evil = published(CARD | {"node": "evil", "address": "10.9.9.9:1", "first_rank": 0})
-    SharedFolder(tmp_path / "shared").publish(99, evil)
+    JobStore(job_store).publish(evil)
     runs = [node(tmp_path, f"n{n}", 9000 + n, n == 0) for n in range(2)]
     for number, run in enumerate(runs):
         Rendezvous(run, 2 * number, 2, 4, Guard()).start()
@@ -183,27 +186,3 @@ def test_a_false_node_that_comes_first_is_ignored_and_named(
         assert (
             RunCluster(run).note == "published nodes ignored for another ZEROMON_TOKEN, or none: 1"
         )
-
-
-@pytest.mark.parametrize("mode", [0o700, 0o777])
-def test_a_shared_folder_that_others_can_write_into_needs_a_token(
-    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its name is known to all users: it consists of variables of the job."""
-    monkeypatch.setenv("ZEROMON_RDZV", str(tmp_path / "shared"))
-    monkeypatch.delenv("ZEROMON_TOKEN", raising=False)
-    store = SharedFolder(tmp_path / "shared")
-    store.publish(0, b"{}")
-    folder = next((tmp_path / "shared").iterdir())
-    folder.chmod(mode)
-    run = node(tmp_path, "n0", 9000, True)
-    Rendezvous(run, 0, 2, 4, Guard()).start()
-    if mode == 0o700:
-        wait_for(lambda: (run / "nodes.json").exists())
-        assert RunCluster(run).note == ""
-        return
-    wait_for(lambda: RunCluster(run).note)
-    assert "not this user's alone: set ZEROMON_TOKEN" in RunCluster(run).note
-    assert not (run / "nodes.json").exists()
-    monkeypatch.setenv("ZEROMON_TOKEN", "secret")
-    assert store.nodes() != []
