@@ -38,14 +38,11 @@ from zeromon.collector.cluster import (
     unpacked,
 )
 from zeromon.collector.cluster_client import (
-    NONCE,
-    SIGNATURE,
     ClusterSync,
     NodeList,
     answer,
     read_node_infos,
     reply_signature,
-    report_headers,
 )
 from zeromon.collector.daemon import Collector
 from zeromon.collector.http import start_server, targets
@@ -56,6 +53,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stragglers import stragglers
 from zeromon.fold.state import Arrival
 from zeromon.ring.atomic import replace_file
+from zeromon.ring.signing import NONCE, REPORT, SIGNATURE, proof_headers
 from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
 from zeromon.storage.run_store import Store
 
@@ -552,14 +550,14 @@ def test_only_who_has_the_token_may_report(server_of: Callable[[str], str]) -> N
     body = msgspec.json.encode(NodeReport("r", card(2)))
     assert post(url, body)[0] == 401
     assert post(url, body, Authorization="Bearer secret")[0] == 401
-    assert post(url, body, **report_headers("other", body))[0] == 401
-    proof = report_headers("secret", body)
+    assert post(url, body, **proof_headers("other", REPORT, body))[0] == 401
+    proof = proof_headers("secret", REPORT, body)
     assert post(url, body + b" ", **proof)[0] == 401
     status, headers, content = post(url, body, **proof)
     assert status == 200
     assert headers[SIGNATURE] == reply_signature("secret", proof[NONCE], content)
     assert post(url, body, **proof)[0] == 401, "a replay"
-    assert post(url, b"{}", **report_headers("secret", b"{}"))[0] == 400
+    assert post(url, b"{}", **proof_headers("secret", REPORT, b"{}"))[0] == 400
 
 
 def test_a_report_of_an_hour_ago_is_refused(
@@ -567,7 +565,7 @@ def test_a_report_of_an_hour_ago_is_refused(
 ) -> None:
     body, now = msgspec.json.encode(NodeReport("r", card(2))), time.time()
     monkeypatch.setattr(time, "time", lambda: now - 3600)
-    proof = report_headers("secret", body)
+    proof = proof_headers("secret", REPORT, body)
     monkeypatch.undo()
     assert post(server_of("secret"), body, **proof)[0] == 401
 
@@ -575,7 +573,7 @@ def test_a_report_of_an_hour_ago_is_refused(
 def test_without_a_token_of_its_own_a_collector_takes_no_report(
     server_of: Callable[[str], str],
 ) -> None:
-    assert post(server_of(""), b"{}", **report_headers("", b"{}"))[0] == 401
+    assert post(server_of(""), b"{}", **proof_headers("", REPORT, b"{}"))[0] == 401
 
 
 @pytest.mark.parametrize("token", ["", "cluster-secret"])
@@ -591,7 +589,7 @@ def test_who_published_a_false_node_gets_no_token_and_no_belief(
             size = int(self.headers["Content-Length"])
             heard.append(str(self.headers).encode() + self.rfile.read(size))
             self.send_response(200)
-            self.send_header(SIGNATURE, report_headers("guess", forged)[SIGNATURE])
+            self.send_header(SIGNATURE, proof_headers("guess", REPORT, forged)[SIGNATURE])
             self.end_headers()
             self.wfile.write(forged)
 

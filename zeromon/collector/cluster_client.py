@@ -93,11 +93,6 @@ class NodeList:
         return self._nodes
 
 
-def report_headers(token: str, body: bytes) -> dict[str, str]:
-    """Returns the headers that prove the report *body*."""
-    return proof_headers(token, REPORT, body)
-
-
 def reply_signature(token: str, nonce: str, body: bytes) -> str:
     """Returns the signature of the reply *body* to the report with *nonce*."""
     return signature(token, REPLY, nonce.encode(), body)
@@ -273,7 +268,7 @@ class ClusterSync:
             offset = self.clock.best(now)
             report = self._report(now, None if offset is None else round(offset.value_ns))
             body = _ENCODER.encode(report)
-            proof = report_headers(token, body)
+            proof = proof_headers(token, REPORT, body)
             headers = {"Content-Type": "application/json", "Connection": "close", **proof}
             sent = time.monotonic_ns()
             connection.request("POST", "/api/exchange", body, headers)

@@ -6,7 +6,6 @@ undo the change where it is old or gone.
 """
 
 import json
-import math
 import os
 import statistics
 import threading
@@ -15,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from zeromon.collector.trace_capture import POLL_SECONDS
+from zeromon.collector.trace_capture import first_step
 from zeromon.errors import TrialRefused
 from zeromon.readout.trial import CHANGES, obstacle
 from zeromon.ring.atomic import replace_file
@@ -78,7 +77,7 @@ class Trials:
             code=finding.code,
             change=change,
             state=TrialState.WAITING,
-            first=_first_step(run.ranks),
+            first=first_step(run.ranks) + MARGIN + 2,  # and all have agreed
             size=size,
             blocks=A_ROUND * rounds,
             dialect=remedy.dialect,
@@ -161,13 +160,6 @@ class Trials:
 
 def _typical(ranks: Sequence[RankSnapshot]) -> float:
     return max((rank.step_seconds or 0.0 for rank in ranks), default=0.0)
-
-
-def _first_step(ranks: Sequence[RankSnapshot]) -> int:
-    """Returns the first step, which no rank reaches before all have read the request and agreed."""
-    newest = max(rank.step for rank in ranks)
-    fastest = min((rank.step_seconds or POLL_SECONDS) for rank in ranks)
-    return newest + MARGIN + 4 + math.ceil(POLL_SECONDS / max(fastest, 1e-4))
 
 
 def _seconds_by_step(ranks: Sequence[RankSnapshot]) -> dict[int, float]:

@@ -84,13 +84,11 @@ def _of_turns(
 ) -> Straggler | None:
     """The late rank or node of *steps*; None where none is late enough, or without a reason."""
     least = max(LATE.warning * step_seconds, 2 * error_seconds)
-    rank, late = _most_often(_last(steps), lambda s: s.late, lambda rank: rank, step_seconds)
-    if rank >= 0 and late >= least:
-        return _of_rank(known, rank, late, step_seconds, steps, node_of(rank))
-    rank, late = _most_often(_last(steps), lambda s: s.node_late, node_of, step_seconds)
-    if rank >= 0 and late >= least:
-        return _of_node(rank, late, step_seconds, steps, node_of)
-    return None
+    found = _late(steps, lambda s: s.late, lambda rank: rank, step_seconds, least)
+    if found is not None:
+        return _explained(found, known, steps, step_seconds, node_of)
+    found = _late(steps, lambda s: s.node_late, node_of, step_seconds, least)
+    return found and replace(found, node=node_of(found.rank), whole_node=True)
 
 
 def _last(steps: _Steps, seconds: float = WINDOW_SECONDS) -> _Steps:
@@ -120,59 +118,52 @@ def _most_often(
     return rank, min(step_seconds, late / 1e9)
 
 
-def _of_rank(
-    known: dict[int, RankSnapshot],
-    rank: int,
-    late: float,
-    step_seconds: float,
+def _late(
     steps: _Steps,
-    node: str,
+    read: Callable[[StepSkew], ByRank],
+    name: Callable[[int], object],
+    step_seconds: float,
+    least: float,
 ) -> Straggler | None:
-    """The straggler *rank*; None without a reason. Of a rank on another node only arrivals are known."""
-    mine, others = known.get(rank), [r for r in known.values() if r.rank != rank]
-    phases: tuple[str, ...] = ()
-    longer, why = 0.0, ""
-    if mine is not None:
-        share = late / step_seconds
-        phases, longer = longer_phases(mine, others, REASON * share * (mine.step_seconds or 0.0))
-        lacks = lack_of_cpus(mine, others, REASON * share)
-        why = lacks or cause(mine, others)
-        # without CPUs, phases of identical ranks differ, too: several at once, or by less than they lack
-        lack = cpu_lack(mine) * (mine.step_seconds or 0.0)
-        is_unsteady = lacks or (lack > 0 and (len(phases) > 1 or longer < lack))
-        if (not phases and not why) or (is_unsteady and not _stays(steps, rank, step_seconds)):
-            return None
+    """The rank that is latest, as :func:`_most_often` has it; None below *least* seconds."""
+    rank, late = _most_often(_last(steps), read, name, step_seconds)
+    if rank < 0 or late < least:
+        return None
+    usual = name(rank)
     return Straggler(
         rank=rank,
         late_seconds=late,
         share=late / step_seconds,
         since_step=since_step(
-            steps, lambda s: _late_ns(s.late, lambda one: one == rank), late * 1e9
-        ),
-        phases=phases,
-        longer_seconds=longer,
-        cause=why,
-        node="" if mine else node,
-    )
-
-
-def _of_node(
-    rank: int, late: float, step_seconds: float, steps: _Steps, node_of: Callable[[int], str]
-) -> Straggler:
-    """The node of *rank*, whose ranks all arrive late."""
-    node = node_of(rank)
-    return Straggler(
-        rank=rank,
-        late_seconds=late,
-        share=late / step_seconds,
-        since_step=since_step(
-            steps, lambda s: _late_ns(s.node_late, lambda one: node_of(one) == node), late * 1e9
+            steps, lambda s: _late_ns(read(s), lambda one: name(one) == usual), late * 1e9
         ),
         phases=(),
         longer_seconds=0.0,
-        node=node,
-        whole_node=True,
     )
+
+
+def _explained(
+    found: Straggler,
+    known: dict[int, RankSnapshot],
+    steps: _Steps,
+    step_seconds: float,
+    node_of: Callable[[int], str],
+) -> Straggler | None:
+    """*found* with its reason; None without one. Of a rank on another node only arrivals are known."""
+    rank, mine = found.rank, known.get(found.rank)
+    if mine is None:
+        return replace(found, node=node_of(rank))
+    others = [r for r in known.values() if r.rank != rank]
+    least = REASON * found.share
+    phases, longer = longer_phases(mine, others, least * (mine.step_seconds or 0.0))
+    lacks = lack_of_cpus(mine, others, least)
+    why = lacks or cause(mine, others)
+    # without CPUs, phases of identical ranks differ, too: several at once, or by less than they lack
+    lack = cpu_lack(mine) * (mine.step_seconds or 0.0)
+    is_unsteady = lacks or (lack > 0 and (len(phases) > 1 or longer < lack))
+    if (not phases and not why) or (is_unsteady and not _stays(steps, rank, step_seconds)):
+        return None
+    return replace(found, phases=phases, longer_seconds=longer, cause=why)
 
 
 def _stays(steps: _Steps, rank: int, step_seconds: float) -> bool:

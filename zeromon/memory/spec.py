@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from zeromon.errors import PlanError
+from zeromon.ring.model_metadata import factored_numel
 
 FRAMEWORKS = ("deepspeed", "fsdp2", "fsdp1", "ddp")
 PLACES = ("device", "host", "nvme")
@@ -145,7 +146,10 @@ class ModelSpec:
             linear_numel=max(linear, default=0),
             buffer_bytes=self.buffer_bytes,
             factored_numel=sum(
-                factored(shape) * u.count for u in self.units if u.trainable for shape in u.shapes
+                factored_numel(shape) * u.count
+                for u in self.units
+                if u.trainable
+                for shape in u.shapes
             ),
             layer_numel=max((u.numel for u in layers), default=0),
             root_numel=sum(u.numel * u.count for u in self.units if u.name == ROOT),
@@ -160,13 +164,6 @@ def _padded(unit: Unit, plan: ShardPlan) -> int:
     if plan.framework == "fsdp1":  # one flat parameter a unit
         return math.ceil(unit.numel / ranks)
     return sum(math.ceil(math.prod(s) / ranks) for s in unit.shapes)
-
-
-def factored(shape: Shape) -> int:
-    """Returns the elements of Adafactor's second moment for *shape* (Shazeer & Stern 2018)."""
-    if len(shape) < 2:
-        return math.prod(shape)
-    return math.prod(shape[:-1]) + math.prod((*shape[:-2], shape[-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

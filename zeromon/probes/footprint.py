@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from zeromon.probes.cgroups import PROC
+from zeromon.probes.cgroups import PROC, lines_of
 from zeromon.probes.host_memory import HostReader
+from zeromon.probes.process import children_of
 
 _LOOK_FOR_CHILDREN_SECONDS = 0.2
 _KEPT = ("VmHWM:", "RssAnon:", "RssFile:", "RssShmem:")
@@ -38,7 +39,8 @@ class Footprint:
         total = 0
         self._living = set()
         for pid in self._pids:
-            fields = _status(self._proc / str(pid) / "status")
+            lines = lines_of(self._proc / str(pid) / "status")
+            fields = {line[0]: int(line[1]) * 1024 for line in lines if line[0] in _KEPT}
             if not fields:
                 continue
             self._living.add(pid)
@@ -89,23 +91,10 @@ class Footprint:
         self._looked = now
         waiting = list(self._pids)
         while waiting:
-            pid = waiting.pop()
-            for task in (self._proc / str(pid) / "task").glob("*/children"):
-                with suppress(OSError, ValueError):
-                    found = set(map(int, task.read_text().split())) - self._pids
-                    self._pids |= found
-                    waiting += found
+            found = children_of(waiting.pop(), self._proc) - self._pids
+            self._pids |= found
+            waiting += found
         self._pids = {pid for pid in self._pids if _state(self._proc, pid)}
-
-
-def _status(path: Path) -> dict[str, int]:
-    fields: dict[str, int] = {}
-    with suppress(OSError, ValueError):
-        for each in path.read_text().splitlines():
-            name, _, rest = each.partition("\t")
-            if name in _KEPT:
-                fields[name] = int(rest.split()[0]) * 1024
-    return fields
 
 
 def _state(proc: Path, pid: int) -> str:

@@ -8,8 +8,9 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
-from zeromon.probes.cgroups import text_of
+from zeromon.probes.cgroups import PROC, lines_of, text_of
 from zeromon.snapshot import Halt
 
 _INFO_SIZE = 64
@@ -90,6 +91,12 @@ def start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def children_of(pid: int, proc: Path = PROC) -> set[int]:
+    """Returns the processes that *pid* has started."""
+    files = (proc / str(pid) / "task").glob("*/children")
+    return {int(word) for file in files for words in lines_of(file) for word in words}
 
 
 def halt_of(pid: int) -> Halt:

@@ -4,6 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from zeromon.probes.cgroups import PROC, lines_of, text_of
+from zeromon.probes.process import children_of
 from zeromon.snapshot import WorkerMemory
 
 _EVERY_NS = 5_000_000_000
@@ -53,8 +54,7 @@ class WorkersReader:
         )
 
     def _workers(self) -> list[int]:
-        children = (self._proc / str(self._pid) / "task").glob("*/children")
-        pids = [int(word) for file in children for words in lines_of(file) for word in words]
+        pids = children_of(self._pid, self._proc)
         return [pid for pid in pids if self._text(pid, "comm").strip() == _NAME]
 
     def _is_spawned(self, pid: int) -> bool:

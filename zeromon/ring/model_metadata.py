@@ -5,8 +5,9 @@ pipeline parallelism leave to a rank. ``shard`` marks what one rank keeps of tha
 element, but for ``buffer_bytes``.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, cast, get_args
 
 T = TypeVar("T")
@@ -246,3 +247,10 @@ def _is(value: Any, kind: Any) -> bool:
     if kind == dict[str, str]:
         return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def factored_numel(shape: Sequence[int]) -> int:
+    """Returns the elements of Adafactor's second moment for *shape* (Shazeer & Stern 2018)."""
+    if len(shape) < 2:
+        return math.prod(shape)
+    return math.prod(shape[:-1]) + math.prod((*shape[:-2], shape[-1]))

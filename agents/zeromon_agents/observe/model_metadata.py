@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.model_metadata import ModelMetadata
+from zeromon.ring.model_metadata import ModelMetadata, factored_numel
 from zeromon_agents.observe import matrices
 from zeromon_agents.observe.census import LARGE
 from zeromon_agents.observe.torch_roles import inner, local_of, param_groups
@@ -320,11 +320,3 @@ def _nbytes(tensor: Any) -> int:
     """Bytes of a buffer; 0 of a sparse one."""
     is_plain = tensor.layout is torch.strided and tensor.device.type != "meta"
     return int(tensor.numel() * tensor.element_size()) if is_plain else 0
-
-
-def factored_numel(shape: Any) -> int:
-    """Elements of Adafactor's second moment for a parameter of *shape*."""
-    shape = tuple(shape)
-    if len(shape) < 2:
-        return int(math.prod(shape))
-    return int(math.prod(shape[:-1]) + math.prod((*shape[:-2], shape[-1])))

@@ -78,7 +78,7 @@ class Capture:
         if not getattr(profile, "_zeromon_counted", False):
             profile._zeromon_counted = True
             self._script_profilers += 1
-        self._give_up("the script's own profiler began")
+        self.close("the script's own profiler began")
 
     def _profiler_ends(self, profile: Any, *_: Any, **__: Any) -> None:
         if getattr(profile, "_zeromon_counted", False):
@@ -217,8 +217,8 @@ class Capture:
         self._request = None
         self._steps.on_boundary = None
 
-    def _give_up(self, why: str) -> None:
-        """Ends a recording, or a request that waits for its first step."""
+    def close(self, why: str) -> None:
+        """Ends a recording and discards it, or ends a request that waits for its first step."""
         if self._request is None:
             return
         made, self._profile = self._profile, None
@@ -226,10 +226,6 @@ class Capture:
             self._end_mark()
             made.stop()
         self._end(TraceState.REFUSED, why)
-
-    def close(self, why: str) -> None:
-        """Ends a recording and discards it."""
-        self._give_up(why)
 
     def _end(self, state: TraceState, why: str) -> None:
         request, self._request = self._request, None

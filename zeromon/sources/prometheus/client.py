@@ -139,11 +139,8 @@ class Server:
 
     def vector(self, expression: str, at: float | None = None) -> list[Sample]:
         """Returns the samples of an instant query, now or *at* a moment of our clock, without NaN."""
-        parameters = {"query": expression, "timeout": f"{TIMEOUT_SECONDS:.0f}s"}
-        if at is not None:
-            parameters["time"] = f"{at + self.offset:.3f}"
         began = time.time()
-        answer = self._decoded(self._ask("query", parameters), _VECTOR)
+        answer = self._decoded(self._query(expression, at), _VECTOR)
         if at is None and answer.data.result:
             self._compare_clocks(answer.data.result[0].pair[0], (began, time.time()))
         return [sample for sample in answer.data.result if not math.isnan(sample.value)]
@@ -158,10 +155,7 @@ class Server:
 
     def samples(self, selector: str, at: float | None = None) -> list[Line]:
         """Returns the samples of a range selector as they were scraped, on our clock."""
-        parameters = {"query": selector, "timeout": f"{TIMEOUT_SECONDS:.0f}s"}
-        if at is not None:
-            parameters["time"] = f"{at + self.offset:.3f}"
-        return self._shifted(self._decoded(self._ask("query", parameters), _MATRIX).data.result)
+        return self._shifted(self._decoded(self._query(selector, at), _MATRIX).data.result)
 
     def matrix(self, expression: str, span: tuple[float, float], step: float) -> list[Line]:
         """Returns a range query over *span*, a point every *step* seconds; times are of our clock."""
@@ -173,6 +167,12 @@ class Server:
         return self._shifted(
             self._decoded(self._ask("query_range", parameters), _MATRIX).data.result
         )
+
+    def _query(self, expression: str, at: float | None) -> bytes:
+        parameters = {"query": expression, "timeout": f"{TIMEOUT_SECONDS:.0f}s"}
+        if at is not None:
+            parameters["time"] = f"{at + self.offset:.3f}"
+        return self._ask("query", parameters)
 
     def _shifted(self, found: list[Line]) -> list[Line]:
         if not self.offset:
