@@ -40,6 +40,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from leave import leave
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -467,6 +468,7 @@ def main() -> None:
         train_torch()
     dist.destroy_process_group()
     print(f"rank {RANK} trained {FAULT.step} steps", flush=True)
+    leave()
 
 
 if __name__ == "__main__":

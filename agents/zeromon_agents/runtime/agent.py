@@ -143,6 +143,7 @@ class Agent:
         self._hang_written_of = self._census_of = -1
         self._stopping = threading.Event()
         self._heart: threading.Thread | None = None
+        self._end_is_written = False
         self._is_apart = False
         """Whether the heartbeat's thread leaves captures of other threads alone."""
         self._excepthook: Any = None
@@ -209,15 +210,12 @@ class Agent:
         self.imports.close()
         self._write_loading()
         self.loading.close()
-        if self.rendezvous is not None:
-            self.rendezvous.stop()
         kept = self.patches.restore()
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         atexit.unregister(self._at_exit)
         self.context.emit(Kind.EXIT, op=ExitKind.DETACHED)
-        if self._heart is not None and self._heart is not threading.current_thread():
-            self._heart.join(2 * _HEARTBEAT_SECONDS)
+        self._end_threads()
         self.ring.close()
         return kept
 
@@ -451,12 +449,24 @@ class Agent:
             said = masked([str(error)[:_MAX_ERROR_LETTERS]])[0]
             text = self.context.text(f"{kind.__name__}{_raised_at(trace)}: {said}")
             self.context.emit(Kind.EXIT, text, op=ExitKind.EXCEPTION)
-            atexit.unregister(self._at_exit)
+            self._end_is_written = True
         self._excepthook(kind, error, trace)
 
     def _at_exit(self) -> None:
+        self._stopping.set()
+        if not self._end_is_written:
+            self._write_end()
+        self._end_threads()
+
+    def _end_threads(self) -> None:
+        """Waits for the agent's threads: the interpreter's end would kill one inside C++, and abort."""
+        if self.rendezvous is not None:
+            self.rendezvous.stop()
+        if self._heart is not None and self._heart is not threading.current_thread():
+            self._heart.join(2 * _HEARTBEAT_SECONDS)
+
+    def _write_end(self) -> None:
         with suppress(Guard.CAUGHT):
-            self._stopping.set()
             self._count_the_rest()
             self._write_loading()
             # a trace that fails must not lose the end record

@@ -110,15 +110,19 @@ class Rendezvous:
         self._world = world
         self._guard = guard
         self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Starts the thread and returns at once."""
         run = self._guard.guarded(self._run)
-        threading.Thread(target=run, name="zeromon-rdzv", daemon=True).start()
+        self._thread = threading.Thread(target=run, name="zeromon-rdzv", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread at its next pause."""
+        """Ends the thread at its next pause; waits for that a second at most."""
         self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
 
     def _run(self) -> None:
         with suppress(RuntimeError, OSError):  # the job and its store may end meanwhile

@@ -155,6 +155,14 @@ def wait_for_record(node: Node, name: str) -> RunSnapshot:
     return wait_for(ended, 30)
 
 
+def test_a_thread_of_the_agent_inside_torch_does_not_abort_the_end(node: Node) -> None:
+    """The interpreter ends a thread that comes back from C++ then, and C++ calls that an abort."""
+    result = node.run([*RUN, str(PROGRAMS / "busy_heart.py")])
+    assert result.code == 0, result.output
+    assert "terminate called" not in result.output
+    assert [rank.steps for rank in result.snapshot.ranks] == [3, 3]
+
+
 def test_zeromon_run_keeps_exit_code_and_output(node: Node) -> None:
     """stdout is the command's own; narration goes to stderr."""
     done = zeromon_run(node, ["bash", "-c", "echo out; echo err >&2; exit 7"])
