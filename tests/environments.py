@@ -32,6 +32,8 @@ class Environment:
     """What the user reads on stderr or in the report; "": nothing but where the views are."""
     code: int = 0
     """The exit code, with and without."""
+    after: str = ""
+    """Shell commands after the report; what they write is :attr:`Told.after`."""
     ranks: tuple[int, ...] = (0, 1)
     """The ranks whose steps are all in the record; () where the run cannot be watched."""
 
@@ -44,6 +46,7 @@ class Told:
     output: list[str]
     errors: list[str]
     report: str = ""
+    after: str = ""
     record: dict[str, Any] = field(default_factory=dict)
 
 
@@ -65,7 +68,8 @@ def run(one: Environment, folder: Path, places: dict[str, str], *, watched: bool
         report = shlex.join([*ZEROMON, "report", "r"])
         script += [
             f"{report} --wait 20 > {folder}/report 2>&1",
-            f"{report} --json > {folder}/record",
+            f"{report} --json > {folder}/record 2> {folder}/record.err",
+            f"{{ {placed(one.after) or ':'}; }} > {folder}/after 2>&1",
         ]
     environment = clean_environment() | {
         "HOME": str(folder / "home"),
@@ -76,7 +80,7 @@ def run(one: Environment, folder: Path, places: dict[str, str], *, watched: bool
     outer = ["unshare", "--mount", "--uts", "bash", "-c", shared, "bash", *one.as_user]
     done = subprocess.run(
         [*outer, "bash", "-c", "\n".join(script)],
-        env=environment, cwd=PROGRAMS, timeout=300, check=False, capture_output=True, text=True,
+        env=environment, cwd=PROGRAMS, timeout=900, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert (folder / "code").exists(), done.stderr
     text = {name: (folder / name).read_text(errors="replace") for name in ("code", "out", "err")}
@@ -84,6 +88,7 @@ def run(one: Environment, folder: Path, places: dict[str, str], *, watched: bool
     if watched:
         told.report = (folder / "report").read_text(errors="replace")
         told.report += "".join(path.read_text() for path in folder.rglob("findings.jsonl"))
+        told.after = (folder / "after").read_text(errors="replace")
         record = (folder / "record").read_text()
         told.record = json.loads(record) if record else {}
     return told

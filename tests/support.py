@@ -25,6 +25,7 @@ from zeromon.cli.run import child_environment
 from zeromon.collector.daemon import Collector
 from zeromon.collector.http import start_server
 from zeromon.export.prometheus.exposition import Writer
+from zeromon.ring.ring_file import remove_ring
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 
@@ -158,6 +159,8 @@ class Node:
     def close(self) -> None:
         """Stops the server and frees the rings."""
         self.server.shutdown()
+        for ring in self.root.glob("*/*.ring"):
+            remove_ring(ring)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def environment(self, run: str, **extra: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from environments import PROGRAM, STEPS, Environment, Told, run
-from support import LAUNCH, Node, start, wait_for
+from support import LAUNCH, ZEROMON, Node, start, wait_for
 
 from zeromon.collector.run import read_folder
 from zeromon.readout.verdict import Health, verdict
@@ -32,6 +33,7 @@ RINGS = f"{LIVE}/r/rank*.ring"
 KILL_COLLECTOR = f"kill -9 $(sed 's/.*\"pid\": \\([0-9]*\\).*/\\1/' {LIVE}/collector.json)"
 SMALL_TMPFS = "mkdir $W/live; mount -t tmpfs -o size=2m,mode=700 none $W/live"
 FILL = "head -c 4m /dev/zero > $W/live/x"
+IN_STORE = {"ZEROMON_STORE": "$W/store"}
 IN_SMALL = {"ZEROMON_DIR": "$W/live"}
 NO_SEGMENTS = ("unshare", "--ipc", "bash", "-c", 'echo 0 > /proc/sys/kernel/shmmni; "$@"', "bash")
 
@@ -60,6 +62,17 @@ ATTACKS = {
     "34 the live folder fills up": Environment(
         SMALL_TMPFS, IN_SMALL | {"PAUSE": "0.3", "AT_0_3": FILL}
     ),
+    "22 umask 000": Environment(
+        "umask 000",
+        {"ZEROMON_STORE": "$W/state/store"},
+        after=f"find $W/state {LIVE} -perm /077 | grep -v '/collector.lock'",
+    ),
+    "24 the store belongs to another user": Environment(
+        "mkdir -m 777 $W/store; chown nobody $W/store", IN_STORE, told="belongs to someone else"
+    ),
+    "24 the store is a link": Environment(
+        "mkdir $W/real; ln -s real $W/store", IN_STORE, told="store is a link", after="ls $W/real"
+    ),
     "B1 a kernel without segments": Environment(as_user=NO_SEGMENTS),
 }
 
@@ -83,9 +96,50 @@ def test_training_goes_on_with_the_same_losses(name: str, tmp_path: Path, alone:
     assert (told.code, told.output) == (0, alone.output), told.errors
     assert reported(told) == [(rank, STEPS, 0) for rank in one.ranks]
     assert re.search(one.told, "\n".join([*told.errors, told.report]))
+    assert told.after == ""
     if one.ranks:
         assert "finished after 8 steps" in told.report
         assert "cannot be read" not in told.report
+
+
+SMALL_STORE = "mkdir $W/store; mount -t tmpfs -o size=2m,mode=700 none $W/store"
+FILL_STORE = "cat /dev/zero > $W/store/x"
+WITHOUT_RINGS = (  # as after a reboot
+    f"rm -rf {LIVE}; {shlex.join(ZEROMON)} report r; {shlex.join(ZEROMON)} runs;"
+    " touch -d '2 minutes ago' $W/store/runs/r/snapshot.json;"
+    f" echo LATER; {shlex.join(ZEROMON)} report r; {shlex.join(ZEROMON)} runs"
+)
+
+
+def test_w3_a_store_that_fills_up_keeps_the_end_and_says_what_it_lost(
+    tmp_path: Path, alone: Told
+) -> None:
+    """Room for the last snapshot was reserved at the start."""
+    settings = IN_STORE | {"PAUSE": "2", "AT_0_3": FILL_STORE}
+    one = Environment(SMALL_STORE, settings, after=WITHOUT_RINGS)
+    told = run(one, tmp_path / "w", {}, watched=True)
+    print(told.report, told.after, sep="\n")
+    assert (told.code, told.output) == (0, alone.output)
+    lost = r"the store was full from [-0-9]+ [0-9:]+ on, step [1-7] of 8"
+    whole = rf"finished after 8 steps; its record is incomplete: {lost}"
+    for text in (told.report, *told.after.split("LATER")):
+        assert re.search(whole, " ".join(text.split())), text
+        assert "running" not in text
+    assert "ZM009" in told.report
+
+
+def test_w3_a_record_that_could_not_be_finished_is_incomplete(tmp_path: Path, alone: Told) -> None:
+    """Somebody took the room that was reserved, too."""
+    take = f"rm $W/store/runs/r/.reserve; {FILL_STORE}2"
+    settings = IN_STORE | {"PAUSE": "2", "AT_0_3": FILL_STORE, "AT_0_6": take}
+    told = run(
+        Environment(SMALL_STORE, settings, after=WITHOUT_RINGS), tmp_path / "w", {}, watched=True
+    )
+    print(told.report, told.after, sep="\n")
+    assert (told.code, told.output) == (0, alone.output)
+    later = told.after.split("LATER")[1]
+    assert re.search(r"incomplete: [a-z ]+ [-0-9]+ [0-9:]+", later)
+    assert "running" not in later
 
 
 def test_b1_without_segments_the_rank_of_a_truncated_file_is_named_and_no_other(

@@ -197,11 +197,13 @@ def snapshot_of(name: str) -> tuple[RunSnapshot, bool]:
 
 
 def _live(name: str | None) -> list[RunSnapshot]:
-    return [
-        LiveSource(live.address, live.run).latest()
-        for live in node_runs()
-        if name is None or live.run.startswith(name)
-    ]
+    """The runs that collectors of this node follow; one that ends at this moment has left its record."""
+    found = []
+    for live in node_runs():
+        if name is None or live.run.startswith(name):
+            with suppress(SourceError):
+                found.append(LiveSource(live.address, live.run).latest())
+    return found
 
 
 def _orphans(name: str | None) -> list[RunSnapshot]:
