@@ -75,6 +75,12 @@ def uses_device(values: Any) -> bool:
     )
 
 
+def has_no_bytes(values: Any) -> bool:
+    """Whether a fake tensor is among the values: its own mode is below this one."""
+    tensors = (one for one in tree_leaves(values) if isinstance(one, torch.Tensor))
+    return any(type(one) not in _PLAIN for one in tensors)
+
+
 def has_size_by_value(func: Any, args: Any) -> bool:
     """Whether only the bytes tell the result or its size, as of an index by a mask."""
     if func is torch.ops.aten.index.Tensor:
@@ -107,13 +113,9 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         kwargs = kwargs or {}
         if any(kind not in _PLAIN for kind in types):
             return NotImplemented  # a DTensor, say: it dispatches what is inside
-        if any(
-            type(one) not in _PLAIN
-            for one in tree_leaves((args, kwargs))
-            if isinstance(one, torch.Tensor)
-        ):
-            return func(*args, **kwargs)  # a fake tensor within its own mode: it has no bytes
         if func.namespace in _AS_THEY_ARE or not uses_device((args, kwargs)) or is_view(func):
+            return func(*args, **kwargs)
+        if has_no_bytes((args, kwargs)):
             return func(*args, **kwargs)
         drain()  # the CPU reads bytes at once: what is on its way must have come
         if func is _SCALAR:
@@ -122,6 +124,8 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
             torch.cuda.current_stream().synchronize()
             return tree_map(to_device, compute(func, args, kwargs))
         made = func(*args, **kwargs)
+        if has_no_bytes(made):
+            return made
         drain()
         fill(made, compute(func, args, kwargs))
         return made
