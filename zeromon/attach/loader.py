@@ -251,9 +251,11 @@ def _alone(lock: Path, pid: int) -> Iterator[None]:
     fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
     except BlockingIOError as error:
+        os.close(fd)
         raise AttachRefused(f"another zeromon is at process {pid}", "Let it finish.") from error
+    try:
+        yield
     finally:
         lock.unlink(missing_ok=True)
         os.close(fd)
