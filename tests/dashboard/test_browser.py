@@ -318,6 +318,7 @@ def test_a_trace_is_asked_for_only_by_who_has_the_key(site: Site, tab: Tab) -> N
     tab.page.context.clear_cookies()
     tab.page.goto(f"{site.base}/run/{site.run}/communication")
     assert "open the address that zeromon dash printed" in tab.page.inner_text("body")
+    tab.page.wait_for_load_state("networkidle")  # the icon, too, is refused
     assert tab.wrong and all("401" in text for text in tab.wrong)
     tab.wrong.clear()
     tab.go(f"{site.base}/run/{site.run}/communication?token={site.key}")

@@ -234,7 +234,7 @@ async def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch, make: Make)
 
 async def test_number_keys_and_clicks_open_screens(make: Make) -> None:
     expected = {
-        "memory": "by role", "communication": "in flight", "timeline": "Steps are at their true times",
+        "memory": "by role", "communication": "in flight", "timeline": "True times of steps",
         "ranks": MAPPED[0].label, "findings": "losses.append", "logs": "follows ranks",
         "overview": "step time",
     }  # fmt: skip

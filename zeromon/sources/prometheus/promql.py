@@ -98,13 +98,15 @@ def runs() -> str:
     lives = "and on (instance, run, rank) zeromon_rank_up == 1"
     severity = "* on (instance, run, rank) group_left () zeromon_run_severity"
     held = ("zeromon_memory_reserved_bytes", "zeromon_host_memory_rss_bytes")
+    # a rank does not know its strategy at first: then a run has two series
+    info = 'zeromon_rank_info{strategy!="unknown"}'
     parts = {
         "ranks": "count by (run) (zeromon_rank_up)",
         "up": "sum by (run) (zeromon_rank_up)",
         "steps": "max by (run) (last_over_time(zeromon_steps_total[1h]))",
         "known": "count by (run) (last_over_time(zeromon_rank_up[1h]))",
         "started": "min by (run) (last_over_time(zeromon_run_started_timestamp_seconds[1h]))",
-        "strategy": "count by (run, strategy) (last_over_time(zeromon_rank_info[1h]))",
+        "strategy": f"count by (run, strategy) (last_over_time({info}[1h]))",
         "health": f"topk by (run) (1, (zeromon_run_health == 1) {severity})",
         "step_seconds": f"max by (run) ({seconds} / ({count} > 0) {lives})",
         "exposed": "max by (run) (zeromon_exposed_communication_ratio)",
