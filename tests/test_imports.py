@@ -24,7 +24,6 @@ def loaded_by(statement: str, *, on_top_of: str = "") -> set[str]:
     [
         ("import zeromon", set()),
         ("import zeromon_agents", set()),
-        ("import zeromon_virtual, zeromon_virtual.clock, zeromon_virtual.spec", set()),
         ("import zeromon.ring.buffer, zeromon.ring.paths", set()),
         ("import zeromon.fold.state, zeromon.memory.forecast, zeromon.diagnosis.engine", set()),
         ("import zeromon.collector.daemon", {"msgspec"}),

@@ -25,12 +25,7 @@ from zeromon.export.prometheus.metrics import METRICS
 from zeromon.snapshot import RunSnapshot
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = (
-    "zeromon",
-    "agents/zeromon_agents",
-    "agents/zeromon_virtual",
-    "dashboard/zeromon_dashboard",
-)
+PACKAGES = ("zeromon", "agents/zeromon_agents", "dashboard/zeromon_dashboard")
 
 
 def command_line(parser: argparse.ArgumentParser, verb: str = "zeromon") -> Iterator[str]:

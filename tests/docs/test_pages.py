@@ -45,7 +45,6 @@ def test_every_module_that_a_page_names_exists(page: Path) -> None:
     parents = {
         "zeromon": ROOT,
         "zeromon_agents": ROOT / "agents",
-        "zeromon_virtual": ROOT / "agents",
         "zeromon_dashboard": ROOT / "dashboard",
     }
     missing = []

@@ -21,12 +21,7 @@ from zeromon.diagnosis.pages import pages
 from zeromon.export.prometheus.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = (
-    "zeromon",
-    "agents/zeromon_agents",
-    "agents/zeromon_virtual",
-    "dashboard/zeromon_dashboard",
-)
+PACKAGES = ("zeromon", "agents/zeromon_agents", "dashboard/zeromon_dashboard")
 SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 
 MODULES = {

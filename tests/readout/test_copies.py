@@ -19,12 +19,7 @@ from zeromon_dashboard import snapshot_figures
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = sorted(
     path
-    for folder in (
-        "zeromon",
-        "dashboard/zeromon_dashboard",
-        "agents/zeromon_agents",
-        "agents/zeromon_virtual",
-    )
+    for folder in ("zeromon", "dashboard/zeromon_dashboard", "agents/zeromon_agents")
     for path in (ROOT / folder).rglob("*.py")
 )
 VIEWS = ("zeromon/report", "zeromon/tui", "zeromon/cli/report.py", "zeromon/export/prometheus",

@@ -16,7 +16,6 @@ PACKAGES = {
     "zeromon": ROOT / "zeromon",
     "zeromon_agents": ROOT / "agents" / "zeromon_agents",
     "zeromon_dashboard": ROOT / "dashboard" / "zeromon_dashboard",
-    "zeromon_virtual": ROOT / "agents" / "zeromon_virtual",
 }
 MOST_PACKAGES = 26
 MOST_LAYERS = 14
