@@ -34,7 +34,7 @@ CAUSES = {
     "op": ("mismatched operations", "rank {rank} called broadcast"),
     "size": ("mismatched sizes", "rank {rank} called all_reduce (128 B)"),
     "groups": ("deadlock of groups", "rank"),
-    "idle": ("no step has ended", "rank {rank} is", "in asleep"),
+    "idle": ("no step has ended", "in asleep"),
 }
 """Fault -> what the first line must say; `idle` befalls all ranks."""
 MOMENTS = ("forward", "backward", "optimizer")

@@ -180,7 +180,7 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
 
 def _stalled_at(ranks: Sequence[RankSnapshot], *, is_over: bool) -> str:
     """``ranks 0, 1 are between phases, at t.py:32 in main``: of ranks that do the same."""
-    first, who = ranks[0], named_ranks([rank.rank for rank in ranks])
+    first, who = ranks[0], named_ranks(sorted(rank.rank for rank in ranks))
     if first.pause and first.stack and first.pause != STARTS:
         return f"{who}{':' if ranks[1:] else ''} {first.pause} (at {script_line(first.stack)})"
     verb = ("were" if is_over else "are") if ranks[1:] else ("was" if is_over else "is")
