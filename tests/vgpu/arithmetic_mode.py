@@ -11,6 +11,7 @@ import ctypes
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -88,13 +89,25 @@ def has_size_by_value(func: Any, args: Any) -> bool:
     return bool(_BY_VALUE & set(func.tags))
 
 
+def widen(value: Any) -> Any:
+    """A tensor of 16 bits as one of 32."""
+    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if is_half else value
+
+
 def compute(func: Any, args: Any, kwargs: Any) -> Any:
     """The operator's result by the CPU."""
     host_args, host_kwargs = tree_map(on_host, (args, kwargs))
     if func is _SOFTMAX and host_args[2]:  # from half to float: CUDA's alone
         host_args = (host_args[0].float(), host_args[1], False)
     try:
-        return func(*host_args, **host_kwargs)
+        try:
+            return func(*host_args, **host_kwargs)
+        except RuntimeError:
+            # CUDA takes 16 bits beside 32; the CPU in some operators does not.
+            if func._schema.is_mutable:
+                raise
+            return func(*tree_map(widen, host_args), **tree_map(widen, host_kwargs))
     except (NotImplementedError, RuntimeError) as error:
         raise NotImplementedError(f"vgpu: no arithmetic for {func.name()}: {error}") from error
 
@@ -111,7 +124,7 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(kind not in _PLAIN for kind in types):
+        if any(kind not in _PLAIN and not issubclass(kind, FakeTensor) for kind in types):
             return NotImplemented  # a DTensor, say: it dispatches what is inside
         if func.namespace in _AS_THEY_ARE or not uses_device((args, kwargs)) or is_view(func):
             return func(*args, **kwargs)
