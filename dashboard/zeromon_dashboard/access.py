@@ -17,7 +17,7 @@ from zeromon.sources.asgi import Receive, Scope, Send, answer, bounded, headers_
 
 _MOST_BODY = 1 << 20
 _BY_PAGES = ("/_dash-update-component",)
-"""What only Dash's own pages ask for."""
+"""Paths that only Dash's own pages request."""
 _LOG = logging.getLogger("uvicorn.error")
 _SECONDS_OF_COOKIE = 7 * 24 * 3600
 
@@ -165,7 +165,7 @@ class Guard:
 
 
 def _is_script(path: str) -> bool:
-    """Whether *path* is that of a script of Dash's own."""
+    """Returns whether *path* is a script that Dash itself serves."""
     return path.startswith("/_dash-component-suites/")
 
 

@@ -56,7 +56,7 @@ def test_pauses_of_one_rank_are_told_with_their_rhythm(
 
 
 def test_short_pauses_without_a_rhythm_are_those_of_a_busy_machine() -> None:
-    """The same steps were a finding with pauses that a person would call so."""
+    """Pauses of 0.2 s in these steps are no finding; pauses of 1 s in the same steps are."""
     frequent = [n for n in range(61, 140) if n % 6 in (0, 2)]  # after two steps, or four
     for at, seconds, is_told in (
         ((61, 64, 70, 73, 80, 90, 111, 149), 0.2, False),
@@ -75,7 +75,7 @@ def test_short_pauses_without_a_rhythm_are_those_of_a_busy_machine() -> None:
 
 @pytest.mark.parametrize("steps", [(61,), range(76, 151), range(91, 151)])
 def test_one_pause_or_one_in_each_step_is_no_rhythm(steps: Iterable[int]) -> None:
-    """What comes in each step from one on is a rank that is late (ZM309)."""
+    """A delay in every step from one on is a straggler (ZM309), not a pause."""
     long = dict.fromkeys(steps, 1000)
     ranks = (paused(0, long, {}, False), paused(1, {}, long, False))
     assert not [f for f in advise(run(*ranks)) if f.code == "ZM608"]

@@ -269,7 +269,7 @@ class Collector:
 
 
 def _is_run_folder(folder: Path) -> bool:
-    """Whether *folder* holds a run, by its name and its files."""
+    """Returns whether *folder* holds a run, by its name and its files."""
     if not paths.is_run_id(folder.name):
         return False
     return (folder / "run.json").exists() or bool(paths.rings(folder))

@@ -160,7 +160,7 @@ class Application:
         return _answer(respond, "200 OK", [_brief(run) for run in self._view.view])
 
     def _is_proved(self, environ: Environ, kind: bytes, content: bytes, token: str) -> bool:
-        """Whether a request carries a proof of its *content* by *token*."""
+        """Returns whether the request is signed with *token* over its *content*."""
         given = {name: environ.get(_VARIABLE[name], "") for name in _VARIABLE}
         return is_proved(given, kind, content, token, self._nonces)
 
@@ -246,7 +246,7 @@ _PARTS: dict[str, Callable[[Past, Query], bytes]] = {
     "lanes": _lanes,
     "series": _series,
 }
-"""What a run's record answers, by the name in the path."""
+"""The name in a path and the method that answers it from a run's record."""
 
 
 def _target(environ: Environ) -> bytes:

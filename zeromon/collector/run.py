@@ -95,7 +95,7 @@ class RunFollower:
         self.alerts = Notifier(folder)
         self.record: Record | None = None
         self.is_saved = False
-        """Whether a snapshot of it was to be saved."""
+        """True once a snapshot of the run was due to be saved."""
         self._history = read_history_end(folder)
         self.cluster = RunCluster(folder)
         self._earlier = read_totals(folder / TOTALS)

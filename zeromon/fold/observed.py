@@ -7,7 +7,7 @@ from zeromon.snapshot import ExtensionLock, Halt, HostMemory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What was seen of a rank's process from outside."""
+    """Facts about a rank's process, seen from outside it."""
 
     alive: bool = True
     halted: Halt = Halt.NONE

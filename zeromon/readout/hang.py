@@ -157,7 +157,7 @@ def _ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
 
 
 def _calls_in(run: RunSnapshot, hangs: Sequence[Hang]) -> list[MemberCall]:
-    """What the ranks that wait in *hangs* have called there."""
+    """Returns the calls in which the ranks of *hangs* wait."""
     return [
         MemberCall(rank=rank.rank, sequence=call.sequence, op=call.op, phase=call.phase)
         for hang in hangs

@@ -174,7 +174,7 @@ def _stalled(run: RunSnapshot) -> Verdict | None:
 
 
 def _death(run: RunSnapshot) -> str:
-    """What the first rank died of, after what led to it; of an abort, what threatened the run before."""
+    """Returns the cause of the first death and what led to it; for SIGABRT, the finding before it."""
     broken = next((hang for hang in run.hangs if HangKind(hang.kind).is_mismatch), None)
     if broken is not None:
         return hang_headline(run, broken)

@@ -75,7 +75,7 @@ def masked(words: Sequence[str]) -> list[str]:
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option, a variable or a key named *name* has a secret as its value."""
+    """Returns whether an option, variable or key named *name* has a secret as its value."""
     parts = [part.lower() for part in _WORDS.findall(name)]
     last, before = (parts or [""])[-1], parts[-2] if len(parts) > 1 else ""
     if last in _ALWAYS:
@@ -109,7 +109,7 @@ def _without_values(named: re.Pattern[str], text: str) -> str:
 
 
 def _has_secret(name: str, between: str, value: str) -> bool:
-    """Whether what follows the name of a secret is its *value*."""
+    """Returns whether *value*, which follows the name of a secret, is the secret itself."""
     if value.strip("\"'") in ("None", "null", "True", "False", "true", "false", "", MASK):
         return False
     if value.startswith("-") and not between.strip().startswith(("=", ":")):
@@ -120,5 +120,5 @@ def _has_secret(name: str, between: str, value: str) -> bool:
 
 
 def _is_strong(name: str) -> bool:
-    """Whether *name* says by itself that a secret follows, also in a sentence."""
+    """Returns whether *name* alone announces a secret, even within a sentence."""
     return _WORDS.findall(name)[-1].lower() in _ALWAYS

@@ -87,7 +87,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _is_private(path: Path) -> bool:
-    """Whether *path* has a token that nobody else could have read or written."""
+    """Returns whether only this user could have read or written the token in *path*."""
     try:
         about = path.lstat()
     except OSError:

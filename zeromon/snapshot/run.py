@@ -47,7 +47,7 @@ class RunSnapshot:
     history_step: int = 0
     """The last step before it."""
     unfinished: bool = False
-    """Whether this is the last of a record without an end, which nobody writes any more."""
+    """True for the last snapshot of a record that has no end and that nobody writes any more."""
     alias: str = ""
     """What this node called the run before it had heard of the others."""
     nodes: tuple[NodeView, ...] = ()

@@ -258,7 +258,7 @@ class Store:
         return kept if kept.ended or self._is_written(run) else _unfinished(kept)
 
     def _is_written(self, run: str) -> bool:
-        """Whether a collector has saved *run* so lately that it may follow it still."""
+        """Returns whether a collector saved *run* so recently that it may still follow it."""
         age = time.time() - (self.folder(run) / "snapshot.json").stat().st_mtime
         return age < _ABANDONED_SECONDS
 

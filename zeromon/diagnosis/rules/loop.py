@@ -209,7 +209,7 @@ class Pauses(NamedTuple):
 
 _MIN_PAUSES = 2
 _LONG, _STEADY = 4, 4
-"""Pauses of fewer usual steps count only as a rhythm of so many: others are those of a busy machine."""
+"""A pause shorter than 4 usual steps counts only if at least 4 pauses are evenly spaced."""
 
 
 def _pauses(rank: RankSnapshot) -> Pauses | None:
@@ -244,7 +244,7 @@ def _gaps(steps: Sequence[int]) -> list[int]:
 
 
 def _is_regular(steps: Sequence[int]) -> bool:
-    """Whether *steps* come in a rhythm; some may be missing, as those that were not timed are."""
+    """Returns whether *steps* are evenly spaced; untimed steps may be missing between them."""
     gaps = _gaps(steps)
     every = statistics.median(gaps)
     return all(abs(gap - max(1, round(gap / every)) * every) <= every / 4 for gap in gaps)
