@@ -32,7 +32,6 @@ from zeromon.diagnosis.rules import all_rules, health
 from zeromon.export import formats
 from zeromon.export.prometheus import metrics
 from zeromon.export.prometheus.exposition import Writer
-from zeromon.export.prometheus.otlp import data
 from zeromon.readout import charts
 from zeromon.report.render import render
 from zeromon.ring.strategy import Framework, Strategy
@@ -144,7 +143,7 @@ def test_the_page_of_the_recipe_has_the_sections_of_all_pages() -> None:
 
 
 def test_a_metric_is_on_every_way_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """/metrics in both formats, OTLP, and the page of metrics."""
+    """/metrics in both formats, and the page of metrics."""
     spec = made("A metric", metrics)
     monkeypatch.setattr(metrics, "METRICS", (*metrics.METRICS, spec))
     one = run(rank(0), rank(1))
@@ -159,7 +158,6 @@ def test_a_metric_is_on_every_way_to_prometheus(monkeypatch: pytest.MonkeyPatch)
     count = len(one.ranks[0].groups)
     series = f'zeromon_process_groups{{run="{one.run}",rank="0"}} {count}\n'
     assert series in text and series in opened
-    assert "zeromon_process_groups" in str(data([one], {}))
     table = load(ROOT / "docs" / "generate.py").metrics_table()
     assert f"| `zeromon_process_groups` | gauge | groups | - | {spec.help} |" in table
 

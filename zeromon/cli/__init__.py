@@ -48,7 +48,6 @@ VERBS = {
     "mcp": "answer an assistant: why a run is slow, its memory, findings, ledger; over stdio or HTTP",
     "notify": "send a test message to where the alerts of a run would go",
     "track": "send the figures of a live run to W&B, MLflow, TensorBoard or Kubeflow Trainer",
-    "otlp": "push the metrics to an OpenTelemetry endpoint",
     "try": "try a finding's change in the live job: measured in turns, and undone",
     "completion": "print the completion of this command for bash, zsh or fish",
     "trace": "record steps of a live run; analyse torch's traces, memory snapshots, flight records",
