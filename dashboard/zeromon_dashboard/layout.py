@@ -10,6 +10,7 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
+from zeromon.readout.figures import LAST_STEPS
 from zeromon.readout.text import clock, pause_seconds, pause_text
 from zeromon.readout.verdict import beside, unanswered, verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
@@ -128,6 +129,7 @@ def _controls(where: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:
     steps = where.steps
     if steps is not None:
         ways.append({"value": "steps", "label": f"{steps[0]:,} to {steps[1]:,}"})
+    scope = f"charts only; cards and tables: {LAST_STEPS}" if steps is not None else None
     return dmc.Group(
         [
             dmc.SegmentedControl(
@@ -140,6 +142,7 @@ def _controls(where: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:
                 placeholder="steps, as 100-150",
                 value="" if steps is None else f"{steps[0]}-{steps[1]}",
             ),
+            scope and dmc.Text(scope, id="steps-scope", size="sm", c="dimmed"),
             dmc.MultiSelect(
                 id="ranks",
                 **{"aria-label": "ranks to show"},

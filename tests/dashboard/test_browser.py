@@ -273,11 +273,13 @@ def test_a_range_of_steps_is_that_of_every_chart_and_in_the_address(site: Site, 
     tab.page.fill("#steps", f"{first}-{first + 4}")
     tab.page.press("#steps", "Enter")
     wait_for(lambda: tab.points("memory") == 5)
+    assert "charts only; cards and tables: last 20 steps" in tab.text("steps-scope")
     tab.page.keyboard.press("2")
     wait_for(lambda: tab.page.locator("#roles").count())
     wait_for(lambda: span("memory") == [first - 0.5, first + 4.5])
     tab.page.click("text=all steps")
     wait_for(lambda: "steps=" not in tab.page.url and tab.points("memory") > last - first + 1)
+    wait_for(lambda: not tab.page.locator("#steps-scope").count())
     assert tab.wrong == []
 
 
