@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from zeromon.fold.registry import folds
+from zeromon.fold.steps import record_by_host
 from zeromon.fold.state import RankState, ScalarTotals, Spent
 from zeromon.ring.events import (
     Exit,
@@ -27,6 +28,8 @@ def _fold_heartbeat(state: RankState, e: Heartbeat) -> None:
 @folds(Exit)
 def _fold_exit(state: RankState, e: Exit) -> None:
     state.exit = e
+    while state.enqueued:
+        record_by_host(state)
 
 
 @folds(TraceMark)

@@ -143,16 +143,17 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
     now.timed_bytes += nbytes
     now.busy_ns += duration
     now.exposed_ns += blocked_ns
-    window = state.window
+    window = state.device_window if call.on_device and state.on_device else state.window
     window.timed += 1
     window.ended.append(record)
     if sequence > 0:
-        step = state.step + 1 if issued_ns >= state.step_end_ns else state.step
-        # a stream's waits are on the clock of the device, which runs behind the host's calls
-        waits_from = issued_ns if call.on_device else t_ns - blocked_ns
+        if call.on_device and state.history:
+            step = state.history[-1].step + 1  # its device has not come to the end of that step
+        else:
+            step = state.step + 1 if issued_ns >= state.step_end_ns else state.step
         state.arrivals.append(
             Arrival(
-                call.group, sequence, issued_ns, t_ns, nbytes, blocked_ns, waits_from, step,
+                call.group, sequence, issued_ns, t_ns, nbytes, blocked_ns, t_ns - blocked_ns, step,
                 timed_steps, row,
             )
         )  # fmt: skip
@@ -228,8 +229,9 @@ def _count_sizes(state: RankState, op: Op, calls: int, nbytes: int) -> None:
 
 @folds(Stall)
 def _fold_stall(state: RankState, e: Stall) -> None:
-    state.window.stall_ns += e.blocked_ns
-    state.window.phase_exposed_ns[e.phase] += e.blocked_ns
+    window = state.device_window if state.on_device else state.window
+    window.stall_ns += e.blocked_ns
+    window.phase_exposed_ns[e.phase] += e.blocked_ns
     state.exposed_ns += e.blocked_ns
     if e.unit:
         state.unit_totals[e.unit].exposed_ns += e.blocked_ns

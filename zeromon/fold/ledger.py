@@ -262,8 +262,9 @@ def _add_step_under_way(
     """Adds the time since the last step, without that of a silence that lasts."""
     if not state.steps and state.startup_ns < 0:
         return
-    since = state.step_end_ns if state.steps else began_ns(state) + state.startup_ns
-    phases, silent = list(state.window.phase_ns), state.window.silent_ns
+    since = state.recorded_ns or began_ns(state) + state.startup_ns
+    window = state.device_window if state.on_device else state.window
+    phases, silent = list(window.phase_ns), state.window.silent_ns
     if observed.failed:
         causes[Cause.LOST] += max(0, until - since - silent)
         return

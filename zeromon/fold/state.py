@@ -30,6 +30,7 @@ from zeromon.ring.events import (
     Role,
     RoleBytes,
     Scalar,
+    StepMark,
     TraceMark,
     TrialMark,
 )
@@ -429,6 +430,16 @@ class RankState:
     exit: Exit | None = None
 
     window: Window = field(default_factory=Window)
+    on_device: bool = False
+    """Whether steps and phases are those of a device's compute stream."""
+    device_window: Window = field(default_factory=Window)
+    """What a device did in the step that it is in: phases and communication."""
+    enqueued: deque[tuple[StepMark, Window]] = field(default_factory=deque)
+    """Steps that the host has ended and the device has not."""
+    loop_ns: int = 0
+    """When the training loop began."""
+    recorded_ns: int = 0
+    """The end of the newest step in :attr:`history`."""
     last_windows: deque[Window] = field(default_factory=lambda: deque(maxlen=LAST_WINDOWS))
     """Those of the last steps of :attr:`history`, in their order."""
     beats: deque[Spent] = field(default_factory=lambda: deque(maxlen=_BEATS))

@@ -26,6 +26,7 @@ from zeromon.snapshot import StepSummary
 _CONTINUED: Final = int(Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
 _ASYNC: Final = int(Flag.ASYNC)
 _IDLE: Final = int(Flag.IDLE)
+_DEVICE: Final = int(Flag.DEVICE)
 _OTHER: Final = Phase.OTHER  # a look-up in an enum takes as long as ten sums
 _FAILED: Final = int(Flag.FAILED)
 _BACKWARD: Final = Phase.BACKWARD
@@ -40,6 +41,9 @@ _OWNS = (Phase.EVALUATION, Phase.GENERATION)
 
 @folds(PhaseSpan)
 def _fold_phase(state: RankState, e: PhaseSpan) -> None:
+    if e.flags & _DEVICE:
+        _fold_device_phase(state, e)
+        return
     if e.activity or e.phase > _CPU_OPTIMIZER:
         _count_activity(state, e)
     if e.flags & _ASYNC:
@@ -65,6 +69,12 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
         reshard_all(state)
     if e.phase <= _CPU_OPTIMIZER:
         state.phase = _OTHER
+
+
+def _fold_device_phase(state: RankState, e: PhaseSpan) -> None:
+    """What the compute stream did, or waited for, between two borders of the host's phases."""
+    state.on_device = True
+    state.device_window.phase_ns[e.phase] += max(0, e.t_ns - max(e.start_ns, state.loop_ns))
 
 
 def _count_activity(state: RankState, e: PhaseSpan) -> None:
@@ -97,6 +107,7 @@ def _count_save(state: RankState, e: PhaseSpan) -> None:
 def _fold_start(state: RankState, e: Start) -> None:
     """What came before the training loop is no part of the first step."""
     state.startup_ns = e.t_ns - e.process_start_ns
+    state.loop_ns = e.t_ns
     state.setup_ns = [a + b for a, b in zip(state.setup_ns, state.window.phase_ns, strict=True)]
     state.ledger.silent_set_up_ns += state.window.silent_ns
     state.window = Window()
@@ -118,18 +129,79 @@ def _fold_batch(state: RankState, e: BatchMark) -> None:
 
 @folds(StepMark)
 def _fold_step(state: RankState, e: StepMark) -> None:
-    previous = state.history[-1] if state.history else None
-    continued = bool(e.flags & _CONTINUED) and previous is not None
+    if e.flags & _DEVICE:
+        _fold_device_step(state, e)
+        return
     window, state.window = state.window, Window()
-    start = previous.start_ns if continued and previous else e.start_ns
-    summary = _step_summary(state, e, start, window)
-    spent = e.t_ns - e.start_ns
+    _end_step(state, e)
+    if state.on_device:
+        window.scalars.setdefault("learning_rate", _newest(state, Scalar.LEARNING_RATE))
+        state.enqueued.append((e, window))
+    else:
+        record_step(state, e, window)
+
+
+def _end_step(state: RankState, e: StepMark) -> None:
+    """Counts a step that the host has ended."""
     skipped = e.outcome is Outcome.SKIPPED
     state.skipped += skipped
     if e.engine:
         engine = state.engines[e.engine]
         engine.steps += 1
         engine.skipped += skipped
+    if not e.flags & _CONTINUED or not state.steps:
+        # a restarted collector may have missed the first steps
+        before = state.meta.get("steps_before", 0)  # steps that ended before the agent was attached
+        state.step, state.steps = e.step, max(state.steps + 1, e.step - int(before))
+        state.step_end_ns = e.t_ns
+        for group, (sequence, _) in state.sequences.items():
+            of_group = state.group_calls[group]
+            of_group.step_from, of_group.step_until = of_group.step_until, sequence
+        state.timed_steps += not e.flags & _IDLE
+    state.phase = _OTHER
+    state.unit = 0
+    reshard_all(state)
+    forget_ended(state, e.start_ns)
+    _decay_bandwidths(state)
+
+
+def _fold_device_step(state: RankState, e: StepMark) -> None:
+    """Records the step that the device has come to the end of.
+
+    A step whose border was lost, and the one after it, keep the host's times.
+    """
+    window, state.device_window = state.device_window, Window()
+    is_after_gap = bool(state.enqueued) and state.enqueued[0][0].step < e.step
+    while state.enqueued and state.enqueued[0][0].step < e.step + is_after_gap:
+        record_by_host(state)
+    if state.enqueued and state.enqueued[0][0].step == e.step:
+        _, counted = state.enqueued.popleft()
+        record_step(state, e, _on_device(window, counted))
+
+
+def record_by_host(state: RankState) -> None:
+    """Records the oldest step whose end on the device is not known, at the time of the host."""
+    mark, window = state.enqueued.popleft()
+    start = max(mark.start_ns, state.recorded_ns)
+    record_step(state, mark._replace(start_ns=start, t_ns=max(mark.t_ns, start)), window)
+
+
+def _on_device(window: Window, counted: Window) -> Window:
+    """The step that the host has *counted*, with what the device did in it."""
+    counted.phase_ns = window.phase_ns
+    counted.late_ns += window.late_ns
+    counted.follow(window)
+    return counted
+
+
+def record_step(state: RankState, e: StepMark, window: Window) -> None:
+    """Adds a step of which the times are known to the history and the sums."""
+    previous = state.history[-1] if state.history else None
+    continued = bool(e.flags & _CONTINUED) and previous is not None
+    start = previous.start_ns if continued and previous else e.start_ns
+    summary = _step_summary(state, e, start, window)
+    spent = e.t_ns - e.start_ns
+    state.recorded_ns = e.t_ns
     state.step_ns += spent
     state.ledger.since_save_ns += spent - min(spent, window.silent_ns)
     state.ledger.unsaved_steps += not continued
@@ -143,22 +215,9 @@ def _fold_step(state: RankState, e: StepMark) -> None:
         if previous is not None:
             add_step(state.ledger, previous)  # DDP's times of a step come after it
         state.history.append(summary)
-        # a restarted collector may have missed the first steps
-        before = state.meta.get("steps_before", 0)  # steps that ended before the agent was attached
-        state.step, state.steps = e.step, max(state.steps + 1, e.step - int(before))
-        state.step_end_ns = e.t_ns
-        for group, (sequence, _) in state.sequences.items():
-            of_group = state.group_calls[group]
-            of_group.step_from, of_group.step_until = of_group.step_until, sequence
-        state.timed_steps += not summary.idle
         state.step_bucket_counts[_histogram_bucket(summary.seconds)] += 1
         _pair_control_step(state)
     state.last_windows.append(window)
-    state.phase = _OTHER
-    state.unit = 0
-    reshard_all(state)
-    forget_ended(state, start)
-    _decay_bandwidths(state)
 
 
 def _decay_bandwidths(state: RankState) -> None:

@@ -1,5 +1,9 @@
 """Times device work with events, without waiting for the device.
 
+The host enqueues and runs ahead, so steps and phases are those of the compute stream: an event at each
+border between two phases. A device's clock is related to the host's by two facts: the device comes to an
+event after the host has recorded it, and before the host sees it complete.
+
 Events come from a pool. They are recorded where work is issued and where a stream waits, and read only
 after ``query()`` returns True. CPU backends do not use this module.
 
@@ -30,9 +34,11 @@ from zeromon_agents.runtime.hook_context import (
     WORD,
     Entry,
     HookContext,
+    StepEnd,
 )
 from zeromon_agents.runtime.patches import Patches
 
+_ON_DEVICE = int(Flag.DEVICE)
 _POOL = 4096
 _POLL_AT = 256
 _REMEMBERED = 256
@@ -81,6 +87,8 @@ class Waited:
         """
         start_ns = max(start_ns, _elapsed_ns(origin, self.reached))
         end_ns = min(end_ns, _elapsed_ns(origin, self.left))
+        if self.entries:  # the stream that issued it may have worked first, as to copy what is sent
+            start_ns = max(start_ns, _elapsed_ns(origin, self.entries[0][EVENT]))
         if end_ns <= start_ns:
             return
         if self.entries:
@@ -98,6 +106,24 @@ class Waited:
                 wait.pass_all()
 
 
+class Border:
+    """Where one phase of the compute stream ends and another begins. The event may not be complete."""
+
+    __slots__ = ("after_gap", "entered_ns", "left", "phase", "step_end")
+
+    def __init__(self, left: Any, phase: int, step_end: StepEnd | None, *, after_gap: bool) -> None:
+        self.left = left
+        """The event."""
+        self.entered_ns = time.monotonic_ns()
+        """When the host recorded it."""
+        self.phase = phase
+        """The phase that ends."""
+        self.step_end = step_end
+        """The step that ends, too; None where none does."""
+        self.after_gap = after_gap
+        """Whether borders before it could not be recorded."""
+
+
 class DeviceTimer:
     """Records and reads events of *accelerator*, by default that of this process."""
 
@@ -109,14 +135,21 @@ class DeviceTimer:
         """The type of the tensors whose collectives are timed here."""
         self._record: Any = device.Event.record
         self._free: list[Any] = []
-        self._pending: deque[Waited] = deque()
+        self._pending: deque[Waited | Border] = deque()
+        self._last_border: Border | None = None
+        """The newest border that the device has come to."""
+        self._border_ns = self._step_ns = 0
+        """When the device came to it, and to the end of the last step; 0 before the first."""
+        self._misses_border = self._is_announced = False
         self._compute_stream: Any = None
         self._waits: dict[int, tuple[Waited, ...]] = {}
         """Id of a stream -> its newest waits, of those that the compute stream has not waited for."""
-        for name in ("issued", "reached_wait", "left_wait", "ran_here", "_waits_behind"):
+        for name in ("issued", "reached_wait", "left_wait", "ran_here", "_waits_behind", "border"):
             setattr(
                 self, name, context.timed(getattr(self, name))
             )  # events cost more than a record
+        if device.type:
+            context.on_border = context.guard.guarded(self.border)
 
     def install(self, patches: Patches) -> None:
         """Patches the methods of the device's events through which each wait between streams passes."""
@@ -133,6 +166,23 @@ class DeviceTimer:
     def captures(self) -> bool:
         """Whether a graph is captured. A collective issued meanwhile does not run: it gets no record."""
         return bool(self._device.is_current_stream_capturing())
+
+    def border(self, phase: int, step_end: StepEnd | None) -> None:
+        """Records that *phase* ends here on the compute stream, and with *step_end* a step."""
+        if self._compute_stream is None:
+            self.mark_compute_stream()
+            if self._compute_stream is None:
+                return
+        if not self._is_announced:  # that steps are timed on the device: the first end comes late
+            self._is_announced = True
+            now = time.monotonic_ns()
+            self._context.write(now, Kind.PHASE, 0, phase, _ON_DEVICE, 0, 0, now, 0, 0, 0)
+        if len(self._pending) >= _POOL or self._device.is_current_stream_capturing():
+            self._misses_border = True
+            return
+        event = self._mark(self._compute_stream)
+        self._pending.append(Border(event, phase, step_end, after_gap=self._misses_border))
+        self._misses_border = False
 
     def issued(self, entry: Entry) -> None:
         """Records an event where *entry*'s collective was issued."""
@@ -167,6 +217,9 @@ class DeviceTimer:
         pending = self._pending
         while pending and pending[0].left.query():
             wait = pending.popleft()
+            if isinstance(wait, Border):
+                self._write_border(wait)
+                continue
             if wait.entries:
                 self._write_done(wait)
             elif wait.stream is None:
@@ -254,21 +307,45 @@ class DeviceTimer:
         if len(self._pending) < _POOL:
             self._pending.append(wait)
 
+    def _write_border(self, border: Border) -> None:
+        """Writes the phase that ends at *border*, if its beginning is known, and the step."""
+        write, last = self._context.write, self._last_border
+        reached = border.entered_ns
+        if last is not None:
+            reached = max(reached, self._border_ns + _elapsed_ns(last.left, border.left))
+            self._free.append(last.left)
+        reached = min(reached, time.monotonic_ns())
+        if last is not None and not border.after_gap:
+            write(reached, Kind.PHASE, 0, border.phase, _ON_DEVICE, 0, 0, self._border_ns, 0, 0, 0)
+        if border.step_end is not None:
+            outcome, flags, step, start, micro_steps, engine = border.step_end
+            # fmt: off
+            write(reached, Kind.STEP, outcome, 0, flags | _ON_DEVICE, 0, 0,
+                  step, self._step_ns or start, micro_steps, engine)
+            # fmt: on
+            self._step_ns = reached
+        self._last_border, self._border_ns = border, reached
+
     def _write_done(self, wait: Waited) -> None:
-        blocked = _nanoseconds(wait.reached, wait.left)
+        lasted = [_nanoseconds(entry[EVENT], wait.left) for entry in wait.entries]
+        # the stream that issued it may have worked first, as to copy what is sent
+        blocked = min(_nanoseconds(wait.reached, wait.left), max(lasted))
         flags = Flag.DEVICE
         # a stream that did not stall came after the end, which is then only an upper bound
         if wait.ran or blocked > _NO_STALL_NS:
             flags |= Flag.END_KNOWN
         if wait.stream is not None:
             blocked = 0
-        for position, entry in enumerate(wait.entries):
+        last = self._last_border
+        end = self._border_ns + (0 if last is None else _elapsed_ns(last.left, wait.left))
+        for position, (entry, spent) in enumerate(zip(wait.entries, lasted, strict=True)):
             event = entry[EVENT]
-            end = entry[ISSUED_NS] + _nanoseconds(event, wait.left)
+            # the device comes to it after the host has issued it
+            end = max(end, entry[ISSUED_NS] + spent)
             word = head(Kind.DONE, flags=flags) | entry[WORD]
             stalled = 0 if position else blocked
             # fmt: off
-            self._context.ring.write(end, word, entry[PLACE], entry[NBYTES], entry[ISSUED_NS],
+            self._context.ring.write(end, word, entry[PLACE], entry[NBYTES], end - spent,
                                      stalled, entry[SEQUENCE])
             # fmt: on
             if event is not wait.reached:

@@ -214,14 +214,18 @@ class Steps:
         if self._forward_from:
             self._close_forward()
         elif self._loss_from:  # what the wrapped module returned becomes a loss
-            self._span(Phase.FORWARD, self._loss_from, now, Flag.INFERRED)
+            self._infer_forward(self._loss_from, now)
         elif not self._has_wrapper and self._free_since:
-            self._span(Phase.FORWARD, self._free_since, now, Flag.INFERRED)
+            self._infer_forward(self._free_since, now)
         elif not self._has_wrapper:
             self._may_start(now)
         self.in_loop, self._loss_from = True, 0
         self._backward_from = now
         self._context.enter(Phase.BACKWARD)
+
+    def _infer_forward(self, start_ns: int, end_ns: int) -> None:
+        self._span(Phase.FORWARD, start_ns, end_ns, Flag.INFERRED)
+        self._context.phase = Phase.FORWARD  # what a device did since the last border was forward, too
 
     def backward_ends(self) -> None:
         """Ends the backward phase and counts a micro-step."""
@@ -361,13 +365,11 @@ class Steps:
         else:  # no backward since the last optimizer: a second optimizer of the same step
             flags |= _CONTINUED
         self.batches.write(now)
-        # fmt: off
-        context.write(now, Kind.STEP, outcome, 0, flags, 0, 0,
-                       context.step, self.step_start_ns, self._last_micro_steps, engine)
-        # fmt: on
+        fields = context.step, self.step_start_ns, self._last_micro_steps, engine
+        context.write(now, Kind.STEP, outcome, 0, flags, 0, 0, *fields)
         self.step_start_ns = self._free_since = now
         self.micro_steps = self._loss_from = 0
-        context.enter(self._unmarked())
+        context.enter(self._unmarked(), (outcome, flags, *fields))
         self._last_engine = engine
         following = context.step + 1
         if context.mode != OFF:  # another thread may have switched the agent off
@@ -391,7 +393,7 @@ class Steps:
         self.micro_steps = self._forward_from = self._optimizer_from = 0
         self.batches.forget()
         self.step_start_ns = self._free_since = now
-        context.enter(Phase.OTHER)
+        context.enter(Phase.OTHER, (Outcome.APPLIED, 0, taken, now, 0, 0))
         context.unit, context.mode = 0, ON
 
     # ---- data ---------------------------------------------------------------------------------

@@ -367,6 +367,7 @@ class Agent:
         if mode != OFF and not self.steps.attached_mid_step:
             self.guard.run(self.backends.looks)
             self._count(self.context.step + 1 - self.context.steps_before)
+            self.guard.guarded(self.device.poll)()
 
     # ---- every second -------------------------------------------------------------------------
 

@@ -25,6 +25,9 @@ R = TypeVar("R")
 
 OFF, IDLE, ON = 0, 1, 2
 
+StepEnd = tuple[int, int, int, int, int, int]
+"""Outcome, flags, step, start on the host's clock, micro-steps and engine, as in a record of a step."""
+
 Entry = list[Any]
 """A collective under way. A list, because a callback on another thread fills in END."""
 
@@ -74,6 +77,7 @@ class HookContext:
         "guard",
         "head_word",
         "mode",
+        "on_border",
         "phase",
         "ring",
         "sampled_calls",
@@ -106,6 +110,8 @@ class HookContext:
         """Whether the wrapped calls of this step are timed."""
         self.phase: int = Phase.OTHER
         """The phase of the step; :meth:`enter` changes it, and :attr:`head_word` with it."""
+        self.on_border: Callable[[int, StepEnd | None], None] | None = None
+        """Called with the phase that ends, and with the step if that ends, too. It must not raise."""
         self.ahead = False
         """Whether a collective issued now is a prefetch; :meth:`prefetch` changes it."""
         self.head_word = 0
@@ -132,8 +138,10 @@ class HookContext:
         is_python = listed is not None and type(listed) is not threading._DummyThread
         return is_python and self.thread not in (0, caller)
 
-    def enter(self, phase: int) -> None:
-        """Begins *phase* of the step."""
+    def enter(self, phase: int, step_end: StepEnd | None = None) -> None:
+        """Begins *phase* of the step, or of the next one after *step_end*."""
+        if self.on_border is not None and (phase != self.phase or step_end is not None):
+            self.on_border(self.phase, step_end)
         self.phase = phase
         self.head_word = _PHASE_WORDS[phase] | (_AHEAD_WORD if self.ahead else 0)
 
