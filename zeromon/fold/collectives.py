@@ -230,6 +230,8 @@ def _count_sizes(state: RankState, op: Op, calls: int, nbytes: int) -> None:
 @folds(Stall)
 def _fold_stall(state: RankState, e: Stall) -> None:
     window = state.device_window if state.on_device else state.window
+    window.timed += e.calls
+    window.waited_only += e.calls
     window.stall_ns += e.blocked_ns
     window.phase_exposed_ns[e.phase] += e.blocked_ns
     state.exposed_ns += e.blocked_ns

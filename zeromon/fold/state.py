@@ -199,7 +199,7 @@ class Window:
     __slots__ = (
         "allocated", "began_before", "blocked", "collectives", "ended", "late_ns", "micro_steps",
         "nbytes", "offload_ns", "phase_exposed_ns", "phase_ns", "reserved", "rss", "samples",
-        "scalars", "silent_ns", "spans", "stall_ns", "timed", "tokens",
+        "scalars", "silent_ns", "spans", "stall_ns", "timed", "tokens", "waited_only",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -212,6 +212,8 @@ class Window:
         self.phase_ns = _by_phase()
         self.phase_exposed_ns = _by_phase()
         self.collectives = self.timed = self.nbytes = 0
+        self.waited_only = 0
+        """Those of :attr:`timed` of which it is known how long they were waited for, not how long they took."""
         self.stall_ns = self.offload_ns = self.late_ns = self.micro_steps = self.silent_ns = 0
         self.allocated = self.reserved = self.rss = -1
         self.scalars: dict[str, float | None] = {}
@@ -225,19 +227,24 @@ class Window:
         self.ended[:0], self.blocked[:0] = first.ended, first.blocked
         self.collectives += first.collectives
         self.timed += first.timed
+        self.waited_only += first.waited_only
         self.stall_ns += first.stall_ns
         self.began_before |= first.began_before
         for phase, exposed in enumerate(first.phase_exposed_ns):
             self.phase_exposed_ns[phase] += exposed
 
     def communicated_ns(self) -> tuple[int, int]:
-        """Returns how long communication was under way, and how long of that a caller was blocked."""
+        """Returns how long communication was under way, and how long of that a caller was blocked.
+
+        The first is -1 where it is not known.
+        """
         if self.began_before:
             waits = union((record[1] - record[5], record[1]) for record in self.blocked)
             exposed = length(intersection(waits, union((r[4], r[1]) for r in self.ended)))
         else:
             exposed = _covered_ns(self.blocked, of_waits=True)
-        return _covered_ns(self.ended, of_waits=False), exposed + self.stall_ns
+        under_way = -1 if self.waited_only else _covered_ns(self.ended, of_waits=False)
+        return under_way, exposed + self.stall_ns
 
 
 def _covered_ns(records: list[Raw], *, of_waits: bool) -> int:

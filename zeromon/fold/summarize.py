@@ -67,7 +67,8 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
     last = [s for s in usual if not s.idle]
     timed = [s for s in last if s.timed]
     collectives = sum(s.collectives for s in last)
-    communication = sum(s.communication_ns for s in timed)
+    is_whole = all(s.communication_ns >= 0 for s in timed)
+    communication = sum(s.communication_ns for s in timed) if is_whole else 0
     exposed = sum(s.exposed_ns for s in timed)
     spent = sum(s.end_ns - s.start_ns for s in timed)
     cost = measured(state.idle_pairs)

@@ -383,9 +383,12 @@ class Exit(NamedTuple):
     text: int
 
 
-@record(Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a, group", by_training=True)
+@record(Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a, group, b", by_training=True)
 class Stall(NamedTuple):
-    """The compute stream waited for a stream that waited for a collective (device timing)."""
+    """The compute stream stood still for collectives that it does not wait for by itself.
+
+    Another stream waited for one, or DDP's reducer did, from C++.
+    """
 
     t_ns: int
     op: Op
@@ -395,6 +398,8 @@ class Stall(NamedTuple):
     blocked_ns: int
     group: int = 0
     """0 where unknown."""
+    calls: int = 0
+    """Collectives of which only this is known, and neither beginning nor end."""
 
 
 @record(Kind.BACKWARD_COMM, "t, group, a, b, c", by_training=True)

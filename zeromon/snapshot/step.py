@@ -31,7 +31,7 @@ class StepSummary:
     collectives: int
     collective_bytes: int
     communication_ns: int
-    """Length of the union of the timed collectives."""
+    """Length of the union of the timed collectives; -1 where only the waits for them are known."""
     exposed_ns: int
     """The part of it during which nothing was computed."""
     allocated_bytes: int

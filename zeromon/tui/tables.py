@@ -293,7 +293,7 @@ def _phase(index: int) -> Callable[[RankStep], float | None]:
 
 
 def _timed(read: Callable[[StepSummary], int]) -> Callable[[RankStep], float | None]:
-    return lambda s: read(s.step) / 1e9 if s.step.timed else None
+    return lambda s: ns / 1e9 if s.step.timed and (ns := read(s.step)) >= 0 else None
 
 
 def _seconds(name: str, value: Callable[[RankStep], float | None]) -> Column[RankStep]:

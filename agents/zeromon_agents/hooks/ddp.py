@@ -52,6 +52,8 @@ class DdpModel:
         """When the reducer's figures were read last."""
         self.forwards = 0
         """Passes in this step whose backward reduces."""
+        self.unfinished = 0
+        """Those of them whose backward has not begun; of a model on a device."""
         self.buckets: list[int] = []
         self.members: list[list[int]] = []
         """Indices of the parameters in each bucket."""
@@ -84,6 +86,7 @@ class Ddp(Backend):
         self._made_models = 0
         self._agreed: defaultdict[int, list[FromCpp]] = defaultdict(list)
         """Group -> what C++ issued in this step beside the buckets, which no hook sees."""
+        self.steps.on_loss.append(self.context.guard.guarded(self._backward_begins))
 
     def hooks(self) -> Iterable[ImportHook]:
         """Patches ``DistributedDataParallel``."""
@@ -183,7 +186,43 @@ class Ddp(Backend):
         model = self._model(ddp)
         model.compiled = False
         self._read(model, ddp)
-        model.forwards += torch.is_grad_enabled() and ddp.require_backward_grad_sync
+        reduces = torch.is_grad_enabled() and ddp.require_backward_grad_sync
+        model.forwards += reduces
+        model.unfinished += reduces and not model.on_cpu
+
+    # ---- the end of a backward on a device ------------------------------------------------------
+
+    def _backward_begins(self, tensors: Any) -> None:
+        """Times how long the reducer lets the compute stream wait when a backward has been computed.
+
+        Autograd calls what was queued during a backward at its end, in that order. The reducer queues its
+        wait with the last bucket, so what the first node queues comes before it.
+        """
+        waits = []
+        for model in self._known.values():
+            if model.unfinished and model.sizes:
+                waits.append((model.group, model.unfinished * len(model.sizes)))
+            model.unfinished = 0
+        given = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
+        node = next((t.grad_fn for t in given if getattr(t, "grad_fn", None) is not None), None)
+        if not waits or node is None or self.context.mode != ON:
+            return
+        guarded, queue = self.context.guard.guarded, torch.autograd.Variable._execution_engine
+
+        def begun(*_: Any) -> None:
+            handle.remove()
+            queue.queue_callback(guarded(computed))
+
+        def computed() -> None:
+            reached = self.device.mark()
+            if reached is not None:
+                queue.queue_callback(guarded(functools.partial(reduced, reached)))
+
+        def reduced(reached: Any) -> None:
+            group, _ = waits[0]
+            self.device.waited_hidden(reached, group, sum(calls for _, calls in waits))
+
+        handle = node.register_prehook(guarded(begun))
 
     def _model(self, ddp: Any) -> DdpModel:
         model = self._known.get(id(ddp))

@@ -18,11 +18,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 
-from zeromon.ring.events import Flag, Kind, head
+from zeromon.ring.events import Flag, Kind, Op, Phase, head
 from zeromon_agents.observe.accelerator import Accelerator, current
 from zeromon_agents.runtime.hook_context import (
     EVENT,
@@ -124,6 +125,16 @@ class Border:
         """Whether borders before it could not be recorded."""
 
 
+class HiddenWait:
+    """A part of a phase in which the compute stream waits, in C++, for collectives of DDP's reducer."""
+
+    __slots__ = ("calls", "group", "left", "reached")
+
+    def __init__(self, reached: Any, left: Any, group: int, calls: int) -> None:
+        self.reached, self.left = reached, left
+        self.group, self.calls = group, calls
+
+
 class DeviceTimer:
     """Records and reads events of *accelerator*, by default that of this process."""
 
@@ -135,7 +146,7 @@ class DeviceTimer:
         """The type of the tensors whose collectives are timed here."""
         self._record: Any = device.Event.record
         self._free: list[Any] = []
-        self._pending: deque[Waited | Border] = deque()
+        self._pending: deque[Waited | Border | HiddenWait] = deque()
         self._last_border: Border | None = None
         """The newest border that the device has come to."""
         self._border_ns = self._step_ns = 0
@@ -144,7 +155,10 @@ class DeviceTimer:
         self._compute_stream: Any = None
         self._waits: dict[int, tuple[Waited, ...]] = {}
         """Id of a stream -> its newest waits, of those that the compute stream has not waited for."""
-        for name in ("issued", "reached_wait", "left_wait", "ran_here", "_waits_behind", "border"):
+        for name in (
+            "issued", "reached_wait", "left_wait", "ran_here", "_waits_behind", "border", "mark",
+            "waited_hidden",
+        ):  # fmt: skip
             setattr(
                 self, name, context.timed(getattr(self, name))
             )  # events cost more than a record
@@ -152,11 +166,18 @@ class DeviceTimer:
             context.on_border = context.guard.guarded(self.border)
 
     def install(self, patches: Patches) -> None:
-        """Patches the methods of the device's events through which each wait between streams passes."""
-        event = self._device.Event
-        if event is not torch.Event:  # which is written in C, and cannot be patched
-            patches.wrap(event, "record", self._record_hook)
-            patches.wrap(event, "wait", self._wait_hook)
+        """Patches what waits for a stream: events on other streams, and the host."""
+        event, module = self._device.Event, self._device.module
+        if event is torch.Event:  # which is written in C, and cannot be patched
+            return
+        patches.wrap(event, "record", self._record_hook)
+        patches.wrap(event, "wait", self._wait_hook)
+        for_event = self._synchronize_hook(lambda done: getattr(done, _BEHIND, ()))
+        patches.wrap(event, "synchronize", for_event)
+        for_stream = self._synchronize_hook(lambda at: self._waits.get(at.stream_id, ()))
+        patches.wrap(module.Stream, "synchronize", for_stream)
+        for_all = self._synchronize_hook(lambda *_: tuple(chain(*self._waits.values())))
+        patches.wrap(module, "synchronize", for_all)
 
     def mark_compute_stream(self) -> None:
         """Takes the current stream for the one in which the model computes."""
@@ -205,6 +226,19 @@ class DeviceTimer:
         """Records the end of a synchronous collective that the current stream runs itself."""
         self._keep(Waited(self._side_stream(), entry[EVENT], self._mark(), [entry], ran=True))
 
+    def mark(self) -> Any:
+        """Returns an event on the compute stream; None where none can be recorded now."""
+        is_ready = self._compute_stream is not None and len(self._pending) < _POOL
+        if not is_ready or self._device.is_current_stream_capturing():
+            return None
+        return self._mark(self._compute_stream)
+
+    def waited_hidden(self, reached: Any, group: int, calls: int) -> None:
+        """Records that since *reached* the compute stream may have waited for *calls* collectives."""
+        left = self.mark()
+        if left is not None:
+            self._pending.append(HiddenWait(reached, left, group, calls))
+
     def poll(self) -> None:
         """Writes a record of every wait whose events have completed. Never blocks.
 
@@ -219,6 +253,9 @@ class DeviceTimer:
             wait = pending.popleft()
             if isinstance(wait, Border):
                 self._write_border(wait)
+                continue
+            if isinstance(wait, HiddenWait):
+                self._write_hidden(wait)
                 continue
             if wait.entries:
                 self._write_done(wait)
@@ -240,6 +277,31 @@ class DeviceTimer:
             return self.waits_for(behind, stream, lambda at: original(event, at))
 
         return wait
+
+    def _synchronize_hook(self, waits_of: Callable[..., tuple[Waited, ...]]) -> Callable[[Any], Any]:
+        """Returns a hook on a function in which the host waits for streams with the waits *waits_of*.
+
+        Nothing is enqueued meanwhile, so the compute stream stands still as if it waited itself.
+        """
+        context = self._context
+
+        def hook(original: Any) -> Callable[..., Any]:
+            def synchronize(*args: Any, **kwargs: Any) -> Any:
+                compute = self._compute_stream
+                if not self._waits or context.mode != ON or compute is None:
+                    return original(*args, **kwargs)
+                behind: tuple[Waited, ...] = ()
+                try:
+                    behind = waits_of(*args, **kwargs) if not context.is_apart() else ()
+                except context.guard.CAUGHT as error:
+                    context.guard.note(error, "synchronize")
+                if not behind:
+                    return original(*args, **kwargs)
+                return self.waits_for(behind, compute, lambda _: original(*args, **kwargs))
+
+            return synchronize
+
+        return hook
 
     def waits_for(self, behind: tuple[Waited, ...], stream: Any, wait: Callable[[Any], Any]) -> Any:
         """Runs and times *wait*, which makes *stream* wait for another one with the waits *behind*."""
@@ -325,6 +387,14 @@ class DeviceTimer:
             # fmt: on
             self._step_ns = reached
         self._last_border, self._border_ns = border, reached
+
+    def _write_hidden(self, wait: HiddenWait) -> None:
+        blocked = _nanoseconds(wait.reached, wait.left)
+        self._free.extend((wait.reached, wait.left))
+        # fmt: off
+        self._context.write(time.monotonic_ns(), Kind.STALL, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE,
+                            wait.group, 0, blocked, wait.calls, 0, 0)
+        # fmt: on
 
     def _write_done(self, wait: Waited) -> None:
         lasted = [_nanoseconds(entry[EVENT], wait.left) for entry in wait.entries]

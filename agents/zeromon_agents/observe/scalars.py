@@ -49,7 +49,7 @@ class Scalars:
         self._rate: float | None = None
         self._clip_norm = 0.0
         self.optimizer_steps = context.guard.guarded(self._optimizer_steps)
-        steps.on_loss = context.guard.guarded(self._backward_begins)
+        steps.on_loss.append(context.guard.guarded(self._backward_begins))
 
     def give(self, scalar: Scalar, value: Any, source: Hashable) -> None:
         """Writes *value*, unless it is on a device or another *source* was first."""

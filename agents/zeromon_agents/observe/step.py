@@ -129,8 +129,8 @@ class Steps:
         """Called between two steps with the number of the step that begins. It must not raise."""
         self.on_backward: Callable[[], None] | None = None
         """Called when the first backward of a step begins, where activations are at their peak."""
-        self.on_loss: Callable[[Any], None] | None = None
-        """Called with the tensors that a backward begins from. It must not raise."""
+        self.on_loss: list[Callable[[Any], None]] = []
+        """Called with the tensors that a backward begins from. They must not raise."""
         for name in ("optimizer_begins", "optimizer_ends"):
             setattr(self, name, context.timed(getattr(self, name)))
 
@@ -202,8 +202,8 @@ class Steps:
             return
         if self.on_backward is not None and not self.micro_steps:
             self.on_backward()
-        if self.on_loss is not None:
-            self.on_loss(tensors)
+        for hook in self.on_loss:
+            hook(tensors)
         if self._loader_settings:
             self._write_loader()
             self.beginnings.batch_trained()
