@@ -40,6 +40,7 @@ from zeromon_agents.runtime.hook_context import (
 from zeromon_agents.runtime.patches import Patches
 
 _ON_DEVICE = int(Flag.DEVICE)
+_IS_ASYNC = head(0, flags=Flag.ASYNC)
 _POOL = 4096
 _POLL_AT = 256
 _REMEMBERED = 256
@@ -215,6 +216,9 @@ class DeviceTimer:
             return None
         if self._device.is_current_stream_capturing():
             return None
+        first = entries[0]
+        if len(entries) == 1 and not first[WORD] & _IS_ASYNC:
+            return entries, first[EVENT]  # a backend may run it on this stream, before the wait
         return entries, self._mark()
 
     def left_wait(self, waiting: tuple[Sequence[Entry], Any]) -> None:
