@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -50,6 +51,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             remove_ring(ring)
     # those of a test that runs beside this session may be in a mount namespace of its own
     remove_orphans(unused_seconds=3600)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Lets no garbage collection visit what stays: 700,000 objects of modules and tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

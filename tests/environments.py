@@ -36,6 +36,8 @@ class Environment:
     """Shell commands after the report; what they write is :attr:`Told.after`."""
     ranks: tuple[int, ...] = (0, 1)
     """The ranks whose steps are all in the record; () where the run cannot be watched."""
+    wait_seconds: int = 20
+    """How long the report waits for the end of the record."""
 
 
 @dataclass
@@ -67,7 +69,7 @@ def run(one: Environment, folder: Path, places: dict[str, str], *, watched: bool
     if watched:
         report = shlex.join([*ZEROMON, "report", "r"])
         script += [
-            f"{report} --wait 20 > {folder}/report 2>&1",
+            f"{report} --wait {one.wait_seconds} > {folder}/report 2>&1",
             f"{report} --json > {folder}/record 2> {folder}/record.err",
             f"{{ {placed(one.after) or ':'}; }} > {folder}/after 2>&1",
         ]

@@ -37,6 +37,8 @@ PROGRAMS = ROOT / "tests" / "programs"
 LAUNCH = (sys.executable, str(PROGRAMS / "launch.py"))
 """Ranks as torchrun starts them, some seconds sooner: it does not import torch. `start` forks them from
 a process that has."""
+FORKED = (sys.executable, str(PROGRAMS / "fork_server.py"), "ranks")
+"""The same below a `zeromon run` or in a namespace: one import of torch for all ranks."""
 ZEROMON = (
     sys.executable,
     "-c",

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import uvicorn
 from builders import rank, run
-from support import LAUNCH, ROOT, Node, clean_environment, wait_for
+from support import FORKED, ROOT, Node, clean_environment, wait_for
 
 from zeromon.cli.dash import listen
 from zeromon.cli.mcp import application, server as assistant_server
@@ -258,7 +258,7 @@ def test_w4_w5_no_secret_is_in_a_record_and_no_token_in_an_environment(node: Nod
         "ZEROMON_TOKEN": TOKEN, "STEPS": "60", "PAUSE": "0.1",
     }  # fmt: skip
     training = subprocess.Popen(
-        [sys.executable, "-m", "zeromon", "run", "--name", "r", "--", *LAUNCH, "2",
+        [sys.executable, "-m", "zeromon", "run", "--name", "r", "--", *FORKED, "2",
          str(program), "--password", PASSWORD],
         env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from builders import MS, device_memory, noisy, rank, received, run, series, summary
-from command_line import zeromon
+from command_line import zeromon_here
 
 from zeromon.cli.compare import as_text, find
 from zeromon.compare.comparison import Comparison, compare
@@ -62,7 +62,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_table_says_what_differs_and_which_to_take(home: Path) -> None:
-    done = zeromon(home, "compare", "base", "again", "slow")
+    done = zeromon_here(home, "compare", "base", "again", "slow")
     assert (done.returncode, done.stderr) == (0, "")
     lines = {
         line.split("  ")[2].strip(): line for line in done.stdout.splitlines() if line[:4] == "    "
@@ -81,7 +81,7 @@ def test_the_table_says_what_differs_and_which_to_take(home: Path) -> None:
 
 def test_the_memory_of_all_runs_is_one_chart(home: Path) -> None:
     """A line of its own gap for each."""
-    done = zeromon(home, "compare", "base", "slow")
+    done = zeromon_here(home, "compare", "base", "slow")
     _, _, drawn = done.stdout.partition("Memory over the steps (RSS, of the rank that has most)\n")
     lines = drawn.splitlines()
     assert lines[0].split() == ["━", "A", "1", "GiB", "╍", "B", "1.172", "GiB"]
@@ -91,19 +91,21 @@ def test_the_memory_of_all_runs_is_one_chart(home: Path) -> None:
 
 def test_what_the_machine_may_explain_is_not_marked(home: Path) -> None:
     """30 % slower, and its ranks had no CPU for 40 % of the time."""
-    done = zeromon(home, "compare", "base", "starved")
+    done = zeromon_here(home, "compare", "base", "starved")
     line = next(x for x in done.stdout.splitlines() if "step time" in x)
     assert line.endswith(" %?") and "*" not in line
     assert "? not comparable: the machine may be the reason; give 3 repeats of each" in done.stdout
     assert "ranks had no CPU for up to 40.0 % of the time" in done.stdout
-    judged = zeromon(home, "compare", "base", "starved", "--json", "--fail-on", "step_time>+5%")
+    judged = zeromon_here(
+        home, "compare", "base", "starved", "--json", "--fail-on", "step_time>+5%"
+    )
     content = json.loads(judged.stdout)
     assert judged.returncode == 2 and content["broken"] == []
     assert content["undecided"][0].startswith("step_time>+5% cannot be judged: B (starved) has 13")
 
 
 def test_json_has_every_figure_in_base_units(home: Path) -> None:
-    done = zeromon(home, "compare", "base", "slow", "--json", "--fail-on", "step_time>+5%")
+    done = zeromon_here(home, "compare", "base", "slow", "--json", "--fail-on", "step_time>+5%")
     assert done.returncode == 1
     content = json.loads(done.stdout)
     rows = {row["name"]: row for row in content["comparison"]["rows"]}
@@ -138,7 +140,7 @@ def test_json_has_every_figure_in_base_units(home: Path) -> None:
 )  # fmt: skip
 def test_exit_codes_are_for_scripts(home: Path, words: list[str], code: int, text: str) -> None:
     """0 fine, 1 a limit is broken, 2 a wrong call; never a traceback."""
-    done = zeromon(home, "compare", *words)
+    done = zeromon_here(home, "compare", *words)
     assert done.returncode == code
     assert text in done.stderr
     assert bool(done.stderr) is (code > 0)
@@ -151,11 +153,11 @@ def test_a_picture_in_a_file_is_a_run_like_others(home: Path, tmp_path: Path) ->
     kept = run(rank(0, recent=steps), run="main", ended=True)
     path = tmp_path / "main.json"
     path.write_bytes(encode(kept))
-    done = zeromon(home, "compare", str(path), "slow", "--fail-on", "step_time>+5%")
+    done = zeromon_here(home, "compare", str(path), "slow", "--fail-on", "step_time>+5%")
     assert done.returncode == 1
     assert "A  main" in done.stdout and "B (slow)" in done.stderr
     path.write_text("{}")
-    broken = zeromon(home, "compare", str(path), "slow")
+    broken = zeromon_here(home, "compare", str(path), "slow")
     assert (broken.returncode, broken.stdout) == (2, "")
     assert "not a run snapshot" in broken.stderr
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from builders import rank, run, summary
-from command_line import zeromon
+from command_line import zeromon_here
 from trace_format import checked
 
 from zeromon.storage.run_store import Store, encode
@@ -50,16 +50,16 @@ def test_it_is_written_whole_private_and_replaced_only_when_asked(
 ) -> None:
     path = tmp_path / {"chrome-trace": "out.json"}.get(form, f"out.{form}")
     words = ("export", "train", "--to", form, "-o", str(path))
-    done = zeromon(home, *words)
+    done = zeromon_here(home, *words)
     assert (done.returncode, done.stdout) == (0, "")
     assert f"wrote {path}: 80 rows" in done.stderr
     assert read(path) == 2 * STEPS
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_text("mine")
-    again = zeromon(home, *words)
+    again = zeromon_here(home, *words)
     assert (again.returncode, path.read_text()) == (2, "mine")
     assert "exists already" in again.stderr and "--force" in again.stderr
-    assert zeromon(home, *words, "--force").returncode == 0
+    assert zeromon_here(home, *words, "--force").returncode == 0
     assert read(path) == 2 * STEPS
     assert list(tmp_path.iterdir()) == [path]
 
@@ -78,7 +78,7 @@ def test_it_is_written_whole_private_and_replaced_only_when_asked(
 def test_what_cannot_be_exported_is_said_without_a_traceback(
     home: Path, words: list[str], text: str
 ) -> None:
-    done = zeromon(home, "export", *words)
+    done = zeromon_here(home, "export", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr and "Traceback" not in done.stderr
 
@@ -94,7 +94,9 @@ def test_a_segment_that_cannot_be_read_is_named_and_the_others_are_written(
     store.save(run(rank(0), run="torn"))
     first = next(iter(segments(store.history("torn")).values()))
     first.write_bytes(first.read_bytes()[:100])
-    done = zeromon(home, "export", "torn", "--to", "parquet", "-o", str(tmp_path / "t.parquet"))
+    done = zeromon_here(
+        home, "export", "torn", "--to", "parquet", "-o", str(tmp_path / "t.parquet")
+    )
     assert done.returncode == 0
     assert f"segment {first.name} of the history cannot be read" in done.stderr
     assert pl.read_parquet(tmp_path / "t.parquet")["step"].to_list() == list(range(11, 31))
@@ -104,9 +106,9 @@ def test_a_picture_in_a_file_is_exported_with_the_steps_it_has(home: Path, tmp_p
     """Under a name that cannot lead out of the folder; a run of that name here is another one."""
     evil = run(rank(0), run="../../evil")
     (tmp_path / "a.json").write_bytes(encode(evil))
-    done = zeromon(home, "export", str(tmp_path / "a.json"), "--to", "csv", cwd=str(tmp_path))
+    done = zeromon_here(home, "export", str(tmp_path / "a.json"), "--to", "csv", cwd=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert read(tmp_path / "run.csv") == 20
     (tmp_path / "b.json").write_bytes(encode(run(rank(0))))  # train-1, whose history has 80 rows
-    done = zeromon(home, "export", str(tmp_path / "b.json"), "--to", "csv", cwd=str(tmp_path))
+    done = zeromon_here(home, "export", str(tmp_path / "b.json"), "--to", "csv", cwd=str(tmp_path))
     assert read(tmp_path / "train-1.csv") == 20

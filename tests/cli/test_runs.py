@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders import rank, run
-from command_line import zeromon
+from command_line import zeromon_here
 
 from zeromon.cli import main, runs as verb
 from zeromon.sources.live import LiveRun
@@ -27,14 +27,14 @@ def store(tmp_path: Path) -> Store:
 
 
 def listing(home: Path) -> dict[str, dict[str, object]]:
-    done = zeromon(home, "runs", "--json")
+    done = zeromon_here(home, "runs", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     return {one["run"]: one for one in json.loads(done.stdout)}
 
 
 def test_lists_every_record_with_its_verdict(tmp_path: Path, store: Store) -> None:
     """The newest first; a record that nobody ended is not called healthy."""
-    done = zeromon(tmp_path, "runs")
+    done = zeromon_here(tmp_path, "runs")
     assert (done.returncode, done.stderr) == (0, "")
     head, *lines = done.stdout.splitlines()
     assert head.split()[:3] == ["run", "verdict", "started"]
@@ -51,7 +51,7 @@ def test_lists_every_record_with_its_verdict(tmp_path: Path, store: Store) -> No
 
 def test_an_empty_store_says_how_to_begin(tmp_path: Path) -> None:
     """No error: there are no runs."""
-    done = zeromon(tmp_path, "runs")
+    done = zeromon_here(tmp_path, "runs")
     assert (done.returncode, done.stdout) == (0, "")
     assert "zeromon run --" in done.stderr
     assert listing(tmp_path) == {}
@@ -74,25 +74,25 @@ def test_notes_and_tags_are_kept_and_reported(tmp_path: Path, store: Store) -> N
         ("tag", "base", "--remove", "größe"),
         ("note", "bas", "loader with 4 workers"),
     ):
-        assert zeromon(tmp_path, "runs", *words).returncode == 0
+        assert zeromon_here(tmp_path, "runs", *words).returncode == 0
     assert store.about("base") == About(note="loader with 4 workers", tags=("zero2", "new"))
-    assert zeromon(tmp_path, "runs", "tag", "base").stdout == "zero2\nnew\n"
-    assert zeromon(tmp_path, "runs", "note", "base").stdout == "loader with 4 workers\n"
-    report = zeromon(tmp_path, "report", "base").stdout
+    assert zeromon_here(tmp_path, "runs", "tag", "base").stdout == "zero2\nnew\n"
+    assert zeromon_here(tmp_path, "runs", "note", "base").stdout == "loader with 4 workers\n"
+    report = zeromon_here(tmp_path, "report", "base").stdout
     assert "tags      zero2, new" in report
     assert "note      loader with 4 workers" in report
-    assert "#zero2 #new loader with 4 workers" in zeromon(tmp_path, "runs").stdout
-    zeromon(tmp_path, "runs", "note", "base", "")
+    assert "#zero2 #new loader with 4 workers" in zeromon_here(tmp_path, "runs").stdout
+    zeromon_here(tmp_path, "runs", "note", "base", "")
     assert store.about("base").note == ""
 
 
 def test_a_renamed_run_has_its_new_name_everywhere(tmp_path: Path, store: Store) -> None:
     """List, report and note; the old name is gone."""
-    zeromon(tmp_path, "runs", "note", "base", "kept")
-    assert zeromon(tmp_path, "runs", "rename", "base", "ddp-4.1").returncode == 0
-    assert "run ddp-4.1: finished" in zeromon(tmp_path, "report", "ddp-4.1").stdout
+    zeromon_here(tmp_path, "runs", "note", "base", "kept")
+    assert zeromon_here(tmp_path, "runs", "rename", "base", "ddp-4.1").returncode == 0
+    assert "run ddp-4.1: finished" in zeromon_here(tmp_path, "report", "ddp-4.1").stdout
     assert listing(tmp_path)["ddp-4.1"]["note"] == "kept"
-    assert zeromon(tmp_path, "report", "base").returncode == 2
+    assert zeromon_here(tmp_path, "report", "base").returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_renamed_run_has_its_new_name_everywhere(tmp_path: Path, store: Store)
 def test_what_is_refused(tmp_path: Path, store: Store, words: list[str], text: str) -> None:
     """Exit code 2, and nothing has changed."""
     before = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
-    done = zeromon(tmp_path, "runs", *words)
+    done = zeromon_here(tmp_path, "runs", *words)
     assert done.returncode == 2
     assert text in done.stderr
     assert "\x1b" not in done.stderr
@@ -125,7 +125,7 @@ def test_a_note_cannot_write_on_the_terminal(tmp_path: Path, store: Store) -> No
     """Also where another program put the control characters into the file."""
     (store.folder("base") / "about.json").write_text(json.dumps({"note": "\x1b]0;x\x07\n"}))
     for words in (("runs",), ("runs", "note", "base"), ("report", "base")):
-        assert "\x1b" not in zeromon(tmp_path, *words).stdout
+        assert "\x1b" not in zeromon_here(tmp_path, *words).stdout
     (store.folder("base") / "about.json").write_text("{broken")
     assert listing(tmp_path)["base"]["note"] == ""
 
@@ -135,13 +135,15 @@ def test_a_list_says_when_each_run_started_and_a_writer_what_it_wrote_to(
 ) -> None:
     """A prefix may mean another run than the user has in mind."""
     started = {one.run: one.started_wall for one in store.manifests()}
-    lines = zeromon(tmp_path, "runs").stdout.splitlines()[1:]
+    lines = zeromon_here(tmp_path, "runs").stdout.splitlines()[1:]
     for line in lines:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(started[line.split()[0]]))
         assert at in line
-    noted = zeromon(tmp_path, "runs", "note", "bas", "four workers")
+    noted = zeromon_here(tmp_path, "runs", "note", "bas", "four workers")
     assert (noted.stdout, "wrote to base: four workers" in noted.stderr) == ("", True)
-    assert "wrote to base: #x four workers" in zeromon(tmp_path, "runs", "tag", "ba", "x").stderr
+    assert (
+        "wrote to base: #x four workers" in zeromon_here(tmp_path, "runs", "tag", "ba", "x").stderr
+    )
 
 
 def test_rm_deletes_ended_runs_and_no_running_one(

@@ -22,7 +22,7 @@ import axe_playwright_python
 import pytest
 from builders import rank, run
 from served import get
-from support import LAUNCH, ROOT, clean_environment, wait_for
+from support import FORKED, ROOT, clean_environment, wait_for
 
 from zeromon.snapshot import Finding
 from zeromon.storage.run_store import Store
@@ -105,7 +105,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     watched = [sys.executable, "-m", "zeromon", "run", "--name", "live-run", "--"]
     paced = folder / "paced.py"
     paced.write_text(PACED)
-    command = [*watched, *LAUNCH, "2", str(paced), program]
+    command = [*watched, *FORKED, "2", str(paced), program]
     with (folder / "training.log").open("w") as log:
         made.training = subprocess.Popen(
             [*command, "--steps", "1000000", "--log-every", "100000", *small],
@@ -337,7 +337,8 @@ def test_keys_change_pages_and_the_dark_stays(site: Site, tab: Tab) -> None:
     tab.page.wait_for_selector("#rank-map .main-svg", timeout=30_000)
     assert tab.page.url.endswith("/ranks?ranks=0")
     numbers = "#rank-table .ag-right-aligned-cell"
-    wait_for(lambda: all(tab.page.locator(numbers).all_inner_texts() or [""]))  # rows before their cells
+    # rows come before their cells
+    wait_for(lambda: all(tab.page.locator(numbers).all_inner_texts() or [""]))
     cells = tab.page.locator(numbers).all_inner_texts()
     legible = r"n/a|[\d,]+|\d\d\.\d|\d\.\d\d|0\.\d{3}"  # three digits
     assert [text for text in cells if not re.fullmatch(legible, text)] == []

@@ -1,5 +1,8 @@
 """Starts ranks from a process that has imported torch: `fork_server.py [deepspeed]`, socket on stdin.
 
+`fork_server.py ranks N PROGRAM ...` is launch.py with one import of torch for all ranks, wherever no fork
+server of the tests can be: below a `zeromon run`, in a namespace.
+
 Importing torch takes 1.5 s of a CPU for each rank; a fork takes some milliseconds. A request is one
 message: a launch.py command line, its environment and its folder, and the descriptors for its output
 and for its exit code. The launcher and its ranks then run as launch.py would run them. What the
@@ -167,6 +170,8 @@ def watch() -> None:
 
 def main() -> list[str] | None:
     preload("deepspeed" in sys.argv[1:])
+    if sys.argv[1:2] == ["ranks"]:
+        return launch_ranks(sys.argv[2:])
     control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
