@@ -335,7 +335,9 @@ def test_keys_change_pages_and_the_dark_stays(site: Site, tab: Tab) -> None:
     tab.page.wait_for_selector("#rank-map .main-svg", timeout=30_000)
     assert tab.page.url.endswith("/ranks?ranks=0")
     numbers = "#rank-table .ag-right-aligned-cell"
-    wait_for(lambda: all(tab.page.locator(numbers).all_inner_texts() or [""]))  # rows before their cells
+    wait_for(
+        lambda: all(tab.page.locator(numbers).all_inner_texts() or [""])
+    )  # rows before their cells
     cells = tab.page.locator(numbers).all_inner_texts()
     legible = r"n/a|[\d,]+|\d\d\.\d|\d\.\d\d|0\.\d{3}"  # three digits
     assert [text for text in cells if not re.fullmatch(legible, text)] == []
