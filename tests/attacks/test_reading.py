@@ -347,6 +347,7 @@ def test_without_a_writable_folder_a_server_has_a_token_of_its_own(
 
 
 PASSWORD = "hunter2-of-the-user"
+NOTIFY = "key-of-the-chat"
 TOLD = f"""
 import os
 print('TOLD', sorted(os.environ.items()))
@@ -364,6 +365,7 @@ def test_w4_w5_no_secret_is_in_a_record_and_no_token_in_an_environment(node: Nod
     environment = clean_environment() | {
         "ZEROMON_DIR": str(node.root), "ZEROMON_STORE": str(node.folder / "store"),
         "ZEROMON_TOKEN": TOKEN, "STEPS": "60", "PAUSE": "0.1",
+        "ZEROMON_NOTIFY": f"json://me:{NOTIFY}@127.0.0.1:9/{NOTIFY}",
     }  # fmt: skip
     training = subprocess.Popen(
         [sys.executable, "-m", "zeromon", "run", "--name", "r", "--", *LAUNCH, "2",
@@ -376,7 +378,9 @@ def test_w4_w5_no_secret_is_in_a_record_and_no_token_in_an_environment(node: Nod
     assert len(pids) >= 3
     for pid in pids:
         for name in ("environ", "cmdline"):
-            assert TOKEN.encode() not in Path(f"/proc/{pid}/{name}").read_bytes(), (pid, name)
+            content = Path(f"/proc/{pid}/{name}").read_bytes()
+            assert TOKEN.encode() not in content, (pid, name)
+            assert NOTIFY.encode() not in content or pid == training.pid, (pid, name)
     assert TOKEN.encode() not in Path(f"/proc/{facts['pid']}/cmdline").read_bytes()
     assert facts["key"] == TOKEN, "the collector has it all the same"
     with pytest.MonkeyPatch.context() as patch:  # the same user, in a shell that knows no token
@@ -395,14 +399,14 @@ def test_w4_w5_no_secret_is_in_a_record_and_no_token_in_an_environment(node: Nod
         )
         assert read.stdout.split() == ["PermissionError"] * 3, read
     said, _ = training.communicate(timeout=120)
-    assert "TOLD" in said and TOKEN not in said
+    assert "TOLD" in said and TOKEN not in said and NOTIFY not in said
     recorded = wait_for(
         lambda: node.store.names() and node.store.load("r").ended and node.store.load()
     )
     assert f"https://me:{MASK}@host/ with password='{MASK}'" in str(recorded.ranks)
     for path in (path for path in node.store.folder("r").rglob("*") if path.is_file()):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        assert TOKEN.encode() not in content and PASSWORD.encode() not in content, path
+        assert not [one for one in (TOKEN, PASSWORD, NOTIFY) if one.encode() in content], path
 
 
 def _facts(root: Path) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """What zeromon holds over hours: `python tests/long/soak.py --hours 6 [--out FILE]`.
 
-Eight ranks train below `zeromon run` and torchrun on a store of 256 MiB, while three readers follow the
+Eight ranks train below `zeromon run` on a store of 256 MiB, while three readers follow the
 page of `zeromon dash` and a scraper reads /metrics. Meanwhile the collector is killed, the ranks start
 again, and the store is filled twice. Descriptors, threads and memory of every process go to FILE once
 a minute, one JSON object a line; `--report FILE` prints their slopes, also of a run that was cut.
@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import statistics
@@ -29,9 +30,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
+from bench_dash import tab
 from served import get
-from support import PROGRAMS, ROOT, TORCHRUN, ZEROMON, clean_environment, free_port, held, wait_for
+from support import LAUNCH, PROGRAMS, ROOT, ZEROMON, clean_environment, free_port, held, wait_for
 
 from zeromon.attach.rank_processes import processes, ranks_of
 from zeromon.storage.run_store import Store
@@ -39,8 +42,8 @@ from zeromon.storage.run_store import Store
 RANKS = 8
 RUN, TOKEN = "live", "t"
 """As bench_dash's tab calls them."""
-EVENTS = ((0.2, "kill the collector"), (0.4, "start the ranks again"), (0.55, "fill the store"),
-          (0.7, "kill the collector"), (0.8, "fill the store"))  # fmt: skip
+EVENTS = ((0.1, "kill the collector"), (0.2, "start the ranks again"), (0.6, "fill the store"),
+          (0.75, "kill the collector"), (0.85, "fill the store"))  # fmt: skip
 """What happens, and after which share of the time."""
 FULL_SHARE = 0.04
 """So long the store stays full, as a share of the time."""
@@ -148,9 +151,9 @@ class Soak:
         )
         environment = clean_environment() | {k: v for k, v in os.environ.items() if "ZEROMON" in k}
         port = free_port()
-        torchrun = [*TORCHRUN, str(RANKS), "--max-restarts", "2", str(PROGRAMS / "soaked.py")]
+        launch = shlex.join([*LAUNCH, str(RANKS), str(PROGRAMS / "soaked.py"), str(self.out)])
         self.training = subprocess.Popen(
-            [*ZEROMON, "run", "--name", RUN, "--", *torchrun, str(self.out)], cwd=ROOT,
+            [*ZEROMON, "run", "--name", RUN, "--", "sh", "-c", f"{launch} 0; exec {launch} 1"], cwd=ROOT,
             env=environment | {"ZEROMON_PORT": str(free_port())},
         )  # fmt: skip
         self.dash = subprocess.Popen(
@@ -161,8 +164,6 @@ class Soak:
             threading.Thread(target=read, args=words, daemon=True).start()
 
     def _read(self, port: int, answers: list[int]) -> None:
-        from bench.bench_dash import tab
-
         while not self.ending.is_set():
             with suppress(OSError, ValueError, RuntimeError):  # a browser reads such a page again
                 tab(port, self.ending, answers, whole=False)

@@ -1,4 +1,4 @@
-"""Trains a tiny model by steps that mostly sleep: `soaked.py OUT`.
+"""Trains a tiny model by steps that mostly sleep: `soaked.py OUT ATTEMPT`.
 
 OUT gets the number of steps that each rank has ended, in a file for each attempt and rank. OUT/again and
 OUT/stop hold the last step of an attempt: it ends with an error, or for good.
@@ -26,7 +26,7 @@ def last_step(name: str) -> int:
 
 def main() -> int:
     dist.init_process_group("gloo")
-    rank, attempt = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+    rank, attempt = dist.get_rank(), sys.argv[2]
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     count = os.open(OUT / f"steps.{attempt}.{rank}", os.O_CREAT | os.O_WRONLY, 0o600)

@@ -56,6 +56,9 @@ ATTACKS = {
     "31 the live folder is removed": Environment(
         settings={"PAUSE": "0.3", "AT_0_3": f"rm -rf {LIVE}/r"}
     ),
+    "31 the store is removed": Environment(
+        settings=IN_STORE | {"PAUSE": "0.3", "AT_0_3": "rm -rf $W/store"}, told="ZM009"
+    ),
     "34 the live folder is full from the start": Environment(
         f"{SMALL_TMPFS}; {FILL} || true", IN_SMALL, told="not watched", ranks=()
     ),

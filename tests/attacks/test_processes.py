@@ -1,4 +1,4 @@
-"""Attacks on an attach: its own death at any moment, and a user who may not trace."""
+"""Attacks on the processes of zeromon: signals while it starts, death in an attach, another user."""
 
 from __future__ import annotations
 
@@ -13,13 +13,35 @@ from pathlib import Path
 
 import pytest
 from attaching import Job
-from support import ZEROMON, Node, clean_environment
+from support import ROOT, ZEROMON, Node, clean_environment
 
 from zeromon.attach.loader import attach, detach
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.uname().machine != "x86_64", reason="Linux on x86-64"
 )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
+def test_a_signal_while_a_run_starts_ends_it_without_a_traceback(
+    number: signal.Signals, node: Node
+) -> None:
+    """Before Python has a handler the signal itself ends the process."""
+    environment = node.environment("r")
+    started = []
+    for seconds in (0.1, 0.4, 1.0):
+        command = [sys.executable, "-m", "zeromon", "run", "--", "sleep", "60"]
+        started.append((seconds, subprocess.Popen(
+            command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+        )))  # fmt: skip
+    began = time.monotonic()
+    for seconds, running in started:
+        time.sleep(max(0.0, began + seconds - time.monotonic()))
+        running.send_signal(number)
+        said, _ = running.communicate(timeout=60)
+        assert running.returncode in (128 + number, -number), said
+        assert "Traceback" not in said or f"{ROOT}/zeromon" not in said  # the interpreter's own
 
 
 @pytest.fixture(scope="module")
