@@ -91,7 +91,12 @@ def reported(told: Told) -> list[tuple[int, int, int]]:
     return [(one["rank"], one["steps"], one["errors"]) for one in told.record.get("ranks", ())]
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+SLOWER = {"31 the store is removed"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] * (n in SLOWER)) for n in ATTACKS]
+)
 def test_training_goes_on_with_the_same_losses(name: str, tmp_path: Path, alone: Told) -> None:
     one = ATTACKS[name]
     told = run(one, tmp_path / "w", {}, watched=True)

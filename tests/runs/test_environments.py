@@ -165,12 +165,12 @@ def test_training_is_the_same_and_the_user_is_told(
     else:
         assert words == []
         assert not re.search("stalled|hung|silent", ours.report)
-        assert not ours.record["risks"]
     ranks = [(rank["rank"], rank["steps"], rank["errors"]) for rank in ours.record.get("ranks", ())]
     assert ranks == [(rank, STEPS, 0) for rank in one.ranks]
     for rank in ours.record.get("ranks", ()):
         assert 0 <= rank["exposed_ratio"] <= 1
         assert 0 < rank["step_seconds"] < 60
+        assert all(risk["ratio"] < 0.5 for risk in rank["risks"])
         assert 0 < ours.record["taken_wall"] - ours.record["started_wall"] < 250
 
 
