@@ -38,13 +38,14 @@ ONLY     ?=
 # Where the libraries of experiment trackers are installed for their tests.
 TRACKERS ?= $(CURDIR)/.trackers
 
-.PHONY: help demo test static check test-long test-matrix test-quiet test-nvme test-torch test-programs test-trackers vgpu test-vgpu recordings bench bench-peers docs release clean
+.PHONY: help demo test static check test-long test-soak test-matrix test-quiet test-nvme test-torch test-programs test-trackers vgpu test-vgpu recordings bench bench-peers docs release clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
 	@echo "make test      everything CI checks: format, lint, types, imports, tests"
 	@echo "make check     the same without the tests that train"
 	@echo "make test-long more variants: 4 ranks, other launchers, a million broken inputs; 200 drawn faults (2 hours)"
+	@echo "make test-soak memory and descriptors of 8 ranks and of what watches them: HOURS=6; build/soak.jsonl"
 	@echo "make test-quiet what holds times to a limit, on a machine that nobody else uses"
 	@echo "make test-nvme ZeRO-Infinity on a real disk: compiles for 4 minutes, needs libaio-dev"
 	@echo "make test-torch the agents' tests on other versions of torch, 6 GB each: VERSIONS=\"2.6.0 2.15.0\""
@@ -103,6 +104,10 @@ test: $(READY)
 test-long: $(COMPILED_OP)
 	$(UV_ENV) $(PYTEST) -m long
 	ZEROMON_FUZZ_CASES=$(FUZZ) $(PYTEST) tests/fuzz
+
+HOURS ?= 6
+test-soak: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/long/soak.py --hours $(HOURS)
 
 test-matrix: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(UV_ENV) $(BIN)/python tests/matrix.py

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from zeromon.sources.access import ADDRESS, COOKIE, Policy, Request, derived_key, is_token, refusal
 from zeromon.sources.asgi import Receive, Scope, Send, answer, bounded, headers_of, request_of
@@ -110,15 +110,16 @@ class Guard:
             if pair[0] != "token"
         ]
         # a path that begins with two slashes would lead to another host
-        target = "/" + scope["path"].lstrip("/\\") + (f"?{urlencode(rest)}" if rest else "")
+        target = (
+            "/"
+            + quote(scope["path"].lstrip("/\\"), errors="replace")
+            + (f"?{urlencode(rest)}" if rest else "")
+        )
         cookie = (
             f"{self._cookie}={self._cookie_key}; Path=/; HttpOnly; SameSite=Strict; "
             f"Max-Age={_SECONDS_OF_COOKIE}"
         )
-        headers = [
-            (b"location", target.encode("latin-1", "ignore")),
-            (b"set-cookie", cookie.encode()),
-        ]
+        headers = [(b"location", target.encode()), (b"set-cookie", cookie.encode())]
         await send({"type": "http.response.start", "status": 303, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import Request, Response
@@ -52,7 +52,7 @@ def add_routes(server: Any, feeds: Feeds) -> None:
         except ZeromonError as error:
             return _json(json.dumps({"error": str(error)}), 404)
 
-    def table(run: str, name: str, request: Request) -> Response:
+    def table(run: str, name: Literal["ranks", "steps", "traffic"], request: Request) -> Response:
         route = parse(f"/run/{run}/overview", str(request.url.query))
         try:
             content = to_csv(_rows(feeds.hub, route, name))

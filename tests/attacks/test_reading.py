@@ -1,4 +1,4 @@
-"""Attacks on who may read: every route of every server, as this user and as another user of the node."""
+"""Attacks on every server: who may read, paths that lead elsewhere, broken, slow and many requests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 import pytest
 import uvicorn
 from builders import rank, run
+from served import get
 from support import FORKED, ROOT, Node, clean_environment, wait_for
 
 from zeromon.cli.dash import listen
@@ -184,6 +187,111 @@ def test_b2_another_user_reads_no_address_with_a_key(servers: dict[str, Serving]
     assert asked(os.getuid(), requests)[0][0] == 303
 
 
+# ---- requests that are broken, slow or many ---------------------------------------------------------
+
+OUTSIDE = "content-outside-of-the-store"
+LEADS = ("../secret", "..%2fsecret", "%2e%2e/secret", "..%5csecret", "/etc/passwd", "%2fetc%2fpasswd",
+         "....//secret", "..;/secret", "%00", "../../../../../../../../etc/passwd")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["collector", "dashboard", "mcp"])
+def test_no_path_leads_out_of_the_store(servers: dict[str, Serving], name: str) -> None:
+    """Every place of every route that takes a name, by who has the token."""
+    serving = servers[name]
+    for folder in (store := Path(os.environ["ZEROMON_STORE"])), store / "runs":
+        (folder / "secret").write_text(OUTSIDE)
+    mine = {"Authorization": f"Bearer {user_token()}"}
+    routes = [(method, path) for method, path in serving.routes if method == "GET"]
+    requests = [
+        (serving.port, method, re.sub(r"\{[^}]*\}", lead, path), mine)
+        for lead in LEADS
+        for method, path in [*routes, ("GET", "/{name}"), ("GET", "/assets/{name}")]
+        if "{" in path
+    ]
+    for request, (status, content) in zip(requests, asked(os.getuid(), requests), strict=True):
+        assert status < 500 and OUTSIDE not in content and "root:x:" not in content, request
+
+
+def broken(mine: bytes) -> dict[str, bytes]:
+    """Bytes that are no request, or more than one may be."""
+    begin = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n" + mine
+    post = begin.replace(b"GET /metrics", b"POST /api/trace")
+    return {
+        "a header of 200 kB": begin + b"X: " + b"a" * 200_000 + b"\r\n\r\n",
+        "5,000 headers": begin + b"X: y\r\n" * 5_000 + b"\r\n",
+        "a query of 200 kB": begin.replace(b"metrics", b"metrics?" + b"a" * 200_000) + b"\r\n",
+        "a TLS hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+        "NUL bytes": bytes(1000),
+        "HTTP/0.9": b"GET /metrics\r\n\r\n",
+        "CR LF in the path": begin.replace(b"/metrics", b"/x\r\nSet-Cookie: a=b\r\n") + b"\r\n",
+        "two lengths": post + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}}",
+        "a negative length": post + b"Content-Length: -1\r\n\r\n{}",
+        "chunks of 3 MB": post
+        + b"Transfer-Encoding: chunked\r\n\r\n"
+        + (b"10000\r\n" + b"x" * 65_536 + b"\r\n") * 46
+        + b"0\r\n\r\n",
+    }
+
+
+def raw(port: int, content: bytes) -> bytes:
+    """The whole answer to *content*; a server may close before it has read it."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sending:
+        with suppress(ConnectionError):
+            sending.sendall(content)
+            sending.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionError):
+            while piece := sending.recv(1 << 16):
+                answer += piece
+    return answer
+
+
+@pytest.mark.parametrize("name", ["collector", "dashboard", "mcp"])
+def test_broken_requests_are_refused_and_others_answered(
+    servers: dict[str, Serving], name: str
+) -> None:
+    port = servers[name].port
+    mine = f"Authorization: Bearer {user_token()}\r\n".encode()
+    for what, content in (broken(b"") | broken(mine)).items():
+        answer = raw(port, content)
+        head = answer.partition(b"\r\n\r\n")[0]
+        assert b"Set-Cookie" not in head and not re.match(rb"HTTP/1\.\d 5", head), (what, head)
+        if mine not in content:
+            assert RUN.encode() not in answer, what
+    assert asked(os.getuid(), [(port, "GET", "/", {})])[0][0] in (401, 404)
+
+
+@pytest.mark.parametrize("token", [True, False], ids=["with the token", "without"])
+@pytest.mark.parametrize("name", ["collector", "dashboard", "mcp"])
+def test_slow_headers_and_bodies_keep_nobody_out(
+    servers: dict[str, Serving], name: str, token: bool
+) -> None:
+    """100 that begin a request, and 100 that begin a body: none of them ends."""
+    port = servers[name].port
+    path = {"collector": "/api/trace", "dashboard": "/_dash-update-component", "mcp": "/mcp"}[name]
+    begin = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+    begin += f"Authorization: Bearer {user_token()}\r\n" if token else ""
+    slow = []
+    for rest in ("X: ", 'Content-Type: application/json\r\nContent-Length: 900\r\n\r\n{"run": "'):
+        for _ in range(100):
+            slow.append(socket.create_connection(("127.0.0.1", port), timeout=60))
+            slow[-1].sendall((begin + rest).encode())
+    mine = {"Authorization": f"Bearer {user_token()}"}
+    readable = {"collector": "/api/runs", "dashboard": "/live?to=/", "mcp": "/nothing"}[name]
+    for status, _ in asked(os.getuid(), [(port, "GET", readable, mine)] * 5):
+        assert status == (404 if name == "mcp" else 200)
+    for one in slow:
+        one.close()
+
+
+def test_300_scrapes_at_once_are_all_answered(servers: dict[str, Serving]) -> None:
+    mine = {"Authorization": f"Bearer {user_token()}"}
+    port = servers["collector"].port
+    with ThreadPoolExecutor(30) as pool:
+        answers = pool.map(lambda _: get(port, "/metrics", **mine), range(300))
+    assert {(status, RUN.encode() in content) for status, content in answers} == {(200, True)}
+
+
 READER = """
 import os, sys
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -239,6 +347,7 @@ def test_without_a_writable_folder_a_server_has_a_token_of_its_own(
 
 
 PASSWORD = "hunter2-of-the-user"
+NOTIFY = "key-of-the-chat"
 TOLD = f"""
 import os
 print('TOLD', sorted(os.environ.items()))
@@ -256,6 +365,7 @@ def test_w4_w5_no_secret_is_in_a_record_and_no_token_in_an_environment(node: Nod
     environment = clean_environment() | {
         "ZEROMON_DIR": str(node.root), "ZEROMON_STORE": str(node.folder / "store"),
         "ZEROMON_TOKEN": TOKEN, "STEPS": "60", "PAUSE": "0.1",
+        "ZEROMON_NOTIFY": f"json://me:{NOTIFY}@127.0.0.1:9/{NOTIFY}",
     }  # fmt: skip
     training = subprocess.Popen(
         [sys.executable, "-m", "zeromon", "run", "--name", "r", "--", *FORKED, "2",
@@ -268,7 +378,9 @@ def test_w4_w5_no_secret_is_in_a_record_and_no_token_in_an_environment(node: Nod
     assert len(pids) >= 3
     for pid in pids:
         for name in ("environ", "cmdline"):
-            assert TOKEN.encode() not in Path(f"/proc/{pid}/{name}").read_bytes(), (pid, name)
+            content = Path(f"/proc/{pid}/{name}").read_bytes()
+            assert TOKEN.encode() not in content, (pid, name)
+            assert NOTIFY.encode() not in content or pid == training.pid, (pid, name)
     assert TOKEN.encode() not in Path(f"/proc/{facts['pid']}/cmdline").read_bytes()
     assert facts["key"] == TOKEN, "the collector has it all the same"
     with pytest.MonkeyPatch.context() as patch:  # the same user, in a shell that knows no token
@@ -287,14 +399,14 @@ def test_w4_w5_no_secret_is_in_a_record_and_no_token_in_an_environment(node: Nod
         )
         assert read.stdout.split() == ["PermissionError"] * 3, read
     said, _ = training.communicate(timeout=120)
-    assert "TOLD" in said and TOKEN not in said
+    assert "TOLD" in said and TOKEN not in said and NOTIFY not in said
     recorded = wait_for(
         lambda: node.store.names() and node.store.load("r").ended and node.store.load()
     )
     assert f"https://me:{MASK}@host/ with password='{MASK}'" in str(recorded.ranks)
     for path in (path for path in node.store.folder("r").rglob("*") if path.is_file()):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        assert TOKEN.encode() not in content and PASSWORD.encode() not in content, path
+        assert not [one for one in (TOKEN, PASSWORD, NOTIFY) if one.encode() in content], path
 
 
 def _facts(root: Path) -> dict[str, Any] | None:

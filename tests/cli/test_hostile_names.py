@@ -75,11 +75,12 @@ FORGED = [
     '\\"',
     "\n# TYPE forged gauge\nforged 1\n",
     "a\\nb\u2028c\x00,=}{#",
+    'x"\n\\' * 2_500,
 ]
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
-@pytest.mark.parametrize("text", FORGED)
+@pytest.mark.parametrize("text", FORGED, ids=lambda text: repr(text[:20]))
 def test_a_label_value_forges_no_sample(text: str, *, openmetrics: bool) -> None:
     """Prometheus's own parsers read as many samples of the same metrics as without it."""
     parse = openmetrics_families if openmetrics else prometheus_families

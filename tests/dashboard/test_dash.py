@@ -218,6 +218,14 @@ def test_a_key_in_the_address_becomes_a_cookie_once(guard: Guard) -> None:
         assert through(guard, headers=[LOCAL], query_string=f"token={wrong}".encode())[0] == 401
 
 
+def test_a_path_with_a_key_splits_no_header(guard: Guard) -> None:
+    query = f"token={address_key('secret', 9)}".encode()
+    _, headers, _ = through(
+        guard, headers=[LOCAL], path="/x\r\nSet-Cookie: a=b/é", query_string=query
+    )
+    assert headers["location"] == "/x%0D%0ASet-Cookie%3A%20a%3Db/%C3%A9"
+
+
 def test_answers_forbid_what_pages_do_not_need(guard: Guard) -> None:
     _, headers, body = through(guard, headers=[LOCAL, SECRET])
     policy = headers["content-security-policy"]

@@ -53,6 +53,9 @@ ATTACKS = {
     "31 the live folder is removed": attacked(
         settings={"PAUSE": "0.3", "AT_0_3": f"rm -rf {LIVE}/r"}
     ),
+    "31 the store is removed": attacked(
+        settings=IN_STORE | {"PAUSE": "0.3", "AT_0_3": "rm -rf $W/store"}, told="ZM009"
+    ),
     "34 the live folder is full from the start": attacked(
         f"{SMALL_TMPFS}; {FILL} || true", IN_SMALL, told="not watched", ranks=()
     ),
@@ -85,8 +88,15 @@ def reported(told: Told) -> list[tuple[int, int, int]]:
     return [(one["rank"], one["steps"], one["errors"]) for one in told.record.get("ranks", ())]
 
 
+SLOWER = {"31 the store is removed"}
+
+
 @pytest.mark.parametrize(  # tests/storage/test_run_store.py refuses a link in every call
-    "name", [pytest.param(a, marks=pytest.mark.long) if "is a link" in a else a for a in ATTACKS]
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.long] * (n in SLOWER or "is a link" in n))
+        for n in ATTACKS
+    ],
 )
 def test_training_goes_on_with_the_same_losses(name: str, tmp_path: Path, alone: Told) -> None:
     one = ATTACKS[name]

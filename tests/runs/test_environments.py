@@ -44,6 +44,12 @@ if sys.argv[0].endswith("identical.py"):
     atexit.register(lambda: print("theirs", sys.getrecursionlimit(), flush=True))
 """
 
+MOVABLE_CLOCK = (
+    f"cc -shared -fPIC -o $W/clock.so {Path(__file__).with_name('clock.c')} -ldl\n"
+    "export LD_PRELOAD=$W/clock.so"
+)
+AT_TIMES = {"CLOCK": "$W/clock", "PAUSE": "0.6"}
+
 ENVIRONMENTS = {
     "nothing special": Environment(),
     "a rank exits with 7": Environment(settings={"CODE": "7"}, code=1, told="died: rank [01]"),
@@ -79,13 +85,17 @@ ENVIRONMENTS = {
         "mkdir $W/$'\\xff'; cp launch.py identical.py $W/$'\\xff'; cd $W/$'\\xff'",
         command=("bash", "-c", shlex.join((*LAUNCH, "2")) + " \"$PWD/identical.py\""),
     ),
-    "the clock jumps forth and back": Environment(
-        f"cc -shared -fPIC -o $W/clock.so {Path(__file__).with_name('clock.c')} -ldl\n"
-        "export LD_PRELOAD=$W/clock.so",
-        {
-            "CLOCK": "$W/clock", "PAUSE": "0.6",
-            "AT_0_3": "echo 90000 > $W/clock", "AT_0_6": "echo -90000 > $W/clock",
-        },
+    "the clock jumps by a day forth and back": Environment(
+        MOVABLE_CLOCK, AT_TIMES | {"AT_0_3": "echo 90000 > $W/clock", "AT_0_6": "echo -90000 > $W/clock"}
+    ),
+    "the clock jumps by an hour forth and back": Environment(
+        MOVABLE_CLOCK, AT_TIMES | {"AT_0_3": "echo 3600 > $W/clock", "AT_0_6": "echo -3600 > $W/clock"}
+    ),
+    "python -P -O -B": Environment(
+        settings={
+            "PYTHONSAFEPATH": "1", "PYTHONOPTIMIZE": "1", "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": str(Path(PROGRAM).parent),
+        }
     ),
     "the collector is stopped": Environment(
         settings={
@@ -154,10 +164,13 @@ def test_training_is_the_same_and_the_user_is_told(
         assert re.search(one.told, "\n".join([*words, ours.report]))
     else:
         assert words == []
+        assert not re.search("stalled|hung|silent", ours.report)
     ranks = [(rank["rank"], rank["steps"], rank["errors"]) for rank in ours.record.get("ranks", ())]
     assert ranks == [(rank, STEPS, 0) for rank in one.ranks]
     for rank in ours.record.get("ranks", ()):
         assert 0 <= rank["exposed_ratio"] <= 1
+        assert 0 < rank["step_seconds"] < 60
+        assert all(risk["ratio"] < 0.5 for risk in rank["risks"])
         assert 0 < ours.record["taken_wall"] - ours.record["started_wall"] < 250
 
 

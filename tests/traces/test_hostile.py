@@ -96,3 +96,9 @@ def test_the_events_before_a_bomb_are_kept(tmp_path: Path, monkeypatch: pytest.M
     data = read(packed(tmp_path / "t.json.gz", parts))
     assert len(data.device) == 1
     assert any("larger than 1 MiB" in note for note in data.notes)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/null", "/dev"])
+def test_what_is_no_file_is_refused(name: str) -> None:
+    with pytest.raises(TraceError):
+        read(Path(name))

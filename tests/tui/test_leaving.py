@@ -38,11 +38,13 @@ def typed(pilot: Pilot[int], *keys: str) -> None:
         pilot.app.post_message(events.Key(key, key if len(key) == 1 else None))
 
 
-async def screens_after(tmp_path: Path, screen: str, *keys: str) -> list[str]:
-    """Names of the screens that *keys* opened."""
+async def screens_after(
+    tmp_path: Path, screen: str, *keys: str, size: tuple[int, int] = (80, 24)
+) -> list[str]:
+    """Names of the screens that *keys* opened in a terminal of *size*."""
     opened: list[str] = []
     app = ZeromonApp(FixedSource(snapshot(2)), store=Store(tmp_path), now=lambda: 1070.4)
-    async with app.run_test() as pilot:
+    async with app.run_test(size=size) as pilot:
         while app.model is None:
             await pilot.pause(0.01)
         await pilot.press(screen)
@@ -70,3 +72,8 @@ async def test_no_key_after_q_does_anything(tmp_path: Path, screen: str) -> None
 @pytest.mark.parametrize("key", ["c", "R", "question_mark", "enter"])
 async def test_q_right_after_a_key_closes_the_view(tmp_path: Path, key: str) -> None:
     await screens_after(tmp_path, "5", key, "q")
+
+
+@pytest.mark.parametrize("size", [(4, 2), (1, 1)])
+async def test_a_terminal_of_a_few_cells_is_no_crash(tmp_path: Path, size: tuple[int, int]) -> None:
+    assert await screens_after(tmp_path, "1", *"234567", "q", size=size)
