@@ -9,7 +9,7 @@ from vgpu.conftest import CudaRunner
 pytestmark = pytest.mark.vgpu
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.short), 4, 8])
 def test_every_collective_is_right(cuda_run: CudaRunner, ranks: int) -> None:
     """All functions of ProcessGroupNCCL, ten types, five reductions."""
     run = cuda_run("collectives.py", ranks=ranks)

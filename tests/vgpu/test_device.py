@@ -11,7 +11,7 @@ from support import Node
 
 from vgpu.conftest import CudaRun, cuda_run as cuda_run_fixture
 
-pytestmark = pytest.mark.vgpu
+pytestmark = [pytest.mark.vgpu, pytest.mark.short]
 
 
 @pytest.fixture(scope="module")
