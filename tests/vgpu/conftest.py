@@ -16,6 +16,8 @@ from vgpu.truth import Timeline
 from zeromon.snapshot import RunSnapshot
 
 HERE = Path(__file__).resolve().parent
+SHORT_DUMP = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
+"""For a run that NCCL's watchdog ends: by default it waits a minute for the Flight Recorder's file."""
 
 
 @dataclass

@@ -66,7 +66,7 @@ public:
   }
 
   Time end(Time start, Time) override {
-    if (r_.comm->aborted) return std::max(start, vgpu::now());
+    if (Time aborted = r_.comm->aborted) return std::max(start, aborted);
     if (end_ != kUnknown || stuck_) return end_;
     start += delay_;
     auto* arrivals = r_.comm->shared->arrivals[r_.sequence % kSlots];
@@ -208,7 +208,7 @@ public:
     Time end = start, latest = start;
     bool all = true;
     for (Transfer& t : transfers_) {
-      if (t.comm->aborted) return std::max(start, vgpu::now());
+      if (Time aborted = t.comm->aborted) return std::max(start, aborted);
       Mail& mail = mail_of(t);
       auto& tag = t.is_send ? mail.sent : mail.received;
       if (tag != t.number + 1) {
