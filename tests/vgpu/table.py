@@ -1,4 +1,4 @@
-"""Trains by each strategy on the virtual device: ``table.py [--versions V ...] [--ranks N ...]``.
+"""Trains by each strategy on the virtual device: ``table.py [VERSION:RANKS,... ...]``.
 
 It writes its table into docs/vgpu.md. A cell says what happened on so many ranks of a version of torch:
 its losses are those of the CPU (``right``), it trained but the values are not compared (``runs``), or
@@ -22,8 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
 from vgpu.environment import DEFAULT, Environment, Missing, find  # noqa: E402
 from vgpu.machine import write_machine  # noqa: E402
+from vgpu.programs.train import Block  # noqa: E402
 from vgpu.truth import Timeline  # noqa: E402
 
 PAGE = ROOT / "docs" / "vgpu.md"
@@ -31,7 +35,12 @@ BEGIN, END = "<!-- begin: tests/vgpu/table.py writes this table -->\n", "<!-- en
 TRAIN = Path(__file__).parent / "programs" / "train.py"
 LAUNCH = ROOT / "tests" / "programs" / "launch.py"
 STEPS, LAYERS, HIDDEN = 6, 8, 64
-SHAPE = ("--steps", str(STEPS), "--layers", str(LAYERS), "--hidden", str(HIDDEN))
+LEARNING_RATE = 1e-4
+"""Low, so that rounding to 16 bits stays small in the losses."""
+SHAPE = (
+    *("--steps", str(STEPS), "--layers", str(LAYERS)),
+    *("--hidden", str(HIDDEN), "--lr", str(LEARNING_RATE)),
+)
 TIMEOUT = 300.0
 
 
@@ -45,42 +54,47 @@ class Strategy:
     """Of losses against the CPU's; None: kernels that arithmetic does not reach, or another batch."""
     least_ranks: int = 2
     has_arithmetic: bool = True
+    dtype: torch.dtype = torch.float32
+    """Of the parameters before the first step."""
 
 
 STRATEGIES = (
     Strategy("DDP", ("ddp",)),
-    Strategy("FSDP1", ("fsdp1",), 0.05),
-    Strategy("FSDP2", ("fsdp2",), 0.05),
-    Strategy("HSDP", ("hsdp",), 0.05, 4),
-    Strategy("ZeRO-1", ("zero1",), 0.05),
-    Strategy("ZeRO-2", ("zero2",), 0.05),
-    Strategy("ZeRO-3", ("zero3",), 0.05),
+    Strategy("FSDP1", ("fsdp1",), 0.02),
+    Strategy("FSDP2", ("fsdp2",), 0.02),
+    Strategy("HSDP", ("hsdp",), 0.02, 4),
+    Strategy("ZeRO-1", ("zero1",), 0.02, dtype=torch.bfloat16),
+    Strategy("ZeRO-2", ("zero2",), 0.02, dtype=torch.bfloat16),
+    Strategy("ZeRO-3", ("zero3",), 0.02, dtype=torch.bfloat16),
     Strategy("tensor parallel", ("tp",)),
     Strategy("pipeline", ("pp",), None),
     Strategy("DDP, `torch.compile`", ("ddp", "--compile"), None, has_arithmetic=False),
     Strategy("DDP, CUDA graph", ("ddp", "--graph"), None, has_arithmetic=False),
-    Strategy("FSDP2, offload", ("fsdp2", "--offload"), 0.05),
-    Strategy("ZeRO-2, offload", ("zero2", "--offload"), 0.05),
+    Strategy("FSDP2, offload", ("fsdp2", "--offload"), 0.02),
+    Strategy("ZeRO-2, offload", ("zero2", "--offload"), 0.02, dtype=torch.bfloat16),
 )
 
 
-def cpu_losses() -> list[float]:
-    """The losses of programs/train.py by the CPU, in one process."""
-    import torch
-    from torch import nn
+def cpu_losses(dtype: torch.dtype) -> list[float]:
+    """The losses of programs/train.py by the CPU in one process, its parameters of *dtype*.
 
-    from vgpu.programs.train import Block
-
+    The optimizer has them in 32 bits, which begin as those of 16 bits, as DeepSpeed's do.
+    """
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block(HIDDEN) for _ in range(LAYERS)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
-    x = torch.sin(torch.arange(64 * HIDDEN, dtype=torch.float32)).reshape(64, HIDDEN)
+    model = nn.Sequential(*(Block(HIDDEN) for _ in range(LAYERS))).to(dtype)
+    exact = [parameter.detach().float() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(exact, lr=LEARNING_RATE, foreach=True)
+    x = torch.sin(torch.arange(64 * HIDDEN, dtype=torch.float32)).reshape(64, HIDDEN).to(dtype)
     losses = []
     for _ in range(STEPS):
-        loss = model(x).pow(2).mean()
-        loss.backward()
+        loss = model(x).float().pow(2).mean()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        for parameter, gradient in zip(exact, gradients, strict=True):
+            parameter.grad = gradient.float()
         optimizer.step()
-        optimizer.zero_grad()
+        with torch.no_grad():
+            for parameter, copy in zip(exact, model.parameters(), strict=True):
+                copy.copy_(parameter)
         losses.append(loss.item())
     return losses
 
@@ -88,9 +102,8 @@ def cpu_losses() -> list[float]:
 def reason(output: str) -> str:
     """The error that a run ended with, in one line."""
     refused = re.search(r"vgpu: (\w+): has no model", output)
-    errors = re.findall(
-        r"^(?:\[rank\d+\]: ?)?(\w+(?:\.\w+)*(?:Error|Exception)\b.*)", output, re.MULTILINE
-    )
+    pattern = r"^(?:\[rank\d+\]: ?)?([\w.]*(?:Error|Exception|Missing): .*)"
+    errors = re.findall(pattern, output, re.MULTILINE)
     text = f"`{refused[1]}` has no model" if refused else errors[-1] if errors else "no error named"
     return text[:100].replace("|", "\\|")
 
@@ -134,20 +147,22 @@ def try_strategy(
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--versions", nargs="*", default=[DEFAULT])
-    parser.add_argument("--ranks", nargs="*", type=int, default=[2, 4, 8])
-    options = parser.parse_args()
+    parser.add_argument("columns", nargs="*", default=[f"{DEFAULT}:2,4,8"], metavar="VERSION:RANKS")
+    columns = []
     try:
-        environments = [find(version) for version in options.versions]
+        for column in parser.parse_args().columns:
+            version, _, counts = column.partition(":")
+            columns += [(find(version), int(ranks)) for ranks in counts.split(",")]
     except Missing as missing:
         print(missing, file=sys.stderr)
         return 3
-    columns = [(one, ranks) for one in environments for ranks in options.ranks]
     heads = [f"{one.version.removesuffix('.0')}, {ranks} ranks" for one, ranks in columns]
     lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]
-    expected = cpu_losses()
+    expected = {dtype: cpu_losses(dtype) for dtype in (torch.float32, torch.bfloat16)}
     for strategy in STRATEGIES:
-        cells = [try_strategy(one, strategy, ranks, expected) for one, ranks in columns]
+        cells = [
+            try_strategy(one, strategy, ranks, expected[strategy.dtype]) for one, ranks in columns
+        ]
         lines.append(f"| {strategy.title} | " + " | ".join(cells) + " |")
         print(lines[-1], flush=True)
     before, rest = PAGE.read_text().split(BEGIN)

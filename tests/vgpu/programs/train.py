@@ -35,7 +35,7 @@ Step = Callable[[], torch.Tensor]
 
 def plain(options: argparse.Namespace, model: nn.Module, dtype: torch.dtype) -> Step:
     """A step of a model whose strategy is in its wrapper."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=options.foreach)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=options.foreach)
 
     def step() -> torch.Tensor:
         for _ in range(options.accumulate):
@@ -108,7 +108,7 @@ def zero(options: argparse.Namespace, model: nn.Module) -> Step:
     if options.offload:  # DeepSpeed's own Adam on the CPU would have to be compiled
         config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         config["zero_force_ds_cpu_optimizer"] = False
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=stage < 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=stage < 3)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
     def step() -> torch.Tensor:
@@ -148,7 +148,7 @@ def pipeline(options: argparse.Namespace, model: nn.Module) -> Step:
     part = nn.Sequential(*blocks[rank * share : (rank + 1) * share]).cuda()
     stage = PipelineStage(part, rank, world, torch.device("cuda", device))
     schedule = ScheduleGPipe(stage, 2 * world, loss_fn=lambda out, _: out.float().pow(2).mean())
-    optimizer = torch.optim.AdamW(part.parameters(), lr=1e-3, foreach=True)
+    optimizer = torch.optim.AdamW(part.parameters(), lr=options.lr, foreach=True)
 
     def step() -> torch.Tensor:
         mark("forward")
@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--log", type=int, default=1, help="read the loss every N steps; 0: never")
     parser.add_argument("--bucket-mb", type=float, default=25)
     parser.add_argument("--accumulate", type=int, default=1, help="micro-steps of a step")
