@@ -51,11 +51,11 @@ class Strategy:
     title: str
     arguments: tuple[str, ...]
     tolerance: float | None = 1e-4
-    """Of losses against the CPU's; None: kernels that arithmetic does not reach, or another batch."""
+    """Relative, of losses against the CPU's; None: arithmetic does not reach them, or another batch."""
     least_ranks: int = 2
     has_arithmetic: bool = True
     dtype: torch.dtype = torch.float32
-    """Of the parameters before the first step."""
+    """Type of the parameters before the first step."""
 
 
 STRATEGIES = (

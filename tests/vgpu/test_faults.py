@@ -21,7 +21,7 @@ OFF_THE_BUS = 79
 
 
 def facts(run: CudaRun, rank: int) -> dict[str, Any]:
-    """What a rank of programs/faults.py saw."""
+    """Facts that a rank of programs/faults.py printed."""
     found = re.search(rf"rank {rank} facts (\{{.*?\}})", run.output)
     assert found is not None, run.output
     seen: dict[str, Any] = json.loads(found[1])

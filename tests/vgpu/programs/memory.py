@@ -1,4 +1,4 @@
-"""What an allocator and its neighbour devices do, as one JSON object."""
+"""Facts of an allocator and of a copy between two devices, as one JSON object."""
 
 from __future__ import annotations
 
