@@ -43,7 +43,7 @@ class CudaRun:
 
     def losses(self, rank: int = 0) -> list[float]:
         """The losses that programs/train.py read."""
-        found = re.search(rf"rank {rank} losses \[(.*)\]", self.output)
+        found = re.search(rf"rank {rank} losses \[(.*?)\]", self.output)
         assert found is not None, self.output
         return [float(loss) for loss in found[1].split(",") if loss.strip()]
 

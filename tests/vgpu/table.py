@@ -136,7 +136,7 @@ def try_strategy(
             return "incomplete timeline"
     if strategy.tolerance is None:
         return "runs"
-    lists = [json.loads(found) for found in re.findall(r"losses (\[.*\])", output)]
+    lists = [json.loads(found) for found in re.findall(r"losses (\[.*?\])", output)]
     off = max(
         abs(loss - wanted) / wanted
         for losses in lists

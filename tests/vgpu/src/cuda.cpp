@@ -81,6 +81,12 @@ VGPU_API Error cuGetErrorName(Error error, const char** text) {
   return success;
 }
 
+extern "C" Error cudaThreadExchangeStreamCaptureMode(int* mode);
+
+VGPU_API Error cuThreadExchangeStreamCaptureMode(int* mode) {
+  return cudaThreadExchangeStreamCaptureMode(mode);
+}
+
 // ---- contexts ----------------------------------------------------------------------------------------
 
 VGPU_API Error cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
