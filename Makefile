@@ -38,7 +38,7 @@ ONLY     ?=
 # Where the libraries of experiment trackers are installed for their tests.
 TRACKERS ?= $(CURDIR)/.trackers
 
-.PHONY: help demo test static check test-long test-soak test-matrix test-quiet test-nvme test-torch test-programs test-trackers vgpu test-vgpu recordings bench bench-peers docs release clean
+.PHONY: help demo test static check test-long test-soak test-matrix test-quiet test-nvme test-torch test-programs test-trackers vgpu test-vgpu test-vgpu-short recordings bench bench-peers docs release clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
@@ -55,7 +55,7 @@ help:
 	@echo "make test-gpu  what only a GPU can show; PART=1, PART=2, ROWS=1,7; DRY=1 runs it without one"
 	@echo "make bench-gpu the same for the cost of a step, overlap, NVML; make gpu-wheels: what travels there"
 	@echo "make vgpu      a CUDA device without a GPU: the CUDA build of torch, 1.2 GB, on our own libraries; VGPU=\"2.13.0 2.15.0\""
-	@echo "make test-vgpu the tests on it"
+	@echo "make test-vgpu the tests on it; make test-vgpu-short: half a minute of them, which CI runs"
 	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
 	@echo "make bench     what zeromon costs, in 20 minutes, as build/bench.json; tests/bench/run.py --compare A B"
 	@echo "make bench-peers the same beside other tools, which it installs"
@@ -159,6 +159,9 @@ vgpu: $(READY)
 
 test-vgpu: vgpu
 	$(PYTEST) -m vgpu tests/vgpu $(SLOWEST)
+
+test-vgpu-short: vgpu
+	$(PYTEST) -m "vgpu and short" tests/vgpu
 
 recordings: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings.py

@@ -373,10 +373,12 @@ def forked() -> None:
 
 def attached() -> None:
     """What the injected payload calls."""
+    from zeromon.ring.segments import ipc_namespace
     from zeromon_agents.runtime.attached import attach
 
     settings = {"ZEROMON_COLLECTOR": "off"}
-    attach(os.environ["ATTACH_TO"], os.getpid(), settings, any_process=True)
+    folder, ipc = os.environ["ATTACH_TO"], ipc_namespace()
+    attach(folder, os.getpid(), settings, ipc=ipc, any_process=True)
 
 
 def graph(mode: str, beside_it: str) -> dict[str, Any]:

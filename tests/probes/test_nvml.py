@@ -79,3 +79,16 @@ def test_without_nvml_there_is_no_device_and_no_complaint() -> None:
     """This holds on a machine without a driver; with one, an unknown UUID has no figures."""
     assert Nvml().read("", 0) is None
     assert Nvml().read("no-such-uuid", 0) is None
+
+
+def test_a_lost_device_hides_no_other() -> None:
+    class Lost(Library):
+        def nvmlDeviceGetCount(self) -> int:
+            return 2
+
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+            if index == 0:
+                raise self.NVMLError
+            return "handle"
+
+    assert Nvml(Lost(18)).uuids() == ["1"]

@@ -19,6 +19,7 @@ from vgpu.marks import drain
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _AS_THEY_ARE = {"c10d", "_c10d_functional", "prim", "profiler"}
+_NO_VALUES = torch.ops.aten.record_stream.default
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _SOFTMAX = torch.ops.aten._softmax.default
 _BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -126,7 +127,12 @@ class Arithmetic(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         kwargs = kwargs or {}
         if any(kind not in _PLAIN and not issubclass(kind, FakeTensor) for kind in types):
             return NotImplemented  # a DTensor, say: it dispatches what is inside
-        if func.namespace in _AS_THEY_ARE or not uses_device((args, kwargs)) or is_view(func):
+        if (
+            func.namespace in _AS_THEY_ARE
+            or func is _NO_VALUES
+            or not uses_device((args, kwargs))
+            or is_view(func)
+        ):
             return func(*args, **kwargs)
         if has_no_bytes((args, kwargs)):
             return func(*args, **kwargs)

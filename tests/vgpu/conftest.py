@@ -16,6 +16,8 @@ from vgpu.truth import Timeline
 from zeromon.snapshot import RunSnapshot
 
 HERE = Path(__file__).resolve().parent
+SHORT_DUMP = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
+"""For a run that NCCL's watchdog ends: by default it waits a minute for the Flight Recorder's file."""
 
 
 @dataclass
@@ -41,7 +43,7 @@ class CudaRun:
 
     def losses(self, rank: int = 0) -> list[float]:
         """The losses that programs/train.py read."""
-        found = re.search(rf"rank {rank} losses \[(.*)\]", self.output)
+        found = re.search(rf"rank {rank} losses \[(.*?)\]", self.output)
         assert found is not None, self.output
         return [float(loss) for loss in found[1].split(",") if loss.strip()]
 

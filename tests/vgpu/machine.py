@@ -33,11 +33,12 @@ class Fault:
     | kind | what happens |
     |---|---|
     | slow | kernels of the rank take ``factor`` times as long |
+    | late | the rank comes ``seconds`` later to its collective number ``call`` |
     | link | collectives have a ``factor``-th of their bandwidth |
     | stuck | the rank's collective number ``call`` never starts |
     | flip | bit ``bit`` of what the rank's collective number ``call`` receives is flipped |
     | full | the device has ``factor`` of its memory |
-    | lost | every call fails, as when a device falls off the bus |
+    | lost | every call fails, also NVML's, as when a device falls off the bus |
     | xid, ecc, throttle | NVML reports ``code``, ``factor`` errors, or the reasons ``code`` |
     """
 
@@ -47,6 +48,7 @@ class Fault:
     at: float = 0.0
     factor: float = 1.0
     call: int | None = None
+    seconds: float = 0.0
     bit: int = 0
     code: int = 0
 
@@ -54,7 +56,8 @@ class Fault:
         """How the model reads it."""
         chosen = {"rank": self.rank, "device": self.device, "call": self.call}
         keys = {key: value for key, value in chosen.items() if value is not None}
-        keys |= {"at": self.at, "factor": self.factor, "bit": self.bit, "code": self.code}
+        for name in ("at", "factor", "seconds", "bit", "code"):
+            keys[name] = getattr(self, name)
         return f"fault {self.kind} " + " ".join(f"{key}={value}" for key, value in keys.items())
 
 

@@ -11,7 +11,7 @@ from support import Node
 
 from vgpu.conftest import CudaRun, cuda_run as cuda_run_fixture
 
-pytestmark = pytest.mark.vgpu
+pytestmark = [pytest.mark.vgpu, pytest.mark.short]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,7 @@ def test_memory_ends_where_the_device_does(facts: dict[str, Any]) -> None:
 def test_a_graph_is_replayed_and_a_query_breaks_a_capture(facts: dict[str, Any]) -> None:
     assert facts["graphs"]["replay"] >= 5
     assert "capture" in facts["graphs"]["violation"]
+    assert facts["graphs"]["beside"] == ""
 
 
 def test_products_on_two_streams_share_the_device(facts: dict[str, Any]) -> None:

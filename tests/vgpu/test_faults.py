@@ -1,15 +1,45 @@
-"""Faults by plan: each does what it says, to whom it says."""
+"""Faults by plan: each does what it says, to whom it says, and shows where a real one would."""
 
 from __future__ import annotations
 
+import json
+import re
+from typing import Any
+
 import pytest
 
-from vgpu.conftest import CudaRunner
+from vgpu.conftest import SHORT_DUMP, CudaRun, CudaRunner
 from vgpu.machine import Fault
+from vgpu.truth import Operation
+from zeromon.snapshot import HangKind
 
 pytestmark = pytest.mark.vgpu
 
 SMALL = ("--layers", "2", "--hidden", "64", "--steps", "4")
+HARDWARE_THERMAL = 0x40
+OFF_THE_BUS = 79
+
+
+def facts(run: CudaRun, rank: int) -> dict[str, Any]:
+    """Facts that a rank of programs/faults.py printed."""
+    found = re.search(rf"rank {rank} facts (\{{.*?\}})", run.output)
+    assert found is not None, run.output
+    seen: dict[str, Any] = json.loads(found[1])
+    return seen
+
+
+def reductions(run: CudaRun, rank: int) -> list[Operation]:
+    """The all_reduce of each step."""
+    return list(run.truth(rank).of("collective"))
+
+
+def died_of(run: CudaRun) -> list[tuple[int | None, str]]:
+    """The ranks that died first, and of what, as zeromon has it."""
+    return [
+        (finding.rank, finding.text)
+        for finding in run.record.findings
+        if finding.rule == "rank_died" and "it died of" not in finding.text
+    ]
 
 
 def test_a_slow_device_computes_longer(cuda_run: CudaRunner) -> None:
@@ -18,8 +48,78 @@ def test_a_slow_device_computes_longer(cuda_run: CudaRunner) -> None:
     assert spent[1] > 4 * spent[0]
 
 
+def test_a_late_rank_lets_the_others_wait(cuda_run: CudaRunner) -> None:
+    run = cuda_run("faults.py", faults=[Fault("late", rank=1, call=2, seconds=0.2)])
+    punctual, late = (reductions(run, rank)[2] for rank in range(2))
+    begins = max(punctual.start, late.start + 200_000_000)
+    assert punctual.transfer == late.transfer == begins
+    assert punctual.end == late.end
+    assert facts(run, 0)["sums"] == [2.0] * 4
+
+
+def test_a_link_drops_from_a_moment_on(cuda_run: CudaRunner) -> None:
+    def transfers(*faults: Fault) -> list[int]:
+        run = cuda_run("faults.py", faults=faults)
+        return [one.end - one.transfer for one in reductions(run, 0)]
+
+    latency, whole = 12_000, transfers()[0]
+    dropped = latency + 4 * (whole - latency)
+    assert transfers(Fault("link", factor=4)) == pytest.approx([dropped] * 4, rel=1e-3)
+    assert transfers(Fault("link", factor=4, at=3600)) == pytest.approx([whole] * 4, rel=1e-3)
+
+
+def test_a_stream_never_ends_until_the_watchdog_does(cuda_run: CudaRunner) -> None:
+    fault = Fault("stuck", rank=1, call=2)
+    run = cuda_run("faults.py", faults=[fault], watched=True, ends_well=False, **SHORT_DUMP)
+    assert run.result.code != 0
+    assert "Watchdog caught collective operation timeout" in run.output
+    assert len(reductions(run, 0)) == len(reductions(run, 1)) == 2
+    (hang,) = run.record.hangs
+    assert (hang.kind, hang.waiting) == (HangKind.ALL_INSIDE, (0, 1))
+
+
+def test_a_flipped_bit_is_on_one_rank_in_one_call(cuda_run: CudaRunner) -> None:
+    run = cuda_run("faults.py", faults=[Fault("flip", rank=1, call=2, bit=33)])
+    assert facts(run, 0)["different"] == [0, 0, 0, 0]
+    assert facts(run, 1)["different"] == [0, 0, 1, 0]
+
+
+def test_a_device_with_less_memory_runs_out_of_it(cuda_run: CudaRunner) -> None:
+    fault = Fault("full", device=1, factor=0.0075)  # 614 MiB: a context, and 94 more
+    run = cuda_run("faults.py", faults=[fault], watched=True, ends_well=False)
+    assert run.result.code != 0
+    assert "GPU 1 has a total capacity of 614.40 MiB" in run.output
+    ((rank, text),) = died_of(run)
+    assert rank == 1 and text.startswith("OutOfMemoryError")
+
+
 def test_memory_ends_at_the_limit(cuda_run: CudaRunner) -> None:
     small = {"memory_bytes": 1 << 30}
     run = cuda_run("train.py", "ddp", "--hidden", "4096", changes=small, ends_well=False)
     assert run.result.code != 0
     assert "OutOfMemoryError: CUDA out of memory." in run.output
+
+
+def test_a_device_off_the_bus_fails_every_call(cuda_run: CudaRunner) -> None:
+    fault = Fault("lost", device=1)
+    run = cuda_run("faults.py", faults=[fault], watched=True, ends_well=False)
+    assert run.result.code != 0
+    ((rank, text),) = died_of(run)
+    assert rank == 1 and "CUDA error: unknown error" in text
+
+
+def test_nvml_reads_the_others_beside_a_lost_device(cuda_run: CudaRunner) -> None:
+    run = cuda_run("faults.py", "--on-host", faults=[Fault("lost", device=1)])
+    assert facts(run, 0)["memory"] == 0 and facts(run, 1)["memory"] is None
+
+
+def test_nvml_tells_of_xids_memory_errors_and_throttling(cuda_run: CudaRunner) -> None:
+    faults = [
+        Fault("xid", device=1, code=OFF_THE_BUS),
+        Fault("ecc", device=1, factor=3),
+        Fault("throttle", device=1, code=HARDWARE_THERMAL),
+    ]
+    run = cuda_run("faults.py", faults=faults)
+    seen = [{key: facts(run, rank)[key] for key in ("xid", "ecc", "throttle")} for rank in range(2)]
+    assert seen[0] == {"xid": None, "ecc": 0, "throttle": []}
+    assert seen[1] == {"xid": OFF_THE_BUS, "ecc": 3, "throttle": ["hardware thermal"]}

@@ -12,7 +12,7 @@ import pytest
 from vgpu.conftest import CudaRun, CudaRunner
 from vgpu.truth import Operation
 
-pytestmark = pytest.mark.vgpu
+pytestmark = [pytest.mark.vgpu, pytest.mark.short]
 
 RANKS, CLOCK, LATENCY_NS, BUS = 2, 1.98e9, 12000, 360e9
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from zeromon.fold.registry import folds
-from zeromon.fold.steps import record_by_host
 from zeromon.fold.state import RankState, ScalarTotals, Spent
+from zeromon.fold.steps import record_by_host
 from zeromon.ring.events import (
     Exit,
     Heartbeat,

@@ -213,7 +213,7 @@ class Window:
         self.phase_exposed_ns = _by_phase()
         self.collectives = self.timed = self.nbytes = 0
         self.waited_only = 0
-        """Those of :attr:`timed` of which it is known how long they were waited for, not how long they took."""
+        """Those of :attr:`timed` of which only the time that was waited for them is known."""
         self.stall_ns = self.offload_ns = self.late_ns = self.micro_steps = self.silent_ns = 0
         self.allocated = self.reserved = self.rss = -1
         self.scalars: dict[str, float | None] = {}

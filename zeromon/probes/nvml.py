@@ -48,9 +48,10 @@ class Nvml:
 
     def _find_devices(self) -> None:
         for index in range(self._nvml.nvmlDeviceGetCount()):
-            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = self._nvml.nvmlDeviceGetUUID(handle)
-            self._handles[bare_uuid(uuid)] = handle
+            handle = self._call(partial(self._nvml.nvmlDeviceGetHandleByIndex, index))
+            uuid = self._call(partial(self._nvml.nvmlDeviceGetUUID, handle))
+            if uuid is not None:  # else the device is lost, and the others are not
+                self._handles[bare_uuid(uuid)] = handle
         self._events = self._call(self._nvml.nvmlEventSetCreate)
         for handle in self._handles.values():
             kind = self._nvml.nvmlEventTypeXidCriticalError

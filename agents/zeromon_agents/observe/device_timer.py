@@ -282,7 +282,9 @@ class DeviceTimer:
 
         return wait
 
-    def _synchronize_hook(self, waits_of: Callable[..., tuple[Waited, ...]]) -> Callable[[Any], Any]:
+    def _synchronize_hook(
+        self, waits_of: Callable[..., tuple[Waited, ...]]
+    ) -> Callable[[Any], Any]:
         """Returns a hook on a function in which the host waits for streams with the waits *waits_of*.
 
         Nothing is enqueued meanwhile, so the compute stream stands still as if it waited itself.

@@ -225,7 +225,9 @@ class Steps:
 
     def _infer_forward(self, start_ns: int, end_ns: int) -> None:
         self._span(Phase.FORWARD, start_ns, end_ns, Flag.INFERRED)
-        self._context.phase = Phase.FORWARD  # what a device did since the last border was forward, too
+        self._context.phase = (
+            Phase.FORWARD
+        )  # what a device did since the last border was forward, too
 
     def backward_ends(self) -> None:
         """Ends the backward phase and counts a micro-step."""

@@ -373,7 +373,9 @@ def test_what_the_docs_configure_is_a_configuration(number: int, tmp_path: Path)
     token, path = tmp_path / "token", tmp_path / "prometheus.yml"
     token.write_text("secret")
     block = yaml.safe_load(BLOCKS[number].replace("/etc/prometheus/zeromon-token", str(token)))
-    if "receivers" in block:  # an OpenTelemetry Collector has a Prometheus's configuration inside its own
+    if (
+        "receivers" in block
+    ):  # an OpenTelemetry Collector has a Prometheus's configuration inside its own
         block = block["receivers"]["prometheus"]["config"]
     path.write_text(yaml.safe_dump(block))
     if "kubernetes_sd_configs" not in BLOCKS[number]:

@@ -95,8 +95,9 @@ def exchanges(rank: int, ranks: int) -> int:
 
 
 def main() -> None:
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)  # of a known device, groups are split off
     rank, ranks = dist.get_rank(), dist.get_world_size()
     count = reductions(rank, ranks) + exchanges(rank, ranks)
     half = dist.new_group(list(range(ranks // 2, ranks)))

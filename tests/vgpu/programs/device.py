@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -129,6 +131,21 @@ def graphs() -> dict[str, Any]:
             done.query()
 
     facts["violation"] = failure(query_in_capture)
+
+    def query_beside_capture() -> None:
+        """By a thread that leaves the captures of others alone, as NCCL's watchdog does."""
+        mode = ctypes.c_int(1)
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        done.query()
+
+    def capture_beside() -> None:
+        thread = threading.Thread(target=query_beside_capture)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            x * 2
+            thread.start()
+            thread.join()
+
+    facts["beside"] = failure(capture_beside)
     return facts
 
 

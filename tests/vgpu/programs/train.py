@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,7 +35,7 @@ Step = Callable[[], torch.Tensor]
 
 def plain(options: argparse.Namespace, model: nn.Module, dtype: torch.dtype) -> Step:
     """A step of a model whose strategy is in its wrapper."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=options.foreach)
 
     def step() -> torch.Tensor:
         for _ in range(options.accumulate):
@@ -51,8 +52,11 @@ def plain(options: argparse.Namespace, model: nn.Module, dtype: torch.dtype) -> 
 
 
 def ddp(options: argparse.Namespace, model: nn.Module) -> Step:
+    model.cuda()
+    if options.graph:
+        model = torch.cuda.make_graphed_callables(model, (batch(options, torch.float32),))
     wrapped = nn.parallel.DistributedDataParallel(
-        model.cuda(), device_ids=[torch.cuda.current_device()], bucket_cap_mb=options.bucket_mb
+        model, device_ids=[torch.cuda.current_device()], bucket_cap_mb=options.bucket_mb
     )
     return plain(options, wrapped, torch.float32)
 
@@ -71,7 +75,7 @@ def fsdp1(options: argparse.Namespace, model: nn.Module) -> Step:
 
 def fsdp2(options: argparse.Namespace, model: nn.Module) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     world = dist.get_world_size()
     shape = (2, world // 2) if options.strategy == "hsdp" else (world,)
@@ -79,17 +83,19 @@ def fsdp2(options: argparse.Namespace, model: nn.Module) -> Step:
     mesh = init_device_mesh("cuda", shape, mesh_dim_names=names)
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     settings = {"mp_policy": half, "mesh": mesh, "reshard_after_forward": not options.keep}
+    if options.offload:
+        settings["offload_policy"] = CPUOffloadPolicy()
     for block in model.children():
         fully_shard(block, **settings)
     fully_shard(model, **settings)
-    return plain(options, model.cuda(), torch.bfloat16)
+    return plain(options, model if options.offload else model.cuda(), torch.bfloat16)
 
 
 def zero(options: argparse.Namespace, model: nn.Module) -> Step:
     import deepspeed
 
     stage = int(options.strategy.removeprefix("zero"))
-    config = {
+    config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": options.batch,
         "bf16": {"enabled": True},
         "zero_optimization": {
@@ -99,7 +105,10 @@ def zero(options: argparse.Namespace, model: nn.Module) -> Step:
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
     }  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=stage < 3)
+    if options.offload:  # DeepSpeed's own Adam on the CPU would have to be compiled
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        config["zero_force_ds_cpu_optimizer"] = False
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=stage < 3)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
     def step() -> torch.Tensor:
@@ -126,6 +135,7 @@ def tensor_parallel(options: argparse.Namespace, model: nn.Module) -> Step:
     model.cuda()
     for block in model.children():
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    options.foreach = False  # which would mix the norms' tensors with those that are sharded
     return plain(options, model, torch.float32)
 
 
@@ -138,11 +148,12 @@ def pipeline(options: argparse.Namespace, model: nn.Module) -> Step:
     part = nn.Sequential(*blocks[rank * share : (rank + 1) * share]).cuda()
     stage = PipelineStage(part, rank, world, torch.device("cuda", device))
     schedule = ScheduleGPipe(stage, 2 * world, loss_fn=lambda out, _: out.float().pow(2).mean())
-    optimizer = torch.optim.AdamW(part.parameters(), lr=1e-3, foreach=True)
+    optimizer = torch.optim.AdamW(part.parameters(), lr=options.lr, foreach=True)
 
     def step() -> torch.Tensor:
         mark("forward")
-        x, losses = batch(options, torch.float32, 2 * world), []  # type: Any, list[torch.Tensor]
+        x = batch(options, torch.float32, 2 * world)
+        losses: list[torch.Tensor] = []
         if rank == 0:
             schedule.step(x)
         else:
@@ -175,11 +186,15 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--log", type=int, default=1, help="read the loss every N steps; 0: never")
     parser.add_argument("--bucket-mb", type=float, default=25)
     parser.add_argument("--accumulate", type=int, default=1, help="micro-steps of a step")
     parser.add_argument("--keep", action="store_true", help="FSDP2: do not reshard after forward")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--graph", action="store_true", help="DDP: forward and backward as graphs")
+    parser.add_argument("--offload", action="store_true", help="optimizer states on the host")
+    parser.set_defaults(foreach=True)
     options = parser.parse_args()
 
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

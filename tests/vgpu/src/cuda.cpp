@@ -81,11 +81,17 @@ VGPU_API Error cuGetErrorName(Error error, const char** text) {
   return success;
 }
 
+extern "C" Error cudaThreadExchangeStreamCaptureMode(int* mode);
+
+VGPU_API Error cuThreadExchangeStreamCaptureMode(int* mode) {
+  return cudaThreadExchangeStreamCaptureMode(mode);
+}
+
 // ---- contexts ----------------------------------------------------------------------------------------
 
-VGPU_API Error cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
+VGPU_API Error cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
   if (flags) *flags = 0;
-  *active = 1;
+  *active = vgpu::has_context(device);
   return success;
 }
 VGPU_API Error cuDevicePrimaryCtxRetain(void** context, int device) {

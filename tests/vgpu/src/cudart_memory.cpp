@@ -221,7 +221,7 @@ VGPU_API Error cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
   VGPU_ENTER();
   int device = vgpu::current_device();
   vgpu::open_context(device);
-  *total = static_cast<std::size_t>(vgpu::machine().memory_bytes);
+  *total = vgpu::memory_limit(device);
   std::size_t used = vgpu::used_bytes(device);
   *free_bytes = used > *total ? 0 : *total - used;
   return success;

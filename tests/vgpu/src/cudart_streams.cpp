@@ -18,7 +18,8 @@ using vgpu::Stream;
 using vgpu::stream_of;
 
 namespace {
-thread_local int capture_mode = 0;  // 0 global, 1 thread-local, 2 relaxed
+enum CaptureMode { kGlobal, kThreadLocal, kRelaxed };
+thread_local int capture_mode = kGlobal;
 std::mutex captures_lock;
 std::vector<Graph*> captures;
 std::atomic<std::uint64_t> next_capture{1};
@@ -27,10 +28,11 @@ std::atomic<std::uint64_t> next_capture{1};
 bool cudart::breaks_capture() {
   std::lock_guard<std::mutex> held(captures_lock);
   bool broken = false;
-  if (captures.empty() || capture_mode == 2) return false;
-  for (Graph* graph : captures)
-    if (graph->mode == 0 || (graph->mode == 1 && graph->thread == pthread_self()))
-      graph->invalid = broken = true;
+  if (capture_mode == kRelaxed) return false;
+  for (Graph* graph : captures) {
+    bool mine = graph->thread == pthread_self() && graph->mode != kRelaxed;
+    if (mine || (graph->mode == kGlobal && capture_mode == kGlobal)) graph->invalid = broken = true;
+  }
   return broken;
 }
 

@@ -20,6 +20,8 @@
 namespace vgpu {
 namespace {
 
+std::atomic<bool> opened[kMaxDevices];  // contexts of this process
+
 std::mutex blocks_lock;
 std::map<std::uintptr_t, Block>& blocks() {
   static auto* all = new std::map<std::uintptr_t, Block>;
@@ -96,17 +98,21 @@ std::uint64_t used_bytes(int device) {
 
 bool charge(int device, std::int64_t bytes) {
   auto& mine = board()->seats[my_seat()].bytes[device];
-  double limit = machine().memory_bytes;
-  if (const Fault* fault = planned("full", device); fault && uptime() >= fault->at)
-    limit *= fault->factor;
-  if (bytes > 0 && static_cast<double>(used_bytes(device)) + static_cast<double>(bytes) > limit)
+  if (bytes > 0 && used_bytes(device) + static_cast<std::uint64_t>(bytes) > memory_limit(device))
     return false;
   mine.fetch_add(static_cast<std::uint64_t>(bytes));
   return true;
 }
 
+std::uint64_t memory_limit(int device) {
+  const Fault* fault = planned("full", device);
+  bool acts = fault && uptime() >= fault->at;
+  return static_cast<std::uint64_t>(machine().memory_bytes * (acts ? fault->factor : 1));
+}
+
+bool has_context(int device) { return opened[device]; }
+
 void open_context(int device) {
-  static std::atomic<bool> opened[kMaxDevices];
   if (!opened[device].exchange(true)) charge(device, static_cast<std::int64_t>(machine().context_bytes));
 }
 

@@ -41,6 +41,9 @@ struct Block {
 };
 
 void open_context(int device);
+bool has_context(int device);
+// Bytes of the device; fewer by a planned `full`.
+std::uint64_t memory_limit(int device);
 // False if the device is full.
 bool charge(int device, std::int64_t bytes);
 std::uint64_t used_bytes(int device);

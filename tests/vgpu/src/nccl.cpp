@@ -185,7 +185,7 @@ VGPU_API Result ncclCommFinalize(Comm*) { return ok; }
 VGPU_API Result ncclCommDestroy(Comm*) { return ok; }  // kept: its last operations may still run
 
 VGPU_API Result ncclCommAbort(Comm* comm) {
-  comm->aborted = true;
+  comm->aborted = vgpu::now();
   vgpu::ring(vgpu::board()->seats[vgpu::my_seat()].clock_bell);
   vgpu::ring(vgpu::board()->seats[vgpu::my_seat()].data_bell);
   return ok;

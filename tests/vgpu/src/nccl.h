@@ -70,7 +70,7 @@ struct Comm {
   std::map<int, double> scales;  // of custom reductions
   int next_custom = first_custom;
   bool one_node = true;
-  std::atomic<bool> aborted{false};
+  std::atomic<vgpu::Time> aborted{0};  // when, or 0
 
   Mail& mail(int from, int to, std::uint64_t number) const {
     return shared->mails[(static_cast<std::size_t>(from) * static_cast<std::size_t>(size) +

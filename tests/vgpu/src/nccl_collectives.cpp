@@ -61,13 +61,14 @@ double bus_bytes(const Request& r) {
 class Collective : public vgpu::Action {
 public:
   explicit Collective(const Request& request) : r_(request) {
-    const vgpu::Fault* planned = vgpu::planned("stuck");
-    stuck_ = planned && static_cast<std::int64_t>(planned->call) == r_.call;
+    stuck_ = fault("stuck");
+    if (const vgpu::Fault* late = fault("late")) delay_ = static_cast<Time>(late->seconds * 1e9);
   }
 
   Time end(Time start, Time) override {
-    if (r_.comm->aborted) return std::max(start, vgpu::now());
+    if (Time aborted = r_.comm->aborted) return std::max(start, aborted);
     if (end_ != kUnknown || stuck_) return end_;
+    start += delay_;
     auto* arrivals = r_.comm->shared->arrivals[r_.sequence % kSlots];
     Arrival& mine = arrivals[r_.comm->rank];
     if (mine.tag != r_.sequence + 1) {
@@ -133,6 +134,12 @@ public:
   }
 
 private:
+  // The fault of this kind that the plan has for this call, or null.
+  const vgpu::Fault* fault(const char* kind) const {
+    const vgpu::Fault* planned = vgpu::planned(kind);
+    return planned && static_cast<std::int64_t>(planned->call) == r_.call ? planned : nullptr;
+  }
+
   // NCCL has no check of its own: ranks that call different things wait for ever.
   bool fits(const Arrival& other, int rank) const {
     if (other.function == static_cast<int>(r_.function) && other.count == r_.count &&
@@ -181,14 +188,14 @@ private:
   }
 
   void flip_bit() {
-    const vgpu::Fault* flip = vgpu::planned("flip");
-    if (!flip || static_cast<std::int64_t>(flip->call) != r_.call || result_.empty()) return;
+    const vgpu::Fault* flip = fault("flip");
+    if (!flip || result_.empty()) return;
     auto bit = static_cast<std::size_t>(flip->bit);
     static_cast<char*>(r_.target)[bit / 8 % result_.size()] ^= static_cast<char>(1 << bit % 8);
   }
 
   Request r_;
-  Time end_ = kUnknown, transfer_ = kUnknown;
+  Time end_ = kUnknown, transfer_ = kUnknown, delay_ = 0;
   std::vector<char> result_;
   bool stuck_ = false;
 };
@@ -201,7 +208,7 @@ public:
     Time end = start, latest = start;
     bool all = true;
     for (Transfer& t : transfers_) {
-      if (t.comm->aborted) return std::max(start, vgpu::now());
+      if (Time aborted = t.comm->aborted) return std::max(start, aborted);
       Mail& mail = mail_of(t);
       auto& tag = t.is_send ? mail.sent : mail.received;
       if (tag != t.number + 1) {

@@ -18,7 +18,8 @@ enum Result : int {
   not_supported = 3,
   not_found = 6,
   too_small = 7,
-  timeout = 10
+  timeout = 10,
+  gpu_is_lost = 15
 };
 constexpr double kIdleWatts = 70, kLimitWatts = 700;
 constexpr double kSampleSeconds = 0.1;  // NVML averages over 1/6 to 1 second
@@ -35,6 +36,9 @@ const vgpu::Fault* active(const char* kind, int device) {
       return &fault;
   return nullptr;
 }
+
+// A device off the bus: NVML still counts it, and every question about it fails.
+bool is_lost(const void* handle) { return active("lost", index_of(handle)); }
 
 double busy_seconds(int device) {
   double most = 0;  // processes on one device take turns at best
@@ -89,11 +93,21 @@ struct Event {
   unsigned long long type, data;
   unsigned gpu_instance, compute_instance;
 };
+// nvmlGpuFabricInfoV_t, as far as it is read
+struct FabricInfo {
+  unsigned version;
+  unsigned char cluster[16];
+  int status;
+  unsigned clique;
+  unsigned char state;
+};
 constexpr unsigned long long kXid = 8;  // nvmlEventTypeXidCriticalError
 
 }  // namespace
 
 #define API VGPU_API Result
+#define NVML_ENTER(handle) \
+  if (is_lost(handle)) return gpu_is_lost
 
 API nvmlInit() { return ok; }
 API nvmlInit_v2() { return ok; }
@@ -108,6 +122,7 @@ VGPU_API const char* nvmlErrorString(Result result) {
     case not_found: return "Not Found";
     case too_small: return "Insufficient Size";
     case timeout: return "Timeout";
+    case gpu_is_lost: return "GPU is lost";
   }
   return "Unknown Error";
 }
@@ -134,6 +149,7 @@ API nvmlDeviceGetCount(unsigned* count) { return nvmlDeviceGetCount_v2(count); }
 
 API nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) {
   if (index >= device_count()) return invalid_argument;
+  NVML_ENTER(handle_of(index));
   *handle = handle_of(index);
   return ok;
 }
@@ -143,6 +159,7 @@ API nvmlDeviceGetHandleByIndex(unsigned index, void** handle) {
 
 // Identifiers are those of cudaGetDeviceProperties.
 API nvmlDeviceGetUUID(void* handle, char* text, unsigned size) {
+  NVML_ENTER(handle);
   std::snprintf(text, size, "GPU-5a5a5a5a-5a5a-5a5a-5a5a-5a5a5a5a5a%02x", index_of(handle) + 1);
   return ok;
 }
@@ -177,9 +194,10 @@ API nvmlDeviceGetCudaComputeCapability(void*, int* major, int* minor) {
 }
 
 API nvmlDeviceGetMemoryInfo(void* handle, Memory* out) {
-  auto total = static_cast<unsigned long long>(vgpu::machine().memory_bytes);
+  NVML_ENTER(handle);
+  unsigned long long total = vgpu::memory_limit(index_of(handle));
   unsigned long long used = vgpu::used_bytes(index_of(handle));
-  *out = {total, total - used, used};
+  *out = {total, total - std::min(used, total), used};
   return ok;
 }
 API nvmlDeviceGetMemoryInfo_v2(void* handle, Memory2* out) {
@@ -190,11 +208,13 @@ API nvmlDeviceGetMemoryInfo_v2(void* handle, Memory2* out) {
 }
 
 API nvmlDeviceGetUtilizationRates(void* handle, Utilization* out) {
+  NVML_ENTER(handle);
   auto percent = static_cast<unsigned>(utilization(index_of(handle)) * 100 + 0.5);
   *out = {percent, percent / 2};
   return ok;
 }
 API nvmlDeviceGetPowerUsage(void* handle, unsigned* milliwatts) {
+  NVML_ENTER(handle);
   *milliwatts = static_cast<unsigned>(watts(index_of(handle)) * 1000);
   return ok;
 }
@@ -207,20 +227,24 @@ API nvmlDeviceGetPowerManagementLimit(void* handle, unsigned* milliwatts) {
 }
 // Millijoules since the run began.
 API nvmlDeviceGetTotalEnergyConsumption(void* handle, unsigned long long* millijoules) {
+  NVML_ENTER(handle);
   double joules =
       kIdleWatts * vgpu::uptime() + (kLimitWatts - kIdleWatts) * busy_seconds(index_of(handle));
   *millijoules = static_cast<unsigned long long>(std::max(joules, 0.0) * 1000);
   return ok;
 }
 API nvmlDeviceGetTemperature(void* handle, int, unsigned* celsius) {
+  NVML_ENTER(handle);
   *celsius = static_cast<unsigned>(35 + 30 * utilization(index_of(handle)));
   return ok;
 }
-API nvmlDeviceGetMaxClockInfo(void*, int type, unsigned* megahertz) {
+API nvmlDeviceGetMaxClockInfo(void* handle, int type, unsigned* megahertz) {
+  NVML_ENTER(handle);
   *megahertz = type == 2 ? 2619 : static_cast<unsigned>(vgpu::machine().clock_hz / 1e6);
   return ok;
 }
 API nvmlDeviceGetClockInfo(void* handle, int type, unsigned* megahertz) {
+  NVML_ENTER(handle);
   nvmlDeviceGetMaxClockInfo(handle, type, megahertz);
   const vgpu::Fault* slow = active("slow", index_of(handle));
   if (slow && type != 2) *megahertz = static_cast<unsigned>(*megahertz / slow->factor);
@@ -228,6 +252,7 @@ API nvmlDeviceGetClockInfo(void* handle, int type, unsigned* megahertz) {
 }
 // The reasons of a planned throttle: `code` is NVML's bit mask.
 API nvmlDeviceGetCurrentClocksEventReasons(void* handle, unsigned long long* reasons) {
+  NVML_ENTER(handle);
   const vgpu::Fault* throttled = active("throttle", index_of(handle));
   *reasons = throttled ? static_cast<unsigned long long>(throttled->code) : 0;
   return ok;
@@ -237,12 +262,14 @@ API nvmlDeviceGetCurrentClocksThrottleReasons(void* handle, unsigned long long* 
 }
 // Planned `ecc` errors: type 1 is uncorrected.
 API nvmlDeviceGetTotalEccErrors(void* handle, int type, int, unsigned long long* count) {
+  NVML_ENTER(handle);
   const vgpu::Fault* errors = active("ecc", index_of(handle));
   *count = errors && type == 1 ? static_cast<unsigned long long>(std::max(errors->factor, 1.0)) : 0;
   return ok;
 }
 
 API nvmlDeviceGetComputeRunningProcesses_v3(void* handle, unsigned* count, Process* out) {
+  NVML_ENTER(handle);
   unsigned found = 0, room = *count;
   for (const vgpu::Seat& seat : vgpu::board()->seats) {
     std::uint64_t bytes = seat.bytes[index_of(handle)];
@@ -287,6 +314,10 @@ API nvmlDeviceGetNvLinkState(void*, unsigned link, int* active_state) {
 }
 API nvmlDeviceGetP2PStatus(void*, void*, int, int* status) {
   *status = 0;
+  return ok;
+}
+API nvmlDeviceGetGpuFabricInfoV(void*, FabricInfo* out) {
+  out->state = 0;  // no fabric over several nodes
   return ok;
 }
 API nvmlDeviceGetMigMode(void*, unsigned* current, unsigned* pending) {

@@ -1,0 +1,52 @@
+"""Device memory by each allocator, copies between devices, and a model that the host never holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from vgpu.conftest import CudaRunner
+from vgpu.machine import GIB
+
+pytestmark = pytest.mark.vgpu
+
+
+@pytest.mark.parametrize(
+    ("settings", "backend", "segments", "page"),
+    [
+        ("", "native", 8, 1),
+        ("expandable_segments:True", "native", 1, 20 << 20),
+        ("backend:cudaMallocAsync", "cudaMallocAsync", 0, 1),
+    ],
+)
+def test_each_allocator_takes_and_gives_back(
+    cuda_run: CudaRunner, settings: str, backend: str, segments: int, page: int
+) -> None:
+    output = cuda_run("memory.py", ranks=1, PYTORCH_CUDA_ALLOC_CONF=settings).output
+    found = re.search(r"^facts (.*)", output, re.MULTILINE)
+    assert found is not None, output
+    facts: dict[str, Any] = json.loads(found[1])
+    assert (facts["backend"], facts["segments"]) == (backend, segments)
+    assert facts["allocated"] == GIB
+    assert GIB <= facts["taken"] < GIB + page  # an expandable segment grows by 20 MiB
+    assert facts["right"] and facts["back"] == 0
+    assert facts["oom"].startswith("OutOfMemoryError:") and "100.00 GiB" in facts["oom"]
+    assert facts["peer"] and facts["peer_right"]
+    assert facts["peer_ms"] >= (64 << 20) / 1.5e12 * 1e3
+
+
+def test_seven_billion_parameters_fit_four_devices_and_a_small_host(cuda_run: CudaRunner) -> None:
+    """Parameter, gradient and two moments in 32 bits: 16 bytes a parameter, sharded over four ranks."""
+    ranks = 4
+    output = cuda_run("large.py", ranks=ranks, changes={"largest_payload": 0}).output
+    for rank in range(ranks):
+        found = re.search(rf"rank {rank} facts (\{{.*?\}})", output)
+        assert found is not None, output
+        facts = json.loads(found[1])
+        assert facts["parameters"] == pytest.approx(7e9, rel=0.01)
+        assert facts["states"] == pytest.approx(16 * facts["parameters"] / ranks, rel=0.01)
+        assert facts["states"] < facts["peak"] < 80 * GIB
+        assert facts["host"] < GIB

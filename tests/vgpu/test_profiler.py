@@ -1,0 +1,46 @@
+"""torch.profiler's trace of the virtual device equals its timeline."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from vgpu.conftest import CudaRun, CudaRunner
+
+pytestmark = pytest.mark.vgpu
+
+ROUNDS = 5
+
+
+def trace_events(run: CudaRun, rank: int) -> list[dict[str, Any]]:
+    trace = json.loads((run.folder / f"trace-{rank}.json").read_text())
+    return [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+
+
+def test_the_trace_is_the_timeline(cuda_run: CudaRunner) -> None:
+    """Each operation once, after its launch, of the same stream, bytes and, within 2 us, times."""
+    run = cuda_run("profiled.py")
+    for rank in range(2):
+        events = trace_events(run, rank)
+        calls = [event for event in events if event["cat"] == "cuda_runtime"]
+        launches = {call["args"]["correlation"]: call for call in calls}
+        truth = {o.correlation: o for o in run.truth(rank).of("kernel", "collective", "copy")}
+        traced = [event for event in events if event["cat"] in ("kernel", "gpu_memcpy")]
+        names = Counter(event["name"].split("_")[0] for event in traced)
+        assert names["ncclDevKernel"] == ROUNDS and names["sm90"] == ROUNDS
+        assert len(traced) == 5 * ROUNDS and len({e["args"]["correlation"] for e in traced}) == 25
+        first = truth[traced[0]["args"]["correlation"]].start / 1e3 - traced[0]["ts"]
+        for event in traced:
+            operation = truth[event["args"]["correlation"]]
+            assert event["args"]["stream"] == operation.stream
+            assert event["ts"] + first == pytest.approx(operation.start / 1e3, abs=2)
+            duration = (operation.end - operation.start) / 1e3
+            assert event["dur"] == pytest.approx(duration, rel=1e-4, abs=0.01)
+            assert launches[event["args"]["correlation"]]["ts"] <= event["ts"] + 1
+            if operation.kind == "copy":
+                assert event["args"]["bytes"] == operation.bytes
+            elif not operation.name.startswith("_Z"):  # else the profiler demangles it
+                assert event["name"] == operation.name
