@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -79,6 +80,7 @@ class VirtualDevice:
                 super().wait(stream)
 
         self.Event = Event
+        self.module = SimpleNamespace(synchronize=lambda: self.synchronize())
 
     # ---- what the agent calls -----------------------------------------------------------------
 

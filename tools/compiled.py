@@ -31,6 +31,7 @@ MODULES = (
     "zeromon/fold/pipeline.py",
     "zeromon/fold/registry.py",
     "zeromon/fold/state.py",
+    "zeromon/fold/window.py",
     "zeromon/fold/steps.py",
     "zeromon/fold/summarize.py",
     "zeromon/fold/training.py",

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from zeromon.fold.communication import CollectiveStats, Key, OpTotals
 from zeromon.fold.pipeline_calls import PipelineCalls
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
+from zeromon.fold.window import Window, by_phase
 from zeromon.ring.events import (
     Activity,
     Bucket,
@@ -38,7 +38,6 @@ from zeromon.ring.loading import Loading, LoadingRead
 from zeromon.snapshot import RECENT_STEPS, StepSummary
 from zeromon.snapshot.ledger import Cause
 from zeromon.stats.bandwidth import busbw
-from zeromon.stats.intervals import intersection, length, union
 
 STEP_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.6, 2.0,
@@ -57,10 +56,6 @@ _MOST_ID = 200
 _PAIRS = 128
 _BEATS = 61
 """Heartbeats, one a second: the accounted overhead covers the last minute."""
-
-
-def _by_phase() -> list[int]:
-    return [0] * len(Phase)
 
 
 class Arrival:
@@ -184,89 +179,6 @@ class ActivityTotals:
     file_bytes: int = 0
 
 
-class EndedPhase(NamedTuple):
-    """A phase that has ended, and its time without the phases within it."""
-
-    start_ns: int
-    end_ns: int
-    phase: Phase
-    own_ns: int
-
-
-class Window:
-    """Sums since the step began."""
-
-    __slots__ = (
-        "allocated", "began_before", "blocked", "collectives", "ended", "late_ns", "micro_steps",
-        "nbytes", "offload_ns", "phase_exposed_ns", "phase_ns", "reserved", "rss", "samples",
-        "scalars", "silent_ns", "spans", "stall_ns", "timed", "tokens", "waited_only",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.spans: list[EndedPhase] = []
-        """The outermost phases so far, in order."""
-        self.ended: list[Raw] = []
-        """The records of the collectives that have ended; of DDP, one that says what its reducer did."""
-        self.blocked: list[Raw] = []
-        """Those of them for which a caller was blocked."""
-        self.phase_ns = _by_phase()
-        self.phase_exposed_ns = _by_phase()
-        self.collectives = self.timed = self.nbytes = 0
-        self.waited_only = 0
-        """Those of :attr:`timed` of which only the time that was waited for them is known."""
-        self.stall_ns = self.offload_ns = self.late_ns = self.micro_steps = self.silent_ns = 0
-        self.allocated = self.reserved = self.rss = -1
-        self.scalars: dict[str, float | None] = {}
-        """Label of a scalar -> its value in the step; None where it is not finite."""
-        self.samples = self.tokens = -1
-        self.began_before = False
-        """Whether a wait began before its own collective; else :attr:`blocked` is communication."""
-
-    def follow(self, first: Window) -> None:
-        """Adds the communication of *first*, the part of the same step before this one."""
-        self.ended[:0], self.blocked[:0] = first.ended, first.blocked
-        self.collectives += first.collectives
-        self.timed += first.timed
-        self.waited_only += first.waited_only
-        self.stall_ns += first.stall_ns
-        self.began_before |= first.began_before
-        for phase, exposed in enumerate(first.phase_exposed_ns):
-            self.phase_exposed_ns[phase] += exposed
-
-    def communicated_ns(self) -> tuple[int, int]:
-        """Returns how long communication was under way, and how long of that a caller was blocked.
-
-        The first is -1 where it is not known.
-        """
-        if self.began_before:
-            waits = union((record[1] - record[5], record[1]) for record in self.blocked)
-            exposed = length(intersection(waits, union((r[4], r[1]) for r in self.ended)))
-        else:
-            exposed = _covered_ns(self.blocked, of_waits=True)
-        under_way = -1 if self.waited_only else _covered_ns(self.ended, of_waits=False)
-        return under_way, exposed + self.stall_ns
-
-
-def _covered_ns(records: list[Raw], *, of_waits: bool) -> int:
-    """The length of the union of what *records* of collectives last, or of their callers' waits."""
-    ordered, until = records, -(1 << 63)
-    for record in records:
-        if record[1] < until:  # seldom: they are written as they end
-            ordered = sorted(records, key=itemgetter(1))
-            break
-        until = record[1]
-    total, begin = 0, ordered[-1][1] if ordered else 0
-    for record in reversed(ordered):
-        end = record[1]
-        start = end - record[5] if of_waits else record[4]
-        if end < begin:
-            begin = end
-        if start < begin:
-            total += begin - start
-            begin = start
-    return total
-
-
 @dataclass(slots=True)
 class BatchTotals:
     """What the model of a rank was called with; see :class:`zeromon.ring.events.BatchMark`."""
@@ -295,12 +207,12 @@ class ScalarTotals:
 class LedgerSums:
     """Nanoseconds of all steps, by phase; see :mod:`zeromon.fold.ledger`."""
 
-    spent_ns: list[int] = field(default_factory=_by_phase)
-    exposed_ns: list[int] = field(default_factory=_by_phase)
+    spent_ns: list[int] = field(default_factory=by_phase)
+    exposed_ns: list[int] = field(default_factory=by_phase)
     """The exposed part of it; of a step that was not timed, by the share of those before it."""
-    timed_ns: list[int] = field(default_factory=_by_phase)
+    timed_ns: list[int] = field(default_factory=by_phase)
     """The part in steps whose communication was timed."""
-    timed_exposed_ns: list[int] = field(default_factory=_by_phase)
+    timed_exposed_ns: list[int] = field(default_factory=by_phase)
     offload_ns: int = 0
     stall_ns: int = 0
     """Of stalls that are over."""
@@ -358,7 +270,7 @@ class RankState:
     history: deque[StepSummary] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     step_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
     step_ns: int = 0
-    phase_ns: list[int] = field(default_factory=_by_phase)
+    phase_ns: list[int] = field(default_factory=by_phase)
     ops: defaultdict[tuple[Op, int], OpTotals] = field(
         default_factory=lambda: defaultdict(OpTotals)
     )
@@ -400,7 +312,7 @@ class RankState:
     """Whether its DataLoader had no more when a batch was last asked for."""
     loading: Loading | None = None
     loading_read: LoadingRead | None = None
-    setup_ns: list[int] = field(default_factory=_by_phase)
+    setup_ns: list[int] = field(default_factory=by_phase)
     """Of :attr:`startup_ns`, by phase."""
     pipeline: PipelineCalls = field(default_factory=PipelineCalls)
     engines: defaultdict[int, EngineTotals] = field(

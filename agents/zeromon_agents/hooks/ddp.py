@@ -195,8 +195,8 @@ class Ddp(Backend):
     def _backward_begins(self, tensors: Any) -> None:
         """Times how long the reducer lets the compute stream wait when a backward has been computed.
 
-        Autograd calls what was queued during a backward at its end, in that order. The reducer queues its
-        wait with the last bucket, so what the first node queues comes before it.
+        Autograd calls what was queued during a backward at its end, in that order. The reducer queues
+        its wait with the last bucket, so what the first node queues comes before it.
         """
         waits = []
         for model in self._known.values():

@@ -173,12 +173,14 @@ class DeviceTimer:
             return
         patches.wrap(event, "record", self._record_hook)
         patches.wrap(event, "wait", self._wait_hook)
-        for_event = self._synchronize_hook(lambda done: getattr(done, _BEHIND, ()))
-        patches.wrap(event, "synchronize", for_event)
-        for_stream = self._synchronize_hook(lambda at: self._waits.get(at.stream_id, ()))
-        patches.wrap(module.Stream, "synchronize", for_stream)
-        for_all = self._synchronize_hook(lambda *_: tuple(chain(*self._waits.values())))
-        patches.wrap(module, "synchronize", for_all)
+        waits_of: tuple[tuple[Any, Callable[..., tuple[Waited, ...]]], ...] = (
+            (event, lambda done: getattr(done, _BEHIND, ())),
+            (getattr(module, "Stream", None), lambda at: self._waits.get(at.stream_id, ())),
+            (module, lambda *_: tuple(chain(*self._waits.values()))),
+        )
+        for owner, waits in waits_of:
+            if hasattr(owner, "synchronize"):  # a young backend may lack it
+                patches.wrap(owner, "synchronize", self._synchronize_hook(waits))
 
     def mark_compute_stream(self) -> None:
         """Takes the current stream for the one in which the model computes."""

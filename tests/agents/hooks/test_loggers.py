@@ -53,15 +53,15 @@ def made_context(folder: Path) -> HookContext:
 
 def test_a_loss_without_a_value_of_its_own_is_left_alone(tmp_path: Path) -> None:
     """That of a backward within vmap; and numbers of loggers that are on a device."""
-    context, steps = made_context(tmp_path), SimpleNamespace()
+    context, steps = made_context(tmp_path), SimpleNamespace(on_loss=[])
     scalars = Scalars(context, steps)  # type: ignore[arg-type]
 
     def penalty(x: torch.Tensor) -> torch.Tensor:
-        steps.on_loss((x.sum(),))
+        steps.on_loss[0]((x.sum(),))
         return x
 
     torch.func.vmap(penalty)(torch.ones(3, 2))
-    steps.on_loss((torch.tensor(float("nan"), device="meta"), torch.ones(2), None))
+    steps.on_loss[0]((torch.tensor(float("nan"), device="meta"), torch.ones(2), None))
     context.mode = ON
     scalars.give_named("loss", torch.ones((), device="meta"))
     scalars.give_named(3, 1.0)
