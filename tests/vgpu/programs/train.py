@@ -56,7 +56,10 @@ def ddp(options: argparse.Namespace, model: nn.Module) -> Step:
     if options.graph:
         model = torch.cuda.make_graphed_callables(model, (batch(options, torch.float32),))
     wrapped = nn.parallel.DistributedDataParallel(
-        model, device_ids=[torch.cuda.current_device()], bucket_cap_mb=options.bucket_mb
+        model,
+        device_ids=[torch.cuda.current_device()],
+        bucket_cap_mb=options.bucket_mb,
+        gradient_as_bucket_view=options.bucket_view,
     )
     return plain(options, wrapped, torch.float32)
 
@@ -189,6 +192,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--log", type=int, default=1, help="read the loss every N steps; 0: never")
     parser.add_argument("--bucket-mb", type=float, default=25)
+    parser.add_argument("--bucket-view", action="store_true", help="DDP: gradient_as_bucket_view")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-steps of a step")
     parser.add_argument("--keep", action="store_true", help="FSDP2: do not reshard after forward")
     parser.add_argument("--compile", action="store_true")

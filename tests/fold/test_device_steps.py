@@ -1,0 +1,125 @@
+"""Steps and phases of a device, whose records come after those of the host that enqueues them."""
+
+from __future__ import annotations
+
+from builders import MS, folded, span, step
+
+from zeromon.fold.state import RankState
+from zeromon.fold.summarize import summarize
+from zeromon.ring.events import (
+    Done,
+    Event,
+    Exit,
+    ExitKind,
+    Flag,
+    Issued,
+    Op,
+    Phase,
+    PhaseSpan,
+    Stall,
+    Start,
+    StepMark,
+)
+
+
+def on_device(event: PhaseSpan | StepMark) -> Event:
+    return event._replace(flags=event.flags | Flag.DEVICE)
+
+
+def phase(name: Phase, start_ms: float, end_ms: float) -> Event:
+    return on_device(span(name, start_ms, end_ms))
+
+
+def gather(start_ms: int, end_ms: int, blocked_ms: int, sequence: int) -> tuple[Event, Event]:
+    """A collective: the host issues it at once, the device runs it later."""
+    issued = Issued(MS, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 0, 1000, sequence, 1)
+    done = Done(
+        end_ms * MS, Op.ALL_GATHER, Phase.FORWARD, Flag.DEVICE | Flag.END_KNOWN, 1, 0, 1000,
+        start_ms * MS, blocked_ms * MS, sequence,
+    )  # fmt: skip
+    return issued, done
+
+
+ANNOUNCED = phase(Phase.OTHER, 0, 0)
+"""What the agent writes when it records the first border."""
+
+
+def enqueued() -> list[Event]:
+    """The host enqueues two steps of the device within 8 ms."""
+    first, second = gather(10, 30, 5, 1)[0], gather(110, 130, 5, 2)[0]
+    return [
+        ANNOUNCED, span(Phase.FORWARD, 1, 2), first, step(1, 0, 4),
+        span(Phase.FORWARD, 4, 5), second, step(2, 4, 8),
+    ]  # fmt: skip
+
+
+def ran(number: int) -> list[Event]:
+    """The device runs step *number*, of 100 ms."""
+    start = 100 * (number - 1)
+    return [
+        phase(Phase.FORWARD, start, start + 40),
+        gather(start + 10, start + 30, 5, number)[1],
+        phase(Phase.BACKWARD, start + 40, start + 90),
+        phase(Phase.OPTIMIZER, start + 90, start + 100),
+        on_device(step(number, start, start + 100)),
+    ]
+
+
+def test_a_step_is_as_long_as_on_the_device() -> None:
+    """Its collectives count in it, however many steps the host is ahead."""
+    rank = summarize(folded([*enqueued(), *ran(1), *ran(2)]))
+    assert [one.seconds for one in rank.recent] == [0.1, 0.1]
+    for one in rank.recent:
+        assert one.phase_ns[: Phase.OPTIMIZER + 1] == (0, 40 * MS, 50 * MS, 10 * MS)
+        assert (one.communication_ns, one.exposed_ns) == (20 * MS, 5 * MS)
+        assert one.timed and one.collectives == 1
+    assert rank.exposed_ratio == 0.05
+
+
+def test_a_step_is_in_no_mean_before_the_device_has_ended_it() -> None:
+    """The host's step is known at once: it is progress."""
+    rank = summarize(folded([*enqueued(), *ran(1)]))
+    assert [one.step for one in rank.recent] == [1]
+    assert (rank.step, rank.steps) == (2, 2)
+    assert summarize(folded(enqueued())).recent == ()
+
+
+def test_what_came_before_the_loop_is_no_part_of_a_step() -> None:
+    start = Start(20 * MS, 0)
+    rank = summarize(folded([ANNOUNCED, start, *enqueued()[1:], *ran(1)]))
+    assert rank.recent[0].phase_ns[Phase.FORWARD] == 20 * MS
+
+
+def test_steps_around_a_lost_border_keep_the_hosts_times() -> None:
+    """Their communication is unknown, and those after them are of the device again."""
+    third = [span(Phase.FORWARD, 8, 9), gather(210, 230, 5, 3)[0], step(3, 8, 12)]
+    rank = summarize(folded([*enqueued(), *third, *ran(1)[:-1], *ran(2), *ran(3)]))
+    assert [one.step for one in rank.recent] == [1, 2, 3]
+    assert [one.timed for one in rank.recent] == [False, False, True]
+    assert [one.seconds for one in rank.recent] == [0.004, 0.004, 0.1]
+
+
+def test_steps_that_the_device_did_not_end_are_recorded_at_the_end() -> None:
+    events = [*enqueued(), *ran(1), Exit(150 * MS, ExitKind.CLEAN, 0)]
+    first, last = summarize(folded(events)).recent
+    assert (first.step, last.step) == (1, 2)
+    assert not last.timed and last.start_ns >= first.end_ns
+
+
+def test_another_optimizer_of_a_step_extends_it() -> None:
+    host = [ANNOUNCED, step(1, 0, 4), step(1, 4, 8, Flag.CONTINUED)]
+    device = [on_device(step(1, 0, 60)), on_device(step(1, 60, 100, Flag.CONTINUED))]
+    state: RankState = folded([*host, *device])
+    (one,) = summarize(state).recent
+    assert one.seconds == 0.1 and state.steps == 1
+
+
+def test_of_what_the_reducer_waits_for_only_the_wait_is_known() -> None:
+    """It is exposed communication; what was hidden is unknown, and no overlap of 0 %."""
+    waited = Stall(90 * MS, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE, 0, 20 * MS, 1, calls=1)
+    events = [*enqueued(), *ran(1)[:1], *ran(1)[2:4], waited, ran(1)[4]]
+    rank = summarize(folded(events))
+    (one,) = rank.recent
+    assert one.timed and (one.communication_ns, one.exposed_ns) == (-1, 20 * MS)
+    assert one.overlap is None and rank.overlap_ratio is None
+    assert rank.exposed_ratio == 0.2

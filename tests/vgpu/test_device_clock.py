@@ -1,0 +1,103 @@
+"""Steps, phases and exposed communication of CUDA runs are those of the device's own timeline."""
+
+from __future__ import annotations
+
+import pytest
+
+from vgpu.conftest import CudaRun, CudaRunner
+from vgpu.intervals import clip, length, subtract, union
+from vgpu.truth import Timeline
+from zeromon.readout.breakdown import step_parts
+from zeromon.snapshot import RankSnapshot, StepSummary
+
+pytestmark = pytest.mark.vgpu
+
+COMPUTE_STREAM = 7
+STEPS = 10
+MACHINE = {"slow": 300, "node_speed": 2e8}
+"""Kernels are so slow that the host is ahead of the device, and communication cannot hide whole."""
+SHAPE = ("--hidden", "512", "--steps", str(STEPS))
+FIRST, LAST = 2, STEPS - 2
+"""Steps of the program, from 0, that are compared: neither the first nor the last one."""
+
+
+def exposed(truth: Timeline, start: int, end: int) -> int:
+    """|C \\ K| with the kernels of the compute stream: a copy on another stream hides nothing."""
+    work = truth.of("kernel", "fill", "copy")
+    kernels = union(one.span for one in work if one.stream == COMPUTE_STREAM)
+    return length(subtract(clip(truth.communication, start, end), kernels))
+
+
+def compared(run: CudaRun, rank: RankSnapshot) -> tuple[list[StepSummary], Timeline, int, int]:
+    """The steps of zeromon, and the window of the same steps on the device."""
+    truth = run.truth(rank.rank)
+    steps = [one for one in rank.recent if FIRST < one.step <= LAST + 1]
+    assert len(steps) == LAST - FIRST + 1 and all(one.timed for one in steps if not one.idle)
+    return steps, truth, *truth.window(FIRST, LAST)
+
+
+STRATEGIES = (
+    ("fsdp2",),
+    ("fsdp1",),
+    ("ddp", "--bucket-view"),
+    ("zero1",),
+    ("zero2",),
+    ("zero3",),
+    ("fsdp2", "--accumulate", "2"),
+)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(words, marks=[pytest.mark.short] * (words == ("fsdp2",)), id="".join(words))
+        for words in STRATEGIES
+    ],
+)
+def test_steps_phases_and_exposed_time_are_those_of_the_timeline(
+    cuda_run: CudaRunner, strategy: tuple[str, ...]
+) -> None:
+    """Each step within 1 %, their sum within 0.5 %, phases and exposed time within a point of it."""
+    run = cuda_run("train.py", *strategy, *SHAPE, "--log", "5", changes=MACHINE, watched=True)
+    for rank in run.record.ranks:
+        steps, truth, start, end = compared(run, rank)
+        whole = sum(one.end_ns - one.start_ns for one in steps)
+        assert whole == pytest.approx(end - start, rel=0.005)
+        phases = truth.phases(start, end)
+        found = {name: sum(step_parts(one)[name] for one in steps) for name in step_parts(steps[0])}
+        assert found["optimizer"] + found["backward"] + found["exposed"] == pytest.approx(
+            sum(phases[name].span for name in ("optimizer", "backward"))
+            + phases["forward"].exposed,
+            abs=0.02 * whole,
+        )
+        timed = [one for one in steps if not one.idle]
+        share = sum(one.exposed_ns for one in timed) / sum(o.end_ns - o.start_ns for o in timed)
+        assert share == pytest.approx(exposed(truth, start, end) / (end - start), abs=0.01)
+
+
+@pytest.mark.parametrize("log", ["1", "0"])
+def test_no_figure_depends_on_how_often_the_loss_is_read(cuda_run: CudaRunner, log: str) -> None:
+    """Read in every step, the host waits for the device; never read, it is ahead by the whole run."""
+    run = cuda_run("train.py", "fsdp2", *SHAPE, "--log", log, changes=MACHINE, watched=True)
+    for rank in run.record.ranks:
+        steps, truth, start, end = compared(run, rank)
+        assert sum(one.seconds for one in steps) == pytest.approx((end - start) / 1e9, rel=0.01)
+        other = sum(step_parts(one)["other"] for one in steps)
+        assert other < 0.03 * (end - start), "the host's lead is no time between phases"
+        ledger = {str(row.cause): row.seconds for row in rank.ledger}
+        trained = truth.figures(*truth.window(0, STEPS - 1))
+        assert ledger["compute"] == pytest.approx(trained.compute / 1e9, rel=0.1)
+
+
+def test_the_reducer_s_copies_are_counted_with_its_wait(cuda_run: CudaRunner) -> None:
+    """Without gradient_as_bucket_view, the reducer copies gradients between its waits."""
+    run = cuda_run("train.py", "ddp", *SHAPE, "--log", "5", changes=MACHINE, watched=True)
+    for rank in run.record.ranks:
+        steps, truth, start, end = compared(run, rank)
+        found = sum(one.exposed_ns for one in steps if not one.idle)
+        copies = sum(
+            one.end - one.start
+            for one in truth.of("copy", "kernel")
+            if start <= one.start < end and any(c.end <= one.start for c in truth.of("collective"))
+        )
+        assert exposed(truth, start, end) * 0.85 < found < exposed(truth, start, end) + copies
