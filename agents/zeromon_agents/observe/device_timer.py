@@ -89,8 +89,6 @@ class Waited:
         """
         start_ns = max(start_ns, _elapsed_ns(origin, self.reached))
         end_ns = min(end_ns, _elapsed_ns(origin, self.left))
-        if self.entries:  # the stream that issued it may have worked first, as to copy what is sent
-            start_ns = max(start_ns, _elapsed_ns(origin, self.entries[0][EVENT]))
         if end_ns <= start_ns:
             return
         if self.entries:
@@ -405,9 +403,7 @@ class DeviceTimer:
         # fmt: on
 
     def _write_done(self, wait: Waited) -> None:
-        lasted = [_nanoseconds(entry[EVENT], wait.left) for entry in wait.entries]
-        # the stream that issued it may have worked first, as to copy what is sent
-        blocked = min(_nanoseconds(wait.reached, wait.left), max(lasted))
+        blocked = _nanoseconds(wait.reached, wait.left)
         flags = Flag.DEVICE
         # a stream that did not stall came after the end, which is then only an upper bound
         if wait.ran or blocked > _NO_STALL_NS:
@@ -416,8 +412,9 @@ class DeviceTimer:
             blocked = 0
         last = self._last_border
         end = self._border_ns + (0 if last is None else _elapsed_ns(last.left, wait.left))
-        for position, (entry, spent) in enumerate(zip(wait.entries, lasted, strict=True)):
+        for position, entry in enumerate(wait.entries):
             event = entry[EVENT]
+            spent = _nanoseconds(event, wait.left)
             # the device comes to it after the host has issued it
             end = max(end, entry[ISSUED_NS] + spent)
             word = head(Kind.DONE, flags=flags) | entry[WORD]
