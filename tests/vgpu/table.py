@@ -104,8 +104,9 @@ def reason(output: str) -> str:
     refused = re.search(r"vgpu: (\w+): has no model", output)
     pattern = r"^(?:\[rank\d+\]: ?)?([\w.]*(?:Error|Exception|Missing): .*)"
     errors = re.findall(pattern, output, re.MULTILINE)
-    text = f"`{refused[1]}` has no model" if refused else errors[-1] if errors else "no error named"
-    return text[:100].replace("|", "\\|")
+    if errors:
+        return str(errors[-1]).partition(". ")[0][:100].replace("|", "\\|")
+    return f"`{refused[1]}` has no model" if refused else "no error named"
 
 
 def try_strategy(

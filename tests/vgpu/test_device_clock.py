@@ -7,7 +7,7 @@ import pytest
 from vgpu.conftest import CudaRun, CudaRunner
 from vgpu.intervals import clip, length, subtract, union
 from vgpu.truth import Timeline
-from zeromon.readout.breakdown import step_parts
+from zeromon.readout.breakdown import RECORDED, step_parts
 from zeromon.snapshot import RankSnapshot, StepSummary
 
 pytestmark = pytest.mark.vgpu
@@ -22,7 +22,10 @@ FIRST, LAST = 2, STEPS - 2
 
 
 def exposed(truth: Timeline, start: int, end: int) -> int:
-    """|C \\ K| with the kernels of the compute stream: a copy on another stream hides nothing."""
+    """|C \\ K| with the kernels of the compute stream alone.
+
+    What FSDP copies and casts on other streams hides nothing here, and counts as compute in |C \\ K|.
+    """
     work = truth.of("kernel", "fill", "copy")
     kernels = union(one.span for one in work if one.stream == COMPUTE_STREAM)
     return length(subtract(clip(truth.communication, start, end), kernels))
@@ -57,22 +60,25 @@ STRATEGIES = (
 def test_steps_phases_and_exposed_time_are_those_of_the_timeline(
     cuda_run: CudaRunner, strategy: tuple[str, ...]
 ) -> None:
-    """Each step within 1 %, their sum within 0.5 %, phases and exposed time within a point of it."""
+    """The steps within 0.5 %, each phase and the exposed time within a point of a step."""
     run = cuda_run("train.py", *strategy, *SHAPE, "--log", "5", changes=MACHINE, watched=True)
     for rank in run.record.ranks:
         steps, truth, start, end = compared(run, rank)
         whole = sum(one.end_ns - one.start_ns for one in steps)
         assert whole == pytest.approx(end - start, rel=0.005)
-        phases = truth.phases(start, end)
-        found = {name: sum(step_parts(one)[name] for one in steps) for name in step_parts(steps[0])}
-        assert found["optimizer"] + found["backward"] + found["exposed"] == pytest.approx(
-            sum(phases[name].span for name in ("optimizer", "backward"))
-            + phases["forward"].exposed,
-            abs=0.02 * whole,
-        )
+        phases, found = truth.phases(start, end), dict.fromkeys(RECORDED, 0)
+        for one in steps:
+            for name, spent in zip(RECORDED, one.phase_ns, strict=False):
+                found[name] += spent
+        # the program makes its batch in what it calls forward, and zeromon in no phase
+        found["forward"] += found["other"]
+        for name in ("forward", "backward", "optimizer"):
+            assert found[name] == pytest.approx(phases[name].span, abs=0.01 * whole), name
         timed = [one for one in steps if not one.idle]
         share = sum(one.exposed_ns for one in timed) / sum(o.end_ns - o.start_ns for o in timed)
-        assert share == pytest.approx(exposed(truth, start, end) / (end - start), abs=0.01)
+        least = truth.figures(start, end).exposed / (end - start)
+        most = exposed(truth, start, end) / (end - start)
+        assert least - 0.01 < share < most + 0.01
 
 
 @pytest.mark.parametrize("log", ["1", "0"])
