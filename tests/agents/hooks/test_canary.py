@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -152,6 +153,27 @@ def test_names_that_the_census_reads_are_still_set(module: str, names: str) -> N
     """Of parameters, flat parameters and what is in flight."""
     text = inspect.getsource(importlib.import_module(module))
     assert [name for name in names.split() if name not in text] == []
+
+
+def test_callbacks_of_a_backward_run_at_its_end_in_their_order() -> None:
+    """One that a callback queues comes last: between the two lies what DDP's reducer waits for."""
+    queue, called = torch.autograd.Variable._execution_engine, []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _: queue.queue_callback(lambda: called.append("the reducer's")))
+
+    def first(*_: Any) -> None:
+        handle.remove()
+        queue.queue_callback(computed)
+
+    def computed() -> None:
+        called.append("before")
+        queue.queue_callback(lambda: called.append("after"))
+
+    loss = (x * x).sum()
+    assert loss.grad_fn is not None
+    handle = loss.grad_fn.register_prehook(first)
+    loss.backward()
+    assert called == ["before", "the reducer's", "after"]
 
 
 def test_allocator_and_flight_recorder_entries_exist() -> None:
