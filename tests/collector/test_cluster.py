@@ -123,8 +123,8 @@ def test_matching_by_nodes_finds_what_matching_by_ranks_finds(
 
 
 def late_node(skew: ArrivalSkew, extra: int) -> None:
-    """Forty steps in which ranks 2 and 3 come *extra* ms late, one or the other last."""
-    for step in range(1, 41):
+    """Sixty steps in which ranks 2 and 3 come *extra* ms late, one or the other last."""
+    for step in range(1, 61):
         base, jitter = step * 100, step % 2
         match = matched_collective(
             [

@@ -107,6 +107,18 @@ def test_a_slow_collective_is_no_hang_yet() -> None:
     assert found(at(0, entry(), world=7, step_seconds=3.0), at(1)) == ()
 
 
+def test_a_mismatch_that_all_members_wait_in_is_a_hang_at_once() -> None:
+    """No later call can end it. A size that a rank has only called before proves nothing yet."""
+    after = {"issued_ns": NOW - 4_000_000_000}
+    here = at(0, entry(**after), world=7)
+    (ops,) = found(here, at(1, entry("broadcast", **after), world=7))
+    (sizes,) = found(here, at(1, entry(nbytes=128, **after), world=7))
+    assert (ops.kind, sizes.kind) == ("mismatched operations", "mismatched sizes")
+    assert found(here, at(1, entry(**after), world=7)) == ()
+    three = {"world": 7, "members": (0, 1, 2)}
+    assert found(at(0, entry(**after), **three), at(1, entry("broadcast", **after), **three)) == ()
+
+
 def test_a_dead_peer() -> None:
     (hang,) = found(at(0, entry(), world=7), at(1, alive=False, ended="SIGKILL", failed=True))
     assert (hang.kind, hang.dead, hang.missing) == ("a member is dead", (1,), ())

@@ -14,8 +14,13 @@ from zeromon.snapshot import RankSnapshot
 USUAL_MS = 100
 
 
-def paused(number: int, pauses: dict[int, int], waits: dict[int, int], saves: bool) -> RankSnapshot:
-    """150 steps of 100 ms; *pauses*, *waits*: step -> ms of the rank's own time, or in backward."""
+def paused(
+    number: int, pauses: dict[int, int], waits: dict[int, int], saves: bool, untimed: int = 1000
+) -> RankSnapshot:
+    """150 steps of 100 ms; *pauses*, *waits*: step -> ms of the rank's own time, or in backward.
+
+    Each *untimed*-th step is not timed.
+    """
     steps, at = [], 0
     for step in range(1, 151):
         own, wait = pauses.get(step, 0) * MS, waits.get(step, 0) * MS
@@ -26,8 +31,10 @@ def paused(number: int, pauses: dict[int, int], waits: dict[int, int], saves: bo
         exposed = [0] * len(Phase)
         exposed[Phase.BACKWARD] = wait
         end = at + sum(spent)
-        steps.append(summary(step, start_ns=at, end_ns=end, phase_ns=tuple(spent),
-                             phase_exposed_ns=tuple(exposed), exposed_ns=wait))  # fmt: skip
+        timed = step % untimed > 0
+        steps.append(summary(step, start_ns=at, end_ns=end, phase_ns=tuple(spent), idle=not timed,
+                             phase_exposed_ns=tuple(exposed) if timed else (0,) * len(Phase),
+                             exposed_ns=wait * timed))  # fmt: skip
         at = end
     return rank(number, recent=tuple(steps), steps=150, step=150, step_seconds=0.1)
 
@@ -53,6 +60,17 @@ def test_pauses_of_one_rank_are_told_with_their_rhythm(
     assert told.text.replace("1.00 s", "1.0 s").replace("5.00 s", "5.0 s").startswith(text)
     together = (paused(0, pauses, {}, saves), paused(1, pauses, {}, saves))
     assert not [f for f in advise(run(*together)) if f.code == "ZM608" and "rank" in f.text]
+
+
+def test_pauses_in_untimed_steps_belong_to_the_rhythm() -> None:
+    """Of pauses every 12 steps each second one falls into an untimed step, which is every eighth."""
+    pauses = dict.fromkeys(range(36, 151, 12), 800)
+    ranks = (paused(0, pauses, {}, False, untimed=8), paused(1, {}, pauses, False, untimed=8))
+    (told,) = (f for f in advise(run(*ranks)) if f.code == "ZM608")
+    begin = "pauses for 800.0 ms about every 12 steps (own code) since step 36, "
+    assert told.rank == 0 and told.text.startswith(begin)
+    share = float(told.text.removeprefix(begin).split()[0])
+    assert share == pytest.approx(100 * 10 * 0.8 / (115 * 0.1 + 10 * 0.8), rel=0.01)
 
 
 def test_short_pauses_without_a_rhythm_are_those_of_a_busy_machine() -> None:

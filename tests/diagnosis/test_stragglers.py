@@ -28,7 +28,7 @@ STEP_MS = 100
 
 
 def steps(
-    late: dict[int, float], count: int = 40, ranks: int = 4, noise: float = 0.3
+    late: dict[int, float], count: int = 60, ranks: int = 4, noise: float = 0.3
 ) -> ArrivalSkew:
     """*count* steps of three collectives; *late*: rank -> ms that it comes later from step 10 on."""
     chooser = random.Random(2)
@@ -50,6 +50,12 @@ def ranks(count: int = 4, slow: int = -1, longer: int = 18) -> list[RankSnapshot
         rank(n, step_seconds=STEP_MS / 1e3, recent=phases(40 + longer * (n == slow), 0))
         for n in range(count)
     ]
+
+
+def test_before_a_whole_window_nobody_is_late() -> None:
+    """The first steps of identical ranks differ, by what each of them allocates and compiles."""
+    assert not stragglers(steps({2: 18.0}, count=50), ranks(slow=2))
+    assert stragglers(steps({2: 18.0}, count=56), ranks(slow=2))
 
 
 def test_a_rank_that_comes_late_is_named_with_how_late_and_since_when() -> None:

@@ -107,7 +107,7 @@ EXPECTED = {
     ),
     "operation": Expected(_DIVERGED, live_rank=_ANY, deadline=15, is_broken=True),
     "uneven": Expected(
-        rf"{_DIVERGED}|fewer|left the loop|uneven|batches", live_rank=_ANY, deadline=15,
+        rf"{_DIVERGED}|fewer|left the loop|uneven|batches|begun no other", live_rank=_ANY, deadline=15,
         is_broken=True,
     ),
     "sleeps": Expected(_MISSING, is_broken=True, deadline=15),
@@ -116,7 +116,7 @@ EXPECTED = {
     "exception": Expected(rf"exception|{_ERROR}", _ERROR, is_broken=True, deadline=5),
     "killed": Expected(r"SIGKILL|killed", is_broken=True, deadline=5),
     "exit_zero": Expected(_LEFT, seen=4, is_broken=True, deadline=6),
-    "return_early": Expected(_LEFT, seen=4, is_broken=True, deadline=6),
+    "return_early": Expected(_LEFT, seen=4, is_broken=True),
     "nan": Expected(r"\bNaN\b|infinite|not a number"),
     "python": Expected(r"(own|script|python).*drawn\.py:\d+|drawn\.py:\d+", live_rank=""),
     "slow_start": Expected(

@@ -119,6 +119,16 @@ def backward_raises() -> dict:
     return told(engine) | {"raised": raised}
 
 
+def diverged() -> dict:
+    """The loss of rank 1 is no number in its last step."""
+    engine = build(3)
+    steps(engine, 2)
+    loss = engine(inputs(engine))
+    engine.backward(loss * float("nan") if dist.get_rank() == 1 else loss)
+    engine.step()
+    return told(engine)
+
+
 def direct_backward() -> dict:
     engine = build(2)
     for _ in range(3):

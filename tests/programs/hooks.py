@@ -378,6 +378,25 @@ def end_without_options() -> dict:
     return {"end_known_before_wait": known, "errors": agent().guard.errors}
 
 
+def works_dropped() -> dict:
+    """All-reduces of which nobody keeps the work, each with the id of the one before."""
+    from zeromon.ring.events import Done, Issued, decode
+    from zeromon_agents.hooks import c10d
+
+    begin()
+    zeromon_agents.start()
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    reader = RingReader(agent().ring.path)
+    c10d.id = lambda _: 7
+    futures = [dist.all_reduce(torch.ones(1 << 15), async_op=True).get_future() for _ in range(5)]
+    for future in futures:
+        future.wait()
+    time.sleep(0.1)
+    optimizer.step()
+    kinds = [type(decode(raw)) for raw in reader.read()]
+    return {"issued": kinds.count(Issued), "done": kinds.count(Done)}
+
+
 def bursts() -> dict:
     """Rounds of eight asynchronous all-reduces while a callback is to come: known and unknown ends."""
     from zeromon.ring.events import Done, Flag, decode

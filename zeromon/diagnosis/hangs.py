@@ -93,11 +93,19 @@ def hangs_of(
         if age_ns > _GONE_NS:
             hang = _hang(members, living, inside, moment)
             limit = max(LEAST_NS, TIMES_A_STEP * _step_ns(members, inside))
-            if age_ns > limit or hang.kind == HangKind.LEFT_MEMBER:  # it will not come
+            if age_ns > limit or _is_certain(hang):
                 hanging.append(hang)
     hanging = _deadlocks(_oldest_of_groups(sorted(hanging, key=lambda h: -h.seconds)))
     hanging = [since_difference(hang, recent) for hang in hanging]
     return (*hanging, *_broken_off(members, {hang.group_id for hang in hanging}, recent))
+
+
+def _is_certain(hang: Hang) -> bool:
+    """Whether it cannot end: a member has left, or all are in it and called different things."""
+    if hang.kind == HangKind.LEFT_MEMBER:
+        return True
+    differs = hang.kind in (HangKind.MISMATCHED_OPERATIONS, HangKind.MISMATCHED_SIZES)
+    return differs and set(hang.waiting) == set(hang.members)
 
 
 def _moment(members: Sequence[AnyRank], now_ns: int) -> int:

@@ -1,9 +1,9 @@
 """Which rank arrives late: the lateness of ranks over the last steps, and its reason. Pure.
 
-A rank is a straggler when it arrived last in most matched steps of the window, its median delay is at
-least :data:`~zeromon.levels.LATE` of a step, and a reason covers half of that delay: phases that take it
-longer than the others, or its host or device. What a lack of CPUs explains moves between identical
-ranks, so the rank has to be late for :data:`~zeromon.levels.UNSTEADY_SECONDS` then.
+A rank is a straggler when it arrived last in most matched steps of a whole window, its median delay is
+at least :data:`~zeromon.levels.LATE` of a step, and a reason covers half of that delay: phases that
+take it longer than the others, or its host or device. What a lack of CPUs explains moves between
+identical ranks, so the rank has to be late for :data:`~zeromon.levels.UNSTEADY_SECONDS` then.
 """
 
 import statistics
@@ -42,13 +42,17 @@ def stragglers(
     known = {rank.rank: rank for rank in ranks}
     steps = [(step, s) for step, s in skew.steps.items() if step > _WARM_UP]
     step_seconds = max((r.step_seconds or 0.0 for r in known.values()), default=0.0)
-    if (len(known) < 2 and not skew.joined) or not step_seconds:
+    if (
+        (len(known) < 2 and not skew.joined)
+        or not step_seconds
+        or not _spans(steps, WINDOW_SECONDS)
+    ):
         return ()
     for each in (1, 2):  # optimizers that take turns: a rank is late in every other step only
         turns = _turns(steps, each)
         if len(turns) < WINDOW_STEPS:
             return ()
-        found = _of_turns(known, turns, each * step_seconds, node_of, error_seconds)
+        found = _of_turns(known, turns, each * step_seconds, node_of, each * error_seconds)
         if found is not None:
             before = [s for s in earlier if s.who == found.who and found.since_step == turns[0][0]]
             since = min((found.since_step, *(s.since_step for s in before)))
@@ -89,6 +93,10 @@ def _of_turns(
         return _explained(found, known, steps, step_seconds, node_of)
     found = _late(steps, lambda s: s.node_late, node_of, step_seconds, least)
     return found and replace(found, node=node_of(found.rank), whole_node=True)
+
+
+def _spans(steps: _Steps, seconds: float) -> bool:
+    return bool(steps) and steps[-1][1].last_ns - steps[0][1].last_ns >= seconds * 1e9
 
 
 def _last(steps: _Steps, seconds: float = WINDOW_SECONDS) -> _Steps:
@@ -168,7 +176,7 @@ def _explained(
 
 def _stays(steps: _Steps, rank: int, step_seconds: float) -> bool:
     """Whether *rank* is late in most steps of :data:`~zeromon.levels.UNSTEADY_SECONDS`."""
-    if steps[-1][1].last_ns - steps[0][1].last_ns < UNSTEADY_SECONDS * 1e9:
+    if not _spans(steps, UNSTEADY_SECONDS):
         return False
     last = _last(steps, UNSTEADY_SECONDS)
     return _most_often(last, lambda s: s.late, lambda one: one, step_seconds)[0] == rank

@@ -40,6 +40,7 @@ from zeromon_agents.runtime.hook_context import (
 )
 from zeromon_agents.runtime.patches import Patches
 
+_MOST_OPEN = 4096
 BLOCKED_NS = 20_000
 """A wait that took longer has seen the end of the collective."""
 # A name of the module costs a call less than one of the enclosing function, which each call copies.
@@ -61,6 +62,8 @@ class Collectives:
         self.open: dict[int, Any] = {}
         """Works not yet waited for, by id, as a weak reference costs more: an entry, the list of those
         coalesced, or a tuple of the first fields of a synchronous collective."""
+        self._outlived: list[Entry] = []
+        """Entries whose work is gone and was not waited for, as a hook of DDP keeps its future only."""
         self.counts: dict[tuple[int, int, int, int], list[int]] = {}
         """(group, op, phase, dtype and engine) -> [calls, bytes] of a control step."""
         self.warm = True
@@ -257,7 +260,8 @@ class Collectives:
                 if before >= 0:
                     self.note_sequence(group, pg, before, name)
                 if entry is None:
-                    opened.pop(id(work), None)  # an id may be used again: drop its older entry
+                    if id(work) in opened:
+                        self.outlives(opened.pop(id(work)))
                 else:
                     if group.coalescing is not None:
                         group.coalescing.append(_entry(entry))
@@ -268,7 +272,9 @@ class Collectives:
                         else:
                             self.done(entry, now(), now() - entry[ISSUED_NS])
                     else:
-                        opened[id(work)] = entry
+                        if opened.setdefault(id(work), entry) is not entry:
+                            self.outlives(opened[id(work)])
+                            opened[id(work)] = entry
                         if called_async is not False and entry[EVENT] is None:
                             entry[HELD_NS] = now() - entry[ISSUED_NS]
                             # on a device a callback would wait in a stream of its own
@@ -452,17 +458,28 @@ class Collectives:
             # fmt: on
         self.counts.clear()
         self.last_counted = None
-        if self.open:
+        if self.open or self._outlived:
             self._flush_unwaited()
 
+    def outlives(self, entry: Any) -> None:
+        """Keeps *entry*, whose work is gone, as the id of that work is another's now."""
+        if type(entry) is list and type(entry[0]) is not list and entry[EVENT] is None:
+            self._outlived.append(entry)
+            del self._outlived[:-_MOST_OPEN]
+
     def _flush_unwaited(self) -> None:
+        self._outlived = [entry for entry in self._outlived if not self._flush(entry)]
         for key, entry in list(self.open.items()):
-            if type(entry) is not list or type(entry[0]) is list:
-                continue
-            if entry[END]:
+            is_one = type(entry) is list and type(entry[0]) is not list
+            if is_one and self._flush(entry):
                 self.open.pop(key, None)
-                self.done(entry, entry[END], max(0, entry[HELD_NS]))
-            else:
-                self.completions.waited_for.discard((entry[WORD], entry[PLACE]))
-        while len(self.open) > 4096:
+        while len(self.open) > _MOST_OPEN:
             self.open.pop(next(iter(self.open)))
+
+    def _flush(self, entry: Entry) -> bool:
+        """Writes the end of *entry*, which nobody waited for; False where it has not ended."""
+        if not entry[END]:
+            self.completions.waited_for.discard((entry[WORD], entry[PLACE]))
+            return False
+        self.done(entry, entry[END], max(0, entry[HELD_NS]))
+        return True

@@ -370,7 +370,7 @@ def test_accelerate_launch_starts_watched_ranks(node: Node) -> None:
 
 SOFT = (
     "rebuilt", "evaluated", "backward_raises", "direct_backward", "tied", "two_engines",
-    "compiled", "mixture", "frozen",
+    "compiled", "mixture", "frozen", "diverged",
 )  # fmt: skip
 
 
@@ -385,7 +385,7 @@ def odd(node: Node, *cases: str, **environment: str) -> tuple[dict[str, Any], Re
 
 def test_odd_turns_are_survived_and_still_counted(shared_node: Node) -> None:
     """Engines rebuilt, in pairs, compiled, with experts, with frozen or tied weights; evaluation
-    in between; a backward that raises; a backward of the loss itself."""
+    in between; a backward that raises; a backward of the loss itself; a loss that is no number."""
     facts, result = odd(shared_node, *SOFT)
     rank = result.snapshot.ranks[0]
     assert rank.errors == 0, result.output
@@ -398,6 +398,8 @@ def test_odd_turns_are_survived_and_still_counted(shared_node: Node) -> None:
     assert sum(e.collectives for e in rank.engines) <= sum(c.count for c in rank.collectives)
     assert {"expert_parallel:ep_size_2"} <= {c.group for c in rank.collectives}
     assert "engine3:second" in {u.fqn for u in rank.units}
+    (diverged,) = (f for f in result.snapshot.findings if f.rule == "not_finite")
+    assert diverged.rank == 1 and diverged.text.startswith("the loss is infinite or NaN")
     # that of "rebuilt" was destroyed; what DeepSpeed keeps alive of the others is measured and predicted
     assert [e.engine for e in rank.engines if e.dropped] == [1]
     (states,) = (row for row in rank.expected if row.role == "optimizer_state")

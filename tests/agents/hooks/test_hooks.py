@@ -177,6 +177,12 @@ def test_small_collectives_of_a_burst_are_not_called_back(shared_node: Node) -> 
     }
 
 
+def test_the_end_of_a_work_is_recorded_whose_id_is_used_again(shared_node: Node) -> None:
+    """As under a communication hook of DDP, which keeps the future only."""
+    facts, _ = case(shared_node, "works_dropped")
+    assert facts == {"issued": 5, "done": 5}
+
+
 def test_every_operation_is_recorded_under_its_name(shared_node: Node) -> None:
     """Each public function, with the payload that the definition of S gives it."""
     has, result = case(shared_node, "every_op")

@@ -214,7 +214,8 @@ _LONG, _STEADY = 4, 4
 
 def _pauses(rank: RankSnapshot) -> Pauses | None:
     """The pauses of *rank*; None where few, in most steps, or short in sum."""
-    steps = [step for step in _later(rank) if step.timed]
+    later = _later(rank)
+    steps = [step for step in later if step.timed]
     if not steps:
         return None
     parts = [step_parts(step) for step in steps]
@@ -224,19 +225,31 @@ def _pauses(rank: RankSnapshot) -> Pauses | None:
     long = [place for place, spent in enumerate(own) if spent > least]
     if not _MIN_PAUSES <= len(long) <= (len(own) - long[0]) / 2:  # more often: late, no pauses
         return None
-    lost = sum(own[place] - usual for place in long)
-    share = lost / (steps[-1].end_ns - steps[long[0]].start_ns)
+    numbers = _with_untimed(later, tuple(steps[place].step for place in long))
+    pause = statistics.median(own[place] - usual for place in long)
+    lost = sum(own[place] - usual for place in long) * len(numbers) / len(long)
+    began = next(step.start_ns for step in later if step.step == numbers[0])
+    share = lost / (steps[-1].end_ns - began)
     if share < LATE.warning:
         return None
     sums = {p: sum(parts[place][p] for place in long) for p in parts[0] if p != "exposed"}
     saves = all(parts[place]["checkpoint"] for place in long)
-    numbers = tuple(steps[place].step for place in long)
-    pause = statistics.median(own[place] - usual for place in long)
     is_regular = _is_regular(numbers)
     if pause < _LONG * least / _SLOW and not (is_regular and len(numbers) >= _STEADY):
         return None
     cause = "checkpoint" if saves else max(sums, key=lambda p: sums[p])
     return Pauses(rank.rank, numbers, pause / 1e9, share, cause, is_regular)
+
+
+def _with_untimed(steps: Sequence[StepSummary], paused: tuple[int, ...]) -> tuple[int, ...]:
+    """*paused*, and the untimed steps that took as long, where both together are evenly spaced.
+
+    Every eighth step is untimed, which hides each second pause of some rhythms.
+    """
+    took = [step.end_ns - step.start_ns for step in steps if step.step in set(paused)]
+    untimed = [s.step for s in steps if not s.timed and s.end_ns - s.start_ns >= min(took)]
+    together = tuple(sorted((*paused, *untimed)))
+    return together if _is_regular(together) else paused
 
 
 def _gaps(steps: Sequence[int]) -> list[int]:

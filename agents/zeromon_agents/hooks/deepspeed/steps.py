@@ -70,10 +70,10 @@ class EngineSteps:
         """Ends the forward phase."""
         self._steps.forward_ends()
 
-    def backward_begins(self, engine: Any, *_: Any, **__: Any) -> bool:
-        """Starts the backward phase: autograd's, and the reduction of the last buckets."""
+    def backward_begins(self, engine: Any, loss: Any = (), *_: Any, **__: Any) -> bool:
+        """Starts the backward phase from *loss*: autograd's, and the reduction of the last buckets."""
         self._context.engine = self._engines.of(engine).number
-        self._steps.backward_begins()
+        self._steps.backward_begins(loss)
         return True
 
     def backward_ends(self, begun: bool | None, *_: Any) -> None:
