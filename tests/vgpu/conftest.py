@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support import PROGRAMS, Node, Result
 
-from vgpu.environment import DEFAULT, Environment, Missing, find
+from vgpu.environment import DEFAULT, NEWEST, Environment, Missing, find
 from vgpu.machine import Fault, write_machine
 from vgpu.truth import Timeline
 from zeromon.snapshot import RunSnapshot
@@ -54,16 +54,29 @@ CudaRunner = Callable[..., CudaRun]
 @pytest.fixture(scope="session")
 def virtual_cuda() -> Environment:
     """The environment of `make vgpu`; skips where it was not made."""
-    try:
-        return find(DEFAULT)
-    except Missing as reason:
-        pytest.skip(str(reason))
+    return _found(DEFAULT)
 
 
 @pytest.fixture
 def cuda_run(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunner:
     """Runs a program of programs/ (or a path) on so many ranks; asserts that it ends well."""
+    return _runner(virtual_cuda, node, tmp_path)
 
+
+@pytest.fixture
+def newest_cuda_run(node: Node, tmp_path: Path) -> CudaRunner:
+    """The same with the newest torch, whose NCCL is another backend and calls hooks."""
+    return _runner(_found(NEWEST), node, tmp_path)
+
+
+def _found(version: str) -> Environment:
+    try:
+        return find(version)
+    except Missing as reason:
+        pytest.skip(str(reason))
+
+
+def _runner(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunner:
     def run(
         script: str | Path,
         *arguments: str,

@@ -22,7 +22,7 @@ from vgpu.build import build  # noqa: E402
 
 HOME = Path(os.environ.get("VGPU_HOME", ROOT / "build" / "vgpu"))
 """Where the environments are."""
-DEFAULT = "2.13.0"
+DEFAULT, NEWEST = "2.13.0", "2.15.0"
 ARITHMETIC = (
     'import os; os.environ.get("VGPU_ARITHMETIC")'
     ' and __import__("vgpu.arithmetic").arithmetic.enable_on_import()\n'

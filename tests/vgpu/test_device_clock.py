@@ -107,3 +107,25 @@ def test_the_reducer_s_copies_are_counted_with_its_wait(cuda_run: CudaRunner) ->
             if start <= one.start < end and any(c.end <= one.start for c in truth.of("collective"))
         )
         assert exposed(truth, start, end) * 0.85 < found < exposed(truth, start, end) + copies
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl-legacy"])
+@pytest.mark.parametrize("options", [(), ("--bucket-view",), ("--accumulate", "2")], ids="".join)
+def test_each_bucket_of_ddp_is_timed_where_torch_calls_hooks(
+    newest_cuda_run: CudaRunner, backend: str, options: tuple[str, ...]
+) -> None:
+    """One backend hides nothing: its compute stream waits as soon as the reducer asks for a future."""
+    words = ("ddp", "--backend", backend, *SHAPE, *options)
+    run = newest_cuda_run("train.py", *words, "--log", "5", changes=MACHINE, watched=True)
+    for rank in run.record.ranks:
+        steps, truth, start, end = compared(run, rank)
+        timed = [one for one in steps if not one.idle]
+        whole = sum(one.end_ns - one.start_ns for one in timed)
+        figures = truth.figures(start, end)
+        share = sum(one.exposed_ns for one in timed) / whole
+        assert share == pytest.approx(figures.exposed / (end - start), abs=0.01)
+        spent = sum(one.communication_ns for one in timed) / whole
+        assert spent == pytest.approx(figures.communication / (end - start), abs=0.005)
+        assert rank.overlap_ratio == pytest.approx(figures.overlap, abs=0.03)
+        assert (figures.overlap == 0) is (backend == "nccl")
+        assert {"bucket 0", "bucket 1"} <= {row.fqn for row in rank.units}

@@ -433,6 +433,15 @@ class Collectives:
         done = head(Kind.DONE, flags=Flag.END_KNOWN) | word
         self._context.ring.write(end_ns, done, at, nbytes, issued, blocked_ns, sequence)
 
+    def number_next(self, group: Group) -> int:
+        """Counts the call of *group* that is about to be issued; returns its number."""
+        group.issued += 1
+        if not self.attached:
+            return group.issued - group.point_to_point
+        sequence = sequence_number(group.ref()) + 1
+        group.numbers.append(sequence)
+        return sequence
+
     def note_sequence(self, group: Group, pg: Any, before: int, name: str) -> None:
         """Notes the sequence numbers that a call took, and how many one call of its method takes.
 

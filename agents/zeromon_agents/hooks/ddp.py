@@ -22,6 +22,7 @@ from zeromon.ring.events import Kind, Op, Phase
 from zeromon.ring.strategy import DDP
 from zeromon_agents.hooks.backend import Backend, FromCpp, ImportHook, Services
 from zeromon_agents.hooks.process_groups import sequence_number
+from zeromon_agents.hooks.reducer_calls import ReducerCalls
 from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.hook_context import ON
 
@@ -87,6 +88,7 @@ class Ddp(Backend):
         self._agreed: defaultdict[int, list[FromCpp]] = defaultdict(list)
         """Group -> what C++ issued in this step beside the buckets, which no hook sees."""
         self.steps.on_loss.append(self.context.guard.guarded(self._backward_begins))
+        self._calls = ReducerCalls(self.context, self.collectives, self.device)
 
     def hooks(self) -> Iterable[ImportHook]:
         """Patches ``DistributedDataParallel``."""
@@ -145,7 +147,8 @@ class Ddp(Backend):
         return agreed
 
     def stop(self) -> None:
-        """Restores the sampling rate of the reducers."""
+        """Restores the sampling rate of the reducers, and removes the hooks of their groups."""
+        self._calls.stop()
         for model in self._known.values():
             ddp = model.ref()
             if ddp is not None and model.on_cpu:
@@ -198,10 +201,11 @@ class Ddp(Backend):
         Autograd calls what was queued during a backward at its end, in that order. The reducer queues
         its wait with the last bucket, so what the first node queues comes before it.
         """
-        waits = []
+        waits, reduced_by = [], list[DdpModel]()
         for model in self._known.values():
             if model.unfinished and model.sizes:
                 waits.append((model.group, model.unfinished * len(model.sizes)))
+                reduced_by.append(model)
             model.unfinished = 0
         given = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
         node = next((t.grad_fn for t in given if getattr(t, "grad_fn", None) is not None), None)
@@ -211,6 +215,9 @@ class Ddp(Backend):
 
         def begun(*_: Any) -> None:
             handle.remove()
+            one = reduced_by[0] if len(reduced_by) == 1 else None
+            tensors = [len(members) for members in one.members] if one else []
+            self._calls.begin(one.units if one else [], tensors)
             queue.queue_callback(guarded(computed))
 
         def computed() -> None:
@@ -220,7 +227,8 @@ class Ddp(Backend):
 
         def reduced(reached: Any) -> None:
             group, _ = waits[0]
-            self.device.waited_hidden(reached, group, sum(calls for _, calls in waits))
+            calls = sum(calls for _, calls in waits)
+            self.device.waited_hidden(reached, group, calls, self._calls.end())
 
         handle = node.register_prehook(guarded(begun))
 
@@ -233,6 +241,8 @@ class Ddp(Backend):
             self._made_models += 1
             self.context.add_metadata(**DDP.metadata())
             self.models.register_module(ddp)
+            if not on_cpu:
+                self._calls.watch(ddp.process_group, group)
             if on_cpu:
                 # on CUDA, reading a sampled iteration waits for its events: keep torch's own rate
                 ddp._set_ddp_runtime_logging_sample_rate(1)

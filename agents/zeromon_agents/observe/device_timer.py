@@ -25,6 +25,7 @@ import torch
 
 from zeromon.ring.events import Flag, Kind, Op, Phase, head
 from zeromon_agents.observe.accelerator import Accelerator, current
+from zeromon_agents.observe.buckets import Bucket, waits_of_each
 from zeromon_agents.runtime.hook_context import (
     EVENT,
     ISSUED_NS,
@@ -127,11 +128,15 @@ class Border:
 class HiddenWait:
     """A part of a phase in which the compute stream waits, in C++, for collectives of DDP's reducer."""
 
-    __slots__ = ("calls", "group", "left", "reached")
+    __slots__ = ("buckets", "calls", "group", "left", "reached")
 
-    def __init__(self, reached: Any, left: Any, group: int, calls: int) -> None:
+    def __init__(
+        self, reached: Any, left: Any, group: int, calls: int, buckets: Sequence[Bucket]
+    ) -> None:
         self.reached, self.left = reached, left
         self.group, self.calls = group, calls
+        self.buckets = buckets
+        """The collectives, where their own events are known; all of *calls* then."""
 
 
 class DeviceTimer:
@@ -156,7 +161,7 @@ class DeviceTimer:
         """Id of a stream -> its newest waits, of those that the compute stream has not waited for."""
         for name in (
             "issued", "reached_wait", "left_wait", "ran_here", "_waits_behind", "border", "mark",
-            "waited_hidden",
+            "mark_here", "waited_hidden",
         ):  # fmt: skip
             setattr(
                 self, name, context.timed(getattr(self, name))
@@ -237,11 +242,18 @@ class DeviceTimer:
             return None
         return self._mark(self._compute_stream)
 
-    def waited_hidden(self, reached: Any, group: int, calls: int) -> None:
+    def mark_here(self) -> Any:
+        """Returns an event on the current stream."""
+        return self._mark()
+
+    def waited_hidden(
+        self, reached: Any, group: int, calls: int, buckets: Sequence[Bucket] = ()
+    ) -> None:
         """Records that since *reached* the compute stream may have waited for *calls* collectives."""
         left = self.mark()
         if left is not None:
-            self._pending.append(HiddenWait(reached, left, group, calls))
+            known = buckets if all(bucket.is_known for bucket in buckets) else ()
+            self._pending.append(HiddenWait(reached, left, group, calls, known))
 
     def poll(self) -> None:
         """Writes a record of every wait whose events have completed. Never blocks.
@@ -259,7 +271,7 @@ class DeviceTimer:
                 self._write_border(wait)
                 continue
             if isinstance(wait, HiddenWait):
-                self._write_hidden(wait)
+                (self._write_buckets if wait.buckets else self._write_hidden)(wait)
                 continue
             if wait.entries:
                 self._write_done(wait)
@@ -401,6 +413,29 @@ class DeviceTimer:
         self._context.write(time.monotonic_ns(), Kind.STALL, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE,
                             wait.group, 0, blocked, wait.calls, 0, 0)
         # fmt: on
+
+    def _write_buckets(self, wait: HiddenWait) -> None:
+        last, span = self._last_border, _nanoseconds(wait.reached, wait.left)
+        origin = self._border_ns - span
+        origin += 0 if last is None else _elapsed_ns(last.left, wait.left)
+        ends = [_elapsed_ns(wait.reached, bucket.end) for bucket in wait.buckets]
+        waits = waits_of_each(span, ends, [bucket.copy_size for bucket in wait.buckets])
+        began = None
+        for bucket, end, waited in zip(wait.buckets, ends, waits, strict=True):
+            entry = bucket.entry
+            ready = _elapsed_ns(wait.reached, entry[EVENT])
+            began = (
+                ready if began is None else max(ready, began)
+            )  # a group runs one after the other
+            blocked = waited + _nanoseconds(entry[EVENT], bucket.left)
+            word = head(Kind.DONE, flags=Flag.DEVICE | Flag.END_KNOWN) | entry[WORD]
+            # fmt: off
+            self._context.ring.write(origin + end, word, entry[PLACE], entry[NBYTES], origin + began,
+                                     blocked, entry[SEQUENCE])
+            # fmt: on
+            began = end
+            self._free.extend((entry[EVENT], bucket.left, bucket.end))
+        self._free.extend((wait.reached, wait.left))
 
     def _write_done(self, wait: Waited) -> None:
         blocked = _nanoseconds(wait.reached, wait.left)

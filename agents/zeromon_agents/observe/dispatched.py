@@ -17,7 +17,7 @@ from zeromon_agents.hooks.process_groups import Group
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, HookContext
 
-_HOOK_ID = 0x7A65726F6D6F6E
+HOOK_ID = 0x7A65726F6D6F6E
 """Ours among the hooks of a group, which run in the order of their numbers."""
 
 Named = Counter[tuple[Op, int]]
@@ -42,7 +42,7 @@ class Dispatched:
         self._asked.add(group.id)
         if hasattr(pg, "register_pre_hook"):
             self._calls[group.id], self._bytes[group.id] = Counter(), Counter()
-            pg.register_pre_hook(_HOOK_ID, self._hook(group))
+            pg.register_pre_hook(HOOK_ID, self._hook(group))
             self._groups[group.id] = group
 
     def stop(self) -> None:
@@ -51,7 +51,7 @@ class Dispatched:
             pg = group.ref()
             if pg is not None:
                 with suppress(RuntimeError):
-                    pg.unregister_pre_hook(_HOOK_ID)
+                    pg.unregister_pre_hook(HOOK_ID)
         self._groups.clear()
 
     def take(self, group: Group) -> dict[tuple[Op, int], tuple[int, int]]:

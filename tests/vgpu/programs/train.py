@@ -185,6 +185,7 @@ def batch(options: argparse.Namespace, dtype: torch.dtype, multiple: int = 1) ->
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("strategy", choices=STRATEGIES)
+    parser.add_argument("--backend", default="nccl")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--batch", type=int, default=64)
@@ -207,7 +208,7 @@ def main() -> None:
 
         deepspeed.init_distributed()
     else:
-        dist.init_process_group("nccl")
+        dist.init_process_group(options.backend)
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(options.hidden) for _ in range(options.layers)))
     if options.compile:
