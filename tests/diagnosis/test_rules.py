@@ -25,6 +25,7 @@ from evidence import (
     pausing,
     planning,
     role,
+    row,
     units,
     way,
 )
@@ -494,6 +495,37 @@ def test_segments_are_made_expandable_beside_the_options_that_are_set(
     assert finding is not None
     assert (finding.remedy.diff if finding.remedy else None) == diff
     assert ("already set: " in finding.text) == (diff is None)
+
+
+@pytest.mark.parametrize(
+    ("torch", "device", "hidden_seconds", "is_advised"),
+    [
+        ("2.15.0+cu132", "cuda", 0.0, True),
+        ("2.14.1+cu130", "cuda", 0.0, False),  # there it is the default
+        ("2.15.0+cu132", "cuda", 0.01, False),  # one of the buckets is hidden
+        ("2.15.0", "cpu", 0.0, False),
+    ],
+)
+def test_another_backend_is_advised_where_each_bucket_is_waited_for(
+    torch: str, device: str, hidden_seconds: float, is_advised: bool
+) -> None:
+    """Smaller buckets are not: the stream would wait for those, too."""
+    spent = 0.05
+    buckets = [
+        row("all_reduce", f"bucket {n}", "backward", nbytes=20.0 * MIB, seconds=spent,
+            exposed_seconds=spent - hidden_seconds * n)
+        for n in range(2)
+    ]  # fmt: skip
+    rank = replace(
+        one(*buckets, strategy="ddp", process={"packages": {"torch": torch}}), device=device,
+        exposed_ratio=0.5, overlap_ratio=hidden_seconds, exposed_seconds=0.1,
+    )  # fmt: skip
+    finding = found(rank, "poor_overlap")
+    assert finding is not None and (finding.remedy is not None) is is_advised
+    if finding.remedy is not None:
+        assert finding.text.endswith("the compute stream waits in each of DDP's all-reduces")
+        assert '+ init_process_group("nccl-legacy")' in finding.remedy.diff
+        assert found(rank, "ddp_bucket_large") is None
 
 
 def test_what_is_on_already_is_not_advised() -> None:

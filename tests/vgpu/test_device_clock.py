@@ -7,6 +7,7 @@ import pytest
 from vgpu.conftest import CudaRun, CudaRunner
 from vgpu.intervals import clip, length, subtract, union
 from vgpu.truth import Timeline
+from zeromon.diagnosis.rules.common import waits_in_each_bucket
 from zeromon.readout.breakdown import RECORDED, step_parts
 from zeromon.snapshot import RankSnapshot, StepSummary
 
@@ -129,3 +130,4 @@ def test_each_bucket_of_ddp_is_timed_where_torch_calls_hooks(
         assert rank.overlap_ratio == pytest.approx(figures.overlap, abs=0.03)
         assert (figures.overlap == 0) is (backend == "nccl")
         assert {"bucket 0", "bucket 1"} <= {row.fqn for row in rank.units}
+        assert waits_in_each_bucket(rank) is (backend == "nccl")

@@ -83,6 +83,18 @@ def exposed(traffic: Iterable[CollectiveStatsRow]) -> float:
     return sum(row.exposed_seconds for row in traffic)
 
 
+_WHOLE = 0.98
+"""Of a collective's time, which two clocks may divide a little differently."""
+
+
+def waits_in_each_bucket(rank: RankSnapshot) -> bool:
+    """Whether DDP's buckets are sent on a device, several a step, and none of them is hidden at all."""
+    buckets = rows(rank, "all_reduce", "backward")
+    waited = [row for row in buckets if row.exposed_seconds >= _WHOLE * row.seconds > 0]
+    is_on_device = rank.sharding_strategy.is_ddp and rank.device != "cpu"
+    return is_on_device and len(waited) == len(buckets) > 1
+
+
 def share_of_step(rank: RankSnapshot, seconds: float) -> float:
     """*seconds*, a mean over steps, as a share of the mean step."""
     mean = rank.step_mean_seconds or rank.step_seconds

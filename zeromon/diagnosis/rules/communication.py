@@ -1,18 +1,27 @@
 """Exposed communication, stragglers and distant nodes, whatever the framework. Pure."""
 
+import re
 import statistics
 from collections.abc import Iterable
 
 from zeromon.diagnosis.cpu_doubt import Waits
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import LEAST_SHARE, device_type, exposed, share_of_step, worst
+from zeromon.diagnosis.rules.common import (
+    LEAST_SHARE,
+    device_type,
+    exposed,
+    share_of_step,
+    waits_in_each_bucket,
+    worst,
+)
 from zeromon.diagnosis.rules.far import ACROSS_NODES
 from zeromon.focus import SETTLED_STEPS, most_exposed
 from zeromon.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
+from zeromon.readout.breakdown import own_seconds
 from zeromon.readout.dimensions import exposed_by_dimension, of_dimension
 from zeromon.readout.text import straggler_sentence
 from zeromon.ring.dimensions import Dim, dim_of
-from zeromon.snapshot import ConfigFormat, Remedy, RunSnapshot, Severity
+from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
 from zeromon.units import human_ratio, human_seconds
 
 
@@ -120,5 +129,29 @@ def poor_overlap(run: RunSnapshot) -> Iterable[Match]:
             continue
         if overlap < POOR_OVERLAP and share >= AVOIDABLE.critical:
             hidden = human_ratio(overlap) if overlap >= 0.0005 else "nothing"
-            yield Match(f"{hidden} of the communication is hidden behind compute", rank.rank)
+            text = f"{hidden} of the communication is hidden behind compute"
+            if waits_in_each_bucket(rank):
+                text += ": the compute stream waits in each of DDP's all-reduces"
+            yield Match(text, rank.rank, _other_backend(rank))
             return
+
+
+_ASYNC_BACKEND = "nccl-legacy"
+"""Since torch 2.15, where "nccl" is another backend, which waits for each future of DDP's reducer."""
+
+
+def _other_backend(rank: RankSnapshot) -> Remedy | None:
+    """NCCL's earlier backend, where the default one lets the compute stream wait in each bucket."""
+    torch = rank.process.get("packages", {}).get("torch", "")
+    is_known = re.match(r"2\.(1[5-9]|[2-9]\d)\.", torch)
+    if is_known is None or not waits_in_each_bucket(rank):
+        return None
+    hideable = min(rank.exposed_seconds or 0.0, own_seconds(rank.recent).get("backward", 0.0))
+    return Remedy(
+        cause='"nccl" lets the compute stream wait as soon as DDP asks for the future of a bucket',
+        dialect=ConfigFormat.PYTHON,
+        diff=f'- init_process_group("nccl")\n+ init_process_group("{_ASYNC_BACKEND}")',
+        gain_low_seconds=0.0,
+        gain_high_seconds=hideable,
+        price="the backend that torch used by default until 2.14",
+    )

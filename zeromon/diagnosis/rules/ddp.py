@@ -17,6 +17,7 @@ from zeromon.diagnosis.rules.common import (
     rows,
     share_of_step,
     unsharded_bytes,
+    waits_in_each_bucket,
     worst,
 )
 from zeromon.levels import AVOIDABLE
@@ -94,8 +95,8 @@ _HIDDEN_REDUCES = Gain(0.3, 1.0)
 def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
     """Gradients go in so few buckets that hardly any of them is sent during backward."""
     rank = worst(run)
-    if rank is None or not rank.sharding_strategy.is_ddp:
-        return
+    if rank is None or not rank.sharding_strategy.is_ddp or waits_in_each_bucket(rank):
+        return  # smaller buckets would be waited for as well (ZM314)
     buckets = rows(rank, "all_reduce", "backward")
     waits, lasts = exposed(buckets), sum(row.seconds for row in buckets)
     total = sum(row.nbytes / max(row.calls, 1.0) for row in buckets)
