@@ -120,7 +120,7 @@ def test_an_evaluation_is_information_and_a_loader_that_hangs_in_one_is_not() ->
     assert finding is not None and finding.severity is Severity.INFO
     finding = found(stalled_for(300, loads))
     assert finding is not None and finding.severity is Severity.CRITICAL
-    assert "waiting for a batch of its DataLoader" in finding.text
+    assert "waiting for a batch of the DataLoader" in finding.text
 
 
 def test_one_rank_without_an_explanation_makes_the_stall_critical() -> None:

@@ -28,16 +28,16 @@ STEP_MS = 100
 
 
 def steps(
-    late: dict[int, float], count: int = 60, ranks: int = 4, noise: float = 0.3
+    late: dict[int, float], count: int = 40, ranks: int = 4, noise: float = 0.3, begins: int = 10
 ) -> ArrivalSkew:
-    """*count* steps of three collectives; *late*: rank -> ms that it comes later from step 10 on."""
+    """*count* steps of three collectives; *late*: rank -> ms that it comes later from *begins* on."""
     chooser = random.Random(2)
     skew = ArrivalSkew()
     for step in range(1, count + 1):
         for call in range(3):
             at = step * STEP_MS * MS + call * 10 * MS
             for number in range(ranks):
-                behind = late.get(number, 0.0) if step >= 10 and call == 0 else 0.0
+                behind = late.get(number, 0.0) if step >= begins and call == 0 else 0.0
                 jitter = chooser.uniform(0, noise)
                 called = round(at + (behind + jitter) * MS)
                 skew.arrived(number, "g", ranks, arrival(step * 3 + call, called, step))
@@ -52,10 +52,12 @@ def ranks(count: int = 4, slow: int = -1, longer: int = 18) -> list[RankSnapshot
     ]
 
 
-def test_before_a_whole_window_nobody_is_late() -> None:
+def test_a_lateness_from_the_first_steps_on_has_to_last() -> None:
     """The first steps of identical ranks differ, by what each of them allocates and compiles."""
-    assert not stragglers(steps({2: 18.0}, count=50), ranks(slow=2))
-    assert stragglers(steps({2: 18.0}, count=56), ranks(slow=2))
+    early, later = {"begins": 4, "count": 50}, {"begins": 10, "count": 50}
+    assert not stragglers(steps({2: 18.0}, **early), ranks(slow=2))
+    assert stragglers(steps({2: 18.0}, **later), ranks(slow=2))
+    assert stragglers(steps({2: 18.0}, begins=4, count=60), ranks(slow=2))
 
 
 def test_a_rank_that_comes_late_is_named_with_how_late_and_since_when() -> None:

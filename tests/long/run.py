@@ -3,6 +3,7 @@
     run.py [--count 200] [--seed S] [--only WORD ...]    faults
     run.py --healthy [--count 40]                        identical ranks beside other programs: no alarm
     run.py --case 17                                     one case of the draw, with all its lines
+    run.py ... --cuda                                    on the virtual CUDA device of `make vgpu`
 
 Each case is judged three times: live, once a second, by the verdict on the snapshot of /api/runs/RUN;
 in the second after its end, by the first two lines of `zeromon report`; later from the store alone, once
@@ -38,6 +39,8 @@ from drawn_faults import FAULT_COUNT, HEALTHY_COUNT, KINDS, SEED, Case, draw, dr
 from judge import Line, Mark, accusations, flips, judge, judge_live, share  # noqa: E402
 from served import bearer, get  # noqa: E402
 from support import PROGRAMS, TORCHRUN, ZEROMON, clean_environment, free_port  # noqa: E402
+from vgpu.environment import Environment, find  # noqa: E402
+from vgpu.machine import write_machine  # noqa: E402
 
 from zeromon.errors import ZeromonError  # noqa: E402
 from zeromon.readout.verdict import verdict  # noqa: E402
@@ -72,8 +75,8 @@ class NotPossible(Exception):
 class Running:
     """A case under `zeromon run`."""
 
-    def __init__(self, case: Case, folder: Path, port: int) -> None:
-        self.case, self.folder = case, folder
+    def __init__(self, case: Case, folder: Path, port: int, cuda: Environment | None) -> None:
+        self.case, self.folder, self._cuda = case, folder, cuda
         self.name = f"case-{case.number}"  # no word of it is a cause
         self.marks = folder / "marks"
         self.marks.mkdir(parents=True)
@@ -81,6 +84,11 @@ class Running:
             "ZEROMON_DIR": str(folder / "live"), "ZEROMON_STORE": str(folder / "store"),
             "ZEROMON_PORT": str(port), "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false",
         }  # fmt: skip
+        if cuda is not None:
+            write_machine(folder)
+            self.environment |= cuda.variables(folder) | {"DS_ACCELERATOR": "cuda"}
+            if case.kind == "nan":
+                self.environment["VGPU_ARITHMETIC"] = "1"
         self.lines: list[tuple[float, str, str]] = []
         self.findings: dict[str, str] = {}
         """Code and rank -> the newest sentence."""
@@ -98,7 +106,8 @@ class Running:
         }  # fmt: skip
         options = [f"--{name}={value}" for name, value in words.items()]
         restarts = [f"--max-restarts={case.restarts}"] if case.restarts else []
-        program = [*TORCHRUN, "2", *restarts, str(PROGRAMS / "drawn.py"), *options]
+        torchrun = TORCHRUN if self._cuda is None else (str(self._cuda.python), *TORCHRUN[1:])
+        program = [*torchrun, "2", *restarts, str(PROGRAMS / "drawn.py"), *options]
         return [*ZEROMON, "run", "--name", self.name, "--", *program]
 
     def fault_time(self) -> float | None:
@@ -221,11 +230,13 @@ def other_programs(load: str) -> Iterator[None]:
             program.wait()
 
 
-def run_case(case: Case, port: int, *, keep: Path | None = None) -> dict[str, Any]:
+def run_case(
+    case: Case, port: int, *, keep: Path | None = None, cuda: Environment | None = None
+) -> dict[str, Any]:
     """Runs *case* and returns all that was said, with its marks."""
     folder = keep or Path(tempfile.mkdtemp(prefix="zeromon-drawn-"))
     shutil.rmtree(folder, ignore_errors=True)
-    running = Running(case, folder, port)
+    running = Running(case, folder, port, cuda)
     started = time.time()
     try:
         with memory_limit(case) as wrapped, other_programs(case.load):
@@ -390,6 +401,7 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--keep", type=Path, help="folder that keeps the record of the last case")
     parser.add_argument("--anew", action="store_true", help="forget earlier results")
+    parser.add_argument("--cuda", action="store_true", help="on the virtual CUDA device")
     parser.add_argument("--list", action="store_true", help="list the cases and end")
     return parser.parse_args()
 
@@ -416,7 +428,9 @@ def chosen(given: argparse.Namespace) -> list[Case]:
 def main() -> int:
     """Runs the cases that are missing, writes result.json and prints the table."""
     given = options()
-    folder = given.out or ROOT / "build" / ("drawn-healthy" if given.healthy else "drawn")
+    cuda = find() if given.cuda else None
+    name = "drawn" + "-healthy" * given.healthy + "-cuda" * given.cuda
+    folder = given.out or ROOT / "build" / name
     if given.anew:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -436,7 +450,7 @@ def main() -> int:
             if time.monotonic() - started > given.minutes * 60:
                 break
             try:
-                result = run_case(case, given.port or free_port(), keep=given.keep)
+                result = run_case(case, given.port or free_port(), keep=given.keep, cuda=cuda)
             except NotPossible as reason:
                 print(f"{case.name}: not possible: {reason}", flush=True)
                 continue

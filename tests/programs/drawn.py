@@ -1,5 +1,6 @@
 """Trains a small model on the ranks of torchrun, with one fault: `drawn.py --fault KIND ...`.
 
+On CUDA devices where torch sees some, else on CPUs.
 Steps take about 70 ms on a slow core. The fault comes with step --step on rank --rank (-1: on all);
 then its time is in the file fault.RANK of the folder --marks. The run ends --seconds later.
 
@@ -69,6 +70,9 @@ OPTIONS = parse()
 RANK = int(os.environ["RANK"])
 WORLD = int(os.environ["WORLD_SIZE"])
 ATTEMPT = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+ON_CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if ON_CUDA else torch.device("cpu")
+BACKEND = "nccl" if ON_CUDA else "gloo"
 
 
 class SlowFile:
@@ -133,7 +137,7 @@ class Fault:
         elif self.kind in ("stall_all", "sleeps"):
             time.sleep(FOREVER)
         elif self.kind in ("leak", "leak_limited"):
-            self._kept.append(torch.ones(int(OPTIONS.amount * 2**18)))
+            self._kept.append(torch.ones(int(OPTIONS.amount * 2**18), device=DEVICE))
         elif self.kind == "python":
             self._count(time.time() + OPTIONS.amount)
 
@@ -147,13 +151,13 @@ class Fault:
         """Collectives of which this rank calls others than the rest, in one step."""
         callers = {"skipped": not self.is_here, "extra": self.is_here}
         if callers.get(self.kind):
-            dist.all_reduce(torch.ones(7))
+            dist.all_reduce(torch.ones(7, device=DEVICE))
         elif self.kind == "size":
-            dist.all_reduce(torch.ones(1000 if self.is_here else 4000))
+            dist.all_reduce(torch.ones(1000 if self.is_here else 4000, device=DEVICE))
         elif self.kind == "operation" and self.is_here:
-            dist.broadcast(torch.ones(64), RANK)
+            dist.broadcast(torch.ones(64, device=DEVICE), RANK)
         elif self.kind == "operation":
-            dist.all_reduce(torch.ones(64))
+            dist.all_reduce(torch.ones(64, device=DEVICE))
 
     def _leave(self) -> None:
         again = self.kind == "restart_repeats"
@@ -227,6 +231,12 @@ class Samples(Dataset[Any]):
 
 
 def batches() -> Iterator[dict[str, torch.Tensor]]:
+    """Batches of the rank on its device."""
+    for batch in host_batches():
+        yield {name: tensor.to(DEVICE) for name, tensor in batch.items()}
+
+
+def host_batches() -> Iterator[dict[str, torch.Tensor]]:
     """Batches of the rank: of one epoch where that is the fault, else without an end."""
     per_epoch = 10**6
     if FAULT.kind == "uneven":
@@ -283,7 +293,9 @@ def evaluate(model: nn.Module) -> None:
     model.eval()
     with torch.no_grad():
         for _ in range(20):
-            model(torch.randn(BATCH, WIDTH), torch.randint(0, CLASSES, (BATCH,)))
+            model(
+                torch.randn(BATCH, WIDTH).to(DEVICE), torch.randint(0, CLASSES, (BATCH,)).to(DEVICE)
+            )
     model.train()
 
 
@@ -299,7 +311,7 @@ def is_over(step: int) -> bool:
     if FAULT.kind.startswith("restart"):
         is_last = ATTEMPT and FAULT.kind == "restart_recovers"
         end = STARTED + (OPTIONS.seconds if is_last else FOREVER)
-    vote = torch.tensor([float(time.time() > end)])
+    vote = torch.tensor([float(time.time() > end)], device=DEVICE)
     dist.broadcast(vote, 0)
     return bool(vote.item())
 
@@ -318,7 +330,7 @@ def parallel(model: nn.Module) -> Any:
 
         wrap = partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})
         return FullyShardedDataParallel(
-            model, auto_wrap_policy=wrap, device_id=torch.device("cpu"), use_orig_params=True
+            model, auto_wrap_policy=wrap, device_id=DEVICE, use_orig_params=True
         )
     if OPTIONS.strategy == "ddp_frozen":
         for layer in model.layers[: BLOCKS // 2]:  # type: ignore[index]
@@ -356,7 +368,7 @@ def without_sync(model: Any, is_last: bool) -> Any:
 
 def train_torch() -> None:
     """A plain loop over DDP, ZeroRedundancyOptimizer, FSDP1 or FSDP2."""
-    model = parallel(Network())
+    model = parallel(Network().to(DEVICE))
     optimizer = optimizer_of(model)
     source = batches()
     while True:
@@ -429,8 +441,8 @@ def train_trainer() -> None:
         per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=OPTIONS.accumulation,
         dataloader_num_workers=2 if OPTIONS.loading == "workers" else 0,
-        max_steps=10**6, logging_steps=20, save_strategy="no", report_to=[], use_cpu=True,
-        disable_tqdm=True, ddp_backend="gloo",
+        max_steps=10**6, logging_steps=20, save_strategy="no", report_to=[],
+        use_cpu=not ON_CUDA, disable_tqdm=True, ddp_backend=BACKEND,
     )  # fmt: skip
     Trainer(Network(), arguments, train_dataset=Samples(10**8), callbacks=[Steps()]).train()
 
@@ -439,23 +451,25 @@ def join() -> None:
     """Joins the process group, or fails to."""
     if FAULT.kind == "restart_fails" and ATTEMPT and FAULT.is_here:
         os.environ.update(MASTER_PORT="9", TORCHELASTIC_USE_AGENT_STORE="False")  # nobody is there
-        dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+        dist.init_process_group(BACKEND, timeout=timedelta(seconds=3))
     elif ATTEMPT:
         # gloo would read the addresses of the attempt before and wait for ranks that have ended
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(address, port, WORLD, is_master=False)
         own = dist.PrefixStore(f"attempt-{ATTEMPT}", store)
-        dist.init_process_group("gloo", store=own, rank=RANK, world_size=WORLD)
+        dist.init_process_group(BACKEND, store=own, rank=RANK, world_size=WORLD)
     elif OPTIONS.strategy in ("zero2", "zero3"):
         import deepspeed
 
-        deepspeed.init_distributed("gloo")
+        deepspeed.init_distributed(BACKEND)
     elif OPTIONS.strategy != "trainer":
-        dist.init_process_group("gloo")
+        dist.init_process_group(BACKEND)
 
 
 def main() -> None:
     torch.manual_seed(RANK)
+    if ON_CUDA:
+        torch.cuda.set_device(DEVICE)
     join()
     if FAULT.kind == "slow_start":
         FAULT.mark()

@@ -20,6 +20,7 @@ from zeromon.cli.machine import Fact, survey
 from zeromon.cli.options import flag
 from zeromon.cli.terminal import show, working
 from zeromon.probes.stacks import stack_of
+from zeromon.readout.deaths import ended_text
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing, finding_text, run_state, stall_finding
 from zeromon.snapshot import Finding, Hang, NodeView, RunSnapshot, Severity
@@ -156,7 +157,7 @@ def as_text(run: RunSnapshot, found: tuple[Hang, ...], stacks: dict[int, str]) -
         for one in run.starting[:64]
     ]
     lines += [
-        f"  rank {rank.rank} (pid {rank.pid}): {where[rank.rank] if rank.alive else rank.ended}"
+        f"  rank {rank.rank} (pid {rank.pid}): {where[rank.rank] if rank.alive else ended_text(rank)}"
         for rank in run.ranks[:64]
     ]
     for rank, text in stacks.items():

@@ -1,6 +1,6 @@
 """Which rank arrives late: the lateness of ranks over the last steps, and its reason. Pure.
 
-A rank is a straggler when it arrived last in most matched steps of a whole window, its median delay is
+A rank is a straggler when it arrived last in most matched steps of the window, its median delay is
 at least :data:`~zeromon.levels.LATE` of a step, and a reason covers half of that delay: phases that
 take it longer than the others, or its host or device. What a lack of CPUs explains moves between
 identical ranks, so the rank has to be late for :data:`~zeromon.levels.UNSTEADY_SECONDS` then.
@@ -21,6 +21,8 @@ from zeromon.stats.intervals import union_length
 from zeromon.units import human_ratio
 
 _WARM_UP = 3
+_SETTLING = 5
+"""In the first steps identical ranks differ, too: a lateness that begins in them has to last."""
 
 _Steps = Sequence[tuple[int, StepSkew]]
 """Step numbers, ascending, with who was late in each."""
@@ -42,11 +44,7 @@ def stragglers(
     known = {rank.rank: rank for rank in ranks}
     steps = [(step, s) for step, s in skew.steps.items() if step > _WARM_UP]
     step_seconds = max((r.step_seconds or 0.0 for r in known.values()), default=0.0)
-    if (
-        (len(known) < 2 and not skew.joined)
-        or not step_seconds
-        or not _spans(steps, WINDOW_SECONDS)
-    ):
+    if (len(known) < 2 and not skew.joined) or not step_seconds:
         return ()
     for each in (1, 2):  # optimizers that take turns: a rank is late in every other step only
         turns = _turns(steps, each)
@@ -54,6 +52,9 @@ def stragglers(
             return ()
         found = _of_turns(known, turns, each * step_seconds, node_of, each * error_seconds)
         if found is not None:
+            is_early = found.since_step < turns[0][0] + _SETTLING
+            if is_early and not _spans(turns, WINDOW_SECONDS):
+                return ()
             before = [s for s in earlier if s.who == found.who and found.since_step == turns[0][0]]
             since = min((found.since_step, *(s.since_step for s in before)))
             late = found.late_seconds / each

@@ -13,17 +13,17 @@ def end_text(run: RunSnapshot, first: RankSnapshot) -> str:
     """How the run was stopped, or which rank ended it and how many died of that."""
     roles = roles_of(run)
     if roles[first.rank] is DeathRole.STOPPED:
-        return f"stopped by {first.stopped} after step {first.step}"
+        return f"{ended_text(first)} after step {human_count(first.step)}"
     if roles[first.rank] is DeathRole.VICTIM and run.unread:
-        end = f"rank {first.rank} ended after step {first.step} ({error_of(first)})"
+        end = f"rank {first.rank} ended after step {human_count(first.step)} ({error_of(first)})"
         return f"died: cause unknown, the record of {numbered(run.unread)} is lost; {end}"
     culprits = [rank for rank in run.ranks if roles.get(rank.rank) is DeathRole.CULPRIT]
     alike = sum(rank.ended == first.ended for rank in culprits)
     more = f" (and {alike - 1} more)" if alike > 1 else ""
     name = first.ended if first.ended != "exception" else error_of(first).split()[0].rstrip(":")
-    how = f", {name}, after step {first.step}"
+    how = f", {name}, after step {human_count(first.step)}"
     if has_left(first):
-        how = f" left after step {first.step} ({exit_text(first)})"
+        how = f" left after step {human_count(first.step)} ({exit_text(first)})"
     others = [rank.rank for rank in culprits if rank.ended != first.ended]
     victims = [rank for rank, role in roles.items() if role is DeathRole.VICTIM]
     count = len(victims) if run.fleet is None else run.fleet.failed - len(culprits)
@@ -42,6 +42,11 @@ def error_of(rank: RankSnapshot) -> str:
 
 
 _MAX_ERROR = 160
+
+
+def ended_text(rank: RankSnapshot) -> str:
+    """How *rank* ended, in a word or two: ``SIGKILL``, ``stopped by Ctrl-C``."""
+    return f"stopped by {rank.stopped}" if rank.stopped else rank.ended
 
 
 def exit_text(rank: RankSnapshot) -> str:

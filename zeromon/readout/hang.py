@@ -100,7 +100,7 @@ def _place(rank: RankSnapshot) -> str:
     """``at t.py:32``, or why the rank runs nothing, else its phase."""
     if rank.halted is not Halt.NONE or not rank.stack:
         return doing(rank)
-    waits = "waits for a batch of its DataLoader, " if waits_for_batch(rank.stack) else ""
+    waits = "waits for a batch of the DataLoader, " if waits_for_batch(rank.stack) else ""
     return f"{waits}at {short_frame(rank.stack)}"
 
 

@@ -194,7 +194,7 @@ def doing(rank: RankSnapshot) -> str:
         parts.append(f"waiting for {lock_text(rank.lock)}{remedy}")
     elif rank.stack:
         if waits_for_batch(rank.stack):
-            parts.append("waiting for a batch of its DataLoader")
+            parts.append("waiting for a batch of the DataLoader")
         parts.append(f"at {script_line(rank.stack)}")
     return ", ".join(parts)
 

@@ -133,7 +133,8 @@ def verdict(run: RunSnapshot) -> Verdict:
         return _plain(Health.NOT_WATCHED, known)
     if is_stopped or run.ended:
         health = Health.STOPPED if is_stopped else Health.FINISHED
-        last = threat or _plain(health, _largest_wait(run))
+        trained = any(rank.steps for rank in run.ranks)
+        last = threat or _plain(health, _largest_wait(run) if trained else _no_step_text(run))
         return replace(last, health=health, outcome=run_state(run))
     return threat or _well(run)
 
@@ -266,10 +267,13 @@ def _most_severe(found: Sequence[Finding]) -> Finding:
 
 def _no_step_text(run: RunSnapshot) -> str:
     """``no step has ended after 20 s; rank 0 is between phases, at train.py:21``."""
-    waited = human_seconds(max(0.0, run.taken_wall - run.started_wall))
+    has, is_, seconds = "has", "is", run.taken_wall - run.started_wall
+    if run.ended:
+        has, is_ = "had", "was"
+        seconds = max((rank.last_event_ns - rank.started_ns for rank in run.ranks), default=0) / 1e9
     stuck = next((rank for rank in run.ranks if rank.stack), None)
-    place = f"; rank {stuck.rank} is {doing(stuck)}" if stuck is not None else ""
-    return f"no step has ended after {waited}{place}"
+    place = f"; rank {stuck.rank} {is_} {doing(stuck)}" if stuck is not None else ""
+    return f"no step {has} ended after {human_seconds(max(0.0, seconds))}{place}"
 
 
 def _well(run: RunSnapshot) -> Verdict:

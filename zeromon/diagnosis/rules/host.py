@@ -112,7 +112,8 @@ def _made_of(made: LoadingRow | None) -> str:
         return ""
     (part, seconds), *_ = parts(made).items()
     each = human_seconds(made.fetch_seconds / made.batches)
-    return f"; a batch takes {each} to make, {human_ratio(seconds / made.fetch_seconds)} to {part}"
+    share = human_ratio(seconds / made.fetch_seconds)
+    return f"; over the whole run a batch takes {each} to make, {share} to {part}"
 
 
 def _shorten(made: LoadingRow | None) -> str:
