@@ -87,7 +87,7 @@ class Running:
         if cuda is not None:
             write_machine(folder)
             self.environment |= cuda.variables(folder) | {"DS_ACCELERATOR": "cuda"}
-            if case.kind == "nan":
+            if case.kind == "nan" or case.strategy in ("zero2", "zero3"):  # what branches on values
                 self.environment["VGPU_ARITHMETIC"] = "1"
         self.lines: list[tuple[float, str, str]] = []
         self.findings: dict[str, str] = {}
