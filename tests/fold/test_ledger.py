@@ -184,6 +184,13 @@ def test_a_stall_and_a_hang_are_causes_while_they_last_and_after_the_end() -> No
     }  # fmt: skip
 
 
+def test_a_long_start_up_is_a_stall_only_after_two_minutes() -> None:
+    """As the verdict has it, which calls it a start before."""
+    for seconds, cause in ((60, "set_up"), (150, "stall")):
+        rank = state(Heartbeat(seconds * 1000 * MS, 0, Phase.OTHER, 1))
+        assert causes(ledger_rows(rank, FAILED)).get(cause, 0) > 0.9 * seconds * 1000, cause
+
+
 def test_a_stall_that_nobody_saw_is_known_from_the_last_progress_of_a_failed_rank() -> None:
     rank = state(SET_UP, step(1, 100, 200), Heartbeat(60_000 * MS, 0, Phase.OTHER, 1))
     assert causes(ledger_rows(rank, FAILED))["stall"] == 60_000 - 200

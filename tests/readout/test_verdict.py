@@ -168,6 +168,12 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
         run(rank(0, steps=0, recent=(), stack=("/home/me/train.py:21 in main",), phase="other")),
         Health.STARTING, "no step has ended after 30.00 s; rank 0 is between phases, at ",
     ),
+    "stopped in the first step": (
+        run(rank(0, steps=0, recent=(), stack=("/home/me/train.py:21 in main",), phase="other",
+                 alive=False, failed=True, ended="SIGTERM", started_ns=0,
+                 last_event_ns=16_000_000_000), ended=True),
+        Health.STOPPED, "no step had ended after 16.00 s; rank 0 was between phases, at ",
+    ),
     "pauses, which the script's own code makes": (
         _two(findings=(
             _found("ZM609", "own_code", Severity.WARNING, "own code", share=0.43),

@@ -15,7 +15,7 @@ from dataclasses import replace
 from zeromon.fold.dimensions import names
 from zeromon.fold.observed import NOTHING_OBSERVED, Observed
 from zeromon.fold.state import LedgerSums, RankState, Silence
-from zeromon.levels import STALL_SECONDS
+from zeromon.levels import STALL_SECONDS, START_SECONDS
 from zeromon.ring.events import Activity, ExitKind, Phase, SetUp
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow, added
@@ -137,7 +137,8 @@ def _silence(state: RankState, observed: Observed, end: int) -> Silence | None:
     """
     if state.silence is not None:
         return replace(state.silence, counted_ns=max(end, state.silence.since_ns))
-    if not observed.failed or end - state.progress_ns < STALL_SECONDS * 1e9:
+    least = STALL_SECONDS if state.startup_ns >= 0 else START_SECONDS
+    if not observed.failed or end - state.progress_ns < least * 1e9:
         return None
     waits = any(of_group.in_flight for of_group in state.group_calls.values())
     since = max(state.progress_ns, began_ns(state))
