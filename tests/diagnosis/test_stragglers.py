@@ -60,6 +60,14 @@ def test_a_lateness_from_the_first_steps_on_has_to_last() -> None:
     assert stragglers(steps({2: 18.0}, begins=4, count=60), ranks(slow=2))
 
 
+def test_a_lasting_lateness_of_fast_steps_is_not_forgotten() -> None:
+    """Five seconds are more steps than are kept."""
+    skew = steps({2: 18.0}, count=700)
+    for step in skew.steps.values():
+        step.last_ns //= 25  # steps of 4 ms
+    assert stragglers(skew, ranks(slow=2))
+
+
 def test_a_rank_that_comes_late_is_named_with_how_late_and_since_when() -> None:
     skew = steps({2: 18.0})
     (found,) = stragglers(skew, ranks(slow=2))

@@ -65,7 +65,7 @@ def cuda_run(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunne
 
 @pytest.fixture
 def newest_cuda_run(node: Node, tmp_path: Path) -> CudaRunner:
-    """The same with the newest torch, whose NCCL is another backend and calls hooks."""
+    """Runs a program with the newest torch, whose "nccl" is another backend and calls hooks."""
     return _runner(_found(NEWEST), node, tmp_path)
 
 

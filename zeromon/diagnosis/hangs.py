@@ -92,8 +92,9 @@ def hangs_of(
         age_ns = moment - min(entry.issued_ns for entry in inside.values())
         if age_ns > _GONE_NS:
             hang = _hang(members, living, inside, moment)
-            limit = max(LEAST_NS, TIMES_A_STEP * _step_ns(members, inside))
-            if age_ns > limit or _is_certain(hang):
+            steps_ns = TIMES_A_STEP * _step_ns(members, inside)
+            least_ns = steps_ns if _is_certain(hang) else max(LEAST_NS, steps_ns)
+            if age_ns > least_ns or hang.kind == HangKind.LEFT_MEMBER:  # it will not come
                 hanging.append(hang)
     hanging = _deadlocks(_oldest_of_groups(sorted(hanging, key=lambda h: -h.seconds)))
     hanging = [since_difference(hang, recent) for hang in hanging]
@@ -101,10 +102,13 @@ def hangs_of(
 
 
 def _is_certain(hang: Hang) -> bool:
-    """Whether it cannot end: a member has left, or all are in it and called different things."""
-    if hang.kind == HangKind.LEFT_MEMBER:
-        return True
-    differs = hang.kind in (HangKind.MISMATCHED_OPERATIONS, HangKind.MISMATCHED_SIZES)
+    """Whether it cannot end: all members are in it, and called different things.
+
+    Not by the sizes of gathers, which NCCL allows to differ.
+    """
+    differs = hang.kind is HangKind.MISMATCHED_OPERATIONS or (
+        hang.kind is HangKind.MISMATCHED_SIZES and hang.op != "all_gather"
+    )
     return differs and set(hang.waiting) == set(hang.members)
 
 

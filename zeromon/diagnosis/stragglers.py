@@ -52,7 +52,7 @@ def stragglers(
             return ()
         found = _of_turns(known, turns, each * step_seconds, node_of, each * error_seconds)
         if found is not None:
-            is_early = found.since_step < turns[0][0] + _SETTLING
+            is_early = found.since_step < _WARM_UP + 1 + _SETTLING
             if is_early and not _spans(turns, WINDOW_SECONDS):
                 return ()
             before = [s for s in earlier if s.who == found.who and found.since_step == turns[0][0]]

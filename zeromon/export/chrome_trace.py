@@ -98,7 +98,7 @@ def step_events(row: dict[str, Any], first_us: int) -> Iterator[TraceEvent]:
     """Yields the slice of a step and its counters. A row of many steps has no slice."""
     start, rank = row["start_us"] - first_us, row["rank"]
     if row["steps"] == 1:
-        args = {name: row[name] for name in _ARGUMENTS}
+        args = {name: row[name] for name in _ARGUMENTS if row[name] is None or row[name] >= 0}
         args |= {name: True for name, bit in _FLAGS if row["flags"] & bit}
         one = (start, row["duration_us"], f"step {row['step']}", args)
         yield _slice(rank, _STEPS, "step", one)

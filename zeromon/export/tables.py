@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 _KEYS = ("rank", "step", "steps")
-_MAY_BE_UNKNOWN = ("allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes")
+_MAY_BE_UNKNOWN = (
+    "communication_us", "allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes",
+)  # fmt: skip
 
 
 def table(export: Export) -> pl.LazyFrame:

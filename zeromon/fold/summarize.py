@@ -175,7 +175,8 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
             ProcessMetadata,
             _facts_of(state, "process")
             | _facts_of(state, "initial")
-            | _facts_of(state, "clipping"),
+            | _facts_of(state, "clipping")
+            | _facts_of(state, "ddp"),
         ),
         compiled=declared(CompiledMetadata, state.meta.get("compiled")),
         trackers=declared(TrackersMetadata, state.meta),

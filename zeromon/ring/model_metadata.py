@@ -190,6 +190,8 @@ class ProcessMetadata(TypedDict, total=False):
     """Methods of torch's process groups that communicate and that no hook knows."""
     seed: int
     """``torch.initial_seed()`` before the first step."""
+    ddp_backend: str
+    """The backend of the first DDP model on a device (``nccl``); absent without one."""
     clip_norm: int | float
     """The first limit of the gradient norm in the script (``clip_grad_norm_``); absent without one."""
     params_mark: int

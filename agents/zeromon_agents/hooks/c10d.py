@@ -40,7 +40,7 @@ from zeromon_agents.runtime.hook_context import (
 )
 from zeromon_agents.runtime.patches import Patches
 
-_MOST_OPEN = 4096
+MAX_OPEN_WORKS = 4096
 BLOCKED_NS = 20_000
 """A wait that took longer has seen the end of the collective."""
 # A name of the module costs a call less than one of the enclosing function, which each call copies.
@@ -62,6 +62,8 @@ class Collectives:
         self.open: dict[int, Any] = {}
         """Works not yet waited for, by id, as a weak reference costs more: an entry, the list of those
         coalesced, or a tuple of the first fields of a synchronous collective."""
+        self._flushed = 0
+        """So many of :attr:`_outlived` had not ended at the end of the last step."""
         self._outlived: list[Entry] = []
         """Entries whose work is gone and was not waited for, as a hook of DDP keeps its future only."""
         self.counts: dict[tuple[int, int, int, int], list[int]] = {}
@@ -436,11 +438,14 @@ class Collectives:
     def number_next(self, group: Group) -> int:
         """Counts the call of *group* that is about to be issued; returns its number."""
         group.issued += 1
-        if not self.attached:
-            return group.issued - group.point_to_point
-        sequence = sequence_number(group.ref()) + 1
-        group.numbers.append(sequence)
-        return sequence
+        if group.seen_sequences is not None or self.attached:
+            sequence = sequence_number(group.ref()) + 1
+            if group.seen_sequences is not None:
+                group.seen_sequences.add(sequence)
+            if self.attached:
+                group.numbers.append(sequence)
+                return sequence
+        return group.issued - group.point_to_point
 
     def note_sequence(self, group: Group, pg: Any, before: int, name: str) -> None:
         """Notes the sequence numbers that a call took, and how many one call of its method takes.
@@ -474,21 +479,28 @@ class Collectives:
         """Keeps *entry*, whose work is gone, as the id of that work is another's now."""
         if type(entry) is list and type(entry[0]) is not list and entry[EVENT] is None:
             self._outlived.append(entry)
-            del self._outlived[:-_MOST_OPEN]
+            if len(self._outlived) > MAX_OPEN_WORKS:
+                self._outlived.clear()
+                self._flushed = 0
 
     def _flush_unwaited(self) -> None:
-        self._outlived = [entry for entry in self._outlived if not self._flush(entry)]
+        older, newer = self._outlived[: self._flushed], self._outlived[self._flushed :]
+        for entry in older:  # what has not ended by now was never called back
+            self._flush(entry)
+        self._outlived = [entry for entry in newer if not self._flush(entry)]
+        self._flushed = len(self._outlived)
         for key, entry in list(self.open.items()):
-            is_one = type(entry) is list and type(entry[0]) is not list
-            if is_one and self._flush(entry):
+            if type(entry) is not list or type(entry[0]) is list:
+                continue
+            if self._flush(entry):
                 self.open.pop(key, None)
-        while len(self.open) > _MOST_OPEN:
+            else:
+                self.completions.waited_for.discard((entry[WORD], entry[PLACE]))
+        while len(self.open) > MAX_OPEN_WORKS:
             self.open.pop(next(iter(self.open)))
 
     def _flush(self, entry: Entry) -> bool:
         """Writes the end of *entry*, which nobody waited for; False where it has not ended."""
-        if not entry[END]:
-            self.completions.waited_for.discard((entry[WORD], entry[PLACE]))
-            return False
-        self.done(entry, entry[END], max(0, entry[HELD_NS]))
-        return True
+        if entry[END]:
+            self.done(entry, entry[END], max(0, entry[HELD_NS]))
+        return bool(entry[END])

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from zeromon.ring.events import Kind, Op, Phase
+from zeromon.ring.model_metadata import ProcessMetadata
 from zeromon.ring.strategy import DDP
 from zeromon_agents.hooks.backend import Backend, FromCpp, ImportHook, Services
-from zeromon_agents.hooks.process_groups import sequence_number
+from zeromon_agents.hooks.process_groups import backend_of, sequence_number
 from zeromon_agents.hooks.reducer_calls import ReducerCalls
 from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.hook_context import ON
@@ -158,6 +159,7 @@ class Ddp(Backend):
 
     def end_step(self) -> None:
         """Reads the reducers of models whose forward is compiled."""
+        self._calls.end()  # of a backward that raised
         for known in self._known.values():
             ddp = known.ref() if known.compiled else None
             if ddp is not None:
@@ -215,14 +217,16 @@ class Ddp(Backend):
 
         def begun(*_: Any) -> None:
             handle.remove()
-            one = reduced_by[0] if len(reduced_by) == 1 else None
-            tensors = [len(members) for members in one.members] if one else []
-            self._calls.begin(one.units if one else [], tensors)
+            if len(reduced_by) == 1:  # of several models it is not known whose bucket a call sends
+                (model,) = reduced_by
+                self._calls.begin(model.units, [len(indices) for indices in model.members])
             queue.queue_callback(guarded(computed))
 
         def computed() -> None:
             reached = self.device.mark()
-            if reached is not None:
+            if reached is None:
+                self._calls.end()
+            else:
                 queue.queue_callback(guarded(functools.partial(reduced, reached)))
 
         def reduced(reached: Any) -> None:
@@ -241,7 +245,9 @@ class Ddp(Backend):
             self._made_models += 1
             self.context.add_metadata(**DDP.metadata())
             self.models.register_module(ddp)
-            if not on_cpu:
+            if group.on_device:
+                reducer: ProcessMetadata = {"ddp_backend": backend_of(ddp.process_group)}
+                self.context.add_metadata(ddp=reducer)
                 self._calls.watch(ddp.process_group, group)
             if on_cpu:
                 # on CUDA, reading a sampled iteration waits for its events: keep torch's own rate

@@ -102,6 +102,11 @@ def nodes_of(ranks: list[int]) -> int:
     return len({rank // int(per_node) for rank in ranks})
 
 
+def backend_of(pg: Any) -> str:
+    """Returns the backend that *pg* was asked for: ``nccl``, ``cpu:gloo,cuda:nccl``; "?" if unknown."""
+    return str(torch.distributed.distributed_c10d._world.pg_map.get(pg, ("?",))[0])
+
+
 def describe_group(pg: Any, framework: Callable[[Any], str] = lambda _: "") -> dict[str, Any]:
     """Returns size, ranks, label and backend of a process group, as the name table keeps them.
 
@@ -126,6 +131,6 @@ def describe_group(pg: Any, framework: Callable[[Any], str] = lambda _: "") -> d
         "ranks": ranks[:1024],
         "nodes": nodes_of(ranks),
         "devices": devices or ["cpu"],
-        "backend": str(torch.distributed.distributed_c10d._world.pg_map.get(pg, ("?",))[0]),
+        "backend": backend_of(pg),
         "in_python": isinstance(pg, _BASE) and type(pg) is not _BASE,
     }

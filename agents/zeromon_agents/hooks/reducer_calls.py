@@ -2,7 +2,7 @@
 
 The reducer issues them from C++. Since torch 2.14 a process group calls hooks for those, too. The hook
 before a call marks when the gradients of a bucket are computed; the future of its work, for which the
-reducer asks as well, when it was reduced. That mark is on a stream which torch lets wait for the work.
+reducer asks as well, when it was reduced. That mark is on a stream of our own, which waits for the work.
 
 A backend may let the compute stream wait as soon as it is asked for the future, as that of torch 2.15
 does: what lies between two marks around it is exposed, and nothing else runs meanwhile.
@@ -104,7 +104,4 @@ class ReducerCalls:
             return
         future = call.work.get_future()
         bucket.left = self._device.mark()
-        future.add_done_callback(self._context.guard.guarded(lambda _: self._ended(bucket)))
-
-    def _ended(self, bucket: Bucket) -> None:
-        bucket.end = self._device.mark_here()
+        bucket.end = self._device.mark_end(future)

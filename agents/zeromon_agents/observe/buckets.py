@@ -1,4 +1,4 @@
-"""What is known of the collectives of DDP's reducer on a device, and how long each was waited for. Pure.
+"""Collectives of DDP's reducer on a device, and how long the compute stream waits for each. Pure.
 
 At the end of a backward the compute stream waits for each bucket in order, and copies it to the
 gradients unless these are views of the bucket. Marks lie before the first wait and after the last copy,

@@ -44,6 +44,7 @@ _ON_DEVICE = int(Flag.DEVICE)
 _IS_ASYNC = head(0, flags=Flag.ASYNC)
 _POOL = 4096
 _POLL_AT = 256
+_POLL_NS = 1_000_000_000
 _REMEMBERED = 256
 """Waits of a stream that are kept for the streams that wait for it."""
 _DEPTH = 8
@@ -138,6 +139,10 @@ class HiddenWait:
         self.buckets = buckets
         """The collectives, where their own events are known; all of *calls* then."""
 
+    def has_ended(self) -> bool:
+        """Whether the device has come to all events: some are on another stream than the wait."""
+        return all(bucket.end.query() for bucket in self.buckets)
+
 
 class DeviceTimer:
     """Records and reads events of *accelerator*, by default that of this process."""
@@ -156,12 +161,15 @@ class DeviceTimer:
         self._border_ns = self._step_ns = 0
         """When the device came to it, and to the end of the last step; 0 before the first."""
         self._misses_border = self._is_announced = False
+        self._polled_ns = 0
         self._compute_stream: Any = None
+        self._side: Any = None
+        """The stream that waits for the collectives of DDP's reducer."""
         self._waits: dict[int, tuple[Waited, ...]] = {}
         """Id of a stream -> its newest waits, of those that the compute stream has not waited for."""
         for name in (
             "issued", "reached_wait", "left_wait", "ran_here", "_waits_behind", "border", "mark",
-            "mark_here", "waited_hidden",
+            "mark_end", "waited_hidden",
         ):  # fmt: skip
             setattr(
                 self, name, context.timed(getattr(self, name))
@@ -207,6 +215,8 @@ class DeviceTimer:
         if len(self._pending) >= _POOL or self._device.is_current_stream_capturing():
             self._misses_border = True
             return
+        if time.monotonic_ns() - self._polled_ns > _POLL_NS:
+            self.poll()  # as in a long evaluation, which ends no step
         event = self._mark(self._compute_stream)
         self._pending.append(Border(event, phase, step_end, after_gap=self._misses_border))
         self._misses_border = False
@@ -242,9 +252,15 @@ class DeviceTimer:
             return None
         return self._mark(self._compute_stream)
 
-    def mark_here(self) -> Any:
-        """Returns an event on the current stream."""
-        return self._mark()
+    def mark_end(self, future: Any) -> Any:
+        """Returns an event at the end of *future*'s work; None where the host would wait for it."""
+        if not future.done():
+            return None
+        if self._side is None:
+            self._side = self._device.module.Stream()
+        with self._device.module.stream(self._side):
+            future.wait()  # lets this stream wait, as the host knows the work to be enqueued
+        return self._mark(self._side)
 
     def waited_hidden(
         self, reached: Any, group: int, calls: int, buckets: Sequence[Bucket] = ()
@@ -252,7 +268,8 @@ class DeviceTimer:
         """Records that since *reached* the compute stream may have waited for *calls* collectives."""
         left = self.mark()
         if left is not None:
-            known = buckets if all(bucket.is_known for bucket in buckets) else ()
+            is_whole = len(buckets) == calls and all(bucket.is_known for bucket in buckets)
+            known = buckets if is_whole and self._last_border is not None else ()
             self._pending.append(HiddenWait(reached, left, group, calls, known))
 
     def poll(self) -> None:
@@ -262,10 +279,13 @@ class DeviceTimer:
         """
         if self._compute_stream is None:
             self.mark_compute_stream()  # no framework has told it: that of the optimizer
+        self._polled_ns = time.monotonic_ns()
         if not self._pending or self._device.is_current_stream_capturing():
             return
         pending = self._pending
         while pending and pending[0].left.query():
+            if isinstance(pending[0], HiddenWait) and not pending[0].has_ended():
+                return
             wait = pending.popleft()
             if isinstance(wait, Border):
                 self._write_border(wait)
@@ -416,8 +436,10 @@ class DeviceTimer:
 
     def _write_buckets(self, wait: HiddenWait) -> None:
         last, span = self._last_border, _nanoseconds(wait.reached, wait.left)
-        origin = self._border_ns - span
-        origin += 0 if last is None else _elapsed_ns(last.left, wait.left)
+        origin = self._border_ns + _elapsed_ns(last.left, wait.reached) if last is not None else 0
+        for bucket in wait.buckets:  # the device comes to it after the host has issued it
+            ready = _elapsed_ns(wait.reached, bucket.entry[EVENT])
+            origin = max(origin, bucket.entry[ISSUED_NS] - ready)
         ends = [_elapsed_ns(wait.reached, bucket.end) for bucket in wait.buckets]
         waits = waits_of_each(span, ends, [bucket.copy_size for bucket in wait.buckets])
         began = None
@@ -427,7 +449,8 @@ class DeviceTimer:
             began = (
                 ready if began is None else max(ready, began)
             )  # a group runs one after the other
-            blocked = waited + _nanoseconds(entry[EVENT], bucket.left)
+            left = min(_elapsed_ns(wait.reached, bucket.left), end)  # later, the host was slow
+            blocked = waited + max(0, left - ready)
             word = head(Kind.DONE, flags=Flag.DEVICE | Flag.END_KNOWN) | entry[WORD]
             # fmt: off
             self._context.ring.write(origin + end, word, entry[PLACE], entry[NBYTES], origin + began,

@@ -144,7 +144,12 @@ def _other_backend(rank: RankSnapshot) -> Remedy | None:
     """NCCL's earlier backend, where the default one lets the compute stream wait in each bucket."""
     torch = rank.process.get("packages", {}).get("torch", "")
     is_known = re.match(r"2\.(1[5-9]|[2-9]\d)\.", torch)
-    if is_known is None or not waits_in_each_bucket(rank):
+    backend = rank.process.get("ddp_backend", "")
+    if (
+        is_known is None
+        or re.fullmatch(r"(.*cuda:)?nccl2?", backend) is None
+        or not waits_in_each_bucket(rank)
+    ):
         return None
     hideable = min(rank.exposed_seconds or 0.0, own_seconds(rank.recent).get("backward", 0.0))
     return Remedy(

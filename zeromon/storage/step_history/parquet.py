@@ -96,13 +96,14 @@ def merged(content: pl.DataFrame) -> pl.DataFrame:
     """
     import polars as pl
 
-    weighted = [
-        ((pl.col(name) * pl.col("steps")).sum() / pl.col("steps").sum())
-        .round()
-        .cast(pl.UInt64)
-        .alias(name)
-        for name in TIMES
-    ]
+    kinds = content.collect_schema()
+
+    def mean(name: str) -> pl.Expr:
+        is_known, steps = pl.col(name) >= 0, pl.col("steps")
+        total = (pl.col(name) * steps).filter(is_known).sum()
+        mean_of_known = (total / steps.filter(is_known).sum()).fill_nan(-1)
+        return mean_of_known.round().cast(kinds[name]).alias(name)
+
     return (
         content.sort("rank", "start_us")
         .with_columns((pl.int_range(pl.len()).over("rank") // MERGED).alias("part"))
@@ -111,7 +112,7 @@ def merged(content: pl.DataFrame) -> pl.DataFrame:
             pl.col("step").first(),
             pl.col("flags").max(),
             pl.col("start_us").first(),
-            *weighted,
+            *map(mean, TIMES),
             pl.col("collectives").mean().round().cast(pl.UInt32),
             pl.col("micro_steps").max(),
             pl.col("collective_bytes").mean().round().cast(pl.Int64),

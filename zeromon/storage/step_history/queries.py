@@ -233,7 +233,7 @@ def by_step(rows: pl.LazyFrame) -> pl.LazyFrame:
         .group_by("life", "step")
         .agg(
             pl.col("steps", "flags", "micro_steps", "collective_bytes", "start_us").max(),
-            pl.col(*TIMES).mean(),
+            *(pl.col(name).filter(pl.col(name) >= 0).mean().fill_null(-1) for name in TIMES),
             pl.col(*PEAKS).max(),
         )
         .sort("life", "step")

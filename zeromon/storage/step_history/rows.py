@@ -2,7 +2,8 @@
 
 The columns are fixed, because logs and Parquet files hold them. Times are microseconds, sizes bytes.
 A row of several merged steps holds means of times and scalars, and maxima of bytes. Scalars are floats,
-or None where the step has none; the others are integers.
+or None where the step has none; the others are integers. ``communication_us`` is -1 where only the waits
+for communication are known.
 """
 
 import math
@@ -16,7 +17,7 @@ COLUMNS = (
     ("rank", "I"), ("step", "I"), ("steps", "I"), ("flags", "I"), ("start_us", "q"),
     ("duration_us", "Q"), ("other_us", "Q"), ("forward_us", "Q"), ("backward_us", "Q"),
     ("optimizer_us", "Q"), ("data_wait_us", "Q"), ("cpu_optimizer_us", "Q"),
-    ("communication_us", "Q"), ("exposed_us", "Q"), ("offload_blocked_us", "Q"),
+    ("communication_us", "q"), ("exposed_us", "Q"), ("offload_blocked_us", "Q"),
     ("collectives", "I"), ("micro_steps", "I"), ("collective_bytes", "q"), ("allocated_bytes", "q"),
     ("reserved_bytes", "q"), ("rss_bytes", "q"), ("other_bytes", "q"), ("other_exposed_us", "Q"),
     ("forward_exposed_us", "Q"), ("backward_exposed_us", "Q"), ("optimizer_exposed_us", "Q"),
@@ -58,7 +59,8 @@ def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
     return (
         rank, step.step, 1, _flags(step),
         (step.start_ns + wall_minus_mono_ns) // 1000, _us(step.end_ns - step.start_ns),
-        *phases[_FIRST], _us(step.communication_ns), _us(step.exposed_ns),
+        *phases[_FIRST], _us(step.communication_ns) if step.communication_ns >= 0 else -1,
+        _us(step.exposed_ns),
         _us(step.offload_blocked_ns), step.collectives, step.micro_steps, step.collective_bytes,
         step.allocated_bytes, step.reserved_bytes, step.rss_bytes, step.other_bytes,
         *exposed[_FIRST], *phases[_SECOND], *exposed[_SECOND], *phases[_THIRD], *exposed[_THIRD],
