@@ -60,12 +60,12 @@ class Collectives:
         self._device = device
         self.groups: dict[int, Group] = {}
         self.open: dict[int, Any] = {}
-        """Works not yet waited for, by id, as a weak reference costs more: an entry, the list of those
-        coalesced, or a tuple of the first fields of a synchronous collective."""
-        self._flushed = 0
-        """So many of :attr:`_outlived` had not ended at the end of the last step."""
+        """Works not yet waited for, by id, as a weak reference costs more: an entry, a list of those
+        coalesced, or a tuple of the first fields of a synchronous one."""
         self._outlived: list[Entry] = []
-        """Entries whose work is gone and was not waited for, as a hook of DDP keeps its future only."""
+        """Those whose work is gone and was not waited for, as a hook of DDP keeps its future only."""
+        self._flushed: set[tuple[int, int]] = set()
+        """PLACE and ISSUED_NS of those that had not ended at the last step's end."""
         self.counts: dict[tuple[int, int, int, int], list[int]] = {}
         """(group, op, phase, dtype and engine) -> [calls, bytes] of a control step."""
         self.warm = True
@@ -108,8 +108,7 @@ class Collectives:
 
     def is_apart(self, group: Group) -> bool:
         """Whether a thread of the program beside that of training calls *group*."""
-        apart = self._context.is_apart()
-        group.apart |= apart
+        group.apart |= (apart := self._context.is_apart())
         return apart
 
     def end_warm_up(self) -> None:
@@ -437,15 +436,13 @@ class Collectives:
 
     def number_next(self, group: Group) -> int:
         """Counts the call of *group* that is about to be issued; returns its number."""
-        group.issued += 1
-        if group.seen_sequences is not None or self.attached:
-            sequence = sequence_number(group.ref()) + 1
-            if group.seen_sequences is not None:
-                group.seen_sequences.add(sequence)
-            if self.attached:
-                group.numbers.append(sequence)
-                return sequence
-        return group.issued - group.point_to_point
+        group.issued, sequence = group.issued + 1, sequence_number(group.ref()) + 1
+        if group.seen_sequences is not None:
+            group.seen_sequences.add(sequence)
+        if not self.attached:
+            return group.issued - group.point_to_point
+        group.numbers.append(sequence)
+        return sequence
 
     def note_sequence(self, group: Group, pg: Any, before: int, name: str) -> None:
         """Notes the sequence numbers that a call took, and how many one call of its method takes.
@@ -477,18 +474,15 @@ class Collectives:
 
     def outlives(self, entry: Any) -> None:
         """Keeps *entry*, whose work is gone, as the id of that work is another's now."""
-        if type(entry) is list and type(entry[0]) is not list and entry[EVENT] is None:
+        is_one = type(entry) is list and type(entry[0]) is not list
+        if is_one and entry[EVENT] is None and len(self._outlived) < MAX_OPEN_WORKS:
             self._outlived.append(entry)
-            if len(self._outlived) > MAX_OPEN_WORKS:
-                self._outlived.clear()
-                self._flushed = 0
 
     def _flush_unwaited(self) -> None:
-        older, newer = self._outlived[: self._flushed], self._outlived[self._flushed :]
-        for entry in older:  # what has not ended by now was never called back
-            self._flush(entry)
-        self._outlived = [entry for entry in newer if not self._flush(entry)]
-        self._flushed = len(self._outlived)
+        waiting = [entry for entry in self._outlived if not self._flush(entry)]
+        # what had not ended in the step before, either, is not called back
+        self._outlived = [e for e in waiting if (e[PLACE], e[ISSUED_NS]) not in self._flushed]
+        self._flushed = {(e[PLACE], e[ISSUED_NS]) for e in waiting}
         for key, entry in list(self.open.items()):
             if type(entry) is not list or type(entry[0]) is list:
                 continue

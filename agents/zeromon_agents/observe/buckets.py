@@ -41,6 +41,24 @@ class Bucket:
         return int(self.entry[NBYTES]) + self.tensors * _SMALLEST_COPY
 
 
+class HiddenWait:
+    """A part of a phase in which the compute stream waits, in C++, for collectives of DDP's reducer."""
+
+    __slots__ = ("buckets", "calls", "group", "left", "reached")
+
+    def __init__(
+        self, reached: Any, left: Any, group: int, calls: int, buckets: Sequence[Bucket]
+    ) -> None:
+        self.reached, self.left = reached, left
+        self.group, self.calls = group, calls
+        self.buckets = buckets
+        """The collectives, where their own events are known; all of *calls* then."""
+
+    def has_ended(self) -> bool:
+        """Whether the device has come to all events: some are on another stream than the wait."""
+        return all(bucket.end.query() for bucket in self.buckets)
+
+
 def waits_of_each(span: int, ends: Sequence[int], sizes: Sequence[int]) -> list[int]:
     """Returns the nanoseconds that the compute stream stands still for each bucket.
 

@@ -25,7 +25,7 @@ import torch
 
 from zeromon.ring.events import Flag, Kind, Op, Phase, head
 from zeromon_agents.observe.accelerator import Accelerator, current
-from zeromon_agents.observe.buckets import Bucket, waits_of_each
+from zeromon_agents.observe.buckets import Bucket, HiddenWait, waits_of_each
 from zeromon_agents.runtime.hook_context import (
     EVENT,
     ISSUED_NS,
@@ -124,24 +124,6 @@ class Border:
         """The step that ends, too; None where none does."""
         self.after_gap = after_gap
         """Whether borders before it could not be recorded."""
-
-
-class HiddenWait:
-    """A part of a phase in which the compute stream waits, in C++, for collectives of DDP's reducer."""
-
-    __slots__ = ("buckets", "calls", "group", "left", "reached")
-
-    def __init__(
-        self, reached: Any, left: Any, group: int, calls: int, buckets: Sequence[Bucket]
-    ) -> None:
-        self.reached, self.left = reached, left
-        self.group, self.calls = group, calls
-        self.buckets = buckets
-        """The collectives, where their own events are known; all of *calls* then."""
-
-    def has_ended(self) -> bool:
-        """Whether the device has come to all events: some are on another stream than the wait."""
-        return all(bucket.end.query() for bucket in self.buckets)
 
 
 class DeviceTimer:
@@ -289,15 +271,15 @@ class DeviceTimer:
             wait = pending.popleft()
             if isinstance(wait, Border):
                 self._write_border(wait)
-                continue
-            if isinstance(wait, HiddenWait):
+            elif isinstance(wait, HiddenWait):
                 (self._write_buckets if wait.buckets else self._write_hidden)(wait)
-                continue
-            if wait.entries:
+            elif wait.entries:
                 self._write_done(wait)
             elif wait.stream is None:
                 self._write_stalls(wait)
-            if wait.stream is None:  # waits of other streams may still read the events of theirs
+            if (
+                isinstance(wait, Waited) and wait.stream is None
+            ):  # waits of other streams may still read the events of theirs
                 self._free.extend((wait.reached, wait.left))
 
     # ---- waits between streams ----------------------------------------------------------------
