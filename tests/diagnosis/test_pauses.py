@@ -47,6 +47,8 @@ def paused(
         ({51: 5000, 101: 5000}, True, "saves a checkpoint for 5.0 s about every 50 steps since step 51"),
         (dict.fromkeys((37, 49, 73, 85, 97, 133), 800), False,
          "pauses for 800.0 ms about every 12 steps (own code) since step 37"),
+        (dict.fromkeys((11, *range(36, 151, 12)), 800), False,
+         "pauses for 800.0 ms about every 12 steps (own code) since step 36"),
         (dict.fromkeys((61, 64, 90, 149), 1000), False,
          "pauses for 1.0 s in 4 steps (own code) since step 61"),
     ],

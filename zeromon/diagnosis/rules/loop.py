@@ -225,7 +225,7 @@ def _pauses(rank: RankSnapshot) -> Pauses | None:
     long = [place for place, spent in enumerate(own) if spent > least]
     if not _MIN_PAUSES <= len(long) <= (len(own) - long[0]) / 2:  # more often: late, no pauses
         return None
-    numbers = _with_untimed(later, tuple(steps[place].step for place in long))
+    numbers = _without_stray(_with_untimed(later, tuple(steps[place].step for place in long)))
     pause = statistics.median(own[place] - usual for place in long)
     lost = sum(own[place] - usual for place in long) * len(numbers) / len(long)
     began = next(step.start_ns for step in later if step.step == numbers[0])
@@ -250,6 +250,16 @@ def _with_untimed(steps: Sequence[StepSummary], paused: tuple[int, ...]) -> tupl
     untimed = [s.step for s in steps if not s.timed and s.end_ns - s.start_ns >= min(took)]
     together = tuple(sorted((*paused, *untimed)))
     return together if _is_regular(together) else paused
+
+
+_FAR_AHEAD = 1.5
+
+
+def _without_stray(paused: tuple[int, ...]) -> tuple[int, ...]:
+    """*paused* without a first one far ahead of the rhythm, as of a slow step when training starts."""
+    gaps = _gaps(paused)
+    is_stray = len(paused) > _STEADY and gaps[0] > _FAR_AHEAD * statistics.median(gaps)
+    return paused[1:] if is_stray else paused
 
 
 def _gaps(steps: Sequence[int]) -> list[int]:
