@@ -102,7 +102,7 @@ def hangs_of(
 
 
 def _is_certain(hang: Hang) -> bool:
-    """Whether it cannot end: all members are in it, and called different things.
+    """Returns whether *hang* cannot end: all members are in it, and called different things.
 
     Not by the sizes of gathers, which NCCL allows to differ.
     """

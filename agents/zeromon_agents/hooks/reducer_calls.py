@@ -34,11 +34,11 @@ class ReducerCalls:
         self._context, self._collectives, self._device = context, collectives, device
         self._groups: dict[int, Group] = {}
         self._buckets: list[Bucket] | None = None
-        """Those of the backward under way; None outside of one."""
+        """The buckets of the backward under way; None outside of one."""
         self._units: list[int] = []
         self._tensors: list[int] = []
         self._newest: Bucket | None = None
-        """That of the call which C++ is in."""
+        """The bucket of the call that C++ is in."""
         self._seen: dict[int, int] = {}
         """Group -> the calls that had passed other hooks at the newest one."""
 

@@ -32,7 +32,7 @@ class Bucket:
 
     @property
     def is_known(self) -> bool:
-        """Whether all its events were recorded."""
+        """True where all its events were recorded."""
         return None not in (self.entry[EVENT], self.left, self.end)
 
     @property
@@ -55,7 +55,7 @@ class HiddenWait:
         """The collectives, where their own events are known; all of *calls* then."""
 
     def has_ended(self) -> bool:
-        """Whether the device has come to all events: some are on another stream than the wait."""
+        """Returns whether the device has come to all events, also those of another stream."""
         return all(bucket.end.query() for bucket in self.buckets)
 
 

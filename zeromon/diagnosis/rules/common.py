@@ -84,11 +84,11 @@ def exposed(traffic: Iterable[CollectiveStatsRow]) -> float:
 
 
 _WHOLE = 0.98
-"""Of a collective's time, which two clocks may divide a little differently."""
+"""A share of a collective's time; two clocks may divide it a little differently."""
 
 
 def waits_in_each_bucket(rank: RankSnapshot) -> bool:
-    """Whether DDP's buckets are sent on a device, several a step, and none of them is hidden at all."""
+    """Returns whether DDP sends several buckets a step on a device, and none of them is hidden."""
     buckets = rows(rank, "all_reduce", "backward")
     waited = [row for row in buckets if row.exposed_seconds >= _WHOLE * row.seconds > 0]
     is_on_device = rank.sharding_strategy.is_ddp and rank.device != "cpu"
