@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 from builders import device_memory, full_run, rank
+from grafana_boards.boards import BOARDS
 
-from zeromon.export.prometheus.dashboards import BOARDS
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.export.prometheus.rules import AGGREGATES, Thresholds, alerts
 from zeromon.readout.figures import (

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grafana_boards.boards import BOARDS
 from prometheus_server import Prometheus, needs_prometheus, scrape
 from support import LAUNCH, ROOT, Node, start
 
 from zeromon.cli import main
-from zeromon.export.prometheus.dashboards import BOARDS
 from zeromon.export.prometheus.metrics import METRICS
 
 pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed")
@@ -142,7 +141,7 @@ def test_figures_are_the_runs_own(scraped: Scraped) -> None:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("grafana") / "new"
-    assert main(["grafana", "dashboards", "-o", str(folder)]) == 0
+    assert main(["prometheus", "dashboards", "-o", str(folder)]) == 0
     found = {path.stem: json.loads(path.read_text()) for path in folder.iterdir()}
     assert set(found) == {board.uid for board in BOARDS}
     return found
@@ -217,14 +216,3 @@ def test_panels_lie_side_by_side(board: Any, files: dict[str, dict[str, Any]]) -
         taken |= cells
     assert {y for _, y in taken} == set(range(max(y for _, y in taken) + 1))
     assert [(p["y"], p["x"]) for p in places] == sorted((p["y"], p["x"]) for p in places)
-
-
-def test_without_the_sdk_the_way_out_is_said() -> None:
-    """As where the extra is not installed."""
-    code = (
-        "import sys; sys.modules['grafana_foundation_sdk.builders'] = None; "
-        "from zeromon.cli import main; sys.exit(main(['grafana', 'dashboards']))"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert told.returncode == 2
-    assert "zeromon[grafana]" in told.stderr

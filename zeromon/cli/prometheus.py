@@ -1,13 +1,15 @@
-"""Prints configuration for Prometheus: recording rules and alerts, and a scrape configuration.
+"""Writes configuration for Prometheus (rules, alerts, scrape configuration) and dashboards for Grafana.
 
   zeromon prometheus rules -o zeromon-rules.yml
   zeromon prometheus config --sd http://node0:9417/sd --rules zeromon-rules.yml -o prometheus.yml
   prometheus --config.file=prometheus.yml
+  zeromon prometheus dashboards -o boards/         four JSON files to import into Grafana or to provision
 
 The /sd of any collector lists the collectors of all nodes of the job. The scrape configuration names the
 file with the token, which Prometheus must be able to read. Rules aggregate ranks by run and
-by node; alerts name the run, the rank, the node, and the rule page (zeromon rule ZM201).
-docs/prometheus.md describes one machine, Slurm and Kubernetes.
+by node; alerts name the run, the rank, the node, and the rule page (zeromon rule ZM201). The dashboards
+fleet, run, rank and communication ask for their Prometheus when they are opened and need no rules.
+docs/prometheus.md describes one machine, Slurm and Kubernetes; docs/grafana.md Grafana beside a job.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from zeromon.cli.output import write
 from zeromon.errors import ExportError
 from zeromon.export.prometheus import config, rules
 from zeromon.ring import tokens
+from zeromon.units import printable
 
 _DURATION = re.compile(r"([1-9][0-9]*(ms|[smhdwy]))+")
 _HELP = {
@@ -35,7 +38,7 @@ _HELP = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon prometheus rules|config``"""
+    """``zeromon prometheus rules|config|dashboards``"""
     what = parser.add_subparsers(metavar="WHAT", required=True)
     made = what.add_parser("rules", help="print recording rules and alerts")
     option(made, "-o --output", "FILE", "default: standard output")
@@ -48,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         made, "--runbook-url", "URL",
         "where the pages of rules are, with {code} for the rule: annotation runbook_url", _page_url,
     )  # fmt: skip
-    made.set_defaults(document=_rules)
+    made.set_defaults(document=_rules, write=_write_document)
     made = what.add_parser("config", help="print a scrape configuration")
     option(made, "-o --output", "FILE", "default: standard output")
     several(made, "--sd", "URL", "/sd of any collector of a job; once per job")
@@ -59,16 +62,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     several(made, "--rules", "FILE", "rule file to load")
     made.add_argument("--interval", type=_duration, default="15s", help="scrape interval")
-    made.set_defaults(document=_config)
+    made.set_defaults(document=_config, write=_write_document)
+    made = what.add_parser("dashboards", help="write Grafana's dashboards")
+    option(made, "-o --output", "DIR", "folder (default: this one)", default=".")
+    made.set_defaults(write=_write_dashboards)
 
 
 def call(options: argparse.Namespace) -> int:
-    """Prints the document, or writes it."""
+    """Writes what was asked for."""
+    options.write(options)
+    return 0
+
+
+def _write_document(options: argparse.Namespace) -> None:
     import yaml
 
     text = yaml.safe_dump(options.document(options), sort_keys=False, width=1000)
     write(text, options.output)
-    return 0
+
+
+def _write_dashboards(options: argparse.Namespace) -> None:
+    """Copies the dashboards of the package; tools/make_boards.py made them."""
+    folder = Path(options.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(f"cannot write {printable(str(folder))}: {error.strerror}") from error
+    for board in config.BOARDS:
+        write(board.read_text(encoding="utf-8"), str(folder / board.name))
 
 
 def _rules(options: argparse.Namespace) -> dict[str, Any]:

@@ -15,12 +15,13 @@ import yaml
 
 pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed")
 
+from grafana_boards.boards import BOARDS, EVENTS
+from grafana_boards.document import document
+from grafana_boards.panels import NEUTRAL, Dashboard
 from prometheus_server import needs_promtool, promtool, series
 
 from zeromon.cli import main
-from zeromon.export.prometheus.dashboards import BOARDS, EVENTS
-from zeromon.export.prometheus.grafana import document
-from zeromon.export.prometheus.panels import NEUTRAL
+from zeromon.export.prometheus import config
 from zeromon.fold.state import STEP_BUCKETS
 from zeromon.levels import EXPOSED, OOM
 
@@ -114,6 +115,13 @@ def test_cells_of_the_table_of_runs() -> None:
         steps = cells[column]["thresholds"]["steps"]
         assert (colour(steps, good), colour(steps, bad)) == ("green", "red")
         assert cells[column]["custom.cellOptions"] == {"type": "color-text"}
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
+def test_the_package_has_what_the_builder_makes(board: Dashboard) -> None:
+    """Otherwise: python tools/make_boards.py"""
+    (shipped,) = [path for path in config.BOARDS if path.stem == board.uid]
+    assert shipped.read_text() == document(board)
 
 
 # ---- lint -----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from builders import full_run, run
 from fleet import Fleet
+from grafana_boards.boards import BOARDS
 from prometheus_server import Prometheus, needs_prometheus, scrape
 from served import Fixed
 from support import free_port
@@ -27,7 +28,6 @@ from support import free_port
 from zeromon.cli import main
 from zeromon.collector.http import start_server
 from zeromon.export.prometheus import config
-from zeromon.export.prometheus.dashboards import BOARDS
 from zeromon.export.prometheus.rules import AGGREGATES, recorded
 from zeromon.ring.tokens import token_file
 from zeromon.snapshot import HostMemory

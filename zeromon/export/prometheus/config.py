@@ -1,12 +1,14 @@
-"""A scrape configuration. Pure.
+"""A scrape configuration, and where the package has Grafana's dashboards.
 
 It says no more than Prometheus and VictoriaMetrics both understand: the latter refuses what it does not
 know, as the refresh interval of service discovery, or where rules are.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+BOARDS = sorted((Path(__file__).parent / "boards").glob("*.json"))
 LABELS = (("__meta_zeromon_node", "node"),)
 """What service discovery says -> the label that every series of a target gets."""
 

@@ -47,8 +47,8 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from zeromon.export.prometheus.dashboards import EVENTS
-from zeromon.export.prometheus.panels import Colours, Dashboard, Panel, Query
+from grafana_boards.boards import EVENTS
+from grafana_boards.panels import Colours, Dashboard, Panel, Query
 
 WIDTH = 24
 _TAG = "zeromon"
@@ -110,7 +110,14 @@ def document(board: Dashboard) -> str:
             event.title,
             "15s",
         )  # the SDK does not know Prometheus's own
-    return json.dumps(content, indent=1) + "\n"
+    return _text(content)
+
+
+def _text(content: dict[str, Any]) -> str:
+    """JSON with one line per panel, so that a change of a panel is a change of a line."""
+    panels = ",\n".join(f"  {json.dumps(panel)}" for panel in content.pop("panels"))
+    rest = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in content.items())
+    return f'{{\n{rest} "panels": [\n{panels}\n ]\n}}\n'
 
 
 def placed(board: Dashboard) -> Iterator[tuple[GridPos, str | Panel]]:

@@ -7,7 +7,7 @@ Queries read the collectors' own metrics, so that they work without our recordin
 
 from typing import Any
 
-from zeromon.export.prometheus.panels import (
+from grafana_boards.panels import (
     LOST,
     NEUTRAL,
     Colours,
