@@ -29,7 +29,6 @@ MODULES = (
     "zeromon/fold/overhead.py",
     "zeromon/fold/pauses.py",
     "zeromon/fold/pipeline.py",
-    "zeromon/fold/registry.py",
     "zeromon/fold/state.py",
     "zeromon/fold/window.py",
     "zeromon/fold/steps.py",

@@ -16,7 +16,7 @@ from zeromon.sources.base import Source
 from zeromon.sources.live import node_runs
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.runs import ListedRun, find, only, runs_of
-from zeromon.sources.recorded import StoreSource
+from zeromon.sources.replay import StoreSource
 from zeromon.storage.run_store import About, Manifest, Store
 from zeromon.storage.step_history import Row, Series, by_step, frame, row_of, steps, thinned
 from zeromon.storage.step_query import StepQuery

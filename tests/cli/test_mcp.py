@@ -29,8 +29,7 @@ from zeromon.readout.verdict import verdict
 from zeromon.snapshot import Capture, Finding, Remedy, RunSnapshot, Straggler
 from zeromon.snapshot.ledger import Cause, LedgerRow
 from zeromon.storage.run_store import Store
-from zeromon.traces.analysis import RankTrace
-from zeromon.traces.results import RESULT_FILE, encode_result
+from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_result
 from zeromon.units import human_bytes, human_ratio, human_seconds, printable_lines
 
 RANKS = 64

@@ -17,8 +17,7 @@ from by_client import collect
 from zeromon.collector.attempts import attempts_of, earlier, numbers, present
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
-from zeromon.collector.run import RunFollower
-from zeromon.collector.silences import judge_silences
+from zeromon.collector.run import RunFollower, judge_silences
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.ledger import ledger_totals
 from zeromon.probes.devices import Devices

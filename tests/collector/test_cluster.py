@@ -52,7 +52,7 @@ from zeromon.diagnosis.arrivals import ArrivalSkew, PartialArrival, alone, match
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stragglers import stragglers
 from zeromon.fold.state import Arrival
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.ring.signing import NONCE, REPORT, SIGNATURE, proof_headers
 from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
 from zeromon.storage.run_store import Store

@@ -14,7 +14,7 @@ from support import wait_for
 
 from zeromon.cli.doctor import as_text
 from zeromon.collector.launched import Launched, max_restarts
-from zeromon.probes.stacks import main_frames, py_spy
+from zeromon.probes.process import main_frames, py_spy
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, verdict
 from zeromon.report.render import render

@@ -9,7 +9,7 @@ from builders import rank, run
 
 from zeromon.compare.environment import Difference, environment, of_run
 from zeromon.snapshot import RunSnapshot
-from zeromon.snapshot.engine import Setting
+from zeromon.snapshot.rank import Setting
 
 CLEAN, OTHER = "a" * 40, "b" * 40
 COMMAND = ("torchrun", "--nproc-per-node", "2", "train.py")

@@ -34,7 +34,7 @@ from zeromon.snapshot import (
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.memory import RoleRow
 from zeromon.sources.access import Request, host_name, refusal
-from zeromon.sources.recorded import StoreSource
+from zeromon.sources.replay import StoreSource
 from zeromon.storage.recorder import Past, Record
 from zeromon.storage.run_store import About, Store
 from zeromon.storage.step_history import row_of

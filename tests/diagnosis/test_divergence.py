@@ -19,7 +19,7 @@ from zeromon.diagnosis.hangs import hangs_of
 from zeromon.focus import roles_of
 from zeromon.fold.fold import fold
 from zeromon.fold.group_progress import REDUCER, call_histories
-from zeromon.fold.observed import Observed
+from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
 from zeromon.readout.hang import hang_headline, hang_text

@@ -23,7 +23,7 @@ from trace_format import checked
 from wandb_files import wandb_history
 
 from zeromon.errors import ExportError
-from zeromon.export import chrome_trace, tables, trackers
+from zeromon.export import chrome_trace, formats, trackers
 from zeromon.export.files import Export, Progress, replaced
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import (
@@ -79,7 +79,7 @@ def kept(tmp_path: Path) -> list[pl.LazyFrame]:
 def test_a_table_has_every_row_with_what_is_unknown_as_null(
     kept: list[pl.LazyFrame], tmp_path: Path
 ) -> None:
-    tables.write_parquet(export(snapshot(), kept, tmp_path / "t.parquet"))
+    formats.write_parquet(export(snapshot(), kept, tmp_path / "t.parquet"))
     found = pl.read_parquet(tmp_path / "t.parquet")
     whole = pl.concat(kept).collect()
     assert found.height == 2 * STEPS
@@ -96,7 +96,7 @@ def test_a_table_has_every_row_with_what_is_unknown_as_null(
 def test_the_columns_are_those_of_the_documentation(kept: list[pl.LazyFrame]) -> None:
     page = (ROOT / "docs" / "export.md").read_text()
     names = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
-    assert names == tables.table(export(snapshot(), kept, Path("t"))).collect_schema().names()
+    assert names == formats.table(export(snapshot(), kept, Path("t"))).collect_schema().names()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_no_cell_of_a_csv_is_a_formula_and_numbers_are_numbers(
     early = frame(
         [row_of(0, summary(1, start_ns=-5 * MS), 0)]
     )  # before the epoch: a number below 0
-    tables.write_csv(export(hostile, [*kept, early.lazy()], tmp_path / "t.csv"))
+    formats.write_csv(export(hostile, [*kept, early.lazy()], tmp_path / "t.csv"))
     with (tmp_path / "t.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * STEPS + 1
@@ -126,7 +126,7 @@ def test_no_cell_of_a_csv_is_a_formula_and_numbers_are_numbers(
 
 def test_rows_of_many_steps_say_of_how_many(tmp_path: Path, kept: list[pl.LazyFrame]) -> None:
     few = merged(pl.concat(kept).collect())
-    tables.write_csv(export(snapshot(), [few.lazy()], tmp_path / "t.csv"))
+    formats.write_csv(export(snapshot(), [few.lazy()], tmp_path / "t.csv"))
     assert pl.read_csv(tmp_path / "t.csv")["steps"].to_list() == [16, 14, 16, 14]
 
 

@@ -10,7 +10,7 @@ import pytest
 from builders import MS, collective, folded, host, run, span, state, step
 
 from zeromon.fold.fold import fold, fold_records
-from zeromon.fold.observed import Observed
+from zeromon.fold.ledger import Observed
 from zeromon.fold.overhead import measured
 from zeromon.fold.state import RankState, know_group
 from zeromon.fold.summarize import summarize

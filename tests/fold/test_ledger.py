@@ -10,8 +10,7 @@ from builders import MS, span
 from hypothesis import given, strategies as st
 
 from zeromon.fold.fold import fold
-from zeromon.fold.ledger import LAUNCHER, ledger_rows, ledger_totals, lose, startup_parts
-from zeromon.fold.observed import Observed
+from zeromon.fold.ledger import LAUNCHER, Observed, ledger_rows, ledger_totals, lose, startup_parts
 from zeromon.fold.state import RankState, Silence, stats_row
 from zeromon.readout.ledger import USEFUL
 from zeromon.ring.events import (

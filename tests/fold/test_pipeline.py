@@ -12,7 +12,7 @@ from zeromon.diagnosis.pipelines import with_bubbles
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.fold.summarize import summarize
 from zeromon.readout.pipeline import pipeline_lines
-from zeromon.report.pipeline import pipeline
+from zeromon.report.communication import pipeline
 from zeromon.ring.events import Done, Event, Flag, Op, Phase, PhaseSpan, StageAction, StageRun
 from zeromon.snapshot import RankSnapshot
 

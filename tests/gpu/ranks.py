@@ -146,7 +146,7 @@ def communicated(kind: str, tensors: list[torch.Tensor]) -> Counter[str]:
 
 def flight() -> dict[str, list[int]]:
     """Operation -> [calls, bytes of the larger side], by the Flight Recorder; {} where it is off."""
-    from zeromon.ring.torch_names import ITEM_BYTES
+    from zeromon.ring.codes import ITEM_BYTES
 
     module = torch._C._distributed_c10d
     dump = getattr(module, "_dump_nccl_trace" if ON_GPU else "_dump_fr_trace", None)

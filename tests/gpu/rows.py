@@ -119,7 +119,7 @@ def trained(bench: Bench, kind: str) -> Done:
 
 @row("2", "strategies: counts, bytes, losses, peak memory", part="1", seconds=380)
 def strategies(bench: Bench) -> Iterator[Check]:
-    from zeromon.ring.torch_names import operation_named
+    from zeromon.ring.codes import operation_named
 
     for kind in KINDS:
         bare = bench.run("train", 2, watched=False, kind=kind, steps=STEPS).facts

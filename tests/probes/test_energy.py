@@ -10,7 +10,7 @@ from builders import rank, received, run
 from hypothesis import given, strategies as st
 
 from zeromon.probes.energy import EnergyMeter, Rapl
-from zeromon.readout.energy import energy_text, joules_per_unit, mean_watts
+from zeromon.readout.ledger import energy_text, joules_per_unit, mean_watts
 from zeromon.snapshot import Energy
 from zeromon.snapshot.ledger import Cause, LedgerRow
 

@@ -14,7 +14,7 @@ from torch.utils.file_baton import FileBaton
 
 from zeromon.cli.machine import extension_cache
 from zeromon.diagnosis.engine import advise
-from zeromon.fold.observed import Observed
+from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
 from zeromon.probes.extension_lock import ExtensionLockReader, cache_folder, read_lock

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zeromon.collector.rank import killed_for_memory
-from zeromon.fold.observed import Observed
+from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
 from zeromon.probes.cgroups import folders

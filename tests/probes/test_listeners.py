@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from zeromon.errors import SourceError
-from zeromon.probes.listeners import listening_users
+from zeromon.probes.network import listening_users
 from zeromon.sources.live import collector_address, runs_at
 
 EVE = """

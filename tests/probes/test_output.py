@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zeromon.errors import SourceError
-from zeromon.probes.output import MOST_BYTES, output_of
+from zeromon.probes.process import MOST_BYTES, output_of
 
 SAYS = "import sys; print({!r}); sys.stdout.flush(); sys.stdin.read()"
 

@@ -14,7 +14,7 @@ from zeromon.fold.state import RankState
 from zeromon.fold.training import loading_row
 from zeromon.readout.ledger import activity_texts
 from zeromon.readout.loading import from_disk, from_storage, loading_text, parts
-from zeromon.ring.loading import Loading, LoadingRead
+from zeromon.ring.events import Loading, LoadingRead
 from zeromon.snapshot import LoadingRow
 
 MIB = 1 << 20

@@ -11,8 +11,7 @@ import pytest
 
 from zeromon.fold.checkpoint import checkpoint_of, encode
 from zeromon.fold.fold import fold, fold_records
-from zeromon.fold.registry import HANDLERS
-from zeromon.fold.state import RankState
+from zeromon.fold.state import HANDLERS, RankState
 from zeromon.fold.summarize import summarize
 from zeromon.ring import events
 from zeromon.ring.buffer import NameKind, RingReader

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from builders import rank, run
 
+from zeromon.ring.codes import TextEnum
 from zeromon.ring.events import TraceState
-from zeromon.ring.text_enum import TextEnum
 from zeromon.snapshot import (
     Capture,
     CaptureState,

@@ -23,8 +23,7 @@ from zeromon.collector.http import start_server
 from zeromon.errors import HistoryError, RunNotFound, SourceError
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
 from zeromon.sources.live import LiveSource
-from zeromon.sources.recorded import StoreSource
-from zeromon.sources.replay import ReplaySource
+from zeromon.sources.replay import ReplaySource, StoreSource
 from zeromon.storage import snapshot_log
 from zeromon.storage.recorder import Past, Record, findings, standing
 from zeromon.storage.run_store import Store

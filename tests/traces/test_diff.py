@@ -11,8 +11,7 @@ from kineto_traces import real
 from zeromon.cli import main
 from zeromon.traces.analysis import analyze
 from zeromon.traces.diff import STEP, Change, Sample, TraceDiff, What, diff, samples_of
-from zeromon.traces.events import DeviceEvent, Kind, Mark, TraceData
-from zeromon.traces.kernels import family
+from zeromon.traces.events import DeviceEvent, Kind, Mark, TraceData, family
 from zeromon.traces.kineto import read
 
 MS = 1_000_000

@@ -21,7 +21,7 @@ from zeromon.errors import RunNotFound, SourceError
 from zeromon.snapshot import DETACHED, RunSnapshot
 from zeromon.sources import live
 from zeromon.sources.live import LiveRun, LiveSource
-from zeromon.sources.recorded import StoreSource
+from zeromon.sources.replay import StoreSource
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
 from zeromon.tui.plain import follow, lines, step_line

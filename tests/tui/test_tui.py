@@ -37,13 +37,11 @@ from zeromon.snapshot import (
 )
 from zeromon.sources.base import Output, Source
 from zeromon.sources.live import LiveSource
-from zeromon.sources.recorded import StoreSource
-from zeromon.sources.replay import ReplaySource
+from zeromon.sources.replay import ReplaySource, StoreSource
 from zeromon.storage.recorder import Record
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import row_of
-from zeromon.traces.analysis import RankTrace
-from zeromon.traces.results import RESULT_FILE, encode_result
+from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_result
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.columns import laid_out
 from zeromon.tui.display_options import WHOLE, DisplayOptions

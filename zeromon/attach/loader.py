@@ -27,8 +27,8 @@ from zeromon.errors import AttachRefused, ZeromonError
 from zeromon.probes.installation import own_folders
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths
-from zeromon.ring.atomic import replace_file
 from zeromon.ring.buffer import RingReader
+from zeromon.ring.files import replace_file
 from zeromon.ring.segments import ipc_namespace
 from zeromon.ring.tokens import NAME, hand_over
 

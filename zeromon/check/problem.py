@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from zeromon.diagnosis.pages import pages
-from zeromon.memory.config_values import (
+from zeromon.memory.config_files import (
     AUTO as AUTO,
     is_on as is_on,
     number as number,

@@ -30,7 +30,7 @@ from zeromon.sources.base import Source
 from zeromon.sources.live import LiveRun, find, node_runs, only
 from zeromon.sources.prometheus import runs as fleet
 from zeromon.sources.prometheus.client import Server
-from zeromon.sources.recorded import StoreSource
+from zeromon.sources.replay import StoreSource
 from zeromon.storage.run_store import Store, encode
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.units import printable

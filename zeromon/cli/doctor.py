@@ -19,7 +19,7 @@ import msgspec
 from zeromon.cli.machine import Fact, survey
 from zeromon.cli.options import flag
 from zeromon.cli.terminal import show, working
-from zeromon.probes.stacks import stack_of
+from zeromon.probes.process import stack_of
 from zeromon.readout.deaths import ended_text
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing, finding_text, run_state, stall_finding

@@ -47,7 +47,7 @@ from zeromon.memory.fit import MOST_LAUNCHES, Trial
 from zeromon.memory.fit_stages import Stage, ranked, recommend, stages_of
 from zeromon.memory.plan import Setup, of_run
 from zeromon.ring import paths
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.units import human_bytes
 
 

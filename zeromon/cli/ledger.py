@@ -17,8 +17,7 @@ from zeromon.cli.options import between, flag, option
 from zeromon.cli.report import newest_snapshot
 from zeromon.cli.terminal import show, working
 from zeromon.errors import ZeromonError
-from zeromon.readout.energy import mean_watts
-from zeromon.readout.ledger import job_ledger
+from zeromon.readout.ledger import job_ledger, mean_watts
 from zeromon.report.ledger import activities, ledger
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.ledger import Cause

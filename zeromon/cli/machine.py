@@ -26,7 +26,7 @@ from zeromon.probes.extension_lock import cache_folder, cached_locks
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.installation import own_folders, training_python
 from zeromon.probes.network import network_peak
-from zeromon.probes.stacks import py_spy
+from zeromon.probes.process import py_spy
 from zeromon.readout.text import lock_text, removal_of
 from zeromon.ring import paths
 from zeromon.sources.live import collector_address

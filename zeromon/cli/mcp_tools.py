@@ -27,17 +27,21 @@ from zeromon.readout.ledger import USEFUL, cause_text, headline, job_ledger
 from zeromon.readout.risk import risk_text
 from zeromon.readout.text import capture_text, notes_of, straggler_text, subject
 from zeromon.readout.throughput import throughput_text
-from zeromon.report.communication import communication as operations, dimensions, sizes, units
+from zeromon.report.communication import (
+    communication as operations,
+    dimensions,
+    pipeline,
+    sizes,
+    units,
+)
 from zeromon.report.deaths import deaths
 from zeromon.report.ledger import activities, ledger as ledger_text
 from zeromon.report.memory import memory as memory_by_rank, offload, roles
-from zeromon.report.pipeline import pipeline
 from zeromon.report.render import finding_lines, head, phases, why_unknown
 from zeromon.report.trace import captured
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.storage.run_store import Store, encode
-from zeromon.traces.analysis import RankTrace
-from zeromon.traces.results import read_result
+from zeromon.traces.analysis import RankTrace, read_result
 from zeromon.units import human_ratio, human_seconds, printable, printable_values
 
 MOST_BYTES = 4000

@@ -7,7 +7,7 @@ from typing import Any
 
 from zeromon.errors import ExportError, ZeromonError
 from zeromon.probes.installation import install_hint
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.units import printable
 
 

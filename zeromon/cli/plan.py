@@ -39,8 +39,7 @@ from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes
 from zeromon.memory.ladder import RECOMPUTED
-from zeromon.memory.models import from_count, from_units
-from zeromon.memory.parallel import part_of
+from zeromon.memory.models import from_count, from_units, part_of
 from zeromon.memory.predict import Batch
 from zeromon.memory.spec import ModelSpec, ShardPlan
 from zeromon.probes.installation import own_folders, training_python

@@ -4,8 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from zeromon.memory import plan
-from zeromon.memory.cluster import copies, fewest_devices, unique_bytes
 from zeromon.memory.ladder import ladder
+from zeromon.memory.plan import copies, fewest_devices, unique_bytes
 from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES

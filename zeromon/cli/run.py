@@ -33,7 +33,7 @@ from zeromon.probes import tasks
 from zeromon.probes.installation import own_folders
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths, tokens
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.sources.live import collector_address
 
 _LAUNCH_SECONDS = 10.0

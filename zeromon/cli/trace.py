@@ -38,12 +38,20 @@ from zeromon.readout.text import capture_text
 from zeromon.report.trace import SECTIONS, as_diff, as_text, captured
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.sources.live import LiveSource, find, only
-from zeromon.traces.analysis import Durations, RankTrace, analyze, durations, waits
+from zeromon.traces.analysis import (
+    RESULT_FILE,
+    Durations,
+    RankTrace,
+    analyze,
+    durations,
+    encode_result,
+    read_result,
+    waits,
+)
 from zeromon.traces.critical import HostStep, critical_path
 from zeromon.traces.diff import Sample, diff, samples_of
 from zeromon.traces.events import TraceData
 from zeromon.traces.kineto import read, read_step
-from zeromon.traces.results import RESULT_FILE, encode_result, read_result
 
 ANALYZE = """The time of each rank's device by activity, to the nanosecond.
 

@@ -27,7 +27,7 @@ from zeromon.errors import ExportError, RunNotFound, SourceError, ZeromonError
 from zeromon.export.live_trackers import TRACKERS, LiveTracker, OpenRun, check, opened
 from zeromon.readout.alerts import leads
 from zeromon.ring import paths
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.live import LiveSource, collector_address, find, only
 from zeromon.sources.new_steps import NewSteps

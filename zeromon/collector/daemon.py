@@ -24,7 +24,7 @@ from zeromon.collector.trace_capture import Captures
 from zeromon.errors import CaptureRefused, RunNotFound, TrialRefused, ZeromonError
 from zeromon.probes.devices import Devices
 from zeromon.ring import paths
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
 from zeromon.snapshot.rank import DETACHED
 from zeromon.storage.recorder import Past, Record, standing

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from zeromon.attach.rank_processes import Process, processes, ranks_to_be
 from zeromon.collector.rank import SETTLING_POLLS
 from zeromon.focus import roles_of
-from zeromon.probes.process import ProcessWatch, describe_status
-from zeromon.probes.stacks import main_frames
+from zeromon.probes.process import ProcessWatch, describe_status, main_frames
 from zeromon.readout.text import script_frame
 from zeromon.snapshot import Attempt, Death, DeathRole, RankProcess, RunSnapshot
 

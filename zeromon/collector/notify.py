@@ -20,7 +20,7 @@ from zeromon.errors import NotifyError
 from zeromon.probes.installation import install_hint
 from zeromon.readout.alerts import Alerts, Message
 from zeromon.ring import paths
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import printable
 

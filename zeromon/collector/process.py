@@ -23,7 +23,7 @@ from zeromon.collector.daemon import Collector
 from zeromon.collector.http import start_server, targets
 from zeromon.errors import CollectorError, RingError
 from zeromon.ring import paths
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.ring.ring_file import remove_orphans
 from zeromon.ring.tokens import job_token, user_token
 

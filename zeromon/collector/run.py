@@ -10,7 +10,6 @@ from pathlib import Path
 
 from zeromon.collector import attempts
 from zeromon.collector.cluster import Leader
-from zeromon.collector.host_limits import LinkPeaks, Risks
 from zeromon.collector.launched import Launched
 from zeromon.collector.nccl import Nccl
 from zeromon.collector.notify import Notifier
@@ -27,29 +26,31 @@ from zeromon.collector.run_files import (
     started_of,
     write_history_end,
 )
-from zeromon.collector.silences import judge_silences
 from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trials import Trials, with_results
 from zeromon.diagnosis.arrivals import ArrivalSkew
-from zeromon.diagnosis.cpu_doubt import lacks_cpus
 from zeromon.diagnosis.engine import FindingMemory, advise
 from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.pipelines import with_bubbles
+from zeromon.diagnosis.rule import lacks_cpus
+from zeromon.diagnosis.stalls import stalls
 from zeromon.diagnosis.stragglers import stragglers
 from zeromon.errors import RingError
 from zeromon.fold import checkpoint
-from zeromon.fold.state import group_id
+from zeromon.fold.state import RankState, Silence, group_id
 from zeromon.fold.summarize import summarize
 from zeromon.levels import NODE_SILENT_SECONDS
+from zeromon.memory.forecast import host_risk, rank_risks
 from zeromon.probes import tasks
 from zeromon.probes.cpu_users import CpuUsers
 from zeromon.probes.devices import Devices
 from zeromon.probes.energy import EnergyMeter, Rapl
 from zeromon.probes.host_memory import HostReader
+from zeromon.probes.network import network_peak
 from zeromon.probes.process import ProcessWatch
 from zeromon.probes.revision import Revision
 from zeromon.ring import paths
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.ring.masking import masked
 from zeromon.ring.ring_file import remove_ring
 from zeromon.snapshot import (
@@ -57,14 +58,104 @@ from zeromon.snapshot import (
     Device,
     Energy,
     Finding,
+    Hang,
+    Links,
     NodeView,
     RankSnapshot,
+    Risk,
     RunSnapshot,
     Straggler,
 )
+from zeromon.snapshot.ledger import Cause
 from zeromon.storage.recorder import Record, standing
 from zeromon.storage.run_store import Store
 from zeromon.units import printable
+
+_FORECAST_NS_A_RANK = 50_000_000
+
+
+class Risks:
+    """The memory risks of a run's ranks; with more ranks, each is forecast less often."""
+
+    def __init__(self) -> None:
+        self._by_rank: dict[int, tuple[int, tuple[Risk, ...]]] = {}
+        """Rank -> time of the forecast (ns), and the risks."""
+        self._host: tuple[Risk, ...] = ()
+        self._host_ns = -(1 << 62)
+
+    def update(self, ranks: Sequence[RankSnapshot], now_ns: int) -> dict[int, tuple[Risk, ...]]:
+        """Returns rank -> its risks; of a dead rank, and of the host since a death, the last ones.
+
+        The host's risk is a risk of every rank.
+        """
+        interval_ns = _FORECAST_NS_A_RANK * len(ranks)
+        if now_ns - self._host_ns >= interval_ns and all(rank.alive for rank in ranks):
+            risk = host_risk(ranks)
+            self._host_ns, self._host = now_ns, () if risk is None else (risk,)
+        for rank in ranks:
+            made_ns, known = self._by_rank.get(rank.rank, (-interval_ns, ()))
+            if now_ns - made_ns >= interval_ns and (rank.alive or not known):
+                self._by_rank[rank.rank] = (now_ns, rank_risks(rank))
+        return {rank.rank: (*self._by_rank[rank.rank][1], *self._host) for rank in ranks}
+
+
+class LinkPeaks:
+    """The peak bandwidths of each rank's links, read once."""
+
+    def __init__(self) -> None:
+        self._network = network_peak()
+        self._by_rank: dict[int, Links] = {}
+
+    def of(self, rank: int, uuid: str, devices: Devices) -> Links | None:
+        """Returns the peaks of *rank*, whose device has that *uuid* ("" without a device)."""
+        if not uuid and self._network[0] is None:
+            return None
+        if rank not in self._by_rank or (uuid and not self._by_rank[rank].device_kind):
+            device, host, network = devices.links(uuid), devices.host_link(uuid), self._network
+            self._by_rank[rank] = Links(
+                device_bytes_per_second=device[0],
+                device_kind=device[1],
+                network_bytes_per_second=network[0],
+                network_kind=network[1],
+                host_bytes_per_second=host[0],
+                host_kind=host[1],
+            )
+        return self._by_rank[rank]
+
+
+def judge_silences(followers: Sequence[RankFollower], run: RunSnapshot) -> None:
+    """Notes the stall or hang of each follower's state, since the rank's last progress.
+
+    The fold ends it with the next progress. What is expected to take long is neither. A silence keeps
+    its cause, for its seconds may be counted already.
+    """
+    hangs = [hang for hang in run.hangs if not hang.pause]
+    stalled = {stall.rank.rank for stall in stalls(run) if not stall.rank.pause}
+    for follower in followers:
+        if follower.alive:
+            rank = follower.state.rank
+            hang = next((one for one in hangs if rank in (*one.waiting, *one.missing)), None)
+            if hang is None and hangs and rank in stalled:
+                hang = hangs[0]  # others wait, and it is not known for what it does not call
+            _judge(follower.state, hang, stalls=rank in stalled, now_ns=run.taken_ns)
+
+
+def _judge(state: RankState, hang: Hang | None, *, stalls: bool, now_ns: int) -> None:
+    if state.silence is None and (stalls or hang is not None):
+        cause = Cause.STALL if hang is None else Cause.HANG
+        state.silence = Silence(cause, "", max(state.progress_ns, state.first_event_ns))
+    if (silence := state.silence) is None:
+        return
+    silence.counted_ns = now_ns
+    if hang is not None and silence.cause is Cause.HANG and not silence.of:
+        silence.of = _culprit(hang)
+
+
+def _culprit(hang: Hang) -> str:
+    """``rank 1``: the first rank that the others wait for; "" where that is not known."""
+    awaited = (*hang.dead, *hang.missing, *hang.elsewhere)
+    return f"rank {awaited[0]}" if awaited else ""
+
 
 _START_SECONDS = 30.0
 """How long a run without launcher and ranks counts as running."""

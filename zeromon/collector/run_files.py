@@ -14,7 +14,7 @@ from zeromon.fold.checkpoint import Checkpoint
 from zeromon.probes import tasks
 from zeromon.probes.revision import REVISION
 from zeromon.ring import paths, trials
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.ring.ring_file import remove_ring
 from zeromon.ring.tokens import NAME as TOKEN
 from zeromon.units import printable, printable_values

@@ -20,11 +20,10 @@ from typing import Any
 
 from zeromon.errors import CaptureRefused
 from zeromon.ring import paths
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.snapshot import Capture, CaptureState, RankCapture, RankSnapshot, TraceCheck
 from zeromon.storage.run_store import DEPTH
-from zeromon.traces.analysis import RankTrace
-from zeromon.traces.results import RESULT_FILE, read_result
+from zeromon.traces.analysis import RESULT_FILE, RankTrace, read_result
 
 MOST_STEPS = 100
 POLL_SECONDS = 2.5

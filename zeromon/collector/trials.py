@@ -17,11 +17,10 @@ from pathlib import Path
 from zeromon.collector.trace_capture import first_step
 from zeromon.errors import TrialRefused
 from zeromon.readout.trial import CHANGES, obstacle
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.ring.trials import LEAST_SIZE, MARGIN, REQUEST, WORD, WORDS, Change, Plan
 from zeromon.snapshot import Finding, RankSnapshot, RankTrial, RunSnapshot, Trial, TrialState
-from zeromon.stats.abba import A_ROUND, LEAST_ROUNDS, gain_in_turns
-from zeromon.stats.noise import half_width
+from zeromon.stats.noise import A_ROUND, LEAST_ROUNDS, gain_in_turns, half_width
 
 ROUNDS = 6
 MOST_ROUNDS = 12

@@ -9,7 +9,6 @@ docs/decisions/020-compare.md has the reasons.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zeromon.compare.course import Course, memory_course
 from zeromon.compare.environment import Environment, environment
 from zeromon.compare.figures import (
     METRIC,
@@ -32,6 +31,35 @@ from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring.strategy import Framework, Strategy
 from zeromon.stats.noise import Estimate, half_width, pooled
 from zeromon.units import human_bytes, human_count, human_params, human_ratio
+
+MOST_POINTS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """One line for each column of a comparison."""
+
+    metric: str
+    """What is drawn: ``peak_reserved`` where all runs used a device, else ``peak_rss``."""
+    lines: tuple[tuple[tuple[int, int], ...], ...]
+    """(step, bytes of the rank that has most), of the first run of a column; () where unknown."""
+
+
+def memory_course(columns: Sequence[Sequence[RunFigures]]) -> Course:
+    """Returns the memory of *columns* step by step, in which no peak is lost."""
+    firsts = [runs[0] for runs in columns]
+    on_device = all(run.peaks["reserved"] >= 0 for run in firsts)
+    lines = (run.reserved if on_device else run.resident for run in firsts)
+    return Course(metric=peak_memory(on_device=on_device), lines=tuple(map(_reduced, lines)))
+
+
+def _reduced(points: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The highest point of each range of steps."""
+    known = [point for point in points if point[1] >= 0]
+    stretch = -(-len(known) // MOST_POINTS) or 1
+    ranges = (known[at : at + stretch] for at in range(0, len(known), stretch))
+    return tuple(max(part, key=lambda point: point[1]) for part in ranges)
+
 
 _TIGHT = plan.RESERVE
 _WORTH_A_NOTE = 0.1

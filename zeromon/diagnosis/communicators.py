@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from zeromon.probes.nccl_ras import Answer, Communicator, RasRank
-from zeromon.ring.torch_names import operation_named
+from zeromon.ring.codes import operation_named
 from zeromon.snapshot import (
     GroupProgress,
     InspectorRow,

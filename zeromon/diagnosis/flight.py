@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from zeromon.diagnosis.hangs import Member, hangs_of
 from zeromon.readout.hang import NOT_CALLED
-from zeromon.ring.torch_names import operation_named
+from zeromon.ring.codes import operation_named
 from zeromon.snapshot import GroupProgress, HangKind, InFlight
 from zeromon.traces.flight import Dump, Entry
 from zeromon.units import human_seconds

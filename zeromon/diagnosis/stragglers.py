@@ -13,7 +13,7 @@ from itertools import accumulate, chain
 from typing import Final
 
 from zeromon.diagnosis.arrivals import ArrivalSkew, ByRank, StepSkew
-from zeromon.diagnosis.cpu_doubt import cpu_lack
+from zeromon.diagnosis.rule import cpu_lack
 from zeromon.levels import LATE, LATE_STEPS, REASON, UNSTEADY_SECONDS, WINDOW_SECONDS, WINDOW_STEPS
 from zeromon.readout.breakdown import own_seconds
 from zeromon.snapshot import RankSnapshot, Straggler

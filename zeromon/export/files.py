@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeromon.errors import ExportError
-from zeromon.ring.atomic import replacing
+from zeromon.ring.files import replacing
 from zeromon.ring.slices import RingEvents
 from zeromon.snapshot import RunSnapshot
 

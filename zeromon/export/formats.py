@@ -1,10 +1,66 @@
-"""The formats that ``zeromon export`` writes. A new one is a function and a line in :data:`FORMATS`."""
+"""The formats that ``zeromon export`` writes. A new one is a function and a line in :data:`FORMATS`.
+
+Tables have a row per rank and step; their columns carry units (docs/export.md). Unknown is null, in CSV
+an empty cell.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from zeromon.export import chrome_trace, tables, trackers
-from zeromon.export.files import Export
+from zeromon.export import chrome_trace, trackers
+from zeromon.export.files import Export, replaced
+from zeromon.storage.step_history import IDLE, NAMES, SKIPPED, UNTIMED
+from zeromon.units import no_formula
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+_KEYS = ("rank", "step", "steps")
+_MAY_BE_UNKNOWN = (
+    "communication_us", "allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes",
+)  # fmt: skip
+
+
+def table(export: Export) -> pl.LazyFrame:
+    """Returns the step history with the exported columns."""
+    import polars as pl
+
+    run = export.run
+    strategies = {rank.rank: no_formula(rank.strategy) for rank in run.ranks}
+    flags = {"idle": IDLE, "skipped": SKIPPED, "untimed": UNTIMED}
+    rest = [name for name in NAMES if name not in (*_KEYS, "flags")]
+    return pl.concat(export.steps).select(
+        pl.lit(no_formula(run.run)).alias("run"),
+        pl.lit(no_formula(run.node)).alias("node"),
+        pl.col("rank")
+        .replace_strict(strategies, default="", return_dtype=pl.String)
+        .alias("strategy"),
+        *_KEYS,
+        *((pl.col("flags") & bit).ne(0).alias(name) for name, bit in flags.items()),
+        *(
+            pl.when(pl.col(name) >= 0).then(pl.col(name))
+            if name in _MAY_BE_UNKNOWN
+            else pl.col(name)
+            for name in rest
+        ),
+    )
+
+
+def write_parquet(export: Export) -> str:
+    """Writes Parquet; raises polars's PolarsError or OSError."""
+    with replaced(export.path, force=export.force) as file:
+        table(export).sink_parquet(file, compression="zstd")
+    return ""
+
+
+def write_csv(export: Export) -> str:
+    """Writes CSV; raises polars's PolarsError or OSError."""
+    with replaced(export.path, force=export.force) as file:
+        table(export).sink_csv(file)
+    return ""
 
 
 class Format(NamedTuple):
@@ -22,8 +78,8 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "parquet": Format(".parquet", tables.write_parquet, "a table, a row a rank and step"),
-    "csv": Format(".csv", tables.write_csv, "the same for spreadsheets"),
+    "parquet": Format(".parquet", write_parquet, "a table, a row a rank and step"),
+    "csv": Format(".csv", write_csv, "the same for spreadsheets"),
     "chrome-trace": Format(".trace.json", chrome_trace.write, "for ui.perfetto.dev"),
     "tensorboard": Format(
         "-tensorboard", trackers.write_tensorboard, "a run a rank; needs tensorboard"

@@ -4,8 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from zeromon.fold.registry import folds
-from zeromon.fold.state import RankState, ScalarTotals, Spent
+from zeromon.fold.state import RankState, ScalarTotals, Spent, folds
 from zeromon.fold.steps import record_by_host
 from zeromon.ring.events import (
     Exit,

@@ -3,8 +3,7 @@
 from typing import Final
 
 from zeromon.fold.communication import CollectiveStats, OpTotals, size_bucket
-from zeromon.fold.registry import folds
-from zeromon.fold.state import MOST_IN_FLIGHT, Arrival, Call, RankState, stats_row
+from zeromon.fold.state import MOST_IN_FLIGHT, Arrival, Call, RankState, folds, stats_row
 from zeromon.ring.events import (
     OP,
     PHASE,

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zeromon.fold.registry import folds
-from zeromon.fold.state import MOST_IN_FLIGHT, Arrival, RankState, stats_row
+from zeromon.fold.state import MOST_IN_FLIGHT, Arrival, RankState, folds, stats_row
 from zeromon.ring.events import BackwardComm, Bucket, Op, Phase, Raw
 from zeromon.stats.intervals import Interval
 

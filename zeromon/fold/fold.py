@@ -18,8 +18,7 @@ from zeromon.fold import (
     units as units,
 )
 from zeromon.fold.ledger import end_silence
-from zeromon.fold.registry import HANDLERS
-from zeromon.fold.state import MOST_ARRIVALS, Call, RankState
+from zeromon.fold.state import HANDLERS, MOST_ARRIVALS, Call, RankState
 from zeromon.ring.events import Event, Raw, decode, is_progress
 
 

@@ -10,15 +10,37 @@ befell, while it lasts and after.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zeromon.fold.dimensions import names
-from zeromon.fold.observed import NOTHING_OBSERVED, Observed
 from zeromon.fold.state import LedgerSums, RankState, Silence
 from zeromon.levels import STALL_SECONDS, START_SECONDS
 from zeromon.ring.events import Activity, ExitKind, Phase, SetUp
-from zeromon.snapshot import StepSummary
+from zeromon.snapshot import ExtensionLock, Halt, HostMemory, StepSummary
 from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow, added
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Facts about a rank's process, seen from outside it."""
+
+    alive: bool = True
+    halted: Halt = Halt.NONE
+    ended: str = ""
+    failed: bool = False
+    since_ns: int = 0
+    """When its attempt began, CLOCK_MONOTONIC as the next two; 0: with its process."""
+    until_ns: int = 0
+    """When the account of its time ends; 0: with its last record."""
+    died_ns: int = 0
+    """When its process was first seen dead; 0 where that is not known."""
+    host: HostMemory | None = None
+    lock: ExtensionLock | None = None
+
+
+NOTHING_OBSERVED = Observed()
+"""A live rank of which no probe knows anything."""
+
 
 OF_PHASE = {
     Phase.OTHER: Cause.OTHER,

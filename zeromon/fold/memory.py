@@ -1,7 +1,6 @@
 """Folds memory: the allocator, the host, roles, offloaded state in motion."""
 
-from zeromon.fold.registry import folds
-from zeromon.fold.state import RankState
+from zeromon.fold.state import RankState, folds
 from zeromon.ring.events import HostSample, MemoryPeak, MemorySample, Oom, RoleBytes, Transfer
 
 _WARM_UP = 5

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from zeromon.fold.pipeline_calls import PipelineCall
-from zeromon.fold.registry import folds
-from zeromon.fold.state import RankState
+from zeromon.fold.state import PipelineCall, RankState, folds
 from zeromon.ring.events import StageAction, StageRun
 from zeromon.snapshot import PipelineRow, StageRow
 from zeromon.stats.pipeline import Act, text_of

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from zeromon.fold.communication import CollectiveStats, Key, OpTotals
-from zeromon.fold.pipeline_calls import PipelineCalls
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
 from zeromon.fold.window import Window, by_phase
 from zeromon.ring.events import (
     Activity,
     Bucket,
     Counted,
+    Event,
     Exit,
     HostSample,
+    Loading,
+    LoadingRead,
     MemoryPeak,
     MemorySample,
     Oom,
@@ -30,14 +33,49 @@ from zeromon.ring.events import (
     Role,
     RoleBytes,
     Scalar,
+    StageAction,
     StepMark,
     TraceMark,
     TrialMark,
 )
-from zeromon.ring.loading import Loading, LoadingRead
 from zeromon.snapshot import RECENT_STEPS, StepSummary
 from zeromon.snapshot.ledger import Cause
 from zeromon.stats.bandwidth import busbw
+from zeromon.stats.pipeline import Act
+
+_CALLS = 10
+
+
+@dataclass(slots=True)
+class PipelineCall:
+    """One call of a schedule: all micro-batches of a batch."""
+
+    order: list[Act] = field(default_factory=list)
+    spent_ns: dict[tuple[int, StageAction], list[int]] = field(default_factory=dict)
+    """(stage, action) -> how often, nanoseconds."""
+    waited_ns: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(stage, micro-batch) -> nanoseconds blocked in sends and receives before an action of it."""
+    first_ns: int = 0
+    last_ns: int = 0
+    busy_ns: int = 0
+
+    @property
+    def span_ns(self) -> int:
+        """From the start of the first action to the end of the last."""
+        return self.last_ns - self.first_ns
+
+
+@dataclass(slots=True)
+class PipelineCalls:
+    """The last calls of a rank, and the one under way."""
+
+    last: deque[PipelineCall] = field(default_factory=lambda: deque(maxlen=_CALLS))
+    now: PipelineCall = field(default_factory=PipelineCall)
+    schedule: int = 0
+    """Number of the schedule of *last*."""
+    waited_ns: int = 0
+    """Blocked in sends and receives since the last action."""
+
 
 STEP_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.6, 2.0,
@@ -423,3 +461,20 @@ def stats_row(state: RankState, op: Op, group: int, phase: Phase, unit: int) -> 
         if unit:
             state.unit_groups[op, unit] = group
     return row
+
+
+_E = TypeVar("_E", bound=Event)
+_Handler = Callable[[RankState, _E], None]
+
+HANDLERS: dict[type, Callable[[RankState, Any], None]] = {}
+"""Type of an event -> the function that changes a state by it."""
+
+
+def folds(event: type[_E]) -> Callable[[_Handler[_E]], _Handler[_E]]:
+    """Registers the function below as the one that folds every *event*."""
+
+    def register(handler: _Handler[_E]) -> _Handler[_E]:
+        HANDLERS[event] = handler
+        return handler
+
+    return register

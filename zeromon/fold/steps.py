@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from zeromon.fold.collectives import forget_ended
 from zeromon.fold.ledger import add_step
-from zeromon.fold.registry import folds
-from zeromon.fold.state import STEP_BUCKETS, RankState, group_size, recent_busbw
+from zeromon.fold.state import STEP_BUCKETS, RankState, folds, group_size, recent_busbw
 from zeromon.fold.units import reshard_all
 from zeromon.fold.window import EndedPhase, Window
 from zeromon.ring.events import (

@@ -9,8 +9,15 @@ from typing import Any
 from zeromon.fold.communication import rows as stats_rows, size_rows
 from zeromon.fold.dimensions import dimensions, label_of, names, strategy
 from zeromon.fold.group_progress import in_flight_rows, progress_row
-from zeromon.fold.ledger import activity_rows, has_exited, ledger_rows, ledger_totals, startup_parts
-from zeromon.fold.observed import NOTHING_OBSERVED, Observed
+from zeromon.fold.ledger import (
+    NOTHING_OBSERVED,
+    Observed,
+    activity_rows,
+    has_exited,
+    ledger_rows,
+    ledger_totals,
+    startup_parts,
+)
 from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
 from zeromon.fold.pipeline import pipeline_row

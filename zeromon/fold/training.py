@@ -3,9 +3,8 @@
 import math
 from dataclasses import asdict
 
-from zeromon.fold.registry import folds
-from zeromon.fold.state import RankState
-from zeromon.ring.loading import Loading, LoadingRead
+from zeromon.fold.state import RankState, folds
+from zeromon.ring.events import Loading, LoadingRead
 from zeromon.snapshot import BatchRow, LoadingRow, ScalarRow
 
 

@@ -1,7 +1,6 @@
 """Folds the marks of FSDP units and ZeRO-3 parameters: gathered, used, freed."""
 
-from zeromon.fold.registry import folds
-from zeromon.fold.state import RankState
+from zeromon.fold.state import RankState, folds
 from zeromon.ring.events import Flag, UnitEvent, UnitMark
 from zeromon.snapshot import UnitRow
 

@@ -1,4 +1,4 @@
-"""Plans the sharding of a model: the memory, fit and communication of every strategy. Pure."""
+"""Plans the sharding of a model: memory, fit and communication by strategy, fewest devices. Pure."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -15,6 +15,7 @@ from zeromon.memory.predict import (
     communication_bytes,
     predict,
     sequences_that_fit,
+    state_bytes,
     transformer_activations,
 )
 from zeromon.memory.reconcile import (
@@ -24,14 +25,51 @@ from zeromon.memory.reconcile import (
     read_facts,
     unattributed_memory,
 )
-from zeromon.memory.rollout import frozen, generation
 from zeromon.memory.seconds import StepTime, step_time
-from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Unit, ZeroStage
+from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Transformer, Unit, ZeroStage
 from zeromon.memory.speeds import Machine, RunSpeeds, measured_of, of_machine, of_measured
 from zeromon.memory.whole import alike, largest_part, model_of, ranks_of_dim, whole_numel
 from zeromon.ring.dimensions import Dim
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes, human_seconds
+
+
+def frozen(models: Iterable[ModelSpec], plan: ShardPlan) -> Iterator[Term]:
+    """Yields the parameters of reference and reward models: sharded at stage 3, whole below it."""
+    for model in models:
+        split = plan.shard_ranks if plan.stage == ZeroStage.PARAMETERS else 1
+        yield Term(
+            role="frozen_param",
+            nbytes=model.params // split * plan.precision.compute_bytes,
+            cause=f"the frozen model {model.name} (--reference)",
+        )
+
+
+def kv_cache_bytes(t: Transformer, tokens: int, each: int = 2) -> int:
+    """Returns the bytes of keys and values of *tokens*.
+
+    Two vectors a layer and token; 800 KiB a token of OPT-13B (Kwon et al. 2023, arXiv 2309.06180).
+    """
+    return 2 * t.layers * t.kv_width * each * tokens // t.tensor_ranks
+
+
+def generation(model: ModelSpec, plan: ShardPlan, tokens: int) -> Iterator[Term]:
+    """Yields what exists while the trained model generates *tokens*, the activations do not."""
+    if tokens and model.architecture is not None:
+        yield Term(
+            role="kv_cache",
+            nbytes=kv_cache_bytes(model.architecture, tokens, plan.precision.compute_bytes),
+            cause="keys and values of the sequences that are generated at once (--rollout)",
+            during=During.GENERATION,
+        )
+    if tokens and plan.stage == ZeroStage.PARAMETERS:
+        yield Term(
+            role="unsharded_param",
+            nbytes=model.params * plan.precision.compute_bytes,
+            cause="the whole model, gathered to generate (ds3_gather_for_generation)",
+            during=During.GENERATION,
+        )
+
 
 RESERVE = 0.06
 """Share of a device that contexts, NCCL and fragmentation take."""
@@ -482,3 +520,45 @@ def parse_count(text: str) -> int | None:
     except ValueError:
         return None
     return round(value) if 1 <= value < 1e18 else None
+
+
+_MOST_DEVICES = 4096
+_PER_HOST = 8
+
+
+def unique_bytes(sizes: Sizes, plan: ShardPlan) -> int:
+    """Returns the bytes of one copy of parameters, gradients and optimizer states."""
+    each = plan.precision
+    trained = each.plain_grad_bytes + state_bytes(plan.optimizer, plan) + 4 * each.has_master
+    return round(sizes.numel * each.param_bytes + sizes.trainable * trained)
+
+
+def copies(sizes: Sizes, one: Row) -> float:
+    """Returns how many copies of the model states all ranks of *one* hold."""
+    return one.plan.ranks * one.memory.model_states / unique_bytes(sizes, one.plan)
+
+
+def fewest_devices(setup: Setup, plan: ShardPlan) -> int | None:
+    """Returns the fewest data-parallel ranks on which *plan* fits: 1, 2, 4, a multiple of 8, or None.
+
+    Hosts have 8 devices. More devices never take more of each, so the search is by halves.
+    """
+    for ranks in (1, 2, 4):
+        if _fits(setup, plan, ranks):
+            return ranks
+    low, high = 0, _MOST_DEVICES // _PER_HOST
+    if not _fits(setup, plan, high * _PER_HOST):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _fits(setup, plan, middle * _PER_HOST) else (middle, high)
+    return high * _PER_HOST
+
+
+def _fits(setup: Setup, plan: ShardPlan, ranks: int) -> bool:
+    group = plan.shard_ranks if plan.shard_ranks < plan.ranks else 0
+    if group and ranks % group:
+        return False
+    changed = replace(plan, ranks=ranks, shard_ranks=group)
+    at = replace(setup, plan=changed, hosts=hosts_of(ranks * setup.tensor * setup.pipeline))
+    return row(at, changed).fits

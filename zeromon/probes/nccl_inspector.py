@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from zeromon.ring.torch_names import operation_named
+from zeromon.ring.codes import operation_named
 from zeromon.snapshot import InspectorRow
 
 _MOST_BYTES = 1 << 18

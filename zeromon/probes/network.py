@@ -1,4 +1,4 @@
-"""Peak bandwidth of this node's network adapters, from sysfs. The collector reads it once per run."""
+"""Peak bandwidth of this node's network adapters, from sysfs, and the users that listen on its ports."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -34,3 +34,27 @@ def _card(folder: Path) -> float:
         if (folder / "device").exists() and (folder / "operstate").read_text().strip() == "up":
             return max(0.0, float((folder / "speed").read_text()) * 1e6 / 8)
     return 0.0
+
+
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_LISTENS = "0A"
+_LOCAL, _STATE, _UID = 1, 3, 7
+"""Places of the columns."""
+
+
+def listening_users(port: int, tables: tuple[str, ...] = _TABLES) -> set[int] | None:
+    """Returns the uids that listen on *port*, at any address; None where the kernel does not tell."""
+    found: set[int] = set()
+    told = False
+    for table in tables:
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        told = True
+        for line in lines:
+            words = line.split()
+            listens = len(words) > _UID and words[_STATE] == _LISTENS
+            if listens and int(words[_LOCAL].rpartition(":")[2], 16) == port:
+                found.add(int(words[_UID]))
+    return found if told else None

@@ -1,17 +1,58 @@
-"""Watches a process that is not a child of this process: whether it runs, and its exit status."""
+"""Watches a process that is no child of this one: whether it runs, its exit status, output, stacks."""
 
 import fcntl
 import os
+import re
 import select
+import shutil
 import signal
+import stat
 import struct
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from zeromon.errors import SourceError
 from zeromon.probes.cgroups import PROC, lines_of, text_of
 from zeromon.snapshot import Halt
+from zeromon.units import printable
+
+MOST_BYTES = 64 << 10
+
+
+def output_of(pid: int) -> tuple[str, tuple[str, ...]]:
+    """Returns the file and the last lines of the standard output of *pid*, a process of this user here.
+
+    Raises :class:`SourceError` where it is a terminal or a pipe, which keep nothing, or another user's.
+    """
+    link = Path(f"/proc/{pid}/fd/1")
+    try:
+        path = str(link.readlink())
+        if not stat.S_ISREG(link.stat().st_mode):
+            raise SourceError(
+                f"the output of process {pid} goes to a {_kind(path)}, which keeps nothing",
+                "It can be read where it goes to a file: torchrun ... > train.log, or Slurm's file.",
+            )
+        with link.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MOST_BYTES))
+            text = file.read(MOST_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise SourceError(
+            f"the output of process {pid} cannot be read: {error.strerror}"
+        ) from error
+    lines = text.splitlines()
+    return printable(path), tuple(lines[1:] if size > MOST_BYTES else lines)
+
+
+def _kind(path: str) -> str:
+    if path.startswith("pipe:"):
+        return "pipe"
+    return "terminal" if path.startswith(("/dev/pts", "/dev/tty")) else "device"
+
 
 _INFO_SIZE = 64
 _GET_INFO = (3 << 30) | (_INFO_SIZE << 16) | (0xFF << 8) | 11  # PIDFD_GET_INFO, linux/pidfd.h
@@ -124,3 +165,42 @@ def describe_status(status: int) -> str:
         return f"signal {number}"
     code = os.waitstatus_to_exitcode(status)
     return "finished" if code == 0 else f"exit code {code}"
+
+
+_PATIENCE_SECONDS = 10.0
+_FRAME = re.compile(r"^    (.+) \((.+):(\d+)\)$", re.MULTILINE)
+
+
+def py_spy() -> str | None:
+    """The path of py-spy: on PATH, or beside the Python that runs zeromon."""
+    return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+
+
+def stack_of(pid: int, *options: str) -> str:
+    """The Python stacks of a process, or why they are unavailable."""
+    spy = py_spy()
+    if spy is None:
+        return "py-spy is not installed: pip install py-spy"
+    try:
+        done = subprocess.run(
+            [spy, "dump", "--pid", str(pid), *options],
+            capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"py-spy did not answer in {_PATIENCE_SECONDS:.0f} s"
+    except OSError as error:
+        return f"py-spy cannot be started: {error.strerror}"
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return f"py-spy: {reason} (same user, or CAP_SYS_PTRACE, is needed)"
+    return done.stdout.strip()
+
+
+def main_frames(pid: int) -> tuple[str, ...]:
+    """``train.py:21 in main``: the frames of a process's main thread, the innermost last.
+
+    The process is not stopped meanwhile. () where the stack cannot be read.
+    """
+    _, found, text = stack_of(pid, "--nonblocking", "--full-filenames").partition('"MainThread"')
+    frames = _FRAME.findall(text.partition("\nThread ")[0]) if found else []
+    return tuple(f"{file}:{line} in {function}" for function, file, line in reversed(frames))

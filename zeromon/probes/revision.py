@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 
 REVISION = "revision.txt"
 _SECONDS = 30.0

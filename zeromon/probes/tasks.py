@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from zeromon.probes.process import ProcessWatch
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 
 FILES = "task.*.json"
 

@@ -20,7 +20,7 @@ from zeromon.levels import (
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import finding_text, roughly, run_state
 from zeromon.readout.verdict import Health, verdict
-from zeromon.ring.text_enum import TextEnum
+from zeromon.ring.codes import TextEnum
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.units import human_count, printable
 

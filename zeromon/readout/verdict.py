@@ -9,18 +9,19 @@ from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.readout.deaths import unread_text
 from zeromon.readout.hang import hang_headline
 from zeromon.readout.risk import risk_headline
-from zeromon.readout.starting import restarting_text, starting_text
 from zeromon.readout.text import (
     doing,
     exposed_unknown,
     finding_text,
     has_died,
     record_text,
+    restarting_text,
     run_state,
     silent_text,
     stall_finding,
+    starting_text,
 )
-from zeromon.ring.text_enum import TextEnum
+from zeromon.ring.codes import TextEnum
 from zeromon.snapshot import Finding, HangKind, RunSnapshot
 from zeromon.units import human_ratio, human_seconds
 

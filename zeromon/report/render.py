@@ -4,9 +4,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from zeromon.readout.breakdown import PART_NAMES, PARTS, USUAL, WINDOW, exposed_is_known, rank_parts
-from zeromon.readout.energy import energy_text
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, STEP
-from zeromon.readout.ledger import startup_parts_text
+from zeromon.readout.ledger import energy_text, startup_parts_text
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import (
     commit_text,
@@ -20,12 +19,19 @@ from zeromon.readout.text import (
 from zeromon.readout.throughput import progress, progress_text, throughput_text
 from zeromon.readout.training import telling, training_text
 from zeromon.readout.verdict import verdict
-from zeromon.report.communication import checked, communication, dimensions, inspected, sizes, units
+from zeromon.report.communication import (
+    checked,
+    communication,
+    dimensions,
+    inspected,
+    pipeline,
+    sizes,
+    units,
+)
 from zeromon.report.configuration import engines, settings
 from zeromon.report.deaths import attempts, deaths
 from zeromon.report.ledger import activities, ledger
 from zeromon.report.memory import memory, offload, roles
-from zeromon.report.pipeline import pipeline
 from zeromon.report.table import table
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity, StepRange
 from zeromon.storage.run_store import About

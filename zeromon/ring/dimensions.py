@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypedDict
 
-from zeromon.ring.text_enum import TextEnum
+from zeromon.ring.codes import TextEnum
 
 _MESH = "mesh_"
 """DeviceMesh describes the group of its dimension ``tp`` as ``mesh_tp``."""

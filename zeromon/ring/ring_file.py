@@ -17,7 +17,7 @@ from pathlib import Path
 
 from zeromon.errors import RingError
 from zeromon.ring import segments
-from zeromon.ring.atomic import replace_file, replacing
+from zeromon.ring.files import replace_file, replacing
 
 MAGIC = b"ZEROMON\0"
 HEADER_SIZE = 4096

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
+from zeromon.ring.codes import TextEnum
 from zeromon.ring.dimensions import MODEL_PARALLEL, Dim
-from zeromon.ring.text_enum import TextEnum
 
 
 class Framework(TextEnum):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from zeromon.errors import RingError
 from zeromon.ring import paths
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 
 TOKEN, TOKEN_FILE = "ZEROMON_TOKEN", "ZEROMON_TOKEN_FILE"
 

@@ -9,7 +9,7 @@ No rank of a job that synchronizes in every step can be so far ahead, so all ran
 import struct
 from typing import NamedTuple
 
-from zeromon.ring.text_enum import TextEnum
+from zeromon.ring.codes import TextEnum
 
 REQUEST, WORDS = "try.json", "try.words"
 MARGIN = 4

@@ -23,7 +23,6 @@ from zeromon.snapshot.communication import (
     Straggler,
     UnitRow,
 )
-from zeromon.snapshot.engine import EngineRow, Setting
 from zeromon.snapshot.finding import ConfigFormat, Finding, Remedy, Rung, Severity
 from zeromon.snapshot.host import (
     CodeLine,
@@ -51,7 +50,7 @@ from zeromon.snapshot.memory import (
 )
 from zeromon.snapshot.nccl import InspectorRow, Ras, RasCommunicator, RasCount
 from zeromon.snapshot.pipeline import PipelineBubble, PipelineRow, StageRow
-from zeromon.snapshot.rank import CTRL_C, DETACHED, NOT_SEEN, Halt, RankSnapshot
+from zeromon.snapshot.rank import CTRL_C, DETACHED, NOT_SEEN, EngineRow, Halt, RankSnapshot, Setting
 from zeromon.snapshot.run import RunSnapshot
 from zeromon.snapshot.step import (
     RECENT_STEPS,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from zeromon.ring.text_enum import TextEnum
+from zeromon.ring.codes import TextEnum
 from zeromon.snapshot.ledger import LedgerRow
 
 

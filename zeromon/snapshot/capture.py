@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from zeromon.ring.text_enum import TextEnum
+from zeromon.ring.codes import TextEnum
 
 
 class CaptureState(TextEnum):

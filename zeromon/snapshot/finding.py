@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from zeromon.levels import Severity as Severity
-from zeromon.ring.text_enum import TextEnum
+from zeromon.ring.codes import TextEnum
 from zeromon.snapshot.memory import Pool
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from zeromon.ring.text_enum import TextEnum
+from zeromon.ring.codes import TextEnum
 
 
 class Cause(TextEnum):

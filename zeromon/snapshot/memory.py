@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zeromon.ring.text_enum import TextEnum
+from zeromon.ring.codes import TextEnum
 
 
 class Pool(TextEnum):

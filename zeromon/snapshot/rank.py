@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from zeromon.ring.codes import TextEnum
 from zeromon.ring.dimensions import DATA_PARALLEL, SAME_BATCH, dim_of
 from zeromon.ring.model_metadata import (
     CompiledMetadata,
@@ -13,7 +14,6 @@ from zeromon.ring.model_metadata import (
     TrackersMetadata,
 )
 from zeromon.ring.strategy import Strategy
-from zeromon.ring.text_enum import TextEnum
 from zeromon.snapshot.capture import RankCapture, TraceCheck
 from zeromon.snapshot.communication import (
     CollectiveRow,
@@ -26,7 +26,6 @@ from zeromon.snapshot.communication import (
     SizeRow,
     UnitRow,
 )
-from zeromon.snapshot.engine import EngineRow, Setting
 from zeromon.snapshot.host import (
     CodeLine,
     Device,
@@ -49,6 +48,41 @@ from zeromon.snapshot.nccl import InspectorRow
 from zeromon.snapshot.pipeline import PipelineRow
 from zeromon.snapshot.step import BatchRow, LoadingRow, ScalarRow, StepSummary
 from zeromon.snapshot.trial import RankTrial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting of a DeepSpeed configuration."""
+
+    engine: int
+    name: str
+    effective: str
+    written: str
+    """What the user wrote; "" where the default applies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow:
+    """One DeepSpeed engine of a rank."""
+
+    engine: int
+    strategy: str
+    steps: int
+    skipped: int
+    collectives: int
+    nbytes: int
+    exposed_seconds: float
+    loss_scale: float | None
+    hysteresis: int
+    """Overflows until the loss scale is lowered; -1 without it."""
+    grad_norm: float | None
+    """None where the host does not know it, and where it is not finite."""
+    nonfinite: int
+    """Steps whose gradient norm was infinite or NaN."""
+    strategy_fields: Strategy | None = None
+    dropped: bool = False
+    """The script has let go of it: its model and settings are no longer those of the rank."""
+
 
 NOT_SEEN = "not seen for"
 """The beginning of :attr:`RankSnapshot.ended` while Prometheus has no new samples, or where a record has

@@ -1,7 +1,7 @@
 """What a view needs of the place that its snapshots come from: the protocol :class:`Source`.
 
 Implemented by :class:`~zeromon.sources.live.LiveSource` (a collector),
-:class:`~zeromon.sources.recorded.StoreSource` (a record), :class:`~zeromon.sources.replay.ReplaySource`
+:class:`~zeromon.sources.replay.StoreSource` (a record), :class:`~zeromon.sources.replay.ReplaySource`
 (a record that plays) and :class:`~zeromon.sources.prometheus.source.PrometheusSource`. A view
 never tests which of them it has: what they can do differently is a member of the protocol.
 """

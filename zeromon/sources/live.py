@@ -21,8 +21,8 @@ from zeromon.errors import (
     SourceRefused,
     TrialRefused,
 )
-from zeromon.probes.listeners import listening_users
-from zeromon.probes.output import output_of
+from zeromon.probes.network import listening_users
+from zeromon.probes.process import output_of
 from zeromon.ring import paths
 from zeromon.ring.signing import READ, proof_headers
 from zeromon.ring.tokens import job_token, server_token

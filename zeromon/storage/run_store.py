@@ -24,7 +24,7 @@ from zeromon.errors import RingError, RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.readout.figures import mean_step_seconds
 from zeromon.readout.verdict import state_and_cause, verdict
 from zeromon.ring import paths
-from zeromon.ring.atomic import replace_file, replacing
+from zeromon.ring.files import replace_file, replacing
 from zeromon.ring.paths import is_run_id as is_run_id
 from zeromon.snapshot import NOT_SEEN, RunSnapshot, Severity
 from zeromon.units import with_usual_numbers

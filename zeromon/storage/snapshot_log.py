@@ -19,7 +19,7 @@ from pathlib import Path
 
 from zeromon.errors import HistoryError, ZeromonError
 from zeromon.ring import paths
-from zeromon.ring.atomic import replacing
+from zeromon.ring.files import replacing
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import decode, encode
 

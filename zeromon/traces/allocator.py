@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.errors import TraceError
-from zeromon.ring.regular import open_regular
+from zeromon.ring.files import open_regular
 from zeromon.traces.plain_pickle import Shared, load
 
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_GROWS, SEGMENT_SHRINKS, OOM = range(1, 7)

@@ -10,16 +10,27 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
+from zeromon.ring.codes import operation_named
 from zeromon.ring.events import Op
-from zeromon.ring.torch_names import operation_named
 from zeromon.stats.bandwidth import busbw, overlap_ratio
 from zeromon.stats.intervals import Interval, intersection, length, subtract, union
 from zeromon.traces.critical import CriticalPath
-from zeromon.traces.events import STEP_MARK, UNIT_MARK, Call, DeviceEvent, Kind, Mark, TraceData
+from zeromon.traces.events import (
+    STEP_MARK,
+    UNIT_MARK,
+    Call,
+    DeviceEvent,
+    Kind,
+    Mark,
+    TraceData,
+    family,
+)
 from zeromon.traces.idle import IdleTime, StreamTime, idle_time
-from zeromon.traces.kernels import family
 from zeromon.traces.products import ProductTime, products
 
 
@@ -308,3 +319,27 @@ def waits(orders: Sequence[Durations]) -> list[int] | None:
             for rank, duration in enumerate(spent):
                 totals[rank] += duration - shortest
     return totals
+
+
+RESULT_FILE = "analysis.json"
+"""The file in a capture's folder that holds the result."""
+
+
+class _Result(msgspec.Struct):
+    ranks: list[RankTrace]
+
+
+_DECODER = msgspec.json.Decoder(_Result)
+
+
+def encode_result(ranks: Sequence[RankTrace]) -> bytes:
+    """Returns the analysis of *ranks* as JSON."""
+    return msgspec.json.encode({"ranks": ranks})
+
+
+def read_result(folder: Path) -> list[RankTrace]:
+    """Reads the result in a capture's *folder*; [] when it is missing or broken."""
+    try:
+        return _DECODER.decode((folder / RESULT_FILE).read_bytes()).ranks
+    except (OSError, ValueError, RecursionError):
+        return []

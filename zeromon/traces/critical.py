@@ -23,9 +23,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from zeromon.traces.events import DeviceEvent, Stream, TraceData
+from zeromon.traces.events import DeviceEvent, Stream, TraceData, family
 from zeromon.traces.idle import GAP_NS
-from zeromon.traces.kernels import family
 
 HOST, BETWEEN, LAUNCH, GAP = "host", "between operators", "launch", "kernel to kernel"
 NO_OPERATOR = "(no operator)"

@@ -17,8 +17,7 @@ from typing import NamedTuple, TypeVar
 from zeromon.stats.intervals import Interval, intersection, length, subtract, union
 from zeromon.stats.noise import Estimate, half_width
 from zeromon.traces.analysis import of_collective
-from zeromon.traces.events import STEP_MARK, UNIT_MARK, DeviceEvent, Kind, Mark, TraceData
-from zeromon.traces.kernels import family
+from zeromon.traces.events import STEP_MARK, UNIT_MARK, DeviceEvent, Kind, Mark, TraceData, family
 
 LEAST_FAMILIES = 8
 LEAST_OF_FIGURE, LEAST_OF_STEP, LEAST_UNKNOWN = 0.1, 0.01, 0.5

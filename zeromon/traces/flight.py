@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from zeromon.errors import TraceError
-from zeromon.ring.regular import open_regular
-from zeromon.ring.torch_names import ITEM_BYTES
+from zeromon.ring.codes import ITEM_BYTES
+from zeromon.ring.files import open_regular
 from zeromon.traces.plain_pickle import load
 from zeromon.units import with_usual_numbers
 

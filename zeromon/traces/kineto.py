@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from zeromon.errors import TraceError
-from zeromon.ring.torch_names import ITEM_BYTES
+from zeromon.ring.codes import ITEM_BYTES
 from zeromon.traces.analysis import launching_call, operation
 from zeromon.traces.critical import Blocking, HostStep, Sync
 from zeromon.traces.events import (

@@ -17,7 +17,7 @@ from math import prod
 from typing import Any
 
 from zeromon.memory.devices import device_named, peak_flops
-from zeromon.ring.torch_names import ITEM_BYTES
+from zeromon.ring.codes import ITEM_BYTES
 from zeromon.traces.events import Kind, Product, TraceData
 
 _MATRICES = {

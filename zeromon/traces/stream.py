@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from zeromon.errors import TraceError
-from zeromon.ring.regular import open_regular
+from zeromon.ring.files import open_regular
 from zeromon.traces.events import TraceData
 
 _CHUNK = 1 << 20

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from zeromon.sources.base import Source
 from zeromon.sources.live import LiveSource, node_runs
-from zeromon.sources.recorded import StoreSource
+from zeromon.sources.replay import StoreSource
 from zeromon.storage.run_store import Store
 from zeromon.tui.line import clean
 

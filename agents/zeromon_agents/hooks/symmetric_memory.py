@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from zeromon.ring.codes import operation_named
 from zeromon.ring.events import Kind, Op, Untimed, typed
-from zeromon.ring.torch_names import operation_named
 from zeromon_agents.hooks.backend import Backend, ImportHook
 from zeromon_agents.hooks.functional import GROUP, in_place_of, is_real, operators_of
 from zeromon_agents.hooks.payloads import DTYPES

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from zeromon.ring.codes import operation_named
 from zeromon.ring.events import Op
-from zeromon.ring.torch_names import operation_named
 from zeromon_agents.hooks.process_groups import Group
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, HookContext

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zeromon.ring.atomic import replacing
 from zeromon.ring.events import Kind, TraceState
+from zeromon.ring.files import replacing
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.runtime.around import around

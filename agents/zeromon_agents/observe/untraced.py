@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from zeromon.ring.codes import ITEM_BYTES, operation_named
 from zeromon.ring.events import Kind, Op, Phase, Untimed
-from zeromon.ring.torch_names import ITEM_BYTES, operation_named
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import Group, sequence_number, text_of
 from zeromon_agents.observe import accelerator

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.ring.paths import RUN_NAME
 from zeromon.ring.signing import is_own_card, signed_card
 from zeromon.ring.tokens import job_token

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support import Node, train_command
 
-from zeromon.ring.atomic import replace_file
+from zeromon.ring.files import replace_file
 from zeromon.ring.trials import LEAST_SIZE, REQUEST, WORDS, Change, Plan
 from zeromon.snapshot import RunSnapshot, TrialState
 

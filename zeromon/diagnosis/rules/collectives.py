@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from zeromon.diagnosis.cpu_doubt import Waits
-from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
     AVERAGED,
     MIB,

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from zeromon.diagnosis.cpu_doubt import Waits
-from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
     LEAST_SHARE,
     Gain,

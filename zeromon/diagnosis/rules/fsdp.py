@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-from zeromon.diagnosis.cpu_doubt import Waits
-from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
     LEAST_SHARE,
     LEAST_STEPS,

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from zeromon.diagnosis.cpu_doubt import ANY, Waits
-from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rule import ANY, Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
     LEAST_SHARE,
     LEAST_STEPS,

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from zeromon.diagnosis.cpu_doubt import Waits, lacks_cpus
-from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rule import Match, Waits, lacks_cpus, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE, LEAST_STEPS, Gain
 from zeromon.levels import AVOIDABLE, DEVICE_IDLE, LATE, OWN_CODE, Severity
 from zeromon.readout.breakdown import PART_NAMES, rank_parts, step_parts

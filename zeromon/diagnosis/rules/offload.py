@@ -8,8 +8,7 @@ of its cgroup.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from zeromon.diagnosis.cpu_doubt import Waits
-from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
     Gain,
     PhaseTime,

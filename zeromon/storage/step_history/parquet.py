@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeromon.ring.atomic import replacing
+from zeromon.ring.files import replacing
 from zeromon.storage.step_history.log import segments
 from zeromon.storage.step_history.rows import COLUMNS, NAMES, PEAKS, SCALARS, TIMES, Row
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from zeromon.tui.draw.half_blocks import ALIKE
+from zeromon.tui.draw.bars import ALIKE
 from zeromon.tui.line import Line, cells, fit, merged, padded
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))

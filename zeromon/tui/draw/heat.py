@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zeromon.tui.draw.half_blocks import ALIKE
+from zeromon.tui.draw.bars import ALIKE
 from zeromon.tui.line import Line
 from zeromon.tui.styles import HEAT_LEVELS
 

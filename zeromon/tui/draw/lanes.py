@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from zeromon.readout.breakdown import PHASES, RECORDED
 from zeromon.snapshot import StepSummary
-from zeromon.tui.draw.half_blocks import NUMBERS, styled
+from zeromon.tui.draw.bars import NUMBERS, styled
 from zeromon.tui.line import Line, Span, cells
 from zeromon.units import human_seconds
 

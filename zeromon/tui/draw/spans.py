@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from zeromon.readout.lanes import exposed_part
 from zeromon.snapshot.lanes import LaneSpan, Stream
-from zeromon.tui.draw.half_blocks import NUMBERS, styled
+from zeromon.tui.draw.bars import NUMBERS, styled
 from zeromon.tui.draw.lanes import NOTHING
 from zeromon.tui.line import Line, fit
 

@@ -16,9 +16,8 @@ from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
 from zeromon.tui import status_text
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.draw.bars import stacked
+from zeromon.tui.draw.bars import LETTERS, stacked
 from zeromon.tui.draw.chart import charted
-from zeromon.tui.draw.half_blocks import LETTERS
 from zeromon.tui.line import Line, clean, cut, fit, length
 from zeromon.tui.plots import plot_of
 from zeromon.tui.screens.view import View

@@ -15,7 +15,7 @@ from zeromon.readout.ledger import startup_parts_text
 from zeromon.readout.loading import loading_text
 from zeromon.readout.text import doing, exposed_unknown, group_of, in_graphs, overhead_text
 from zeromon.readout.training import training_text
-from zeromon.report import communication, configuration, memory, pipeline
+from zeromon.report import communication, configuration, memory
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
 from zeromon.tui import status_text
 from zeromon.tui.columns import TableExport
@@ -158,7 +158,7 @@ def _waiting(run: RunSnapshot, rank: RankSnapshot, width: int) -> list[Line]:
 def _report(run: RunSnapshot, width: int) -> list[Line]:
     """The sections of the report about one rank."""
     blocks = (
-        pipeline.pipeline(run), communication.units(run, 20), communication.sizes(run),
+        communication.pipeline(run), communication.units(run, 20), communication.sizes(run),
         communication.inspected(run),
         memory.roles(run), memory.offload(run), configuration.engines(run),
         configuration.settings(run, written_only=True),

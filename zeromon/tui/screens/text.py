@@ -11,7 +11,7 @@ from zeromon.readout.text import capture_text
 from zeromon.report import configuration as config, memory
 from zeromon.report.table import wrapped_line
 from zeromon.report.trace import captured
-from zeromon.traces.results import read_result
+from zeromon.traces.analysis import read_result
 from zeromon.tui.line import Line, clean
 from zeromon.tui.screens.view import View
 from zeromon.tui.view_model import ViewModel

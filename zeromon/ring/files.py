@@ -1,12 +1,16 @@
-"""Replaces files as a whole: a reader sees the old content or the new, never a part of it.
+"""Replaces files as a whole, and opens files that a user names without waiting for one.
 
-The package's only way to replace a file. The agents use it too, so it needs the standard library alone.
+A reader sees the old content or the new, never a part of it. This is the package's only way to replace a
+file. The agents use it too, so it needs the standard library alone.
 """
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
@@ -36,3 +40,16 @@ def replace_file(path: Path, content: bytes | str, *, private: bool = True) -> N
     """Replaces the content of *path* by *content*, text as UTF-8; see :func:`replacing`."""
     with replacing(path, private=private) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """The regular file *path*, open for reading.
+
+    Raises :class:`OSError` for anything else: a named pipe without a writer would be waited for, and a
+    device may never end.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return open(fd, "rb")
