@@ -1,6 +1,6 @@
 """Components that several pages use: cards, charts, tables, findings. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dash_ag_grid as dag
@@ -11,7 +11,8 @@ from zeromon.compare.comparison import Comparison, letter
 from zeromon.compare.text import configuration
 from zeromon.focus import nearest_oom
 from zeromon.levels import OOM
-from zeromon.readout.figures import Figure
+from zeromon.readout.fields import Fields, Row
+from zeromon.readout.figures import TEXT, Figure
 from zeromon.readout.remedy import DiffLine, remedy_text
 from zeromon.readout.risk import risk_text
 from zeromon.readout.text import finding_text, subject
@@ -171,6 +172,25 @@ def number(name: str, title: str) -> dict[str, Any]:
 def figure_column(figure: Figure) -> dict[str, Any]:
     """The column of a figure, named and scaled as its declaration says."""
     return number(figure.name, f"{figure.name}, {figure.unit.symbol}")
+
+
+def field_columns(fields: Fields[Row], *names: str, down: str = "") -> list[dict[str, Any]]:
+    """The columns of the fields *names*; rows are sorted by *down*, the largest value first."""
+    made = [
+        column(name, name, minWidth=150)
+        if fields[name].unit is TEXT
+        else number(name, f"{name}, {fields[name].unit.symbol}".removesuffix(", "))
+        for name in names
+    ]
+    return [{**one, "sort": "desc"} if one["field"] == down else one for one in made]
+
+
+def field_rows(rows: Iterable[Row], fields: Fields[Row], *names: str) -> list[dict[str, Any]]:
+    """Values of the fields *names* in the units of :func:`field_columns`; None where unknown."""
+    return [
+        {"id": str(number), **{name: fields[name].scaled(row) for name in names}}
+        for number, row in enumerate(rows)
+    ]
 
 
 def finding_list(findings: Sequence[Finding], total: int) -> list[Any]:

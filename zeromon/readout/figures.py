@@ -13,7 +13,14 @@ from zeromon.focus import oom_ratio
 from zeromon.levels import EXPOSED as EXPOSED_LEVEL, OOM, Level
 from zeromon.readout.breakdown import WINDOW
 from zeromon.snapshot import FleetNode, RankSnapshot
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.units import (
+    human_bytes,
+    human_calls,
+    human_count,
+    human_rate,
+    human_ratio,
+    human_seconds,
+)
 
 GIB = 1 << 30
 LAST_STEPS = f"last {WINDOW} steps"
@@ -43,6 +50,13 @@ RATIO = Unit("ratio", "%", 100, human_ratio)
 BYTES = Unit("bytes", "GiB", 1 / GIB, human_bytes)
 COUNT = Unit("", "", 1, human_count)
 NUMBER = Unit("", "", 1, "{:.4g}".format)
+MEBIBYTES = Unit("bytes", "MiB", 1 / (1 << 20), human_bytes)
+"""Of amounts that are rarely a GiB: the payload of a collective."""
+RATE = Unit("bytes_per_second", "GB/s", 1e-9, human_rate)
+CALLS = Unit("per_step", "", 1, human_calls)
+INDEX = Unit("", "", 1, str)
+"""The number of a rank, which is no amount."""
+TEXT = Unit("", "", 1, str)
 
 OfRank = Callable[[RankSnapshot], float | None]
 

@@ -1,20 +1,16 @@
 """Communication of a run as text: by operation, by unit, by size, and the pipeline's stages. Pure."""
 
 from zeromon.focus import most_exposed
-from zeromon.readout.dimensions import by_dimension, exposed_text, is_worth_showing
+from zeromon.readout.dimensions import DimensionRow, by_dimension, is_worth_showing
+from zeromon.readout.fields import TRAFFIC, Field, Fields, by_name
+from zeromon.readout.figures import BYTES, CALLS, COUNT, RATE, SECONDS
 from zeromon.readout.pipeline import ACTIONS, bubble_text, pipeline_text, slowest_text
 from zeromon.readout.text import exposed_unknown, in_graphs
-from zeromon.report.table import table
+from zeromon.report.table import field_table, table
 from zeromon.snapshot import CollectiveRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
-from zeromon.units import (
-    human_bytes,
-    human_calls,
-    human_count,
-    human_rate,
-    human_ratio,
-    human_seconds,
-)
+from zeromon.snapshot.nccl import InspectorRow
+from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 
 def communication(run: RunSnapshot) -> str:
@@ -60,30 +56,32 @@ def _bus_bandwidth(rank: RankSnapshot, row: CollectiveRow) -> float | None:
     )
 
 
+_DIMENSIONS: Fields[DimensionRow] = by_name(
+    Field("dimension", lambda row: row.dimension.name),
+    Field("ranks", lambda row: row.dimension.size, COUNT),
+    Field("nodes", lambda row: row.dimension.nodes or None, COUNT, "n/a"),
+    Field("calls", lambda row: row.calls, CALLS),
+    Field("bytes", lambda row: row.nbytes, BYTES),
+    Field("exposed", lambda row: row.exposed_seconds, SECONDS, "n/a"),
+    Field("busbw", lambda row: row.busbw_bytes_per_second or None, RATE),
+)
+
+
 def dimensions(run: RunSnapshot) -> str:
     """What each dimension of the parallelism communicates; "" where the groups say the same."""
     rank = most_exposed(run.ranks) or run.ranks[0]
     if not is_worth_showing(rank):
         return ""
-    rows = [
-        (
-            row.dimension.name,
-            human_count(row.dimension.size),
-            human_count(row.dimension.nodes) if row.dimension.nodes else "n/a",
-            human_calls(row.calls),
-            human_bytes(row.nbytes),
-            exposed_text(row),
-            human_rate(row.busbw_bytes_per_second) if row.busbw_bytes_per_second else "-",
-        )
-        for row in by_dimension(rank)
-    ]
-    header = ("dimension", "ranks", "nodes", "calls", "bytes", "exposed", "busbw")
     parallel = rank.data_parallel_ranks
     count = "an unknown number" if parallel is None else human_count(parallel)
     return (
-        f"Dimensions of rank {rank.rank}, a step (timed collectives)\n{table(header, rows)}\n"
+        f"Dimensions of rank {rank.rank}, a step (timed collectives)\n"
+        f"{field_table(by_dimension(rank), _DIMENSIONS)}\n"
         f"  data-parallel ranks: {count} of {human_count(rank.world_size)}"
     )
+
+
+_OF_UNITS = ("unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed", "busbw", "best")
 
 
 def units(run: RunSnapshot, most: int) -> str:
@@ -91,23 +89,10 @@ def units(run: RunSnapshot, most: int) -> str:
     rank = most_exposed(run.ranks)
     if rank is None or not rank.traffic:
         return ""
-    rows = [
-        (
-            row.unit or f"({row.group})",
-            row.op,
-            row.phase.replace("_", " "),
-            human_calls(row.calls),
-            human_bytes(row.nbytes),
-            human_seconds(row.seconds),
-            human_seconds(row.wait_seconds) if row.wait_seconds is not None else "-",
-            human_seconds(row.exposed_seconds),
-            human_rate(row.busbw_bytes_per_second) if row.busbw_bytes_per_second else "-",
-            human_rate(row.best_busbw_bytes_per_second) if row.best_busbw_bytes_per_second else "-",
-        )
-        for row in rank.traffic[:most]
+    lines = [
+        f"What rank {rank.rank} waits for, a step (mean of the last ten)",
+        field_table(rank.traffic[:most], TRAFFIC, *_OF_UNITS),
     ]
-    head = ("unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed", "busbw", "best")
-    lines = [f"What rank {rank.rank} waits for, a step (mean of the last ten)", table(head, rows)]
     rest = rank.traffic[most:]
     if rest:
         exposed = sum(row.exposed_seconds for row in rest)
@@ -155,38 +140,27 @@ def sizes(run: RunSnapshot) -> str:
     return f"Collectives of rank {rank.rank} by size (timed steps)\n{table(header, rows)}"
 
 
+_INSPECTED: Fields[InspectorRow] = by_name(
+    Field("op", lambda row: row.op),
+    Field("group", lambda row: f"{row.group or 'n/a'}({row.size})"),
+    Field("communicator", lambda row: row.communicator),
+    Field("newest", lambda row: row.number, COUNT),
+    Field("bytes", lambda row: row.nbytes, BYTES),
+    Field("time", lambda row: row.seconds, SECONDS),
+    Field("busbw", lambda row: row.busbw_bytes_per_second, RATE),
+    Field("records", lambda row: row.records, COUNT),
+    Field("timed by", lambda row: row.timing or "n/a"),
+)
+
+
 def inspected(run: RunSnapshot) -> str:
     """What NCCL Inspector measured on the rank that waits most; "" where it is off."""
     rank = most_exposed(run.ranks) or run.ranks[0]
-    rows = [
-        (
-            row.op,
-            f"{row.group or 'n/a'}({row.size})",
-            row.communicator,
-            f"{row.number:,}",
-            human_bytes(row.nbytes),
-            human_seconds(row.seconds),
-            human_rate(row.busbw_bytes_per_second),
-            human_count(row.records),
-            row.timing or "n/a",
-        )
-        for row in rank.inspected
-    ]
-    head = (
-        "op",
-        "group",
-        "communicator",
-        "newest",
-        "bytes",
-        "time",
-        "busbw",
-        "records",
-        "timed by",
-    )
     note = f"  {rank.inspector_note}" if rank.inspector_note else ""
-    if not rows and not note:
+    if not rank.inspected and not note:
         return ""
-    parts = [f"NCCL Inspector, rank {rank.rank}", table(head, rows) if rows else "", note]
+    rows = field_table(rank.inspected, _INSPECTED) if rank.inspected else ""
+    parts = [f"NCCL Inspector, rank {rank.rank}", rows, note]
     return "\n".join(part for part in parts if part)
 
 

@@ -2,8 +2,9 @@
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from zeromon.readout.fields import Fields, Row
 from zeromon.units import printable
 
 _WIDTH, _LEAST = 80, 16
@@ -32,6 +33,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in (header, *rows)
     ]
     return "\n".join(f"  {line}" for line in lines)
+
+
+def field_table(rows: Iterable[Row], fields: Fields[Row], *names: str) -> str:
+    """A table of *rows* with the fields *names*, by default all."""
+    shown = [fields[name] for name in names] or list(fields.values())
+    header = [field.name for field in shown]
+    return table(header, [[field.text(row) for field in shown] for row in rows])
 
 
 def fitted(header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int) -> str:

@@ -4,37 +4,62 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from zeromon.tui.line import Line, Span, fit, tail
+from zeromon.readout.fields import Fields
+from zeromon.readout.figures import RATE, SECONDS, TEXT, Unit
+from zeromon.tui.line import Line, Span, clean, fit, tail
 
 Row = TypeVar("Row")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
-    """One column of a table whose rows are of type *Row*."""
+    """One column of a table whose rows are of type *Row*; text is left-aligned, numbers are not."""
 
     name: str
     size: int
-    show: Callable[[Row], Span]
     value: Callable[[Row], Any]
     """The sort key, which is also the value in an exported file: a number in base units, or text."""
-    unit: str = ""
-    """The unit of *value*, for the header of an exported file."""
+    unit: Unit = TEXT
+    tone: str | Callable[[Any], str] = ""
+    """The style of a known value, or how it follows from the value."""
     keep: int = 0
     """Priority: in a narrow terminal, columns with a higher number are dropped first; 0: kept."""
-    left: bool = False
     grows: bool = False
     ends: bool = False
     """Whether the end of a text that is too long is shown, not its beginning."""
+    left: bool | None = None
+    """Whether cells are left-aligned; None: as the unit is."""
+    cell: Callable[[Row], Span] | None = None
+    """The cell, where it is more than its value."""
+
+    def show(self, row: Row) -> Span:
+        """The cell of *row* with its style."""
+        if self.cell is not None:
+            return self.cell(row)
+        value = self.value(row)
+        if value is None:
+            return ("-" if self.unit in (SECONDS, RATE) else "n/a"), "dim"
+        text = clean(value) if self.unit is TEXT else self.unit.text(value)
+        return text, self.tone if isinstance(self.tone, str) else self.tone(value)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether cells are left-aligned."""
+        return self.unit is TEXT if self.left is None else self.left
 
     @property
     def heading(self) -> str:
         """The column's name in an exported file."""
         stem = self.name.replace(" ", "_")
-        return f"{stem}_{self.unit}" if self.unit else stem
+        return f"{stem}_{self.unit.name}" if self.unit.name not in ("", stem) else stem
 
 
 Columns = tuple[Column[Row], ...]
+
+
+def placed(fields: Fields[Row], name: str, size: int, **look: Any) -> Column[Row]:
+    """The column of a field that other views show as well; *look*: other arguments of a column."""
+    return Column(name, size, fields[name].read, fields[name].unit, **look)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +95,7 @@ def header(laid: Sequence[tuple[Column[Row], int]], order: str, *, down: bool) -
     line: Line = []
     for column, size in laid:
         sign = ("▼" if down else "▲") if column.name == order else ""
-        text = fit(column.name + sign, size - 1, right=not column.left)
+        text = fit(column.name + sign, size - 1, right=not column.is_left)
         line += [(text, "accent" if sign else "title"), (" ", "")]
     return line
 
@@ -83,7 +108,7 @@ def cells_of(laid: Sequence[tuple[Column[Row], int]], row: Row) -> Line:
         text, tone = column.show(row)
         if column.ends:
             text = tail(text, size - 1)
-        text = fit(text, size - 1, right=not column.left)
+        text = fit(text, size - 1, right=not column.is_left)
         if tone:
             line += [(bare, ""), (text, tone)] if bare else [(text, tone)]
             bare = " "

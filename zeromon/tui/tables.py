@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from zeromon.levels import IN_FLIGHT_SECONDS
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.breakdown import RECORDED
+from zeromon.readout.fields import TRAFFIC as FIELDS
 from zeromon.readout.figures import (
+    BYTES,
+    COUNT,
     EXPOSED,
     EXPOSED_SECONDS,
+    INDEX,
     LATE,
     MEMORY,
     OVERLAP,
@@ -18,6 +22,7 @@ from zeromon.readout.figures import (
     STEP,
     WAITS,
     Figure,
+    Unit,
 )
 from zeromon.readout.remedy import effect_text
 from zeromon.readout.text import UNATTRIBUTED_NAMES, state_text
@@ -30,20 +35,11 @@ from zeromon.snapshot import (
     Severity,
     StepSummary,
 )
-from zeromon.tui.columns import Column, Columns
+from zeromon.tui.columns import Column, Columns, placed
 from zeromon.tui.event_log import LogEntry
 from zeromon.tui.line import Span, clean
 from zeromon.tui.status_text import clock, tone_of
-from zeromon.units import human_bytes, human_calls, human_count, human_rate, human_seconds
-
-
-def _time(seconds: float | None, tone: str = "") -> Span:
-    return (human_seconds(seconds), tone) if seconds is not None else ("-", "dim")
-
-
-def _rate(rate: float | None) -> Span:
-    return (human_rate(rate), "") if rate else ("-", "dim")
-
+from zeromon.units import human_seconds
 
 # ---- ranks ---------------------------------------------------------------------------------------
 
@@ -53,26 +49,17 @@ def _state(rank: RankSnapshot) -> Span:
     return clean(state_text(rank)), tone
 
 
-def _shown(figure: Figure, value: float | None) -> Span:
-    """A value of *figure* as a cell."""
-    if figure.unit is SECONDS:
-        return _time(value)
-    text = "n/a" if value is None else figure.unit.text(value)
-    return text, tone_of(value, figure.level) if figure.level else ""
+def _tone(figure: Figure) -> str | Callable[[float], str]:
+    level = figure.level
+    return "" if level is None else lambda value: tone_of(value, level)
 
 
 def _of_rank(name: str, size: int, figure: Figure, keep: int = 0) -> Column[RankSnapshot]:
-    return Column(
-        name=name, size=size, unit=figure.unit.name, keep=keep, value=figure.of_rank,
-        show=lambda rank: _shown(figure, figure.of_rank(rank)),
-    )  # fmt: skip
+    return Column(name, size, figure.of_rank, figure.unit, _tone(figure), keep)
 
 
 def _of_node(name: str, size: int, figure: Figure, keep: int = 0) -> Column[FleetNode]:
-    return Column(
-        name=name, size=size, unit=figure.unit.name, keep=keep, value=figure.of_node,
-        show=lambda node: _shown(figure, figure.of_node(node)),
-    )  # fmt: skip
+    return Column(name, size, figure.of_node, figure.unit, _tone(figure), keep)
 
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -89,6 +76,9 @@ def _last_steps(rank: RankSnapshot) -> Span:
     return sparkline([step.end_ns - step.start_ns for step in rank.recent[-_SPARKS:]]), "s0"
 
 
+SPREAD = Unit("longest_to_median", "", 1, str)
+
+
 def _spread(rank: RankSnapshot) -> float | None:
     """The longest of the last steps against their median."""
     last = [step.end_ns - step.start_ns for step in rank.recent[-_SPARKS:]]
@@ -97,15 +87,12 @@ def _spread(rank: RankSnapshot) -> float | None:
 
 
 RANKS: Columns[RankSnapshot] = (
-    Column(name="rank", size=6, show=lambda r: (str(r.rank), "bold"), value=lambda r: r.rank),
-    Column(name="node", size=10, left=True, keep=5,
-           show=lambda r: (clean(r.node), "dim"), value=lambda r: r.node),
-    Column(name="state", size=11, left=True, show=_state, value=lambda r: r.ended or r.phase),
-    Column(name="steps", size=9, keep=3,
-           show=lambda r: (human_count(r.step), ""), value=lambda r: r.step),
+    Column("rank", 6, lambda r: r.rank, INDEX, "bold"),
+    Column("node", 10, lambda r: r.node, tone="dim", keep=5),
+    Column("state", 11, lambda r: r.ended or r.phase, cell=_state),
+    Column("steps", 9, lambda r: r.step, COUNT, keep=3),
     _of_rank("step", 9, STEP),
-    Column(name="last steps", size=_SPARKS + 1, left=True, keep=6, show=_last_steps, value=_spread,
-           unit="longest_to_median"),
+    Column("last steps", _SPARKS + 1, _spread, SPREAD, keep=6, left=True, cell=_last_steps),
     _of_rank("exposed", 9, EXPOSED_SECONDS, keep=2),
     _of_rank("share", 8, EXPOSED),
     _of_rank("overlap", 9, OVERLAP, keep=4),
@@ -113,9 +100,8 @@ RANKS: Columns[RankSnapshot] = (
     _of_rank("waits", 9, WAITS, keep=3),
     _of_rank("memory", 11, MEMORY),
     _of_rank("risk", 8, RISK),
-    Column(name="unit", size=18, left=True, grows=True, keep=3,
-           show=lambda r: (clean(r.unit), "dim"), value=lambda r: r.unit, ends=True),
-)  # fmt: skip
+    Column("unit", 18, lambda r: r.unit, tone="dim", keep=3, grows=True, ends=True),
+)
 """One rank a row; seconds and shares are of a step."""
 
 # ---- a run of many ranks -------------------------------------------------------------------------
@@ -130,59 +116,37 @@ def _node_state(node: FleetNode) -> Span:
 
 
 NODES: Columns[FleetNode] = (
-    Column(name="node", size=16, left=True, grows=True,
-           show=lambda n: (clean(n.node), "bold"), value=lambda n: n.node, ends=True),
-    Column(name="ranks", size=7, keep=2,
-           show=lambda n: (human_count(n.ranks), ""), value=lambda n: n.ranks),
-    Column(name="state", size=16, left=True, show=_node_state,
-           value=lambda n: (n.silent_seconds, n.failed, -n.up)),
+    Column("node", 16, lambda n: n.node, tone="bold", grows=True, ends=True),
+    Column("ranks", 7, lambda n: n.ranks, COUNT, keep=2),
+    Column("state", 16, lambda n: (n.silent_seconds, n.failed, -n.up), cell=_node_state),
     _of_node("step", 10, STEP),
     _of_node("share", 9, EXPOSED),
     _of_node("late", 10, LATE, keep=1),
     _of_node("waits", 10, WAITS, keep=3),
     _of_node("memory", 12, MEMORY),
     _of_node("risk", 9, RISK),
-)  # fmt: skip
+)
 """One node a row; figures are those of its worst rank."""
 
 # ---- communication -------------------------------------------------------------------------------
 
 
 TRAFFIC: Columns[CollectiveStatsRow] = (
-    Column(name="unit", size=18, left=True, grows=True,
-           show=lambda t: (clean(t.unit) or "-", "bold"), value=lambda t: t.unit, ends=True),
-    Column(name="op", size=15, left=True,
-           show=lambda t: (clean(t.op), ""), value=lambda t: t.op),
-    Column(name="group", size=14, left=True, keep=5,
-           show=lambda t: (f"{clean(t.group)}({t.group_size})", "dim"), value=lambda t: t.group),
-    Column(name="dim", size=11, left=True, keep=6,
-           show=lambda t: (clean(t.dim) or "-", "dim"), value=lambda t: t.dim),
-    Column(name="phase", size=10, left=True, keep=1,
-           show=lambda t: (clean(t.phase).replace("_", " "), ""), value=lambda t: t.phase),
-    Column(name="calls", size=7, unit="per_step", keep=4,
-           show=lambda t: (human_calls(t.calls), ""), value=lambda t: t.calls),
-    Column(name="bytes", size=11, keep=2,
-           show=lambda t: (human_bytes(t.nbytes), ""), value=lambda t: t.nbytes),
-    Column(name="time", size=9, unit="seconds",
-           show=lambda t: _time(t.seconds), value=lambda t: t.seconds),
-    Column(name="waits", size=9, unit="seconds", keep=2,
-           show=lambda t: _time(t.wait_seconds), value=lambda t: t.wait_seconds),
-    Column(name="transfer", size=10, unit="seconds", keep=4,
-           show=lambda t: _time(t.transfer_seconds), value=lambda t: t.transfer_seconds),
-    Column(name="exposed", size=9, unit="seconds",
-           show=lambda t: _time(t.exposed_seconds, "warn" if t.exposed_seconds > 0 else ""),
-           value=lambda t: t.exposed_seconds),
-    Column(name="algbw", size=11, unit="bytes_per_second", keep=6,
-           show=lambda t: _rate(t.algbw_bytes_per_second),
-           value=lambda t: t.algbw_bytes_per_second),
-    Column(name="busbw", size=11, unit="bytes_per_second", keep=1,
-           show=lambda t: _rate(t.busbw_bytes_per_second),
-           value=lambda t: t.busbw_bytes_per_second),
-    Column(name="best", size=11, unit="bytes_per_second", keep=5,
-           show=lambda t: _rate(t.best_busbw_bytes_per_second),
-           value=lambda t: t.best_busbw_bytes_per_second),
-)  # fmt: skip
-"""One operation in one unit, group and phase a row; figures are means a step."""
+    placed(FIELDS, "unit", 18, tone="bold", grows=True, ends=True),
+    placed(FIELDS, "op", 15),
+    placed(FIELDS, "group", 14, tone="dim", keep=5),
+    placed(FIELDS, "dim", 11, tone="dim", keep=6),
+    placed(FIELDS, "phase", 10, keep=1),
+    placed(FIELDS, "calls", 7, keep=4),
+    placed(FIELDS, "bytes", 11, keep=2),
+    placed(FIELDS, "time", 9),
+    placed(FIELDS, "waits", 9, keep=2),
+    placed(FIELDS, "transfer", 10, keep=4),
+    placed(FIELDS, "exposed", 9, tone=lambda seconds: "warn" if seconds > 0 else ""),
+    placed(FIELDS, "algbw", 11, keep=6),
+    placed(FIELDS, "busbw", 11, keep=1),
+    placed(FIELDS, "best", 11, keep=5),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,22 +159,14 @@ class Flight:
 
 
 FLIGHTS: Columns[Flight] = (
-    Column(name="rank", size=6, show=lambda f: (str(f.rank), "bold"), value=lambda f: f.rank),
-    Column(name="op", size=15, left=True,
-           show=lambda f: (clean(f.what.op), ""), value=lambda f: f.what.op),
-    Column(name="for", size=10, unit="seconds",
-           show=lambda f: _time(f.seconds, tone_of(f.seconds, IN_FLIGHT_SECONDS)),
-           value=lambda f: f.seconds),
-    Column(name="bytes", size=11, keep=2,
-           show=lambda f: (human_bytes(f.what.nbytes), ""), value=lambda f: f.what.nbytes),
-    Column(name="number", size=10, keep=3,
-           show=lambda f: (human_count(f.what.sequence), "dim"), value=lambda f: f.what.sequence),
-    Column(name="group", size=12, left=True, keep=1,
-           show=lambda f: (clean(f.what.group), "dim"), value=lambda f: f.what.group),
-    Column(name="unit", size=12, left=True, grows=True,
-           show=lambda f: (clean(f.what.unit) or "-", ""), value=lambda f: f.what.unit,
-           ends=True),
-)  # fmt: skip
+    Column("rank", 6, lambda f: f.rank, INDEX, "bold"),
+    Column("op", 15, lambda f: f.what.op),
+    Column("for", 10, lambda f: f.seconds, SECONDS, lambda age: tone_of(age, IN_FLIGHT_SECONDS)),
+    Column("bytes", 11, lambda f: f.what.nbytes, BYTES, keep=2),
+    Column("number", 10, lambda f: f.what.sequence, COUNT, "dim", keep=3),
+    Column("group", 12, lambda f: f.what.group, tone="dim", keep=1),
+    Column("unit", 12, lambda f: f.what.unit or "-", grows=True, ends=True),
+)
 
 
 def flights(ranks: Sequence[RankSnapshot], now_ns: int) -> list[Flight]:
@@ -260,22 +216,13 @@ def role_lines(rank: RankSnapshot) -> list[RoleLine]:
     return made
 
 
-def _size(nbytes: int | None) -> Span:
-    return (human_bytes(nbytes), "") if nbytes is not None else ("n/a", "dim")
-
-
 ROLES: Columns[RoleLine] = (
-    Column(name="role", size=22, left=True, grows=True,
-           show=lambda r: (r.name, ""), value=lambda r: r.name),
-    Column(name="where", size=14, left=True,
-           show=lambda r: (r.where, "dim"), value=lambda r: r.where),
-    Column(name="measured", size=12, unit="bytes",
-           show=lambda r: _size(r.measured), value=lambda r: r.measured),
-    Column(name="predicted", size=12, unit="bytes",
-           show=lambda r: _size(r.predicted), value=lambda r: r.predicted),
-    Column(name="plain ZeRO", size=12, unit="bytes",
-           show=lambda r: _size(r.plain), value=lambda r: r.plain),
-)  # fmt: skip
+    Column("role", 22, lambda r: r.name, grows=True),
+    Column("where", 14, lambda r: r.where, tone="dim"),
+    Column("measured", 12, lambda r: r.measured, BYTES),
+    Column("predicted", 12, lambda r: r.predicted, BYTES),
+    Column("plain ZeRO", 12, lambda r: r.plain, BYTES),
+)
 
 # ---- steps, findings, notes ----------------------------------------------------------------------
 
@@ -297,7 +244,7 @@ def _timed(read: Callable[[StepSummary], int]) -> Callable[[RankStep], float | N
 
 
 def _seconds(name: str, value: Callable[[RankStep], float | None]) -> Column[RankStep]:
-    return Column(name=name, size=11, unit="seconds", show=lambda s: _time(value(s)), value=value)
+    return Column(name, 11, value, SECONDS)
 
 
 def _known(read: Callable[[StepSummary], int]) -> Callable[[RankStep], int | None]:
@@ -305,13 +252,12 @@ def _known(read: Callable[[StepSummary], int]) -> Callable[[RankStep], int | Non
 
 
 def _held(name: str, value: Callable[[RankStep], int | None]) -> Column[RankStep]:
-    return Column(name=name, size=11, unit="bytes", show=lambda s: _size(value(s)), value=value)
+    return Column(name, 11, value, BYTES)
 
 
 STEPS: Columns[RankStep] = (
-    Column(name="rank", size=6, show=lambda s: (str(s.rank), "bold"), value=lambda s: s.rank),
-    Column(name="step", size=9, show=lambda s: (human_count(s.step.step), ""),
-           value=lambda s: s.step.step),
+    Column("rank", 6, lambda s: s.rank, INDEX, "bold"),
+    Column("step", 9, lambda s: s.step.step, COUNT),
     _seconds("start", lambda s: s.step.start_ns / 1e9),
     _seconds("duration", lambda s: s.step.seconds),
     *(_seconds(name.replace("_", " "), _phase(at)) for at, name in enumerate(RECORDED)),
@@ -342,22 +288,27 @@ def _effect(finding: Finding) -> Span:
     return (effect, "good") if effect else ("see below", "")
 
 
+def _subject(finding: Finding) -> str:
+    return str(finding.rank) if finding.rank >= 0 else "all"
+
+
+def _least_gain(finding: Finding) -> float | None:
+    return finding.remedy.gain_low_seconds if finding.remedy is not None else None
+
+
+def _sentence(finding: Finding) -> Span:
+    return clean(finding.text), mark(finding.severity)[1]
+
+
 FINDINGS: Columns[Finding] = (
-    Column(name="", size=4, show=lambda f: mark(f.severity), left=True,
-           value=lambda f: Severity(f.severity).order),
-    Column(name="code", size=7, left=True, show=lambda f: (clean(f.code), "bold"),
-           value=lambda f: f.code),
-    Column(name="rank", size=6, value=lambda f: f.rank,
-           show=lambda f: (str(f.rank) if f.rank >= 0 else "all", "")),
-    Column(name="expected", size=18, unit="seconds", keep=1, show=_effect,
-           value=lambda f: f.remedy.gain_low_seconds if f.remedy is not None else None),
-    Column(name="what", size=20, left=True, grows=True,
-           show=lambda f: (clean(f.text), mark(f.severity)[1]), value=lambda f: f.text),
-)  # fmt: skip
+    Column("", 4, lambda f: Severity(f.severity).order, cell=lambda f: mark(f.severity)),
+    Column("code", 7, lambda f: f.code, tone="bold"),
+    Column("rank", 6, lambda f: f.rank, INDEX, cell=lambda f: (_subject(f), "")),
+    Column("expected", 18, _least_gain, SECONDS, keep=1, cell=_effect),
+    Column("what", 20, lambda f: f.text, grows=True, cell=_sentence),
+)
 
 NOTES: Columns[LogEntry] = (
-    Column(name="wall", size=12, unit="seconds", left=True,
-           show=lambda n: (clock(n.wall), "dim"), value=lambda n: n.wall),
-    Column(name="text", size=40, left=True, grows=True,
-           show=lambda n: (n.text, n.tone), value=lambda n: n.text),
-)  # fmt: skip
+    Column("wall", 12, lambda n: n.wall, SECONDS, left=True, cell=lambda n: (clock(n.wall), "dim")),
+    Column("text", 40, lambda n: n.text, grows=True, cell=lambda n: (n.text, n.tone)),
+)

@@ -5,6 +5,7 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
+from zeromon.readout.fields import TRAFFIC
 from zeromon.readout.hang import hang_text
 from zeromon.readout.pipeline import pipeline_lines
 from zeromon.readout.text import group_of, in_graphs
@@ -14,23 +15,23 @@ from zeromon_dashboard import snapshot_figures
 from zeromon_dashboard.charts import nothing
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import column, graph, grid, heading, number, two_columns
+from zeromon_dashboard.widgets import field_columns, field_rows, graph, grid, heading, two_columns
 
 _MOST_TRAFFIC = 200
 _NO_OWN_TIME = "Own time: needs two ranks that have timed the same steps"
 
 _TRAFFIC = (
-    column("unit", "unit or bucket", minWidth=220),
-    column("op", "operation", minWidth=150),
-    column("phase", "phase"),
-    column("group", "group"),
-    number("calls", "calls"),
-    number("mib", "MiB"),
-    number("ms", "time, ms"),
-    number("waits", "waits, ms"),
-    {**number("exposed", "exposed, ms"), "sort": "desc"},
-    number("busbw", "busbw, GB/s"),
-    number("best", "best, GB/s"),
+    "unit",
+    "op",
+    "phase",
+    "group",
+    "calls",
+    "bytes",
+    "time",
+    "waits",
+    "exposed",
+    "busbw",
+    "best",
 )
 
 
@@ -70,7 +71,7 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
         dmc.Title(id="traffic-title", order=2, size="h5", **parts["traffic-title"]),
         grid(
             "traffic",
-            _TRAFFIC,
+            field_columns(TRAFFIC, *_TRAFFIC, down="exposed"),
             parts["traffic"],
             360,
             "no collective of a rank has been counted yet",
@@ -101,27 +102,7 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
 
 def stats_rows(rank: RankSnapshot | None) -> list[dict[str, Any]]:
     """The rows of the table of collectives, those with the most exposed time first."""
-    return [
-        {
-            "id": str(n),
-            "unit": row.unit or f"({row.group})",
-            "op": row.op,
-            "phase": row.phase.replace("_", " "),
-            "group": f"{row.group} ({row.group_size})",
-            "calls": round(row.calls, 1),
-            "mib": round(row.nbytes / (1 << 20), 3),
-            "ms": round(1e3 * row.seconds, 3),
-            "waits": None if row.wait_seconds is None else round(1e3 * row.wait_seconds, 3),
-            "exposed": round(1e3 * row.exposed_seconds, 3),
-            "busbw": _gigabytes(row.busbw_bytes_per_second),
-            "best": _gigabytes(row.best_busbw_bytes_per_second),
-        }
-        for n, row in enumerate(rank.traffic[:_MOST_TRAFFIC] if rank else ())
-    ]
-
-
-def _gigabytes(rate: float | None) -> float | None:
-    return None if not rate else round(rate / 1e9, 4)
+    return field_rows(rank.traffic[:_MOST_TRAFFIC] if rank else (), TRAFFIC, *_TRAFFIC)
 
 
 def _in_flight(run: RunSnapshot) -> list[Any]:

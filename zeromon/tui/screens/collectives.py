@@ -225,12 +225,7 @@ def _numbers(lanes: Lanes, rank: int | None, axis: spans.Axis) -> Line:
     return step_lanes.numbers(steps, axis.first_ns, axis.last_ns, axis.width)
 
 
-def _column(name: str) -> Column[LaneSpan]:
-    value = attrgetter(name)
-    return Column(name=name, size=16, show=lambda span: (str(value(span)), ""), value=value)
-
-
-SPANS: Columns[LaneSpan] = tuple(map(_column, LaneSpan.__slots__))
+SPANS: Columns[LaneSpan] = tuple(Column(name, 16, attrgetter(name)) for name in LaneSpan.__slots__)
 
 
 class Collectives(View):

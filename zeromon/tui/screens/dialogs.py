@@ -41,12 +41,10 @@ def _state(run: RunChoice) -> Span:
 
 
 RUNS: Columns[RunChoice] = (
-    Column(name="run", size=28, left=True,
-           show=lambda r: (clean(r.run), "bold"), value=lambda r: r.run),
-    Column(name="state", size=22, left=True, show=_state, value=lambda r: r.state),
-    Column(name="command", size=20, left=True, grows=True, keep=1,
-           show=lambda r: (clean(r.command), "dim"), value=lambda r: r.command),
-)  # fmt: skip
+    Column("run", 28, lambda r: r.run, tone="bold"),
+    Column("state", 22, lambda r: r.state, cell=_state),
+    Column("command", 20, lambda r: r.command, tone="dim", keep=1, grows=True),
+)
 
 
 class Runs(ModalScreen["RunChoice | None"]):
@@ -94,10 +92,9 @@ class ColumnChooser(ModalScreen[None]):
         super().__init__()
         self._of = of
         self._columns: Columns[Column[Any]] = (
-            Column(name="shown", size=7, show=self._mark, value=lambda c: c.name in of.hidden),
-            Column(name="column", size=20, left=True, grows=True,
-                   show=lambda c: (c.name, "bold"), value=lambda c: c.name),
-        )  # fmt: skip
+            Column("shown", 7, lambda c: c.name in of.hidden, left=False, cell=self._mark),
+            Column("column", 20, lambda c: c.name, tone="bold", grows=True),
+        )
 
     def _mark(self, column: Column[Any]) -> Span:
         return ("", "") if column.name in self._of.hidden else ("x", "accent")
