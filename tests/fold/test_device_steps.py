@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from builders import MS, folded, span, step
 
+from zeromon.diagnosis.arrivals import ArrivalSkew
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
 from zeromon.ring.events import (
@@ -123,3 +125,39 @@ def test_of_what_the_reducer_waits_for_only_the_wait_is_known() -> None:
     assert one.timed and (one.communication_ns, one.exposed_ns) == (-1, 20 * MS)
     assert one.overlap is None and rank.overlap_ratio is None
     assert rank.exposed_ratio == 0.2
+
+
+def test_the_end_of_a_backward_is_the_arrival_at_what_the_reducer_sends() -> None:
+    """Rank 1 computes 30 ms longer, so rank 0 waits for it; what both wait is the end of a transfer."""
+    skew = ArrivalSkew()
+    states = []
+    for rank, reached_ms in enumerate((60, 90)):
+        reduced = Stall(
+            95 * MS, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE, 0, (95 - reached_ms) * MS, 1, 3,
+            reached_ms * MS, 12,
+        )  # fmt: skip
+        states.append(folded([ANNOUNCED, step(1, 0, 4), reduced, on_device(step(1, 0, 100))]))
+        skew.all_arrived(rank, {1: ("dp", 2, 2)}, states[-1].arrivals)
+    assert skew.late_seconds(1) == 0.03 and skew.late_seconds(0) == 0
+    assert skew.wait_seconds(0) == 0.03
+    (row,) = summarize(states[0]).traffic
+    assert row.wait_seconds == 0.03
+    assert row.transfer_seconds is None and row.busbw_bytes_per_second is None
+
+
+def test_the_means_of_a_collective_do_not_depend_on_the_host_s_lead() -> None:
+    """The host enqueues all steps at once, or each behind the one before."""
+    rows = []
+    for lead in (20, 1):
+        events: list[Event] = [ANNOUNCED]
+        for first in range(1, 21, lead):
+            for number in range(first, first + lead):
+                events += [gather(0, 1, 0, number)[0], step(number, 4 * number - 4, 4 * number)]
+            for number in range(first, first + lead):
+                events += ran(number)
+        rows += summarize(folded(events)).traffic
+    ahead, beside = rows
+    assert ahead == beside
+    assert ahead.calls == pytest.approx(1)
+    assert ahead.exposed_seconds == pytest.approx(0.005)
+    assert ahead.seconds == pytest.approx(0.02)

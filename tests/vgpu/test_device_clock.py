@@ -6,6 +6,7 @@ import pytest
 
 from vgpu.conftest import CudaRun, CudaRunner
 from vgpu.intervals import clip, length, subtract, union
+from vgpu.machine import Fault
 from vgpu.truth import NOTHING, Timeline
 from zeromon.diagnosis.rules.common import waits_in_each_bucket
 from zeromon.readout.breakdown import RECORDED, step_parts
@@ -108,6 +109,20 @@ def test_the_reducer_s_copies_are_counted_with_its_wait(cuda_run: CudaRunner) ->
             if start <= one.start < end and any(c.end <= one.start for c in truth.of("collective"))
         )
         assert exposed(truth, start, end) * 0.85 < found < exposed(truth, start, end) + copies
+
+
+def test_the_rank_of_a_slow_device_is_named_under_ddp(cuda_run: CudaRunner) -> None:
+    """No call of its reducer is seen: a rank arrives where its stream begins to wait for them all."""
+    words = ("ddp", "--hidden", "512", "--steps", "40", "--log", "5")
+    slow = [Fault("slow", rank=1, factor=1.5)]
+    run = cuda_run("train.py", *words, changes=MACHINE, faults=slow, watched=True)
+    (found,) = run.record.stragglers
+    waits = [run.truth(rank).figures(*run.truth(rank).window(10, 38)) for rank in range(2)]
+    late = (waits[0].exposed - waits[1].exposed) / 29e9
+    assert found.rank == 1 and found.phases
+    assert found.late_seconds == pytest.approx(late, rel=0.1)
+    assert run.record.ranks[0].wait_seconds == pytest.approx(late, rel=0.1)
+    assert run.record.ranks[1].wait_seconds == pytest.approx(0, abs=0.02 * late)
 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl-legacy"])

@@ -186,7 +186,9 @@ class ArrivalSkew:
             most, waited = busy - transfer, at - start
             if waited > most:
                 waited = most
-            row.matched(one.timed_step, waited if waited > 0 else 0, transfer, one.nbytes)
+            # without its size it is a part of a transfer: the end of a backward's
+            moved = transfer if one.nbytes else 0
+            row.matched(one.timed_step, waited if waited > 0 else 0, moved, one.nbytes)
             row.matched_ns += blocked
             end = start + busy
             if at > end - blocked and blocked and member != last:

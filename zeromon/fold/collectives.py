@@ -137,17 +137,22 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
         return
     totals.exposed_ns += blocked_ns
     row.exposed_ns += blocked_ns
-    timed_steps = state.timed_steps
-    now = row.now if row.step == timed_steps else row.at(timed_steps)
+    on_device = call.on_device and state.on_device
+    if on_device:
+        timed_steps = state.device_steps
+        now = row.at_device(timed_steps)
+    else:
+        timed_steps = state.timed_steps
+        now = row.now if row.step == timed_steps else row.at(timed_steps)
     now.timed_bytes += nbytes
     now.busy_ns += duration
     now.exposed_ns += blocked_ns
-    window = state.device_window if call.on_device and state.on_device else state.window
+    window = state.device_window if on_device else state.window
     window.timed += 1
     window.ended.append(record)
     if sequence > 0:
         if call.on_device and state.history:
-            step = state.history[-1].step + 1  # its device has not come to the end of that step
+            step = _step_of_device(state)
         else:
             step = state.step + 1 if issued_ns >= state.step_end_ns else state.step
         state.arrivals.append(
@@ -175,6 +180,11 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
         state.gathers.setdefault(call.is_ahead, [0, 0])[1] += blocked_ns
         if not call.is_ahead:
             window.late_ns += blocked_ns
+
+
+def _step_of_device(state: RankState) -> int:
+    """The step in which the device is, which has not come to its end."""
+    return state.history[-1].step + 1 if state.history else state.step + 1
 
 
 def _fold_event(state: RankState, e: Issued | Done) -> None:
@@ -242,7 +252,17 @@ def _fold_stall(state: RankState, e: Stall) -> None:
     state.ops[e.op, group].exposed_ns += e.blocked_ns
     row = stats_row(state, e.op, group, e.phase, e.unit)
     row.exposed_ns += e.blocked_ns
-    row.at(state.timed_steps).exposed_ns += e.blocked_ns
+    if state.on_device:
+        row.at_device(state.device_steps).exposed_ns += e.blocked_ns
+    else:
+        row.at(state.timed_steps).exposed_ns += e.blocked_ns
+    if e.sequence and e.reached_ns:  # the rank has arrived at the last of the calls, and waits
+        state.arrivals.append(
+            Arrival(
+                group, -e.sequence, e.reached_ns, e.reached_ns + e.blocked_ns, 0, e.blocked_ns,
+                e.reached_ns, _step_of_device(state), state.device_steps, row,
+            )
+        )  # fmt: skip
 
 
 @folds(GroupSequence)

@@ -75,12 +75,12 @@ class CollectiveStats:
     """The sums of one row: *now* holds those of step number *step*, *past* those of all steps before."""
 
     __slots__ = (
-        "best_busbw", "bucket", "bucket_of", "bus_factor", "calls", "exposed_ns", "matched_ns",
-        "nbytes", "now", "past", "size", "sizes", "step", "totals", "waits",
+        "best_busbw", "bucket", "bucket_of", "bus_factor", "calls", "device", "exposed_ns",
+        "matched_ns", "nbytes", "now", "op", "past", "size", "sizes", "step", "totals", "waits",
     )  # fmt: skip
 
     def __init__(self, op: Op, size: int, step: int, totals: OpTotals) -> None:
-        self.size = size
+        self.op, self.size = op, size
         self.bus_factor = bus_factor(op, size) or 0.0
         """busbw / algbw; 0 where there is no such bandwidth."""
         self.step = step
@@ -100,10 +100,14 @@ class CollectiveStats:
         self.matched_ns = 0
         """Exposed nanoseconds of the calls that were matched across ranks."""
         self.best_busbw = 0.0
+        self.device: CollectiveStats | None = None
+        """The sums of what a device has ended, by its own steps: the host is ahead of them."""
 
     def sized(self, op: Op, size: int) -> None:
         """Sets the number of ranks of the group."""
         self.size, self.bus_factor = size, bus_factor(op, size) or 0.0
+        if self.device is not None:
+            self.device.sized(op, size)
 
     def at(self, step: int) -> Sums:
         """Returns the sums of *step*, which the caller adds to."""
@@ -113,12 +117,23 @@ class CollectiveStats:
             self.best_busbw = max(self.best_busbw, self.busbw(self.past))
         return self.now
 
+    def at_device(self, step: int) -> Sums:
+        """Returns the sums of what a device has ended in its *step*, which the caller adds to."""
+        if self.device is None:
+            self.device = CollectiveStats(self.op, self.size, step, self.totals)
+        sums = self.device.at(step)
+        self.best_busbw = max(self.best_busbw, self.device.best_busbw)
+        return sums
+
     def forget(self) -> None:
         """Drops the sums of what came before the first step."""
-        self.past, self.now = Sums(), Sums()
+        self.past, self.now, self.device = Sums(), Sums(), None
 
     def matched(self, step: int, wait: int, transfer: int, nbytes: int) -> None:
         """Adds the wait and the transfer (ns) of a collective of *step*, which may have ended."""
+        if self.device is not None:
+            self.device.matched(step, wait, transfer, nbytes)
+            return
         ago = self.step - step
         if ago <= 0:
             sums, share = self.at(step), 1.0
@@ -161,17 +176,21 @@ def weight(steps: int) -> float:
 def rows(
     traffic: Mapping[Key, CollectiveStats],
     steps: int,
+    device_steps: int,
     group_names: Mapping[int, tuple[str, int, str]],
     unit_names: Mapping[int, str],
 ) -> tuple[CollectiveStatsRow, ...]:
     """Returns the rows, the most exposed first; () before the first of *steps* timed steps has ended.
 
-    *group_names*: id -> (label, nodes it spreads over, 0 where unknown, name of its dimension).
+    *device_steps*: how many of them the device has ended. *group_names*: id -> (label, nodes it spreads
+    over, 0 where unknown, name of its dimension).
     """
     if not steps:
         return ()
     kept = [
-        _row(key, item, steps, group_names.get(key[1], ("unknown", 0, "")), unit_names)
+        _row(
+            key, item, steps, device_steps, group_names.get(key[1], ("unknown", 0, "")), unit_names
+        )
         for key, item in traffic.items()
     ]
     kept = [row for row in kept if row.calls >= _LEAST_CALLS or row.exposed_seconds > 1e-6]
@@ -185,11 +204,15 @@ def _row(
     key: Key,
     item: CollectiveStats,
     steps: int,
+    device_steps: int,
     group: tuple[str, int, str],
     unit_names: Mapping[int, str],
 ) -> CollectiveStatsRow:
     op, _, phase, unit = key
-    sums, total = item.before(steps), weight(steps)
+    issued, issued_steps = item.before(steps), weight(steps)
+    sums, total = issued, issued_steps
+    if item.device is not None:
+        sums, total = item.device.before(device_steps), weight(max(1, device_steps))
     bandwidth = item.busbw(sums) or None
     matched = sums.transfer_ns > 0
     nbytes, busy = sums.moved()
@@ -201,12 +224,12 @@ def _row(
         phase=phase.label,
         unit=unit_names.get(unit, f"unit {unit}") if unit else "",
         count=item.calls,
-        calls=sums.calls / total,
-        nbytes=sums.nbytes / total,
+        calls=issued.calls / issued_steps,
+        nbytes=issued.nbytes / issued_steps,
         seconds=sums.busy_ns / total / 1e9,
         exposed_seconds=sums.exposed_ns / total / 1e9,
         exposed_total_seconds=item.exposed_ns / 1e9,
-        wait_seconds=sums.wait_ns / total / 1e9 if matched else None,
+        wait_seconds=sums.wait_ns / total / 1e9 if matched or sums.wait_ns else None,
         transfer_seconds=sums.transfer_ns / total / 1e9 if matched else None,
         algbw_bytes_per_second=algbw(nbytes, busy / 1e9) if nbytes else None,
         busbw_bytes_per_second=bandwidth,

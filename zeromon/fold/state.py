@@ -336,6 +336,8 @@ class RankState:
     unit_groups: dict[tuple[Op, int], int] = field(default_factory=dict)
     """(operation, unit) -> the group in which the unit communicates."""
     timed_steps: int = 0
+    device_steps: int = 0
+    """How many of these the device has ended."""
     exposed_ns: int = 0
     micro_steps: int = 0
     skipped: int = 0

@@ -198,6 +198,7 @@ def record_step(state: RankState, e: StepMark, window: Window) -> None:
     """Adds a step of which the times are known to the history and the sums."""
     previous = state.history[-1] if state.history else None
     continued = bool(e.flags & _CONTINUED) and previous is not None
+    state.device_steps += not (continued or e.flags & _IDLE)
     start = previous.start_ns if continued and previous else e.start_ns
     summary = _step_summary(state, e, start, window)
     spent = e.t_ns - e.start_ns

@@ -168,6 +168,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         traffic=stats_rows(
             state.traffic,
             state.timed_steps,
+            state.device_steps,
             {
                 number: (group_label(state, number), int(facts.get("nodes", 0)), dims[number])
                 for number, facts in state.groups.items()

@@ -406,7 +406,7 @@ class Exit(NamedTuple):
     text: int
 
 
-@record(Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a, group, b", by_training=True)
+@record(Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a, group, b, c, d", by_training=True)
 class Stall(NamedTuple):
     """The compute stream stood still for collectives that it does not wait for by itself.
 
@@ -423,6 +423,10 @@ class Stall(NamedTuple):
     """0 where unknown."""
     calls: int = 0
     """Collectives of which only this is known, and neither beginning nor end."""
+    reached_ns: int = 0
+    """When the stream began to wait; 0 where unknown."""
+    sequence: int = 0
+    """The group's number of the last of these *calls*, equal on all ranks; 0 where unknown."""
 
 
 @record(Kind.BACKWARD_COMM, "t, group, a, b, c", by_training=True)

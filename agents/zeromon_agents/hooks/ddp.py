@@ -231,8 +231,9 @@ class Ddp(Backend):
 
         def reduced(reached: Any) -> None:
             group, _ = waits[0]
-            calls = sum(calls for _, calls in waits)
-            self.device.waited_hidden(reached, group, calls, self._calls.end())
+            calls, ddp = sum(calls for _, calls in waits), reduced_by[0].ref()
+            number = 0 if ddp is None else max(0, sequence_number(ddp.process_group))
+            self.device.waited_hidden(reached, group, calls, number, self._calls.end())
 
         handle = node.register_prehook(guarded(begun))
 

@@ -44,13 +44,21 @@ class Bucket:
 class HiddenWait:
     """A part of a phase in which the compute stream waits, in C++, for collectives of DDP's reducer."""
 
-    __slots__ = ("buckets", "calls", "group", "left", "reached")
+    __slots__ = ("buckets", "calls", "group", "left", "reached", "sequence")
 
     def __init__(
-        self, reached: Any, left: Any, group: int, calls: int, buckets: Sequence[Bucket]
+        self,
+        reached: Any,
+        left: Any,
+        group: int,
+        calls: int,
+        sequence: int,
+        buckets: Sequence[Bucket],
     ) -> None:
         self.reached, self.left = reached, left
         self.group, self.calls = group, calls
+        self.sequence = sequence
+        """The group's number of the last of them; 0 where unknown."""
         self.buckets = buckets
         """The collectives, where their own events are known; all of *calls* then."""
 

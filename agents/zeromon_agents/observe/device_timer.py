@@ -245,14 +245,17 @@ class DeviceTimer:
         return self._mark(self._side)
 
     def waited_hidden(
-        self, reached: Any, group: int, calls: int, buckets: Sequence[Bucket] = ()
+        self, reached: Any, group: int, calls: int, sequence: int, buckets: Sequence[Bucket] = ()
     ) -> None:
-        """Records that since *reached* the compute stream may have waited for *calls* collectives."""
+        """Records that since *reached* the compute stream may have waited for *calls* collectives.
+
+        *sequence*: the group's number of the last of them; 0 where unknown.
+        """
         left = self.mark()
         if left is not None:
             is_whole = len(buckets) == calls and all(bucket.is_known for bucket in buckets)
             known = buckets if is_whole and self._last_border is not None else ()
-            self._pending.append(HiddenWait(reached, left, group, calls, known))
+            self._pending.append(HiddenWait(reached, left, group, calls, sequence, known))
 
     def poll(self) -> None:
         """Writes a record of every wait whose events have completed. Never blocks.
@@ -409,11 +412,12 @@ class DeviceTimer:
         self._last_border, self._border_ns = border, reached
 
     def _write_hidden(self, wait: HiddenWait) -> None:
-        blocked = _nanoseconds(wait.reached, wait.left)
+        blocked, last = _nanoseconds(wait.reached, wait.left), self._last_border
+        reached = self._border_ns + _elapsed_ns(last.left, wait.reached) if last is not None else 0
         self._free.extend((wait.reached, wait.left))
         # fmt: off
         self._context.write(time.monotonic_ns(), Kind.STALL, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE,
-                            wait.group, 0, blocked, wait.calls, 0, 0)
+                            wait.group, 0, blocked, wait.calls, reached, wait.sequence)
         # fmt: on
 
     def _write_buckets(self, wait: HiddenWait) -> None:
