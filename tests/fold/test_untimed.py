@@ -24,7 +24,7 @@ from zeromon.tui.screens.rank import rank_page
 from zeromon.tui.status_text import risk
 from zeromon_dashboard.pages.communication import traffic_title
 
-UNKNOWN = "82.4 % of its collectives are inside graphs or other C++, untimed"
+UNKNOWN = "82.4 % of its collectives are issued from C++, untimed"
 
 
 def partly_timed(timed: int, untimed: int, op: Op = Op.NONE) -> RankSnapshot:
@@ -79,7 +79,7 @@ def test_every_view_says_that_it_is_unknown_and_why() -> None:
 def test_every_view_counts_what_is_inside_graphs(timed: int, untimed: int, bound: str) -> None:
     """With the same sentence; where the exposed time is shown all the same, it is a lower bound."""
     one = partly_timed(timed, untimed)
-    sentence = f"{12 * untimed} collectives inside graphs or other C++, untimed{bound}"
+    sentence = f"{12 * untimed} collectives issued from C++, untimed{bound}"
     assert in_graphs(one) == sentence
     snapshot = run(one)
     assert sentence in render(snapshot)

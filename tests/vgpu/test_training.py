@@ -50,3 +50,14 @@ def test_losses_are_those_of_the_cpu(cuda_run: CudaRunner) -> None:
     """With arithmetic on: every rank has the same batch, so that the mean gradient is each one's."""
     run = cuda_run("train.py", "ddp", *SMALL, arithmetic=True)
     assert run.losses(0) == run.losses(1) == pytest.approx(reference(6), rel=1e-5)
+
+
+def test_the_rank_of_a_loss_that_is_nan_is_named_though_nobody_reads_it(
+    cuda_run: CudaRunner,
+) -> None:
+    """The agent copies it behind the forward, and reads the copy in a later step."""
+    words = ("train.py", "ddp", *SMALL, "--log", "0", "--nan")
+    run = cuda_run(*words, arithmetic=True, watched=True)
+    (found,) = (one for one in run.record.findings if one.rule == "not_finite")
+    assert "since step 2, on rank 1 first; rank 0 follows in step 3" in found.text
+    assert [rank.errors for rank in run.record.ranks] == [0, 0]

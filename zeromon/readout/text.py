@@ -287,7 +287,7 @@ def exposed_unknown(rank: RankSnapshot) -> str:
     if rank.exposed_ratio is not None:
         return ""
     if rank.untimed_ratio is not None and rank.untimed_ratio > UNTIMED:
-        return f"{human_ratio(rank.untimed_ratio)} of its collectives are {_IN_CPP}"
+        return f"{human_ratio(rank.untimed_ratio)} of its collectives are {_untimed_place(rank)}"
     unknown = rank.process.get("unknown_collectives")
     if unknown and any(step.untimed > step.collectives for step in rank.recent):
         return f"no hook sees {', '.join(unknown)}"
@@ -307,10 +307,10 @@ def memory_unknown(rank: RankSnapshot) -> str:
 
 
 def in_graphs(rank: RankSnapshot) -> str:
-    """``28 collectives inside graphs or other C++, untimed``, and what follows; "" without any."""
+    """``28 collectives issued from C++, untimed``, and what follows; "" without any."""
     if not rank.untimed_in_cpp:
         return ""
-    text = f"{human_count(rank.untimed_in_cpp)} collectives {_IN_CPP}"
+    text = f"{human_count(rank.untimed_in_cpp)} collectives {_untimed_place(rank)}"
     bound = rank.exposed_ratio is not None and in_graphs_ratio(rank) > 0
     return f"{text}; exposed communication is at least what is shown" if bound else text
 
@@ -324,7 +324,10 @@ def in_graphs_ratio(rank: RankSnapshot) -> float:
     return sum(step.untimed for step in steps) / max(1, sum(step.collectives for step in steps))
 
 
-_IN_CPP = "inside graphs or other C++, untimed"
+def _untimed_place(rank: RankSnapshot) -> str:
+    """Where no hook sees a collective: a graph is named only where torch.compile has made one."""
+    graphs = "inside compiled graphs or " if rank.compiled.get("frames") else ""
+    return f"{graphs}issued from C++, untimed"
 
 
 def state_text(rank: RankSnapshot) -> str:

@@ -1,21 +1,25 @@
 """Loss, gradient norm and learning rate of a step, where the host knows them already.
 
-A tensor on a device is never read: that would wait for the device. Of several that give the same
-quantity, the first one is followed, so that a loss that two loggers get is one series.
+No read waits for a device: of a loss on one, a copy is read in a later step. Of several that give the
+same quantity, the first one is followed, so that a loss that two loggers get is one series.
 """
 
 import math
 import re
 import weakref
 from collections.abc import Hashable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 
 from zeromon.ring.events import Kind, Scalar, float_bits
 from zeromon.ring.model_metadata import ProcessMetadata
+from zeromon_agents.observe.accelerator import current
+from zeromon_agents.observe.device_scalars import DeviceScalars
 from zeromon_agents.observe.step import Steps, known_number
-from zeromon_agents.runtime.hook_context import OFF, HookContext
+from zeromon_agents.runtime.hook_context import OFF, ON, HookContext
 
 _WORDS = re.compile(r"[a-z0-9]+")
 _OF_ANY = frozenset(("train", "training", "step", "samples", "batch", "total", "global"))
@@ -50,6 +54,9 @@ class Scalars:
         self._clip_norm = 0.0
         self.optimizer_steps = context.guard.guarded(self._optimizer_steps)
         steps.on_loss.append(context.guard.guarded(self._backward_begins))
+        device = current()
+        is_known = device is not None and device.type == "cuda"
+        self.device = DeviceScalars(device) if device is not None and is_known else None
 
     def give(self, scalar: Scalar, value: Any, source: Hashable) -> None:
         """Writes *value*, unless it is on a device or another *source* was first."""
@@ -87,15 +94,25 @@ class Scalars:
             self._write(Scalar.LEARNING_RATE, rate, self._context.step + 1)
 
     def _backward_begins(self, tensors: Any) -> None:
-        """Writes a loss that is infinite or NaN, of this rank alone, where it is on the CPU."""
+        """Writes a loss that is infinite or NaN, of this rank alone."""
+        step = self._context.step + 1
         for tensor in tensors if isinstance(tensors, (tuple, list)) else (tensors,):
-            if type(tensor) is torch.Tensor and tensor.is_cpu and not tensor.dim():
-                try:
-                    number = tensor.item()
-                except RuntimeError:  # vmap's tensors have no value of their own
-                    continue
-                if not math.isfinite(number):
-                    self._write(Scalar.LOSS, number, self._context.step + 1)
+            if type(tensor) is not torch.Tensor or tensor.dim():
+                continue
+            if tensor.is_cuda and self.device is not None and self._context.mode == ON:
+                self.device.read_later(tensor, partial(self._write_not_finite, step))
+            elif tensor.is_cpu:
+                with suppress(RuntimeError):  # vmap's tensors have no value of their own
+                    self._write_not_finite(step, tensor.item())
+
+    def _write_not_finite(self, step: int, number: float) -> None:
+        if not math.isfinite(number):
+            self._write(Scalar.LOSS, number, step)
+
+    def poll(self) -> None:
+        """Writes what has come from the device meanwhile."""
+        if self.device is not None:
+            self.device.poll()
 
     def _write(self, scalar: Scalar, number: float, step: int) -> None:
         self._context.emit(Kind.SCALAR, float_bits(number), step, op=scalar)

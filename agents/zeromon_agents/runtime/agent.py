@@ -131,7 +131,7 @@ class Agent:
         guarded = self.guard.guarded  # the failure of one loses neither the others nor the step
         flushes = self.collectives.flush_step, self.functional.flush_step, self.transfers.flush
         self._counting = (*flushes, *self.backends.ends)
-        self._sampling = (self.device.poll, self.host.sample)
+        self._sampling = (self.device.poll, self.scalars.poll, self.host.sample)
         self._sampling_device = (self.allocator.sample,)
         self._accounting = guarded(untraced.account)
         self._stop_counting = guarded(untraced.dispatched.stop)
@@ -367,7 +367,7 @@ class Agent:
         if mode != OFF and not self.steps.attached_mid_step:
             self.guard.run(self.backends.looks)
             self._count(self.context.step + 1 - self.context.steps_before)
-            self.guard.guarded(self.device.poll)()
+            self.guard.run((self.device.poll, self.scalars.poll))
 
     # ---- every second -------------------------------------------------------------------------
 

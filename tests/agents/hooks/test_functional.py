@@ -146,7 +146,8 @@ def test_what_inductor_compiles_to_cpp_is_counted_and_untimed(shared_node: Node)
     for rank in result.snapshot.ranks:
         assert rank.errors == 0
         assert rank.exposed_ratio is None
-        assert in_graphs(rank) == f"{2 * STEPS} collectives inside graphs or other C++, untimed"
+        assert in_graphs(rank).startswith(f"{2 * STEPS} collectives ")
+        assert in_graphs(rank).endswith("issued from C++, untimed")
         assert all(step.untimed == step.collectives == 2 for step in rank.recent)
 
 

@@ -41,6 +41,8 @@ def plain(options: argparse.Namespace, model: nn.Module, dtype: torch.dtype) -> 
         for _ in range(options.accumulate):
             mark("forward")
             loss = model(batch(options, dtype)).float().pow(2).mean()
+            if options.nan and len(optimizer.state) and dist.get_rank():  # from the second step on
+                loss = loss * float("nan")
             mark("backward")
             loss.backward()
         mark("optimizer")
@@ -196,6 +198,7 @@ def main() -> None:
     parser.add_argument("--bucket-view", action="store_true", help="DDP: gradient_as_bucket_view")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-steps of a step")
     parser.add_argument("--keep", action="store_true", help="FSDP2: do not reshard after forward")
+    parser.add_argument("--nan", action="store_true", help="the loss of all ranks but 0 is NaN")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--graph", action="store_true", help="DDP: forward and backward as graphs")
     parser.add_argument("--offload", action="store_true", help="optimizer states on the host")

@@ -84,7 +84,7 @@ def unknown_version(run: RunSnapshot) -> Iterable[Match]:
 
 @rule("ZM008")
 def untimed_collectives(run: RunSnapshot) -> Iterable[Match]:
-    """Collectives inside graphs or other C++ have no times."""
+    """Collectives issued from C++ have no times."""
     for rank in run.ranks:
         if rank.exposed_ratio is None and (rank.untimed_ratio or 0.0) > UNTIMED:
             text = f"exposed communication and late ranks are unknown: {exposed_unknown(rank)}"

@@ -316,7 +316,7 @@ METRICS: tuple[Spec, ...] = (
          ("op", "group"), _each(lambda r: (((c.op, c.group), c.seconds or None) for c in r.collectives))),
     Spec("zeromon_collective_exposed_seconds_total", "counter", "seconds", "Exposed communication: time in which collectives blocked the compute stream, on CPU backends the calling thread; absent where no collective was timed.",
          ("op", "group"), _each(lambda r: (((c.op, c.group), c.exposed_seconds if c.seconds else None) for c in r.collectives))),
-    Spec("zeromon_collectives_untimed_total", "counter", "collectives", "Collectives that were counted and not timed: inside graphs or other C++, or in a control step.",
+    Spec("zeromon_collectives_untimed_total", "counter", "collectives", "Collectives that were counted and not timed: issued from C++ (as compiled graphs do), or in a control step.",
          ("group",), _each(lambda r: (((g,), n) for g, n in r.untimed.items()))),
     Spec("zeromon_collectives_untimed_ratio", "gauge", "ratio", "Share of the collectives of the last steps that were not timed, control steps left out; above 0.1 the exposed communication of a step is unknown, and its metrics are absent.",
          (), _one(lambda r: r.untimed_ratio)),
