@@ -98,6 +98,13 @@ def pausing(phase: Phase, every: int, ms: int, **facts: Any) -> RankSnapshot:
     return one(**({"steps": 400} | facts | {"recent": tuple(steps)}))
 
 
+def enqueued(starved_ms: int) -> RankSnapshot:
+    """Steps of 100 ms of a device, of which so much waits for the host that enqueues them."""
+    launches = (0, 30 * MS, 45 * MS, 10 * MS)
+    steps = (summary(n, starved_ns=starved_ms * MS, launch_ns=launches) for n in range(30))
+    return one(recent=tuple(steps))
+
+
 def role(name: str, nbytes: int) -> RoleRow:
     return RoleRow(role=name, device_bytes=nbytes, host_bytes=0, disk_bytes=0, pinned_bytes=0)
 
@@ -195,6 +202,7 @@ GROWING = WorkerMemory(
 )
 
 FIRES: dict[str, RankSnapshot] = {
+    "launch_bound": enqueued(80),
     "workers_grow": one(workers=GROWING),
     "checkpoint_interval": saved(ago_s=24 * 3600.0),
     "fsdp_prefetch_off": one(*GATHERS),
@@ -276,6 +284,7 @@ FIRES: dict[str, RankSnapshot] = {
 }  # fmt: skip
 
 SILENT: dict[str, RankSnapshot] = {
+    "launch_bound": enqueued(10),
     "workers_grow": one(workers=replace(GROWING, grown_bytes=20 * MIB)),
     "garbage_collection": pausing(Phase.GARBAGE_COLLECTION, 20, 60),
     "recompilations": pausing(Phase.COMPILE, 36, 900),

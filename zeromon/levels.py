@@ -69,6 +69,9 @@ OWN_CODE = Level(0.15, 0.25, is_lost_time=True)
 DEVICE_IDLE = 0.3
 """A device that runs a kernel for less than this share of the time is idle."""
 
+HOST_BOUND, DEVICE_BOUND = 0.5, 0.1
+"""From which, and up to which share of the computing phases a device waits for the host."""
+
 BLOCKED = Level(0.10, 0.25)
 """The share of a step in which the training thread waits for offloaded state to move."""
 

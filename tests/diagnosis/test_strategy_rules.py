@@ -95,6 +95,7 @@ def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
     yield made(models=(whole,), unsharded_peak_bytes=400 * MIB)
     yield made(workers=GROWING)
     yield made(recent=WAITING * 30, loader={"num_workers": 0})
+    yield made(recent=FIRES["launch_bound"].recent)
     for pauses in ("garbage_collection", "recompilations", "slow_steps"):
         at = FIRES[pauses]
         yield made(recent=at.recent, steps=at.steps, loader=at.loader, compiled=at.compiled)
@@ -151,7 +152,7 @@ ALL = {
     "activations_dominate": "Python", "cpu_starved": "environment", "fragmentation": "environment",
     "data_wait": "Python (DataLoader)", "slow_steps": "Python (DataLoader)",
     "garbage_collection": "Python", "recompilations": "Python", "oom_risk": "Python",
-    "workers_grow": "Python",
+    "workers_grow": "Python", "launch_bound": "Python",
     "slow_link": "environment",
     "checkpoint_interval": "Python",
     "pipeline_bubble": "Python (pipelining)",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from builders import MS, folded, span, step
+from builders import MS, folded, run, span, step
 
 from zeromon.diagnosis.arrivals import ArrivalSkew
+from zeromon.diagnosis.engine import advise
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
+from zeromon.readout.pace import pace, pace_text
 from zeromon.ring.events import (
     Done,
     Event,
@@ -161,3 +163,32 @@ def test_the_means_of_a_collective_do_not_depend_on_the_host_s_lead() -> None:
     assert ahead.calls == pytest.approx(1)
     assert ahead.exposed_seconds == pytest.approx(0.005)
     assert ahead.seconds == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(
+    ("lag_ms", "said"),
+    [
+        (30, "device-bound: kernels were queued at the end of its phases; the host takes forward"),
+        (0, "launch-bound: the device waited for the host in 100.0 % of its phases (forward"),
+    ],
+)
+def test_who_sets_the_pace_is_told_by_the_lag_at_the_end_of_each_phase(
+    lag_ms: int, said: str
+) -> None:
+    events: list[Event] = [ANNOUNCED]
+    for number in range(1, 25):
+        start = 100 * (number - 1)
+        host = span(Phase.FORWARD, start, start + 4), step(number, start, start + 8)
+        device = [
+            one._replace(lag_ns=lag_ms * MS) if isinstance(one, PhaseSpan) else one
+            for one in ran(number)
+        ]
+        events += [host[0], gather(0, 1, 0, number)[0], host[1], *device]
+    rank = summarize(folded(events))
+    known = pace(rank)
+    assert known is not None
+    assert known.launch_seconds == {"forward": 0.004}
+    assert known.compute_seconds == pytest.approx(0.1)
+    assert known.starved_seconds == pytest.approx(0.1 * (lag_ms == 0))
+    assert pace_text(rank).startswith(said)
+    assert ("ZM322" in {found.code for found in advise(run(rank))}) is (lag_ms == 0)

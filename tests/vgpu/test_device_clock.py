@@ -10,6 +10,7 @@ from vgpu.machine import Fault
 from vgpu.truth import NOTHING, Timeline
 from zeromon.diagnosis.rules.common import waits_in_each_bucket
 from zeromon.readout.breakdown import RECORDED, step_parts
+from zeromon.readout.pace import pace
 from zeromon.snapshot import RankSnapshot, StepSummary
 
 pytestmark = pytest.mark.vgpu
@@ -109,6 +110,25 @@ def test_the_reducer_s_copies_are_counted_with_its_wait(cuda_run: CudaRunner) ->
             if start <= one.start < end and any(c.end <= one.start for c in truth.of("collective"))
         )
         assert exposed(truth, start, end) * 0.85 < found < exposed(truth, start, end) + copies
+
+
+@pytest.mark.parametrize("is_slow", [True, False], ids=["device-bound", "launch-bound"])
+def test_who_sets_the_pace_is_what_the_timeline_says(cuda_run: CudaRunner, is_slow: bool) -> None:
+    """Kernels that are slow are queued; fast ones end before the host has enqueued the next."""
+    words = ("fsdp2", "--hidden", "512", "--steps", "24", "--log", "5")
+    run = cuda_run("train.py", *words, changes=MACHINE if is_slow else {}, watched=True)
+    for rank in run.record.ranks:
+        truth, known = run.truth(rank.rank), pace(rank)
+        figures = truth.figures(*truth.window(4, 22))
+        assert known is not None and set(known.launch_seconds) == {
+            "forward",
+            "backward",
+            "optimizer",
+        }
+        assert (known.starved_ratio < 0.1) is is_slow and (known.starved_ratio > 0.5) is not is_slow
+        assert (figures.idle < 0.1 * figures.span) is is_slow
+    launch_bound = [found for found in run.record.findings if found.rule == "launch_bound"]
+    assert bool(launch_bound) is not is_slow
 
 
 def test_the_rank_of_a_slow_device_is_named_under_ddp(cuda_run: CudaRunner) -> None:

@@ -151,10 +151,7 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
     window.timed += 1
     window.ended.append(record)
     if sequence > 0:
-        if call.on_device and state.history:
-            step = _step_of_device(state)
-        else:
-            step = state.step + 1 if issued_ns >= state.step_end_ns else state.step
+        step = _step_of(state, issued_ns, on_device=call.on_device)
         state.arrivals.append(
             Arrival(
                 call.group, sequence, issued_ns, t_ns, nbytes, blocked_ns, t_ns - blocked_ns, step,
@@ -182,9 +179,11 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
             window.late_ns += blocked_ns
 
 
-def _step_of_device(state: RankState) -> int:
-    """The step in which the device is, which has not come to its end."""
-    return state.history[-1].step + 1 if state.history else state.step + 1
+def _step_of(state: RankState, issued_ns: int, *, on_device: bool) -> int:
+    """The step of a collective; of a device that in which it is, for the host is ahead."""
+    if on_device and state.history:
+        return state.history[-1].step + 1
+    return state.step + 1 if issued_ns >= state.step_end_ns else state.step
 
 
 def _fold_event(state: RankState, e: Issued | Done) -> None:
@@ -260,7 +259,7 @@ def _fold_stall(state: RankState, e: Stall) -> None:
         state.arrivals.append(
             Arrival(
                 group, -e.sequence, e.reached_ns, e.reached_ns + e.blocked_ns, 0, e.blocked_ns,
-                e.reached_ns, _step_of_device(state), state.device_steps, row,
+                e.reached_ns, _step_of(state, e.reached_ns, on_device=True), state.device_steps, row,
             )
         )  # fmt: skip
 

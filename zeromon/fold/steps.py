@@ -10,6 +10,7 @@ from zeromon.fold.ledger import add_step
 from zeromon.fold.state import STEP_BUCKETS, RankState, folds, group_size, recent_busbw
 from zeromon.fold.units import reshard_all
 from zeromon.fold.window import EndedPhase, Window
+from zeromon.ring.codes import COMPUTING
 from zeromon.ring.events import (
     Activity,
     BatchMark,
@@ -36,6 +37,9 @@ _CPU_OPTIMIZER: Final = Phase.CPU_OPTIMIZER
 
 _TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.DATA_WAIT)
 """What belongs to an evaluation or a generation where it happens within one."""
+_NO_LAG_NS, _NO_LAG = 100_000, 0.05
+"""A device that is no further behind the host, beside the length of a phase, waits for the host: it runs
+the last kernels of the phase."""
 _OWNS = (Phase.EVALUATION, Phase.GENERATION)
 
 
@@ -74,7 +78,10 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
 def _fold_device_phase(state: RankState, e: PhaseSpan) -> None:
     """What the compute stream did, or waited for, between two borders of the host's phases."""
     state.on_device = True
-    state.device_window.phase_ns[e.phase] += max(0, e.t_ns - max(e.start_ns, state.loop_ns))
+    window, spent = state.device_window, max(0, e.t_ns - max(e.start_ns, state.loop_ns))
+    window.phase_ns[e.phase] += spent
+    if e.phase in COMPUTING:
+        window.starved_ns += spent * (e.lag_ns <= _NO_LAG_NS + _NO_LAG * spent)
 
 
 def _count_activity(state: RankState, e: PhaseSpan) -> None:
@@ -188,7 +195,8 @@ def record_by_host(state: RankState) -> None:
 
 def _on_device(window: Window, counted: Window) -> Window:
     """The step that the host has *counted*, with what the device did in it."""
-    counted.phase_ns = window.phase_ns
+    counted.launch_ns, counted.phase_ns = counted.phase_ns, window.phase_ns
+    counted.starved_ns = window.starved_ns
     counted.late_ns += window.late_ns
     counted.follow(window)
     return counted
@@ -263,6 +271,8 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> 
         other_bytes=_other_bytes(state),
         untimed=_untimed(state, window),
         silent_ns=window.silent_ns,
+        starved_ns=window.starved_ns,
+        launch_ns=tuple(window.launch_ns),
         samples=window.samples,
         tokens=window.tokens,
         **{"learning_rate": _newest(state, Scalar.LEARNING_RATE), **window.scalars},
@@ -293,7 +303,7 @@ def _other_bytes(state: RankState) -> int:
 
 _SUMMED = (
     "collectives", "collective_bytes", "communication_ns", "exposed_ns", "offload_blocked_ns",
-    "late_gather_ns", "untimed", "silent_ns",
+    "late_gather_ns", "untimed", "silent_ns", "starved_ns",
 )  # fmt: skip
 _PEAKS = (
     "allocated_bytes", "reserved_bytes", "rss_bytes", "other_bytes", "samples", "tokens",
@@ -312,6 +322,7 @@ def _merge(first: StepSummary, second: StepSummary) -> StepSummary:
         end_ns=second.end_ns,
         phase_ns=tuple(a + b for a, b in zip(first.phase_ns, second.phase_ns, strict=True)),
         phase_exposed_ns=tuple(a + b for a, b in exposed),
+        launch_ns=tuple(a + b for a, b in zip(first.launch_ns, second.launch_ns, strict=False)),
         skipped=first.skipped or second.skipped,
         loss=second.loss if second.loss is not None else first.loss,
         grad_norm=second.grad_norm if second.grad_norm is not None else first.grad_norm,

@@ -30,9 +30,10 @@ class Window:
     """Sums since the step began."""
 
     __slots__ = (
-        "allocated", "began_before", "blocked", "collectives", "ended", "late_ns", "micro_steps",
-        "nbytes", "offload_ns", "phase_exposed_ns", "phase_ns", "reserved", "rss", "samples",
-        "scalars", "silent_ns", "spans", "stall_ns", "timed", "tokens", "waited_only",
+        "allocated", "began_before", "blocked", "collectives", "ended", "late_ns", "launch_ns",
+        "micro_steps", "nbytes", "offload_ns", "phase_exposed_ns", "phase_ns", "reserved", "rss",
+        "samples", "scalars", "silent_ns", "spans", "stall_ns", "starved_ns", "timed", "tokens",
+        "waited_only",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -48,6 +49,10 @@ class Window:
         self.waited_only = 0
         """Those of :attr:`timed` of which only the time that was waited for them is known."""
         self.stall_ns = self.offload_ns = self.late_ns = self.micro_steps = self.silent_ns = 0
+        self.starved_ns = 0
+        """In forwards, backwards and optimizers that a device ended right behind the host."""
+        self.launch_ns: list[int] = []
+        """How long the host took for each phase, on a device."""
         self.allocated = self.reserved = self.rss = -1
         self.scalars: dict[str, float | None] = {}
         """Label of a scalar -> its value in the step; None where it is not finite."""

@@ -63,6 +63,10 @@ class Phase(_Labelled):
     """Text from a model: the rollout of an RL loop, with the forwards within it."""
 
 
+COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+"""The phases in which a device computes."""
+
+
 class Activity(IntEnum):
     """What a phase does, where it may do several things."""
 

@@ -263,7 +263,7 @@ class Counted(NamedTuple):
     engine: int = 0
 
 
-@record(Kind.PHASE, "t, PHASE[phase], flags, a, activity_of(op), b, c", by_training=True)
+@record(Kind.PHASE, "t, PHASE[phase], flags, a, activity_of(op), b, c, d", by_training=True)
 class PhaseSpan(NamedTuple):
     """A rank spent ``[start_ns, t_ns]`` in one phase, without the phases that ended within it.
 
@@ -279,6 +279,8 @@ class PhaseSpan(NamedTuple):
     """That were saved or loaded, where the hook knows them."""
     file: int = 0
     """Which file was loaded whole into memory, the same number on all ranks of a host; 0: unknown."""
+    lag_ns: int = 0
+    """How much later than the host a device came to the end of the phase."""
 
 
 @record(Kind.STEP, "t, flags, a, b, c, Outcome(op), d", by_training=True)

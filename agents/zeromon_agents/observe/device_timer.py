@@ -401,7 +401,10 @@ class DeviceTimer:
             self._free.append(last.left)
         reached = min(reached, time.monotonic_ns())
         if last is not None and not border.after_gap:
-            write(reached, Kind.PHASE, 0, border.phase, _ON_DEVICE, 0, 0, self._border_ns, 0, 0, 0)
+            # fmt: off
+            write(reached, Kind.PHASE, 0, border.phase, _ON_DEVICE, 0, 0,
+                  self._border_ns, 0, 0, max(0, reached - border.entered_ns))
+            # fmt: on
         if border.step_end is not None:
             outcome, flags, step, start, micro_steps, engine = border.step_end
             # fmt: off

@@ -16,9 +16,10 @@ from zeromon.diagnosis.rules.common import (
 )
 from zeromon.diagnosis.rules.loop import slowest
 from zeromon.diagnosis.settings import as_number
-from zeromon.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE
+from zeromon.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE, HOST_BOUND
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.readout.loading import from_storage, parts
+from zeromon.readout.pace import launch_text, pace
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, LoadingRow, Pool, RankSnapshot, Remedy, RunSnapshot
 from zeromon.units import human_ratio, human_seconds
@@ -269,6 +270,40 @@ _WHY_IDLE = {
 }
 
 
+@rule("ZM322")
+def launch_bound(run: RunSnapshot) -> Iterable[Match]:
+    """The host enqueues kernels more slowly than the device runs them. Reported once."""
+    paces = [(known, rank) for rank in run.ranks if (known := pace(rank)) is not None]
+    bound = [one for one in paces if one[0].starved_ratio >= HOST_BOUND]
+    if not bound:
+        return
+    known, rank = max(bound, key=lambda one: one[0].starved_seconds)
+    alone = rank.rank if len(bound) < len(paces) else ANY
+    share = known.starved_seconds / known.step_seconds
+    device = rank.device_stats
+    used = "" if device is None else f"; kernels ran for {human_ratio(device.utilization_ratio)}"
+    if share >= LEAST_SHARE and rank.steps >= LEAST_STEPS:
+        yield Match(
+            f"the host sets the pace in {human_ratio(share)} of a step "
+            f"({human_seconds(known.starved_seconds)}): the device ends each phase right behind it; "
+            f"to enqueue takes {launch_text(known.launch_seconds)}{used}",
+            alone,
+            _enqueue_less(),
+            waits=Waits(share, AVOIDABLE, alone),
+        )
+
+
+def _enqueue_less() -> Remedy:
+    return Remedy(
+        cause="the host runs Python and launches kernels for longer than the device computes",
+        dialect=ConfigFormat.PYTHON,
+        diff='+ model = torch.compile(model)  # or CUDA graphs: mode="reduce-overhead"',
+        effect="at most the time without kernels; a larger micro-batch with less accumulation does the "
+        "same per sample, foreach or fused optimizers for the optimizer",
+        price="compilation at the first steps; activations of a larger micro-batch",
+    )
+
+
 @rule("ZM321")
 def device_idle(run: RunSnapshot) -> Iterable[Match]:
     """A device has no kernel to run for most of the time, although steps end. Reported once."""
@@ -286,10 +321,12 @@ def device_idle(run: RunSnapshot) -> Iterable[Match]:
         most = max(parts, key=lambda part: parts[part], default="")
         if most == "other":  # ZM609 names its line
             return
-        why = _WHY_IDLE.get(
-            most, "kernels are short, and the host launches them too slowly: a larger micro-batch, "
-            "torch.compile or CUDA graphs"
-        )  # fmt: skip
+        known = pace(rank)
+        is_bound = known is None or known.starved_ratio >= HOST_BOUND
+        enqueues = (
+            "the host enqueues kernels too slowly (ZM322)" if is_bound else "its kernels are few"
+        )
+        why = _WHY_IDLE.get(most, enqueues)
         share = share_of_step(rank, parts.get(most, 0.0))
         yield Match(
             f"kernels ran for {human_ratio(used)} of a sample; {PART_NAMES.get(most, 'n/a')} takes "
