@@ -168,6 +168,10 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
         run(rank(0, steps=0, recent=(), stack=("/home/me/train.py:21 in main",), phase="other")),
         Health.STARTING, "no step has ended after 30.00 s; rank 0 is between phases, at ",
     ),
+    "first step of another attempt": (
+        run(rank(0, steps=0, recent=(), started_ns=0), attempt=2, taken_ns=3_000_000_000),
+        Health.STARTING, "no step of attempt 2 has ended after 3.00 s",
+    ),
     "stopped in the first step": (
         run(rank(0, steps=0, recent=(), stack=("/home/me/train.py:21 in main",), phase="other",
                  alive=False, failed=True, ended="SIGTERM", started_ns=0,

@@ -269,12 +269,16 @@ def _most_severe(found: Sequence[Finding]) -> Finding:
 def _no_step_text(run: RunSnapshot) -> str:
     """``no step has ended after 20 s; rank 0 is between phases, at train.py:21``."""
     has, is_, seconds = "has", "is", run.taken_wall - run.started_wall
+    began = min((rank.started_ns for rank in run.ranks), default=run.taken_ns)
+    step = "no step"
+    if run.attempt > 1:  # launched long ago, and started again since
+        step, seconds = f"no step of attempt {run.attempt}", (run.taken_ns - began) / 1e9
     if run.ended:
         has, is_ = "had", "was"
         seconds = max((rank.last_event_ns - rank.started_ns for rank in run.ranks), default=0) / 1e9
     stuck = next((rank for rank in run.ranks if rank.stack), None)
     place = f"; rank {stuck.rank} {is_} {doing(stuck)}" if stuck is not None else ""
-    return f"no step {has} ended after {human_seconds(max(0.0, seconds))}{place}"
+    return f"{step} {has} ended after {human_seconds(max(0.0, seconds))}{place}"
 
 
 def _well(run: RunSnapshot) -> Verdict:
