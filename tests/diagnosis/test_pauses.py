@@ -51,6 +51,8 @@ def paused(
          "pauses for 800.0 ms about every 12 steps (own code) since step 36"),
         (dict.fromkeys((61, 64, 90, 149), 1000), False,
          "pauses for 1.0 s in 4 steps (own code) since step 61"),
+        (dict.fromkeys((81, 82, 83, 85, 86, 87, 140), 1000), False,
+         "pauses for 1.0 s in 7 steps (own code) since step 81"),
     ],
 )  # fmt: skip
 def test_pauses_of_one_rank_are_told_with_their_rhythm(

@@ -30,6 +30,9 @@ from zeromon.ring.events import (
     Heartbeat,
     Issued,
     Kind,
+    MemoryPeak,
+    MemorySample,
+    Oom,
     Op,
     Outcome,
     Path,
@@ -512,3 +515,16 @@ def test_an_engine_that_was_dropped_is_not_expected_to_hold_memory() -> None:
     assert row.predicted_bytes == 2 * 10**6
     text = engines(run(one))
     assert text.count("(dropped)") == 5
+
+
+def test_an_allocation_that_failed_after_the_last_sample_counts() -> None:
+    """A rank that dies of it takes no other sample."""
+    sample, peak = MemorySample(MS, 1, 1, 1, 1, 0), MemoryPeak(MS, 0, 2, 10, 80)
+    failed = Oom(2 * MS, 24, 80, 10)
+    for events, counted in (
+        ([sample, peak], 2),
+        ([sample, peak, failed], 3),
+        ([sample, failed], 1),
+    ):
+        memory = summarize(folded(events)).memory
+        assert memory is not None and memory.ooms == counted

@@ -16,7 +16,7 @@ def _fold_memory(state: RankState, e: MemorySample) -> None:
 
 @folds(MemoryPeak)
 def _fold_memory_peak(state: RankState, e: MemoryPeak) -> None:
-    state.memory_peak = e
+    state.memory_peak, state.new_ooms = e, 0
     state.reserved_at_peak = state.memory.reserved_bytes if state.memory else 0
 
 
@@ -33,6 +33,7 @@ def _fold_host(state: RankState, e: HostSample) -> None:
 @folds(Oom)
 def _fold_oom(state: RankState, e: Oom) -> None:
     state.oom = e
+    state.new_ooms += 1
 
 
 @folds(RoleBytes)

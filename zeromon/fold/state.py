@@ -380,6 +380,8 @@ class RankState:
     available_bytes: int = -1
     pinned_bytes: int = -1
     oom: Oom | None = None
+    new_ooms: int = 0
+    """Since the last :class:`MemoryPeak`, whose own count has the earlier ones."""
 
     trace: TraceMark | None = None
     trial: TrialMark | None = None

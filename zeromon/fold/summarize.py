@@ -403,6 +403,11 @@ def _pause(state: RankState, observed: Observed) -> str:
     return pause or (STARTS if starts else "")
 
 
+def _failed_allocations(counted: int, new: int) -> int:
+    """Allocations that failed: what the allocator has *counted*, -1 where unknown, and *new* ones."""
+    return max(0, counted) + new if new else counted
+
+
 def _device_memory(state: RankState) -> DeviceMemory | None:
     now, device = state.memory, state.memory_peak
     if now is None:
@@ -415,5 +420,5 @@ def _device_memory(state: RankState) -> DeviceMemory | None:
         capacity_bytes=device.capacity_bytes if device else -1,
         free_bytes=device.free_bytes if device else -1,
         retries=device.retries if device else -1,
-        ooms=device.ooms if device else -1,
+        ooms=_failed_allocations(device.ooms if device else -1, state.new_ooms),
     )

@@ -266,10 +266,15 @@ def _gaps(steps: Sequence[int]) -> list[int]:
 
 
 def _is_regular(steps: Sequence[int]) -> bool:
-    """Returns whether *steps* are evenly spaced; untimed steps may be missing between them."""
+    """Returns whether *steps* are evenly spaced; untimed steps may be missing between them.
+
+    Neighbouring steps have no rhythm: every gap is a multiple of one step.
+    """
     gaps = _gaps(steps)
     every = statistics.median(gaps)
-    return all(abs(gap - max(1, round(gap / every)) * every) <= every / 4 for gap in gaps)
+    return every > 1 and all(
+        abs(gap - max(1, round(gap / every)) * every) <= every / 4 for gap in gaps
+    )
 
 
 def _pause_together(run: RunSnapshot, alone: Pauses) -> bool:
