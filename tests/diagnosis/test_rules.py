@@ -651,7 +651,7 @@ def test_a_slow_stage_is_to_be_split_and_an_even_pipeline_to_get_more_micro_batc
     [
         (FIRES["data_wait"].recent, "ZM601"),
         (FIRES["cpu_optimizer_slow"].recent, "ZM501"),
-        (one().recent, "the host enqueues kernels too slowly"),
+        (one().recent, "the host enqueues them too slowly"),
     ],
 )
 def test_an_idle_device_has_its_cause(recent: Any, why: str) -> None:

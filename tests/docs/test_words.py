@@ -25,12 +25,12 @@ PACKAGES = ("zeromon", "agents/zeromon_agents", "dashboard/zeromon_dashboard")
 SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 
 MODULES = {
-    "boards": "export.prometheus.dashboards",
+    "boards": "tools.grafana_boards",
     "configs": "memory.config_files",
     "exchange": "collector.cluster_client",
     "expected": "memory.reconcile",
     "found": "observe.discovery",
-    "halves": "tui.draw.half_blocks",
+    "halves": "tui.draw.bars",
     "jobs": "attach.rank_processes",
     "joining": "attach.loader",
     "limits": "compare.thresholds",

@@ -142,8 +142,8 @@ def test_the_end_of_a_backward_is_the_arrival_at_what_the_reducer_sends() -> Non
         skew.all_arrived(rank, {1: ("dp", 2, 2)}, states[-1].arrivals)
     assert skew.late_seconds(1) == 0.03 and skew.late_seconds(0) == 0
     assert skew.wait_seconds(0) == 0.03
-    (row,) = summarize(states[0]).traffic
-    assert row.wait_seconds == 0.03
+    (row,), (other,) = (summarize(state).traffic for state in states)
+    assert (row.wait_seconds, other.wait_seconds) == (0.03, 0.0)
     assert row.transfer_seconds is None and row.busbw_bytes_per_second is None
 
 
@@ -188,7 +188,48 @@ def test_who_sets_the_pace_is_told_by_the_lag_at_the_end_of_each_phase(
     known = pace(rank)
     assert known is not None
     assert known.launch_seconds == {"forward": 0.004}
-    assert known.compute_seconds == pytest.approx(0.1)
-    assert known.starved_seconds == pytest.approx(0.1 * (lag_ms == 0))
+    assert known.compute_seconds == pytest.approx(0.09)
+    assert known.starved_seconds == pytest.approx(0.09 * (lag_ms == 0))
     assert pace_text(rank).startswith(said)
     assert ("ZM322" in {found.code for found in advise(run(rank))}) is (lag_ms == 0)
+
+
+def test_a_host_that_waits_within_a_phase_does_not_set_the_pace() -> None:
+    """It is ahead at the begin of the phase, and comes to the end together with the device."""
+    events: list[Event] = [ANNOUNCED]
+    for number in range(1, 25):
+        spans = ran(number)
+        for place, lag_ms in ((0, 30), (2, 0), (3, 4)):
+            spans[place] = spans[place]._replace(lag_ns=lag_ms * MS)  # type: ignore[call-arg]
+        events += [step(number, 4 * number - 4, 4 * number), *spans]
+    known = pace(summarize(folded(events)))
+    assert known is not None and known.starved_ratio == 0
+
+
+def test_a_row_has_both_what_the_host_and_what_a_device_timed() -> None:
+    """One group may run its collectives of the CPU by gloo and those of a device by NCCL."""
+    events: list[Event] = [ANNOUNCED]
+    for number in range(1, 21):
+        on_cpu = gather(100 * number - 100, 100 * number - 50, 50, 2 * number)
+        done = on_cpu[1]
+        assert isinstance(done, Done)
+        on_device = gather(0, 1, 0, 2 * number + 1)[0], ran(number)[1]
+        events += [on_cpu[0], done._replace(flags=0), on_device[0]]
+        events += [step(number, 100 * number - 100, 100 * number), *ran(number)]
+    (row,) = summarize(folded(events)).traffic
+    assert row.calls == pytest.approx(2)
+    assert row.exposed_seconds == pytest.approx(0.055)
+    assert row.seconds == pytest.approx(0.07)
+
+
+def test_clocks_that_disagree_make_no_rank_late() -> None:
+    """Both wait 1 ms for the end of a transfer; rank 0's clock is 500 ms early."""
+    skew = ArrivalSkew()
+    for rank, reached_ms in enumerate((10, 510)):
+        waited = Stall(
+            600 * MS, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE, 0, MS, 1, 3, reached_ms * MS, 12
+        )
+        state = folded([ANNOUNCED, step(1, 0, 4), waited])
+        skew.all_arrived(rank, {1: ("dp", 2, 2)}, state.arrivals)
+    late = [skew.late_seconds(rank) for rank in range(2)]
+    assert all(seconds is not None and seconds <= 0.001 for seconds in late)

@@ -186,9 +186,10 @@ class ArrivalSkew:
             most, waited = busy - transfer, at - start
             if waited > most:
                 waited = most
-            # without its size it is a part of a transfer: the end of a backward's
-            moved = transfer if one.nbytes else 0
-            row.matched(one.timed_step, waited if waited > 0 else 0, moved, one.nbytes)
+            moved = 0 if one.is_wait else transfer  # a wait is a part of a transfer
+            row.matched(
+                one.timed_step, waited if waited > 0 else 0, moved, one.nbytes, one.on_device
+            )
             row.matched_ns += blocked
             end = start + busy
             if at > end - blocked and blocked and member != last:
@@ -229,6 +230,8 @@ def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
         others_wait = min(others_wait, waits)
         first = min(first, start)
         transfer = min(transfer, lasted)
+    if one.is_wait:  # nobody's wait ends before the last has come, whatever the clocks say
+        at = min(at, min(one.ended_ns for one in inside.values()))
     return PartialArrival(
         group, sequence, size, len(inside), first, at, last, before, max(1, transfer),
         min(last_waits, others_wait), others_wait,

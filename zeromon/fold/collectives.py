@@ -155,7 +155,7 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
         state.arrivals.append(
             Arrival(
                 call.group, sequence, issued_ns, t_ns, nbytes, blocked_ns, t_ns - blocked_ns, step,
-                timed_steps, row,
+                timed_steps, row, on_device,
             )
         )  # fmt: skip
     else:
@@ -259,7 +259,8 @@ def _fold_stall(state: RankState, e: Stall) -> None:
         state.arrivals.append(
             Arrival(
                 group, -e.sequence, e.reached_ns, e.reached_ns + e.blocked_ns, 0, e.blocked_ns,
-                e.reached_ns, _step_of(state, e.reached_ns, on_device=True), state.device_steps, row,
+                e.reached_ns, _step_of(state, e.reached_ns, on_device=True), state.device_steps,
+                row, True, True,
             )
         )  # fmt: skip
 

@@ -45,13 +45,14 @@ class Sums:
     """Calls, bytes and nanoseconds of one row over some steps."""
 
     __slots__ = (
-        "busy_ns", "calls", "exposed_ns", "matched_bytes", "nbytes", "timed_bytes", "transfer_ns",
-        "wait_ns",
+        "busy_ns", "calls", "exposed_ns", "matched_bytes", "matches", "nbytes", "timed_bytes",
+        "transfer_ns", "wait_ns",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.calls = self.nbytes = self.timed_bytes = self.busy_ns = 0.0
         self.exposed_ns = self.wait_ns = self.transfer_ns = self.matched_bytes = 0.0
+        self.matches = 0.0
 
     def absorb(self, newest: Sums, share: float) -> None:
         """Adds the sums of the newest step, and keeps *share* of all."""
@@ -63,6 +64,13 @@ class Sums:
         self.wait_ns = (self.wait_ns + newest.wait_ns) * share
         self.transfer_ns = (self.transfer_ns + newest.transfer_ns) * share
         self.matched_bytes = (self.matched_bytes + newest.matched_bytes) * share
+        self.matches = (self.matches + newest.matches) * share
+
+    def per_step(self, steps: float) -> Sums:
+        """Returns the means over so many *steps*."""
+        means = Sums()
+        means.absorb(self, 1 / steps)
+        return means
 
     def moved(self) -> tuple[float, float]:
         """Bytes, and the nanoseconds they took: of matched transfers if any, else of timed calls."""
@@ -129,9 +137,13 @@ class CollectiveStats:
         """Drops the sums of what came before the first step."""
         self.past, self.now, self.device = Sums(), Sums(), None
 
-    def matched(self, step: int, wait: int, transfer: int, nbytes: int) -> None:
+    def matched(
+        self, step: int, wait: int, transfer: int, nbytes: int, on_device: bool = False
+    ) -> None:
         """Adds the wait and the transfer (ns) of a collective of *step*, which may have ended."""
-        if self.device is not None:
+        if on_device:
+            self.at_device(step)
+        if on_device and self.device is not None:
             self.device.matched(step, wait, transfer, nbytes)
             return
         ago = self.step - step
@@ -139,6 +151,7 @@ class CollectiveStats:
             sums, share = self.at(step), 1.0
         else:
             sums, share = self.past, _faded(ago)
+        sums.matches += share
         sums.wait_ns += share * wait
         sums.transfer_ns += share * transfer
         sums.matched_bytes += share * nbytes
@@ -209,12 +222,10 @@ def _row(
     unit_names: Mapping[int, str],
 ) -> CollectiveStatsRow:
     op, _, phase, unit = key
-    issued, issued_steps = item.before(steps), weight(steps)
-    sums, total = issued, issued_steps
+    sums = item.before(steps).per_step(weight(steps))
     if item.device is not None:
-        sums, total = item.device.before(device_steps), weight(max(1, device_steps))
+        sums.absorb(item.device.before(device_steps).per_step(weight(max(1, device_steps))), 1.0)
     bandwidth = item.busbw(sums) or None
-    matched = sums.transfer_ns > 0
     nbytes, busy = sums.moved()
     return CollectiveStatsRow(
         op=op.label,
@@ -224,13 +235,13 @@ def _row(
         phase=phase.label,
         unit=unit_names.get(unit, f"unit {unit}") if unit else "",
         count=item.calls,
-        calls=issued.calls / issued_steps,
-        nbytes=issued.nbytes / issued_steps,
-        seconds=sums.busy_ns / total / 1e9,
-        exposed_seconds=sums.exposed_ns / total / 1e9,
+        calls=sums.calls,
+        nbytes=sums.nbytes,
+        seconds=sums.busy_ns / 1e9,
+        exposed_seconds=sums.exposed_ns / 1e9,
         exposed_total_seconds=item.exposed_ns / 1e9,
-        wait_seconds=sums.wait_ns / total / 1e9 if matched or sums.wait_ns else None,
-        transfer_seconds=sums.transfer_ns / total / 1e9 if matched else None,
+        wait_seconds=sums.wait_ns / 1e9 if sums.matches else None,
+        transfer_seconds=sums.transfer_ns / 1e9 if sums.transfer_ns > 0 else None,
         algbw_bytes_per_second=algbw(nbytes, busy / 1e9) if nbytes else None,
         busbw_bytes_per_second=bandwidth,
         best_busbw_bytes_per_second=max(item.best_busbw, bandwidth or 0.0),

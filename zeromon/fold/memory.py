@@ -16,7 +16,9 @@ def _fold_memory(state: RankState, e: MemorySample) -> None:
 
 @folds(MemoryPeak)
 def _fold_memory_peak(state: RankState, e: MemoryPeak) -> None:
-    state.memory_peak, state.new_ooms = e, 0
+    state.memory_peak = e
+    if e.ooms >= 0:
+        state.new_ooms = 0
     state.reserved_at_peak = state.memory.reserved_bytes if state.memory else 0
 
 

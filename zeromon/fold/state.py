@@ -100,13 +100,14 @@ class Arrival:
     """A collective that ended at a rank; the collector matches it with those of the other ranks."""
 
     __slots__ = (
-        "blocked_ns", "ended_ns", "group", "issued_ns", "nbytes", "row", "sequence", "step",
-        "timed_step", "waits_from_ns",
+        "blocked_ns", "ended_ns", "group", "is_wait", "issued_ns", "nbytes", "on_device", "row",
+        "sequence", "step", "timed_step", "waits_from_ns",
     )  # fmt: skip
 
     def __init__(
         self, group: int, sequence: int, issued_ns: int, ended_ns: int, nbytes: int, blocked_ns: int,
         waits_from_ns: int, step: int, timed_step: int, row: CollectiveStats,
+        on_device: bool = False, is_wait: bool = False,
     ) -> None:  # fmt: skip
         # the numbers, not the record that has them: compiled, they lie side by side
         self.group = group
@@ -119,6 +120,9 @@ class Arrival:
         self.waits_from_ns = waits_from_ns
         """When the rank began to wait, at the earliest when it arrived: before, it computed."""
         self.step = step
+        self.on_device = on_device
+        self.is_wait = is_wait
+        """Whether only a stream's wait for it is known, and neither its beginning nor its bytes."""
         self.timed_step = timed_step
         """The count of timed steps, the steps of a row."""
         self.row = row
@@ -336,6 +340,8 @@ class RankState:
     unit_groups: dict[tuple[Op, int], int] = field(default_factory=dict)
     """(operation, unit) -> the group in which the unit communicates."""
     timed_steps: int = 0
+    device_lag_ns: int = 0
+    """How much later than the host the device came to the end of its last phase."""
     device_steps: int = 0
     """How many of these the device has ended."""
     exposed_ns: int = 0

@@ -10,7 +10,7 @@ from zeromon.fold.ledger import add_step
 from zeromon.fold.state import STEP_BUCKETS, RankState, folds, group_size, recent_busbw
 from zeromon.fold.units import reshard_all
 from zeromon.fold.window import EndedPhase, Window
-from zeromon.ring.codes import COMPUTING
+from zeromon.ring.codes import ENQUEUED
 from zeromon.ring.events import (
     Activity,
     BatchMark,
@@ -38,8 +38,8 @@ _CPU_OPTIMIZER: Final = Phase.CPU_OPTIMIZER
 _TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.DATA_WAIT)
 """What belongs to an evaluation or a generation where it happens within one."""
 _NO_LAG_NS, _NO_LAG = 100_000, 0.05
-"""A device that is no further behind the host, beside the length of a phase, waits for the host: it runs
-the last kernels of the phase."""
+"""A device that is no further behind the host at both ends of a phase, beside its length, waits for the
+host: it runs the last kernels that were enqueued."""
 _OWNS = (Phase.EVALUATION, Phase.GENERATION)
 
 
@@ -80,8 +80,10 @@ def _fold_device_phase(state: RankState, e: PhaseSpan) -> None:
     state.on_device = True
     window, spent = state.device_window, max(0, e.t_ns - max(e.start_ns, state.loop_ns))
     window.phase_ns[e.phase] += spent
-    if e.phase in COMPUTING:
-        window.starved_ns += spent * (e.lag_ns <= _NO_LAG_NS + _NO_LAG * spent)
+    # a host that waits for the device within a phase comes to its end together with it, too
+    lag, state.device_lag_ns = max(e.lag_ns, state.device_lag_ns), e.lag_ns
+    if e.phase in ENQUEUED:
+        window.starved_ns += spent * (lag <= _NO_LAG_NS + _NO_LAG * spent)
 
 
 def _count_activity(state: RankState, e: PhaseSpan) -> None:

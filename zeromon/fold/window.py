@@ -50,7 +50,7 @@ class Window:
         """Those of :attr:`timed` of which only the time that was waited for them is known."""
         self.stall_ns = self.offload_ns = self.late_ns = self.micro_steps = self.silent_ns = 0
         self.starved_ns = 0
-        """In forwards, backwards and optimizers that a device ended right behind the host."""
+        """In forwards and backwards that a device ended right behind the host."""
         self.launch_ns: list[int] = []
         """How long the host took for each phase, on a device."""
         self.allocated = self.reserved = self.rss = -1

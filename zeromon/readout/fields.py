@@ -22,16 +22,22 @@ class Field(Generic[Row]):
     read: Callable[[Row], Any]
     unit: Unit = TEXT
     unknown: str = "-"
+    show: Callable[[Row], str] | None = None
+    """The value for people, where it is not that of the unit."""
 
     def text(self, row: Row) -> str:
         """The value for people."""
+        if self.show is not None:
+            return self.show(row)
         value = self.read(row)
         return self.unknown if value is None else self.unit.text(value)
 
     def scaled(self, row: Row) -> Any:
         """The value in the unit's symbol with four decimal places, or the text; None where unknown."""
+        if self.unit is TEXT:
+            return self.text(row)
         value = self.read(row)
-        return value if value is None or self.unit is TEXT else round(self.unit.scale * value, 4)
+        return None if value is None else round(self.unit.scale * value, 4)
 
 
 Fields = dict[str, Field[Row]]
@@ -43,11 +49,11 @@ def by_name(*fields: Field[Row]) -> Fields[Row]:
 
 
 TRAFFIC: Fields[CollectiveStatsRow] = by_name(
-    Field("unit", lambda row: row.unit or f"({row.group})"),
+    Field("unit", lambda row: row.unit, show=lambda row: row.unit or f"({row.group})"),
     Field("op", lambda row: row.op),
-    Field("group", lambda row: f"{row.group}({row.group_size})"),
-    Field("dim", lambda row: row.dim or "-"),
-    Field("phase", lambda row: row.phase.replace("_", " ")),
+    Field("group", lambda row: row.group, show=lambda row: f"{row.group}({row.group_size})"),
+    Field("dim", lambda row: row.dim, show=lambda row: row.dim or "-"),
+    Field("phase", lambda row: row.phase, show=lambda row: row.phase.replace("_", " ")),
     Field("calls", lambda row: row.calls, CALLS),
     Field("bytes", lambda row: row.nbytes, MEBIBYTES),
     Field("time", lambda row: row.seconds, SECONDS),

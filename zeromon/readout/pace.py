@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from zeromon.levels import DEVICE_BOUND, HOST_BOUND
 from zeromon.readout.breakdown import RECORDED, WINDOW
-from zeromon.ring.codes import COMPUTING
+from zeromon.ring.codes import ENQUEUED
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.step import settled
 from zeromon.units import human_ratio, human_seconds
@@ -19,7 +19,7 @@ class Pace(NamedTuple):
 
     step_seconds: float
     compute_seconds: float
-    """In forward, backward and optimizer, exposed communication included."""
+    """In forward and backward, exposed communication included."""
     starved_seconds: float
     """The part of it in phases that the device ended right behind the host."""
     launch_seconds: dict[str, float]
@@ -27,19 +27,19 @@ class Pace(NamedTuple):
 
     @property
     def starved_ratio(self) -> float:
-        """Share of forward, backward and optimizer in which the host set the pace, 0..1."""
+        """Share of forward and backward in which the host set the pace, 0..1."""
         return self.starved_seconds / self.compute_seconds
 
 
 def pace(rank: RankSnapshot) -> Pace | None:
     """The pace of the last steps; None where no phase was timed on a device."""
     steps = [step for step in settled(rank.recent[-WINDOW:]) if step.launch_ns and not step.idle]
-    compute = sum(step.phase_ns[phase] for step in steps for phase in COMPUTING)
+    compute = sum(step.phase_ns[phase] for step in steps for phase in ENQUEUED)
     if not compute:
         return None
     scale = 1e9 * len(steps)
     launched = {
-        RECORDED[phase]: sum(step.launch_ns[phase] for step in steps) / scale for phase in COMPUTING
+        RECORDED[phase]: sum(step.launch_ns[phase] for step in steps) / scale for phase in ENQUEUED
     }
     return Pace(
         sum(step.seconds for step in steps) / len(steps),

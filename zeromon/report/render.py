@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from zeromon.readout.breakdown import PART_NAMES, PARTS, USUAL, WINDOW, exposed_is_known, rank_parts
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, STEP
 from zeromon.readout.ledger import energy_text, startup_parts_text
-from zeromon.readout.pace import pace_text
+from zeromon.readout.pace import pace, pace_text
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import (
     commit_text,
@@ -118,8 +118,10 @@ def _ranks(run: RunSnapshot) -> str:
     tail += "".join(f"\n  {line}" for line in map(checked, _shown(run)) if line)
     tail += why_unknown(_shown(run))
     tail += "\n" + _wrapped(throughput_text(run))
-    paces = [f"rank {rank.rank} is {text}" for rank in run.ranks[:1] if (text := pace_text(rank))]
-    tail += "".join("\n" + _wrapped(text) for text in paces)
+    paces = [(known.starved_ratio, rank) for rank in run.ranks if (known := pace(rank)) is not None]
+    if paces:
+        _, slowest = max(paces, key=lambda one: one[0])
+        tail += "\n" + _wrapped(f"rank {slowest.rank} is {pace_text(slowest)}")
     if progress(run) is not None:
         tail += "\n" + _wrapped(progress_text(run))
     if (teller := telling(run)) is not None:

@@ -63,8 +63,9 @@ class Phase(_Labelled):
     """Text from a model: the rollout of an RL loop, with the forwards within it."""
 
 
-COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-"""The phases in which a device computes."""
+ENQUEUED = (Phase.FORWARD, Phase.BACKWARD)
+"""The phases in which a host enqueues kernels without waiting for the device. In an optimizer it waits,
+where gradients are clipped or an overflow is looked for."""
 
 
 class Activity(IntEnum):

@@ -53,7 +53,7 @@ class StepSummary:
     1 where they cannot even be counted: of a process group written in Python."""
 
     starved_ns: int = 0
-    """In forwards, backwards and optimizers that a device ended right behind the host."""
+    """In forwards and backwards that a device ended right behind the host."""
     launch_ns: tuple[int, ...] = ()
     """The host's nanoseconds by phase, where :attr:`phase_ns` has those of a device."""
     silent_ns: int = 0

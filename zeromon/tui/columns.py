@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from zeromon.readout.fields import Fields
+from zeromon.readout.fields import Field, Fields
 from zeromon.readout.figures import RATE, SECONDS, TEXT, Unit
 from zeromon.tui.line import Line, Span, clean, fit, tail
 
@@ -39,7 +39,7 @@ class Column(Generic[Row]):
         value = self.value(row)
         if value is None:
             return ("-" if self.unit in (SECONDS, RATE) else "n/a"), "dim"
-        text = clean(value) if self.unit is TEXT else self.unit.text(value)
+        text = clean(str(value)) if self.unit is TEXT else self.unit.text(value)
         return text, self.tone if isinstance(self.tone, str) else self.tone(value)
 
     @property
@@ -59,7 +59,14 @@ Columns = tuple[Column[Row], ...]
 
 def placed(fields: Fields[Row], name: str, size: int, **look: Any) -> Column[Row]:
     """The column of a field that other views show as well; *look*: other arguments of a column."""
-    return Column(name, size, fields[name].read, fields[name].unit, **look)
+    field = fields[name]
+    if field.show is not None:
+        look["cell"] = _shown(field, look.get("tone", ""))
+    return Column(name, size, field.read, field.unit, **look)
+
+
+def _shown(field: Field[Row], tone: str) -> Callable[[Row], Span]:
+    return lambda row: (clean(field.text(row)), tone)
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,10 @@ class Flight:
     seconds: float
 
 
+def _unit_of(flight: Flight) -> Span:
+    return clean(flight.what.unit) or "-", ""
+
+
 FLIGHTS: Columns[Flight] = (
     Column("rank", 6, lambda f: f.rank, INDEX, "bold"),
     Column("op", 15, lambda f: f.what.op),
@@ -165,7 +169,7 @@ FLIGHTS: Columns[Flight] = (
     Column("bytes", 11, lambda f: f.what.nbytes, BYTES, keep=2),
     Column("number", 10, lambda f: f.what.sequence, COUNT, "dim", keep=3),
     Column("group", 12, lambda f: f.what.group, tone="dim", keep=1),
-    Column("unit", 12, lambda f: f.what.unit or "-", grows=True, ends=True),
+    Column("unit", 12, lambda f: f.what.unit, grows=True, ends=True, cell=_unit_of),
 )
 
 

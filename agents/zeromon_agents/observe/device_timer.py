@@ -111,13 +111,13 @@ class Waited:
 class Border:
     """Where one phase of the compute stream ends and another begins. The event may not be complete."""
 
-    __slots__ = ("after_gap", "entered_ns", "left", "phase", "step_end")
+    __slots__ = ("after_gap", "before_ns", "entered_ns", "left", "phase", "step_end")
 
     def __init__(self, left: Any, phase: int, step_end: StepEnd | None, *, after_gap: bool) -> None:
         self.left = left
         """The event."""
-        self.entered_ns = time.monotonic_ns()
-        """When the host recorded it."""
+        self.entered_ns = self.before_ns = time.monotonic_ns()
+        """When the host recorded it, and the last time when the device had not come to it."""
         self.phase = phase
         """The phase that ends."""
         self.step_end = step_end
@@ -268,7 +268,11 @@ class DeviceTimer:
         if not self._pending or self._device.is_current_stream_capturing():
             return
         pending = self._pending
-        while pending and pending[0].left.query():
+        while pending:
+            if not pending[0].left.query():
+                if isinstance(pending[0], Border):
+                    pending[0].before_ns = self._polled_ns
+                return
             if isinstance(pending[0], HiddenWait) and not pending[0].has_ended():
                 return
             wait = pending.popleft()
@@ -395,7 +399,7 @@ class DeviceTimer:
     def _write_border(self, border: Border) -> None:
         """Writes the phase that ends at *border*, if its beginning is known, and the step."""
         write, last = self._context.write, self._last_border
-        reached = border.entered_ns
+        reached = border.before_ns
         if last is not None:
             reached = max(reached, self._border_ns + _elapsed_ns(last.left, border.left))
             self._free.append(last.left)

@@ -99,10 +99,10 @@ class Scalars:
         for tensor in tensors if isinstance(tensors, (tuple, list)) else (tensors,):
             if type(tensor) is not torch.Tensor or tensor.dim():
                 continue
-            if tensor.is_cuda and self.device is not None and self._context.mode == ON:
-                self.device.read_later(tensor, partial(self._write_not_finite, step))
-            elif tensor.is_cpu:
-                with suppress(RuntimeError):  # vmap's tensors have no value of their own
+            with suppress(RuntimeError):  # tensors of vmap and grad have no value of their own
+                if tensor.is_cuda and self.device is not None and self._context.mode == ON:
+                    self.device.read_later(tensor, partial(self._write_not_finite, step))
+                elif tensor.is_cpu:
                     self._write_not_finite(step, tensor.item())
 
     def _write_not_finite(self, step: int, number: float) -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from zeromon.probes.nvml import Nvml
 
 STEPS, SIZE = 4, 1 << 22
-WATCHDOG = datetime.timedelta(seconds=4)
+WATCHDOG = datetime.timedelta(seconds=8)
 
 
 def train(device: int) -> dict[str, Any]:

@@ -278,13 +278,14 @@ def launch_bound(run: RunSnapshot) -> Iterable[Match]:
     if not bound:
         return
     known, rank = max(bound, key=lambda one: one[0].starved_seconds)
-    alone = rank.rank if len(bound) < len(paces) else ANY
+    alone = rank.rank if len(bound) == 1 < len(paces) else ANY
+    where = "" if len(bound) == len(paces) else f" on {len(bound)} of {len(paces)} ranks"
     share = known.starved_seconds / known.step_seconds
     device = rank.device_stats
     used = "" if device is None else f"; kernels ran for {human_ratio(device.utilization_ratio)}"
     if share >= LEAST_SHARE and rank.steps >= LEAST_STEPS:
         yield Match(
-            f"the host sets the pace in {human_ratio(share)} of a step "
+            f"the host sets the pace{where} in {human_ratio(share)} of a step "
             f"({human_seconds(known.starved_seconds)}): the device ends each phase right behind it; "
             f"to enqueue takes {launch_text(known.launch_seconds)}{used}",
             alone,
@@ -293,13 +294,22 @@ def launch_bound(run: RunSnapshot) -> Iterable[Match]:
         )
 
 
+def _few_kernels(rank: RankSnapshot) -> str:
+    """Why a device idles while it computes."""
+    known = pace(rank)
+    if known is None:
+        return "kernels are few, or the host enqueues them too slowly"
+    is_bound = known.starved_ratio >= HOST_BOUND
+    return "the host enqueues kernels too slowly (ZM322)" if is_bound else "its kernels are few"
+
+
 def _enqueue_less() -> Remedy:
     return Remedy(
         cause="the host runs Python and launches kernels for longer than the device computes",
         dialect=ConfigFormat.PYTHON,
         diff='+ model = torch.compile(model)  # or CUDA graphs: mode="reduce-overhead"',
         effect="at most the time without kernels; a larger micro-batch with less accumulation does the "
-        "same per sample, foreach or fused optimizers for the optimizer",
+        "same per sample",
         price="compilation at the first steps; activations of a larger micro-batch",
     )
 
@@ -321,12 +331,7 @@ def device_idle(run: RunSnapshot) -> Iterable[Match]:
         most = max(parts, key=lambda part: parts[part], default="")
         if most == "other":  # ZM609 names its line
             return
-        known = pace(rank)
-        is_bound = known is None or known.starved_ratio >= HOST_BOUND
-        enqueues = (
-            "the host enqueues kernels too slowly (ZM322)" if is_bound else "its kernels are few"
-        )
-        why = _WHY_IDLE.get(most, enqueues)
+        why = _WHY_IDLE.get(most) or _few_kernels(rank)
         share = share_of_step(rank, parts.get(most, 0.0))
         yield Match(
             f"kernels ran for {human_ratio(used)} of a sample; {PART_NAMES.get(most, 'n/a')} takes "
