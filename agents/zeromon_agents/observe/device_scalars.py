@@ -25,8 +25,9 @@ class DeviceScalars:
     def __init__(self, accelerator: Accelerator) -> None:
         self._device = accelerator
         self._record: Any = accelerator.Event.record
-        self._slots: dict[torch.dtype, torch.Tensor] = {}
-        """Type of a number -> pinned memory, because a conversion would allocate on the device."""
+        self._slots: dict[torch.dtype, torch.Tensor | None] = {}
+        """Type of a number -> pinned memory, None where there was none. Without one for each type, a
+        conversion would allocate on the device."""
         self._events: list[Any] = []
         self._pending: deque[tuple[Any, torch.Tensor, Callable[[float], None]]] = deque()
         self._copied_ns = self._copies = 0
@@ -40,10 +41,11 @@ class DeviceScalars:
             return
         # modes of the script, as one that counts FLOPs, would see the copy
         with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            slots = self._slots.get(number.dtype)
+            if number.dtype not in self._slots:
+                self._slots[number.dtype] = _pinned(number.dtype)
+            slots = self._slots[number.dtype]
             if slots is None:
-                slots = torch.empty(_SLOTS, dtype=number.dtype, device="cpu", pin_memory=True)
-                self._slots[number.dtype] = slots
+                return
             slot = slots[self._copies % _SLOTS]
             slot.copy_(number.detach(), non_blocking=True)
         event = self._events.pop() if self._events else self._device.Event()
@@ -59,3 +61,10 @@ class DeviceScalars:
             event, slot, give = self._pending.popleft()
             self._events.append(event)
             give(slot.item())
+
+
+def _pinned(dtype: torch.dtype) -> torch.Tensor | None:
+    try:
+        return torch.empty(_SLOTS, dtype=dtype, device="cpu", pin_memory=True)
+    except RuntimeError:  # no more memory may be pinned
+        return None
