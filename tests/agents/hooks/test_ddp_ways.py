@@ -23,7 +23,7 @@ from zeromon.ring.events import StepMark, decode
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.ledger import Cause
 
-STEPS = 30
+STEPS = 50
 LATE_S = 0.02
 RACES_IN_TORCH = {"delayed"}
 """Nobody waits for the delayed all-reduce of the step, so its losses differ from run to run."""
