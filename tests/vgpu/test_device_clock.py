@@ -113,7 +113,7 @@ def test_the_reducer_s_copies_are_counted_with_its_wait(cuda_run: CudaRunner) ->
 
 
 @pytest.mark.parametrize(
-    ("strategy", "is_slow"), [("fsdp2", True), ("zero3", True), ("fsdp2", False)]
+    ("strategy", "is_slow"), [("fsdp2", True), ("zero3", True), ("ddp", False)]
 )
 def test_who_sets_the_pace_is_what_the_timeline_says(
     cuda_run: CudaRunner, strategy: str, is_slow: bool
