@@ -122,7 +122,7 @@ class Arrival:
         self.step = step
         self.on_device = on_device
         self.is_wait = is_wait
-        """Whether only a stream's wait for it is known, and neither its beginning nor its bytes."""
+        """True where a stream's wait for it is known, and neither its beginning nor its bytes."""
         self.timed_step = timed_step
         """The count of timed steps, the steps of a row."""
         self.row = row

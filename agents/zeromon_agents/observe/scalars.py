@@ -1,4 +1,4 @@
-"""Loss, gradient norm and learning rate of a step, where the host knows them already.
+"""Loss, gradient norm and learning rate of a step, as the host or a later copy from the device has them.
 
 No read waits for a device: of a loss on one, a copy is read in a later step. Of several that give the
 same quantity, the first one is followed, so that a loss that two loggers get is one series.
