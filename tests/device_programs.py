@@ -16,9 +16,9 @@ from zeromon_agents.hooks import process_groups
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.payloads import PAYLOADS
 from zeromon_agents.observe.device_timer import DeviceTimer
+from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
-from zeromon_agents.runtime.patches import Patches
 
 STREAMS, GROUPS, EVENTS = 4, 3, 3
 TICK = 1

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zeromon.ring.dimensions import MODEL_PARALLEL, Dim
-from zeromon.ring.strategy import DDP, EVERY_FRAMEWORK, Sharding, Strategy, deepspeed, fsdp1, fsdp2
+from zeromon.ring.strategy import (
+    DDP,
+    EVERY_FRAMEWORK,
+    MODEL_PARALLEL,
+    Dim,
+    Sharding,
+    Strategy,
+    deepspeed,
+    fsdp1,
+    fsdp2,
+)
 
 EVERY: tuple[Strategy, ...] = (
     *EVERY_FRAMEWORK,

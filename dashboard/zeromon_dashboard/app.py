@@ -9,8 +9,8 @@ from fastapi.middleware.gzip import GZipMiddleware
 from zeromon_dashboard.access import Guard
 from zeromon_dashboard.callbacks import add_callbacks
 from zeromon_dashboard.feed import Feeds
-from zeromon_dashboard.frame import frame
 from zeromon_dashboard.hub import Hub
+from zeromon_dashboard.layout import frame
 from zeromon_dashboard.routes import add_routes
 from zeromon_dashboard.url_state import parse
 

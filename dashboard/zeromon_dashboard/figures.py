@@ -1,17 +1,50 @@
 """Predicted changes, and memory by stack, as figures. Pure."""
 
+import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
 
-from zeromon.traces.allocation_roles import ROLES, UNKNOWN
-from zeromon.traces.allocations import Holding
-from zeromon.traces.stacks import NO_STACK, frame_text, told
-from zeromon.units import byte_scale, human_bytes
-from zeromon_dashboard.charts import COLOURS, layout
+from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
+from zeromon.readout.charts import EVERYTHING_ELSE, RoleBands, Step, StepRow, rows_of
+from zeromon.readout.figures import FIGURE, mean_step_seconds
+from zeromon.readout.lanes import (
+    arrival_of,
+    arrival_text,
+    by_unit,
+    communication_of,
+    compute_of,
+    exposed_part,
+    span_text,
+)
+from zeromon.readout.ledger import JobLedger, cause_text, headline, job_ledger
+from zeromon.readout.text import silent_for, state_text
+from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
+from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.snapshot.lanes import Lanes, LaneSpan, LateArrival, Stream
+from zeromon.traces.allocations import NO_STACK, ROLES, UNKNOWN, Holding, frame_text, told
+from zeromon.units import (
+    byte_scale,
+    human_bytes,
+    human_count,
+    human_rate,
+    human_ratio,
+    human_seconds,
+)
+from zeromon_dashboard.charts import (
+    COLOURS,
+    GIB,
+    INK,
+    LEGEND_BELOW,
+    Series,
+    axis,
+    layout,
+    step_axis,
+)
 
 
 def whatif(content: dict[str, Any]) -> go.Figure:
@@ -81,3 +114,502 @@ def flame(title: str, held: Sequence[Holding]) -> dict[str, Any]:
         "data": [icicle],
         "layout": {**layout(title, 120 + 28 * deep), "margin": {"t": 48, "l": 8, "r": 8, "b": 8}},
     }
+
+
+# ---- figures of one snapshot of a run, as plain dictionaries for plotly -------------------------
+
+_MOST_BARS = 16
+_MOST_UNITS = 80
+_STEPS_OF_HEAT = 60
+_WIDE = 32
+PHASE_COLOURS = {
+    "forward": "#0072B2", "backward": "#56B4E9", "optimizer": "#009E73", "cpu_optimizer": "#CC79A7",
+    "exposed": "#D55E00", "data_wait": "#F0E442", "evaluation": "#882255", "checkpoint": "#DDCC77",
+    "garbage_collection": "#8a5f3c", "compile": "#6a55d9", "generation": "#117733",
+    "other": "#999999",
+}  # fmt: skip
+
+
+def ledger(run: RunSnapshot) -> dict[str, Any] | None:
+    """A waterfall: every second of all ranks and attempts, cause by cause; None without a second."""
+    whole = job_ledger([run])
+    if not whole.rows:
+        return None
+    names = [*map(cause_text, whole.rows), "all"]
+    shares = [human_ratio(whole.share(row)) for row in whole.rows]
+    data = {
+        "type": "waterfall", "orientation": "h", "y": names,
+        "x": [*(row.seconds for row in whole.rows), 0],
+        "measure": [*("relative" for _ in whole.rows), "total"],
+        "text": [*shares, human_seconds(whole.rank_seconds)],
+        "textposition": "auto", "connector": {"line": {"width": 0.5}},
+        "increasing": {"marker": {"color": "#56B4E9"}}, "totals": {"marker": {"color": "#999999"}},
+        "customdata": [_trained(whole, row.seconds) for row in whole.rows],
+        "hovertemplate": "%{x:.3g} s%{customdata}<extra>%{y}</extra>",
+    }  # fmt: skip
+    title = f"Where every second of the ranks went: {headline(whole)}"
+    return {
+        "data": [data],
+        "layout": {
+            **layout(title, 110 + 24 * len(names)),
+            # room for the text beside the last bars
+            "xaxis": {**axis("s"), "range": [0, 1.15 * whole.rank_seconds]},
+            "yaxis": {**axis(""), "autorange": "reversed"},
+        },
+    }
+
+
+def _trained(whole: JobLedger, seconds: float) -> str:
+    """What *seconds* would have trained: ``, 12,300 tokens``; "" where that is not known."""
+    return f", {human_count(seconds * whole.per_second)} {whole.unit}" if whole.unit else ""
+
+
+def breakdown(run: RunSnapshot) -> dict[str, Any] | None:
+    """A bar for each rank, or for the slowest ones: where a step goes; None where that is unknown."""
+    ranks = sorted(run.ranks, key=lambda rank: -(rank.step_seconds or 0.0))[:_MOST_BARS]
+    ranks = sorted(ranks, key=lambda rank: rank.rank)
+    parts = {rank.rank: rank_parts(rank) for rank in ranks}
+    names = [f"rank {rank.rank}" for rank in ranks]
+    data = []
+    for phase in PARTS:
+        x = [1e3 * parts[rank.rank].get(phase, 0.0) for rank in ranks]
+        if any(x):
+            data.append(
+                {
+                    "type": "bar", "orientation": "h", "y": names, "x": x,
+                    "name": PART_NAMES[phase], "marker": {"color": PHASE_COLOURS[phase]},
+                    "hovertemplate": "%{x:.3g} ms<extra>%{y}, %{fullData.name}</extra>",
+                }
+            )  # fmt: skip
+    if not data:
+        return None
+    of = len(run.ranks) if run.fleet is None else run.fleet.ranks
+    more = f" ({len(ranks)} slowest of {of:,})" if of > len(ranks) else ""
+    title = f"Where a step goes, ms, mean of the last {WINDOW}{more}"
+    return {
+        "data": data,
+        "layout": {
+            **layout(title, max(220, 110 + 24 * len(ranks))),
+            "barmode": "stack",
+            "xaxis": axis(""),
+            "yaxis": {**axis(""), "autorange": "reversed"},
+            "legend": {
+                "orientation": "h",
+                "y": -0.12,
+                "yanchor": "top",
+                "x": 0,
+                "traceorder": "normal",
+            },
+        },
+    }
+
+
+def roles(rank: RankSnapshot) -> dict[str, Any] | None:
+    """Memory by role, measured against predicted and against plain ZeRO; None without a census."""
+    rows = [row for row in rank.expected if (row.measured_bytes or 0) + (row.predicted_bytes or 0)]
+    if not rows:
+        return None
+    names = [row.role.replace("_", " ") for row in rows]
+    most = max(max(r.measured_bytes or 0, r.predicted_bytes or 0, r.plain_bytes) for r in rows)
+    scale, unit = byte_scale(most)
+    columns: tuple[tuple[str, list[int | None], str], ...] = (
+        ("measured", [row.measured_bytes for row in rows], COLOURS[0]),
+        ("predicted", [row.predicted_bytes for row in rows], COLOURS[4]),
+        ("plain ZeRO", [row.plain_bytes for row in rows], COLOURS[7]),
+    )
+    return {
+        "data": [
+            {
+                "type": "bar", "orientation": "h", "name": name, "y": names,
+                "x": [None if nbytes is None else nbytes / scale for nbytes in values],
+                "text": [human_bytes(nbytes) if nbytes is not None else "" for nbytes in values],
+                "textposition": "outside", "cliponaxis": False, "marker": {"color": colour},
+                "hovertemplate": "%{y}: %{text}<extra>%{fullData.name}</extra>",
+            }
+            for name, values, colour in columns
+        ],
+        "layout": {
+            **layout(f"Memory of rank {rank.rank} by role", 120 + 62 * len(rows)),
+            "barmode": "group",
+            "xaxis": {**axis(f"{unit}, device, host and disk"), "range": [0, 1.15 * most / scale]},
+            "yaxis": {**axis(""), "autorange": "reversed"},
+        },
+    }  # fmt: skip
+
+
+def roles_over(found: RoleBands) -> dict[str, Any]:
+    """Memory by role over the steps, one band above the other, up to all that the rank holds."""
+    scale, unit = byte_scale(max(map(sum, zip(*found.bands.values(), strict=True))))
+    held = {"device": "reserved on its device", "host": "resident"}[found.place]
+    title = f"Memory of rank {found.rank} by role, recorded to step {found.steps[-1]:,}"
+    grey = {"line": {"width": 0.5, "color": COLOURS[-1]}}
+    return {
+        "data": [
+            {
+                "type": "scatter", "mode": "lines", "stackgroup": "held", "name": name,
+                "x": found.steps, "y": [nbytes / scale for nbytes in values],
+                "line": {"width": 0.5}, "customdata": list(map(human_bytes, values)),
+                "hovertemplate": "%{customdata}", **(grey if name == EVERYTHING_ELSE else {}),
+            }
+            for name, values in found.bands.items()
+        ],
+        "layout": {
+            **layout(title, 360),
+            "xaxis": step_axis(None),
+            "yaxis": {**axis(f"{unit}, {held}"), "rangemode": "tozero"},
+            "hovermode": "x unified",
+            **LEGEND_BELOW,
+        },
+    }  # fmt: skip
+
+
+def within_step(rank: RankSnapshot) -> dict[str, Any] | None:
+    """The most bytes allocated while each unit ran, in the order of its model; None where unknown."""
+    units = [unit for unit in rank.units if unit.peak_allocated_bytes >= 0][:_MOST_UNITS]
+    if not units:
+        return None
+    return {
+        "data": [
+            {
+                "type": "scatter", "mode": "lines+markers", "line": {"shape": "hvh", "width": 1.6},
+                "x": [shortened(unit.fqn or "(root)") for unit in units],
+                "y": [unit.peak_allocated_bytes / GIB for unit in units],
+                "customdata": [unit.fqn for unit in units],
+                "hovertemplate": "%{customdata}: %{y:.3f} GiB<extra></extra>",
+            }
+        ],
+        "layout": {
+            **layout(f"Peak allocated memory by unit, rank {rank.rank}", 300),
+            "xaxis": {**axis(""), "type": "category"},
+            "yaxis": {**axis("GiB"), "rangemode": "tozero"},
+        },
+    }  # fmt: skip
+
+
+def shortened(name: str, most: int = 32) -> str:
+    """A long name by its end, in which units differ."""
+    return name if len(name) <= most else "…" + name[1 - most :]
+
+
+def sizes(rank: RankSnapshot) -> dict[str, Any] | None:
+    """How many collectives of each size; None without any."""
+    bounds = [*(f"≤ {human_bytes(bound).replace('.0', '')}" for bound in SIZE_BOUNDS), "larger"]
+    shown = [n for n in range(len(bounds)) if any(row.calls[n] for row in rank.sizes)]
+    if not shown:
+        return None
+    return {
+        "data": [
+            {
+                "type": "bar", "name": row.op, "x": [bounds[n] for n in shown],
+                "y": [row.calls[n] for n in shown],
+                "hovertemplate": "%{y} calls<extra>%{fullData.name}, %{x}</extra>",
+            }
+            for row in rank.sizes
+        ],
+        "layout": {
+            **layout(f"Collectives of rank {rank.rank} by size", 300),
+            "barmode": "stack", "xaxis": axis(""), "yaxis": axis("calls in timed steps"),
+        },
+    }  # fmt: skip
+
+
+def busbw(rank: RankSnapshot) -> dict[str, Any] | None:
+    """Bus bandwidth against the size of a call, a point a unit and operation; None without any."""
+    rows = [row for row in rank.traffic if row.busbw_bytes_per_second and row.calls]
+    if not rows:
+        return None
+    data = []
+    for op in dict.fromkeys(row.op for row in rows):
+        mine = [row for row in rows if row.op == op]
+        data.append(
+            {
+                "type": "scatter", "mode": "markers", "name": op, "marker": {"size": 9},
+                "x": [row.nbytes / row.calls for row in mine],
+                "y": [(row.busbw_bytes_per_second or 0.0) / 1e9 for row in mine],
+                "customdata": [
+                    [
+                        row.unit or row.group, row.phase.replace("_", " "),
+                        human_bytes(row.nbytes / row.calls), human_rate(row.busbw_bytes_per_second),
+                    ]
+                    for row in mine
+                ],
+                "hovertemplate": "%{customdata[0]}, %{customdata[1]}<br>%{customdata[2]} a call at "
+                "%{customdata[3]}<extra>%{fullData.name}</extra>",
+            }
+        )  # fmt: skip
+    links = rank.links.device_bytes_per_second if rank.links is not None else None
+    peak = [] if links is None else [{"type": "line", "xref": "paper", "x0": 0, "x1": 1,
+        "y0": links / 1e9, "y1": links / 1e9, "line": {"dash": "dash", "color": "#D55E00"}}]  # fmt: skip
+    return {
+        "data": data,
+        "layout": {
+            **layout(f"Bus bandwidth of rank {rank.rank} by size of a call", 320),
+            "xaxis": {**axis("bytes a call"), "type": "log"},
+            "yaxis": {**axis("GB/s"), "rangemode": "tozero"},
+            "shapes": peak,
+        },
+    }
+
+
+def own_time(
+    run: RunSnapshot, series: Series, steps: tuple[int, int] | None = None
+) -> dict[str, Any] | None:
+    """Each rank's step time without exposed communication, minus the median of all ranks, milliseconds.
+
+    Of the newest steps of *run*, or of *steps* in *series*. In synchronous training all ranks' steps are
+    equally long; what differs is the time without waiting. None where fewer than two ranks have timed
+    the same steps.
+    """
+    own: dict[int, dict[int, float]]
+    if steps is None:
+        own = {rank.rank: _own(rank.recent[-2 * _STEPS_OF_HEAT :]) for rank in run.ranks}
+        shown = _STEPS_OF_HEAT
+    else:
+        by_rank: dict[int, list[StepRow]] = {}
+        for number, row in zip(series["rank"], rows_of(series), strict=True):
+            by_rank.setdefault(number, []).append(row)
+        own = {number: _own(rows) for number, rows in by_rank.items()}
+        shown = len(series["step"])
+    common = sorted(set.intersection(*map(set, own.values())))[-shown:] if own else []
+    if len(own) < 2 or not common:
+        return None
+    middle = {step: statistics.median(steps[step] for steps in own.values()) for step in common}
+    z = [[round(steps[step] - middle[step], 4) for step in common] for steps in own.values()]
+    most = max(1e-3, *(abs(value) for row in z for value in row))
+    return {
+        "data": [
+            {
+                "type": "heatmap", "z": z, "x": common, "y": [f"rank {n}" for n in own],
+                "colorscale": [[0, "#0072B2"], [0.5, "#f1f3f5"], [1, "#D55E00"]],
+                "zmin": -most, "zmax": most, "colorbar": _colourbar("ms"),
+                "hovertemplate": "%{y}, step %{x}: %{z:+.3g} ms<extra></extra>",
+            }
+        ],
+        "layout": {
+            **layout("Step time without waiting, against the median", 120 + min(500, 26 * len(z))),
+            "xaxis": step_axis(steps), "uirevision": str(steps),
+            "yaxis": {**axis(""), "autorange": "reversed", "fixedrange": True},
+        },
+    }  # fmt: skip
+
+
+def _own(steps: Sequence[Step]) -> dict[int, float]:
+    """Milliseconds of each timed step that were not exposed communication."""
+    return {step.step: 1e3 * step.seconds - step.exposed_ns / 1e6 for step in steps if step.timed}
+
+
+def _colourbar(unit: str) -> dict[str, Any]:
+    return {"title": {"text": unit}, "thickness": 10, "nticks": 3}
+
+
+def rank_map(run: RunSnapshot, metric: str) -> dict[str, Any]:
+    """A cell for each rank, 32 in a row; of a larger run a cell for each node, 64 in a row."""
+    figure = FIGURE[metric]
+    unit = figure.unit
+    if run.fleet is None:
+        cells = [
+            (_rounded(unit.scaled(figure.of_rank(rank))), _rank_hover(rank)) for rank in run.ranks
+        ]
+        what, widest, high = "ranks", _WIDE, 26
+    else:
+        cells = [
+            (_rounded(unit.scaled(figure.of_node(node))), _node_hover(node))
+            for node in run.fleet.nodes
+        ]
+        what, widest, high = f"{len(cells):,} nodes, the worst rank of each", 2 * _WIDE, 14
+    wide = min(widest, max(8, len(cells)))  # two ranks are no banner
+    rows = [cells[n : n + wide] for n in range(0, len(cells), wide)]
+    most = max((value for value, _ in cells if value is not None), default=0)
+    for row in rows:
+        row.extend([(None, ["", "", ""])] * (wide - len(row)))
+    return {
+        "data": [
+            {
+                "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2,
+                "zmin": 0, "zmax": most or 1,  # from 0: small differences have one colour
+                "z": [[value for value, _ in row] for row in rows],
+                "customdata": [[hover for _, hover in row] for row in rows],
+                "colorbar": _colourbar(unit.symbol),
+                "hovertemplate": "%{customdata[1]}<br>" + figure.label + " %{z:.4g} " + unit.symbol
+                + "<br>%{customdata[2]}<extra></extra>",
+            }
+        ],
+        "layout": {
+            **layout(f"All {what}: {figure.label}", 120 + max(60, high * len(rows))),
+            "xaxis": {"visible": False},
+            "yaxis": {"visible": False, "autorange": "reversed"},
+        },
+    }  # fmt: skip
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _node_hover(node: FleetNode) -> list[str]:
+    state = f"{node.up} of {node.ranks} ranks up" + (
+        f", {node.failed} failed" if node.failed else ""
+    )
+    if node.silent_seconds:
+        state = silent_for(node.silent_seconds)
+    facts = _step_and_exposed(node.step_seconds, node.exposed_ratio)
+    return [f"node/{node.node}", f"{node.node}: {state}", facts]
+
+
+def _rank_hover(rank: RankSnapshot) -> list[str]:
+    facts = _step_and_exposed(mean_step_seconds(rank), rank.exposed_ratio)
+    return [str(rank.rank), f"rank {rank.rank} on {rank.node}, {state_text(rank)}", facts]
+
+
+def _step_and_exposed(seconds: float | None, ratio: float | None) -> str:
+    return f"step {human_seconds(seconds)}, exposed {human_ratio(ratio)}"
+
+
+# ---- the collectives of the last steps as a figure ----------------------------------------------
+
+_MOST_ROWS = 60
+"""With more lanes, the units of a rank are not drawn apart."""
+_MOST_ARROWS = 12
+_LEAST_LATE_NS = 100_000
+_HIDDEN = "#9cc3dd"
+_TONES = (*(part for part in PARTS if part != "exposed"), "hidden", "exposed")
+"""The last one lies over the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    rank: int
+    label: str
+    spans: Sequence[LaneSpan]
+    blocked: Sequence[LaneSpan] = ()
+    """The collectives whose exposed part lies over the phases."""
+
+
+def lanes(found: Lanes) -> dict[str, Any]:
+    """Phases and collectives at their true moments, milliseconds since the first shown step began."""
+    rows = _rows(found)
+    data = [bar for tone in _TONES if (bar := _bars(found, rows, tone)) is not None]
+    places = list(range(len(rows)))
+    return {
+        "data": data,
+        "layout": {
+            **layout("", max(260, 130 + 22 * len(rows))),
+            "barmode": "overlay", "hovermode": "closest",
+            "xaxis": {**axis(""), "ticksuffix": " ms"},
+            "yaxis": {
+                **axis(""), "tickvals": places, "ticktext": [escape(row.label) for row in rows],
+                "range": [len(rows) - 0.5, -0.5], "automargin": True,
+            },
+            "shapes": [_boundary(found, number) for number in _steps(found)],
+            "annotations": [*_step_names(found), *_arrows(found, rows)],
+            "legend": {"orientation": "h", "y": -0.08, "yanchor": "top", "x": 0},
+        },
+    }  # fmt: skip
+
+
+def _rows(found: Lanes) -> list[_Row]:
+    ranks = sorted({step.rank for step in found.steps})
+    units = {rank: by_unit(communication_of(found, rank)) for rank in ranks}
+    apart = sum(1 + len(own) for own in units.values()) <= _MOST_ROWS
+    rows: list[_Row] = []
+    for rank in ranks:
+        own = communication_of(found, rank)
+        rows.append(_Row(rank, f"rank {rank}", compute_of(found, rank), own))
+        if apart:
+            rows += [_Row(rank, unit.label, unit.spans) for unit in units[rank]]
+        else:
+            rows.append(_Row(rank, "communication", own))
+    return rows
+
+
+def _bars(found: Lanes, rows: Iterable[_Row], tone: str) -> dict[str, Any] | None:
+    """The spans of one colour; None without any."""
+    bars = [
+        (place, begin, end, span)
+        for place, row in enumerate(rows)
+        for span in (*row.spans, *(row.blocked if tone == "exposed" else ()))
+        for begin, end in _parts(span, tone)
+    ]
+    if not bars:
+        return None
+    return {
+        "type": "bar", "orientation": "h", "name": PART_NAMES[tone],
+        "y": [place for place, *_ in bars], "width": 0.8,
+        "base": [(begin - found.zero_ns) / 1e6 for _, begin, _, _ in bars],
+        "x": [(end - begin) / 1e6 for _, begin, end, _ in bars],
+        "customdata": [_hover(found, span) for *_, span in bars],
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "marker": {"color": PHASE_COLOURS.get(tone, _HIDDEN), "line": {"width": 0}},
+    }  # fmt: skip
+
+
+def _parts(span: LaneSpan, tone: str) -> list[tuple[int, int]]:
+    """What of a span has a colour: a phase its own, a collective that of its hidden and exposed part."""
+    if span.stream is Stream.COMPUTE:
+        known = span.name if span.name in PHASE_COLOURS else "other"
+        return [(span.begin_ns, span.end_ns)] if tone == known else []
+    blocked, end = exposed_part(span)
+    part = {"hidden": (span.begin_ns, blocked), "exposed": (blocked, end)}.get(tone)
+    return [part] if part is not None and part[1] > part[0] else []
+
+
+def _hover(found: Lanes, span: LaneSpan) -> str:
+    late = arrival_of(found, span) if span.stream is not Stream.COMPUTE else None
+    lines = [span_text(span), *([arrival_text(late)] if late is not None else [])]
+    return "<br>".join(map(escape, lines))
+
+
+def _steps(found: Lanes) -> dict[int, int]:
+    """Step -> where its first rank begins it."""
+    begins: dict[int, int] = {}
+    for step in found.steps:
+        begins[step.step] = min(step.begin_ns, begins.get(step.step, step.begin_ns))
+    return begins
+
+
+def _boundary(found: Lanes, number: int) -> dict[str, Any]:
+    at = (_steps(found)[number] - found.zero_ns) / 1e6
+    return {
+        "type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper",
+        "line": {"width": 1, "dash": "dot", "color": INK},
+    }  # fmt: skip
+
+
+def _step_names(found: Lanes) -> list[dict[str, Any]]:
+    return [
+        {
+            "x": (begin - found.zero_ns) / 1e6, "y": 1, "yref": "paper", "yanchor": "bottom",
+            "xanchor": "left", "text": f"step {number}", "showarrow": False,
+            "font": {"size": 11, "color": INK},
+        }
+        for number, begin in _steps(found).items()
+    ]  # fmt: skip
+
+
+def _arrows(found: Lanes, rows: Sequence[_Row]) -> list[dict[str, Any]]:
+    """From the first rank of a collective to the last one, where the difference is largest."""
+    late = [one for one in found.arrivals if one.at_ns - one.first_ns >= _LEAST_LATE_NS]
+    late.sort(key=lambda one: one.first_ns - one.at_ns)
+    made = []
+    for one in late[:_MOST_ARROWS]:
+        tail, head = _place(rows, one, one.first_rank), _place(rows, one, one.rank)
+        if tail is not None and head is not None:
+            made.append(
+                {
+                    "x": (one.at_ns - found.zero_ns) / 1e6, "y": head,
+                    "ax": (one.first_ns - found.zero_ns) / 1e6, "ay": tail,
+                    "xref": "x", "yref": "y", "axref": "x", "ayref": "y", "text": "",
+                    "showarrow": True, "arrowhead": 2, "arrowwidth": 1.2, "arrowcolor": INK,
+                }
+            )  # fmt: skip
+    return made
+
+
+def _place(rows: Sequence[_Row], one: LateArrival, rank: int) -> int | None:
+    """The lane of a rank on which the collective is."""
+    for place, row in enumerate(rows):
+        if row.rank == rank and any(
+            span.unit == one.unit and span.name == one.name for span in row.spans
+        ):
+            return place
+    return None

@@ -16,7 +16,7 @@ from zeromon.readout.text import finding_text
 from zeromon.readout.verdict import verdict
 from zeromon.snapshot import Finding, RunSnapshot, Severity
 from zeromon.traces.allocations import DeviceMemory
-from zeromon_dashboard import charts, snapshot_figures
+from zeromon_dashboard import charts, figures
 from zeromon_dashboard.charts import Series
 from zeromon_dashboard.figures import flame
 
@@ -55,10 +55,8 @@ def run_page(run: RunSnapshot, series: Series, text: str, *, still: bool = False
 
     counted = first_counted(run.ranks) or next(iter(run.ranks), None)
     over_time = [one.figure() for one in charts.charts_of(series, run).values() if one is not None]
-    whole = snapshot_figures.ledger(run), snapshot_figures.breakdown(run)
-    memory = (
-        (snapshot_figures.roles(counted), snapshot_figures.within_step(counted)) if counted else ()
-    )
+    whole = figures.ledger(run), figures.breakdown(run)
+    memory = (figures.roles(counted), figures.within_step(counted)) if counted else ()
     parts = [
         _head(run),
         *_findings(run.findings),

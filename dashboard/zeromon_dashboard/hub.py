@@ -15,11 +15,10 @@ from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, StepSummary
 from zeromon.sources.base import Source
 from zeromon.sources.live import node_runs
 from zeromon.sources.prometheus.client import Server
-from zeromon.sources.prometheus.runs import ListedRun, find, only, runs_of
+from zeromon.sources.prometheus.source import ListedRun, find, only, runs_of
 from zeromon.sources.replay import StoreSource
-from zeromon.storage.run_store import About, Manifest, Store
+from zeromon.storage.run_store import About, Manifest, StepQuery, Store
 from zeromon.storage.step_history import Row, Series, by_step, frame, row_of, steps, thinned
-from zeromon.storage.step_query import StepQuery
 from zeromon_dashboard.url_state import Route
 
 _FRESH_SECONDS = 0.9

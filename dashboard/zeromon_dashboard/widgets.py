@@ -11,11 +11,10 @@ from zeromon.compare.comparison import Comparison, letter
 from zeromon.compare.text import configuration
 from zeromon.focus import nearest_oom
 from zeromon.levels import OOM
-from zeromon.readout.fields import Fields, Row
-from zeromon.readout.figures import TEXT, Figure
+from zeromon.readout.figures import TEXT, Fields, Figure, Row
 from zeromon.readout.remedy import DiffLine, remedy_text
-from zeromon.readout.risk import risk_text
 from zeromon.readout.text import finding_text, subject
+from zeromon.readout.verdict import risk_text
 from zeromon.snapshot import Finding, Pool, RunSnapshot, Severity
 from zeromon.units import human_ratio
 from zeromon_dashboard import charts

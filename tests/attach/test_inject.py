@@ -18,8 +18,7 @@ from support import wait_for
 
 from zeromon.attach import loader
 from zeromon.attach.inject import inject, look, parked, prove_gdb
-from zeromon.attach.inject.elf import gnu_hash
-from zeromon.attach.inject.target import waits_for_interpreter
+from zeromon.attach.inject.elf import gnu_hash, waits_for_interpreter
 from zeromon.attach.loader import attach, detach
 from zeromon.attach.rank_processes import Process, processes
 from zeromon.errors import AttachRefused

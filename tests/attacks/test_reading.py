@@ -28,8 +28,7 @@ from support import FORKED, ROOT, Node, clean_environment, wait_for
 from zeromon.cli.dash import listen
 from zeromon.cli.mcp import application, server as assistant_server
 from zeromon.ring.masking import MASK
-from zeromon.ring.signing import READ, proof_headers
-from zeromon.ring.tokens import token_file, user_token
+from zeromon.ring.tokens import READ, proof_headers, token_file, user_token
 from zeromon.sources.access import COOKIE, derived_key
 from zeromon.sources.live import runs_at
 from zeromon_dashboard.access import address_key, server_name

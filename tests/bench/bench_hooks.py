@@ -26,10 +26,10 @@ from records import keep
 
 from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import UnitEvent
+from zeromon_agents.hooks.backend import Units
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.functional import Functional, in_place_of
 from zeromon_agents.hooks.payloads import PAYLOADS
-from zeromon_agents.hooks.units import Units
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import around
 from zeromon_agents.runtime.guard import Guard

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from records import keep
 
 from zeromon.storage import step_history
+from zeromon.storage.run_store import StepQuery
 from zeromon.storage.step_history import ABSENT, COLUMNS, NAMES, Row, Writer
 from zeromon.storage.step_history.parquet import write_parquet
-from zeromon.storage.step_query import StepQuery
 
 RANKS = 64
 OURS = "ours" in sys.argv

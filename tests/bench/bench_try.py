@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench_advice import CASES, measure, step_of
 from support import Node, over_link, train_command
 
-from zeromon.readout.trial import CHANGES, result_text
+from zeromon.readout.remedy import CHANGES, result_text
 from zeromon.snapshot import RunSnapshot, Trial
 
 LEAD_STEPS, SETTLED = 90, 25

@@ -28,8 +28,8 @@ from support import ROOT, TORCHRUN, Node, over_link
 from zeromon.cli import build_parser
 from zeromon.cli.plan import snapshot
 from zeromon.cli.whatif import predict
+from zeromon.memory.predict import During
 from zeromon.memory.reconcile import PEAK_ROLES
-from zeromon.memory.terms import During
 from zeromon.memory.whatif import Point
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.step import settled

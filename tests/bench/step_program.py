@@ -34,7 +34,7 @@ def example(name: str):
 
 
 def accounted(agent) -> int:
-    """Nanoseconds that the agent has accounted for, as zeromon.fold.overhead adds them up."""
+    """Nanoseconds that the agent has accounted for, as zeromon.fold.summarize adds them up."""
     if not costs:
         for name in RingReader(agent.ring.path).names():
             if name.kind == NameKind.META:

@@ -19,9 +19,8 @@ from zeromon.check import runner
 from zeromon.check.deepspeed import fields as deepspeed_fields
 from zeromon.check.deepspeed.fields import values
 from zeromon.check.documents import MOST_BYTES, UnreadableError, parse
-from zeromon.check.problem import Config, Machine, Problem
+from zeromon.check.problem import Config, Machine, Problem, schema
 from zeromon.check.runner import check
-from zeromon.check.schema import schema
 from zeromon.cli import main
 from zeromon.diagnosis.pages import pages
 from zeromon.memory.models import from_count

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from zeromon.check.launch import read_command
-from zeromon.check.launch_file import read_launch
+from zeromon.check.launch import read_command, read_launch
 from zeromon.check.runner import Result, check as check_files
 from zeromon.cli import main
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from zeromon.cli import main
-from zeromon.cli.fit_files import template
+from zeromon.cli.fit import template
 from zeromon.cli.fit_launch import Request
 from zeromon.errors import LaunchError
 from zeromon.memory.fit import HOST, Trial

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from zeromon.attach.inject.refusal import right_to_trace
-from zeromon.cli import machine, main
-from zeromon.cli.doctor import facts_as_text
-from zeromon.cli.machine import Fact, ask_torch, survey, torch_facts
+from zeromon.cli import doctor, main
+from zeromon.cli.doctor import Fact, ask_torch, facts_as_text, survey, torch_facts
 
 
 def by_name(facts: list[Fact]) -> dict[str, Fact]:
@@ -94,8 +93,8 @@ def test_one_look_that_fails_takes_none_of_the_others(monkeypatch: pytest.Monkey
     def broken() -> list[Fact]:
         raise OSError("no /proc here")
 
-    looks = (broken, machine.limits)
-    monkeypatch.setattr(machine, "LOOKS", looks)
+    looks = (broken, doctor.limits)
+    monkeypatch.setattr(doctor, "LOOKS", looks)
     assert {fact.name for fact in survey()} == {"open files", "locked memory"}
 
 

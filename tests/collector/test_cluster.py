@@ -40,20 +40,21 @@ from zeromon.collector.cluster import (
 from zeromon.collector.cluster_client import (
     ClusterSync,
     NodeList,
+    RunCluster,
     answer,
+    as_peer_rank,
     read_node_infos,
     reply_signature,
 )
 from zeromon.collector.daemon import Collector
 from zeromon.collector.http import start_server, targets
 from zeromon.collector.process import TargetFile
-from zeromon.collector.run_cluster import RunCluster, as_peer_rank
 from zeromon.diagnosis.arrivals import ArrivalSkew, PartialArrival, alone, matched_collective
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stragglers import stragglers
 from zeromon.fold.state import Arrival
 from zeromon.ring.files import replace_file
-from zeromon.ring.signing import NONCE, REPORT, SIGNATURE, proof_headers
+from zeromon.ring.tokens import NONCE, REPORT, SIGNATURE, proof_headers
 from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
 from zeromon.storage.run_store import Store
 

@@ -18,7 +18,7 @@ from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import RunFollower
 from zeromon.errors import HistoryError
 from zeromon.fold.summarize import summarize
-from zeromon.probes import tasks
+from zeromon.probes import process
 from zeromon.probes.devices import Devices
 from zeromon.probes.process import ProcessWatch
 from zeromon.readout.verdict import Health, verdict
@@ -261,7 +261,7 @@ def test_a_run_waits_for_the_tasks_of_its_launcher(tmp_path: Path) -> None:
     """One `zeromon run` per rank, whose ranks take more than half a minute to start: one record."""
     folder = tmp_path / "rings" / "srun"
     folder.mkdir(parents=True)
-    assert tasks.announce(folder)
+    assert process.announce(folder)
     facts = {"run": "srun", "command": ["train.py"], "started": time.time() - 100, "tasks": 2}
     (folder / "run.json").write_text(json.dumps(facts))
     made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
@@ -293,11 +293,11 @@ def test_tasks_that_have_not_started_are_waited_for(tmp_path: Path) -> None:
 
 def test_the_first_task_describes_the_run(tmp_path: Path) -> None:
     older = {"pid": os.getppid(), "mono_ns": time.monotonic_ns()}
-    assert tasks.announce(tmp_path)
+    assert process.announce(tmp_path)
     (tmp_path / "task.1.json").write_text(json.dumps(older))
-    assert not tasks.announce(tmp_path)
-    tasks.withdraw(tmp_path)
-    assert [path.name for path in tmp_path.glob(tasks.FILES)] == ["task.1.json"]
+    assert not process.announce(tmp_path)
+    process.withdraw(tmp_path)
+    assert [path.name for path in tmp_path.glob(process.FILES)] == ["task.1.json"]
 
 
 def test_a_name_that_is_used_again_overwrites_no_record(tmp_path: Path) -> None:

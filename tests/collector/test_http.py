@@ -18,7 +18,7 @@ from support import wait_for
 from zeromon.collector import http
 from zeromon.collector.http import start_server
 from zeromon.errors import CaptureRefused, CollectorError, TrialRefused
-from zeromon.ring.signing import READ, proof_headers
+from zeromon.ring.tokens import READ, proof_headers
 from zeromon.snapshot import Capture, RunSnapshot
 from zeromon.sources import live
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from builders import rank, run
 
-from zeromon.collector.nccl import Nccl
+from zeromon.collector.run import Nccl
 from zeromon.diagnosis.communicators import group_of, ras_of
 from zeromon.probes.nccl_inspector import InspectorReader
 from zeromon.probes.nccl_ras import Answer, RasReader, address_of, ask, is_here

@@ -12,8 +12,15 @@ from builders import rank, run, summary as step
 
 from zeromon.collector.trials import Trials, judged, with_results
 from zeromon.errors import TrialRefused
-from zeromon.readout.remedy import effect_text, remedy_text, tried_text
-from zeromon.readout.trial import CHANGES, obstacle, progress_text, result_text
+from zeromon.readout.remedy import (
+    CHANGES,
+    effect_text,
+    obstacle,
+    progress_text,
+    remedy_text,
+    result_text,
+    tried_text,
+)
 from zeromon.ring.trials import REQUEST, Change
 from zeromon.snapshot import (
     ConfigFormat,

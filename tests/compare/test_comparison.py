@@ -13,8 +13,8 @@ from builders import device_memory, noisy, rank, received, run, series, summary
 from hypothesis import example, given, settings, strategies as st
 
 from zeromon.compare.comparison import Advice, Column, Comparison, advise, compare, row_of
+from zeromon.compare.environment import Machine
 from zeromon.compare.figures import METRIC, METRICS, Figure, RunFigures, figures_of
-from zeromon.compare.machine import Machine
 from zeromon.compare.text import format_cell, format_change, format_figure, steps_text
 from zeromon.compare.thresholds import judge, parse
 from zeromon.errors import CompareError

@@ -16,8 +16,8 @@ from tui.snapshots import FleetSource, fleet_picture
 
 from zeromon.cli.dash import opening_page
 from zeromon.errors import RunNotFound, SourceError
+from zeromon.readout.charts import EVERYTHING_ELSE
 from zeromon.readout.figures import MAPPED
-from zeromon.readout.roles import EVERYTHING_ELSE
 from zeromon.snapshot import (
     CollectiveStatsRow,
     ExpectedRow,
@@ -36,10 +36,9 @@ from zeromon.snapshot.memory import RoleRow
 from zeromon.sources.access import Request, host_name, refusal
 from zeromon.sources.replay import StoreSource
 from zeromon.storage.recorder import Past, Record
-from zeromon.storage.run_store import About, Store
+from zeromon.storage.run_store import WHOLE_RUN, About, StepQuery, Store
 from zeromon.storage.step_history import row_of
-from zeromon.storage.step_query import WHOLE_RUN, StepQuery
-from zeromon_dashboard import charts, feed, hub, layout, runs_page, snapshot_figures
+from zeromon_dashboard import charts, feed, figures, hub, layout, runs_page
 from zeromon_dashboard.access import Guard, address_key, policy_of
 from zeromon_dashboard.app import make_app
 from zeromon_dashboard.feed import Cursor, Feeds
@@ -363,20 +362,20 @@ def test_own_time_names_the_slow_rank_and_step() -> None:
     """Steps are equally long; the slow rank is the one that does not wait."""
     slow = tuple(summary(n, exposed_ns=0 if n > 10 else 10 * MS) for n in range(1, 21))
     fast = tuple(summary(n) for n in range(1, 21))
-    figure = snapshot_figures.own_time(
+    figure = figures.own_time(
         run(rank(0, recent=fast), rank(1, recent=slow), rank(2, recent=fast)), {}
     )
     assert figure is not None
     z = figure["data"][0]["z"]
     assert z[1] == [0.0] * 10 + [10.0] * 10 and z[0] == z[2] == [0.0] * 20
-    assert snapshot_figures.own_time(run(rank(0)), {}) is None
+    assert figures.own_time(run(rank(0)), {}) is None
 
 
 @pytest.mark.parametrize("count", [1, 2, 33, 1024])
 def test_the_map_of_ranks_has_a_cell_a_rank(count: int) -> None:
     one = rank(0)
     snapshot = run(*(replace(one, rank=n) for n in range(count)))
-    (trace,) = snapshot_figures.rank_map(snapshot, "step")["data"]
+    (trace,) = figures.rank_map(snapshot, "step")["data"]
     seen = [value for row in trace["z"] for value in row if value is not None]
     assert (trace["zmin"], trace["zmax"]) == (0, max(seen))  # equal ranks look equal
     told = [int(cell[0]) for row in trace["customdata"] for cell in row if cell[0]]
@@ -387,14 +386,14 @@ def test_the_map_of_ranks_has_a_cell_a_rank(count: int) -> None:
 def test_the_map_of_a_large_run_has_a_cell_a_node(metric: str) -> None:
     """With the worst of its ranks; what is clicked is the node."""
     snapshot = fleet_picture()
-    (drawn,) = snapshot_figures.rank_map(snapshot, metric)["data"]
+    (drawn,) = figures.rank_map(snapshot, metric)["data"]
     cells = [told for row in drawn["customdata"] for told in row if told[0]]
     assert [told[0] for told in cells] == [f"node/node{n:04}" for n in range(2048)]
     assert cells[1249][1] == "node1249: not seen for 40.00 s"
     assert cells[87][1] == "node0087: 7 of 8 ranks up, 1 failed"
     values = [value for row in drawn["z"] for value in row][:2048]
     assert len({value for value in values if value is not None}) > 1
-    go.Figure(snapshot_figures.rank_map(snapshot, metric))
+    go.Figure(figures.rank_map(snapshot, metric))
 
 
 def test_a_large_run_says_how_much_of_it_is_shown() -> None:
@@ -598,7 +597,7 @@ def test_sums_over_the_run_are_sent_every_five_seconds(
 ) -> None:
     source, feeds, clock = growing
     moving = lambda run: {"data": [], "layout": {"height": run.taken_wall}}  # noqa: E731
-    monkeypatch.setattr(snapshot_figures, "breakdown", moving)
+    monkeypatch.setattr(figures, "breakdown", moving)
     where = Route(run="train-1")
     cursor = sent(feeds, where, {})["cursor"]
     seen = []
@@ -737,7 +736,7 @@ def test_a_range_at_the_end_of_a_live_run_grows_to_its_end_and_no_further(
 
 
 def test_own_time_is_of_the_chosen_steps() -> None:
-    figure = snapshot_figures.own_time(run(rank(0), rank(1)), rows(2, 100, 499), (100, 499))
+    figure = figures.own_time(run(rank(0), rank(1)), rows(2, 100, 499), (100, 499))
     assert figure is not None
     assert figure["data"][0]["x"] == list(range(100, 500)) and "range" in figure["layout"]["xaxis"]
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from builders import rank, run
 
-from zeromon.diagnosis.drift import widest_drift
 from zeromon.diagnosis.engine import advise
+from zeromon.diagnosis.stragglers import widest_drift
 from zeromon.snapshot import GroupProgress, RankSnapshot
 
 

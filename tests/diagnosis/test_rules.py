@@ -34,9 +34,8 @@ import zeromon
 from zeromon.diagnosis import engine
 from zeromon.diagnosis.engine import LINGER_SECONDS, FindingMemory, advise
 from zeromon.diagnosis.pages import pages
-from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rule import Match, Remaining, remaining, rule
 from zeromon.diagnosis.rules import FAMILIES, all_rules, fsdp, health
-from zeromon.diagnosis.settings import Remaining, remaining
 from zeromon.report.render import render
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import PERSISTENT

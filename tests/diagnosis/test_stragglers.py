@@ -19,8 +19,7 @@ from zeromon.diagnosis.stragglers import cause, lack_of_cpus, longer_phases, sin
 from zeromon.fold.fold import fold_records
 from zeromon.fold.state import MOST_ARRIVALS, RankState
 from zeromon.levels import CPU_WAIT, UNSTEADY_SECONDS, WINDOW_STEPS
-from zeromon.probes.cpu_pressure import PressureReader, cpus_of
-from zeromon.probes.cpu_users import CpuUsers
+from zeromon.probes.cpu_pressure import CpuUsers, PressureReader, cpus_of
 from zeromon.ring.events import Flag, Kind, Op, Phase, of_call
 from zeromon.snapshot import Device, Pressure, RankSnapshot, StepSummary
 

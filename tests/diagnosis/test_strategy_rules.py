@@ -38,7 +38,7 @@ from evidence import (
 from strategies import EVERY
 
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.settings import sets
+from zeromon.diagnosis.rule import sets
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, Offload, Sharding, Strategy, deepspeed, fsdp1
 from zeromon.snapshot import ConfigFormat, Device, GatherRow, Links, RankSnapshot, Setting

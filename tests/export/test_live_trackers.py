@@ -18,8 +18,8 @@ from receivers import Webhook, webhook
 from wandb_files import wandb_history, wandb_records
 
 from zeromon.errors import ExportError
-from zeromon.export import live_trackers, trackers
-from zeromon.export.live_trackers import TRACKERS, LiveTracker
+from zeromon.export import trackers
+from zeromon.export.trackers import TRACKERS, LiveTracker
 from zeromon.snapshot import RunSnapshot, ScalarRow
 from zeromon.storage.step_history import NAMES, row_of
 
@@ -96,7 +96,7 @@ def test_mlflow_has_the_metrics_in_the_scripts_own_run(
 ) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is missing")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setattr(live_trackers, "_MOST_METRICS", 7)
+    monkeypatch.setattr(trackers, "_MOST_METRICS", 7)
     uri = f"file://{tmp_path}/mlruns"
     client = mlflow.MlflowClient(uri)
     ours = client.create_run("0").info.run_id
@@ -232,6 +232,6 @@ def test_a_tracker_that_cannot_be_reached_from_here_is_refused(
     monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ExportError) as caught:
-        live_trackers.check(name)
+        trackers.check(name)
     assert name in json.dumps([str(caught.value), caught.value.hint]).lower()
     assert os.environ.get("KUBEFLOW_TRAINER_SERVER_URL") is None

@@ -17,7 +17,7 @@ from zeromon.fold.communication import (
     tiny,
     weight,
 )
-from zeromon.fold.ddp import serial_spans
+from zeromon.fold.fold import serial_spans
 from zeromon.fold.summarize import summarize
 from zeromon.ring.events import BackwardComm, Bucket, Counted, Flag, Op, Phase, Stall, Untimed
 from zeromon.snapshot.communication import SIZE_BOUNDS

@@ -9,7 +9,7 @@ from zeromon.diagnosis.arrivals import ArrivalSkew
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
-from zeromon.readout.pace import pace, pace_text
+from zeromon.readout.breakdown import pace, pace_text
 from zeromon.ring.events import (
     Done,
     Event,

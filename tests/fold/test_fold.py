@@ -11,11 +11,10 @@ from builders import MS, collective, folded, host, run, span, state, step
 
 from zeromon.fold.fold import fold, fold_records
 from zeromon.fold.ledger import Observed
-from zeromon.fold.overhead import measured
 from zeromon.fold.state import RankState, know_group
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import measured, summarize
 from zeromon.readout.text import overhead_text
-from zeromon.report.configuration import engines
+from zeromon.report.render import engines
 from zeromon.ring.events import (
     RECORD,
     BackwardComm,

@@ -11,7 +11,7 @@ from builders import MS, folded, rank, run, span, state, step
 from zeromon.diagnosis.pipelines import with_bubbles
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.fold.summarize import summarize
-from zeromon.readout.pipeline import pipeline_lines
+from zeromon.readout.dimensions import pipeline_lines
 from zeromon.report.communication import pipeline
 from zeromon.ring.events import Done, Event, Flag, Op, Phase, PhaseSpan, StageAction, StageRun
 from zeromon.snapshot import RankSnapshot

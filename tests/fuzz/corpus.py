@@ -21,8 +21,7 @@ from memory_snapshots import Training, write
 from prometheus_client.parser import text_string_to_metric_families
 
 from zeromon.collector.cluster import KnownNode, Leader, LeaderReply, NodeInfo, NodeReport
-from zeromon.collector.cluster_client import answer
-from zeromon.collector.run_cluster import as_peer_rank
+from zeromon.collector.cluster_client import answer, as_peer_rank
 from zeromon.diagnosis.arrivals import MatchedCollective, PartialArrival
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.fold.checkpoint import checkpoint_of, encode as encode_totals

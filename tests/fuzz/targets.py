@@ -52,12 +52,10 @@ from zeromon.report.trace import SECTIONS, as_text as as_traces
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
 from zeromon.ring.events import RECORD, Raw, decode
 from zeromon.sources.prometheus.client import Server
-from zeromon.sources.prometheus.runs import runs_of
-from zeromon.sources.prometheus.source import PrometheusSource
+from zeromon.sources.prometheus.source import PrometheusSource, runs_of
 from zeromon.storage import run_store, snapshot_log, step_history
 from zeromon.storage.recorder import Past
-from zeromon.storage.run_store import Store
-from zeromon.storage.step_query import StepQuery
+from zeromon.storage.run_store import StepQuery, Store
 from zeromon.traces.allocations import devices_of, growers
 from zeromon.traces.allocator import read_snapshot
 from zeromon.traces.analysis import analyze, durations, waits
@@ -227,9 +225,9 @@ def _with_sums(data: bytes) -> bytes:
 
 def store_steps(data: bytes, folder: Path) -> None:
     """The history of steps: whole records of any content."""
-    from zeromon.storage.step_history import log
+    from zeromon.storage.step_history import rows
 
-    size, head = log.BODY.size, len(log.MAGIC)
+    size, head = rows.BODY.size, len(rows.MAGIC)
     bodies = [data[at : at + size] for at in range(head, len(data) - size + 1, size + 4)]
     summed = b"".join(body + struct.pack("<I", zlib.crc32(body)) for body in bodies)
     path = folder / "000001.log"

@@ -17,9 +17,11 @@ from zeromon.memory.fit import (
     line,
     loses,
     next_size,
+    ranked,
+    recommend,
     second,
+    stages_of,
 )  # fmt: skip
-from zeromon.memory.fit_stages import ranked, recommend, stages_of
 from zeromon.memory.models import from_count
 from zeromon.memory.plan import Setup
 from zeromon.memory.spec import Precision, ShardPlan, ZeroStage

@@ -8,7 +8,7 @@ import pytest
 from builders import device_memory, rank, run, summary
 
 from zeromon.memory.forecast import host_capacity, host_risk, rank_risks
-from zeromon.readout.risk import risk_text
+from zeromon.readout.verdict import risk_text
 from zeromon.snapshot import HostMemory
 from zeromon.tui.status_text import risk as sentence
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zeromon.memory.schedule import AFTER, Hides, Rates, exposed
+from zeromon.memory.seconds import AFTER, Hides, Rates, exposed
 from zeromon.memory.spec import Precision, ShardPlan, Sizes, ZeroStage
 
 GIGA = 10**9

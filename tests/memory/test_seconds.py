@@ -15,11 +15,12 @@ from zeromon.memory import plan as plans
 from zeromon.memory.devices import DEVICES, device_named, link_peak
 from zeromon.memory.models import from_count
 from zeromon.memory.predict import Batch
-from zeromon.memory.schedule import Hides, exposed
 from zeromon.memory.seconds import (
+    Hides,
     Parts,
     Speeds,
     StepTime,
+    exposed,
     forward_flops,
     parts,
     rates,

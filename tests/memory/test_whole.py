@@ -9,10 +9,9 @@ import pytest
 from builders import rank, run
 
 from zeromon.cli.plan_output import as_text
+from zeromon.memory.models import whole_numel
 from zeromon.memory.plan import of_run
-from zeromon.memory.whole import whole_numel
-from zeromon.ring.dimensions import Dim
-from zeromon.ring.strategy import Framework, Strategy
+from zeromon.ring.strategy import Dim, Framework, Strategy
 from zeromon.snapshot import Dimension, GroupProgress, PipelineRow, RankSnapshot, RunSnapshot
 
 

@@ -24,8 +24,7 @@ from nodes.hosts import BRIDGE, OUTSIDE, TOKEN, Hosts, possible, train, within
 from receivers import Webhook, webhook
 from support import PROGRAMS
 
-from zeromon.sources.live import LiveSource
-from zeromon.sources.new_steps import NewSteps
+from zeromon.sources.live import LiveSource, NewSteps
 
 MISSING = possible()
 pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING or "nothing is missing")]

@@ -12,7 +12,7 @@ import pytest
 from builders import rank, run
 from torch.utils.file_baton import FileBaton
 
-from zeromon.cli.machine import extension_cache
+from zeromon.cli.doctor import extension_cache
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from zeromon.probes.workers import WorkersReader
+from zeromon.probes.process import WorkersReader
 
 MIB, SECOND = 1 << 20, 1_000_000_000
 

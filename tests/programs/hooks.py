@@ -126,8 +126,8 @@ def hook_fails() -> dict:
 def unit_hook_fails() -> dict:
     from torch.distributed.fsdp import fully_shard
 
+    from zeromon_agents.hooks.backend import Units
     from zeromon_agents.hooks.fsdp2 import Fsdp2
-    from zeromon_agents.hooks.units import Units
 
     def broken(*_):
         raise ValueError("injected")

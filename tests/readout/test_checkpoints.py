@@ -8,7 +8,7 @@ import pytest
 from builders import run
 from evidence import saved
 
-from zeromon.readout.checkpoints import checkpoints
+from zeromon.readout.ledger import checkpoints
 from zeromon.snapshot import Attempt
 
 FAILURES = 20_000

@@ -14,7 +14,7 @@ from zeromon import levels
 from zeromon.readout.breakdown import PARTS
 from zeromon.tui import styles
 from zeromon.tui.draw import bars
-from zeromon_dashboard import snapshot_figures
+from zeromon_dashboard import figures
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = sorted(
@@ -167,7 +167,7 @@ def test_the_order_of_phases_stands_once() -> None:
 
 def test_every_part_of_a_step_has_a_colour_and_a_letter() -> None:
     assert set(PARTS) <= set(bars.LETTERS)
-    assert set(PARTS) == set(snapshot_figures.PHASE_COLOURS)
+    assert set(PARTS) == set(figures.PHASE_COLOURS)
     for background in ("dark", "light", "sixteen"):
         assert set(PARTS) <= set(styles._PALETTES[background])
 

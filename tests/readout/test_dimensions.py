@@ -20,7 +20,7 @@ from zeromon.readout.dimensions import (
 )
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.report.render import render
-from zeromon.ring.dimensions import Dim, dim_of, dimension_metadata, name_of
+from zeromon.ring.strategy import Dim, dim_of, dimension_metadata, name_of
 from zeromon.snapshot import Dimension, GroupProgress, RankSnapshot
 from zeromon.tui.screens.communication import added
 

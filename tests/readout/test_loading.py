@@ -11,9 +11,9 @@ from evidence import FIRES
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.fold import fold
 from zeromon.fold.state import RankState
-from zeromon.fold.training import loading_row
+from zeromon.fold.summarize import loading_row
+from zeromon.readout.breakdown import from_disk, from_storage, loading_text, parts
 from zeromon.readout.ledger import activity_texts
-from zeromon.readout.loading import from_disk, from_storage, loading_text, parts
 from zeromon.ring.events import Loading, LoadingRead
 from zeromon.snapshot import LoadingRow
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from builders import pipelined, rank, run
 
-from zeromon.readout.pipeline import pipeline_lines
+from zeromon.readout.dimensions import pipeline_lines
 from zeromon.report.render import render
 from zeromon.snapshot import PipelineRow
 from zeromon.tui.display_options import DisplayOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from builders import device_memory, rank, run
 
-from zeromon.readout.roles import EVERYTHING_ELSE, role_bands
+from zeromon.readout.charts import EVERYTHING_ELSE, role_bands
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.memory import RoleRow
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from builders import full_run, rank, run, summary
 
-from zeromon.readout.training import training_text
+from zeromon.readout.figures import training_text
 from zeromon.report.render import render
 from zeromon.snapshot import RunSnapshot, ScalarRow
 from zeromon.storage.step_history import NAMES, frame, row_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import Node, train_command
 
-from zeromon.memory.whole import whole_numel
+from zeromon.memory.models import whole_numel
 from zeromon.report.render import render
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.events import StageAction, StageRun, decode

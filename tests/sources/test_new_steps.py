@@ -13,11 +13,10 @@ from served import Fixed
 from zeromon.collector.http import start_server
 from zeromon.errors import SourceError
 from zeromon.snapshot import NodeView, RunSnapshot
-from zeromon.sources import new_steps
-from zeromon.sources.live import LiveSource
-from zeromon.sources.new_steps import NewSteps
+from zeromon.sources import live
+from zeromon.sources.live import LiveSource, NewSteps
+from zeromon.storage.run_store import StepQuery
 from zeromon.storage.step_history import NAMES, row_of
-from zeromon.storage.step_query import StepQuery
 
 
 class Collector(LiveSource):
@@ -56,7 +55,7 @@ class Collector(LiveSource):
 def collectors(monkeypatch: pytest.MonkeyPatch) -> list[Collector]:
     names = ("n0", "n1")
     found = [Collector(name, (2 * n, 2 * n + 1), names) for n, name in enumerate(names)]
-    monkeypatch.setattr(new_steps, "LiveSource", lambda *_, signs: found[1])
+    monkeypatch.setattr(live, "LiveSource", lambda *_, signs: found[1])
     return found
 
 

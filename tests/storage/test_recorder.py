@@ -26,10 +26,9 @@ from zeromon.sources.live import LiveSource
 from zeromon.sources.replay import ReplaySource, StoreSource
 from zeromon.storage import snapshot_log
 from zeromon.storage.recorder import Past, Record, findings, standing
-from zeromon.storage.run_store import Store
+from zeromon.storage.run_store import StepQuery, Store
 from zeromon.storage.snapshot_log import MAGIC, at, index, segments, span, without_steps
 from zeromon.storage.step_history import Writer, row_of, series, step_of
-from zeromon.storage.step_query import StepQuery
 
 DAY = 1_700_000_000.0
 

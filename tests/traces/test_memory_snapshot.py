@@ -22,10 +22,17 @@ from support import PROGRAMS
 from zeromon.cli import main
 from zeromon.errors import TraceError
 from zeromon.traces import plain_pickle
-from zeromon.traces.allocation_roles import UNKNOWN, kind_of, role
-from zeromon.traces.allocations import DeviceMemory, devices_of, roles_of
+from zeromon.traces.allocations import (
+    NO_STACK,
+    UNKNOWN,
+    DeviceMemory,
+    devices_of,
+    kind_of,
+    origin,
+    role,
+    roles_of,
+)
 from zeromon.traces.allocator import read_snapshot
-from zeromon.traces.stacks import NO_STACK, origin
 
 
 def content(training: Training) -> dict[str, Any]:

@@ -33,10 +33,9 @@ from zeromon.snapshot import (
     UnitRow,
 )
 from zeromon.snapshot.lanes import Lanes
-from zeromon.sources.base import Output
-from zeromon.sources.playback import Playback
+from zeromon.sources.base import Output, Playback
+from zeromon.storage.run_store import WHOLE_RUN, StepQuery
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, Series
-from zeromon.storage.step_query import WHOLE_RUN, StepQuery
 
 GIB = 1 << 30
 

@@ -16,8 +16,8 @@ from zeromon.tui.screens.collectives import Collectives, SpanLanes
 from zeromon.tui.screens.ranks import Ranks
 from zeromon.tui.screens.timeline import Timeline
 from zeromon.tui.screens.view import View
+from zeromon.tui.widgets.panel import TimeAxis
 from zeromon.tui.widgets.table import Table
-from zeromon.tui.widgets.time_axis import TimeAxis
 
 _OWNERS = (ZeromonApp, View, Table, TimeAxis, Timeline, SpanLanes, Collectives, Ranks)
 KEYS = sorted(

@@ -21,6 +21,7 @@ from zeromon.readout.verdict import Health, Verdict
 from zeromon.ring.events import Phase
 from zeromon.snapshot import DETACHED, Finding, InFlight, RankSnapshot, Remedy, Risk
 from zeromon.tui import plots, status_text, tables
+from zeromon.tui.app import announcement
 from zeromon.tui.columns import TableExport, cells_of, header, laid_out, ordered
 from zeromon.tui.display_options import DisplayOptions, nice_ceiling
 from zeromon.tui.draw import lanes
@@ -37,7 +38,6 @@ from zeromon.tui.screens.overview import parts_legend, step_bars
 from zeromon.tui.screens.text import markdown_lines, text_lines
 from zeromon.tui.styles import HEAT_LEVELS, style
 from zeromon.tui.tables import RANKS, TRAFFIC
-from zeromon.tui.terminal import announcement
 from zeromon.tui.trend import Trend, step_of
 from zeromon.tui.view_model import ViewModel, scrubber, status
 from zeromon.units import byte_scale, human_ratio

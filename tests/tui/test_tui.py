@@ -51,9 +51,8 @@ from zeromon.tui.screens.timeline import Lanes, Timeline
 from zeromon.tui.screens.view import TABS, View
 from zeromon.tui.status_text import figures_line
 from zeromon.tui.tables import RANKS, TRAFFIC
-from zeromon.tui.widgets.page import Page
+from zeromon.tui.widgets.panel import Page, TimeAxis
 from zeromon.tui.widgets.table import Table
-from zeromon.tui.widgets.time_axis import TimeAxis
 
 Make = Callable[..., ZeromonApp]
 

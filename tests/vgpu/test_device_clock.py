@@ -9,8 +9,7 @@ from vgpu.intervals import clip, length, subtract, union
 from vgpu.machine import Fault
 from vgpu.truth import NOTHING, Timeline
 from zeromon.diagnosis.rules.common import waits_in_each_bucket
-from zeromon.readout.breakdown import RECORDED, step_parts
-from zeromon.readout.pace import pace
+from zeromon.readout.breakdown import RECORDED, pace, step_parts
 from zeromon.snapshot import RankSnapshot, StepSummary
 
 pytestmark = pytest.mark.vgpu

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.attach import inject
+from zeromon.attach.inject.elf import waits_for_interpreter
 from zeromon.attach.inject.refusal import check
-from zeromon.attach.inject.target import waits_for_interpreter
 from zeromon.attach.rank_processes import Process
 from zeromon.errors import AttachRefused, ZeromonError
 from zeromon.probes.installation import own_folders

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from zeromon.check.deepspeed.hygiene import NO_BF16
-from zeromon.check.deepspeed.settings import ZERO, stage_of
+from zeromon.check.deepspeed.readers import ZERO, stage_of
 from zeromon.check.problem import (
     AUTO,
     Config,
@@ -15,10 +15,10 @@ from zeromon.check.problem import (
     is_on,
     listed,
     meant,
+    schema,
     whole,
     without_effect,
 )
-from zeromon.check.schema import schema
 from zeromon.units import human_bytes
 
 Check = Callable[[Config, "Config | None", Machine], Iterable[Problem]]

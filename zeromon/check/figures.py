@@ -1,15 +1,15 @@
 """Each figure of a launch once: what wins, and what says otherwise. Pure."""
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zeromon.check.accelerate import DEEPSPEED, FSDP, kind_of
-from zeromon.check.deepspeed.settings import ZERO
+from zeromon.check.deepspeed.readers import ZERO, not_json
 from zeromon.check.launch import COMMAND, Command
-from zeromon.check.problem import AUTO, Config, Path, is_on, whole
-from zeromon.check.scripts import Call, Script, Unknown, is_arguments
+from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, listed, whole
+from zeromon.check.scripts import Call, Script, Unknown, is_arguments, is_open
 
 Said = tuple[Any, str]
 """A value, and the file that says it."""
@@ -140,3 +140,209 @@ def as_lines(found: Iterable[Figure]) -> list[str]:
     ]
     widths = [max((len(row[n]) for row in rows), default=0) for n in range(2)]
     return [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
+
+
+# ---- checks of a script against the accelerate file that is checked with it ---------------------
+
+_OF_THE_PLUGIN = ("gradient_accumulation_steps", "gradient_clipping")
+"""Settings of accelerate's section for DeepSpeed that Trainer compares with its arguments."""
+
+
+def differences(script: Script, launch: Config, other: Config | None) -> Iterator[Problem]:
+    """Yields figures of *script* that are others in *launch*, or in the DeepSpeed file that it names."""
+    for call in script.calls:
+        if is_arguments(call) and kind_of(launch) == "DEEPSPEED":
+            if script.argument(call, "deepspeed") is None:
+                config = other or _plugin(launch)
+                yield from against_arguments(script, call, config, launch.ranks)
+                yield from whole_batch(script, call, config, whole(launch.get("num_processes")))
+        elif call.name.startswith("accelerate.") and call.short == "Accelerator":
+            yield from _accumulation(script, call, launch, other)
+        if is_arguments(call) or call.short == "Accelerator":
+            yield from _precision(script, call, launch)
+
+
+def of_arguments(
+    command: Command, scripts: Iterable[Script], launch: Config | None, other: Config | None
+) -> Iterator[Problem]:
+    """Yields arguments of a Trainer on the command line that DeepSpeed's configuration contradicts.
+
+    Only scripts that parse their arguments into those of a Trainer take them so.
+    """
+    config = other
+    if config is None and launch is not None and kind_of(launch) == "DEEPSPEED":
+        config = _plugin(launch)
+    if config is None or not any(script.words & _PARSERS for script in scripts):
+        return
+    for name, (path, code) in MATCHED.items():
+        fixed, mine = config.get(*path), command.arguments.get(name)
+        if fixed in (None, AUTO) or mine in (None, fixed):
+            continue
+        where = config.where(path[-1])
+        message = (
+            f"{name} is {mine} here, and {'.'.join(path)} is {fixed} in {where}: Trainer refuses"
+        )
+        fix = f"{config.write(path[-1], AUTO)} takes it from here"
+        yield command.problem(code, "error", name, message, fix)
+
+
+_PARSERS = frozenset(("HfArgumentParser", "TrlParser"))
+"""Classes that make a Trainer's arguments of the command line."""
+
+
+def _plugin(launch: Config) -> Config:
+    """Returns what accelerate's section sets of a DeepSpeed configuration."""
+    part = launch.section(DEEPSPEED)
+    data = {name: part[name] for name in _OF_THE_PLUGIN if name in part}
+    return replace(launch, data=data)
+
+
+def _accumulation(
+    script: Script, call: Call, launch: Config, other: Config | None
+) -> Iterator[Problem]:
+    """Yields an accumulation of ``Accelerator`` that DeepSpeed's replaces."""
+    name = "gradient_accumulation_steps"
+    node = script.argument(call, name)
+    mine, config = script.value(node), other or _plugin(launch)
+    theirs = config.get(name)
+    if node is None or kind_of(launch) != "DEEPSPEED" or isinstance(mine, (Unknown, str)):
+        return
+    if theirs not in (None, AUTO) and mine != theirs:
+        message = f"{name} is {mine} here and {theirs} in {config.where(name)}, which wins"
+        fix = f"{name}={theirs} here, or {config.write(name, AUTO)} there"
+        yield script.problem("ZM602", "warning", node, message, fix, name)
+
+
+def _precision(script: Script, call: Call, launch: Config) -> Iterator[Problem]:
+    """Yields a precision of the script that replaces that of the launch file."""
+    theirs = launch.get("mixed_precision")
+    mine, node = None, script.argument(call, "mixed_precision")
+    if is_arguments(call):
+        on = (n for n in ("fp16", "bf16") if script.value(script.argument(call, n)) is True)
+        mine = next(on, None)
+        node = script.argument(call, mine) if mine else None
+    elif node is not None:
+        mine = script.value(node)
+    if not isinstance(mine, str) or not isinstance(theirs, str) or mine == theirs:
+        return
+    where = launch.where("mixed_precision")
+    message = f"the precision is {mine} here and {theirs} in {where}: this script wins"
+    fix = f"mixed_precision: {mine} in {where}"
+    yield script.problem("ZM105", "warning", node or call.node, message, fix, "mixed_precision")
+
+
+# ---- checks of a DeepSpeed configuration against the call of a script that takes it -------------
+
+Check = Callable[[Script, Call, Config, "int | None"], Iterable[Problem]]
+"""A check of (script, the call, the configuration that the call takes, number of ranks or None)."""
+
+
+def _where(script: Script, config: Config) -> str:
+    return "" if config.file == script.file else f" in {config.file}"
+
+
+def json_alone(script: Script, call: Call, config: Config, _: int | None) -> Iterator[Problem]:
+    """Yields a file of Hjson that something else than DeepSpeed reads."""
+    if config.refused is not None and not call.name.startswith("deepspeed."):
+        message, fix = not_json(config, call.short)
+        yield script.problem("ZM101", "error", call.node, message, fix)
+
+
+MATCHED = {
+    "per_device_train_batch_size": (("train_micro_batch_size_per_gpu",), "ZM602"),
+    "gradient_accumulation_steps": (("gradient_accumulation_steps",), "ZM602"),
+    "max_grad_norm": (("gradient_clipping",), "ZM105"),
+    "learning_rate": (("optimizer", "params", "lr"), "ZM105"),
+    "weight_decay": (("optimizer", "params", "weight_decay"), "ZM105"),
+    "fp16": (("fp16", "enabled"), "ZM105"),
+    "bf16": (("bf16", "enabled"), "ZM105"),
+}
+"""Argument of a Trainer -> (path of the DeepSpeed setting with the same value, rule code).
+
+Source: HfTrainerDeepSpeedConfig.trainer_config_process.
+"""
+
+
+def against_arguments(
+    script: Script, call: Call, config: Config, _: int | None
+) -> Iterator[Problem]:
+    """Yields arguments that differ from a fixed value of the DeepSpeed file; Trainer refuses them."""
+    for name, (path, code) in MATCHED.items() if is_arguments(call) else ():
+        fixed, mine = config.get(*path), script.value(script.argument(call, name))
+        if fixed in (None, AUTO) or isinstance(mine, (Unknown, str)) or mine is None:
+            continue
+        if fixed != mine:  # as Trainer compares them: the text "8" is not 8
+            shown = f'the text "{fixed}"' if isinstance(fixed, str) else fixed
+            message = (
+                f"{name} is {mine} here, and {'.'.join(path)} is {shown}{_where(script, config)}: "
+                "Trainer refuses"
+            )
+            node = script.argument(call, name) or call.node
+            fix = f"{config.write(path[-1], AUTO)} takes it from here"
+            yield script.problem(code, "error", node, message, fix, ".".join(path))
+
+
+def whole_batch(script: Script, call: Call, config: Config, ranks: int | None) -> Iterator[Problem]:
+    """Yields a fixed train_batch_size that is, or may be, other than the one that Trainer calculates."""
+    total = whole(config.get("train_batch_size"))
+    nodes = {name: script.argument(call, name) for name in _OF_A_STEP}
+    micro, steps = (
+        whole(default if nodes[name] is None else script.value(nodes[name]))
+        for name, default in _OF_A_STEP.items()
+    )
+    open_ended = is_open(call) and None in nodes.values()
+    if not is_arguments(call) or not total or not micro or not steps or open_ended:
+        return
+    each = micro * steps
+    text = (
+        f"train_batch_size is {total}{_where(script, config)}, and {micro} x {steps} a rank here: "
+    )
+    if total != each * ranks if ranks else total % each:
+        severity, text = "error", text + "Trainer refuses"
+    elif not ranks:
+        severity, text = "info", text + f"Trainer refuses any number of ranks but {total // each}"
+    else:
+        return
+    node = next(filter(None, nodes.values()), call.node)
+    fix = f"{config.write('train_batch_size', AUTO)} takes it from here"
+    yield script.problem("ZM602", severity, node, text, fix, "train_batch_size")
+
+
+_OF_A_STEP = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+"""Arguments of a Trainer that make up a step on one rank -> default."""
+
+
+def early_config(script: Script, call: Call, config: Config, _: int | None) -> Iterator[Problem]:
+    """Yields batch sizes that zero.Init refuses in a configuration registered before the model is made.
+
+    ``HfDeepSpeedConfig`` replaces no "auto", and at that moment DeepSpeed counts one rank.
+    """
+    if call.short != "HfDeepSpeedConfig" or whole(config.get("zero_optimization", "stage")) != 3:
+        return
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    values = [config.get(name) for name in names]
+    auto = [name for name, value in zip(names, values, strict=True) if value == AUTO]
+    fix = "give the micro-batch and the accumulation as numbers, and no train_batch_size"
+    if auto and config.dialect != "python":
+        message = f'HfDeepSpeedConfig leaves {listed(auto)} "auto", and zero.Init refuses it'
+        yield script.problem("ZM602", "error", call.node, message, fix, auto[0])
+        return
+    total, micro, steps = (whole(value) for value in values)
+    if total and micro and total != micro * (steps or 1):
+        message = (
+            f"train_batch_size is {total}, but zero.Init counts one rank before the process group "
+            f"exists, and expects {micro} x {steps or 1}"
+        )
+        yield script.problem("ZM602", "error", call.node, message, fix, names[0])
+
+
+def of_lightning(script: Script, call: Call, config: Config, _: int | None) -> Iterator[Problem]:
+    """Yields an accumulation in the configuration of Lightning's DeepSpeedStrategy, which refuses it."""
+    if call.short == "DeepSpeedStrategy" and config.has("gradient_accumulation_steps"):
+        message = "Lightning refuses gradient_accumulation_steps in the DeepSpeed configuration"
+        fix = "Trainer(accumulate_grad_batches=...), and no train_batch_size beside it"
+        key = "gradient_accumulation_steps"
+        yield script.problem("ZM105", "error", call.node, message, fix, key)
+
+
+CHECKS: tuple[Check, ...] = (json_alone, against_arguments, whole_batch, early_config, of_lightning)

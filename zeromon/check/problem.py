@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 from zeromon.diagnosis.pages import pages
@@ -166,3 +169,13 @@ def listed(names: Iterable[str]) -> str:
     """Returns the names as a list in words: ``a, b and c``."""
     known = list(names)
     return " and ".join(filter(None, [", ".join(known[:-1]), known[-1]])) if known else ""
+
+
+Schema = dict[str, Any]
+
+
+@cache
+def schema() -> Schema:
+    """Returns the names, types and versions, by framework."""
+    content: Schema = json.loads(files("zeromon.check").joinpath("schema.json").read_text())
+    return content

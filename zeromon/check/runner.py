@@ -7,14 +7,12 @@ from pathlib import Path
 
 from zeromon.check import (
     accelerate,
-    across,
     deepspeed,
+    figures,
     fsdp_scripts,
     launch,
-    launch_file,
     loaders,
     plans,
-    script_configs,
     scripts,
     trainer,
     training_loop,
@@ -28,7 +26,7 @@ from zeromon.check.documents import (
     parse_python,
     read_text,
 )
-from zeromon.check.figures import Figure, Sources, figures, precisions
+from zeromon.check.figures import Figure, Sources, precisions
 from zeromon.check.problem import SEVERITIES, Config, Machine, Problem
 from zeromon.diagnosis.pages import pages
 from zeromon.errors import CheckError
@@ -79,7 +77,7 @@ def check(
     machine = machine or Machine()
     given = list(paths)
     for path in [path for path in given if _is_launch_file(path)]:
-        read = launch_file.read_launch(_text(path), path)
+        read = launch.read_launch(_text(path), path)
         if read.command is not None or launched is not None:
             launched, machine = launched or read.command, read.on(machine)
             given.remove(path)
@@ -105,7 +103,7 @@ def check(
 
 def _is_launch_file(path: str) -> bool:
     place = Path(path)
-    return place.suffix in launch_file.SUFFIXES and _holds(place.is_file)
+    return place.suffix in launch.SUFFIXES and _holds(place.is_file)
 
 
 def _text(path: str) -> str:
@@ -146,7 +144,7 @@ class _Run:
         file, other = self.launches[0] if len(self.launches) == 1 else (None, None)
         if file is not None:
             for script in self.scripts:
-                self.problems += across.differences(script, file, other)
+                self.problems += figures.differences(script, file, other)
         self.apply_precision(
             Sources(
                 command=launch.Command(launcher=""), launch=file, file=None, deepspeed=other,
@@ -178,14 +176,14 @@ class _Run:
             [other] = self.deepspeeds
         if now is not None:
             for script in self.scripts:
-                self.problems += across.differences(script, now, other)
+                self.problems += figures.differences(script, now, other)
         self.problems += launch.processes(command)
-        self.problems += across.of_arguments(command, self.scripts, now, other)
+        self.problems += figures.of_arguments(command, self.scripts, now, other)
         sources = Sources(
             command=command, launch=now, file=file, deepspeed=other, scripts=tuple(self.scripts)
         )
         self.apply_precision(sources)
-        return figures(sources)
+        return figures.figures(sources)
 
     def apply_precision(self, sources: Sources) -> None:
         """Drops ZM405 of a DeepSpeed file where the launch sets the precision, which is added to it."""
@@ -311,7 +309,7 @@ class _Run:
             if not isinstance(source, str):
                 for check_one in deepspeed.CHECKS:
                     self.problems += check_one(config, self.machine)
-            for call_check in script_configs.CHECKS:
+            for call_check in figures.CHECKS:
                 self.problems += call_check(script, call, config, self.machine.devices)
 
     def fsdp_config(self, script: scripts.Script, call: scripts.Call, file: Path) -> Config | None:

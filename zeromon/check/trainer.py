@@ -13,14 +13,15 @@ from zeromon.check.problem import (
     Config,
     Path,
     Problem,
+    Schema,
     is_on,
     listed,
     meant,
     number,
+    schema,
     whole,
     without_effect,
 )
-from zeromon.check.schema import Schema, schema
 from zeromon.check.scripts import UNKNOWN, Call, Script
 
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")

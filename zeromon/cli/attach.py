@@ -28,7 +28,7 @@ from zeromon.cli.options import between, flag, option, whole
 from zeromon.errors import SourceError
 from zeromon.sources.base import Source
 from zeromon.sources.live import LiveRun, find, node_runs, only
-from zeromon.sources.prometheus import runs as fleet
+from zeromon.sources.prometheus import source as fleet
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.replay import StoreSource
 from zeromon.storage.run_store import Store, encode

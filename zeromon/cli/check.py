@@ -25,9 +25,8 @@ from zeromon.check.problem import SEVERITIES, Machine, Problem
 from zeromon.check.runner import Result, check, codes, select_problems
 from zeromon.check.sarif import as_sarif
 from zeromon.cli import AFTER_DASHES
-from zeromon.cli.options import flag, option, positive
-from zeromon.cli.output import write
-from zeromon.cli.sizes import host_memory, link_speed, memory_size
+from zeromon.cli.options import flag, option, positive, write
+from zeromon.cli.plan_speeds import host_memory, link_speed, memory_size
 from zeromon.cli.terminal import is_coloured, working
 from zeromon.errors import CheckError, PlanError
 from zeromon.memory.spec import ModelSpec

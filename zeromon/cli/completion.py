@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 
 from zeromon.cli import build_parser
-from zeromon.cli.output import package
+from zeromon.cli.options import package
 
 _STORE = "${ZEROMON_STORE:-${XDG_STATE_HOME:-$HOME/.local/state}/zeromon}/runs"
 _PREAMBLE = {

@@ -21,13 +21,12 @@ from typing import Any
 from urllib.parse import quote
 
 from zeromon.cli import servers
-from zeromon.cli.options import flag, port
-from zeromon.cli.output import package
+from zeromon.cli.options import flag, package, port
 from zeromon.errors import CollectorError
 from zeromon.ring.tokens import server_token
 from zeromon.sources.access import is_loopback
 from zeromon.sources.prometheus.client import Server
-from zeromon.sources.prometheus.runs import runs_of
+from zeromon.sources.prometheus.source import runs_of
 
 DEFAULT_PORT = 9418
 _PORTS_TO_TRY = 20

@@ -29,26 +29,144 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from zeromon.cli import say
-from zeromon.cli.fit_files import Template, template
 from zeromon.cli.fit_launch import Request, launch, reported
-from zeromon.cli.fit_output import as_json, as_text
 from zeromon.cli.options import flag, option, positive, several
+from zeromon.cli.plan import read_config
 from zeromon.cli.terminal import show, status
 from zeromon.errors import LaunchError, PlanError, ZeromonError
 from zeromon.memory import fit
-from zeromon.memory.fit import MOST_LAUNCHES, Trial
-from zeromon.memory.fit_stages import Stage, ranked, recommend, stages_of
+from zeromon.memory.fit import (
+    DEVICE,
+    HOST,
+    MOST_LAUNCHES,
+    Stage,
+    Trial,
+    ranked,
+    recommend,
+    stages_of,
+)
 from zeromon.memory.plan import Setup, of_run
+from zeromon.report.table import table
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
-from zeromon.units import human_bytes
+from zeromon.units import human_bytes, human_count, human_seconds
+
+FIELDS = ("micro_batch", "stage", "accumulation")
+Values = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """The user's command with its places for values."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    config: Path | None = None
+    """A DeepSpeed JSON or an accelerate YAML that the command names."""
+
+    def uses(self, field: str) -> bool:
+        """Whether *field* has a place in the command, in a variable, or in the configuration."""
+        texts = (*self.command, *self.environment.values())
+        if any(f"{{{field}}}" in text for text in texts):
+            return True
+        return self.config is not None and field in _settable(read_config(self.config))
+
+    def filled(
+        self, values: Values, folder: Path
+    ) -> tuple[list[str], dict[str, str], dict[Path, str]]:
+        """Returns command, variables, and the files that they need, by their paths in *folder*."""
+        words = [_fill(word, values) for word in self.command]
+        environment = {name: _fill(text, values) for name, text in self.environment.items()}
+        if self.config is None:
+            return words, environment, {}
+        written, files = _rewritten(self.config, values, folder)
+        name = str(self.config)
+        replaced = [
+            str(written) if word == name
+            else word.removesuffix(name) + str(written) if word.endswith("=" + name)
+            else word
+            for word in words
+        ]  # fmt: skip
+        if replaced == words:
+            raise LaunchError(
+                f"the command does not name {name}", "Give --config the path as the command has it."
+            )
+        return replaced, environment, files
+
+
+def template(command: Sequence[str], variables: Sequence[str], config: str | None) -> Template:
+    """Returns the template; raises :class:`LaunchError` where nothing would set the micro-batch."""
+    environment = {}
+    for each in variables:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise LaunchError(f"{each!r} sets no variable", "Like --env BATCH={micro_batch}.")
+        environment[name] = value
+    made = Template(
+        command=tuple(command), environment=environment, config=Path(config) if config else None
+    )
+    if not made.uses("micro_batch"):
+        raise LaunchError(
+            "nothing in the command says where the micro-batch goes",
+            "Write {micro_batch} in its place: -- torchrun ... train.py --batch {micro_batch}; or give "
+            "--env BATCH={micro_batch}, or --config ds_config.json.",
+        )
+    return made
+
+
+def _fill(text: str, values: Values) -> str:
+    for field in FIELDS:
+        if field in values:
+            text = text.replace(f"{{{field}}}", values[field])
+    return text
+
+
+def _settable(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields that a configuration can take."""
+    if "zero_optimization" in config or any(str(key).startswith("train_") for key in config):
+        return FIELDS if "train_micro_batch_size_per_gpu" in config else ("stage", "accumulation")
+    section = config.get("deepspeed_config")
+    if not isinstance(section, Mapping):
+        return ()
+    inner = section.get("deepspeed_config_file")
+    return _settable(read_config(Path(inner))) if inner else ("stage", "accumulation")
+
+
+def _rewritten(path: Path, values: Values, folder: Path) -> tuple[Path, dict[Path, str]]:
+    """The path of a copy of *path* with *values*, and all files that it needs. JSON is YAML, too."""
+    config = json.loads(json.dumps(read_config(path)))
+    files: dict[Path, str] = {}
+    section = config.get("deepspeed_config")
+    if isinstance(section, dict):
+        if inner := section.get("deepspeed_config_file"):
+            copy, files = _rewritten(Path(inner), values, folder)
+            section["deepspeed_config_file"] = str(copy)
+        else:
+            _put(section, "zero_stage", values.get("stage"))
+            _put(section, "gradient_accumulation_steps", values.get("accumulation"))
+    else:
+        if "train_micro_batch_size_per_gpu" in config:
+            _put(config, "train_micro_batch_size_per_gpu", values.get("micro_batch"))
+            config.pop("train_batch_size", None)  # DeepSpeed computes it from the others
+        _put(config, "gradient_accumulation_steps", values.get("accumulation"))
+        if "stage" in values:
+            _put(config.setdefault("zero_optimization", {}), "stage", values["stage"])
+    made = folder / path.name
+    files[made] = json.dumps(config, indent=2) + "\n"
+    return made, files
+
+
+def _put(section: dict[str, Any], key: str, value: str | None) -> None:
+    if value is not None:
+        section[key] = int(value)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -288,3 +406,114 @@ def _snapshot(run: str) -> Any:
         return snapshot_of(run)[0]
     except ZeromonError:
         return None
+
+
+# ---- the output of ``zeromon fit`` --------------------------------------------------------------
+
+_HEADER = (
+    "stage",
+    "largest batch",
+    "by",
+    "host",
+    "device",
+    "step",
+    "exposed",
+    "samples/s",
+    "tokens/s",
+)
+_UNKNOWN = "n/a"
+
+
+def as_text(
+    stages: Sequence[Stage], trials: Sequence[Trial], chosen: Stage | None,
+    written: Mapping[str, str], notes: Sequence[str],
+) -> str:  # fmt: skip
+    """The tables, the recommendation with its reason, the files, and why figures are unknown."""
+    lines = ["Stages at their largest micro-batch", table(_HEADER, [_cells(s) for s in stages])]
+    roles = list(dict.fromkeys(role for s in stages for role in s.roles))
+    if roles:
+        header = ("stage", *(role.replace("_", " ") for role in roles))
+        rows = [
+            (s.name or "as it is", *(human_bytes(s.roles[r]) if r in s.roles else "-" for r in roles))
+            for s in stages if s.roles
+        ]  # fmt: skip
+        lines += [
+            "",
+            "Predicted memory of a rank by role, without activations",
+            table(header, rows),
+        ]
+    lines += ["", _reason(stages, chosen)]
+    if chosen is not None and chosen.name in written:
+        lines.append(f"  use: sh {written[chosen.name]}")
+    killed = sum(t.killed for t in trials)
+    stopped = sum(bool(t.outcome) and not t.killed for t in trials)
+    lines.append(
+        f"  {len(trials)} launches, {sum(t.wall_seconds for t in trials):.0f} s; "
+        f"{stopped} stopped before their end, {killed} killed"
+    )
+    said = [f"{s.name or 'as it is'}: {s.why}" for s in stages if s.why]
+    lines += [f"note: {note}" for note in (*said, *notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(s: Stage) -> tuple[str, ...]:
+    size = _UNKNOWN if s.largest is None else "none" if not s.largest else str(s.largest)
+    return (
+        s.name or "as it is",
+        size,
+        "launch" if s.measured else "prediction",
+        *(human_bytes(round(s.peaks[p])) if p in s.peaks else _UNKNOWN for p in (HOST, DEVICE)),
+        *(_UNKNOWN if v is None else human_seconds(v) for v in (s.seconds, s.exposed_seconds)),
+        *(
+            _UNKNOWN if v is None else _number(v)
+            for v in (s.samples_per_second, s.tokens_per_second)
+        ),
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else human_count(value)
+
+
+def _reason(stages: Sequence[Stage], chosen: Stage | None) -> str:
+    if chosen is None:
+        return "Nothing is recommended: no size is known to fit"
+    name = f"stage {chosen.name}, " if chosen.name else ""
+    text = f"Recommended: {name}micro-batch {chosen.advised}"
+    rate = chosen.samples_per_second
+    others = [s for s in stages if s is not chosen and s.samples_per_second is not None]
+    if not chosen.measured:
+        text += " (predicted; one more --launches proves it)"
+    ran = ", the largest that ran"
+    if chosen.alone:
+        ran = f" by the line; {chosen.largest} ran beside zeromon fit, whose memory the command has"
+    if rate is None:
+        return f"{text}{ran}; its samples a second are n/a"
+    if not others:
+        return f"{text}{ran}: {_number(rate)} samples/s"
+    best = max(others, key=lambda s: s.samples_per_second or 0.0)
+    kind = "" if best.measured else " (predicted)"
+    return (
+        f"{text}: {_number(rate)} samples/s; the next, stage {best.name}, "
+        f"{_number(best.samples_per_second or 0.0)}{kind}"
+    )
+
+
+def as_json(
+    stages: Sequence[Stage], trials: Sequence[Trial], chosen: Stage | None,
+    written: Mapping[str, str], notes: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    """All of it."""
+    return {
+        "stages": [
+            asdict(s) | {
+                "samples_per_second": s.samples_per_second, "tokens_per_second": s.tokens_per_second,
+            }
+            for s in stages
+        ],
+        "launches": [asdict(t) for t in trials],
+        "recommended": None if chosen is None else {"stage": chosen.name, "micro_batch": chosen.advised},
+        "reason": _reason(stages, chosen),
+        "files": dict(written),
+        "notes": list(notes),
+    }  # fmt: skip

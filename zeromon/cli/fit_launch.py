@@ -16,7 +16,7 @@ from zeromon.errors import LaunchError, RunNotFound, SourceError
 from zeromon.levels import OOM
 from zeromon.memory.fit import DEVICE, HOST, Trial, loses
 from zeromon.memory.reconcile import micro_batch
-from zeromon.probes.footprint import Footprint
+from zeromon.probes.host_memory import Footprint
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring import paths
 from zeromon.snapshot import RiskCause, RunSnapshot

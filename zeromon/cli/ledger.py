@@ -18,7 +18,7 @@ from zeromon.cli.report import newest_snapshot
 from zeromon.cli.terminal import show, working
 from zeromon.errors import ZeromonError
 from zeromon.readout.ledger import job_ledger, mean_watts
-from zeromon.report.ledger import activities, ledger
+from zeromon.report.render import activities, ledger
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.ledger import Cause
 from zeromon.storage.run_store import Store

@@ -32,8 +32,7 @@ from zeromon import __version__
 from zeromon.cli import say
 from zeromon.cli.dash import listen
 from zeromon.cli.mcp_tools import DATA, MOST_BYTES, TOOLS, cut
-from zeromon.cli.options import flag
-from zeromon.cli.output import package
+from zeromon.cli.options import flag, package
 from zeromon.errors import ZeromonError
 from zeromon.ring.tokens import job_token, user_token
 from zeromon.sources.access import Policy, only_loopback

@@ -24,9 +24,9 @@ from zeromon.focus import most_exposed_of
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
 from zeromon.readout.hang import hang_text
 from zeromon.readout.ledger import USEFUL, cause_text, headline, job_ledger
-from zeromon.readout.risk import risk_text
 from zeromon.readout.text import capture_text, notes_of, straggler_text, subject
 from zeromon.readout.throughput import throughput_text
+from zeromon.readout.verdict import risk_text
 from zeromon.report.communication import (
     communication as operations,
     dimensions,
@@ -35,9 +35,15 @@ from zeromon.report.communication import (
     units,
 )
 from zeromon.report.deaths import deaths
-from zeromon.report.ledger import activities, ledger as ledger_text
 from zeromon.report.memory import memory as memory_by_rank, offload, roles
-from zeromon.report.render import finding_lines, head, phases, why_unknown
+from zeromon.report.render import (
+    activities,
+    finding_lines,
+    head,
+    ledger as ledger_text,
+    phases,
+    why_unknown,
+)
 from zeromon.report.trace import captured
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.storage.run_store import Store, encode

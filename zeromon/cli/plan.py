@@ -31,9 +31,15 @@ import msgspec
 from zeromon.check.documents import UnreadableError, dialect_of, parse, read_text
 from zeromon.cli.options import flag, option, positive, several
 from zeromon.cli.plan_output import as_json, as_text
-from zeromon.cli.plan_speeds import add_speed_arguments, calibrated, machine_of, share
+from zeromon.cli.plan_speeds import (
+    add_speed_arguments,
+    calibrated,
+    host_memory,
+    machine_of,
+    memory_size,
+    share,
+)
 from zeromon.cli.plan_strategy import add_strategy_arguments, base_plan, changed
-from zeromon.cli.sizes import host_memory, memory_size
 from zeromon.cli.terminal import show, working
 from zeromon.errors import PlanError
 from zeromon.memory import plan

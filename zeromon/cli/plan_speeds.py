@@ -1,15 +1,19 @@
 """The options of ``zeromon plan`` on speeds, and the machine that they describe."""
 
 import argparse
+import os
 from dataclasses import replace
 
+from zeromon.cli import say
 from zeromon.cli.options import option
-from zeromon.cli.sizes import link_speed
-from zeromon.memory.devices import COMPUTE, device_named
-from zeromon.memory.plan import hosts_of
+from zeromon.errors import PlanError
+from zeromon.memory.devices import COMPUTE, device_named, link_peak
+from zeromon.memory.plan import hosts_of, parse_size
 from zeromon.memory.reconcile import micro_batch
 from zeromon.memory.speeds import Machine, RunSpeeds, larger
+from zeromon.probes.host_memory import capacity
 from zeromon.snapshot import RunSnapshot
+from zeromon.units import human_bytes
 
 
 def add_speed_arguments(group: argparse._ArgumentGroup) -> None:
@@ -97,3 +101,32 @@ def calibrated(
     if hosts > found.hosts:
         speeds = replace(speeds, gather=None, reduce=None, all_reduce=None)  # over another link
     return replace(found, speeds=speeds)
+
+
+def memory_size(option: str, text: str) -> int:
+    """Returns the bytes of the *text* of *option*, and says how a number without a unit was read.
+
+    Raises :class:`PlanError` for anything but a size.
+    """
+    nbytes = parse_size(text)
+    if not text.strip()[-1].isalpha() and not text.strip()[:1].isalpha():
+        say(f"{option} {text} is read as {human_bytes(nbytes)}")
+    return nbytes
+
+
+def link_speed(text: str) -> float:
+    """Returns the bytes/s of --interconnect and its like."""
+    try:
+        return link_peak(text)
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(f"{error}. {error.hint}") from error
+
+
+def host_memory(text: str | None) -> int | None:
+    """Returns the bytes of --host-memory; "here" is the memory of this machine."""
+    if text is None:
+        return None
+    nbytes = capacity(os.getpid()) if text == "here" else memory_size("--host-memory", text)
+    if nbytes < 0:
+        raise PlanError("the memory size of this machine is unknown", "Give --host-memory 512GiB.")
+    return nbytes

@@ -19,8 +19,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from zeromon.cli.options import between, option, several
-from zeromon.cli.output import write
+from zeromon.cli.options import between, option, several, write
 from zeromon.errors import ExportError
 from zeromon.export.prometheus import config, rules
 from zeromon.ring import tokens

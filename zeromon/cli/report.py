@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeromon.cli import servers
-from zeromon.cli.options import between, flag, option
-from zeromon.cli.output import dashboard, refuse_format
+from zeromon.cli.options import between, dashboard, flag, option, refuse_format
 from zeromon.cli.terminal import show, working
 from zeromon.collector.run import read_folder
 from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
@@ -31,7 +30,7 @@ from zeromon.report.render import render
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot, Severity, StepRange
 from zeromon.sources.live import LiveSource, node_runs
-from zeromon.sources.prometheus.runs import find, only
+from zeromon.sources.prometheus.source import find, only
 from zeromon.storage.recorder import Past, findings
 from zeromon.storage.run_store import Store, decode, encode
 from zeromon.storage.step_history import Series, frame, row_of, step_ranges

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from zeromon.cli.options import flag, option, several
 from zeromon.errors import LaunchError, RingError
-from zeromon.probes import tasks
+from zeromon.probes import process
 from zeromon.probes.installation import own_folders
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths, tokens
@@ -99,7 +99,7 @@ def call(options: argparse.Namespace) -> int:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         if folder is not None:
-            tasks.withdraw(folder)
+            process.withdraw(folder)
             if not _is_one_of_many():
                 secret = (folder / paths.NOTIFY, folder / tokens.NAME)
                 for path in (*secret, *folder.glob(f"*{paths.TRACK}*")):
@@ -137,7 +137,7 @@ def _targets(urls: list[str]) -> Sequence[tuple[str, str]]:
 def _check_trackers(names: list[str]) -> None:
     """Refuses what nothing could be sent to."""
     if names:
-        from zeromon.export.live_trackers import TRACKERS, check
+        from zeromon.export.trackers import TRACKERS, check
 
         for name in names:
             if name not in TRACKERS:
@@ -286,7 +286,7 @@ def _describe(folder: Path, command: list[str], *, job: str, steps: int) -> None
     if _is_one_of_many():  # the run ends with the last task
         del facts["pid"]
         facts["tasks"] = next((int(n) for n in map(os.environ.get, _TASKS) if n and n.isdigit()), 0)
-        if not tasks.announce(folder):
+        if not process.announce(folder):
             return
     replace_file(folder / "run.json", json.dumps(facts))
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from zeromon.cli.options import flag, option
-from zeromon.cli.output import dashboard, refuse_format, write
+from zeromon.cli.options import dashboard, flag, option, refuse_format, write
 from zeromon.cli.terminal import show
 from zeromon.diagnosis.flight import findings, under_way
 from zeromon.errors import TraceError

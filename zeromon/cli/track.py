@@ -24,13 +24,12 @@ from zeromon.cli import say
 from zeromon.cli.attach import again
 from zeromon.cli.options import between, option
 from zeromon.errors import ExportError, RunNotFound, SourceError, ZeromonError
-from zeromon.export.live_trackers import TRACKERS, LiveTracker, OpenRun, check, opened
+from zeromon.export.trackers import TRACKERS, LiveTracker, OpenRun, check, opened
 from zeromon.readout.alerts import leads
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 from zeromon.snapshot import RunSnapshot
-from zeromon.sources.live import LiveSource, collector_address, find, only
-from zeromon.sources.new_steps import NewSteps
+from zeromon.sources.live import LiveSource, NewSteps, collector_address, find, only
 from zeromon.storage.run_store import Store
 
 _TEXTS = {

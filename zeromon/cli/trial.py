@@ -22,7 +22,7 @@ from zeromon.cli import agreed, say
 from zeromon.cli.options import flag, option
 from zeromon.cli.terminal import show, status
 from zeromon.errors import TrialRefused, ZeromonError
-from zeromon.readout.trial import obstacle, progress_text, result_text
+from zeromon.readout.remedy import obstacle, progress_text, result_text
 from zeromon.snapshot import Finding, RunSnapshot, Trial
 from zeromon.sources.live import LiveSource, find, only
 

@@ -13,7 +13,7 @@ from zeromon.collector.rank import RankFollower
 from zeromon.focus import death_roles
 from zeromon.fold.ledger import Observed, began_ns, ledger_rows, ledger_totals, lose
 from zeromon.fold.summarize import summarize
-from zeromon.readout.deaths import exit_text
+from zeromon.readout.text import exit_text
 from zeromon.snapshot import Attempt, Death, DeathRole
 from zeromon.snapshot.ledger import added
 

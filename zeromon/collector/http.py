@@ -34,13 +34,11 @@ from zeromon.collector.daemon import Collector
 from zeromon.collector.trials import ROUNDS
 from zeromon.errors import CollectorError, RunNotFound, ZeromonError
 from zeromon.export.prometheus.exposition import Exposition
-from zeromon.ring.signing import NONCE, READ, REPORT, SIGNATURE, TIME, Nonces, is_proved
-from zeromon.ring.tokens import user_token
+from zeromon.ring.tokens import NONCE, READ, REPORT, SIGNATURE, TIME, Nonces, is_proved, user_token
 from zeromon.snapshot import Capture, RunSnapshot, Trial
 from zeromon.sources import access
 from zeromon.storage.recorder import Past
-from zeromon.storage.run_store import encode
-from zeromon.storage.step_query import StepQuery
+from zeromon.storage.run_store import StepQuery, encode
 
 Respond = Callable[[str, list[tuple[str, str]]], Any]
 Environ = dict[str, Any]

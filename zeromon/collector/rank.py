@@ -14,8 +14,7 @@ from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.disk import DiskReader
 from zeromon.probes.extension_lock import ExtensionLockReader
 from zeromon.probes.host_memory import HostReader
-from zeromon.probes.process import ProcessWatch, describe_status, halt_of
-from zeromon.probes.workers import WorkersReader
+from zeromon.probes.process import ProcessWatch, WorkersReader, describe_status, halt_of
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.events import ExitKind, Raw
 from zeromon.ring.model_metadata import BACKGROUND

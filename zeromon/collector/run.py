@@ -1,20 +1,20 @@
 """Follows one run: its ranks and its launcher; takes its snapshot once a second."""
 
+import os
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from zeromon.collector import attempts
 from zeromon.collector.cluster import Leader
+from zeromon.collector.cluster_client import RunCluster
 from zeromon.collector.launched import Launched
-from zeromon.collector.nccl import Nccl
 from zeromon.collector.notify import Notifier
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
-from zeromon.collector.run_cluster import RunCluster
 from zeromon.collector.run_files import (
     TOTALS,
     HistoryEnd,
@@ -29,11 +29,11 @@ from zeromon.collector.run_files import (
 from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trials import Trials, with_results
 from zeromon.diagnosis.arrivals import ArrivalSkew
+from zeromon.diagnosis.communicators import ras_of, with_groups
 from zeromon.diagnosis.engine import FindingMemory, advise
-from zeromon.diagnosis.hangs import hangs_of
+from zeromon.diagnosis.hangs import hangs_of, stalls
 from zeromon.diagnosis.pipelines import with_bubbles
 from zeromon.diagnosis.rule import lacks_cpus
-from zeromon.diagnosis.stalls import stalls
 from zeromon.diagnosis.stragglers import stragglers
 from zeromon.errors import RingError
 from zeromon.fold import checkpoint
@@ -41,11 +41,13 @@ from zeromon.fold.state import RankState, Silence, group_id
 from zeromon.fold.summarize import summarize
 from zeromon.levels import NODE_SILENT_SECONDS
 from zeromon.memory.forecast import host_risk, rank_risks
-from zeromon.probes import tasks
-from zeromon.probes.cpu_users import CpuUsers
+from zeromon.probes import process
+from zeromon.probes.cpu_pressure import CpuUsers
 from zeromon.probes.devices import Devices
 from zeromon.probes.energy import EnergyMeter, Rapl
 from zeromon.probes.host_memory import HostReader
+from zeromon.probes.nccl_inspector import InspectorReader
+from zeromon.probes.nccl_ras import RasReader, is_here
 from zeromon.probes.network import network_peak
 from zeromon.probes.process import ProcessWatch
 from zeromon.probes.revision import Revision
@@ -62,6 +64,7 @@ from zeromon.snapshot import (
     Links,
     NodeView,
     RankSnapshot,
+    Ras,
     Risk,
     RunSnapshot,
     Straggler,
@@ -218,7 +221,7 @@ class RunFollower:
             self._launcher.note_end()
             self._launched = Launched(self._launcher.pid)
         self._clock_ns = clock_of(self.info)
-        self._tasks = tasks.TaskWatch(folder)
+        self._tasks = process.TaskWatch(folder)
         expected = self.info.get("tasks")
         self._expected_tasks = expected if isinstance(expected, int) else 0
 
@@ -571,3 +574,56 @@ def read_folder(folder: Path) -> RunSnapshot:
     for _ in range(SETTLING_POLLS + 1):
         run.poll()
     return run.snapshot(Devices())
+
+
+# ---- what NCCL itself says of a run -------------------------------------------------------------
+
+
+class Nccl:
+    """The readers of one run."""
+
+    def __init__(self) -> None:
+        self._inspectors: dict[int, InspectorReader] = {}
+        """Pid -> its reader."""
+        self._ras = RasReader()
+
+    def inspected(self, ranks: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
+        """Returns the ranks with what Inspector has written of them."""
+        rows, notes = {}, {}
+        for rank in ranks:
+            reader = self._inspectors.get(rank.pid) or self._inspector(rank)
+            if reader is not None:
+                rows[rank.rank], notes[rank.rank] = reader.read(), reader.note
+        return tuple(
+            replace(rank, inspector_note=notes[rank.rank]) if notes.get(rank.rank) else rank
+            for rank in with_groups(ranks, rows)
+        )
+
+    def _inspector(self, rank: RankSnapshot) -> InspectorReader | None:
+        variables = _variables(rank)
+        if not variables:
+            return None
+        try:
+            folder = Path(os.readlink(f"/proc/{rank.pid}/cwd"))
+        except OSError:
+            folder = Path(rank.process.get("folder", ""))
+        made = self._inspectors[rank.pid] = InspectorReader(rank.pid, variables, folder)
+        return made
+
+    def ras(self, ranks: Sequence[RankSnapshot], hangs: Iterable[Hang], now_ns: int) -> Ras | None:
+        """Returns RAS's newest answer while a collective of NCCL hangs; None before the first."""
+        asked = next((rank for rank in ranks if rank.alive and _uses_nccl(rank)), None)
+        if asked is None or not any(hang.seconds and not hang.pause for hang in hangs):
+            self._ras = RasReader()  # an answer about another hang is none about the next
+            return None
+        self._ras.ask(_variables(asked), now_ns)
+        answer = self._ras.answer
+        return ras_of(answer, ranks, is_here) if answer is not None else None
+
+
+def _variables(rank: RankSnapshot) -> Mapping[str, str]:
+    return rank.process.get("variables", {})
+
+
+def _uses_nccl(rank: RankSnapshot) -> bool:
+    return "nccl" in rank.process.get("packages", {}) and rank.device.startswith("cuda")

@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zeromon.collector.cluster_client import NOTE
 from zeromon.collector.notify import TOLD
-from zeromon.collector.run_cluster import NOTE
 from zeromon.fold import checkpoint
 from zeromon.fold.checkpoint import Checkpoint
-from zeromon.probes import tasks
+from zeromon.probes import process
 from zeromon.probes.revision import REVISION
 from zeromon.ring import paths, trials
 from zeromon.ring.files import replace_file
@@ -23,7 +23,7 @@ TOTALS, _HISTORY_END = "totals.msgpack", "history.json"
 _RUN_FILES = (
     "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", paths.RUN_NAME, f".{paths.RUN_NAME}.*",
     "nodes.json", NOTE,
-    "meets", tasks.FILES, f".{tasks.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
+    "meets", process.FILES, f".{process.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
     trials.REQUEST, trials.WORDS, "rank*.loading", paths.NOTIFY, f".{paths.NOTIFY}.*",
     TOLD, f".{TOLD}.*", _HISTORY_END, f".{_HISTORY_END}.*", TOKEN, f".{TOKEN}.*",
     f"{paths.TRACK}*", f".{paths.TRACK}*",

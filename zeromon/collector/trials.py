@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zeromon.collector.trace_capture import first_step
 from zeromon.errors import TrialRefused
-from zeromon.readout.trial import CHANGES, obstacle
+from zeromon.readout.remedy import CHANGES, obstacle
 from zeromon.ring.files import replace_file
 from zeromon.ring.trials import LEAST_SIZE, MARGIN, REQUEST, WORD, WORDS, Change, Plan
 from zeromon.snapshot import Finding, RankSnapshot, RankTrial, RunSnapshot, Trial, TrialState

@@ -9,7 +9,15 @@ docs/decisions/020-compare.md has the reasons.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zeromon.compare.environment import Environment, environment
+from zeromon.compare.environment import (
+    Environment,
+    Machine,
+    doubt,
+    environment,
+    machine_of,
+    slack,
+    span,
+)
 from zeromon.compare.figures import (
     METRIC,
     METRICS,
@@ -21,11 +29,10 @@ from zeromon.compare.figures import (
     died,
     peak_memory,
 )
-from zeromon.compare.machine import Machine, doubt, machine_of, slack, span
 from zeromon.errors import CompareError
 from zeromon.memory import plan
+from zeromon.memory.models import whole_numel
 from zeromon.memory.reconcile import micro_batch
-from zeromon.memory.whole import whole_numel
 from zeromon.readout.text import run_state
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring.strategy import Framework, Strategy

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from zeromon.compare.comparison import Column, Comparison, Row, letter
-from zeromon.compare.environment import UNKNOWN, Difference
-from zeromon.compare.machine import REPEATS
+from zeromon.compare.environment import REPEATS, UNKNOWN, Difference
 from zeromon.units import (
     human_bytes,
     human_count,

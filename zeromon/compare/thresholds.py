@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zeromon.compare.comparison import Cell, Column, Comparison, Row, letter
+from zeromon.compare.environment import REPEATS
 from zeromon.compare.figures import METRIC, METRICS, PEAK_MEMORY
-from zeromon.compare.machine import REPEATS
 from zeromon.compare.text import format_cell
 from zeromon.errors import CompareError
 from zeromon.stats.noise import Estimate, half_width

@@ -10,13 +10,13 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
-from typing import Final
+from typing import Final, NamedTuple
 
 from zeromon.diagnosis.arrivals import ArrivalSkew, ByRank, StepSkew
 from zeromon.diagnosis.rule import cpu_lack
 from zeromon.levels import LATE, LATE_STEPS, REASON, UNSTEADY_SECONDS, WINDOW_SECONDS, WINDOW_STEPS
 from zeromon.readout.breakdown import own_seconds
-from zeromon.snapshot import RankSnapshot, Straggler
+from zeromon.snapshot import GroupProgress, RankSnapshot, RunSnapshot, Straggler
 from zeromon.stats.intervals import union_length
 from zeromon.units import human_ratio
 
@@ -260,3 +260,40 @@ def longer_phases(
     if enough is None or sum(more.values()) < least:
         return (), 0.0
     return tuple(phases[: enough[0]]), enough[1]
+
+
+# ---- ranks whose steps drift apart while their collectives match, so that gradients mix ---------
+
+
+class Drift(NamedTuple):
+    """A rank that has ended more steps than another in the same collectives of a group."""
+
+    ahead: RankSnapshot
+    behind: RankSnapshot
+    group: GroupProgress
+
+
+def widest_drift(run: RunSnapshot) -> Drift | None:
+    """The rank with most steps and the rank furthest behind it in its collectives; None for none."""
+    ranks = [rank for rank in run.ranks if not rank.joined]
+    ahead = max(ranks, key=lambda rank: rank.step, default=None)
+    if ahead is None:
+        return None
+    drifts = [
+        Drift(ahead, behind, group)
+        for group in ahead.groups
+        if group.step_sequence >= 0 and _is_of_gradients(ahead, group)
+        for behind in ranks
+        if behind.step < ahead.step and _reached(behind, group) >= group.step_sequence
+    ]
+    return max(drifts, key=lambda drift: drift.ahead.step - drift.behind.step, default=None)
+
+
+def _reached(rank: RankSnapshot, group: GroupProgress) -> int:
+    """The number of *group* when the last step of *rank* ended; -1 where that step called none."""
+    own = (one.step_sequence for one in rank.groups if one.group_id == group.group_id)
+    return next(own, -1)
+
+
+def _is_of_gradients(rank: RankSnapshot, group: GroupProgress) -> bool:
+    return any(row.phase == "backward" and row.group == group.label for row in rank.traffic)

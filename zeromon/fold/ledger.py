@@ -12,8 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from zeromon.fold.dimensions import names
-from zeromon.fold.state import LedgerSums, RankState, Silence
+from zeromon.fold.state import LedgerSums, RankState, Silence, names
 from zeromon.levels import STALL_SECONDS, START_SECONDS
 from zeromon.ring.events import Activity, ExitKind, Phase, SetUp
 from zeromon.snapshot import ExtensionLock, Halt, HostMemory, StepSummary

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
 from zeromon.fold.communication import CollectiveStats, Key, OpTotals
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
-from zeromon.fold.window import Window, by_phase
 from zeromon.ring.events import (
     Activity,
     Bucket,
@@ -38,10 +38,113 @@ from zeromon.ring.events import (
     TraceMark,
     TrialMark,
 )
-from zeromon.snapshot import RECENT_STEPS, StepSummary
+from zeromon.ring.strategy import (
+    MODEL_PARALLEL,
+    DimensionMetadata,
+    Strategy,
+    dim_of,
+    dimension_metadata,
+    name_of,
+)
+from zeromon.snapshot import RECENT_STEPS, Dimension, StepSummary
 from zeromon.snapshot.ledger import Cause
 from zeromon.stats.bandwidth import busbw
+from zeromon.stats.intervals import intersection, length, union
 from zeromon.stats.pipeline import Act
+
+
+def by_phase() -> list[int]:
+    """Returns a zero for each phase."""
+    return [0] * len(Phase)
+
+
+class EndedPhase(NamedTuple):
+    """A phase that has ended, and its time without the phases within it."""
+
+    start_ns: int
+    end_ns: int
+    phase: Phase
+    own_ns: int
+
+
+class Window:
+    """Sums since the step began."""
+
+    __slots__ = (
+        "allocated", "began_before", "blocked", "collectives", "ended", "late_ns", "launch_ns",
+        "micro_steps", "nbytes", "offload_ns", "phase_exposed_ns", "phase_ns", "reserved", "rss",
+        "samples", "scalars", "silent_ns", "spans", "stall_ns", "starved_ns", "timed", "tokens",
+        "waited_only",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.spans: list[EndedPhase] = []
+        """The outermost phases so far, in order."""
+        self.ended: list[Raw] = []
+        """The records of the collectives that have ended; of DDP, one that says what its reducer did."""
+        self.blocked: list[Raw] = []
+        """Those of them for which a caller was blocked."""
+        self.phase_ns = by_phase()
+        self.phase_exposed_ns = by_phase()
+        self.collectives = self.timed = self.nbytes = 0
+        self.waited_only = 0
+        """Those of :attr:`timed` of which only the time that was waited for them is known."""
+        self.stall_ns = self.offload_ns = self.late_ns = self.micro_steps = self.silent_ns = 0
+        self.starved_ns = 0
+        """In forwards and backwards that a device ended right behind the host."""
+        self.launch_ns: list[int] = []
+        """How long the host took for each phase, on a device."""
+        self.allocated = self.reserved = self.rss = -1
+        self.scalars: dict[str, float | None] = {}
+        """Label of a scalar -> its value in the step; None where it is not finite."""
+        self.samples = self.tokens = -1
+        self.began_before = False
+        """Whether a wait began before its own collective; else :attr:`blocked` is communication."""
+
+    def follow(self, first: Window) -> None:
+        """Adds the communication of *first*, the part of the same step before this one."""
+        self.ended[:0], self.blocked[:0] = first.ended, first.blocked
+        self.collectives += first.collectives
+        self.timed += first.timed
+        self.waited_only += first.waited_only
+        self.stall_ns += first.stall_ns
+        self.began_before |= first.began_before
+        for phase, exposed in enumerate(first.phase_exposed_ns):
+            self.phase_exposed_ns[phase] += exposed
+
+    def communicated_ns(self) -> tuple[int, int]:
+        """Returns how long communication was under way, and how long of that a caller was blocked.
+
+        The first is -1 where it is not known.
+        """
+        if self.began_before:
+            waits = union((record[1] - record[5], record[1]) for record in self.blocked)
+            exposed = length(intersection(waits, union((r[4], r[1]) for r in self.ended)))
+        else:
+            exposed = _covered_ns(self.blocked, of_waits=True)
+        under_way = -1 if self.waited_only else _covered_ns(self.ended, of_waits=False)
+        return under_way, exposed + self.stall_ns
+
+
+def _covered_ns(records: list[Raw], *, of_waits: bool) -> int:
+    """The length of the union of what *records* of collectives last, or of their callers' waits."""
+    ordered, until = records, -(1 << 63)
+    for record in records:
+        if record[1] < until:  # seldom: they are written as they end
+            ordered = sorted(records, key=itemgetter(1))
+            break
+        until = record[1]
+    total, begin = 0, ordered[-1][1] if ordered else 0
+    for record in reversed(ordered):
+        end = record[1]
+        start = end - record[5] if of_waits else record[4]
+        if end < begin:
+            begin = end
+        if start < begin:
+            total += begin - start
+            begin = start
+    return total
+
 
 _CALLS = 10
 
@@ -488,3 +591,49 @@ def folds(event: type[_E]) -> Callable[[_Handler[_E]], _Handler[_E]]:
         return handler
 
     return register
+
+
+# ---- the dimensions of a rank's process groups, and its strategy with the model parallelism -----
+
+
+def _sent(state: RankState) -> list[DimensionMetadata]:
+    return dimension_metadata(state.meta.get("dimensions"))
+
+
+def names(state: RankState) -> dict[int, str]:
+    """Group -> the name of its dimension: as the agent found it, else by the label of the group."""
+    named = {number: name_of(group_label(state, number)) for number in state.groups}
+    for one in _sent(state):
+        named |= dict.fromkeys(one["groups"], one["name"])
+    return named
+
+
+def dimensions(state: RankState) -> tuple[Dimension, ...]:
+    """Returns the dimensions of the rank, each with the largest of its groups."""
+    found = {
+        one["name"]: Dimension(
+            name=one["name"], size=one["size"], nodes=one["nodes"], used=one["used"]
+        )
+        for one in _sent(state)
+    }
+    for number, name in names(state).items():
+        known = found.get(name) or Dimension(name=name)
+        found[name] = replace(
+            known,
+            size=max(known.size, group_size(state, number)),
+            nodes=max(known.nodes, int(state.groups.get(number, {}).get("nodes", 0))),
+            used=True,
+        )
+    return tuple(found.values())
+
+
+def label_of(state: RankState, found: Strategy) -> str:
+    """Returns the label of its strategy *found*; the agent's own where this version does not know it."""
+    return found.label if found != Strategy() else str(state.meta.get("strategy", found.label))
+
+
+def strategy(state: RankState, dims: Iterable[Dimension]) -> Strategy:
+    """Returns the strategy that the agent sent, with those of the rank's *dims* that split the model."""
+    used = {dim_of(one.name) for one in dims if one.used and one.size > 1}
+    parts = tuple(dim for dim in MODEL_PARALLEL if dim in used)
+    return replace(Strategy.read(state.meta), parts=parts)

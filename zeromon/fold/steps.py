@@ -7,9 +7,15 @@ from typing import Any, Final
 
 from zeromon.fold.collectives import forget_ended
 from zeromon.fold.ledger import add_step
-from zeromon.fold.state import STEP_BUCKETS, RankState, folds, group_size, recent_busbw
-from zeromon.fold.units import reshard_all
-from zeromon.fold.window import EndedPhase, Window
+from zeromon.fold.state import (
+    STEP_BUCKETS,
+    EndedPhase,
+    RankState,
+    Window,
+    folds,
+    group_size,
+    recent_busbw,
+)
 from zeromon.ring.codes import ENQUEUED
 from zeromon.ring.events import (
     Activity,
@@ -21,8 +27,10 @@ from zeromon.ring.events import (
     Scalar,
     Start,
     StepMark,
+    UnitEvent,
+    UnitMark,
 )
-from zeromon.snapshot import StepSummary
+from zeromon.snapshot import StepSummary, UnitRow
 
 _CONTINUED: Final = int(Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
 _ASYNC: Final = int(Flag.ASYNC)
@@ -343,3 +351,58 @@ def _pair_control_step(state: RankState) -> None:
     if idle.idle and not before.idle and not after.idle:
         neighbours = (before.end_ns - before.start_ns + after.end_ns - after.start_ns) // 2
         state.idle_pairs.append((idle.end_ns - idle.start_ns, neighbours))
+
+
+# ---- folds the marks of FSDP units and ZeRO-3 parameters ----------------------------------------
+
+_AHEAD = int(Flag.AHEAD)
+
+
+@folds(UnitMark)
+def _fold_unit(state: RankState, e: UnitMark) -> None:
+    unit = state.unit_totals[e.unit]
+    state.phase = e.phase
+    if e.event is UnitEvent.UNSHARD:
+        unit.unshards += 1
+        state.unit = e.unit
+        _unshard(state, e)
+        if e.nbytes:
+            state.gathers.setdefault(bool(e.flags & _AHEAD), [0, 0])[0] += e.nbytes
+    elif e.event is UnitEvent.RESHARD:
+        state.unsharded_now -= state.unsharded.pop(e.unit, 0)
+    if e.allocated_bytes >= 0:
+        unit.peak_allocated_bytes = max(unit.peak_allocated_bytes, e.allocated_bytes)
+        state.window.allocated = max(state.window.allocated, e.allocated_bytes)
+
+
+def _unshard(state: RankState, e: UnitMark) -> None:
+    """Counts a unit as gathered. ZeRO-3 gathers parameters one by one and reports their sum itself."""
+    if e.gathered_bytes:
+        state.unsharded_now = e.gathered_bytes
+    else:
+        nbytes = state.unit_bytes.get(e.unit, 0)
+        state.unsharded_now += nbytes - state.unsharded.get(e.unit, 0)
+        state.unsharded[e.unit] = nbytes
+    if state.unsharded_now:
+        state.unsharded_peak = max(state.unsharded_peak, state.unsharded_now)
+
+
+def reshard_all(state: RankState) -> None:
+    """Counts all units as freed: after backward they are, and some backends send no mark for each."""
+    state.unsharded.clear()
+    state.unsharded_now = 0
+
+
+def unit_rows(state: RankState) -> tuple[UnitRow, ...]:
+    """The units, the most exposed first."""
+    ordered = sorted(state.unit_totals.items(), key=lambda item: -item[1].exposed_ns)
+    return tuple(
+        UnitRow(
+            fqn=state.units.get(number, f"unit {number}"),
+            unshards=totals.unshards,
+            exposed_seconds=totals.exposed_ns / 1e9,
+            peak_allocated_bytes=totals.peak_allocated_bytes,
+        )
+        for number, totals in ordered[:256]
+        if number
+    )

@@ -2,12 +2,12 @@
 
 import math
 import statistics
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
 from zeromon.fold.communication import rows as stats_rows, size_rows
-from zeromon.fold.dimensions import dimensions, label_of, names, strategy
 from zeromon.fold.group_progress import in_flight_rows, progress_row
 from zeromon.fold.ledger import (
     NOTHING_OBSERVED,
@@ -18,15 +18,24 @@ from zeromon.fold.ledger import (
     ledger_totals,
     startup_parts,
 )
-from zeromon.fold.overhead import accounted, measured
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
 from zeromon.fold.pipeline import pipeline_row
 from zeromon.fold.saved_totals import PathTotals
-from zeromon.fold.state import RankState, group_label, group_size, recent_busbw
-from zeromon.fold.training import batch_row, first_batches, loading_row, scalar_rows
-from zeromon.fold.units import unit_rows
+from zeromon.fold.state import (
+    RankState,
+    Spent,
+    dimensions,
+    folds,
+    group_label,
+    group_size,
+    label_of,
+    names,
+    recent_busbw,
+    strategy,
+)
+from zeromon.fold.steps import unit_rows
 from zeromon.memory.reconcile import expected_rows
-from zeromon.ring.events import Path, Phase
+from zeromon.ring.events import Loading, LoadingRead, Path, Phase
 from zeromon.ring.model_metadata import (
     CompiledMetadata,
     GoalMetadata,
@@ -39,6 +48,7 @@ from zeromon.ring.model_metadata import (
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
     DETACHED,
+    BatchRow,
     CaptureState,
     CodeLine,
     CollectiveRow,
@@ -46,11 +56,13 @@ from zeromon.snapshot import (
     EngineRow,
     GatherRow,
     Halt,
+    LoadingRow,
     OutOfMemory,
     RankCapture,
     RankSnapshot,
     RankTrial,
     RoleRow,
+    ScalarRow,
     Setting,
     StepSummary,
     TransferRow,
@@ -58,6 +70,7 @@ from zeromon.snapshot import (
 )
 from zeromon.snapshot.step import settled
 from zeromon.stats.bandwidth import overlap_ratio
+from zeromon.stats.noise import estimate
 
 _WINDOW = 20
 _LONGEST_FRAME = 240
@@ -421,4 +434,102 @@ def _device_memory(state: RankState) -> DeviceMemory | None:
         free_bytes=device.free_bytes if device else -1,
         retries=device.retries if device else -1,
         ooms=_failed_allocations(device.ooms if device else -1, state.new_ooms),
+    )
+
+
+# ---- what watching costs a rank -----------------------------------------------------------------
+
+_LEAST_SECONDS = 5
+
+
+def accounted(beats: Sequence[Spent], meta: Mapping[str, Any]) -> float | None:
+    """Returns the cost of the agent over the last minute as a share of the time.
+
+    The time is that of steps: it begins after the first one, and ends with the last. None for an agent
+    that has not measured its hooks, and before the first seconds.
+    """
+    record_ns, call_ns = meta.get("record_ns"), meta.get("call_ns")
+    training = [beat for beat in beats if beat.step > 0]
+    if not isinstance(record_ns, int) or not isinstance(call_ns, int) or not training:
+        return None
+    first = training[0]
+    last = next(beat for beat in training if beat.step == training[-1].step)
+    lasted = last.t_ns - first.t_ns
+    if lasted < _LEAST_SECONDS * 10**9:
+        return None
+    spent = (
+        (last.records - first.records) * record_ns
+        + (last.calls - first.calls) * call_ns
+        + last.spent_ns
+        - first.spent_ns
+    )
+    return max(0.0, spent / lasted)
+
+
+def measured(pairs: Iterable[tuple[int, int]]) -> tuple[float, float] | None:
+    """Returns by which share steps exceed control steps, and the standard error of that share.
+
+    *pairs*, in order of time, are (control step, mean of its neighbours). The share is the median of the
+    ratios, which one checkpoint does not change. The error is that of batch means, because a busy
+    neighbour lasts for many pairs (:mod:`zeromon.stats.noise`). None where too few pairs give no error.
+    """
+    ratios = [neighbours / control - 1 for control, neighbours in pairs if control > 0]
+    if not ratios:
+        return None
+    found = estimate(ratios, statistics.median)
+    return None if found.error is None else (found.value, found.error)
+
+
+# ---- what the training itself tells of a rank ---------------------------------------------------
+
+
+def scalar_rows(state: RankState) -> tuple[ScalarRow, ...]:
+    """Loss, gradient norm and learning rate, those that the host knows."""
+    return tuple(
+        ScalarRow(
+            name=scalar.label,
+            value=known.value if math.isfinite(known.value) else None,
+            step=known.step,
+            nonfinite=known.nonfinite,
+            first_nonfinite_step=known.first_nonfinite_step,
+        )
+        for scalar, known in sorted(state.scalars.items())
+    )
+
+
+def first_batches(state: RankState) -> tuple[int, ...]:
+    """The checksums of the first batches; () where unknown."""
+    marks = state.meta.get("batches")
+    return tuple(m for m in marks if isinstance(m, int)) if isinstance(marks, list) else ()
+
+
+def batch_row(state: RankState) -> BatchRow | None:
+    """What the model was called with; None where nothing tells it."""
+    return BatchRow(**asdict(state.batches)) if state.batches.steps else None
+
+
+@folds(Loading)
+def _fold_loading(state: RankState, e: Loading) -> None:
+    state.loading = e
+
+
+@folds(LoadingRead)
+def _fold_loading_read(state: RankState, e: LoadingRead) -> None:
+    state.loading_read = e
+
+
+def loading_row(state: RankState) -> LoadingRow | None:
+    """What batches were made of; None where none was timed."""
+    made, read = state.loading, state.loading_read or LoadingRead(0, 0, 0, 0)
+    if made is None:
+        return None
+    return LoadingRow(
+        batches=made.batches,
+        fetch_seconds=made.fetch_ns / 1e9,
+        transform_seconds=made.transform_ns / 1e9 if made.transform_ns else None,
+        collate_seconds=made.collate_ns / 1e9,
+        read_bytes=read.read_bytes,
+        disk_bytes=read.disk_bytes,
+        major_faults=read.major_faults,
+        nfs_bytes=read.nfs_bytes,
     )

@@ -5,9 +5,13 @@ line. Other stages have the same line, moved by the difference of their states i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from zeromon.memory.plan import Row, Setup, row
+from zeromon.memory.predict import During
+from zeromon.memory.seconds import StepTime
+from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.stats.noise import Estimate, half_width
 
 MOST_LAUNCHES = 4
@@ -196,3 +200,231 @@ def loses(mine: Estimate, best: Estimate) -> bool:
     """Returns whether *mine* seconds a sample exceed *best* by more than the noise of both."""
     noise = half_width(mine, best)
     return noise is not None and mine.value - best.value > noise
+
+
+# ---- the stages of a fit side by side -----------------------------------------------------------
+
+_NEAR = 0.85
+"""From this share of a memory on, a line is not extended far."""
+_NAMED = {
+    "0": ("", 0), "1": ("", 1), "2": ("", 2), "3": ("", 3), "ddp": ("ddp", 0),
+    "fsdp2": ("fsdp2", 3), "fsdp2-zero2": ("fsdp2", 2), "fsdp1-full": ("fsdp1", 3),
+    "fsdp1-grad-op": ("fsdp1", 2), "full_shard": ("fsdp1", 3), "shard_grad_op": ("fsdp1", 2),
+    "no_shard": ("ddp", 0), "zero0": ("deepspeed", 0), "zero1": ("deepspeed", 1),
+    "zero2": ("deepspeed", 2), "zero3": ("deepspeed", 3),
+}  # fmt: skip
+"""Name of a stage in a command -> framework ("": that of the run) and stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage at the largest micro-batch that fits."""
+
+    name: str
+    largest: int | None
+    """0: none fits beside zeromon fit; None: unknown."""
+    alone: int | None = None
+    """What fits by the line when zeromon fit does not run beside it, where that is more."""
+    measured: bool
+    """A launch of this stage and size has run."""
+    why: str = ""
+    """Why figures are unknown."""
+    peaks: dict[str, float] = field(default_factory=dict)
+    rooms: dict[str, float] = field(default_factory=dict)
+    roles: dict[str, int] = field(default_factory=dict)
+    """Role -> predicted bytes of one rank."""
+    seconds: float | None = None
+    exposed_seconds: float | None = None
+    samples: float | None = None
+    tokens: float | None = None
+
+    @property
+    def advised(self) -> int | None:
+        """The micro-batch to use."""
+        return self.alone or self.largest
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Of all ranks."""
+        return _rate(self.samples, self.seconds)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all ranks."""
+        return _rate(self.tokens, self.seconds)
+
+
+def ranked(names: Sequence[str]) -> list[str]:
+    """Returns *names*, the stage that needs the least memory first, and unknown ones last."""
+    return sorted(names, key=lambda name: -_NAMED.get(name.lower(), ("", -1))[1])
+
+
+def stages_of(
+    names: Sequence[str],
+    trials: Sequence[Trial],
+    sizes: Sequence[int],
+    setup: Setup | None,
+    why: str,
+) -> list[Stage]:
+    """Returns the stages; *setup*: of a run of the first one, None with *why* where unknown."""
+    first = [t for t in trials if t.stage == names[0]]
+    found = []
+    base = row(setup, setup.plan) if setup is not None else None
+    for name in names:
+        own = [t for t in trials if t.stage == name]
+        target = _plan(setup, name) if setup is not None and name != names[0] else None
+        if name == names[0] and setup is not None and base is not None and len(names) > 1:
+            found.append(_predicted(name, own, first, sizes, setup, base, base))
+        elif name == names[0]:
+            found.append(_measured(name, own, sizes, base))
+        elif setup is None or base is None or target is None:
+            reason = why or f"the plan has no arithmetic for {name!r}"
+            found.append(replace(_measured(name, own, sizes, None), why="" if own else reason))
+        else:
+            found.append(_predicted(name, own, first, sizes, setup, base, row(setup, target)))
+    return found
+
+
+def recommend(stages: Sequence[Stage]) -> Stage | None:
+    """Returns the stage with the most samples a second at its largest micro-batch; None if none fits.
+
+    A measured figure within 2 % of a predicted one wins.
+    """
+    fitting = [s for s in stages if s.largest]
+    known = [s for s in fitting if s.samples_per_second is not None]
+    if not known:
+        return max(fitting, key=lambda s: (s.measured, s.largest or 0), default=None)
+    return max(known, key=lambda s: (s.samples_per_second or 0.0) * (1.02 if s.measured else 1.0))
+
+
+def _plan(setup: Setup, name: str) -> ShardPlan | None:
+    framework, level = _NAMED.get(name.lower(), (None, 0))
+    if framework is None:
+        return None
+    base, stage = setup.plan, ZeroStage(level)
+    framework = framework or base.framework
+    if framework in ("ddp", "fsdp1", "fsdp2"):
+        framework = "ddp" if not stage else "fsdp2" if framework == "ddp" else framework
+    return replace(base, framework=framework, stage=stage, reshards=stage == ZeroStage.PARAMETERS)
+
+
+def _measured(name: str, own: Sequence[Trial], sizes: Sequence[int], base: Row | None) -> Stage:
+    """A stage by its own launches."""
+    size = best_known(own)
+    if not size:
+        failed = next((t.outcome for t in own if t.outcome), "")
+        return Stage(
+            name=name,
+            largest=0 if failed else None,
+            measured=bool(failed),
+            why=failed or "no launch",
+        )
+    trial = next(t for t in own if t.micro_batch == size and t.fits)
+    fits, alone = largest(own, sizes), _alone(own, sizes, size)
+    note = f"more may fit: {fits} by the line" if not alone and fits and fits > size else ""
+    if trial.seconds is None:
+        note = "seconds: fewer than three steps ended in time"
+    return replace(_stage_of(trial, base, note), alone=alone)
+
+
+def _alone(own: Sequence[Trial], sizes: Sequence[int], size: int) -> int | None:
+    """What fits in the memory of zeromon fit, too, where *size* has almost all of the rest; or None."""
+    known, room = line(own, HOST), usable(own, HOST)
+    if known is None or room is None or known.at(size) < _NEAR * room:
+        return None
+    held = max(t.own_bytes for t in own)
+    found = largest(own, sizes, {HOST: -held})
+    return found if found is not None and found > size else None
+
+
+def _stage_of(trial: Trial, base: Row | None, why: str = "") -> Stage:
+    return Stage(
+        name=trial.stage,
+        largest=trial.micro_batch,
+        measured=True,
+        why=why,
+        peaks=dict(trial.peaks),
+        rooms=dict(trial.rooms),
+        roles=_roles(base),
+        seconds=trial.seconds,
+        exposed_seconds=trial.exposed_seconds,
+        samples=trial.samples,
+        tokens=trial.tokens,
+    )
+
+
+def _roles(found: Row | None) -> dict[str, int]:
+    return {} if found is None else found.memory.by_role("device")
+
+
+def _predicted(
+    name: str, own: Sequence[Trial], first: Sequence[Trial], sizes: Sequence[int],
+    setup: Setup, base: Row, other: Row,
+) -> Stage:  # fmt: skip
+    """A stage by the launches of the first one, moved by the difference of their states."""
+    more = _difference(base, other, "device")
+    pool = DEVICE if any(DEVICE in t.peaks for t in first) else HOST
+    moved = {pool: more * (1 if pool == DEVICE else setup.ranks_per_host)}
+    if pool == DEVICE:
+        moved[HOST] = _difference(base, other, "host") * setup.ranks_per_host
+    size = largest(first, sizes, moved)
+    too_large = min((t.micro_batch for t in own if not t.fits), default=1 << 60)
+    if size is not None and size >= too_large:
+        size = max([best_known(own), *(n for n in sizes if n < too_large and n < size)])
+    ran = next((t for t in own if t.fits and t.micro_batch == size), None)
+    if ran is not None:
+        untimed = "" if ran.seconds else "seconds: fewer than three steps ended in time"
+        return _stage_of(ran, other, untimed)
+    if not size:
+        why = "no size fits, by the plan" if size == 0 else "one launch is no line"
+        return Stage(name=name, largest=size, measured=False, why=why, roles=_roles(other))
+    peaks = {
+        pool: known.at(size) + moved.get(pool, 0.0)
+        for pool in (HOST, DEVICE)
+        if (known := line(first, pool)) is not None
+    }
+    seconds, why = _seconds(first, size, base, other)
+    each = next((t for t in reversed(first) if t.fits), None)
+    scale = size / each.micro_batch if each is not None else 1.0
+    return Stage(
+        name=name,
+        largest=size,
+        measured=False,
+        why=why,
+        peaks=peaks,
+        rooms=dict(each.rooms) if each is not None else {},
+        roles=_roles(other),
+        seconds=seconds,
+        exposed_seconds=other.time.parts.communication
+        if isinstance(other.time, StepTime)
+        else None,
+        samples=each.samples * scale if each is not None and each.samples else None,
+        tokens=each.tokens * scale if each is not None and each.tokens else None,
+    )
+
+
+def _difference(base: Row, other: Row, place: str) -> int:
+    """Bytes that a rank holds more under *other*, while activations exist."""
+    during = During.BACKWARD
+    return other.memory.total(place, during) - base.memory.total(place, during)
+
+
+def _seconds(first: Sequence[Trial], size: int, base: Row, other: Row) -> tuple[float | None, str]:
+    """Seconds of a step at *size*: the line of the first stage, and the difference by the plan."""
+    known = sorted((t.micro_batch, t.seconds) for t in first if t.fits and t.seconds)
+    if not known:
+        return None, "seconds: no step was timed"
+    if other is base:
+        more = 0.0
+    elif isinstance(base.time, StepTime) and isinstance(other.time, StepTime):
+        more = other.time.seconds - base.time.seconds
+    else:
+        said = base.time if isinstance(base.time, str) else other.time
+        return None, f"seconds: {said}"
+    (small, low), (large, high) = known[0], known[-1]
+    each = max(0.0, (high - low) / (large - small)) if large > small else high / large
+    return max(1e-9, high + each * (size - large) + more), ""
+
+
+def _rate(count: float | None, seconds: float | None) -> float | None:
+    return count / seconds if count is not None and seconds else None

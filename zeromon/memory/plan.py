@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from zeromon.errors import PlanError
 from zeromon.memory.devices import DEVICES
+from zeromon.memory.models import alike, largest_part, model_of, ranks_of_dim, whole_numel
 from zeromon.memory.predict import (
     ACTIVATION,
     Batch,
@@ -28,8 +29,7 @@ from zeromon.memory.reconcile import (
 from zeromon.memory.seconds import StepTime, step_time
 from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Transformer, Unit, ZeroStage
 from zeromon.memory.speeds import Machine, RunSpeeds, measured_of, of_machine, of_measured
-from zeromon.memory.whole import alike, largest_part, model_of, ranks_of_dim, whole_numel
-from zeromon.ring.dimensions import Dim
+from zeromon.ring.strategy import Dim
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes, human_seconds
 

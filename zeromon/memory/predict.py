@@ -10,15 +10,80 @@ Memory is in bytes, sizes are in elements; roles have the names of :class:`zerom
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 
-from zeromon.memory.offload import offloaded_grads, on_host_share, swap_buffers
 from zeromon.memory.spec import Optimizer, ShardPlan, Sizes, Transformer, ZeroStage
-from zeromon.memory.terms import (
-    ACTIVATION as ACTIVATION,
-    During as During,
-    MemoryBreakdown as MemoryBreakdown,
-    Term as Term,
-)
+
+ACTIVATION = "activation"
+"""Role of activations. The memory census does not count this role: it is the unattributed rest."""
+
+
+class During(Enum):
+    """The part of a step in which the bytes of a term exist."""
+
+    ALWAYS = "always"
+    BACKWARD = "backward"
+    """From the end of forward to the end of backward, while activations exist."""
+    STEP = "step"
+    """From the end of backward to the end of the optimizer step."""
+    GENERATION = "generation"
+    """While a model that is trained by reinforcement learning generates its samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """Bytes of one role in one place, with their cause."""
+
+    role: str
+    nbytes: int
+    cause: str = ""
+    """Reason for bytes beyond the plain arithmetic of ZeRO; empty for the plain arithmetic."""
+    place: str = "device"
+    during: During = During.ALWAYS
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBreakdown:
+    """All terms of one rank."""
+
+    terms: tuple[Term, ...]
+
+    def total(self, place: str = "device", during: During | None = None) -> int:
+        """Returns the bytes in *place* at the peak, or in one part of the step."""
+        if during is not None:
+            wanted = (During.ALWAYS, during)
+            return sum(t.nbytes for t in self.terms if t.place == place and t.during in wanted)
+        return max(self.total(place, part) for part in During)
+
+    def role(self, role: str, place: str | None = None, during: During | None = None) -> int:
+        """Returns the bytes of *role*, in one place or in all places."""
+        wanted = tuple(During) if during is None else (During.ALWAYS, during)
+        return sum(
+            t.nbytes
+            for t in self.terms
+            if t.role == role and place in (None, t.place) and t.during in wanted
+        )
+
+    def by_role(self, place: str = "device") -> dict[str, int]:
+        """Returns role -> bytes in *place* at the peak of that place, without empty roles."""
+        parts = (During.BACKWARD, During.STEP, During.GENERATION)
+        during = max(parts, key=lambda part: self.total(place, part))
+        roles = dict.fromkeys(t.role for t in self.terms if t.place == place)
+        totals = {role: self.role(role, place, during) for role in roles}
+        return {role: nbytes for role, nbytes in totals.items() if nbytes}
+
+    @property
+    def model_states(self) -> int:
+        """Bytes of parameters, gradients and optimizer states by plain arithmetic, in all places.
+
+        At their peak: the whole gradients of backward and the shard of the step never coexist.
+        """
+        plain = MemoryBreakdown(
+            tuple(t for t in self.terms if not t.cause and t.role != ACTIVATION)
+        )
+        roles = {term.role for term in plain.terms}
+        return max(sum(plain.role(role, during=part) for role in roles) for part in During)
+
 
 # ---- model states ---------------------------------------------------------------------------------
 
@@ -352,3 +417,106 @@ def sequences_that_fit(free_bytes: int, t: Transformer, b: Batch, each: int = 2)
     """Returns the largest micro-batch, in sequences, whose activations fit into *free_bytes*."""
     need = sum(term.nbytes for term in transformer_activations(t, replace(b, sequences=1), each))
     return max(0, free_bytes // need)
+
+
+_ROUNDED = "the pinned allocator rounds an allocation up to a power of two (pin_memory)"
+
+
+def sub_groups(s: Sizes, p: ShardPlan) -> int:
+    """Returns the number of pieces in which stage 3 updates a shard (``sub_group_size``)."""
+    if p.stage < ZeroStage.PARAMETERS or not p.sub_group_numel:
+        return 1
+    return max(1, math.ceil(s.trainable // p.shard_ranks / p.sub_group_numel))
+
+
+def on_host_share(s: Sizes, p: ShardPlan) -> float:
+    """Returns the share of the optimizer that is not on the device (Offload++, ``ratio``).
+
+    Whole sub-groups stay on the device: a shard of one sub-group is offloaded at any ratio but 0.
+    """
+    if p.optimizer_on == "device":
+        return 0.0
+    count = sub_groups(s, p)
+    return 1 - int((1 - p.offload_ratio) * count) / count
+
+
+def offloaded_grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+    """Yields the fp32 gradients of DeepSpeed's optimizer on the host, and staging of stages 1 and 2."""
+    is_3 = p.stage == ZeroStage.PARAMETERS
+    shard = s.trainable_shard_numel if is_3 else s.trainable // p.shard_ranks
+    # stage 3 keeps the low-precision shard beside the fp32 one; stages 1 and 2 replace it
+    nbytes = round(shard * (4 if is_3 else 4 - p.precision.grad_bytes))
+    moved = round(nbytes * on_host_share(s, p))
+    cause = "fp32 gradients for the optimizer on the host"
+    yield Term(
+        role="sharded_grad", nbytes=moved, cause=cause, place=p.optimizer_on, during=During.STEP
+    )
+    cause = "fp32 gradients of the sub-groups that stay on the device (ratio)"
+    yield Term(role="sharded_grad", nbytes=nbytes - moved, cause=cause)
+    if not is_3 and p.accumulation > 1:
+        yield Term(
+            role="unsharded_grad",
+            nbytes=round(shard * p.precision.grad_bytes),
+            cause="gradients that accumulate on the host (gradient_accumulation_steps)",
+            place="host",
+        )
+    if not is_3:
+        staged = shard + 2 * s.largest_tensor_numel
+        yield Term(
+            role="swap_buffer",
+            nbytes=round(staged * p.precision.param_bytes),
+            cause="updated parameters and gradients on their way from and to the host",
+            place="host",
+        )
+
+
+def swap_buffers(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+    """Yields the buffers between NVMe and the device, and what pinned allocations are rounded up by."""
+    if p.framework != "deepspeed":
+        return
+    piece = math.ceil(s.trainable // p.shard_ranks / sub_groups(s, p))
+    if p.optimizer_on == "nvme":
+        yield Term(
+            role="swap_buffer",
+            nbytes=p.optimizer_buffers * piece * 4,
+            cause="buffers of a sub-group for the optimizer on NVMe (buffer_count x sub_group_size)",
+            place="host",
+        )
+    if p.params_on == "nvme" and p.param_buffer_numel:
+        rest = s.numel // p.shard_ranks > p.max_in_cpu
+        numel = p.param_buffer_numel + (piece if rest else 0)
+        yield Term(
+            role="swap_buffer",
+            nbytes=round(numel * p.precision.param_bytes),
+            cause="buffers for parameters on NVMe (buffer_count x buffer_size, and a sub-group)",
+            place="host",
+        )
+    if p.pins:
+        rounded = sum(_rounded_up(nbytes) - nbytes for nbytes in _pinned(s, p, piece))
+        yield Term(role="swap_buffer", nbytes=rounded, cause=_ROUNDED, place="host")
+
+
+def _pinned(s: Sizes, p: ShardPlan, piece: int) -> Iterator[int]:
+    """Yields the bytes of each allocation that DeepSpeed pins; those of the swappers are not rounded."""
+    each = p.precision
+    if p.stage == ZeroStage.PARAMETERS:
+        if p.optimizer_on != "device":
+            yield round(s.trainable // p.shard_ranks * each.grad_bytes)
+        if p.optimizer_on == "host":
+            count = sub_groups(s, p)
+            yield from [piece * 4] * round(count * on_host_share(s, p))
+        if p.params_on != "device":
+            shard = s.numel // p.shard_ranks
+            near = min(shard, p.max_in_cpu) if p.params_on == "nvme" else shard
+            yield round(near * each.param_bytes)
+    elif p.optimizer_on == "host":
+        shard = s.trainable // p.shard_ranks
+        yield from (
+            shard * 4,
+            shard * 4,
+            round(shard * each.param_bytes),
+        )  # master, gradient, staging
+
+
+def _rounded_up(nbytes: int) -> int:
+    return 1 << (nbytes - 1).bit_length() if nbytes > 0 else 0

@@ -16,8 +16,7 @@ from zeromon.memory.devices import (
     device_named,
 )
 from zeromon.memory.predict import Batch
-from zeromon.memory.schedule import Hides
-from zeromon.memory.seconds import Speeds, copied_bytes, forward_flops, update_bytes
+from zeromon.memory.seconds import Hides, Speeds, copied_bytes, forward_flops, update_bytes
 from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, ZeroStage
 from zeromon.ring.codes import Op, Phase
 from zeromon.snapshot import RankSnapshot, StepSummary

@@ -11,9 +11,9 @@ from typing import Any
 
 from zeromon.errors import PlanError
 from zeromon.memory.plan import Row, Setup, of_run, row, sizes_of
+from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime, forward_flops
 from zeromon.memory.spec import ZeroStage
-from zeromon.memory.terms import ACTIVATION
 from zeromon.snapshot import RunSnapshot
 
 

@@ -1,6 +1,7 @@
 """Watches a process that is no child of this one: whether it runs, its exit status, output, stacks."""
 
 import fcntl
+import json
 import os
 import re
 import select
@@ -17,7 +18,8 @@ from pathlib import Path
 
 from zeromon.errors import SourceError
 from zeromon.probes.cgroups import PROC, lines_of, text_of
-from zeromon.snapshot import Halt
+from zeromon.ring.files import replace_file
+from zeromon.snapshot import Halt, WorkerMemory
 from zeromon.units import printable
 
 MOST_BYTES = 64 << 10
@@ -204,3 +206,119 @@ def main_frames(pid: int) -> tuple[str, ...]:
     _, found, text = stack_of(pid, "--nonblocking", "--full-filenames").partition('"MainThread"')
     frames = _FRAME.findall(text.partition("\nThread ")[0]) if found else []
     return tuple(f"{file}:{line} in {function}" for function, file, line in reversed(frames))
+
+
+FILES = "task.*.json"
+
+
+def announce(folder: Path) -> bool:
+    """Writes the file of this process, which becomes the task; returns whether it is the first alive."""
+    began = time.monotonic_ns()
+    facts = {"pid": os.getpid(), "mono_ns": began}
+    replace_file(folder / f"task.{os.getpid()}.json", json.dumps(facts))
+    others = (known for path in folder.glob(FILES) if (known := _read(path)) is not None)
+    return not any(
+        born < began and ProcessWatch(pid, born).alive() for pid, born in others
+    )  # the file of this process is not older than itself
+
+
+def withdraw(folder: Path) -> None:
+    """Removes the file of this process."""
+    (folder / f"task.{os.getpid()}.json").unlink(missing_ok=True)
+
+
+class TaskWatch:
+    """The tasks whose files are in *folder*, now or since they were seen."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[str, ProcessWatch | None] = {}
+        """Name of a file -> its process; None once that has ended."""
+
+    @property
+    def count(self) -> int:
+        """How many tasks have been seen, alive or not."""
+        return len(self._known)
+
+    def alive(self) -> bool:
+        """Whether a task lives; looks for new ones first."""
+        for path in self._folder.glob(FILES):
+            if path.name not in self._known and (found := _read(path)) is not None:
+                self._known[path.name] = ProcessWatch(*found)
+        for name, process in self._known.items():
+            if process is not None and not process.alive():
+                self._known[name] = None
+        return any(process is not None for process in self._known.values())
+
+
+def _read(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        facts = json.loads(path.read_text())
+        return int(facts["pid"]), int(facts["mono_ns"])
+    return None
+
+
+_EVERY_NS = 5_000_000_000
+"""The kernel walks all pages of a process for its share of each."""
+_KEPT_NS = 30_000_000_000
+"""The last reading stands for so long without a worker: between two epochs, and when a run ends."""
+_NAME = "pt_data_worker"
+"""What torch names the main thread of a worker."""
+
+
+class WorkersReader:
+    """Follows the workers of the process *pid*; *proc* is a parameter for tests."""
+
+    def __init__(self, pid: int, proc: Path = PROC) -> None:
+        self._proc, self._pid = proc, pid
+        self._next_ns = self._seen_ns = 0
+        self._pids: frozenset[int] = frozenset()
+        self._first: tuple[int, int] | None = None
+        """Step and bytes at the second reading of these workers: before, they start."""
+        self._last: WorkerMemory | None = None
+
+    def read(self, now_ns: int, step: int) -> WorkerMemory | None:
+        """Returns what they hold, by the reading of the last seconds; None without a worker."""
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + _EVERY_NS
+            now = self._read(step)
+            if now is not None or now_ns > self._seen_ns + _KEPT_NS:
+                self._last, self._seen_ns = now, now_ns
+        return self._last
+
+    def _read(self, step: int) -> WorkerMemory | None:
+        sizes = {pid: nbytes for pid in self._workers() if (nbytes := self._pss(pid)) is not None}
+        if not sizes:
+            return None
+        total = sum(sizes.values())
+        if self._pids != sizes.keys():  # an epoch starts its workers again
+            self._pids, self._first = frozenset(sizes), None
+        elif self._first is None:
+            self._first = step, total
+        began, before = self._first or (step, total)
+        return WorkerMemory(
+            count=len(sizes),
+            nbytes=total,
+            grown_bytes=total - before,
+            growth_bytes_per_step=(total - before) / (step - began) if step > began else None,
+            forked=not any(self._is_spawned(pid) for pid in sizes),
+        )
+
+    def _workers(self) -> list[int]:
+        pids = children_of(self._pid, self._proc)
+        return [pid for pid in pids if self._text(pid, "comm").strip() == _NAME]
+
+    def _is_spawned(self, pid: int) -> bool:
+        return "multiprocessing" in self._text(pid, "cmdline")
+
+    def _pss(self, pid: int) -> int | None:
+        """A page that several processes share counts in equal parts in each of them."""
+        for words in lines_of(self._proc / str(pid) / "smaps_rollup"):
+            if words[0] == "Pss:":
+                return int(words[1]) * 1024
+        return None
+
+    def _text(self, pid: int, name: str) -> str:
+        with suppress(OSError):
+            return text_of(self._proc / str(pid) / name)
+        return ""

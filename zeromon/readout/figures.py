@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
+from typing import Any, Generic, TypeVar
 
 from zeromon.focus import oom_ratio
 from zeromon.levels import EXPOSED as EXPOSED_LEVEL, OOM, Level
 from zeromon.readout.breakdown import WINDOW
-from zeromon.snapshot import FleetNode, RankSnapshot
+from zeromon.ring.events import Scalar
+from zeromon.snapshot import CollectiveStatsRow, FleetNode, RankSnapshot, RunSnapshot, ScalarRow
 from zeromon.units import (
     human_bytes,
     human_calls,
@@ -185,3 +187,98 @@ OVER_RANKS = tuple(figure for figure in FIGURES if figure.field)
 
 FIELD_OF_METRIC = {metric: f.field for f in OVER_RANKS for metric in f.metrics}
 """Metric name without ``zeromon_`` -> the name in :class:`FleetNode` and :attr:`Fleet.spreads`."""
+
+
+# ---- loss, gradient norm and learning rate as text ----------------------------------------------
+
+NAMES = {
+    Scalar.LOSS.label: "loss",
+    Scalar.GRAD_NORM.label: "gradient norm",
+    Scalar.LEARNING_RATE.label: "learning rate",
+}
+
+
+_UNSEEN = "seen only through a logger: W&B, TensorBoard, MLflow, Trainer, Lightning"
+
+
+def telling(run: RunSnapshot) -> RankSnapshot | None:
+    """The first of the ranks that know most of their loss, gradient norm and learning rate."""
+    return max(run.ranks, key=lambda rank: len(rank.scalars), default=None)
+
+
+def training_text(rank: RankSnapshot) -> str:
+    """What a logger was given of them on *rank*, and why the others are unknown."""
+    known = {row.name: row for row in rank.scalars}
+    parts = [
+        f"{called} {value_text(known[name])}" for name, called in NAMES.items() if name in known
+    ]
+    missing = [called for name, called in NAMES.items() if name not in known]
+    if missing:
+        which = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+        parts.append(f"{which} n/a ({_UNSEEN})")
+    return ", ".join(parts)
+
+
+def value_text(row: ScalarRow) -> str:
+    """The newest value, or since when it is not finite."""
+    if row.value is None:
+        return f"NaN or infinite (first in step {row.first_nonfinite_step})"
+    return NUMBER.text(row.value)
+
+
+# ---- the fields of rows that views show ---------------------------------------------------------
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Field(Generic[Row]):
+    """A value of a row in its base unit, or a text; None where unknown."""
+
+    name: str
+    read: Callable[[Row], Any]
+    unit: Unit = TEXT
+    unknown: str = "-"
+    show: Callable[[Row], str] | None = None
+    """The value for people, where it is not that of the unit."""
+
+    def text(self, row: Row) -> str:
+        """The value for people."""
+        if self.show is not None:
+            return self.show(row)
+        value = self.read(row)
+        return self.unknown if value is None else self.unit.text(value)
+
+    def scaled(self, row: Row) -> Any:
+        """The value in the unit's symbol with four decimal places, or the text; None where unknown."""
+        if self.unit is TEXT:
+            return self.text(row)
+        value = self.read(row)
+        return None if value is None else round(self.unit.scale * value, 4)
+
+
+Fields = dict[str, Field[Row]]
+
+
+def by_name(*fields: Field[Row]) -> Fields[Row]:
+    """The *fields* in their order, by their names."""
+    return {field.name: field for field in fields}
+
+
+TRAFFIC: Fields[CollectiveStatsRow] = by_name(
+    Field("unit", lambda row: row.unit, show=lambda row: row.unit or f"({row.group})"),
+    Field("op", lambda row: row.op),
+    Field("group", lambda row: row.group, show=lambda row: f"{row.group}({row.group_size})"),
+    Field("dim", lambda row: row.dim, show=lambda row: row.dim or "-"),
+    Field("phase", lambda row: row.phase, show=lambda row: row.phase.replace("_", " ")),
+    Field("calls", lambda row: row.calls, CALLS),
+    Field("bytes", lambda row: row.nbytes, MEBIBYTES),
+    Field("time", lambda row: row.seconds, SECONDS),
+    Field("waits", lambda row: row.wait_seconds, SECONDS),
+    Field("transfer", lambda row: row.transfer_seconds, SECONDS),
+    Field("exposed", lambda row: row.exposed_seconds, SECONDS),
+    Field("algbw", lambda row: row.algbw_bytes_per_second or None, RATE),
+    Field("busbw", lambda row: row.busbw_bytes_per_second or None, RATE),
+    Field("best", lambda row: row.best_busbw_bytes_per_second or None, RATE),
+)
+"""One operation in one unit, group and phase; figures are means per step."""

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from zeromon.fold.pauses import waits_for_batch
-from zeromon.readout.deaths import exit_text
-from zeromon.readout.text import doing, group_text, roughly, short_frame
+from zeromon.readout.text import doing, exit_text, group_text, roughly, short_frame
 from zeromon.snapshot import Halt, Hang, HangKind, MemberCall, RankSnapshot, Ras, RunSnapshot
 from zeromon.units import human_count
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from zeromon.memory.devices import peak_flops
+from zeromon.memory.models import model_of, ranks_of_dim, whole_parts
 from zeromon.memory.seconds import training_flops
-from zeromon.memory.whole import model_of, ranks_of_dim, whole_parts
 from zeromon.readout.breakdown import WINDOW
 from zeromon.readout.figures import run_step_seconds
 from zeromon.readout.text import pause_seconds, roughly
-from zeromon.ring.dimensions import Dim
 from zeromon.ring.events import Padding
 from zeromon.ring.model_metadata import ModelMetadata
+from zeromon.ring.strategy import Dim
 from zeromon.snapshot import RankSnapshot, RunSnapshot, StepSummary
 from zeromon.snapshot.step import settled
 from zeromon.units import human_count, human_ratio

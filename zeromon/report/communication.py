@@ -1,15 +1,30 @@
 """Communication of a run as text: by operation, by unit, by size, and the pipeline's stages. Pure."""
 
 from zeromon.focus import most_exposed
-from zeromon.readout.dimensions import DimensionRow, by_dimension, is_worth_showing
-from zeromon.readout.fields import TRAFFIC, Field, Fields, by_name
-from zeromon.readout.figures import BYTES, CALLS, COUNT, RATE, SECONDS
-from zeromon.readout.pipeline import ACTIONS, bubble_text, pipeline_text, slowest_text
+from zeromon.readout.dimensions import (
+    ACTIONS,
+    DimensionRow,
+    bubble_text,
+    by_dimension,
+    is_worth_showing,
+    pipeline_text,
+    slowest_text,
+)
+from zeromon.readout.figures import (
+    BYTES,
+    CALLS,
+    COUNT,
+    RATE,
+    SECONDS,
+    TRAFFIC,
+    Field,
+    Fields,
+    by_name,
+)
 from zeromon.readout.text import exposed_unknown, in_graphs
 from zeromon.report.table import field_table, table
 from zeromon.snapshot import CollectiveRow, RankSnapshot, RunSnapshot
-from zeromon.snapshot.communication import SIZE_BOUNDS
-from zeromon.snapshot.nccl import InspectorRow
+from zeromon.snapshot.communication import SIZE_BOUNDS, InspectorRow
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 

@@ -7,9 +7,15 @@ from zeromon.focus import has_left, roles_of
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import of_risk
 from zeromon.memory.reconcile import unattributed_memory
-from zeromon.readout.deaths import consequence_text, death_text, host_evidence, left_text
 from zeromon.readout.remedy import ladder_lines
-from zeromon.readout.text import UNATTRIBUTED_NAMES, doing
+from zeromon.readout.text import (
+    UNATTRIBUTED_NAMES,
+    consequence_text,
+    death_text,
+    doing,
+    host_evidence,
+    left_text,
+)
 from zeromon.report.table import table
 from zeromon.snapshot import (
     CTRL_C,

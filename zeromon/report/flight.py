@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 from zeromon.diagnosis.flight import DIFFER, FlightFinding, RankCall
 from zeromon.report.table import fitted
-from zeromon.traces.stacks import NO_STACK, origin
+from zeromon.traces.allocations import NO_STACK, origin
 from zeromon.units import human_seconds
 
 _MOST_ROWS = 12

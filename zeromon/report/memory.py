@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from zeromon.focus import first_counted
 from zeromon.memory.reconcile import role_bytes, unattributed_memory
+from zeromon.readout.breakdown import workers_text
 from zeromon.readout.figures import RISK
-from zeromon.readout.loading import workers_text
 from zeromon.readout.text import UNATTRIBUTED_NAMES, memory_unknown
 from zeromon.report.table import table
 from zeromon.snapshot import Disk, ExpectedRow, RankSnapshot, RunSnapshot

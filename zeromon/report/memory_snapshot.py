@@ -3,9 +3,15 @@
 from collections.abc import Sequence
 
 from zeromon.report.table import fitted, table
-from zeromon.traces.allocation_roles import COMMUNICATION, OPTIMIZER_STATE
-from zeromon.traces.allocations import DeviceMemory, Grown, Holding, Peak
-from zeromon.traces.stacks import origin
+from zeromon.traces.allocations import (
+    COMMUNICATION,
+    OPTIMIZER_STATE,
+    DeviceMemory,
+    Grown,
+    Holding,
+    Peak,
+    origin,
+)
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, signed
 
 _MOST_ROWS = 10

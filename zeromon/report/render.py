@@ -1,12 +1,38 @@
 """The report of a run: a text that fits a terminal. Pure."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from zeromon.readout.breakdown import PART_NAMES, PARTS, USUAL, WINDOW, exposed_is_known, rank_parts
-from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, OVERLAP, SPREAD, STEP
-from zeromon.readout.ledger import energy_text, startup_parts_text
-from zeromon.readout.pace import pace, pace_text
+from zeromon.readout.breakdown import (
+    PART_NAMES,
+    PARTS,
+    USUAL,
+    WINDOW,
+    exposed_is_known,
+    pace,
+    pace_text,
+    rank_parts,
+)
+from zeromon.readout.figures import (
+    EXPOSED,
+    EXPOSED_SECONDS,
+    OVERLAP,
+    SPREAD,
+    STEP,
+    telling,
+    training_text,
+)
+from zeromon.readout.ledger import (
+    JobLedger,
+    activity_texts,
+    cause_text,
+    checkpoint_text,
+    energy_text,
+    headline,
+    job_ledger,
+    startup_parts_text,
+)
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import (
     commit_text,
@@ -18,7 +44,6 @@ from zeromon.readout.text import (
     state_text,
 )
 from zeromon.readout.throughput import progress, progress_text, throughput_text
-from zeromon.readout.training import telling, training_text
 from zeromon.readout.verdict import verdict
 from zeromon.report.communication import (
     checked,
@@ -29,12 +54,10 @@ from zeromon.report.communication import (
     sizes,
     units,
 )
-from zeromon.report.configuration import engines, settings
 from zeromon.report.deaths import attempts, deaths
-from zeromon.report.ledger import activities, ledger
 from zeromon.report.memory import memory, offload, roles
 from zeromon.report.table import table
-from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Severity, StepRange
+from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Setting, Severity, StepRange
 from zeromon.storage.run_store import About
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
 
@@ -218,3 +241,102 @@ def finding_lines(finding: Finding) -> list[str]:
         remedy = [text.reason, *(f"  {line.text}" for line in text.diff), text.outlook]
         lines += [f"     {line}" for line in remedy]
     return lines
+
+
+# ---- where every second of a job went, as text --------------------------------------------------
+
+_BAR = 30
+
+
+def ledger(runs: Sequence[RunSnapshot], per: Sequence[tuple[str, float]] = ()) -> str:
+    """Every second of the ranks of *runs*, which are one job; "" where nothing is known.
+
+    *per*: further columns, with what a second is worth in each (kWh, money).
+    """
+    whole = job_ledger(runs)
+    if not whole.rows:
+        return ""
+    work = [(whole.unit, whole.per_second)] if whole.unit else []
+    lines = [f"Ledger: {headline(whole)}", _table(whole, [*work, *per])]
+    lines += [f"  {note}" for note in (whole.unit_note, *whole.notes)]
+    saves = checkpoint_text(runs[-1])
+    return "\n".join([*lines, f"  {saves}"] if saves else lines)
+
+
+def _table(whole: JobLedger, per: Sequence[tuple[str, float]]) -> str:
+    def cells(name: str, seconds: float) -> tuple[str, ...]:
+        amounts = (seconds * each for _, each in per)
+        worth = (human_count(a) if a >= 1000 else f"{a:.4g}" for a in amounts)
+        return name, human_seconds(seconds), human_ratio(seconds / whole.rank_seconds), *worth
+
+    rows = [cells(cause_text(row), row.seconds) for row in whole.rows]
+    header = ("cause", "of all ranks", "share", *(name for name, _ in per))
+    lines = table(header, [*rows, cells("sum", whole.rank_seconds)]).splitlines()
+    bars = ["", *("#" * round(_BAR * whole.share(row)) for row in whole.rows), ""]
+    return "\n".join(f"{line}  {bar}".rstrip() for line, bar in zip(lines, bars, strict=True))
+
+
+def activities(run: RunSnapshot) -> str:
+    """What the training loops did beside training; "" where nothing was seen."""
+    texts = activity_texts(run)
+    return "Beside training\n" + "\n".join(f"  {text}" for text in texts) if texts else ""
+
+
+# ---- deepSpeed's engines and settings, as text --------------------------------------------------
+
+
+def engines(run: RunSnapshot) -> str:
+    """The DeepSpeed engines of the first rank that has some; "" without any."""
+    rank = next((r for r in run.ranks if r.engines), None)
+    if rank is None:
+        return ""
+    header = ("engine", "steps", "skipped", "bytes", "exposed", "loss scale", "grad norm")
+    rows = [
+        (
+            f"{engine.engine} {engine.strategy}{' (dropped)' * engine.dropped}",
+            human_count(engine.steps),
+            human_count(engine.skipped),
+            human_bytes(engine.nbytes),
+            human_seconds(engine.exposed_seconds),
+            "-" if engine.loss_scale is None else f"{engine.loss_scale:g}",
+            "-" if engine.grad_norm is None else f"{engine.grad_norm:.4g}",
+        )
+        for engine in rank.engines
+    ]
+    return f"DeepSpeed engines of rank {rank.rank}\n{table(header, rows)}"
+
+
+def settings(run: RunSnapshot, *, written_only: bool) -> str:
+    """The configuration: what took effect, beside what was written where the two differ.
+
+    A setting that all engines have in common is shown once.
+    """
+    rank = next((r for r in run.ranks if r.settings), None)
+    if rank is None:
+        return ""
+    known = [s for s in rank.settings if s.written or not written_only or s.name in _ALWAYS_SHOWN]
+    engines = len({setting.engine for setting in known})
+    alike = Counter((s.name, s.effective, s.written) for s in known)
+    lines = dict.fromkeys(
+        (
+            s.name
+            if alike[s.name, s.effective, s.written] == engines
+            else f"engine {s.engine}: {s.name}",
+            s.effective,
+            _origin(s),
+        )
+        for s in known
+    )
+    width = max((len(name) for name, _, _ in lines), default=0)
+    text = "\n".join(f"  {name.ljust(width)}  {value}{note}" for name, value, note in lines)
+    hint = "written, and what follows from it" if written_only else "as it took effect"
+    return f"Configuration ({hint})\n{text}"
+
+
+_ALWAYS_SHOWN = ("zero_optimization.overlap_comm", "train_batch_size")
+
+
+def _origin(setting: Setting) -> str:
+    if not setting.written:
+        return "  (default)"
+    return "" if setting.written == setting.effective else f"  (written: {setting.written})"

@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from zeromon.readout.fields import Fields, Row
+from zeromon.readout.figures import Fields, Row
 from zeromon.units import printable
 
 _WIDTH, _LEAST = 80, 16

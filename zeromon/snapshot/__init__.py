@@ -4,9 +4,7 @@ Made by :mod:`zeromon.fold` from events. Nothing in this package changes state o
 are nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
 """
 
-from zeromon.snapshot.attempt import Attempt, Death, DeathRole, RankProcess
 from zeromon.snapshot.capture import Capture, CaptureState, RankCapture, TraceCheck
-from zeromon.snapshot.cluster import Fleet, FleetNode, Health, NodeView, RemoteRank, Spread
 from zeromon.snapshot.communication import (
     CallHistory,
     CollectiveRow,
@@ -17,13 +15,29 @@ from zeromon.snapshot.communication import (
     Hang,
     HangKind,
     InFlight,
+    InspectorRow,
     Links,
     MemberCall,
+    PipelineBubble,
+    PipelineRow,
+    Ras,
+    RasCommunicator,
+    RasCount,
     SizeRow,
+    StageRow,
     Straggler,
     UnitRow,
 )
-from zeromon.snapshot.finding import ConfigFormat, Finding, Remedy, Rung, Severity
+from zeromon.snapshot.finding import (
+    ConfigFormat,
+    Finding,
+    RankTrial,
+    Remedy,
+    Rung,
+    Severity,
+    Trial,
+    TrialState,
+)
 from zeromon.snapshot.host import (
     CodeLine,
     CpuUser,
@@ -48,10 +62,20 @@ from zeromon.snapshot.memory import (
     TransferRow,
     Unattributed,
 )
-from zeromon.snapshot.nccl import InspectorRow, Ras, RasCommunicator, RasCount
-from zeromon.snapshot.pipeline import PipelineBubble, PipelineRow, StageRow
 from zeromon.snapshot.rank import CTRL_C, DETACHED, NOT_SEEN, EngineRow, Halt, RankSnapshot, Setting
-from zeromon.snapshot.run import RunSnapshot
+from zeromon.snapshot.run import (
+    Attempt,
+    Death,
+    DeathRole,
+    Fleet,
+    FleetNode,
+    Health,
+    NodeView,
+    RankProcess,
+    RemoteRank,
+    RunSnapshot,
+    Spread,
+)
 from zeromon.snapshot.step import (
     RECENT_STEPS,
     BatchRow,
@@ -60,4 +84,3 @@ from zeromon.snapshot.step import (
     StepRange,
     StepSummary,
 )
-from zeromon.snapshot.trial import RankTrial, Trial, TrialState

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass, field
 
 from zeromon.ring.codes import TextEnum
-from zeromon.ring.dimensions import DATA_PARALLEL, SAME_BATCH, dim_of
 from zeromon.ring.model_metadata import (
     CompiledMetadata,
     GoalMetadata,
@@ -13,7 +12,7 @@ from zeromon.ring.model_metadata import (
     ProcessMetadata,
     TrackersMetadata,
 )
-from zeromon.ring.strategy import Strategy
+from zeromon.ring.strategy import DATA_PARALLEL, SAME_BATCH, Strategy, dim_of
 from zeromon.snapshot.capture import RankCapture, TraceCheck
 from zeromon.snapshot.communication import (
     CollectiveRow,
@@ -22,10 +21,13 @@ from zeromon.snapshot.communication import (
     GatherRow,
     GroupProgress,
     InFlight,
+    InspectorRow,
     Links,
+    PipelineRow,
     SizeRow,
     UnitRow,
 )
+from zeromon.snapshot.finding import RankTrial
 from zeromon.snapshot.host import (
     CodeLine,
     Device,
@@ -44,10 +46,7 @@ from zeromon.snapshot.memory import (
     RoleRow,
     TransferRow,
 )
-from zeromon.snapshot.nccl import InspectorRow
-from zeromon.snapshot.pipeline import PipelineRow
 from zeromon.snapshot.step import BatchRow, LoadingRow, ScalarRow, StepSummary
-from zeromon.snapshot.trial import RankTrial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zeromon.snapshot.attempt import Attempt, RankProcess
+from zeromon.ring.codes import TextEnum
 from zeromon.snapshot.capture import Capture
-from zeromon.snapshot.cluster import Fleet, NodeView, RemoteRank
-from zeromon.snapshot.communication import Hang, Straggler
-from zeromon.snapshot.finding import Finding
+from zeromon.snapshot.communication import Hang, Ras, Straggler
+from zeromon.snapshot.finding import Finding, Trial
 from zeromon.snapshot.host import CpuUser, Energy
-from zeromon.snapshot.nccl import Ras
+from zeromon.snapshot.ledger import LedgerRow
 from zeromon.snapshot.rank import RankSnapshot
-from zeromon.snapshot.trial import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +101,164 @@ class RunSnapshot:
     """The Prometheus that it was read from, where a step stands for those of a while; else ""."""
     every_seconds: float = 1.0
     """How often its source learns something new."""
+
+
+# ---- earlier attempts of a run whose launcher started its ranks again, and its earlier jobs -----
+
+
+class DeathRole(TextEnum):
+    """What the end of a failed rank has to do with the end of the run."""
+
+    CULPRIT = "culprit"
+    """It failed by itself."""
+    VICTIM = "victim"
+    """It ended because another rank had failed."""
+    STOPPED = "stopped"
+    """A person or a scheduler stopped the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """How a rank of an earlier attempt failed."""
+
+    rank: int
+    ended: str
+    exception: str
+    role: DeathRole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProcess:
+    """A process of a rank that has not reported yet."""
+
+    pid: int
+    rank: int | None
+    """By its launcher; None where that gives no number."""
+    attempt: int
+    at: str = ""
+    """``train.py:21 in main``: where its Python stands; "" where that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """All ranks from one start of the launcher to the next."""
+
+    number: int
+    """1: the first."""
+    started_wall: float
+    """Seconds since the epoch, as is the next."""
+    ended_wall: float
+    steps: int
+    """Steps that ended in it; 0 also where no rank reported."""
+    resumed_step: int | None
+    """Steps that its optimizers had taken when it began; None where they do not count them."""
+    lost_steps: int | None
+    """Steps that the next attempt takes again; None where unknown."""
+    finished: bool = False
+    """No rank failed: the next is another job of the same program, and no restart."""
+    deaths: tuple[Death, ...]
+    """The culprits first."""
+    ledger: tuple[LedgerRow, ...] = ()
+    """The seconds of all its ranks, from the attempt before to the next one."""
+
+
+# ---- several nodes ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One node of a run, as another sees it."""
+
+    node: str
+    address: str
+    """Of its collector, ``host:port``; "" where unknown."""
+    first_rank: int
+    ranks: int
+    here: bool = False
+    heard_seconds: float | None = None
+    """Since its collector was last heard; None before the first time."""
+    silent: bool = False
+    """For so long that it is taken for gone."""
+    round_trip_seconds: float | None = None
+    """To the head and back, the shortest of the last exchanges; None for the head."""
+    clock_offset_seconds: float | None = None
+    """Its monotonic clock less that of the head."""
+    clock_error_seconds: float | None = None
+
+    def has(self, rank: int) -> bool:
+        """Whether *rank* is one of its own; launchers number them one after another."""
+        return self.first_rank <= rank < self.first_rank + self.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteRank:
+    """A rank of another node."""
+
+    rank: int
+    node: str
+    alive: bool
+    failed: bool
+    ended: str
+    doing: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """How a collector does."""
+
+    runs: int
+    """Live ones that it follows."""
+    ticks: int
+    """How often it has read the rings."""
+    busy_seconds: float
+    """Time that this took."""
+    last_tick_wall: float
+    """When it did so last, seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A figure over all ranks of a run: some of its quantiles, to half a percent."""
+
+    least: float
+    p5: float
+    median: float
+    p95: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetNode:
+    """One node of a large run; figures are those of its worst rank, None where unknown."""
+
+    node: str
+    address: str
+    """Of its collector, as Prometheus scrapes it."""
+    ranks: int
+    up: int
+    failed: int
+    silent_seconds: float = 0.0
+    """How long nothing has been heard of it; 0 while it answers."""
+    step_seconds: float | None = None
+    exposed_ratio: float | None = None
+    late_seconds: float | None = None
+    wait_seconds: float | None = None
+    memory_bytes: float | None = None
+    """Reserved on the device, or resident on the host where there is none."""
+    risk_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All of a run that is too large to be shown rank by rank: its snapshot has those that matter."""
+
+    ranks: int
+    up: int
+    failed: int
+    silent: int
+    """Ranks of nodes that nothing has been heard of for some time."""
+    waiting: int
+    """Ranks in a collective that hangs."""
+    nodes: tuple[FleetNode, ...]
+    spreads: dict[str, Spread]
+    """By the names of :class:`FleetNode`, and ``overlap_ratio`` and ``headroom_bytes``."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zeromon.errors import CollectorError
-from zeromon.ring.signing import signature
+from zeromon.ring.tokens import signature
 
 ADDRESS, COOKIE = b"address", b"cookie"
 """What a derived key opens a server by."""

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from zeromon.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.snapshot import RunSnapshot
-from zeromon.sources.base import Output
-from zeromon.sources.playback import Playback
+from zeromon.sources.base import Output, Playback
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
 

@@ -21,8 +21,7 @@ from zeromon.ring import paths, slices
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
 from zeromon.snapshot.lanes import Lanes
 from zeromon.storage import snapshot_log, step_history
-from zeromon.storage.run_store import DEPTH
-from zeromon.storage.step_query import WHOLE_RUN, StepQuery
+from zeromon.storage.run_store import DEPTH, WHOLE_RUN, StepQuery
 from zeromon.units import printable
 
 _RANKS_A_SECOND = 32

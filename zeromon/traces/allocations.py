@@ -4,12 +4,13 @@ Bytes by stack are those that the program asked for; the allocator rounds them u
 the oldest event that torch kept, so totals are counted back from the segments of the end.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 
-from zeromon.traces.allocation_roles import kind_of, role
 from zeromon.traces.allocator import (
     ALLOC,
     FREE_COMPLETED,
@@ -24,7 +25,6 @@ from zeromon.traces.allocator import (
     Snapshot,
     Stack,
 )
-from zeromon.traces.stacks import told
 
 _MOST_OOMS = 20
 
@@ -292,3 +292,102 @@ def growers(before: Iterable[Holding], after: Iterable[Holding]) -> tuple[Grown,
         if old != new
     ]
     return tuple(sorted(found, key=lambda one: one.before_bytes - one.after_bytes))
+
+
+# ---- the frames of a stack that tell where it comes from ----------------------------------------
+
+_PYTHON = re.compile(r"\.py:|<[\w ]+>:\d|^/tmp/ipykernel")
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|<(?:frozen|string)|^torch/|/torch/")
+_PLUMBING = re.compile(
+    r":(?:_?_?\w*call_impl|_fn|decorate_context|wrapper|inner)$"
+    r"|unwind::unwind|CapturedTraceback::|gather_with_cpp|CachingAllocator|:_start$|__libc_start"
+    r"|_?Py(?:Eval|Object|Function|Run)_|core/boxing|/Register|/Redispatch|Modules/main\.c|ceval\.c"
+)
+_OF_EVERY_CALL = re.compile(r":\d+:(?:\w+ )?(?:c10|at|std|torch::autograd::Node)::")
+NO_STACK = "no stack"
+
+
+def told(stack: Sequence[str]) -> list[str]:
+    """The frames of Python without what passes calls on; without any, those of C++ that tell."""
+    frames = [frame for frame in stack if not _PLUMBING.search(frame)]
+    python = [frame for frame in frames if _PYTHON.search(frame)]
+    return python or [frame for frame in frames if not _OF_EVERY_CALL.search(frame)] or frames
+
+
+def frame_text(frame: str) -> str:
+    """``linear.py:134 forward``."""
+    place, _, name = frame.partition(":")
+    line, _, name = name.partition(":")
+    place = place.rpartition("/")[2]
+    return name or place if place in ("", "??") else f"{place}:{line} {name}"
+
+
+def origin(stack: Sequence[str], *, alone: bool = False) -> str:
+    """The innermost frame of the user's own, *alone* or with what it has called; :data:`NO_STACK`."""
+    frames = told(stack)
+    if not frames:
+        return NO_STACK
+    own = next(
+        (frame for frame in frames if _PYTHON.search(frame) and not _LIBRARY.search(frame)), ""
+    )
+    shown = (own,) if own and alone else (own, frames[0])
+    parts = dict.fromkeys(frame_text(frame) for frame in shown if frame)
+    return " from ".join(reversed(parts))
+
+
+# ---- what an allocation is for, by the frames that made it and those that freed it --------------
+
+PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameters", "gradients", "optimizer state"
+ACTIVATION, TEMPORARY, COMMUNICATION = "activations", "temporary", "communication buffers"
+UNKNOWN = "unknown"
+ROLES = PARAMETER, GRADIENT, OPTIMIZER_STATE, ACTIVATION, TEMPORARY, COMMUNICATION, UNKNOWN
+
+_FORWARD = "forward"
+_BACKWARD = "backward"
+_OPTIMIZER = "optimizer"
+_ZERO_GRAD = "zero_grad"
+
+_OPTIM = r"(?:/optim/|/optimizers?/|deepspeed/ops/(?:adam|lamb|lion|adagrad|muon)/)[^:]*:\d+:"
+_MODULES = r"nn/modules/\w+\.py:\d+:"
+_RULES = (
+    (_ZERO_GRAD, r":zero_grad$"),
+    (OPTIMIZER_STATE, _OPTIM + r"\w*(?:init_group|init_state|initialize_optimizer_states?)$"),
+    (_OPTIMIZER, _OPTIM),
+    (GRADIENT, r"AccumulateGrad|_fsdp_param\.py:\d+:\w*accumulate\w*grad|zero/.*:\w*grad_partition"),
+    (COMMUNICATION, r"nn/parallel/distributed\.py:\d+:_(?!run_ddp)|_fsdp_collectives\.py"
+                    r"|distributed_c10d\.py|_functional_collectives\.py|c10d::"
+                    r"|:\w*(?:all_?gather|reduce_scatter|allreduce|unsharded|ipg_buffer|bucket)\w*$"
+                    r"|ProcessGroup(?:NCCL|Gloo|UCC|XCCL)|deepspeed/comm/|ncclMemAlloc"),
+    (PARAMETER, _MODULES + r"(?:__init__|reset_parameters|_apply|convert|to|cuda|to_empty"
+                r"|load_state_dict|_load_from_state_dict)$|nn/init\.py:|nn/parameter\.py:|:from_pretrained$"
+                r"|_fsdp_param\.py:\d+:_init_sharded_param|_flat_param\.py:\d+:\w*(?:init|flatten)\w*$"
+                r"|zero/partition_parameters\.py:"),
+    (_BACKWARD, r"autograd::Engine|_engine_run_backward|torch/_tensor\.py:\d+:backward"
+                r"|autograd/__init__\.py:\d+:backward"),
+    (_FORWARD, _MODULES + r"(?:_\w*call_impl|\w*forward)$|:forward$|nn/functional\.py:"
+               r"|utils/checkpoint\.py:"),
+)  # fmt: skip
+_KINDS = tuple((kind, re.compile(rule)) for kind, rule in _RULES)
+
+
+@lru_cache(maxsize=1 << 16)
+def _kind_of_frame(frame: str) -> str:
+    return next((kind for kind, rule in _KINDS if rule.search(frame)), "")
+
+
+def kind_of(stack: Sequence[str]) -> str:
+    """What the innermost frame says that says anything; "" where none does."""
+    return next((kind for frame in stack if (kind := _kind_of_frame(frame))), "")
+
+
+def role(made: str, freed: str | None) -> str:
+    """The role of an allocation by the kinds of its two stacks; *freed*: None for one that lives on."""
+    if made in (_BACKWARD, COMMUNICATION) and freed == _ZERO_GRAD:
+        return GRADIENT
+    if made == _BACKWARD:
+        return TEMPORARY if freed == _BACKWARD else GRADIENT
+    if made == _OPTIMIZER:
+        return OPTIMIZER_STATE if freed is None else TEMPORARY
+    if made == _FORWARD:
+        return TEMPORARY if freed == _FORWARD else ACTIVATION
+    return UNKNOWN if made in ("", _ZERO_GRAD) else made

@@ -16,24 +16,30 @@ from textual.screen import Screen
 
 from zeromon.errors import ZeromonError
 from zeromon.focus import nearest_oom
+from zeromon.levels import Severity
 from zeromon.readout.verdict import Verdict, verdict
 from zeromon.report.render import render
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.storage.run_store import Store
 from zeromon.tui.display_options import WHOLE, WINDOWS, DisplayOptions
-from zeromon.tui.event_log import LogEntry
+from zeromon.tui.event_log import LogEntry, Mark, Marks
 from zeromon.tui.export import csv_text, save, without_fonts
-from zeromon.tui.feed import Feed, Reconnect
-from zeromon.tui.marks import Mark, Marks
-from zeromon.tui.messages import Announced, Choices, RunGone, SnapshotArrived, SourceFailed
-from zeromon.tui.observed_run import ObservedRun, reduce
+from zeromon.tui.feed import Feed, ObservedRun, Reconnect, reduce
+from zeromon.tui.line import clean
+from zeromon.tui.messages import (
+    Announced,
+    Choices,
+    RunChoice,
+    RunGone,
+    SnapshotArrived,
+    SourceFailed,
+    choices,
+)
 from zeromon.tui.playhead import Playhead, stride
 from zeromon.tui.plots import Trends, steps_of, telling
 from zeromon.tui.rank_filter import test_of
-from zeromon.tui.runs import RunChoice, choices
 from zeromon.tui.screens.communication import Communication
-from zeromon.tui.screens.dialogs import Prompt, Runs
 from zeromon.tui.screens.findings import Findings
 from zeromon.tui.screens.help import keys, sign
 from zeromon.tui.screens.logs import Logs
@@ -43,10 +49,9 @@ from zeromon.tui.screens.rank import RankView
 from zeromon.tui.screens.ranks import Ranks
 from zeromon.tui.screens.text import TextScreen, analysis, configuration
 from zeromon.tui.screens.timeline import Timeline
-from zeromon.tui.screens.view import TABS, View
+from zeromon.tui.screens.view import TABS, Prompt, Runs, View
 from zeromon.tui.status_text import clock
 from zeromon.tui.styles import THEMES
-from zeromon.tui.terminal import KEEP_TITLE, RESTORE_TITLE, announcement
 from zeromon.tui.view_model import ViewModel
 
 _TRACED_STEPS = 2
@@ -493,3 +498,22 @@ class ZeromonApp(App[int]):
 
 
 _PALETTE_KEY = (Binding("ctrl+p", "command_palette", "Every command, by name"),)
+
+
+KEEP_TITLE = "\x1b[22;2t"
+RESTORE_TITLE = "\x1b[23;2t"
+"""xterm's stack of titles; terminals without one ignore both."""
+
+
+def announcement(run: str, judged: Verdict, before: Verdict | None) -> str:
+    """The escape sequences for a verdict; "" for one whose health and severity are those of *before*.
+
+    The title (OSC 2, which tmux shows as that of the pane) has the health and the run. What has become
+    critical while somebody watched rings the bell and makes a notification (OSC 9).
+    """
+    if before is not None and (before.health, before.severity) == (judged.health, judged.severity):
+        return ""
+    text = f"\x1b]2;{clean(f'{judged.health} · {run} · zeromon')}\x07"
+    if before is not None and judged.severity is Severity.CRITICAL:
+        text += f"\x07\x1b]9;{clean(f'{run} {judged.text}')}\x07"
+    return text

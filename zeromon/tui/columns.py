@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from zeromon.readout.fields import Field, Fields
-from zeromon.readout.figures import RATE, SECONDS, TEXT, Unit
+from zeromon.readout.figures import RATE, SECONDS, TEXT, Field, Fields, Unit
 from zeromon.tui.line import Line, Span, clean, fit, tail
 
 Row = TypeVar("Row")

@@ -4,8 +4,7 @@ The keys change it and the thread that reads snapshots reads it; every change is
 """
 
 from zeromon.snapshot import RunSnapshot
-from zeromon.sources.base import Source
-from zeromon.sources.playback import SPEEDS, Playback
+from zeromon.sources.base import SPEEDS, Playback, Source
 
 _STRIDES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 _STRIDES_A_SPAN = 60

@@ -7,9 +7,8 @@ from zeromon.focus import nearest_oom
 from zeromon.levels import OOM, Level
 from zeromon.readout import throughput
 from zeromon.readout.figures import run_step_seconds
-from zeromon.readout.risk import risk_level
 from zeromon.readout.text import overhead_text, pause_seconds
-from zeromon.readout.verdict import beside, exposed_severity, verdict
+from zeromon.readout.verdict import beside, exposed_severity, risk_level, verdict
 from zeromon.snapshot import RankSnapshot, Risk, RiskCause, RunSnapshot, Severity
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Line, clean

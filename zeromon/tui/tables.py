@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from zeromon.levels import IN_FLIGHT_SECONDS
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.breakdown import RECORDED
-from zeromon.readout.fields import TRAFFIC as FIELDS
 from zeromon.readout.figures import (
     BYTES,
     COUNT,
@@ -20,6 +19,7 @@ from zeromon.readout.figures import (
     RISK,
     SECONDS,
     STEP,
+    TRAFFIC as FIELDS,
     WAITS,
     Figure,
     Unit,

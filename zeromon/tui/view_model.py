@@ -6,9 +6,8 @@ from zeromon.levels import STALE_SECONDS
 from zeromon.readout.text import capture_text, pause_seconds, pause_text
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.event_log import LogEntry
+from zeromon.tui.event_log import LogEntry, Mark
 from zeromon.tui.line import Line, clean
-from zeromon.tui.marks import Mark
 from zeromon.tui.playhead import Span
 from zeromon.tui.plots import Trends
 from zeromon.tui.status_text import ago, clock

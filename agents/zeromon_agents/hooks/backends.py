@@ -6,7 +6,7 @@ from typing import Any
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon_agents.hooks.activities import Activities
 from zeromon_agents.hooks.backend import Backend, FromCpp, Services
-from zeromon_agents.hooks.ddp import Ddp
+from zeromon_agents.hooks.ddp import Ddp, ZeroRedundancy
 from zeromon_agents.hooks.deepspeed.backend import DeepSpeed
 from zeromon_agents.hooks.dimensions import Dimensions
 from zeromon_agents.hooks.fsdp1 import Fsdp1
@@ -14,7 +14,6 @@ from zeromon_agents.hooks.fsdp2 import Fsdp2
 from zeromon_agents.hooks.loggers import Loggers
 from zeromon_agents.hooks.pipelining import Pipelining
 from zeromon_agents.hooks.symmetric_memory import SymmetricMemory
-from zeromon_agents.hooks.zero_redundancy import ZeroRedundancy
 from zeromon_agents.observe import model_metadata
 from zeromon_agents.observe.census import Provider
 from zeromon_agents.observe.discovery import find

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from zeromon.ring.dimensions import Dim, DimensionMetadata, dim_of
+from zeromon.ring.strategy import Dim, DimensionMetadata, dim_of
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
 from zeromon_agents.hooks.process_groups import members, nodes_of, sequence_number, text_of
 from zeromon_agents.observe.torch_roles import fsdp1_handles, fsdp2_groups

@@ -27,7 +27,7 @@ from zeromon_agents.hooks.c10d import BLOCKED_NS, Collectives
 from zeromon_agents.hooks.payloads import DTYPES, total_bytes
 from zeromon_agents.hooks.process_groups import Group, sequence_number
 from zeromon_agents.observe.device_timer import DeviceTimer
-from zeromon_agents.runtime.around import around
+from zeromon_agents.runtime.around import Patches, around
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import (
     END,
@@ -41,7 +41,6 @@ from zeromon_agents.runtime.hook_context import (
     Entry,
     HookContext,
 )
-from zeromon_agents.runtime.patches import Patches
 
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 WAIT, WAIT_ALL = "wait_tensor", "wait_tensors"

@@ -26,6 +26,7 @@ import torch
 from zeromon.ring.events import Flag, Kind, Op, Phase, head
 from zeromon_agents.observe.accelerator import Accelerator, current
 from zeromon_agents.observe.buckets import Bucket, HiddenWait, waits_of_each
+from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.hook_context import (
     EVENT,
     ISSUED_NS,
@@ -38,7 +39,6 @@ from zeromon_agents.runtime.hook_context import (
     HookContext,
     StepEnd,
 )
-from zeromon_agents.runtime.patches import Patches
 
 _ON_DEVICE = int(Flag.DEVICE)
 _IS_ASYNC = head(0, flags=Flag.ASYNC)

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from zeromon.ring.codes import Phase
-from zeromon_agents.runtime.around import around
+from zeromon_agents.runtime.around import Patches, around
 from zeromon_agents.runtime.hook_context import OFF, HookContext
-from zeromon_agents.runtime.patches import Patches
 
 
 class Evaluation:

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from zeromon.ring.codes import Kind
+from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
-from zeromon_agents.runtime.patches import Patches
 
 FETCHERS = "torch.utils.data._utils.fetch"
 TRANSFORMS = (

@@ -6,13 +6,12 @@ Only shapes and settings are read. The keys and their units are declared in
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from zeromon.ring.model_metadata import ModelMetadata, factored_numel
-from zeromon_agents.observe import matrices
 from zeromon_agents.observe.census import LARGE
 from zeromon_agents.observe.torch_roles import inner, local_of, param_groups
 
@@ -48,7 +47,7 @@ def _complete(
     if not sizes["numel"]:
         return None
     sizes["blocks"] = blocks(module, handles)
-    sizes.update(matrices.facts(module, handles, sizes["blocks"][0]))
+    sizes.update(facts(module, handles, sizes["blocks"][0]))
     sizes["buffer_bytes"] = sum(map(_nbytes, module.buffers()))
     sizes["recomputes"] = recomputes(module)
     mine = {id(p) for p in module.parameters()}
@@ -66,7 +65,7 @@ def blocks(module: Any, handles: Sequence[Any] = ()) -> list[int]:
     Sharded parameters count as whole ones; those of FSDP1 by the flat parameters of its *handles*.
     """
     flat: Counter[int] = Counter()
-    for owner, _, shape in matrices.flat_parameters(handles):
+    for owner, _, shape in flat_parameters(handles):
         flat[id(owner)] += math.prod(shape)
 
     def numel(layer: Any) -> int:
@@ -305,7 +304,7 @@ def of_deepspeed(
         "sub_group_numel": int(getattr(zero, "sub_group_size", 0)) if stage == 3 else 0,
         "secondary_ranks": hpz if stage == 3 and hpz > 1 else 0,
         "buffer_bytes": sum(map(_nbytes, module.buffers())),
-        **matrices.facts(module, (), blocks(module)[0]),
+        **facts(module, (), blocks(module)[0]),
     }
 
 
@@ -320,3 +319,74 @@ def _nbytes(tensor: Any) -> int:
     """Bytes of a buffer; 0 of a sparse one."""
     is_plain = tensor.layout is torch.strided and tensor.device.type != "meta"
     return int(tensor.numel() * tensor.element_size()) if is_plain else 0
+
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def facts(module: Any, handles: Sequence[Any], layers: int) -> ModelMetadata:
+    """Returns the matrices and the attention of *module*; empty where its experts are not described.
+
+    *handles*: those of FSDP1, whose flat parameters know the shapes. *layers*: of its longest list.
+    """
+    config = getattr(_inner(module), "config", None)
+    numel, widest, of_expert = 0.0, 0, _expert_share(config)
+    for owner, name, shape in flat_parameters(handles) if handles else _parameters(module):
+        share = of_expert if _is_expert(name) else 1.0
+        if share is None:
+            return {}
+        if isinstance(owner, torch.nn.Embedding):
+            widest = max(widest, int(shape[-1]))
+        elif len(shape) >= 2:
+            numel += math.prod(shape) * share
+    return {"matrix_numel": round(numel), "attention": _attention(config, layers, widest)}
+
+
+def _parameters(module: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Yields owner, name and whole shape of each parameter; a shared one is a linear layer's."""
+    found: dict[int, tuple[Any, str, Any]] = {}
+    for name, owner in module.named_modules():
+        for param in owner.parameters(recurse=False):
+            known = found.get(id(param))
+            if known is None or isinstance(known[0], torch.nn.Embedding):
+                found[id(param)] = owner, name, getattr(param, "ds_shape", None) or param.shape
+    yield from found.values()
+
+
+def flat_parameters(handles: Iterable[Any]) -> Iterator[tuple[Any, str, Any]]:
+    """Yields owner, name and shape of each parameter in the flat parameters of FSDP1's *handles*."""
+    for handle in handles:
+        flat = handle.flat_param
+        others = {id(info.prim_module): info.module for info in flat._shared_param_infos}
+        for info, shape in zip(flat._param_infos, flat._shapes, strict=True):
+            owner = info.module
+            if isinstance(owner, torch.nn.Embedding):
+                owner = others.get(id(owner), owner)
+            yield owner, info.module_name, shape
+
+
+def _inner(module: Any) -> Any:
+    while hasattr(module, "module") and not hasattr(module, "config"):
+        module = module.module
+    return module
+
+
+def _is_expert(name: str) -> bool:
+    return "experts" in name and "shared" not in name
+
+
+def _expert_share(config: Any) -> float | None:
+    """Returns the share of the experts that a token uses; None where the model does not say."""
+    used = getattr(config, "num_experts_per_tok", None)
+    count = next((n for key in _EXPERTS if (n := getattr(config, key, None))), None)
+    return used / count if isinstance(used, int) and isinstance(count, int) else None
+
+
+def _attention(config: Any, layers: int, widest: int) -> int:
+    """Returns layers times the width of the queries; by the *widest* table without a configuration."""
+    depth = getattr(config, "num_hidden_layers", None)
+    width = getattr(config, "hidden_size", None)
+    heads, each = getattr(config, "num_attention_heads", None), getattr(config, "head_dim", None)
+    if isinstance(heads, int) and isinstance(each, int):
+        width = heads * each
+    return depth * width if isinstance(depth, int) and isinstance(width, int) else layers * widest

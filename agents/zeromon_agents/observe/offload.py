@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from zeromon.ring.events import Kind, Path
-from zeromon_agents.runtime.around import RAISED, around
+from zeromon_agents.runtime.around import RAISED, Patches, around
 from zeromon_agents.runtime.hook_context import OFF, HookContext
-from zeromon_agents.runtime.patches import Patches
 
 BUILDERS = "deepspeed.ops.op_builder.builder"
 _OPERATORS = {"async_io": "aio_handle", "gds": "gds_handle"}

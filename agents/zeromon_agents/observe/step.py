@@ -22,15 +22,13 @@ import torch
 
 from zeromon.ring.events import Flag, Kind, Outcome, Phase
 from zeromon.ring.model_metadata import LoaderMetadata
-from zeromon_agents.observe.batches import Batches
-from zeromon_agents.observe.beginnings import Beginnings
+from zeromon_agents.observe.batches import Batches, Beginnings
 from zeromon_agents.observe.evaluation import Evaluation
 from zeromon_agents.observe.goal import Goal
 from zeromon_agents.observe.process_metadata import autocast_dtype, process_start_ns
-from zeromon_agents.runtime.around import RAISED, around
+from zeromon_agents.runtime.around import RAISED, Patches, around
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext
-from zeromon_agents.runtime.patches import Patches
 
 DETAIL_EVERY, _DETAIL_AT = 9, 4
 """Differs from the period of control steps: a control step's neighbours must be ordinary steps."""

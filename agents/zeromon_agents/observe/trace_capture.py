@@ -19,10 +19,9 @@ from zeromon.ring.events import Kind, TraceState
 from zeromon.ring.files import replacing
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.step import Steps
-from zeromon_agents.runtime.around import around
+from zeromon_agents.runtime.around import Patches, around
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, HookContext
-from zeromon_agents.runtime.patches import Patches
 
 PROFILER = "torch.autograd.profiler"
 REQUEST = "trace.json"

@@ -6,34 +6,37 @@ and starts a collector when none runs.
 """
 
 import atexit
+import fcntl
 import functools
 import os
 import secrets
 import socket
+import subprocess
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
 
 from zeromon import __version__
+from zeromon.ring import paths
 from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import ExitKind, Flag, Kind
 from zeromon.ring.masking import masked
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.ring.segments import ipc_namespace
-from zeromon_agents.hooks.backend import Services
+from zeromon_agents.hooks.backend import Services, Units
 from zeromon_agents.hooks.backends import Backends
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.calibration import calibrate
 from zeromon_agents.hooks.functional import Functional
 from zeromon_agents.hooks.process_groups import text_of
-from zeromon_agents.hooks.units import Units
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.allocator import Allocator
 from zeromon_agents.observe.census import Census, census_step
@@ -52,13 +55,11 @@ from zeromon_agents.observe.trace_capture import PROFILER, Capture
 from zeromon_agents.observe.trackers import Trackers
 from zeromon_agents.observe.trials import Trials
 from zeromon_agents.observe.untraced import WARM_UP_STEPS, UntracedCollectives
-from zeromon_agents.runtime.collector_process import ensure_collector
+from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext
 from zeromon_agents.runtime.imports import ImportWatch
-from zeromon_agents.runtime.patches import Patches
-from zeromon_agents.runtime.rank_info import RankInfo, first_number
-from zeromon_agents.runtime.rendezvous import Rendezvous
+from zeromon_agents.runtime.rendezvous import RankInfo, Rendezvous, first_number
 
 _HEARTBEAT_SECONDS = 1.0
 _MAX_ERROR_LETTERS = 10_000
@@ -485,3 +486,49 @@ def _raised_at(trace: TracebackType | None) -> str:
         if not any(part in name for part in INSTALLED):
             place = f" at {os.path.basename(name)}:{line}"
     return place
+
+
+# ---- starts the collector of this node when none runs -------------------------------------------
+
+
+def ensure_collector(root: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Starts a collector for *root* when no process holds its lock. Never called by the training thread.
+
+    *settings* are environment variables that this process does not have itself.
+    """
+    environment = {**os.environ, **settings}
+    if environment.get("ZEROMON_COLLECTOR") == "off" or collector_runs(root):
+        return
+    python = environment.get("ZEROMON_PYTHON") or sys.executable
+    inherited = {k: v for k, v in environment.items() if k not in ("PYTHONPATH", "LD_PRELOAD")}
+    source = str(Path(__file__).resolve().parents[2])
+    inherited["PYTHONPATH"] = os.pathsep.join((str(paths.CORE), source))
+    inherited["ZEROMON_DIR"] = str(root)
+    inherited.pop("ZEROMON_SHIM", None)
+    with suppress(OSError, subprocess.SubprocessError):
+        # the command puts itself into the background and returns at once
+        subprocess.run(
+            [python, "-m", "zeromon.collector", "--daemon"],
+            cwd="/",
+            env=inherited,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=20,
+            check=False,
+        )
+
+
+def collector_runs(root: Path) -> bool:
+    """Whether a process holds the collector's lock of *root*; also where no lock can be made."""
+    try:
+        fd = os.open(root / "collector.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return True  # no collector could be started there either
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch  # its import is under way: the parts exist when they are used
 
 from zeromon_agents.observe.loading import FETCHERS, watch_worker
+from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.imports import ImportClock, ImportWatch
-from zeromon_agents.runtime.patches import Patches
 from zeromon_agents.runtime.safe_point import run_when_not_executing
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def start_agent(run_dir: Path, attachment: Attachment | None = None) -> Agent:
     if missing:
         raise RuntimeError(f"torch {torch.__version__} has no {', '.join(missing)}; use torch 2.6+")
     from zeromon_agents.runtime.agent import Agent
-    from zeromon_agents.runtime.rank_info import RankInfo
+    from zeromon_agents.runtime.rendezvous import RankInfo
 
     agent = Agent(run_dir, RankInfo(), attachment)
     try:

@@ -5,13 +5,13 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
-from zeromon.readout.fields import TRAFFIC
+from zeromon.readout.dimensions import pipeline_lines
+from zeromon.readout.figures import TRAFFIC
 from zeromon.readout.hang import hang_text
-from zeromon.readout.pipeline import pipeline_lines
 from zeromon.readout.text import group_of, in_graphs
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_seconds
-from zeromon_dashboard import snapshot_figures
+from zeromon_dashboard import figures
 from zeromon_dashboard.charts import nothing
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
@@ -38,9 +38,9 @@ _TRAFFIC = (
 def content(known: Known) -> Page:
     """The table of one rank's collectives, those in flight, and their figures."""
     rank = known.rank
-    own_time = snapshot_figures.own_time(known.run, known.series, known.where.steps)
-    busbw = snapshot_figures.busbw(rank) if rank else None
-    sizes = snapshot_figures.sizes(rank) if rank else None
+    own_time = figures.own_time(known.run, known.series, known.where.steps)
+    busbw = figures.busbw(rank) if rank else None
+    sizes = figures.sizes(rank) if rank else None
     return Page(
         {
             "traffic": {"rowData": stats_rows(rank)},

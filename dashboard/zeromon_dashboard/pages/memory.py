@@ -8,11 +8,11 @@ from dash import dcc, html
 
 from zeromon.focus import first_counted, nearest_oom
 from zeromon.memory.reconcile import unattributed_memory
-from zeromon.readout.roles import role_bands
+from zeromon.readout.charts import role_bands
 from zeromon.readout.text import UNATTRIBUTED_NAMES
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_count
-from zeromon_dashboard import snapshot_figures
+from zeromon_dashboard import figures
 from zeromon_dashboard.charts import nothing
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
@@ -24,8 +24,8 @@ def content(known: Known) -> Page:
     nearest = nearest_oom(known.chosen.ranks)
     rank = nearest[0] if nearest is not None else known.rank
     counted = rank if rank is not None and rank.roles else first_counted(known.chosen.ranks)
-    roles = snapshot_figures.roles(counted) if counted else None
-    within = snapshot_figures.within_step(counted) if counted else None
+    roles = figures.roles(counted) if counted else None
+    within = figures.within_step(counted) if counted else None
     return Page(
         {
             **card_parts(risk_card(known.chosen), *_fragmentation(rank)),
@@ -53,7 +53,7 @@ def over_the_record(moments: Iterable[RunSnapshot], rank: int) -> Any:
     found = role_bands(moments, rank)
     if found is None:
         return None
-    return graph("roles-chart", {"roles-chart": {"figure": snapshot_figures.roles_over(found)}})
+    return graph("roles-chart", {"roles-chart": {"figure": figures.roles_over(found)}})
 
 
 def _fragmentation(rank: RankSnapshot | None) -> list[Any]:

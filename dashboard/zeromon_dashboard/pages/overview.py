@@ -7,7 +7,14 @@ from dash import html
 
 from zeromon.focus import most_exposed
 from zeromon.readout.charts import names
-from zeromon.readout.figures import LAST_STEPS, SPREAD, mean_step_seconds
+from zeromon.readout.figures import (
+    LAST_STEPS,
+    SPREAD,
+    mean_step_seconds,
+    telling,
+    training_text,
+    value_text,
+)
 from zeromon.readout.text import (
     exposed_unknown,
     in_graphs,
@@ -18,11 +25,10 @@ from zeromon.readout.text import (
     pause_text,
 )
 from zeromon.readout.throughput import progress, progress_text, throughput_text, tokens_per_second
-from zeromon.readout.training import telling, training_text, value_text
 from zeromon.readout.verdict import exposed_severity
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_count, human_ratio, human_seconds
-from zeromon_dashboard import snapshot_figures
+from zeromon_dashboard import figures
 from zeromon_dashboard.charts import nothing
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
@@ -57,8 +63,8 @@ def content(known: Known) -> Page:
                 *_training(run),
                 _agent(run),
             ),
-            "breakdown": {"figure": snapshot_figures.breakdown(run) or nothing(_NO_PARTS)},
-            "ledger": {"figure": snapshot_figures.ledger(run) or nothing(_NO_LEDGER)},
+            "breakdown": {"figure": figures.breakdown(run) or nothing(_NO_PARTS)},
+            "ledger": {"figure": figures.ledger(run) or nothing(_NO_LEDGER)},
             "spreads": {"children": _spreads(run)},
             "differences": {
                 "children": configurations(known.comparison) if known.comparison else None

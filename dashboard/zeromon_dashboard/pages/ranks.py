@@ -9,7 +9,7 @@ from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import state_text, straggler_text
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_count
-from zeromon_dashboard import snapshot_figures
+from zeromon_dashboard import figures
 from zeromon_dashboard.page import Known, Page, Parts, rounded
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import column, figure_column, graph, grid, number
@@ -29,7 +29,7 @@ def content(known: Known) -> Page:
     """The map and the table of ranks, and the stragglers."""
     return Page(
         {
-            "rank-map": {"figure": snapshot_figures.rank_map(known.chosen, known.where.metric)},
+            "rank-map": {"figure": figures.rank_map(known.chosen, known.where.metric)},
             "rank-table": {"rowData": rank_rows(known.chosen, known.where.node)},
             "rank-count": {"children": _count(known)},
             "stragglers": {"children": _stragglers(known.run)},

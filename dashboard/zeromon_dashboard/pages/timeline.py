@@ -8,7 +8,7 @@ from dash import dcc, html
 from zeromon.readout.lanes import gaps, summary
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.lanes import Lanes
-from zeromon_dashboard import lane_figures
+from zeromon_dashboard import figures
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import CONFIG
@@ -49,5 +49,5 @@ def timeline(found: Lanes, run: RunSnapshot) -> list[Any]:
     missing = [dmc.Text(text, size="xs", c="dimmed") for text in gaps(found, run)]
     if not found.steps:
         return [dmc.Text("No ring of this run is on this node: no step can be shown."), *missing]
-    chart = dcc.Graph(id="lanes-chart", figure=lane_figures.lanes(found), config=CONFIG)
+    chart = dcc.Graph(id="lanes-chart", figure=figures.lanes(found), config=CONFIG)
     return [dmc.Text(summary(found).capitalize(), fw=600), chart, *missing]

@@ -11,7 +11,7 @@ import pytest
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-from zeromon_agents.hooks.deepspeed import names as deepspeed
+from zeromon_agents.hooks.deepspeed import backend as deepspeed
 from zeromon_agents.observe import offload, zero_roles
 
 pytest.importorskip("deepspeed")

@@ -15,9 +15,9 @@ from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Phase, PhaseSpan, decode
 from zeromon_agents.hooks.activities import FUNCTIONS, Activities
 from zeromon_agents.observe.step import Steps
+from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
-from zeromon_agents.runtime.patches import Patches
 
 
 class Loop:

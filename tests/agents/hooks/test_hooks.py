@@ -11,7 +11,7 @@ from support import LAUNCH, PROGRAMS, Node, Result, free_port
 
 from zeromon.fold.fold import fold_records
 from zeromon.fold.state import RankState
-from zeromon_agents.hooks.completions import Completions
+from zeromon_agents.hooks.c10d import Completions
 from zeromon_agents.runtime.hook_context import END, Entry
 
 PROGRAM = str(PROGRAMS / "hooks.py")

@@ -15,7 +15,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Scalar
 from zeromon_agents.hooks.deepspeed.steps import EngineSteps
-from zeromon_agents.observe.beginnings import checksum
+from zeromon_agents.observe.batches import checksum
 from zeromon_agents.observe.scalars import Scalars, scalar_of
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext

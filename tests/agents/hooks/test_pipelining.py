@@ -12,12 +12,12 @@ from torch.distributed.pipelining import schedules, stage
 
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import StageAction, StageRun, decode
+from zeromon_agents.hooks.backend import Units
 from zeromon_agents.hooks.pipelining import MESSAGES, Pipelining
-from zeromon_agents.hooks.units import Units
 from zeromon_agents.observe.step import Steps
+from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, ON, HookContext
-from zeromon_agents.runtime.patches import Patches
 
 
 class Base:

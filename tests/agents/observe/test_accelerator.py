@@ -15,9 +15,9 @@ from zeromon_agents.hooks import c10d, payloads
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.accelerator import Accelerator
 from zeromon_agents.observe.device_timer import DeviceTimer
+from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
-from zeromon_agents.runtime.patches import Patches
 
 
 @pytest.fixture

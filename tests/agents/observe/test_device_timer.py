@@ -16,9 +16,9 @@ from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Done, Flag, Op, Phase, Stall, decode, head, place
 from zeromon_agents.observe import device_timer
 from zeromon_agents.observe.device_timer import DeviceTimer
+from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
-from zeromon_agents.runtime.patches import Patches
 
 MS = 1_000_000
 

@@ -16,9 +16,9 @@ import torch
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Path as Way, Transfer, decode
 from zeromon_agents.observe.offload import Disk, Transfers
+from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, ON, HookContext
-from zeromon_agents.runtime.patches import Patches
 
 SLOW_S = 0.02
 

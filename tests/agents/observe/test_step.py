@@ -12,9 +12,9 @@ from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Flag, Phase, PhaseSpan, Start, StepMark, decode, head
 from zeromon_agents.observe.process_metadata import process_start_ns
 from zeromon_agents.observe.step import Steps
+from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
-from zeromon_agents.runtime.patches import Patches
 
 PAUSE_S = 0.03
 

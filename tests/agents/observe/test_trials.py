@@ -16,8 +16,8 @@ import pytest
 
 from zeromon.ring.events import TrialState
 from zeromon.ring.trials import LEASE_SECONDS, MARGIN, REQUEST, WORDS, Change, Plan
-from zeromon_agents.observe import changes, trials
-from zeromon_agents.observe.changes import CHANGES, Unfit, keep_gathered, prefetch
+from zeromon_agents.observe import trials
+from zeromon_agents.observe.trials import CHANGES, Unfit, keep_gathered, prefetch
 
 FIRST, SIZE, BLOCKS = 20, 6, 8
 
@@ -176,13 +176,13 @@ def test_only_the_closed_list_and_only_this_process(tmp_path: Path) -> None:
 
 def test_shared_collections_leave_the_collector_as_it_was() -> None:
     before = gc.isenabled(), gc.get_freeze_count()
-    change = changes.shared_collections(MagicMock())
+    change = trials.shared_collections(MagicMock())
     next(change)
     assert (gc.isenabled(), gc.get_freeze_count()) == before
     next(change)
     assert not gc.isenabled()
     with pytest.raises(Unfit):
-        next(changes.shared_collections(MagicMock()))
+        next(trials.shared_collections(MagicMock()))
     change.close()
     assert (gc.isenabled(), gc.get_freeze_count()) == before
 

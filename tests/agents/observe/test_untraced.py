@@ -15,9 +15,8 @@ from zeromon.ring.events import Op, Phase
 from zeromon_agents.hooks import ddp
 from zeromon_agents.hooks.payloads import PAYLOADS
 from zeromon_agents.hooks.process_groups import Group, describe_group, sequence_number, text_of
-from zeromon_agents.observe.dispatched import Dispatched
 from zeromon_agents.observe.process_metadata import overridden, unknown_collectives
-from zeromon_agents.observe.untraced import read_flight_recorder
+from zeromon_agents.observe.untraced import Dispatched, read_flight_recorder
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, ON
 

@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 from support import wait_for
 
-from zeromon.collector.run_cluster import RunCluster
-from zeromon.ring.signing import signed_card
+from zeromon.collector.cluster_client import RunCluster
+from zeromon.ring.tokens import signed_card
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.rendezvous import (
     JobStore,

@@ -34,8 +34,7 @@ from zeromon.sources.prometheus.decode import (
 )
 from zeromon.sources.prometheus.promql import Choice
 from zeromon.sources.prometheus.reader import usual_gap
-from zeromon.sources.prometheus.runs import find, runs_of
-from zeromon.sources.prometheus.source import PrometheusSource
+from zeromon.sources.prometheus.source import PrometheusSource, find, runs_of
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

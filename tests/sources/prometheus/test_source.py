@@ -24,11 +24,9 @@ from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.sources.live import LiveSource
 from zeromon.sources.prometheus import client, history, reader, source as source_module
 from zeromon.sources.prometheus.client import Server
-from zeromon.sources.prometheus.runs import find, runs_of
-from zeromon.sources.prometheus.source import PrometheusSource
-from zeromon.storage.run_store import Store
+from zeromon.sources.prometheus.source import PrometheusSource, find, runs_of
+from zeromon.storage.run_store import StepQuery, Store
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST
-from zeromon.storage.step_query import StepQuery
 
 pytestmark = needs_prometheus
 

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zeromon.attach.inject import gdb, parked
-from zeromon.attach.inject.elf import images, mappings
+from zeromon.attach.inject.elf import Target, images, mappings, wait_for
 from zeromon.attach.inject.refusal import START, check, replaced, why_not_traced
-from zeromon.attach.inject.target import Target, wait_for
 from zeromon.errors import AttachRefused
 
 SYMBOLS = (

@@ -6,6 +6,7 @@ changes the process.
 """
 
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -136,3 +137,40 @@ def _image(mapping: Mapping, head: bytes, read: Read) -> Image:
         segments.append((kind, flags, address, nbytes))
     first = min((a for kind, _, a, _ in segments if kind == _LOAD), default=0)
     return Image(mapping.path, mapping.start - (first & -_PAGE), tuple(segments))
+
+
+# ---- the process in which the injection runs a line, and the addresses that this needs ----------
+
+THREAD_NAME = "zeromon-inject"
+"""The name of an injected thread until it ends."""
+
+
+class Target(NamedTuple):
+    """A process, and the addresses that an injection needs."""
+
+    pid: int
+    symbols: dict[str, int]
+    padding: int
+    """Address of the padding for the code."""
+    room: int
+    """Length of the padding in bytes."""
+
+
+def waits_for_interpreter(pid: int) -> bool:
+    """Whether an injected thread is still in process *pid*, waiting for the interpreter's lock."""
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                if (task / "comm").read_text().strip() == THREAD_NAME:
+                    return True
+    return False
+
+
+def wait_for(question: Callable[[], bool], seconds: float) -> bool:
+    """Whether *question* becomes true within *seconds*."""
+    deadline = time.monotonic() + seconds
+    while not question():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True

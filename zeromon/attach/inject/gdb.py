@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from zeromon.attach.inject.target import Target, wait_for
+from zeromon.attach.inject.elf import Target, wait_for
 from zeromon.errors import AttachRefused
 
 _PATIENCE_SECONDS = 20.0

@@ -20,9 +20,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from zeromon.attach.inject.elf import Mapping, mappings
+from zeromon.attach.inject.elf import (
+    THREAD_NAME,
+    Mapping,
+    Target,
+    mappings,
+    wait_for,
+    waits_for_interpreter,
+)
 from zeromon.attach.inject.refusal import replaced
-from zeromon.attach.inject.target import THREAD_NAME, Target, wait_for, waits_for_interpreter
 from zeromon.errors import AttachRefused
 
 _MAGIC = b"zeromon1"

@@ -2,15 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from zeromon.check.deepspeed import (
-    batch,
-    conflicts,
-    fields,
-    hygiene,
-    optimizer,
-    performance,
-    readers,
-)
+from zeromon.check.deepspeed import batch, conflicts, fields, hygiene, performance, readers
 from zeromon.check.problem import Config, Machine, Problem
 
 Check = Callable[[Config, Machine], Iterable[Problem]]
@@ -23,7 +15,7 @@ CHECKS: tuple[Check, ...] = (
     performance.fp16_with_zero3, performance.loss_scale, performance.no_mixed_precision,
     performance.pinned_memory, performance.nvme,
     batch.batch_size, batch.missing_batch, batch.batch_product, batch.save_without_gather,
-    optimizer.optimizer, optimizer.scheduler,
+    hygiene.optimizer, hygiene.scheduler,
     readers.hjson, readers.unfilled,
     hygiene.gradients, hygiene.gradient_types, hygiene.bf16_device, hygiene.clipping,
     hygiene.large_prefetch, hygiene.dead_paths,

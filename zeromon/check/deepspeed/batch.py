@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from zeromon.check.deepspeed.readers import has_auto
-from zeromon.check.deepspeed.settings import ZERO, stage_of
+from zeromon.check.deepspeed.readers import ZERO, has_auto, stage_of
 from zeromon.check.problem import AUTO, Config, Machine, Problem, is_on, whole
 
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from zeromon.check.deepspeed.settings import ZERO, precision_of, stage_of
+from zeromon.check.deepspeed.readers import ZERO, precision_of, stage_of
 from zeromon.check.problem import (
     AUTO,
     Config,
@@ -11,9 +11,9 @@ from zeromon.check.problem import (
     Problem,
     is_on,
     number,
+    schema,
     without_effect,
 )
-from zeromon.check.schema import schema
 
 _ONLY_STAGE_3 = (
     "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",

@@ -3,9 +3,19 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zeromon.check.deepspeed.settings import ZERO, precision_of
-from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, meant, number, whole
-from zeromon.check.schema import Schema, schema
+from zeromon.check.deepspeed.readers import ZERO, precision_of
+from zeromon.check.problem import (
+    AUTO,
+    Config,
+    Machine,
+    Path,
+    Problem,
+    Schema,
+    meant,
+    number,
+    schema,
+    whole,
+)
 
 _RENAMED = {("aio", "thread_count"): "intra_op_parallelism", ("bfloat16",): "bf16"}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from zeromon.check.deepspeed.settings import ZERO, precision_of, stage_of
+from zeromon.check.deepspeed.readers import ZERO, precision_of, stage_of
 from zeromon.check.problem import Config, Machine, Problem, is_on, number
 from zeromon.units import human_bytes
 

@@ -15,13 +15,12 @@ from zeromon.diagnosis.rules import (
     memory,
     monitoring,
     offload,
-    pipeline,
     precision,
     training,
 )
 
 FAMILIES = (
-    health, memory, training, communication, pipeline, precision, offload, ddp, fsdp, collectives,
+    health, memory, training, communication, precision, offload, ddp, fsdp, collectives,
     deepspeed, host, loop, monitoring,
 )  # fmt: skip
 """First what ends a run, then what slows it down, then what zeromon itself could not record.

@@ -3,13 +3,15 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypedDict
 
-from zeromon.diagnosis.settings import as_number, setting
+from zeromon.diagnosis.rule import as_number, setting
 from zeromon.focus import is_running_out, most_exposed, pool_of
 from zeromon.levels import AVOIDABLE
 from zeromon.memory.whatif import shorter_by
 from zeromon.ring.events import Phase
-from zeromon.snapshot import CollectiveStatsRow, Pool, RankSnapshot, RunSnapshot
+from zeromon.ring.strategy import MODEL_PARALLEL, Framework, Strategy, dim_of
+from zeromon.snapshot import CollectiveStatsRow, ConfigFormat, Pool, RankSnapshot, RunSnapshot
 from zeromon.snapshot.step import settled
+from zeromon.units import human_ratio, human_seconds
 
 LEAST_STEPS = 20
 """A rank with fewer steps is not judged by its medians."""
@@ -155,3 +157,135 @@ def raised(rank: RankSnapshot, wanted: Iterable[tuple[str, str, str]]) -> tuple[
             old.append(f'"{key}": {now}')
             new.append(f'"{key}": {better}')
     return ", ".join(old), ", ".join(new)
+
+
+# ---- all-gathers of parameters that cross nodes -------------------------------------------------
+
+ACROSS_NODES = Gain(0.3, 0.9)
+"""Shares of the exposed time of gathers across nodes. An estimate, not measured: what remains is the
+gather within a node."""
+
+
+class FarGathers(NamedTuple):
+    """The gathers of a rank that cross nodes."""
+
+    nodes: int
+    local_ranks: int
+    """Ranks a node."""
+    seconds: float
+    """Exposed, a step."""
+    share: float
+    """The same as a share of the step."""
+    cause: str = "every all-gather crosses the network between the nodes"
+
+    @property
+    def text(self) -> str:
+        """The evidence of a finding."""
+        return (
+            f"gathering parameters from {self.nodes} nodes waits {human_seconds(self.seconds)} a step "
+            f"({human_ratio(self.share)})"
+        )
+
+
+def far_gathers(rank: RankSnapshot) -> FarGathers | None:
+    """The gathers of *rank* that cross nodes; None where they cost little."""
+    far = [
+        row
+        for row in rank.traffic
+        if row.op == "all_gather" and row.nodes > 1 and dim_of(row.dim) not in MODEL_PARALLEL
+    ]
+    nodes = max((row.nodes for row in far), default=0)
+    seconds = exposed(far)
+    share = share_of_step(rank, seconds)
+    if nodes < 2 or share < 2 * LEAST_SHARE:
+        return None
+    return FarGathers(nodes, max(1, rank.world_size // nodes), seconds, share)
+
+
+# ---- what a sharding strategy gathers, and which stage shards more than it ----------------------
+
+
+def is_sharding_fsdp(strategy: Strategy) -> bool:
+    """Whether FSDP gathers parameters: FSDP1 with ``NO_SHARD`` does not."""
+    return strategy.is_fsdp and strategy.stage >= 2
+
+
+class NextStage(NamedTuple):
+    """A stage that shards more than another."""
+
+    roles: tuple[str, ...]
+    """The memory roles that it divides among the ranks, or moves."""
+    form: ConfigFormat
+    diff: str
+    cost: str
+    moves: bool = False
+    """It moves the roles from the device to the host: all ranks share them already."""
+
+
+def next_stage(strategy: Strategy) -> NextStage | None:
+    """The stage that shards more; None where there is none, or where all that it moves is offloaded."""
+    if strategy.is_deepspeed and strategy.stage == 3 and strategy.offload:
+        return None
+    if strategy.framework is Framework.FSDP1 and strategy.stage == 2 and strategy.hybrid:
+        return _HYBRID_ZERO2
+    return _NEXT_STAGE.get((strategy.framework, strategy.stage))
+
+
+_OPTIMIZER = ("optimizer_state", "master_param")
+_NO_MORE = "no more communication than before"
+_HALF_AGAIN = "half as much communication again"
+_AGAIN_IN_BACKWARD = "parameters are gathered a second time, in backward"
+
+_NEXT_STAGE: dict[tuple[Framework, int], NextStage] = {
+    (Framework.DDP, 0): NextStage(
+        (*_OPTIMIZER, "unsharded_grad", "unsharded_param"), ConfigFormat.FSDP2,
+        "- DistributedDataParallel(model)\n+ for layer in model.layers:\n+     fully_shard(layer)\n"
+        "+ fully_shard(model)", _HALF_AGAIN,
+    ),
+    (Framework.ZERO_REDUNDANCY, 1): NextStage(
+        ("unsharded_grad", "unsharded_param"), ConfigFormat.FSDP2,
+        "- ZeroRedundancyOptimizer(...), DistributedDataParallel(model)\n+ fully_shard(model)",
+        _HALF_AGAIN,
+    ),
+    (Framework.FSDP1, 0): NextStage(
+        (*_OPTIMIZER, "unsharded_grad", "unsharded_param"), ConfigFormat.FSDP1,
+        "- sharding_strategy=ShardingStrategy.NO_SHARD\n+ sharding_strategy=ShardingStrategy.FULL_SHARD",
+        _HALF_AGAIN,
+    ),
+    (Framework.FSDP1, 2): NextStage(
+        ("unsharded_param",), ConfigFormat.FSDP1,
+        "- sharding_strategy=ShardingStrategy.SHARD_GRAD_OP\n"
+        "+ sharding_strategy=ShardingStrategy.FULL_SHARD",
+        _AGAIN_IN_BACKWARD,
+    ),
+    (Framework.FSDP2, 2): NextStage(
+        ("unsharded_param",), ConfigFormat.FSDP2,
+        "- fully_shard(layer, reshard_after_forward=False)\n+ fully_shard(layer)",
+        _AGAIN_IN_BACKWARD,
+    ),
+    (Framework.DEEPSPEED, 0): NextStage(
+        _OPTIMIZER, ConfigFormat.DEEPSPEED, '- "stage": 0\n+ "stage": 1', _NO_MORE
+    ),
+    (Framework.DEEPSPEED, 1): NextStage(
+        ("unsharded_grad", "reduce_scatter"), ConfigFormat.DEEPSPEED,
+        '- "stage": 1\n+ "stage": 2', _NO_MORE,
+    ),
+    (Framework.DEEPSPEED, 2): NextStage(
+        ("unsharded_param",), ConfigFormat.DEEPSPEED, '- "stage": 2\n+ "stage": 3', _HALF_AGAIN
+    ),
+    (Framework.DEEPSPEED, 3): NextStage(
+        _OPTIMIZER, ConfigFormat.DEEPSPEED,
+        '- "stage3_max_live_parameters": 1e9\n+ "stage3_max_live_parameters": 2e8\n'
+        '- "stage3_prefetch_bucket_size": 5e7\n+ "stage3_prefetch_bucket_size": 1e7\n'
+        '+ "offload_optimizer": {"device": "cpu", "pin_memory": true}  # if that is not enough',
+        "more waiting for parameters; with offload the optimizer runs on the host", moves=True,
+    ),
+}  # fmt: skip
+"""What each stage costs is in Rajbhandari et al. 2020 (arXiv 1910.02054), section 7."""
+
+_HYBRID_ZERO2 = NextStage(
+    ("unsharded_param",), ConfigFormat.FSDP1,
+    "- sharding_strategy=ShardingStrategy._HYBRID_SHARD_ZERO2\n"
+    "+ sharding_strategy=ShardingStrategy.HYBRID_SHARD",
+    _AGAIN_IN_BACKWARD,
+)  # fmt: skip

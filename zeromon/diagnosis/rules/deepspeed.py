@@ -3,19 +3,19 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from zeromon.diagnosis.rule import Match, Waits, rule
+from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting
 from zeromon.diagnosis.rules.common import (
+    ACROSS_NODES,
     LEAST_SHARE,
     Gain,
     device_type,
     exposed,
+    far_gathers,
     room_bytes,
     share_of_step,
     unsharded_bytes,
     worst,
 )
-from zeromon.diagnosis.rules.far import ACROSS_NODES, far_gathers
-from zeromon.diagnosis.settings import as_number, setting
 from zeromon.focus import SETTLED_STEPS
 from zeromon.levels import AVOIDABLE, Level
 from zeromon.readout.breakdown import own_seconds

@@ -4,20 +4,21 @@ from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
+    ACROSS_NODES,
     LEAST_SHARE,
     LEAST_STEPS,
     Gain,
     device_type,
     exposed,
+    far_gathers,
     gain,
+    is_sharding_fsdp,
     room_bytes,
     rows,
     share_of_step,
     unsharded_bytes,
     worst,
 )
-from zeromon.diagnosis.rules.far import ACROSS_NODES, far_gathers
-from zeromon.diagnosis.rules.sharding import is_sharding_fsdp
 from zeromon.levels import AVOIDABLE
 from zeromon.memory.spec import ZeroStage
 from zeromon.readout.breakdown import own_seconds

@@ -2,16 +2,25 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from zeromon.diagnosis.drift import widest_drift
+from zeromon.diagnosis.hangs import severity_of_pause, stalls, worst_stall
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE
-from zeromon.diagnosis.stalls import severity_of_pause, stalls, worst_stall
+from zeromon.diagnosis.stragglers import widest_drift
 from zeromon.focus import first_failed, has_left, roles_of
 from zeromon.fold.pauses import STARTS
-from zeromon.readout.checkpoints import Checkpoints, checkpoints, unsaved_text
-from zeromon.readout.deaths import consequence_text, death_text, error_of, host_evidence, left_text
 from zeromon.readout.hang import hang_text, named_ranks
-from zeromon.readout.text import doing, node_lost, roughly, script_line
+from zeromon.readout.ledger import Checkpoints, checkpoints, unsaved_text
+from zeromon.readout.text import (
+    consequence_text,
+    death_text,
+    doing,
+    error_of,
+    host_evidence,
+    left_text,
+    node_lost,
+    roughly,
+    script_line,
+)
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,

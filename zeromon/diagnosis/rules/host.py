@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from zeromon.diagnosis.rule import ANY, Match, Waits, rule
+from zeromon.diagnosis.rule import ANY, Match, Waits, as_number, rule
 from zeromon.diagnosis.rules.common import (
     LEAST_SHARE,
     LEAST_STEPS,
@@ -15,11 +15,8 @@ from zeromon.diagnosis.rules.common import (
     worst,
 )
 from zeromon.diagnosis.rules.loop import slowest
-from zeromon.diagnosis.settings import as_number
 from zeromon.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE, HOST_BOUND
-from zeromon.readout.breakdown import PART_NAMES, rank_parts
-from zeromon.readout.loading import from_storage, parts
-from zeromon.readout.pace import launch_text, pace
+from zeromon.readout.breakdown import PART_NAMES, from_storage, launch_text, pace, parts, rank_parts
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, LoadingRow, Pool, RankSnapshot, Remedy, RunSnapshot
 from zeromon.units import human_ratio, human_seconds

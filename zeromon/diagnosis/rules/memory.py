@@ -3,15 +3,14 @@
 import math
 from collections.abc import Iterable
 
-from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.sharding import is_sharding_fsdp, next_stage
-from zeromon.diagnosis.settings import setting
+from zeromon.diagnosis.rule import Match, rule, setting
+from zeromon.diagnosis.rules.common import is_sharding_fsdp, next_stage
 from zeromon.levels import OOM
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import FORMATS, RECOMPUTED, of_risk
 from zeromon.memory.reconcile import unattributed_memory
-from zeromon.readout.loading import workers_text
-from zeromon.readout.risk import risk_text
+from zeromon.readout.breakdown import workers_text
+from zeromon.readout.verdict import risk_text
 from zeromon.snapshot import (
     ConfigFormat,
     Pool,

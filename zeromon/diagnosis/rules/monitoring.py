@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.levels import UNTIMED
-from zeromon.readout.deaths import unread_text
-from zeromon.readout.text import exposed_unknown, in_graphs, in_graphs_ratio
+from zeromon.readout.text import exposed_unknown, in_graphs, in_graphs_ratio, unread_text
 from zeromon.snapshot import RunSnapshot, Severity
 
 _MANY_BACKWARDS = 64

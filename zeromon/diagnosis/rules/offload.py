@@ -8,18 +8,17 @@ of its cgroup.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from zeromon.diagnosis.rule import Match, Waits, rule
+from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting
 from zeromon.diagnosis.rules.common import (
     Gain,
     PhaseTime,
+    next_stage,
     phase_time,
     raised,
     room_bytes,
     share_of_step,
     worst,
 )
-from zeromon.diagnosis.rules.sharding import next_stage
-from zeromon.diagnosis.settings import as_number, setting
 from zeromon.focus import SETTLED_STEPS, is_running_out
 from zeromon.levels import BLOCKED, Level
 from zeromon.memory.forecast import host_capacity

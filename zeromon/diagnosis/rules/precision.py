@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rule import Match, as_number, rule, setting
 from zeromon.diagnosis.rules.common import LEAST_SHARE, LEAST_STEPS, device_type
-from zeromon.diagnosis.settings import as_number, setting
 from zeromon.ring.strategy import Framework
 from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
 from zeromon.units import human_ratio

@@ -5,13 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from zeromon.diagnosis.rule import Match, rule
+from zeromon.diagnosis.rule import Match, as_number, rule, setting
 from zeromon.diagnosis.rules.common import AVERAGED, LEAST_STEPS
-from zeromon.diagnosis.settings import as_number, setting
 from zeromon.levels import NORM_SPIKE, NORM_SPIKE_RATIO
-from zeromon.ring.dimensions import Dim, dim_of
 from zeromon.ring.events import Scalar
-from zeromon.ring.strategy import Framework
+from zeromon.ring.strategy import Dim, Framework, dim_of
 from zeromon.snapshot import (
     ConfigFormat,
     RankSnapshot,

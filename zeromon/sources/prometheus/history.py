@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from zeromon.snapshot import RECENT_STEPS, Finding, RankSnapshot, RunSnapshot, StepSummary
 from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.decode import history_of, key_of, series_of, whole_series_of
-from zeromon.sources.prometheus.rank_details import MOST_WANTED
-from zeromon.sources.prometheus.reader import Reader, together
+from zeromon.sources.prometheus.reader import MOST_WANTED, Reader, together
+from zeromon.storage.run_store import StepQuery
 from zeromon.storage.step_history import NAMES, Series, step_of
-from zeromon.storage.step_query import StepQuery
 
 LINES = 4
 """Of more ranks a series without a choice has the maximum, the median and the minimum."""

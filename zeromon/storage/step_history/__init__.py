@@ -7,7 +7,6 @@ times, maxima of bytes, and the number of steps in each row.
 """
 
 from zeromon.snapshot.step import IDLE, NOT_TIMED, SKIPPED, UNTIMED
-from zeromon.storage.step_history.log import RECORD_SIZE, pack, read_log, segments, unpack
 from zeromon.storage.step_history.parquet import frame, merged, shrink, unreadable
 from zeromon.storage.step_history.queries import (
     LEAST,
@@ -23,5 +22,18 @@ from zeromon.storage.step_history.queries import (
     steps,
     thinned,
 )
-from zeromon.storage.step_history.rows import ABSENT, COLUMNS, NAMES, Row, Series, row_of, step_of
+from zeromon.storage.step_history.rows import (
+    ABSENT,
+    COLUMNS,
+    NAMES,
+    RECORD_SIZE,
+    Row,
+    Series,
+    pack,
+    read_log,
+    row_of,
+    segments,
+    step_of,
+    unpack,
+)
 from zeromon.storage.step_history.writer import LIMIT_BYTES, SEGMENT_ROWS, Writer

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeromon.ring.files import replacing
-from zeromon.storage.step_history.log import segments
-from zeromon.storage.step_history.rows import COLUMNS, NAMES, PEAKS, SCALARS, TIMES, Row
+from zeromon.storage.step_history.rows import COLUMNS, NAMES, PEAKS, SCALARS, TIMES, Row, segments
 
 if TYPE_CHECKING:
     import polars as pl

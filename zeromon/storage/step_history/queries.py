@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from zeromon.snapshot import StepRange
 from zeromon.snapshot.step import NOT_TIMED
-from zeromon.storage.step_history.log import read_log, segments
+from zeromon.storage.run_store import WHOLE_RUN, StepQuery
 from zeromon.storage.step_history.parquet import frame, unreadable
-from zeromon.storage.step_history.rows import NAMES, PEAKS, TIMES, Row, Series
-from zeromon.storage.step_query import WHOLE_RUN, StepQuery
+from zeromon.storage.step_history.rows import NAMES, PEAKS, TIMES, Row, Series, read_log, segments
 
 if TYPE_CHECKING:
     import polars as pl

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from zeromon.errors import HistoryError
 from zeromon.ring import paths
-from zeromon.storage.step_history.log import MAGIC, RECORD_SIZE, pack, read_log, segments
 from zeromon.storage.step_history.parquet import (
     frame,
     read_parquet,
@@ -15,7 +14,7 @@ from zeromon.storage.step_history.parquet import (
     unreadable,
     write_parquet,
 )
-from zeromon.storage.step_history.rows import Row
+from zeromon.storage.step_history.rows import MAGIC, RECORD_SIZE, Row, pack, read_log, segments
 
 SEGMENT_ROWS = 200_000
 LIMIT_BYTES = 768 << 20

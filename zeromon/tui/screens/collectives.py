@@ -27,7 +27,7 @@ from zeromon.tui.messages import LanesArrived
 from zeromon.tui.screens.overview import parts_legend
 from zeromon.tui.screens.view import View
 from zeromon.tui.view_model import ViewModel
-from zeromon.tui.widgets.time_axis import TimeAxis
+from zeromon.tui.widgets.panel import TimeAxis
 from zeromon.units import human_seconds
 
 STEPS = (1, 3, 10)

@@ -11,9 +11,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
 from zeromon.focus import most_exposed
-from zeromon.readout.dimensions import mean_busbw, untimed_dimensions
+from zeromon.readout.dimensions import mean_busbw, pipeline_lines, untimed_dimensions
 from zeromon.readout.hang import hang_headline
-from zeromon.readout.pipeline import pipeline_lines
 from zeromon.readout.text import in_graphs, node_lost, straggler_text
 from zeromon.report.communication import checked
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot

@@ -17,7 +17,7 @@ from zeromon.tui.screens.text import TextScreen
 from zeromon.tui.screens.view import View
 from zeromon.tui.tables import FINDINGS, mark
 from zeromon.tui.view_model import ViewModel
-from zeromon.tui.widgets.page import Page
+from zeromon.tui.widgets.panel import Page
 from zeromon.tui.widgets.table import Table
 
 

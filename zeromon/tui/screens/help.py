@@ -13,9 +13,8 @@ from zeromon.tui.screens.findings import Findings
 from zeromon.tui.screens.logs import Logs
 from zeromon.tui.screens.ranks import Ranks
 from zeromon.tui.screens.timeline import Timeline
-from zeromon.tui.widgets.page import Page
+from zeromon.tui.widgets.panel import Page, TimeAxis
 from zeromon.tui.widgets.table import Table
-from zeromon.tui.widgets.time_axis import TimeAxis
 
 _SIGNS = {
     "slash": "/", "question_mark": "?", "less_than_sign": "<", "greater_than_sign": ">",

@@ -14,7 +14,7 @@ from zeromon.tui.screens.view import View
 from zeromon.tui.status_text import clock
 from zeromon.tui.tables import NOTES
 from zeromon.tui.view_model import ViewModel
-from zeromon.tui.widgets.page import Page
+from zeromon.tui.widgets.panel import Page
 from zeromon.units import human_count
 
 _READ_SECONDS = 1.0

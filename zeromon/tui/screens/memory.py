@@ -20,8 +20,7 @@ from zeromon.tui.plots import plots_of
 from zeromon.tui.screens.view import View, no_rank
 from zeromon.tui.tables import ROLES, RoleLine, role_lines
 from zeromon.tui.view_model import ViewModel
-from zeromon.tui.widgets.page import Page
-from zeromon.tui.widgets.panel import Panel
+from zeromon.tui.widgets.panel import Page, Panel
 from zeromon.units import human_bytes, human_count, human_ratio
 
 _AXIS = 7

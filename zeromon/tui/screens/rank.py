@@ -9,13 +9,11 @@ from textual.containers import Horizontal, Vertical
 
 from zeromon.levels import OOM
 from zeromon.readout import charts
-from zeromon.readout.checkpoints import checkpoint_text
-from zeromon.readout.figures import STEP
-from zeromon.readout.ledger import startup_parts_text
-from zeromon.readout.loading import loading_text
+from zeromon.readout.breakdown import loading_text
+from zeromon.readout.figures import STEP, training_text
+from zeromon.readout.ledger import checkpoint_text, startup_parts_text
 from zeromon.readout.text import doing, exposed_unknown, group_of, in_graphs, overhead_text
-from zeromon.readout.training import training_text
-from zeromon.report import communication, configuration, memory
+from zeromon.report import communication, memory, render
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
 from zeromon.tui import status_text
 from zeromon.tui.columns import TableExport
@@ -28,8 +26,7 @@ from zeromon.tui.screens.text import text_lines
 from zeromon.tui.screens.view import View, no_rank
 from zeromon.tui.tables import STEPS, RankStep
 from zeromon.tui.view_model import ViewModel
-from zeromon.tui.widgets.page import Page
-from zeromon.tui.widgets.panel import Panel
+from zeromon.tui.widgets.panel import Page, Panel
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 _AXIS = 7
@@ -160,8 +157,8 @@ def _report(run: RunSnapshot, width: int) -> list[Line]:
     blocks = (
         communication.pipeline(run), communication.units(run, 20), communication.sizes(run),
         communication.inspected(run),
-        memory.roles(run), memory.offload(run), configuration.engines(run),
-        configuration.settings(run, written_only=True),
+        memory.roles(run), memory.offload(run), render.engines(run),
+        render.settings(run, written_only=True),
     )  # fmt: skip
     return [line for block in blocks if block for line in ([], *text_lines(block, width))]
 

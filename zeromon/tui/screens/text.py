@@ -8,14 +8,14 @@ from rich.markdown import Markdown
 from textual.app import ComposeResult
 
 from zeromon.readout.text import capture_text
-from zeromon.report import configuration as config, memory
+from zeromon.report import memory, render as config
 from zeromon.report.table import wrapped_line
 from zeromon.report.trace import captured
 from zeromon.traces.analysis import read_result
 from zeromon.tui.line import Line, clean
 from zeromon.tui.screens.view import View
 from zeromon.tui.view_model import ViewModel
-from zeromon.tui.widgets.page import Page
+from zeromon.tui.widgets.panel import Page
 
 
 class TextScreen(View):

@@ -18,7 +18,7 @@ from zeromon.tui.screens.overview import parts_legend
 from zeromon.tui.screens.view import View
 from zeromon.tui.tables import STEPS, RankStep
 from zeromon.tui.view_model import ViewModel
-from zeromon.tui.widgets.time_axis import TimeAxis
+from zeromon.tui.widgets.panel import TimeAxis
 from zeromon.units import human_seconds
 
 _LABEL = 10

@@ -1,14 +1,22 @@
 """A box whose lines are drawn to fit it."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import groupby, zip_longest
+from typing import ClassVar
 
-from textual.geometry import Region
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
-from zeromon.tui.line import Line
-from zeromon.tui.widgets.styled import Palette, app_background, palette
+from zeromon.tui.line import Line, cells, cut, length
+from zeromon.tui.styles import background_of, style
 
 Draw = Callable[[int, int], list[Line]]
 """A function of width and height that returns lines."""
@@ -83,3 +91,271 @@ def runs(rows: list[int]) -> list[tuple[int, int]]:
     """(first, count) of each range of neighbouring *rows*, which are in ascending order."""
     groups = (list(group) for _, group in groupby(enumerate(rows), lambda pair: pair[1] - pair[0]))
     return [(group[0][1], len(group)) for group in groups]
+
+
+# ---- styled text as the strips that Textual draws -----------------------------------------------
+
+
+def app_background(app: App[int]) -> str:
+    """The kind of background that *app* has now."""
+    return background_of(app.current_theme, no_color=app.no_color)
+
+
+class Palette(dict[str, Style]):
+    """The styles over one base style; looks each up once."""
+
+    def __init__(self, base: Style, on: str) -> None:
+        super().__init__()
+        self._base, self._on = base, on
+
+    def __missing__(self, tone: str) -> Style:
+        self[tone] = made = self._base + style(tone, self._on)
+        return made
+
+    def strip(self, line: Line, width: int) -> Strip:
+        """*line* in exactly *width* cells. Every segment has a style, which filters of Textual need."""
+        room = width - sum([cells(text) for text, _ in line])
+        if room < 0:
+            line, room = cut(line, width), 0
+        segments = [Segment(text, self[tone]) for text, tone in line]
+        if room:
+            segments.append(Segment(" " * room, self._base))
+        return Strip(segments, width)
+
+
+@lru_cache(64)
+def palette(base: Style, on: str) -> Palette:
+    """The palette over *base* on a kind of background."""
+    return Palette(base, on)
+
+
+# ---- A text that scrolls; only the lines on the screen are turned into strips -------------------
+
+Write = Callable[[int], list[Line]]
+"""A function of the width that returns lines."""
+
+
+class Page(ScrollView, can_focus=True):
+    """A text that is laid out for its width; the arrows, page keys and the wheel scroll it."""
+
+    ALLOW_SELECT = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "scroll_down", "Scroll down", show=False),
+        Binding("k", "scroll_up", "Scroll up", show=False),
+    ]
+
+    def __init__(self, title: str = "", *, id: str | None = None) -> None:
+        super().__init__(id=id, classes="box")
+        if title:
+            self.border_title = title
+        self._write: Write = lambda _width: []
+        self._lines: list[Line] = []
+        self._follows = False
+        self._end = 0
+        self._goes_to_end = False
+
+    def show(self, write: Write, *, follow: bool = False) -> None:
+        """Shows the lines of *write*; *follow*: keeps the end in view when it is in view."""
+        self._write, self._follows = write, follow
+        self._lay()
+
+    def on_resize(self) -> None:
+        """Lays the lines out for the new width."""
+        self._lay()
+
+    def _lay(self) -> None:
+        width = self.scrollable_content_region.width
+        if width <= 0:
+            return
+        # the end may have moved with the size
+        at_end = self._goes_to_end or self.scroll_offset.y >= min(self._end, self.max_scroll_y)
+        self._lines = self._write(width)
+        self.virtual_size = Size(width, len(self._lines))
+        self._end = self.max_scroll_y
+        if self._follows and at_end:
+            self._goes_to_end = True  # once it is laid out; more lines may come before
+            self.scroll_end(animate=False)
+            self.call_after_refresh(self._is_there)
+        self.refresh()
+
+    def _is_there(self) -> None:
+        self._goes_to_end = False
+
+    @property
+    def text(self) -> list[Line]:
+        """All lines of the text."""
+        return self._lines
+
+    def render_line(self, y: int) -> Strip:
+        """The line that is scrolled to *y*."""
+        at = y + self.scroll_offset.y
+        line = self._lines[at] if at < len(self._lines) else []
+        width = self.scrollable_content_region.width
+        return palette(self.rich_style, app_background(self.app)).strip(line, width)
+
+
+# ---- the keys that work here, on one line; a click presses one ----------------------------------
+
+Entry = tuple[str, Line]
+"""A key by its Textual name, and its label."""
+
+
+class Keys(Panel):
+    """The last line of a screen."""
+
+    PALETTE: ClassVar[Entry] = ("ctrl+p", [(" ^p", "accent"), (" palette ", "dim")])
+
+    def on_mount(self) -> None:
+        """Draws again when the bindings of the screen change."""
+        self.screen.bindings_updated_signal.subscribe(self, lambda _screen: self._look())
+        self._look()
+
+    def _look(self) -> None:
+        shown: dict[str, Entry] = {}
+        for active in self.screen.active_bindings.values():
+            binding = active.binding
+            if binding.show and binding.action not in shown:
+                key = self.app.get_key_display(binding)
+                shown[binding.action] = (
+                    binding.key, [(f" {key}", "accent"), (f" {binding.description} ", "")],
+                )  # fmt: skip
+        entries = list(shown.values())
+        self.show(lambda width, _height: [_line(entries, width)])
+        self._entries = entries
+
+    def on_click(self, event: events.Click) -> None:
+        """Presses the key under the pointer."""
+        upto = 0
+        for key, spans in _fitting(self._entries, self.size.width):
+            upto += length(spans)
+            if event.x < upto:
+                self.app.simulate_key(key)
+                return
+        if event.x >= self.size.width - length(self.PALETTE[1]):
+            self.app.simulate_key(self.PALETTE[0])
+
+
+def _fitting(entries: list[Entry], width: int) -> list[Entry]:
+    """The entries that fit beside the palette's."""
+    room = width - length(Keys.PALETTE[1])
+    chosen: list[Entry] = []
+    for entry in entries:
+        room -= length(entry[1])
+        if room < 0:
+            break
+        chosen.append(entry)
+    return chosen
+
+
+def _line(entries: list[Entry], width: int) -> Line:
+    left = [span for _, spans in _fitting(entries, width) for span in spans]
+    gap = width - length(left) - length(Keys.PALETTE[1])
+    return [*left, (" " * max(0, gap), ""), *Keys.PALETTE[1]]
+
+
+# ---- A box with lanes over a common axis of time ------------------------------------------------
+
+LEAST_SECONDS, _MOST_SECONDS = 0.000_1, 36_000.0
+
+
+class TimeAxis(Panel, can_focus=True):
+    """What is shown: *seconds* that end *back* seconds before the newest moment; lanes from *top* on."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("plus,equals_sign", "zoom(0.5)", "Zoom in", key_display="+"),
+        Binding("minus", "zoom(2)", "Zoom out"),
+        Binding("left", "pan(0.25)", "Earlier"),
+        Binding("right", "pan(-0.25)", "Later"),
+        Binding("home,0", "reset", "Newest", show=False),
+        Binding("up,k", "scroll_lanes(-1)", "Lanes up", show=False),
+        Binding("down,j", "scroll_lanes(1)", "Lanes down", show=False),
+        Binding("pageup", "scroll_lanes(-10)", "Lanes up", show=False),
+        Binding("pagedown", "scroll_lanes(10)", "Lanes down", show=False),
+    ]
+
+    def __init__(self, title: str, *, id: str, classes: str) -> None:
+        super().__init__(title, id=id, classes=classes)
+        self.seconds = 0.0
+        """How much time is shown, seconds; 0: :meth:`usual_seconds`."""
+        self.back = 0.0
+        """Seconds between the newest moment and the right edge."""
+        self.top = 0
+
+    def extent(self) -> tuple[int, int] | None:
+        """The first and the last known moment, nanoseconds; None while there is nothing to show."""
+        raise NotImplementedError
+
+    def usual_seconds(self) -> float:
+        """How much time is shown at first."""
+        raise NotImplementedError
+
+    def count(self) -> int:
+        """The number of lanes."""
+        raise NotImplementedError
+
+    def redraw(self) -> None:
+        """Draws the lanes now."""
+        raise NotImplementedError
+
+    def shown_seconds(self) -> float:
+        """How much time is shown."""
+        return self.seconds or max(LEAST_SECONDS, self.usual_seconds())
+
+    def fixed_share(self) -> float:
+        """The share of the axis that stays where it is while one zooms; 1: the right edge."""
+        return 1.0 if not self.back else 0.5
+
+    def action_zoom(self, by: float) -> None:
+        """Shows more or less time."""
+        if self.extent() is None:
+            return
+        before, at = self.shown_seconds(), self.fixed_share()
+        self.seconds = min(_MOST_SECONDS, max(LEAST_SECONDS, before * by))
+        self._move(self.back + (1 - at) * (before - self.seconds))
+
+    def action_pan(self, by: float) -> None:
+        """Moves to earlier or later moments, within what is known."""
+        if self.extent() is not None:
+            self._move(self.back + by * self.shown_seconds())
+
+    def show_moment(self, at_ns: float) -> None:
+        """Moves until *at_ns* is in the middle, unless it is shown already."""
+        known = self.extent()
+        if known is not None:
+            ago, shown = (known[1] - at_ns) / 1e9, self.shown_seconds()
+            if not self.back <= ago <= self.back + shown:
+                self.back = max(0.0, ago - shown / 2)
+            self._move(self.back)
+
+    def _move(self, back: float) -> None:
+        known = self.extent()
+        if known is not None:
+            most = max(0.0, (known[1] - known[0]) / 1e9 - self.shown_seconds())
+            self.back = min(most, max(0.0, back))
+            self.redraw()
+
+    def action_reset(self) -> None:
+        """Shows the newest moments, at the first zoom."""
+        self.seconds = self.back = 0.0
+        self.redraw()
+
+    def action_scroll_lanes(self, by: int) -> None:
+        """Scrolls through the lanes."""
+        self.top = min(max(0, self.top + by), max(0, self.count() - 1))
+        self.redraw()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Scrolls through the lanes; with ctrl zooms in."""
+        event.stop()
+        if event.ctrl:
+            self.action_zoom(0.8)
+        else:
+            self.action_scroll_lanes(-1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Scrolls through the lanes; with ctrl zooms out."""
+        event.stop()
+        if event.ctrl:
+            self.action_zoom(1.25)
+        else:
+            self.action_scroll_lanes(1)

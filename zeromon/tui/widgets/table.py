@@ -17,7 +17,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from zeromon.tui.columns import Column, Columns, Row, cells_of, header, laid_out, ordered
-from zeromon.tui.widgets.styled import Palette, app_background, palette
+from zeromon.tui.widgets.panel import Palette, app_background, palette
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,25 +1,132 @@
 """Installs the hooks on DeepSpeed's classes."""
 
+import sys
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from zeromon.ring.events import Path
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
-from zeromon_agents.hooks.deepspeed import copies, names
-from zeromon_agents.hooks.deepspeed.copies import Copied, Copies
 from zeromon_agents.hooks.deepspeed.engines import Engine, Engines
-from zeromon_agents.hooks.deepspeed.gathers import Gathers
-from zeromon_agents.hooks.deepspeed.steps import EngineSteps
+from zeromon_agents.hooks.deepspeed.steps import EngineSteps, Gathers
+from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.census import Provider
-from zeromon_agents.observe.offload import BUILDERS, Disk
-from zeromon_agents.runtime.around import around
+from zeromon_agents.observe.offload import BUILDERS, Disk, Transfers
+from zeromon_agents.runtime.around import SKIP, around
 from zeromon_agents.runtime.hook_context import IDLE, OFF, ON
+
+Copied = list[tuple[Path, int]]
+"""Direction and bytes of each copy."""
+
+
+class Copies:
+    """Runs before and after a method that copies gradients or parameters."""
+
+    def __init__(self, engines: Engines, transfers: Transfers, read: Callable[..., Copied]) -> None:
+        self._engines = engines
+        self._transfers = transfers
+        self._read = read
+
+    def begins(self, optimizer: Any, *args: Any, **kwargs: Any) -> object:
+        """Returns what the method is going to copy, and the time in ns; SKIP without offload."""
+        known = self._engines.by_optimizer(optimizer)
+        if known is None or not (known.offloads_optimizer or known.offloads_params):
+            return SKIP
+        return self._read(optimizer, known, *args, **kwargs), time.monotonic_ns()
+
+    def ends(self, state: tuple[Copied, int] | None, *_: Any) -> None:
+        """Adds the copies. On a device they are asynchronous, and only their bytes are known."""
+        if state is None:
+            return
+        copied, started = state
+        spent = 0 if accelerator.ready() is not None else time.monotonic_ns() - started
+        for path, nbytes in copied:
+            self._transfers.add(path, nbytes, spent, spent)
+
+
+def gradient_offloaded(optimizer: Any, _: Engine, param: Any) -> Copied:
+    """Stages 1 and 2: this rank's part of one gradient, in the precision of the master weights."""
+    numel = optimizer.grad_position[optimizer.get_param_id(param)][3]
+    return [(Path.DEVICE_TO_HOST, numel * optimizer.master_weights_and_grads_dtype.itemsize)]
+
+
+def gradient_accumulated(optimizer: Any, _: Engine, param: Any) -> Copied:
+    """Stages 1 and 2 during accumulation: the whole gradient in from the host, and out again."""
+    copied = [(Path.DEVICE_TO_HOST, param.numel() * param.element_size())]
+    if optimizer.micro_step_id > 0:
+        copied.append((Path.HOST_TO_DEVICE, copied[0][1]))
+    return copied
+
+
+def gradients_partitioned(optimizer: Any, known: Engine, _: Any, grad_partitions: Any) -> Copied:
+    """Stage 3: the shards of a bucket's gradients, to the host at the accumulation boundary.
+
+    Where the gradients' own buffer is on the host, they are staged there first and come back.
+    """
+    if not known.offloads_optimizer:
+        return []
+    numel = sum(partition.numel() for partition in grad_partitions)
+    copied = []
+    buffer = optimizer.grad_partitions_flat_buffer
+    if any(partition.device != buffer.device for partition in grad_partitions[:1]):
+        staged = numel * buffer.element_size()
+        copied += [(Path.DEVICE_TO_HOST, staged), (Path.HOST_TO_DEVICE, staged)]
+    if optimizer.is_gradient_accumulation_boundary():
+        size = optimizer.master_weights_and_grads_dtype.itemsize
+        copied.append((Path.DEVICE_TO_HOST, numel * size))
+    return copied
+
+
+def parameters_updated(optimizer: Any, known: Engine, sub_group_id: int) -> Copied:
+    """Stage 3: the updated shard of one sub-group returns to the device."""
+    flat = optimizer.fp16_partitioned_groups_flat[sub_group_id]
+    if flat is None or not known.offloads_optimizer or known.offloads_params:
+        return []
+    return [(Path.HOST_TO_DEVICE, flat.nbytes)]
+
+
+ENGINE = "deepspeed.runtime.engine"
+COORDINATOR = "deepspeed.runtime.zero.partitioned_param_coordinator"
+STAGE_1_AND_2 = "deepspeed.runtime.zero.stage_1_and_2"
+STAGE_3 = "deepspeed.runtime.zero.stage3"
+GATHER = "_PartitionedParameterCoordinator__all_gather_params_"
+REDUCE_3 = "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads"
+
+_GROUPS = "deepspeed.utils.groups"
+GROUP_LABELS = {
+    "_ZERO_PARAM_INTRA_PARALLEL_GROUP": "zero_hpz",
+    "_WORLD_GROUP": "zero",
+    "_EXPERT_PARALLEL_GROUP": "expert_parallel",
+    "_EXPERT_DATA_PARALLEL_GROUP": "expert_data_parallel",
+    "_ALL_TO_ALL_GROUP": "all_to_all",
+    "_TENSOR_MODEL_PARALLEL_GROUP": "tensor_parallel",
+    "_MODEL_PARALLEL_GROUP": "model_parallel",
+    "_DATA_PARALLEL_GROUP": "data_parallel",
+}
+"""Variables of ``deepspeed.utils.groups``, and the labels of the groups that they hold."""
+
+
+def group_label(pg: Any) -> str:
+    """Returns the label of one of DeepSpeed's process groups; "" for any other group."""
+    module = sys.modules.get(_GROUPS)
+    if module is None:
+        return ""
+    for name, label in GROUP_LABELS.items():
+        held = getattr(module, name, None)
+        if held is pg:
+            return label
+        if isinstance(held, dict):
+            for key, group in held.items():
+                if group is pg:
+                    return f"{label}:{key}"
+    return ""
 
 
 class DeepSpeed(Backend):
     """The hooks on DeepSpeed's classes."""
 
-    classes = ((names.ENGINE, "DeepSpeedEngine"),)
+    classes = ((ENGINE, "DeepSpeedEngine"),)
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -30,10 +137,10 @@ class DeepSpeed(Backend):
     def hooks(self) -> Iterable[ImportHook]:
         """Patches the engine, the ZeRO optimizers, the coordinator and the disk operators."""
         return (
-            (names.ENGINE, self._watch_engine),
-            (names.COORDINATOR, self._watch_coordinator),
-            (names.STAGE_1_AND_2, self._watch_stage_1_and_2),
-            (names.STAGE_3, self._watch_stage_3),
+            (ENGINE, self._watch_engine),
+            (COORDINATOR, self._watch_coordinator),
+            (STAGE_1_AND_2, self._watch_stage_1_and_2),
+            (STAGE_3, self._watch_stage_3),
             (BUILDERS, Disk(self.context, self.transfers, self.patches).watch),
         )
 
@@ -51,7 +158,7 @@ class DeepSpeed(Backend):
 
     def group_label(self, pg: Any) -> str:
         """Returns the label of a group in ``deepspeed.utils.groups``."""
-        return names.group_label(pg)
+        return group_label(pg)
 
     # ---- installation -------------------------------------------------------------------------
 
@@ -72,27 +179,25 @@ class DeepSpeed(Backend):
         )
         patch("fetch_sub_module", gathers.fetch_begins, gathers.fetch_ends, scoped=True)
         patch("release_sub_module", None, gathers.release_ends)
-        patch(names.GATHER, gathers.gather_begins, gathers.gather_ends, scoped=True)
+        patch(GATHER, gathers.gather_begins, gathers.gather_ends, scoped=True)
 
     def _watch_stage_1_and_2(self, module: Any) -> None:
         optimizer = module.DeepSpeedZeroOptimizer
         self._patch_bucket(optimizer, "reduce_ipg_grads", self._engines.by_optimizer, filled)
         self._patch_copy(
-            optimizer, "async_inplace_copy_grad_to_fp32_buffer_from_gpu", copies.gradient_offloaded
+            optimizer, "async_inplace_copy_grad_to_fp32_buffer_from_gpu", gradient_offloaded
         )
-        self._patch_copy(
-            optimizer, "async_accumulate_grad_in_cpu_via_gpu", copies.gradient_accumulated
-        )
+        self._patch_copy(optimizer, "async_accumulate_grad_in_cpu_via_gpu", gradient_accumulated)
 
     def _watch_stage_3(self, module: Any) -> None:
         optimizer = module.DeepSpeedZeroOptimizer_Stage3
-        self._patch_bucket(optimizer, names.REDUCE_3, self._engines.by_optimizer, filled_3)
+        self._patch_bucket(optimizer, REDUCE_3, self._engines.by_optimizer, filled_3)
         self._patch(
             optimizer, "_post_step", self._gathers.persistent_begins, scoped=True, active_from=ON
         )
-        self._patch_copy(optimizer, "partition_grads", copies.gradients_partitioned)
+        self._patch_copy(optimizer, "partition_grads", gradients_partitioned)
         self._patch_copy(
-            optimizer, "_reassign_or_swap_out_partitioned_parameters", copies.parameters_updated
+            optimizer, "_reassign_or_swap_out_partitioned_parameters", parameters_updated
         )
 
     def _patch(

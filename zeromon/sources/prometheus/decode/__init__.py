@@ -12,7 +12,6 @@ from zeromon.sources.prometheus.decode.findings import (
     with_deaths,
 )
 from zeromon.sources.prometheus.decode.fleet import fleet_of, nodes_of, whole_of
-from zeromon.sources.prometheus.decode.history import series_of, whole_series_of
 from zeromon.sources.prometheus.decode.ranks import on_our_clock, rank_of, with_host_use
 from zeromon.sources.prometheus.decode.samples import (
     Key,
@@ -20,4 +19,6 @@ from zeromon.sources.prometheus.decode.samples import (
     dedupe_jobs,
     gathered,
     key_of,
+    series_of,
+    whole_series_of,
 )
