@@ -1,4 +1,4 @@
-"""`zeromon ledger`: the table of a job, in seconds, money and kWh."""
+"""`zeromon report --ledger`: the table of a job, in seconds, money and kWh."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_a_cause_has_its_seconds_its_price_and_its_energy(tmp_path: Path) -> Non
     """2 ranks, 2 EUR an hour each; 1 kW for the node, which is 500 W a rank."""
     used = Energy(seconds=HOUR, device_joules=3e6, host_joules=0.6e6)
     record(tmp_path, "one", energy=used)
-    done = zeromon_here(tmp_path, "ledger", "--price", "2")
+    done = zeromon_here(tmp_path, "report", "--ledger", "--price", "2")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines() if "%" in line or "cause" in line]
     header = next(words for words in lines if words[0] == "cause")
     assert " ".join(header).endswith("share money kWh at mean power")
     compute = next(words for words in lines if words[0] == "compute")
     assert compute[-5:-1] == ["75.0", "%", "3", "0.75"]
-    content = json.loads(zeromon_here(tmp_path, "ledger", "--json").stdout)
+    content = json.loads(zeromon_here(tmp_path, "report", "--ledger", "--json").stdout)
     assert content["mean_watts"] == 1000
     assert content["goodput_ratio"] == 0.75
     assert [row["cause"] for row in content["rows"]] == ["compute", "data"]
@@ -48,13 +48,13 @@ def test_a_cause_has_its_seconds_its_price_and_its_energy(tmp_path: Path) -> Non
 
 def test_no_counter_of_energy_makes_no_column(tmp_path: Path) -> None:
     record(tmp_path, "one")
-    done = zeromon_here(tmp_path, "ledger", "one")
+    done = zeromon_here(tmp_path, "report", "--ledger", "one")
     assert "kWh" not in done.stdout
     assert "goodput 75.0 % of 2 h" in done.stdout
 
 
 def test_a_price_that_is_none_is_refused(tmp_path: Path) -> None:
-    done = zeromon_here(tmp_path, "ledger", "--price", "-1")
+    done = zeromon_here(tmp_path, "report", "--ledger", "--price", "-1")
     assert done.returncode == 2
     assert "must be above 0" in done.stderr
 
@@ -62,7 +62,7 @@ def test_a_price_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_cause_has_the_tokens_that_its_seconds_would_have_trained(tmp_path: Path) -> None:
     """Each of two ranks got 5,400 tokens in 2,700 useful seconds; the data cost 900 seconds of each."""
     record(tmp_path, "one", facts={"batches": received(18, length=30), "strategy": "ddp"})
-    done = zeromon_here(tmp_path, "ledger", "one")
+    done = zeromon_here(tmp_path, "report", "--ledger", "one")
     rows = {words[0]: words for line in done.stdout.splitlines() if (words := line.split())}
     assert rows["cause"][-1] == "tokens"
     assert [rows[name][-1 if name == "sum" else -2] for name in ("compute", "data")] == [
@@ -70,14 +70,16 @@ def test_a_cause_has_the_tokens_that_its_seconds_would_have_trained(tmp_path: Pa
     ]  # fmt: skip
     assert rows["sum"][-1] == "14,400"
     assert "at 2 tokens in a useful second of a rank" in done.stdout
-    content = json.loads(zeromon_here(tmp_path, "ledger", "--json").stdout)
+    content = json.loads(zeromon_here(tmp_path, "report", "--ledger", "--json").stdout)
     assert (content["unit"], content["units_per_useful_second"]) == ("tokens", 2.0)
 
 
 def test_tokens_that_nothing_has_told_are_not_zero(tmp_path: Path) -> None:
     record(tmp_path, "one")
-    assert "tokens n/a: no batch" in zeromon_here(tmp_path, "ledger", "one").stdout
+    assert "tokens n/a: no batch" in zeromon_here(tmp_path, "report", "--ledger", "one").stdout
     assert (
-        json.loads(zeromon_here(tmp_path, "ledger", "--json").stdout)["units_per_useful_second"]
+        json.loads(zeromon_here(tmp_path, "report", "--ledger", "--json").stdout)[
+            "units_per_useful_second"
+        ]
         is None
     )

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from zeromon.cli import compare as compare_verb, runs as runs_verb, whatif as whatif_verb
-from zeromon.cli.ledger import runs_of_job
 from zeromon.cli.parser import suggestion
-from zeromon.cli.report import newest_snapshot, report_text
+from zeromon.cli.report import newest_snapshot, report_text, runs_of_job
 from zeromon.cli.whatif_output import as_text as whatif_text
 from zeromon.compare.comparison import compare
 from zeromon.diagnosis.pages import page

@@ -4,11 +4,19 @@ RUN is a run id or its beginning; without RUN, the newest run. The run may be li
 together with its collector. -o writes one HTML file with charts of every step, which opens without a
 network, or, where Chromium or Chrome is installed, a PNG. Exit code 1 when there are findings. With
 --prometheus URL the run is read from the server that scrapes its collectors, for any number of nodes.
+
+--ledger prints where every second of the job went instead: one cause for each second of each rank,
+restarts included. Runs that were submitted again under the same --name, Slurm job or torchelastic run id
+are one job, unless --run-only is given. The seconds of all ranks sum to the wall clock: 8 ranks spend 8
+seconds a second. Goodput is the useful share: forwards, backwards and optimizers of steps that no
+restart took again. The tokens of a cause are those that its seconds would have trained at the rate of
+the useful ones. Exit code 1 when the job lost work.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import socket
@@ -17,6 +25,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,33 +33,42 @@ from zeromon.cli import servers
 from zeromon.cli.options import between, dashboard, flag, option, refuse_format
 from zeromon.cli.terminal import show, working
 from zeromon.collector.run import read_folder
-from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
+from zeromon.errors import RunAmbiguous, RunNotFound, SourceError, ZeromonError
 from zeromon.probes.process import start_ticks
-from zeromon.report.render import render
+from zeromon.readout.ledger import job_ledger, mean_watts
+from zeromon.report.render import activities, ledger, render
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot, Severity, StepRange
+from zeromon.snapshot.ledger import Cause
 from zeromon.sources.live import LiveSource, node_runs
 from zeromon.sources.prometheus.source import find, only
 from zeromon.storage.recorder import Past, findings
 from zeromon.storage.run_store import Store, decode, encode
 from zeromon.storage.step_history import Series, frame, row_of, step_ranges
+from zeromon.units import JOULES_A_KWH
 
 if TYPE_CHECKING:
     import polars as pl
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon report [RUN] [--prometheus URL] [--json] [-o FILE] [--wait SECONDS]``"""
+    """``zeromon report [RUN] [--prometheus URL] [--json] [-o FILE] [--wait SECONDS] [--ledger]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
     flag(parser, "--json", "print JSON")
     servers.add_argument(parser)
     option(parser, "-o --output", "FILE", "write an HTML page, or .png")
     option(parser, "--wait", "SECONDS", "wait for the run to end first", between(0), 0.0)
+    job = parser.add_argument_group("the ledger of the job")
+    flag(job, "--ledger", "print where every second went, by cause")
+    flag(job, "--run-only", "leave out other runs of the job")
+    option(job, "--price", "PRICE", "price of an hour of a rank", between(0, 1e9, above=True))
 
 
 def call(options: argparse.Namespace) -> int:
     """Finds the run, live or ended, and prints its report."""
     refuse_format(options.output, ".html", ".png")
+    if not options.ledger and (options.run_only or options.price is not None):
+        raise ZeromonError("--run-only and --price need --ledger")
     server = servers.server_of(options, named=bool(options.run))
     source = only(find(server, options.run)).open(server) if server is not None else None
     look = source.latest if source is not None else lambda: newest_snapshot(options.run)
@@ -60,6 +78,8 @@ def call(options: argparse.Namespace) -> int:
     while not run.ended and time.monotonic() < deadline:
         time.sleep(0.25)
         run = look()
+    if options.ledger:
+        return print_ledger(run, options)
     if options.output:
         write = write_png if options.output.lower().endswith(".png") else write_page
         with working("drawing"):
@@ -70,6 +90,46 @@ def call(options: argparse.Namespace) -> int:
     else:
         show(report_text(run))
     return 1 if any(f.severity != Severity.INFO for f in run.findings) else 0
+
+
+def print_ledger(newest: RunSnapshot, options: argparse.Namespace) -> int:
+    """Prints the ledger of the job of *newest*; returns 1 where it lost work."""
+    with working("reading the runs"):
+        runs = [newest] if options.run_only else runs_of_job(newest)
+        whole = job_ledger(runs)
+    if not whole.rows:
+        raise ZeromonError(f"run {newest.run} has no ledger", "No rank of it has reported yet.")
+    watts = mean_watts(newest)
+    if options.json:
+        content = {
+            "job": newest.job or newest.run, "runs": [run.run for run in runs],
+            "attempts": whole.attempts, "rank_seconds": whole.rank_seconds,
+            "goodput_ratio": whole.goodput, "rows": [asdict(row) for row in whole.rows],
+            "notes": whole.notes, "mean_watts": watts, "unit": whole.unit,
+            "units_per_useful_second": whole.per_second if whole.unit else None,
+        }  # fmt: skip
+        sys.stdout.write(json.dumps(content, default=str) + "\n")
+    else:
+        per = [] if options.price is None else [("money", options.price / 3600)]
+        if watts is not None:
+            per.append(("kWh at mean power", watts / len(newest.ranks) / JOULES_A_KWH))
+        head = f"job {newest.job or newest.run}: {', '.join(run.run for run in runs)}"
+        parts = (head, ledger(runs, per), activities(newest))
+        show("\n\n".join(part for part in parts if part) + "\n")
+    return 1 if any(row.cause is Cause.LOST for row in whole.rows) else 0
+
+
+def runs_of_job(newest: RunSnapshot) -> list[RunSnapshot]:
+    """All recorded runs of the job of *newest*, the oldest first."""
+    if not newest.job:
+        return [newest]
+    store = Store()
+    others = [
+        store.load(one.run)
+        for one in store.manifests()
+        if one.job == newest.job and one.run != newest.run and one.node == newest.node
+    ]
+    return sorted((*others, newest), key=lambda run: run.started_wall)
 
 
 def write_page(
