@@ -31,6 +31,7 @@ from zeromon.collector.cluster import (
     LeaderReply,
     NodeInfo,
     NodeReport,
+    Sender,
     clock_offset,
     node_views,
     packed,
@@ -184,6 +185,35 @@ def test_the_best_exchange_counts_until_drift_makes_it_the_worse() -> None:
     old = clock.best(10**14)  # a day later both are as old, and the first is still better
     assert old is not None and old.error_at(10**14) > 10**6
     assert clock.round_trip_ns() == 100
+
+
+@given(st.sampled_from([-3600, -5, 5, 3600]), st.integers(0, 10**6))
+def test_a_clock_that_has_jumped_counts_from_the_next_exchange(jump: int, trip: int) -> None:
+    """As that of a virtual machine that was suspended; the old exchanges are the shorter ones."""
+    clock = Clock()
+    for second in range(60):
+        clock.heard(
+            second * SECOND, second * SECOND + 50, second * SECOND + 50, second * SECOND + 100
+        )
+    t1 = 60 * SECOND
+    t0 = t1 - trip + jump * SECOND
+    clock.heard(t0, t1, t1, t0 + 2 * trip)
+    best = clock.best(t0 + 2 * trip)
+    assert best is not None and abs(best.value_ns - jump * SECOND) <= trip + 1
+
+
+def test_a_node_whose_clock_is_an_hour_ahead_accuses_nobody() -> None:
+    """Its arrivals are those of the future; it says so, and the other nodes go on."""
+    head, now = Leader(), 100 * SECOND
+    for first, ahead in ((0, 0), (2, 0), (4, 3600 * SECOND)):
+        arrival = PartialArrival(
+            "", 7, 6, 2, now + ahead, now + ahead + 10, first, now + ahead, 1000
+        )
+        report = NodeReport("train-1", card(first), groups=["g"], joints=[(0, arrival)])
+        reply = head.answer(report, now + SECOND // 10)
+    assert reply.matches == []
+    assert head.note.startswith("node ") and "clock is wrong" in head.note
+    assert head.reads(Sender(run="train-1", card=card(4), exchange=EXCHANGE)) and head.note == ""
 
 
 def stuck(sequence: int, issued: int) -> InFlight:
@@ -434,7 +464,7 @@ def test_an_exchange_during_a_look_at_the_clock_is_no_error() -> None:
 
     class Interrupted(ClockOffset):
         def error_at(self, now_ns: int) -> float:
-            clock.heard(0, 5, 6, 12)
+            clock._offsets.append(ClockOffset(1.0, 9.0, 0))
             return super().error_at(now_ns)
 
     clock._offsets.extend(Interrupted(1.0, float(error), 0) for error in (3, 2, 4))

@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import json
 import os
+import random
 import select
 import struct
 import subprocess
@@ -96,6 +97,8 @@ class Cable:
 
     def __init__(self, one: int, other: int) -> None:
         self.delay: float | None = 0.0
+        self.lost_share = 0.0
+        """Frames that do not arrive, as a share of all."""
         self._ends = {one: other, other: one}
         self._going: deque[tuple[float, int, bytes]] = deque()
         self._closing = threading.Event()
@@ -111,7 +114,7 @@ class Cable:
             now = time.monotonic()
             for end in ready:
                 frame = os.read(end, 65536)
-                if self.delay is not None:
+                if self.delay is not None and random.random() >= self.lost_share:
                     self._going.append((now + self.delay, self._ends[end], frame))
             while self._going and self._going[0][0] <= now:
                 _, end, frame = self._going.popleft()

@@ -42,6 +42,8 @@ _FAR_SECONDS = 0.001
 """With many nodes, replies omit those with a shorter round trip."""
 _DRIFT = 50e-6
 """Bound of the drift between two clocks, seconds per second."""
+_MOST_AHEAD_NS = 1_000_000_000
+"""A report of arrivals that are further in the future comes from a node whose clock is wrong."""
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
@@ -184,8 +186,12 @@ class Clock:
         self._offsets: deque[ClockOffset] = deque(maxlen=64)
 
     def heard(self, t0: int, t1: int, t2: int, t3: int) -> None:
-        """Adds an exchange."""
-        self._offsets.append(clock_offset(t0, t1, t2, t3))
+        """Adds an exchange; forgets those that contradict it, because a clock has jumped since."""
+        new = clock_offset(t0, t1, t2, t3)
+        for old in list(self._offsets):
+            if abs(old.value_ns - new.value_ns) > old.error_at(t3) + new.error_ns:
+                self._offsets.remove(old)
+        self._offsets.append(new)
 
     def round_trip_ns(self) -> int:
         """Returns the shortest round trip of the last exchanges; -1 before the first."""
@@ -332,8 +338,15 @@ class Leader:
             node.card, node.heard_ns = card, received_ns
             node.peers = [_printable_rank(peer, card.node) for peer in report.peers]
             node.round_trip_ns = report.round_trip_ns
+            latest_ns = received_ns + _MOST_AHEAD_NS
             for joint in unpacked(report.groups, report.joints):
-                self._add_arrivals(report.card.first_rank, joint)
+                if joint.last_ns > latest_ns:
+                    self._unread[card.first_rank] = (
+                        f"node {card.node} reports arrivals of the future: its clock is wrong, and its "
+                        "ranks are not matched"
+                    )
+                else:
+                    self._add_arrivals(card.first_rank, joint)
             self._joints += len(report.joints)
             if received_ns - self._concluded_ns > 500_000_000:
                 self._adapt_sampling(max(0.5, (received_ns - self._concluded_ns) / 1e9))
