@@ -34,6 +34,11 @@ RING_0, RING_1 = f"{LIVE}/r/rank0*.ring", f"{LIVE}/r/rank1*.ring"
 KILL_COLLECTOR = f"kill -9 $(sed 's/.*\"pid\": \\([0-9]*\\).*/\\1/' {LIVE}/collector.json)"
 SMALL_TMPFS = "mkdir $W/live; mount -t tmpfs -o size=2m,mode=700 none $W/live"
 FILL = "head -c 4m /dev/zero > $W/live/x"
+ON_DISK = (
+    "truncate -s 32m $W/disk; mkfs.ext4 -q $W/disk; mkdir $W/store; mount -o loop $W/disk $W/store; "
+    "chmod 700 $W/store"
+)
+FREEZE = "(fsfreeze -f $W/store; sleep 10; fsfreeze -u $W/store) > /dev/null 2>&1 &"
 IN_STORE = {"ZEROMON_STORE": "$W/store"}
 IN_SMALL = {"ZEROMON_DIR": "$W/live"}
 NO_SEGMENTS = ("unshare", "--ipc", "bash", "-c", 'echo 0 > /proc/sys/kernel/shmmni; "$@"', "bash")
@@ -73,6 +78,14 @@ ATTACKS = {
     "24 the store is a link": attacked(
         "mkdir $W/real; ln -s real $W/store", IN_STORE, told="store is a link", after="ls $W/real"
     ),
+    "33 the store becomes read-only": attacked(
+        ON_DISK,
+        IN_STORE | {"PAUSE": "0.5", "AT_0_3": "mount -o remount,abort $W/store"},
+        told="ZM009",
+    ),
+    "33 a write into the store takes ten seconds": attacked(
+        ON_DISK, IN_STORE | {"PAUSE": "0.5", "AT_0_3": FREEZE}, wait_seconds=15
+    ),
     "B1 a kernel without segments": attacked(as_user=NO_SEGMENTS),
 }
 
@@ -88,7 +101,7 @@ def reported(told: Told) -> list[tuple[int, int, int]]:
     return [(one["rank"], one["steps"], one["errors"]) for one in told.record.get("ranks", ())]
 
 
-SLOWER = {"31 the store is removed"}
+SLOWER = {"31 the store is removed", "33 a write into the store takes ten seconds"}
 
 
 @pytest.mark.parametrize(  # tests/storage/test_run_store.py refuses a link in every call
