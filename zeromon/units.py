@@ -65,6 +65,11 @@ def human_ratio(ratio: float | None) -> str:
     return "n/a" if ratio is None else f"{ratio * 100:.1f} %"
 
 
+def human_share(part: float | None, whole: float | None) -> str:
+    """``12.3 %`` of *whole*; ``n/a`` where one of them is unknown or *whole* is 0."""
+    return human_ratio(part / whole if whole and part is not None else None)
+
+
 def human_energy(joules: float) -> str:
     """``1.2 kWh``, ``3.4 kJ``, ``5.0 J``."""
     if joules >= JOULES_A_KWH / 10:
@@ -102,9 +107,9 @@ def printable_values(value: Any) -> Any:
     return [printable_values(each) for each in value] if isinstance(value, list) else value
 
 
-def human_count(count: float) -> str:
-    """``1,234``; ``n/a`` for -1, which is no count."""
-    return "n/a" if count == -1 else f"{count:,.0f}"
+def human_count(count: float | None) -> str:
+    """``1,234``; ``n/a`` for None and for -1, which is no count."""
+    return "n/a" if count is None or count == -1 else f"{count:,.0f}"
 
 
 def human_calls(calls: float) -> str:
@@ -112,8 +117,10 @@ def human_calls(calls: float) -> str:
     return f"{calls:.1f}".removesuffix(".0") if calls < 100 else human_count(calls)
 
 
-def human_params(count: int) -> str:
-    """``6.74 B``, ``124 M``."""
+def human_params(count: int | None) -> str:
+    """``6.74 B``, ``124 M``; ``n/a`` for None."""
+    if count is None:
+        return "n/a"
     for scale, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"

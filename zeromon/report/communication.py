@@ -22,7 +22,7 @@ from zeromon.readout.figures import (
     by_name,
 )
 from zeromon.readout.text import exposed_unknown, in_graphs
-from zeromon.report.table import field_table, table
+from zeromon.report.table import column_table, field_table, table
 from zeromon.snapshot import CollectiveRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS, InspectorRow
 from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
@@ -31,22 +31,19 @@ from zeromon.units import human_bytes, human_count, human_rate, human_ratio, hum
 def communication(run: RunSnapshot) -> str:
     """The collectives of the first rank by operation and group, in all."""
     rank = run.ranks[0]
-    header = ("op", "group", "calls", "bytes", "time", "exposed", "busbw")
-    rows = [
-        (
-            row.op,
-            f"{row.group}({row.group_size})",
-            human_count(row.count),
-            human_bytes(row.nbytes),
-            human_seconds(row.seconds) if row.seconds else "-",
-            human_seconds(row.exposed_seconds) if row.seconds else "-",
-            human_rate(_bus_bandwidth(rank, row)),
-        )
-        for row in rank.collectives
-    ]
+    rows = column_table(
+        rank.collectives,
+        ("op", lambda row: row.op),
+        ("group", lambda row: f"{row.group}({row.group_size})"),
+        ("calls", lambda row: human_count(row.count)),
+        ("bytes", lambda row: human_bytes(row.nbytes)),
+        ("time", lambda row: human_seconds(row.seconds) if row.seconds else "-"),
+        ("exposed", lambda row: human_seconds(row.exposed_seconds) if row.seconds else "-"),
+        ("busbw", lambda row: human_rate(_bus_bandwidth(rank, row))),
+    )
     why = exposed_unknown(rank) if rank.steps else ""
     nothing = f"  n/a: {why}" if why else "  none"
-    lines = [f"Communication of rank {rank.rank}", table(header, rows) if rows else nothing]
+    lines = [f"Communication of rank {rank.rank}", rows if rank.collectives else nothing]
     if rank.untimed:
         unknown = sum(rank.unattributed.values())
         of_them = f", {human_count(unknown)} of them of unknown operation" if unknown else ""

@@ -16,7 +16,7 @@ from zeromon.readout.text import (
     host_evidence,
     left_text,
 )
-from zeromon.report.table import table
+from zeromon.report.table import column_table, table
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,
@@ -79,19 +79,15 @@ def _jobs(jobs: Sequence[Attempt]) -> str:
 
 
 def _attempts(run: RunSnapshot, failed: Sequence[Attempt]) -> str:
-    rows = [
-        (
-            str(attempt.number),
-            _lasted(attempt),
-            human_count(attempt.steps),
-            "n/a" if attempt.resumed_step is None else human_count(attempt.resumed_step),
-            "n/a" if attempt.lost_steps is None else human_count(attempt.lost_steps),
-        )
-        for attempt in failed
-    ]
-    lines = (
-        [table(("attempt", "lasted", "steps", "resumed at", "steps lost"), rows)] if rows else []
+    rows = column_table(
+        failed,
+        ("attempt", lambda attempt: str(attempt.number)),
+        ("lasted", _lasted),
+        ("steps", lambda attempt: human_count(attempt.steps)),
+        ("resumed at", lambda attempt: human_count(attempt.resumed_step)),
+        ("steps lost", lambda attempt: human_count(attempt.lost_steps)),
     )
+    lines = [rows] if failed else []
     if any(attempt.lost_steps is None for attempt in failed):
         lines.append("  n/a: the optimizer keeps no count of its steps that the agent can read")
     for attempt in failed:

@@ -7,40 +7,26 @@ from zeromon.memory.reconcile import role_bytes, unattributed_memory
 from zeromon.readout.breakdown import workers_text
 from zeromon.readout.figures import RISK
 from zeromon.readout.text import UNATTRIBUTED_NAMES, memory_unknown
-from zeromon.report.table import table
+from zeromon.report.table import Column, column_table, table
 from zeromon.snapshot import Disk, ExpectedRow, RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds, signed
 
 
 def memory(ranks: Sequence[RankSnapshot]) -> str:
     """The memory of each rank at its last sample, and its out-of-memory risk."""
-    header: tuple[str, ...] = (
-        "rank",
-        "RSS",
-        "workers",
-        "allocated",
-        "reserved",
-        "headroom",
-        "risk",
+    workers: Column[RankSnapshot] = ("workers", lambda rank: workers_text(rank.workers))
+    rows = column_table(
+        ranks,
+        ("rank", lambda rank: str(rank.rank)),
+        ("RSS", lambda rank: human_bytes(rank.rss_bytes)),
+        *([workers] if any(rank.workers for rank in ranks) else []),
+        ("allocated", lambda rank: human_bytes(m.allocated_bytes) if (m := rank.memory) else "-"),
+        ("reserved", lambda rank: human_bytes(m.reserved_bytes) if (m := rank.memory) else "-"),
+        ("headroom", lambda rank: human_bytes(m.headroom_bytes) if (m := rank.memory) else "-"),
+        ("risk", RISK.text),
     )
-    rows: list[tuple[str, ...]] = []
-    for rank in ranks:
-        memory = rank.memory
-        rows.append(
-            (
-                str(rank.rank),
-                human_bytes(rank.rss_bytes),
-                workers_text(rank.workers),
-                human_bytes(memory.allocated_bytes) if memory else "-",
-                human_bytes(memory.reserved_bytes) if memory else "-",
-                human_bytes(memory.headroom_bytes) if memory else "-",
-                RISK.text(rank),
-            )
-        )
-    if not any(rank.workers for rank in ranks):
-        header, rows = (*header[:2], *header[3:]), [(*row[:2], *row[3:]) for row in rows]
     lines = dict.fromkeys(f"  {why}" for rank in ranks if (why := memory_unknown(rank)))
-    return "\n".join([f"Memory at the last sample\n{table(header, rows)}", *lines])
+    return "\n".join([f"Memory at the last sample\n{rows}", *lines])
 
 
 def roles(run: RunSnapshot) -> str:
@@ -48,13 +34,10 @@ def roles(run: RunSnapshot) -> str:
     rank = first_counted(run.ranks)
     if rank is None:
         return ""
+    expected = {row.role: row for row in rank.expected}
     rows: list[tuple[str, ...]] = [
-        (
-            name.replace("_", " "),
-            *(_places(rank, name)),
-            *_compared(next((e for e in rank.expected if e.role == name), None)),
-        )
-        for name in dict.fromkeys([*(e.role for e in rank.expected), *(r.role for r in rank.roles)])
+        (name.replace("_", " "), *_places(rank, name), *_compared(expected.get(name)))
+        for name in dict.fromkeys([*expected, *(r.role for r in rank.roles)])
     ]
     rows = [row for row in rows if any(cell not in ("-", "0 B") for cell in row[1:])]
     for rest in unattributed_memory(rank):
@@ -93,7 +76,7 @@ def _compared(row: ExpectedRow | None) -> tuple[str, str, str]:
     unexplained = row.unexplained_bytes
     return (
         human_bytes(row.plain_bytes) if row.plain_bytes else "-",
-        "n/a" if row.predicted_bytes is None else human_bytes(row.predicted_bytes),
+        human_bytes(row.predicted_bytes),
         "n/a" if unexplained is None else signed(human_bytes, unexplained) if unexplained else "0",
     )
 
@@ -104,23 +87,20 @@ def offload(run: RunSnapshot) -> str:
     if rank is None:
         return ""
     peaks = {way.path: rank.path_peak(way.path) for way in rank.transfers}
-    rows = [
-        (
-            way.path.replace("_", " "),
-            human_bytes(way.nbytes),
-            human_bytes(way.step_bytes),
-            human_rate(way.bytes_per_second),
-            human_rate(way.best_bytes_per_second or None),
-            human_rate(peaks[way.path][0]),
-            human_seconds(way.blocked_seconds) if way.seconds else "n/a",
-        )
-        for way in rank.transfers
-    ]
-    head = ("path", "bytes", "a step", "speed", "best", "at most", "waited")
+    rows = column_table(
+        rank.transfers,
+        ("path", lambda way: way.path.replace("_", " ")),
+        ("bytes", lambda way: human_bytes(way.nbytes)),
+        ("a step", lambda way: human_bytes(way.step_bytes)),
+        ("speed", lambda way: human_rate(way.bytes_per_second)),
+        ("best", lambda way: human_rate(way.best_bytes_per_second or None)),
+        ("at most", lambda way: human_rate(peaks[way.path][0])),
+        ("waited", lambda way: human_seconds(way.blocked_seconds) if way.seconds else "n/a"),
+    )
     says = dict.fromkeys(
         f"{human_rate(rate)} is what {what}" for rate, what in peaks.values() if rate
     )
-    lines = [table(head, rows), *(f"  {line}" for line in says), *_disk_lines(rank.disk)]
+    lines = [rows, *(f"  {line}" for line in says), *_disk_lines(rank.disk)]
     return f"Offload of rank {rank.rank}\n" + "\n".join(lines)
 
 

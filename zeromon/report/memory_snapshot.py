@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from zeromon.report.table import fitted, table
+from zeromon.report.table import column_table, table
 from zeromon.traces.allocations import (
     COMMUNICATION,
     OPTIMIZER_STATE,
@@ -12,7 +12,7 @@ from zeromon.traces.allocations import (
     Peak,
     origin,
 )
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, signed
+from zeromon.units import human_bytes, human_count, human_seconds, human_share, signed
 
 _MOST_ROWS = 10
 _SHORT = {OPTIMIZER_STATE: "optimizer", COMMUNICATION: "comm buffers"}
@@ -30,17 +30,15 @@ def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
     if not rows:
         return "\n".join([*heads, "", "  every stack holds as much in both"]) + "\n"
     total = sum(row.after_bytes - row.before_bytes for row in rows)
-    cells = [
-        (
-            origin(row.stack),
-            _SHORT.get(row.role, row.role),
-            f"{row.count:+,}",
-            human_bytes(row.after_bytes),
-            signed(human_bytes, row.after_bytes - row.before_bytes),
-        )
-        for row in (*rows[:_MOST_ROWS], *rows[_MOST_ROWS:][-3:])
-    ]
-    grown = fitted(("where", "role", "count", "B", "B - A"), cells, 0)
+    grown = column_table(
+        [*rows[:_MOST_ROWS], *rows[_MOST_ROWS:][-3:]],
+        ("where", lambda row: origin(row.stack)),
+        ("role", lambda row: _SHORT.get(row.role, row.role)),
+        ("count", lambda row: f"{row.count:+,}"),
+        ("B", lambda row: human_bytes(row.after_bytes)),
+        ("B - A", lambda row: signed(human_bytes, row.after_bytes - row.before_bytes)),
+        cuts=[0],
+    )
     return "\n".join([*heads, "", f"{signed(human_bytes, total)} in all", grown]) + "\n"
 
 
@@ -50,24 +48,21 @@ def _device(name: str, device: DeviceMemory) -> list[str]:
         f"Device {device.device} of {name}: {human_bytes(device.allocated_bytes)} allocated of "
         f"{human_bytes(reserved)} reserved"
     )
-    rows = [
-        (
-            row.kind or "-",
-            human_count(row.count),
-            human_bytes(row.reserved_bytes),
-            human_bytes(row.allocated_bytes),
-            human_bytes(row.pending_bytes),
-            human_bytes(row.inactive_bytes),
-        )
-        for row in device.segments
-    ]
-    header = ("segments", "count", "reserved", "allocated", "awaits free", "inactive")
-    share = human_ratio(device.stranded_bytes / reserved if reserved else None)
+    rows = column_table(
+        device.segments,
+        ("segments", lambda row: row.kind or "-"),
+        ("count", lambda row: human_count(row.count)),
+        ("reserved", lambda row: human_bytes(row.reserved_bytes)),
+        ("allocated", lambda row: human_bytes(row.allocated_bytes)),
+        ("awaits free", lambda row: human_bytes(row.pending_bytes)),
+        ("inactive", lambda row: human_bytes(row.inactive_bytes)),
+    )
+    share = human_share(device.stranded_bytes, reserved)
     fragments = (
         f"  fragmentation: {human_bytes(device.stranded_bytes)} ({share} of reserved) inactive in "
         f"segments in use\n  largest free block: {human_bytes(device.largest_inactive_bytes)}"
     )
-    blocks = [f"{head}\n{table(header, rows)}\n{fragments}", _roles(device)]
+    blocks = [f"{head}\n{rows}\n{fragments}", _roles(device)]
     if device.peak is None:
         blocks.append(
             "The peak is n/a: the file has no history of allocations\n"
@@ -103,16 +98,14 @@ def _roles(device: DeviceMemory) -> str:
 
 
 def _holdings(held: Sequence[Holding]) -> str:
-    rows = [
-        (
-            origin(one.stack),
-            _SHORT.get(one.role, one.role),
-            human_count(one.count),
-            human_bytes(one.nbytes),
-        )
-        for one in held[:_MOST_ROWS]
-    ]
-    text = fitted(("where", "role", "count", "bytes"), rows, 0)
+    text = column_table(
+        held[:_MOST_ROWS],
+        ("where", lambda one: origin(one.stack)),
+        ("role", lambda one: _SHORT.get(one.role, one.role)),
+        ("count", lambda one: human_count(one.count)),
+        ("bytes", lambda one: human_bytes(one.nbytes)),
+        cuts=[0],
+    )
     if len(held) > _MOST_ROWS:
         rest = held[_MOST_ROWS:]
         text += f"\n  and {human_bytes(sum(o.nbytes for o in rest))} of {len(rest):,} other stacks"
@@ -120,15 +113,13 @@ def _holdings(held: Sequence[Holding]) -> str:
 
 
 def _ooms(device: DeviceMemory) -> str:
-    rows = [
-        (
-            origin(oom.stack),
-            human_seconds(oom.seconds),
-            human_bytes(oom.nbytes),
-            human_bytes(oom.allocated_bytes),
-            human_bytes(oom.device_free_bytes),
-        )
-        for oom in device.ooms
-    ]
-    header = ("where", "after", "asked for", "allocated", "free")
-    return f"Allocations that failed, and what the device had free\n{fitted(header, rows, 0)}"
+    rows = column_table(
+        device.ooms,
+        ("where", lambda oom: origin(oom.stack)),
+        ("after", lambda oom: human_seconds(oom.seconds)),
+        ("asked for", lambda oom: human_bytes(oom.nbytes)),
+        ("allocated", lambda oom: human_bytes(oom.allocated_bytes)),
+        ("free", lambda oom: human_bytes(oom.device_free_bytes)),
+        cuts=[0],
+    )
+    return f"Allocations that failed, and what the device had free\n{rows}"

@@ -20,6 +20,7 @@ from zeromon.readout.figures import (
     OVERLAP,
     SPREAD,
     STEP,
+    STEPS,
     telling,
     training_text,
 )
@@ -56,7 +57,7 @@ from zeromon.report.communication import (
 )
 from zeromon.report.deaths import attempts, deaths
 from zeromon.report.memory import memory, offload, roles
-from zeromon.report.table import table
+from zeromon.report.table import column_table, table
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Setting, Severity, StepRange
 from zeromon.storage.run_store import About
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
@@ -126,16 +127,16 @@ def _shown(run: RunSnapshot) -> Sequence[RankSnapshot]:
 
 
 def _ranks(run: RunSnapshot) -> str:
-    header = ("rank", "steps", "step", "exposed", "share", "overlap", "state")
-    rows = [
-        (
-            str(rank.rank),
-            human_count(rank.step),
-            *(figure.text(rank) for figure in (STEP, EXPOSED_SECONDS, EXPOSED, OVERLAP)),
-            state_text(rank),
-        )
-        for rank in _shown(run)
-    ]
+    rows = column_table(
+        _shown(run),
+        ("rank", lambda rank: str(rank.rank)),
+        ("steps", STEPS.text),
+        ("step", STEP.text),
+        ("exposed", EXPOSED_SECONDS.text),
+        ("share", EXPOSED.text),
+        ("overlap", OVERLAP.text),
+        ("state", state_text),
+    )
     more = (len(run.ranks) if run.fleet is None else run.fleet.ranks) - len(_shown(run))
     tail = f"\n  ... and {more} more ranks" if more > 0 else ""
     tail += "".join(f"\n  {line}" for line in map(checked, _shown(run)) if line)
@@ -149,8 +150,7 @@ def _ranks(run: RunSnapshot) -> str:
         tail += "\n" + _wrapped(progress_text(run))
     if (teller := telling(run)) is not None:
         tail += "\n" + _wrapped(f"training, by rank {teller.rank}: {training_text(teller)}")
-    title = f"Steps (mean of the last {WINDOW} timed steps, without the first)"
-    return f"{title}\n{table(header, rows)}{tail}"
+    return f"Steps (mean of the last {WINDOW} timed steps, without the first)\n{rows}{tail}"
 
 
 def why_unknown(ranks: Sequence[RankSnapshot]) -> str:
@@ -179,19 +179,15 @@ def _over_time(ranges: Sequence[StepRange]) -> str:
     """Step time, exposed share and memory over a long run; "" without *ranges*."""
     if not ranges:
         return ""
-    rows = [
-        (
-            f"{human_count(part.first_step)} to {human_count(part.last_step)}",
-            human_seconds(part.step_seconds),
-            human_ratio(part.exposed_ratio),
-            human_bytes(part.rss_bytes),
-            human_bytes(part.reserved_bytes) if part.reserved_bytes >= 0 else "-",
-        )
-        for part in ranges
-    ]
-    header = ("steps", "step", "exposed", "RSS", "reserved")
-    title = "Over the whole run (mean step, without the first; the most bytes on any rank)"
-    return f"{title}\n{table(header, rows)}"
+    rows = column_table(
+        ranges,
+        ("steps", lambda p: f"{human_count(p.first_step)} to {human_count(p.last_step)}"),
+        ("step", lambda p: human_seconds(p.step_seconds)),
+        ("exposed", lambda p: human_ratio(p.exposed_ratio)),
+        ("RSS", lambda p: human_bytes(p.rss_bytes)),
+        ("reserved", lambda p: human_bytes(p.reserved_bytes) if p.reserved_bytes >= 0 else "-"),
+    )
+    return f"Over the whole run (mean step, without the first; the most bytes on any rank)\n{rows}"
 
 
 def phases(run: RunSnapshot) -> str:
@@ -290,20 +286,17 @@ def engines(run: RunSnapshot) -> str:
     rank = next((r for r in run.ranks if r.engines), None)
     if rank is None:
         return ""
-    header = ("engine", "steps", "skipped", "bytes", "exposed", "loss scale", "grad norm")
-    rows = [
-        (
-            f"{engine.engine} {engine.strategy}{' (dropped)' * engine.dropped}",
-            human_count(engine.steps),
-            human_count(engine.skipped),
-            human_bytes(engine.nbytes),
-            human_seconds(engine.exposed_seconds),
-            "-" if engine.loss_scale is None else f"{engine.loss_scale:g}",
-            "-" if engine.grad_norm is None else f"{engine.grad_norm:.4g}",
-        )
-        for engine in rank.engines
-    ]
-    return f"DeepSpeed engines of rank {rank.rank}\n{table(header, rows)}"
+    rows = column_table(
+        rank.engines,
+        ("engine", lambda e: f"{e.engine} {e.strategy}{' (dropped)' * e.dropped}"),
+        ("steps", lambda e: human_count(e.steps)),
+        ("skipped", lambda e: human_count(e.skipped)),
+        ("bytes", lambda e: human_bytes(e.nbytes)),
+        ("exposed", lambda e: human_seconds(e.exposed_seconds)),
+        ("loss scale", lambda e: "-" if e.loss_scale is None else f"{e.loss_scale:g}"),
+        ("grad norm", lambda e: "-" if e.grad_norm is None else f"{e.grad_norm:.4g}"),
+    )
+    return f"DeepSpeed engines of rank {rank.rank}\n{rows}"
 
 
 def settings(run: RunSnapshot, *, written_only: bool) -> str:

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from zeromon.readout.figures import Fields, Row
 from zeromon.units import printable
@@ -35,15 +35,27 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
+Column = tuple[str, Callable[[Row], str]]
+"""The heading of a column, and what it has of a row."""
+
+
+def column_table(rows: Iterable[Row], *columns: Column[Row], cuts: Sequence[int] = ()) -> str:
+    """A table of *rows* with *columns*; with *cuts*, it is :func:`fitted`."""
+    cells = [[read(row) for _, read in columns] for row in rows]
+    return fitted([heading for heading, _ in columns], cells, *cuts)
+
+
 def field_table(rows: Iterable[Row], fields: Fields[Row], *names: str) -> str:
     """A table of *rows* with the fields *names*, by default all."""
-    shown = [fields[name] for name in names] or list(fields.values())
-    header = [field.name for field in shown]
-    return table(header, [[field.text(row) for field in shown] for row in rows])
+    shown = [fields[name] for name in names] or fields.values()
+    return column_table(rows, *((field.name, field.text) for field in shown))
 
 
 def fitted(header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int) -> str:
-    """A table of 80 columns: cells of the columns *cuts* lose their middle, the first of them first."""
+    """A table in which cells of the columns *cuts* lose their middle, so that it has 80 columns.
+
+    Those of the first of *cuts* lose it first.
+    """
     cells = [list(map(printable, row)) for row in rows]
     for column in cuts:
         widths = [max(map(len, one)) + 2 for one in zip(header, *cells, strict=True)]

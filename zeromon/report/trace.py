@@ -4,12 +4,12 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from zeromon.report.table import fitted, table
+from zeromon.report.table import Column, column_table, table
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.traces.analysis import RankTrace
 from zeromon.traces.critical import CriticalPath
-from zeromon.traces.diff import LEAST_OF_FIGURE, OF_CALLS, Row, TraceDiff, What
-from zeromon.traces.idle import IdleTime
+from zeromon.traces.diff import LEAST_OF_FIGURE, OF_CALLS, Row, TraceDiff, Usage, What
+from zeromon.traces.idle import IdleTime, StreamTime
 from zeromon.traces.products import overall
 from zeromon.units import (
     human_bytes,
@@ -18,6 +18,7 @@ from zeromon.units import (
     human_rate,
     human_ratio,
     human_seconds,
+    human_share,
     signed,
 )
 
@@ -98,26 +99,21 @@ def _ranks(ranks: Sequence[RankTrace]) -> str:
     """One row a rank, of many ranks those that compute more or less than the others."""
     usual = _median(ranks, lambda r: r.compute_seconds)
     apart = sorted(ranks, key=lambda r: -abs((r.compute_seconds or 0.0) - usual))[:_MOST_ROWS]
-    rows = [
-        (
-            str(r.rank),
-            human_seconds(r.span_seconds),
-            *(
-                human_ratio(part / r.span_seconds if r.span_seconds and part is not None else None)
-                for part in (
-                    r.compute_seconds, r.exposed_seconds, r.exposed_copy_seconds, r.idle_seconds
-                )
-            ),
-            human_seconds(r.communication_seconds),
-            human_ratio(r.overlap_ratio),
-            human_seconds(r.wait_seconds),
-        )
-        for r in ranks if r in apart
-    ]  # fmt: skip
-    header = ("rank", "span", "compute", "exposed", "copies", "idle", "comm", "overlap", "waits")
-    lines = ["Where the time of the device went, shares of the span", table(header, rows)]
-    if len(rows) < len(ranks):
-        lines.append(f"  and {len(ranks) - len(rows)} ranks nearer to the median: --json has all")
+    rows = column_table(
+        [r for r in ranks if r in apart],
+        ("rank", lambda r: str(r.rank)),
+        ("span", lambda r: human_seconds(r.span_seconds)),
+        ("compute", lambda r: human_share(r.compute_seconds, r.span_seconds)),
+        ("exposed", lambda r: human_share(r.exposed_seconds, r.span_seconds)),
+        ("copies", lambda r: human_share(r.exposed_copy_seconds, r.span_seconds)),
+        ("idle", lambda r: human_share(r.idle_seconds, r.span_seconds)),
+        ("comm", lambda r: human_seconds(r.communication_seconds)),
+        ("overlap", lambda r: human_ratio(r.overlap_ratio)),
+        ("waits", lambda r: human_seconds(r.wait_seconds)),
+    )
+    lines = ["Where the time of the device went, shares of the span", rows]
+    if len(apart) < len(ranks):
+        lines.append(f"  and {len(ranks) - len(apart)} ranks nearer to the median: --json has all")
     idlest = max(ranks, key=lambda r: r.idle_seconds or 0.0)
     if idlest.idle is not None and idlest.idle.seconds:
         lines.append(f"  idle of rank {idlest.rank}: {_causes(idlest.idle)}")
@@ -188,26 +184,22 @@ def _products(rank: RankTrace) -> str:
         return f"{title}: n/a, the trace has no operators, or none that launched a kernel"
     speed, peak, roofline = overall(rank.products)
     seconds = sum(one.seconds for one in rank.products)
-    share = human_ratio(seconds / rank.span_seconds if rank.span_seconds else None)
-    rows = [
-        (
-            one.op.replace("_attention", "").replace("_backward", " bwd"),
-            one.shape or "n/a",
-            _DTYPES.get(one.dtype, one.dtype) or "n/a",
-            human_count(one.count),
-            human_seconds(one.seconds),
-            _tera(one.flops / one.seconds if one.flops and one.seconds else None),
-            human_ratio(one.peak_ratio),
-            human_ratio(one.roofline_ratio),
-        )
-        for one in rank.products[:_MOST_ROWS]
-    ]
-    header = ("operator", "MxNxK", "type", "calls", "time", "TFLOP/s", "peak", "roof")
+    rows = column_table(
+        rank.products[:_MOST_ROWS],
+        ("operator", lambda p: p.op.replace("_attention", "").replace("_backward", " bwd")),
+        ("MxNxK", lambda p: p.shape or "n/a"),
+        ("type", lambda p: _DTYPES.get(p.dtype, p.dtype) or "n/a"),
+        ("calls", lambda p: human_count(p.count)),
+        ("time", lambda p: human_seconds(p.seconds)),
+        ("TFLOP/s", lambda p: _tera(p.flops / p.seconds if p.flops and p.seconds else None)),
+        ("peak", lambda p: human_ratio(p.peak_ratio)),
+        ("roof", lambda p: human_ratio(p.roofline_ratio)),
+    )
     lines = [
-        f"{title}, {human_seconds(seconds)}, {share} of the span",
+        f"{title}, {human_seconds(seconds)}, {human_share(seconds, rank.span_seconds)} of the span",
         f"  on {rank.device_name or 'an unknown device'}: {_tera(speed)} TFLOP/s, "
         f"{human_ratio(peak)} of the peak, {human_ratio(roofline)} of the roofline",
-        table(header, rows),
+        rows,
     ]
     if len(rank.products) > _MOST_ROWS:
         lines.append(f"  and {human_count(len(rank.products) - _MOST_ROWS)} more: --json has all")
@@ -228,32 +220,25 @@ def _idle(rank: RankTrace) -> str:
         return f"Idle streams of rank {rank.rank}: n/a, the trace has no launches of the host"
     streams = rank.streams[:_MOST_ROWS]
     causes = [name for name, _ in _CAUSES if any(getattr(one.idle, name) for one in streams)]
-    shares = [
-        (
-            f"{one.device}/{one.stream}",
-            human_count(one.events),
-            human_ratio(one.idle.seconds / one.span_seconds if one.span_seconds else None),
-            *(
-                human_ratio(
-                    getattr(one.idle, name) / one.idle.seconds if one.idle.seconds else None
-                )
-                for name in causes
-            ),
-        )
-        for one in streams
-    ]
-    queues = [
-        (
-            f"{one.device}/{one.stream}",
-            "n/a" if one.queue_mean is None else f"{one.queue_mean:.1f}",
-            "n/a" if one.queue_most is None else human_count(one.queue_most),
-            human_ratio(one.queue_empty_ratio),
-            human_seconds(one.delay_seconds),
-        )
-        for one in streams
-    ]
-    idle = table(("stream", "events", "idle", *causes), shares)
-    queue = table(("stream", "mean", "most", "empty", "launch to start"), queues)
+    name: Column[StreamTime] = ("stream", lambda one: f"{one.device}/{one.stream}")
+    idle = column_table(
+        streams,
+        name,
+        ("events", lambda one: human_count(one.events)),
+        ("idle", lambda one: human_share(one.idle.seconds, one.span_seconds)),
+        *(
+            (c, lambda one, c=c: human_share(getattr(one.idle, c), one.idle.seconds))
+            for c in causes
+        ),
+    )
+    queue = column_table(
+        streams,
+        name,
+        ("mean", lambda one: "n/a" if one.queue_mean is None else f"{one.queue_mean:.1f}"),
+        ("most", lambda one: human_count(one.queue_most)),
+        ("empty", lambda one: human_ratio(one.queue_empty_ratio)),
+        ("launch to start", lambda one: human_seconds(one.delay_seconds)),
+    )
     return (
         f"Idle streams of rank {rank.rank}, and what the next event waited for\n{idle}\n\n"
         f"Launched and not begun, of rank {rank.rank}\n{queue}"
@@ -262,25 +247,22 @@ def _idle(rank: RankTrace) -> str:
 
 def _critical_path(rank: int, path: CriticalPath) -> str:
     """What the moments of a step waited for, by kind, then by name."""
-
-    def share(seconds: float) -> str:
-        return human_ratio(seconds / path.seconds if path.seconds else None)
-
-    kinds = ", ".join(f"{share(seconds)} {kind}" for kind, seconds in path.kinds.items())
-    rows = [
-        (
-            part.name,
-            part.kind,
-            human_count(part.count),
-            human_seconds(part.seconds),
-            share(part.seconds),
-        )
-        for part in path.parts[:_MOST_ROWS]
-    ]
+    kinds = ", ".join(
+        f"{human_share(seconds, path.seconds)} {kind}" for kind, seconds in path.kinds.items()
+    )
+    rows = column_table(
+        path.parts[:_MOST_ROWS],
+        ("name", lambda part: part.name),
+        ("what", lambda part: part.kind),
+        ("parts", lambda part: human_count(part.count)),
+        ("time", lambda part: human_seconds(part.seconds)),
+        ("share", lambda part: human_share(part.seconds, path.seconds)),
+        cuts=[0],
+    )
     lines = [
         f"Critical path of step {path.step} of rank {rank}, {human_seconds(path.seconds)}",
         f"  {kinds}",
-        fitted(("name", "what", "parts", "time", "share"), rows, 0),
+        rows,
     ]
     if path.inferred:
         lines.append(
@@ -296,17 +278,14 @@ def as_diff(names: Sequence[str], found: TraceDiff) -> str:
         f"{letter}  {name}: {human_count(count)} step{'s' * (count != 1)} of a rank"
         for letter, name, count in zip("AB", names, found.samples, strict=True)
     ]
-    rows = [
-        (
-            row.name,
-            human_seconds(row.before.seconds),
-            human_seconds(row.after.seconds),
-            *_difference(row),
-        )
-        for row in found.parts
-    ]
-    header = ("a step", "A", "B", "difference", "99 %")
-    blocks = ["\n".join(heads), table(header, rows)]
+    rows = column_table(
+        found.parts,
+        ("a step", lambda row: row.name),
+        ("A", lambda row: human_seconds(row.before.seconds)),
+        ("B", lambda row: human_seconds(row.after.seconds)),
+        *_DIFFERENCE,
+    )
+    blocks = ["\n".join(heads), rows]
     changed = [row for row in found.rows if row.change is not None]
     if changed:
         blocks.append(_changes(changed))
@@ -325,73 +304,64 @@ def as_diff(names: Sequence[str], found: TraceDiff) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _difference(row: Row) -> tuple[str, str]:
-    """The difference in time, and its uncertainty."""
-    change = row.after.seconds - row.before.seconds
-    noise = "n/a" if row.noise_seconds is None else f"± {human_seconds(row.noise_seconds)}"
-    return signed(human_seconds, change), noise
+_DIFFERENCE: tuple[Column[Row], ...] = (
+    ("difference", lambda row: signed(human_seconds, row.after.seconds - row.before.seconds)),
+    ("99 %", lambda row: "n/a" if (s := row.noise_seconds) is None else f"± {human_seconds(s)}"),
+)
+"""The difference in time, and its uncertainty."""
 
 
 def _changes(rows: Sequence[Row]) -> str:
-    cells = [
-        (
-            row.name,
-            row.what.value,
-            str(row.change.value) if row.change is not None else "",
-            *(
-                f"{human_calls(one.calls)} x, {human_seconds(one.seconds)}"
-                + (f", {human_seconds(one.exposed_seconds)} exposed" if communicates else "")
-                for one in (row.before, row.after)
-            ),
-            *_difference(row),
-        )
-        for row in rows[: 2 * _MOST_ROWS]
-        for communicates in (row.what is not What.KERNEL,)
-    ]
+    def cell(row: Row, one: Usage) -> str:
+        text = f"{human_calls(one.calls)} x, {human_seconds(one.seconds)}"
+        exposed = f", {human_seconds(one.exposed_seconds)} exposed"
+        return text if row.what is What.KERNEL else text + exposed
+
+    cells = column_table(
+        rows[: 2 * _MOST_ROWS],
+        ("what differs, a step", lambda row: row.name),
+        ("kind", lambda row: row.what.value),
+        ("how", lambda row: str(row.change.value) if row.change is not None else ""),
+        ("A", lambda row: cell(row, row.before)),
+        ("B", lambda row: cell(row, row.after)),
+        *_DIFFERENCE,
+        cuts=[0],
+    )
     more = len(rows) - 2 * _MOST_ROWS
-    header = ("what differs, a step", "kind", "how", "A", "B", "difference", "99 %")
-    left_out = f"\n  and {human_count(more)} more: --json has all" if more > 0 else ""
-    return fitted(header, cells, 0) + left_out
+    return cells + (f"\n  and {human_count(more)} more: --json has all" if more > 0 else "")
 
 
 def _ops(rank: RankTrace) -> str:
-    rows = [
-        (
-            f"{op.op} {op.group}".strip(),
-            human_count(op.count),
-            human_bytes(op.nbytes) if op.nbytes else "-",
-            human_seconds(op.seconds),
-            human_seconds(op.exposed_seconds),
-            human_rate(op.busbw_bytes_per_second) if op.busbw_bytes_per_second else "-",
-        )
-        for op in rank.ops[:_MOST_ROWS]
-    ]
-    header = ("operation", "calls", "bytes", "time", "exposed", "busbw")
-    return f"Communication of rank {rank.rank}\n{table(header, rows)}"
+    rows = column_table(
+        rank.ops[:_MOST_ROWS],
+        ("operation", lambda op: f"{op.op} {op.group}".strip()),
+        ("calls", lambda op: human_count(op.count)),
+        ("bytes", lambda op: human_bytes(op.nbytes) if op.nbytes else "-"),
+        ("time", lambda op: human_seconds(op.seconds)),
+        ("exposed", lambda op: human_seconds(op.exposed_seconds)),
+        ("busbw", lambda op: human_rate(rate) if (rate := op.busbw_bytes_per_second) else "-"),
+    )
+    return f"Communication of rank {rank.rank}\n{rows}"
 
 
 def _units(rank: RankTrace) -> str:
-    rows = [
-        (
-            unit.unit,
-            human_count(unit.count),
-            human_seconds(unit.communication_seconds),
-            human_seconds(unit.exposed_seconds),
-        )
-        for unit in rank.units[:_MOST_ROWS]
-    ]
-    return f"FSDP units of rank {rank.rank}\n{table(('unit', 'calls', 'time', 'exposed'), rows)}"
+    rows = column_table(
+        rank.units[:_MOST_ROWS],
+        ("unit", lambda unit: unit.unit),
+        ("calls", lambda unit: human_count(unit.count)),
+        ("time", lambda unit: human_seconds(unit.communication_seconds)),
+        ("exposed", lambda unit: human_seconds(unit.exposed_seconds)),
+    )
+    return f"FSDP units of rank {rank.rank}\n{rows}"
 
 
 def _families(rank: RankTrace, all_of_them: bool) -> str:
-    rows = [
-        (
-            one.name,
-            human_count(one.count),
-            human_seconds(one.seconds),
-            human_ratio(one.seconds / rank.span_seconds if rank.span_seconds else None),
-        )
-        for one in rank.families[: None if all_of_them else _FIRST_ROWS]
-    ]
-    header = ("family", "calls", "time", "of span")
-    return f"Kernels of rank {rank.rank} by family\n{fitted(header, rows, 0)}"
+    rows = column_table(
+        rank.families[: None if all_of_them else _FIRST_ROWS],
+        ("family", lambda one: one.name),
+        ("calls", lambda one: human_count(one.count)),
+        ("time", lambda one: human_seconds(one.seconds)),
+        ("of span", lambda one: human_share(one.seconds, rank.span_seconds)),
+        cuts=[0],
+    )
+    return f"Kernels of rank {rank.rank} by family\n{rows}"
