@@ -47,7 +47,7 @@ from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import by_step, steps
 from zeromon.tui.draw.chart import Curve, Plot, chart, legend
 from zeromon.tui.line import plain
-from zeromon.units import byte_scale, human_count, printable
+from zeromon.units import byte_scale, human_count, human_share, printable
 
 _GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 _LONGEST = 24
@@ -240,12 +240,7 @@ def _noise(row: Row, columns: Sequence[int], *, detailed: bool) -> list[Text]:
     cells: list[Text] = [("    noise (99 %)", "")]
     for number in columns:
         cell = row.cells[number]
-        known = cell.value and cell.half_width is not None
-        text = (
-            f"{100 * (cell.half_width or 0.0) / cell.value:.1f} %"
-            if known and cell.value
-            else "n/a"
-        )
+        text = human_share(cell.half_width, cell.value)
         cells.append((text if detailed or not number else f"{text} ", ""))
         if number and detailed:
             cells.append(("", ""))

@@ -54,7 +54,7 @@ from zeromon.memory.fit import (
     stages_of,
 )
 from zeromon.memory.plan import Setup, of_run
-from zeromon.report.table import table
+from zeromon.report.table import Column, column_table
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 from zeromon.units import human_bytes, human_count, human_seconds
@@ -410,38 +410,40 @@ def _snapshot(run: str) -> Any:
 
 # ---- the output of ``zeromon fit`` --------------------------------------------------------------
 
-_HEADER = (
-    "stage",
-    "largest batch",
-    "by",
-    "host",
-    "device",
-    "step",
-    "exposed",
-    "samples/s",
-    "tokens/s",
-)
-_UNKNOWN = "n/a"
-
 
 def as_text(
     stages: Sequence[Stage], trials: Sequence[Trial], chosen: Stage | None,
     written: Mapping[str, str], notes: Sequence[str],
 ) -> str:  # fmt: skip
     """The tables, the recommendation with its reason, the files, and why figures are unknown."""
-    lines = ["Stages at their largest micro-batch", table(_HEADER, [_cells(s) for s in stages])]
-    roles = list(dict.fromkeys(role for s in stages for role in s.roles))
+    name: Column[Stage] = ("stage", lambda s: s.name or "as it is")
+    rows = column_table(
+        stages,
+        name,
+        ("largest batch", lambda s: "n/a" if s.largest is None else str(s.largest or "none")),
+        ("by", lambda s: "launch" if s.measured else "prediction"),
+        ("host", lambda s: _peak(s, HOST)),
+        ("device", lambda s: _peak(s, DEVICE)),
+        ("step", lambda s: human_seconds(s.seconds)),
+        ("exposed", lambda s: human_seconds(s.exposed_seconds)),
+        ("samples/s", lambda s: _number(s.samples_per_second)),
+        ("tokens/s", lambda s: _number(s.tokens_per_second)),
+    )
+    lines = ["Stages at their largest micro-batch", rows]
+    roles = dict.fromkeys(role for s in stages for role in s.roles)
     if roles:
-        header = ("stage", *(role.replace("_", " ") for role in roles))
-        rows = [
-            (s.name or "as it is", *(human_bytes(s.roles[r]) if r in s.roles else "-" for r in roles))
-            for s in stages if s.roles
-        ]  # fmt: skip
-        lines += [
-            "",
-            "Predicted memory of a rank by role, without activations",
-            table(header, rows),
-        ]
+        rows = column_table(
+            [s for s in stages if s.roles],
+            name,
+            *(
+                (
+                    r.replace("_", " "),
+                    lambda s, r=r: human_bytes(s.roles[r]) if r in s.roles else "-",
+                )
+                for r in roles
+            ),
+        )
+        lines += ["", "Predicted memory of a rank by role, without activations", rows]
     lines += ["", _reason(stages, chosen)]
     if chosen is not None and chosen.name in written:
         lines.append(f"  use: sh {written[chosen.name]}")
@@ -456,23 +458,12 @@ def as_text(
     return "\n".join(lines) + "\n"
 
 
-def _cells(s: Stage) -> tuple[str, ...]:
-    size = _UNKNOWN if s.largest is None else "none" if not s.largest else str(s.largest)
-    return (
-        s.name or "as it is",
-        size,
-        "launch" if s.measured else "prediction",
-        *(human_bytes(round(s.peaks[p])) if p in s.peaks else _UNKNOWN for p in (HOST, DEVICE)),
-        *(_UNKNOWN if v is None else human_seconds(v) for v in (s.seconds, s.exposed_seconds)),
-        *(
-            _UNKNOWN if v is None else _number(v)
-            for v in (s.samples_per_second, s.tokens_per_second)
-        ),
-    )
+def _peak(stage: Stage, pool: str) -> str:
+    return human_bytes(round(stage.peaks[pool]) if pool in stage.peaks else None)
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else human_count(value)
+def _number(value: float | None) -> str:
+    return human_count(value) if value is None or value >= 1000 else f"{value:.3g}"
 
 
 def _reason(stages: Sequence[Stage], chosen: Stage | None) -> str:

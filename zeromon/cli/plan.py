@@ -115,13 +115,12 @@ def call(options: argparse.Namespace) -> int:
         run = snapshot(options.run) if options.run else None
         setup = setup_of_run(run, options) if run is not None else from_model(options)
         rows = plan.table(setup)
-        best, why = plan.recommended(rows, micro_batch_given=setup.micro_batch_given)
-        found = as_json(setup, rows, best, why, fewest=options.fewest)
+        found = as_json(setup, rows, fewest=options.fewest)
     if options.json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:
-        show(as_text(setup, rows, best, why, fewest=options.fewest))
-    return 0 if best is not None else 1
+        show(as_text(setup, rows, fewest=options.fewest))
+    return 1 if found["recommended"] is None else 0
 
 
 # ---- the setup ------------------------------------------------------------------------------------

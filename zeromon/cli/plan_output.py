@@ -11,21 +11,14 @@ from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
 from zeromon.memory.speeds import sources
 from zeromon.readout.remedy import ladder_lines
-from zeromon.report.table import table
+from zeromon.report.table import Column, column_table
 from zeromon.snapshot import Rung
 from zeromon.units import human_bytes, human_params, human_seconds
 
 
-def as_text(
-    setup: plan.Setup,
-    rows: list[plan.Row],
-    best: plan.Row | None,
-    why: str,
-    *,
-    fewest: bool = False,
-) -> str:
+def as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> str:
     """The table, the recommendation, and where the bytes go."""
-    model = setup.model
+    model, (best, why) = setup.model, _recommended(setup, rows)
     lines = [
         f"{model.name}: {_params(setup)} on "
         f"{setup.devices} devices of {'' if setup.capacity_known else 'an assumed '}"
@@ -59,6 +52,10 @@ def as_text(
     return "\n".join(lines) + "\n"
 
 
+def _recommended(setup: plan.Setup, rows: list[plan.Row]) -> tuple[plan.Row | None, str]:
+    return plan.recommended(rows, micro_batch_given=setup.micro_batch_given)
+
+
 def _ladder(setup: plan.Setup, rows: list[plan.Row]) -> tuple[Rung, ...]:
     """The OOM ladder of the given strategy where it does not fit the device."""
     row = next((row for row in rows if row.plan == setup.plan), None)
@@ -77,43 +74,30 @@ def _params(setup: plan.Setup) -> str:
 
 
 def _table(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, *, fewest: bool) -> str:
-    header = (
-        "strategy",
-        "plain ZeRO",
-        "device",
-        "host/rank",
-        "nvme/rank",
-        "fits",
-        "sent a step",
-        "step",
-        "(from to)",
-        "most sequences",
-        "copies",
-        *(["fewest devices"] if fewest else []),
-    )
-    cells = [
+    devices: Column[plan.Row] = ("fewest devices", lambda row: str(_fewest(setup, row) or "-"))
+    return column_table(
+        rows,
+        ("strategy", lambda r: f"{'>' if r is best else '=' if r.given else ' '} {r.plan.label}"),
+        ("plain ZeRO", lambda row: f"{row.memory.model_states / 1e9:.4g} GB"),
+        ("device", lambda row: human_bytes(row.device_bytes)),
+        ("host/rank", lambda row: human_bytes(n) if (n := row.memory.total("host")) else "-"),
+        ("nvme/rank", lambda row: human_bytes(n) if (n := row.memory.total("nvme")) else "-"),
+        ("fits", _fits),
+        ("sent a step", lambda row: human_bytes(row.communication_bytes)),
+        ("step", lambda r: human_seconds(None if isinstance(r.time, str) else r.time.seconds)),
+        ("(from to)", lambda row: "" if isinstance(row.time, str) else interval_text(row.time)),
         (
-            f"{'>' if row is best else '=' if row.given else ' '} {row.plan.label}",
-            f"{row.memory.model_states / 1e9:.4g} GB",
-            human_bytes(row.device_bytes),
-            *(human_bytes(row.memory.total(p)) if row.memory.total(p) else "-" for p in PLACES[1:]),
-            _fits(row),
-            human_bytes(row.communication_bytes),
-            *_step(row),
-            "-" if row.largest_micro_batch is None else str(row.largest_micro_batch),
-            f"{copies(plan.sizes_of(setup, row.plan), row):.1f}",
-            *([str(_fewest(setup, row) or "-")] if fewest else []),
-        )
-        for row in rows
-    ]
-    return table(header, cells)
+            "most sequences",
+            lambda row: str(n) if (n := row.largest_micro_batch) is not None else "-",
+        ),
+        ("copies", lambda row: f"{copies(plan.sizes_of(setup, row.plan), row):.1f}"),
+        *([devices] if fewest else []),
+    )
 
 
-def _step(row: plan.Row) -> tuple[str, str]:
-    if isinstance(row.time, str):
-        return "n/a", ""
-    interval = f"{human_seconds(row.time.least)} to {human_seconds(row.time.most)}"
-    return human_seconds(row.time.seconds), interval
+def interval_text(time: StepTime) -> str:
+    """``1.20 s to 1.50 s``: between which times a step is."""
+    return f"{human_seconds(time.least)} to {human_seconds(time.most)}"
 
 
 def _speeds(setup: plan.Setup, rows: list[plan.Row]) -> list[str]:
@@ -151,15 +135,9 @@ def _roles(row: plan.Row) -> str:
     return "\n".join(f"  {c[0]:<{width}}  {c[1]:>10}  {c[2]:<6}  {c[3]:<8}  {c[4]}" for c in cells)
 
 
-def as_json(
-    setup: plan.Setup,
-    rows: list[plan.Row],
-    best: plan.Row | None,
-    why: str,
-    *,
-    fewest: bool = False,
-) -> dict[str, Any]:
+def as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> dict[str, Any]:
     """Everything, in bytes."""
+    best, why = _recommended(setup, rows)
     return {
         "model": setup.model.name,
         "params": setup.model.params,

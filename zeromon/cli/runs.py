@@ -28,13 +28,14 @@ from zeromon.cli.terminal import show, working
 from zeromon.collector.run import read_folder
 from zeromon.errors import RunNotFound, RunRefused, SourceError
 from zeromon.readout.verdict import Health
-from zeromon.report.table import table
+from zeromon.report.table import column_table
 from zeromon.ring import paths
 from zeromon.sources.live import node_runs
 from zeromon.storage.run_store import About, Manifest, Store, manifest_of
 from zeromon.units import human_bytes, human_seconds, printable
 
 _MOST_TAG, _MOST_NOTE = 64, 4000
+_CLOCK = "%Y-%m-%d %H:%M"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,20 +137,6 @@ def _listed(store: Store, one: Manifest, *, live: bool) -> Listed:
     )
 
 
-_COLUMNS = (
-    "run",
-    "verdict",
-    "started",
-    "duration",
-    "steps",
-    "ranks",
-    "strategy",
-    "on disk",
-    "cause",
-    "tags, note",
-)
-
-
 def _list(options: argparse.Namespace) -> int:
     store = Store()
     with working("reading the runs"):
@@ -166,17 +153,19 @@ def _list(options: argparse.Namespace) -> int:
 
 def as_text(found: list[Listed]) -> str:
     """The list as a table."""
-    return table(_COLUMNS, [_cells(one) for one in found])
-
-
-def _cells(one: Listed) -> tuple[str, ...]:
-    cells = (
-        one.run, f"{one.health}, running" if one.live else one.health,
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(one.started_wall)),
-        human_seconds(one.seconds), f"{one.steps:,}", f"{one.ranks}", one.strategy or "n/a",
-        human_bytes(one.record_bytes), _cut(one.cause, 60), _cut(_about(one), 40),
-    )  # fmt: skip
-    return tuple(printable(cell) for cell in cells)
+    return column_table(
+        found,
+        ("run", lambda one: one.run),
+        ("verdict", lambda one: f"{one.health}, running" if one.live else one.health),
+        ("started", lambda one: time.strftime(_CLOCK, time.localtime(one.started_wall))),
+        ("duration", lambda one: human_seconds(one.seconds)),
+        ("steps", lambda one: f"{one.steps:,}"),
+        ("ranks", lambda one: str(one.ranks)),
+        ("strategy", lambda one: one.strategy or "n/a"),
+        ("on disk", lambda one: human_bytes(one.record_bytes)),
+        ("cause", lambda one: _cut(one.cause, 60)),
+        ("tags, note", lambda one: _cut(_about(one), 40)),
+    )
 
 
 def _about(one: About | Listed) -> str:

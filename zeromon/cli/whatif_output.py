@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from zeromon.cli.plan_output import step_seconds
+from zeromon.cli.plan_output import interval_text, step_seconds
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
 from zeromon.memory.speeds import sources
 from zeromon.memory.whatif import Point, difference, front
-from zeromon.report.table import table
+from zeromon.report.table import Column, column_table, table
 from zeromon.tui.draw.chart import Curve, Plot, chart
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, signed
 
@@ -27,22 +27,11 @@ def as_text(base: Point, points: Sequence[Point], *, drawn: bool = True) -> str:
     *drawn*: with the chart.
     """
     best = front([base, *points])
-    header = (
-        "change", "step", "(from to)", "difference", "(from to)", "exposed", "device", "fits", "MFU",
-        "tokens/s",
-    )  # fmt: skip
-    shown = (
-        [base, *points]
-        if len(points) <= _MOST_ROWS
-        else [base, *(p for p in best if p is not base)]
-    )
-    rows = [_cells(one, base, best) for one in shown]
-    used = [n for n, name in enumerate(header) if n < 6 or any(row[n] != "n/a" for row in rows)]
-    lines = [
-        _head(base),
-        "",
-        table([header[n] for n in used], [[r[n] for n in used] for r in rows]),
-    ]
+    setup = base.setup
+    assert setup is not None
+    shown = points if len(points) <= _MOST_ROWS else [p for p in best if p is not base]
+    lines = [f"{setup.model.name}: {setup.plan.label} on {setup.devices} devices", ""]
+    lines.append(_table(base, shown, best))
     if len(points) > _MOST_ROWS:
         lines.append(f"  {len(points)} points; the table has those marked *, and --json has all")
     if len(best) > 1 and drawn:
@@ -53,39 +42,41 @@ def as_text(base: Point, points: Sequence[Point], *, drawn: bool = True) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _head(base: Point) -> str:
-    setup = base.setup
-    assert setup is not None
-    return f"{setup.model.name}: {setup.plan.label} on {setup.devices} devices"
+def _table(base: Point, shown: Sequence[Point], best: Sequence[Point]) -> str:
+    def gain(one: Point, *numbers: int) -> str:
+        gained = difference(base, one) if one is not base else None
+        if one.time is None or gained is None:
+            return "n/a" if one.time is None else "-"
+        return " to ".join(signed(human_seconds, gained[number]) for number in numbers)
+
+    rows = [base, *shown]
+    return column_table(
+        rows,
+        ("change", lambda p: f"{'*' if p in best and len(best) > 1 else ' '} {p.label}"),
+        ("step", lambda p: human_seconds(p.time.seconds if p.time else None)),
+        ("(from to)", lambda p: interval_text(p.time) if p.time else "n/a"),
+        ("difference", lambda p: gain(p, 0)),
+        ("(from to)", lambda p: gain(p, 1, 2)),
+        (
+            "exposed",
+            lambda p: human_seconds(
+                p.time.parts.communication + p.time.parts.waiting if p.time else None
+            ),
+        ),
+        *(column for column in _WHERE_KNOWN if any(column[1](p) != "n/a" for p in rows)),
+    )
 
 
-def _cells(one: Point, base: Point, best: Sequence[Point]) -> tuple[str, ...]:
-    name = f"{'*' if one in best and len(best) > 1 else ' '} {one.label}"
-    unknown = ("n/a",) * 9
-    if one.row is None:
-        return (name, *unknown)
-    memory = f"{human_bytes(one.row.device_bytes)}{' +' if one.is_bound else ''}"
-    after = (
-        memory,
-        "n/a" if not fits_known(one) else "yes" if one.row.fits else "no",
-        "n/a" if one.mfu is None else human_ratio(one.mfu),
-        "n/a" if one.tokens_per_second is None else human_count(one.tokens_per_second),
-    )
-    time = one.time
-    if time is None:
-        return (name, *unknown[:5], *after)
-    gain = difference(base, one) if one is not base else None
-    return (
-        name,
-        human_seconds(time.seconds),
-        f"{human_seconds(time.least)} to {human_seconds(time.most)}",
-        "-" if gain is None else signed(human_seconds, gain[0]),
-        "-"
-        if gain is None
-        else f"{signed(human_seconds, gain[1])} to {signed(human_seconds, gain[2])}",
-        human_seconds(time.parts.communication + time.parts.waiting),
-        *after,
-    )
+_WHERE_KNOWN: tuple[Column[Point], ...] = (
+    (
+        "device",
+        lambda p: f"{human_bytes(p.row.device_bytes)}{' +' * p.is_bound}" if p.row else "n/a",
+    ),
+    ("fits", lambda p: ("yes" if p.row.fits else "no") if p.row and fits_known(p) else "n/a"),
+    ("MFU", lambda p: human_ratio(p.mfu if p.row else None)),
+    ("tokens/s", lambda p: human_count(p.tokens_per_second if p.row else None)),
+)
+"""Columns that a table has where a point has a value."""
 
 
 def _exposed(base: Point, points: Sequence[Point]) -> list[str]:

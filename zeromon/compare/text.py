@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from zeromon.compare.comparison import Column, Comparison, Row, letter
-from zeromon.compare.environment import REPEATS, UNKNOWN, Difference
+from zeromon.compare.environment import REPEATS, Difference
 from zeromon.units import (
     human_bytes,
     human_count,
@@ -23,17 +22,12 @@ NOT_COMPARABLE = f"not comparable: the machine may be the reason; give {REPEATS}
 
 def format_figure(value: float | None, unit: str) -> str:
     """Returns a figure as text with its unit; ``n/a`` for None."""
-    if value is None:
-        return "n/a"
-    if unit == "s":
-        return human_seconds(value)
-    if unit == "bytes":
-        return human_bytes(value)
-    if unit == "ratio":
-        return human_ratio(value)
-    if unit == "count" or value >= 1000:
-        return human_count(value)
+    if unit in _TEXTS or value is None or value >= 1000:
+        return _TEXTS.get(unit, human_count)(value)
     return f"{value:#.3g}".rstrip(".")
+
+
+_TEXTS = {"s": human_seconds, "bytes": human_bytes, "ratio": human_ratio, "count": human_count}
 
 
 def format_change(row: Row, number: int) -> str:
@@ -98,16 +92,12 @@ def configuration(comparison: Comparison) -> list[Difference]:
 
 _CONFIGURED: tuple[tuple[str, Callable[[Column], str]], ...] = (
     ("strategy", lambda column: column.strategy),
-    ("parameters", lambda column: _known(column.params, human_params)),
-    ("ranks", lambda column: _known(column.ranks, human_count)),
-    ("micro-batch", lambda column: _known(column.micro_batch, human_count)),
+    ("parameters", lambda column: human_params(column.params)),
+    ("ranks", lambda column: human_count(column.ranks)),
+    ("micro-batch", lambda column: human_count(column.micro_batch)),
     ("micro-steps", lambda column: human_count(column.micro_steps)),
-    ("effective batch", lambda column: _known(column.effective_batch, human_count)),
+    ("effective batch", lambda column: human_count(column.effective_batch)),
 )
-
-
-def _known(value: float | None, text: Callable[[Any], str]) -> str:
-    return UNKNOWN if value is None else text(value)
 
 
 def environment_lines(comparison: Comparison) -> list[str]:
