@@ -22,11 +22,9 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-import msgspec
-
 from zeromon.cli.options import flag, several
 from zeromon.cli.report import recent, snapshot_of
-from zeromon.cli.terminal import is_coloured, working
+from zeromon.cli.terminal import is_coloured, show_json, working
 from zeromon.compare.comparison import Column, Comparison, Row, compare, letter
 from zeromon.compare.figures import RunFigures, figures_of
 from zeromon.compare.text import (
@@ -79,10 +77,8 @@ def call(options: argparse.Namespace) -> int:
         found = compare([[find(name) for name in names.split(",")] for names in options.runs])
     verdict = judge(found, limits) if limits else Verdict((), ())
     if options.json:
-        content = {
-            "comparison": found, "broken": verdict.exceeded, "undecided": verdict.undecided
-        }  # fmt: skip
-        sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+        broken, undecided = verdict.exceeded, verdict.undecided
+        show_json({"comparison": found, "broken": broken, "undecided": undecided})
     else:
         width = shutil.get_terminal_size().columns
         sys.stdout.write(as_text(found, width, coloured=is_coloured(sys.stdout)))

@@ -6,16 +6,14 @@ again.
 """
 
 import argparse
-import sys
 from contextlib import suppress
-
-import msgspec
 
 from zeromon.attach.loader import Outcome, detach
 from zeromon.attach.rank_processes import Process, processes
 from zeromon.cli import say
 from zeromon.cli.attach_process import selected_processes, watched_pids
 from zeromon.cli.options import flag
+from zeromon.cli.terminal import show_json
 from zeromon.cli.trial import end_trial
 from zeromon.errors import AttachRefused, RunNotFound
 from zeromon.ring import paths
@@ -35,7 +33,7 @@ def call(options: argparse.Namespace) -> int:
     _end_trials({rank.pid for rank in ranks})
     outcomes = detach(ranks, paths.choose_root())
     if options.json:
-        sys.stdout.write(msgspec.json.encode(outcomes).decode() + "\n")
+        show_json(outcomes)
     for outcome in outcomes:
         _say(outcome)
     return 2 if any(outcome.refused for outcome in outcomes) else 0

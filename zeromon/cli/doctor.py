@@ -26,12 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from zeromon import __version__
 from zeromon.attach.inject.refusal import right_to_trace
 from zeromon.cli.options import flag
-from zeromon.cli.terminal import show, working
+from zeromon.cli.terminal import show, show_json, working
 from zeromon.errors import ZeromonError
 from zeromon.probes.devices import Devices
 from zeromon.probes.extension_lock import cache_folder, cached_locks
@@ -324,8 +322,7 @@ def _survey(options: argparse.Namespace) -> int:
         facts = survey()
     live = [run for run in node_runs() if not run.ended]
     if options.json:
-        runs = [run.run for run in live]
-        sys.stdout.write(msgspec.json.encode({"facts": facts, "runs": runs}).decode() + "\n")
+        show_json({"facts": facts, "runs": [run.run for run in live]})
         return int(any(fact.severity == "warning" for fact in facts))
     show(facts_as_text(facts))
     bad = any(fact.severity == "warning" for fact in facts)
@@ -365,8 +362,7 @@ def _examine(run: RunSnapshot, options: argparse.Namespace) -> int:
             starting = run.starting[:_MOST_STACKS]
             stacks = {one.rank or 0: stack_of(one.pid) for one in starting}
     if options.json:
-        content = {"run": run.run, "hangs": found, "stacks": stacks}
-        sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+        show_json({"run": run.run, "hangs": found, "stacks": stacks})
     else:
         show(as_text(run, found, stacks))
     return int(bool(_severe(run)) or any(not hang.pause for hang in found))

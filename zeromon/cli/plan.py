@@ -26,8 +26,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from zeromon.check.documents import UnreadableError, dialect_of, parse, read_text
 from zeromon.cli.options import flag, option, positive, several
 from zeromon.cli.plan_output import as_json, as_text
@@ -40,7 +38,7 @@ from zeromon.cli.plan_speeds import (
     share,
 )
 from zeromon.cli.plan_strategy import add_strategy_arguments, base_plan, changed
-from zeromon.cli.terminal import show, working
+from zeromon.cli.terminal import show, show_json, working
 from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes
@@ -117,7 +115,7 @@ def call(options: argparse.Namespace) -> int:
         rows = plan.table(setup)
         found = as_json(setup, rows, fewest=options.fewest)
     if options.json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        show_json(found)
     else:
         show(as_text(setup, rows, fewest=options.fewest))
     return 1 if found["recommended"] is None else 0

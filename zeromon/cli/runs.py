@@ -20,11 +20,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from zeromon.cli import agreed, say
 from zeromon.cli.options import flag, several
-from zeromon.cli.terminal import show, working
+from zeromon.cli.terminal import show, show_json, working
 from zeromon.collector.run import read_folder
 from zeromon.errors import RunNotFound, RunRefused, SourceError
 from zeromon.readout.verdict import Health
@@ -142,7 +140,7 @@ def _list(options: argparse.Namespace) -> int:
     with working("reading the runs"):
         found = listed(store)
     if options.json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        show_json(found)
     elif found:
         show(as_text(found) + "\n")
     else:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+import msgspec
+
 from zeromon.report.table import wrapped_line
 from zeromon.units import printable_lines
 
@@ -41,6 +43,11 @@ def show(text: str) -> None:
         width = shutil.get_terminal_size().columns
         text = styled(text, width, coloured=is_coloured(sys.stdout))
     sys.stdout.write(text)
+
+
+def show_json(content: Any) -> None:
+    """Prints *content*, dataclasses included, as one line of JSON."""
+    sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
 
 
 def status(text: str) -> None:

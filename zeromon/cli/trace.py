@@ -30,7 +30,7 @@ import msgspec
 
 from zeromon.cli import say
 from zeromon.cli.options import flag, option, positive
-from zeromon.cli.terminal import show, status
+from zeromon.cli.terminal import show, show_json, status
 from zeromon.cli.trace_files import add_actions
 from zeromon.errors import CaptureRefused, TraceError
 from zeromon.export.files import Progress
@@ -122,8 +122,8 @@ def differences(options: argparse.Namespace) -> int:
     names = (options.before, options.after)
     found = diff(*(_samples(Path(name)) for name in names))
     if options.json:
-        content = {"changed": [row.name for row in found.changed], **msgspec.to_builtins(found)}
-        sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+        changed = [row.name for row in found.changed]
+        show_json({"changed": changed, **msgspec.to_builtins(found)})
     else:
         show(as_diff(names, found))
     return 1 if found.changed else 0
@@ -181,8 +181,7 @@ def capture(options: argparse.Namespace) -> int:
     made = _await(source, number)
     ranks = [] if made.state == CaptureState.FAILED else read_result(Path(made.folder))
     if options.json:
-        content = {"run": source.run, "capture": made, "ranks": ranks}
-        sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+        show_json({"run": source.run, "capture": made, "ranks": ranks})
     else:
         show(captured(made, ranks))
     return 1 if made.state == CaptureState.FAILED else 0

@@ -1,14 +1,11 @@
 """``zeromon trace memory`` and ``zeromon trace flight``: what torch has written about a run."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from zeromon.cli.options import dashboard, flag, option, refuse_format, write
-from zeromon.cli.terminal import show
+from zeromon.cli.terminal import show, show_json
 from zeromon.diagnosis.flight import findings, under_way
 from zeromon.errors import TraceError
 from zeromon.export.files import Progress
@@ -73,11 +70,8 @@ def memory(options: argparse.Namespace) -> int:
         page = dashboard("html_report").memory_page(Path(names[-1]).name, read[-1], text)
         write(page, options.output)
     if options.json:
-        content = {
-            "files": [{"file": name, "devices": found} for name, found in files],
-            "grown": grown,
-        }
-        sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+        read_files = [{"file": name, "devices": found} for name, found in files]
+        show_json({"files": read_files, "grown": grown})
     else:
         show(text)
     return 0
@@ -101,8 +95,7 @@ def flight(options: argparse.Namespace) -> int:
     found, ranks = findings(dumps), [dump.rank for dump in dumps]
     notes += under_way(dumps) if not found else []
     if options.json:
-        content = {"ranks": ranks, "findings": found, "notes": notes}
-        sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+        show_json({"ranks": ranks, "findings": found, "notes": notes})
     else:
         show(flight_text(found, ranks, notes))
     return int(bool(found))

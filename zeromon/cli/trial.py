@@ -16,11 +16,9 @@ import argparse
 import sys
 import time
 
-import msgspec
-
 from zeromon.cli import agreed, say
 from zeromon.cli.options import flag, option
-from zeromon.cli.terminal import show, status
+from zeromon.cli.terminal import show, show_json, status
 from zeromon.errors import TrialRefused, ZeromonError
 from zeromon.readout.remedy import obstacle, progress_text, result_text
 from zeromon.snapshot import Finding, RunSnapshot, Trial
@@ -57,7 +55,7 @@ def call(options: argparse.Namespace) -> int:
         _confirm(finding)
     made = _tried(source, source.try_change(finding.rule, options.rounds))
     if options.json:
-        sys.stdout.write(msgspec.json.encode({"run": source.run, "trial": made}).decode() + "\n")
+        show_json({"run": source.run, "trial": made})
     else:
         show(as_text(made))
     return 0 if made.significant and (made.gain_seconds or 0.0) > 0 else 1

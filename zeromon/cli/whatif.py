@@ -24,16 +24,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
-
-import msgspec
 
 from zeromon.cli import say
 from zeromon.cli.options import flag, several
 from zeromon.cli.plan import add_setup_arguments, from_model, setup_of_run, snapshot
-from zeromon.cli.terminal import show
+from zeromon.cli.terminal import show, show_json
 from zeromon.cli.whatif_output import as_json, as_text
 from zeromon.errors import PlanError
 from zeromon.export.files import Progress
@@ -92,7 +89,7 @@ def call(options: argparse.Namespace) -> int:
         )
     found = as_json(base, points, of=asked)
     if options.json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        show_json(found)
     else:
         show(as_text(base, points))
     if len(points) < asked:
