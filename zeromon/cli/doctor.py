@@ -198,13 +198,10 @@ def devices() -> list[Fact]:
             continue
         peak, kind = known.links(uuid)
         link = f", {kind} {human_rate(peak)}" if peak else ""
-        held = (
-            f", clocks throttled: {', '.join(device.throttle_reasons)}"
-            if device.throttle_reasons
-            else ""
-        )
+        reasons = ", ".join(device.throttle_reasons)
+        held = f", clocks throttled: {reasons}" if reasons else ""
         text = f"{device.name}, {human_bytes(device.total_bytes)}{link}{held}"
-        found.append(judged("device", text, not device.throttle_reasons, ""))
+        found.append(judged("device", text, not reasons, ""))
     driver = known.driver()
     found = found or [Fact("device", "none by NVML, AMD SMI or Level Zero", "note")]
     if driver:

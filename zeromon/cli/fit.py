@@ -213,7 +213,7 @@ def call(options: argparse.Namespace) -> int:
             "nothing in the command says where the stage goes", "Write {stage} in its place."
         )
     search = _Search(options, made, ranked(names))
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         search.go()
     except KeyboardInterrupt:
@@ -393,10 +393,6 @@ def _peaks(trial: Trial) -> str:
         for pool, n in trial.peaks.items()
     ]
     return ", ".join(parts) or "no memory was measured"
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _snapshot(run: str) -> Any:

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -40,7 +39,6 @@ from zeromon.snapshot import Capture, CaptureState
 from zeromon.sources.live import LiveSource, find, only
 from zeromon.traces.analysis import (
     RESULT_FILE,
-    Durations,
     RankTrace,
     analyze,
     durations,
@@ -105,16 +103,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(sub, "--critical-path", "STEP", text, int, nargs="?", const=-1)
     flag(sub, "--json", "print JSON")
     sub.set_defaults(call=call)
-    _add_diff(verbs)
-    add_actions(verbs)
-
-
-def _add_diff(verbs: Any) -> None:
     sub = verbs.add_parser("diff", help="what differs between two runs", description=DIFF)
     sub.add_argument("before", metavar="A", help="trace file, or folder of a capture")
     sub.add_argument("after", metavar="B", help="the same of another run")
     flag(sub, "--json", "print JSON")
     sub.set_defaults(call=differences)
+    add_actions(verbs)
 
 
 def differences(options: argparse.Namespace) -> int:
@@ -223,7 +217,10 @@ def call(options: argparse.Namespace) -> int:
         names = " ".join(options.files)
         hint = "A Kineto trace is a file *.json or *.json.gz, as torch.profiler exports it."
         raise TraceError(f"{names} has no trace", hint)
-    ranks = _told_apart(_with_waits(orders, ranks))
+    waited = waits(orders)
+    if waited is not None:
+        ranks = [replace(r, wait_seconds=ns / 1e9) for r, ns in zip(ranks, waited, strict=True)]
+    ranks = _told_apart(ranks)
     if options.json:
         sys.stdout.write(encode_result(ranks).decode() + "\n")
         return 0
@@ -256,10 +253,3 @@ def _told_apart(ranks: list[RankTrace]) -> list[RankTrace]:
         seen.add(rank.rank)
         found.append(replace(rank, notes=(*rank.notes, note)) if is_twin else rank)
     return found
-
-
-def _with_waits(orders: list[Durations], ranks: list[RankTrace]) -> list[RankTrace]:
-    found = waits(orders)
-    if found is None:
-        return ranks
-    return [replace(r, wait_seconds=ns / 1e9) for r, ns in zip(ranks, found, strict=True)]

@@ -259,7 +259,7 @@ def role_bands(moments: Iterable[RunSnapshot], number: int) -> RoleBands | None:
         rank.step: rank
         for run in moments
         for rank in run.ranks
-        if rank.rank == number and rank.roles and _held(rank) >= 0
+        if rank.rank == number and rank.roles and figures.held_bytes(rank) is not None
     }
     if not found:
         return None
@@ -268,18 +268,16 @@ def role_bands(moments: Iterable[RunSnapshot], number: int) -> RoleBands | None:
     by_role = [_by_role(rank) for rank in ranks]
     names = dict.fromkeys(name for row in by_role for name, nbytes in row.items() if nbytes)
     bands = {name: tuple(row.get(name, 0) for row in by_role) for name in names}
-    rest = (_held(rank) - sum(row.values()) for rank, row in zip(ranks, by_role, strict=True))
+    rest = (
+        (figures.held_bytes(rank) or 0) - sum(row.values())
+        for rank, row in zip(ranks, by_role, strict=True)
+    )
     return RoleBands(
         rank=number,
         place="device" if on_device else "host",
         steps=tuple(rank.step for rank in ranks),
         bands=bands | {EVERYTHING_ELSE: tuple(max(0, nbytes) for nbytes in rest)},
     )
-
-
-def _held(rank: RankSnapshot) -> int:
-    """What the rank holds where it allocates; -1 where that is not known."""
-    return rank.rss_bytes if rank.memory is None else rank.memory.reserved_bytes
 
 
 def _by_role(rank: RankSnapshot) -> dict[str, int]:

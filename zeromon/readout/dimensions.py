@@ -114,12 +114,7 @@ def exposed_by_dimension(rank: RankSnapshot) -> str:
     rows = [row for row in by_dimension(rank) if row.exposed_seconds is None or row.exposed_seconds]
     if len(rows) < 2:
         return ""
-    return ", ".join(f"{row.dimension.name} {exposed_text(row)}" for row in rows)
-
-
-def exposed_text(row: DimensionRow) -> str:
-    """The exposed time of a step for people; ``n/a`` where it is unknown."""
-    return "n/a" if row.exposed_seconds is None else human_seconds(row.exposed_seconds)
+    return ", ".join(f"{row.dimension.name} {human_seconds(row.exposed_seconds)}" for row in rows)
 
 
 # ---- metrics: by what a dimension is for, which is bounded, and not by its name --------------------

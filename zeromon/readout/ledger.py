@@ -12,7 +12,7 @@ from zeromon.readout.breakdown import loading_text
 from zeromon.readout.throughput import own_part
 from zeromon.ring.events import Phase
 from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow, added
+from zeromon.snapshot.ledger import Cause, LedgerRow, added
 from zeromon.units import (
     human_bytes,
     human_count,
@@ -27,7 +27,6 @@ USEFUL = frozenset((Cause.COMPUTE, Cause.OFFLOAD, Cause.GENERATION))
 
 NAMES = {cause: str(cause).replace("_", " ") for cause in Cause} | {
     Cause.EXPOSED: "exposed communication",
-    Cause.WAITING: "waiting",
     Cause.COMPILE: "compilation",
     Cause.SET_UP: "set-up",
     Cause.SHUT_DOWN: "shut-down",
@@ -209,7 +208,7 @@ def compiled_texts(run: RunSnapshot) -> list[str]:
 
 def headline(ledger: JobLedger) -> str:
     """``goodput 61 % of 3 h 12 min of ranks in 2 attempts``."""
-    goodput = "n/a" if ledger.goodput is None else human_ratio(ledger.goodput)
+    goodput = human_ratio(ledger.goodput)
     many = f" in {ledger.attempts} attempts" if ledger.attempts > 1 else ""
     return f"goodput {goodput} of {human_seconds(ledger.rank_seconds)} of ranks{many}"
 
@@ -316,7 +315,9 @@ def checkpoints(run: RunSnapshot) -> Checkpoints | None:
         return None
     savers = [rank for rank in stepped if rank.checkpoints]
     rank = max(savers or stepped, key=lambda one: one.unsaved_seconds or 0.0)
-    rows, count = _saves(rank), rank.checkpoints
+    # the training thread does not wait for a save in the background
+    rows = [row for row in rank.activities if row.activity == "save" and not row.background]
+    count = rank.checkpoints
     spent = sum(row.seconds for row in rows)
     trained = sum(row.seconds for row in rank.ledger if row.cause not in _BESIDE)
     is_known = bool(rows and count)
@@ -336,11 +337,6 @@ def checkpoints(run: RunSnapshot) -> Checkpoints | None:
     )
 
 
-def _saves(rank: RankSnapshot) -> list[ActivityRow]:
-    """Returns the saves that the training thread of *rank* waited for."""
-    return [row for row in rank.activities if row.activity == "save" and not row.background]
-
-
 def checkpoint_text(run: RunSnapshot) -> str:
     """Age and cost of the checkpoints, and what a death loses; "" where there is nothing to say."""
     found = checkpoints(run)
@@ -356,7 +352,7 @@ def checkpoint_text(run: RunSnapshot) -> str:
     if not run.ended:
         parts.append(f"at risk: {unsaved_text(found)}")
     elif any(rank.failed for rank in run.ranks):  # its seconds are a row of the ledger
-        steps = "n/a" if found.unsaved_steps is None else human_count(found.unsaved_steps)
+        steps = human_count(found.unsaved_steps)
         parts.append(f"steps lost: {steps}, since {_saved(found)}")
     return "; ".join(parts)
 

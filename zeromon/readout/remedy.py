@@ -78,9 +78,9 @@ def _rung(number: int, rung: Rung) -> str:
     return f"{number}. {rung.change}: frees {bound}{frees}; cost: {rung.price}{enough}"
 
 
-def gain_text(remedy: Remedy) -> str:
+def gain_text(change: Remedy | Trial) -> str:
     """``12.0 ms to 30.0 ms``; ``up to 30.0 ms`` where the gain may be nothing; "" for no gain."""
-    low, high = remedy.gain_low_seconds, remedy.gain_high_seconds
+    low, high = change.gain_low_seconds, change.gain_high_seconds
     if low is None or high is None:
         return ""
     span = human_seconds(high)
@@ -181,10 +181,5 @@ def result_text(trial: Trial) -> str:
     text = f"{known} a step over {human_count(trial.steps)} steps"
     if not trial.significant:
         return f"n/a: {trial.note} ({text})"
-    predicted = gain_text(
-        Remedy(
-            cause="", dialect="", diff="",
-            gain_low_seconds=trial.gain_low_seconds, gain_high_seconds=trial.gain_high_seconds,
-        )
-    )  # fmt: skip
+    predicted = gain_text(trial)
     return text + (f" ({predicted} less were predicted)" if predicted else "")

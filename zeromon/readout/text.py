@@ -37,11 +37,6 @@ from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 _MAX_LISTED_PROCESSES = 2
 
 
-def process_text(process: RankProcess) -> str:
-    """``pid 4242 is at train.py:21 in main``."""
-    return f"pid {process.pid} is at {process.at}" if process.at else f"pid {process.pid} runs"
-
-
 def starting_text(run: RunSnapshot) -> str:
     """``no rank has reported after 95 s; pid 4242 is at train.py:21 in main``."""
     if run.ended:
@@ -70,7 +65,8 @@ def unreported_text(attempts: Sequence[Attempt]) -> str:
 
 
 def _processes(starting: Sequence[RankProcess]) -> list[str]:
-    shown = [process_text(one) for one in starting[:_MAX_LISTED_PROCESSES]]
+    some = starting[:_MAX_LISTED_PROCESSES]
+    shown = [f"pid {one.pid} {f'is at {one.at}' if one.at else 'runs'}" for one in some]
     more = len(starting) - len(shown)
     return [*shown, f"{human_count(more)} more"] if more else shown
 

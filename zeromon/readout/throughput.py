@@ -18,7 +18,7 @@ from zeromon.readout.text import pause_seconds, roughly
 from zeromon.ring.events import Padding
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Dim
-from zeromon.snapshot import RankSnapshot, RunSnapshot, StepSummary
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.step import settled
 from zeromon.units import human_count, human_ratio
 
@@ -36,27 +36,22 @@ def token_ranks(rank: RankSnapshot) -> int | None:
 
 def samples_per_step(run: RunSnapshot) -> float | str:
     """Samples of a step of all ranks, mean of all steps, or why they are unknown."""
-    return _of_all(run, lambda r: r.data_parallel_ranks, lambda r: _mean(r, "samples"), _UNTOLD)
+    return _of_all(run, "samples", _mean)
 
 
 def tokens_per_step(run: RunSnapshot) -> float | str:
     """The same of tokens."""
-    return _of_all(run, token_ranks, lambda r: _mean(r, "tokens"), _no_tokens(run))
+    return _of_all(run, "tokens", _mean)
 
 
 def samples_per_second(run: RunSnapshot) -> float | str:
     """Samples a second of all ranks in the last steps, or why they are unknown."""
-    if pause_seconds(run) is not None:
-        return _STANDS
-    read: Callable[[StepSummary], int] = lambda step: step.samples  # noqa: E731
-    return _of_all(run, lambda r: r.data_parallel_ranks, lambda r: _rate(r, read), _UNTOLD)
+    return _STANDS if pause_seconds(run) is not None else _of_all(run, "samples", _rate)
 
 
 def tokens_per_second(run: RunSnapshot) -> float | str:
     """The same of tokens."""
-    if pause_seconds(run) is not None:
-        return _STANDS
-    return _of_all(run, token_ranks, lambda r: _rate(r, lambda s: s.tokens), _no_tokens(run))
+    return _STANDS if pause_seconds(run) is not None else _of_all(run, "tokens", _rate)
 
 
 def own_part(rank: RankSnapshot, name: str) -> float | None:
@@ -75,16 +70,14 @@ def _no_tokens(run: RunSnapshot) -> str:
 
 
 def _of_all(
-    run: RunSnapshot,
-    ranks_of: Callable[[RankSnapshot], int | None],
-    read: Callable[[RankSnapshot], float | None],
-    why: str,
+    run: RunSnapshot, name: str, read: Callable[[RankSnapshot, str], float | None]
 ) -> float | str:
-    """The mean of the ranks that know it, times the ranks that have their own."""
-    known = [(rank, value) for rank in run.ranks if (value := read(rank)) is not None]
+    """The mean of the ranks that know their ``samples`` or ``tokens``, times those with their own."""
+    known = [(rank, value) for rank in run.ranks if (value := read(rank, name)) is not None]
     if not known:
-        return why
-    ranks = ranks_of(known[0][0])
+        return _no_tokens(run) if name == "tokens" else _UNTOLD
+    rank, _ = known[0]
+    ranks = token_ranks(rank) if name == "tokens" else rank.data_parallel_ranks
     return _DIVIDED if ranks is None else fmean(value for _, value in known) * ranks
 
 
@@ -93,10 +86,10 @@ def _mean(rank: RankSnapshot, name: str) -> float | None:
     return total / rank.batches.steps if rank.batches is not None and total else None
 
 
-def _rate(rank: RankSnapshot, read: Callable[[StepSummary], int]) -> float | None:
-    steps = settled(step for step in rank.recent[-WINDOW:] if read(step) >= 0)
+def _rate(rank: RankSnapshot, name: str) -> float | None:
+    steps = settled(step for step in rank.recent[-WINDOW:] if getattr(step, name) >= 0)
     seconds = sum(step.seconds for step in steps)
-    return sum(map(read, steps)) / seconds if seconds > 0 else None
+    return sum(getattr(step, name) for step in steps) / seconds if seconds > 0 else None
 
 
 # ---- model FLOPs utilization ----------------------------------------------------------------------

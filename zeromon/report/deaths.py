@@ -52,9 +52,7 @@ def deaths(run: RunSnapshot) -> str:
         if largest and (rank.ended == KILLED_FOR_MEMORY or rank.out_of_memory is not None):
             parts = ", ".join(f"{name} {human_bytes(nbytes)}" for nbytes, name in largest if nbytes)
             lines.append(f"    most of it: {parts}")
-        if rank.out_of_memory is not None:
-            lines += [f"    {line}" for line in _out_of_memory(rank)]
-        lines += [f"    {line}" for line in _ladder(run, rank)]
+        lines += [f"    {line}" for line in (*_out_of_memory(rank), *_ladder(run, rank))]
         lines += _before_death(rank)
     return "Deaths\n" + "\n".join(lines) if lines else ""
 
