@@ -54,7 +54,7 @@ from zeromon.memory.fit import (
     stages_of,
 )
 from zeromon.memory.plan import Setup, of_run
-from zeromon.report.table import Column, column_table
+from zeromon.report.table import column_table, table
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 from zeromon.units import human_bytes, human_count, human_seconds
@@ -412,10 +412,9 @@ def as_text(
     written: Mapping[str, str], notes: Sequence[str],
 ) -> str:  # fmt: skip
     """The tables, the recommendation with its reason, the files, and why figures are unknown."""
-    name: Column[Stage] = ("stage", lambda s: s.name or "as it is")
-    rows = column_table(
+    largest = column_table(
         stages,
-        name,
+        ("stage", lambda s: s.name or "as it is"),
         ("largest batch", lambda s: "n/a" if s.largest is None else str(s.largest or "none")),
         ("by", lambda s: "launch" if s.measured else "prediction"),
         ("host", lambda s: _peak(s, HOST)),
@@ -425,21 +424,16 @@ def as_text(
         ("samples/s", lambda s: _number(s.samples_per_second)),
         ("tokens/s", lambda s: _number(s.tokens_per_second)),
     )
-    lines = ["Stages at their largest micro-batch", rows]
+    lines = ["Stages at their largest micro-batch", largest]
     roles = dict.fromkeys(role for s in stages for role in s.roles)
     if roles:
-        rows = column_table(
-            [s for s in stages if s.roles],
-            name,
-            *(
-                (
-                    r.replace("_", " "),
-                    lambda s, r=r: human_bytes(s.roles[r]) if r in s.roles else "-",
-                )
-                for r in roles
-            ),
-        )
-        lines += ["", "Predicted memory of a rank by role, without activations", rows]
+        header = ("stage", *(role.replace("_", " ") for role in roles))
+        rows = [
+            (s.name or "as it is", *(human_bytes(s.roles[r]) if r in s.roles else "-" for r in roles))
+            for s in stages if s.roles
+        ]  # fmt: skip
+        title = "Predicted memory of a rank by role, without activations"
+        lines += ["", title, table(header, rows)]
     lines += ["", _reason(stages, chosen)]
     if chosen is not None and chosen.name in written:
         lines.append(f"  use: sh {written[chosen.name]}")

@@ -49,6 +49,9 @@ def _table(base: Point, shown: Sequence[Point], best: Sequence[Point]) -> str:
             return "n/a" if one.time is None else "-"
         return " to ".join(signed(human_seconds, gained[number]) for number in numbers)
 
+    def exposed(one: Point) -> float | None:
+        return one.time.parts.communication + one.time.parts.waiting if one.time else None
+
     rows = [base, *shown]
     return column_table(
         rows,
@@ -57,21 +60,13 @@ def _table(base: Point, shown: Sequence[Point], best: Sequence[Point]) -> str:
         ("(from to)", lambda p: interval_text(p.time) if p.time else "n/a"),
         ("difference", lambda p: gain(p, 0)),
         ("(from to)", lambda p: gain(p, 1, 2)),
-        (
-            "exposed",
-            lambda p: human_seconds(
-                p.time.parts.communication + p.time.parts.waiting if p.time else None
-            ),
-        ),
+        ("exposed", lambda p: human_seconds(exposed(p))),
         *(column for column in _WHERE_KNOWN if any(column[1](p) != "n/a" for p in rows)),
     )
 
 
 _WHERE_KNOWN: tuple[Column[Point], ...] = (
-    (
-        "device",
-        lambda p: f"{human_bytes(p.row.device_bytes)}{' +' * p.is_bound}" if p.row else "n/a",
-    ),
+    ("device", lambda p: human_bytes(p.row.device_bytes) + " +" * p.is_bound if p.row else "n/a"),
     ("fits", lambda p: ("yes" if p.row.fits else "no") if p.row and fits_known(p) else "n/a"),
     ("MFU", lambda p: human_ratio(p.mfu if p.row else None)),
     ("tokens/s", lambda p: human_count(p.tokens_per_second if p.row else None)),

@@ -110,14 +110,10 @@ def _options(words: Sequence[str]) -> list[str]:
     """Returns the words of a command, each option with its value: ``--steps 12``."""
     joined: list[str] = []
     for word in words:
-        if (
-            joined
-            and joined[-1].startswith("-")
-            and "=" not in joined[-1]
-            and " " not in joined[-1]
-        ):
-            alone = word.startswith("-")
-            joined[-1:] = [joined[-1], word] if alone else [f"{joined[-1]} {word}"]
+        last = joined[-1] if joined else ""
+        takes_value = last.startswith("-") and "=" not in last and " " not in last
+        if takes_value and not word.startswith("-"):
+            joined[-1] = f"{last} {word}"
         else:
             joined.append(word)
     return joined

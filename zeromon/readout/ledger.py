@@ -164,16 +164,14 @@ _LEAST_PART = 0.01
 
 def activity_texts(run: RunSnapshot) -> list[str]:
     """What the loops did beside training: how often, for how long, and how fast."""
-    found: dict[tuple[str, str, bool], list[float]] = {}
+    found: dict[tuple[str, str, bool], tuple[float, ...]] = {}
     for rank in run.ranks:
         for row in rank.activities:
             if row.phase == Phase.OTHER.label:
                 continue  # a part of the set-up
-            sums = found.setdefault((row.phase, row.activity, row.background), [0, 0.0, 0.0, 0])
-            sums[0] = max(sums[0], row.count)
-            sums[1] = max(sums[1], row.seconds)
-            sums[2] = max(sums[2], row.longest_seconds)
-            sums[3] = max(sums[3], row.nbytes)
+            key = (row.phase, row.activity, row.background)
+            amounts = (row.count, row.seconds, row.longest_seconds, row.nbytes)
+            found[key] = tuple(map(max, found.get(key, amounts), amounts))
     lines = []
     for (phase, activity, background), (count, seconds, longest, nbytes) in found.items():
         name = " ".join(filter(None, (phase.replace("_", " "), activity.replace("_", " "))))
@@ -182,12 +180,8 @@ def activity_texts(run: RunSnapshot) -> list[str]:
         if nbytes and seconds:
             text += f", {human_bytes(nbytes)} at {human_bytes(round(nbytes / seconds))}/s a rank"
         lines.append(text)
-    loaders = (rank for rank in run.ranks if rank.loading is not None)
-    slowest = max(
-        loaders, key=lambda r: r.loading.fetch_seconds if r.loading else 0.0, default=None
-    )
-    loading = [loading_text(slowest)] if slowest is not None else []
-    return [*lines, *filter(None, loading), *compiled_texts(run)]
+    slowest = sorted(run.ranks, key=lambda r: -r.loading.fetch_seconds if r.loading else 0.0)[:1]
+    return [*lines, *filter(None, map(loading_text, slowest)), *compiled_texts(run)]
 
 
 def compiled_texts(run: RunSnapshot) -> list[str]:

@@ -3,29 +3,25 @@
 from zeromon.focus import most_exposed
 from zeromon.readout.dimensions import (
     ACTIONS,
-    DimensionRow,
     bubble_text,
     by_dimension,
     is_worth_showing,
     pipeline_text,
     slowest_text,
 )
-from zeromon.readout.figures import (
-    BYTES,
-    CALLS,
-    COUNT,
-    RATE,
-    SECONDS,
-    TRAFFIC,
-    Field,
-    Fields,
-    by_name,
-)
+from zeromon.readout.figures import TRAFFIC
 from zeromon.readout.text import exposed_unknown, in_graphs
 from zeromon.report.table import column_table, field_table, table
 from zeromon.snapshot import CollectiveRow, RankSnapshot, RunSnapshot
-from zeromon.snapshot.communication import SIZE_BOUNDS, InspectorRow
-from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
+from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.units import (
+    human_bytes,
+    human_calls,
+    human_count,
+    human_rate,
+    human_ratio,
+    human_seconds,
+)
 
 
 def communication(run: RunSnapshot) -> str:
@@ -68,27 +64,25 @@ def _bus_bandwidth(rank: RankSnapshot, row: CollectiveRow) -> float | None:
     )
 
 
-_DIMENSIONS: Fields[DimensionRow] = by_name(
-    Field("dimension", lambda row: row.dimension.name),
-    Field("ranks", lambda row: row.dimension.size, COUNT),
-    Field("nodes", lambda row: row.dimension.nodes or None, COUNT, "n/a"),
-    Field("calls", lambda row: row.calls, CALLS),
-    Field("bytes", lambda row: row.nbytes, BYTES),
-    Field("exposed", lambda row: row.exposed_seconds, SECONDS, "n/a"),
-    Field("busbw", lambda row: row.busbw_bytes_per_second or None, RATE),
-)
-
-
 def dimensions(run: RunSnapshot) -> str:
     """What each dimension of the parallelism communicates; "" where the groups say the same."""
     rank = most_exposed(run.ranks) or run.ranks[0]
     if not is_worth_showing(rank):
         return ""
+    rows = column_table(
+        by_dimension(rank),
+        ("dimension", lambda row: row.dimension.name),
+        ("ranks", lambda row: human_count(row.dimension.size)),
+        ("nodes", lambda row: human_count(row.dimension.nodes or None)),
+        ("calls", lambda row: human_calls(row.calls)),
+        ("bytes", lambda row: human_bytes(row.nbytes)),
+        ("exposed", lambda row: human_seconds(row.exposed_seconds)),
+        ("busbw", lambda row: human_rate(rate) if (rate := row.busbw_bytes_per_second) else "-"),
+    )
     parallel = rank.data_parallel_ranks
     count = "an unknown number" if parallel is None else human_count(parallel)
     return (
-        f"Dimensions of rank {rank.rank}, a step (timed collectives)\n"
-        f"{field_table(by_dimension(rank), _DIMENSIONS)}\n"
+        f"Dimensions of rank {rank.rank}, a step (timed collectives)\n{rows}\n"
         f"  data-parallel ranks: {count} of {human_count(rank.world_size)}"
     )
 
@@ -152,27 +146,25 @@ def sizes(run: RunSnapshot) -> str:
     return f"Collectives of rank {rank.rank} by size (timed steps)\n{table(header, rows)}"
 
 
-_INSPECTED: Fields[InspectorRow] = by_name(
-    Field("op", lambda row: row.op),
-    Field("group", lambda row: f"{row.group or 'n/a'}({row.size})"),
-    Field("communicator", lambda row: row.communicator),
-    Field("newest", lambda row: row.number, COUNT),
-    Field("bytes", lambda row: row.nbytes, BYTES),
-    Field("time", lambda row: row.seconds, SECONDS),
-    Field("busbw", lambda row: row.busbw_bytes_per_second, RATE),
-    Field("records", lambda row: row.records, COUNT),
-    Field("timed by", lambda row: row.timing or "n/a"),
-)
-
-
 def inspected(run: RunSnapshot) -> str:
     """What NCCL Inspector measured on the rank that waits most; "" where it is off."""
     rank = most_exposed(run.ranks) or run.ranks[0]
     note = f"  {rank.inspector_note}" if rank.inspector_note else ""
     if not rank.inspected and not note:
         return ""
-    rows = field_table(rank.inspected, _INSPECTED) if rank.inspected else ""
-    parts = [f"NCCL Inspector, rank {rank.rank}", rows, note]
+    rows = column_table(
+        rank.inspected,
+        ("op", lambda row: row.op),
+        ("group", lambda row: f"{row.group or 'n/a'}({row.size})"),
+        ("communicator", lambda row: row.communicator),
+        ("newest", lambda row: human_count(row.number)),
+        ("bytes", lambda row: human_bytes(row.nbytes)),
+        ("time", lambda row: human_seconds(row.seconds)),
+        ("busbw", lambda row: human_rate(row.busbw_bytes_per_second)),
+        ("records", lambda row: human_count(row.records)),
+        ("timed by", lambda row: row.timing or "n/a"),
+    )
+    parts = [f"NCCL Inspector, rank {rank.rank}", rows if rank.inspected else "", note]
     return "\n".join(part for part in parts if part)
 
 

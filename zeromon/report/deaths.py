@@ -106,12 +106,8 @@ _MOST_DEATHS = 3
 
 def _held(rank: RankSnapshot) -> list[tuple[int, str]]:
     """(bytes, what) of a rank, where its memory ran out: the device's roles, or the host's."""
-    on_device = rank.out_of_memory is not None
-    roles = [
-        (row.device_bytes if on_device else row.host_bytes, row.role.replace("_", " "))
-        for row in rank.roles
-    ]
-    place = "device" if on_device else "host"
+    place = "host" if rank.out_of_memory is None else "device"
+    roles = [(getattr(row, f"{place}_bytes"), row.role.replace("_", " ")) for row in rank.roles]
     rest = [
         (r.nbytes, UNATTRIBUTED_NAMES[r.kind])
         for r in unattributed_memory(rank)

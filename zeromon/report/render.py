@@ -312,9 +312,7 @@ def settings(run: RunSnapshot, *, written_only: bool) -> str:
     alike = Counter((s.name, s.effective, s.written) for s in known)
     lines = dict.fromkeys(
         (
-            s.name
-            if alike[s.name, s.effective, s.written] == engines
-            else f"engine {s.engine}: {s.name}",
+            f"engine {s.engine}: " * (alike[s.name, s.effective, s.written] != engines) + s.name,
             s.effective,
             _origin(s),
         )

@@ -46,9 +46,8 @@ def column_table(rows: Iterable[Row], *columns: Column[Row], cuts: Sequence[int]
 
 
 def field_table(rows: Iterable[Row], fields: Fields[Row], *names: str) -> str:
-    """A table of *rows* with the fields *names*, by default all."""
-    shown = [fields[name] for name in names] or fields.values()
-    return column_table(rows, *((field.name, field.text) for field in shown))
+    """A table of *rows* with the fields *names*."""
+    return column_table(rows, *((name, fields[name].text) for name in names))
 
 
 def fitted(header: Sequence[str], rows: Sequence[Sequence[str]], *cuts: int) -> str:
