@@ -174,14 +174,13 @@ def frameworks() -> list[Fact]:
     launchers = [
         n for n in ("torchrun", "deepspeed", "accelerate", "srun", "mpirun") if shutil.which(n)
     ]
-    spy = Fact("stacks", "py-spy is installed")
-    if not py_spy():
-        hint = "pip install py-spy shows where a rank hangs."
-        spy = Fact("stacks", "py-spy is not installed", "note", hint)
+    has_spy = bool(py_spy())
+    spy = f"py-spy is {'' if has_spy else 'not '}installed"
+    hint = "pip install py-spy shows where a rank hangs."
     return [
         Fact("frameworks", ", ".join(versions) or "none"),
         Fact("launchers", ", ".join(launchers) or "none on the path"),
-        spy,
+        judged("stacks", spy, has_spy, hint, "note"),
     ]
 
 
@@ -221,11 +220,9 @@ def memory() -> list[Fact]:
     hint = "docker run --shm-size=16g: DataLoader workers and NCCL need it."
     facts = [judged("/dev/shm", text, shm.total >= _LEAST_SHM, hint)]
     host = HostReader().read(os.getpid())
-    limit = (
-        f"limit {human_bytes(host.limit_bytes)} ({host.cgroup})"
-        if host.limit_bytes > 0
-        else "no limit"
-    )
+    limit = "no limit"
+    if host.limit_bytes > 0:
+        limit = f"limit {human_bytes(host.limit_bytes)} ({host.cgroup})"
     facts.append(Fact("host memory", f"{human_bytes(host.headroom_bytes)} to take, {limit}"))
     store = paths.store_root()
     existing = next((p for p in (store, *store.parents) if p.exists()), Path("/"))

@@ -53,7 +53,7 @@ from zeromon.memory.fit import (
     recommend,
     stages_of,
 )
-from zeromon.memory.plan import Setup, of_run
+from zeromon.memory.plan import of_run
 from zeromon.report.table import column_table, table
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
@@ -334,18 +334,15 @@ class _Search:
 
     def stages(self) -> list[Stage]:
         """The stages with what is measured and predicted of them."""
-        first = self._of(self._names[0])
-        setup, why = self._setup(first)
-        return stages_of(self._names, self.trials, self.sizes, setup, why)
-
-    def _setup(self, trials: Sequence[Trial]) -> tuple[Setup | None, str]:
+        trials = self._of(self._names[0])
         run = _snapshot(trials[-1].run) if trials else None
-        if run is None:
-            return None, "no launch of the first stage is on record"
-        try:
-            return of_run(run), ""
-        except PlanError as error:
-            return None, str(error)
+        setup, why = None, "no launch of the first stage is on record"
+        if run is not None:
+            try:
+                setup, why = of_run(run), ""
+            except PlanError as error:
+                why = str(error)
+        return stages_of(self._names, self.trials, self.sizes, setup, why)
 
     def write(self, stages: Sequence[Stage]) -> dict[str, str]:
         """Writes the command and the files of each stage's largest micro-batch; stage -> its script."""

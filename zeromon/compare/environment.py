@@ -42,12 +42,11 @@ def environment(columns: Sequence[Sequence[RunSnapshot]]) -> Environment:
     rows = [
         Difference(name=name, values=tuple(_value(name, runs) for runs in known)) for name in names
     ]
-    commands = _commands(columns)
     differ = [
         row for row in rows if len({v for v in row.values if v != UNKNOWN}) > 1 or _doubtful(row)
     ]
     return Environment(
-        differences=(*([commands] if commands is not None else []), *_settings(columns), *differ),
+        differences=(*_commands(columns), *_settings(columns), *differ),
         same=len(rows) - len(differ) if all(known) else 0,
         unknown=tuple(number for number, runs in enumerate(known) if not runs),
     )
@@ -79,15 +78,15 @@ def _doubtful(row: Difference) -> bool:
     return row.name == _COMMIT and any(CHANGED in value for value in row.values)
 
 
-def _commands(columns: Sequence[Sequence[RunSnapshot]]) -> Difference | None:
-    """Returns the words of the commands that are not in all of them; None where all are alike."""
+def _commands(columns: Sequence[Sequence[RunSnapshot]]) -> list[Difference]:
+    """Returns the words of the commands that are not in all of them; [] where all are alike."""
     commands = [runs[0].command for runs in columns]
     if not all(commands) or len(set(commands)) == 1:
-        return None
+        return []
     options = [_options(words) for words in commands]
     common = set.intersection(*map(set, options))
     own = (" ".join(one for one in words if one not in common) for words in options)
-    return Difference(name="command", values=tuple(text or "nothing more" for text in own))
+    return [Difference(name="command", values=tuple(text or "nothing more" for text in own))]
 
 
 def _settings(columns: Sequence[Sequence[RunSnapshot]]) -> list[Difference]:

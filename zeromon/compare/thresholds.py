@@ -26,7 +26,7 @@ _BYTES = {
     "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
     "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
 }  # fmt: skip
-_UNITS = {"s": _SECONDS, "bytes": _BYTES, "1/s": {"": 1.0}, "count": {"": 1.0}}
+_UNITS = {"s": _SECONDS, "bytes": _BYTES, "1/s": {"": 1.0}, "count": {"": 1.0}, "ratio": {}}
 
 NAMES = (PEAK_MEMORY, *(metric.name for metric in METRICS if "." not in metric.name))
 """Names of figures for thresholds, in addition to ``PLACE.ROLE``."""
@@ -62,13 +62,10 @@ def parse(text: str) -> Threshold:
         raise CompareError(f"there is no figure {metric!r}", hint)
     kind = "bytes" if metric == PEAK_MEMORY else METRIC[metric].unit
     amount = float(f"{direction}{number}")
-    share = False
+    share = bool(direction) and unit == "%"
+    allowed = _UNITS[kind] | ({"%": 0.01} if direction else {})
     if kind == "ratio":
         allowed = {"pp": 0.01} if direction else {"%": 0.01}
-    else:
-        allowed = dict(_UNITS[kind])
-        share = bool(direction) and unit == "%"
-        allowed |= {"%": 0.01} if direction else {}
     if unit not in allowed:
         given = f"in {unit}" if unit else "without a unit"
         units = ", ".join(name or "no unit" for name in allowed)

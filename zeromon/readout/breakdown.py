@@ -79,11 +79,8 @@ def _timed(steps: Iterable[StepSummary]) -> list[StepSummary]:
 def _mean_parts(steps: Sequence[StepSummary]) -> dict[str, float]:
     if not steps:
         return {}
-    sums = dict.fromkeys(PARTS, 0)
-    for step in steps:
-        for part, spent in step_parts(step).items():
-            sums[part] += spent
-    return {part: total / len(steps) / 1e9 for part, total in sums.items()}
+    each = [step_parts(step) for step in steps]
+    return {part: sum(parts[part] for parts in each) / len(steps) / 1e9 for part in PARTS}
 
 
 # ---- whether a device or the host that enqueues its kernels sets the pace of training -----------

@@ -32,16 +32,14 @@ class DimensionRow:
 def by_dimension(rank: RankSnapshot) -> tuple[DimensionRow, ...]:
     """The dimensions in which *rank* communicates, the most exposed first, unknown ones before."""
     rows = [_row(rank, one) for one in rank.dimensions if one.used and _says_something(rank, one)]
-    return tuple(sorted(rows, key=lambda row: -_order(row)))
+    return tuple(
+        sorted(rows, key=lambda r: (r.exposed_seconds is not None, -(r.exposed_seconds or 0.0)))
+    )
 
 
 def _says_something(rank: RankSnapshot, dimension: Dimension) -> bool:
     """Whether it has collectives, or splits the model, so that some must be there."""
     return sum(_counts(rank, dimension.name)) > 0 or dim_of(dimension.name) in MODEL_PARALLEL
-
-
-def _order(row: DimensionRow) -> float:
-    return float("inf") if row.exposed_seconds is None else row.exposed_seconds
 
 
 def _row(rank: RankSnapshot, dimension: Dimension) -> DimensionRow:

@@ -238,7 +238,6 @@ class Field(Generic[Row]):
     name: str
     read: Callable[[Row], Any]
     unit: Unit = TEXT
-    unknown: str = "-"
     show: Callable[[Row], str] | None = None
     """The value for people, where it is not that of the unit."""
 
@@ -247,7 +246,7 @@ class Field(Generic[Row]):
         if self.show is not None:
             return self.show(row)
         value = self.read(row)
-        return self.unknown if value is None else self.unit.text(value)
+        return "-" if value is None else self.unit.text(value)
 
     def scaled(self, row: Row) -> Any:
         """The value in the unit's symbol with four decimal places, or the text; None where unknown."""

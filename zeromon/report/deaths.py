@@ -1,6 +1,5 @@
 """How ranks ended, and what their memory was before that, as text. Pure."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 from zeromon.focus import has_left, roles_of
@@ -59,11 +58,12 @@ def deaths(run: RunSnapshot) -> str:
 
 def attempts(run: RunSnapshot) -> str:
     """The other attempts of a run whose ranks were started again, and its earlier jobs; or ""."""
-    failed = [one for one in run.attempts if not one.finished]
     jobs = [one for one in run.attempts if one.finished]
-    blocks = [_jobs(jobs)] if jobs else []
+    rows = [(str(n), _lasted(one), human_count(one.steps)) for n, one in enumerate(jobs, 1)]
+    header = ("job", "lasted", "steps")
+    blocks = [f"Earlier jobs of this run\n{table(header, rows)}"] if jobs else []
     if run.last_attempt > 1:
-        blocks.append(_attempts(run, failed))
+        blocks.append(_attempts(run))
     return "\n\n".join(blocks)
 
 
@@ -71,12 +71,8 @@ def _lasted(one: Attempt) -> str:
     return human_seconds(max(0.0, one.ended_wall - one.started_wall))
 
 
-def _jobs(jobs: Sequence[Attempt]) -> str:
-    rows = [(str(n), _lasted(one), human_count(one.steps)) for n, one in enumerate(jobs, 1)]
-    return "Earlier jobs of this run\n" + table(("job", "lasted", "steps"), rows)
-
-
-def _attempts(run: RunSnapshot, failed: Sequence[Attempt]) -> str:
+def _attempts(run: RunSnapshot) -> str:
+    failed = [one for one in run.attempts if not one.finished]
     rows = column_table(
         failed,
         ("attempt", lambda attempt: str(attempt.number)),
@@ -161,22 +157,19 @@ def _before_death(rank: RankSnapshot) -> list[str]:
     if not rank.recent:
         return []
     end = max(rank.last_event_ns, rank.recent[-1].end_ns)
-    shown: dict[int, tuple[float, StepSummary]] = {}
+    shown: dict[int, StepSummary] = {}
     for seconds in _LOOK_BACK_SECONDS:
         before = [s for s in rank.recent if end - s.end_ns >= seconds * 1e9]
         if before:
-            shown[before[-1].step] = ((end - before[-1].end_ns) / 1e9, before[-1])
+            shown[before[-1].step] = before[-1]
     if len(shown) < 2:
         return []
-    rows = [
-        (
-            f"-{ago:.1f} s",
-            human_count(step.step),
-            human_bytes(step.rss_bytes),
-            human_bytes(step.allocated_bytes) if step.allocated_bytes >= 0 else "-",
-            human_bytes(step.reserved_bytes) if step.reserved_bytes >= 0 else "-",
-        )
-        for ago, step in shown.values()
-    ]
-    lines = table(("before", "step", "RSS", "allocated", "reserved"), rows).splitlines()
-    return [f"  {line}" for line in lines]
+    rows = column_table(
+        shown.values(),
+        ("before", lambda step: f"-{(end - step.end_ns) / 1e9:.1f} s"),
+        ("step", lambda step: human_count(step.step)),
+        ("RSS", lambda step: human_bytes(step.rss_bytes)),
+        ("allocated", lambda step: human_bytes(n) if (n := step.allocated_bytes) >= 0 else "-"),
+        ("reserved", lambda step: human_bytes(n) if (n := step.reserved_bytes) >= 0 else "-"),
+    )
+    return [f"  {line}" for line in rows.splitlines()]

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from zeromon.report.table import Column, column_table, table
+from zeromon.report.table import Column, column_table
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.traces.analysis import RankTrace
 from zeromon.traces.critical import CriticalPath
@@ -52,20 +52,21 @@ def captured(made: Capture, ranks: Sequence[RankTrace]) -> str:
 
 def checks(made: Capture) -> str:
     """The live figures beside the trace's."""
-    rows = [
+    check_of = made.checks
+    rows = column_table(
+        sorted(check_of),
+        ("rank", str),
+        ("steps", lambda rank: ", ".join(map(str, check_of[rank].steps))),
+        ("exposed live", lambda rank: human_seconds(check_of[rank].live_exposed_seconds)),
+        ("in trace", lambda rank: human_seconds(check_of[rank].trace_exposed_seconds)),
         (
-            str(rank),
-            ", ".join(map(str, check.steps)),
-            human_seconds(check.live_exposed_seconds),
-            human_seconds(check.trace_exposed_seconds),
-            "n/a" if check.error_ratio is None else f"{check.error_ratio * 100:+.1f} %",
-            human_seconds(check.live_communication_seconds),
-            human_seconds(check.trace_communication_seconds),
-        )
-        for rank, check in sorted(made.checks.items())
-    ]
-    header = ("rank", "steps", "exposed live", "in trace", "error", "comm live", "in trace")
-    return f"The live figures against the trace\n{table(header, rows)}"
+            "error",
+            lambda n: "n/a" if (e := check_of[n].error_ratio) is None else f"{e * 100:+.1f} %",
+        ),
+        ("comm live", lambda rank: human_seconds(check_of[rank].live_communication_seconds)),
+        ("in trace", lambda rank: human_seconds(check_of[rank].trace_communication_seconds)),
+    )
+    return f"The live figures against the trace\n{rows}"
 
 
 def as_text(
