@@ -10,7 +10,7 @@ from builders import rank, run, summary
 
 from zeromon.cli.doctor import as_text
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.hangs import stalls
+from zeromon.diagnosis.stalls import stalls
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.fold.pauses import STARTS, expected_pause
 from zeromon.levels import PAUSE_SECONDS

@@ -31,9 +31,10 @@ from zeromon.collector.trials import Trials, with_results
 from zeromon.diagnosis.arrivals import ArrivalSkew
 from zeromon.diagnosis.communicators import ras_of, with_groups
 from zeromon.diagnosis.engine import FindingMemory, advise
-from zeromon.diagnosis.hangs import hangs_of, stalls
+from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.pipelines import with_bubbles
 from zeromon.diagnosis.rule import lacks_cpus
+from zeromon.diagnosis.stalls import stalls
 from zeromon.diagnosis.stragglers import stragglers
 from zeromon.errors import RingError
 from zeromon.fold import checkpoint

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from zeromon.diagnosis.hangs import severity_of_pause, stalls, worst_stall
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE
+from zeromon.diagnosis.stalls import severity_of_pause, stalls, worst_stall
 from zeromon.diagnosis.stragglers import widest_drift
 from zeromon.focus import first_failed, has_left, roles_of
 from zeromon.fold.pauses import STARTS
