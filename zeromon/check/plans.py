@@ -29,14 +29,14 @@ def stages(config: Config, machine: Machine) -> Iterator[Problem]:
         return
     rows = plan.table(setup)
     mine = next(row for row in rows if row.plan == setup.plan)
-    path = _stage_path(config)
+    path = _first_of(config, _STAGES)
     best, why = plan.recommended(rows, micro_batch_given=False)
     if not mine.fits_host:
         ranks = -(-mine.plan.ranks // setup.hosts)
         takes = f"{human_bytes(ranks * mine.host_bytes)} of {human_bytes(setup.host_bytes)}"
         message = f"{mine.plan.label} does not fit on the host: {ranks} ranks take {takes}"
         fix = f"{best.plan.label} ({human_bytes(best.device_bytes)} of a device)" if best else why
-        yield config.problem("ZM210", "warning", _offload_path(config), message, fix)
+        yield config.problem("ZM210", "warning", _first_of(config, _OFFLOADS), message, fix)
     if not mine.fits_device:
         needs = f"{human_bytes(mine.device_bytes)} of {human_bytes(setup.usable_bytes)} a rank"
         message = f"{mine.plan.label} does not fit: it needs {needs}, without activations"
@@ -114,28 +114,19 @@ def _setup(config: Config, machine: Machine) -> plan.Setup | None:
     )
 
 
-def _stage_path(config: Config) -> Path:
-    """Returns the path of the setting that shards the model."""
-    return _first_of(
-        config,
-        ("zero_optimization", "stage"),
-        ("deepspeed_config", "zero_stage"),
-        ("fsdp_config", "fsdp_sharding_strategy"),
-        ("fsdp_config", "fsdp_reshard_after_forward"),
-    )
+_STAGES: tuple[Path, ...] = (
+    ("zero_optimization", "stage"), ("deepspeed_config", "zero_stage"),
+    ("fsdp_config", "fsdp_sharding_strategy"), ("fsdp_config", "fsdp_reshard_after_forward"),
+)  # fmt: skip
+"""Settings that shard the model."""
+
+_OFFLOADS: tuple[Path, ...] = (
+    ("zero_optimization", "offload_optimizer"), ("zero_optimization", "offload_param"),
+    ("deepspeed_config", "offload_optimizer_device"), ("deepspeed_config", "offload_param_device"),
+    ("fsdp_config", "fsdp_offload_params"),
+)  # fmt: skip
+"""Settings that offload to the host."""
 
 
-def _offload_path(config: Config) -> Path:
-    """Returns the path of the setting that offloads to the host."""
-    return _first_of(
-        config,
-        ("zero_optimization", "offload_optimizer"),
-        ("zero_optimization", "offload_param"),
-        ("deepspeed_config", "offload_optimizer_device"),
-        ("deepspeed_config", "offload_param_device"),
-        ("fsdp_config", "fsdp_offload_params"),
-    )
-
-
-def _first_of(config: Config, *paths: Path) -> Path:
+def _first_of(config: Config, paths: tuple[Path, ...]) -> Path:
     return next((path for path in paths if config.has(*path)), ("distributed_type",))

@@ -173,8 +173,7 @@ def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace)
     device = device_named(options.memory or "")
     peak = device_peak(rank)
     if device is not None:
-        half = base.plan.precision.compute_bytes < 4
-        peak = device.half_flops if half else device.single_flops
+        peak = device.flops(base.plan.precision.compute_bytes)
     return Work(
         tokens=each,
         flops=each * flops if each is not None and isinstance(flops, float) else None,
@@ -225,9 +224,7 @@ def _usual(base: plan.Setup, micro: int) -> Iterator[Change]:
         yield {name: value}
 
 
-def _point(
-    change: Change, options: argparse.Namespace, setup_of: SetupOf, work: Work
-) -> Point:  # fmt: skip
+def _point(change: Change, options: argparse.Namespace, setup_of: SetupOf, work: Work) -> Point:
     changed = argparse.Namespace(**vars(options))
     for name, value in change.items():
         _set(changed, name, value)

@@ -31,6 +31,10 @@ class Device:
     host: float
     """Bytes/s to its host: PCIe."""
 
+    def flops(self, compute_bytes: int) -> float:
+        """Returns the FLOP/s for elements of so many bytes."""
+        return self.half_flops if compute_bytes < 4 else self.single_flops
+
 
 _GIB, _TERA, _GIGA = 1 << 30, 1e12, 1e9
 

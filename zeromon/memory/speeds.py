@@ -94,8 +94,8 @@ def of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: ShardPla
 
         device, forward, again = m.device, None, 0.0
         if device is not None and flops is not None:
-            peak = device.half_flops if plan.precision.compute_bytes < 4 else device.single_flops
-            forward, again = (each / (peak * getattr(m.compute, at)) for each in flops)
+            rate = device.flops(plan.precision.compute_bytes) * getattr(m.compute, at)
+            forward, again = (each / rate for each in flops)
         link = _times(part(LINK, m.link), m.link_times)
         host = m.host or getattr(HOST, at)
         hybrid = plan.shard_ranks < plan.ranks and plan.shard_ranks <= m.ranks_per_host
@@ -305,13 +305,11 @@ def _bandwidth_of(rank: RankSnapshot, op: Op) -> float | None:
 
 def sources(m: Machine, measured: RunSpeeds | None, plan: ShardPlan) -> list[str]:
     """Returns where the speeds come from, one sentence each."""
-    said: list[str] = []
     if measured is not None:
-        said.append(f"compute, links and optimizer as run {measured.run} measured them")
-        return said
+        return [f"compute, links and optimizer as run {measured.run} measured them"]
+    said: list[str] = []
     if m.device is not None:
-        half = plan.precision.compute_bytes < 4
-        peak = m.device.half_flops if half else m.device.single_flops
+        peak = m.device.flops(plan.precision.compute_bytes)
         said.append(f"compute: {_share(m.compute)} of {human_count(peak / 1e12)} TFLOP/s")
     if m.link is not None and plan.ranks > 1:
         said.append(f"links: {_share(LINK)} of {human_rate(m.link)}")

@@ -114,12 +114,10 @@ def work_of(setup: Setup) -> Work:
     device, frozen = setup.machine.device, 1 - setup.model.trainable / setup.model.params
     flops = forward_flops(setup.model, setup.batch)[0] * (3 - frozen) / setup.batch.sequences
     parts = setup.tensor * setup.pipeline
-    half = setup.plan.precision.compute_bytes < 4
-    peak = None if device is None else device.half_flops if half else device.single_flops
     return Work(
         tokens=float(setup.batch.length),
         flops=flops * parts,
-        peak=peak,
+        peak=None if device is None else device.flops(setup.plan.precision.compute_bytes),
         micro_batch=setup.batch.sequences,
     )
 
