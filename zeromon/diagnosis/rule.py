@@ -13,6 +13,7 @@ The function stands in the module of its family in :mod:`zeromon.diagnosis.rules
 that module in ``ZM320.md``. Nothing else names the rule.
 """
 
+import itertools
 import json
 import math
 import re
@@ -214,6 +215,8 @@ class Rule:
     severity: Severity
     """Where a match names none."""
     function: Function
+    once: bool = False
+    """Only the first match is reported: the others would say the same."""
 
     @property
     def name(self) -> str:
@@ -222,7 +225,7 @@ class Rule:
 
     def __call__(self, run: RunSnapshot) -> Iterator[Finding]:
         """Returns the findings of this rule about *run*."""
-        for match in self.function(run):
+        for match in itertools.islice(self.function(run), 1 if self.once else None):
             remedy, already = _remaining(run, match)
             severity, text, share = match.severity or self.severity, match.text, None
             if already:
@@ -251,6 +254,8 @@ def _remaining(run: RunSnapshot, match: Match) -> Remaining:
     return remaining(match.remedy, rank)
 
 
-def rule(code: str, *, severity: Severity = Severity.INFO) -> Callable[[Function], Rule]:
+def rule(
+    code: str, *, severity: Severity = Severity.INFO, once: bool = False
+) -> Callable[[Function], Rule]:
     """Makes a rule of a function. *severity*: that of a match that names none and waits for nothing."""
-    return lambda function: Rule(code, severity, function)
+    return lambda function: Rule(code, severity, function, once)

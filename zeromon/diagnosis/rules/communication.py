@@ -133,7 +133,7 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
     yield Match(text, rank.rank, waits=Waits(share, EXPOSED))
 
 
-@rule("ZM314")
+@rule("ZM314", once=True)
 def poor_overlap(run: RunSnapshot) -> Iterable[Match]:
     """Hardly any communication is hidden, and it matters. Reported once."""
     for rank in run.ranks:
@@ -146,7 +146,6 @@ def poor_overlap(run: RunSnapshot) -> Iterable[Match]:
             if waits_in_each_bucket(rank):
                 text += ": the compute stream waits in each of DDP's all-reduces"
             yield Match(text, rank.rank, _other_backend(rank))
-            return
 
 
 _ASYNC_BACKEND = "nccl-legacy"

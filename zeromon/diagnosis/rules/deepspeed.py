@@ -179,7 +179,7 @@ _OVERLAPPED = Gain(0.3, 1.0)
 measured with DeepSpeed, which needs a GPU for it."""
 
 
-@rule("ZM319", severity=Severity.WARNING)
+@rule("ZM319", severity=Severity.WARNING, once=True)
 def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
     """DeepSpeed all-reduces gradients of which each rank needs its own part. Reported once."""
     for rank in run.ranks:
@@ -206,7 +206,6 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
                 price="more calls, and smaller ones" if stage < 3 else "none",
             ),
         )
-        return
 
 
 @rule("ZM302")

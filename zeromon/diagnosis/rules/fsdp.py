@@ -168,7 +168,7 @@ _WRAPS = {
 """The framework of a model -> the configuration format, and the diff that makes a unit of each layer."""
 
 
-@rule("ZM206", severity=Severity.WARNING)
+@rule("ZM206", severity=Severity.WARNING, once=True)
 def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
     """One unit holds most of the model, and is gathered as a whole. Reported once."""
     for rank in run.ranks:
@@ -201,7 +201,6 @@ def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
                 price=f"{human_count(count)} all-gathers where there was one",
             ),
         )
-        return
 
 
 _SHARDED = ("sharded_param", "sharded_grad", "optimizer_state", "master_param")

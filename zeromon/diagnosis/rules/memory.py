@@ -197,7 +197,7 @@ _WORTH_FREEING = 0.05
 """A change that frees less than this share of the capacity is not advised."""
 
 
-@rule("ZM203", severity=Severity.WARNING)
+@rule("ZM203", severity=Severity.WARNING, once=True)
 def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
     """A memory is nearly full of what a higher stage divides or moves. Reported once.
 
@@ -236,14 +236,13 @@ def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
                 takes=Pool.HOST if step.moves else None,
             ),
         )
-        return
 
 
 _MOSTLY_ACTIVATIONS = 0.4
 """The share of the capacity from which recomputing activations is worth its time."""
 
 
-@rule("ZM204", severity=Severity.WARNING)
+@rule("ZM204", severity=Severity.WARNING, once=True)
 def activations_dominate(run: RunSnapshot) -> Iterable[Match]:
     """Most of a device that is nearly full is activations. Reported once."""
     for rank in run.ranks:
@@ -261,7 +260,6 @@ def activations_dominate(run: RunSnapshot) -> Iterable[Match]:
             rank.rank,
             None if recomputes else _recompute(held),
         )
-        return
 
 
 def _recompute(held: float) -> Remedy:
@@ -280,14 +278,13 @@ _USABLE_SLACK = 0.5
 """The share of the allocator's slack that expandable segments free; an estimate, not measured."""
 
 
-@rule("ZM205", severity=Severity.WARNING)
+@rule("ZM205", severity=Severity.WARNING, once=True)
 def fragmentation(run: RunSnapshot) -> Iterable[Match]:
     """The allocator holds memory that it cannot use, or will. Reported once."""
     for rank in run.ranks:
         memory = rank.memory
         if memory is not None and setting(rank, "contiguous_gradients") == "false":
             yield _scattered_gradients(rank)
-            return
         if memory is None or all(risk.cause != RiskCause.FRAGMENTATION for risk in rank.risks):
             continue
         slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
@@ -303,7 +300,6 @@ def fragmentation(run: RunSnapshot) -> Iterable[Match]:
                 price="none known on Linux; not with CUDA IPC of tensors",
             ),
         )
-        return
 
 
 def _scattered_gradients(rank: RankSnapshot) -> Match:

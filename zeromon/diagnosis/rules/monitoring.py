@@ -16,7 +16,7 @@ _MANY_UNTIMED = 0.05
 """The share of collectives without times from which figures of communication are incomplete."""
 
 
-@rule("ZM004")
+@rule("ZM004", once=True)
 def no_step(run: RunSnapshot) -> Iterable[Match]:
     """Backward passes go by, and no optimizer step ends. Reported once."""
     for rank in run.ranks:
@@ -29,7 +29,6 @@ def no_step(run: RunSnapshot) -> Iterable[Match]:
                 "without steps there is nothing to measure by",
                 rank.rank,
             )
-            return
 
 
 @rule("ZM009", severity=Severity.WARNING)

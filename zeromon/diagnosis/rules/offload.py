@@ -251,7 +251,7 @@ def _within_host(waits: float) -> Remedy:
     )
 
 
-@rule("ZM106")
+@rule("ZM106", once=True)
 def no_effect(run: RunSnapshot) -> Iterable[Match]:
     """A path of NVMe is set, and the state goes to the host's memory. Reported once."""
     for rank in run.ranks:
@@ -272,10 +272,9 @@ def no_effect(run: RunSnapshot) -> Iterable[Match]:
                     price="states are read from the disk and written to it each step",
                 ),
             )
-            return
 
 
-@rule("ZM502")
+@rule("ZM502", once=True)
 def pinned_memory_off(run: RunSnapshot) -> Iterable[Match]:
     """A device exchanges offloaded state with memory that is not page-locked. Reported once."""
     for rank in run.ranks:
@@ -306,7 +305,6 @@ def pinned_memory_off(run: RunSnapshot) -> Iterable[Match]:
                 takes=Pool.HOST,
             ),
         )
-        return
 
 
 # ---- memory of the host ----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ _LEAST_TRIES = 3
 _MANY_LOST = 5
 
 
-@rule("ZM401", severity=Severity.WARNING)
+@rule("ZM401", severity=Severity.WARNING, once=True)
 def overflow_storm(run: RunSnapshot) -> Iterable[Match]:
     """fp16 gradients overflow so often that training does not progress. Reported once."""
     for rank in run.ranks:
@@ -43,7 +43,6 @@ def overflow_storm(run: RunSnapshot) -> Iterable[Match]:
             remedy=_lower_scale(rank, scale, skipped),
             severity=Severity.CRITICAL if all(last[-_LEAST_OF_A_STORM:]) else None,
         )
-        return
 
 
 def _lower_scale(rank: RankSnapshot, scale: float | None, skipped: int) -> Remedy:
@@ -78,14 +77,11 @@ def _of_the_norm(rank: RankSnapshot) -> str:
     return f"; where the loss grows, too, lower the learning rate{clips}"
 
 
-@rule("ZM404")
+@rule("ZM404", once=True)
 def loss_scale_settings(run: RunSnapshot) -> Iterable[Match]:
     """The dynamic loss scale skips steps: it tries its limit too often, or began too high."""
-    for rank in run.ranks:
-        match = _scale_tried(rank) or _scale_began_high(rank)
-        if match is not None:
-            yield match
-            return
+    matches = (_scale_tried(rank) or _scale_began_high(rank) for rank in run.ranks)
+    return filter(None, matches)
 
 
 class Tries(NamedTuple):
@@ -171,7 +167,7 @@ def _scale_began_high(rank: RankSnapshot) -> Match | None:
     )
 
 
-@rule("ZM403")
+@rule("ZM403", once=True)
 def half_precision_unused(run: RunSnapshot) -> Iterable[Match]:
     """A device that computes bf16 many times as fast computes in fp32. Reported once."""
     for rank in run.ranks:
@@ -193,7 +189,6 @@ def half_precision_unused(run: RunSnapshot) -> Iterable[Match]:
                 price="fewer bits of mantissa: check the loss",
             ),
         )
-        return
 
 
 def _half_precision(rank: RankSnapshot) -> tuple[ConfigFormat, str, str]:
@@ -216,7 +211,7 @@ def _half_precision(rank: RankSnapshot) -> tuple[ConfigFormat, str, str]:
     )
 
 
-@rule("ZM406", severity=Severity.WARNING)
+@rule("ZM406", severity=Severity.WARNING, once=True)
 def bf16_emulated(run: RunSnapshot) -> Iterable[Match]:
     """The model computes in bf16 on a device without units for it. Reported once."""
     for rank in run.ranks:
@@ -238,7 +233,6 @@ def bf16_emulated(run: RunSnapshot) -> Iterable[Match]:
                 price="a loss scale, and steps that overflow are skipped",
             ),
         )
-        return
 
 
 def _in_fp16(rank: RankSnapshot, *, autocast: bool) -> tuple[ConfigFormat, str]:

@@ -26,7 +26,7 @@ from zeromon.units import human_count
 _NAMES = {Scalar.LOSS.label: "the loss", Scalar.GRAD_NORM.label: "the gradient norm"}
 
 
-@rule("ZM409", severity=Severity.CRITICAL)
+@rule("ZM409", severity=Severity.CRITICAL, once=True)
 def not_finite(run: RunSnapshot) -> Iterable[Match]:
     """The loss, or the gradient norm, is infinite or NaN: since which step, and on which rank first."""
     for name, called in _NAMES.items():
@@ -47,7 +47,6 @@ def not_finite(run: RunSnapshot) -> Iterable[Match]:
             first[0] if len(first) == 1 else -1,
             severity=None if row.value is None else Severity.WARNING,
         )
-        return
 
 
 def _scalar(rank: RankSnapshot, name: str) -> ScalarRow | None:
