@@ -8,6 +8,7 @@ from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
     ACROSS_NODES,
     LEAST_SHARE,
+    Gain,
     device_type,
     exposed,
     share_of_step,
@@ -148,6 +149,7 @@ def poor_overlap(run: RunSnapshot) -> Iterable[Match]:
             yield Match(text, rank.rank, _other_backend(rank))
 
 
+_AT_MOST = Gain(0.0, 1.0)
 _ASYNC_BACKEND = "nccl-legacy"
 """Since torch 2.15, where "nccl" is another backend, which waits for each future of DDP's reducer."""
 
@@ -168,8 +170,7 @@ def _other_backend(rank: RankSnapshot) -> Remedy | None:
         cause='"nccl" lets the compute stream wait as soon as DDP asks for the future of a bucket',
         dialect=ConfigFormat.PYTHON,
         diff=f'- init_process_group("nccl")\n+ init_process_group("{_ASYNC_BACKEND}")',
-        gain_low_seconds=0.0,
-        gain_high_seconds=hideable,
+        **_AT_MOST.seconds(hideable),
         price="the backend that torch used by default until 2.14",
     )
 
@@ -207,8 +208,7 @@ def _more(row: PipelineRow, gain: float) -> Remedy:
         cause="each stage waits while the pipeline fills and drains, once a call of the schedule",
         dialect=ConfigFormat.PIPELINE,
         diff=f"- n_microbatches={count}\n+ n_microbatches={2 * count}",
-        gain_low_seconds=0.0,
-        gain_high_seconds=gain,
+        **_AT_MOST.seconds(gain),
         price="micro-batches of half the size, which a device may compute less efficiently",
     )
 
@@ -222,7 +222,6 @@ def _split(row: PipelineRow, gain: float) -> Remedy:
         dialect=ConfigFormat.PIPELINE,
         diff=f"- stage {bubble.slowest_stage}: {surplus} a micro-batch more than the mean\n"
         f"+ move that much of its layers to other stages",
-        gain_low_seconds=0.0,
-        gain_high_seconds=gain,
+        **_AT_MOST.seconds(gain),
         price="none, where a layer is small enough to move",
     )

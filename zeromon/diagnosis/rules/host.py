@@ -244,20 +244,19 @@ def slow_link(run: RunSnapshot) -> Iterable[Match]:
                 f"the best of the large collectives is {human_ratio(best / peak)} of what "
                 f"{kind} can do, and {human_ratio(share)} of a step waits for them",
                 rank.rank,
-                _name_the_path(),
+                _NAME_THE_PATH,
                 waits=Waits(share, AVOIDABLE),
             )
 
 
-def _name_the_path() -> Remedy:
-    return Remedy(
-        cause="NCCL may use another path than the fast one",
-        dialect=ConfigFormat.ENVIRONMENT,
-        diff="+ NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET  # logs the path",
-        effect="none yet: the log names the path; then set NCCL_SOCKET_IFNAME or NCCL_IB_HCA, "
-        "or change the topology",
-        price="a longer log",
-    )
+_NAME_THE_PATH = Remedy(
+    cause="NCCL may use another path than the fast one",
+    dialect=ConfigFormat.ENVIRONMENT,
+    diff="+ NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET  # logs the path",
+    effect="none yet: the log names the path; then set NCCL_SOCKET_IFNAME or NCCL_IB_HCA, "
+    "or change the topology",
+    price="a longer log",
+)
 
 
 _WHY_IDLE = {
@@ -286,7 +285,7 @@ def launch_bound(run: RunSnapshot) -> Iterable[Match]:
             f"({human_seconds(known.starved_seconds)}): the device ends each phase right behind it; "
             f"to enqueue takes {launch_text(known.launch_seconds)}{used}",
             alone,
-            _enqueue_less(),
+            _ENQUEUE_LESS,
             waits=Waits(share, AVOIDABLE, alone),
         )
 
@@ -300,15 +299,14 @@ def _few_kernels(rank: RankSnapshot) -> str:
     return "the host enqueues kernels too slowly (ZM322)" if is_bound else "its kernels are few"
 
 
-def _enqueue_less() -> Remedy:
-    return Remedy(
-        cause="the host runs Python and launches kernels for longer than the device computes",
-        dialect=ConfigFormat.PYTHON,
-        diff='+ model = torch.compile(model)  # or CUDA graphs: mode="reduce-overhead"',
-        effect="at most the time without kernels; a larger micro-batch with less accumulation does the "
-        "same per sample",
-        price="compilation at the first steps; activations of a larger micro-batch",
-    )
+_ENQUEUE_LESS = Remedy(
+    cause="the host runs Python and launches kernels for longer than the device computes",
+    dialect=ConfigFormat.PYTHON,
+    diff='+ model = torch.compile(model)  # or CUDA graphs: mode="reduce-overhead"',
+    effect="at most the time without kernels; a larger micro-batch with less accumulation does the "
+    "same per sample",
+    price="compilation at the first steps; activations of a larger micro-batch",
+)
 
 
 @rule("ZM321")

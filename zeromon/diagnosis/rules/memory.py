@@ -44,7 +44,7 @@ def oom_risk(run: RunSnapshot) -> Iterable[Match]:
             )
             remedy = _climb(run, rank, risk)
             if risk.cause == RiskCause.GROWTH:
-                remedy = _destroyed() if engines else _keep_less()
+                remedy = _DESTROYED if engines else _KEEP_LESS
             yield Match(
                 risk_text(risk, rank) + (kept or _what_grows(risk, rank)),
                 rank.rank,
@@ -62,14 +62,13 @@ def _engines_that_grow(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> int:
     return living if living > 1 and is_theirs else 0
 
 
-def _destroyed() -> Remedy:
-    return Remedy(
-        cause="DeepSpeed keeps an engine alive that the script lets go of",
-        dialect=ConfigFormat.PYTHON,
-        diff="+ engine.destroy()\n  del engine",
-        effect="the growth ends",
-        price="none",
-    )
+_DESTROYED = Remedy(
+    cause="DeepSpeed keeps an engine alive that the script lets go of",
+    dialect=ConfigFormat.PYTHON,
+    diff="+ engine.destroy()\n  del engine",
+    effect="the growth ends",
+    price="none",
+)
 
 
 _LEAST_GROWN = 0.10
@@ -122,15 +121,14 @@ def _climb(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> Remedy | None:
     )
 
 
-def _keep_less() -> Remedy:
-    return Remedy(
-        cause="each step keeps something alive: most often a list of losses or outputs that hold "
-        "their graph, or a cache without a bound",
-        dialect=ConfigFormat.PYTHON,
-        diff="- losses.append(loss)\n+ losses.append(loss.item())  # or loss.detach()",
-        effect="the growth ends",
-        price="none",
-    )
+_KEEP_LESS = Remedy(
+    cause="each step keeps something alive: most often a list of losses or outputs that hold "
+    "their graph, or a cache without a bound",
+    dialect=ConfigFormat.PYTHON,
+    diff="- losses.append(loss)\n+ losses.append(loss.item())  # or loss.detach()",
+    effect="the growth ends",
+    price="none",
+)
 
 
 @rule("ZM212")
@@ -149,7 +147,7 @@ def workers_grow(run: RunSnapshot) -> Iterable[Match]:
         f"its DataLoader workers grow {human_bytes(rates[rank.rank])} per step, now "
         f"{workers_text(growing[rank.rank])}{full}",
         rank.rank,
-        _shared_samples() if growing[rank.rank].forked else None,
+        _SHARED_SAMPLES if growing[rank.rank].forked else None,
         Severity.WARNING if is_soon else Severity.INFO,
     )
 
@@ -160,16 +158,15 @@ def _grows(workers: WorkerMemory) -> bool:
     )
 
 
-def _shared_samples() -> Remedy:
-    return Remedy(
-        cause="a forked worker copies each page of Python objects that it reads: reading one counts a "
-        "reference, which writes to the page",
-        dialect=ConfigFormat.PYTHON,
-        diff="- self.rows = [...]  # a list of Python objects\n"
-        "+ self.rows = numpy.array([...])  # or a torch tensor, or an arrow table: one object",
-        effect="workers share the pages of the data set with the rank",
-        price="none",
-    )
+_SHARED_SAMPLES = Remedy(
+    cause="a forked worker copies each page of Python objects that it reads: reading one counts a "
+    "reference, which writes to the page",
+    dialect=ConfigFormat.PYTHON,
+    diff="- self.rows = [...]  # a list of Python objects\n"
+    "+ self.rows = numpy.array([...])  # or a torch tensor, or an arrow table: one object",
+    effect="workers share the pages of the data set with the rank",
+    price="none",
+)
 
 
 _LEAST_FREE = 0.05

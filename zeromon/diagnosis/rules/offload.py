@@ -364,14 +364,20 @@ def _off_the_host(rank: RankSnapshot) -> Remedy | None:
     if model.get("framework") == "deepspeed" and stage is not None:
         strategy = deepspeed(stage)
     if strategy.is_deepspeed and (strategy.stage == 3 or offloads):
+        diff = '- "offload_optimizer": {"device": "cpu"}\n' if offloads else ""
+        diff += '+ "stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}'
+        leaves = "optimizer state and fp32 parameters"
         if strategy.stage == 3 and model.get("optimizer_on") == "nvme":
-            return _params_off_the_host(model, cause)
+            if model.get("params_on") != "host":
+                return None
+            diff = '- "offload_param": {"device": "cpu"}\n'
+            diff += '+ "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}'
+            leaves = "parameters"
         return Remedy(
             cause=cause,
             dialect=ConfigFormat.DEEPSPEED,
-            diff=('- "offload_optimizer": {"device": "cpu"}\n' if offloads else "")
-            + '+ "stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}',
-            effect="optimizer state and fp32 parameters leave the host",
+            diff=diff,
+            effect=f"{leaves} leave the host",
             price="the disk's speed in every step; more nodes divide them, too",
         )
     if offloads:
@@ -395,20 +401,6 @@ def _off_the_host(rank: RankSnapshot) -> Remedy | None:
         diff=step.diff,
         effect=f"each of {rank.world_size} ranks keeps a part of what every rank keeps now",
         price=step.cost,
-    )
-
-
-def _params_off_the_host(model: ModelMetadata, cause: str) -> Remedy | None:
-    """Moves the parameters after the optimizer's state to the disk; None where they are there, too."""
-    if model.get("params_on") != "host":
-        return None
-    return Remedy(
-        cause=cause,
-        dialect=ConfigFormat.DEEPSPEED,
-        diff='- "offload_param": {"device": "cpu"}\n'
-        '+ "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}',
-        effect="parameters leave the host",
-        price="the disk's speed in every step; more nodes divide them, too",
     )
 
 
