@@ -123,7 +123,10 @@ def _holds(script: Script, test: ast.expr, *, on_first: bool) -> bool:
         return any(parts) and all(p or a for p, a in zip(parts, alone, strict=True))
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         right = test.comparators[0]
-        if _last(test.left).lower() not in _RANKS and not _is_rank_variable(script, test.left):
+        made = [
+            one is not None and _last(one) == "get_rank" for one in script.flow.values(test.left)
+        ]
+        if _last(test.left).lower() not in _RANKS and not all(made):
             return False
         is_zero = isinstance(right, ast.Constant) and right.value == 0
         kinds = (ast.Eq,) if on_first else (ast.NotEq, ast.Gt)
@@ -140,11 +143,6 @@ def _follows(script: Script, test: ast.expr, *, on_first: bool) -> bool:
     found = script.flow.step(test)
     one = found[0] if len(found) == 1 else None
     return one is not None and one is not test and _holds(script, one, on_first=on_first)
-
-
-def _is_rank_variable(script: Script, node: ast.expr) -> bool:
-    found = script.flow.values(node)
-    return all(one is not None and _last(one) == "get_rank" for one in found)
 
 
 def _called(node: ast.expr) -> ast.expr:

@@ -231,19 +231,16 @@ class _Run:
         config = parse(text, str(file), dialect_of(file, text))
         kind = kind_of(config.data)
         if kind == "gpt-neox":
-            if named:
-                message = "this is a configuration of GPT-NeoX, which zeromon does not check"
-                fix = "check the DeepSpeed configuration that GPT-NeoX makes of it"
-                self.checked.add(_resolve(file))
-                self.unreadable(file, UnreadableError(message, fix=fix))
-            return None
-        if kind:
+            message = "this is a configuration of GPT-NeoX, which zeromon does not check"
+            fix = "check the DeepSpeed configuration that GPT-NeoX makes of it"
+        elif kind:
             self.checked.add(_resolve(file))
             self.config(config.on(ranks), kind, file)
             return config
-        if named:
+        else:
             message = "zeromon does not recognize a training configuration in this file"
             fix = "DeepSpeed's has zero_optimization, accelerate's distributed_type"
+        if named:
             self.checked.add(_resolve(file))
             self.unreadable(file, UnreadableError(message, fix=fix))
         return None

@@ -19,7 +19,7 @@ from zeromon.memory.reconcile import micro_batch
 from zeromon.probes.host_memory import Footprint
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring import paths
-from zeromon.snapshot import RiskCause, RunSnapshot
+from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
 from zeromon.snapshot.step import settled
 from zeromon.sources.live import LiveSource, collector_address
 from zeromon.stats.noise import Estimate, typical
@@ -212,13 +212,12 @@ class _Watch:
         return replace(_timed(trial, run), peaks=peaks, rooms=rooms)
 
 
-def _device(rank: object) -> tuple[int, int] | None:
+def _device(rank: RankSnapshot) -> tuple[int, int] | None:
     """The most bytes that the allocator had handed out, and what it may; None without a device."""
-    memory, recent = getattr(rank, "memory", None), getattr(rank, "recent", ())
-    if memory is None or memory.capacity_bytes <= 0 or not recent:
+    if rank.memory is None or rank.memory.capacity_bytes <= 0 or not rank.recent:
         return None
-    others = max([0, *(step.other_bytes for step in recent)])
-    return max(step.allocated_bytes for step in recent), memory.capacity_bytes - others
+    others = max(0, *(step.other_bytes for step in rank.recent))
+    return max(s.allocated_bytes for s in rank.recent), rank.memory.capacity_bytes - others
 
 
 def _timed(trial: Trial, run: RunSnapshot) -> Trial:

@@ -129,24 +129,16 @@ def predict(
     if len(changes) > most:
         raise PlanError(f"more than {most:,} points", hint="Sweep fewer settings at once.")
     points: list[Point] = []
-    _compute(changes, options, setup_of, work, points)
-    return base, points, len(changes)
-
-
-def _compute(
-    changes: list[Change], options: argparse.Namespace, setup_of: SetupOf, work: Work,
-    points: list[Point],
-) -> None:  # fmt: skip
-    """Fills *points*, until the user interrupts it."""
     progress = Progress(len(changes), "points")
     try:
         for change in changes:
             points.append(_point(change, options, setup_of, work))
             progress.add(1)
     except KeyboardInterrupt:
-        return
+        pass  # what is done counts
     finally:
         progress.end()
+    return base, points, len(changes)
 
 
 # ---- what there is --------------------------------------------------------------------------------

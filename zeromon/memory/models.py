@@ -93,7 +93,8 @@ def architecture(config: Mapping[str, Any], units: Iterable[Unit]) -> Transforme
                     vocab=vocab,
                     gated=gated,
                     dropout=any(
-                        _is_positive(config.get(key)) for key in ("resid_pdrop", "hidden_dropout")
+                        isinstance(share := config.get(key), (int, float)) and share > 0
+                        for key in ("resid_pdrop", "hidden_dropout")
                     ),
                 )
     return None
@@ -113,10 +114,6 @@ def _mlps(config: Mapping[str, Any], hidden: int) -> Iterator[tuple[bool, int, i
         shared = shared or width * _find(config, "n_shared_experts")
         total = hidden * (experts * (1 + 3 * width) + 3 * shared) + gate
         yield True, total, width * (_find(config, "num_experts_per_tok") or 2) + shared
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value > 0
 
 
 def _find(config: Mapping[str, Any], *names: str) -> int:

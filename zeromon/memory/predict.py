@@ -492,7 +492,8 @@ def swap_buffers(s: Sizes, p: ShardPlan) -> Iterator[Term]:
             place="host",
         )
     if p.pins:
-        rounded = sum(_rounded_up(nbytes) - nbytes for nbytes in _pinned(s, p, piece))
+        pinned = [nbytes for nbytes in _pinned(s, p, piece) if nbytes > 0]
+        rounded = sum((1 << (nbytes - 1).bit_length()) - nbytes for nbytes in pinned)
         yield Term(role="swap_buffer", nbytes=rounded, cause=_ROUNDED, place="host")
 
 
@@ -516,7 +517,3 @@ def _pinned(s: Sizes, p: ShardPlan, piece: int) -> Iterator[int]:
             shard * 4,
             round(shard * each.param_bytes),
         )  # master, gradient, staging
-
-
-def _rounded_up(nbytes: int) -> int:
-    return 1 << (nbytes - 1).bit_length() if nbytes > 0 else 0

@@ -466,24 +466,16 @@ def step_time(
 
 def missing(plan: ShardPlan, s: Speeds) -> str:
     """Returns the first speed that *plan* needs and that is unknown, in words; "" for none."""
-    sends = plan.ranks > 1
-    moves = plan.optimizer_on != "device"
+    sends, moves = plan.ranks > 1, plan.optimizer_on != "device"
+    on_nvme = "nvme" in (plan.optimizer_on, plan.params_on)
+    compute = "the time of compute: --micro-batch and a named device (--memory)"
     needed = (
-        (
-            True,
-            s.forward_seconds,
-            "the time of compute: --micro-batch and a named device (--memory)",
-        ),
-        (sends, s.gather, "the speed of the links: --interconnect"),
-        (sends, s.reduce, "the speed of the links: --interconnect"),
-        (plan.optimizer_on == "device", s.update, "the bandwidth of the device's memory"),
-        (plan.optimizer_on != "device", s.host_update, "the speed of the host: --host-bandwidth"),
+        (True, s.forward_seconds, compute),
+        (sends, s.gather and s.reduce, "the speed of the links: --interconnect"),
+        (not moves, s.update, "the bandwidth of the device's memory"),
+        (moves, s.host_update, "the speed of the host: --host-bandwidth"),
         (moves, s.pcie, "the speed between device and host: --pcie"),
-        (
-            "nvme" in (plan.optimizer_on, plan.params_on),
-            s.nvme,
-            "the speed of NVMe: --nvme-bandwidth",
-        ),
+        (on_nvme, s.nvme, "the speed of NVMe: --nvme-bandwidth"),
     )
     return next((what for needs, known, what in needed if needs and not known), "")
 

@@ -271,8 +271,9 @@ def _links(ranks: Sequence[RankSnapshot], *, on_cpu: bool) -> dict[str, Any]:
 
     gloo, which a CPU has, reduces and scatters by an all-reduce (``ProcessGroupGloo.cpp``).
     """
-    gather, reduce, both = (
-        _bandwidth(ranks, op) for op in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)
+    gather, reduce, both = (  # on the rank that waits least
+        max(filter(None, (_bandwidth_of(rank, op) for rank in ranks)), default=None)
+        for op in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)
     )
     if on_cpu:
         both = both or (2 * reduce if reduce else gather)
@@ -283,12 +284,8 @@ def _links(ranks: Sequence[RankSnapshot], *, on_cpu: bool) -> dict[str, Any]:
     return {"gather": gather or both, "reduce": reduce or gather}
 
 
-def _bandwidth(ranks: Sequence[RankSnapshot], op: Op) -> float | None:
-    """Returns the bus bandwidth of *op* in bytes/s, on the rank that waits least; None if unknown."""
-    return max(filter(None, (_bandwidth_of(rank, op) for rank in ranks)), default=None)
-
-
 def _bandwidth_of(rank: RankSnapshot, op: Op) -> float | None:
+    """Returns the bus bandwidth of *op* in bytes/s; None if unknown."""
     nbytes = seconds = 0.0
     for row in rank.traffic:
         if op.name.lower() != row.op or row.group_size < 2 or not row.calls:

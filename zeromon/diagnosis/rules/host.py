@@ -309,7 +309,7 @@ _ENQUEUE_LESS = Remedy(
 )
 
 
-@rule("ZM321")
+@rule("ZM321", once=True)
 def device_idle(run: RunSnapshot) -> Iterable[Match]:
     """A device has no kernel to run for most of the time, although steps end. Reported once."""
     for rank in run.ranks:
@@ -333,4 +333,3 @@ def device_idle(run: RunSnapshot) -> Iterable[Match]:
             f"{human_ratio(share)} of a step: {why}",
             rank.rank,
         )
-        return
