@@ -55,22 +55,7 @@ PAYLOADS: dict[str, Payload] = {
 """The methods that communicate, under every name that a supported torch gives them."""
 
 DTYPES = {dtype: 0 for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)} | {
-    getattr(torch, name): code
-    for name, code in (
-        ("float32", Dtype.FLOAT32),
-        ("float16", Dtype.FLOAT16),
-        ("bfloat16", Dtype.BFLOAT16),
-        ("float64", Dtype.FLOAT64),
-        ("int8", Dtype.INT8),
-        ("uint8", Dtype.UINT8),
-        ("int16", Dtype.INT16),
-        ("int32", Dtype.INT32),
-        ("int64", Dtype.INT64),
-        ("bool", Dtype.BOOL),
-        ("float8_e4m3fn", Dtype.FLOAT8_E4M3FN),
-        ("float8_e5m2", Dtype.FLOAT8_E5M2),
-    )
-    if hasattr(torch, name)
+    getattr(torch, code.name.lower()): code for code in Dtype if hasattr(torch, code.name.lower())
 }
 """Every dtype of this torch -> its number in records, 0 where it has none."""
 

@@ -3,6 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,62 +13,42 @@ from zeromon_agents.runtime.hook_context import Entry
 _BASE = torch._C._distributed_c10d.ProcessGroup
 
 
+@dataclass(slots=True, eq=False)
 class Group:
     """What the hooks know of a process group, without keeping it alive."""
 
-    __slots__ = (
-        "apart",
-        "base",
-        "coalesced_from",
-        "coalescing",
-        "even",
-        "explained",
-        "extra",
-        "extras",
-        "id",
-        "issued",
-        "matched",
-        "numbers",
-        "on_device",
-        "point_to_point",
-        "ref",
-        "seen_sequences",
-        "size",
-    )
-
-    def __init__(self, number: int, ref: Any, *, size: int, on_device: bool, base: int) -> None:
-        self.id = number
-        self.ref = ref
-        self.size = size
-        self.on_device = on_device
-        """Whether its collectives may run on an accelerator."""
-        self.base = base
-        """The group's own sequence number when the hooks first met it."""
-        self.apart = False
-        """Whether a thread beside that of training has called it: its progress is none of a step."""
-        self.issued = 0
-        """Calls that passed the hooks."""
-        self.matched = 0
-        """:attr:`issued` at the last call that the dispatcher announced; -1 during a call that issues
-        several collectives and is counted as a whole."""
-        self.point_to_point = 0
-        """Sends and receives among the calls, numbered apart because only two ranks call each."""
-        self.extra = 0
-        """Sequence numbers that the calls took beyond one each."""
-        self.extras: dict[str, int] = {}
-        """Method -> sequence numbers that one call takes beyond one, measured at its first use after the
-        warm-up."""
-        self.even: set[str] = set()
-        """The methods of which that is 0."""
-        self.coalesced_from = 0
-        """Sequence number minus calls when coalescing began."""
-        self.explained = 0
-        """Sequence numbers of C++ collectives that were reported already."""
-        self.coalescing: list[Entry] | None = None
-        self.numbers: deque[int] = deque(maxlen=64)
-        """Where the agent was attached: sequence numbers of the newest collectives the hooks saw."""
-        self.seen_sequences: set[int] | None = set()
-        """During warm-up: the sequence numbers of calls that passed the hooks."""
+    id: int
+    ref: Any
+    size: int = field(kw_only=True)
+    on_device: bool = field(kw_only=True)
+    """Whether its collectives may run on an accelerator."""
+    base: int = field(kw_only=True)
+    """The group's own sequence number when the hooks first met it."""
+    apart: bool = False
+    """Whether a thread beside that of training has called it: its progress is none of a step."""
+    issued: int = 0
+    """Calls that passed the hooks."""
+    matched: int = 0
+    """:attr:`issued` at the last call that the dispatcher announced; -1 during a call that issues
+    several collectives and is counted as a whole."""
+    point_to_point: int = 0
+    """Sends and receives among the calls, numbered apart because only two ranks call each."""
+    extra: int = 0
+    """Sequence numbers that the calls took beyond one each."""
+    extras: dict[str, int] = field(default_factory=dict)
+    """Method -> sequence numbers that one call takes beyond one, measured at its first use after the
+    warm-up."""
+    even: set[str] = field(default_factory=set)
+    """The methods of which that is 0."""
+    coalesced_from: int = 0
+    """Sequence number minus calls when coalescing began."""
+    explained: int = 0
+    """Sequence numbers of C++ collectives that were reported already."""
+    coalescing: list[Entry] | None = None
+    numbers: deque[int] = field(default_factory=lambda: deque(maxlen=64))
+    """Where the agent was attached: sequence numbers of the newest collectives the hooks saw."""
+    seen_sequences: set[int] | None = field(default_factory=set)
+    """During warm-up: the sequence numbers of calls that passed the hooks."""
 
 
 def sequence_number(pg: Any) -> int:

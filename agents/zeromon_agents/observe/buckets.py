@@ -6,6 +6,7 @@ and at the end of each collective.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from zeromon_agents.runtime.hook_context import EVENT, NBYTES, Entry
@@ -15,20 +16,18 @@ _SMALLEST_COPY = 2 << 20
 """A copy within a device takes at least as long as one of so many bytes: to start it, some 1.5 us."""
 
 
+@dataclass(slots=True, eq=False)
 class Bucket:
     """An all-reduce of the reducer."""
 
-    __slots__ = ("end", "entry", "left", "tensors")
-
-    def __init__(self, entry: Entry, tensors: int) -> None:
-        self.entry = entry
-        """Its event is where the gradients of the bucket are computed."""
-        self.tensors = tensors
-        """The number of gradients in it."""
-        self.left: Any = None
-        """The event on the compute stream behind the call."""
-        self.end: Any = None
-        """The event at the end of the collective."""
+    entry: Entry
+    """Its event is where the gradients of the bucket are computed."""
+    tensors: int
+    """The number of gradients in it."""
+    left: Any = None
+    """The event on the compute stream behind the call."""
+    end: Any = None
+    """The event at the end of the collective."""
 
     @property
     def is_known(self) -> bool:
@@ -41,26 +40,18 @@ class Bucket:
         return int(self.entry[NBYTES]) + self.tensors * _SMALLEST_COPY
 
 
+@dataclass(slots=True, eq=False)
 class HiddenWait:
     """A part of a phase in which the compute stream waits, in C++, for collectives of DDP's reducer."""
 
-    __slots__ = ("buckets", "calls", "group", "left", "reached", "sequence")
-
-    def __init__(
-        self,
-        reached: Any,
-        left: Any,
-        group: int,
-        calls: int,
-        sequence: int,
-        buckets: Sequence[Bucket],
-    ) -> None:
-        self.reached, self.left = reached, left
-        self.group, self.calls = group, calls
-        self.sequence = sequence
-        """The group's number of the last of them; 0 where unknown."""
-        self.buckets = buckets
-        """The collectives, where their own events are known; all of *calls* then."""
+    reached: Any
+    left: Any
+    group: int
+    calls: int
+    sequence: int
+    """The group's number of the last of them; 0 where unknown."""
+    buckets: Sequence[Bucket]
+    """The collectives, where their own events are known; all of *calls* then."""
 
     def has_ended(self) -> bool:
         """Returns whether the device has come to all events, also those of another stream."""

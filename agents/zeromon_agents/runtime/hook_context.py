@@ -13,6 +13,7 @@ ON      everything is recorded
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from zeromon.ring.buffer import NameKind, RingWriter
@@ -65,67 +66,47 @@ def _writer(ring: RingWriter) -> _Fields:
     return write
 
 
+@dataclass(slots=True, eq=False)
 class HookContext:
     """The state that hooks read and write; one per process."""
 
-    __slots__ = (
-        "_units",
-        "ahead",
-        "calls",
-        "detailed",
-        "engine",
-        "guard",
-        "head_word",
-        "mode",
-        "on_border",
-        "phase",
-        "ring",
-        "sampled_calls",
-        "sampled_ns",
-        "spent_ns",
-        "step",
-        "steps_before",
-        "thread",
-        "timing",
-        "unit",
-        "write",
-    )
+    ring: RingWriter
+    guard: Guard
+    write: _Fields = field(init=False)
+    mode: int = OFF
+    calls: int = 0
+    """Calls of functions that :func:`~zeromon_agents.runtime.around.around` wraps."""
+    sampled_calls: int = 0
+    """Those among them that were timed."""
+    sampled_ns: int = 0
+    """What the agent did in those calls, without the function that is wrapped."""
+    spent_ns: int = 0
+    """What the training thread spent on the agent's samples and accounts."""
+    detailed: bool = False
+    """Whether this step also takes the samples that are too expensive for every step."""
+    timing: bool = False
+    """Whether the wrapped calls of this step are timed."""
+    phase: int = Phase.OTHER
+    """The phase of the step; :meth:`enter` changes it, and :attr:`head_word` with it."""
+    on_border: Callable[[int, StepEnd | None], None] | None = None
+    """Called with the phase that ends, and with the step if that ends, too. It must not raise."""
+    ahead: bool = False
+    """Whether a collective issued now is a prefetch; :meth:`prefetch` changes it."""
+    head_word: int = 0
+    """Phase and flags of a collective issued now, at their places in a record's head."""
+    engine: int = 0
+    """Number of the DeepSpeed engine that is running, 0 for none."""
+    unit: int = 0
+    """Place of the unit that is communicating, as :meth:`unit_id` returns it; 0 for none."""
+    step: int = 0
+    steps_before: int = 0
+    """Steps that the run had taken when the agent was attached."""
+    thread: int = 0
+    """The thread of the last backward, which is that of training; 0 before the first."""
+    _units: dict[str, int] = field(default_factory=dict)
 
-    def __init__(self, ring: RingWriter, guard: Guard) -> None:
-        self.ring = ring
-        self.guard = guard
-        self.write = _writer(ring)
-        self.mode = OFF
-        self.calls = 0
-        """Calls of functions that :func:`~zeromon_agents.runtime.around.around` wraps."""
-        self.sampled_calls = 0
-        """Those among them that were timed."""
-        self.sampled_ns = 0
-        """What the agent did in those calls, without the function that is wrapped."""
-        self.spent_ns = 0
-        """What the training thread spent on the agent's samples and accounts."""
-        self.detailed = False
-        """Whether this step also takes the samples that are too expensive for every step."""
-        self.timing = False
-        """Whether the wrapped calls of this step are timed."""
-        self.phase: int = Phase.OTHER
-        """The phase of the step; :meth:`enter` changes it, and :attr:`head_word` with it."""
-        self.on_border: Callable[[int, StepEnd | None], None] | None = None
-        """Called with the phase that ends, and with the step if that ends, too. It must not raise."""
-        self.ahead = False
-        """Whether a collective issued now is a prefetch; :meth:`prefetch` changes it."""
-        self.head_word = 0
-        """Phase and flags of a collective issued now, at their places in a record's head."""
-        self.engine = 0
-        """Number of the DeepSpeed engine that is running, 0 for none."""
-        self.unit = 0
-        """Place of the unit that is communicating, as :meth:`unit_id` returns it; 0 for none."""
-        self.step = 0
-        self.steps_before = 0
-        """Steps that the run had taken when the agent was attached."""
-        self.thread = 0
-        """The thread of the last backward, which is that of training; 0 before the first."""
-        self._units: dict[str, int] = {}
+    def __post_init__(self) -> None:
+        self.write = _writer(self.ring)
 
     def is_apart(self) -> bool:
         """Whether the caller runs on another thread of the program than that of training.
