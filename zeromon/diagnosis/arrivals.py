@@ -170,9 +170,8 @@ class ArrivalSkew:
                 old.wait.clear()  # no mean reads it any more
         skew.last_ns = max(skew.last_ns, at)
         skew.late[last].add(at - match.late_ns, at)
-        if (
-            match.node_late_ns
-        ):  # its end is not known: at most the spread of the node's own arrivals earlier
+        # its end is not known: at most the spread of the node's own arrivals earlier
+        if match.node_late_ns:
             skew.node_late[last].add(at - match.node_late_ns, at)
         transfer, waits = match.transfer_ns, skew.wait
         for member, one in inside.items():

@@ -70,12 +70,10 @@ def _turns(steps: _Steps, each: int) -> _Steps:
     for first in range(len(steps) % each, len(steps), each):
         turn = StepSkew(last_ns=steps[first + each - 1][1].last_ns)
         for _, step in steps[first : first + each]:
-            for rank, late in step.late.items():
-                for interval in late:
-                    turn.late[rank].add(*interval)
-            for rank, late in step.node_late.items():
-                for interval in late:
-                    turn.node_late[rank].add(*interval)
+            for total, part in ((turn.late, step.late), (turn.node_late, step.node_late)):
+                for rank, late in part.items():
+                    for interval in late:
+                        total[rank].add(*interval)
         turns.append((steps[first][0], turn))
     return turns
 

@@ -19,6 +19,7 @@ import torch
 
 from zeromon.ring.events import Activity, Flag, Kind, Phase
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
+from zeromon_agents.hooks.fsdp1 import WRAPPER
 from zeromon_agents.runtime.around import RAISED, SKIP, around
 from zeromon_agents.runtime.hook_context import OFF
 
@@ -46,11 +47,7 @@ FUNCTIONS = (
     ("safetensors.torch", "load_file", _LOAD),
     ("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", _WRAP),
     ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup.__init__", _WRAP),
-    (
-        "torch.distributed.fsdp.fully_sharded_data_parallel",
-        "FullyShardedDataParallel.__init__",
-        _WRAP,
-    ),
+    (WRAPPER, "FullyShardedDataParallel.__init__", _WRAP),
     (ENGINE, "DeepSpeedEngine.__init__", _WRAP),
     (ENGINE, "DeepSpeedEngine.save_checkpoint", _SAVE),
     (ENGINE, "DeepSpeedEngine.load_checkpoint", _LOAD),
@@ -121,8 +118,7 @@ class Activities(Backend):
             if name == module.__name__:
                 self._watch(module, function, phase, activity)
         if module.__name__ == ENGINE:  # it does not call Module.eval
-            evaluates = around(self.context, after=self._evaluates_engine)
-            self.patches.wrap(module.DeepSpeedEngine, "eval", evaluates)
+            self.wrap(module.DeepSpeedEngine, "eval", after=self._evaluates_engine)
 
     def _watch(self, module: Any, function: str, phase: Phase, activity: Activity) -> None:
         before = functools.partial(self._begins, phase)
@@ -185,8 +181,7 @@ class Activities(Backend):
     # ---- evaluation ---------------------------------------------------------------------------
 
     def _watch_evaluation(self, module: Any) -> None:
-        evaluates = around(self.context, after=self._evaluates)
-        self.patches.wrap(module.Module, "eval", evaluates)
+        self.wrap(module.Module, "eval", after=self._evaluates)
 
     def _evaluates(self, _: None, result: Any, module: Any) -> None:
         if result is not RAISED and self.steps.is_training_thread():
@@ -227,8 +222,8 @@ class Activities(Backend):
         self._write(begun.phase, begun.start_ns, time.monotonic_ns(), activity, 0, flags)
 
     def _watch_capture(self, module: Any) -> None:
-        self.patches.wrap(module.graph, "__enter__", around(self.context, after=self._compiles))
-        self.patches.wrap(module.graph, "__exit__", around(self.context, after=self._capture_ends))
+        self.wrap(module.graph, "__enter__", after=self._compiles)
+        self.wrap(module.graph, "__exit__", after=self._capture_ends)
 
     def _capture_ends(self, *_: Any) -> None:
         begun, self._compilation = self._compilation, None

@@ -7,7 +7,8 @@ A framework is one :class:`Backend` subclass in a module of its own, and one lin
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from zeromon.ring.events import Kind, Op, UnitEvent
 from zeromon.ring.model_metadata import ModelMetadata
@@ -89,9 +90,8 @@ class Units:
             if event is not None and (happens is None or happens(*args)):
                 self.mark(event, unit)
 
-        leave_to_python(
-            happens, and_callees=True
-        )  # before torch 2.7 a frame does not leave its callees
+        # before torch 2.7 a frame does not leave its callees
+        leave_to_python(happens, and_callees=True)
         hook = around(context, enter, scoped=True, active_from=ON, traced=True)
         return lambda original: leave_to_python(hook(original), and_callees=False)
 
@@ -103,7 +103,8 @@ FromCpp = tuple[Op, int, int, int]
 """Collectives that C++ issued: operation, phase, calls and bytes."""
 
 
-class Services(NamedTuple):
+@dataclass(eq=False)
+class Services:
     """What the agent shares with its backends."""
 
     context: HookContext
@@ -118,7 +119,7 @@ class Services(NamedTuple):
     scalars: Scalars
 
 
-class Backend:
+class Backend(Services):
     """One training framework. A subclass overrides the methods that apply to it.
 
     No method may import the framework: the agent calls :meth:`hooks` before the script has decided which
@@ -129,16 +130,11 @@ class Backend:
     """(module, class) of the objects that :meth:`adopt` takes when the agent is attached to a run."""
 
     def __init__(self, services: Services) -> None:
-        self.context = services.context
-        self.patches = services.patches
-        self.steps = services.steps
-        self.collectives = services.collectives
-        self.device = services.device
-        self.models = services.models
-        self.census = services.census
-        self.units = services.units
-        self.transfers = services.transfers
-        self.scalars = services.scalars
+        super().__init__(**vars(services))
+
+    def wrap(self, owner: Any, name: str, *hooks: Any, **options: Any) -> None:
+        """Wraps *owner*.*name*; *hooks* and *options* are those of :func:`around`."""
+        self.patches.wrap(owner, name, around(self.context, *hooks, **options))
 
     def hooks(self) -> Iterable[ImportHook]:
         """Returns the modules to patch, each with the function that patches it."""

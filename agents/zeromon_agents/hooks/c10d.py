@@ -22,7 +22,7 @@ import torch
 from zeromon.ring.buffer import NameKind
 from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, head, typed
 from zeromon_agents.hooks.payloads import DTYPES, PAYLOADS, Payload, first_tensor, total_bytes
-from zeromon_agents.hooks.process_groups import Group, describe_group, sequence_number
+from zeromon_agents.hooks.process_groups import Group, describe_group, sequence_number, text_of
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import RAISED, Patches, around, leave_to_python
 from zeromon_agents.runtime.guard import Guard
@@ -106,6 +106,12 @@ class Collectives:
             group.seen_sequences = None
         self.groups[key] = group
         return group
+
+    def register_groups(self, *, existed: bool = False) -> None:
+        """Registers the groups that torch knows; *existed* as in :meth:`group_of`."""
+        for pg in list(torch.distributed.distributed_c10d._world.pg_map):
+            if text_of(pg, "group_name") is not None:
+                self.group_of(pg, existed=existed)
 
     def is_apart(self, group: Group) -> bool:
         """Whether a thread of the program beside that of training calls *group*."""

@@ -102,17 +102,16 @@ class Ddp(Backend):
 
     def watch(self, module: Any) -> None:
         """Patches ``DistributedDataParallel`` of *module*."""
-        made = around(self.context, after=self._made)
-        self.patches.wrap(module.DistributedDataParallel, "__init__", made)
-        hook = around(self.context, self._forward_begins, self._forward_ends, traced=True)
-        self.patches.wrap(module.DistributedDataParallel, "forward", hook)
+        wrapper, begins = module.DistributedDataParallel, self._forward_begins
+        self.wrap(wrapper, "__init__", after=self._made)
+        self.wrap(wrapper, "forward", begins, self._forward_ends, traced=True)
         # its constructor sends parameters, and each forward of a model with buffers sends those
         begin, end = self.collectives.broadcasts_begin, self.collectives.broadcasts_end
-        broadcasts = around(self.context, begin, end, where=BROADCASTS, traced=True)
-        self.patches.wrap(module.dist, BROADCASTS, broadcasts)
-        if VERIFIES in vars(module):
-            verifies = around(self.context, self._verify_begins, self._verified, where=VERIFIES)
-            self.patches.wrap(module, VERIFIES, verifies)
+        self.wrap(module.dist, BROADCASTS, begin, end, where=BROADCASTS, traced=True)
+        verifies = around(
+            self.context, lambda pg, *_: sequence_number(pg), self._verified, where=VERIFIES
+        )
+        self.patches.wrap_in(module, VERIFIES, verifies)
 
     def adopt(self, instance: Any) -> None:
         """Registers a DDP model."""
@@ -173,9 +172,6 @@ class Ddp(Backend):
     def _made(self, _: None, result: Any, ddp: Any, *__: Any) -> None:
         if result is not RAISED:
             self._model(ddp)
-
-    def _verify_begins(self, pg: Any, *_: Any) -> int:
-        return sequence_number(pg)
 
     def _verified(self, before: int | None, _: Any, pg: Any, parameters: Any, *__: Any) -> None:
         """Notes that the ranks have compared their numbers of parameters, then sizes and strides."""
@@ -429,9 +425,8 @@ class ReducerCalls:
         self._newest = None
         if self._buckets is None or self._context.mode == OFF:
             return
-        if group.issued != self._seen.get(
-            group.id
-        ):  # Python issued it, as a communication hook does
+        # Python issued it, as a communication hook does
+        if group.issued != self._seen.get(group.id):
             self._seen[group.id] = group.issued
             return
         if call.name.name != "ALLREDUCE" or not call.async_op:

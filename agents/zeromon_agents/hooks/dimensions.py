@@ -14,7 +14,7 @@ from zeromon.ring.strategy import Dim, DimensionMetadata, dim_of
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
 from zeromon_agents.hooks.process_groups import members, nodes_of, sequence_number, text_of
 from zeromon_agents.observe.torch_roles import fsdp1_handles, fsdp2_groups
-from zeromon_agents.runtime.around import RAISED, around
+from zeromon_agents.runtime.around import RAISED
 
 MESH = "torch.distributed.device_mesh"
 STAGE = "torch.distributed.pipelining.stage"
@@ -45,13 +45,11 @@ class Dimensions(Backend):
 
     def watch_mesh(self, module: Any) -> None:
         """Patches DeviceMesh of *module*."""
-        hook = around(self.context, after=self._mesh_made, traced=True)
-        self.patches.wrap(module.DeviceMesh, "__init__", hook)
+        self.wrap(module.DeviceMesh, "__init__", after=self._mesh_made, traced=True)
 
     def watch_stage(self, module: Any) -> None:
         """Patches the base class of the stages in *module*."""
-        hook = around(self.context, after=self._stage_made)
-        self.patches.wrap(module._PipelineStageBase, "__init__", hook)
+        self.wrap(module._PipelineStageBase, "__init__", after=self._stage_made)
 
     def adopt(self, instance: Any) -> None:
         """Notes a mesh or a stage."""
@@ -70,9 +68,8 @@ class Dimensions(Backend):
             return
         self._seen = seen
         found = self.dimensions()
-        if (
-            found and found != self._written
-        ):  # none are left where the script has destroyed its groups
+        # none are left where the script has destroyed its groups
+        if found and found != self._written:
             self._written = found
             self.context.add_metadata(dimensions=found)
 

@@ -16,7 +16,7 @@ from zeromon.ring.strategy import Offload, Sharding, Strategy, fsdp1
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
 from zeromon_agents.observe import model_metadata
 from zeromon_agents.observe.torch_roles import fsdp1_handles
-from zeromon_agents.runtime.around import RAISED, SKIP, around
+from zeromon_agents.runtime.around import RAISED, SKIP
 
 RUNTIME = "torch.distributed.fsdp._runtime_utils"
 WRAPPER = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -59,10 +59,9 @@ class Fsdp1(Backend):
 
     def watch_wrapper(self, module: Any) -> None:
         """Patches the wrapper's constructor, and its forward, of which only the outermost one counts."""
-        noted = around(self.context, after=self._note)
-        self.patches.wrap(module.FullyShardedDataParallel, "__init__", noted)
-        hook = around(self.context, self._forward_begins, self._forward_ends, traced=True)
-        self.patches.wrap(module.FullyShardedDataParallel, "forward", hook)
+        wrapper, begins = module.FullyShardedDataParallel, self._forward_begins
+        self.wrap(wrapper, "__init__", after=self._note)
+        self.wrap(wrapper, "forward", begins, self._forward_ends, traced=True)
 
     def adopt(self, instance: Any) -> None:
         """Registers an outermost wrapper; before its first forward every wrapper counts as one."""

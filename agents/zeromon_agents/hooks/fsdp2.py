@@ -55,8 +55,7 @@ class Fsdp2(Backend):
 
     def watch_state(self, module: Any) -> None:
         """Patches FSDPState of *module*, whose root starts the forward."""
-        hook = around(self.context, self._root_pre_forward)
-        self.patches.wrap(module.FSDPState, "_root_pre_forward", hook)
+        self.wrap(module.FSDPState, "_root_pre_forward", self._root_pre_forward)
 
     def adopt(self, instance: Any) -> None:
         """Registers the root module of an FSDPState."""

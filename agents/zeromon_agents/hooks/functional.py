@@ -114,9 +114,8 @@ class Functional:
                     patches.set(owner, "_op", in_place_of(original, hook))
 
         for name in ("_unregister_process_group", "_unregister_all_process_groups"):
-            if name in vars(distributed_c10d):
-                forget = around(self._context, lambda *_, **__: self._names.clear(), where=name)
-                patches.wrap(distributed_c10d, name, forget)
+            forget = around(self._context, lambda *_, **__: self._names.clear(), where=name)
+            patches.wrap_in(distributed_c10d, name, forget)
 
     def _hook(
         self, name: str, original: Any, qualified: str, schema: list[str]

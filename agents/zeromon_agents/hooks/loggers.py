@@ -7,6 +7,7 @@ from typing import Any
 
 from zeromon.ring.events import Scalar
 from zeromon_agents.hooks.backend import Backend, ImportHook
+from zeromon_agents.hooks.fsdp1 import WRAPPER
 from zeromon_agents.runtime.around import RAISED, around
 
 _TRAINER_KEYS = {
@@ -14,7 +15,6 @@ _TRAINER_KEYS = {
 }  # fmt: skip
 """What ``Trainer`` logs of a step; at the end it logs means over the training under other keys."""
 _CONNECTOR = "trainer.connectors.logger_connector.logger_connector"
-_FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
 class Loggers(Backend):
@@ -45,7 +45,7 @@ class Loggers(Backend):
             self._hook("tensorboardX.writer", add_scalar, self._tag),
             self._hook("wandb.sdk.wandb_run", "Run.log", self._mapping),
             self._hook("deepspeed.monitor.monitor", "MonitorMaster.write_events", self._events),
-            self._hook(_FSDP1, f"FullyShardedDataParallel.{clip}", *clips),
+            self._hook(WRAPPER, f"FullyShardedDataParallel.{clip}", *clips),
             *(self._hook(module, clip, *clips) for module in torch_utils),
             *(self._hook(module, "clip_grads_with_norm_", self._scales) for module in torch_utils),
         )

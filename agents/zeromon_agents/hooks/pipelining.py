@@ -7,7 +7,7 @@ each has a canary test.
 
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -55,27 +55,19 @@ class Pipelining(Backend):
             "backward_weight_one_chunk": self._weight_begins,
         }
         for name, begins in computes.items():
-            self._wrap(module._PipelineStageBase, name, begins, self._ends)
+            hook = around(self.context, begins, self._ends)
+            self.patches.wrap_in(module._PipelineStageBase, name, hook)
         for name in MESSAGES:
-            self._wrap(module._PipelineStageBase, name, self._place)
+            place = around(self.context, self._place)
+            self.patches.wrap_in(module._PipelineStageBase, name, place)
 
     def watch_schedules(self, module: Any) -> None:
         """Patches the two base classes whose ``step`` the script calls, and the loss."""
+        step = around(self.context, self._call_begins, self._call_ends, scoped=True)
         for owner in (module.PipelineScheduleSingle, module.PipelineScheduleMulti):
-            self._wrap(owner, "step", self._call_begins, self._call_ends, scoped=True)
-        self._wrap(module._PipelineSchedule, "_maybe_compute_loss", self._loss_begins, self._ends)
-
-    def _wrap(
-        self,
-        owner: Any,
-        name: str,
-        before: Callable[..., Any],
-        after: Callable[..., None] | None = None,
-        *,
-        scoped: bool = False,
-    ) -> None:
-        if name in vars(owner):
-            self.patches.wrap(owner, name, around(self.context, before, after, scoped=scoped))
+            self.patches.wrap_in(owner, "step", step)
+        loss = around(self.context, self._loss_begins, self._ends)
+        self.patches.wrap_in(module._PipelineSchedule, "_maybe_compute_loss", loss)
 
     # ---- one call of a schedule ----------------------------------------------------------------
 

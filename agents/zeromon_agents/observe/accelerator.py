@@ -26,9 +26,8 @@ class Accelerator:
         self.module = module
         self.Event: Any = getattr(module, "Event", torch.Event)
         self.current_stream: Any = getattr(module, "current_stream", None)
-        self.is_current_stream_capturing: Any = getattr(
-            module, "is_current_stream_capturing", _no_graphs
-        )
+        captures = getattr(module, "is_current_stream_capturing", None)
+        self.is_current_stream_capturing: Any = captures or (lambda: False)
         """Whether the current stream records a graph, in which no event may be used."""
 
     def is_initialized(self) -> bool:
@@ -103,10 +102,6 @@ class Accelerator:
         )
         found = (getattr(place, attribute, None) for place, attribute in places)
         return next((attach for attach in found if attach is not None), None)
-
-
-def _no_graphs() -> bool:
-    return False
 
 
 def current() -> Accelerator | None:

@@ -70,7 +70,7 @@ class Allocator:
         stats = self._read(device)
         if stats is None:
             return None
-        current = [_current(stats, name) for name in _WRITTEN]
+        current = [int(stats[n]["all"]["current"]) if n in stats else -1 for n in _WRITTEN]
         context = self._context
         context.write(time.monotonic_ns(), Kind.MEMORY, 0, context.phase, 0, 0, 0, *current)
         return stats
@@ -122,11 +122,6 @@ class Allocator:
             keep_snapshot(device)
 
         attach(context.guard.guarded(out_of_memory))
-
-
-def _current(stats: Mapping[str, Any], name: str) -> int:
-    """Returns the present value of a counter; -1 where the allocator does not count it."""
-    return int(stats[name]["all"]["current"]) if name in stats else -1
 
 
 def largest_free_block(device: Accelerator) -> int:

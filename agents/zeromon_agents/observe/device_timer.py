@@ -153,9 +153,8 @@ class DeviceTimer:
             "issued", "reached_wait", "left_wait", "ran_here", "_waits_behind", "border", "mark",
             "mark_end", "waited_hidden",
         ):  # fmt: skip
-            setattr(
-                self, name, context.timed(getattr(self, name))
-            )  # events cost more than a record
+            # events cost more than a record
+            setattr(self, name, context.timed(getattr(self, name)))
         if device.type:
             context.on_border = context.guard.guarded(self.border)
 
@@ -284,9 +283,8 @@ class DeviceTimer:
                 self._write_done(wait)
             elif wait.stream is None:
                 self._write_stalls(wait)
-            if (
-                isinstance(wait, Waited) and wait.stream is None
-            ):  # waits of other streams may still read the events of theirs
+            # waits of other streams may still read the events of theirs
+            if isinstance(wait, Waited) and wait.stream is None:
                 self._free.extend((wait.reached, wait.left))
 
     # ---- waits between streams ----------------------------------------------------------------
@@ -439,9 +437,8 @@ class DeviceTimer:
         for bucket, end, waited in zip(wait.buckets, ends, waits, strict=True):
             entry = bucket.entry
             ready = _elapsed_ns(wait.reached, entry[EVENT])
-            began = (
-                ready if began is None else max(ready, began)
-            )  # a group runs one after the other
+            # a group runs one after the other
+            began = ready if began is None else max(ready, began)
             left = min(_elapsed_ns(wait.reached, bucket.left), end)  # later, the host was slow
             blocked = waited + max(0, left - ready)
             word = head(Kind.DONE, flags=Flag.DEVICE | Flag.END_KNOWN) | entry[WORD]

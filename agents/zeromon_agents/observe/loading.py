@@ -25,11 +25,11 @@ from zeromon_agents.runtime.guard import Guard
 
 FETCHERS = "torch.utils.data._utils.fetch"
 TRANSFORMS = (
-    ("torchvision.transforms.transforms", "Compose", "__call__"),
-    ("torchvision.transforms.v2._container", "Compose", "forward"),
-    ("albumentations.core.composition", "Compose", "__call__"),
+    ("torchvision.transforms.transforms", "Compose.__call__"),
+    ("torchvision.transforms.v2._container", "Compose.forward"),
+    ("albumentations.core.composition", "Compose.__call__"),
 )
-"""Module, class and method of what changes a sample after it was read."""
+"""Module and method of what changes a sample after it was read."""
 SUFFIX = ".loading"
 
 _RECORD = struct.Struct("<8q")
@@ -78,16 +78,13 @@ class Fetches:
     def watch(self, module: Any) -> None:
         """Patches the fetchers of *module*."""
         for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-            fetcher = getattr(module, name, None)
-            if fetcher is not None and "fetch" in vars(fetcher):
-                self._patches.wrap(fetcher, "fetch", self._fetching)
+            self._patches.wrap_in(module, f"{name}.fetch", self._fetching)
 
     def watch_transforms(self, module: Any) -> None:
         """Patches the compositions of transforms of *module*."""
-        for name, owner, method in TRANSFORMS:
-            found = getattr(module, owner, None)
-            if name == module.__name__ and method in vars(found or object):
-                self._patches.wrap(found, method, self._transforming)
+        for name, method in TRANSFORMS:
+            if name == module.__name__:
+                self._patches.wrap_in(module, method, self._transforming)
 
     def close(self) -> None:
         """Restores what was patched."""

@@ -20,7 +20,7 @@ _MOST_UNITS = 4
 
 def of_fsdp2(module: Any, groups: list[Any], optimizers: list[Any]) -> ModelMetadata | None:
     """Returns the metadata of a ``fully_shard`` root with the FSDPParamGroups *groups*."""
-    sizes = _fsdp2(groups, list(param_groups(module._get_fsdp_state())))
+    sizes = _fsdp2(groups, param_groups(module._get_fsdp_state()))
     states = (
         part._get_fsdp_state() for part in module.modules() if hasattr(part, "_get_fsdp_state")
     )
@@ -32,12 +32,81 @@ def of_fsdp2(module: Any, groups: list[Any], optimizers: list[Any]) -> ModelMeta
 
 def of_fsdp1(module: Any, handles: list[Any], optimizers: list[Any]) -> ModelMetadata | None:
     """Returns the metadata of an FSDP1 root with the flat parameters of *handles*."""
-    return _complete(_fsdp1(module, handles), module, optimizers, handles)
+    flats = [handle.flat_param for handle in handles]
+    whole = [math.prod(getattr(f, "_unpadded_unsharded_size", f.shape)) for f in flats]
+    parts = [getattr(f, "_local_shard", f).numel() for f in flats]
+    trains = [f.requires_grad for f in flats]
+    first = handles[0]
+    name = getattr(getattr(first, "_sharding_strategy", None), "name", "FULL_SHARD")
+    stored = getattr(flats[0], "_local_shard", flats[0]).dtype
+    compute = getattr(first, "_fwd_bwd_param_dtype", None) or stored
+    hybrid = "HYBRID" in name
+    stage = (
+        0 if name == "NO_SHARD" else 2 if name in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2") else 3
+    )
+    world = torch.distributed.get_world_size()
+    roots = [getattr(module, "_handle", None) is handle for handle in handles]
+    kept = sum(n for n, root in zip(whole, roots, strict=True) if root or stage == 2)
+    freed = [n for n, root in zip(whole, roots, strict=True) if not root and stage == 3]
+    sizes: ModelMetadata = {
+        "framework": "fsdp1" if stage else "ddp",
+        "bucket_views": True,  # nothing is copied into buckets
+        "forward_prefetch": bool(getattr(module, "forward_prefetch", False)),
+        "backward_prefetch": str(getattr(getattr(module, "backward_prefetch", None), "name", "")),
+        "stage": stage,
+        "ranks": world,
+        "shard_ranks": first.world_size if hybrid or stage else world,
+        "numel": sum(whole),
+        "trainable": sum(n for n, t in zip(whole, trains, strict=True) if t),
+        "shard_numel": sum(parts),
+        "trainable_shard_numel": sum(n for n, t in zip(parts, trains, strict=True) if t),
+        "kept_numel": kept,
+        "largest_unit_numel": max(whole),
+        "units": _sizes(freed),
+        "param_bytes": stored.itemsize,
+        "compute_bytes": compute.itemsize,
+        "compute_dtype": name_of(compute),
+        "grad_bytes": stored.itemsize,
+        **(_offloaded(bool(getattr(first, "_offload_params", False)), stage) if stage else {}),
+    }
+    return _complete(sizes, module, optimizers, handles)
 
 
 def of_replicated(module: Any, optimizers: list[Any]) -> ModelMetadata | None:
-    """Returns the metadata of a model that every rank holds whole; under DDP, or on its own."""
-    return _complete(_whole(module), module, optimizers)
+    """Returns the metadata of a model that every rank holds whole; under DDP, or on its own.
+
+    A rank has everything that tensor parallelism leaves to it.
+    """
+    params = [p for p in module.parameters() if p.device.type != "meta"]
+    whole = sum(map(_whole_numel, params))
+    requires = [p.requires_grad for p in params]
+    params = [local_of(p) for p in params]
+    numel = sum(p.numel() for p in params)
+    trainable = [p for p, does in zip(params, requires, strict=True) if does]
+    each = max((p.element_size() for p in params), default=4)
+    widest = next((p.dtype for p in params if p.element_size() == each), torch.float32)
+    # the arithmetic uses the mean of the dtypes
+    stored = sum(p.nbytes for p in params) / numel if numel else each
+    stored = int(stored) if stored == int(stored) else stored
+    group, cap = getattr(module, "process_group", None), getattr(module, "bucket_bytes_cap", None)
+    sizes: ModelMetadata = {
+        "framework": "ddp",
+        "stage": 0,
+        "ranks": group.size() if group is not None else 1,
+        "numel": numel,
+        "whole_numel": whole,
+        "trainable": sum(p.numel() for p in trainable),
+        "shard_numel": numel,
+        "trainable_shard_numel": sum(p.numel() for p in trainable),
+        "factored_numel": sum(factored_numel(p.shape) for p in trainable),
+        "param_bytes": stored,
+        "compute_bytes": each,
+        "compute_dtype": name_of(widest),
+        "grad_bytes": stored,
+        "bucket_views": bool(getattr(module, "gradient_as_bucket_view", group is None)),
+        **({"bucket_cap_bytes": cap} if isinstance(cap, int) else {}),
+    }
+    return _complete(sizes, module, optimizers)
 
 
 def _complete(
@@ -168,87 +237,9 @@ def _offloaded(offloads: bool, stage: int) -> ModelMetadata:
     return {"optimizer_on": where, "params_on": where if stage == 3 else "device"}
 
 
-def _fsdp1(module: Any, handles: list[Any]) -> ModelMetadata:
-    flats = [handle.flat_param for handle in handles]
-    whole = [math.prod(getattr(f, "_unpadded_unsharded_size", f.shape)) for f in flats]
-    parts = [getattr(f, "_local_shard", f).numel() for f in flats]
-    trains = [f.requires_grad for f in flats]
-    first = handles[0]
-    name = getattr(getattr(first, "_sharding_strategy", None), "name", "FULL_SHARD")
-    stored = getattr(flats[0], "_local_shard", flats[0]).dtype
-    compute = getattr(first, "_fwd_bwd_param_dtype", None) or stored
-    hybrid = "HYBRID" in name
-    stage = (
-        0 if name == "NO_SHARD" else 2 if name in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2") else 3
-    )
-    world = torch.distributed.get_world_size()
-    roots = [getattr(module, "_handle", None) is handle for handle in handles]
-    kept = sum(n for n, root in zip(whole, roots, strict=True) if root or stage == 2)
-    freed = [n for n, root in zip(whole, roots, strict=True) if not root and stage == 3]
-    return {
-        "framework": "fsdp1" if stage else "ddp",
-        "bucket_views": True,  # nothing is copied into buckets
-        "forward_prefetch": bool(getattr(module, "forward_prefetch", False)),
-        "backward_prefetch": str(getattr(getattr(module, "backward_prefetch", None), "name", "")),
-        "stage": stage,
-        "ranks": world,
-        "shard_ranks": first.world_size if hybrid or stage else world,
-        "numel": sum(whole),
-        "trainable": sum(n for n, t in zip(whole, trains, strict=True) if t),
-        "shard_numel": sum(parts),
-        "trainable_shard_numel": sum(n for n, t in zip(parts, trains, strict=True) if t),
-        "kept_numel": kept,
-        "largest_unit_numel": max(whole),
-        "units": _sizes(freed),
-        "param_bytes": stored.itemsize,
-        "compute_bytes": compute.itemsize,
-        "compute_dtype": name_of(compute),
-        "grad_bytes": stored.itemsize,
-        **(_offloaded(bool(getattr(first, "_offload_params", False)), stage) if stage else {}),
-    }
-
-
-def _whole(module: Any) -> ModelMetadata:
-    """DDP, or no wrapper at all: every rank has everything that tensor parallelism leaves to it."""
-    params = [p for p in module.parameters() if p.device.type != "meta"]
-    whole = sum(map(_whole_numel, params))
-    requires = [p.requires_grad for p in params]
-    params = [local_of(p) for p in params]
-    numel = sum(p.numel() for p in params)
-    trainable = [p for p, does in zip(params, requires, strict=True) if does]
-    each = max((p.element_size() for p in params), default=4)
-    widest = next((p.dtype for p in params if p.element_size() == each), torch.float32)
-    # the arithmetic uses the mean of the dtypes
-    stored = sum(p.nbytes for p in params) / numel if numel else each
-    stored = int(stored) if stored == int(stored) else stored
-    group = getattr(module, "process_group", None)
-    return {
-        "framework": "ddp",
-        "stage": 0,
-        "ranks": group.size() if group is not None else 1,
-        "numel": numel,
-        "whole_numel": whole,
-        "trainable": sum(p.numel() for p in trainable),
-        "shard_numel": numel,
-        "trainable_shard_numel": sum(p.numel() for p in trainable),
-        "factored_numel": sum(factored_numel(p.shape) for p in trainable),
-        "param_bytes": stored,
-        "compute_bytes": each,
-        "compute_dtype": name_of(widest),
-        "grad_bytes": stored,
-        "bucket_views": bool(getattr(module, "gradient_as_bucket_view", group is None)),
-        **_bucket_cap(module),
-    }
-
-
 def name_of(dtype: Any) -> str:
     """The name of a dtype without its module, ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
-
-
-def _bucket_cap(module: Any) -> ModelMetadata:
-    cap = getattr(module, "bucket_bytes_cap", None)
-    return {"bucket_cap_bytes": cap} if isinstance(cap, int) else {}
 
 
 def of_deepspeed(

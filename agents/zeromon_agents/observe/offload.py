@@ -6,7 +6,7 @@ a few methods of the ZeRO optimizers, which :mod:`zeromon_agents.hooks.deepspeed
 """
 
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from functools import partial
 from typing import Any
 
@@ -23,13 +23,11 @@ class Transfers:
 
     def __init__(self, context: HookContext) -> None:
         self._context = context
-        self._sums: dict[Path, list[int]] = {}
+        self._sums: defaultdict[Path, list[int]] = defaultdict(lambda: [0] * 4)
 
     def add(self, path: Path, nbytes: int, busy_ns: int = 0, blocked_ns: int = 0) -> None:
         """Adds a transfer of *nbytes* along *path*. Times are in nanoseconds, 0 where unknown."""
-        row = self._sums.get(path)
-        if row is None:
-            row = self._sums[path] = [0, 0, 0, 0]
+        row = self._sums[path]
         row[0] += nbytes
         row[1] += busy_ns
         row[2] += blocked_ns
@@ -73,18 +71,13 @@ class Disk:
             return
         self._watched.add(handle)
         for method, path in (("pread", Path.DISK_READ), ("pwrite", Path.DISK_WRITE)):
-            submit = partial(self._submitted, path)
-            self._wrap(handle, f"async_{method}", around(self._context, submit, where=path.label))
-            transfer = partial(self._transferred, path)
-            self._wrap(
-                handle, f"sync_{method}", around(self._context, _now, transfer, where=path.label)
-            )
+            submit = around(self._context, partial(self._submitted, path), where=path.label)
+            self._patches.wrap_in(handle, f"async_{method}", submit)
+            transferred = partial(self._transferred, path)
+            transfer = around(self._context, _now, transferred, where=path.label)
+            self._patches.wrap_in(handle, f"sync_{method}", transfer)
         wait = around(self._context, _now, self._waited, where="aio wait", active_from=OFF)
-        self._wrap(handle, "wait", wait)
-
-    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        if name in vars(owner):
-            self._patches.wrap(owner, name, wrapper)
+        self._patches.wrap_in(handle, "wait", wait)
 
     def _submitted(self, path: Path, handle: Any, buffer: Any, *_: Any, **__: Any) -> None:
         nbytes = self._pending.setdefault(id(handle), (time.monotonic_ns(), {}))[1]
@@ -98,14 +91,11 @@ class Disk:
             self._transfers.add(path, buffer.nbytes, spent, spent)
 
     def _waited(self, reached: int, _: Any, handle: Any, *__: Any) -> None:
-        pending = self._pending.pop(id(handle), None)
-        if pending is not None and self._context.mode != OFF:
-            self._add_waited(*pending, reached, time.monotonic_ns())
-
-    def _add_waited(
-        self, submitted: int, nbytes_of: dict[Path, int], reached: int, left: int
-    ) -> None:
         """Divides a wait between the reads and the writes that ended with it, by their bytes."""
+        submitted, nbytes_of = self._pending.pop(id(handle), (0, {}))
+        if self._context.mode == OFF:
+            return
+        left = time.monotonic_ns()
         total = sum(nbytes_of.values()) or 1
         for path, nbytes in nbytes_of.items():
             blocked = round((left - reached) * nbytes / total)

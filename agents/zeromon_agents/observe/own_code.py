@@ -10,13 +10,13 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon_agents.runtime.hook_context import OFF, HookContext
+from zeromon_agents.runtime.safe_point import outwards
 
 _LOOKS_A_SECOND = 4
 _PAUSE_SECONDS = 0.017
@@ -55,7 +55,7 @@ class OwnCode:
 
     def remember_loop(self) -> None:
         """Takes the callers of the optimizer's step, on the training thread."""
-        frames = _outwards(sys._getframe())
+        frames = outwards(sys._getframe())
         self._loop = frozenset(f.f_code for f in frames if not _is_torch(f.f_code))
 
     def look(self) -> None:
@@ -84,7 +84,7 @@ class OwnCode:
         library.
         """
         library, communicates = None, False
-        for frame in _outwards(innermost):
+        for frame in outwards(innermost):
             code = frame.f_code
             communicates = communicates or "/torch/distributed/" in code.co_filename
             in_loop = code in self._loop
@@ -98,7 +98,7 @@ class OwnCode:
         return None
 
     def _is_below_loop(self, frame: FrameType) -> bool:
-        return any(outer.f_code in self._loop for outer in _outwards(frame))
+        return any(outer.f_code in self._loop for outer in outwards(frame))
 
     def _send(self) -> None:
         """Writes the counts when they say more than before: each record stays in the name table."""
@@ -113,12 +113,6 @@ class OwnCode:
             self._records, self._next_record = self._records + 1, now + self._record_seconds
             lines = [[*line, count] for line, count in most]
             self._context.add_metadata(own_code={"looks": total, "lines": lines})
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _is_torch(code: CodeType) -> bool:

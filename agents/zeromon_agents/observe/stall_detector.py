@@ -20,6 +20,7 @@ from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import Group, sequence_number, text_of
 from zeromon_agents.observe.untraced import op_of, payload_bytes, read_flight_recorder
 from zeromon_agents.runtime.hook_context import HookContext
+from zeromon_agents.runtime.safe_point import outwards
 
 _QUIET_ATTACHED = 2
 _QUIET_LAUNCHED = 5
@@ -196,7 +197,4 @@ def awaited_lock() -> str:
 
 def _frames() -> Iterator[FrameType]:
     """The frames of the main thread, the innermost first."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return outwards(sys._current_frames().get(threading.main_thread().ident or 0))

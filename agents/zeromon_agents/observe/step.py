@@ -223,9 +223,8 @@ class Steps:
 
     def _infer_forward(self, start_ns: int, end_ns: int) -> None:
         self._span(Phase.FORWARD, start_ns, end_ns, Flag.INFERRED)
-        self._context.phase = (
-            Phase.FORWARD
-        )  # what a device did since the last border was forward, too
+        # what a device did since the last border was forward, too
+        self._context.phase = Phase.FORWARD
 
     def backward_ends(self) -> None:
         """Ends the backward phase and counts a micro-step."""
@@ -456,10 +455,9 @@ class Steps:
         self.data_ends(Flag.FAILED if batch is RAISED else 0)
         if batch is RAISED:
             self.goal.iterator_ended(iterator)
-        else:
-            if not self.evaluation.is_open:
-                self._length = self.batches.loaded(batch)
-                self.beginnings.batch_arrived(batch)
+        elif not self.evaluation.is_open:
+            self._length = self.batches.loaded(batch)
+            self.beginnings.batch_arrived(batch)
 
     def _describe_loader(self, iterator: Any) -> None:
         batches = getattr(iterator, "_index_sampler", None)

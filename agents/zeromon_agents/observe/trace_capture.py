@@ -63,13 +63,13 @@ class Capture:
     def watch_profiler(self, module: Any, patches: Patches) -> None:
         """Patches torch.profiler to notice when the script starts and stops a profiler of its own."""
         profile = module.profile
-        for name in ("_prepare_trace", "_start_trace"):
-            patches.wrap(
-                profile, name, around(self._context, self._profiler_starts, active_from=OFF)
-            )
-        patches.wrap(
-            profile, "__exit__", around(self._context, self._profiler_ends, active_from=OFF)
-        )
+        starts, ends = self._profiler_starts, self._profiler_ends
+        for name, hook in (
+            ("_prepare_trace", starts),
+            ("_start_trace", starts),
+            ("__exit__", ends),
+        ):
+            patches.wrap(profile, name, around(self._context, hook, active_from=OFF))
 
     def _profiler_starts(self, profile: Any, *_: Any, **__: Any) -> None:
         if self._own_call:

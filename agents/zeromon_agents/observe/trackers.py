@@ -31,11 +31,6 @@ class Trackers:
         if self._failed:
             return {}
         self._failed = True
-        found = self._news()
-        self._failed = False
-        return found
-
-    def _news(self) -> TrackersMetadata:
         found: TrackersMetadata = {}
         run = getattr(sys.modules.get("wandb"), "run", None)
         settings = getattr(run, "_settings", None)
@@ -51,6 +46,7 @@ class Trackers:
             self._mlflow = active
             uri = _absolute(_text(sys.modules["mlflow"].get_tracking_uri()))
             found["mlflow"] = {"run_id": active, "tracking_uri": without_secrets(uri)}
+        self._failed = False
         return found
 
 

@@ -10,6 +10,7 @@ All others are reported as counted, with an unknown operation.
 """
 
 import functools
+import math
 import pickle
 import time
 from collections import Counter
@@ -45,7 +46,9 @@ class UntracedCollectives:
 
     def account(self, step: int) -> None:
         """Writes what C++ has issued since the last call; *step* counts from the start of the agent."""
-        self._register_new_groups()
+        known = torch.distributed.distributed_c10d._world.pg_map
+        if len(known) > len(self._collectives.groups):
+            self._collectives.register_groups()
         flight: list[dict[str, Any]] | None = None
         for group in list(self._collectives.groups.values()):
             pg = group.ref()
@@ -66,13 +69,6 @@ class UntracedCollectives:
             shift = group.base if self._collectives.attached else 0
             shifted = sequence + shift, hooked + shift
             self._context.emit(Kind.GROUP_SEQUENCE, *shifted, group=group.id)
-
-    def _register_new_groups(self) -> None:
-        groups = torch.distributed.distributed_c10d._world.pg_map
-        if len(groups) > len(self._collectives.groups):
-            for pg in list(groups):
-                if text_of(pg, "group_name") is not None:
-                    self._collectives.group_of(pg)
 
     def _explain(
         self, group: Group, pg: Any, missing: int, flight: list[dict[str, Any]] | None
@@ -131,11 +127,8 @@ def payload_bytes(op: Op, entry: dict[str, Any]) -> int:
     sizes, dtypes = entry.get(f"{side}_sizes") or [], entry.get(f"{side}_dtypes") or []
     total = 0
     for position, size in enumerate(sizes):
-        numel = 1
-        for extent in size:
-            numel *= extent
         dtype = dtypes[position] if position < len(dtypes) else (dtypes or ["Byte"])[-1]
-        total += numel * ITEM_BYTES.get(dtype, 1)
+        total += math.prod(size) * ITEM_BYTES.get(dtype, 1)
     return total
 
 

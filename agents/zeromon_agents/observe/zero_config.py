@@ -24,7 +24,8 @@ Row = tuple[str, str, str]
 
 def settings(engine: Any) -> list[Row]:
     """Returns the settings of *engine* that matter, then all others that the user wrote."""
-    written = dict(leaves(_written(engine)))
+    raw = getattr(engine._config, "_param_dict", None)
+    written = dict(leaves(raw)) if isinstance(raw, dict) else {}
     rows: dict[str, Row] = {}
     for name, value in effective(engine):
         rows[name] = (name, text(value), text(written.pop(name, "")))
@@ -57,11 +58,6 @@ def effective(engine: Any) -> Iterator[tuple[str, Any]]:
     yield "communication_data_type", engine.communication_data_type
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     yield "optimizer.type", type(inner).__name__
-
-
-def _written(engine: Any) -> dict[str, Any]:
-    raw = getattr(engine._config, "_param_dict", None)
-    return raw if isinstance(raw, dict) else {}
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

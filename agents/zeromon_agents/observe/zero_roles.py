@@ -4,7 +4,6 @@ Each private name of DeepSpeed's optimizers has a canary test. A name that this 
 role out.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from zeromon.ring.events import Role
@@ -35,6 +34,12 @@ FLAT: tuple[tuple[str, Role], ...] = (
     ("fp32_groups", Role.MASTER_PARAM),
 )
 """Attributes of the ZeRO optimizer, in the order in which they claim storages."""
+_MASTERS = (
+    ("single_partition_of_fp32_groups", Role.SHARDED_GRAD),
+    ("fp32_partitioned_groups_flat", Role.SHARDED_GRAD),
+    ("fp32_groups_flat", Role.UNSHARDED_GRAD),
+)
+"""Those that hold master weights, and the role of the masters' gradients."""
 
 
 def claims(engine: Any) -> Claims:
@@ -44,8 +49,11 @@ def claims(engine: Any) -> Claims:
     yield from _swapped(optimizer, params)
     for name, role in FLAT:
         yield role, getattr(optimizer, name, None)
-    yield from _gradients_of_masters(optimizer)
-    for bucket in _buckets(optimizer):
+    for name, role in _MASTERS:
+        for master in getattr(optimizer, name, None) or ():
+            yield role, getattr(master, "grad", None)
+    buckets = getattr(optimizer, "ipg_buckets", None)
+    for bucket in buckets.values() if isinstance(buckets, dict) else ():
         yield Role.REDUCE_SCATTER, getattr(bucket, "buffer", None)
     inner = getattr(optimizer, "optimizer", optimizer)
     for state in getattr(inner, "state", {}).values():
@@ -57,26 +65,11 @@ def claims(engine: Any) -> Claims:
 
 def _of_parameters(params: list[Any]) -> Claims:
     for param in params:
-        shard = getattr(param, "ds_tensor", None)
-        yield Role.SHARDED_PARAM, shard
+        yield Role.SHARDED_PARAM, getattr(param, "ds_tensor", None)
         yield Role.SECONDARY_PARAM, getattr(param, "ds_secondary_tensor", None)
         yield Role.UNSHARDED_PARAM, param.data
         yield Role.UNSHARDED_GRAD, param.grad
         yield Role.UNSHARDED_GRAD, getattr(param, "grad_accum", None)
-
-
-def _gradients_of_masters(optimizer: Any) -> Claims:
-    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
-        for master in getattr(optimizer, name, None) or ():
-            yield Role.SHARDED_GRAD, getattr(master, "grad", None)
-    for master in getattr(optimizer, "fp32_groups_flat", None) or ():
-        yield Role.UNSHARDED_GRAD, getattr(master, "grad", None)
-
-
-def _buckets(optimizer: Any) -> Iterator[Any]:
-    buckets = getattr(optimizer, "ipg_buckets", None)
-    if isinstance(buckets, dict):
-        yield from buckets.values()
 
 
 def _swapped(optimizer: Any, params: list[Any]) -> Claims:

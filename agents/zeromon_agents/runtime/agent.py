@@ -36,7 +36,6 @@ from zeromon_agents.hooks.backends import Backends
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.calibration import calibrate
 from zeromon_agents.hooks.functional import Functional
-from zeromon_agents.hooks.process_groups import text_of
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.allocator import Allocator
 from zeromon_agents.observe.census import Census, census_step
@@ -167,7 +166,7 @@ class Agent:
         """Installs every hook; a hook on a module that is not loaded follows after its import."""
         self._write_rank_metadata()
         self.guard.guarded(self._calibrate)()
-        self._register_existing_groups()
+        self.collectives.register_groups(existed=True)
         self.guard.on_limit = self.pause
         self.steps.on_start = self.guard.guarded(self._count_the_rest)
         self.steps.on_optimizer = self.guard.guarded(self._optimizer_begins)
@@ -184,7 +183,7 @@ class Agent:
             self.imports.when_imported(module, patch)
         fetches = self.loading.fetches
         self.imports.when_imported(FETCHERS, self.guard.guarded(fetches.watch))
-        for module in dict.fromkeys(name for name, _, _ in TRANSFORMS):
+        for module in dict(TRANSFORMS):
             self.imports.when_imported(module, self.guard.guarded(fetches.watch_transforms))
         self.backends.install(self.imports)
         atexit.register(self._at_exit)
@@ -254,8 +253,7 @@ class Agent:
         )
 
     def _calibrate(self) -> None:
-        cost = calibrate()
-        self.context.add_metadata(record_ns=cost.record_ns, call_ns=cost.call_ns)
+        self.context.add_metadata(**calibrate()._asdict())
 
     def _write_device_metadata(self, *, training: bool) -> None:
         """Writes once which device the rank uses; the heartbeat may not know it."""
@@ -266,12 +264,6 @@ class Agent:
         if index is not None:
             self._device_index = index
             self.context.add_metadata(**device.describe(index))
-
-    def _register_existing_groups(self) -> None:
-        world = torch.distributed.distributed_c10d._world
-        for pg in list(world.pg_map):
-            if text_of(pg, "group_name") is not None:
-                self.collectives.group_of(pg, existed=True)
 
     def _optimizer_begins(self, optimizer: Any) -> None:
         """Takes the census, where gradients are complete and nothing is updated yet."""
@@ -319,9 +311,8 @@ class Agent:
     def _write_models(self) -> None:
         self.models.changed = False
         metadata = self.backends.metadata()
-        is_over = self._metadata.get("models") and not metadata.get(
-            "models"
-        )  # the script has ended
+        # the script has ended
+        is_over = self._metadata.get("models") and not metadata.get("models")
         if metadata != self._metadata and not is_over:
             self._metadata = metadata
             self.context.add_metadata(**metadata)
@@ -411,9 +402,8 @@ class Agent:
         if beats % _COLLECTOR_CHECK_EVERY == (0 if self.rank_info.local_rank == 0 else 2):
             if self.attachment is None:
                 ensure_collector(self.run_dir.parent)
-            elif (
-                self.attachment.pid == os.getpid()
-            ):  # in a PID namespace it would mistake processes
+            # in a PID namespace it would mistake processes
+            elif self.attachment.pid == os.getpid():
                 ensure_collector(self.run_dir.parent, self.attachment.settings)
 
     def _write_hang_of_control_step(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from zeromon_agents.observe.accelerator import leave_captures_alone
-from zeromon_agents.runtime.agent import Attachment
+from zeromon_agents.runtime.agent import Agent, Attachment
 from zeromon_agents.runtime.bootstrap import BOOTSTRAP
 
 
@@ -25,9 +25,8 @@ def attach(
     if not grouped and not any_process:
         return {"refused": "it has no process group", "hint": "It is a launcher or a data worker."}
     if BOOTSTRAP.agent is not None:
-        return {"watched": BOOTSTRAP.agent.run_dir.name, **_identity()}
-    BOOTSTRAP.attach(Path(run_dir), Attachment(pid, settings, ipc))
-    return _identity()
+        return {"watched": BOOTSTRAP.agent.run_dir.name, **_identity(BOOTSTRAP.agent)}
+    return _identity(BOOTSTRAP.attach(Path(run_dir), Attachment(pid, settings, ipc)))
 
 
 def detach() -> dict[str, Any]:
@@ -38,16 +37,13 @@ def detach() -> dict[str, Any]:
         return {"refused": "it is not watched", "hint": "zeromon attach shows what is."}
     if agent.capture.recording:
         return {"refused": "a trace is being recorded", "hint": "Try again when it is saved."}
-    identity = _identity()
-    return {"kept": BOOTSTRAP.stop(), **identity}
+    return {"kept": BOOTSTRAP.stop(), **_identity(agent)}
 
 
-def _identity() -> dict[str, Any]:
-    agent = BOOTSTRAP.agent
-    rank_info = agent.rank_info if agent is not None else None
+def _identity(agent: Agent) -> dict[str, Any]:
     return {
-        "rank": rank_info.rank if rank_info else 0,
-        "world_size": rank_info.world_size if rank_info else 1,
+        "rank": agent.rank_info.rank,
+        "world_size": agent.rank_info.world_size,
         "torch": torch.__version__,
         "python": sys.version.split()[0],
     }

@@ -88,11 +88,8 @@ class Bootstrap:
 
         if not self._optimizer_hooks:  # a run that hangs within an optimizer gets the hooks later
             act = functools.partial(self._watch_optimizers, optimizers)
-            run_when_not_executing(optimizers.__file__ or "", act, self._is_attached)
+            run_when_not_executing(optimizers.__file__ or "", act, lambda: self.agent is not None)
         return self.agent
-
-    def _is_attached(self) -> bool:
-        return self.agent is not None
 
     def _watch_forks(self) -> None:
         """Registers the fork hook once per process, because Python cannot unregister it."""
@@ -180,16 +177,13 @@ class Bootstrap:
             import torch.optim.optimizer as optimizers
 
             file = optimizers.__file__ or ""
-            if not run_when_not_executing(file, self._remove_hooks, self._is_detached):
+            if not run_when_not_executing(file, self._remove_hooks, lambda: self.agent is None):
                 kept.append("torch's global optimizer hooks")
         self._watch.close()
         self._clock.stop()
         self._c10d = None
         self._failed = False
         return kept
-
-    def _is_detached(self) -> bool:
-        return self.agent is None
 
     def _remove_hooks(self) -> None:
         for hook in self._optimizer_hooks:
@@ -263,15 +257,12 @@ def missing_parts() -> list[str]:
 
     distributed = getattr(torch._C, "_distributed_c10d", None)
     group = getattr(distributed, "ProcessGroup", None)
+    number, step_hook = "_get_sequence_number_for_group", "register_optimizer_step_post_hook"
     wanted = {
         "torch.distributed": distributed is not None,
-        "ProcessGroup._get_sequence_number_for_group": hasattr(
-            group, "_get_sequence_number_for_group"
-        ),
+        f"ProcessGroup.{number}": hasattr(group, number),
         "Work": hasattr(distributed, "Work"),
-        "register_optimizer_step_post_hook": hasattr(
-            optimizer, "register_optimizer_step_post_hook"
-        ),
+        step_hook: hasattr(optimizer, step_hook),
     }
     return [name for name, there in wanted.items() if not there]
 

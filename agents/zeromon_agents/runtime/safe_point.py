@@ -7,7 +7,7 @@ another thread adds or removes meanwhile would raise in the training loop.
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 _TIMEOUT_SECONDS = 2.0
@@ -57,8 +57,11 @@ def _try_once(file: str, act: Callable[[], None]) -> bool:
 
 def is_within(frame: FrameType | None, file: str) -> bool:
     """Whether *frame* or one of its callers executes code of *file*."""
+    return any(outer.f_code.co_filename == file for outer in outwards(frame))
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yields *frame* and its callers, the innermost first."""
     while frame is not None:
-        if frame.f_code.co_filename == file:
-            return True
+        yield frame
         frame = frame.f_back
-    return False

@@ -101,9 +101,9 @@ def test_batches_of_the_training_process(loading: Loading, dataset: Any) -> None
 def test_transforms_of_a_known_library_are_told_apart(
     loading: Loading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, owner, method = TRANSFORMS[0]
+    name, method = TRANSFORMS[0]
     module = ModuleType(name)
-    monkeypatch.setattr(module, owner, Transforms, raising=False)
+    monkeypatch.setattr(module, method.partition(".")[0], Transforms, raising=False)
     loading.fetches.watch_transforms(module)
     batches(Samples())
     sums = loading.fetches.sums

@@ -12,37 +12,12 @@ from zeromon_agents.hooks.deepspeed.engines import Engine, Engines
 from zeromon_agents.hooks.deepspeed.steps import EngineSteps, Gathers
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.census import Provider
-from zeromon_agents.observe.offload import BUILDERS, Disk, Transfers
-from zeromon_agents.runtime.around import SKIP, around
-from zeromon_agents.runtime.hook_context import IDLE, OFF, ON
+from zeromon_agents.observe.offload import BUILDERS, Disk
+from zeromon_agents.runtime.around import SKIP
+from zeromon_agents.runtime.hook_context import OFF, ON
 
 Copied = list[tuple[Path, int]]
 """Direction and bytes of each copy."""
-
-
-class Copies:
-    """Runs before and after a method that copies gradients or parameters."""
-
-    def __init__(self, engines: Engines, transfers: Transfers, read: Callable[..., Copied]) -> None:
-        self._engines = engines
-        self._transfers = transfers
-        self._read = read
-
-    def begins(self, optimizer: Any, *args: Any, **kwargs: Any) -> object:
-        """Returns what the method is going to copy, and the time in ns; SKIP without offload."""
-        known = self._engines.by_optimizer(optimizer)
-        if known is None or not (known.offloads_optimizer or known.offloads_params):
-            return SKIP
-        return self._read(optimizer, known, *args, **kwargs), time.monotonic_ns()
-
-    def ends(self, state: tuple[Copied, int] | None, *_: Any) -> None:
-        """Adds the copies. On a device they are asynchronous, and only their bytes are known."""
-        if state is None:
-            return
-        copied, started = state
-        spent = 0 if accelerator.ready() is not None else time.monotonic_ns() - started
-        for path, nbytes in copied:
-            self._transfers.add(path, nbytes, spent, spent)
 
 
 def gradient_offloaded(optimizer: Any, _: Engine, param: Any) -> Copied:
@@ -107,22 +82,6 @@ GROUP_LABELS = {
 """Variables of ``deepspeed.utils.groups``, and the labels of the groups that they hold."""
 
 
-def group_label(pg: Any) -> str:
-    """Returns the label of one of DeepSpeed's process groups; "" for any other group."""
-    module = sys.modules.get(_GROUPS)
-    if module is None:
-        return ""
-    for name, label in GROUP_LABELS.items():
-        held = getattr(module, name, None)
-        if held is pg:
-            return label
-        if isinstance(held, dict):
-            for key, group in held.items():
-                if group is pg:
-                    return f"{label}:{key}"
-    return ""
-
-
 class DeepSpeed(Backend):
     """The hooks on DeepSpeed's classes."""
 
@@ -157,8 +116,17 @@ class DeepSpeed(Backend):
         return self._engines.providers()
 
     def group_label(self, pg: Any) -> str:
-        """Returns the label of a group in ``deepspeed.utils.groups``."""
-        return group_label(pg)
+        """Returns the label of a group in ``deepspeed.utils.groups``; "" for any other group."""
+        module = sys.modules.get(_GROUPS)
+        for name, label in GROUP_LABELS.items():
+            held = getattr(module, name, None)
+            if held is pg:
+                return label
+            if isinstance(held, dict):
+                for key, group in held.items():
+                    if group is pg:
+                        return f"{label}:{key}"
+        return ""
 
     # ---- installation -------------------------------------------------------------------------
 
@@ -191,7 +159,7 @@ class DeepSpeed(Backend):
 
     def _watch_stage_3(self, module: Any) -> None:
         optimizer = module.DeepSpeedZeroOptimizer_Stage3
-        self._patch_bucket(optimizer, REDUCE_3, self._engines.by_optimizer, filled_3)
+        self._patch_bucket(optimizer, REDUCE_3, self._engines.by_optimizer, filled)
         self._patch(
             optimizer, "_post_step", self._gathers.persistent_begins, scoped=True, active_from=ON
         )
@@ -200,30 +168,32 @@ class DeepSpeed(Backend):
             optimizer, "_reassign_or_swap_out_partitioned_parameters", parameters_updated
         )
 
-    def _patch(
-        self,
-        owner: Any,
-        name: str,
-        before: Callable[..., Any] | None,
-        after: Callable[..., None] | None = None,
-        *,
-        active_from: int = IDLE,
-        scoped: bool = False,
-        traced: bool = False,
-    ) -> None:
+    def _patch(self, owner: Any, name: str, *hooks: Any, **options: Any) -> None:
         """Patches a method, or notes that this version of DeepSpeed lacks it."""
-        if name not in vars(owner):
+        if name in vars(owner):
+            self.wrap(owner, name, *hooks, **options)
+        else:
             self._engines.missing.append(f"{owner.__name__}.{name}")
-            return
-        # fmt: off
-        hook = around(self.context, before, after,
-                      active_from=active_from, scoped=scoped, traced=traced)
-        # fmt: on
-        self.patches.wrap(owner, name, hook)
 
     def _patch_copy(self, owner: Any, name: str, read: Callable[..., Copied]) -> None:
-        copied = Copies(self._engines, self.transfers, read)
-        self._patch(owner, name, copied.begins, copied.ends)
+        """Patches a method that copies gradients or parameters, of which *read* returns the copies."""
+
+        def begins(optimizer: Any, *args: Any, **kwargs: Any) -> object:
+            known = self._engines.by_optimizer(optimizer)
+            if known is None or not (known.offloads_optimizer or known.offloads_params):
+                return SKIP
+            return read(optimizer, known, *args, **kwargs), time.monotonic_ns()
+
+        def ends(state: tuple[Copied, int] | None, *_: Any) -> None:
+            if state is None:
+                return
+            copied, started = state
+            # on a device copies are asynchronous, and only their bytes are known
+            spent = 0 if accelerator.ready() is not None else time.monotonic_ns() - started
+            for path, nbytes in copied:
+                self.transfers.add(path, nbytes, spent, spent)
+
+        self._patch(owner, name, begins, ends)
 
     def _patch_bucket(
         self,
@@ -247,12 +217,7 @@ class DeepSpeed(Backend):
 
 
 def filled(optimizer: Any, comm_dtype: Any = None, *_: Any) -> bool:
-    """Stages 1 and 2: whether any bucket of *comm_dtype*, or of any dtype, holds a gradient."""
+    """Whether any bucket of *comm_dtype*, or of any dtype, holds a gradient."""
     buckets = optimizer.ipg_buckets
     chosen = buckets.values() if comm_dtype is None else (buckets[comm_dtype],)
     return any(bucket.params for bucket in chosen)
-
-
-def filled_3(optimizer: Any, communication_data_type: Any, *_: Any) -> bool:
-    """Stage 3: whether the bucket of *communication_data_type* holds a gradient."""
-    return bool(optimizer.ipg_buckets[communication_data_type].params)

@@ -110,10 +110,8 @@ class Engines:
 
     def by_optimizer(self, optimizer: Any) -> Engine | None:
         """Returns the engine that *optimizer* belongs to."""
-        for known in self._engines.values():
-            if known.optimizer_id == id(optimizer):
-                return known
-        return None
+        own = (e for e in self._engines.values() if e.optimizer_id == id(optimizer))
+        return next(own, None)
 
     def by_parameter(self, ds_id: int) -> Engine | None:
         """Returns the engine whose parameter has the number *ds_id*."""
