@@ -103,7 +103,8 @@ def test_transforms_of_a_known_library_are_told_apart(
 ) -> None:
     name, method = TRANSFORMS[0]
     module = ModuleType(name)
-    monkeypatch.setattr(module, method.partition(".")[0], Transforms, raising=False)
+    owner, _, function = method.partition(".")
+    monkeypatch.setattr(module, owner, Transforms, raising=False)
     loading.fetches.watch_transforms(module)
     batches(Samples())
     sums = loading.fetches.sums
@@ -112,7 +113,7 @@ def test_transforms_of_a_known_library_are_told_apart(
     Transforms()(torch.ones(1))
     assert loading.fetches.sums == sums, "a transform outside of a batch is none of a loader"
     loading.close()
-    assert not hasattr(vars(Transforms)[method], "__wrapped__")
+    assert not hasattr(vars(Transforms)[function], "__wrapped__")
 
 
 def test_workers_write_to_the_file_of_their_rank(loading: Loading) -> None:
