@@ -19,7 +19,6 @@ from zeromon_dashboard.pages import memory as memory_page, timeline as timeline_
 from zeromon_dashboard.url_state import PAGES, Route, parse_address
 from zeromon_dashboard.widgets import trouble
 
-_MOST_TRACE_BYTES = 256 << 20
 _MOMENTS = 48
 """Of the record, for memory by role over it."""
 

@@ -80,23 +80,18 @@ class Chart:
         )
         low = min((v for _, y in self.traces.values() for v in y if v is not None), default=0.0)
         top = max([self.top, *(1.05 * max(mark.y) for mark in self.marks)])
-        return {
-            "data": [*lines, *(_marked(mark) for mark in self.marks if mark.x is not None)],
-            "layout": {
-                **layout(self.title, height + 60 * many),
-                **(LEGEND_BELOW if many else {}),
-                "xaxis": step_axis(self.steps),
-                "yaxis": {
-                    **axis(self.unit),
-                    "range": [min(0.0, 1.1 * low), top],
-                    "fixedrange": True,
-                },
-                "uirevision": str(self.steps),  # else a zoom of before outlives a new range
-                "hovermode": "x unified",
-                "shapes": [_level(mark) for mark in self.marks if mark.x is None],
-                "annotations": [_named(mark) for mark in self.marks if mark.x is None],
-            },
-        }
+        return drawn(
+            [*lines, *(_marked(mark) for mark in self.marks if mark.x is not None)],
+            self.title,
+            height + 60 * many,
+            **(LEGEND_BELOW if many else {}),
+            xaxis=step_axis(self.steps),
+            yaxis={**axis(self.unit), "range": [min(0.0, 1.1 * low), top], "fixedrange": True},
+            uirevision=str(self.steps),  # else a zoom of before outlives a new range
+            hovermode="x unified",
+            shapes=[_level(mark) for mark in self.marks if mark.x is None],
+            annotations=[_named(mark) for mark in self.marks if mark.x is None],
+        )
 
     def newer(self, step: float) -> dict[str, Any] | None:
         """The points after *step*, as ``extendData`` takes them; None without any."""
@@ -114,9 +109,9 @@ class Chart:
         return max((x[-1] for x, _ in self.traces.values() if x), default=-1)
 
 
-def layout(title: str, height: int) -> dict[str, Any]:
-    """The layout that all figures share."""
-    return {
+def drawn(data: list[Any], title: str, height: int, **more: Any) -> dict[str, Any]:
+    """A figure of the traces *data*; *more*: of its layout, beside what all figures share."""
+    shared = {
         "title": {"text": title, "font": {"size": 14}, "x": 0.01, "xanchor": "left"},
         "height": height,
         "margin": {"l": 60, "r": 16, "t": 44, "b": 44},
@@ -129,12 +124,13 @@ def layout(title: str, height: int) -> dict[str, Any]:
         "hoverlabel": {"namelength": -1},
         "modebar": {"orientation": "v"},
     }
+    return {"data": data, "layout": {**shared, **more}}
 
 
 def nothing(title: str) -> dict[str, Any]:
     """A figure without values: its *title*, which says why."""
     hidden = {"visible": False}
-    return {"data": [], "layout": {**layout(title, 60), "xaxis": hidden, "yaxis": hidden}}
+    return drawn([], title, 60, xaxis=hidden, yaxis=hidden)
 
 
 def axis(title: str) -> dict[str, Any]:

@@ -35,16 +35,7 @@ from zeromon.units import (
     human_ratio,
     human_seconds,
 )
-from zeromon_dashboard.charts import (
-    COLOURS,
-    GIB,
-    INK,
-    LEGEND_BELOW,
-    Series,
-    axis,
-    layout,
-    step_axis,
-)
+from zeromon_dashboard.charts import COLOURS, GIB, INK, LEGEND_BELOW, Series, axis, drawn, step_axis
 
 
 def whatif(content: dict[str, Any]) -> go.Figure:
@@ -110,10 +101,7 @@ def flame(title: str, held: Sequence[Holding]) -> dict[str, Any]:
         "textinfo": "label+text", "sort": False,
     }  # fmt: skip
     deep = max((len(path) for path in nodes), default=0)
-    return {
-        "data": [icicle],
-        "layout": {**layout(title, 120 + 28 * deep), "margin": {"t": 48, "l": 8, "r": 8, "b": 8}},
-    }
+    return drawn([icicle], title, 120 + 28 * deep, margin={"t": 48, "l": 8, "r": 8, "b": 8})
 
 
 # ---- figures of one snapshot of a run, as plain dictionaries for plotly -------------------------
@@ -122,6 +110,8 @@ _MOST_BARS = 16
 _MOST_UNITS = 80
 _STEPS_OF_HEAT = 60
 _WIDE = 32
+_FROM_THE_TOP = {**axis(""), "autorange": "reversed"}
+"""An axis of rows, the first at the top."""
 PHASE_COLOURS = {
     "forward": "#0072B2", "backward": "#56B4E9", "optimizer": "#009E73", "cpu_optimizer": "#CC79A7",
     "exposed": "#D55E00", "data_wait": "#F0E442", "evaluation": "#882255", "checkpoint": "#DDCC77",
@@ -148,15 +138,14 @@ def ledger(run: RunSnapshot) -> dict[str, Any] | None:
         "hovertemplate": "%{x:.3g} s%{customdata}<extra>%{y}</extra>",
     }  # fmt: skip
     title = f"Where every second of the ranks went: {headline(whole)}"
-    return {
-        "data": [data],
-        "layout": {
-            **layout(title, 110 + 24 * len(names)),
-            # room for the text beside the last bars
-            "xaxis": {**axis("s"), "range": [0, 1.15 * whole.rank_seconds]},
-            "yaxis": {**axis(""), "autorange": "reversed"},
-        },
-    }
+    return drawn(
+        [data],
+        title,
+        110 + 24 * len(names),
+        # room for the text beside the last bars
+        xaxis={**axis("s"), "range": [0, 1.15 * whole.rank_seconds]},
+        yaxis=_FROM_THE_TOP,
+    )
 
 
 def _trained(whole: JobLedger, seconds: float) -> str:
@@ -186,22 +175,15 @@ def breakdown(run: RunSnapshot) -> dict[str, Any] | None:
     of = len(run.ranks) if run.fleet is None else run.fleet.ranks
     more = f" ({len(ranks)} slowest of {of:,})" if of > len(ranks) else ""
     title = f"Where a step goes, ms, mean of the last {WINDOW}{more}"
-    return {
-        "data": data,
-        "layout": {
-            **layout(title, max(220, 110 + 24 * len(ranks))),
-            "barmode": "stack",
-            "xaxis": axis(""),
-            "yaxis": {**axis(""), "autorange": "reversed"},
-            "legend": {
-                "orientation": "h",
-                "y": -0.12,
-                "yanchor": "top",
-                "x": 0,
-                "traceorder": "normal",
-            },
-        },
-    }
+    return drawn(
+        data,
+        title,
+        max(220, 110 + 24 * len(ranks)),
+        barmode="stack",
+        xaxis=axis(""),
+        yaxis=_FROM_THE_TOP,
+        legend={"orientation": "h", "y": -0.12, "yanchor": "top", "x": 0, "traceorder": "normal"},
+    )
 
 
 def roles(rank: RankSnapshot) -> dict[str, Any] | None:
@@ -217,24 +199,24 @@ def roles(rank: RankSnapshot) -> dict[str, Any] | None:
         ("predicted", [row.predicted_bytes for row in rows], COLOURS[4]),
         ("plain ZeRO", [row.plain_bytes for row in rows], COLOURS[7]),
     )
-    return {
-        "data": [
-            {
-                "type": "bar", "orientation": "h", "name": name, "y": names,
-                "x": [None if nbytes is None else nbytes / scale for nbytes in values],
-                "text": [human_bytes(nbytes) if nbytes is not None else "" for nbytes in values],
-                "textposition": "outside", "cliponaxis": False, "marker": {"color": colour},
-                "hovertemplate": "%{y}: %{text}<extra>%{fullData.name}</extra>",
-            }
-            for name, values, colour in columns
-        ],
-        "layout": {
-            **layout(f"Memory of rank {rank.rank} by role", 120 + 62 * len(rows)),
-            "barmode": "group",
-            "xaxis": {**axis(f"{unit}, device, host and disk"), "range": [0, 1.15 * most / scale]},
-            "yaxis": {**axis(""), "autorange": "reversed"},
-        },
-    }  # fmt: skip
+    data = [
+        {
+            "type": "bar", "orientation": "h", "name": name, "y": names,
+            "x": [None if nbytes is None else nbytes / scale for nbytes in values],
+            "text": [human_bytes(nbytes) if nbytes is not None else "" for nbytes in values],
+            "textposition": "outside", "cliponaxis": False, "marker": {"color": colour},
+            "hovertemplate": "%{y}: %{text}<extra>%{fullData.name}</extra>",
+        }
+        for name, values, colour in columns
+    ]  # fmt: skip
+    return drawn(
+        data,
+        f"Memory of rank {rank.rank} by role",
+        120 + 62 * len(rows),
+        barmode="group",
+        xaxis={**axis(f"{unit}, device, host and disk"), "range": [0, 1.15 * most / scale]},
+        yaxis=_FROM_THE_TOP,
+    )
 
 
 def roles_over(found: RoleBands) -> dict[str, Any]:
@@ -243,24 +225,18 @@ def roles_over(found: RoleBands) -> dict[str, Any]:
     held = {"device": "reserved on its device", "host": "resident"}[found.place]
     title = f"Memory of rank {found.rank} by role, recorded to step {found.steps[-1]:,}"
     grey = {"line": {"width": 0.5, "color": COLOURS[-1]}}
-    return {
-        "data": [
-            {
-                "type": "scatter", "mode": "lines", "stackgroup": "held", "name": name,
-                "x": found.steps, "y": [nbytes / scale for nbytes in values],
-                "line": {"width": 0.5}, "customdata": list(map(human_bytes, values)),
-                "hovertemplate": "%{customdata}", **(grey if name == EVERYTHING_ELSE else {}),
-            }
-            for name, values in found.bands.items()
-        ],
-        "layout": {
-            **layout(title, 360),
-            "xaxis": step_axis(None),
-            "yaxis": {**axis(f"{unit}, {held}"), "rangemode": "tozero"},
-            "hovermode": "x unified",
-            **LEGEND_BELOW,
-        },
-    }  # fmt: skip
+    data = [
+        {
+            "type": "scatter", "mode": "lines", "stackgroup": "held", "name": name,
+            "x": found.steps, "y": [nbytes / scale for nbytes in values],
+            "line": {"width": 0.5}, "customdata": list(map(human_bytes, values)),
+            "hovertemplate": "%{customdata}", **(grey if name == EVERYTHING_ELSE else {}),
+        }
+        for name, values in found.bands.items()
+    ]  # fmt: skip
+    above_zero = {**axis(f"{unit}, {held}"), "rangemode": "tozero"}
+    unified = {"hovermode": "x unified", **LEGEND_BELOW}
+    return drawn(data, title, 360, xaxis=step_axis(None), yaxis=above_zero, **unified)
 
 
 def within_step(rank: RankSnapshot) -> dict[str, Any] | None:
@@ -268,22 +244,16 @@ def within_step(rank: RankSnapshot) -> dict[str, Any] | None:
     units = [unit for unit in rank.units if unit.peak_allocated_bytes >= 0][:_MOST_UNITS]
     if not units:
         return None
-    return {
-        "data": [
-            {
-                "type": "scatter", "mode": "lines+markers", "line": {"shape": "hvh", "width": 1.6},
-                "x": [shortened(unit.fqn or "(root)") for unit in units],
-                "y": [unit.peak_allocated_bytes / GIB for unit in units],
-                "customdata": [unit.fqn for unit in units],
-                "hovertemplate": "%{customdata}: %{y:.3f} GiB<extra></extra>",
-            }
-        ],
-        "layout": {
-            **layout(f"Peak allocated memory by unit, rank {rank.rank}", 300),
-            "xaxis": {**axis(""), "type": "category"},
-            "yaxis": {**axis("GiB"), "rangemode": "tozero"},
-        },
+    data = {
+        "type": "scatter", "mode": "lines+markers", "line": {"shape": "hvh", "width": 1.6},
+        "x": [shortened(unit.fqn or "(root)") for unit in units],
+        "y": [unit.peak_allocated_bytes / GIB for unit in units],
+        "customdata": [unit.fqn for unit in units],
+        "hovertemplate": "%{customdata}: %{y:.3f} GiB<extra></extra>",
     }  # fmt: skip
+    x, y = {**axis(""), "type": "category"}, {**axis("GiB"), "rangemode": "tozero"}
+    title = f"Peak allocated memory by unit, rank {rank.rank}"
+    return drawn([data], title, 300, xaxis=x, yaxis=y)
 
 
 def shortened(name: str, most: int = 32) -> str:
@@ -297,20 +267,16 @@ def sizes(rank: RankSnapshot) -> dict[str, Any] | None:
     shown = [n for n in range(len(bounds)) if any(row.calls[n] for row in rank.sizes)]
     if not shown:
         return None
-    return {
-        "data": [
-            {
-                "type": "bar", "name": row.op, "x": [bounds[n] for n in shown],
-                "y": [row.calls[n] for n in shown],
-                "hovertemplate": "%{y} calls<extra>%{fullData.name}, %{x}</extra>",
-            }
-            for row in rank.sizes
-        ],
-        "layout": {
-            **layout(f"Collectives of rank {rank.rank} by size", 300),
-            "barmode": "stack", "xaxis": axis(""), "yaxis": axis("calls in timed steps"),
-        },
-    }  # fmt: skip
+    data = [
+        {
+            "type": "bar", "name": row.op, "x": [bounds[n] for n in shown],
+            "y": [row.calls[n] for n in shown],
+            "hovertemplate": "%{y} calls<extra>%{fullData.name}, %{x}</extra>",
+        }
+        for row in rank.sizes
+    ]  # fmt: skip
+    title, calls = f"Collectives of rank {rank.rank} by size", axis("calls in timed steps")
+    return drawn(data, title, 300, barmode="stack", xaxis=axis(""), yaxis=calls)
 
 
 def busbw(rank: RankSnapshot) -> dict[str, Any] | None:
@@ -340,15 +306,14 @@ def busbw(rank: RankSnapshot) -> dict[str, Any] | None:
     links = rank.links.device_bytes_per_second if rank.links is not None else None
     peak = [] if links is None else [{"type": "line", "xref": "paper", "x0": 0, "x1": 1,
         "y0": links / 1e9, "y1": links / 1e9, "line": {"dash": "dash", "color": "#D55E00"}}]  # fmt: skip
-    return {
-        "data": data,
-        "layout": {
-            **layout(f"Bus bandwidth of rank {rank.rank} by size of a call", 320),
-            "xaxis": {**axis("bytes a call"), "type": "log"},
-            "yaxis": {**axis("GB/s"), "rangemode": "tozero"},
-            "shapes": peak,
-        },
-    }
+    return drawn(
+        data,
+        f"Bus bandwidth of rank {rank.rank} by size of a call",
+        320,
+        xaxis={**axis("bytes a call"), "type": "log"},
+        yaxis={**axis("GB/s"), "rangemode": "tozero"},
+        shapes=peak,
+    )
 
 
 def own_time(
@@ -376,21 +341,20 @@ def own_time(
     middle = {step: statistics.median(steps[step] for steps in own.values()) for step in common}
     z = [[round(steps[step] - middle[step], 4) for step in common] for steps in own.values()]
     most = max(1e-3, *(abs(value) for row in z for value in row))
-    return {
-        "data": [
-            {
-                "type": "heatmap", "z": z, "x": common, "y": [f"rank {n}" for n in own],
-                "colorscale": [[0, "#0072B2"], [0.5, "#f1f3f5"], [1, "#D55E00"]],
-                "zmin": -most, "zmax": most, "colorbar": _colourbar("ms"),
-                "hovertemplate": "%{y}, step %{x}: %{z:+.3g} ms<extra></extra>",
-            }
-        ],
-        "layout": {
-            **layout("Step time without waiting, against the median", 120 + min(500, 26 * len(z))),
-            "xaxis": step_axis(steps), "uirevision": str(steps),
-            "yaxis": {**axis(""), "autorange": "reversed", "fixedrange": True},
-        },
+    data = {
+        "type": "heatmap", "z": z, "x": common, "y": [f"rank {n}" for n in own],
+        "colorscale": [[0, "#0072B2"], [0.5, "#f1f3f5"], [1, "#D55E00"]],
+        "zmin": -most, "zmax": most, "colorbar": _colourbar("ms"),
+        "hovertemplate": "%{y}, step %{x}: %{z:+.3g} ms<extra></extra>",
     }  # fmt: skip
+    return drawn(
+        [data],
+        "Step time without waiting, against the median",
+        120 + min(500, 26 * len(z)),
+        xaxis=step_axis(steps),
+        uirevision=str(steps),
+        yaxis={**_FROM_THE_TOP, "fixedrange": True},
+    )
 
 
 def _own(steps: Sequence[Step]) -> dict[int, float]:
@@ -422,24 +386,22 @@ def rank_map(run: RunSnapshot, metric: str) -> dict[str, Any]:
     most = max((value for value, _ in cells if value is not None), default=0)
     for row in rows:
         row.extend([(None, ["", "", ""])] * (wide - len(row)))
-    return {
-        "data": [
-            {
-                "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2,
-                "zmin": 0, "zmax": most or 1,  # from 0: small differences have one colour
-                "z": [[value for value, _ in row] for row in rows],
-                "customdata": [[hover for _, hover in row] for row in rows],
-                "colorbar": _colourbar(unit.symbol),
-                "hovertemplate": "%{customdata[1]}<br>" + figure.label + " %{z:.4g} " + unit.symbol
-                + "<br>%{customdata[2]}<extra></extra>",
-            }
-        ],
-        "layout": {
-            **layout(f"All {what}: {figure.label}", 120 + max(60, high * len(rows))),
-            "xaxis": {"visible": False},
-            "yaxis": {"visible": False, "autorange": "reversed"},
-        },
+    data = {
+        "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2,
+        "zmin": 0, "zmax": most or 1,  # from 0: small differences have one colour
+        "z": [[value for value, _ in row] for row in rows],
+        "customdata": [[hover for _, hover in row] for row in rows],
+        "colorbar": _colourbar(unit.symbol),
+        "hovertemplate": "%{customdata[1]}<br>" + figure.label + " %{z:.4g} " + unit.symbol
+        + "<br>%{customdata[2]}<extra></extra>",
     }  # fmt: skip
+    return drawn(
+        [data],
+        f"All {what}: {figure.label}",
+        120 + max(60, high * len(rows)),
+        xaxis={"visible": False},
+        yaxis={"visible": False, "autorange": "reversed"},
+    )
 
 
 def _rounded(value: float | None) -> float | None:
@@ -489,22 +451,17 @@ def lanes(found: Lanes) -> dict[str, Any]:
     """Phases and collectives at their true moments, milliseconds since the first shown step began."""
     rows = _rows(found)
     data = [bar for tone in _TONES if (bar := _bars(found, rows, tone)) is not None]
-    places = list(range(len(rows)))
-    return {
-        "data": data,
-        "layout": {
-            **layout("", max(260, 130 + 22 * len(rows))),
-            "barmode": "overlay", "hovermode": "closest",
-            "xaxis": {**axis(""), "ticksuffix": " ms"},
-            "yaxis": {
-                **axis(""), "tickvals": places, "ticktext": [escape(row.label) for row in rows],
-                "range": [len(rows) - 0.5, -0.5], "automargin": True,
-            },
-            "shapes": [_boundary(found, number) for number in _steps(found)],
-            "annotations": [*_step_names(found), *_arrows(found, rows)],
-            "legend": {"orientation": "h", "y": -0.08, "yanchor": "top", "x": 0},
+    return drawn(
+        data, "", max(260, 130 + 22 * len(rows)), barmode="overlay", hovermode="closest",
+        xaxis={**axis(""), "ticksuffix": " ms"},
+        yaxis={
+            **axis(""), "tickvals": list(range(len(rows))),
+            "ticktext": [escape(row.label) for row in rows], "range": [len(rows) - 0.5, -0.5],
         },
-    }  # fmt: skip
+        shapes=[_boundary(found, begin) for begin in _steps(found).values()],
+        annotations=[*_step_names(found), *_arrows(found, rows)],
+        legend={"orientation": "h", "y": -0.08, "yanchor": "top", "x": 0},
+    )  # fmt: skip
 
 
 def _rows(found: Lanes) -> list[_Row]:
@@ -567,8 +524,8 @@ def _steps(found: Lanes) -> dict[int, int]:
     return begins
 
 
-def _boundary(found: Lanes, number: int) -> dict[str, Any]:
-    at = (_steps(found)[number] - found.zero_ns) / 1e6
+def _boundary(found: Lanes, begin_ns: int) -> dict[str, Any]:
+    at = (begin_ns - found.zero_ns) / 1e6
     return {
         "type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper",
         "line": {"width": 1, "dash": "dot", "color": INK},

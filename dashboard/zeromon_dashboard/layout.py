@@ -169,11 +169,7 @@ def _controls(where: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:
 def csv_of(where: Route) -> str:
     """The address of this page's table as CSV."""
     table = {"communication": "traffic", "ranks": "ranks"}.get(where.page, "steps")
-    return (
-        f"/csv/{where.run}/{table}"
-        + where.address.partition("?")[1]
-        + where.address.partition("?")[2]
-    )
+    return f"/csv/{where.run}/{table}" + "".join(where.address.partition("?")[1:])
 
 
 def _player(where: Route, span: tuple[float, float] | None) -> Any:

@@ -61,29 +61,22 @@ class Route:
     @property
     def address(self) -> str:
         """Path and query."""
-        fields: dict[str, str] = {}
-        if self.compared:
-            fields["compare"] = ",".join(self.compared)
-        if self.others:
-            fields["with"] = ",".join(self.others)
-        if self.ranks:
-            fields["ranks"] = ",".join(map(str, self.ranks))
-        if self.last != LASTS[-1]:
-            fields["last"] = str(self.last)
-        if self.steps is not None:
-            fields["steps"] = f"{self.steps[0]}-{self.steps[1]}"
-        if self.metric != "step":
-            fields["metric"] = self.metric
-        if self.node:
-            fields["node"] = self.node
-        if self.changes:
-            fields["changes"] = self.changes
-        if self.at is not None:
-            fields["at"] = f"{self.at:.3f}"
+        fields = {
+            "compare": ",".join(self.compared),
+            "with": ",".join(self.others),
+            "ranks": ",".join(map(str, self.ranks)),
+            "last": "" if self.last == LASTS[-1] else str(self.last),
+            "steps": "" if self.steps is None else f"{self.steps[0]}-{self.steps[1]}",
+            "metric": "" if self.metric == "step" else self.metric,
+            "node": self.node,
+            "changes": self.changes,
+            "at": "" if self.at is None else f"{self.at:.3f}",
+        }
         path = f"/run/{quote(self.run, safe='')}/{self.page}" if self.run else "/"
         if self.unknown:
             path = "/" + quote(self.unknown, safe="", errors="replace")
-        return path + (f"?{urlencode(fields, safe=',')}" if fields else "")
+        query = urlencode({name: text for name, text in fields.items() if text}, safe=",")
+        return path + (f"?{query}" if query else "")
 
     @property
     def drawn(self) -> tuple[tuple[int, ...], int, float | None, tuple[int, int] | None]:

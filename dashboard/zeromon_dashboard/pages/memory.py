@@ -63,34 +63,26 @@ def _fragmentation(rank: RankSnapshot | None) -> list[Any]:
     if memory is None:
         host = rank.host
         limit = human_bytes(host.limit_bytes) if host and host.limit_bytes > 0 else "no limit"
-        return [
-            card("Resident", human_bytes(rank.rss_bytes), f"rank {rank.rank}"),
-            card(
-                "Host headroom",
-                human_bytes(host.headroom_bytes if host else None),
-                f"cgroup: {limit}; rank {rank.rank}",
-            ),
-            card("Pinned", human_bytes(rank.pinned_bytes), f"rank {rank.rank}"),
+        figures_of: list[tuple[str, int | None, str]] = [
+            ("Resident", rank.rss_bytes, ""),
+            ("Host headroom", host.headroom_bytes if host else None, f"cgroup: {limit}; "),
+            ("Pinned", rank.pinned_bytes, ""),
         ]
-    slack = memory.reserved_bytes - memory.allocated_bytes
-    retries = f"{human_count(memory.retries)} allocation retries, {human_count(memory.ooms)} failed"
+    else:
+        slack = memory.reserved_bytes - memory.allocated_bytes
+        retries = (
+            f"{human_count(memory.retries)} allocation retries, {human_count(memory.ooms)} failed"
+        )
+        split = f"{human_bytes(memory.inactive_split_bytes)} in split blocks"
+        allocated = f"{human_bytes(memory.allocated_bytes)} of it allocated, "
+        figures_of = [
+            ("Reserved", memory.reserved_bytes, allocated),
+            ("Headroom", memory.headroom_bytes, f"of {human_bytes(memory.capacity_bytes)}, "),
+            ("Fragmentation", slack, f"reserved, not allocated; {split}; {retries}; "),
+        ]
     return [
-        card(
-            "Reserved",
-            human_bytes(memory.reserved_bytes),
-            f"{human_bytes(memory.allocated_bytes)} of it allocated, rank {rank.rank}",
-        ),
-        card(
-            "Headroom",
-            human_bytes(memory.headroom_bytes),
-            f"of {human_bytes(memory.capacity_bytes)}, rank {rank.rank}",
-        ),
-        card(
-            "Fragmentation",
-            human_bytes(slack),
-            f"reserved, not allocated; {human_bytes(memory.inactive_split_bytes)} in split blocks; "
-            f"{retries}; rank {rank.rank}",
-        ),
+        card(name, human_bytes(nbytes), f"{note}rank {rank.rank}")
+        for name, nbytes, note in figures_of
     ]
 
 
