@@ -31,6 +31,7 @@ from zeromon.tui.draw.heat import heat, levels, mesh
 from zeromon.tui.event_log import changes, opening
 from zeromon.tui.export import csv_text, without_fonts
 from zeromon.tui.line import cells, clean, cut, fit, length, padded, plain, tail, wrapped
+from zeromon.tui.plots import Trend, step_of
 from zeromon.tui.rank_filter import test_of as wanted_by
 from zeromon.tui.screens.communication import added, arrivals, latest
 from zeromon.tui.screens.memory import role_bars, within_step
@@ -38,7 +39,6 @@ from zeromon.tui.screens.overview import parts_legend, step_bars
 from zeromon.tui.screens.text import markdown_lines, text_lines
 from zeromon.tui.styles import HEAT_LEVELS, style
 from zeromon.tui.tables import RANKS, TRAFFIC
-from zeromon.tui.trend import Trend, step_of
 from zeromon.tui.view_model import ViewModel, scrubber, status
 from zeromon.units import byte_scale, human_ratio
 

@@ -14,7 +14,14 @@ from zeromon.focus import oom_ratio
 from zeromon.levels import EXPOSED as EXPOSED_LEVEL, OOM, Level
 from zeromon.readout.breakdown import WINDOW
 from zeromon.ring.events import Scalar
-from zeromon.snapshot import CollectiveStatsRow, FleetNode, RankSnapshot, RunSnapshot, ScalarRow
+from zeromon.snapshot import (
+    CollectiveStatsRow,
+    Fleet,
+    FleetNode,
+    RankSnapshot,
+    RunSnapshot,
+    ScalarRow,
+)
 from zeromon.units import (
     human_bytes,
     human_calls,
@@ -178,6 +185,18 @@ MAPPED = (EXPOSED, STEP, LATE, WAITS, MEMORY, RISK)
 
 SPREAD = (STEP, EXPOSED, OVERLAP, LATE, MEMORY, HEADROOM, RISK)
 """What a table of the spread over all ranks of a large run shows."""
+
+SPREAD_HEADS = ("least", "5 %", "median", "95 %", "most")
+
+
+def spread_rows(fleet: Fleet) -> list[tuple[Figure, list[str]]]:
+    """The figures of :data:`SPREAD` that are known, with a text for each of :data:`SPREAD_HEADS`."""
+    return [
+        (figure, [figure.unit.text(v) for v in (s.least, s.p5, s.median, s.p95, s.most)])
+        for figure in SPREAD
+        if (s := fleet.spreads.get(figure.field)) is not None
+    ]
+
 
 ON_NODES = tuple(figure for figure in FIGURES if figure.on_nodes)
 """What a node of a large run has."""

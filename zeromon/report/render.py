@@ -18,9 +18,10 @@ from zeromon.readout.figures import (
     EXPOSED,
     EXPOSED_SECONDS,
     OVERLAP,
-    SPREAD,
+    SPREAD_HEADS,
     STEP,
     STEPS,
+    spread_rows,
     telling,
     training_text,
 )
@@ -166,12 +167,8 @@ def spreads(run: RunSnapshot) -> str:
     fleet = run.fleet
     if fleet is None:
         return ""
-    rows = [
-        (figure.label, *map(figure.unit.text, (s.least, s.p5, s.median, s.p95, s.most)))
-        for figure in SPREAD
-        if (s := fleet.spreads.get(figure.field)) is not None
-    ]
-    header = ("all ranks", "least", "5 %", "median", "95 %", "most")
+    rows = [(figure.label, *values) for figure, values in spread_rows(fleet)]
+    header = ("all ranks", *SPREAD_HEADS)
     return f"How {human_count(fleet.ranks)} ranks spread\n{table(header, rows)}"
 
 

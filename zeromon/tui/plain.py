@@ -11,8 +11,8 @@ from zeromon.snapshot import RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.tui.event_log import LogEntry, changes
 from zeromon.tui.feed import Reconnect
+from zeromon.tui.plots import step_of
 from zeromon.tui.status_text import clock
-from zeromon.tui.trend import step_of
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 

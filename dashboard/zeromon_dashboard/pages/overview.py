@@ -9,8 +9,9 @@ from zeromon.focus import most_exposed
 from zeromon.readout.charts import names
 from zeromon.readout.figures import (
     LAST_STEPS,
-    SPREAD,
+    SPREAD_HEADS,
     mean_step_seconds,
+    spread_rows,
     telling,
     training_text,
     value_text,
@@ -95,20 +96,11 @@ def _spreads(run: RunSnapshot) -> Any:
     fleet = run.fleet
     if fleet is None:
         return None
-    heads = ("least", "5 %", "median", "95 %", "most")
-    rows = []
-    for figure in SPREAD:
-        spread = fleet.spreads.get(figure.field)
-        if spread is not None:
-            values = (spread.least, spread.p5, spread.median, spread.p95, spread.most)
-            cells = [html.Td(figure.unit.text(value)) for value in values]
-            rows.append(html.Tr([html.Td(figure.label), *cells]))
-    return dmc.Table(
-        [
-            html.Thead(html.Tr([html.Th(f"{fleet.ranks:,} ranks"), *(html.Th(h) for h in heads)])),
-            html.Tbody(rows),
-        ]
-    )
+    heads = (f"{fleet.ranks:,} ranks", *SPREAD_HEADS)
+    rows = [
+        html.Tr([*map(html.Td, (figure.label, *values))]) for figure, values in spread_rows(fleet)
+    ]
+    return dmc.Table([html.Thead(html.Tr([*map(html.Th, heads)])), html.Tbody(rows)])
 
 
 def _notes(run: RunSnapshot) -> list[Any]:

@@ -21,7 +21,7 @@ from zeromon.readout.lanes import (
 )
 from zeromon.snapshot.lanes import Lanes, LaneSpan
 from zeromon.tui.columns import Column, Columns, TableExport
-from zeromon.tui.draw import lanes as step_lanes, spans
+from zeromon.tui.draw import lanes as drawn
 from zeromon.tui.line import Line, clean, fit, tail, wrapped
 from zeromon.tui.messages import LanesArrived
 from zeromon.tui.screens.overview import parts_legend
@@ -161,20 +161,20 @@ class SpanLanes(TimeAxis):
         label = 32 if width >= 110 else 24
         last = known[1] - round(self.back * 1e9)
         first = last - round(self.shown_seconds() * 1e9)
-        axis = spans.Axis(first, last, max(8, width - label))
+        axis = drawn.Axis(first, last, max(8, width - label))
         margin = (" " * label, "")
         foot = self._foot(model, width)
         lines: list[Line] = [
             [margin, *_ruler(axis, known[0])],
             [(fit("step", label), "dim"), *_numbers(self.lanes, self.rank(), axis)],
-            [margin, *spans.pointer(self.selected, axis)],
+            [margin, *drawn.pointer(self.selected, axis)],
         ]
         room = height - len(lines) - len(foot)
         rows = self._rows(room)
         top = min(self.top, max(0, len(rows) - room))
         for row in rows[top : top + room]:
             tone = "dim" if not row.is_rank else "accent" if row.rank == self.rank() else "bold"
-            body = spans.lane(row.spans, row.blocked, axis, letters=model.look.letters)
+            body = drawn.span_lane(row.spans, row.blocked, axis, letters=model.look.letters)
             lines.append([(fit(_tail(row.label, label - 1), label), tone), *body])
         lines += [[]] * (height - len(foot) - len(lines))
         return [*lines, *foot]
@@ -212,17 +212,17 @@ def _tail(label: str, width: int) -> str:
     return text if len(text) <= width else "  " + tail(text.strip(), width - 2)
 
 
-def _ruler(axis: spans.Axis, zero_ns: int) -> Line:
+def _ruler(axis: drawn.Axis, zero_ns: int) -> Line:
     """Times since the first shown step began."""
-    return step_lanes.ruler(
+    return drawn.ruler(
         axis.first_ns, axis.last_ns, axis.width, lambda at: human_seconds((at - zero_ns) / 1e9)
     )
 
 
-def _numbers(lanes: Lanes, rank: int | None, axis: spans.Axis) -> Line:
+def _numbers(lanes: Lanes, rank: int | None, axis: drawn.Axis) -> Line:
     """The number of each step where *rank* begins it."""
     steps = [(s.step, s.begin_ns, s.end_ns) for s in lanes.steps if s.rank == rank]
-    return step_lanes.numbers(steps, axis.first_ns, axis.last_ns, axis.width)
+    return drawn.numbers(steps, axis.first_ns, axis.last_ns, axis.width)
 
 
 SPANS: Columns[LaneSpan] = tuple(Column(name, 16, attrgetter(name)) for name in LaneSpan.__slots__)

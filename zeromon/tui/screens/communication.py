@@ -37,12 +37,12 @@ class Communication(View):
     FOCUS = "#traffic"
     TAB = "communication"
     HINT = "part of a unit, operation, group, dimension or phase"
+    OWN_FILTER = True
     BINDINGS: ClassVar[list[BindingType]] = [Binding("b", "by", "By unit, op, ...")]
 
     def __init__(self) -> None:
         super().__init__()
         self._by = 0
-        self._text = ""
 
     def body(self) -> ComposeResult:
         """The table; below it the collectives in flight and the arrivals."""
@@ -65,29 +65,16 @@ class Communication(View):
         if current is not None:
             self.host.open_rank(current.rank)
 
-    def filter_text(self) -> str:
-        """The filter of the table; ranks have their own."""
-        return self._text
-
-    def filter(self, text: str) -> None:
-        """Shows the rows that contain all words of *text*."""
-        self._text = text
-        self.show()
-
     def action_by(self) -> None:
         """Sums rows by the next of operation, group, dimension and phase."""
         self._by = (self._by + 1) % len(BY)
         self.show()
 
     def _rows(self, rank: RankSnapshot) -> list[CollectiveStatsRow]:
-        words = self._text.lower().split()
+        """The rows that contain all words of the filter."""
+        words, names = self._text.lower().split(), attrgetter(*BY)
         rows = [
-            row
-            for row in rank.traffic
-            if all(
-                word in f"{row.unit} {row.op} {row.group} {row.dim} {row.phase}".lower()
-                for word in words
-            )
+            row for row in rank.traffic if all(w in " ".join(names(row)).lower() for w in words)
         ]
         return added(rows, BY[self._by])
 

@@ -27,10 +27,10 @@ class Logs(View):
     FOCUS = "#notes"
     TAB = "logs"
     HINT = "part of an entry"
+    OWN_FILTER = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._text = ""
         self._output: OutputArrived | None = None
         """The training's output, where that is shown."""
         self._timer: Timer | None = None
@@ -38,15 +38,6 @@ class Logs(View):
     def body(self) -> ComposeResult:
         """The log."""
         yield Page("notes", id="notes")
-
-    def filter_text(self) -> str:
-        """The filter of the log; ranks have their own."""
-        return self._text
-
-    def filter(self, text: str) -> None:
-        """Shows the entries that contain *text*."""
-        self._text = text
-        self.show()
 
     def _notes(self, model: ViewModel) -> list[LogEntry]:
         return [note for note in all_notes(model) if self._text.lower() in note.text.lower()]

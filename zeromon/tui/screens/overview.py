@@ -10,7 +10,7 @@ from zeromon.focus import most_exposed_of
 from zeromon.levels import EXPOSED
 from zeromon.readout import charts
 from zeromon.readout.breakdown import PART_NAMES, PARTS, exposed_is_known, rank_parts
-from zeromon.readout.figures import SPREAD
+from zeromon.readout.figures import SPREAD_HEADS, spread_rows
 from zeromon.readout.text import finding_text, notes_of
 from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
 from zeromon.tui import status_text
@@ -148,14 +148,10 @@ def _legend(parts: Sequence[str], look: DisplayOptions, names: Mapping[str, str]
 
 def spread_lines(fleet: Fleet, most: int) -> list[Line]:
     """How the figures of all ranks spread, one figure per line."""
-    heads = ("least", "5 %", "median", "95 %", "most")
-    lines: list[Line] = [[(fit("", 22), ""), *((fit(h, 10, right=True), "title") for h in heads)]]
-    for figure in SPREAD:
-        spread = fleet.spreads.get(figure.field)
-        if spread is None or len(lines) >= most:
-            continue
-        values = (spread.least, spread.p5, spread.median, spread.p95, spread.most)
-        cells = ((fit(figure.unit.text(value), 10, right=True), "") for value in values)
+    head: Line = [(fit(name, 10, right=True), "title") for name in SPREAD_HEADS]
+    lines: list[Line] = [[(fit("", 22), ""), *head]]
+    for figure, values in spread_rows(fleet)[: most - 1]:
+        cells = ((fit(value, 10, right=True), "") for value in values)
         lines.append([(fit(figure.title, 22), "dim"), *cells])
     return lines
 

@@ -28,7 +28,7 @@ class TextScreen(View):
     ) -> None:
         super().__init__()
         self._title = title
-        self._text = write
+        self._write = write
         self._lines = markdown_lines if is_markdown else text_lines
 
     def body(self) -> ComposeResult:
@@ -39,7 +39,7 @@ class TextScreen(View):
 
     def draw(self, model: ViewModel) -> None:
         """Draws the text."""
-        text = self._text(model)
+        text = self._write(model)
         self.query_one(Page).show(lambda width: self._lines(text, width))
 
 

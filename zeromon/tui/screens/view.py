@@ -85,10 +85,14 @@ class View(Screen[None]):
     TAB = ""
     HINT = "ranks: 3   0-7,16   exposed>10   memory>=60   late>0.01   part of a node, state or unit"
 
+    OWN_FILTER = False
+    """Whether the filter is of the screen's own rows; ranks have their own."""
+
     _laid_for: Size | None = None
 
     def __init__(self) -> None:
         super().__init__()
+        self._text = ""
         # mounting styles the screen; without this count, Textual would read all rules twice more
         self._css_update_count = self.app._css_update_count
 
@@ -198,11 +202,15 @@ class View(Screen[None]):
 
     def filter_text(self) -> str:
         """The filter that is in force."""
-        return self.host.rank_filter
+        return self._text if self.OWN_FILTER else self.host.rank_filter
 
     def filter(self, text: str) -> None:
         """Filters by *text*."""
-        self.host.filter_ranks(text)
+        if self.OWN_FILTER:
+            self._text = text
+            self.show()
+        else:
+            self.host.filter_ranks(text)
 
     @on(Table.ColumnsWanted)
     def _choose_columns(self, event: Table.ColumnsWanted) -> None:

@@ -346,16 +346,15 @@ class TimeAxis(Panel, can_focus=True):
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """Scrolls through the lanes; with ctrl zooms in."""
-        event.stop()
-        if event.ctrl:
-            self.action_zoom(0.8)
-        else:
-            self.action_scroll_lanes(-1)
+        self._turn_wheel(event, 0.8, -1)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """Scrolls through the lanes; with ctrl zooms out."""
+        self._turn_wheel(event, 1.25, 1)
+
+    def _turn_wheel(self, event: events.MouseEvent, zoom: float, lanes: int) -> None:
         event.stop()
         if event.ctrl:
-            self.action_zoom(1.25)
+            self.action_zoom(zoom)
         else:
-            self.action_scroll_lanes(1)
+            self.action_scroll_lanes(lanes)
