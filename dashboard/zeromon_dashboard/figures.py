@@ -51,9 +51,7 @@ def whatif(content: dict[str, Any]) -> go.Figure:
             mode=mode,
             x=[p["bytes"]["device"] / size for p in points],
             y=[1e3 * p["step_seconds"] / p["samples"] for p in points],
-            text=[
-                " ".join(f"{k}={v}" for k, v in p["change"].items()) or "as it is" for p in points
-            ],
+            text=[*map(change_text, points)],
             hovertemplate="%{text}<br>%{x:.2f} " + unit + ", %{y:.2f} ms<extra></extra>",
         )
     if content["usable_bytes"] is not None:
@@ -67,6 +65,11 @@ def whatif(content: dict[str, Any]) -> go.Figure:
         xaxis_title=unit, yaxis_title="ms a sample",
     )  # fmt: skip
     return figure
+
+
+def change_text(point: dict[str, Any]) -> str:
+    """The settings that a predicted point changes."""
+    return " ".join(f"{k}={v}" for k, v in point["change"].items()) or "as it is"
 
 
 _MOST_STACKS = 400

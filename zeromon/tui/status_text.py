@@ -65,6 +65,15 @@ def level_and_cause(risk: Risk) -> str:
     return level if risk.cause == RiskCause.NONE else f"{level}, {risk.cause}"
 
 
+def risk_line(name: str, risk: Risk, tone: str) -> Line:
+    """A line about one memory: *name*, the risk, and its cause in *tone*."""
+    return [
+        (name, "dim"),
+        (human_ratio(risk.ratio), tone_of(risk.ratio, OOM)),
+        (f"  {level_and_cause(risk)}", tone),
+    ]
+
+
 def tokens_per_second(run: RunSnapshot, look: DisplayOptions) -> float | str:
     """Tokens a second of all ranks, or why they are unknown; by ``--tokens-per-step`` where given."""
     if not look.tokens_per_step:

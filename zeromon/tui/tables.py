@@ -247,42 +247,30 @@ def _timed(read: Callable[[StepSummary], int]) -> Callable[[RankStep], float | N
     return lambda s: ns / 1e9 if s.step.timed and (ns := read(s.step)) >= 0 else None
 
 
-def _seconds(name: str, value: Callable[[RankStep], float | None]) -> Column[RankStep]:
-    return Column(name, 11, value, SECONDS)
-
-
 def _known(read: Callable[[StepSummary], int]) -> Callable[[RankStep], int | None]:
     return lambda s: nbytes if (nbytes := read(s.step)) >= 0 else None
-
-
-def _held(name: str, value: Callable[[RankStep], int | None]) -> Column[RankStep]:
-    return Column(name, 11, value, BYTES)
 
 
 STEPS: Columns[RankStep] = (
     Column("rank", 6, lambda s: s.rank, INDEX, "bold"),
     Column("step", 9, lambda s: s.step.step, COUNT),
-    _seconds("start", lambda s: s.step.start_ns / 1e9),
-    _seconds("duration", lambda s: s.step.seconds),
-    *(_seconds(name.replace("_", " "), _phase(at)) for at, name in enumerate(RECORDED)),
-    _seconds("communication", _timed(lambda step: step.communication_ns)),
-    _seconds("exposed", _timed(lambda step: step.exposed_ns)),
-    _held("allocated", _known(lambda step: step.allocated_bytes)),
-    _held("reserved", _known(lambda step: step.reserved_bytes)),
-    _held("rss", _known(lambda step: step.rss_bytes)),
+    Column("start", 11, lambda s: s.step.start_ns / 1e9, SECONDS),
+    Column("duration", 11, lambda s: s.step.seconds, SECONDS),
+    *(Column(name.replace("_", " "), 11, _phase(at), SECONDS) for at, name in enumerate(RECORDED)),
+    Column("communication", 11, _timed(lambda step: step.communication_ns), SECONDS),
+    Column("exposed", 11, _timed(lambda step: step.exposed_ns), SECONDS),
+    Column("allocated", 11, _known(lambda step: step.allocated_bytes), BYTES),
+    Column("reserved", 11, _known(lambda step: step.reserved_bytes), BYTES),
+    Column("rss", 11, _known(lambda step: step.rss_bytes), BYTES),
 )  # fmt: skip
 """The steps that the timeline draws; *start* is CLOCK_MONOTONIC of the node."""
 
-_LEVELS = {
+MARKS: dict[Severity, Span] = {
     Severity.CRITICAL: ("!!", "bad"),
     Severity.WARNING: ("!", "warn"),
     Severity.INFO: ("·", ""),
 }
-
-
-def mark(severity: Severity) -> Span:
-    """The mark and the tone of a severity."""
-    return _LEVELS[severity]
+"""The mark and the tone of a severity."""
 
 
 def _effect(finding: Finding) -> Span:
@@ -292,8 +280,8 @@ def _effect(finding: Finding) -> Span:
     return (effect, "good") if effect else ("see below", "")
 
 
-def _subject(finding: Finding) -> str:
-    return str(finding.rank) if finding.rank >= 0 else "all"
+def _subject(finding: Finding) -> Span:
+    return str(finding.rank) if finding.rank >= 0 else "all", ""
 
 
 def _least_gain(finding: Finding) -> float | None:
@@ -301,13 +289,13 @@ def _least_gain(finding: Finding) -> float | None:
 
 
 def _sentence(finding: Finding) -> Span:
-    return clean(finding.text), mark(finding.severity)[1]
+    return clean(finding.text), MARKS[finding.severity][1]
 
 
 FINDINGS: Columns[Finding] = (
-    Column("", 4, lambda f: Severity(f.severity).order, cell=lambda f: mark(f.severity)),
+    Column("", 4, lambda f: Severity(f.severity).order, cell=lambda f: MARKS[f.severity]),
     Column("code", 7, lambda f: f.code, tone="bold"),
-    Column("rank", 6, lambda f: f.rank, INDEX, cell=lambda f: (_subject(f), "")),
+    Column("rank", 6, lambda f: f.rank, INDEX, cell=_subject),
     Column("expected", 18, _least_gain, SECONDS, keep=1, cell=_effect),
     Column("what", 20, lambda f: f.text, grows=True, cell=_sentence),
 )

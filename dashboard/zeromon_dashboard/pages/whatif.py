@@ -61,7 +61,9 @@ def prediction(found: dict[str, Any]) -> list[Any]:
     points = found["points"]
     told = [f"speeds: {text}" for text in found["speeds"]] if points[0].get("step_seconds") else []
     told += [f"note: {text}" for text in found["notes"]]
-    told += list(dict.fromkeys(f"{_label(p)}: {p['error']}" for p in points if p.get("error")))
+    told += list(
+        dict.fromkeys(f"{figures.change_text(p)}: {p['error']}" for p in points if p.get("error"))
+    )
     needs = dict.fromkeys(p.get("step_seconds_unknown") for p in points)
     told += [f"seconds n/a without {what}" for what in needs if what]
     shown: list[Any] = [
@@ -73,17 +75,13 @@ def prediction(found: dict[str, Any]) -> list[Any]:
     return [*shown, *(dmc.Text(line, size="xs", c="dimmed") for line in told)]
 
 
-def _label(point: dict[str, Any]) -> str:
-    return " ".join(f"{k}={v}" for k, v in point["change"].items()) or "as it is"
-
-
 def _tenths(value: float) -> float:
     return round(value, 1)
 
 
 def _row(number_: int, point: dict[str, Any]) -> dict[str, Any]:
     marked = "* " if point.get("pareto") else ""
-    row: dict[str, Any] = {"id": str(number_), "change": marked + _label(point)}
+    row: dict[str, Any] = {"id": str(number_), "change": marked + figures.change_text(point)}
     if "bytes" not in point:
         return row | {"interval": "n/a", "fits": "n/a"}
     row |= {

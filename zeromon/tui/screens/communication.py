@@ -5,7 +5,6 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, ClassVar
 
-from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -57,13 +56,6 @@ class Communication(View):
                     title="in flight", empty="no collective is in flight",
                 )  # fmt: skip
                 yield Panel("arrivals", id="skew", classes="box")
-
-    @on(Table.Chosen, "#flights")
-    def _chosen(self) -> None:
-        """Opens the rank of the collective in flight."""
-        current = self.query_one("#flights", Table).current
-        if current is not None:
-            self.host.open_rank(current.rank)
 
     def action_by(self) -> None:
         """Sums rows by the next of operation, group, dimension and phase."""

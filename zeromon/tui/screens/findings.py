@@ -15,7 +15,7 @@ from zeromon.tui.columns import TableExport
 from zeromon.tui.line import Line, clean, wrapped
 from zeromon.tui.screens.text import TextScreen
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import FINDINGS, mark
+from zeromon.tui.tables import FINDINGS, MARKS
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page
 from zeromon.tui.widgets.table import Table
@@ -93,7 +93,7 @@ def _shown(model: ViewModel) -> list[Finding]:
 
 def finding_page(finding: Finding, width: int) -> list[Line]:
     """Everything that is known about a finding."""
-    sign, tone = mark(finding.severity)
+    sign, tone = MARKS[finding.severity]
     who = f"rank {finding.rank}" if finding.rank >= 0 else "the whole run"
     lines: list[Line] = [
         [(f"{sign} ", tone), (clean(f"{finding.code} {finding.rule}").replace("_", " "), "bold"),

@@ -8,9 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 
 from zeromon.focus import nearest_oom
-from zeromon.levels import OOM
-from zeromon.snapshot import RankSnapshot, Risk, UnitRow
-from zeromon.tui import status_text
+from zeromon.snapshot import RankSnapshot, UnitRow
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.draw.bars import gauge
@@ -18,6 +16,7 @@ from zeromon.tui.draw.chart import charted
 from zeromon.tui.line import Line, clean, fit, tail, wrapped
 from zeromon.tui.plots import plots_of
 from zeromon.tui.screens.view import View, no_rank
+from zeromon.tui.status_text import risk_line
 from zeromon.tui.tables import ROLES, RoleLine, role_lines
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page, Panel
@@ -205,7 +204,7 @@ def allocator(rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line
             text += f", largest block in the cache {human_bytes(oom.largest_block_bytes)}"
         lines += wrapped(text, width, "bad")
     lines += [[], *_host(rank)]
-    return [*lines, *map(_risk, rank.risks)]
+    return [*lines, *(risk_line(fit(f"{r.pool} risk", 15), r, "dim") for r in rank.risks)]
 
 
 def _host(rank: RankSnapshot) -> list[Line]:
@@ -223,15 +222,6 @@ def _host(rank: RankSnapshot) -> list[Line]:
     if host is not None and host.oom_kills > 0:
         lines.append(_fact("OOM kills", human_count(host.oom_kills), "bad"))
     return lines
-
-
-def _risk(risk: Risk) -> Line:
-    tone = status_text.tone_of(risk.ratio, OOM)
-    return [
-        (fit(f"{risk.pool} risk", 15), "dim"),
-        (human_ratio(risk.ratio), tone),
-        (f"  {status_text.level_and_cause(risk)}", "dim"),
-    ]
 
 
 def _fact(name: str, value: str, tone: str = "") -> Line:

@@ -21,7 +21,7 @@ from zeromon.tui.draw.chart import charted
 from zeromon.tui.line import Line, clean, cut, fit, length
 from zeromon.tui.plots import plot_of
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import RANKS, mark
+from zeromon.tui.tables import MARKS, RANKS
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
 from zeromon.units import human_count, human_ratio, human_seconds
@@ -167,7 +167,7 @@ def finding_lines(findings: Sequence[Finding], most: int) -> list[Line]:
         return [[("nothing to report", "dim")]]
     lines: list[Line] = []
     for finding in findings[:most]:
-        sign, tone = mark(finding.severity)
+        sign, tone = MARKS[finding.severity]
         lines.append(
             [
                 (f"{sign:>2} ", tone),

@@ -7,7 +7,6 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from zeromon.levels import OOM
 from zeromon.readout import charts
 from zeromon.readout.breakdown import loading_text
 from zeromon.readout.figures import STEP, training_text
@@ -15,7 +14,6 @@ from zeromon.readout.ledger import checkpoint_text, startup_parts_text
 from zeromon.readout.text import doing, exposed_unknown, group_of, in_graphs, overhead_text
 from zeromon.report import communication, memory, render
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
-from zeromon.tui import status_text
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.draw.chart import charted
@@ -24,6 +22,7 @@ from zeromon.tui.plots import plots_of
 from zeromon.tui.screens.overview import finding_lines, step_bars
 from zeromon.tui.screens.text import text_lines
 from zeromon.tui.screens.view import View, no_rank
+from zeromon.tui.status_text import risk_line
 from zeromon.tui.tables import STEPS, RankStep
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page, Panel
@@ -122,15 +121,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width:
                 ("pages from disk", f"{rank.pressure.major_faults_per_second:.0f}/s"),
             )
         )
-    for risk in rank.risks:
-        tone = status_text.tone_of(risk.ratio, OOM)
-        lines.append(
-            [
-                (f"{risk.pool} risk  ", "dim"),
-                (human_ratio(risk.ratio), tone),
-                (f"  {status_text.level_and_cause(risk)}", ""),
-            ]
-        )
+    lines += [risk_line(f"{risk.pool} risk  ", risk, "") for risk in rank.risks]
     lines += _waiting(run, rank, width)
     findings = [finding for finding in run.findings if finding.rank == rank.rank]
     if findings:

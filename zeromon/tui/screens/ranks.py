@@ -150,12 +150,6 @@ class Ranks(View):
         if self.host.model is not None:
             self._heat(self.host.model)
 
-    @on(Table.Chosen, "#ranks")
-    def _chosen(self) -> None:
-        current = self.query_one("#ranks", Table).current
-        if current is not None:
-            self.host.open_rank(current.rank)
-
     @on(Table.Chosen, "#nodes")
     def _node_chosen(self) -> None:
         current = self._table.current

@@ -212,6 +212,13 @@ class View(Screen[None]):
         else:
             self.host.filter_ranks(text)
 
+    @on(Table.Chosen, "#ranks, #flights")
+    def _open_rank(self, event: Table.Chosen) -> None:
+        """Opens the rank of the row."""
+        row: Any = event.table.current
+        if row is not None:
+            self.host.open_rank(row.rank)
+
     @on(Table.ColumnsWanted)
     def _choose_columns(self, event: Table.ColumnsWanted) -> None:
         self.app.push_screen(ColumnChooser(event.table))
