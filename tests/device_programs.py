@@ -14,7 +14,7 @@ from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Done, Flag, Issued, Stall, decode, place
 from zeromon_agents.hooks import process_groups
 from zeromon_agents.hooks.c10d import Collectives
-from zeromon_agents.hooks.payloads import PAYLOADS
+from zeromon_agents.hooks.process_groups import PAYLOADS
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard

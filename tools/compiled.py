@@ -25,7 +25,6 @@ MODULES = (
     "zeromon/fold/group_progress.py",
     "zeromon/fold/ledger.py",
     "zeromon/fold/pauses.py",
-    "zeromon/fold/pipeline.py",
     "zeromon/fold/state.py",
     "zeromon/fold/steps.py",
     "zeromon/fold/summarize.py",

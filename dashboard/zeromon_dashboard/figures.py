@@ -12,17 +12,18 @@ import plotly.graph_objects as go
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.charts import EVERYTHING_ELSE, RoleBands, Step, StepRow, rows_of
 from zeromon.readout.figures import FIGURE, mean_step_seconds
-from zeromon.readout.lanes import (
+from zeromon.readout.ledger import JobLedger, cause_text, headline, job_ledger
+from zeromon.readout.text import (
     arrival_of,
     arrival_text,
     by_unit,
     communication_of,
     compute_of,
     exposed_part,
+    silent_for,
     span_text,
+    state_text,
 )
-from zeromon.readout.ledger import JobLedger, cause_text, headline, job_ledger
-from zeromon.readout.text import silent_for, state_text
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.lanes import Lanes, LaneSpan, LateArrival, Stream

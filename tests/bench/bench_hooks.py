@@ -29,7 +29,7 @@ from zeromon.ring.events import UnitEvent
 from zeromon_agents.hooks.backend import Units
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.functional import Functional, in_place_of
-from zeromon_agents.hooks.payloads import PAYLOADS
+from zeromon_agents.hooks.process_groups import PAYLOADS
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import around
 from zeromon_agents.runtime.guard import Guard

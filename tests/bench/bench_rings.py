@@ -40,7 +40,7 @@ from records import keep
 from support import ROOT, wait_for
 from synthetic import Synthetic
 
-from zeromon.export.prometheus import config, rules
+from zeromon.export.prometheus import rules
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import decode
 
@@ -283,7 +283,7 @@ def measured(code: Path, nodes: int, each: int, seconds: float, rate: int) -> di
         (folder / "token").write_text(TOKEN)
         (folder / "rules.yml").write_text(json.dumps(rules.document(rules.Thresholds())))
         sd = f"http://{collectors[0].address}/sd"
-        made = config.document([sd], [], token_file=str(folder / "token"))
+        made = rules.scrape_document([sd], [], token_file=str(folder / "token"))
         server = stack.enter_context(
             Prometheus(made["scrape_configs"], f"{INTERVAL}s", (folder / "rules.yml",))
         )

@@ -13,7 +13,7 @@ from builders import rank, run
 from support import wait_for
 
 from zeromon.cli.doctor import as_text
-from zeromon.collector.launched import Launched, max_restarts
+from zeromon.collector.attempts import Launched, max_restarts
 from zeromon.probes.process import main_frames, py_spy
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, verdict

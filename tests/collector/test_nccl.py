@@ -20,8 +20,7 @@ from builders import rank, run
 
 from zeromon.collector.run import Nccl
 from zeromon.diagnosis.communicators import group_of, ras_of
-from zeromon.probes.nccl_inspector import InspectorReader
-from zeromon.probes.nccl_ras import Answer, RasReader, address_of, ask, is_here
+from zeromon.probes.nccl_ras import Answer, InspectorReader, RasReader, address_of, ask, is_here
 from zeromon.readout.hang import hang_text
 from zeromon.report.communication import inspected
 from zeromon.snapshot import GroupProgress, Hang, HangKind, RankSnapshot, Ras

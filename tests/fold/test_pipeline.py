@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from builders import MS, folded, rank, run, span, state, step
 
-from zeromon.diagnosis.pipelines import with_bubbles
+from zeromon.diagnosis.arrivals import with_bubbles
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.fold.summarize import summarize
 from zeromon.readout.dimensions import pipeline_lines

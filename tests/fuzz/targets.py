@@ -45,10 +45,8 @@ from zeromon.fold.fold import fold
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
 from zeromon.readout.verdict import verdict
-from zeromon.report.flight import as_text as flight_as_text
-from zeromon.report.memory_snapshot import as_text as memory_as_text
 from zeromon.report.render import render
-from zeromon.report.trace import SECTIONS, as_text as as_traces
+from zeromon.report.trace import SECTIONS, as_text as as_traces, flight_text, memory_text
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
 from zeromon.ring.events import RECORD, Raw, decode
 from zeromon.sources.prometheus.client import Server
@@ -279,7 +277,7 @@ def memory_snapshot(data: bytes, folder: Path) -> None:
     path = folder / "s.pickle"
     path.write_bytes(data)
     devices = devices_of(read_snapshot(path))
-    memory_as_text("s", devices)
+    memory_text("s", devices)
     growers((), [one for device in devices for one in device.held])
 
 
@@ -289,7 +287,7 @@ def flight_recorder(data: bytes, folder: Path) -> None:
         (folder / f"nccl_trace_rank_{rank}").write_bytes(part)
     dumps = [read_dump(path) for path in sorted(folder.iterdir())]
     under_way(dumps)
-    flight_as_text(findings(dumps), [dump.rank for dump in dumps], ())
+    flight_text(findings(dumps), [dump.rank for dump in dumps], ())
 
 
 def _checked(data: bytes, path: Path) -> None:

@@ -373,7 +373,7 @@ def forked() -> None:
 
 def attached() -> None:
     """What the injected payload calls."""
-    from zeromon.ring.segments import ipc_namespace
+    from zeromon.ring.ring_file import ipc_namespace
     from zeromon_agents.runtime.attached import attach
 
     settings = {"ZEROMON_COLLECTOR": "off"}

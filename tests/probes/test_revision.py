@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zeromon.probes.revision import REVISION, Revision
+from zeromon.probes.process import REVISION, Revision
 
 
 def git(folder: Path, *words: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from zeromon.errors import RingError
-from zeromon.ring import segments
+from zeromon.ring import ring_file
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.ring_file import remove_orphans, remove_ring
 
@@ -60,11 +60,11 @@ def numbers(reader: RingReader, *, final: bool = False) -> list[int]:
     return [raw[0] for raw in reader.read(final=final)]
 
 
-def mine(path: Path) -> list[segments.Segment]:
+def mine(path: Path) -> list[ring_file.Segment]:
     """The segments whose ring has the file *path*."""
     return [
-        one for one in segments.listed()
-        if os.fsencode(path) in bytes(segments.attach(one)[:4096])
+        one for one in ring_file.listed()
+        if os.fsencode(path) in bytes(ring_file.attach(one)[:4096])
     ]  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def _replace(path: Path) -> None:
 
 
 def _remove_memory(path: Path) -> None:
-    segments.remove(int(path.read_text().split()[-1]))
+    ring_file.remove(int(path.read_text().split()[-1]))
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {

@@ -12,7 +12,7 @@ from tui.snapshots import FixedSource, snapshot
 from tui.test_tui import Make, make, running, screen_text, until
 
 from zeromon.errors import SourceError
-from zeromon.readout.lanes import communication_of
+from zeromon.readout.text import communication_of
 from zeromon.snapshot.lanes import Lanes, LaneSpan, Stream
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.draw import lanes as drawn

@@ -22,14 +22,21 @@ from zeromon.ring.events import Phase
 from zeromon.snapshot import DETACHED, Finding, InFlight, RankSnapshot, Remedy, Risk
 from zeromon.tui import plots, status_text, tables
 from zeromon.tui.app import announcement
-from zeromon.tui.columns import TableExport, cells_of, header, laid_out, ordered
+from zeromon.tui.columns import (
+    TableExport,
+    cells_of,
+    csv_text,
+    header,
+    laid_out,
+    ordered,
+    without_fonts,
+)
 from zeromon.tui.display_options import DisplayOptions, nice_ceiling
 from zeromon.tui.draw import lanes
 from zeromon.tui.draw.bars import gauge, stacked
 from zeromon.tui.draw.chart import Curve, Plot, chart, legend
 from zeromon.tui.draw.heat import heat, levels, mesh
 from zeromon.tui.event_log import changes, opening
-from zeromon.tui.export import csv_text, without_fonts
 from zeromon.tui.line import cells, clean, cut, fit, length, padded, plain, tail, wrapped
 from zeromon.tui.plots import Trend, step_of
 from zeromon.tui.rank_filter import test_of as wanted_by

@@ -29,7 +29,7 @@ from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.files import replace_file
-from zeromon.ring.segments import ipc_namespace
+from zeromon.ring.ring_file import ipc_namespace
 from zeromon.ring.tokens import NAME, hand_over
 
 _BEGIN_SECONDS = 10.0

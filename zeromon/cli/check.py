@@ -21,9 +21,8 @@ from dataclasses import asdict
 from typing import Any
 
 from zeromon.check.figures import as_lines
-from zeromon.check.problem import SEVERITIES, Machine, Problem
+from zeromon.check.problem import SEVERITIES, Machine, Problem, as_sarif
 from zeromon.check.runner import Result, check, codes, select_problems
-from zeromon.check.sarif import as_sarif
 from zeromon.cli import AFTER_DASHES
 from zeromon.cli.options import flag, option, positive, write
 from zeromon.cli.plan_speeds import host_memory, link_speed, memory_size

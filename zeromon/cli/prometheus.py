@@ -21,7 +21,7 @@ from typing import Any
 
 from zeromon.cli.options import between, option, several, write
 from zeromon.errors import ExportError
-from zeromon.export.prometheus import config, rules
+from zeromon.export.prometheus import rules
 from zeromon.ring import tokens
 from zeromon.units import printable
 
@@ -87,7 +87,7 @@ def _write_dashboards(options: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ExportError(f"cannot write {printable(str(folder))}: {error.strerror}") from error
-    for board in config.BOARDS:
+    for board in rules.BOARDS:
         write(board.read_text(encoding="utf-8"), str(folder / board.name))
 
 
@@ -102,7 +102,7 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
             "no target to scrape",
             "Name a job's --sd http://node0:9417/sd, or each --target HOST:PORT.",
         )
-    return config.document(
+    return rules.scrape_document(
         options.sd,
         options.target,
         token_file=options.token_file or _token_file(),

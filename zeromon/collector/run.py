@@ -1,5 +1,6 @@
 """Follows one run: its ranks and its launcher; takes its snapshot once a second."""
 
+import json
 import os
 import socket
 import time
@@ -8,36 +9,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from zeromon.collector import attempts
+from zeromon.collector.attempts import Launched
 from zeromon.collector.cluster import Leader
-from zeromon.collector.cluster_client import RunCluster
-from zeromon.collector.launched import Launched
-from zeromon.collector.notify import Notifier
+from zeromon.collector.cluster_client import NOTE, RunCluster
+from zeromon.collector.notify import TOLD, Notifier
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
-from zeromon.collector.run_files import (
-    TOTALS,
-    HistoryEnd,
-    clock_of,
-    read_facts,
-    read_history_end,
-    read_totals,
-    remove_files,
-    started_of,
-    write_history_end,
-)
 from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trials import Trials, with_results
-from zeromon.diagnosis.arrivals import ArrivalSkew
+from zeromon.diagnosis.arrivals import ArrivalSkew, with_bubbles
 from zeromon.diagnosis.communicators import ras_of, with_groups
 from zeromon.diagnosis.engine import FindingMemory, advise
 from zeromon.diagnosis.hangs import hangs_of
-from zeromon.diagnosis.pipelines import with_bubbles
 from zeromon.diagnosis.rule import lacks_cpus
 from zeromon.diagnosis.stalls import stalls
 from zeromon.diagnosis.stragglers import stragglers
 from zeromon.errors import RingError
 from zeromon.fold import checkpoint
+from zeromon.fold.checkpoint import Checkpoint
 from zeromon.fold.state import RankState, Silence, group_id
 from zeromon.fold.summarize import summarize
 from zeromon.levels import NODE_SILENT_SECONDS
@@ -47,15 +38,14 @@ from zeromon.probes.cpu_pressure import CpuUsers
 from zeromon.probes.devices import Devices
 from zeromon.probes.energy import EnergyMeter, Rapl
 from zeromon.probes.host_memory import HostReader
-from zeromon.probes.nccl_inspector import InspectorReader
-from zeromon.probes.nccl_ras import RasReader, is_here
+from zeromon.probes.nccl_ras import InspectorReader, RasReader, is_here
 from zeromon.probes.network import network_peak
-from zeromon.probes.process import ProcessWatch
-from zeromon.probes.revision import Revision
-from zeromon.ring import paths
+from zeromon.probes.process import REVISION, ProcessWatch, Revision
+from zeromon.ring import paths, trials
 from zeromon.ring.files import replace_file
 from zeromon.ring.masking import masked
 from zeromon.ring.ring_file import remove_ring
+from zeromon.ring.tokens import NAME as TOKEN
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
     Device,
@@ -73,7 +63,7 @@ from zeromon.snapshot import (
 from zeromon.snapshot.ledger import Cause
 from zeromon.storage.recorder import Record, standing
 from zeromon.storage.run_store import Store
-from zeromon.units import printable
+from zeromon.units import printable, printable_values
 
 _FORECAST_NS_A_RANK = 50_000_000
 
@@ -628,3 +618,81 @@ def _variables(rank: RankSnapshot) -> Mapping[str, str]:
 
 def _uses_nccl(rank: RankSnapshot) -> bool:
     return "nccl" in rank.process.get("packages", {}) and rank.device.startswith("cuda")
+
+
+# ---- the files of a run's folder ----------------------------------------------------------------
+
+TOTALS, _HISTORY_END = "totals.msgpack", "history.json"
+_RUN_FILES = (
+    "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", paths.RUN_NAME, f".{paths.RUN_NAME}.*",
+    "nodes.json", NOTE,
+    "meets", process.FILES, f".{process.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
+    trials.REQUEST, trials.WORDS, "rank*.loading", paths.NOTIFY, f".{paths.NOTIFY}.*",
+    TOLD, f".{TOLD}.*", _HISTORY_END, f".{_HISTORY_END}.*", TOKEN, f".{TOKEN}.*",
+    f"{paths.TRACK}*", f".{paths.TRACK}*",
+)  # fmt: skip
+"""The files of zeromon in a run's folder."""
+
+
+class HistoryEnd(NamedTuple):
+    """Why the store keeps no history any more, "" while it does; since when, and the last step kept."""
+
+    note: str = ""
+    wall: float = 0.0
+    step: int = 0
+
+
+def read_history_end(folder: Path) -> HistoryEnd:
+    """Returns what an earlier collector noted about the end of the history."""
+    with suppress(OSError, ValueError, TypeError):
+        note, wall, step = json.loads((folder / _HISTORY_END).read_text())
+        return HistoryEnd(printable(str(note)), float(wall), int(step))
+    return HistoryEnd()
+
+
+def write_history_end(folder: Path, end: HistoryEnd) -> None:
+    """Notes it beside the rings, because the store may be unable to keep it."""
+    with suppress(OSError):
+        replace_file(folder / _HISTORY_END, json.dumps(end))
+
+
+def remove_files(folder: Path) -> None:
+    """Deletes zeromon's own files alone, because the user may have chosen the folder."""
+    for pattern in _RUN_FILES:
+        for path in folder.glob(pattern):
+            if path.suffix == ".ring":
+                remove_ring(path)
+            path.unlink(missing_ok=True)
+
+
+def read_totals(path: Path) -> dict[str, Checkpoint]:
+    """Returns the totals that an earlier collector saved, by the names of the rings."""
+    try:
+        return checkpoint.decode(path.read_bytes())
+    except OSError:
+        return {}
+
+
+def started_of(folder: Path) -> float:
+    """Returns when the run started according to an earlier collector; 0 without one."""
+    with suppress(OSError, ValueError, TypeError):
+        _, started = json.loads((folder / paths.RUN_NAME).read_text())
+        return float(started)
+    return 0.0
+
+
+def clock_of(info: Mapping[str, Any]) -> int:
+    """Returns wall clock less monotonic clock, ns, when the run began; now, where that is not known."""
+    began, mono_ns, now_ns = info.get("started"), info.get("mono_ns"), time.monotonic_ns()
+    if isinstance(began, float) and isinstance(mono_ns, int) and 0 < mono_ns <= now_ns:
+        return round(began * 1e9) - mono_ns
+    return time.time_ns() - now_ns
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in *path*; an empty one for anything else."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return printable_values(content) if isinstance(content, dict) else {}

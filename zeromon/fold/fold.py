@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zeromon.fold import collectives as collectives, pipeline as pipeline
+from zeromon.fold import collectives as collectives
 from zeromon.fold.ledger import end_silence
 from zeromon.fold.state import (
     HANDLERS,

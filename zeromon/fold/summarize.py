@@ -19,7 +19,6 @@ from zeromon.fold.ledger import (
     startup_parts,
 )
 from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
-from zeromon.fold.pipeline import pipeline_row
 from zeromon.fold.saved_totals import PathTotals
 from zeromon.fold.state import (
     RankState,
@@ -33,7 +32,7 @@ from zeromon.fold.state import (
     recent_busbw,
     strategy,
 )
-from zeromon.fold.steps import unit_rows
+from zeromon.fold.steps import pipeline_row, unit_rows
 from zeromon.memory.reconcile import expected_rows
 from zeromon.ring.events import Loading, LoadingRead, Path, Phase
 from zeromon.ring.model_metadata import (

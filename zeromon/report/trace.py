@@ -1,11 +1,24 @@
 """Traces as text: what a capture made, and the time of each rank's device by activity. Pure."""
 
 import statistics
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
-from zeromon.report.table import Column, column_table
+from zeromon.diagnosis.flight import DIFFER, FlightFinding, RankCall
+from zeromon.report.table import Column, column_table, fitted, table
 from zeromon.snapshot import Capture, CaptureState
+from zeromon.traces.allocations import (
+    COMMUNICATION,
+    NO_STACK,
+    OPTIMIZER_STATE,
+    DeviceMemory,
+    Grown,
+    Holding,
+    Peak,
+    origin,
+)
 from zeromon.traces.analysis import RankTrace
 from zeromon.traces.critical import CriticalPath
 from zeromon.traces.diff import LEAST_OF_FIGURE, OF_CALLS, Row, TraceDiff, Usage, What
@@ -366,3 +379,190 @@ def _families(rank: RankTrace, all_of_them: bool) -> str:
         cuts=[0],
     )
     return f"Kernels of rank {rank.rank} by family\n{rows}"
+
+
+# ---- what hangs by the Flight Recorder's dumps, as text -----------------------------------------
+
+_MOST_CALLS = 12
+_MOST_SIZES = 3
+_LONGEST_RANKS = 10
+
+
+def flight_text(found: Sequence[FlightFinding], ranks: Sequence[int], notes: Sequence[str]) -> str:
+    """A block for each finding; members in the same place share a row."""
+    blocks = [_block(one) for one in found]
+    if not found:
+        blocks = [f"Nothing hangs in the dumps of rank{'s' * (len(ranks) > 1)} {_spans(ranks)}"]
+    if notes:
+        blocks.append("\n".join(["Notes", *(f"  {note}" for note in notes)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _block(one: FlightFinding) -> str:
+    since = datetime.fromtimestamp(one.since_ns / 1e9, timezone.utc)
+    lasts = (
+        "it has ended on all members that called it"
+        if one.seconds is None
+        else f"{human_seconds(max(0.0, one.seconds))} before the newest dump"
+    )
+    head = (
+        f"!! {one.op} #{abs(one.sequence)} of {one.group}: {one.kind}\n"
+        f"   since {since:%Y-%m-%d %H:%M:%S} UTC, {lasts}"
+    )
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for call in one.ranks:
+        rows.setdefault(_cells(call, one), []).append(call.rank)
+    cells, below = [], []
+    for row, members in list(rows.items())[:_MOST_CALLS]:
+        label = spans = _spans(members)
+        if len(spans) > _LONGEST_RANKS:
+            label = f"{len(members):,} ranks"
+            below.append(f"\n  {label}: {textwrap.shorten(spans, 300, placeholder=' ...')}")
+        cells.append((label, *row))
+    if len(rows) > _MOST_CALLS:
+        rest = sum(len(members) for members in list(rows.values())[_MOST_CALLS:])
+        cells.append((f"and {rest:,} more", "", "", ""))
+    text = fitted(("ranks", "state", "call", "where"), cells, 2, 3)
+    return f"{head}\n{text}{''.join(below)}"
+
+
+def _cells(row: RankCall, one: FlightFinding) -> tuple[str, ...]:
+    state, call = row.state, row.call
+    if call is None:
+        return state, "-", NO_STACK
+    text = f"{call.op} #{abs(call.sequence)}"
+    if call.sequence == one.sequence:
+        state = f"{state} ({call.state})"
+    else:
+        text = f"last {text}"
+    if one.kind in DIFFER:
+        sizes = call.sizes[0] or call.sizes[1]
+        shapes = " ".join(str(list(size)).replace(" ", "") for size in sizes[:_MOST_SIZES])
+        more = " ..." if len(sizes) > _MOST_SIZES else ""
+        types = call.types[0] or call.types[1]
+        text = f"{text} {shapes}{more} {' '.join(sorted(set(types)))}".rstrip()
+    return state, text, origin(call.stack, alone=True)
+
+
+def _spans(ranks: Sequence[int]) -> str:
+    """``0, 2-7``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+# ---- snapshots of torch's allocator as text -----------------------------------------------------
+
+_MOST_HELD = 10
+_SHORT = {OPTIMIZER_STATE: "optimizer", COMMUNICATION: "comm buffers"}
+
+
+def memory_text(name: str, devices: Sequence[DeviceMemory]) -> str:
+    """One file: for each device its segments, roles, the peak, and allocations that failed."""
+    blocks = [block for device in devices for block in _device(name, device)]
+    return "\n\n".join(blocks or [f"{name} holds no memory"]) + "\n"
+
+
+def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
+    """The stacks that hold more in the second file, and those that hold less."""
+    heads = [f"{letter}  {name}" for letter, name in zip("AB", names, strict=True)]
+    if not rows:
+        return "\n".join([*heads, "", "  every stack holds as much in both"]) + "\n"
+    total = sum(row.after_bytes - row.before_bytes for row in rows)
+    grown = column_table(
+        [*rows[:_MOST_HELD], *rows[_MOST_HELD:][-3:]],
+        ("where", lambda row: origin(row.stack)),
+        ("role", lambda row: _SHORT.get(row.role, row.role)),
+        ("count", lambda row: f"{row.count:+,}"),
+        ("B", lambda row: human_bytes(row.after_bytes)),
+        ("B - A", lambda row: signed(human_bytes, row.after_bytes - row.before_bytes)),
+        cuts=[0],
+    )
+    return "\n".join([*heads, "", f"{signed(human_bytes, total)} in all", grown]) + "\n"
+
+
+def _device(name: str, device: DeviceMemory) -> list[str]:
+    reserved = device.reserved_bytes
+    head = (
+        f"Device {device.device} of {name}: {human_bytes(device.allocated_bytes)} allocated of "
+        f"{human_bytes(reserved)} reserved"
+    )
+    rows = column_table(
+        device.segments,
+        ("segments", lambda row: row.kind or "-"),
+        ("count", lambda row: human_count(row.count)),
+        ("reserved", lambda row: human_bytes(row.reserved_bytes)),
+        ("allocated", lambda row: human_bytes(row.allocated_bytes)),
+        ("awaits free", lambda row: human_bytes(row.pending_bytes)),
+        ("inactive", lambda row: human_bytes(row.inactive_bytes)),
+    )
+    share = human_share(device.stranded_bytes, reserved)
+    fragments = (
+        f"  fragmentation: {human_bytes(device.stranded_bytes)} ({share} of reserved) inactive in "
+        f"segments in use\n  largest free block: {human_bytes(device.largest_inactive_bytes)}"
+    )
+    blocks = [f"{head}\n{rows}\n{fragments}", _roles(device)]
+    if device.peak is None:
+        blocks.append(
+            "The peak is n/a: the file has no history of allocations\n"
+            f"  torch.cuda.memory._record_memory_history() records it\n{_holdings(device.held)}"
+        )
+    else:
+        blocks.append(f"{_peak(device.peak)}\n{_holdings(device.peak.held)}")
+    if device.ooms:
+        blocks.append(_ooms(device))
+    return blocks
+
+
+def _peak(peak: Peak) -> str:
+    when = "" if peak.seconds is None else f", {human_seconds(peak.seconds)} after the first"
+    text = (
+        f"The peak: {human_bytes(peak.nbytes)} allocated of {human_bytes(peak.reserved_bytes)} "
+        f"reserved\n  at event {peak.event + 1:,} of {peak.events:,}{when}"
+    )
+    if peak.untold_bytes:
+        text += (
+            f"\n  {human_bytes(abs(peak.untold_bytes))} of it belong to no allocation of the file"
+        )
+    return text
+
+
+def _roles(device: DeviceMemory) -> str:
+    now, most = device.roles["now"], device.roles.get("peak", {})
+    rows = [
+        (role, human_bytes(most.get(role, 0)) if most else "n/a", human_bytes(now.get(role, 0)))
+        for role in dict.fromkeys([*most, *now])
+    ]
+    return f"By role, as far as stacks tell\n{table(('role', 'at the peak', 'now'), rows)}"
+
+
+def _holdings(held: Sequence[Holding]) -> str:
+    text = column_table(
+        held[:_MOST_HELD],
+        ("where", lambda one: origin(one.stack)),
+        ("role", lambda one: _SHORT.get(one.role, one.role)),
+        ("count", lambda one: human_count(one.count)),
+        ("bytes", lambda one: human_bytes(one.nbytes)),
+        cuts=[0],
+    )
+    if len(held) > _MOST_HELD:
+        rest = held[_MOST_HELD:]
+        text += f"\n  and {human_bytes(sum(o.nbytes for o in rest))} of {len(rest):,} other stacks"
+    return text
+
+
+def _ooms(device: DeviceMemory) -> str:
+    rows = column_table(
+        device.ooms,
+        ("where", lambda oom: origin(oom.stack)),
+        ("after", lambda oom: human_seconds(oom.seconds)),
+        ("asked for", lambda oom: human_bytes(oom.nbytes)),
+        ("allocated", lambda oom: human_bytes(oom.allocated_bytes)),
+        ("free", lambda oom: human_bytes(oom.device_free_bytes)),
+        cuts=[0],
+    )
+    return f"Allocations that failed, and what the device had free\n{rows}"

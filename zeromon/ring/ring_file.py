@@ -1,22 +1,26 @@
 """The file of a ring, and the memory that it names.
 
-A live ring is a segment of shared memory (:mod:`zeromon.ring.segments`), and its file has the segment's
+A live ring is a segment of shared memory (:mod:`zeromon.ring.ring_file`), and its file has the segment's
 id: what happens to the file does not reach the writer. The segment has the file's path, so that it is
 found where the file is damaged. The file itself is the ring, and is mapped, where the kernel has no
 such memory or the readers are in another IPC namespace; so are the copies of ended runs.
 """
 
+import ctypes
+import errno
 import mmap
 import os
 import re
+import secrets
 import struct
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from zeromon.errors import RingError
-from zeromon.ring import segments
 from zeromon.ring.files import replace_file, replacing
 
 MAGIC = b"ZEROMON\0"
@@ -46,7 +50,7 @@ def create(
 
 
 def _in_segment(path: Path, size: int, write_header: Callable[[memoryview], None]) -> memoryview:
-    segment_id, ring = segments.create(size)
+    segment_id, ring = create_segment(size)
     try:
         text = os.fsencode(path.absolute())[: HEADER_SIZE - _PATH_AT - _PATH.size]
         _PATH.pack_into(ring, _PATH_AT, len(text))
@@ -54,7 +58,7 @@ def _in_segment(path: Path, size: int, write_header: Callable[[memoryview], None
         write_header(ring)
         replace_file(path, _POINTER.format(segment_id))
     except OSError:
-        segments.remove(segment_id)
+        remove(segment_id)
         raise
     return ring
 
@@ -92,21 +96,21 @@ def remove_ring(path: Path) -> None:
     if not content.startswith(MAGIC):
         found = _find_segment(path, _pointed(content))
         if found is not None:
-            segments.remove(found[0])
+            remove(found[0])
     path.unlink(missing_ok=True)
 
 
 def remove_orphans(unused_seconds: float = _DAY_SECONDS) -> None:
     """Removes this user's rings whose files were deleted, when no process used them for so long."""
-    for segment in segments.listed():
+    for segment in listed():
         unused = time.time() - segment.detached_wall
         is_unused = not segment.attached and segment.detached_wall and unused >= unused_seconds
         if is_unused and segment.uid == os.getuid() and segment.nbytes >= HEADER_SIZE:
             with suppress(OSError):
-                path = _path_of(segments.attach(segment))
+                path = _path_of(attach(segment))
                 named = _pointed(_beginning(path))
                 if path.name and (not path.exists() or named not in (None, segment.id)):
-                    segments.remove(segment.id)
+                    remove(segment.id)
 
 
 def _pointed(content: bytes) -> int | None:
@@ -126,10 +130,10 @@ def _find_segment(path: Path, segment_id: int | None) -> tuple[int, memoryview] 
 
     Only *segment_id* is looked at where it is known; by now it may be that of another program.
     """
-    for segment in segments.listed():
+    for segment in listed():
         if segment_id in (None, segment.id) and segment.nbytes >= HEADER_SIZE:
             with suppress(OSError):
-                memory = segments.attach(segment)
+                memory = attach(segment)
                 if _path_of(memory).parts[-2:] == path.absolute().parts[-2:]:
                     return segment.id, memory
     return None
@@ -140,3 +144,99 @@ def _path_of(memory: memoryview) -> Path:
     (size,) = _PATH.unpack_from(memory, _PATH_AT)
     start = _PATH_AT + _PATH.size
     return Path(os.fsdecode(bytes(memory[start : start + size])) if memory[:8] == MAGIC else "")
+
+
+# ---- memory that no other process can shrink, and that outlives the processes that use it -------
+
+_TABLE = "/proc/sysvipc/shm"
+_PREFIX = 0x5A4D  # "ZM": the upper half of the key of each segment
+_KEYS_TRIED = 16
+_CREATE, _EXCLUSIVE, _READ_ONLY, _REMOVE = 0o1000, 0o2000, 0o10000, 0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
+_libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+_libc.shmat.restype = ctypes.c_void_p
+_libc.shmdt.argtypes = [ctypes.c_void_p]
+_libc.shmctl.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class Segment(NamedTuple):
+    """A segment of zeromon, as the kernel lists it."""
+
+    id: int
+    nbytes: int
+    uid: int
+    attached: int
+    """How many processes have it mapped."""
+    detached_wall: int
+    """When the last of them ended, seconds since the epoch; 0 before."""
+
+
+def create_segment(nbytes: int) -> tuple[int, memoryview]:
+    """Returns the id and the memory, all zeros, of a new segment of this user.
+
+    Raises :class:`OSError` where the kernel has no such memory, or no more of it.
+    """
+    for _ in range(_KEYS_TRIED):
+        key = _PREFIX << 16 | secrets.randbelow(1 << 16)
+        segment_id = _libc.shmget(key, nbytes, _CREATE | _EXCLUSIVE | 0o600)
+        if segment_id >= 0:
+            try:
+                return segment_id, _memory(segment_id, nbytes, 0)
+            except OSError:
+                remove(segment_id)
+                raise
+        if ctypes.get_errno() != errno.EEXIST:
+            break
+    raise _error()
+
+
+def attach(segment: Segment) -> memoryview:
+    """Returns the memory of *segment*, to be read; raises :class:`OSError`."""
+    return _memory(segment.id, segment.nbytes, _READ_ONLY).toreadonly()
+
+
+def remove(segment_id: int) -> None:
+    """Removes a segment once no process has it mapped; one that is gone already is no error."""
+    _libc.shmctl(segment_id, _REMOVE, None)
+
+
+def ipc_namespace() -> int:
+    """Returns the number of this process's IPC namespace; 0 where the kernel has none."""
+    try:
+        return os.stat("/proc/self/ns/ipc").st_ino
+    except OSError:
+        return 0
+
+
+def listed() -> Iterator[Segment]:
+    """Yields the segments of this IPC namespace that may be zeromon's, of all users.
+
+    One that is to be removed has no key any more, and can be read while a process uses it.
+    """
+    try:
+        with open(_TABLE) as table:
+            head, *rows = (line.split() for line in table)
+    except (OSError, ValueError):
+        return
+    for row in rows:
+        column = dict(zip(head, map(int, row), strict=False))
+        if column["key"] == 0 or column["key"] >> 16 == _PREFIX:
+            yield Segment(*(column[name] for name in ("shmid", "size", "uid", "nattch", "dtime")))
+
+
+def _memory(segment_id: int, nbytes: int, flags: int) -> memoryview:
+    address = _libc.shmat(segment_id, None, flags)
+    if address == _FAILED:
+        raise _error()
+    array = (ctypes.c_ubyte * nbytes).from_address(address)
+    # when the last view of it is released; at the end of the process a hook may still write
+    weakref.finalize(array, _libc.shmdt, address).atexit = False
+    return memoryview(array).cast("B")
+
+
+def _error() -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))

@@ -4,7 +4,6 @@ Made by :mod:`zeromon.fold` from events. Nothing in this package changes state o
 are nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.
 """
 
-from zeromon.snapshot.capture import Capture, CaptureState, RankCapture, TraceCheck
 from zeromon.snapshot.communication import (
     CallHistory,
     CollectiveRow,
@@ -79,8 +78,12 @@ from zeromon.snapshot.run import (
 from zeromon.snapshot.step import (
     RECENT_STEPS,
     BatchRow,
+    Capture,
+    CaptureState,
     LoadingRow,
+    RankCapture,
     ScalarRow,
     StepRange,
     StepSummary,
+    TraceCheck,
 )

@@ -13,7 +13,6 @@ from zeromon.ring.model_metadata import (
     TrackersMetadata,
 )
 from zeromon.ring.strategy import DATA_PARALLEL, SAME_BATCH, Strategy, dim_of
-from zeromon.snapshot.capture import RankCapture, TraceCheck
 from zeromon.snapshot.communication import (
     CollectiveRow,
     CollectiveStatsRow,
@@ -46,7 +45,14 @@ from zeromon.snapshot.memory import (
     RoleRow,
     TransferRow,
 )
-from zeromon.snapshot.step import BatchRow, LoadingRow, ScalarRow, StepSummary
+from zeromon.snapshot.step import (
+    BatchRow,
+    LoadingRow,
+    RankCapture,
+    ScalarRow,
+    StepSummary,
+    TraceCheck,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

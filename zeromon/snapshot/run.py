@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zeromon.ring.codes import TextEnum
-from zeromon.snapshot.capture import Capture
 from zeromon.snapshot.communication import Hang, Ras, Straggler
 from zeromon.snapshot.finding import Finding, Trial
 from zeromon.snapshot.host import CpuUser, Energy
 from zeromon.snapshot.ledger import LedgerRow
 from zeromon.snapshot.rank import RankSnapshot
+from zeromon.snapshot.step import Capture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

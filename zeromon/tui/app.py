@@ -22,9 +22,9 @@ from zeromon.report.render import render
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.storage.run_store import Store
+from zeromon.tui.columns import csv_text, save, without_fonts
 from zeromon.tui.display_options import WHOLE, WINDOWS, DisplayOptions
 from zeromon.tui.event_log import LogEntry, Mark, Marks
-from zeromon.tui.export import csv_text, save, without_fonts
 from zeromon.tui.feed import Feed, ObservedRun, Reconnect, reduce
 from zeromon.tui.line import clean
 from zeromon.tui.messages import (

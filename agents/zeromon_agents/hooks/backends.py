@@ -16,7 +16,7 @@ from zeromon_agents.hooks.pipelining import Pipelining
 from zeromon_agents.hooks.symmetric_memory import SymmetricMemory
 from zeromon_agents.observe import model_metadata
 from zeromon_agents.observe.census import Provider
-from zeromon_agents.observe.discovery import find
+from zeromon_agents.observe.torch_roles import find
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.imports import ImportWatch
 

@@ -21,8 +21,17 @@ import torch
 
 from zeromon.ring.buffer import NameKind
 from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, head, typed
-from zeromon_agents.hooks.payloads import DTYPES, PAYLOADS, Payload, first_tensor, total_bytes
-from zeromon_agents.hooks.process_groups import Group, describe_group, sequence_number, text_of
+from zeromon_agents.hooks.process_groups import (
+    DTYPES,
+    PAYLOADS,
+    Group,
+    Payload,
+    describe_group,
+    first_tensor,
+    sequence_number,
+    text_of,
+    total_bytes,
+)
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import RAISED, Patches, around, leave_to_python
 from zeromon_agents.runtime.guard import Guard

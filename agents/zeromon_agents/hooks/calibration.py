@@ -17,8 +17,7 @@ import torch
 from zeromon.ring.buffer import RingWriter
 from zeromon.ring.ring_file import remove_ring
 from zeromon_agents.hooks.c10d import Collectives
-from zeromon_agents.hooks.payloads import PAYLOADS
-from zeromon_agents.hooks.process_groups import Group
+from zeromon_agents.hooks.process_groups import PAYLOADS, Group
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import around
 from zeromon_agents.runtime.guard import Guard

@@ -24,10 +24,8 @@ from zeromon.ring.model_metadata import ProcessMetadata
 from zeromon.ring.strategy import DDP, ZERO_REDUNDANCY
 from zeromon_agents.hooks.backend import Backend, FromCpp, ImportHook, Services
 from zeromon_agents.hooks.c10d import Collectives
-from zeromon_agents.hooks.payloads import DTYPES
-from zeromon_agents.hooks.process_groups import Group, backend_of, sequence_number
-from zeromon_agents.observe.buckets import Bucket
-from zeromon_agents.observe.device_timer import DeviceTimer
+from zeromon_agents.hooks.process_groups import DTYPES, Group, backend_of, sequence_number
+from zeromon_agents.observe.device_timer import Bucket, DeviceTimer
 from zeromon_agents.observe.untraced import HOOK_ID
 from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.hook_context import OFF, ON, HookContext

@@ -24,8 +24,7 @@ from torch.utils import _python_dispatch
 
 from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, head
 from zeromon_agents.hooks.c10d import BLOCKED_NS, Collectives
-from zeromon_agents.hooks.payloads import DTYPES, total_bytes
-from zeromon_agents.hooks.process_groups import Group, sequence_number
+from zeromon_agents.hooks.process_groups import DTYPES, Group, sequence_number, total_bytes
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import Patches, around
 from zeromon_agents.runtime.guard import Guard

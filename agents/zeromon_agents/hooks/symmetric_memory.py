@@ -15,7 +15,7 @@ from zeromon.ring.codes import operation_named
 from zeromon.ring.events import Kind, Op, Untimed, typed
 from zeromon_agents.hooks.backend import Backend, ImportHook
 from zeromon_agents.hooks.functional import GROUP, in_place_of, is_real, operators_of
-from zeromon_agents.hooks.payloads import DTYPES
+from zeromon_agents.hooks.process_groups import DTYPES
 from zeromon_agents.runtime.guard import Guard
 
 MODULE = "torch.distributed._symmetric_memory"

@@ -24,8 +24,7 @@ from zeromon.ring.events import Flag, Kind, Outcome, Phase
 from zeromon.ring.model_metadata import LoaderMetadata
 from zeromon_agents.observe.batches import Batches, Beginnings
 from zeromon_agents.observe.evaluation import Evaluation
-from zeromon_agents.observe.goal import Goal
-from zeromon_agents.observe.process_metadata import autocast_dtype, process_start_ns
+from zeromon_agents.observe.process_metadata import Goal, autocast_dtype, process_start_ns
 from zeromon_agents.runtime.around import RAISED, Patches, around
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext

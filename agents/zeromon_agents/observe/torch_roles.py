@@ -4,6 +4,8 @@ Hooks register a model at its wrapper's forward, and an optimizer at its step; b
 private name of torch has a canary test, and a name that this torch lacks leaves its role out.
 """
 
+import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -280,3 +282,45 @@ def _of_optimizer(optimizer: Any, of_modules: set[int]) -> Claims:
     yield Role.MASTER_PARAM, masters
     yield Role.SHARDED_GRAD, [param.grad for param in masters]
     yield from of_parameters(others)
+
+
+# ---- finds models, optimizers and engines that exist already, in a run that stands still --------
+
+ClassName = tuple[str, str]
+"""Module and name of a class."""
+
+
+def find(names: Iterable[ClassName]) -> tuple[dict[ClassName, list[Any]], list[Any]]:
+    """Returns the instances of the named classes and their subclasses, and all optimizers.
+
+    A class whose module is not loaded has no instances.
+    """
+    kinds = {name: _loaded(name) for name in names}
+    optimizers = subclasses(torch.optim.Optimizer)
+    instances = _instances(optimizers.union(*kinds.values()))
+    return (
+        {name: [o for o in instances if type(o) in kinds[name]] for name in kinds},
+        [o for o in instances if type(o) in optimizers and o.param_groups],
+    )
+
+
+def _instances(kinds: set[type]) -> list[Any]:
+    return [o for o in gc.get_referrers(*kinds) if type(o) in kinds]
+
+
+def subclasses(kind: type) -> set[type]:
+    """Returns *kind* and all classes that derive from it."""
+    classes: set[type] = set()
+    waiting = [kind]
+    while waiting:
+        one = waiting.pop()
+        if one not in classes:
+            classes.add(one)
+            waiting += type.__subclasses__(one)
+    return classes
+
+
+def _loaded(name: ClassName) -> set[type]:
+    module, attribute = name
+    kind = getattr(sys.modules.get(module), attribute, None)
+    return subclasses(kind) if isinstance(kind, type) else set()

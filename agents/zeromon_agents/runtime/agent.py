@@ -30,18 +30,17 @@ from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import ExitKind, Flag, Kind
 from zeromon.ring.masking import masked
 from zeromon.ring.model_metadata import INSTALLED
-from zeromon.ring.segments import ipc_namespace
+from zeromon.ring.ring_file import ipc_namespace
 from zeromon_agents.hooks.backend import Services, Units
 from zeromon_agents.hooks.backends import Backends
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.calibration import calibrate
 from zeromon_agents.hooks.functional import Functional
 from zeromon_agents.observe import accelerator
-from zeromon_agents.observe.allocator import Allocator
+from zeromon_agents.observe.allocator import Allocator, Host
 from zeromon_agents.observe.census import Census, census_step
 from zeromon_agents.observe.compiled import Compiled
 from zeromon_agents.observe.device_timer import DeviceTimer
-from zeromon_agents.observe.host import Host
 from zeromon_agents.observe.loading import FETCHERS, TRANSFORMS, Loading
 from zeromon_agents.observe.offload import Transfers
 from zeromon_agents.observe.own_code import OwnCode

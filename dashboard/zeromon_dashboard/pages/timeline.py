@@ -5,7 +5,7 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import dcc, html
 
-from zeromon.readout.lanes import gaps, summary
+from zeromon.readout.text import gaps, summary
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.lanes import Lanes
 from zeromon_dashboard import figures

@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from zeromon_agents.hooks.dimensions import MESH, STAGE as PIPELINE_STAGE
 from zeromon_agents.hooks.fsdp1 import RUNTIME, WRAPPER
 from zeromon_agents.hooks.fsdp2 import PARAM_GROUP, STATE
-from zeromon_agents.hooks.payloads import PAYLOADS
 from zeromon_agents.hooks.pipelining import MESSAGES, SCHEDULES
+from zeromon_agents.hooks.process_groups import PAYLOADS
 from zeromon_agents.runtime.bootstrap import missing_parts
 
 IGNORED = frozenset(

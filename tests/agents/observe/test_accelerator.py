@@ -11,7 +11,7 @@ import torch
 from virtual_device import VirtualDevice
 
 from zeromon.ring.buffer import RingWriter
-from zeromon_agents.hooks import c10d, payloads
+from zeromon_agents.hooks import c10d, process_groups
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.accelerator import Accelerator
 from zeromon_agents.observe.device_timer import DeviceTimer
@@ -91,7 +91,7 @@ def test_the_timer_takes_the_accelerator_of_the_process(npu: VirtualDevice, tmp_
     group.seen_sequences, group.extras["allreduce"] = None, 0
     collectives.groups[id(pg)] = group
     issue = collectives._issue_hook(
-        lambda *_: SimpleNamespace(), "allreduce", payloads.PAYLOADS["allreduce"]
+        lambda *_: SimpleNamespace(), "allreduce", process_groups.PAYLOADS["allreduce"]
     )
     for device, events in (("npu", 1), ("cpu", 1), ("npu", 2)):
         issue(pg, Tensor(device), SimpleNamespace(asyncOp=True))

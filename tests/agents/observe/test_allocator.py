@@ -12,7 +12,7 @@ import torch
 
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import MemoryPeak, MemorySample, Oom, decode
-from zeromon_agents.observe import accelerator, allocator, host
+from zeromon_agents.observe import accelerator, allocator
 from zeromon_agents.observe.accelerator import Accelerator
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
@@ -98,7 +98,7 @@ def test_at_the_end_of_a_step_the_device_is_asked_too(parts: Parts) -> None:
     parts.allocator.sample()
     assert parts.device.module.driver == ["mem_get_info"]
     assert allocator.allocated_bytes() == 1
-    assert host.pinned_bytes() == 77
+    assert allocator.pinned_bytes() == 77
 
 
 def test_before_backward_nothing_calls_the_driver(parts: Parts) -> None:
@@ -135,7 +135,7 @@ def test_a_device_that_is_not_in_use_has_no_figures(
     parts.allocator.sample()
     assert parts.allocator.sample_tensors() is None
     assert parts.events() == []
-    assert (allocator.allocated_bytes(), host.pinned_bytes()) == (-1, -1)
+    assert (allocator.allocated_bytes(), allocator.pinned_bytes()) == (-1, -1)
 
 
 # ---- modes of the allocator ------------------------------------------------------------------------

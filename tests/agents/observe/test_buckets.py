@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from zeromon_agents.observe.buckets import Bucket, waits_of_each
+from zeromon_agents.observe.device_timer import Bucket, waits_of_each
 
 MS = 1_000_000
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from zeromon_agents.hooks.loggers import Loggers
-from zeromon_agents.observe.goal import Goal
+from zeromon_agents.observe.process_metadata import Goal
 
 
 class Context:

@@ -21,7 +21,7 @@ from grafana_boards.panels import NEUTRAL, Dashboard
 from prometheus_server import needs_promtool, promtool, series
 
 from zeromon.cli import main
-from zeromon.export.prometheus import config
+from zeromon.export.prometheus import rules
 from zeromon.fold.state import STEP_BUCKETS
 from zeromon.levels import EXPOSED, OOM
 
@@ -120,7 +120,7 @@ def test_cells_of_the_table_of_runs() -> None:
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
 def test_the_package_has_what_the_builder_makes(board: Dashboard) -> None:
     """Otherwise: python tools/make_boards.py"""
-    (shipped,) = [path for path in config.BOARDS if path.stem == board.uid]
+    (shipped,) = [path for path in rules.BOARDS if path.stem == board.uid]
     assert shipped.read_text() == document(board)
 
 

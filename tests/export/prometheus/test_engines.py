@@ -27,7 +27,7 @@ from support import free_port
 
 from zeromon.cli import main
 from zeromon.collector.http import start_server
-from zeromon.export.prometheus import config
+from zeromon.export.prometheus import rules
 from zeromon.export.prometheus.rules import AGGREGATES, recorded
 from zeromon.ring.tokens import token_file
 from zeromon.snapshot import HostMemory
@@ -178,7 +178,9 @@ def test_a_moving_run_is_the_same_within_what_a_scrape_is_off() -> None:
     """Through /sd, with rates: both of them find the same speed."""
     seen = "min(count_over_time(zeromon_rank_up[1m]))"
     with Fleet(2, 8) as fleet:
-        made = config.document([f"http://{fleet.address}/sd"], [], token_file=str(token_file()))
+        made = rules.scrape_document(
+            [f"http://{fleet.address}/sd"], [], token_file=str(token_file())
+        )
         with both(made["scrape_configs"], seen, 7) as urls:
             compare(urls)
 

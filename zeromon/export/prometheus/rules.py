@@ -5,7 +5,9 @@ about a rank has the label ``node``, from ``zeromon_rank_info``. A run's name an
 unique within one scrape target only (two jobs may have the same name), so joins use ``instance``, too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from zeromon.levels import EXPOSED, LATE, OOM
@@ -305,3 +307,34 @@ def document(limits: Thresholds, runbook_url: str = "") -> dict[str, Any]:
         {"name": "zeromon-alerts", "rules": [_rule(alert, runbook_url) for alert in alerts(limits)]}
     )
     return {"groups": groups}
+
+
+BOARDS = sorted((Path(__file__).parent / "boards").glob("*.json"))
+LABELS = (("__meta_zeromon_node", "node"),)
+"""What service discovery says -> the label that every series of a target gets."""
+
+
+def scrape_document(
+    sd: Sequence[str],
+    targets: Sequence[str],
+    *,
+    token_file: str,
+    interval: str = "15s",
+    rules: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The file: one job that scrapes what the URLs *sd* list, and *targets*."""
+    access = {"authorization": {"credentials_file": token_file}}
+    job: dict[str, Any] = {"job_name": "zeromon", "honor_labels": True, **access}
+    if sd:
+        job["http_sd_configs"] = [{"url": url, **access} for url in sd]
+        job["relabel_configs"] = [
+            {"source_labels": [meta], "regex": "(.+)", "target_label": label}
+            for meta, label in LABELS
+        ]
+    if targets:
+        job["static_configs"] = [{"targets": list(targets)}]
+    found: dict[str, Any] = {"global": {"scrape_interval": interval}}
+    if rules:
+        found["global"]["evaluation_interval"] = interval
+        found["rule_files"] = list(rules)
+    return found | {"scrape_configs": [job]}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from zeromon.readout.breakdown import PHASES, RECORDED
-from zeromon.readout.lanes import exposed_part
+from zeromon.readout.text import exposed_part
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.lanes import LaneSpan, Stream
 from zeromon.tui.draw.bars import NUMBERS, styled

@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from zeromon.readout.breakdown import PARTS
-from zeromon.readout.lanes import (
+from zeromon.readout.text import (
     arrival_of,
     arrival_text,
     by_unit,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Offload, Strategy, deepspeed
-from zeromon_agents.observe import model_metadata, zero_config, zero_roles
+from zeromon_agents.observe import model_metadata, zero_roles
 from zeromon_agents.observe.census import Claims, Provider
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import HookContext
@@ -171,7 +171,7 @@ class Engines:
     def _write_metadata(self, engine: Any, known: Engine) -> None:
         metadata: dict[str, Any] = {"stage": known.stage, **known.strategy.metadata()}
         try:
-            metadata["settings"] = zero_config.settings(engine)
+            metadata["settings"] = zero_roles.settings(engine)
         except Guard.CAUGHT as error:  # another version's configuration: shown as unknown
             self._context.guard.note(error, "settings")
         try:
