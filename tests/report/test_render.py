@@ -11,6 +11,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.readout.text import run_state
 from zeromon.report.communication import communication
 from zeromon.report.render import render
+from zeromon.report.table import wrap
 from zeromon.snapshot import (
     CollectiveRow,
     Finding,
@@ -157,3 +158,14 @@ def test_the_bus_bandwidth_of_buckets_is_that_of_their_units() -> None:
     lines = communication(run(rank(0, collectives=both, traffic=flow))).splitlines()
     assert lines[-2].split()[-2:] == ["200", "MB/s"]  # 4 MB in 20 ms
     assert lines[-1].split()[-1] == "n/a"
+
+
+def test_a_number_and_its_unit_are_not_parted_at_the_end_of_a_line() -> None:
+    text = "data wait 0.0 %, own code 1.3 %, 5 MB/s, 3 ms and 4 steps"
+    for width in range(12, 60):
+        lines = wrap(text, width, "  ", "  ")
+        assert " ".join(line.strip() for line in lines) == text
+        assert all(len(line) <= width for line in lines)
+        assert not any(
+            line.strip()[:1] == "%" or line.strip()[:2] in ("MB", "ms") for line in lines
+        )

@@ -1,6 +1,5 @@
 """The report of a run: a text that fits a terminal. Pure."""
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -58,7 +57,7 @@ from zeromon.report.communication import (
 )
 from zeromon.report.deaths import attempts, deaths
 from zeromon.report.memory import memory, offload, roles
-from zeromon.report.table import column_table, table
+from zeromon.report.table import column_table, table, wrap
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Setting, Severity, StepRange
 from zeromon.storage.run_store import About
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
@@ -201,7 +200,7 @@ def phases(run: RunSnapshot) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 98, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join(wrap(text, 98, "  ", "  "))
 
 
 _SHOWN_SECONDS = 1.0

@@ -9,6 +9,7 @@ from zeromon.units import printable
 
 _WIDTH, _LEAST = 80, 16
 _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(%|[mnu]?s|[kKMGT]?i?B)(\b|\W|$))")
 
 
 def wrapped_line(line: str, width: int) -> list[str]:
@@ -18,7 +19,19 @@ def wrapped_line(line: str, width: int) -> list[str]:
         return [line]
     below = gaps[0].end() if gaps else len(line) - len(line.lstrip()) + 2
     indent = " " * min(below, width // 2)
-    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
+    return wrap(line, width, "", indent)
+
+
+def wrap(text: str, width: int, first: str, below: str) -> list[str]:
+    """The lines of *text* in *width* columns, behind what *first* and those *below* it begin with.
+
+    A number and its unit stay on one line.
+    """
+    whole = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", text)
+    lines = textwrap.wrap(
+        whole, width, initial_indent=first, subsequent_indent=below, break_on_hyphens=False
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
