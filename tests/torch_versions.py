@@ -1,9 +1,9 @@
-"""The agents' tests and a live run per strategy on other torches: `torch_versions.py 2.6.0 ...`.
+"""The agents' tests, and a live run per strategy, on other torches: `torch_versions.py 2.6.0 ...`.
 
 Each version gets an environment of its own, one after the other, which takes 6 GB where the index has no
 CPU build and is removed afterwards. tests/agents, without its long tests and those that measure time,
-takes about a quarter of an hour. A live run is what a user does: `zeromon run -- torchrun ...`, then
-`zeromon report`. Prints the table of docs/versions.md.
+takes about a quarter of an hour; with --live it is left out. A live run is what a user does:
+`zeromon run -- torchrun ...`, then `zeromon report`. Prints the table of docs/versions.md.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def wrong(report: Mapping[str, object], strategy: str) -> str:
     return "" if found == [(strategy, STEPS, 0, True)] * 2 else f"reports {found}"
 
 
-def version_tested(version: str) -> Tested:
+def version_tested(version: str, *, live_only: bool) -> Tested:
     """Makes the environment, runs everything, removes it."""
     folder = Path(tempfile.mkdtemp(prefix=f"torch-{version}-", dir=ROOT / ".venv"))
     try:
@@ -193,7 +193,8 @@ def version_tested(version: str) -> Tested:
         found = {
             name: live(name, script, bin_folder, own | places) for name, script in LIVE.items()
         }
-        return Tested(version, *tests(bin_folder, own), found)
+        agents = (0, Counter[str](), list[str]()) if live_only else tests(bin_folder, own)
+        return Tested(version, *agents, found)
     finally:
         shutil.rmtree(folder)
 
@@ -201,8 +202,11 @@ def version_tested(version: str) -> Tested:
 def main(versions: Sequence[str]) -> int:
     """Prints a row a version; returns whether anything failed."""
     rows = []
+    live_only = "--live" in versions
     for version in versions:
-        done = version_tested(version)
+        if version == "--live":
+            continue
+        done = version_tested(version, live_only=live_only)
         rows.append(done)
         print(HEAD, *(one.row for one in rows), sep="\n", flush=True)
     faults = [why for one in rows for why in one.live.values() if why not in ("", TORCH)]

@@ -141,7 +141,7 @@ def ledger(run: RunSnapshot) -> dict[str, Any] | None:
         "customdata": [_trained(whole, row.seconds) for row in whole.rows],
         "hovertemplate": "%{x:.3g} s%{customdata}<extra>%{y}</extra>",
     }  # fmt: skip
-    title = f"Where every second of the ranks went: {headline(whole)}"
+    title = f"Where the ranks' time went: {headline(whole)}"
     return drawn(
         [data],
         title,

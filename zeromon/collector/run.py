@@ -32,7 +32,7 @@ from zeromon.fold.checkpoint import Checkpoint
 from zeromon.fold.state import RankState, Silence, group_id
 from zeromon.fold.summarize import summarize
 from zeromon.levels import NODE_SILENT_SECONDS
-from zeromon.memory.forecast import host_risk, rank_risks
+from zeromon.memory.forecast import host_risk, rank_risks, with_earlier_onset
 from zeromon.probes import process
 from zeromon.probes.cpu_pressure import CpuUsers
 from zeromon.probes.devices import Devices
@@ -54,6 +54,7 @@ from zeromon.snapshot import (
     Hang,
     Links,
     NodeView,
+    Pool,
     RankSnapshot,
     Ras,
     Risk,
@@ -76,6 +77,8 @@ class Risks:
         """Rank -> time of the forecast (ns), and the risks."""
         self._host: tuple[Risk, ...] = ()
         self._host_ns = -(1 << 62)
+        self._growing: dict[tuple[int, Pool], Risk] = {}
+        """Rank, -1 for all of them, and memory -> its last risk with growth."""
 
     def update(self, ranks: Sequence[RankSnapshot], now_ns: int) -> dict[int, tuple[Risk, ...]]:
         """Returns rank -> its risks; of a dead rank, and of the host since a death, the last ones.
@@ -85,12 +88,24 @@ class Risks:
         interval_ns = _FORECAST_NS_A_RANK * len(ranks)
         if now_ns - self._host_ns >= interval_ns and all(rank.alive for rank in ranks):
             risk = host_risk(ranks)
-            self._host_ns, self._host = now_ns, () if risk is None else (risk,)
+            found = () if risk is None else (risk,)
+            self._host_ns, self._host = now_ns, self._since_onset(-1, found, ranks[0])
         for rank in ranks:
             made_ns, known = self._by_rank.get(rank.rank, (-interval_ns, ()))
             if now_ns - made_ns >= interval_ns and (rank.alive or not known):
-                self._by_rank[rank.rank] = (now_ns, rank_risks(rank))
+                risks = self._since_onset(rank.rank, rank_risks(rank), rank)
+                self._by_rank[rank.rank] = (now_ns, risks)
         return {rank.rank: (*self._by_rank[rank.rank][1], *self._host) for rank in ranks}
+
+    def _since_onset(
+        self, number: int, risks: Sequence[Risk], rank: RankSnapshot
+    ) -> tuple[Risk, ...]:
+        """Returns *risks* since the onset of their growth, which it remembers; *rank* has the steps."""
+        known = self._growing
+        found = [with_earlier_onset(r, known.get((number, r.pool)), rank.recent) for r in risks]
+        grown = [risk for risk in found if risk.growth_bytes_per_step is not None]
+        self._growing |= {(number, risk.pool): risk for risk in grown}
+        return tuple(found)
 
 
 class LinkPeaks:

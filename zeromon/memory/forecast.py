@@ -50,6 +50,10 @@ _NO_ALARM = 0.9 * _ALARM
 SAFE_LEVEL, _ALARM_LEVEL = 0.90, 0.97
 """A level of at most SAFE_LEVEL is no risk."""
 
+_SAME_ONSET_STEPS = 20
+_MOST_BENT = 0.25
+"""By this share of a growth its steps times the slope may differ from it."""
+
 Samples = Sequence[tuple[int, int]]
 """(step, bytes), in order of steps."""
 
@@ -376,6 +380,22 @@ def device_risk(
 def _room_for_others(recent: Sequence[StepSummary], capacity_bytes: int) -> int:
     """Returns the bytes that contexts, NCCL and other processes may take beside the allocated peak."""
     return max(1, capacity_bytes - max(s.allocated_bytes for s in recent[-20:]))
+
+
+def with_earlier_onset(risk: Risk, earlier: Risk | None, recent: Sequence[StepSummary]) -> Risk:
+    """Returns *risk* since the onset of *earlier*, where its growth has been a straight line from there.
+
+    A trend looks back over the *recent* steps only, so that an older growth seems to begin with them.
+    """
+    slope = risk.growth_bytes_per_step
+    if slope is None or earlier is None:
+        return risk
+    if recent[0].step < risk.since_step <= earlier.since_step + _SAME_ONSET_STEPS:
+        return risk  # an onset among the steps, which more steps after it tell more exactly
+    grown = risk.used_bytes - (earlier.used_bytes - earlier.grown_bytes)
+    if abs(slope * (recent[-1].step - earlier.since_step) - grown) > _MOST_BENT * grown:
+        return risk
+    return replace(risk, since_step=earlier.since_step, grown_bytes=grown)
 
 
 def rank_risks(rank: RankSnapshot) -> tuple[Risk, ...]:
