@@ -49,3 +49,7 @@ def test_a_leak_that_ends_does_not_lend_its_first_step_to_the_next() -> None:
     found = followed({40: 2 << 20, 400: 0, 1200: 2 << 20}, 1900)
     assert [since for end, since, _ in found if end > 1400] != []
     assert all(since >= 1190 for end, since, _ in found if end > 1400)
+
+
+def test_a_run_without_ranks_has_no_risks() -> None:
+    assert Risks().update([], SECOND) == {}

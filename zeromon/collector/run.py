@@ -88,21 +88,21 @@ class Risks:
         interval_ns = _FORECAST_NS_A_RANK * len(ranks)
         if now_ns - self._host_ns >= interval_ns and all(rank.alive for rank in ranks):
             risk = host_risk(ranks)
-            found = () if risk is None else (risk,)
-            self._host_ns, self._host = now_ns, self._since_onset(-1, found, ranks[0])
+            found = [] if risk is None else [risk]
+            self._host_ns, self._host = now_ns, self._since_onset(-1, found, ranks)
         for rank in ranks:
             made_ns, known = self._by_rank.get(rank.rank, (-interval_ns, ()))
             if now_ns - made_ns >= interval_ns and (rank.alive or not known):
-                risks = self._since_onset(rank.rank, rank_risks(rank), rank)
+                risks = self._since_onset(rank.rank, rank_risks(rank), [rank])
                 self._by_rank[rank.rank] = (now_ns, risks)
         return {rank.rank: (*self._by_rank[rank.rank][1], *self._host) for rank in ranks}
 
     def _since_onset(
-        self, number: int, risks: Sequence[Risk], rank: RankSnapshot
+        self, number: int, risks: Sequence[Risk], ranks: Sequence[RankSnapshot]
     ) -> tuple[Risk, ...]:
-        """Returns *risks* since the onset of their growth, which it remembers; *rank* has the steps."""
+        """Returns *risks* of *ranks* since the onset of their growth, which it remembers."""
         known = self._growing
-        found = [with_earlier_onset(r, known.get((number, r.pool)), rank.recent) for r in risks]
+        found = [with_earlier_onset(r, known.get((number, r.pool)), ranks[0].recent) for r in risks]
         grown = [risk for risk in found if risk.growth_bytes_per_step is not None]
         self._growing |= {(number, risk.pool): risk for risk in grown}
         return tuple(found)
