@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import rank, run
+from command_line import zeromon_here
 
 from zeromon.attach.inject.refusal import right_to_trace
 from zeromon.cli import doctor, main
 from zeromon.cli.doctor import Fact, ask_torch, facts_as_text, survey, torch_facts
+from zeromon.storage.run_store import Store
 
 
 def by_name(facts: list[Fact]) -> dict[str, Fact]:
@@ -116,3 +119,14 @@ def test_every_line_fits_a_terminal() -> None:
     """Of 80 columns, but for paths and names of devices."""
     lines = [line for line in facts_as_text(survey()).splitlines() if "/" not in line]
     assert all(len(line) <= 100 for line in lines), max(lines, key=len)
+
+
+def test_a_run_that_has_ended_is_examined_from_its_record(tmp_path: Path) -> None:
+    """Its collector is gone; a name that no record has is an error as ever."""
+    ranks = [rank(n, alive=False, failed=n == 1, ended="SIGKILL" if n else "") for n in (0, 1)]
+    Store(tmp_path / "store").save(run(*ranks, run="one", ended=True))
+    done = zeromon_here(tmp_path, "doctor", "one")
+    assert "run one: died: rank 1, SIGKILL" in done.stdout
+    assert "it has ended: zeromon report one" in done.stdout
+    lost = zeromon_here(tmp_path, "doctor", "two")
+    assert (lost.returncode, lost.stdout) == (2, "") and "no run matches two" in lost.stderr

@@ -29,8 +29,9 @@ from typing import Any
 from zeromon import __version__
 from zeromon.attach.inject.refusal import right_to_trace
 from zeromon.cli.options import flag
+from zeromon.cli.report import newest_snapshot
 from zeromon.cli.terminal import show, show_json, working
-from zeromon.errors import ZeromonError
+from zeromon.errors import RunNotFound, ZeromonError
 from zeromon.probes.devices import Devices
 from zeromon.probes.extension_lock import cache_folder, cached_locks
 from zeromon.probes.host_memory import HostReader
@@ -296,7 +297,9 @@ _AT_ONCE = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon doctor [TARGET] [--stacks | --no-stacks] [--json]``"""
-    parser.add_argument("target", nargs="?", help="run id, pid or host:port")
+    parser.add_argument(
+        "target", nargs="?", help="run id, pid or host:port; also of a run that has ended"
+    )
     stacks = parser.add_mutually_exclusive_group()
     flag(stacks, "--stacks", "the Python stacks of all ranks of this node, now")
     flag(stacks, "--no-stacks", "do not run py-spy")
@@ -307,7 +310,14 @@ def call(options: argparse.Namespace) -> int:
     """Examines the machine, or one run."""
     if options.target is None:
         return _survey(options)
-    return _examine(only(find(options.target)).open().latest(), options)
+    try:
+        run = only(find(options.target)).open().latest()
+    except RunNotFound as error:
+        try:
+            run = newest_snapshot(options.target)
+        except RunNotFound:
+            raise error from None
+    return _examine(run, options)
 
 
 def _survey(options: argparse.Namespace) -> int:
