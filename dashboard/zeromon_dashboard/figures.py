@@ -280,7 +280,8 @@ def sizes(rank: RankSnapshot) -> dict[str, Any] | None:
         for row in rank.sizes
     ]  # fmt: skip
     title, calls = f"Collectives of rank {rank.rank} by size", axis("calls in timed steps")
-    return drawn(data, title, 300, barmode="stack", xaxis=axis(""), yaxis=calls)
+    bars = {"barmode": "stack", **LEGEND_BELOW}
+    return drawn(data, title, 320, xaxis=axis(""), yaxis=calls, **bars)
 
 
 def busbw(rank: RankSnapshot) -> dict[str, Any] | None:
@@ -317,6 +318,7 @@ def busbw(rank: RankSnapshot) -> dict[str, Any] | None:
         xaxis={**axis("bytes a call"), "type": "log"},
         yaxis={**axis("GB/s"), "rangemode": "tozero"},
         shapes=peak,
+        **LEGEND_BELOW,
     )
 
 
