@@ -93,17 +93,22 @@ def slope(of_processes: Sequence[Series]) -> tuple[float, float] | None:
 def report(file: Path) -> str:
     """A table of what each process held, from a whole or a cut *file*."""
     found: dict[str, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    events, hours = [], 0.0
+    events, hours, dropped, first_dropped = [], 0.0, 0, ""
     for line in file.read_text().splitlines():
         with suppress(ValueError):  # the last line of a run that was killed
             row = json.loads(line)
             hours = max(hours, row["seconds"] / 3600)
             if "event" in row:
                 events.append(f"{row['event']} after {row['seconds'] / 3600:.2f} h")
+            elif "dropped" in row:
+                dropped = row["dropped"]
+                if dropped and not first_dropped:
+                    first_dropped = f", the first before {row['seconds'] / 3600:.2f} h"
             else:
                 found[row["name"]][row["pid"]].append(row)
     lines = [
         f"{hours:.2f} hours; {'; '.join(events) or 'no event'}", "",
+        f"records dropped: {dropped}{first_dropped}", "",
         "| process | samples | descriptors: first, last, max | threads: first, last "
         "| RSS, MB: first, last | RSS, MB per hour | PSS, MB per hour |",
         "|---|---|---|---|---|---|---|",
@@ -202,6 +207,10 @@ class Soak:
                 now = held(pid)
                 self.write(name=name, pid=pid, descriptors=now.descriptors, threads=now.threads,
                            rss=now.rss_bytes, pss=pss << 10)  # fmt: skip
+
+        with suppress(OSError, ValueError):
+            _, body = get(self.facts()["port"], f"/api/runs/{RUN}", Authorization=f"Bearer {TOKEN}")
+            self.write(dropped=sum(rank["dropped"] for rank in json.loads(body)["ranks"]))
 
     def befall(self, event: str) -> None:
         self.write(event=event)
