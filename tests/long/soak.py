@@ -93,7 +93,7 @@ def slope(of_processes: Sequence[Series]) -> tuple[float, float] | None:
 def report(file: Path) -> str:
     """A table of what each process held, from a whole or a cut *file*."""
     found: dict[str, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    events, hours, dropped, first_dropped = [], 0.0, 0, ""
+    events, hours, lost = [], 0.0, {"dropped": 0, "errors": 0, "error": ""}
     for line in file.read_text().splitlines():
         with suppress(ValueError):  # the last line of a run that was killed
             row = json.loads(line)
@@ -101,14 +101,12 @@ def report(file: Path) -> str:
             if "event" in row:
                 events.append(f"{row['event']} after {row['seconds'] / 3600:.2f} h")
             elif "dropped" in row:
-                dropped = row["dropped"]
-                if dropped and not first_dropped:
-                    first_dropped = f", the first before {row['seconds'] / 3600:.2f} h"
+                lost = row
             else:
                 found[row["name"]][row["pid"]].append(row)
     lines = [
         f"{hours:.2f} hours; {'; '.join(events) or 'no event'}", "",
-        f"records dropped: {dropped}{first_dropped}", "",
+        f"records dropped: {lost['dropped']}; failed hooks: {lost['errors']} {lost['error']}", "",
         "| process | samples | descriptors: first, last, max | threads: first, last "
         "| RSS, MB: first, last | RSS, MB per hour | PSS, MB per hour |",
         "|---|---|---|---|---|---|---|",
@@ -210,7 +208,9 @@ class Soak:
 
         with suppress(OSError, ValueError):
             _, body = get(self.facts()["port"], f"/api/runs/{RUN}", Authorization=f"Bearer {TOKEN}")
-            self.write(dropped=sum(rank["dropped"] for rank in json.loads(body)["ranks"]))
+            ranks = json.loads(body)["ranks"]
+            lost = {name: sum(rank[name] for rank in ranks) for name in ("dropped", "errors")}
+            self.write(**lost, error=next((r["error"] for r in ranks if r["error"]), ""))
 
     def befall(self, event: str) -> None:
         self.write(event=event)
@@ -251,13 +251,17 @@ class Soak:
         run = wait_for(lambda: (one := Store(self.store).load(RUN)).ended and one, 120)
         counted = [self.steps(0), self.steps(1)]
         kept = [[attempt.steps for attempt in run.attempts], [rank.steps for rank in run.ranks]]
-        dropped = sum(rank.dropped + rank.errors for rank in run.ranks)
+        dropped, errors = (
+            sum(getattr(rank, of) for rank in run.ranks) for of in ("dropped", "errors")
+        )
         print(f"exit code {code}; counted by the program: {counted}; in the record: {kept}")
-        print(f"records dropped and errors: {dropped}; history: {run.history_note or 'whole'}")
+        print(
+            f"records dropped: {dropped}; failed hooks: {errors}; history: {run.history_note or 'whole'}"
+        )
         print(
             f"answers to three pages: {[len(one) for one in self.pages]}; scrapes: {self.scrapes}"
         )
-        return code == 0 and dropped == 0 and kept == [[counted[0][0]], counted[1]]
+        return code == 0 and dropped == errors == 0 and kept == [[counted[0][0]], counted[1]]
 
     def close(self) -> None:
         self.ending.set()
