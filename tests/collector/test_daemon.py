@@ -22,8 +22,10 @@ from zeromon.probes import process
 from zeromon.probes.devices import Devices
 from zeromon.probes.process import ProcessWatch
 from zeromon.readout.verdict import Health, verdict
+from zeromon.ring import paths
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import ExitKind, Kind, head
+from zeromon.ring.files import lock_file
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage import snapshot_log
 from zeromon.storage.run_store import Store
@@ -318,7 +320,7 @@ def test_a_name_that_is_used_again_overwrites_no_record(tmp_path: Path) -> None:
 
 def test_only_one_collector_holds_the_lock(tmp_path: Path) -> None:
     """The second one goes away at once, successfully."""
-    held = collector_process.lock(tmp_path)
+    held = lock_file(tmp_path / paths.LOCK)
     assert held is not None
     assert collector_process.serve(tmp_path, "127.0.0.1", 0, "", strict_port=False) == 0
     os.close(held)

@@ -6,7 +6,6 @@ loader has withdrawn it.
 """
 
 import ast
-import fcntl
 import json
 import os
 import secrets
@@ -28,7 +27,7 @@ from zeromon.probes.installation import own_folders
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths
 from zeromon.ring.buffer import RingReader
-from zeromon.ring.files import replace_file
+from zeromon.ring.files import lock_file, read_object, replace_file
 from zeromon.ring.ring_file import ipc_namespace
 from zeromon.ring.tokens import NAME, hand_over
 
@@ -111,7 +110,9 @@ def run_folder(ranks: Sequence[Process], root: Path) -> Path:
     for folder in root.glob("*/"):
         if paths.is_run_id(folder.name):
             alive = [header.pid for header in _live_rings(folder)]
-            if pids.intersection(alive) or (alive and _facts(folder).get("job") == job):
+            if pids.intersection(alive) or (
+                alive and read_object(folder / "run.json").get("job") == job
+            ):
                 return folder
     return root / paths.new_run_id(list(ranks[0].command[1:]))
 
@@ -124,14 +125,6 @@ def _live_rings(folder: Path) -> Iterator[Any]:
             reader.close()
             if ProcessWatch(header.pid, header.mono_ns).alive():
                 yield header
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads((folder / "run.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 def _describe(folder: Path, rank: Process) -> None:
@@ -248,12 +241,9 @@ def _check_visible(pid: int, folder: Path) -> None:
 @contextmanager
 def _alone(lock: Path, pid: int) -> Iterator[None]:
     """Locks a process: only one attach at a time."""
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(fd)
-        raise AttachRefused(f"another zeromon is at process {pid}", "Let it finish.") from error
+    fd = lock_file(lock)
+    if fd is None:
+        raise AttachRefused(f"another zeromon is at process {pid}", "Let it finish.")
     try:
         yield
     finally:

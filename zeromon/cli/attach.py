@@ -27,7 +27,7 @@ from zeromon.cli import attach_process, servers
 from zeromon.cli.options import between, flag, option, whole
 from zeromon.errors import SourceError
 from zeromon.sources.base import Source
-from zeromon.sources.live import LiveRun, find, node_runs, only
+from zeromon.sources.live import find, node_runs, only
 from zeromon.sources.prometheus import source as fleet
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.replay import StoreSource
@@ -88,12 +88,9 @@ def call(options: argparse.Namespace) -> int:
 def _found(options: argparse.Namespace) -> Source:
     """The run of this node that TARGET names; lets the user choose among several."""
     runs = find(options.target)
-    at = None if options.json else _choose([_as_line(run) for run in runs])
+    lines = [f"{r.run}  {r.ranks} ranks, {r.state}  {' '.join(r.command)[:60]}" for r in runs]
+    at = None if options.json else _choose(lines)
     return (only(runs) if at is None else runs[at]).open()
-
-
-def _as_line(run: LiveRun) -> str:
-    return f"{run.run}  {run.ranks} ranks, {run.state}  {' '.join(run.command)[:60]}"
 
 
 def _listed(server: Server, options: argparse.Namespace) -> Source:

@@ -11,8 +11,6 @@ docs/trackers.md has the details.
 """
 
 import argparse
-import fcntl
-import json
 import os
 import threading
 import time
@@ -27,7 +25,7 @@ from zeromon.errors import ExportError, RunNotFound, SourceError, ZeromonError
 from zeromon.export.trackers import TRACKERS, LiveTracker, OpenRun, check, opened
 from zeromon.readout.alerts import leads
 from zeromon.ring import paths
-from zeromon.ring.files import replace_file
+from zeromon.ring.files import lock_file, replace_file
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.live import LiveSource, NewSteps, collector_address, find, only
 from zeromon.storage.run_store import Store
@@ -61,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     """Follows the run to its end; returns 1 where something was not sent."""
     check(options.to)
-    source = _source(options.run) if options.of is None else _source_of(options.of)
+    source = only(find(options.run)).open() if options.of is None else _source_of(options.of)
     with _alone(options.to, source.run, options.of or _folder_of(source.run)):
         tracking = _Tracking(options.to, source, options.of)
         try:
@@ -74,10 +72,8 @@ def call(options: argparse.Namespace) -> int:
 def _folder_of(run: str) -> Path | None:
     """The folder of *run*; None if the run is not on this node."""
     for folder in (path for root in paths.ring_roots() for path in root.glob("*/")):
-        name = folder.name
-        with suppress(OSError, ValueError, LookupError):
-            name = json.loads((folder / paths.RUN_NAME).read_text())[0]
-        if name == run:
+        name, _ = paths.read_run_name(folder)
+        if run == (name or folder.name):
             return folder
     return None
 
@@ -91,21 +87,16 @@ def _alone(name: str, run: str, folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    fd = os.open(folder / f".{paths.TRACK}{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
+    fd = lock_file(folder / f".{paths.TRACK}{name}.lock")
+    if fd is None:
         raise ExportError(
             f"another process sends run {run} to {name} already",
             f"`zeromon run --track {name}` starts one; a second would send everything twice.",
-        ) from error
+        )
+    try:
+        yield
     finally:
         os.close(fd)
-
-
-def _source(target: str | None) -> LiveSource:
-    return only(find(target)).open()
 
 
 def _source_of(folder: Path) -> LiveSource:

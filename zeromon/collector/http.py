@@ -56,6 +56,7 @@ _MOST_REPORT = 1 << 23
 _VARIABLE = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in (TIME, NONCE, SIGNATURE)}
 """Of a report: name of a header -> its name in WSGI."""
 _ALIVE, _RUN = "/healthz", "/api/runs/"
+_INDEX = {"zeromon": "ok", "see": ["/metrics", "/api/runs"]}
 
 
 class _Trace(msgspec.Struct):
@@ -90,7 +91,7 @@ class Application:
         self._metrics = Exposition()
         self._view = view
         self._gets: dict[str, Handler] = {
-            "/": self._index,
+            "/": lambda _, respond: _answer(respond, "200 OK", _INDEX),
             _ALIVE: lambda _, respond: _answer(respond, "200 OK", {"zeromon": "ok"}),
             "/sd": self._targets,
             "/metrics": self._exposition,
@@ -139,9 +140,6 @@ class Application:
             name, _, what = path.removeprefix(_RUN).partition("/")
             return self._run(unquote(name), what, environ, respond)
         return _answer(respond, "404 Not Found", {"error": f"nothing at {path}"})
-
-    def _index(self, _: Environ, respond: Respond) -> Iterable[bytes]:
-        return _answer(respond, "200 OK", {"zeromon": "ok", "see": ["/metrics", "/api/runs"]})
 
     def _targets(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         here = environ.get("HTTP_HOST", "")

@@ -7,7 +7,6 @@ rings from the beginning.
 """
 
 import argparse
-import fcntl
 import json
 import os
 import signal
@@ -23,28 +22,13 @@ from zeromon.collector.daemon import Collector
 from zeromon.collector.http import start_server, targets
 from zeromon.errors import CollectorError, RingError
 from zeromon.ring import paths
-from zeromon.ring.files import replace_file
+from zeromon.ring.files import lock_file, replace_file
 from zeromon.ring.ring_file import remove_orphans
 from zeromon.ring.tokens import job_token, user_token
 
 DEFAULT_PORT = 9417
 _TICK_SECONDS = 1.0
-
-
-def lock(root: Path) -> int | None:
-    """Takes the collector's lock of *root*; returns its file descriptor, or None when it is held."""
-    fd = os.open(root / "collector.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
-
-
 _ANY_ADDRESS = ("0.0.0.0", "::")
-
-
 _LAST_SECONDS = 4.0
 """A container sends SIGTERM to all its processes at once, and SIGKILL ten seconds later."""
 
@@ -69,7 +53,7 @@ class TargetFile:
 def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) -> int:
     """Runs a collector until :meth:`Collector.may_end`; returns 0, at once when another one runs."""
     paths.make_private(root, tighten=False)
-    if lock(root) is None:
+    if lock_file(root / paths.LOCK) is None:
         return 0
     remove_orphans()
     collector = Collector(root)

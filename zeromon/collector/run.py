@@ -42,7 +42,7 @@ from zeromon.probes.nccl_ras import InspectorReader, RasReader, is_here
 from zeromon.probes.network import network_peak
 from zeromon.probes.process import REVISION, ProcessWatch, Revision
 from zeromon.ring import paths, trials
-from zeromon.ring.files import replace_file
+from zeromon.ring.files import read_object, replace_file
 from zeromon.ring.masking import masked
 from zeromon.ring.ring_file import remove_ring
 from zeromon.ring.tokens import NAME as TOKEN
@@ -182,8 +182,10 @@ class RunFollower:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = folder.name
-        self.info = read_facts(folder / "run.json")
-        self.started_wall = float(self.info.get("started") or started_of(folder) or time.time())
+        self.info = printable_values(read_object(folder / "run.json"))
+        self.started_wall = float(
+            self.info.get("started") or paths.read_run_name(folder)[1] or time.time()
+        )
         self.ranks: dict[str, RankFollower] = {}
         """Name of a ring -> its follower."""
         self.bad_rings: dict[str, str] = {}
@@ -688,26 +690,9 @@ def read_totals(path: Path) -> dict[str, Checkpoint]:
         return {}
 
 
-def started_of(folder: Path) -> float:
-    """Returns when the run started according to an earlier collector; 0 without one."""
-    with suppress(OSError, ValueError, TypeError):
-        _, started = json.loads((folder / paths.RUN_NAME).read_text())
-        return float(started)
-    return 0.0
-
-
 def clock_of(info: Mapping[str, Any]) -> int:
     """Returns wall clock less monotonic clock, ns, when the run began; now, where that is not known."""
     began, mono_ns, now_ns = info.get("started"), info.get("mono_ns"), time.monotonic_ns()
     if isinstance(began, float) and isinstance(mono_ns, int) and 0 < mono_ns <= now_ns:
         return round(began * 1e9) - mono_ns
     return time.time_ns() - now_ns
-
-
-def read_facts(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in *path*; an empty one for anything else."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return printable_values(content) if isinstance(content, dict) else {}

@@ -132,17 +132,13 @@ def ledger_rows(state: RankState, observed: Observed = NOTHING_OBSERVED) -> tupl
     silent = silence.counted_ns - silence.since_ns if silence is not None else 0
     set_up = _add_set_up(state, causes, end - (silent if state.startup_ns < 0 else 0))
     _add_step_under_way(state, causes, end - silent, observed)
-    causes[_after_end(observed)] += max(0, until - end)
+    causes[Cause.DEAD if observed.failed else Cause.SHUT_DOWN] += max(0, until - end)
     found = [LedgerRow(cause=cause, seconds=ns / 1e9) for cause, ns in causes.items() if ns >= 1]
     set_up[LAUNCHER] = _launch_ns(state, observed)
     found += [
         LedgerRow(cause=Cause.SET_UP, of=part, seconds=ns / 1e9) for part, ns in set_up.items()
     ]
     return added((*found, *_split_exposed(state, exposed), *_silent_rows(state, silence)))
-
-
-def _after_end(observed: Observed) -> Cause:
-    return Cause.DEAD if observed.failed else Cause.SHUT_DOWN
 
 
 def _launch_ns(state: RankState, observed: Observed) -> int:

@@ -107,7 +107,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         alive=observed.alive,
         ended=observed.ended,
         failed=observed.failed,
-        exception=_exception(state),
+        exception=state.texts.get(state.exit.text, "") if state.exit else "",
         stack=_stack(state) if is_watched else (),
         pause=_pause(state, observed),
         halted=observed.halted,
@@ -328,11 +328,6 @@ def _trial(state: RankState) -> RankTrial | None:
         why=state.texts.get(mark.text, ""),
         undo_seconds=mark.cost_ns / 1e9,
     )
-
-
-def _exception(state: RankState) -> str:
-    """The text of the exception that ended the rank; "" without one."""
-    return state.texts.get(state.exit.text, "") if state.exit else ""
 
 
 def _by_label(state: RankState, counts: dict[int, int]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zeromon.probes.cgroups import CGROUP, PROC, folders, lines_of, text_of
-from zeromon.probes.process import children_of
+from zeromon.probes.process import children_of, state_of
 from zeromon.snapshot import HostMemory
 
 _UNLIMITED = 1 << 60
@@ -189,7 +189,7 @@ class Footprint:
         _signal(self._pids - set(all_but), signal.SIGKILL)
 
     def _alive(self) -> bool:
-        return any(_state(self._proc, pid) not in ("", "Z") for pid in self._pids)
+        return any(state_of(pid, self._proc) not in ("", "Z") for pid in self._pids)
 
     def _find(self, *, at_once: bool = False) -> None:
         """Adds the children of the known processes; a child keeps its place when its parent ends."""
@@ -204,14 +204,7 @@ class Footprint:
             found = children_of(waiting.pop(), self._proc) - self._pids
             self._pids |= found
             waiting += found
-        self._pids = {pid for pid in self._pids if _state(self._proc, pid)}
-
-
-def _state(proc: Path, pid: int) -> str:
-    """The letter of the state; "" where there is no such process."""
-    with suppress(OSError, IndexError):
-        return (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-    return ""
+        self._pids = {pid for pid in self._pids if state_of(pid, self._proc)}
 
 
 def _signal(pids: Iterable[int], number: int) -> None:

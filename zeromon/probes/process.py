@@ -144,11 +144,14 @@ def children_of(pid: int, proc: Path = PROC) -> set[int]:
 
 def halt_of(pid: int) -> Halt:
     """Returns whether a signal or a debugger has stopped the main thread of *pid*."""
-    try:
-        state = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return Halt.NONE
-    return {"T": Halt.SUSPENDED, "t": Halt.TRACED}.get(state, Halt.NONE)
+    return {"T": Halt.SUSPENDED, "t": Halt.TRACED}.get(state_of(pid), Halt.NONE)
+
+
+def state_of(pid: int, proc: Path = PROC) -> str:
+    """Returns the letter of the state of *pid*; "" where there is no such process."""
+    with suppress(OSError, IndexError):
+        return text_of(proc / str(pid) / "stat").rpartition(")")[2].split()[0]
+    return ""
 
 
 def started_after(pid: int, mono_ns: int) -> bool:

@@ -1,16 +1,18 @@
-"""Replaces files as a whole, and opens files that a user names without waiting for one.
+"""Replaces, reads and locks files, and opens files that a user names without waiting for one.
 
 A reader sees the old content or the new, never a part of it. This is the package's only way to replace a
 file. The agents use it too, so it needs the standard library alone.
 """
 
 import errno
+import fcntl
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextmanager
@@ -40,6 +42,25 @@ def replace_file(path: Path, content: bytes | str, *, private: bool = True) -> N
     """Replaces the content of *path* by *content*, text as UTF-8; see :func:`replacing`."""
     with replacing(path, private=private) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in *path*; an empty one for anything else."""
+    with suppress(OSError, ValueError):
+        content = json.loads(path.read_text())
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def lock_file(path: Path) -> int | None:
+    """Takes the lock of *path*; returns its file descriptor, or None when it is held."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -4,6 +4,7 @@ The ring folder is in memory (``/dev/shm``) when there is room, else on disk: ri
 take the last of a small ``/dev/shm`` from the job's own workers. ``ZEROMON_DIR`` overrides it.
 """
 
+import json
 import os
 import re
 import secrets
@@ -28,6 +29,8 @@ TRACK = "track-"
 """The beginning of the names of files that say what `zeromon track` cannot send."""
 RUN_NAME = "name.json"
 """The file of a run's folder that has the run's name and when it started, seconds since the epoch."""
+LOCK = "collector.lock"
+"""The file beside the runs that the collector of the node holds locked."""
 _ROOM_FOR_RINGS = 64
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
@@ -224,17 +227,22 @@ def store_root() -> Path:
     raise RingError("there is no folder for records", "Set ZEROMON_STORE.")
 
 
+def read_run_name(folder: Path) -> tuple[str, float]:
+    """The name of the run in *folder* and when it started, by :data:`RUN_NAME`; "" and 0 without it."""
+    with suppress(OSError, ValueError, TypeError):
+        name, started = json.loads((folder / RUN_NAME).read_bytes())
+        return str(name), float(started)
+    return "", 0.0
+
+
 def rings(folder: Path) -> list[Path]:
     """The rings in the folder of a run, in the order of their names. A glob takes ten times as long."""
     try:
         names = os.listdir(folder)
     except OSError:
         return []
-    return [folder / name for name in sorted(names) if _is_ring(name)]
-
-
-def _is_ring(name: str) -> bool:
-    return name.startswith("rank") and name.endswith(".ring")
+    found = (name for name in sorted(names) if name.startswith("rank") and name.endswith(".ring"))
+    return [folder / name for name in found]
 
 
 def rank_of_ring(name: str) -> int:

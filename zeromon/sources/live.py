@@ -24,6 +24,7 @@ from zeromon.errors import (
 from zeromon.probes.network import listening_users
 from zeromon.probes.process import output_of
 from zeromon.ring import paths
+from zeromon.ring.files import read_object
 from zeromon.ring.tokens import READ, job_token, proof_headers, server_token
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot
 from zeromon.snapshot.lanes import Lanes
@@ -275,10 +276,7 @@ def _collector_facts(root: Path) -> dict[str, Any]:
     path = root / "collector.json"
     if path.is_symlink() or paths.owner_of(path) not in (os.getuid(), paths.owner_of(root)):
         return {}
-    with suppress(OSError, ValueError):
-        facts = json.loads(path.read_text())
-        return facts if isinstance(facts, dict) else {}
-    return {}
+    return read_object(path)
 
 
 def node_runs() -> list[LiveRun]:

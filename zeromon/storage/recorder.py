@@ -27,19 +27,8 @@ from zeromon.units import printable
 _RANKS_A_SECOND = 32
 """Keeping snapshots of so many ranks every second costs a collector about 0.5 % of a core."""
 _MAX_FINDINGS_BYTES = 4 << 20
+_HISTORY, _MOMENTS, _FINDINGS = "history", "moments", "findings.jsonl"
 _CANNOT = (ZeromonError, OSError, ImportError)
-
-
-def _history(folder: Path) -> Path:
-    return folder / "history"
-
-
-def _moments(folder: Path) -> Path:
-    return folder / "moments"
-
-
-def _findings(folder: Path) -> Path:
-    return folder / "findings.jsonl"
 
 
 class Record:
@@ -59,8 +48,8 @@ class Record:
         try:
             self._fd = paths.open_private(folder, DEPTH)
             self._folder = paths.by_descriptor(self._fd)
-            self._steps = step_history.Writer(_history(self._folder))
-            self._moments = snapshot_log.Writer(_moments(self._folder))
+            self._steps = step_history.Writer(self._folder / _HISTORY)
+            self._moments = snapshot_log.Writer(self._folder / _MOMENTS)
         except _CANNOT as error:
             self._stop(error)
 
@@ -118,7 +107,7 @@ class Record:
         self._shown = {key: (_state(one), one) for key, one in now.items()}
         if not lines:
             return
-        path = _findings(self._folder)
+        path = self._folder / _FINDINGS
         with open(path, "ab", opener=paths.private_opener) as file:
             if file.tell() < _MAX_FINDINGS_BYTES:
                 file.write(b"".join(_LINES.encode(line) + b"\n" for line in lines))
@@ -141,7 +130,7 @@ def findings(folder: Path) -> list[Finding]:
     The last line about a finding is the one that counts; a broken line is skipped.
     """
     found: dict[tuple[str, int, float], Finding] = {}
-    with suppress(OSError), _findings(folder).open(errors="replace") as file:
+    with suppress(OSError), (folder / _FINDINGS).open(errors="replace") as file:
         for line in file:
             with suppress(ValueError, RecursionError):
                 one = _LINE.decode(line)
@@ -162,15 +151,15 @@ class Past:
 
     def span(self) -> tuple[float, float] | None:
         """Returns the first and the last snapshot's time, seconds since the epoch; None without any."""
-        return snapshot_log.span(_moments(self._folder))
+        return snapshot_log.span(self._folder / _MOMENTS)
 
     def walls(self) -> list[float]:
         """Returns the times of all snapshots, seconds since the epoch."""
-        return [moment.wall for moment in snapshot_log.moments(_moments(self._folder))]
+        return [moment.wall for moment in snapshot_log.moments(self._folder / _MOMENTS)]
 
     def at(self, wall: float) -> RunSnapshot:
         """Returns the snapshot at *wall* or the last before it; raises :class:`RunNotFound`."""
-        snapshot = snapshot_log.at(_moments(self._folder), wall)
+        snapshot = snapshot_log.at(self._folder / _MOMENTS, wall)
         if snapshot is None:
             raise RunNotFound(
                 "nothing was kept of how this run was before",
@@ -178,7 +167,7 @@ class Past:
             )
         shift = round(snapshot.taken_wall * 1e9) - snapshot.taken_ns
         steps = step_history.last_steps(
-            _history(self._folder), round(snapshot.taken_wall * 1e6), RECENT_STEPS
+            self._folder / _HISTORY, round(snapshot.taken_wall * 1e6), RECENT_STEPS
         )
         ranks = [
             replace(
@@ -191,7 +180,7 @@ class Past:
 
     def series(self, query: StepQuery = WHOLE_RUN) -> step_history.Series:
         """The steps that *query* selects; see :func:`zeromon.storage.step_history.series`."""
-        return step_history.series(_history(self._folder), query)
+        return step_history.series(self._folder / _HISTORY, query)
 
     def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
         """The last *steps* steps as spans, from the rings on this node and those in the record."""

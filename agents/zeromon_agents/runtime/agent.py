@@ -6,7 +6,6 @@ and starts a collector when none runs.
 """
 
 import atexit
-import fcntl
 import functools
 import os
 import secrets
@@ -28,6 +27,7 @@ from zeromon import __version__
 from zeromon.ring import paths
 from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import ExitKind, Flag, Kind
+from zeromon.ring.files import lock_file
 from zeromon.ring.masking import masked
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.ring.ring_file import ipc_namespace
@@ -511,13 +511,10 @@ def ensure_collector(root: Path, settings: Mapping[str, str] = MappingProxyType(
 def collector_runs(root: Path) -> bool:
     """Whether a process holds the collector's lock of *root*; also where no lock can be made."""
     try:
-        fd = os.open(root / "collector.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fd = lock_file(root / paths.LOCK)
     except OSError:
         return True  # no collector could be started there either
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if fd is None:
         return True
-    finally:
-        os.close(fd)
+    os.close(fd)
     return False

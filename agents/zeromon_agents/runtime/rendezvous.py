@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from zeromon.ring.files import replace_file
-from zeromon.ring.paths import RUN_NAME
+from zeromon.ring.paths import read_run_name
 from zeromon.ring.tokens import is_own_card, job_token, signed_card
 from zeromon_agents.runtime.guard import Guard
 
@@ -169,7 +169,7 @@ class Rendezvous:
                 if ranks >= self._world:
                     return None  # all ranks are on this node
             address = collector_at(self._run_dir.parent)
-            name, started = ("", 0.0) if first else _name_in(self._run_dir)
+            name, started = ("", 0.0) if first else read_run_name(self._run_dir)
             if ranks and address and (name or first):
                 return {
                     "node": socket.gethostname(),
@@ -201,13 +201,6 @@ def node_of(content: bytes, token: str) -> dict[str, Any] | None:
             "started": float(node["started"]),
         }
     return None
-
-
-def _name_in(run_dir: Path) -> tuple[str, float]:
-    with suppress(OSError, ValueError, TypeError):
-        name, started = json.loads((run_dir / RUN_NAME).read_bytes())
-        return str(name), float(started)
-    return "", 0.0
 
 
 def collector_at(root: Path) -> str:

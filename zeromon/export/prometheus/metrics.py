@@ -22,6 +22,7 @@ from zeromon.snapshot import (
     DeviceMemory,
     Disk,
     EngineRow,
+    ExpectedRow,
     Health,
     HostMemory,
     RankSnapshot,
@@ -123,14 +124,6 @@ def _health(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
     return (((str(health),), int(health is present)) for health in RunHealth)
 
 
-def _severity(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    return (((), LEVELS[verdict(run).severity]),)
-
-
-def _started(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    return (((), run.started_wall),)
-
-
 def _bubble(rank: RankSnapshot) -> Iterable[Row]:
     """Measured and ideal bubble; absent without a pipeline and where they are unknown."""
     bubble = rank.pipeline.bubble if rank.pipeline else None
@@ -190,24 +183,9 @@ def _settings(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
         yield (str(setting.engine), setting.name, setting.effective, setting.written), 1
 
 
-def _role_predicted(rank: RankSnapshot) -> Iterable[Row]:
-    for row in rank.expected:
-        if row.predicted_bytes is not None:
-            yield (row.role,), row.predicted_bytes
-
-
-def _role_plain(rank: RankSnapshot) -> Iterable[Row]:
-    return (((row.role,), row.plain_bytes) for row in rank.expected)
-
-
-def _role_unexplained(rank: RankSnapshot) -> Iterable[Row]:
-    for row in rank.expected:
-        if row.unexplained_bytes is not None:
-            yield (row.role,), row.unexplained_bytes
-
-
-def _role_rests(rank: RankSnapshot) -> Iterable[Row]:
-    return (((rest.kind, rest.place), rest.nbytes) for rest in unattributed_memory(rank))
+def _expected(read: Callable[[ExpectedRow], int | None]) -> Rows:
+    """A figure of each role whose memory is predicted."""
+    return _each(lambda rank: (((row.role,), read(row)) for row in rank.expected))
 
 
 def _roles(rank: RankSnapshot) -> Iterable[Row]:
@@ -283,9 +261,9 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_run_health", "gauge", "bool", "The verdict on a run, at its first rank: one series per word (healthy, slow, at risk, stalled, dying, dead, stopped, finished, starting, restarting, not watched, unknown, incomplete), of which exactly one is 1.",
          ("health",), _first(_health), lasting=True),
     Spec("zeromon_run_severity", "gauge", "level", "The severity of that verdict, at the first rank: 0 all is well, 1 over or not known, 2 warning, 3 critical.",
-         (), _first(_severity), lasting=True),
+         (), _first(lambda run, _: (((), LEVELS[verdict(run).severity]),)), lasting=True),
     Spec("zeromon_run_started_timestamp_seconds", "gauge", "seconds", "Start of the run, at its first rank, since the epoch.",
-         (), _first(_started), lasting=True),
+         (), _first(lambda run, _: (((), run.started_wall),)), lasting=True),
     Spec("zeromon_restarts_total", "counter", "restarts", "Times that the launcher started the ranks of the run again after they had ended.",
          (), _one_run(lambda run: run.last_attempt - 1)),
     Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps of the job; after an attach those before it count by the optimizer's state.", (), _one(lambda r: r.step)),
@@ -395,13 +373,13 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_memory_role_bytes", "gauge", "bytes", "Memory by ZeRO role and place (device, host, disk) at the last census, before an optimizer step.",
          ("role", "place"), _each(_roles)),
     Spec("zeromon_memory_role_plain_bytes", "gauge", "bytes", "Analytical bytes of a role by the ZeRO paper, on device, host and disk together.",
-         ("role",), _each(_role_plain)),
+         ("role",), _expected(lambda e: e.plain_bytes)),
     Spec("zeromon_memory_role_predicted_bytes", "gauge", "bytes", "Predicted bytes of a role: the analytical bytes plus the additions of framework and settings; absent where unknown.",
-         ("role",), _each(_role_predicted)),
+         ("role",), _expected(lambda e: e.predicted_bytes)),
     Spec("zeromon_memory_role_unexplained_bytes", "gauge", "bytes", "Measured minus predicted bytes of a role; absent where no census reaches.",
-         ("role",), _each(_role_unexplained)),
+         ("role",), _expected(lambda e: e.unexplained_bytes)),
     Spec("zeromon_memory_rest_bytes", "gauge", "bytes", "Bytes that no role accounts for, by kind: kept (by each step of a growth), activation_temp, reserved_unallocated, non_torch (device), other (host).",
-         ("kind", "place"), _each(_role_rests)),
+         ("kind", "place"), _each(lambda r: (((m.kind, m.place), m.nbytes) for m in unattributed_memory(r)))),
     Spec("zeromon_memory_allocated_bytes", "gauge", "bytes", "Caching allocator: bytes in tensors.", (), _memory(lambda m: m.allocated_bytes)),
     Spec("zeromon_memory_active_bytes", "gauge", "bytes", "Caching allocator: bytes that are allocated, or freed and still in use by a stream.", (), _memory(lambda m: m.active_bytes)),
     Spec("zeromon_memory_reserved_bytes", "gauge", "bytes", "Caching allocator: bytes taken from the device.", (), _memory(lambda m: m.reserved_bytes)),

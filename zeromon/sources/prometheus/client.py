@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
@@ -64,26 +64,15 @@ class Line(msgspec.Struct, frozen=True):
     values: list[tuple[float, str]] = []
 
 
-class _Vector(msgspec.Struct):
-    result: list[Sample]
+_T = TypeVar("_T")
 
 
-class _VectorAnswer(msgspec.Struct):
-    data: _Vector
-    warnings: list[str] = []
+class _Found(msgspec.Struct, Generic[_T]):
+    result: list[_T]
 
 
-class _Matrix(msgspec.Struct):
-    result: list[Line]
-
-
-class _MatrixAnswer(msgspec.Struct):
-    data: _Matrix
-    warnings: list[str] = []
-
-
-class _ValuesAnswer(msgspec.Struct):
-    data: list[str]
+class _Answer(msgspec.Struct, Generic[_T]):
+    data: _T
     warnings: list[str] = []
 
 
@@ -91,9 +80,9 @@ class _Refusal(msgspec.Struct):
     error: str = ""
 
 
-_VECTOR = msgspec.json.Decoder(_VectorAnswer)
-_MATRIX = msgspec.json.Decoder(_MatrixAnswer)
-_VALUES = msgspec.json.Decoder(_ValuesAnswer)
+_VECTOR = msgspec.json.Decoder(_Answer[_Found[Sample]])
+_MATRIX = msgspec.json.Decoder(_Answer[_Found[Line]])
+_VALUES = msgspec.json.Decoder(_Answer[list[str]])
 _REFUSAL = msgspec.json.Decoder(_Refusal)
 
 
@@ -148,10 +137,7 @@ class Server:
     def values(self, label: str, selector: str, since: float) -> list[str]:
         """Returns the values of a *label* in the series of *selector* since a moment of our clock."""
         parameters = {"match[]": selector, "start": f"{since + self.offset:.3f}"}
-        found: list[str] = self._decoded(
-            self._ask(f"label/{label}/values", parameters), _VALUES
-        ).data
-        return found
+        return self._decoded(self._ask(f"label/{label}/values", parameters), _VALUES).data
 
     def samples(self, selector: str, at: float | None = None) -> list[Line]:
         """Returns the samples of a range selector as they were scraped, on our clock."""
@@ -185,7 +171,7 @@ class Server:
         off = theirs - began if theirs < began else max(0.0, theirs - ended)
         self.offset = off if abs(off) > _SKEW_SECONDS else 0.0
 
-    def _decoded(self, content: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+    def _decoded(self, content: bytes, decoder: msgspec.json.Decoder[_Answer[_T]]) -> _Answer[_T]:
         try:
             answer = decoder.decode(content)
         except (ValueError, RecursionError) as error:
