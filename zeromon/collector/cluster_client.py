@@ -398,11 +398,6 @@ class RunCluster:
         """Whether the run has several nodes, and they are known."""
         return self._sync is not None
 
-    @property
-    def is_heard(self) -> bool:
-        """Whether the last reply of the leader is recent."""
-        return self._sync is not None and self._sync.is_heard
-
     def find_hangs(
         self, states: Sequence[RankState], ranks: Sequence[RankSnapshot], now_ns: int
     ) -> tuple[Hang, ...]:

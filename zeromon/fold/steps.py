@@ -240,7 +240,7 @@ def record_step(state: RankState, e: StepMark, window: Window) -> None:
         if previous is not None:
             add_step(state.ledger, previous)  # DDP's times of a step come after it
         state.history.append(summary)
-        state.step_bucket_counts[_histogram_bucket(summary.seconds)] += 1
+        state.step_bucket_counts[bisect_left(STEP_BUCKETS, summary.seconds)] += 1
         _pair_control_step(state)
     state.last_windows.append(window)
 
@@ -343,10 +343,6 @@ def _merge(first: StepSummary, second: StepSummary) -> StepSummary:
         loss=second.loss if second.loss is not None else first.loss,
         grad_norm=second.grad_norm if second.grad_norm is not None else first.grad_norm,
     )
-
-
-def _histogram_bucket(seconds: float) -> int:
-    return bisect_left(STEP_BUCKETS, seconds)
 
 
 def _pair_control_step(state: RankState) -> None:
