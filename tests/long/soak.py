@@ -208,9 +208,10 @@ class Soak:
 
         with suppress(OSError, ValueError):
             _, body = get(self.facts()["port"], f"/api/runs/{RUN}", Authorization=f"Bearer {TOKEN}")
-            ranks = json.loads(body)["ranks"]
-            lost = {name: sum(rank[name] for rank in ranks) for name in ("dropped", "errors")}
-            self.write(**lost, error=next((r["error"] for r in ranks if r["error"]), ""))
+            run = json.loads(body)
+            lost = {of: sum(rank[of] for rank in run["ranks"]) for of in ("dropped", "errors")}
+            told = (one["text"] for one in run["findings"] if one["rule"] == "agent_errors")
+            self.write(**lost, error=next(told, ""))
 
     def befall(self, event: str) -> None:
         self.write(event=event)
