@@ -53,13 +53,18 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def lock_file(path: Path) -> int | None:
-    """Takes the lock of *path*; returns its file descriptor, or None when it is held."""
+    """Takes the lock of *path*; returns its file descriptor, or None when it is held.
+
+    Raises :class:`OSError` where *path* cannot be opened or its file system has no locks.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(fd)
-        return None
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
     return fd
 
 
