@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -38,13 +39,16 @@ def plain(options: argparse.Namespace, model: nn.Module, dtype: torch.dtype) -> 
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=options.foreach)
 
     def step() -> torch.Tensor:
-        for _ in range(options.accumulate):
-            mark("forward")
-            loss = model(batch(options, dtype)).float().pow(2).mean()
-            if options.nan and len(optimizer.state) and dist.get_rank():  # from the second step on
-                loss = loss * float("nan")
-            mark("backward")
-            loss.backward()
+        for left in reversed(range(options.accumulate)):
+            with model.no_sync() if options.no_sync and left else nullcontext():
+                mark("forward")
+                loss = model(batch(options, dtype)).float().pow(2).mean()
+                if (
+                    options.nan and len(optimizer.state) and dist.get_rank()
+                ):  # from the second step on
+                    loss = loss * float("nan")
+                mark("backward")
+                loss.backward()
         mark("optimizer")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -62,6 +66,8 @@ def ddp(options: argparse.Namespace, model: nn.Module) -> Step:
         device_ids=[torch.cuda.current_device()],
         bucket_cap_mb=options.bucket_mb,
         gradient_as_bucket_view=options.bucket_view,
+        find_unused_parameters=options.find_unused,
+        static_graph=options.static_graph,
     )
     return plain(options, wrapped, torch.float32)
 
@@ -196,7 +202,12 @@ def main() -> None:
     parser.add_argument("--log", type=int, default=1, help="read the loss every N steps; 0: never")
     parser.add_argument("--bucket-mb", type=float, default=25)
     parser.add_argument("--bucket-view", action="store_true", help="DDP: gradient_as_bucket_view")
+    parser.add_argument("--find-unused", action="store_true", help="DDP: find_unused_parameters")
+    parser.add_argument("--static-graph", action="store_true", help="DDP: static_graph")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-steps of a step")
+    parser.add_argument(
+        "--no-sync", action="store_true", help="DDP: only the last one communicates"
+    )
     parser.add_argument("--keep", action="store_true", help="FSDP2: do not reshard after forward")
     parser.add_argument("--nan", action="store_true", help="the loss of all ranks but 0 is NaN")
     parser.add_argument("--compile", action="store_true")

@@ -1,0 +1,288 @@
+"""Holds zeromon's figures of CUDA runs against the device's timeline: ``truth_table.py [COLUMN...]``.
+
+A column is a version of torch with its ranks (``2.13.0:2``). Each strategy trains there device-bound and
+launch-bound, and reads its loss in each step, in each tenth one, or never. A result is kept as a line of
+``--out``; a run that was cut goes on where it stopped. ``--publish FILE`` writes docs/vgpu_truth.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+
+from support import LAUNCH, Node  # noqa: E402
+
+from vgpu.environment import Environment, Missing, find  # noqa: E402
+from vgpu.intervals import clip, length, subtract, union  # noqa: E402
+from vgpu.machine import write_machine  # noqa: E402
+from vgpu.truth import NOTHING, Timeline  # noqa: E402
+from zeromon.readout.breakdown import RECORDED  # noqa: E402
+from zeromon.readout.ledger import USEFUL  # noqa: E402
+from zeromon.snapshot import RankSnapshot  # noqa: E402
+
+PAGE = ROOT / "docs" / "vgpu_truth.md"
+BEGIN, END = "<!-- begin: tests/vgpu/truth_table.py writes this -->\n", "<!-- end -->\n"
+PROGRAMS = Path(__file__).parent / "programs"
+COMPUTE_STREAM = 7
+STEPS = 14
+FIRST, LAST = 2, STEPS - 2
+"""Steps of the program, from 0, that are compared: neither the first nor the last one."""
+STEP_RATIO, POINTS = 0.02, 0.01
+"""The targets: a step and the share of a step by which a figure may differ."""
+BOUNDS: dict[str, tuple[dict[str, float], tuple[str, ...]]] = {
+    "device": ({"slow": 300, "node_speed": 2e8}, ("--hidden", "512")),
+    "launch": ({"node_speed": 2e9}, ("--hidden", "256")),
+}
+"""What sets the pace -> the machine, and the model. Slow kernels let the host run ahead."""
+LOGS = ("1", "10", "0")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One program of the table."""
+
+    title: str
+    words: tuple[str, ...]
+    program: str = "train.py"
+    least_ranks: int = 2
+
+
+STRATEGIES = (
+    Strategy("DDP", ("ddp",)),
+    Strategy("DDP, `gradient_as_bucket_view`", ("ddp", "--bucket-view")),
+    Strategy("DDP, `find_unused_parameters`", ("ddp", "--find-unused")),
+    Strategy("DDP, `static_graph`", ("ddp", "--static-graph")),
+    Strategy("DDP, `no_sync`, 2 micro-steps", ("ddp", "--accumulate", "2", "--no-sync")),
+    Strategy("DDP, `torch.compile`", ("ddp", "--compile")),
+    Strategy("HF Trainer, its defaults", (), "trainer.py"),
+    Strategy("FSDP1", ("fsdp1",)),
+    Strategy("FSDP2", ("fsdp2",)),
+    Strategy("FSDP2, `torch.compile`", ("fsdp2", "--compile")),
+    Strategy("HSDP", ("hsdp",), least_ranks=4),
+    Strategy("ZeRO-1", ("zero1",)),
+    Strategy("ZeRO-2", ("zero2",)),
+    Strategy("ZeRO-3", ("zero3",)),
+    Strategy("tensor parallel", ("tp",)),
+    Strategy("pipeline", ("pp",)),
+)
+
+
+# ---- one rank beside its device -------------------------------------------------------------------
+
+
+def compare(rank: RankSnapshot, truth: Timeline) -> dict[str, Any]:
+    """Figures of one rank, as [zeromon, device] or [zeromon, device's least, most]; None: n/a.
+
+    Exposed time on the device is |C \\ K|, where K are all kernels (least) or those of the compute stream.
+    """
+    steps = [one for one in rank.recent if FIRST < one.step <= LAST + 1]
+    start, end = truth.window(FIRST, LAST)
+    whole, figures = end - start, truth.figures(start, end)
+    found: dict[str, Any] = {
+        "steps": len(steps),
+        "step": [sum(one.end_ns - one.start_ns for one in steps) / 1e9, whole / 1e9],
+    }
+    spent = dict.fromkeys(RECORDED, 0)
+    for one in steps:
+        for name, nanoseconds in zip(RECORDED, one.phase_ns, strict=False):
+            spent[name] += nanoseconds
+    phases = truth.phases(start, end)
+    # the program makes its batch in what it marks as forward, and zeromon in no phase
+    for name, zeromon in (("forward", spent["forward"] + spent["other"]),
+                          ("backward", spent["backward"]), ("optimizer", spent["optimizer"])):  # fmt: skip
+        device = (
+            phases.get(name, NOTHING).span + (name == "forward") * phases.get("clip", NOTHING).span
+        )
+        found[name] = [zeromon / whole, device / whole]
+    timed = [one for one in steps if one.timed]
+    work = truth.of("kernel", "fill", "copy")
+    kernels = union(one.span for one in work if one.stream == COMPUTE_STREAM)
+    most = length(subtract(clip(truth.communication, start, end), kernels))
+    share = sum(o.exposed_ns for o in timed) / max(1, sum(o.end_ns - o.start_ns for o in timed))
+    found["exposed"] = [share if timed else None, figures.exposed / whole, most / whole]
+    communication = sum(max(0, one.communication_ns) for one in timed)
+    is_known = communication and all(one.communication_ns >= 0 for one in timed)
+    overlap = 1 - sum(one.exposed_ns for one in timed) / communication if is_known else None
+    widest = max(figures.communication, 1)
+    found["overlap"] = [overlap, 1 - most / widest, 1 - figures.exposed / widest]
+    useful = sum(row.seconds for row in rank.ledger if row.cause in USEFUL)
+    observed = sum(row.seconds for row in rank.ledger)
+    trained = truth.figures(*truth.window(0, STEPS - 1))
+    # goodput's seconds are those of forwards, backwards and optimizers, idle within them included
+    found["useful"] = [useful, (trained.span - trained.exposed) / 1e9]
+    found["goodput"] = useful / observed if observed else None
+    found["copy"], found["idle"] = figures.copy / whole, figures.idle / whole
+    return found
+
+
+def error(figures: Sequence[float | None]) -> float | None:
+    """How far zeromon's figure lies outside what the device says; None where it is n/a."""
+    shown, *device = figures
+    if shown is None:
+        return None
+    bounds = [one for one in device if one is not None]
+    return max(min(bounds) - shown, shown - max(bounds), 0.0)
+
+
+def misses(ranks: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The figures of a cell that miss their target."""
+    worst: dict[str, float] = defaultdict(float)
+    for rank in ranks:
+        zeromon, device = rank["step"]
+        worst["step"] = max(worst["step"], abs(zeromon / device - 1) / STEP_RATIO)
+        for name in ("forward", "backward", "optimizer", "exposed"):
+            worst[name] = max(worst[name], (error(rank[name]) or 0.0) / POINTS)
+    return (name for name, ratio in worst.items() if ratio > 1)
+
+
+def run_cell(
+    environment: Environment, strategy: Strategy, bound: str, log: str, ranks: int
+) -> dict[str, Any]:
+    """Trains once under zeromon; the figures of each rank, or the reason why there are none."""
+    changes, shape = BOUNDS[bound]
+    with tempfile.TemporaryDirectory() as name, closing(Node(Path(name, "node"))) as node:
+        folder = Path(name, "device")
+        write_machine(folder, changes=changes)
+        command = [
+            str(environment.python),
+            *LAUNCH[1:],
+            str(ranks),
+            str(PROGRAMS / strategy.program),
+        ]
+        command += [*strategy.words, *shape, "--steps", str(STEPS), "--log", log]
+        result = node.run(command, timeout=600, **environment.variables(folder))
+        if result.code:
+            return {"failed": result.output[-2000:]}
+        compared = [
+            compare(rank, Timeline.read(folder, rank.rank)) for rank in result.snapshot.ranks
+        ]
+        return {"ranks": compared}
+
+
+# ---- the page --------------------------------------------------------------------------------------
+
+
+def percent(share: float | None) -> str:
+    """``7.9``; ``n/a`` where it is not known."""
+    return "n/a" if share is None else f"{share * 100:.1f}"
+
+
+def render_row(cell: Mapping[str, Any]) -> str:
+    """One line of the table; each figure is that of the rank that is furthest off."""
+    head = f"| {cell['strategy']} | {cell['bound']}-bound | {cell['log'].replace('0', 'never') if cell['log'] == '0' else cell['log']} |"
+    if "failed" in cell:
+        return f"{head} {cell['failed'].strip().splitlines()[-1][:80]} | | | | | | | |"
+    ranks = cell["ranks"]
+    step = max((rank["step"][0] / rank["step"][1] - 1 for rank in ranks), key=abs)
+    phases = [
+        max((rank[name][0] - rank[name][1] for rank in ranks), key=abs)
+        for name in ("forward", "backward", "optimizer")
+    ]
+    exposed = max((rank["exposed"] for rank in ranks), key=lambda one: error(one) or 0.0)
+    overlap = max((rank["overlap"] for rank in ranks), key=lambda one: error(one) or 0.0)
+    useful = max((rank["useful"][0] / rank["useful"][1] - 1 for rank in ranks), key=abs)
+    cells = [
+        f"{step:+.1%}",
+        *(f"{one * 100:+.1f}" for one in phases),
+        f"{percent(exposed[0])} / {_between(exposed)}",
+        f"{percent(overlap[0])} / {_between(overlap)}",
+        f"{useful:+.1%}",
+        ", ".join(misses(ranks)) or "-",
+    ]
+    return f"{head} {' | '.join(cells)} |"
+
+
+def _between(figures: Sequence[float | None]) -> str:
+    low, high = (percent(one) for one in figures[1:])
+    return low if low == high else f"{low} to {high}"
+
+
+HEAD = (
+    "| strategy | bound | log every | step | forward | backward | optimizer | exposed | overlap | useful time"
+    " | off target |\n|" + "---|" * 11
+)
+
+
+def render(cells: Sequence[Mapping[str, Any]]) -> str:
+    """All columns, one table each, below the count of what is within the targets."""
+    done = [cell for cell in cells if "ranks" in cell]
+    within = sum(not list(misses(cell["ranks"])) for cell in done)
+    lines = [f"{within} of {len(done)} runs are within the targets in each figure.", ""]
+    columns: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
+    for cell in cells:
+        columns[cell["version"], cell["world"]].append(cell)
+    for (version, world), rows in sorted(columns.items()):
+        lines += [f"## torch {version}, {world} ranks", "", HEAD, *map(render_row, rows), ""]
+    return "\n".join(lines)
+
+
+def publish(file: Path) -> None:
+    """Writes the page from the results in *file*."""
+    cells = [json.loads(line) for line in file.read_text().splitlines()]
+    newest = {cell_key(cell): cell for cell in cells}
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(
+        before + BEGIN + "\n" + render(list(newest.values())) + "\n" + END + rest.split(END)[1]
+    )
+
+
+def cell_key(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a cell is of."""
+    return tuple(cell[name] for name in ("version", "world", "strategy", "bound", "log"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("columns", nargs="*", default=["2.13.0:2"], metavar="VERSION:RANKS")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "truth.jsonl")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="titles of strategies that contain this"
+    )
+    parser.add_argument("--logs", nargs="*", default=LOGS)
+    parser.add_argument("--bounds", nargs="*", default=list(BOUNDS))
+    parser.add_argument("--publish", type=Path, help="write the page from this file, and end")
+    given = parser.parse_args()
+    if given.publish:
+        publish(given.publish)
+        return 0
+    known = given.out.read_text().splitlines() if given.out.exists() else []
+    have = {cell_key(json.loads(line)) for line in known}
+    missed = 0
+    for column in given.columns:
+        version, _, count = column.partition(":")
+        try:
+            environment = find(version)
+        except Missing as reason:
+            print(reason, file=sys.stderr)
+            return 3
+        for strategy in STRATEGIES:
+            if given.only and not any(word in strategy.title for word in given.only):
+                continue
+            for bound in given.bounds:
+                for log in given.logs:
+                    cell = {"version": version, "world": int(count), "strategy": strategy.title,
+                            "bound": bound, "log": log}  # fmt: skip
+                    if cell_key(cell) in have or int(count) < strategy.least_ranks:
+                        continue
+                    cell |= run_cell(environment, strategy, bound, log, int(count))
+                    with given.out.open("a") as file:
+                        file.write(json.dumps(cell) + "\n")
+                    print(render_row(cell), flush=True)
+                    missed += "ranks" not in cell or bool(list(misses(cell["ranks"])))
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
