@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from builders import rank, run
 
-from zeromon.collector import process as collector_process
+from zeromon.collector import process as collector_process, run as collector_run
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
-from zeromon.collector.run import RunFollower
+from zeromon.collector.run import RETRY_NS, RunFollower
 from zeromon.errors import HistoryError
+from zeromon.fold.ledger import Observed
+from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
 from zeromon.probes import process
 from zeromon.probes.devices import Devices
@@ -26,25 +28,14 @@ from zeromon.ring import paths
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import ExitKind, Kind, head
 from zeromon.ring.files import lock_file
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.storage import snapshot_log
 from zeromon.storage.run_store import Store
 
-# ---- HTTP ---------------------------------------------------------------------------------------
 
-
-# ---- processes ----------------------------------------------------------------------------------
-
-
-# ---- paths --------------------------------------------------------------------------------------
-
-
-# ---- collector ----------------------------------------------------------------------------------
-
-
-def ring_in(folder: Path, number: int = 0) -> RingWriter:
+def ring_in(folder: Path, number: int = 0, capacity: int = 1024) -> RingWriter:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return RingWriter(folder / f"rank{number}.{os.getpid()}.ring", rank=number, capacity=1024)
+    return RingWriter(folder / f"rank{number}.{os.getpid()}.ring", rank=number, capacity=capacity)
 
 
 def test_stale_rings_of_a_dead_run_are_recorded_and_cleared_away(tmp_path: Path) -> None:
@@ -172,6 +163,40 @@ def test_a_hostile_ring_does_not_hide_the_healthy_ranks(
     ranks = [rank.rank for rank in snapshot.ranks]
     assert 1 in ranks
     assert 0 in ranks or "is left out" in snapshot.note
+
+
+def test_a_figure_that_fails_once_loses_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ring is left out, and followed again with its totals, here and by the next collector."""
+    folder, monotonic_ns = tmp_path / "rings" / "run", time.monotonic_ns
+    ring, other = ring_in(folder, capacity=64), ring_in(folder, 1)
+    made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+
+    def rank_0() -> list[tuple[int, int]]:
+        made.tick()
+        return [(rank.steps, rank.dropped) for rank in made.view[0].ranks if rank.rank == 0]
+
+    for step in range(1, 101):  # the ring is overwritten
+        ring.write(step * 1000, head(Kind.STEP), 0, 0, 0, step, 0)
+        if step % 10 == 0:
+            assert rank_0() == [(step, 0)]
+
+    def fails(state: RankState, observed: Observed) -> RankSnapshot:
+        return summarize(state, observed) if state.rank else 1 / 0  # type: ignore[return-value]
+
+    with monkeypatch.context() as broken:
+        broken.setattr(collector_run, "summarize", fails)
+        assert rank_0() == [] and "ZeroDivisionError" in made.view[0].note
+        for _ in range(10):  # the totals are saved
+            assert rank_0() == []
+    following = Collector(tmp_path / "rings", Store(tmp_path / "store"))
+    for collector, later_ns in ((following, 0), (made, RETRY_NS)):
+        made = collector
+        monkeypatch.setattr(collector_run.time, "monotonic_ns", lambda: monotonic_ns() + later_ns)  # noqa: B023
+        assert rank_0() == [(100, 0)] and not made.view[0].note
+    ring.close()
+    other.close()
 
 
 def test_a_run_that_cannot_be_followed_says_so_and_is_not_green(

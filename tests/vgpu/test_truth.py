@@ -79,6 +79,6 @@ def test_steps_and_phases_last_from_mark_to_mark() -> None:
     assert timeline.steps == {0: (10, 20)}
     phases = timeline.phases(*timeline.window(0, 0))
     assert {name: figures.span for name, figures in phases.items()} == {
-        "start": 2, "forward": 4, "backward": 4,
+        "other": 2, "forward": 4, "backward": 4,
     }  # fmt: skip
     assert phases["forward"].exposed == 2 and phases["backward"].exposed == 4

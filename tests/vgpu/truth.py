@@ -153,7 +153,7 @@ class Timeline:
         ends = [*(mark.end for mark in borders[1:]), end]
         spent: dict[str, Figures] = {}
         for mark, until in zip(borders, ends, strict=False):
-            name = "start" if mark.name.startswith("step ") else mark.name
+            name = "other" if mark.name.startswith("step ") else mark.name
             spent[name] = spent.get(name, NOTHING) + self.figures(mark.end, until)
         return spent
 

@@ -27,6 +27,7 @@ from support import LAUNCH, Node  # noqa: E402
 from vgpu.environment import Environment, Missing, find  # noqa: E402
 from vgpu.intervals import clip, length, subtract, union  # noqa: E402
 from vgpu.machine import write_machine  # noqa: E402
+from vgpu.table import reason  # noqa: E402
 from vgpu.truth import NOTHING, Timeline  # noqa: E402
 from zeromon.readout.breakdown import RECORDED  # noqa: E402
 from zeromon.readout.ledger import USEFUL  # noqa: E402
@@ -41,6 +42,8 @@ FIRST, LAST = 2, STEPS - 2
 """Steps of the program, from 0, that are compared: neither the first nor the last one."""
 STEP_RATIO, POINTS = 0.02, 0.01
 """The targets: a step and the share of a step by which a figure may differ."""
+TRAINED = ("forward", "backward", "optimizer")
+COMPARED_PHASES = (*TRAINED, "other")
 BOUNDS: dict[str, tuple[dict[str, float], tuple[str, ...]]] = {
     "device": ({"slow": 300, "node_speed": 2e8}, ("--hidden", "512")),
     "launch": ({"node_speed": 2e9}, ("--hidden", "256")),
@@ -85,7 +88,9 @@ STRATEGIES = (
 def compare(rank: RankSnapshot, truth: Timeline) -> dict[str, Any]:
     """Figures of one rank, as [zeromon, device] or [zeromon, device's least, most]; None: n/a.
 
-    Exposed time on the device is |C \\ K|, where K are all kernels (least) or those of the compute stream.
+    Exposed time on the device is at least what the compute stream waits for events while a collective
+    runs, and at most |C \\ K| with the kernels of that stream: between them lie the moments in which the
+    stream waits for the host, and the kernels of other streams.
     """
     steps = [one for one in rank.recent if FIRST < one.step <= LAST + 1]
     start, end = truth.window(FIRST, LAST)
@@ -99,29 +104,27 @@ def compare(rank: RankSnapshot, truth: Timeline) -> dict[str, Any]:
         for name, nanoseconds in zip(RECORDED, one.phase_ns, strict=False):
             spent[name] += nanoseconds
     phases = truth.phases(start, end)
-    # the program makes its batch in what it marks as forward, and zeromon in no phase
-    for name, zeromon in (("forward", spent["forward"] + spent["other"]),
-                          ("backward", spent["backward"]), ("optimizer", spent["optimizer"])):  # fmt: skip
-        device = (
-            phases.get(name, NOTHING).span + (name == "forward") * phases.get("clip", NOTHING).span
-        )
-        found[name] = [zeromon / whole, device / whole]
+    for name in COMPARED_PHASES:
+        found[name] = [spent[name] / whole, phases.get(name, NOTHING).span / whole]
     timed = [one for one in steps if one.timed]
     work = truth.of("kernel", "fill", "copy")
     kernels = union(one.span for one in work if one.stream == COMPUTE_STREAM)
     most = length(subtract(clip(truth.communication, start, end), kernels))
+    least = min(figures.exposed, truth.blocked(start, end, COMPUTE_STREAM))
     share = sum(o.exposed_ns for o in timed) / max(1, sum(o.end_ns - o.start_ns for o in timed))
-    found["exposed"] = [share if timed else None, figures.exposed / whole, most / whole]
+    found["exposed"] = [share if timed else None, least / whole, most / whole]
     communication = sum(max(0, one.communication_ns) for one in timed)
     is_known = communication and all(one.communication_ns >= 0 for one in timed)
     overlap = 1 - sum(one.exposed_ns for one in timed) / communication if is_known else None
     widest = max(figures.communication, 1)
-    found["overlap"] = [overlap, 1 - most / widest, 1 - figures.exposed / widest]
+    found["overlap"] = [overlap, 1 - most / widest, 1 - least / widest]
     useful = sum(row.seconds for row in rank.ledger if row.cause in USEFUL)
     observed = sum(row.seconds for row in rank.ledger)
-    trained = truth.figures(*truth.window(0, STEPS - 1))
-    # goodput's seconds are those of forwards, backwards and optimizers, idle within them included
-    found["useful"] = [useful, (trained.span - trained.exposed) / 1e9]
+    trained = truth.phases(*truth.window(0, STEPS - 1))
+    useful_ns = sum(
+        trained.get(name, NOTHING).span - trained.get(name, NOTHING).exposed for name in TRAINED
+    )
+    found["useful"] = [useful, useful_ns / 1e9]
     found["goodput"] = useful / observed if observed else None
     found["copy"], found["idle"] = figures.copy / whole, figures.idle / whole
     return found
@@ -142,7 +145,7 @@ def misses(ranks: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for rank in ranks:
         zeromon, device = rank["step"]
         worst["step"] = max(worst["step"], abs(zeromon / device - 1) / STEP_RATIO)
-        for name in ("forward", "backward", "optimizer", "exposed"):
+        for name in (*COMPARED_PHASES, "exposed"):
             worst[name] = max(worst[name], (error(rank[name]) or 0.0) / POINTS)
     return (name for name, ratio in worst.items() if ratio > 1)
 
@@ -164,7 +167,7 @@ def run_cell(
         command += [*strategy.words, *shape, "--steps", str(STEPS), "--log", log]
         result = node.run(command, timeout=600, **environment.variables(folder))
         if result.code:
-            return {"failed": result.output[-2000:]}
+            return {"failed": result.output[-3000:]}
         compared = [
             compare(rank, Timeline.read(folder, rank.rank)) for rank in result.snapshot.ranks
         ]
@@ -181,14 +184,14 @@ def percent(share: float | None) -> str:
 
 def render_row(cell: Mapping[str, Any]) -> str:
     """One line of the table; each figure is that of the rank that is furthest off."""
-    head = f"| {cell['strategy']} | {cell['bound']}-bound | {cell['log'].replace('0', 'never') if cell['log'] == '0' else cell['log']} |"
+    log = "never" if cell["log"] == "0" else cell["log"]
+    head = f"| {cell['strategy']} | {cell['bound']}-bound | {log} |"
     if "failed" in cell:
-        return f"{head} {cell['failed'].strip().splitlines()[-1][:80]} | | | | | | | |"
+        return f"{head} {reason(cell['failed'])} | | | | | | | | |"
     ranks = cell["ranks"]
     step = max((rank["step"][0] / rank["step"][1] - 1 for rank in ranks), key=abs)
     phases = [
-        max((rank[name][0] - rank[name][1] for rank in ranks), key=abs)
-        for name in ("forward", "backward", "optimizer")
+        max((rank[name][0] - rank[name][1] for rank in ranks), key=abs) for name in COMPARED_PHASES
     ]
     exposed = max((rank["exposed"] for rank in ranks), key=lambda one: error(one) or 0.0)
     overlap = max((rank["overlap"] for rank in ranks), key=lambda one: error(one) or 0.0)
@@ -210,8 +213,8 @@ def _between(figures: Sequence[float | None]) -> str:
 
 
 HEAD = (
-    "| strategy | bound | log every | step | forward | backward | optimizer | exposed | overlap | useful time"
-    " | off target |\n|" + "---|" * 11
+    "| strategy | bound | log every | step | forward | backward | optimizer | other | exposed | overlap"
+    " | useful time | off target |\n|" + "---|" * 12
 )
 
 

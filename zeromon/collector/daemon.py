@@ -19,7 +19,7 @@ import msgspec
 from zeromon.collector.cluster import Leader, NodeInfo
 from zeromon.collector.cluster_client import answer, node_report, read_node_infos
 from zeromon.collector.notify import Notifier
-from zeromon.collector.run import RunFollower
+from zeromon.collector.run import RETRY_NS, RunFollower
 from zeromon.collector.trace_capture import Captures
 from zeromon.errors import CaptureRefused, RunNotFound, TrialRefused, ZeromonError
 from zeromon.probes.devices import Devices
@@ -48,8 +48,8 @@ class Collector:
         self._clock = clock
         self._runs: dict[str, RunFollower] = {}
         self._over: dict[str, RunSnapshot] = {}
-        self._stuck: set[str] = set()
-        """Folders of runs that cannot be read or stored; their files stay in place."""
+        self._stuck: dict[str, float] = {}
+        """Folder of a run that cannot be followed or stored -> when it is tried again."""
         self._leaders: dict[str, Leader] = {}
         self._last_words: list[Notifier] = []
         """Of runs that have ended."""
@@ -154,7 +154,8 @@ class Collector:
                 return self._newest(run)
         except Exception as error:  # an error of one broken file must not hide the other runs
             del self._runs[name]
-            self._stuck.add(name)
+            run.cluster.close()
+            self._stuck[name] = self._clock() + RETRY_NS / 1e9
             sys.stderr.write(f"zeromon: cannot follow {name}: {error}\n")
             return self._lost(run.run, f"{type(error).__name__}: {error}")
 
@@ -190,12 +191,13 @@ class Collector:
             return
         for name in names:
             folder = self.root / name
-            if name in self._runs or name in self._stuck or not _is_run_folder(folder):
+            waits = self._clock() < self._stuck.get(name, -math.inf)
+            if name in self._runs or waits or not _is_run_folder(folder):
                 continue
             try:
                 run = RunFollower(folder)
             except Exception:  # as in _follow
-                self._stuck.add(name)
+                self._stuck[name] = self._clock() + RETRY_NS / 1e9
             else:
                 self._runs[name] = run
 
@@ -252,7 +254,7 @@ class Collector:
             run.keep(self.store)
             self.store.prune()
         except (OSError, ZeromonError):
-            self._stuck.add(name)
+            self._stuck[name] = math.inf
 
     def is_ending(self) -> bool:
         """Whether all processes of a run are gone, and its record does not say so yet."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from zeromon.fold.checkpoint import Checkpoint, restore
+from zeromon.fold.checkpoint import Checkpoint, checkpoint_of, restore
 from zeromon.fold.fold import fold_records
 from zeromon.fold.state import RankState, know_group
 from zeromon.levels import WINDOW_STEPS
@@ -110,6 +110,12 @@ class RankFollower:
         if self._earlier is not None and number >= self._earlier.records:
             restore(self.state, self._earlier)
             self._earlier = None
+
+    def totals(self) -> Checkpoint:
+        """The totals up to the last record that was read; an earlier collector's until it is reached."""
+        if self._earlier is not None:
+            return self._earlier
+        return checkpoint_of(self.state, self.reader.position, self.reader.header.mono_ns)
 
     def _learn_names(self) -> None:
         state = self.state

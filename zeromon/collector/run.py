@@ -66,6 +66,9 @@ from zeromon.storage.recorder import Record, standing
 from zeromon.storage.run_store import Store
 from zeromon.units import printable, printable_values
 
+RETRY_NS = 30_000_000_000
+"""Until a ring or a run that could not be followed is tried again."""
+_NEVER_NS = 1 << 63
 _FORECAST_NS_A_RANK = 50_000_000
 
 
@@ -190,6 +193,9 @@ class RunFollower:
         """Name of a ring -> its follower."""
         self.bad_rings: dict[str, str] = {}
         """Name of a ring that cannot be read -> why."""
+        self._retry_ns: dict[str, int] = {}
+        """Name of a ring that was left out -> when it is tried again, CLOCK_MONOTONIC."""
+        self._has_retried = False
         self.ended = False
         self.ended_wall = 0.0
         self.captures: Captures | None = None
@@ -238,6 +244,8 @@ class RunFollower:
     def poll(self) -> None:
         """Finds new rings, reads all rings, and detects the end of the run."""
         for path in paths.rings(self.folder):
+            if self._retry_ns.get(path.name, _NEVER_NS) <= time.monotonic_ns():
+                del self._retry_ns[path.name], self.bad_rings[path.name]
             if path.name not in self.ranks and path.name not in self.bad_rings:
                 self._follow(path)
         for follower in self.ranks.values():
@@ -247,10 +255,17 @@ class RunFollower:
             self._seen_ns, waits = now, False
         if self._launched is not None and (waits or self._launched.is_waiting) and not self.ended:
             self._launched.look({follower.state.pid for follower in self.ranks.values()}, now)
-        if not self.ended and self._is_over():
+        if not self.ended and self._is_over() and not self._tries_once_more():
             self.ended = True
             self._ended_ns = self._end_ns()
             self.ended_wall = (self._ended_ns + self._clock_ns) / 1e9
+
+    def _tries_once_more(self) -> bool:
+        """Whether rings that were left out are tried at the end of the run, once."""
+        tries = bool(self._retry_ns) and not self._has_retried
+        if tries:
+            self._has_retried, self._retry_ns = True, dict.fromkeys(self._retry_ns, 0)
+        return tries
 
     def _end_ns(self) -> int:
         """When the launcher ended, or the last rank where one outlived it; now, where nothing tells."""
@@ -274,7 +289,11 @@ class RunFollower:
                 remove_ring(old.path)
 
     def set_aside(self, devices: Devices) -> bool:
-        """Leaves out the rings that break a snapshot by themselves; returns whether there was one."""
+        """Leaves out the rings that break a snapshot by themselves; returns whether there was one.
+
+        Each is tried again later, with the totals it had: what broke may have been one figure of one
+        moment, and a ring that is left out for good is a record that is lost.
+        """
         broken: dict[str, str] = {}
         now = time.monotonic_ns()
         for name, follower in self.ranks.items():
@@ -286,7 +305,10 @@ class RunFollower:
             except Exception as error:  # noqa: PERF203
                 broken[name] = printable(f"{name} is left out: {type(error).__name__}: {error}")
         for name in broken:
-            self.ranks.pop(name).reader.close()
+            follower = self.ranks.pop(name)
+            self._earlier[name] = follower.totals()
+            self._retry_ns[name] = now + RETRY_NS
+            follower.reader.close()
         self.bad_rings |= broken
         return bool(broken)
 
@@ -545,13 +567,15 @@ class RunFollower:
                     self.record.keep(follower.new_rows(final=final))
 
     def keep_totals(self) -> None:
-        """Saves the totals, from which a restarted collector continues."""
-        checkpoints = {
-            f.path.name: checkpoint.checkpoint_of(
-                f.state, f.reader.position, f.reader.header.mono_ns
-            )
-            for f in self.newest()
-        }
+        """Saves the totals, from which a restarted collector continues.
+
+        An earlier attempt needs them only where its ring has overwritten what it began with.
+        """
+        newest = self.newest()
+        checkpoints = {name: self._earlier[name] for name in self._retry_ns}
+        for follower in self.ranks.values():
+            if follower in newest or follower.reader.position > follower.reader.header.capacity:
+                checkpoints[follower.path.name] = follower.totals()
         replace_file(self.folder / TOTALS, checkpoint.encode(checkpoints))
 
     def keep(self, store: Store) -> None:

@@ -40,17 +40,20 @@ def plain(options: argparse.Namespace, model: nn.Module, dtype: torch.dtype) -> 
 
     def step() -> torch.Tensor:
         for left in reversed(range(options.accumulate)):
+            inputs = batch(options, dtype)
             with model.no_sync() if options.no_sync and left else nullcontext():
                 mark("forward")
-                loss = model(batch(options, dtype)).float().pow(2).mean()
+                loss = model(inputs).float().pow(2).mean()
                 if (
                     options.nan and len(optimizer.state) and dist.get_rank()
                 ):  # from the second step on
                     loss = loss * float("nan")
                 mark("backward")
                 loss.backward()
+            mark("other")
         mark("optimizer")
         optimizer.step()
+        mark("other")
         optimizer.zero_grad(set_to_none=True)
         return loss
 
@@ -123,12 +126,14 @@ def zero(options: argparse.Namespace, model: nn.Module) -> Step:
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
     def step() -> torch.Tensor:
+        inputs = batch(options, torch.bfloat16)
         mark("forward")
-        loss: torch.Tensor = engine(batch(options, torch.bfloat16)).float().pow(2).mean()
+        loss: torch.Tensor = engine(inputs).float().pow(2).mean()
         mark("backward")
         engine.backward(loss)
         mark("optimizer")
         engine.step()
+        mark("other")
         return loss
 
     return step
@@ -162,8 +167,8 @@ def pipeline(options: argparse.Namespace, model: nn.Module) -> Step:
     optimizer = torch.optim.AdamW(part.parameters(), lr=options.lr, foreach=True)
 
     def step() -> torch.Tensor:
-        mark("forward")
         x = batch(options, torch.float32, 2 * world)
+        mark("forward")
         losses: list[torch.Tensor] = []
         if rank == 0:
             schedule.step(x)
@@ -171,6 +176,7 @@ def pipeline(options: argparse.Namespace, model: nn.Module) -> Step:
             schedule.step(target=x, losses=losses) if rank == world - 1 else schedule.step()
         mark("optimizer")
         optimizer.step()
+        mark("other")
         optimizer.zero_grad(set_to_none=True)
         return torch.stack(losses).mean() if losses else torch.zeros((), device="cuda")
 

@@ -38,10 +38,12 @@ class StepMarks(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         mark(f"step {state.global_step}")
-        mark("forward")
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         mark("optimizer")
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        mark("other")
 
     def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         mark(f"step {state.global_step}")
@@ -77,12 +79,14 @@ def main() -> None:
             disable_tqdm=True,
         )  # fmt: skip
         size = options.steps * options.batch * int(os.environ["WORLD_SIZE"])
+        model = transformers.LlamaForCausalLM(config)
         trainer = transformers.Trainer(
-            transformers.LlamaForCausalLM(config), arguments, train_dataset=Tokens(size),
+            model, arguments, train_dataset=Tokens(size),
             callbacks=[StepMarks()],
         )  # fmt: skip
+        model.forward = marked("forward", model.forward)
         trainer.accelerator.backward = marked("backward", trainer.accelerator.backward)
-        trainer.accelerator.clip_grad_norm_ = marked("clip", trainer.accelerator.clip_grad_norm_)
+        trainer.accelerator.clip_grad_norm_ = marked("other", trainer.accelerator.clip_grad_norm_)
         trainer.train()
         torch.cuda.synchronize()
     torch.distributed.destroy_process_group()
