@@ -65,6 +65,24 @@ def test_what_has_changed_shows_within_twenty_steps() -> None:
     assert row.exposed_seconds == pytest.approx(0.002 + 0.008 * 0.9**20, rel=1e-3)
 
 
+def test_what_is_called_once_breaks_no_later_step() -> None:
+    """Its sums fade until they are denormal numbers, after 3,300 and after 7,000 steps."""
+    made = state()
+    folded(collective(100, 120, 5, op=Op.BROADCAST, nbytes=1_000_000, sequence=1), made)
+    folded([step(1, 100, 200)], made)
+    once = summarize(made).collectives[0].best_busbw_bytes_per_second
+    for n in range(2, 8_000):
+        folded(collective(n * 100, n * 100 + 20, 5, sequence=n, unit=7), made)
+        folded([step(n, n * 100, n * 100 + 100)], made)
+        if n % 40 == 0:
+            rows = summarize(made).collectives
+            best = next(row.best_busbw_bytes_per_second for row in rows if row.op == "broadcast")
+            assert best == pytest.approx(once)
+    folded(collective(800_000, 800_020, 5, op=Op.BROADCAST, sequence=8_000), made)
+    folded([step(8_000, 800_000, 800_100)], made)
+    assert {row.op for row in summarize(made).traffic} == {"broadcast", "all_gather"}
+
+
 def test_idle_steps_do_not_dilute_the_mean() -> None:
     made = state()
     for n in range(1, 41):

@@ -18,6 +18,10 @@ from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.stats.bandwidth import algbw, bus_factor
 
 DECAY: Final = 0.9
+FAINT_NS = 1e-6
+"""What is left of a duration some hundred steps after the last call: too little to divide by.
+
+After thousands of steps it would be a denormal number, whose quotients are wrong or none."""
 MOST_ROWS = 400
 _FADES: Final = 64
 _FADED: Final = tuple(DECAY**ago for ago in range(_FADES))
@@ -171,9 +175,9 @@ class CollectiveStats:
         return sums
 
     def busbw(self, sums: Sums) -> float:
-        """Bus bandwidth over *sums*, bytes/s; 0 where there is none."""
+        """Bus bandwidth over *sums*, bytes/s; 0 where there is none, and long after the last call."""
         nbytes, busy = sums.moved()
-        return nbytes / (busy / 1e9) * self.bus_factor if nbytes and busy > 0 else 0.0
+        return nbytes / (busy / 1e9) * self.bus_factor if busy >= FAINT_NS else 0.0
 
 
 def _faded(steps: int) -> float:

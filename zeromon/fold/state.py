@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
-from zeromon.fold.communication import CollectiveStats, Key, OpTotals
+from zeromon.fold.communication import FAINT_NS, CollectiveStats, Key, OpTotals
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
 from zeromon.ring.events import (
     Activity,
@@ -558,10 +558,13 @@ def group_id(state: RankState, group: int) -> str:
 
 
 def recent_busbw(op: Op, totals: OpTotals, size: int) -> float | None:
-    """Bus bandwidth over the last steps, bytes/s; None for the totals of a damaged record."""
-    if not math.isfinite(totals.recent_bytes):
+    """Bus bandwidth over the last steps, bytes/s; None where none is known any more.
+
+    That is long after the last call, and for the totals of a damaged record.
+    """
+    if not math.isfinite(totals.recent_bytes) or totals.recent_ns < FAINT_NS:
         return None
-    return busbw(op, round(totals.recent_bytes), totals.recent_ns / 1e9, size)
+    return busbw(op, totals.recent_bytes, totals.recent_ns / 1e9, size)
 
 
 def stats_row(state: RankState, op: Op, group: int, phase: Phase, unit: int) -> CollectiveStats:
