@@ -38,7 +38,7 @@ ONLY     ?=
 # Where the libraries of experiment trackers are installed for their tests.
 TRACKERS ?= $(CURDIR)/.trackers
 
-.PHONY: help demo test static check test-long test-soak test-matrix test-quiet test-nvme test-torch test-programs test-trackers vgpu test-vgpu test-vgpu-short recordings bench bench-peers docs release clean
+.PHONY: help demo test static check test-long test-soak test-matrix test-quiet test-nvme test-torch test-programs test-trackers vgpu test-vgpu test-vgpu-short truth-table recordings bench bench-peers docs release clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
@@ -56,6 +56,7 @@ help:
 	@echo "make bench-gpu the same for the cost of a step, overlap, NVML; make gpu-wheels: what travels there"
 	@echo "make vgpu      a CUDA device without a GPU: the CUDA build of torch, 1.2 GB, on our own libraries; VGPU=\"2.13.0 2.15.0\""
 	@echo "make test-vgpu the tests on it; make test-vgpu-short: half a minute of them, which CI runs"
+	@echo "make truth-table zeromon's figures beside the virtual device's timeline: 3 hours, goes on where it was cut"
 	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
 	@echo "make bench     what zeromon costs, in 20 minutes, as build/bench.json; tests/bench/run.py --compare A B"
 	@echo "make bench-peers the same beside other tools, which it installs"
@@ -160,6 +161,12 @@ vgpu: $(READY)
 test-vgpu: VGPU = 2.13.0 2.15.0
 test-vgpu: vgpu
 	$(PYTEST) -m vgpu tests/vgpu $(SLOWEST)
+
+# Every strategy, device-bound and launch-bound, beside the device's timeline: docs/vgpu_truth.md.
+truth-table: VGPU = 2.13.0 2.15.0
+truth-table: vgpu
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/vgpu/truth_table.py 2.13.0:2 2.13.0:4 2.15.0:2; \
+	  $(BIN)/python tests/vgpu/truth_table.py --publish build/truth.jsonl
 
 test-vgpu-short: vgpu
 	$(PYTEST) -m "vgpu and short" tests/vgpu
