@@ -158,7 +158,7 @@ gpu-wheels:
 vgpu: $(READY)
 	$(BIN)/python tests/vgpu/environment.py $(VGPU)
 
-test-vgpu: VGPU = 2.13.0 2.15.0
+test-vgpu: VGPU = 2.9.1 2.13.0 2.15.0
 test-vgpu: vgpu
 	$(PYTEST) -m vgpu tests/vgpu $(SLOWEST)
 

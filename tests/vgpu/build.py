@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +41,15 @@ def fingerprint(torch: Path) -> str:
     return digest.hexdigest()
 
 
-def _compile(source: str, objects: Path) -> Path:
+def cuda_version(torch: Path) -> int:
+    """Returns the version of CUDA that a wheel is built with, such as 12080 for 12.8."""
+    found = re.search(r"^cuda\b.*'(\d+)\.(\d+)'", (torch / "version.py").read_text(), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"{torch} is not a CUDA build of torch")
+    return int(found[1]) * 1000 + int(found[2]) * 10
+
+
+def _compile(source: str, objects: Path, cuda: int) -> Path:
     out = objects / f"{source}.o"
     changed = max(
         path.stat().st_mtime for path in [SOURCES / f"{source}.cpp", *SOURCES.glob("*.h")]
@@ -48,7 +57,8 @@ def _compile(source: str, objects: Path) -> Path:
     if out.exists() and out.stat().st_mtime > changed:
         return out
     hidden = [] if source in MODEL else ["-fvisibility=hidden"]
-    command = ["g++", *FLAGS, *hidden, "-c", str(SOURCES / f"{source}.cpp"), "-o", str(out)]
+    flags = [*FLAGS, *hidden, f"-DVGPU_CUDA_VERSION={cuda}"]
+    command = ["g++", *flags, "-c", str(SOURCES / f"{source}.cpp"), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{source}.cpp does not compile:\n{done.stderr}")
@@ -107,8 +117,10 @@ def build(torch: Path, out: Path) -> Path:
     sonames = {**needs.sonames, **ALWAYS}
     here = {name: STAND_INS[name] for name in STAND_INS if name in sonames}
     sources = [*MODEL, *(source for group in here.values() for source in group)]
+    cuda = cuda_version(torch)
     with ThreadPoolExecutor(2) as pool:
-        built = dict(zip(sources, pool.map(lambda s: _compile(s, objects), sources), strict=True))
+        compiled = pool.map(lambda source: _compile(source, objects, cuda), sources)
+        built = dict(zip(sources, compiled, strict=True))
     _link(out / "libvgpu.so", [built[source] for source in MODEL])
     for library in sorted(sonames, key=lambda name: name != "cudart"):
         _stand_in(library, sonames[library], needs, built, out)

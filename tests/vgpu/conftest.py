@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support import PROGRAMS, Node, Result
 
-from vgpu.environment import DEFAULT, NEWEST, Environment, Missing, find
+from vgpu.environment import CUDA_12, DEFAULT, NEWEST, Environment, Missing, find
 from vgpu.machine import Fault, write_machine
 from vgpu.truth import Timeline
 from zeromon.snapshot import RunSnapshot
@@ -63,10 +63,21 @@ def cuda_run(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunne
     return _runner(virtual_cuda, node, tmp_path)
 
 
+@pytest.fixture(params=[DEFAULT, CUDA_12])
+def each_cuda_run(request: pytest.FixtureRequest, node: Node, tmp_path: Path) -> CudaRunner:
+    """Runs a program with a torch of CUDA 13 and with one of CUDA 12."""
+    return runner_of(request.param, node, tmp_path)
+
+
 @pytest.fixture
 def newest_cuda_run(node: Node, tmp_path: Path) -> CudaRunner:
     """Runs a program with the newest torch, whose "nccl" is another backend and calls hooks."""
-    return _runner(_found(NEWEST), node, tmp_path)
+    return runner_of(NEWEST, node, tmp_path)
+
+
+def runner_of(version: str, node: Node, tmp_path: Path) -> CudaRunner:
+    """Runs programs with that version of torch; skips where it was not made."""
+    return _runner(_found(version), node, tmp_path)
 
 
 def _found(version: str) -> Environment:

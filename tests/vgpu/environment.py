@@ -23,6 +23,8 @@ from vgpu.build import build  # noqa: E402
 HOME = Path(os.environ.get("VGPU_HOME", ROOT / "build" / "vgpu"))
 """Where the environments are."""
 DEFAULT, NEWEST = "2.13.0", "2.15.0"
+CUDA_12 = "2.9.1"
+"""A version whose wheel on PyPI is built with CUDA 12."""
 ARITHMETIC = (
     'import os; os.environ.get("VGPU_ARITHMETIC")'
     ' and __import__("vgpu.arithmetic").arithmetic.enable_on_import()\n'

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support import Node
 
-from vgpu.conftest import CudaRun, cuda_run as cuda_run_fixture
+from vgpu.conftest import runner_of
+from vgpu.environment import CUDA_12, DEFAULT
 
 pytestmark = [pytest.mark.vgpu, pytest.mark.short]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[DEFAULT, CUDA_12])
 def facts(
-    virtual_cuda: Any, shared_node: Node, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, shared_node: Node, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    run: Callable[..., CudaRun] = cuda_run_fixture.__wrapped__(
-        virtual_cuda, shared_node, tmp_path_factory.mktemp("device")
-    )
+    run = runner_of(request.param, shared_node, tmp_path_factory.mktemp("device"))
     output = run("device.py", ranks=1).output
     line = next(line for line in output.splitlines() if line.startswith("facts "))
     found: dict[str, Any] = json.loads(line.removeprefix("facts "))

@@ -20,9 +20,9 @@ def trace_events(run: CudaRun, rank: int) -> list[dict[str, Any]]:
     return [event for event in trace["traceEvents"] if event.get("ph") == "X"]
 
 
-def test_the_trace_is_the_timeline(cuda_run: CudaRunner) -> None:
+def test_the_trace_is_the_timeline(each_cuda_run: CudaRunner) -> None:
     """Each operation once, after its launch, of the same stream, bytes and, within 2 us, times."""
-    run = cuda_run("profiled.py")
+    run = each_cuda_run("profiled.py")
     for rank in range(2):
         events = trace_events(run, rank)
         calls = [event for event in events if event["cat"] == "cuda_runtime"]

@@ -48,9 +48,9 @@ def reference(steps: int, layers: int = 2) -> list[float]:
     return losses
 
 
-def test_losses_are_those_of_the_cpu(cuda_run: CudaRunner) -> None:
+def test_losses_are_those_of_the_cpu(each_cuda_run: CudaRunner) -> None:
     """With arithmetic on: every rank has the same batch, so that the mean gradient is each one's."""
-    run = cuda_run("train.py", "ddp", *SMALL, arithmetic=True)
+    run = each_cuda_run("train.py", "ddp", *SMALL, arithmetic=True)
     assert run.losses(0) == run.losses(1) == pytest.approx(reference(6), rel=1e-5)
 
 

@@ -44,7 +44,7 @@ thread_local std::vector<int> pushed;
 VGPU_API Error cuInit(unsigned) { return success; }
 
 VGPU_API Error cuDriverGetVersion(int* version) {
-  *version = static_cast<int>(vgpu::machine().runtime_version);
+  *version = static_cast<int>(vgpu::machine().driver_version);
   return success;
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+// build.py defines VGPU_CUDA_VERSION, such as 12080: the CUDA of the wheel that it builds for.
 #define VGPU_API extern "C" __attribute__((visibility("default")))
 
 namespace cuda {
@@ -48,7 +49,9 @@ struct LaunchConfig {
 struct PointerAttributes {
   int type, device;
   void *device_pointer, *host_pointer;
+#if VGPU_CUDA_VERSION >= 13000  // the caller's record ends here before
   long reserved[8];
+#endif
 };
 
 // cudaFuncAttributes, as far as it is read

@@ -177,11 +177,14 @@ VGPU_API Error cudaSetDevice(int device) {
 }
 
 VGPU_API Error cudaDriverGetVersion(int* version) {
-  *version = as_int(machine().runtime_version);
+  *version = as_int(machine().driver_version);
   return success;
 }
 
-VGPU_API Error cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
+VGPU_API Error cudaRuntimeGetVersion(int* version) {
+  *version = VGPU_CUDA_VERSION;
+  return success;
+}
 
 // CUDA 12 exports its layout as cudaGetDeviceProperties_v2.
 VGPU_API Error cudaGetDeviceProperties(void* properties, int device) {

@@ -213,7 +213,10 @@ VGPU_API Error cudaPointerGetAttributes(PointerAttributes* out, const void* addr
   out->host_pointer = pointer;
   if (!find_block(address, &block)) return success;
   bool on_device = block.place == Place::device;
-  *out = {on_device ? 2 : 1, block.device, pointer, on_device ? nullptr : pointer, {}};
+  out->type = on_device ? 2 : 1;
+  out->device = block.device;
+  out->device_pointer = pointer;
+  if (on_device) out->host_pointer = nullptr;
   return success;
 }
 

@@ -302,7 +302,11 @@ VGPU_API Error cudaGraphGetNodes(Graph* graph, void**, std::size_t* count) {
   return success;
 }
 
+#if VGPU_CUDA_VERSION >= 13000
 VGPU_API Error cudaGraphNodeGetDependencies(void*, void**, void*, std::size_t* count) {
+#else
+VGPU_API Error cudaGraphNodeGetDependencies(void*, void**, std::size_t* count) {
+#endif
   *count = 0;
   return success;
 }

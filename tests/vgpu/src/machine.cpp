@@ -49,7 +49,7 @@ std::map<std::string, double*> fields(Machine& m) {
       {"collective_share", &m.collective_share},
       {"contention", &m.contention},
       {"largest_payload", &m.largest_payload},
-      {"runtime_version", &m.runtime_version},
+      {"driver_version", &m.driver_version},
       {"log_events", &m.log_events},
       {"started", &m.started},
   };

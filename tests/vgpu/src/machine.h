@@ -26,7 +26,7 @@ struct Machine {
   double collective_share = 0.12;  // of the device, taken from kernels by a running collective
   double contention = 1;           // 0: kernels on several streams do not slow each other down
   double largest_payload = 1e18;   // collectives above this many bytes move none, for speed
-  double runtime_version = 13000;
+  double driver_version = 13000;
   double log_events = 0;  // 1: events are on the timeline, too
   double started = 0;     // seconds of CLOCK_MONOTONIC from which faults count; 0: the process's start
 };

@@ -136,7 +136,7 @@ API nvmlSystemGetNVMLVersion(char* text, unsigned size) {
   return ok;
 }
 API nvmlSystemGetCudaDriverVersion_v2(int* version) {
-  *version = static_cast<int>(vgpu::machine().runtime_version);
+  *version = static_cast<int>(vgpu::machine().driver_version);
   return ok;
 }
 API nvmlSystemGetCudaDriverVersion(int* version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
