@@ -227,7 +227,7 @@ VGPU_API Error cudaDeviceEnablePeerAccess(int, unsigned) { return success; }
 
 VGPU_API Error cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   if (least) *least = 0;
-  if (greatest) *greatest = -5;
+  if (greatest) *greatest = vgpu::kHighestPriority;
   return success;
 }
 

@@ -41,7 +41,8 @@ bool cudart::breaks_capture() {
 VGPU_API Error cudaStreamCreateWithPriority(void** stream, unsigned flags, int priority) {
   VGPU_ENTER();
   vgpu::open_context(vgpu::current_device());
-  *stream = vgpu::make_stream(vgpu::current_device(), priority, flags);
+  int level = std::clamp(priority, vgpu::kHighestPriority, 0);
+  *stream = vgpu::make_stream(vgpu::current_device(), level, flags);
   return success;
 }
 

@@ -13,8 +13,9 @@
 //     start = max(ready, end of each operation in `after`)
 //     end   = start + duration, at full speed
 //
-// Kernels that together ask for more than the whole device (`occupancy`) slow each other down. A
-// collective keeps its speed, and takes its share away from the kernels beside it.
+// Kernels that together ask for more than the whole device (`occupancy`) slow each other down: those
+// of a stream of higher priority keep their speed, and the others share what they leave. A collective
+// keeps its speed, and takes its share away from the kernels beside it.
 //
 // Data. Device memory is host memory, backed when it is touched. Copies and collectives do move bytes.
 // An operation moves them as soon as those before it have, which may be earlier than its time on the
@@ -37,6 +38,9 @@
 #include <vector>
 
 namespace vgpu {
+
+// Priorities of streams are 0 down to -5, the highest.
+constexpr int kHighestPriority = -5;
 
 using Time = std::int64_t;
 constexpr Time kUnknown = -1;
@@ -83,7 +87,7 @@ struct Op {
   std::unique_ptr<Action> action;
 
   // Filled in by the model.
-  int device = 0;
+  int device = 0, priority = 0;
   std::uint32_t stream = 0;
   const char* unit = "";
   Time enqueued = 0, ready = kUnknown, start = kUnknown, finish = kUnknown;

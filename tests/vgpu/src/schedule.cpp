@@ -63,17 +63,23 @@ Time end_time(Op& op) {
   return op.counted + static_cast<Time>(std::ceil(op.left / op.rate));
 }
 
+  if (op.rate == 0) return op.left > 0 ? kUnknown : op.counted;  // until those above it end
 // Shares the device among what runs on it from `time` on.
 void share_device(int device, Time time) {
-  double asked = 0, taken = 0;
+  double asked[1 - kHighestPriority] = {}, rates[1 - kHighestPriority], taken = 0;
   for (const OpRef& op : model().running[device])
-    (op->kind == Kind::collective ? taken : asked) += op->occupancy;
+    (op->kind == Kind::collective ? taken : asked[-op->priority]) += op->occupancy;
   double room = std::max(0.1, 1 - taken);
-  double rate = machine().contention != 0 && asked > room ? room / asked : 1;
+  for (int level = -kHighestPriority; level >= 0; --level) {
+    bool is_short = machine().contention != 0 && asked[level] > room;
+    rates[level] = is_short ? room / asked[level] : 1;
+    room = is_short ? 0 : room - asked[level];
+  }
   for (const OpRef& op : model().running[device]) {
     if (op->kind == Kind::collective || op->occupancy == 0 || op->rate == rate) continue;
     Time from = std::max(time, op->counted);
     op->left -= static_cast<double>(from - op->counted) * op->rate;
+    double rate = rates[-op->priority];
     op->counted = from;
     op->rate = rate;
   }
@@ -287,6 +293,7 @@ OpRef place(Guard& held, Stream* stream, std::unique_ptr<Op> op) {
   add_node(*stream, node);
   return node;
 }
+  op->priority = stream->priority;
 
 std::unique_ptr<Op> make_op(Kind kind, const char* name) {
   auto op = std::make_unique<Op>();
@@ -449,6 +456,7 @@ void launch_graph(const Graph& graph, Stream* stream, std::vector<Stream*>& lane
       if (auto found = replayed.find(other.get()); found != replayed.end())
         op->after.push_back(found->second);
     last[lane] = append(held, *lanes[lane], std::move(op), false);
+    op->priority = node->priority;
     replayed[node.get()] = last[lane];
   }
   for (std::size_t lane = 1; lane < lanes.size(); ++lane) {
