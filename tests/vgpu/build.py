@@ -16,7 +16,7 @@ MODEL = ["cost", "machine", "memory", "schedule", "timeline"]
 """Sources of libvgpu.so, the model that all stand-ins share."""
 
 STAND_INS = {
-    "cudart": ["cudart", "cudart_streams", "cudart_memory", "cudart_kernels"],
+    "cudart": ["cudart", "cudart_streams", "cudart_memory", "cudart_kernels", "cudart_ipc"],
     "cuda": ["cuda"],
     "nccl": ["nccl", "nccl_collectives", "nccl_reduce"],
     "cublas": ["cublas"],

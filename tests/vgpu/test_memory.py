@@ -38,6 +38,17 @@ def test_each_allocator_takes_and_gives_back(
     assert facts["peer_ms"] >= (64 << 20) / 1.5e12 * 1e3
 
 
+def test_two_processes_share_a_tensor_and_an_event(each_cuda_run: CudaRunner) -> None:
+    output = each_cuda_run("ipc.py", ranks=1).output
+    found = re.search(r"^facts (.*)", output, re.MULTILINE)
+    assert found is not None, output
+    facts: dict[str, Any] = json.loads(found[1])
+    assert facts["total"] == facts["expected"] and facts["written"] and facts["code"] == 0
+    assert (facts["early"], facts["late"]) == (False, True)
+    assert facts["cleared"] == 0  # by dropping the pages of the file
+    assert facts["refusals"] == {"host": 1, "itself": 201}
+
+
 def test_seven_billion_parameters_fit_four_devices_and_a_small_host(cuda_run: CudaRunner) -> None:
     """Parameter, gradient and two moments in 32 bits: 16 bytes a parameter, sharded over four ranks."""
     ranks = 4

@@ -15,6 +15,7 @@ enum Error : int {
   out_of_memory = 2,
   initialization_error = 3,
   invalid_device = 101,
+  device_uninitialized = 201,
   invalid_handle = 400,
   illegal_state = 401,
   symbol_not_found = 500,

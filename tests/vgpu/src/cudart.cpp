@@ -265,6 +265,7 @@ constexpr ErrorText kErrors[] = {
     {out_of_memory, "cudaErrorMemoryAllocation", "out of memory"},
     {initialization_error, "cudaErrorInitializationError", "initialization error"},
     {invalid_device, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {device_uninitialized, "cudaErrorDeviceUninitialized", "invalid device context"},
     {invalid_handle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {illegal_state, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
     {symbol_not_found, "cudaErrorSymbolNotFound", "named symbol not found"},

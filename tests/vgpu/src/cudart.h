@@ -12,6 +12,13 @@ bool is_unusable(cuda::Error* why);
 // True if a capture forbids unsafe calls of this thread; the capture is then invalid.
 bool breaks_capture();
 
+// Events of several processes (cudart_ipc.cpp).
+std::shared_ptr<vgpu::SharedEvent> make_shared_event();
+cuda::Error record_shared(vgpu::Stream* stream, const vgpu::Event& event);
+cuda::Error wait_shared(vgpu::Stream* stream, const vgpu::Event& event);
+// True once the last record of any process has its time and its bytes.
+bool is_done(const vgpu::SharedEvent& event);
+
 }  // namespace cudart
 
 #define VGPU_ENTER()                                         \

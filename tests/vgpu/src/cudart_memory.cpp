@@ -59,7 +59,7 @@ public:
       std::size_t head = (kPage - address % kPage) % kPage;
       std::size_t pages = (bytes - head) / kPage * kPage;
       std::memset(from, 0, head);
-      madvise(from + head, pages, MADV_DONTNEED);
+      madvise(from + head, pages, block.file < 0 ? MADV_DONTNEED : MADV_REMOVE);
       from += head + pages;
       bytes -= head + pages;
     }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "cudart.h"
@@ -107,20 +109,24 @@ VGPU_API Error cudaStreamQuery(void* handle) {
 VGPU_API Error cudaStreamWaitEvent(void* stream, Event* event, unsigned) {
   VGPU_ENTER();
   Call call("cudaStreamWaitEvent", 147);
+  if (event->shared) return wait_shared(stream_of(stream), *event);
   return vgpu::wait_event(stream_of(stream), event) ? success : fail(captured_event);
 }
 
 // ---- events ----------------------------------------------------------------------------------------
 
 namespace {
-constexpr unsigned kNoTiming = 2;
+constexpr unsigned kNoTiming = 2, kInterprocess = 4;
 }
 
 VGPU_API Error cudaEventCreateWithFlags(Event** event, unsigned flags) {
   VGPU_ENTER();
   vgpu::open_context(vgpu::current_device());
-  *event = new Event{flags, vgpu::current_device(), nullptr, nullptr};
-  return success;
+  if ((flags & kInterprocess) && !(flags & kNoTiming)) return fail(invalid_value);
+  *event = new Event{flags, vgpu::current_device(), nullptr, nullptr, nullptr};
+  if (!(flags & kInterprocess)) return success;
+  (*event)->shared = make_shared_event();
+  return (*event)->shared ? success : fail(out_of_memory);
 }
 
 VGPU_API Error cudaEventCreate(Event** event) { return cudaEventCreateWithFlags(event, 0); }
@@ -135,6 +141,7 @@ VGPU_API Error cudaEventRecordWithFlags(Event* event, void* handle, unsigned) {
   Call call("cudaEventRecord", 135);
   Stream* stream = stream_of(handle);
   if (event->device != stream->device) return fail(invalid_handle);
+  if (event->shared) return record_shared(stream, *event);
   vgpu::record_event(stream, event);
   return success;
 }
@@ -145,6 +152,7 @@ VGPU_API Error cudaEventRecord(Event* event, void* stream) {
 
 VGPU_API Error cudaEventQuery(Event* event) {
   VGPU_ENTER_UNSAFE();
+  if (event->shared) return is_done(*event->shared) ? success : not_ready;
   if (!event->op) return success;
   if (event->capture) return fail(capture_unsupported);
   Guard held(vgpu::lock());
@@ -154,6 +162,8 @@ VGPU_API Error cudaEventQuery(Event* event) {
 VGPU_API Error cudaEventSynchronize(Event* event) {
   VGPU_ENTER_UNSAFE();
   Call call("cudaEventSynchronize", 137);
+  while (event->shared && !is_done(*event->shared))
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
   if (!event->op) return success;
   if (event->capture) return fail(capture_unsupported);
   Guard held(vgpu::lock());

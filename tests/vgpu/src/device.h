@@ -67,6 +67,8 @@ public:
   virtual Time end(Time start, Time duration) { return start + duration; }
   // Bytes may move only once the operation has started on the clock: host functions.
   virtual bool moves_on_time() const { return false; }
+  // Other processes wait for it: the clock thread starts it in time.
+  virtual bool is_awaited() const { return false; }
   // The same action for a replay of a graph.
   virtual std::unique_ptr<Action> copy() const = 0;
   // The latest arrival over all ranks, once it is known.
@@ -123,11 +125,14 @@ struct Stream {
   bool hidden = false, active = false;
 };
 
+struct SharedEvent;  // cudart_ipc.cpp
+
 struct Event {
-  unsigned flags = 0;  // 2: no timing
+  unsigned flags = 0;  // 2: no timing, 4: of several processes
   int device = 0;
   OpRef op;
   Graph* capture = nullptr;
+  std::shared_ptr<SharedEvent> shared;
 };
 
 // The device of the calling thread, and a stream by its handle there: null, 1 and 2 are default streams.
@@ -152,6 +157,8 @@ void synchronize(Guard& held, Stream* stream);
 void synchronize_device(Guard& held, int device);
 // Until no bytes are left to move, whatever the clock says: arithmetic on the host reads them.
 void drain_data();
+// Until no bytes are being moved; none are as long as the lock is held.
+void pause_data(Guard& held);
 // A child of fork has no threads of the model: like CUDA's, it may not use the device.
 bool is_forked();
 

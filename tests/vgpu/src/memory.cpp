@@ -9,9 +9,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 
 #include "device.h"
@@ -30,13 +32,11 @@ std::map<std::uintptr_t, Block>& blocks() {
 
 Board* open_board() {
   std::string path = folder() + "/board";
-  int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (file < 0 || ftruncate(file, sizeof(Board))) {
+  void* mapped = map_file(path, sizeof(Board), true);
+  if (!mapped) {
     complain("board", ("cannot open " + path).c_str());
     std::abort();
   }
-  void* mapped = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  close(file);
   return static_cast<Board*>(mapped);
 }
 
@@ -61,6 +61,20 @@ int take_seat() {
 }
 
 std::size_t round_up(std::size_t bytes) { return (bytes + 511) & ~std::size_t{511}; }
+
+// Copies what is not zero, so that untouched pages stay without memory.
+bool copy_touched(const Block& block, int file) {
+  constexpr std::size_t kChunk = 64 << 10;
+  static const char zeros[kChunk] = {};
+  const auto* from = static_cast<const char*>(block.start);
+  for (std::size_t offset = 0; offset < block.bytes; offset += kChunk) {
+    std::size_t bytes = std::min(kChunk, block.bytes - offset);
+    if (std::memcmp(from + offset, zeros, bytes) == 0) continue;
+    if (pwrite(file, from + offset, bytes, static_cast<off_t>(offset)) != static_cast<ssize_t>(bytes))
+      return false;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -123,7 +137,7 @@ void* map_block(std::size_t bytes, int device, Place place) {
       mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (start == MAP_FAILED) return nullptr;
   std::lock_guard<std::mutex> held(blocks_lock);
-  blocks()[reinterpret_cast<std::uintptr_t>(start)] = {start, size, device, place, true};
+  blocks()[reinterpret_cast<std::uintptr_t>(start)] = {start, size, device, place, true, -1};
   return start;
 }
 
@@ -138,12 +152,43 @@ bool unmap_block(void* start) {
   }
   if (block.place == Place::device) charge(block.device, -static_cast<std::int64_t>(block.bytes));
   munmap(start, block.bytes);
+  if (block.file >= 0) close(block.file);
   return true;
+}
+
+bool share_block(const void* address, Block* block) {
+  Block found;
+  if (!find_block(address, &found) || !found.owned || found.place != Place::device) return false;
+  if (found.file < 0) {
+    int file = memfd_create("vgpu", MFD_CLOEXEC);
+    if (file < 0) return false;
+    bool is_copied = ftruncate(file, static_cast<off_t>(found.bytes)) == 0 && copy_touched(found, file);
+    if (!is_copied || mmap(found.start, found.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                           file, 0) == MAP_FAILED) {
+      close(file);
+      return false;
+    }
+    found.file = file;
+    std::lock_guard<std::mutex> held(blocks_lock);
+    blocks()[reinterpret_cast<std::uintptr_t>(found.start)] = found;
+  }
+  *block = found;
+  return true;
+}
+
+void* map_file(const std::string& path, std::size_t bytes, bool create) {
+  int file = open(path.c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0600);
+  if (file < 0) return nullptr;
+  bool is_sized = ftruncate(file, static_cast<off_t>(bytes)) == 0;
+  void* mapped =
+      is_sized ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+  close(file);
+  return mapped == MAP_FAILED ? nullptr : mapped;
 }
 
 void add_block(void* start, std::size_t bytes, int device, Place place) {
   std::lock_guard<std::mutex> held(blocks_lock);
-  blocks()[reinterpret_cast<std::uintptr_t>(start)] = {start, bytes, device, place, false};
+  blocks()[reinterpret_cast<std::uintptr_t>(start)] = {start, bytes, device, place, false, -1};
 }
 
 void remove_block(void* start) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace vgpu {
 
@@ -38,6 +39,7 @@ struct Block {
   int device;
   Place place;
   bool owned;
+  int file = -1;  // that other processes map, once the block was shared
 };
 
 void open_context(int device);
@@ -52,5 +54,10 @@ bool unmap_block(void* start);
 void add_block(void* start, std::size_t bytes, int device, Place place);
 void remove_block(void* start);
 bool find_block(const void* address, Block* block);
+// Moves the block of device memory at an address into a file, where it stays; false if it cannot be
+// shared. No bytes may move meanwhile (pause_data).
+bool share_block(const void* address, Block* block);
+// A file of the run in the memory of each process that maps it; null on failure.
+void* map_file(const std::string& path, std::size_t bytes, bool create);
 
 }  // namespace vgpu

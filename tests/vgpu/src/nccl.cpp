@@ -1,8 +1,6 @@
 // Stands in for libnccl: communicators and the calls that enqueue collectives on them.
 #include "nccl.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
@@ -45,11 +43,7 @@ void nap() {
 Shared* open_shared(const std::string& path, int size) {
   auto ranks = static_cast<std::size_t>(size);
   std::size_t bytes = sizeof(Shared) + ranks * ranks * kMails * sizeof(Mail);
-  int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes))) return nullptr;
-  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  close(file);
-  return mapped == MAP_FAILED ? nullptr : static_cast<Shared*>(mapped);
+  return static_cast<Shared*>(vgpu::map_file(path, bytes, true));
 }
 
 Result join(Comm** out, int size, const std::string& name, int rank) {

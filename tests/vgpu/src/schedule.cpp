@@ -28,7 +28,8 @@ struct Model {
   std::vector<OpRef> actions;  // bytes yet to move, in the order of enqueueing
   Stream* defaults[kMaxDevices] = {};
   std::uint32_t next_stream = 8;
-  int urgent = 0;  // collectives and host functions that have not ended: others wait for their start
+  int urgent = 0;  // operations that have not ended and whose start others wait for
+  bool moving = false;
   bool started = false;
 };
 
@@ -41,7 +42,9 @@ std::atomic<bool> forked{false};
 
 Seat& seat() { return board()->seats[my_seat()]; }
 
-bool is_urgent(const Op& op) { return op.kind == Kind::collective || op.kind == Kind::host; }
+bool is_urgent(const Op& op) {
+  return op.kind == Kind::collective || op.kind == Kind::host || (op.action && op.action->is_awaited());
+}
 
 std::chrono::steady_clock::time_point clock_point(Time time) {
   return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(time));
@@ -60,10 +63,10 @@ Time start_time(const Stream& stream, const Op& op) {
 
 Time end_time(Op& op) {
   if (op.action) return op.action->end(op.start, op.duration);
+  if (op.rate == 0) return op.left > 0 ? kUnknown : op.counted;  // until those above it end
   return op.counted + static_cast<Time>(std::ceil(op.left / op.rate));
 }
 
-  if (op.rate == 0) return op.left > 0 ? kUnknown : op.counted;  // until those above it end
 // Shares the device among what runs on it from `time` on.
 void share_device(int device, Time time) {
   double asked[1 - kHighestPriority] = {}, rates[1 - kHighestPriority], taken = 0;
@@ -76,10 +79,10 @@ void share_device(int device, Time time) {
     room = is_short ? 0 : room - asked[level];
   }
   for (const OpRef& op : model().running[device]) {
+    double rate = rates[-op->priority];
     if (op->kind == Kind::collective || op->occupancy == 0 || op->rate == rate) continue;
     Time from = std::max(time, op->counted);
     op->left -= static_cast<double>(from - op->counted) * op->rate;
-    double rate = rates[-op->priority];
     op->counted = from;
     op->rate = rate;
   }
@@ -166,9 +169,12 @@ void move_bytes() {
         ++i;
         continue;
       }
+      model().moving = true;
       held.unlock();
       bool moved = op->action->move();
       held.lock();
+      model().moving = false;
+      model().changed.notify_all();
       if (!moved) {
         ++i;
         continue;
@@ -178,7 +184,6 @@ void move_bytes() {
       if (op->action->moves_on_time()) ring(seat().clock_bell);
       i = 0;
     }
-    if (progress) model().changed.notify_all();
     held.unlock();
     if (!progress) wait_bell(seat().data_bell, seen, kHousekeeping);
   }
@@ -288,12 +293,12 @@ void add_node(Stream& stream, const OpRef& op) {
 }
 
 OpRef place(Guard& held, Stream* stream, std::unique_ptr<Op> op) {
+  op->priority = stream->priority;
   if (!stream->capture) return append(held, *stream, std::move(op), true);
   OpRef node(std::move(op));
   add_node(*stream, node);
   return node;
 }
-  op->priority = stream->priority;
 
 std::unique_ptr<Op> make_op(Kind kind, const char* name) {
   auto op = std::make_unique<Op>();
@@ -407,6 +412,10 @@ void drain_data() {
     model().changed.wait_until(held, clock_point(now() + kHousekeeping));
 }
 
+void pause_data(Guard& held) {
+  model().changed.wait(held, [] { return !model().moving; });
+}
+
 void record_event(Stream* stream, Event* event) {
   Guard held(lock());
   event->capture = stream->capture;
@@ -447,6 +456,7 @@ void launch_graph(const Graph& graph, Stream* stream, std::vector<Stream*>& lane
     op->direction = node->direction;
     op->duration = node->duration;
     op->occupancy = node->occupancy;
+    op->priority = node->priority;
     op->bytes = node->bytes;
     op->unit = node->unit;
     op->correlation = last_correlation();
@@ -456,7 +466,6 @@ void launch_graph(const Graph& graph, Stream* stream, std::vector<Stream*>& lane
       if (auto found = replayed.find(other.get()); found != replayed.end())
         op->after.push_back(found->second);
     last[lane] = append(held, *lanes[lane], std::move(op), false);
-    op->priority = node->priority;
     replayed[node.get()] = last[lane];
   }
   for (std::size_t lane = 1; lane < lanes.size(); ++lane) {
