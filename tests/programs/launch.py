@@ -1,5 +1,6 @@
 """Starts ranks as torchrun does, without importing torch: `launch.py N [--no-python] PROGRAM ...`.
 
+`launch.py N --nodes M PROGRAM ...` numbers them as those of M nodes.
 What a rank finds in its environment is the same, and so is the end: the first that fails takes the
 others along by SIGTERM. tests/agents/runtime/test_bootstrap.py and tests/runs/test_example.py start
 torchrun itself.
@@ -33,22 +34,27 @@ class Rank(Protocol):
     def kill(self) -> None: ...
 
 
-def environments(count: int) -> list[dict[str, str]]:
-    """What each of *count* ranks finds in its environment."""
+def environments(count: int, nodes: int = 1) -> list[dict[str, str]]:
+    """What each of *count* ranks, on so many nodes, finds in its environment."""
+    ranks_per_node = count // nodes
     shared = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": str(ranks_per_node), "GROUP_WORLD_SIZE": str(nodes),
         "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }  # fmt: skip
-    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+    places = [(str(rank), *map(str, divmod(rank, ranks_per_node))) for rank in range(count)]
+    return [
+        shared | {"RANK": rank, "GROUP_RANK": node, "LOCAL_RANK": local}
+        for rank, node, local in places
+    ]
 
 
-def start(count: int, command: list[str]) -> list[subprocess.Popen[bytes]]:
+def start(count: int, command: list[str], nodes: int = 1) -> list[subprocess.Popen[bytes]]:
     return [
         subprocess.Popen(command, env=os.environ | environment, start_new_session=True)
-        for environment in environments(count)
+        for environment in environments(count, nodes)
     ]
 
 
@@ -82,8 +88,12 @@ def supervise(ranks: Sequence[Rank]) -> int:
 
 def main() -> int:
     count, command = int(sys.argv[1]), sys.argv[2:]
+    nodes = 1
+    if command[0] == "--nodes":
+        nodes, command = int(command[1]), command[2:]
     bare = command[0] == "--no-python"
-    return supervise(start(count, command[1:] if bare else [sys.executable, "-u", *command]))
+    program = command[1:] if bare else [sys.executable, "-u", *command]
+    return supervise(start(count, program, nodes))
 
 
 if __name__ == "__main__":

@@ -92,6 +92,7 @@ def _runner(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunner
         script: str | Path,
         *arguments: str,
         ranks: int = 2,
+        nodes: int = 1,
         device: str = "h100",
         faults: Sequence[Fault] = (),
         changes: Mapping[str, float | str] | None = None,
@@ -104,7 +105,8 @@ def _runner(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunner
         folder = tmp_path / f"run{node.runs}"
         write_machine(folder, device, faults, changes)
         path = script if isinstance(script, Path) else HERE / "programs" / script
-        command = [str(virtual_cuda.python), str(PROGRAMS / "launch.py"), str(ranks), str(path)]
+        launch = [str(PROGRAMS / "launch.py"), str(ranks), "--nodes", str(nodes)]
+        command = [str(virtual_cuda.python), *launch, str(path)]
         variables = virtual_cuda.variables(folder) | extra
         if arithmetic:
             variables["VGPU_ARITHMETIC"] = "1"

@@ -22,7 +22,7 @@ struct Plan {
 std::map<std::string, double*> fields(Machine& m) {
   return {
       {"devices", &m.devices},
-      {"devices_per_node", &m.devices_per_node},
+      {"nvlink_devices", &m.nvlink_devices},
       {"major", &m.major},
       {"minor", &m.minor},
       {"multiprocessors", &m.multiprocessors},
@@ -38,8 +38,10 @@ std::map<std::string, double*> fields(Machine& m) {
       {"pinned_speed", &m.pinned_speed},
       {"pageable_speed", &m.pageable_speed},
       {"node_speed", &m.node_speed},
+      {"pcie_speed", &m.pcie_speed},
       {"network_speed", &m.network_speed},
       {"node_latency_ns", &m.node_latency_ns},
+      {"pcie_latency_ns", &m.pcie_latency_ns},
       {"network_latency_ns", &m.network_latency_ns},
       {"kernel_ns", &m.kernel_ns},
       {"copy_ns", &m.copy_ns},
@@ -122,6 +124,27 @@ const std::string& folder() {
 int global_rank() {
   const char* rank = std::getenv("RANK");
   return rank ? std::atoi(rank) : 0;
+}
+
+int my_node() {
+  const char* ranks = std::getenv("LOCAL_WORLD_SIZE");
+  return ranks ? global_rank() / std::atoi(ranks) : 0;
+}
+
+Reach reach_between(int node, int device, int other_node, int other_device) {
+  if (node != other_node) return Reach::network;
+  auto joined = static_cast<int>(machine().nvlink_devices);
+  bool is_joined = joined > 0 && device / joined == other_device / joined;
+  return is_joined || device == other_device ? Reach::nvlink : Reach::pcie;
+}
+
+Link link_of(Reach reach) {
+  const Machine& m = machine();
+  switch (reach) {
+    case Reach::nvlink: return {m.node_latency_ns, m.node_speed};
+    case Reach::pcie: return {m.pcie_latency_ns, m.pcie_speed};
+    default: return {m.network_latency_ns, m.network_speed};
+  }
 }
 
 double run_seconds(Time time) {

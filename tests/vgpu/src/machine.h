@@ -11,15 +11,17 @@ namespace vgpu {
 
 struct Machine {
   std::string name = "NVIDIA H100 80GB HBM3";
-  double devices = 8, devices_per_node = 8;
+  // Devices of a node, and how many of them, from the first on, NVLink joins to one group.
+  double devices = 8, nvlink_devices = 8;
   double major = 9, minor = 0, multiprocessors = 132, clock_hz = 1.98e9;
   double memory_bytes = 80.0 * (1ull << 30), context_bytes = 520.0 * (1 << 20);
   // Speeds per second.
   double flops_fp64 = 34e12, flops_fp32 = 60e12, flops_tf32 = 350e12, flops_half = 700e12,
          flops_fp8 = 1400e12;
   double memory_speed = 3.0e12, pinned_speed = 50e9, pageable_speed = 10e9;
-  double node_speed = 360e9, network_speed = 45e9;  // bus bandwidth of collectives
-  double node_latency_ns = 12000, network_latency_ns = 30000;
+  // Links: NVLink, PCIe, and the network between nodes. Bandwidth is that on the bus of collectives.
+  double node_speed = 360e9, pcie_speed = 40e9, network_speed = 45e9;
+  double node_latency_ns = 12000, pcie_latency_ns = 20000, network_latency_ns = 30000;
   // Least time of a kernel, of a copy; host time of a launch; operations that may wait in a stream.
   double kernel_ns = 2000, copy_ns = 1500, launch_ns = 0, queue = 1024;
   double slow = 1;                 // all kernels take this many times as long
@@ -43,6 +45,16 @@ const std::vector<Fault>& faults();
 const Fault* planned(const char* kind, int device = -1);
 const std::string& folder();
 int global_rank();
+// Where the process runs: as torchrun places ranks, RANK / LOCAL_WORLD_SIZE.
+int my_node();
+
+// What joins two devices, the nearest first.
+enum class Reach { nvlink, pcie, network };
+struct Link {
+  double latency_ns, speed;
+};
+Reach reach_between(int node, int device, int other_node, int other_device);
+Link link_of(Reach reach);
 // Seconds of the run at a moment of the device's clock: the same on every rank.
 double run_seconds(std::int64_t time);
 double uptime();

@@ -48,6 +48,7 @@ int take_seat() {
     int old = seat.pid.load();
     if (old && is_alive(seat)) continue;
     if (!seat.pid.compare_exchange_strong(old, getpid())) continue;
+    seat.node = my_node();
     for (auto& bytes : seat.bytes)
       bytes = 0;
     for (auto& busy : seat.busy_ns)
@@ -93,6 +94,8 @@ bool is_alive(const Seat& seat) {
   return pid && (kill(pid, 0) == 0 || errno == EPERM);
 }
 
+bool is_here(const Seat& seat) { return seat.node == my_node() && is_alive(seat); }
+
 void ring(std::atomic<int>& bell) {
   bell.fetch_add(1);
   syscall(SYS_futex, reinterpret_cast<int*>(&bell), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
@@ -106,7 +109,7 @@ void wait_bell(std::atomic<int>& bell, int seen, std::int64_t nanoseconds) {
 std::uint64_t used_bytes(int device) {
   std::uint64_t total = 0;
   for (const Seat& seat : board()->seats)
-    if (seat.bytes[device].load() && is_alive(seat)) total += seat.bytes[device].load();
+    if (seat.bytes[device].load() && is_here(seat)) total += seat.bytes[device].load();
   return total;
 }
 

@@ -14,7 +14,7 @@ constexpr int kMaxDevices = 16, kMaxProcesses = 256;
 
 // One process on the board. Other processes ring its bells, and NVML reads its memory.
 struct Seat {
-  std::atomic<int> pid;
+  std::atomic<int> pid, node;
   std::atomic<int> clock_bell, data_bell;
   std::atomic<std::uint64_t> bytes[kMaxDevices];
   // Time with a kernel or a collective on the device, in total; and since when one runs, or 0.
@@ -28,6 +28,8 @@ struct Board {
 Board* board();
 int my_seat();
 bool is_alive(const Seat& seat);
+// Of a living process on this node: another node has devices of its own.
+bool is_here(const Seat& seat);
 void ring(std::atomic<int>& bell);
 // Sleeps until the bell no longer shows `seen`, or for `nanoseconds`.
 void wait_bell(std::atomic<int>& bell, int seen, std::int64_t nanoseconds);

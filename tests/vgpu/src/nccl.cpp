@@ -21,6 +21,12 @@ struct UniqueId {
 
 namespace nccl {
 
+vgpu::Reach reach_between(const Comm& comm, int rank, int other) {
+  const Shared& shared = *comm.shared;
+  return vgpu::reach_between(shared.node[rank], shared.device[rank], shared.node[other],
+                             shared.device[other]);
+}
+
 void ring_clock(const Comm& comm, int rank) {
   for (int other = 0; other < comm.size; ++other)
     if ((rank < 0 || rank == other) && other != comm.rank)
@@ -63,12 +69,12 @@ Result join(Comm** out, int size, const std::string& name, int rank) {
   shared.pid[rank] = getpid();
   shared.seat[rank] = vgpu::my_seat();
   shared.device[rank] = comm->device;
-  shared.node[rank] = vgpu::global_rank() / static_cast<int>(vgpu::machine().devices_per_node);
+  shared.node[rank] = vgpu::my_node();
   ++shared.joined;
   while (shared.joined < size)
     nap();
   for (int other = 0; other < size; ++other)
-    comm->one_node &= shared.node[other] == shared.node[rank];
+    comm->span = std::max(comm->span, reach_between(*comm, 0, other));
   if (rank == 0) unlink(path.c_str());
   *out = comm;
   return ok;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "device.h"
+#include "machine.h"
 
 namespace nccl {
 
@@ -69,8 +70,8 @@ struct Comm {
   std::map<int, std::uint64_t> sent, received;
   std::map<int, double> scales;  // of custom reductions
   int next_custom = first_custom;
-  bool one_node = true;
-  std::atomic<vgpu::Time> aborted{0};  // when, or 0
+  vgpu::Reach span = vgpu::Reach::nvlink;  // of the two ranks that are farthest apart
+  std::atomic<vgpu::Time> aborted{0};      // when, or 0
 
   Mail& mail(int from, int to, std::uint64_t number) const {
     return shared->mails[(static_cast<std::size_t>(from) * static_cast<std::size_t>(size) +
@@ -80,6 +81,8 @@ struct Comm {
   }
 };
 
+// What joins two ranks.
+vgpu::Reach reach_between(const Comm& comm, int rank, int other);
 // Wakes the clock or the data thread of a peer; of all peers if `rank` < 0.
 void ring_clock(const Comm& comm, int rank = -1);
 void ring_data(const Comm& comm, int rank = -1);

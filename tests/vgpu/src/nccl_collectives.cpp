@@ -16,13 +16,8 @@ using vgpu::Time;
 // The n-th collective of this process, from 0: what a plan counts.
 std::atomic<std::int64_t> issued{0};
 
-struct Link {
-  double latency_ns, speed;
-};
-Link link_of(const Comm& comm, Time time) {
-  const vgpu::Machine& m = vgpu::machine();
-  Link link = comm.one_node ? Link{m.node_latency_ns, m.node_speed}
-                            : Link{m.network_latency_ns, m.network_speed};
+vgpu::Link link_at(vgpu::Reach reach, Time time) {
+  vgpu::Link link = vgpu::link_of(reach);
   // By the time that all ranks agree on, so that all compute the same end.
   for (const vgpu::Fault& fault : vgpu::faults())
     if (fault.kind == "link" && vgpu::run_seconds(time) >= fault.at) link.speed /= fault.factor;
@@ -87,7 +82,7 @@ public:
       if (other.tag != r_.sequence + 1 || !fits(other, rank)) return kUnknown;
       latest = std::max(latest, other.start);
     }
-    Link link = link_of(*r_.comm, latest);
+    vgpu::Link link = link_at(r_.comm->span, latest);
     double ns = r_.comm->size == 1 ? vgpu::machine().kernel_ns
                                    : link.latency_ns + bus_bytes(r_) / link.speed * 1e9;
     transfer_ = latest;
@@ -224,7 +219,7 @@ public:
         continue;
       }
       Time both = std::max(mail.send_start, mail.receive_start);
-      Link link = link_of(*t.comm, both);
+      vgpu::Link link = link_at(reach_between(*t.comm, t.comm->rank, t.peer), both);
       latest = std::max(latest, both);
       end = std::max(end, both + static_cast<Time>(link.latency_ns +
                                                    static_cast<double>(t.bytes) / link.speed * 1e9));

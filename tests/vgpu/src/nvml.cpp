@@ -43,7 +43,7 @@ bool is_lost(const void* handle) { return active("lost", index_of(handle)); }
 double busy_seconds(int device) {
   double most = 0;  // processes on one device take turns at best
   for (const vgpu::Seat& seat : vgpu::board()->seats) {
-    if (!vgpu::is_alive(seat)) continue;
+    if (!vgpu::is_here(seat)) continue;
     vgpu::Time since = seat.busy_since[device], running = since ? vgpu::now() - since : 0;
     most += static_cast<double>(seat.busy_ns[device] + std::max<vgpu::Time>(running, 0)) / 1e9;
   }
@@ -273,7 +273,7 @@ API nvmlDeviceGetComputeRunningProcesses_v3(void* handle, unsigned* count, Proce
   unsigned found = 0, room = *count;
   for (const vgpu::Seat& seat : vgpu::board()->seats) {
     std::uint64_t bytes = seat.bytes[index_of(handle)];
-    if (!bytes || !vgpu::is_alive(seat)) continue;
+    if (!bytes || !vgpu::is_here(seat)) continue;
     if (out && found < room) out[found] = {static_cast<unsigned>(seat.pid), bytes, ~0u, ~0u};
     ++found;
   }
