@@ -15,17 +15,20 @@ pytestmark = pytest.mark.vgpu
 
 
 @pytest.mark.parametrize(
-    ("settings", "backend", "segments", "page"),
+    ("settings", "backend", "segments", "page", "nvlink_devices"),
     [
-        ("", "native", 8, 1),
-        ("expandable_segments:True", "native", 1, 20 << 20),
-        ("backend:cudaMallocAsync", "cudaMallocAsync", 0, 1),
+        ("", "native", 8, 1, 8),
+        ("expandable_segments:True", "native", 1, 20 << 20, 8),
+        ("backend:cudaMallocAsync", "cudaMallocAsync", 0, 1, 1),
     ],
 )
 def test_each_allocator_takes_and_gives_back(
-    cuda_run: CudaRunner, settings: str, backend: str, segments: int, page: int
+    cuda_run: CudaRunner, settings: str, backend: str, segments: int, page: int, nvlink_devices: int
 ) -> None:
-    output = cuda_run("memory.py", ranks=1, PYTORCH_CUDA_ALLOC_CONF=settings).output
+    changes = {"nvlink_devices": nvlink_devices}
+    link = 360e9 if nvlink_devices == 8 else 40e9
+    run = cuda_run("memory.py", ranks=1, changes=changes, PYTORCH_CUDA_ALLOC_CONF=settings)
+    output = run.output
     found = re.search(r"^facts (.*)", output, re.MULTILINE)
     assert found is not None, output
     facts: dict[str, Any] = json.loads(found[1])
@@ -35,7 +38,9 @@ def test_each_allocator_takes_and_gives_back(
     assert facts["right"] and facts["back"] == 0
     assert facts["oom"].startswith("OutOfMemoryError:") and "100.00 GiB" in facts["oom"]
     assert facts["peer"] and facts["peer_right"]
-    assert facts["peer_ms"] >= (64 << 20) / 1.5e12 * 1e3
+    assert facts["peer_ms"] == pytest.approx((64 << 20) / link * 1e3, rel=0.05)
+    assert facts["staged_ms"] == pytest.approx((64 << 20) / 25e9 * 1e3, rel=0.05)
+    assert facts["peer_statuses"] == [0, 704, 0, 705, 101]
 
 
 def test_two_processes_share_a_tensor_and_an_event(each_cuda_run: CudaRunner) -> None:

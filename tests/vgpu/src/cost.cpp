@@ -68,6 +68,13 @@ void launch(Stream* stream, const char* name, const Cost& cost) {
   enqueue(stream, std::move(op));
 }
 
+Time peer_copy_time(std::int64_t bytes, int from, int to, bool have_access) {
+  const Machine& m = machine();
+  double direct = link_of(reach_between(0, from, 0, to)).speed;
+  double speed = have_access ? direct : m.pinned_speed / 2;
+  return static_cast<Time>(m.copy_ns + static_cast<double>(bytes) / speed * 1e9);
+}
+
 Time copy_time(std::int64_t bytes, Direction direction, bool pinned) {
   const Machine& m = machine();
   double speed = direction == Direction::on_device ? m.memory_speed / 2

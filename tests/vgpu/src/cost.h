@@ -20,6 +20,8 @@ Cost product_cost(double m, double n, double k, double batch, double speed, doub
                   int device);
 // Enqueues a kernel of this cost; the host needs the time of a launch for it.
 void launch(Stream* stream, const char* name, const Cost& cost);
+// A copy to another device: over their link, or through the host where they lack access to each other.
+Time peer_copy_time(std::int64_t bytes, int from, int to, bool have_access);
 Time copy_time(std::int64_t bytes, Direction direction, bool pinned);
 
 }  // namespace vgpu

@@ -20,6 +20,8 @@ enum Error : int {
   illegal_state = 401,
   symbol_not_found = 500,
   not_ready = 600,
+  peer_access_enabled = 704,
+  peer_access_not_enabled = 705,
   illegal_address = 700,
   launch_timeout = 702,
   not_permitted = 800,
@@ -67,6 +69,12 @@ struct FunctionAttributes {
 // cudaMemLocation, cudaMemPoolProps: only their first words are read.
 struct MemoryLocation {
   int type, id;
+};
+
+// cudaMemAccessDesc
+struct MemoryAccess {
+  MemoryLocation location;
+  int flags;  // 3: reads and writes
 };
 
 // cudaIpcMemHandle_t and cudaIpcEventHandle_t

@@ -2,6 +2,7 @@
 #include "cudart.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -18,6 +19,9 @@ namespace cudart {
 namespace {
 
 thread_local Error last_error = success;
+// By the device that reaches and the one that is reached; by the pool's device and the one that reaches.
+std::atomic<bool> peer_access[vgpu::kMaxDevices][vgpu::kMaxDevices],
+    pool_access[vgpu::kMaxDevices][vgpu::kMaxDevices];
 
 }  // namespace
 
@@ -39,6 +43,13 @@ bool is_unusable(Error* why) {
   }
   return false;
 }
+
+bool have_peer_access(int device, int other) {
+  return peer_access[device][other] || peer_access[other][device] || pool_access[device][other] ||
+         pool_access[other][device];
+}
+
+void allow_pool_access(int device, int peer, bool is_allowed) { pool_access[device][peer] = is_allowed; }
 
 namespace {
 
@@ -219,11 +230,25 @@ VGPU_API Error cudaDeviceGetByPCIBusId(int* device, const char* text) {
 }
 
 VGPU_API Error cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  if (!is_device(device) || !is_device(peer)) return fail(invalid_device);
   *can = device != peer;
   return success;
 }
 
-VGPU_API Error cudaDeviceEnablePeerAccess(int, unsigned) { return success; }
+VGPU_API Error cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+  VGPU_ENTER();
+  if (!is_device(peer) || peer == vgpu::current_device()) return fail(invalid_device);
+  if (flags) return fail(invalid_value);
+  bool was_enabled = peer_access[vgpu::current_device()][peer].exchange(true);
+  return was_enabled ? fail(peer_access_enabled) : success;
+}
+
+VGPU_API Error cudaDeviceDisablePeerAccess(int peer) {
+  VGPU_ENTER();
+  if (!is_device(peer)) return fail(invalid_device);
+  bool was_enabled = peer_access[vgpu::current_device()][peer].exchange(false);
+  return was_enabled ? success : fail(peer_access_not_enabled);
+}
 
 VGPU_API Error cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   if (least) *least = 0;
@@ -270,6 +295,8 @@ constexpr ErrorText kErrors[] = {
     {illegal_state, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
     {symbol_not_found, "cudaErrorSymbolNotFound", "named symbol not found"},
     {not_ready, "cudaErrorNotReady", "device not ready"},
+    {peer_access_enabled, "cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled"},
+    {peer_access_not_enabled, "cudaErrorPeerAccessNotEnabled", "peer access has not been enabled"},
     {illegal_address, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
     {ecc_uncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"},
     {launch_timeout, "cudaErrorLaunchTimeout", "the launch timed out and was terminated"},

@@ -11,6 +11,9 @@ cuda::Error fail(cuda::Error error);
 bool is_unusable(cuda::Error* why);
 // True if a capture forbids unsafe calls of this thread; the capture is then invalid.
 bool breaks_capture();
+// True if one of two devices may reach the memory of the other.
+bool have_peer_access(int device, int other);
+void allow_pool_access(int device, int peer, bool is_allowed);
 
 // Events of several processes (cudart_ipc.cpp).
 std::shared_ptr<vgpu::SharedEvent> make_shared_event();

@@ -112,6 +112,12 @@ OpRef enqueue_copy(const Rows& rows, int kind, Stream* stream, bool* pageable) {
   Block block;
   *pageable = op->direction != Direction::on_device && !find_block(on_host, &block);
   op->duration = vgpu::copy_time(op->bytes, op->direction, !*pageable);
+  Block source, target;
+  bool is_on_devices = op->direction == Direction::on_device && find_block(rows.from, &source) &&
+                       find_block(rows.to, &target);
+  if (is_on_devices && source.device != target.device)
+    op->duration = vgpu::peer_copy_time(op->bytes, source.device, target.device,
+                                        have_peer_access(source.device, target.device));
   op->name = *pageable ? "memcpy pageable" : "memcpy";
   op->correlation = vgpu::last_correlation();
   op->action = std::make_unique<Copy>(rows);
@@ -348,7 +354,11 @@ VGPU_API Error cudaMemPoolSetAttribute(void* pool, int attribute, const std::uin
   return success;
 }
 
-VGPU_API Error cudaMemPoolSetAccess(void*, const void*, std::size_t) { return success; }
+VGPU_API Error cudaMemPoolSetAccess(void* pool, const MemoryAccess* access, std::size_t count) {
+  for (const MemoryAccess* one = access; one != access + count; ++one)
+    allow_pool_access(pool_device(pool), one->location.id, one->flags == 3);
+  return success;
+}
 VGPU_API Error cudaMemPoolTrimTo(void*, std::size_t) { return success; }
 
 VGPU_API Error cudaDeviceGetGraphMemAttribute(int, int, std::uint64_t* value) {
