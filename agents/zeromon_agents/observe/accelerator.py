@@ -84,7 +84,8 @@ class Accelerator:
         read = getattr(self.module, "get_per_process_memory_fraction", None)
         if read is None:
             read = getattr(torch._C, f"_{self.type}_getMemoryFraction", None)
-        return float(read(self.module.current_device())) if read is not None else 1.0
+        # cudaMallocAsync without a limit says 2**64 bytes over those of the device
+        return min(1.0, float(read(self.module.current_device()))) if read is not None else 1.0
 
     def pinned_bytes(self) -> int:
         """Returns the bytes that torch's caching host allocator holds pinned; -1 where unknown."""

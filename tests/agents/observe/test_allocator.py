@@ -101,6 +101,16 @@ def test_at_the_end_of_a_step_the_device_is_asked_too(parts: Parts) -> None:
     assert allocator.pinned_bytes() == 77
 
 
+def test_without_a_limit_the_capacity_is_that_of_the_device(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cudaMallocAsync, which nobody limited, says 2**64 bytes over the device's."""
+    monkeypatch.setattr(Module, "get_per_process_memory_fraction", lambda *_: 2**64 / 80)
+    parts.allocator.sample()
+    (peak,) = (event for event in parts.events() if isinstance(event, MemoryPeak))
+    assert peak.capacity_bytes == 80
+
+
 def test_before_backward_nothing_calls_the_driver(parts: Parts) -> None:
     """A graph may be under capture: even the first time."""
     parts.allocator.sample_tensors()
