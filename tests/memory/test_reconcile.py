@@ -131,6 +131,12 @@ def test_one_sum_of_several_processes_is_not_taken_for_one_rank(
     assert ("non_torch" in kinds) is known
 
 
+def test_a_dead_process_holds_nothing_beside_what_torch_said_last() -> None:
+    stats = Device(used_bytes=0, processes=0)
+    one = rank(0, memory=device_memory(), device_stats=stats, alive=False)
+    assert "non_torch" not in {r.kind for r in unattributed_memory(one)}
+
+
 def test_an_allocator_that_does_not_count_what_it_reserved_has_no_rest() -> None:
     stats = Device(used_bytes=78 << 30, own_bytes=40 << 30)
     one = rank(0, memory=device_memory(reserved_bytes=-1), device_stats=stats)

@@ -302,7 +302,8 @@ def unattributed_memory(rank: RankSnapshot) -> tuple[Unattributed, ...]:
         if roles:
             nbytes = max(0, peak - roles - gathered)
             rows += _apart(rank, Pool.DEVICE, "activation_temp", nbytes)
-        used = _held_bytes(rank.device_stats)
+        # the driver has freed what a dead process held, and torch's last figures stay
+        used = _held_bytes(rank.device_stats) if rank.alive else None
         if memory.reserved_bytes >= 0:
             slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
             rows.append(Unattributed(kind="reserved_unallocated", place="device", nbytes=slack))
