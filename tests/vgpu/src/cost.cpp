@@ -47,9 +47,12 @@ Cost product_cost(double m, double n, double k, double batch, double speed, doub
   const Machine& given = machine();
   double bytes = (m * k + k * n + m * n) * batch * element_bytes;
   double seconds = std::max(2 * m * n * k * batch / speed, bytes / given.memory_speed);
+  // Only tensor cores are faster than single precision.
+  double tensor_seconds = speed > given.flops_fp32 ? 2 * m * n * k * batch / speed : 0;
   double tiles = std::max(1.0, m / 128) * std::max(1.0, n / 128) * batch;
   return {static_cast<Time>((given.kernel_ns + seconds * 1e9) * slowness(device)),
-          std::min(1.0, tiles / given.multiprocessors), static_cast<std::int64_t>(bytes)};
+          std::min(1.0, tiles / given.multiprocessors), static_cast<std::int64_t>(bytes),
+          tensor_seconds};
 }
 
 void launch(Stream* stream, const char* name, const Cost& cost) {
@@ -64,6 +67,9 @@ void launch(Stream* stream, const char* name, const Cost& cost) {
   op->duration = cost.duration;
   op->occupancy = cost.occupancy;
   op->bytes = cost.bytes;
+  double seconds = static_cast<double>(std::max<Time>(cost.duration, 1)) / 1e9;
+  op->tensor_share = cost.tensor_seconds / seconds;
+  op->memory_share = static_cast<double>(cost.bytes) / machine().memory_speed / seconds;
   op->correlation = last_correlation();
   enqueue(stream, std::move(op));
 }

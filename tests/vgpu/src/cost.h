@@ -11,6 +11,7 @@ struct Cost {
   Time duration;
   double occupancy;
   std::int64_t bytes;
+  double tensor_seconds = 0;  // of its time with all tensor cores in use
 };
 
 // A kernel by its name and its number of blocks and threads. `args`: of a spin kernel, its cycles.

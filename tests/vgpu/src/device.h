@@ -83,6 +83,7 @@ struct Op {
   const char* name = "";
   Time duration = 0;
   double occupancy = 0;
+  double tensor_share = 0, memory_share = 0;  // of the peak, while it runs at full speed
   std::int64_t bytes = 0;
   std::uint32_t correlation = 0;
   std::vector<OpRef> after;

@@ -55,6 +55,11 @@ int take_seat() {
       busy = 0;
     for (auto& since : seat.busy_since)
       since = 0;
+    for (Activity& activity : seat.activity) {
+      activity.counted = now();
+      for (int unit = 0; unit < kUnits; ++unit)
+        activity.used[unit] = activity.rate[unit] = 0;
+    }
     return i;
   }
   complain("board", "more than 256 processes use one virtual machine");

@@ -12,6 +12,16 @@ namespace vgpu {
 
 constexpr int kMaxDevices = 16, kMaxProcesses = 256;
 
+// Parts of a device that GPM counts: multiprocessors, tensor cores, the bandwidth of its memory.
+enum Unit { kMultiprocessors, kTensorCores, kMemoryBandwidth, kUnits };
+
+// Seconds of full use of each unit until `counted`. `version` is odd while the owner writes.
+struct Activity {
+  std::atomic<unsigned> version;
+  std::atomic<std::int64_t> counted;
+  std::atomic<double> used[kUnits], rate[kUnits];
+};
+
 // One process on the board. Other processes ring its bells, and NVML reads its memory.
 struct Seat {
   std::atomic<int> pid, node;
@@ -19,6 +29,7 @@ struct Seat {
   std::atomic<std::uint64_t> bytes[kMaxDevices];
   // Time with a kernel or a collective on the device, in total; and since when one runs, or 0.
   std::atomic<std::int64_t> busy_ns[kMaxDevices], busy_since[kMaxDevices];
+  Activity activity[kMaxDevices];
 };
 
 struct Board {

@@ -101,6 +101,51 @@ struct FabricInfo {
   unsigned clique;
   unsigned char state;
 };
+// A sample of GPM: when it was taken, and seconds of full use of each unit by all processes until then.
+struct GpmSample {
+  vgpu::Time time = 0;
+  double used[vgpu::kUnits] = {};
+};
+struct GpmSupport {
+  unsigned version, is_supported;
+};
+// nvmlGpmMetric_t and nvmlGpmMetricsGet_t
+struct GpmMetric {
+  unsigned id;
+  int result;
+  double value;
+  const char *short_name, *long_name, *unit;
+};
+struct GpmMetrics {
+  unsigned version, count;
+  GpmSample *before, *after;
+  GpmMetric metrics[];
+};
+
+// The units that a process of the run has used, as its clock thread last counted them. A process that
+// was killed while it wrote has left them odd for good.
+GpmSample read_activity(const vgpu::Activity& activity) {
+  GpmSample sample;
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    unsigned version = activity.version;
+    sample.time = activity.counted;
+    for (int unit = 0; unit < vgpu::kUnits; ++unit)
+      sample.used[unit] = activity.used[unit];
+    if (version % 2 == 0 && version == activity.version) break;
+  }
+  return sample;
+}
+
+// Which of our units a metric shows; kUnits: none.
+int unit_of_metric(unsigned id) {
+  switch (id) {
+    case 2: return vgpu::kMultiprocessors;   // NVML_GPM_METRIC_SM_UTIL
+    case 5: return vgpu::kTensorCores;       // NVML_GPM_METRIC_ANY_TENSOR_UTIL
+    case 10: return vgpu::kMemoryBandwidth;  // NVML_GPM_METRIC_DRAM_BW_UTIL
+  }
+  return vgpu::kUnits;
+}
+
 constexpr unsigned long long kXid = 8;  // nvmlEventTypeXidCriticalError
 
 }  // namespace
@@ -323,6 +368,49 @@ API nvmlDeviceGetGpuFabricInfoV(void*, FabricInfo* out) {
 API nvmlDeviceGetMigMode(void*, unsigned* current, unsigned* pending) {
   *current = *pending = 0;
   return not_supported;
+}
+
+// ---- GPM: how much of the device's units was in use between two samples
+
+API nvmlGpmQueryDeviceSupport(void* handle, GpmSupport* out) {
+  NVML_ENTER(handle);
+  out->is_supported = vgpu::machine().major >= 9;
+  return ok;
+}
+API nvmlGpmSampleAlloc(GpmSample** out) {
+  *out = new GpmSample;
+  return ok;
+}
+API nvmlGpmSampleFree(GpmSample* sample) {
+  delete sample;
+  return ok;
+}
+API nvmlGpmSampleGet(void* handle, GpmSample* out) {
+  NVML_ENTER(handle);
+  if (vgpu::machine().major < 9) return not_supported;
+  *out = {};
+  for (const vgpu::Seat& seat : vgpu::board()->seats) {
+    if (!vgpu::is_alive(seat)) continue;
+    GpmSample one = read_activity(seat.activity[index_of(handle)]);
+    out->time = std::max(out->time, one.time);
+    for (int unit = 0; unit < vgpu::kUnits; ++unit)
+      out->used[unit] += one.used[unit];
+  }
+  if (!out->time) out->time = vgpu::now();
+  return ok;
+}
+API nvmlGpmMetricsGet(GpmMetrics* asked) {
+  double seconds = static_cast<double>(asked->after->time - asked->before->time) / 1e9;
+  if (seconds <= 0) return invalid_argument;
+  for (unsigned i = 0; i < asked->count; ++i) {
+    GpmMetric& metric = asked->metrics[i];
+    int unit = unit_of_metric(metric.id);
+    metric.result = unit == vgpu::kUnits ? not_supported : ok;
+    if (metric.result != ok) continue;
+    double used = asked->after->used[unit] - asked->before->used[unit];
+    metric.value = 100 * std::clamp(used / seconds, 0.0, 1.0);
+  }
+  return ok;
 }
 
 // ---- Xids: a planned `xid` is one event of the device

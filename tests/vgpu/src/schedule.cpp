@@ -67,6 +67,25 @@ Time end_time(Op& op) {
   return op.counted + static_cast<Time>(std::ceil(op.left / op.rate));
 }
 
+// Counts what the units have done until `time` at the rates so far, and sets the rates from then on.
+void count_activity(int device, Time time) {
+  Activity& activity = seat().activity[device];
+  ++activity.version;
+  double seconds = static_cast<double>(std::max<Time>(0, time - activity.counted)) / 1e9;
+  activity.counted = std::max<Time>(time, activity.counted);
+  double rates[kUnits] = {};
+  for (const OpRef& op : model().running[device]) {
+    rates[kMultiprocessors] += op->occupancy * op->rate;
+    rates[kTensorCores] += op->tensor_share * op->rate;
+    rates[kMemoryBandwidth] += op->memory_share * op->rate;
+  }
+  for (int unit = 0; unit < kUnits; ++unit) {
+    activity.used[unit] = activity.used[unit] + activity.rate[unit] * seconds;
+    activity.rate[unit] = std::min(1.0, rates[unit]);
+  }
+  ++activity.version;
+}
+
 // Shares the device among what runs on it from `time` on.
 void share_device(int device, Time time) {
   double asked[1 - kHighestPriority] = {}, rates[1 - kHighestPriority], taken = 0;
@@ -86,6 +105,7 @@ void share_device(int device, Time time) {
     op->counted = from;
     op->rate = rate;
   }
+  count_activity(device, time);
 }
 
 void count_busy(int device, Time time, bool was_busy) {
@@ -197,7 +217,10 @@ void run_clock() {
     Time wake;
     {
       Guard held(lock());
-      advance(held, now());
+      Time present = now();
+      advance(held, present);
+      for (int device = 0; device < static_cast<int>(machine().devices); ++device)
+        count_activity(device, present);
       wake = now() + kHousekeeping;
       if (model().urgent) wake = std::min(wake, std::max(next_event(), now() + kGranularity));
     }
@@ -457,6 +480,8 @@ void launch_graph(const Graph& graph, Stream* stream, std::vector<Stream*>& lane
     op->duration = node->duration;
     op->occupancy = node->occupancy;
     op->priority = node->priority;
+    op->tensor_share = node->tensor_share;
+    op->memory_share = node->memory_share;
     op->bytes = node->bytes;
     op->unit = node->unit;
     op->correlation = last_correlation();
