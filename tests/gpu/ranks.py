@@ -155,12 +155,14 @@ def flight() -> dict[str, list[int]]:
     content = pickle.loads(
         dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
     )
+    # a rank that only sends, or only receives, has no tensor on the other side
+    item_bytes = ITEM_BYTES | {"UNKNOWN_SCALAR": 0}
     found: dict[str, list[int]] = {}
     for entry in content.get("entries") or []:
         name = str(entry["profiling_name"]).partition(":")[2]
         sizes = [
             sum(
-                torch.Size(size).numel() * ITEM_BYTES[dtype]
+                torch.Size(size).numel() * item_bytes[dtype]
                 for size, dtype in zip(entry[f"{side}_sizes"], entry[f"{side}_dtypes"], strict=True)
             )
             for side in ("input", "output")

@@ -403,7 +403,16 @@ def forecast(bench: Bench) -> Iterator[Check]:
 def roles(bench: Bench) -> Iterator[Check]:
     from zeromon.memory.reconcile import unattributed_memory
 
-    run = bench.run("memory", 2, pause=3.0 if not bench.dry else 0.5).snapshot
+    newest: list[RunSnapshot] = []
+
+    def look(run: RunSnapshot, _: Any) -> bool:
+        """Keeps the last snapshot in which both hold what the program holds at its end."""
+        if len(run.ranks) == 2 and all(rank.alive and rank.steps >= 12 for rank in run.ranks):
+            newest[:] = [run]
+        return False
+
+    done = bench.run("memory", 2, pause=3.0 if not bench.dry else 0.5, seen=look)
+    run = (newest or [done.snapshot])[0]
     if any(rank.memory is None for rank in run.ranks):
         yield bench.check("memory of both ranks", "n/a", "figures", False)
         return
