@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,12 +122,12 @@ class Done:
 class Bench:
     """What rows run on: a collector, processes, a clock, and a folder for the figures."""
 
-    def __init__(self, out: Path, *, dry: bool) -> None:
+    def __init__(self, out: Path, *, dry: bool, patience: float = 1.0) -> None:
         from support import Node
 
-        self.out, self.dry = out, dry
+        self.out, self.dry, self.patience = out, dry, patience
         self.node = Node(Path(tempfile.mkdtemp(prefix="zeromon-gpu-")))
-        self.ends = time.monotonic() + SECONDS
+        self.ends = time.monotonic() + SECONDS * patience
         self.kept: dict[str, bytes] = {}
         self._trained: dict[Any, Done] = {}
 
@@ -195,7 +195,7 @@ class Bench:
         )  # fmt: skip
         common |= {"TORCH_NCCL_TRACE_BUFFER_SIZE": "20000", "TORCH_FR_BUFFER_SIZE": "20000"}
         command = [sys.executable, str(HERE / "ranks.py"), program, json.dumps(options)]
-        deadline = min(self.ends, time.monotonic() + (seconds or STARTS))
+        deadline = min(self.ends, time.monotonic() + (seconds or STARTS) * self.patience)
         with (facts / "log").open("w+") as log:
             running = [
                 subprocess.Popen(
@@ -368,6 +368,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", default="all", help="1, 2, bench, or all but bench")
     parser.add_argument("--dry", action="store_true", help="run what can run without a GPU")
     parser.add_argument("--rows", default="", help="numbers, with commas")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=1.0,
+        help="factor for the time limits of rows (4 on the virtual device)",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu")
     parser.add_argument("--publish", nargs="*", type=Path, metavar="FILE")
     options = parser.parse_args(words)
@@ -393,8 +399,9 @@ def main(words: Sequence[str] | None = None) -> int:
     asked = {number for number in options.rows.split(",") if number}
     parts = {"1", "2"} if options.part == "all" else {options.part}
     chosen = [one for one in ROWS if (one.number in asked if asked else one.part in parts)]
-    bench, outcomes = Bench(options.out, dry=options.dry), []
-    bench.ends += SECONDS * (len(parts) - 1)
+    chosen = [replace(one, seconds=one.seconds * options.patience) for one in chosen]
+    bench, outcomes = Bench(options.out, dry=options.dry, patience=options.patience), []
+    bench.ends += SECONDS * options.patience * (len(parts) - 1)
     facts = machine() | ({"dry": "yes", "device": "none"} if options.dry else {})
     try:
         for outcome in carried_out(chosen, bench):
