@@ -271,7 +271,8 @@ def carried_out(
                 if clock() > bench.ends:
                     raise OutOfTime(f"after {len(checks)} checks")
         except NotHere as why:
-            verdict, note = "n/a", str(why)
+            verdict = "FAIL" if verdict_of(checks) == "FAIL" else "n/a"
+            note = str(why)
         except OutOfTime as why:
             verdict, note = "out of time", str(why)
         except Exception as error:
