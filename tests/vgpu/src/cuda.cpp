@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 
 #include "cost.h"
@@ -123,6 +124,12 @@ VGPU_API Error cuCtxGetDevice(int* device) {
   return success;
 }
 
+extern "C" Error cudaDeviceGetLimit(std::size_t* value, int limit);
+extern "C" Error cudaDeviceSetLimit(int limit, std::size_t value);
+
+VGPU_API Error cuCtxGetLimit(std::size_t* value, int limit) { return cudaDeviceGetLimit(value, limit); }
+VGPU_API Error cuCtxSetLimit(int limit, std::size_t value) { return cudaDeviceSetLimit(limit, value); }
+
 // ---- virtual memory: reserved addresses, and files of memory mapped there
 // ------------------------------
 
@@ -210,6 +217,10 @@ VGPU_API Error cuModuleLoadData(void** module, const void*) {
   *module = &loaded;
   return success;
 }
+VGPU_API Error cuModuleLoad(void** module, const char* path) {
+  if (access(path, R_OK)) return file_not_found;
+  return cuModuleLoadData(module, nullptr);
+}
 VGPU_API Error cuModuleUnload(void*) { return success; }
 
 VGPU_API Error cuModuleGetFunction(const char** function, void*, const char* name) {
@@ -230,8 +241,16 @@ VGPU_API Error cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const ch
   return success;
 }
 
+extern "C" Error cudaGetDevice(int* device);
+
 namespace {
 Error launch(const char* name, Dim3 grid, Dim3 block, void* handle) {
+  int device;
+  if (Error why = cudaGetDevice(&device)) return why;  // a child of fork, or the device is lost
+  if (std::getenv("VGPU_ARITHMETIC")) {  // results that no operator of the CPU has computed
+    vgpu::complain(name, "computes nothing on the virtual device: run it without arithmetic");
+    return not_supported;
+  }
   vgpu::Call call("cuLaunchKernel", 307);
   vgpu::Stream* stream = vgpu::stream_of(handle);
   double blocks = static_cast<double>(grid.x) * grid.y * grid.z;

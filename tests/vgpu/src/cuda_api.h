@@ -16,6 +16,7 @@ enum Error : int {
   initialization_error = 3,
   invalid_device = 101,
   device_uninitialized = 201,
+  file_not_found = 301,
   invalid_handle = 400,
   illegal_state = 401,
   symbol_not_found = 500,

@@ -291,6 +291,7 @@ constexpr ErrorText kErrors[] = {
     {initialization_error, "cudaErrorInitializationError", "initialization error"},
     {invalid_device, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {device_uninitialized, "cudaErrorDeviceUninitialized", "invalid device context"},
+    {file_not_found, "cudaErrorFileNotFound", "file not found"},
     {invalid_handle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {illegal_state, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
     {symbol_not_found, "cudaErrorSymbolNotFound", "named symbol not found"},
