@@ -54,7 +54,7 @@ help:
 	@echo "make test-trackers a live run in W&B, MLflow and TensorBoard, by their own libraries; manifests against schemas"
 	@echo "make test-gpu  what only a GPU can show; PART=1, PART=2, ROWS=1,7; DRY=1 runs it without one"
 	@echo "make bench-gpu the same for the cost of a step, overlap, NVML; make gpu-wheels: what travels there"
-	@echo "make vgpu      a CUDA device without a GPU: the CUDA build of torch, 1.2 GB, on our own libraries; VGPU=\"2.13.0 2.15.0\""
+	@echo "make vgpu      a CUDA device without a GPU: the CUDA build of torch and Triton, 1.9 GB, on our own libraries; VGPU=\"2.13.0 2.15.0\""
 	@echo "make test-vgpu the tests on it; make test-vgpu-short: half a minute of them, which CI runs"
 	@echo "make truth-table zeromon's figures beside the virtual device's timeline: 3 hours, goes on where it was cut"
 	@echo "make recordings  train anew what tests/data/rings holds, on a machine that nobody else uses"
@@ -156,7 +156,7 @@ gpu-wheels:
 	  --dest .gpu-wheels $$(grep '^msgspec==' constraints.txt)
 
 vgpu: $(READY)
-	$(BIN)/python tests/vgpu/environment.py $(VGPU)
+	$(BIN)/python tests/vgpu/environment.py --triton $(VGPU)
 
 test-vgpu: VGPU = 2.9.1 2.13.0 2.15.0
 test-vgpu: vgpu
@@ -168,7 +168,9 @@ truth-table: vgpu
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/vgpu/truth_table.py 2.13.0:2 2.13.0:4 2.15.0:2; \
 	  $(BIN)/python tests/vgpu/truth_table.py --publish build/truth.jsonl
 
-test-vgpu-short: vgpu
+# Without Triton: none of these tests compiles.
+test-vgpu-short: $(READY)
+	$(BIN)/python tests/vgpu/environment.py $(VGPU)
 	$(PYTEST) -m "vgpu and short" tests/vgpu
 
 recordings: $(READY)

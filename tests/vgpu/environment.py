@@ -1,11 +1,15 @@
 """``make vgpu``: an environment with the real CUDA build of torch and our libraries in NVIDIA's place.
 
-``environment.py [VERSION...]`` makes those of these versions of torch, by default 2.13.0: 1.2 GB each.
+``environment.py [--triton] [VERSION...]`` makes those of these versions of torch, by default 2.13.0:
+1.2 GB each, and 0.7 GB with Triton.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,10 +66,16 @@ class Environment:
         """The stand-ins that were built for its wheel."""
         return self.folder / "vgpu"
 
+    @property
+    def has_triton(self) -> bool:
+        """Whether Triton is there, which ``torch.compile`` needs."""
+        return (self.site / "triton" / "__init__.py").exists()
+
     def variables(self, run: Path) -> dict[str, str]:
         """What a process needs to find the virtual machine of the run in that folder."""
         return {
             "LD_LIBRARY_PATH": str(self.libraries),
+            "TRITON_LIBCUDA_PATH": str(self.libraries),  # which it asks ldconfig for otherwise
             "VGPU_DIR": str(run),
             "DS_IGNORE_CUDA_DETECTION": "1",
         }
@@ -81,26 +91,37 @@ class Environment:
 
     def _install(self) -> None:
         venv.create(self.folder, with_pip=False, clear=True, symlinks=True)
+        try:
+            self._install_wheel(f"torch==={self.version}")
+        except Missing:
+            shutil.rmtree(self.folder)
+            raise
+        paths = [sysconfig.get_path("purelib"), str(ROOT / "tests")]
+        lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in paths) + ARITHMETIC
+        (self.site / "zz_project.pth").write_text(lines)
+
+    def add_triton(self) -> Environment:
+        """Installs the Triton that the wheel of torch names, for inductor, unless it is there."""
+        if not self.has_triton:
+            (torch,) = importlib.metadata.distributions(name="torch", path=[str(self.site)])
+            pinned = re.search(r"^triton==([\w.]+)", "\n".join(torch.requires or []), re.MULTILINE)
+            if pinned is None:
+                raise Missing(f"torch {self.version} names no version of Triton")
+            self._install_wheel(f"triton==={pinned[1]}")
+        return self
+
+    def _install_wheel(self, wheel: str) -> None:
         # The index of PyPI alone: a build for CPUs of the same version, which a machine may prefer, is
         # not what is asked for. What torch depends on besides comes from the project's environment.
         settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-        command += [
-            "--disable-pip-version-check",
-            "--target",
-            str(self.site),
-            f"torch==={self.version}",
-        ]
+        command += ["--disable-pip-version-check", "--target", str(self.site), wheel]
         done = subprocess.run(
             command, env={**os.environ, **settings}, capture_output=True, text=True
         )
         if done.returncode:
-            shutil.rmtree(self.folder)
             last = (done.stderr.strip() or "pip failed").splitlines()[-1]
-            raise Missing(f"no CUDA build of torch {self.version}: {last}")
-        paths = [sysconfig.get_path("purelib"), str(ROOT / "tests")]
-        lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in paths) + ARITHMETIC
-        (self.site / "zz_project.pth").write_text(lines)
+            raise Missing(f"no {wheel} for CUDA: {last}")
 
 
 def find(version: str = DEFAULT) -> Environment:
@@ -111,11 +132,19 @@ def find(version: str = DEFAULT) -> Environment:
     return environment.make()
 
 
-def main(versions: list[str]) -> int:
+def main() -> int:
     """Makes the environments; 3 if one cannot be had here."""
-    for version in versions or [DEFAULT]:
+    parser = argparse.ArgumentParser(description="Make environments with the CUDA build of torch.")
+    parser.add_argument("versions", nargs="*", default=[DEFAULT], metavar="VERSION")
+    parser.add_argument(
+        "--triton", action="store_true", help="with Triton, for torch.compile: 0.7 GB"
+    )
+    options = parser.parse_args()
+    for version in options.versions:
         try:
             made = Environment(version).make()
+            if options.triton:
+                made.add_triton()
         except Missing as reason:
             print(reason, file=sys.stderr)
             return 3
@@ -124,4 +153,4 @@ def main(versions: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
