@@ -37,6 +37,7 @@ Step = Callable[[], torch.Tensor]
 def plain(options: argparse.Namespace, model: nn.Module, dtype: torch.dtype) -> Step:
     """A step of a model whose strategy is in its wrapper."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=options.foreach)
+    update = torch.compile(optimizer.step) if options.compile_optimizer else optimizer.step
 
     def step() -> torch.Tensor:
         for left in reversed(range(options.accumulate)):
@@ -44,15 +45,14 @@ def plain(options: argparse.Namespace, model: nn.Module, dtype: torch.dtype) -> 
             with model.no_sync() if options.no_sync and left else nullcontext():
                 mark("forward")
                 loss = model(inputs).float().pow(2).mean()
-                if (
-                    options.nan and len(optimizer.state) and dist.get_rank()
-                ):  # from the second step on
+                is_later = len(optimizer.state) > 0  # than the first step
+                if options.nan and is_later and dist.get_rank():
                     loss = loss * float("nan")
                 mark("backward")
                 loss.backward()
             mark("other")
         mark("optimizer")
-        optimizer.step()
+        update()
         mark("other")
         optimizer.zero_grad(set_to_none=True)
         return loss
@@ -216,7 +216,8 @@ def main() -> None:
     )
     parser.add_argument("--keep", action="store_true", help="FSDP2: do not reshard after forward")
     parser.add_argument("--nan", action="store_true", help="the loss of all ranks but 0 is NaN")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="the model, by inductor")
+    parser.add_argument("--compile-optimizer", action="store_true", help="the same of its step")
     parser.add_argument("--graph", action="store_true", help="DDP: forward and backward as graphs")
     parser.add_argument("--offload", action="store_true", help="optimizer states on the host")
     parser.set_defaults(foreach=True)
