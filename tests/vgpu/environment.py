@@ -104,10 +104,12 @@ class Environment:
         """Installs the Triton that the wheel of torch names, for inductor, unless it is there."""
         if not self.has_triton:
             (torch,) = importlib.metadata.distributions(name="torch", path=[str(self.site)])
-            pinned = re.search(r"^triton==([\w.]+)", "\n".join(torch.requires or []), re.MULTILINE)
+            pinned = re.search(
+                r"^triton([=~]=[\w.]+)", "\n".join(torch.requires or []), re.MULTILINE
+            )
             if pinned is None:
                 raise Missing(f"torch {self.version} names no version of Triton")
-            self._install_wheel(f"triton==={pinned[1]}")
+            self._install_wheel(f"triton{pinned[1]}")
         return self
 
     def _install_wheel(self, wheel: str) -> None:
