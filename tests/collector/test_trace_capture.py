@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from zeromon.collector.trace_capture import Captures
-from zeromon.snapshot import Capture
+import pytest
+from builders import MS, rank, summary
+
+from zeromon.collector.trace_capture import Captures, compare
+from zeromon.report.trace import checks
+from zeromon.ring.events import Phase
+from zeromon.snapshot import Capture, CaptureState
+from zeromon.traces.analysis import RankTrace, StepTime
 
 
 def test_an_analysis_that_does_not_end_is_ended(tmp_path: Path) -> None:
@@ -21,3 +28,33 @@ def test_an_analysis_that_does_not_end_is_ended(tmp_path: Path) -> None:
     done = captures._analysed(made, [])
     assert done.state == "done" and "was ended after 10 min" in done.note
     assert analysis.returncode is not None
+
+
+def test_a_launch_bound_rank_and_unknown_communication_are_not_compared() -> None:
+    """A trace counts a device that waits for its host as exposed; -1 ns of communication is unknown."""
+    launched = (10 * MS,) * len(Phase)
+    slow_host = summary(7, launch_ns=launched, starved_ns=80 * MS, communication_ns=-1)
+    fast_host = summary(7, launch_ns=launched)
+    traced = StepTime(
+        step=7,
+        span_seconds=0.1,
+        compute_seconds=0.05,
+        communication_seconds=0.05,
+        exposed_seconds=0.04,
+    )
+    trace = RankTrace(
+        rank=0, file="", span_seconds=0.1, compute_seconds=0.05, communication_seconds=0.05,
+        exposed_seconds=0.04, exposed_copy_seconds=0.0, idle_seconds=0.0, overlap_ratio=0.2,
+        events=1, ops=(), units=(), kernels=(), steps=(traced,),
+    )  # fmt: skip
+    found = compare(
+        [trace, replace(trace, rank=1)],
+        [rank(0, recent=(slow_host,)), rank(1, recent=(fast_host,))],
+    )
+    assert found[0].error_ratio is None and found[0].live_communication_seconds is None
+    assert found[1].error_ratio == pytest.approx(0.01 / 0.04 - 1)
+    made = Capture(
+        number=1, state=CaptureState.DONE, first=7, steps=1, ranks=(0, 1), folder="", checks=found
+    )
+    text = checks(made)
+    assert "n/a (launch-bound)" in text and "-75.0 %" in text and "-0" not in text

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.errors import CaptureRefused
+from zeromon.levels import DEVICE_BOUND
+from zeromon.readout.breakdown import pace
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 from zeromon.snapshot import Capture, CaptureState, RankCapture, RankSnapshot, TraceCheck
@@ -233,11 +235,16 @@ def compare(analysis: Sequence[RankTrace], ranks: Sequence[RankSnapshot]) -> dic
         if not both:
             continue
         own = [live[step.step] for step in both]
+        communication_ns = [step.communication_ns for step in own]
+        known_pace = pace(rank)
         checks[rank.rank] = TraceCheck(
             steps=tuple(step.step for step in both),
             live_exposed_seconds=sum(s.exposed_ns for s in own) / 1e9,
             trace_exposed_seconds=sum(s.exposed_seconds for s in both),
-            live_communication_seconds=sum(s.communication_ns for s in own) / 1e9,
+            live_communication_seconds=(
+                sum(communication_ns) / 1e9 if min(communication_ns) >= 0 else None
+            ),
             trace_communication_seconds=sum(s.communication_seconds for s in both),
+            launch_bound=known_pace is not None and known_pace.starved_ratio > DEVICE_BOUND,
         )
     return checks

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zeromon.diagnosis.flight import DIFFER, FlightFinding, RankCall
 from zeromon.report.table import Column, column_table, fitted, table
-from zeromon.snapshot import Capture, CaptureState
+from zeromon.snapshot import Capture, CaptureState, TraceCheck
 from zeromon.traces.allocations import (
     COMMUNICATION,
     NO_STACK,
@@ -72,14 +72,22 @@ def checks(made: Capture) -> str:
         ("steps", lambda rank: ", ".join(map(str, check_of[rank].steps))),
         ("exposed live", lambda rank: human_seconds(check_of[rank].live_exposed_seconds)),
         ("in trace", lambda rank: human_seconds(check_of[rank].trace_exposed_seconds)),
-        (
-            "error",
-            lambda n: "n/a" if (e := check_of[n].error_ratio) is None else f"{e * 100:+.1f} %",
-        ),
+        ("error", lambda rank: _error(check_of[rank])),
         ("comm live", lambda rank: human_seconds(check_of[rank].live_communication_seconds)),
         ("in trace", lambda rank: human_seconds(check_of[rank].trace_communication_seconds)),
     )
-    return f"The live figures against the trace\n{rows}"
+    note = (
+        "\nThe trace of a launch-bound rank also counts as exposed how long its device waits for the host."
+        if any(check.launch_bound for check in check_of.values())
+        else ""
+    )
+    return f"The live figures against the trace\n{rows}{note}"
+
+
+def _error(check: TraceCheck) -> str:
+    if check.error_ratio is not None:
+        return f"{check.error_ratio * 100:+.1f} %"
+    return "n/a (launch-bound)" if check.launch_bound else "n/a"
 
 
 def as_text(

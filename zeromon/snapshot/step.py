@@ -206,13 +206,16 @@ class TraceCheck:
     steps: tuple[int, ...]
     live_exposed_seconds: float
     trace_exposed_seconds: float
-    live_communication_seconds: float
+    live_communication_seconds: float | None
+    """None where only the waits for communication are known."""
     trace_communication_seconds: float
+    launch_bound: bool = False
+    """The trace then also counts as exposed how long the device waits for the host."""
 
     @property
     def error_ratio(self) -> float | None:
-        """By how much the live exposed time is off, as a share of the trace's; None without any."""
-        if self.trace_exposed_seconds <= 0:
+        """Relative error of the live exposed time against the trace; None where they do not compare."""
+        if self.trace_exposed_seconds <= 0 or self.launch_bound:
             return None
         return self.live_exposed_seconds / self.trace_exposed_seconds - 1
 
