@@ -77,7 +77,7 @@ def checks(made: Capture) -> str:
         ("in trace", lambda rank: human_seconds(check_of[rank].trace_communication_seconds)),
     )
     note = (
-        "\nThe trace of a launch-bound rank also counts as exposed how long its device waits for the host."
+        "\nA trace of a launch-bound rank also counts as exposed how long its device waits for the host."
         if any(check.launch_bound for check in check_of.values())
         else ""
     )
