@@ -60,6 +60,8 @@ class Strategy:
     words: tuple[str, ...]
     program: str = "train.py"
     least_ranks: int = 2
+    arithmetic: bool = False
+    """Whether it sends values that the host reads."""
 
 
 STRATEGIES = (
@@ -78,7 +80,7 @@ STRATEGIES = (
     Strategy("ZeRO-2", ("zero2",)),
     Strategy("ZeRO-3", ("zero3",)),
     Strategy("tensor parallel", ("tp",)),
-    Strategy("pipeline", ("pp",)),
+    Strategy("pipeline", ("pp",), arithmetic=True),
 )
 
 
@@ -165,7 +167,10 @@ def run_cell(
             str(PROGRAMS / strategy.program),
         ]
         command += [*strategy.words, *shape, "--steps", str(STEPS), "--log", log]
-        result = node.run(command, timeout=600, **environment.variables(folder))
+        variables = environment.variables(folder)
+        if strategy.arithmetic:
+            variables["VGPU_ARITHMETIC"] = "1"
+        result = node.run(command, timeout=600, **variables)
         if result.code:
             return {"failed": result.output[-3000:]}
         compared = [

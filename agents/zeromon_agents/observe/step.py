@@ -1,9 +1,11 @@
 """Follows steps and phases without any call in the training script.
 
 Optimizer steps come from torch's global optimizer hooks, or from the DeepSpeed engine that owns the
-optimizer. Backward comes from the one function that every backward passes. Forward comes from the
-wrappers (DDP, FSDP, DeepSpeed); without a wrapper it is the time between the data and the backward. Data
-wait comes from the DataLoader's iterator.
+optimizer. Where neither is called (torch.compile leaves hooks out of a step that it compiles, and some
+optimizers are not torch's), a step has ended when parameters changed since the last backward. Backward
+comes from the one function that every backward passes. Forward comes from the wrappers (DDP, FSDP,
+DeepSpeed); without a wrapper it is the time between the data and the backward. Data wait comes from the
+DataLoader's iterator.
 
 Without a wrapper and without a DataLoader, what follows a backward is another forward, or what comes
 before the optimizer (clipping, a sum of the losses). Only the next backward tells which: the time is
@@ -37,6 +39,7 @@ _SETTLED = 10
 _OFTEN, _OFTEN_UNTIL, _SELDOM = 8, 250, 64
 _MOST_LOADER_RECORDS = 32
 _MOST_COUNTS = 64
+_WATCHED_PARAMETERS = 8
 
 
 def control_step(step: int, before: int = 0) -> bool:
@@ -65,6 +68,35 @@ def known_number(value: Any) -> float | None:
     if type(value) is torch.Tensor:
         return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
     return float(value) if isinstance(value, numbers.Real) else None
+
+
+class ParameterVersions:
+    """The versions that autograd counts for some parameters: an update in place raises them.
+
+    Forward and backward do not. Reading a version waits for no device.
+    """
+
+    def __init__(self) -> None:
+        self.module: Callable[[], Any] = lambda: None
+        """A weak reference to the module that trains."""
+        self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._versions: list[int] = []
+
+    def remember(self) -> None:
+        """Remembers the versions at the end of a backward: FSDP has sharded its parameters again."""
+        if not self._parameters and isinstance(module := self.module(), torch.nn.Module):
+            trained = (one for one in module.parameters() if one.requires_grad)
+            self._parameters = [weakref.ref(one) for one in islice(trained, _WATCHED_PARAMETERS)]
+        self._versions = self._read()
+
+    def have_changed(self) -> bool:
+        """Whether a parameter was updated since."""
+        return bool(self._versions) and self._versions != self._read()
+
+    def _read(self) -> list[int]:
+        known = [one for reference in self._parameters if (one := reference()) is not None]
+        # what is compiled may update a DTensor, or its local part alone
+        return [one._version + getattr(one, "_local_tensor", one)._version for one in known]
 
 
 class Steps:
@@ -103,6 +135,10 @@ class Steps:
         self._counted = False
         """Whether the micro-step of the schedule was counted."""
         self._open_optimizers: list[int] = []
+        self._has_hooks = False
+        """Whether a hook has told of an optimizer's step; until then the versions may tell."""
+        self._versions = ParameterVersions()
+        self._steps_by_versions = False
         self._optimizer_from = self._cpu_optimizer_from = 0
         self._in_engine, self._last_engine = False, 0
         self.initializing = 0
@@ -161,6 +197,10 @@ class Steps:
         """Starts the forward phase: the outermost wrapped *module* was called, with *args*."""
         if self._backward_depth or self._context.mode == OFF:
             return  # activation checkpointing recomputes forward as part of backward
+        if not self._has_hooks:
+            self.end_unhooked_step()
+            if module is not None and not self.evaluation.is_open:
+                self._versions.module = weakref.ref(module)
         if module is None or self._in_pipeline or self.evaluation.is_open:
             pass
         elif self.evaluation.forward_trains():
@@ -197,6 +237,8 @@ class Steps:
         self._backward_depth += 1
         if self._backward_depth > 1 or self._context.mode == OFF:
             return
+        if not self._has_hooks:
+            self.end_unhooked_step()
         if self.on_backward is not None and not self.micro_steps:
             self.on_backward()
         for hook in self.on_loss:
@@ -238,6 +280,10 @@ class Steps:
         flags = _CONTINUED if again else 0
         self._span(Phase.BACKWARD, self._backward_from, self._free_since, flags)
         self._backward_from = 0
+        if not self._has_hooks:
+            self._versions.remember()
+            if self._steps_by_versions:  # unless it turns out to be another micro-step
+                self._optimizer_from = self._free_since
         self._context.enter(Phase.OPTIMIZER if self._optimizer_from else Phase.OTHER)
 
     # ---- pipeline -----------------------------------------------------------------------------
@@ -269,6 +315,7 @@ class Steps:
             if self._in_engine:
                 self._inner_optimizer_begins()
                 return
+            self._has_hooks = True
             if id(optimizer) in self._open_optimizers:
                 self._open_optimizers.clear()  # its last step raised, and torch called no post hook
             self._open_optimizers.append(id(optimizer))
@@ -296,8 +343,22 @@ class Steps:
         except Guard.CAUGHT as error:
             self._context.guard.note(error, "optimizer_ends")
 
+    def end_unhooked_step(self) -> None:
+        """Ends the step of an optimizer without hooks, if parameters have changed since the backward.
+
+        Its optimizer phase goes from the end of backward to here; of the first such step it is unknown.
+        """
+        if self._has_hooks or not self.micro_steps or self._context.mode == OFF:
+            return
+        if self._versions.have_changed():
+            self._optimizer_from = self._optimizer_from or time.monotonic_ns()
+            self._steps_by_versions = True
+            self._end_step()
+        self._optimizer_from = 0
+
     def engine_step_begins(self, *, offloads: bool) -> None:
         """Starts the step of a DeepSpeed engine; *offloads*: its optimizer runs on the host."""
+        self._has_hooks = True
         self._in_engine, self.offloads_optimizer = True, offloads
         self._cpu_optimizer_from = 0
         self._begin_optimizer_phase()
@@ -399,6 +460,7 @@ class Steps:
     def data_begins(self) -> None:
         """Starts the data wait: the script requests the next batch from its DataLoader."""
         if self._context.mode != OFF and not self._backward_depth:
+            self.end_unhooked_step()
             self._close_forward()
             self._loss_from = 0
             self._data_from = time.monotonic_ns()

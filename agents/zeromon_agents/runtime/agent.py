@@ -356,6 +356,8 @@ class Agent:
         if self._stopping.is_set():
             self.context.mode = OFF  # before the counts are read: the loop may run meanwhile
         if mode != OFF and not self.steps.attached_mid_step:
+            if self.steps.is_training_thread():
+                self.guard.run((self.steps.end_unhooked_step,))
             self.guard.run(self.backends.looks)
             self._count(self.context.step + 1 - self.context.steps_before)
             self.guard.run((self.device.poll, self.scalars.poll))

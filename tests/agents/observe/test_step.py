@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import Node, train_command
 
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Flag, Phase, PhaseSpan, Start, StepMark, decode, head
@@ -233,3 +234,18 @@ def test_a_request_that_brings_no_batch_is_marked(loop: tuple[Steps, RingReader]
     spans = [e for r in reader.records() if isinstance(e := decode(r), PhaseSpan)]
     asked = [bool(e.flags & Flag.FAILED) for e in spans if e.phase is Phase.DATA_WAIT]
     assert (len(batches), asked) == (2, [False, False, True])
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.fsdp2)])
+@pytest.mark.parametrize("micro_steps", [1, 2])
+def test_a_compiled_optimizer_calls_no_hook_and_its_steps_are_counted(
+    node: Node, strategy: str, micro_steps: int
+) -> None:
+    words = (strategy, "6", str(micro_steps))
+    result = node.run(train_command(2, *words, program="compiled_optimizer.py"))
+    assert result.code == 0, result.output
+    for rank in result.snapshot.ranks:
+        assert (rank.steps, rank.errors) == (6, 0)
+        assert [step.micro_steps for step in rank.recent] == [micro_steps] * 6
+        assert rank.phase_seconds["optimizer"] > 0

@@ -9,6 +9,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ class StepMarks(transformers.TrainerCallback):  # type: ignore[misc]
 def marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that marks *name* before each call."""
 
+    @wraps(function)  # the Trainer reads the parameters of forward
     def call(*positional: Any, **keywords: Any) -> Any:
         mark(name)
         return function(*positional, **keywords)

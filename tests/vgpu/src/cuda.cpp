@@ -293,3 +293,9 @@ VGPU_API Error cuMemsetD32Async(void* start, unsigned value, std::size_t count, 
 VGPU_API Error cuMemsetD32Async_v2(void* start, unsigned value, std::size_t count, void* stream) {
   return cuMemsetD32Async(start, value, count, stream);
 }
+
+extern "C" Error cudaStreamIsCapturing(void* stream, int* status);
+
+VGPU_API Error cuStreamIsCapturing(void* stream, int* status) {
+  return cudaStreamIsCapturing(stream, status);
+}
