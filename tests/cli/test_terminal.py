@@ -14,8 +14,8 @@ import pytest
 from builders import rank, run
 from command_line import zeromon
 
-from zeromon.cli import VERBS, build_parser
-from zeromon.cli.completion import actions, call as complete
+from zeromon.cli import VERBS, build_parser, main
+from zeromon.cli.completion import actions
 from zeromon.cli.terminal import styled
 from zeromon.storage.run_store import Store
 
@@ -77,6 +77,7 @@ def test_the_help_fits_a_small_terminal(
     ("words", "text"),
     [
         (["atach"], "zeromon: there is no command atach; did you mean attach"),
+        (["--completion", "zhs"], "zeromon: --completion: there is no zhs; did you mean zsh?"),
         (["trace", "captur"], "zeromon trace: there is no action captur; did you mean capture?"),
         (["report", "--jsno"], "zeromon report: there is no option --jsno; did you mean --json?"),
         (["run", "--nme=x"], "zeromon run: there is no option --nme; did you mean --name?"),
@@ -183,8 +184,9 @@ def test_completion_knows_every_verb_and_option(
 ) -> None:
     """The script is made from the parsers; that of bash completes verbs, options and runs."""
     pytest.importorskip("shtab")
-    parser = build_parser("completion")
-    assert complete(parser.parse_args(["completion", shell])) == 0
+    with pytest.raises(SystemExit) as left:
+        main(["--completion", shell])
+    assert not left.value.code
     script = capsys.readouterr().out
     for word in ("attach", "whatif", "fail-on", "no-browser"):
         assert word in script
@@ -196,9 +198,10 @@ def test_bash_completes(tmp_path: Path) -> None:
     pytest.importorskip("shtab")
     Store(tmp_path / "store").save(run(rank(0), run="baseline", ended=True))
     script = tmp_path / "completion.bash"
-    script.write_text(zeromon(tmp_path, "completion", "bash").stdout)
+    script.write_text(zeromon(tmp_path, "--completion", "bash").stdout)
     for words, expected in (
-        ("zeromon comp", {"compare", "completion"}),
+        ("zeromon comp", {"compare"}),
+        ("zeromon --completion z", {"zsh"}),
         ("zeromon report --js", {"--json"}),
         ("zeromon report ba", {"baseline"}),
     ):
@@ -218,7 +221,7 @@ def test_without_shtab_the_way_out_is_said(tmp_path: Path) -> None:
     """As where the extra is not installed."""
     code = (
         "import sys; sys.modules['shtab'] = None; "
-        "from zeromon.cli import main; sys.exit(main(['completion', 'zsh']))"
+        "from zeromon.cli import main; sys.exit(main(['--completion', 'zsh']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")

@@ -9,8 +9,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from zeromon import __version__
+from zeromon.cli.completion import SHELLS, completion_script
 from zeromon.cli.parser import Parser
 from zeromon.errors import ZeromonError
 from zeromon.units import printable_lines
@@ -23,6 +25,7 @@ examples:
   zeromon report                                         what the last run did, and how it ended
   zeromon plan 7B --devices 8 --memory h100              what fits, before the run
   zeromon prometheus config --target localhost:9417      how Prometheus scrapes it
+  zeromon --completion bash > ~/.local/share/bash-completion/completions/zeromon
 """
 
 
@@ -47,7 +50,6 @@ VERBS = {
     "notify": "send a test message to where the alerts of a run would go",
     "track": "send the figures of a live run to W&B, MLflow, TensorBoard or Kubeflow Trainer",
     "try": "try a finding's change in the live job: measured in turns, and undone",
-    "completion": "print the completion of this command for bash, zsh or fish",
     "trace": "record steps of a live run; analyse torch's traces, memory snapshots, flight records",
 }
 
@@ -56,6 +58,14 @@ _MODULES = {"try": "trial"}
 """Verb -> its module, where Python reserves the word."""
 AFTER_DASHES = "after_dashes"
 """Attribute of the options of ``check``: the launch command after ``--``."""
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the script of a shell, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, __: Any = None) -> None:
+        sys.stdout.write(completion_script(build_parser(), shell))
+        parser.exit()
 
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
@@ -69,6 +79,10 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     parser.add_argument("-V", "--version", action="version", version=f"zeromon {__version__}")
+    parser.add_argument(
+        "--completion", choices=SHELLS, action=_PrintCompletion,
+        help="print the script by which bash, zsh or fish completes verbs, options, names of runs",
+    )  # fmt: skip
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, text in VERBS.items():
         if only is not None and name != only:
@@ -94,9 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words:
         parser.print_help()
         return 0
-    options = parser.parse_args(words)
-    setattr(options, AFTER_DASHES, command)
     try:
+        options = parser.parse_args(words)
+        setattr(options, AFTER_DASHES, command)
         code: int = options.call(options)
         sys.stdout.flush()
         return code

@@ -1,19 +1,11 @@
-"""Prints a script that completes this command: verbs, options, choices, files and the names of runs.
-
-  zeromon completion bash > ~/.local/share/bash-completion/completions/zeromon
-  zeromon completion zsh > ~/.zfunc/_zeromon                 with ~/.zfunc in fpath
-  zeromon completion fish > ~/.config/fish/completions/zeromon.fish
-
-Needs pip install 'zeromon[completion]' to make the script, not to use it.
-"""
+"""The script that completes the command: verbs, options, choices, files and the names of runs."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 
-from zeromon.cli import build_parser
 from zeromon.cli.options import package
 
+SHELLS = ("bash", "zsh", "fish")
 _STORE = "${ZEROMON_STORE:-${XDG_STATE_HOME:-$HOME/.local/state}/zeromon}/runs"
 _PREAMBLE = {
     "bash": f'_zeromon_runs() {{ compgen -W "$(command ls "{_STORE}" 2>/dev/null)" -- "$1"; }}',
@@ -27,21 +19,9 @@ _OF_RUNS = {"run", "runs", "target", "job"}
 _OF_FILES, _OF_FOLDERS = {"FILE", "PATH", "CONFIG"}, {"DIR"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon completion bash | zsh | fish``"""
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
-
-
-def call(options: argparse.Namespace) -> int:
-    """Prints the script."""
-    sys.stdout.write(script(options.shell))
-    return 0
-
-
-def script(shell: str) -> str:
-    """The script for *shell*, made from the parsers of all verbs."""
-    shtab = package("shtab", "completion", "completion")
-    parser = build_parser()
+def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """The script for *shell* of the command that *parser* reads."""
+    shtab = package("shtab", "--completion", "completion")
     for action in actions(parser):
         if action.dest in _OF_RUNS and action.choices is None:
             action.complete = _RUNS  # type: ignore[attr-defined]
