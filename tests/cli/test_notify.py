@@ -1,4 +1,4 @@
-"""`zeromon notify`, and what `zeromon run --notify` refuses before training starts."""
+"""`zeromon doctor --notify`, and what `zeromon run --notify` refuses before training starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRET = "s3cr3ts3cr3t"
 def test_a_test_message_arrives(tmp_path: Path) -> None:
     with webhook() as server:
         url = f"json://user:{SECRET}@127.0.0.1:{server.port}/{SECRET}"
-        done = zeromon(tmp_path, "notify", ZEROMON_NOTIFY=url)
+        done = zeromon(tmp_path, "doctor", "--notify", ZEROMON_NOTIFY=url)
         assert [request.json["title"] for request in server.requests] == ["test: zeromon"]
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "json://127.0.0.1 has accepted the message\n"
@@ -25,15 +25,15 @@ def test_a_test_message_arrives(tmp_path: Path) -> None:
 
 def test_a_server_that_is_not_there_is_said_without_the_secret(tmp_path: Path) -> None:
     url = f"json://user:{SECRET}@127.0.0.1:{free_port()}/{SECRET}"
-    done = zeromon(tmp_path, "notify", url)
+    done = zeromon(tmp_path, "doctor", "--notify", url)
     assert done.returncode == 1
     told = "did not accept the message: no answer, or none that accepts it"
     assert done.stderr == f"zeromon: json://127.0.0.1 {told}\n"
 
 
-@pytest.mark.parametrize("words", [["notify"], ["notify", f"slakc://{SECRET}"]])
+@pytest.mark.parametrize("words", [[], [f"slakc://{SECRET}"]])
 def test_what_names_no_service_is_refused(tmp_path: Path, words: list[str]) -> None:
-    done = zeromon(tmp_path, *words)
+    done = zeromon(tmp_path, "doctor", "--notify", *words)
     assert done.returncode == 2
     assert "URL" in done.stderr and SECRET not in done.stderr
 

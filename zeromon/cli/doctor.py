@@ -8,6 +8,14 @@ For a run without progress it names the hanging collective, the waiting ranks an
 py-spy also the Python stack of each: py-spy reads the memory of the process from outside and stops it
 briefly. With --stacks it does so at once for every rank of this node, also in a run that moves. Exit
 code 1 when a finding is critical or a problem of this machine affects runs, else 0.
+
+--notify sends a test message to where `zeromon run --notify URL` sends alerts, and examines nothing:
+
+  zeromon doctor --notify ntfys://TOPIC          one service, or several
+  zeromon doctor --notify                        those of ZEROMON_NOTIFY
+
+Exit codes: 0 all services accepted it, 1 one did not, 2 a URL names no service. A message that was
+accepted has not been read: look for it. Needs pip install 'zeromon[notify]'.
 """
 
 import argparse
@@ -17,9 +25,10 @@ import os
 import platform
 import resource
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,16 +37,19 @@ from typing import Any
 
 from zeromon import __version__
 from zeromon.attach.inject.refusal import right_to_trace
+from zeromon.cli import say
 from zeromon.cli.options import flag
 from zeromon.cli.report import newest_snapshot
 from zeromon.cli.terminal import show, show_json, working
-from zeromon.errors import RunNotFound, ZeromonError
+from zeromon.collector.notify import deliver, split_urls, target
+from zeromon.errors import NotifyError, RunNotFound, ZeromonError
 from zeromon.probes.devices import Devices
 from zeromon.probes.extension_lock import cache_folder, cached_locks
 from zeromon.probes.host_memory import HostReader
 from zeromon.probes.installation import own_folders, training_python
 from zeromon.probes.network import network_peak
 from zeromon.probes.process import py_spy, stack_of
+from zeromon.readout.alerts import Tone, message
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import (
     doing,
@@ -304,10 +316,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag(stacks, "--stacks", "the Python stacks of all ranks of this node, now")
     flag(stacks, "--no-stacks", "do not run py-spy")
     flag(parser, "--json", "print JSON")
+    parser.add_argument(
+        "--notify", nargs="*", metavar="URL",
+        help="send a test message to where alerts go (default: ZEROMON_NOTIFY)",
+    )  # fmt: skip
 
 
 def call(options: argparse.Namespace) -> int:
-    """Examines the machine, or one run."""
+    """Examines the machine, or one run; or sends a test message."""
+    if options.notify is not None:
+        return _send_test_message(
+            options.notify or split_urls(os.environ.get("ZEROMON_NOTIFY", ""))
+        )
     if options.target is None:
         return _survey(options)
     try:
@@ -318,6 +338,22 @@ def call(options: argparse.Namespace) -> int:
         except RunNotFound:
             raise error from None
     return _examine(run, options)
+
+
+def _send_test_message(urls: Sequence[str]) -> int:
+    """Reports which services accept the message; returns 1 where one does not."""
+    if not urls:
+        raise NotifyError("no URL to send to", "Give one after --notify, or set ZEROMON_NOTIFY.")
+    text = f"alerts from {socket.gethostname()} come here"
+    test = message(Tone.SUCCESS, "test: zeromon", (text,))
+    failed = 0
+    for service in [target(url) for url in urls]:
+        if why := deliver(service.url, test):
+            say(f"{service.name} did not accept the message: {why}")
+            failed = 1
+        else:
+            sys.stdout.write(f"{service.name} has accepted the message\n")
+    return failed
 
 
 def _survey(options: argparse.Namespace) -> int:
