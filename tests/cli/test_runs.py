@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders import rank, run
-from command_line import zeromon_here
+from command_line import zeromon, zeromon_here
 
 from zeromon.cli import main, runs as verb
 from zeromon.sources.live import LiveRun
@@ -171,3 +171,13 @@ def test_rm_deletes_ended_runs_and_no_running_one(
     assert capsys.readouterr().err.count("lost is running") == 2
     assert main(["runs", "rm", "--yes", "base", "broken"]) == 0
     assert store.names() == ["lost"]
+
+
+@pytest.mark.parametrize("verb", ["attach", "dash"])
+def test_a_replay_needs_a_record_with_snapshots(tmp_path: Path, verb: str) -> None:
+    """RUN is the beginning of a name, by default the newest run."""
+    Store(tmp_path / "store").save(run(rank(0), run="baseline", ended=True))
+    for words in ([], ["base"]):
+        done = zeromon(tmp_path, verb, *words, "--replay", ZEROMON_PROMETHEUS="http://127.0.0.1:1")
+        assert done.returncode == 2
+        assert "the record of baseline has no snapshots from before its end" in done.stderr

@@ -35,7 +35,6 @@ VERBS = {
     "detach": "remove zeromon from a run that continues",
     "dash": "the dashboard in the browser: live and recorded runs",
     "runs": "list running and recorded runs; rename, note, tag or delete their records",
-    "replay": "play a recorded run in the live views",
     "report": "print what a run did, how it ended, and where every second went",
     "compare": "runs side by side: significant differences, and which run to take",
     "export": "export the steps of a run: Parquet, CSV, Perfetto, TensorBoard, wandb",

@@ -4,6 +4,10 @@ TARGET is a run id (or its beginning), the pid of a rank, or host:port of a coll
 zeromon lists the live runs of this user on this node. `?` shows all keys, `q` quits; the run is not
 disturbed.
 
+--replay plays the record of a run from its first snapshot: TARGET is a run id or its beginning (default:
+the newest run). Space pauses and continues, the arrow keys move to earlier and later snapshots, < and >
+change the speed.
+
 Without a terminal, or for a screen reader: --plain prints one line per step, --json prints one snapshot.
 In a browser: textual serve "zeromon attach RUN" (pip install textual-dev).
 
@@ -30,29 +34,29 @@ from zeromon.sources.base import Source
 from zeromon.sources.live import find, node_runs, only
 from zeromon.sources.prometheus import source as fleet
 from zeromon.sources.prometheus.client import Server
-from zeromon.sources.replay import StoreSource
+from zeromon.sources.replay import ReplaySource, StoreSource
 from zeromon.storage.run_store import Store, encode
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.units import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon attach [TARGET | --prometheus URL [--run R]] [--plain | --json]``"""
+    """``zeromon attach [TARGET | --prometheus URL [--run R]] [--plain | --json | --replay]``"""
     parser.add_argument("target", nargs="?", help="run id, pid or host:port")
     how = parser.add_mutually_exclusive_group()
     flag(how, "--plain", "print one line per step until the run ends")
     flag(how, "--json", "print one snapshot as JSON and exit")
+    flag(how, "--replay", "play the record of TARGET")
+    option(
+        parser, "--speed", "X",
+        "with --replay: seconds of the run per second", between(0, 1e6, above=True), 10,
+    )  # fmt: skip
     attach_process.add_arguments(parser)
     servers.add_argument(parser)
     option(
         parser, "--run", "R",
         "with --prometheus: the run's name or its beginning, or 'NAME{cluster=\"a\"}'",
     )  # fmt: skip
-    add_view_arguments(parser)
-
-
-def add_view_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of every verb that opens the terminal view."""
     option(parser, "--every", "S", "refresh interval in seconds", between(0.1, 3600), 1)
     parser.add_argument(
         "--theme",
@@ -71,16 +75,18 @@ def add_view_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Finds the run, attaches to it first where it has no agent, and shows it."""
-    local = bool(options.target or options.all)
+    local = bool(options.target or options.all or options.replay)
     server = servers.server_of(options, named=local)
     if server is None and options.run:
         raise SourceError("--run needs --prometheus URL", "Without it, give the run as TARGET.")
     if server is not None:
         if local:
             raise SourceError(
-                "TARGET and --all name runs of this node", "Use --run with --prometheus."
+                "TARGET, --all and --replay name runs of this node", "Use --run with --prometheus."
             )
         return _see(_listed(server, options), options)
+    if options.replay:
+        return _show(ReplaySource(options.target, speed=options.speed), options)
     code = attach_process.attach_first(options)
     return _see(_found(options), options) if code is None else code
 
@@ -105,10 +111,10 @@ def _see(source: Source, options: argparse.Namespace) -> int:
         run = source.latest()
         sys.stdout.write(encode(run).decode() + "\n")
         return 1 if run.findings else 0
-    return _plain(source, options) if options.plain else show(source, options)
+    return _plain(source, options) if options.plain else _show(source, options)
 
 
-def show(source: Source, options: argparse.Namespace) -> int:
+def _show(source: Source, options: argparse.Namespace) -> int:
     """Opens the terminal view of *source*; returns the exit code."""
     # Textual draws on stderr; in a browser, its own driver has pipes instead
     if not (sys.stdout.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:

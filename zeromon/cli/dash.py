@@ -3,6 +3,9 @@
 With --prometheus URL the dashboard shows the runs that a Prometheus server knows (or VictoriaMetrics,
 Mimir, Thanos), with any number of nodes and ranks; ZEROMON_PROMETHEUS_TOKEN is sent as a bearer token.
 
+--replay opens the page of RUN (default: the newest run) at its first snapshot; the bar at the bottom
+plays the record, at the speed that it shows.
+
 Without RUN the dashboard opens the list of all runs. It listens on this machine only. To reach it from
 another machine, forward the port over ssh, or set --host. Open the address that is printed: every
 request needs its key, which becomes a cookie.
@@ -27,20 +30,18 @@ from zeromon.ring.tokens import server_token
 from zeromon.sources.access import is_loopback
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.source import runs_of
+from zeromon.sources.replay import ReplaySource
 
 DEFAULT_PORT = 9418
 _PORTS_TO_TRY = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon dash [RUN] [--prometheus URL] [--host H] [--port P] [--no-browser]``"""
+    """``zeromon dash [RUN] [--replay | --prometheus URL] [--host H] [--port P] [--no-browser]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning: open this run")
-    servers.add_argument(parser)
-    add_server_arguments(parser)
-
-
-def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the dashboard's server."""
+    what = parser.add_mutually_exclusive_group()
+    flag(what, "--replay", "open the first snapshot of RUN, and play from there")
+    servers.add_argument(what)
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: loopback)"
     )
@@ -54,13 +55,16 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Serves the dashboard until Ctrl-C."""
+    if options.replay:
+        source = ReplaySource(options.run)
+        return _serve(options, source.run, source.playback.begin)
     server = servers.server_of(options)
     if server is not None:
         runs_of(server)  # raises where nothing answers
-    return serve(options, options.run, server=server)
+    return _serve(options, options.run, server=server)
 
 
-def serve(
+def _serve(
     options: argparse.Namespace,
     run: str | None,
     at: float | None = None,

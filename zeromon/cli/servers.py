@@ -7,7 +7,7 @@ from zeromon.cli.options import option
 from zeromon.sources.prometheus.client import Server
 
 
-def add_argument(parser: argparse.ArgumentParser) -> None:
+def add_argument(parser: argparse._ActionsContainer) -> None:
     """``--prometheus URL``"""
     option(
         parser, "--prometheus", "URL",

@@ -312,7 +312,7 @@ def find(target: str | None) -> list[LiveRun]:
         raise RunNotFound(f"{target} has ended", f"zeromon report {target}")
     if not candidates:
         what = f"no run matches {target}" if target else "no run is live on this node"
-        raise RunNotFound(what, "`zeromon report` and `zeromon replay` show runs that have ended.")
+        raise RunNotFound(what, "`zeromon report` and `attach --replay` show runs that have ended.")
     return candidates
 
 

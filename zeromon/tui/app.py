@@ -286,7 +286,9 @@ class ZeromonApp(App[int]):
     def action_speed(self, by: int) -> None:
         """Makes a replay faster or slower."""
         if not self._head.faster(by):
-            self.notify("only a replay has a speed: zeromon replay RUN", severity="warning")
+            self.notify(
+                "only a replay has a speed: zeromon attach RUN --replay", severity="warning"
+            )
         self._moved()
 
     def _moved(self) -> None:
