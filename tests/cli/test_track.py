@@ -1,4 +1,4 @@
-"""`zeromon track`, and what `zeromon run --track` refuses before training starts."""
+"""`zeromon attach --track`, and what `zeromon run --track` refuses before training starts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_cannot_be_tracked_is_refused_before_training(
 def test_a_run_that_is_not_live_is_not_tracked(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t")
     done = zeromon(
-        tmp_path, "track", "--to", "kubeflow",
+        tmp_path, "attach", "--track", "kubeflow",
         KUBEFLOW_TRAINER_SERVER_URL="http://127.0.0.1:1/x",
         KUBEFLOW_TRAINER_SERVER_TOKEN=str(tmp_path / "token"),
     )  # fmt: skip
@@ -80,7 +80,7 @@ def test_a_second_process_does_not_send_the_same_run_to_the_same_tracker(tmp_pat
     lock = tmp_path / "rings" / "r" / ".track-kubeflow.lock"
     try:
         wait_for(lambda: is_locked(lock))
-        second = zeromon(tmp_path, "track", "r", "--to", "kubeflow", **extra)
+        second = zeromon(tmp_path, "attach", "r", "--track", "kubeflow", **extra)
         assert second.returncode == 2
         assert "another process sends run r to kubeflow already" in second.stderr
         assert "twice" in second.stderr

@@ -205,7 +205,7 @@ def server_of_nothing() -> Iterator[Any]:
 def test_a_node_reads_another_by_a_proof_and_sends_no_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`zeromon track` reads collectors that the first one names; nobody can use what it sends."""
+    """A tracker reads collectors that the first one names; nobody can use what it sends."""
     server = start_server(Tracing(run(rank(0))), "127.0.0.1", 0, "cluster-secret")
     port, sent = server.server_port, list[tuple[str, dict[str, str]]]()
     request = live._HTTP.request

@@ -136,7 +136,7 @@ def test_clocks_are_compared_within_the_error_that_is_stated(trained: Trained) -
 def test_the_steps_of_all_nodes_are_read_by_asking_the_first(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `zeromon track` does; from each later step on, each once."""
+    """As `zeromon attach --track` does; from each later step on, each once."""
     monkeypatch.setenv("ZEROMON_TOKEN", TOKEN)
     steps = NewSteps(LiveSource(f"{trained.hosts.hosts[0].address}:9417", trained.run))
     assert [rank.rank for rank in steps.run().ranks] == list(range(6))

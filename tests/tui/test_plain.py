@@ -14,14 +14,13 @@ import pytest
 from builders import rank, run
 from tui.snapshots import GIB, FixedSource, snapshot, steps
 
-from zeromon.cli.attach import again
 from zeromon.collector import http
 from zeromon.collector.http import start_server
 from zeromon.errors import RunNotFound, SourceError
 from zeromon.snapshot import DETACHED, RunSnapshot
 from zeromon.sources import live
 from zeromon.sources.live import LiveRun, LiveSource
-from zeromon.sources.replay import StoreSource
+from zeromon.sources.replay import StoreSource, reopen_run
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
 from zeromon.tui.plain import follow, lines, step_line
@@ -158,13 +157,13 @@ def test_the_command(address: str) -> None:
 
 def test_a_run_is_found_again(address: str) -> None:
     """At the collector that has it; in the store only when a collector said that it is gone."""
-    found = again("train_gpt-091500-abc", False)
+    found = reopen_run("train_gpt-091500-abc", False)
     assert isinstance(found, LiveSource)
     assert found.address == address
     Store().save(replace(snapshot(1), run="old"))
-    assert again("old", False) is None
-    assert isinstance(again("old", True), StoreSource)
-    assert again("unknown", True) is None
+    assert reopen_run("old", False) is None
+    assert isinstance(reopen_run("old", True), StoreSource)
+    assert reopen_run("unknown", True) is None
 
 
 def test_a_run_that_is_not_watched_is_offered_last_and_as_such(

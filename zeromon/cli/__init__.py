@@ -46,7 +46,6 @@ VERBS = {
     "rule": "explain a rule by its code",
     "prometheus": "write recording rules, alerts, a scrape configuration, and dashboards for Grafana",
     "mcp": "answer an assistant: why a run is slow, its memory, findings, ledger; over stdio or HTTP",
-    "track": "send the figures of a live run to W&B, MLflow, TensorBoard or Kubeflow Trainer",
     "try": "try a finding's change in the live job: measured in turns, and undone",
     "trace": "record steps of a live run; analyse torch's traces, memory snapshots, flight records",
 }

@@ -8,6 +8,10 @@ disturbed.
 the newest run). Space pauses and continues, the arrow keys move to earlier and later snapshots, < and >
 change the speed.
 
+--track NAME opens no view. It sends the figures of a live run to an experiment tracker until the run
+has ended, as `zeromon run --track NAME` does from the start. The agent finds the run that the script
+has opened there; without one nothing is sent. docs/trackers.md has the details.
+
 Without a terminal, or for a screen reader: --plain prints one line per step, --json prints one snapshot.
 In a browser: textual serve "zeromon attach RUN" (pip install textual-dev).
 
@@ -28,25 +32,31 @@ import sys
 from collections.abc import Sequence
 
 from zeromon.cli import attach_process, servers
+from zeromon.cli.attach_track import track
 from zeromon.cli.options import between, flag, option, whole
 from zeromon.errors import SourceError
+from zeromon.export.trackers import TRACKERS, check
 from zeromon.sources.base import Source
-from zeromon.sources.live import find, node_runs, only
+from zeromon.sources.live import LiveSource, find, only
 from zeromon.sources.prometheus import source as fleet
 from zeromon.sources.prometheus.client import Server
-from zeromon.sources.replay import ReplaySource, StoreSource
-from zeromon.storage.run_store import Store, encode
+from zeromon.sources.replay import ReplaySource, reopen_run
+from zeromon.storage.run_store import encode
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.units import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon attach [TARGET | --prometheus URL [--run R]] [--plain | --json | --replay]``"""
+    """``zeromon attach [TARGET | --prometheus URL] [--plain | --json | --replay | --track NAME]``"""
     parser.add_argument("target", nargs="?", help="run id, pid or host:port")
     how = parser.add_mutually_exclusive_group()
     flag(how, "--plain", "print one line per step until the run ends")
     flag(how, "--json", "print one snapshot as JSON and exit")
     flag(how, "--replay", "play the record of TARGET")
+    how.add_argument(
+        "--track", choices=tuple(TRACKERS), metavar="NAME",
+        help=f"send the figures of the run to {', '.join(TRACKERS)}",
+    )  # fmt: skip
     option(
         parser, "--speed", "X",
         "with --replay: seconds of the run per second", between(0, 1e6, above=True), 10,
@@ -57,7 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser, "--run", "R",
         "with --prometheus: the run's name or its beginning, or 'NAME{cluster=\"a\"}'",
     )  # fmt: skip
-    option(parser, "--every", "S", "refresh interval in seconds", between(0.1, 3600), 1)
+    option(
+        parser, "--every", "S",
+        "refresh interval in seconds (default: 1; with --track: 5)", between(0.1, 3600),
+    )  # fmt: skip
     parser.add_argument(
         "--theme",
         default=os.environ.get("ZEROMON_THEME", ""),
@@ -75,23 +88,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Finds the run, attaches to it first where it has no agent, and shows it."""
-    local = bool(options.target or options.all or options.replay)
+    local = bool(options.target or options.all or options.replay or options.track)
     server = servers.server_of(options, named=local)
     if server is None and options.run:
         raise SourceError("--run needs --prometheus URL", "Without it, give the run as TARGET.")
     if server is not None:
         if local:
             raise SourceError(
-                "TARGET, --all and --replay name runs of this node", "Use --run with --prometheus."
+                "TARGET, --all, --replay and --track name runs of this node",
+                "Use --run with --prometheus.",
             )
         return _see(_listed(server, options), options)
     if options.replay:
         return _show(ReplaySource(options.target, speed=options.speed), options)
+    if options.track:
+        check(options.track)
     code = attach_process.attach_first(options)
-    return _see(_found(options), options) if code is None else code
+    if code is not None:
+        return code
+    source = _found(options)
+    if options.track:
+        return track(options.track, source, options.every or 5)
+    return _see(source, options)
 
 
-def _found(options: argparse.Namespace) -> Source:
+def _found(options: argparse.Namespace) -> LiveSource:
     """The run of this node that TARGET names; lets the user choose among several."""
     runs = find(options.target)
     lines = [f"{r.run}  {r.ranks} ranks, {r.state}  {' '.join(r.command)[:60]}" for r in runs]
@@ -126,23 +147,15 @@ def _show(source: Source, options: argparse.Namespace) -> int:
     return (
         ZeromonApp(
             source,
-            every_seconds=options.every,
+            every_seconds=options.every or 1,
             look=DisplayOptions(
                 tokens_per_step=options.tokens_per_step, peak_flops=options.peak_tflops * 1e12
             ),
             theme=options.theme,
-            reconnect=again,
+            reconnect=reopen_run,
         ).run()
         or 0
     )
-
-
-def again(run: str, gone: bool) -> Source | None:
-    """A new source of *run*: a collector that follows it now, else, if *gone*, its record; or None."""
-    for known in node_runs():
-        if known.run == run:
-            return known.open()
-    return StoreSource(run) if gone and run in Store().names() else None
 
 
 def _plain(source: Source, options: argparse.Namespace) -> int:
@@ -153,8 +166,8 @@ def _plain(source: Source, options: argparse.Namespace) -> int:
         sys.stdout.flush()
 
     run = follow(
-        source, write, every_seconds=options.every,
-        reconnect=(lambda gone: again(source.run, gone)) if source.relocatable else None,
+        source, write, every_seconds=options.every or 1,
+        reconnect=(lambda gone: reopen_run(source.run, gone)) if source.relocatable else None,
     )  # fmt: skip
     return 1 if run is not None and run.findings else 0
 

@@ -152,16 +152,16 @@ def _start_tracking(names: list[str], folder: Path, environment: dict[str, str])
     for name in dict.fromkeys(names):
         with suppress(FileExistsError, subprocess.TimeoutExpired):
             (folder / f"{paths.TRACK}{name}").touch(0o600, exist_ok=False)
-            _launch(["-c", _IN_BACKGROUND, "track", "--to", name, "--of", str(folder)], own)
+            _launch(["-c", _IN_BACKGROUND, name, str(folder)], own)
 
 
 _IN_BACKGROUND = """
-import os
+import os, pathlib, sys
 from zeromon.collector.process import go_to_background
 go_to_background()
 os.nice(10)
-from zeromon.cli import main
-main()
+from zeromon.cli.attach_track import track_in_background
+track_in_background(sys.argv[1], pathlib.Path(sys.argv[2]))
 """
 
 

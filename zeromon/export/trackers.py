@@ -245,7 +245,7 @@ def _reduced(rows: Iterable[Row]) -> dict[str, float]:
     }
 
 
-# ---- where ``zeromon track`` sends the figures of a live run ------------------------------------
+# ---- where ``--track`` sends the figures of a live run -------------------------------------------
 
 OpenRun = Mapping[str, str]
 _URL, _TOKEN, _CA = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "TOKEN", "CA_CERT"))

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 from zeromon.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.snapshot import RunSnapshot
-from zeromon.sources.base import Output, Playback
+from zeromon.sources.base import Output, Playback, Source
+from zeromon.sources.live import node_runs
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
 
@@ -36,6 +37,14 @@ class StoreSource(Past):
 
     def request_detail(self, ranks: Sequence[int] = (), node: str = "") -> None:
         """Does nothing: a record has every rank."""
+
+
+def reopen_run(run: str, gone: bool) -> Source | None:
+    """A new source of *run*: a collector that follows it now, else, if *gone*, its record; or None."""
+    for known in node_runs():
+        if known.run == run:
+            return known.open()
+    return StoreSource(run) if gone and run in Store().names() else None
 
 
 class ReplaySource(StoreSource):

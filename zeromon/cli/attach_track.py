@@ -1,16 +1,9 @@
 """Sends the figures of a live run to an experiment tracker, until the run has ended.
 
-{trackers}
-
-RUN is a run id or its beginning, the pid of a rank, or host:port of a collector; the default is the
-only live run of this node. `zeromon run --track NAME -- ...` starts it with the run. It is a process of
-its own on the node of rank 0, reads the collectors of all nodes, and asks nothing of the training
-processes. What it sends has the names and figures of `zeromon export`. The run that the script has
-opened is found by the agent; without one nothing is sent, which the run's note reports.
-docs/trackers.md has the details.
+`zeromon run --track` starts a process of its own for each tracker, `zeromon attach --track` is one. It
+reads the collectors of all nodes, and asks nothing of the training processes.
 """
 
-import argparse
 import os
 import threading
 import time
@@ -19,26 +12,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zeromon.cli import say
-from zeromon.cli.attach import again
-from zeromon.cli.options import between, option
 from zeromon.errors import ExportError, RunNotFound, SourceError, ZeromonError
-from zeromon.export.trackers import TRACKERS, LiveTracker, OpenRun, check, opened
+from zeromon.export.trackers import TRACKERS, LiveTracker, OpenRun, opened
 from zeromon.readout.alerts import leads
 from zeromon.ring import paths
 from zeromon.ring.files import lock_file, replace_file
 from zeromon.snapshot import RunSnapshot
-from zeromon.sources.live import LiveSource, NewSteps, collector_address, find, only
+from zeromon.sources.live import LiveSource, NewSteps, collector_address
+from zeromon.sources.replay import reopen_run
 from zeromon.storage.run_store import Store
 
-_TEXTS = {
-    "wandb": "a run beside the script's; needs wandb",
-    "mlflow": "the script's own run; needs mlflow-skinny",
-    "tensorboard": "runs below its folder; needs tensorboard",
-    "kubeflow": "the status of a TrainJob of Kubeflow Trainer",
-}
-__doc__ = (__doc__ or "").format(
-    trackers="\n".join(f"  zeromon track --to {name:<13}{text}" for name, text in _TEXTS.items())
-)
 _START_SECONDS = 60.0
 _GONE_SECONDS = 20.0
 """A collector that does not answer for so long is gone: its record is read to the end."""
@@ -48,22 +31,20 @@ _SETTLING_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon track [RUN] --to NAME [--every SECONDS]``"""
-    parser.add_argument("run", nargs="?", metavar="RUN", help="default: the only one that is live")
-    parser.add_argument("--to", required=True, choices=tuple(TRACKERS), help="the tracker")
-    option(parser, "--every", "SECONDS", "seconds between two messages", between(1), 5)
-    parser.add_argument("--of", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
+def track_in_background(name: str, folder: Path) -> int:
+    """Tracks the run of *folder*, which `zeromon run` has made just now."""
+    return track(name, _source_of(folder), folder=folder)
 
 
-def call(options: argparse.Namespace) -> int:
-    """Follows the run to its end; returns 1 where something was not sent."""
-    check(options.to)
-    source = only(find(options.run)).open() if options.of is None else _source_of(options.of)
-    with _alone(options.to, source.run, options.of or _folder_of(source.run)):
-        tracking = _Tracking(options.to, source, options.of)
+def track(name: str, source: LiveSource, every: float = 5.0, folder: Path | None = None) -> int:
+    """Sends to the tracker *name* every so many seconds; returns 1 where something was not sent.
+
+    Trouble goes to the note of the run in *folder*, or without one to the user.
+    """
+    with _alone(name, source.run, folder or _folder_of(source.run)):
+        tracking = _Tracking(name, source, folder)
         try:
-            return tracking.follow(options.every)
+            return tracking.follow(every)
         except KeyboardInterrupt:
             tracking.close()
             raise
@@ -100,7 +81,7 @@ def _alone(name: str, run: str, folder: Path | None) -> Iterator[None]:
 
 
 def _source_of(folder: Path) -> LiveSource:
-    """The run of *folder*, which `zeromon run` has made just now."""
+    """The run of *folder*, once its collector answers."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
         address = collector_address(folder.parent)
@@ -146,7 +127,7 @@ class _Tracking:
             except ZeromonError:
                 over = any(one.run == self._run and one.ended for one in Store().manifests())
                 gone = over or time.monotonic() - heard > _GONE_SECONDS
-                source = again(self._run, gone)  # on another port, or the record
+                source = reopen_run(self._run, gone)  # on another port, or the record
                 if source is None and gone:
                     self.close()
                     return 1
