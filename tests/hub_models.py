@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from zeromon.cli.plan import read_model
+from zeromon.cli.plan_setup import read_model
 from zeromon.memory.models import from_units
 from zeromon.memory.spec import ModelSpec
 
@@ -38,7 +38,7 @@ def written(folder: Path, monkeypatch: pytest.MonkeyPatch, config: Mapping[str, 
     path = folder / "config.json"
     path.write_text(json.dumps(config))
     read_model.cache_clear()
-    monkeypatch.setattr("zeromon.cli.plan.describe", lambda *_: described(config))
+    monkeypatch.setattr("zeromon.cli.plan_setup.describe", lambda *_: described(config))
     return str(path)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dash import ClientsideFunction, Input, Output, State
 
-from zeromon.cli.whatif import of_run
+from zeromon.cli.plan_changes import of_run
 from zeromon.errors import ZeromonError
 from zeromon.focus import first_counted
 from zeromon.readout.charts import names

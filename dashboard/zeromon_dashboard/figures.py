@@ -40,7 +40,7 @@ from zeromon_dashboard.charts import COLOURS, GIB, INK, LEGEND_BELOW, Series, ax
 
 
 def whatif(content: dict[str, Any]) -> go.Figure:
-    """The output of ``zeromon whatif --json``: device memory against milliseconds a sample."""
+    """Device memory against milliseconds per sample, of what ``zeromon plan --changes`` predicts."""
     known = [p for p in content["points"] if p.get("step_seconds") is not None]
     most = max((p["bytes"]["device"] for p in known), default=0)
     size, unit = byte_scale(most)

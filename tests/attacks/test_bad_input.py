@@ -441,7 +441,7 @@ def test_a_length_is_digits() -> None:
         ("plan",),
         ("report",),
         ("compare", "none"),
-        ("whatif", "--from"),
+        ("plan", "--changes", "--from"),
     ],
     ids=" ".join,
 )

@@ -80,7 +80,7 @@ ENGINE: dict[str, dict[str, Any]] = {
     "accumulation_fsdp": {"reduces_each": False},
     "stage_too_high": {"stage": ZeroStage.GRADIENTS, "reshards": False},
 }
-"""Cases whose change the engine of `zeromon whatif` knows -> the change of the plan."""
+"""Cases whose change the engine of `zeromon plan` knows -> the change of the plan."""
 
 
 def of_engine(run: RunSnapshot, name: str) -> float | None:

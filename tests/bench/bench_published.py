@@ -3,7 +3,7 @@
 Nothing was tuned to these figures: shares of peaks, latencies and links are the defaults of `zeromon
 plan` (zeromon/memory/devices.py), the rest is the configuration that the source gives. The last column
 takes the share of the peak from the first row of the same source and device, as a user does who knows
-one of his own runs. A test holds the table of docs/whatif.md to what this prints.
+one of his own runs. A test holds the table of docs/plan_changes.md to what this prints.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hub_models import described, from_config
 
-from zeromon.cli import build_parser, plan as plan_verb
-from zeromon.cli.plan import from_model
+from zeromon.cli import build_parser, plan_setup
+from zeromon.cli.plan_setup import from_model
 from zeromon.memory.predict import Batch
 from zeromon.memory.seconds import forward_flops
 from zeromon.memory.whatif import Point, point, work_of
@@ -123,8 +123,8 @@ def predicted(row: Published, folder: Path, share: float | None = None) -> tuple
     """The prediction, at *share* of the peak instead of the default."""
     path = folder / "config.json"
     path.write_text(json.dumps(config_of(row)))
-    plan_verb.read_model.cache_clear()
-    plan_verb.describe = lambda *_: described(config_of(row))  # of plain layers, in no time
+    plan_setup.read_model.cache_clear()
+    plan_setup.describe = lambda *_: described(config_of(row))  # of plain layers, in no time
     words = ["plan", str(path), *row.options.split(), "--length", str(row.length)]
     words += ["--efficiency", str(share)] if share else []
     options = build_parser("plan").parse_args(words)

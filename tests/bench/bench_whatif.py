@@ -3,7 +3,7 @@
 Each group is a strategy as it is, and changes of it; all are real runs of two gloo ranks over a loopback
 that the kernel's token bucket limits, some with a delayed rank. The programs of a group train in turns
 of five steps, because the load of a machine changes from minute to minute. FOLDER keeps the records.
-Each change is predicted from the record of what it changes, with the options of `zeromon whatif`; the
+Each change is predicted from the record of what it changes, with the options of `zeromon plan`; the
 table has all groups that FOLDER has. Without a group nothing is run.
 """
 
@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support import ROOT, TORCHRUN, Node, over_link
 
 from zeromon.cli import build_parser
-from zeromon.cli.plan import snapshot
-from zeromon.cli.whatif import predict
+from zeromon.cli.plan_changes import predict
+from zeromon.cli.plan_setup import snapshot
 from zeromon.memory.predict import During
 from zeromon.memory.reconcile import PEAK_ROLES
 from zeromon.memory.whatif import Point
@@ -187,7 +187,7 @@ def measured(run: RunSnapshot) -> float:
 def predicted(path: Path, settings: str) -> tuple[Point, Point]:
     """The run as it is and with *settings*, as the command predicts it."""
     words = [word for setting in settings.split() for word in ("--set", setting)]
-    options = build_parser("whatif").parse_args(["whatif", "--from", str(path), *words])
+    options = build_parser("plan").parse_args(["plan", "--from", str(path), *words])
     base, (point,) = predict(options, snapshot(options.run), 1)[:2]
     return base, point
 

@@ -47,8 +47,9 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "words",
     [
         "report evil", "ledger evil", "compare evil evil", "runs", "doctor", "plan --from evil",
-        "whatif --from evil", "check ds.json", "check ds.json --cluster x", "trace analyze trace.json",
-        "report \x1b[2Jx", "plan \x1b[2Jx", "check \x1b[2Jx", "whatif 7B --set \x1b[2Jx=1",
+        "plan --from evil --changes",
+        "check ds.json", "check ds.json --cluster x", "trace analyze trace.json",
+        "report \x1b[2Jx", "plan \x1b[2Jx", "check \x1b[2Jx", "plan 7B --set \x1b[2Jx=1",
     ],
 )  # fmt: skip
 def test_no_verb_prints_a_control_character(

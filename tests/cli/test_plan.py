@@ -20,7 +20,7 @@ from hub_models import written
 from support import LAUNCH, PROGRAMS, ROOT, clean_environment, start
 
 from zeromon.cli import build_parser, main
-from zeromon.cli.plan import describe, read_changes, read_config, read_model, setup_of_run
+from zeromon.cli.plan_setup import describe, read_changes, read_config, read_model, setup_of_run
 from zeromon.errors import PlanError
 from zeromon.memory.config_files import changes
 from zeromon.memory.plan import parse_count, parse_size, recommended, row, table

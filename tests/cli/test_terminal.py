@@ -190,7 +190,7 @@ def test_completion_knows_every_verb_and_option(
         main(["--completion", shell])
     assert not left.value.code
     script = capsys.readouterr().out
-    for word in ("attach", "whatif", "fail-on", "no-browser"):
+    for word in ("attach", "sweep", "fail-on", "no-browser"):
         assert word in script
     assert "_zeromon_runs" in script
 

@@ -35,7 +35,7 @@ def test_the_page_of_rules_is_the_generated_one(generate: ModuleType) -> None:
     assert text.count("| [ZM") == len(generate.pages()) > 60
 
 
-def test_the_published_steps_of_whatif_are_predicted_anew() -> None:
+def test_the_published_steps_are_predicted_anew() -> None:
     """If this fails, replace the table by what ``python tests/bench/bench_published.py`` prints."""
     path = DOCS.parent / "tests" / "bench" / "bench_published.py"
     spec = importlib.util.spec_from_file_location("bench_published", path)
@@ -43,5 +43,5 @@ def test_the_published_steps_of_whatif_are_predicted_anew() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its classes look up their annotations
     spec.loader.exec_module(module)
-    text = (DOCS / "whatif.md").read_text()
+    text = (DOCS / "plan_changes.md").read_text()
     assert "\n".join(module.lines()) in text

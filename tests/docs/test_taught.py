@@ -411,7 +411,7 @@ def test_a_larger_micro_batch_gives_more_until_compute_is_all(
 ) -> None:
     """Twice the sequences take less than twice the time, and less so the more there are."""
     sweep = ("--sweep", "micro-batch=1,2,4,8")
-    main(["whatif", model(LLAMA_2_7B), *ON_H100, "--framework", "fsdp2", *sweep, "--json"])
+    main(["plan", model(LLAMA_2_7B), *ON_H100, "--framework", "fsdp2", *sweep, "--json"])
     points = json.loads(capsys.readouterr().out)["points"][1:]
     rates = [one["samples"] / one["step_seconds"] for one in points]
     gains = [later / earlier for earlier, later in pairwise(rates)]

@@ -102,7 +102,7 @@ def _machine(options: argparse.Namespace) -> Machine:
 
 
 def _model(text: str) -> ModelSpec:
-    from zeromon.cli.plan import read_model  # with all that a plan needs
+    from zeromon.cli.plan_setup import read_model  # with all that a plan needs
 
     try:
         return read_model(text)

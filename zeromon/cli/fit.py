@@ -39,7 +39,7 @@ import msgspec
 from zeromon.cli import say
 from zeromon.cli.fit_launch import Request, launch, reported
 from zeromon.cli.options import flag, option, positive, several
-from zeromon.cli.plan import read_config
+from zeromon.cli.plan_setup import read_config
 from zeromon.cli.terminal import show, status
 from zeromon.errors import LaunchError, PlanError, ZeromonError
 from zeromon.memory import fit

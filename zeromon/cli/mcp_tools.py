@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from zeromon.cli import compare as compare_verb, runs as runs_verb, whatif as whatif_verb
+from zeromon.cli import compare as compare_verb, plan_changes, runs as runs_verb
 from zeromon.cli.parser import suggestion
+from zeromon.cli.plan_changes_output import as_text as changes_text
 from zeromon.cli.report import newest_snapshot, report_text, runs_of_job
-from zeromon.cli.whatif_output import as_text as whatif_text
 from zeromon.compare.comparison import compare
 from zeromon.diagnosis.pages import page
 from zeromon.errors import ZeromonError
@@ -161,8 +161,8 @@ def whatif(run: str = "", changes: Sequence[str] = ()) -> list[str]:
     Without changes: the usual ones, one by one. What a note asks for (--gpu) is one, too: "gpu=h100".
     """
     of = _snapshot(run)
-    base, points, _ = whatif_verb.predicted(of, changes, _POINTS)
-    return _lines(f"run {of.run}", whatif_text(base, points, drawn=False))
+    base, points, _ = plan_changes.predicted(of, changes, _POINTS)
+    return _lines(f"run {of.run}", changes_text(base, points, drawn=False))
 
 
 def trace(run: str = "") -> list[str]:

@@ -1,114 +1,56 @@
-"""Predicts the memory of a model on the given devices under every ZeRO stage, and recommends one.
+r"""Predicts memory and step time: what fits under which ZeRO stage, or what a change would do.
 
 MODEL is a number of parameters (7B, 350M), a Hugging Face config.json (or its folder), or a Python
 entry module:factory. zeromon builds the model of both on the meta device and counts it exactly: a
-config.json needs transformers. --config takes a DeepSpeed JSON or an accelerate YAML.
+config.json needs transformers. --config takes a DeepSpeed JSON or an accelerate YAML. --from RUN takes
+a live or recorded run instead, whose speeds calibrate the prediction.
+
+Every stage on these devices, with a recommendation:
 
   zeromon plan 7B --devices 4 --memory a100-40
   zeromon plan config.json --devices 8 --memory h100 --micro-batch 4 --length 4096
   zeromon plan config.json --config ds_z3.json --devices 8 --memory 80GiB
   zeromon plan mymodel:build --devices 8 --trace --micro-batch 2 --length 2048
-  zeromon plan --from RUN --devices 16 --micro-batch 8       a changed setup, calibrated on a run
+  zeromon plan --from RUN --devices 16 --micro-batch 8
 
-Exit code 0 when a stage fits, 1 when none does.
+Changes, each as a row beside what is there (step, exposed time, memory, throughput):
+
+  zeromon plan --from RUN --changes                           the usual changes, one by one
+  zeromon plan --from RUN --set stage=3                       one change
+  zeromon plan --from RUN --set link=2 --set straggler=median          two together
+  zeromon plan --from RUN --sweep stage=0,1,2,3 --sweep micro-batch=1,2,4,8
+  zeromon plan config.json --devices 64 --nodes 8 --gpu h100 --interconnect 8x400Gb \
+      --micro-batch 1 --length 4096 --sweep stage=1,2,3 --sweep checkpointing=no,yes
+
+NAME is an option of machine, speeds, strategy or batch without its dashes; a flag takes yes or no. *
+marks the points that no other beats in both memory and time per sample. A difference has the interval
+of the calibration. Ctrl-C prints what is done.
+
+Exit codes: 0 a stage fits, 1 none does; of changes, 0, or 2 where nothing can be predicted.
 """
 
-from __future__ import annotations
-
 import argparse
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from typing import Any
 
-from zeromon.check.documents import UnreadableError, dialect_of, parse, read_text
-from zeromon.cli.options import flag, option, positive, several
+from zeromon.cli.options import flag
+from zeromon.cli.plan_changes import add_change_arguments, print_changes
 from zeromon.cli.plan_output import as_json, as_text
-from zeromon.cli.plan_speeds import (
-    add_speed_arguments,
-    calibrated,
-    host_memory,
-    machine_of,
-    memory_size,
-    share,
-)
-from zeromon.cli.plan_strategy import add_strategy_arguments, base_plan, changed
+from zeromon.cli.plan_setup import add_setup_arguments, from_model, setup_of_run, snapshot
 from zeromon.cli.terminal import show, show_json, working
-from zeromon.errors import PlanError
 from zeromon.memory import plan
-from zeromon.memory.config_files import changes
-from zeromon.memory.ladder import RECOMPUTED
-from zeromon.memory.models import from_count, from_units, part_of
-from zeromon.memory.predict import Batch
-from zeromon.memory.spec import ModelSpec, ShardPlan
-from zeromon.probes.installation import own_folders, training_python
-from zeromon.snapshot import RunSnapshot
-from zeromon.units import human_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon plan MODEL --devices N --memory SIZE [...]``"""
+    """``zeromon plan MODEL | --from RUN [--changes] [--set NAME=VALUE] [...]``"""
     add_setup_arguments(parser)
+    add_change_arguments(parser)
     flag(parser, "--fewest", "also the fewest devices on which a strategy fits")
     flag(parser, "--json", "print JSON")
 
 
-def add_setup_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what describes a model, a machine, a strategy and a batch; ``whatif`` has the same."""
-    parser.add_argument("model", nargs="?", help="7B, a config.json, or module:factory")
-    option(parser, "--from", "RUN", "take model and figures from a run", dest="run")
-    parser.add_argument("--config", help="a DeepSpeed JSON or accelerate YAML file")
-    machine = parser.add_argument_group("machine")
-    option(machine, "--devices", "N", "number of devices (default: 8)", positive)
-    option(
-        machine, "--memory --gpu", "SIZE",
-        "of one device: 80 (GiB), 80GB, h100, ... (default: a100); of several kinds: a100,v100",
-    )  # fmt: skip
-    option(
-        machine, "--reserve", "SHARE",
-        "share for contexts, NCCL, fragmentation", share, plan.RESERVE,
-    )  # fmt: skip
-    add_host_arguments(machine)
-    option(machine, "--nvme", "SIZE", "free bytes of the NVMe drives of one host: 2TB")
-    add_speed_arguments(parser.add_argument_group("speeds, for the seconds of a step"))
-    add_strategy_arguments(parser.add_argument_group("strategy (overrides --config)"))
-    what = parser.add_argument_group("batch")
-    option(what, "--micro-batch", "N", "sequences per rank and micro-step", positive)
-    option(what, "--length", "TOKENS", "tokens of a sequence (default: 2048)", positive)
-    flag(what, "--checkpointing", "activation checkpointing")
-    flag(what, "--no-fused-attention", "attention scores are written to memory")
-    learning = parser.add_argument_group("reinforcement learning")
-    several(
-        learning, "--reference", "MODEL",
-        "a frozen model beside the trained one (reference, reward): 7B or config.json; repeatable",
-    )  # fmt: skip
-    option(
-        learning, "--rollout", "N",
-        "sequences of --length tokens that a rank generates at once", positive,
-    )  # fmt: skip
-    flag(parser, "--trace", "run the real model on fake tensors")
-
-
-def add_host_arguments(group: argparse._ArgumentGroup) -> None:
-    """Adds the options of the hosts."""
-    option(
-        group, "--host-memory", "SIZE",
-        "memory of one host, shared by its ranks: 512 (GiB), 1TiB; here: that of this machine",
-    )  # fmt: skip
-    option(group, "--hosts --nodes", "N", "number of hosts (default: one for 8 devices)", positive)
-
-
-DESCRIBED = "zeromon: "
-"""Marks the line that the child process prints: a model may print, too."""
-
-
 def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
+    if options.changes or options.set or options.sweep:
+        return print_changes(options)
     with working("computing"):
         run = snapshot(options.run) if options.run else None
         setup = setup_of_run(run, options) if run is not None else from_model(options)
@@ -119,240 +61,3 @@ def call(options: argparse.Namespace) -> int:
     else:
         show(as_text(setup, rows, fewest=options.fewest))
     return 1 if found["recommended"] is None else 0
-
-
-# ---- the setup ------------------------------------------------------------------------------------
-
-
-def from_model(options: argparse.Namespace) -> plan.Setup:
-    """The setup of a model on the command line."""
-    if not options.model:
-        raise PlanError("no model is given", hint="Like: zeromon plan 7B --devices 8 --memory h100")
-    path = config_path(options.model)
-    is_entry = path is None and ":" in options.model
-    if options.trace and path is None and not is_entry:
-        raise PlanError(
-            "--trace needs a model that can be built: module:factory",
-            "Or a config.json, with transformers installed.",
-        )
-    model = None if is_entry or options.trace else read_model(options.model)
-    hidden = model.architecture.hidden if model is not None and model.architecture else 0
-    found = read_changes(options, hidden)
-    micro = options.micro_batch or found.pop("micro_batch", None)
-    found.pop("micro_batch", None)
-    chosen = changed(base_plan(found, options), found, options)
-    batch = _batch(options, micro) if micro or options.length or options.trace else None
-    measured = None
-    if model is None:
-        entry = str(path or options.model)
-        described = describe(entry, batch, chosen.ranks) if options.trace else describe(entry)
-        measured = described.get("activation_bytes")
-        model = described_model(described, options.model, measured=measured is not None)
-    if batch is not None and measured is not None:
-        measured = measured // batch.sequences
-    options.memory = options.memory or "a100"
-    tensor, pipeline = options.tp or 1, options.pp or 1
-    chosen = _data_parallel(chosen, tensor * pipeline)
-    device_bytes, note = _device_memory(options.memory)
-    if options.rollout and model.architecture is None:
-        note += ("keys and values of --rollout are not counted: the layers are unknown",)
-    whole = model.params
-    model = part_of(replace(model, notes=(*model.notes, *note)), tensor, pipeline)
-    return plan.Setup(
-        model=model,
-        plan=chosen,
-        device_bytes=device_bytes,
-        batch=batch,
-        micro_batch_given=micro is not None,
-        measured_activation_bytes=measured,
-        measured_compute_bytes=4 if measured is not None else 0,  # it is traced in fp32
-        reserve=options.reserve,
-        host_bytes=host_memory(options.host_memory),
-        hosts=options.hosts or plan.hosts_of(chosen.ranks * tensor * pipeline),
-        is_given=bool(options.config) or options.stage is not None,
-        nvme_bytes=memory_size("--nvme", options.nvme) if options.nvme else None,
-        tensor=tensor,
-        pipeline=pipeline,
-        whole_numel=whole,
-        frozen=tuple(map(read_model, options.reference)),
-        generated_tokens=(options.rollout or 0) * (options.length or 2048),
-        machine=machine_of(options, chosen.ranks * tensor * pipeline),
-    )
-
-
-def _batch(options: argparse.Namespace, micro: int | None) -> Batch:
-    return Batch(
-        sequences=micro or 1,
-        length=options.length or 2048,
-        checkpointing=options.checkpointing,
-        fused_attention=not options.no_fused_attention,
-    )
-
-
-def _data_parallel(chosen: ShardPlan, others: int) -> ShardPlan:
-    """*chosen* over the ranks that remain for data parallelism beside *others* for each copy."""
-    if others == 1:
-        return chosen
-    if chosen.ranks % others:
-        raise PlanError(f"{chosen.ranks} devices cannot be split into groups of {others}")
-    shards = 0 if chosen.shard_ranks == chosen.ranks else chosen.shard_ranks
-    return replace(chosen, ranks=chosen.ranks // others, shard_ranks=shards)
-
-
-def _device_memory(text: str) -> tuple[int, tuple[str, ...]]:
-    """The memory of the smallest of several kinds of devices, and a note where they differ."""
-    sizes = [memory_size("--memory", part) for part in text.split(",")]
-    least, most = min(sizes), max(sizes)
-    if least == most:
-        return least, ()
-    return least, (
-        f"shards are equal, so the smallest device decides: {human_bytes(most - least)} of the "
-        "largest stay free",
-    )
-
-
-def config_path(text: str) -> Path | None:
-    """Returns the config.json that *text* names, itself or by its folder; None for other models."""
-    path = Path(text)
-    path = path / "config.json" if path.is_dir() else path
-    return path if path.is_file() else None
-
-
-@cache
-def read_model(text: str) -> ModelSpec:
-    """A number of parameters, or a config.json."""
-    path = config_path(text)
-    if path is not None:
-        read_config(path)  # raises for a file without a configuration
-        return described_model(describe(str(path)), str(path))
-    count = plan.parse_count(text)
-    if count is None:
-        raise PlanError(
-            f"{text!r} is neither a number of parameters nor a file nor module:factory",
-            hint="Like: 7B, path/to/config.json, mymodel:build",
-        )
-    return from_count(count, name=text)
-
-
-def described_model(
-    described: Mapping[str, Any], name: str, *, measured: bool = False
-) -> ModelSpec:
-    """The model that a child process described; *measured*: with its activations."""
-    config = None if measured else described.get("config")
-    notes = tuple(described.get("notes", ()))
-    return from_units(name, described["units"], described["buffer_bytes"], config, notes)
-
-
-def read_config(path: Path) -> Mapping[str, Any]:
-    """Returns the content of a JSON or YAML file; raises :class:`PlanError` for anything else."""
-    try:
-        text = read_text(path)
-        return parse(text, str(path), dialect_of(path, text)).data
-    except UnreadableError as error:
-        line = f", line {error.line}" if error.line > 1 else ""
-        raise PlanError(f"cannot read {path}{line}: {error.message}", hint=error.fix) from error
-
-
-def read_changes(options: argparse.Namespace, hidden: int) -> dict[str, Any]:
-    """The configuration of --config."""
-    if not options.config:
-        return {}
-    path = Path(options.config)
-    config = read_config(path)
-    section = config.get("deepspeed_config")
-    inner = section.get("deepspeed_config_file") if isinstance(section, dict) else None
-    found = changes(config, hidden)
-    if isinstance(inner, str):  # accelerate reads everything but the launch settings from that file
-        beside = path.parent / inner
-        other = beside if beside.is_file() else Path(inner)
-        ranks = {"ranks": found["ranks"]} if "ranks" in found else {}
-        found = changes(read_config(other), hidden) | ranks
-    return found
-
-
-_DESCRIBE = """
-import runpy, sys
-sys.path += {}
-runpy.run_module("zeromon_agents.describe", run_name="__main__")
-"""
-"""The folders are last: what the training has of a package counts."""
-
-
-@cache
-def describe(entry: str, traced: Batch | None = None, ranks: int = 1) -> dict[str, Any]:
-    """Builds the model in a separate process: the core never imports torch or user code.
-
-    *traced*: the batch of a step that the process runs on fake tensors of *ranks*.
-    """
-    command = [training_python(), "-c", _DESCRIBE.format(own_folders()), entry]
-    if traced is not None:
-        command += ["--trace", "--micro-batch", str(traced.sequences)]
-        command += ["--length", str(traced.length), "--ranks", str(ranks)]
-        command += ["--checkpointing"] if traced.checkpointing else []
-        sys.stderr.write("zeromon: running one step of the model on fake tensors ...\n")
-    inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
-        str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))}  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env=inherited, check=False)
-    marked = [x for x in done.stdout.splitlines() if x.startswith(DESCRIBED)]
-    if done.returncode or not marked:
-        lines = done.stderr.strip().splitlines()
-        reason = lines[-1] if lines else f"exit code {done.returncode}"
-        raise PlanError(
-            f"cannot build {entry}: {reason}",
-            hint="A Python entry must be importable from here, and return a torch.nn.Module; torch is "
-            "needed, in this Python or in the first one of the path. A config.json needs transformers "
-            "there, which must have the model. Or give a number of parameters: 7B.",
-        )
-    found: dict[str, Any] = json.loads(marked[-1].removeprefix(DESCRIBED))
-    return found
-
-
-def snapshot(name: str) -> RunSnapshot:
-    """The run *name*, or the snapshot in the file of that name."""
-    from zeromon.cli.report import snapshot_of
-
-    return snapshot_of(name)[0]
-
-
-def setup_of_run(
-    run: RunSnapshot, options: argparse.Namespace, base: plan.Setup | None = None
-) -> plan.Setup:
-    """The setup of *run*, changed by the command line; *base*: that of the run, where it is known."""
-    base = base or plan.of_run(run)
-    found = read_changes(options, 0)
-    found.pop("micro_batch", None)
-    model, batch = base.model, base.batch
-    if batch is not None and options.micro_batch:
-        if batch.sequences == 1:
-            note = "--micro-batch counts batches of the run's size"
-            model = replace(model, notes=(*model.notes, note))
-        batch = replace(batch, sequences=options.micro_batch)
-    kept = base.measured_activation_bytes
-    if batch is not None and options.checkpointing and not batch.checkpointing and kept:
-        batch, kept = replace(batch, checkpointing=True), round(kept * (1 - RECOMPUTED))
-        note = f"activation checkpointing frees about {RECOMPUTED:.0%} of the measured activations"
-        model = replace(model, notes=(*model.notes, note))
-    chosen = changed(base.plan, found, options)
-    others = base.tensor * base.pipeline
-    if options.devices:
-        chosen = _data_parallel(chosen, others)
-    return replace(
-        base,
-        model=model,
-        plan=chosen,
-        device_bytes=memory_size("--memory", options.memory)
-        if options.memory
-        else base.device_bytes,
-        capacity_known=base.capacity_known or bool(options.memory),
-        batch=batch,
-        measured_activation_bytes=kept,
-        reserve=options.reserve,
-        host_bytes=host_memory(options.host_memory),
-        hosts=options.hosts or plan.hosts_of(chosen.ranks * others),
-        is_given=True,
-        nvme_bytes=memory_size("--nvme", options.nvme) if options.nvme else None,
-        machine=machine_of(options, chosen.ranks),
-        measured=calibrated(
-            base.measured, run, options, options.hosts or plan.hosts_of(chosen.ranks)
-        ),
-    )

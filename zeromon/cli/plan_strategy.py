@@ -1,4 +1,4 @@
-"""The options of ``zeromon plan`` and ``whatif`` on the strategy, and the plan that they describe."""
+"""The options of ``zeromon plan`` on the strategy, and the plan that they describe."""
 
 import argparse
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The page "What if": predicted changes of a run, as `zeromon whatif` has them. Pure."""
+"""The page "What if": predicted changes of a run, as `zeromon plan --changes` has them. Pure."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def skeleton(_: Parts, where: Route) -> list[Any]:
 
 
 def prediction(found: dict[str, Any]) -> list[Any]:
-    """The table and the chart of what ``zeromon whatif --json`` prints."""
+    """The table and the chart of what ``zeromon plan --changes --json`` prints."""
     points = found["points"]
     told = [f"speeds: {text}" for text in found["speeds"]] if points[0].get("step_seconds") else []
     told += [f"note: {text}" for text in found["notes"]]

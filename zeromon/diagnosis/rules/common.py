@@ -49,7 +49,7 @@ class Gain(NamedTuple):
 
 
 _BY_ENGINE = Gain(0.6, 1.4)
-"""Shares of what the engine of ``zeromon whatif`` predicts. Measured: 0.7 to 1.1 (docs/advice.md)."""
+"""Shares of what the engine of ``zeromon plan`` predicts. Measured: 0.7 to 1.1 (docs/advice.md)."""
 
 
 def gain(run: RunSnapshot, shares: Gain, seconds: float, **change: Any) -> GainSeconds:

@@ -1,37 +1,19 @@
-r"""Predicts what a change would do before it is made: step, exposed time, memory, throughput.
-
-Describe what is there as for `zeromon plan`: --from RUN (a live or recorded run, whose speeds calibrate
-the prediction) or MODEL with --devices and --gpu. Then name the change by the plan's own options:
-
-  zeromon whatif --from RUN                                   the usual changes, one by one
-  zeromon whatif --from RUN --set stage=3                     one change against the run as it is
-  zeromon whatif --from RUN --set link=2 --set straggler=median          two together
-  zeromon whatif --from RUN --sweep stage=0,1,2,3 --sweep micro-batch=1,2,4,8
-  zeromon whatif config.json --devices 64 --nodes 8 --gpu h100 --interconnect 8x400Gb \
-      --micro-batch 1 --length 4096 --sweep stage=1,2,3 --sweep checkpointing=no,yes
-
-What can be set, with the same values as the options of `zeromon plan`: stage, framework, reshard,
-prefetch, bucket, overlap, reduce-each, micro-batch, accumulation, checkpointing, precision, optimizer,
-offload-optimizer, offload-params, shard-ranks, devices, nodes, gpu, length, interconnect, and all others
-that describe machine, speeds and strategy; link (2: twice the speed), and straggler (median: the slowest
-rank computes as fast as the median one).
-
-* marks the points that no other beats in both memory and time a sample. A difference has the interval
-of the calibration. Ctrl-C prints what is done. Exit code 0; 2 where nothing can be predicted.
-"""
+"""Predicts changes of what ``zeromon plan`` describes: the usual ones, those of --set and --sweep."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from zeromon.cli import say
 from zeromon.cli.options import flag, several
-from zeromon.cli.plan import add_setup_arguments, from_model, setup_of_run, snapshot
+from zeromon.cli.plan_changes_output import as_json, as_text
+from zeromon.cli.plan_setup import add_setup_arguments, from_model, setup_of_run, snapshot
 from zeromon.cli.terminal import show, show_json
-from zeromon.cli.whatif_output import as_json, as_text
 from zeromon.errors import PlanError
 from zeromon.export.files import Progress
 from zeromon.memory import plan
@@ -50,7 +32,8 @@ _ALIASES = {"gpu": "memory", "nodes": "hosts"}
 """Options of the plan with two names."""
 
 _NOT_SET = (
-    "model", "run", "config", "trace", "reference", "rollout", "help", "changes", "sweep", "json",
+    "model", "run", "config", "trace", "reference", "rollout", "help", "changes", "set", "sweep",
+    "fewest", "json",
 )  # fmt: skip
 """Options that describe what is there or what is asked, and no change of a setup."""
 
@@ -61,25 +44,24 @@ USUAL: tuple[dict[str, str], ...] = (
     {"accumulation": "x2"}, {"checkpointing": "yes"}, {"precision": "mixed"},
     {"offload-optimizer": "host"}, {"link": "2"}, {"straggler": "median"},
 )  # fmt: skip
-"""The changes without --set and --sweep; ``x2`` is twice what is there."""
+"""The changes of --changes; ``x2`` is twice what is there."""
 
 Change = dict[str, str]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``zeromon whatif [MODEL | --from RUN] [--set NAME=VALUE] [--sweep NAME=VALUE,...]``"""
-    add_setup_arguments(parser)
+def add_change_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that name changes."""
     change = parser.add_argument_group("changes")
-    several(change, "--set", "NAME=VALUE", "a change; several are made together", dest="changes")
+    flag(change, "--changes", "a row for each of the usual changes")
+    several(change, "--set", "NAME=VALUE", "a change; several are made together")
     several(
         change, "--sweep", "NAME=VALUE,...", "a row for each value; several: for each combination"
     )
-    flag(parser, "--json", "print JSON")
     parser.set_defaults(setup_parser=parser)
 
 
-def call(options: argparse.Namespace) -> int:
-    """Reads, computes, prints."""
+def print_changes(options: argparse.Namespace) -> int:
+    """Predicts and prints what is there and every change; returns the exit code."""
     run = snapshot(options.run) if options.run else None
     base, points, asked = predict(options, run, _MOST_POINTS)
     if run is not None and all(one.time is None for one in (base, *points)):
@@ -87,9 +69,8 @@ def call(options: argparse.Namespace) -> int:
             f"the step of {run.run} cannot be predicted without {base.unknown}",
             hint="The run needs steps with timed forward and backward, or give what is missing.",
         )
-    found = as_json(base, points, of=asked)
     if options.json:
-        show_json(found)
+        show_json(as_json(base, points, of=asked))
     else:
         show(as_text(base, points))
     if len(points) < asked:
@@ -111,9 +92,10 @@ def predicted(
     Raises :class:`PlanError`, also for more than *most* points.
     """
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_setup_arguments(parser)
+    add_change_arguments(parser)
     options = parser.parse_args(["--from", run.run])
-    options.sweep = list(changes)
+    options.sweep, options.changes = list(changes), not changes
     return predict(options, run, most)
 
 
@@ -178,14 +160,15 @@ def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace)
 
 
 def changes_of(options: argparse.Namespace, base: plan.Setup, micro: int) -> Iterator[Change]:
-    """Yields what to change: the sweep's combinations, each with what is set; else the usual changes."""
-    together = dict(map(_named, options.changes))
-    sweeps = [(name, text.split(",")) for name, text in map(_named, options.sweep)]
-    if not together and not sweeps:
-        yield from _usual(base, micro)
-        return
-    for values in itertools.product(*(values for _, values in sweeps)):
-        yield together | dict(zip((name for name, _ in sweeps), values, strict=True))
+    """Yields each combination of what the sweeps and --changes vary, with all that is set."""
+    together = dict(map(_named, options.set))
+    axes = [
+        [{name: value} for value in text.split(",")] for name, text in map(_named, options.sweep)
+    ]
+    if options.changes:
+        axes.append(list(_usual(base, micro)))
+    for changes in itertools.product(*axes):
+        yield reduce(or_, changes, together)
 
 
 def _named(text: str) -> tuple[str, str]:

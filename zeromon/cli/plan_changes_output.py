@@ -1,4 +1,4 @@
-"""The output of ``zeromon whatif``: a table and a chart as text, everything as JSON."""
+"""Predicted changes of ``zeromon plan``: a table and a chart as text, everything as JSON."""
 
 from collections import defaultdict
 from collections.abc import Sequence

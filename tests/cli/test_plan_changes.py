@@ -1,4 +1,4 @@
-"""`zeromon whatif`: a change against what is there, sweeps, and what it says when it cannot."""
+"""`zeromon plan --set` and `--sweep`: changes against what is there, and why one is unknown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODEL = ("7B", "--devices", "8", "--gpu", "h100", "--micro-batch", "1", "--lengt
 
 
 def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    assert main(["whatif", *arguments, "--json"]) == 0
+    assert main(["plan", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)["points"]
 
 
@@ -126,7 +126,7 @@ def test_where_no_step_is_known_one_sentence_says_why(
     one = replace(trained(0, (0, 200, 700, 100, 0, 0), (0,) * 6), recent=(), memory=None)
     path = tmp_path / "run.json"
     path.write_bytes(encode(run(one, replace(one, rank=1))))
-    assert main(["whatif", "--from", str(path)]) == 2
+    assert main(["plan", "--changes", "--from", str(path)]) == 2
     out, err = capsys.readouterr()
     assert "n/a" not in out
     assert "cannot be predicted without the time of compute" in err
@@ -142,18 +142,18 @@ def test_torchs_wrappers_follow_the_stage(
     assert zero["label"] == "ZeRO-2"
 
 
-def test_without_a_change_the_usual_ones_are_shown(
-    capsys: pytest.CaptureFixture[str], recorded: str
-) -> None:
-    assert main(["whatif", "--from", recorded]) == 0
+def test_the_usual_changes_are_shown(capsys: pytest.CaptureFixture[str], recorded: str) -> None:
+    assert main(["plan", "--changes", "--from", recorded]) == 0
     text = capsys.readouterr().out
     for line in ("as it is", "stage=3", "accumulation=2", "link=2", "straggler=median"):
         assert line in text
     assert "the line joins the points marked *" in text
+    _, *points = asked(capsys, "--from", recorded, "--changes", "--set", "devices=4")
+    assert {"devices": "4", "stage": "3"} in [point["change"] for point in points]
 
 
 def test_what_cannot_be_is_said_in_its_row(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["whatif", *MODEL, "--framework", "fsdp2", "--set", "stage=1"]) == 0
+    assert main(["plan", *MODEL, "--framework", "fsdp2", "--set", "stage=1"]) == 0
     assert "stage=1: FSDP is stage 2" in capsys.readouterr().out
 
 
@@ -171,16 +171,16 @@ def test_what_cannot_be_is_said_in_its_row(capsys: pytest.CaptureFixture[str]) -
 def test_wrong_changes_are_refused(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
-    assert main(["whatif", *MODEL, *arguments]) == 2
+    assert main(["plan", *MODEL, *arguments]) == 2
     assert words in capsys.readouterr().err
 
 
 def test_ctrl_c_gives_what_is_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zeromon.cli import whatif
+    from zeromon.cli import plan_changes
 
-    real, calls = whatif.point, []
+    real, calls = plan_changes.point, []
 
     def point(*arguments: Any) -> Any:
         calls.append(1)
@@ -188,8 +188,8 @@ def test_ctrl_c_gives_what_is_done(
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(whatif, "point", point)
-    assert main(["whatif", *MODEL, "--sweep", "accumulation=1,2,3,4,5"]) == 0
+    monkeypatch.setattr(plan_changes, "point", point)
+    assert main(["plan", *MODEL, "--sweep", "accumulation=1,2,3,4,5"]) == 0
     said = capsys.readouterr()
     assert "interrupted: 2 of 5 points" in said.err
     assert "accumulation=2" in said.out and "accumulation=3" not in said.out
@@ -198,7 +198,7 @@ def test_ctrl_c_gives_what_is_done(
 def test_a_thousand_points_give_the_best_ones(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ",".join(map(str, range(1, 17)))
     sweeps = ("--sweep", "stage=0,1,2,3", "--sweep", f"micro-batch={sizes}")
-    assert main(["whatif", *MODEL, *sweeps, "--sweep", f"accumulation={sizes}"]) == 0
+    assert main(["plan", *MODEL, *sweeps, "--sweep", f"accumulation={sizes}"]) == 0
     text = capsys.readouterr().out
     assert "1024 points; the table has those marked *" in text
 
@@ -222,7 +222,7 @@ def test_exposed_seconds_have_the_names_of_the_units(
     path.write_bytes(encode(run(one, replace(one, rank=1))))
     base, other = asked(capsys, "--from", str(path), "--set", "link=2")
     assert {"(root)", "layers.9"} <= set(base["exposed_seconds"]) <= set(names)
-    assert main(["whatif", "--from", str(path), "--set", "link=2"]) == 0
+    assert main(["plan", "--from", str(path), "--set", "link=2"]) == 0
     text = capsys.readouterr().out
     rows = [line.split() for line in text.splitlines() if line.startswith("  layers.9 ")]
     assert float(rows[0][1]) == pytest.approx(1e3 * base["exposed_seconds"]["layers.9"], rel=0.02)
@@ -237,7 +237,7 @@ def test_what_fits_is_unknown_without_a_capacity(
     path = tmp_path / "run.json"
     path.write_bytes(encode(run(one, replace(one, rank=1))))
     assert {p["fits"] for p in asked(capsys, "--from", str(path), "--set", "link=2")} == {None}
-    assert main(["whatif", "--from", str(path)]) == 0
+    assert main(["plan", "--changes", "--from", str(path)]) == 0
     assert "what fits is n/a" in capsys.readouterr().out
     told = asked(capsys, "--from", str(path), "--memory", "80GiB", "--set", "link=2")
     assert {p["fits"] for p in told} == {True}
