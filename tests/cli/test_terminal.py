@@ -73,6 +73,17 @@ def test_the_help_fits_a_small_terminal(
         assert sum(line.startswith("  zeromon trace ") for line in lines) == 11
 
 
+def test_the_help_lists_each_verb_once_below_a_title(tmp_path: Path) -> None:
+    """In lines that fit the manual page, before the options."""
+    text = at_a_terminal(tmp_path, "--help", columns=74, NO_COLOR="1")
+    assert max(map(len, text.splitlines())) <= 74
+    commands, _, _ = text.partition("\noptions:\n")
+    assert re.findall(r"^  ([a-z]+)  ", commands, re.MULTILINE) == list(VERBS)
+    assert "#" not in commands
+    assert len(re.findall(r"^[A-Z][a-z ]+:$", commands, re.MULTILINE)) == 4
+    assert "\x1b[1mWatch a run" in at_a_terminal(tmp_path, "--help")
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -28,28 +28,35 @@ examples:
   zeromon --completion bash > ~/.local/share/bash-completion/completions/zeromon
 """
 
-
-VERBS = {
-    "run": "watch the ranks of any command",
-    "attach": "the live view of a run; attaches to a running process by its pid",
-    "detach": "remove zeromon from a run that continues",
-    "dash": "the dashboard in the browser: live and recorded runs",
-    "runs": "list running and recorded runs; rename, note, tag or delete their records",
-    "report": "print what a run did, how it ended, and where every second went",
-    "compare": "runs side by side: significant differences, and which run to take",
-    "export": "export the steps of a run: Parquet, CSV, Perfetto, TensorBoard, wandb",
-    "doctor": "examine this machine and its runs: problems, hangs, missing ranks",
-    "plan": "predict memory and step time: what fits, and what a change would do",
-    "fit": "find the largest micro-batch and the best stage of a command, without running out of memory",
-    "check": "check training configurations before the run: DeepSpeed, accelerate, FSDP scripts",
-    "rule": "explain a rule by its code",
-    "prometheus": "write recording rules, alerts, a scrape configuration, and dashboards for Grafana",
-    "mcp": "answer an assistant: why a run is slow, its memory, findings, ledger; over stdio or HTTP",
-    "try": "try a finding's change in the live job: measured in turns, and undone",
-    "trace": "record steps of a live run; analyse torch's traces, memory snapshots, flight records",
+_GROUPS = {
+    "Watch a run": {
+        "run": "watch the ranks of any command",
+        "attach": "the live view of a run; attaches to a process by its pid",
+        "detach": "remove zeromon from a run that continues",
+        "dash": "the dashboard in the browser: live and recorded runs",
+        "try": "try a finding's change in the live job, and undo it",
+        "trace": "record steps; analyse traces and memory snapshots",
+    },
+    "After a run": {
+        "runs": "list runs; rename, note, tag or delete their records",
+        "report": "what a run did, how it ended, where every second went",
+        "compare": "runs side by side: significant differences",
+        "export": "steps as Parquet, CSV, Perfetto, TensorBoard, wandb",
+        "doctor": "examine this machine and its runs: problems, hangs",
+    },
+    "Before a run": {
+        "plan": "predict memory and step time, also of a change",
+        "fit": "find the largest micro-batch and the best stage",
+        "check": "check DeepSpeed, accelerate and FSDP configurations",
+        "rule": "explain a rule by its code",
+    },
+    "Connect": {
+        "prometheus": "write rules, alerts, scrape configuration, dashboards",
+        "mcp": "answer an assistant's questions about runs",
+    },
 }
-
-
+"""Title in the help -> its verbs, each with one line."""
+VERBS = {name: text for group in _GROUPS.values() for name, text in group.items()}
 _MODULES = {"try": "trial"}
 """Verb -> its module, where Python reserves the word."""
 AFTER_DASHES = "after_dashes"
@@ -73,13 +80,20 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         prog="zeromon",
         description="Live OOM risk and exposed communication of ZeRO and FSDP training runs.",
         epilog=_EPILOG,
+        add_help=False,
     )
-    parser.add_argument("-V", "--version", action="version", version=f"zeromon {__version__}")
-    parser.add_argument(
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser._positionals._group_actions.clear()  # argparse would list all verbs in one group
+    for title, group in _GROUPS.items():
+        lines = (f"  {name:<12}{text}" for name, text in group.items())
+        parser.add_argument_group(title, "\n".join(lines))
+    general = parser.add_argument_group("options")
+    general.add_argument("-h", "--help", action="help", help="show this help, or that of COMMAND")
+    general.add_argument("-V", "--version", action="version", version=f"zeromon {__version__}")
+    general.add_argument(
         "--completion", choices=SHELLS, action=_PrintCompletion,
         help="print the script by which bash, zsh or fish completes verbs, options, names of runs",
     )  # fmt: skip
-    verbs = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, text in VERBS.items():
         if only is not None and name != only:
             verbs.add_parser(name, help=text)
