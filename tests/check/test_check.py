@@ -1386,10 +1386,10 @@ def test_the_text_names_place_rule_and_fix(bad: Path, capsys: pytest.CaptureFixt
         (["ds.json", "--select", "ZM999"], 2),
         (["absent.json"], 2),
         (["ds.json", "--model", "7B"], 2),
-        (["ds.json", "--model", "huge", "--memory", "80"], 2),
-        (["ds.json", "--memory", "lots"], 2),
+        (["ds.json", "--model", "huge", "--gpu", "80"], 2),
+        (["ds.json", "--gpu", "lots"], 2),
         (["ds.json", "--host-memory", "512"], 2),
-        (["ds.json", "--model", "7B", "--memory", "80", "--host-memory", "lots"], 2),
+        (["ds.json", "--model", "7B", "--gpu", "80", "--host-memory", "lots"], 2),
         (
             [
                 "ds.json",
@@ -1397,7 +1397,7 @@ def test_the_text_names_place_rule_and_fix(bad: Path, capsys: pytest.CaptureFixt
                 "7B",
                 "--devices",
                 "8",
-                "--memory",
+                "--gpu",
                 "80GiB",
                 "--host-memory",
                 "here",
@@ -1444,7 +1444,7 @@ def test_facts_are_told_when_everything_is_asked_for(
 
 
 def test_a_plain_number_of_memory_is_gib(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["check", "ds.json", "--model", "70B", "--devices", "8", "--select", "ZM203", "--memory"]
+    call = ["check", "ds.json", "--model", "70B", "--devices", "8", "--select", "ZM203", "--gpu"]
     assert [main([*call, size]) for size in ("80", "80GiB", "h100", "4000")] == [1, 1, 1, 0]
     assert "ZM203" in capsys.readouterr().out
 

@@ -46,7 +46,7 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, A
 
 def test_seven_billion_on_four_devices(capsys: pytest.CaptureFixture[str]) -> None:
     """The table of every text on ZeRO, and the lowest stage that fits."""
-    code, found = planned(capsys, "7B", "--devices", "4", "--memory", "a100-40")
+    code, found = planned(capsys, "7B", "--devices", "4", "--gpu", "a100-40")
     plain = {r["stage"]: r for r in found["rows"] if r["optimizer_on"] == "device"}
     gigabytes = [plain[stage]["plain_bytes"] / 1e9 for stage in (0, 2, 3)]
     assert gigabytes == pytest.approx([112, 38.5, 28])
@@ -65,8 +65,8 @@ def test_the_ranks_of_a_host_share_its_memory(capsys: pytest.CaptureFixture[str]
 
     Parameters, gradients and fp32 gradients are pinned, each rounded up to a power of two.
     """
-    arguments = ("7B", "--devices", "16", "--memory", "8GiB", "--host-memory")
-    _, one = planned(capsys, *arguments, "1TiB", "--hosts", "1")
+    arguments = ("7B", "--devices", "16", "--gpu", "8GiB", "--host-memory")
+    _, one = planned(capsys, *arguments, "1TiB", "--nodes", "1")
     offloaded = next(r for r in one["rows"] if r["params_on"] == "host")
     rounded = 2 * 2**30 + 2**31 - 7e9 / 16 * (2 + 2 + 4)
     assert (offloaded["bytes"]["host"] - rounded) * 16 / 7e9 == pytest.approx(20, rel=0.01)
@@ -74,7 +74,7 @@ def test_the_ranks_of_a_host_share_its_memory(capsys: pytest.CaptureFixture[str]
     _, small = planned(capsys, *arguments, "100GiB")
     offloaded = next(r for r in small["rows"] if r["params_on"] == "host")
     assert (offloaded["fits_host"], offloaded["fits"], small["hosts"]) == (True, True, 2)
-    _, short = planned(capsys, *arguments, "100GiB", "--hosts", "1")
+    _, short = planned(capsys, *arguments, "100GiB", "--nodes", "1")
     offloaded = next(r for r in short["rows"] if r["params_on"] == "host")
     assert (offloaded["fits_host"], offloaded["fits"]) == (False, False)
     assert main(["plan", *arguments, "here"]) in (0, 1)
@@ -86,7 +86,7 @@ def test_nothing_fits_is_a_finding(model: Any, capsys: pytest.CaptureFixture[str
     """One layer of it is larger than the device."""
     shape = {"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80,
              "num_attention_heads": 64, "intermediate_size": 28672, "vocab_size": 32000}  # fmt: skip
-    code, found = planned(capsys, model(shape), "--devices", "1", "--memory", "1GiB")
+    code, found = planned(capsys, model(shape), "--devices", "1", "--gpu", "1GiB")
     assert code == 1
     assert found["recommended"] is None
     assert "nothing fits" in found["why"]
@@ -94,7 +94,7 @@ def test_nothing_fits_is_a_finding(model: Any, capsys: pytest.CaptureFixture[str
 
 def test_the_text_names_what_takes_the_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     """80 columns are not enough for a table of seven; what matters is on its left."""
-    assert main(["plan", "7B", "--devices", "4", "--memory", "a100-40"]) == 0
+    assert main(["plan", "7B", "--devices", "4", "--gpu", "a100-40"]) == 0
     text = capsys.readouterr().out
     assert "7 B parameters on 4 devices of 40.0 GiB" in text
     assert "> ZeRO-2" in text
@@ -108,7 +108,7 @@ def test_a_config_json_with_a_batch(tmp_path: Path, capsys: pytest.CaptureFixtur
         {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
          "n_positions": 1024}
     ))  # fmt: skip
-    common = (str(tmp_path), "--memory", "24GiB", "--length", "1024", "--micro-batch", "4")
+    common = (str(tmp_path), "--gpu", "24GiB", "--length", "1024", "--micro-batch", "4")
     _, plain = planned(capsys, *common)
     _, saved = planned(capsys, *common, "--checkpointing")
     assert plain["params"] == 124_439_808
@@ -127,7 +127,7 @@ def test_a_config_json_is_counted_on_transformers_own_model(
     row = next(r for r in map(json.loads, MODELS.read_text().splitlines())
                if r["config"]["model_type"] == "deepseek_v3")  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(row["config"]))
-    arguments = (str(tmp_path), "--devices", "8", "--memory", "h100", "--micro-batch", "1")
+    arguments = (str(tmp_path), "--devices", "8", "--gpu", "h100", "--micro-batch", "1")
     _, found = planned(capsys, *arguments)
     assert found["params"] == 671_026_404_352
     assert not any(r["fits"] for r in found["rows"] if r["optimizer_on"] == "device")
@@ -261,14 +261,14 @@ def test_arguments_that_are_no_such_numbers(arguments: list[str]) -> None:
     [
         ([], "no model is given"),
         (["tiny"], "neither a number of parameters"),
-        (["7B", "--memory", "much"], "not a size of memory"),
+        (["7B", "--gpu", "much"], "not a size of memory"),
         (["7B", "--config", "/nowhere.json"], "cannot read"),
         (["7B", "--trace"], "module:factory"),
         (["7B", "--stage", "0", "--offload-optimizer", "host"], "from stage 1 on"),
         (["7B", "--devices", "6", "--shard-ranks", "4"], "cannot be split"),
         (["nowhere:build"], "cannot build nowhere:build"),
-        (["7B", "--memory", "infGB"], "not a size of memory"),
-        (["7B", "--memory", "0"], "not a size of memory"),
+        (["7B", "--gpu", "infGB"], "not a size of memory"),
+        (["7B", "--gpu", "0"], "not a size of memory"),
         (["7B", "--framework", "ddp", "--stage", "3"], "DDP partitions nothing"),
         (["7B", "--framework", "fsdp2", "--stage", "1"], "FSDP is stage 2"),
         (["7B", "--stage", "2", "--offload-optimizer", "nvme"], "only DeepSpeed's stage 3"),
@@ -335,16 +335,16 @@ def test_sizes() -> None:
 def test_a_plain_number_is_one_size_in_every_verb(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--memory 80 was 80 bytes in plan, and 80 GiB in check."""
+    """--gpu 80 was 80 bytes in plan, and 80 GiB in check."""
     monkeypatch.chdir(tmp_path)
     ds = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "train_batch_size": 8}
     (tmp_path / "ds.json").write_text(json.dumps(ds))
     said = []
     for size in ("80", "80GiB", "85899345920"):
-        code = main([*verb.split(), "--devices", "8", "--memory", size, "--host-memory", "2048"])
+        code = main([*verb.split(), "--devices", "8", "--gpu", size, "--host-memory", "2048"])
         out, err = capsys.readouterr()
         said.append((code, out))
-        assert ("--memory " + size + " is read as 80.0 GiB" in err) is size.isdigit()
+        assert ("--gpu " + size + " is read as 80.0 GiB" in err) is size.isdigit()
         assert "--host-memory 2048 is read as 2.0 TiB" in err
     assert said[0] == said[1] == said[2]
 
@@ -357,7 +357,7 @@ def test_the_best_is_what_the_user_asked_for(
     model: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Stages 0 to 2 send the same bytes: a given micro-batch fits in 0, the largest needs 2."""
-    common = (model(SMALL), "--memory", "24GiB", "--length", "2048")
+    common = (model(SMALL), "--gpu", "24GiB", "--length", "2048")
     _, free = planned(capsys, *common)
     assert free["recommended"] == "ZeRO-2"
     most = {r["label"]: r["largest_micro_batch"] for r in free["rows"]}
@@ -452,7 +452,7 @@ def recorded(**facts: Any) -> Any:
 
 
 def what_if(*arguments: str) -> Any:
-    options = build_parser().parse_args(["plan", "--from", "x", "--memory", "80GiB", *arguments])
+    options = build_parser().parse_args(["plan", "--from", "x", "--gpu", "80GiB", *arguments])
     return setup_of_run(recorded(), options)
 
 
@@ -481,7 +481,7 @@ def test_a_run_keeps_what_it_does_not_train_and_how_it_shards() -> None:
     numel = 7_000_000_000
     facts = {"stage": 3, "ranks": 16, "shard_ranks": 8, "trainable": 20_000_000,
              "trainable_shard_numel": 2_500_000, "optimizer": "Muon"}  # fmt: skip
-    options = build_parser().parse_args(["plan", "--from", "x", "--memory", "80GiB"])
+    options = build_parser().parse_args(["plan", "--from", "x", "--gpu", "80GiB"])
     setup = setup_of_run(recorded(**facts), options)
     memory = row(setup, setup.plan).memory
     assert memory.role("sharded_param") == numel // 8 * 2

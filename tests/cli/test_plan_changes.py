@@ -239,5 +239,5 @@ def test_what_fits_is_unknown_without_a_capacity(
     assert {p["fits"] for p in asked(capsys, "--from", str(path), "--set", "link=2")} == {None}
     assert main(["plan", "--changes", "--from", str(path)]) == 0
     assert "what fits is n/a" in capsys.readouterr().out
-    told = asked(capsys, "--from", str(path), "--memory", "80GiB", "--set", "link=2")
+    told = asked(capsys, "--from", str(path), "--gpu", "80GiB", "--set", "link=2")
     assert {p["fits"] for p in told} == {True}

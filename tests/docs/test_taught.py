@@ -127,7 +127,7 @@ def test_live_rules_speak_to_both_versions_of_fsdp(
 @taught("B2")
 def test_shard_grad_op_of_a_bare_size_keeps_all_parameters_gathered(plan: Any) -> None:
     """16 bytes a parameter over 4 ranks, and 2 bytes a parameter gathered: 28 + 14 GB."""
-    found = plan("7B", "--devices", "4", "--framework", "fsdp2", "--memory", "30GiB")
+    found = plan("7B", "--devices", "4", "--framework", "fsdp2", "--gpu", "30GiB")
     kept, freed = row(found, "FSDP2 (ZeRO-2)"), row(found, "FSDP2 (ZeRO-3)")
     assert kept["bytes"]["device"] / GB == pytest.approx(42)
     assert freed["bytes"]["device"] / GB == pytest.approx(28)
@@ -188,13 +188,13 @@ def test_the_row_of_the_configuration_is_marked_and_compared(
 ) -> None:
     config = {"zero_optimization": {"stage": stage}, "bf16": {"enabled": True},
               "train_micro_batch_size_per_gpu": 1}  # fmt: skip
-    found = plan("7B", "--devices", str(devices), "--memory", memory, config=config)
+    found = plan("7B", "--devices", str(devices), "--gpu", memory, config=config)
     assert [r["label"] for r in found["rows"] if r["given"]] == [f"ZeRO-{stage}"]
     assert why in found["why"]
 
 
 def test_the_table_has_a_sign_for_the_given_row(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["plan", "7B", "--devices", "8", "--memory", "h100", "--stage", "3"])
+    main(["plan", "7B", "--devices", "8", "--gpu", "h100", "--stage", "3"])
     text = capsys.readouterr().out
     assert "\n  = ZeRO-3 " in text and "\n= the given strategy" in text
 
@@ -318,7 +318,7 @@ def test_all_ranks_together_hold_copies(plan: Any) -> None:
 @taught("fit on NVMe")
 def test_nvme_has_a_size(plan: Any) -> None:
     """The optimizer's 12 bytes, fp32 gradients of 4, and parameters that are not on the host."""
-    options = ("175B", "--devices", "16", "--memory", "v100", "--host-memory", "1.5TB")
+    options = ("175B", "--devices", "16", "--gpu", "v100", "--host-memory", "1.5TB")
     config = nvme(sub_group_size=1e8)
     fits = row(plan(*options, "--nvme", "2TB", config=config), INFINITY)
     assert fits["bytes"]["nvme"] * 16 / 175e9 == pytest.approx(16 + 2, rel=0.02)
@@ -330,17 +330,17 @@ def test_nvme_has_a_size(plan: Any) -> None:
 @taught("fit on NVMe")
 def test_the_fewest_devices_that_do(plan: Any) -> None:
     """16 bytes a parameter over n devices of 40 GiB less 6 %, and the bucket of 1 GB."""
-    found = plan("7B", "--devices", "8", "--memory", "a100-40", "--fewest")
+    found = plan("7B", "--devices", "8", "--gpu", "a100-40", "--fewest")
     assert row(found, "ZeRO-3")["fewest_devices"] == 4
     assert row(found, "ZeRO-0")["fewest_devices"] is None
     assert row(found, "ZeRO-1")["fewest_devices"] == 8
-    large = row(plan("175B", "--memory", "v100", "--fewest"), "ZeRO-3")
+    large = row(plan("175B", "--gpu", "v100", "--fewest"), "ZeRO-3")
     assert large["fewest_devices"] == 96  # 2.8 TB over 31.3 GB
 
 
 @taught("fit on NVMe")
 def test_the_smallest_of_different_devices_decides(plan: Any) -> None:
-    found = plan("7B", "--devices", "4", "--memory", "a100,a100-40")
+    found = plan("7B", "--devices", "4", "--gpu", "a100,a100-40")
     assert found["device_bytes"] == 40 << 30
     assert any("the smallest device decides" in note for note in found["notes"])
 
@@ -380,7 +380,7 @@ def test_reinforcement_learning_keeps_more_than_the_trained_model(plan: Any, mod
 
 # ---- time -----------------------------------------------------------------------------------------
 
-ON_H100 = ("--devices", "8", "--memory", "h100", "--micro-batch", "1", "--length", "2048")
+ON_H100 = ("--devices", "8", "--gpu", "h100", "--micro-batch", "1", "--length", "2048")
 
 
 @taught("time of offload and recomputation")
@@ -421,7 +421,7 @@ def test_a_larger_micro_batch_gives_more_until_compute_is_all(
 @taught("slow network")
 def test_where_links_are_slow_zero_3_costs_more_than_zero_2(plan: Any) -> None:
     """16 devices on two hosts: unknown without a link, 3 against 2 gathers' worth with a slow one."""
-    options = ("7B", "--devices", "16", "--memory", "h100", "--micro-batch", "1", "--length", "2048",
+    options = ("7B", "--devices", "16", "--gpu", "h100", "--micro-batch", "1", "--length", "2048",
                "--framework", "fsdp2")  # fmt: skip
     unknown = row(plan(*options), "FSDP2 (ZeRO-2)")
     assert (unknown["step_seconds"], "--interconnect" in unknown["step_seconds_unknown"]) == (
@@ -447,7 +447,7 @@ def test_where_links_are_slow_zero_3_costs_more_than_zero_2(plan: Any) -> None:
 )
 def test_what_does_not_fit_has_a_ladder(plan: Any, framework: str, stage: int, rung: str) -> None:
     """Each rung with the value of now, its bytes and its price."""
-    options = ("30B", "--devices", "8", "--memory", "40GiB", "--framework", framework)
+    options = ("30B", "--devices", "8", "--gpu", "40GiB", "--framework", framework)
     rungs = plan(*options, "--stage", str(stage))["ladder"]
     one = next(each for each in rungs if rung in each["change"])
     assert one["frees_bytes"] > 0 and one["price"]
@@ -597,7 +597,7 @@ def test_a_page_says_which_seeds_are_to_be_equal(code: str, says: str) -> None:
 
 @taught("same bytes, less memory")
 def test_a_row_that_sends_as_much_and_takes_less_is_a_reason(plan: Any) -> None:
-    found = plan("7B", "--devices", "8", "--memory", "h100", "--micro-batch", "1")
+    found = plan("7B", "--devices", "8", "--gpu", "h100", "--micro-batch", "1")
     assert found["recommended"] == "ZeRO-1"
     assert "ZeRO-2 sends as many bytes, and takes 69 % of the memory" in found["why"]
 
@@ -607,7 +607,7 @@ def test_a_row_that_sends_as_much_and_takes_less_is_a_reason(plan: Any) -> None:
 
 @pytest.fixture
 def check(tmp_path: Path) -> Callable[..., list[Problem]]:
-    """Checks a file with this text; a machine as --memory and --model would give it."""
+    """Checks a file with this text; a machine as --gpu and --model would give it."""
 
     def checked(text: Any, name: str = "ds.json", machine: Machine | None = None) -> list[Problem]:
         (tmp_path / name).write_text(text if isinstance(text, str) else json.dumps(text))

@@ -197,7 +197,7 @@ def test_plan_and_check_show_the_same_ladder(
         {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True},
          "train_micro_batch_size_per_gpu": 1}
     )  # fmt: skip
-    options = ["plan", "7B", "--devices", "8", "--memory", "32GiB", "--config", path]
+    options = ["plan", "7B", "--devices", "8", "--gpu", "32GiB", "--config", path]
     main([*options, "--json"])
     rungs = [Rung(**each) for each in json.loads(capsys.readouterr().out)["ladder"]]
     assert rungs[0].change == '"stage": 1 -> 2' and rungs[0].price == "none"
@@ -207,7 +207,7 @@ def test_plan_and_check_show_the_same_ladder(
     fix = next(p.fix for p in check([path], machine).problems if p.code == "ZM203")
     for line in ladder_lines(rungs):
         assert line in text and line in fix
-    main([*options, "--memory", "80GiB"])
+    main([*options, "--gpu", "80GiB"])
     assert "what frees memory" not in capsys.readouterr().out
 
 

@@ -253,7 +253,7 @@ _OF_FAMILY = {
     "p3": "v100", "p3dn": "v100", "g4dn": "t4", "g5": "a10", "g6": "l4", "g6e": "l40s", "p4d": "a100",
     "p4de": "a100", "p5": "h100", "p5e": "h200", "p5en": "h200",
 }  # fmt: skip
-"""Family of instances of AWS -> the device, as ``--memory`` takes it."""
+"""Family of instances of AWS -> the device, as ``--gpu`` takes it."""
 
 _EIGHT = ("p3.16xlarge", "p3dn.24xlarge", "p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge",
           "p5e.48xlarge", "p5en.48xlarge")  # fmt: skip

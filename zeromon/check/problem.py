@@ -64,7 +64,7 @@ class Machine:
     host_bytes: int | None = None
     hosts: int | None = None
     device: str = ""
-    """Name of the device, such as ``v100``; "" where --memory gives a size."""
+    """Name of the device, such as ``v100``; "" where --gpu gives a size."""
     devices_per_host: int | None = None
     link: float | None = None
     """Bytes/s of the slowest link between ranks, at its peak."""

@@ -23,7 +23,7 @@ examples:
   zeromon attach                                         the live view, from another terminal
   zeromon attach PID                                     attach to a run without zeromon
   zeromon report                                         what the last run did, and how it ended
-  zeromon plan 7B --devices 8 --memory h100              what fits, before the run
+  zeromon plan 7B --devices 8 --gpu h100                 what fits, before the run
   zeromon prometheus config --target localhost:9417      how Prometheus scrapes it
   zeromon --completion bash > ~/.local/share/bash-completion/completions/zeromon
 """

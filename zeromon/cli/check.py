@@ -7,7 +7,7 @@ configurations are checked. With a model and a machine, the strategy itself is c
   zeromon check a.yaml ds.json -- accelerate launch --config_file a.yaml train.py    with the command
   zeromon check train.py launch.sh              the same; comments of a .sh or .txt file name the machine
   zeromon check configs/ --ignore ZM208,ZM7
-  zeromon check ds_z3.json --model 7B --devices 8 --memory h100 --host-memory 512
+  zeromon check ds_z3.json --model 7B --devices 8 --gpu h100 --host-memory 512
   zeromon check . --sarif findings.sarif        for code scanning and editors
   zeromon rule ZM302                            explains a rule
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("model and machine")
     option(machine, "--model", "SPEC", "7B, or a Hugging Face config.json")
     option(machine, "--devices", "N", "number of devices", positive)
-    option(machine, "--memory", "SIZE", "memory of one device: 80 (GiB), 80GB, h100, ...")
+    option(machine, "--gpu", "GPU", "h100, a100-40, ..., or its memory: 80 (GiB), 80GB")
     option(
         machine, "--host-memory", "SIZE",
         "memory of one host: 512 (GiB), 1TiB; here: that of this machine",
@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of the slowest link between ranks: 8x400Gb (bits), 25GB/s, ib-ndr", link_speed,
     )  # fmt: skip
     option(
-        machine, "--hosts", "N",
-        "number of hosts (default: num_machines of the launch file, else one for 8 devices)", positive,
+        machine, "--nodes", "N",
+        "number of nodes (default: num_machines of the launch file, else one for 8 devices)", positive,
     )  # fmt: skip
 
 
@@ -86,17 +86,17 @@ def call(options: argparse.Namespace) -> int:
 
 def _machine(options: argparse.Namespace) -> Machine:
     """The model and the machine of the command line."""
-    if options.model and not options.memory:
-        raise CheckError("--model is compared with a machine", "Add --memory h100, or 80GiB.")
+    if options.model and not options.gpu:
+        raise CheckError("--model is compared with a machine", "Add --gpu h100, or 80GiB.")
     if options.host_memory and not options.model:
-        raise CheckError("--host-memory is compared with a model", "Add --model 7B --memory h100.")
+        raise CheckError("--host-memory is compared with a model", "Add --model 7B --gpu h100.")
     return Machine(
         devices=options.devices,
-        device_bytes=memory_size("--memory", options.memory) if options.memory else None,
+        device_bytes=memory_size("--gpu", options.gpu) if options.gpu else None,
         model=_model(options.model) if options.model else None,
         host_bytes=host_memory(options.host_memory),
-        hosts=options.hosts,
-        device=(options.memory or "").strip().lower(),
+        hosts=options.nodes,
+        device=(options.gpu or "").strip().lower(),
         link=options.interconnect,
     )
 

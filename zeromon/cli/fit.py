@@ -179,8 +179,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(what, "--config", "FILE", "a DeepSpeed JSON or accelerate YAML of the command")
     several(what, "--env", "NAME=VALUE", "a variable for the command: BATCH={micro_batch}")
     sizes = parser.add_argument_group("sizes")
-    option(sizes, "--least", "N", "smallest micro-batch", positive, 1)
-    option(sizes, "--most", "N", "largest", positive, 1024)
+    option(sizes, "--min", "N", "smallest micro-batch", positive, 1)
+    option(sizes, "--max", "N", "largest micro-batch", positive, 1024)
     option(sizes, "--multiple", "N", "only multiples of N", positive, 1)
     option(
         sizes, "--global-batch", "N",
@@ -364,7 +364,7 @@ class _Search:
 
 def _sizes(options: argparse.Namespace) -> list[int]:
     """The micro-batches that may be tried, ascending."""
-    sizes = [n for n in range(options.least, options.most + 1) if n % options.multiple == 0]
+    sizes = [n for n in range(options.min, options.max + 1) if n % options.multiple == 0]
     if options.global_batch is not None:
         if options.ranks is None:
             raise LaunchError(
@@ -374,7 +374,7 @@ def _sizes(options: argparse.Namespace) -> list[int]:
         sizes = [n for n in sizes if not rest and share % n == 0]
     if not sizes:
         raise LaunchError(
-            "no micro-batch may be tried", "Look at --least, --most, --multiple, --global-batch."
+            "no micro-batch may be tried", "Look at --min, --max, --multiple, --global-batch."
         )
     return sizes
 

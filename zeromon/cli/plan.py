@@ -7,9 +7,9 @@ a live or recorded run instead, whose speeds calibrate the prediction.
 
 Every stage on these devices, with a recommendation:
 
-  zeromon plan 7B --devices 4 --memory a100-40
-  zeromon plan config.json --devices 8 --memory h100 --micro-batch 4 --length 4096
-  zeromon plan config.json --config ds_z3.json --devices 8 --memory 80GiB
+  zeromon plan 7B --devices 4 --gpu a100-40
+  zeromon plan config.json --devices 8 --gpu h100 --micro-batch 4 --length 4096
+  zeromon plan config.json --config ds_z3.json --devices 8 --gpu 80GiB
   zeromon plan mymodel:build --devices 8 --trace --micro-batch 2 --length 2048
   zeromon plan --from RUN --devices 16 --micro-batch 8
 

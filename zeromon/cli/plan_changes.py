@@ -28,9 +28,6 @@ from zeromon.readout.throughput import (
 )
 from zeromon.snapshot import RunSnapshot
 
-_ALIASES = {"gpu": "memory", "nodes": "hosts"}
-"""Options of the plan with two names."""
-
 _NOT_SET = (
     "model", "run", "config", "trace", "reference", "rollout", "help", "changes", "set", "sweep",
     "fewest", "json",
@@ -144,7 +141,7 @@ def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace)
     samples, tokens, flops = samples_of_step(run), tokens_per_step(run), flops_per_token(run)
     count = samples if isinstance(samples, float) else float(micro_batches * size)
     each = tokens / count if isinstance(tokens, float) else None
-    device = device_named(options.memory or "")
+    device = device_named(options.gpu or "")
     peak = device_peak(rank)
     if device is not None:
         peak = device.flops(base.plan.precision.compute_bytes)
@@ -211,7 +208,7 @@ def _point(change: Change, options: argparse.Namespace, setup_of: SetupOf, work:
 
 def _set(options: argparse.Namespace, name: str, text: str) -> None:
     """Sets the option *name* as the command line would; raises :class:`PlanError`."""
-    dest = _ALIASES.get(name, name).replace("-", "_")
+    dest = name.replace("-", "_")
     actions: Iterable[argparse.Action] = options.setup_parser._actions
     action = next((a for a in actions if a.dest == dest and dest not in _NOT_SET), None)
     if action is None:

@@ -143,7 +143,7 @@ def fits_known(one: Point) -> bool:
 def _assumed(base: Point) -> list[str]:
     """What the setup assumes."""
     assert base.setup is not None
-    missing = "what fits is n/a without the memory of a device: --memory or --gpu tells it"
+    missing = "what fits is n/a without the memory of a device: give --gpu"
     return [*base.setup.model.notes, *([] if fits_known(base) else [missing])]
 
 

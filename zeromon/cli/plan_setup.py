@@ -44,8 +44,8 @@ def add_setup_arguments(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("machine")
     option(machine, "--devices", "N", "number of devices (default: 8)", positive)
     option(
-        machine, "--memory --gpu", "SIZE",
-        "of one device: 80 (GiB), 80GB, h100, ... (default: a100); of several kinds: a100,v100",
+        machine, "--gpu", "GPU",
+        "h100, a100-40, ..., or its memory: 80 (GiB), 80GB (default: a100); several kinds: a100,v100",
     )  # fmt: skip
     option(
         machine, "--reserve", "SHARE",
@@ -78,7 +78,7 @@ def add_host_arguments(group: argparse._ArgumentGroup) -> None:
         group, "--host-memory", "SIZE",
         "memory of one host, shared by its ranks: 512 (GiB), 1TiB; here: that of this machine",
     )  # fmt: skip
-    option(group, "--hosts --nodes", "N", "number of hosts (default: one for 8 devices)", positive)
+    option(group, "--nodes", "N", "number of nodes (default: one for 8 devices)", positive)
 
 
 DESCRIBED = "zeromon: "
@@ -91,7 +91,7 @@ DESCRIBED = "zeromon: "
 def from_model(options: argparse.Namespace) -> plan.Setup:
     """The setup of a model on the command line."""
     if not options.model:
-        raise PlanError("no model is given", hint="Like: zeromon plan 7B --devices 8 --memory h100")
+        raise PlanError("no model is given", hint="Like: zeromon plan 7B --devices 8 --gpu h100")
     path = config_path(options.model)
     is_entry = path is None and ":" in options.model
     if options.trace and path is None and not is_entry:
@@ -114,10 +114,10 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
         model = described_model(described, options.model, measured=measured is not None)
     if batch is not None and measured is not None:
         measured = measured // batch.sequences
-    options.memory = options.memory or "a100"
+    options.gpu = options.gpu or "a100"
     tensor, pipeline = options.tp or 1, options.pp or 1
     chosen = _data_parallel(chosen, tensor * pipeline)
-    device_bytes, note = _device_memory(options.memory)
+    device_bytes, note = _device_memory(options.gpu)
     if options.rollout and model.architecture is None:
         note += ("keys and values of --rollout are not counted: the layers are unknown",)
     whole = model.params
@@ -132,7 +132,7 @@ def from_model(options: argparse.Namespace) -> plan.Setup:
         measured_compute_bytes=4 if measured is not None else 0,  # it is traced in fp32
         reserve=options.reserve,
         host_bytes=host_memory(options.host_memory),
-        hosts=options.hosts or plan.hosts_of(chosen.ranks * tensor * pipeline),
+        hosts=options.nodes or plan.hosts_of(chosen.ranks * tensor * pipeline),
         is_given=bool(options.config) or options.stage is not None,
         nvme_bytes=memory_size("--nvme", options.nvme) if options.nvme else None,
         tensor=tensor,
@@ -165,7 +165,7 @@ def _data_parallel(chosen: ShardPlan, others: int) -> ShardPlan:
 
 def _device_memory(text: str) -> tuple[int, tuple[str, ...]]:
     """The memory of the smallest of several kinds of devices, and a note where they differ."""
-    sizes = [memory_size("--memory", part) for part in text.split(",")]
+    sizes = [memory_size("--gpu", part) for part in text.split(",")]
     least, most = min(sizes), max(sizes)
     if least == most:
         return least, ()
@@ -304,19 +304,17 @@ def setup_of_run(
         base,
         model=model,
         plan=chosen,
-        device_bytes=memory_size("--memory", options.memory)
-        if options.memory
-        else base.device_bytes,
-        capacity_known=base.capacity_known or bool(options.memory),
+        device_bytes=memory_size("--gpu", options.gpu) if options.gpu else base.device_bytes,
+        capacity_known=base.capacity_known or bool(options.gpu),
         batch=batch,
         measured_activation_bytes=kept,
         reserve=options.reserve,
         host_bytes=host_memory(options.host_memory),
-        hosts=options.hosts or plan.hosts_of(chosen.ranks * others),
+        hosts=options.nodes or plan.hosts_of(chosen.ranks * others),
         is_given=True,
         nvme_bytes=memory_size("--nvme", options.nvme) if options.nvme else None,
         machine=machine_of(options, chosen.ranks),
         measured=calibrated(
-            base.measured, run, options, options.hosts or plan.hosts_of(chosen.ranks)
+            base.measured, run, options, options.nodes or plan.hosts_of(chosen.ranks)
         ),
     )

@@ -21,7 +21,7 @@ def add_speed_arguments(group: argparse._ArgumentGroup) -> None:
     option(
         group, "--interconnect", "SPEED",
         "of the slowest link between ranks, with all adapters of a host: 8x400Gb (bits), "
-        "25GB/s, ib-ndr; needed for several hosts (default: that of the device of --memory)",
+        "25GB/s, ib-ndr; needed for several hosts (default: that of the device of --gpu)",
         link_speed,
     )  # fmt: skip
     option(
@@ -61,11 +61,11 @@ def share(text: str) -> float:
 
 
 def machine_of(options: argparse.Namespace, devices: int) -> Machine:
-    """The speeds of the devices that --memory names, and of the links between them."""
-    named = [device_named(text) for text in (options.memory or "").split(",")]
+    """The speeds of the devices that --gpu names, and of the links between them."""
+    named = [device_named(text) for text in (options.gpu or "").split(",")]
     known = [device for device in named if device is not None]
     slowest = min(known, key=lambda d: d.half_flops) if len(known) == len(named) else None
-    hosts = options.hosts or hosts_of(devices)
+    hosts = options.nodes or hosts_of(devices)
     within = slowest.link if slowest is not None else None
     link = options.interconnect
     if link is None and hosts == 1:

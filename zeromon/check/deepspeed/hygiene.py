@@ -19,7 +19,7 @@ from zeromon.check.problem import (
 from zeromon.units import human_bytes
 
 NO_BF16 = ("v100", "v100-16", "t4")
-"""Names of devices without units for bf16, as ``--memory`` takes them."""
+"""Names of devices without units for bf16, as ``--gpu`` takes them."""
 
 _LARGE_PREFETCH = 500_000_000
 """Ten times DeepSpeed's default of ``stage3_prefetch_bucket_size``."""
