@@ -23,7 +23,7 @@ def test_help_lists_every_verb_and_an_example(tmp_path: Path) -> None:
     assert top.returncode == 0
     assert "zeromon run -- torchrun" in top.stdout
     for verb in ("run", "attach", "report", "compare", "export"):
-        assert f"    {verb} " in top.stdout
+        assert f"\n  {verb} " in top.stdout
         page = zeromon(tmp_path, verb, "--help")
         assert page.returncode == 0
         assert len(page.stdout.splitlines()) > 8
