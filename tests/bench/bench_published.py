@@ -178,7 +178,7 @@ def lines() -> Iterator[str]:
             assert time is not None, found.unknown
             errors.append(seconds(found) / truth - 1)
             inside += time.least <= truth <= time.most
-            key = row.source, options.memory
+            key = row.source, options.gpu
             again = ""
             if key in shares:
                 relative.append(seconds(predicted(row, folder, shares[key])[0]) / truth - 1)
@@ -189,7 +189,7 @@ def lines() -> Iterator[str]:
             batch += " of 4096" if row.length == 4096 else ""
             batch += ", checkpointing" if options.checkpointing else ""
             cells = (
-                row.source, row.name, f"{options.devices} {options.memory.upper()}", batch,
+                row.source, row.name, f"{options.devices} {options.gpu.upper()}", batch,
                 f"{truth:.2f} s", f"{time.seconds:.2f} s", f"{time.least:.2f} to {time.most:.2f} s",
                 f"{errors[-1]:+.0%}", again,
             )  # fmt: skip

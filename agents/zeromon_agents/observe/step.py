@@ -81,6 +81,10 @@ class ParameterVersions:
         """A weak reference to the module that trains."""
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._versions: list[int] = []
+        self.may_tell = True
+        """False once a hook has told of an optimizer's step."""
+        self.have_told = False
+        """Whether they have told of one."""
 
     def remember(self) -> None:
         """Remembers the versions at the end of a backward: FSDP has sharded its parameters again."""
@@ -114,6 +118,7 @@ class Steps:
         self._before_step_mark = before_step_mark
         self.evaluation, self.beginnings = Evaluation(context), Beginnings(context)
         self.batches, self.goal = Batches(context), Goal(context)
+        self._parameters = ParameterVersions()
         now = time.monotonic_ns()
         self.step_start_ns = now
         self._free_since = 0
@@ -130,15 +135,9 @@ class Steps:
         """The dtype that forward computes in under autocast; "" as long as it was not on."""
         self._forward_from = self._forward_seen_ns = self._data_from = self._backward_from = 0
         self._backward_depth = 0
-        self._in_pipeline = False
-        """Whether a pipeline's schedule runs: its micro-batches are one micro-step."""
-        self._counted = False
-        """Whether the micro-step of the schedule was counted."""
+        self._in_pipeline = self._counted = False
+        """Whether a pipeline's schedule runs, as one micro-step; and whether that was counted."""
         self._open_optimizers: list[int] = []
-        self._has_hooks = False
-        """Whether a hook has told of an optimizer's step; until then the versions may tell."""
-        self._versions = ParameterVersions()
-        self._steps_by_versions = False
         self._optimizer_from = self._cpu_optimizer_from = 0
         self._in_engine, self._last_engine = False, 0
         self.initializing = 0
@@ -197,10 +196,10 @@ class Steps:
         """Starts the forward phase: the outermost wrapped *module* was called, with *args*."""
         if self._backward_depth or self._context.mode == OFF:
             return  # activation checkpointing recomputes forward as part of backward
-        if not self._has_hooks:
+        if self._parameters.may_tell:
             self.end_unhooked_step()
             if module is not None and not self.evaluation.is_open:
-                self._versions.module = weakref.ref(module)
+                self._parameters.module = weakref.ref(module)
         if module is None or self._in_pipeline or self.evaluation.is_open:
             pass
         elif self.evaluation.forward_trains():
@@ -237,7 +236,7 @@ class Steps:
         self._backward_depth += 1
         if self._backward_depth > 1 or self._context.mode == OFF:
             return
-        if not self._has_hooks:
+        if self._parameters.may_tell:
             self.end_unhooked_step()
         if self.on_backward is not None and not self.micro_steps:
             self.on_backward()
@@ -280,9 +279,9 @@ class Steps:
         flags = _CONTINUED if again else 0
         self._span(Phase.BACKWARD, self._backward_from, self._free_since, flags)
         self._backward_from = 0
-        if not self._has_hooks:
-            self._versions.remember()
-            if self._steps_by_versions:  # unless it turns out to be another micro-step
+        if self._parameters.may_tell:
+            self._parameters.remember()
+            if self._parameters.have_told:  # unless it turns out to be another micro-step
                 self._optimizer_from = self._free_since
         self._context.enter(Phase.OPTIMIZER if self._optimizer_from else Phase.OTHER)
 
@@ -315,7 +314,7 @@ class Steps:
             if self._in_engine:
                 self._inner_optimizer_begins()
                 return
-            self._has_hooks = True
+            self._parameters.may_tell = False
             if id(optimizer) in self._open_optimizers:
                 self._open_optimizers.clear()  # its last step raised, and torch called no post hook
             self._open_optimizers.append(id(optimizer))
@@ -348,17 +347,17 @@ class Steps:
 
         Its optimizer phase goes from the end of backward to here; of the first such step it is unknown.
         """
-        if self._has_hooks or not self.micro_steps or self._context.mode == OFF:
+        if not self._parameters.may_tell or not self.micro_steps or self._context.mode == OFF:
             return
-        if self._versions.have_changed():
+        if self._parameters.have_changed():
             self._optimizer_from = self._optimizer_from or time.monotonic_ns()
-            self._steps_by_versions = True
+            self._parameters.have_told = True
             self._end_step()
         self._optimizer_from = 0
 
     def engine_step_begins(self, *, offloads: bool) -> None:
         """Starts the step of a DeepSpeed engine; *offloads*: its optimizer runs on the host."""
-        self._has_hooks = True
+        self._parameters.may_tell = False
         self._in_engine, self.offloads_optimizer = True, offloads
         self._cpu_optimizer_from = 0
         self._begin_optimizer_phase()
