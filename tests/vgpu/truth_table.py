@@ -25,7 +25,7 @@ if __name__ == "__main__":
 from support import LAUNCH, Node  # noqa: E402
 
 from vgpu.environment import Environment, Missing, find  # noqa: E402
-from vgpu.intervals import clip, length, subtract, union  # noqa: E402
+from vgpu.intervals import clip, intersect, length, subtract, union  # noqa: E402
 from vgpu.machine import write_machine  # noqa: E402
 from vgpu.table import reason  # noqa: E402
 from vgpu.truth import NOTHING, Timeline  # noqa: E402
@@ -90,9 +90,9 @@ STRATEGIES = (
 def compare(rank: RankSnapshot, truth: Timeline) -> dict[str, Any]:
     """Figures of one rank, as [zeromon, device] or [zeromon, device's least, most]; None: n/a.
 
-    Exposed time on the device is at least what the compute stream waits for events while a collective
-    runs, and at most |C \\ K| with the kernels of that stream: between them lie the moments in which the
-    stream waits for the host, and the kernels of other streams.
+    Exposed time on the device is at least how long the compute stream waits for an event while a
+    collective runs and no kernel does. It is at most |C \\ K| with the kernels of that stream: between
+    them lie the moments in which the stream waits for the host, and the kernels of other streams.
     """
     steps = [one for one in rank.recent if FIRST < one.step <= LAST + 1]
     start, end = truth.window(FIRST, LAST)
@@ -112,7 +112,9 @@ def compare(rank: RankSnapshot, truth: Timeline) -> dict[str, Any]:
     work = truth.of("kernel", "fill", "copy")
     kernels = union(one.span for one in work if one.stream == COMPUTE_STREAM)
     most = length(subtract(clip(truth.communication, start, end), kernels))
-    least = min(figures.exposed, truth.blocked(start, end, COMPUTE_STREAM))
+    waits = union((one.ready, one.end) for one in truth.of("wait") if one.stream == COMPUTE_STREAM)
+    blocked = intersect(clip(waits, start, end), truth.communication)
+    least = length(subtract(blocked, truth.compute))
     share = sum(o.exposed_ns for o in timed) / max(1, sum(o.end_ns - o.start_ns for o in timed))
     found["exposed"] = [share if timed else None, least / whole, most / whole]
     communication = sum(max(0, one.communication_ns) for one in timed)
