@@ -1,8 +1,8 @@
-"""Trains by each strategy on the virtual device: ``table.py [VERSION:RANKS,... ...]``.
+"""Trains by each strategy on the virtual device: ``table.py [VERSION:RANKS,... ...] [--only TITLE...]``.
 
-It writes its table into docs/vgpu.md. A cell says what happened on so many ranks of a version of torch:
-its losses are those of the CPU (``right``), it trained but the values are not compared (``runs``), or
-what stopped it.
+It writes its table into docs/vgpu.md; the rows that ``--only`` leaves out stay as they are there. A cell
+says what happened on so many ranks of a version of torch: its losses are those of the CPU (``right``),
+it trained but the values are not compared (``runs``), or what stopped it.
 """
 
 from __future__ import annotations
@@ -149,9 +149,11 @@ def try_strategy(
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("columns", nargs="*", default=[f"{DEFAULT}:2,4,8"], metavar="VERSION:RANKS")
+    parser.add_argument("--only", nargs="*", default=[], help="titles that contain one of these")
+    given = parser.parse_args()
     columns = []
     try:
-        for column in parser.parse_args().columns:
+        for column in given.columns:
             version, _, counts = column.partition(":")
             columns += [(find(version), int(ranks)) for ranks in counts.split(",")]
     except Missing as missing:
@@ -160,14 +162,21 @@ def main() -> int:
     heads = [f"{one.version.removesuffix('.0')}, {ranks} ranks" for one, ranks in columns]
     lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]
     expected = {dtype: cpu_losses(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    before, rest = PAGE.read_text().split(BEGIN)
+    known, after = rest.split(END)
+    if given.only and lines[0] not in known:
+        parser.error("the page has other columns: leave out --only")
     for strategy in STRATEGIES:
+        if given.only and not any(word in strategy.title for word in given.only):
+            lines += [
+                line for line in known.splitlines() if line.startswith(f"| {strategy.title} |")
+            ]
+            continue
         cells = [
             try_strategy(one, strategy, ranks, expected[strategy.dtype]) for one, ranks in columns
         ]
         lines.append(f"| {strategy.title} | " + " | ".join(cells) + " |")
         print(lines[-1], flush=True)
-    before, rest = PAGE.read_text().split(BEGIN)
-    _, after = rest.split(END)
     PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + after)
     return 0
 
