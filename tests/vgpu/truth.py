@@ -176,3 +176,9 @@ class Timeline:
         """Time in which a stream waited for an event while a collective ran and it did nothing else."""
         waits = union((o.ready, o.end) for o in self.of("wait") if o.stream == stream)
         return length(intersect(clip(waits, start, end), self.communication))
+
+    def least_exposed(self, start: int, end: int, stream: int) -> int:
+        """The part of :meth:`blocked` without a kernel on any stream: exposed by every definition."""
+        waits = union((o.ready, o.end) for o in self.of("wait") if o.stream == stream)
+        blocked = intersect(clip(waits, start, end), self.communication)
+        return length(subtract(blocked, self.compute))

@@ -25,7 +25,7 @@ if __name__ == "__main__":
 from support import LAUNCH, Node  # noqa: E402
 
 from vgpu.environment import Environment, Missing, find  # noqa: E402
-from vgpu.intervals import clip, intersect, length, subtract, union  # noqa: E402
+from vgpu.intervals import clip, length, subtract, union  # noqa: E402
 from vgpu.machine import write_machine  # noqa: E402
 from vgpu.table import reason  # noqa: E402
 from vgpu.truth import NOTHING, Timeline  # noqa: E402
@@ -112,9 +112,7 @@ def compare(rank: RankSnapshot, truth: Timeline) -> dict[str, Any]:
     work = truth.of("kernel", "fill", "copy")
     kernels = union(one.span for one in work if one.stream == COMPUTE_STREAM)
     most = length(subtract(clip(truth.communication, start, end), kernels))
-    waits = union((one.ready, one.end) for one in truth.of("wait") if one.stream == COMPUTE_STREAM)
-    blocked = intersect(clip(waits, start, end), truth.communication)
-    least = length(subtract(blocked, truth.compute))
+    least = truth.least_exposed(start, end, COMPUTE_STREAM)
     share = sum(o.exposed_ns for o in timed) / max(1, sum(o.end_ns - o.start_ns for o in timed))
     found["exposed"] = [share if timed else None, least / whole, most / whole]
     communication = sum(max(0, one.communication_ns) for one in timed)
