@@ -39,6 +39,12 @@ void ring_data(const Comm& comm, int rank) {
       vgpu::ring(vgpu::board()->seats[comm.shared->seat[other]].data_bell);
 }
 
+std::string comm_hash(const std::string& name) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%016zx", std::hash<std::string>{}(name));
+  return text;
+}
+
 namespace {
 
 void nap() {

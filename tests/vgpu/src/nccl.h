@@ -24,6 +24,7 @@ enum Result : int {
   invalid_usage = 5
 };
 enum class Function : int { all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all };
+constexpr int kFunctions = 6;
 enum Reduction : int { sum, product, maximum, minimum, average, first_custom };
 
 std::size_t element_size(int type);
@@ -55,6 +56,7 @@ struct Split {
 
 struct Shared {
   std::atomic<int> joined;
+  std::atomic<std::uint64_t> launched[kMaxRanks][kFunctions];
   int pid[kMaxRanks], seat[kMaxRanks], device[kMaxRanks], node[kMaxRanks];
   Split splits[kSplits][kMaxRanks];
   Arrival arrivals[kSlots][kMaxRanks];
@@ -109,5 +111,20 @@ struct Transfer {
 };
 // One kernel for all of these sends and receives.
 void enqueue_transfers(std::vector<Transfer> transfers, void* stream);
+
+// ---- what NCCL reports of itself (nccl_inspector.cpp)
+const char* function_name(Function function);
+std::string comm_hash(const std::string& name);
+
+// A collective whose end is known: `number` counts those of its function, `bytes` are those of a rank.
+struct Finished {
+  const Comm* comm;
+  Function function;
+  std::uint64_t number, bytes;
+  double full_bytes, bus_bytes;
+  vgpu::Time start, end;
+};
+// Hands it to Inspector, which writes it once the clock has reached its end.
+void inspect(const Finished& collective);
 
 }  // namespace nccl

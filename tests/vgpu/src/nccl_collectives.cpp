@@ -31,9 +31,16 @@ struct Request {
   void* target;
   std::uint64_t count;
   int type, reduction, root;
-  std::uint64_t sequence;
+  std::uint64_t sequence, number;
   std::int64_t call;
 };
+
+void count_launch(Request& request) {
+  Comm& comm = *request.comm;
+  request.sequence = comm.next++;
+  request.number = comm.shared->launched[comm.rank][static_cast<int>(request.function)]++;
+  request.call = issued++;
+}
 
 bool gathers(Function function) {
   return function == Function::all_gather || function == Function::all_to_all;
@@ -63,6 +70,7 @@ public:
   Time end(Time start, Time) override {
     if (Time aborted = r_.comm->aborted) return std::max(start, aborted);
     if (end_ != kUnknown || stuck_) return end_;
+    Time began = start;
     start += delay_;
     auto* arrivals = r_.comm->shared->arrivals[r_.sequence % kSlots];
     Arrival& mine = arrivals[r_.comm->rank];
@@ -86,7 +94,10 @@ public:
     double ns = r_.comm->size == 1 ? vgpu::machine().kernel_ns
                                    : link.latency_ns + bus_bytes(r_) / link.speed * 1e9;
     transfer_ = latest;
-    return end_ = latest + static_cast<Time>(ns);
+    end_ = latest + static_cast<Time>(ns);
+    inspect({r_.comm, r_.function, r_.number, r_.count * element_size(r_.type), full_bytes(r_),
+             bus_bytes(r_), began, end_});
+    return end_;
   }
 
   bool move() override {
@@ -123,8 +134,7 @@ public:
 
   std::unique_ptr<Action> copy() const override {
     Request again = r_;
-    again.sequence = r_.comm->next++;
-    again.call = issued++;
+    count_launch(again);
     return std::make_unique<Collective>(again);
   }
 
@@ -148,7 +158,7 @@ private:
     return false;
   }
 
-  bool all_have(const Payload* payloads, std::atomic<std::uint64_t> Payload::* tag) const {
+  bool all_have(const Payload* payloads, std::atomic<std::uint64_t> Payload::*tag) const {
     for (int rank = 0; rank < r_.comm->size; ++rank)
       if (payloads[rank].*tag < r_.sequence + 1) return false;
     return true;
@@ -279,12 +289,10 @@ private:
 };
 
 const char* kernel_name(Function function, int reduction, int type) {
-  static const char* const functions[] = {"AllReduce", "AllGather", "ReduceScatter",
-                                          "Broadcast", "Reduce",    "AllToAll"};
   static const char* const reductions[] = {"Sum", "Prod", "MinMax", "MinMax", "SumPostDiv", "PreMulSum"};
   static const char* const types[] = {"i8",  "u8",  "i32", "u32",  "i64",    "u64",
                                       "f16", "f32", "f64", "bf16", "f8e4m3", "f8e5m2"};
-  std::string name = std::string("ncclDevKernel_") + functions[static_cast<int>(function)];
+  std::string name = std::string("ncclDevKernel_") + function_name(function);
   if (function == Function::all_reduce || function == Function::reduce_scatter ||
       function == Function::reduce)
     name += std::string("_") + reductions[std::min<int>(reduction, first_custom)] + "_" + types[type];
@@ -305,14 +313,17 @@ void submit(const char* name, std::int64_t bytes, std::unique_ptr<vgpu::Action> 
 
 }  // namespace
 
+const char* function_name(Function function) {
+  static const char* const names[kFunctions] = {"AllReduce", "AllGather", "ReduceScatter",
+                                                "Broadcast", "Reduce",    "AllToAll"};
+  return names[static_cast<int>(function)];
+}
+
 void enqueue_collective(Comm* comm, Function function, const void* source, void* target,
                         std::uint64_t count, int type, int reduction, int root, void* stream) {
   bool captured = vgpu::stream_of(stream)->capture;
-  Request request{comm, function, source, target, count, type, reduction, root, 0, -1};
-  if (!captured) {
-    request.sequence = comm->next++;
-    request.call = issued++;
-  }
+  Request request{comm, function, source, target, count, type, reduction, root, 0, 0, -1};
+  if (!captured) count_launch(request);
   auto bytes = static_cast<std::int64_t>(full_bytes(request));
   submit(kernel_name(function, reduction, type), bytes, std::make_unique<Collective>(request), stream);
 }
