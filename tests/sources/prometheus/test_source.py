@@ -114,7 +114,7 @@ def both(world: World) -> Both:
                 return
 
     out = str(node.folder / "out")
-    command = train_command(2, "--strategy", "fsdp2", "--steps", "120", "--out", out)
+    command = train_command(2, "--strategy", "fsdp2", "--steps", "240", "--out", out)
     result = node.run(command, run="real", seen=look)
     assert result.code == 0, result.output
     steps = result.snapshot.ranks[0].steps
