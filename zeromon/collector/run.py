@@ -261,7 +261,7 @@ class RunFollower:
             self.ended_wall = (self._ended_ns + self._clock_ns) / 1e9
 
     def _tries_once_more(self) -> bool:
-        """Whether rings that were left out are tried at the end of the run, once."""
+        """Retries, once, at the end of the run, the rings that were left out; True if there are any."""
         tries = bool(self._retry_ns) and not self._has_retried
         if tries:
             self._has_retried, self._retry_ns = True, dict.fromkeys(self._retry_ns, 0)

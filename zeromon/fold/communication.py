@@ -19,7 +19,7 @@ from zeromon.stats.bandwidth import algbw, bus_factor
 
 DECAY: Final = 0.9
 FAINT_NS = 1e-6
-"""What is left of a duration some hundred steps after the last call: too little to divide by.
+"""Shortest faded duration to divide by: less remains some hundred steps after the last call.
 
 After thousands of steps it would be a denormal number, whose quotients are wrong or none."""
 MOST_ROWS = 400

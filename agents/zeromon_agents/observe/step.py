@@ -82,9 +82,9 @@ class ParameterVersions:
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._versions: list[int] = []
         self.may_tell = True
-        """False once a hook has told of an optimizer's step."""
+        """False after the first call of an optimizer hook."""
         self.have_told = False
-        """Whether they have told of one."""
+        """True after the first step that only the versions showed."""
 
     def remember(self) -> None:
         """Remembers the versions at the end of a backward: FSDP has sharded its parameters again."""
@@ -94,7 +94,7 @@ class ParameterVersions:
         self._versions = self._read()
 
     def have_changed(self) -> bool:
-        """Whether a parameter was updated since."""
+        """True if a parameter was updated since the last backward."""
         return bool(self._versions) and self._versions != self._read()
 
     def _read(self) -> list[int]:
@@ -136,7 +136,7 @@ class Steps:
         self._forward_from = self._forward_seen_ns = self._data_from = self._backward_from = 0
         self._backward_depth = 0
         self._in_pipeline = self._counted = False
-        """Whether a pipeline's schedule runs, as one micro-step; and whether that was counted."""
+        """A pipeline's schedule runs, as one micro-step; that micro-step was counted."""
         self._open_optimizers: list[int] = []
         self._optimizer_from = self._cpu_optimizer_from = 0
         self._in_engine, self._last_engine = False, 0
