@@ -255,12 +255,12 @@ class RunFollower:
             self._seen_ns, waits = now, False
         if self._launched is not None and (waits or self._launched.is_waiting) and not self.ended:
             self._launched.look({follower.state.pid for follower in self.ranks.values()}, now)
-        if not self.ended and self._is_over() and not self._tries_once_more():
+        if not self.ended and self._is_over() and not self._retry_left_out_rings():
             self.ended = True
             self._ended_ns = self._end_ns()
             self.ended_wall = (self._ended_ns + self._clock_ns) / 1e9
 
-    def _tries_once_more(self) -> bool:
+    def _retry_left_out_rings(self) -> bool:
         """Retries, once, at the end of the run, the rings that were left out; True if there are any."""
         tries = bool(self._retry_ns) and not self._has_retried
         if tries:

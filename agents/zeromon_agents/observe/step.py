@@ -81,9 +81,9 @@ class ParameterVersions:
         """A weak reference to the module that trains."""
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._versions: list[int] = []
-        self.may_tell = True
+        self.are_needed = True
         """False after the first call of an optimizer hook."""
-        self.have_told = False
+        self.showed_step = False
         """True after the first step that only the versions showed."""
 
     def remember(self) -> None:
@@ -196,7 +196,7 @@ class Steps:
         """Starts the forward phase: the outermost wrapped *module* was called, with *args*."""
         if self._backward_depth or self._context.mode == OFF:
             return  # activation checkpointing recomputes forward as part of backward
-        if self._parameters.may_tell:
+        if self._parameters.are_needed:
             self.end_unhooked_step()
             if module is not None and not self.evaluation.is_open:
                 self._parameters.module = weakref.ref(module)
@@ -236,7 +236,7 @@ class Steps:
         self._backward_depth += 1
         if self._backward_depth > 1 or self._context.mode == OFF:
             return
-        if self._parameters.may_tell:
+        if self._parameters.are_needed:
             self.end_unhooked_step()
         if self.on_backward is not None and not self.micro_steps:
             self.on_backward()
@@ -279,9 +279,9 @@ class Steps:
         flags = _CONTINUED if again else 0
         self._span(Phase.BACKWARD, self._backward_from, self._free_since, flags)
         self._backward_from = 0
-        if self._parameters.may_tell:
+        if self._parameters.are_needed:
             self._parameters.remember()
-            if self._parameters.have_told:  # unless it turns out to be another micro-step
+            if self._parameters.showed_step:  # unless it turns out to be another micro-step
                 self._optimizer_from = self._free_since
         self._context.enter(Phase.OPTIMIZER if self._optimizer_from else Phase.OTHER)
 
@@ -314,7 +314,7 @@ class Steps:
             if self._in_engine:
                 self._inner_optimizer_begins()
                 return
-            self._parameters.may_tell = False
+            self._parameters.are_needed = False
             if id(optimizer) in self._open_optimizers:
                 self._open_optimizers.clear()  # its last step raised, and torch called no post hook
             self._open_optimizers.append(id(optimizer))
@@ -347,17 +347,17 @@ class Steps:
 
         Its optimizer phase goes from the end of backward to here; of the first such step it is unknown.
         """
-        if not self._parameters.may_tell or not self.micro_steps or self._context.mode == OFF:
+        if not self._parameters.are_needed or not self.micro_steps or self._context.mode == OFF:
             return
         if self._parameters.have_changed():
             self._optimizer_from = self._optimizer_from or time.monotonic_ns()
-            self._parameters.have_told = True
+            self._parameters.showed_step = True
             self._end_step()
         self._optimizer_from = 0
 
     def engine_step_begins(self, *, offloads: bool) -> None:
         """Starts the step of a DeepSpeed engine; *offloads*: its optimizer runs on the host."""
-        self._parameters.may_tell = False
+        self._parameters.are_needed = False
         self._in_engine, self.offloads_optimizer = True, offloads
         self._cpu_optimizer_from = 0
         self._begin_optimizer_phase()
