@@ -139,7 +139,9 @@ class Steps:
         """A pipeline's schedule runs, as one micro-step; that micro-step was counted."""
         self._open_optimizers: list[int] = []
         self._optimizer_from = self._cpu_optimizer_from = 0
-        self._in_engine, self._last_engine = False, 0
+        self._last_engine = 0
+        self.in_engine = False
+        """True while a DeepSpeed engine steps."""
         self.initializing = 0
         """DeepSpeed engines under construction: each steps its optimizer once, to create state."""
         self.offloads_optimizer = False
@@ -238,14 +240,6 @@ class Steps:
             return
         if self._parameters.are_needed:
             self.end_unhooked_step()
-        if self.on_backward is not None and not self.micro_steps:
-            self.on_backward()
-        for hook in self.on_loss:
-            hook(tensors)
-        if self._loader_settings:
-            self._write_loader()
-            self.beginnings.batch_trained()
-            self.goal.batch_trained(self._loader())
         now = time.monotonic_ns()
         self._context.thread = threading.get_ident()
         self.evaluation.backward_begins()
@@ -260,6 +254,14 @@ class Steps:
         self.in_loop, self._loss_from = True, 0
         self._backward_from = now
         self._context.enter(Phase.BACKWARD)
+        if self.on_backward is not None and not self.micro_steps:
+            self.on_backward()
+        for hook in self.on_loss:
+            hook(tensors)
+        if self._loader_settings:
+            self._write_loader()
+            self.beginnings.batch_trained()
+            self.goal.batch_trained(self._loader())
 
     def _infer_forward(self, start_ns: int, end_ns: int) -> None:
         self._span(Phase.FORWARD, start_ns, end_ns, Flag.INFERRED)
@@ -311,7 +313,7 @@ class Steps:
         try:
             if self.initializing:
                 return
-            if self._in_engine:
+            if self.in_engine:
                 self._inner_optimizer_begins()
                 return
             self._parameters.are_needed = False
@@ -320,9 +322,9 @@ class Steps:
             self._open_optimizers.append(id(optimizer))
             if len(self._open_optimizers) > 1:
                 return
+            self._begin_optimizer_phase()
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer)
-            self._begin_optimizer_phase()
         except Guard.CAUGHT as error:
             self._context.guard.note(error, "optimizer_begins")
 
@@ -331,7 +333,7 @@ class Steps:
         try:
             if self.initializing:
                 return
-            if self._in_engine:
+            if self.in_engine:
                 self._inner_optimizer_ends()
                 return
             if self._open_optimizers:
@@ -358,7 +360,7 @@ class Steps:
     def engine_step_begins(self, *, offloads: bool) -> None:
         """Starts the step of a DeepSpeed engine; *offloads*: its optimizer runs on the host."""
         self._parameters.are_needed = False
-        self._in_engine, self.offloads_optimizer = True, offloads
+        self.in_engine, self.offloads_optimizer = True, offloads
         self._cpu_optimizer_from = 0
         self._begin_optimizer_phase()
 
@@ -368,7 +370,7 @@ class Steps:
         *outcome* is None when the step raised: the phase ends, and no step is counted.
         """
         self._inner_optimizer_ends()
-        self._in_engine = False
+        self.in_engine = False
         if self._context.mode == OFF or not self._optimizer_from:
             return
         if outcome is None:

@@ -24,7 +24,7 @@ def source(module: str) -> str:
 @pytest.mark.parametrize(
     ("module", "owner", "names"),
     [
-        (deepspeed.ENGINE, "DeepSpeedEngine", "__init__ forward backward _take_model_step"),
+        (deepspeed.ENGINE, "DeepSpeedEngine", "__init__ forward backward step _take_model_step"),
         (deepspeed.ENGINE, "DeepSpeedEngine", "allreduce_bucket zero_optimization_stage"),
         (deepspeed.COORDINATOR, "PartitionedParameterCoordinator", "fetch_sub_module"),
         (deepspeed.COORDINATOR, "PartitionedParameterCoordinator", "release_sub_module"),

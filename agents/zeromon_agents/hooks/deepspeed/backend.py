@@ -136,7 +136,8 @@ class DeepSpeed(Backend):
         patch("__init__", steps.init_begins, steps.init_ends, active_from=OFF)
         patch("forward", steps.forward_begins, steps.forward_ends, scoped=True, traced=True)
         patch("backward", steps.backward_begins, steps.backward_ends, scoped=True, traced=True)
-        patch("_take_model_step", steps.step_begins, steps.step_ends, scoped=True)
+        for name in ("step", "_take_model_step"):  # a pipeline calls the second alone
+            patch(name, steps.step_begins, steps.step_ends, scoped=True)
         self._patch_bucket(engine, "allreduce_bucket", self._engines.of)
 
     def _watch_coordinator(self, module: Any) -> None:

@@ -11,7 +11,7 @@ from zeromon_agents.hooks.deepspeed.engines import Engines, own_parameters, plan
 from zeromon_agents.observe.census import census_step
 from zeromon_agents.observe.offload import Transfers
 from zeromon_agents.observe.step import known_number
-from zeromon_agents.runtime.around import RAISED
+from zeromon_agents.runtime.around import RAISED, SKIP
 from zeromon_agents.runtime.hook_context import OFF, ON, HookContext
 
 
@@ -183,16 +183,18 @@ class EngineSteps:
         if begun:
             self._steps.backward_ends()
 
-    def step_begins(self, engine: Any, *_: Any, **__: Any) -> int:
+    def step_begins(self, engine: Any, *_: Any, **__: Any) -> Any:
         """Starts the optimizer phase; returns how many steps the engine has skipped."""
+        if self._steps.in_engine or not engine.is_gradient_accumulation_boundary():
+            return SKIP
         context = self._context
         known = self._engines.of(engine)
         context.engine, skipped = known.number, int(engine.skipped_steps)
+        self._steps.engine_step_begins(offloads=known.offloads_optimizer)
         is_new = int(getattr(engine, "global_steps", 0)) in _NEW
         if context.mode == ON and (is_new or census_step(context.step + 1, context.steps_before)):
             self._take_census()
         self._scalars.optimizer_steps(engine.optimizer)
-        self._steps.engine_step_begins(offloads=known.offloads_optimizer)
         return skipped
 
     def step_ends(self, skipped: int | None, result: Any, engine: Any, *_: Any) -> None:
