@@ -172,6 +172,13 @@ class Timeline:
         """From the start of step *first* to the end of step *last*."""
         return self.steps[first][0], self.steps[last][1]
 
+    def optimizer_end(self, step: int) -> int:
+        """When the optimizer of *step* had ended: at the mark behind its last mark ``optimizer``."""
+        names = [mark.name for mark in self.marks]
+        first, behind = names.index(f"step {step}"), names.index(f"step {step + 1}")
+        last = max(at for at in range(first, behind) if names[at] == "optimizer")
+        return self.marks[last + 1].end
+
     def blocked(self, start: int, end: int, stream: int) -> int:
         """Time in which a stream waited for an event while a collective ran and it did nothing else."""
         waits = union((o.ready, o.end) for o in self.of("wait") if o.stream == stream)

@@ -50,13 +50,16 @@ class StepMarks(transformers.TrainerCallback):  # type: ignore[misc]
         mark(f"step {state.global_step}")
 
 
-def marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that marks *name* before each call."""
+def marked(name: str, function: Callable[..., Any], then: str = "") -> Callable[..., Any]:
+    """A function that marks *name* before each call, and *then* behind it."""
 
-    @wraps(function)  # the Trainer reads the parameters of forward
+    @wraps(function)
     def call(*positional: Any, **keywords: Any) -> Any:
         mark(name)
-        return function(*positional, **keywords)
+        result = function(*positional, **keywords)
+        if then:
+            mark(then)
+        return result
 
     return call
 
@@ -65,10 +68,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=512, help="tokens of a rank in a step")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--log", type=int, default=500, help="logging_steps; 0: the default, 500")
     options = parser.parse_args()
+    sequences = options.batch // LENGTH
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=options.hidden, intermediate_size=4 * options.hidden,
         num_hidden_layers=options.layers, num_attention_heads=4, num_key_value_heads=4,
@@ -76,19 +80,18 @@ def main() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN has no model on the virtual device
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
-            folder, max_steps=options.steps, per_device_train_batch_size=options.batch,
+            folder, max_steps=options.steps, per_device_train_batch_size=sequences,
             logging_steps=options.log or 500, report_to="none", save_strategy="no",
             disable_tqdm=True,
         )  # fmt: skip
-        size = options.steps * options.batch * int(os.environ["WORLD_SIZE"])
+        size = options.steps * sequences * int(os.environ["WORLD_SIZE"])
         model = transformers.LlamaForCausalLM(config)
         trainer = transformers.Trainer(
             model, arguments, train_dataset=Tokens(size),
             callbacks=[StepMarks()],
         )  # fmt: skip
-        model.forward = marked("forward", model.forward)
-        trainer.accelerator.backward = marked("backward", trainer.accelerator.backward)
-        trainer.accelerator.clip_grad_norm_ = marked("other", trainer.accelerator.clip_grad_norm_)
+        trainer.compute_loss = marked("forward", trainer.compute_loss)
+        trainer.accelerator.backward = marked("backward", trainer.accelerator.backward, "other")
         trainer.train()
         torch.cuda.synchronize()
     torch.distributed.destroy_process_group()
