@@ -25,7 +25,7 @@ from zeromon.ring.strategy import DDP, ZERO_REDUNDANCY
 from zeromon_agents.hooks.backend import Backend, FromCpp, ImportHook, Services
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import DTYPES, Group, backend_of, sequence_number
-from zeromon_agents.observe.device_timer import Bucket, DeviceTimer
+from zeromon_agents.observe.device_timer import Bucket, DeviceTimer, copy_size
 from zeromon_agents.observe.untraced import HOOK_ID
 from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.hook_context import OFF, ON, HookContext
@@ -63,6 +63,8 @@ class DdpModel:
         self.members: list[list[int]] = []
         """Indices of the parameters in each bucket."""
         self.first_sequence = number * _BUCKETS_OF_MODEL
+        self.copies = not getattr(ddp, "gradient_as_bucket_view", False)
+        """True where the reducer copies the gradients out of its buckets."""
         self.parameters = sum(p.requires_grad for p in ddp.parameters())
         self.finds_unused = getattr(ddp, "find_unused_parameters", False) and not ddp.static_graph
         """Whether it looks for unused parameters: torch never rebuilds the buckets then."""
@@ -202,11 +204,13 @@ class Ddp(Backend):
         Autograd calls what was queued during a backward at its end, in that order. The reducer queues
         its wait with the last bucket, so what the first node queues comes before it.
         """
-        waits, reduced_by = [], list[DdpModel]()
+        waits, reduced_by, copied = [], list[DdpModel](), 0
         for model in self._known.values():
             if model.unfinished and model.sizes:
                 waits.append((model.group, model.unfinished * len(model.sizes)))
                 reduced_by.append(model)
+                if model.copies:
+                    copied += copy_size(sum(model.buckets), model.parameters)
             model.unfinished = 0
         given = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
         node = next((t.grad_fn for t in given if getattr(t, "grad_fn", None) is not None), None)
@@ -232,7 +236,8 @@ class Ddp(Backend):
             group, _ = waits[0]
             calls, ddp = sum(calls for _, calls in waits), reduced_by[0].ref()
             number = 0 if ddp is None else max(0, sequence_number(ddp.process_group))
-            self.device.waited_hidden(reached, group, calls, number, self._calls.end())
+            sent = self._calls.end()
+            self.device.waited_hidden(reached, group, calls, number, sent, copied)
 
         handle = node.register_prehook(guarded(begun))
 

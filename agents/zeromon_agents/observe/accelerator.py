@@ -48,6 +48,13 @@ class Accelerator:
             "device_uuid": str(getattr(properties, "uuid", "")),
         }
 
+    def memory_speed(self) -> float:
+        """Returns the bytes that the current device's memory moves in a second at most; 0 if unknown."""
+        read = getattr(self.module, "get_device_properties", None)
+        properties = read(self.module.current_device()) if read is not None else None
+        kilohertz = getattr(properties, "memory_clock_rate", 0)  # torch before 2.8 lacks both
+        return 2e3 * kilohertz * getattr(properties, "memory_bus_width", 0) / 8
+
     # ---- memory, for which the process must use the device already ------------------------------
 
     def allocator(self) -> str:

@@ -45,6 +45,11 @@ _SMALLEST_COPY = 2 << 20
 """A copy within a device takes at least as long as one of so many bytes: to start it, some 1.5 us."""
 
 
+def copy_size(nbytes: int, tensors: int) -> int:
+    """Returns the bytes of one copy within a device that takes as long as those of *tensors*."""
+    return nbytes + tensors * _SMALLEST_COPY
+
+
 @dataclass(slots=True, eq=False)
 class Bucket:
     """An all-reduce of the reducer."""
@@ -65,8 +70,8 @@ class Bucket:
 
     @property
     def copy_size(self) -> int:
-        """How long it takes to copy its gradients, against that of other buckets."""
-        return int(self.entry[NBYTES]) + self.tensors * _SMALLEST_COPY
+        """How long it takes to copy its gradients: see :func:`copy_size`."""
+        return copy_size(int(self.entry[NBYTES]), self.tensors)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +86,8 @@ class HiddenWait:
     """The group's number of the last of them; 0 where unknown."""
     buckets: Sequence[Bucket]
     """The collectives, where their own events are known; all of *calls* then."""
+    copied: int
+    """:func:`copy_size` of the gradients that are copied between the waits; 0 where none are."""
 
     def has_ended(self) -> bool:
         """Returns whether the device has come to all events, also those of another stream."""
@@ -215,6 +222,8 @@ class DeviceTimer:
         """When the device came to it, and to the end of the last step; 0 before the first."""
         self._misses_border = self._is_announced = False
         self._polled_ns = 0
+        self._memory_speed: float | None = None
+        """Of the device; None before it is needed."""
         self._compute_stream: Any = None
         self._side: Any = None
         """The stream that waits for the collectives of DDP's reducer."""
@@ -315,17 +324,24 @@ class DeviceTimer:
         return self._mark(self._side)
 
     def waited_hidden(
-        self, reached: Any, group: int, calls: int, sequence: int, buckets: Sequence[Bucket] = ()
+        self,
+        reached: Any,
+        group: int,
+        calls: int,
+        sequence: int,
+        buckets: Sequence[Bucket] = (),
+        copied: int = 0,
     ) -> None:
         """Records that since *reached* the compute stream may have waited for *calls* collectives.
 
-        *sequence*: the group's number of the last of them; 0 where unknown.
+        The other arguments are those of :class:`HiddenWait`.
         """
         left = self.mark()
         if left is not None:
             is_whole = len(buckets) == calls and all(bucket.is_known for bucket in buckets)
             known = buckets if is_whole and self._last_border is not None else ()
-            self._pending.append(HiddenWait(reached, left, group, calls, sequence, known))
+            wait = HiddenWait(reached, left, group, calls, sequence, known, copied)
+            self._pending.append(wait)
 
     def poll(self) -> None:
         """Writes a record of every wait whose events have completed. Never blocks.
@@ -489,6 +505,10 @@ class DeviceTimer:
 
     def _write_hidden(self, wait: HiddenWait) -> None:
         blocked, last = _nanoseconds(wait.reached, wait.left), self._last_border
+        if wait.copied and self._memory_speed is None:
+            self._memory_speed = self._device.memory_speed()
+        if wait.copied and self._memory_speed:  # a copy reads and writes
+            blocked = max(0, blocked - round(2e9 * wait.copied / self._memory_speed))
         reached = self._border_ns + _elapsed_ns(last.left, wait.reached) if last is not None else 0
         self._free.extend((wait.reached, wait.left))
         # fmt: off

@@ -122,6 +122,9 @@ void write_properties(void* out, int device, bool is12) {
   r.ints({1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1});
 }
 
+constexpr double kPeak = 1.117;  // of the speed that large kernels reach
+constexpr int kBusBytes = 640;
+
 int attribute(int number, int device) {
   const vgpu::Machine& m = machine();
   switch (number) {
@@ -146,8 +149,8 @@ int attribute(int number, int device) {
     case pci_device_id:
     case pci_domain_id: return 0;
     case pci_bus_id: return 0x10 + device;
-    case memory_clock_rate: return 2619000;
-    case memory_bus_width: return 5120;
+    case memory_clock_rate: return as_int(m.memory_speed * kPeak / kBusBytes / 2 / m.slow / 1000);
+    case memory_bus_width: return kBusBytes * 8;
     case l2_cache_size: return 50 << 20;
     case max_threads_per_multiprocessor: return 2048;
     case capability_major: return as_int(m.major);
