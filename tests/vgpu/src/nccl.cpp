@@ -52,6 +52,15 @@ void nap() {
   nanosleep(&time, nullptr);
 }
 
+std::string comm_path(const std::string& name) { return vgpu::folder() + "/" + kCommFile + name; }
+
+// The file stays until all have left: RAS reads it.
+void leave(Comm& comm) {
+  Shared& shared = *comm.shared;
+  if (!shared.left[comm.rank].exchange(true) && ++shared.gone == comm.size)
+    unlink(comm_path(comm.name).c_str());
+}
+
 Shared* open_shared(const std::string& path, int size) {
   auto ranks = static_cast<std::size_t>(size);
   std::size_t bytes = sizeof(Shared) + ranks * ranks * kMails * sizeof(Mail);
@@ -60,7 +69,7 @@ Shared* open_shared(const std::string& path, int size) {
 
 Result join(Comm** out, int size, const std::string& name, int rank) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) return invalid_argument;
-  std::string path = vgpu::folder() + "/comm-" + name;
+  std::string path = comm_path(name);
   auto* comm = new Comm;
   comm->shared = open_shared(path, size);
   if (!comm->shared) {
@@ -76,12 +85,13 @@ Result join(Comm** out, int size, const std::string& name, int rank) {
   shared.seat[rank] = vgpu::my_seat();
   shared.device[rank] = comm->device;
   shared.node[rank] = vgpu::my_node();
+  shared.size = size;
   ++shared.joined;
   while (shared.joined < size)
     nap();
   for (int other = 0; other < size; ++other)
     comm->span = std::max(comm->span, reach_between(*comm, 0, other));
-  if (rank == 0) unlink(path.c_str());
+  start_ras();
   *out = comm;
   return ok;
 }
@@ -128,7 +138,7 @@ Result collective(Comm* comm, Function function, const void* source, void* targe
 // ---- communicators -----------------------------------------------------------------------------------
 
 VGPU_API Result ncclGetVersion(int* version) {
-  *version = 22907;
+  *version = kVersion;
   return ok;
 }
 
@@ -188,10 +198,14 @@ VGPU_API Result ncclCommSplit(Comm* comm, int color, int key, Comm** out, void*)
 }
 
 VGPU_API Result ncclCommFinalize(Comm*) { return ok; }
-VGPU_API Result ncclCommDestroy(Comm*) { return ok; }  // kept: its last operations may still run
+VGPU_API Result ncclCommDestroy(Comm* comm) {
+  leave(*comm);
+  return ok;  // kept: its last operations may still run
+}
 
 VGPU_API Result ncclCommAbort(Comm* comm) {
   comm->aborted = vgpu::now();
+  leave(*comm);
   vgpu::ring(vgpu::board()->seats[vgpu::my_seat()].clock_bell);
   vgpu::ring(vgpu::board()->seats[vgpu::my_seat()].data_bell);
   return ok;

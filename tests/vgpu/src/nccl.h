@@ -15,6 +15,9 @@
 namespace nccl {
 
 constexpr int kMaxRanks = 64, kSlots = 64, kMails = 32, kSplits = 64;
+constexpr int kVersion = 22907;
+// What the name of a communicator's file begins with.
+constexpr const char* kCommFile = "comm-";
 
 enum Result : int {
   ok = 0,
@@ -55,7 +58,8 @@ struct Split {
 };
 
 struct Shared {
-  std::atomic<int> joined;
+  std::atomic<int> joined, size, gone;
+  std::atomic<bool> left[kMaxRanks];  // by ncclCommDestroy or ncclCommAbort
   std::atomic<std::uint64_t> launched[kMaxRanks][kFunctions];
   int pid[kMaxRanks], seat[kMaxRanks], device[kMaxRanks], node[kMaxRanks];
   Split splits[kSplits][kMaxRanks];
@@ -112,7 +116,7 @@ struct Transfer {
 // One kernel for all of these sends and receives.
 void enqueue_transfers(std::vector<Transfer> transfers, void* stream);
 
-// ---- what NCCL reports of itself (nccl_inspector.cpp)
+// ---- what NCCL reports of itself (nccl_inspector.cpp, nccl_ras.cpp)
 const char* function_name(Function function);
 std::string comm_hash(const std::string& name);
 
@@ -126,5 +130,7 @@ struct Finished {
 };
 // Hands it to Inspector, which writes it once the clock has reached its end.
 void inspect(const Finished& collective);
+// Listens for clients of RAS, once a process.
+void start_ras();
 
 }  // namespace nccl
