@@ -240,6 +240,16 @@ def test_ranks_that_nccl_does_not_reach_are_named(service: Any) -> None:
     assert "; NCCL gives up rank 1; " in text and "reach" not in text and "error" not in text
 
 
+def test_a_missing_rank_is_read_without_its_comma(service: Any) -> None:
+    """NCCL 2.28.9 leaves it out before the status of a rank that is missing."""
+    gone = member(1, 999_999, 0, unresponsive=True, considered_dead=False)
+    whole = status(member(0, os.getpid(), 7), missing=(gone,))
+    broken = whole.replace(b'"nvml_dev": 0, "status": {"unr', b'"nvml_dev": 0\n "status": {"unr')
+    assert broken != whole
+    assert seen(broken, service) == seen(whole, service)
+    assert seen(broken, service).communicators[0].unresponsive == (1,)
+
+
 def test_what_cannot_be_joined_is_not_guessed(service: Any) -> None:
     """Another job on the node, a group twice, a pid on another node that is one of ours here."""
     foreign = seen(status(member(0, 999_998, 7), member(1, 999_999, 6)), service)

@@ -6,6 +6,7 @@ because the answer may take seconds.
 """
 
 import os
+import re
 import socket
 import threading
 from collections import deque
@@ -60,6 +61,7 @@ class _Answer(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Answer)
+_NO_COMMA = re.compile(rb'("nvml_dev": -?\d+)(\s+"status")')  # NCCL 2.28.9, of a missing rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ def ask(host: str, port: int) -> Answer:
                     return Answer("NCCL's RAS has no JSON: it is older than 2.28.7")
                 file.write(b"VERBOSE STATUS\n")
                 file.flush()
-                return Answer("", _DECODER.decode(file.read(_MOST_BYTES)).communicators)
+                said = _NO_COMMA.sub(rb"\1,\2", file.read(_MOST_BYTES))
+                return Answer("", _DECODER.decode(said).communicators)
     except OSError as error:
         return Answer(f"NCCL's RAS at {host}:{port}: {error.strerror or error}")
     except (msgspec.MsgspecError, UnicodeDecodeError):
