@@ -15,6 +15,7 @@ the other stream stood still: :meth:`DeviceTimer.waits_for`.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -224,6 +225,7 @@ class DeviceTimer:
         self._polled_ns = 0
         self._memory_speed: float | None = None
         """Of the device; None before it is needed."""
+        self._writes = threading.Lock()
         self._compute_stream: Any = None
         self._side: Any = None
         """The stream that waits for the collectives of DDP's reducer."""
@@ -344,35 +346,40 @@ class DeviceTimer:
             self._pending.append(wait)
 
     def poll(self) -> None:
-        """Writes a record of every wait whose events have completed. Never blocks.
-
-        During the capture of a graph a query would end the capture, so nothing is read.
-        """
+        """Writes which waits have ended, but not in a capture of a graph, which a query would end."""
         if self._compute_stream is None:
             self.mark_compute_stream()  # no framework has told it: that of the optimizer
-        self._polled_ns = time.monotonic_ns()
-        if not self._pending or self._device.is_current_stream_capturing():
-            return
+        if self._pending and not self._device.is_current_stream_capturing():
+            self.write_ended()
+
+    def write_ended(self) -> None:
+        """Writes a record of every wait whose events have completed, in any thread. Never blocks."""
         pending = self._pending
-        while pending:
-            if not pending[0].left.query():
-                if isinstance(pending[0], Border):
-                    pending[0].before_ns = self._polled_ns
-                return
-            if isinstance(pending[0], HiddenWait) and not pending[0].has_ended():
-                return
-            wait = pending.popleft()
-            if isinstance(wait, Border):
-                self._write_border(wait)
-            elif isinstance(wait, HiddenWait):
-                (self._write_buckets if wait.buckets else self._write_hidden)(wait)
-            elif wait.entries:
-                self._write_done(wait)
-            elif wait.stream is None:
-                self._write_stalls(wait)
-            # waits of other streams may still read the events of theirs
-            if isinstance(wait, Waited) and wait.stream is None:
-                self._free.extend((wait.reached, wait.left))
+        if not self._writes.acquire(blocking=False):
+            return
+        try:
+            self._polled_ns = time.monotonic_ns()
+            while pending:
+                if not pending[0].left.query():
+                    if isinstance(pending[0], Border):
+                        pending[0].before_ns = self._polled_ns
+                    return
+                if isinstance(pending[0], HiddenWait) and not pending[0].has_ended():
+                    return
+                wait = pending.popleft()
+                if isinstance(wait, Border):
+                    self._write_border(wait)
+                elif isinstance(wait, HiddenWait):
+                    (self._write_buckets if wait.buckets else self._write_hidden)(wait)
+                elif wait.entries:
+                    self._write_done(wait)
+                elif wait.stream is None:
+                    self._write_stalls(wait)
+                # waits of other streams may still read the events of theirs
+                if isinstance(wait, Waited) and wait.stream is None:
+                    self._free.extend((wait.reached, wait.left))
+        finally:
+            self._writes.release()
 
     # ---- waits between streams ----------------------------------------------------------------
 

@@ -388,6 +388,8 @@ class Agent:
         stalled = self.stall_detector.check()
         if not stalled:
             self.own_code.look()
+        elif self._is_apart:
+            self.device.write_ended()  # else what ended since the last step seems to be in flight
         if self.attachment is None:
             self._write_hang_of_control_step()
         elif stalled and not self.models.modules:
