@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support import PROGRAMS, Node, Result
+from support import PROGRAMS, Node, Result, free_port
 
 from vgpu.environment import CUDA_12, DEFAULT, NEWEST, Environment, Missing, find
 from vgpu.machine import Fault, write_machine
@@ -100,6 +100,7 @@ def _runner(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunner
         arithmetic: bool = False,
         ends_well: bool = True,
         timeout: float = 600,
+        seen: Callable[[RunSnapshot], None] | None = None,
         **extra: str,
     ) -> CudaRun:
         folder = tmp_path / f"run{node.runs}"
@@ -107,10 +108,13 @@ def _runner(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunner
         path = script if isinstance(script, Path) else HERE / "programs" / script
         launch = [str(PROGRAMS / "launch.py"), str(ranks), "--nodes", str(nodes)]
         command = [str(virtual_cuda.python), *launch, str(path)]
-        variables = virtual_cuda.variables(folder) | extra
+        ras = {"NCCL_RAS_ADDR": f"localhost:{free_port()}"}  # else any run of this machine answers
+        variables = virtual_cuda.variables(folder) | ras | extra
         if arithmetic:
             variables["VGPU_ARITHMETIC"] = "1"
-        result = node.run([*command, *arguments], watched=watched, timeout=timeout, **variables)
+        result = node.run(
+            [*command, *arguments], watched=watched, timeout=timeout, seen=seen, **variables
+        )
         if ends_well:
             assert result.code == 0, result.output
         return CudaRun(folder, result)

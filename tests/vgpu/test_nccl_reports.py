@@ -1,8 +1,14 @@
-"""What NCCL reports of itself: Inspector's records equal the timeline."""
+"""What NCCL reports of itself: Inspector's records equal the timeline, and RAS names who hangs."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +16,11 @@ import pytest
 
 from vgpu.conftest import CudaRun, CudaRunner
 from vgpu.truth import Operation
+from zeromon.probes.nccl_ras import address_of
+from zeromon.readout.hang import hang_text
 from zeromon.report.communication import inspected
 from zeromon.ring.codes import operation_named
+from zeromon.snapshot import Ras, RasCount, RunSnapshot
 
 pytestmark = pytest.mark.vgpu
 
@@ -74,3 +83,81 @@ def test_without_the_plugin_no_record_is_written(cuda_run: CudaRunner, tmp_path:
     run = cuda_run("train.py", "ddp", *SMALL, watched=True, **variables)
     assert not (tmp_path / "inspector").exists()
     assert all("No such file" in rank.inspector_note for rank in run.record.ranks)
+
+
+# ---- RAS ------------------------------------------------------------------------------------------
+
+Look = Callable[[RunSnapshot], None]
+
+
+def see_hang(cuda_run: CudaRunner, case: str, look: Look = lambda _: None) -> tuple[str, Ras]:
+    """Zeromon's text for a hang of programs/hangs.py, and what RAS has answered; *look* sees it live."""
+    reports: list[tuple[str, Ras]] = []
+
+    def seen(run: RunSnapshot) -> None:
+        if run.ras is None or reports:
+            return
+        try:
+            look(run)
+            reports.append((hang_text(run, run.hangs[0]), run.ras))
+        finally:
+            for rank in run.ranks:
+                with suppress(ProcessLookupError):
+                    os.kill(rank.pid, signal.SIGKILL)
+
+    run = cuda_run("hangs.py", case, watched=True, ends_well=False, timeout=120, seen=seen)
+    assert reports, run.output
+    return reports[0]
+
+
+def test_ras_counts_what_each_rank_has_launched(cuda_run: CudaRunner) -> None:
+    text, ras = see_hang(cuda_run, "late")
+    assert text.startswith("all_reduce #13 of group world")
+    assert "rank 0 waits, rank 1 has not called it" in text
+    assert text.endswith("; NCCL has launched 13 all_reduce, on rank 1 12")
+    (communicator,) = ras.communicators
+    assert communicator.counts == (RasCount(op="all_reduce", most=13, behind=((1, 12),)),)
+    assert (communicator.size, communicator.unresponsive, ras.note) == (2, (), "")
+    assert re.fullmatch("0x[0-9a-f]{16}", communicator.communicator)
+
+
+def test_ras_does_not_reach_a_rank_that_was_killed(cuda_run: CudaRunner) -> None:
+    """The process that is left answers: all of a node listen on one port."""
+    text, ras = see_hang(cuda_run, "killed")
+    assert "rank 0 waits, rank 1 is dead (SIGKILL); NCCL does not reach rank 1; " in text
+    (communicator,) = ras.communicators
+    assert (communicator.unresponsive, communicator.dead) == ((1,), ())
+    assert communicator.counts == (RasCount(op="all_reduce", most=13, behind=()),)
+
+
+def test_ras_speaks_the_protocol_of_its_client(cuda_run: CudaRunner) -> None:
+    said: list[str] = []
+
+    def look(run: RunSnapshot) -> None:
+        host, port = address_of(run.ranks[0].process["variables"])
+        connection = socket.create_connection((host, port), 10)
+        with connection, connection.makefile("rw") as file:
+            for line in ("client protocol 2", "TIMEOUT 5", "set format xml", "Set Format JSON"):
+                file.write(f"{line}\r\n")
+                file.flush()
+                said.append(file.readline())
+            file.write("STATUS\n")
+            file.flush()
+            said.append(file.read())
+
+    see_hang(cuda_run, "late", look)
+    *answers, status = said
+    assert answers == ["SERVER PROTOCOL 2\n", "OK\n", "ERROR: Invalid format xml\n", "OK\n"]
+    content = json.loads(status)
+    assert content["communicators_count"] == len(content["communicators"]) == 1
+    (communicator,) = content["communicators"]
+    assert (communicator["ranks_count"], communicator["missing_ranks_count"]) == (2, 0)
+    counts = [rank["collective_counts"] for rank in communicator["ranks"]]
+    assert [count["AllReduce"] for count in counts] == [13, 12]
+    assert [*counts[0]] == ["Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"]
+
+
+def test_a_run_goes_on_where_the_port_is_taken(cuda_run: CudaRunner) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        cuda_run("hangs.py", "abort", NCCL_RAS_ADDR=address)

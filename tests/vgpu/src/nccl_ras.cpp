@@ -159,9 +159,11 @@ struct Client {
       send_text("SERVER PROTOCOL " + std::to_string(kProtocol) + "\n");
     } else if (begins_with(line, "timeout ")) {
       send_text("OK\n");  // nothing takes long here
-    } else if (!strcasecmp(line.c_str(), "set format json")) {
-      wants_json = true;
-      send_text("OK\n");
+    } else if (begins_with(line, "set format ")) {
+      std::string format = line.substr(std::strlen("set format "));
+      wants_json = !strcasecmp(format.c_str(), "json");
+      bool is_known = wants_json || !strcasecmp(format.c_str(), "text");
+      send_text(is_known ? "OK\n" : "ERROR: Invalid format " + format + "\n");
     } else if (!strcasecmp(line.c_str(), "status") || !strcasecmp(line.c_str(), "verbose status")) {
       send_text(wants_json ? status_text() : "ERROR: the text of RAS has no model, SET FORMAT json\n");
       return false;
