@@ -15,7 +15,7 @@ import time
 import torch
 import torch.distributed as dist
 
-WATCHDOG = datetime.timedelta(seconds=5)
+WATCHDOG = datetime.timedelta(seconds=10)
 STEPS = 12
 
 
