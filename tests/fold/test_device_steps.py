@@ -10,7 +10,9 @@ from zeromon.diagnosis.engine import advise
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize
 from zeromon.readout.breakdown import pace, pace_text
+from zeromon.readout.figures import TRAFFIC
 from zeromon.ring.events import (
+    Counted,
     Done,
     Event,
     Exit,
@@ -23,6 +25,7 @@ from zeromon.ring.events import (
     Stall,
     Start,
     StepMark,
+    Untimed,
 )
 
 
@@ -119,10 +122,17 @@ def test_another_optimizer_of_a_step_extends_it() -> None:
 
 
 def test_of_what_the_reducer_waits_for_only_the_wait_is_known() -> None:
-    """It is exposed communication; what was hidden is unknown, and no overlap of 0 %."""
-    waited = Stall(90 * MS, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE, 0, 20 * MS, 1, calls=1)
-    events = [*enqueued(), *ran(1)[:1], *ran(1)[2:4], waited, ran(1)[4]]
+    """It is exposed communication; what was hidden is unknown, and no overlap of 0 %.
+
+    C++ tells at the end of a step how many bytes it has sent, and never how long they took.
+    """
+    waited = Stall(90 * MS, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE, 0, 20 * MS, 1, calls=2)
+    sent = Counted(3 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 2, 600, Untimed.REDUCER)
+    events = [*enqueued(), sent, *ran(1)[:1], *ran(1)[2:4], waited, ran(1)[4]]
     rank = summarize(folded(events))
+    (row,) = (one for one in rank.traffic if one.op == "all_reduce")
+    assert (row.count, row.calls, row.nbytes) == (2, pytest.approx(2), pytest.approx(600))
+    assert [TRAFFIC[name].read(row) for name in ("time", "transfer", "busbw")] == [None] * 3
     (one,) = rank.recent
     assert one.timed and (one.communication_ns, one.exposed_ns) == (-1, 20 * MS)
     assert one.overlap is None and rank.overlap_ratio is None

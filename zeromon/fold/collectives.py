@@ -251,10 +251,13 @@ def _fold_stall(state: RankState, e: Stall) -> None:
     state.ops[e.op, group].exposed_ns += e.blocked_ns
     row = stats_row(state, e.op, group, e.phase, e.unit)
     row.exposed_ns += e.blocked_ns
-    if state.on_device:
-        row.at_device(state.device_steps).exposed_ns += e.blocked_ns
-    else:
-        row.at(state.timed_steps).exposed_ns += e.blocked_ns
+    now = row.at_device(state.device_steps) if state.on_device else row.at(state.timed_steps)
+    now.exposed_ns += e.blocked_ns
+    row.calls += e.calls
+    now.calls += e.calls
+    reduced = state.group_calls[group].reduced
+    if e.calls and reduced is not None and reduced.calls > 0:  # the last step that the host has ended
+        now.nbytes += reduced.nbytes * e.calls / reduced.calls
     if e.sequence and e.reached_ns:  # the rank has arrived at the last of the calls, and waits
         state.arrivals.append(
             Arrival(

@@ -291,7 +291,7 @@ TRAFFIC: Fields[CollectiveStatsRow] = by_name(
     Field("phase", lambda row: row.phase, show=lambda row: row.phase.replace("_", " ")),
     Field("calls", lambda row: row.calls, CALLS),
     Field("bytes", lambda row: row.nbytes, MEBIBYTES),
-    Field("time", lambda row: row.seconds, SECONDS),
+    Field("time", lambda row: row.seconds or None, SECONDS),
     Field("waits", lambda row: row.wait_seconds, SECONDS),
     Field("transfer", lambda row: row.transfer_seconds, SECONDS),
     Field("exposed", lambda row: row.exposed_seconds, SECONDS),

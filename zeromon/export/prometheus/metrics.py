@@ -315,7 +315,7 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_link_peak_bytes_per_second", "gauge", "bytes/second", "Peak bandwidth of a link in one direction: device (NVLink, else PCIe), network (all adapters of the node), host (PCIe); absent where unknown.",
          ("link",), _each(_links)),
     Spec("zeromon_communication_step_seconds", "gauge", "seconds", "Communication per step, mean over about the last ten timed steps; overlapping collectives count separately.",
-         ("op", "group", "phase"), _traffic(lambda t: t.seconds)),
+         ("op", "group", "phase"), _traffic(lambda t: t.seconds or None)),
     Spec("zeromon_communication_step_exposed_seconds", "gauge", "seconds", "Exposed communication per step, mean over about the last ten timed steps.",
          ("op", "group", "phase"), _traffic(lambda t: t.exposed_seconds)),
     Spec("zeromon_communication_step_wait_seconds", "gauge", "seconds", "Wait for ranks that arrive later, per step, mean over about the last ten timed steps; absent while no collective is matched.",
