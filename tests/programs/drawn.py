@@ -444,7 +444,7 @@ def train_trainer() -> None:
         max_steps=10**6, logging_steps=20, save_strategy="no", report_to=[],
         use_cpu=not ON_CUDA, disable_tqdm=True, ddp_backend=BACKEND,
     )  # fmt: skip
-    Trainer(Network(), arguments, train_dataset=Samples(10**8), callbacks=[Steps()]).train()
+    Trainer(Network(), arguments, train_dataset=Samples(10**6), callbacks=[Steps()]).train()
 
 
 def join() -> None:
