@@ -1,0 +1,37 @@
+"""A dozen cells of the truth table: what zeromon says of CUDA runs is what their devices did."""
+
+from __future__ import annotations
+
+import pytest
+
+from vgpu.environment import Environment
+from vgpu.truth_table import STRATEGIES, misses, run_cell
+
+pytestmark = [pytest.mark.vgpu, pytest.mark.short]
+
+CELLS = {
+    "DDP": "10",
+    "DDP, `gradient_as_bucket_view`": "0",
+    "DDP, `find_unused_parameters`": "10",
+    "DDP, `static_graph`": "1",
+    "DDP, `no_sync`, 2 micro-steps": "10",
+    "HF Trainer, its defaults": "10",
+    "FSDP1": "10",
+    "FSDP2": "1",
+    "ZeRO-1": "10",
+    "ZeRO-2": "0",
+    "ZeRO-3": "1",
+    "tensor parallel": "10",
+}
+"""Strategy -> in which steps it reads its loss; 0: never."""
+
+
+@pytest.mark.parametrize("title", CELLS)
+def test_steps_phases_and_exposed_time_are_those_of_the_timeline(
+    virtual_cuda: Environment, title: str
+) -> None:
+    """The step within 2 %, phases and exposed communication within a point of it."""
+    (strategy,) = (one for one in STRATEGIES if one.title == title)
+    cell = run_cell(virtual_cuda, strategy, "device", CELLS[title], 2)
+    assert "ranks" in cell, cell["failed"]
+    assert not list(misses(cell["ranks"])), cell["ranks"]
