@@ -190,8 +190,10 @@ class Collectives:
             before, called_async, here = -1, None, False
             try:
                 group = groups.get(id(pg)) or self.group_of(pg)
-                if index < 0:
-                    payload, nbytes, dtype = None, 0, 0
+                if index < 0:  # the options of a barrier name its device
+                    options = args[-1] if args else kwargs.get("opts")
+                    payload = options if getattr(options, "device", None) else None
+                    nbytes, dtype = 0, 0
                 else:
                     try:
                         payload = args[index]
@@ -229,7 +231,7 @@ class Collectives:
                 if mode == ON:
                     if asks:
                         try:
-                            called_async = args[-1].asyncOp
+                            called_async = (args[-1] if args else payload).asyncOp
                         except (AttributeError, IndexError):  # an overload without options
                             called_async = None
                     if called_async:
