@@ -192,11 +192,13 @@ class Border:
 
     __slots__ = ("after_gap", "before_ns", "entered_ns", "left", "phase", "step_end")
 
-    def __init__(self, left: Any, phase: int, step_end: StepEnd | None, *, after_gap: bool) -> None:
+    def __init__(
+        self, left: Any, now_ns: int, phase: int, step_end: StepEnd | None, *, after_gap: bool
+    ) -> None:
         self.left = left
         """The event."""
-        self.entered_ns = self.before_ns = time.monotonic_ns()
-        """When the host recorded it, and the last time when the device had not come to it."""
+        self.entered_ns = self.before_ns = now_ns
+        """Before the host recorded it, and the last time when the device had not come to it."""
         self.phase = phase
         """The phase that ends."""
         self.step_end = step_end
@@ -280,8 +282,9 @@ class DeviceTimer:
             return
         if time.monotonic_ns() - self._polled_ns > _POLL_NS:
             self.poll()  # as in a long evaluation, which ends no step
+        now = time.monotonic_ns()  # the device may come to the event before the call returns
         event = self._mark(self._compute_stream)
-        self._pending.append(Border(event, phase, step_end, after_gap=self._misses_border))
+        self._pending.append(Border(event, now, phase, step_end, after_gap=self._misses_border))
         self._misses_border = False
 
     def issued(self, entry: Entry) -> None:

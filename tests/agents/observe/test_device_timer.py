@@ -6,6 +6,7 @@ tests/gpu.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import pytest
 from virtual_device import Group, VirtualDevice
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Done, Flag, Op, Phase, Stall, decode, head, place
+from zeromon.ring.events import Done, Flag, Op, Phase, PhaseSpan, Stall, decode, head, place
 from zeromon_agents.observe import device_timer
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import Patches
@@ -181,3 +182,15 @@ def test_the_optimizers_stream_computes_where_no_framework_says_more(parts: Part
 def test_nothing_is_patched_after_detach(parts: Parts) -> None:
     assert parts.patches.restore() == []
     assert vars(parts.device.Event)["wait"].__qualname__.startswith("VirtualDevice")
+
+
+def test_a_border_is_no_later_than_the_call_that_records_it(parts: Parts) -> None:
+    """The device may come to the event at once, and the call return late on a busy host."""
+    record = parts.timer._record
+    parts.timer._record = lambda *args: (record(*args), time.sleep(0.02))
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        parts.timer.border(phase, None)
+    returned_ns = time.monotonic_ns()
+    *_, backward = parts.passed()
+    assert isinstance(backward, PhaseSpan) and backward.phase is Phase.BACKWARD
+    assert backward.t_ns <= returned_ns - 20 * MS
