@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -163,17 +164,17 @@ class Waited:
         self.passed = False
         """Whether the compute stream has waited for it: a later wait cannot stand still for it."""
 
-    def stalls(self, origin: Any, start_ns: int, end_ns: int) -> Iterator[tuple[Entry, int]]:
-        """The collectives for which a stream stood still in a window, each with its part of the time.
+    def stalls(self, origin: Any, start_ns: int, end_ns: int) -> Iterator[tuple[int, int, Entry]]:
+        """When a stream stood still in a window, and for which collectives.
 
-        The window counts from the event *origin*.
+        Times and the window count from the event *origin*.
         """
         start_ns = max(start_ns, _elapsed_ns(origin, self.reached))
         end_ns = min(end_ns, _elapsed_ns(origin, self.left))
         if end_ns <= start_ns:
             return
         if self.entries:
-            yield self.entries[0], end_ns - start_ns
+            yield start_ns, end_ns, self.entries[0]
         for wait in reversed(self.behind):  # of one stream, which leaves them in order
             if _elapsed_ns(origin, wait.left) <= start_ns:
                 return
@@ -577,11 +578,13 @@ class DeviceTimer:
 
     def _write_stalls(self, wait: Waited) -> None:
         """Writes for which collectives of other streams the compute stream stood still, and how long."""
-        origin, now = wait.reached, time.monotonic_ns()
+        origin, now, until = wait.reached, time.monotonic_ns(), 0
         stalled = _nanoseconds(origin, wait.left)
-        for behind in wait.behind:
-            for entry, blocked in behind.stalls(origin, 0, stalled):
+        spans = [span for behind in wait.behind for span in behind.stalls(origin, 0, stalled)]
+        for start, end, entry in sorted(spans, key=itemgetter(0)):  # of several streams at once
+            if end > until:
                 word = head(Kind.STALL, flags=Flag.DEVICE) | entry[WORD]
+                blocked, until = end - max(start, until), end
                 self._context.ring.write(now, word, entry[PLACE], blocked, 0, 0, 0)
 
 
