@@ -71,7 +71,7 @@ class Collectives:
         self.groups: dict[int, Group] = {}
         self.open: dict[int, Any] = {}
         """Works not yet waited for, by id, as a weak reference costs more: an entry, a list of those
-        coalesced, or a tuple of the first fields of a synchronous one."""
+        coalesced, or a tuple: of the first fields of a synchronous one, of none in a control step."""
         self._outlived: list[Entry] = []
         """Those whose work is gone and was not waited for, as a hook of DDP keeps its future only."""
         self._flushed: set[tuple[int, int]] = set()
@@ -281,6 +281,8 @@ class Collectives:
                 if entry is None:
                     if id(work) in opened:
                         self.outlives(opened.pop(id(work)))
+                    if context.mode == mode == IDLE and here and work is not None:
+                        opened[id(work)] = ()  # a step that is timed may wait for it
                 else:
                     if group.coalescing is not None:
                         group.coalescing.append(_entry(entry))
@@ -318,7 +320,9 @@ class Collectives:
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             entry: Any = take(id(work), None) if context.mode else None
-            if entry is None:
+            if not entry:
+                if entry is not None and context.mode == ON:
+                    return self.wait_for_entries(original, work, [], args, kwargs)
                 return original(work, *args, **kwargs) if args or kwargs else original(work)
             outcome, reached = failed, 0
             if type(entry) is tuple:
@@ -360,7 +364,10 @@ class Collectives:
     def wait_for_entries(
         self, original: Any, work: Any, entries: list[Entry], args: Any, kwargs: Any
     ) -> Any:
-        """Waits for device work, or for several coalesced collectives at once."""
+        """Waits for device work, or for several coalesced collectives at once.
+
+        No *entries*: a control step issued it.
+        """
         guard, timed = self._context.guard, None
         reached = time.monotonic_ns()
         try:
@@ -393,8 +400,8 @@ class Collectives:
         if entries is None:  # the coalescing began before the agent was attached
             return
         group.extra += sequence_number(pg) - group.issued - group.coalesced_from
-        if entries and work is not None:
-            self.open[id(work)] = entries
+        if work is not None and (entries or (group.on_device and self._context.mode == IDLE)):
+            self.open[id(work)] = entries or ()
 
     def broadcasts_begin(self, pg: Any, *_: Any, **__: Any) -> tuple[Group, int, int]:
         """Runs before a call that broadcasts tensors in C++, one dtype or bucket after the other."""

@@ -298,15 +298,19 @@ class DeviceTimer:
             return None
         if self._device.is_current_stream_capturing():
             return None
-        first = entries[0]
-        if len(entries) == 1 and not first[WORD] & _IS_ASYNC:
-            return entries, first[EVENT]  # a backend may run it on this stream, before the wait
+        if len(entries) == 1 and not entries[0][WORD] & _IS_ASYNC:
+            # a backend may run it on this stream, before the wait
+            return entries, entries[0][EVENT]
         return entries, self._mark()
 
     def left_wait(self, waiting: tuple[Sequence[Entry], Any]) -> None:
         """Records that the stream has left the wait."""
         entries, reached = waiting
-        self._keep(Waited(self._side_stream(), reached, self._mark(), entries))
+        wait = Waited(self._side_stream(), reached, self._mark(), entries)
+        if not entries:  # a control step issued it: only how long the stream stands still is known
+            wait.entries = [[self._context.head_word, 0]]
+            wait = Waited(wait.stream, reached, wait.left, [], (wait,))
+        self._keep(wait)
 
     def ran_here(self, entry: Entry) -> None:
         """Records the end of a synchronous collective that the current stream runs itself."""
