@@ -283,7 +283,8 @@ OpRef append(Guard& held, Stream& stream, std::unique_ptr<Op> made, bool limited
   follow_default_rules(stream, *op);
   prune(stream.needs);
   op->needs = stream.needs;
-  if (!op->action) {
+  bool empty = op->kind == Kind::collective && machine().largest_payload == 0;
+  if (!op->action || empty) {
     op->moved = true;
   } else {
     bool small = op->bytes <= kInlineBytes && (op->kind == Kind::copy || op->kind == Kind::fill);
