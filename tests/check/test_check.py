@@ -495,6 +495,8 @@ TRAINER = [
      f"{ON}{{'auto_wrap_policy': 'TRANSFORMER_BASED_WRAP'}}", "ZM103", "error"),
     (f"{ON}{{'version': 1, 'backward_prefetch': 'pre'}}",
      f"{ON}{{'version': 1, 'backward_prefetch': 'backward_pre'}}", "ZM103", "error"),
+    (f"{ON}{{'version': 1, 'backward_prefetch': 'pre'}}",
+     f"{ON}{{'version': 2, 'backward_prefetch': 'pre'}}", "ZM103", "error"),
     (f"{ON}{{'state_dict_type': 'SHARDED'}}", f"{ON}{{'state_dict_type': 'SHARDED_STATE_DICT'}}",
      "ZM103", "error"),
     (f"{ON}{{'state_dict_type': 'LOCAL_STATE_DICT'}}", f"{ON}{{'state_dict_type': 'full_state_dict'}}",

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from zeromon.check import fsdp_options
 from zeromon.check.deepspeed.hygiene import NO_BF16
 from zeromon.check.deepspeed.readers import ZERO, stage_of
 from zeromon.check.problem import (
@@ -36,28 +37,15 @@ _BESIDE_A_FILE = (
 _OLD = {"fp16": "mixed_precision", "dynamo_backend": "dynamo_config"}
 """Old name of a setting -> its new name, as BaseConfig.process_config converts it."""
 
-_NOT_FSDP2 = (
-    "fsdp_sharding_strategy", "fsdp_backward_prefetch", "fsdp_forward_prefetch",
-    "fsdp_use_orig_params", "fsdp_sync_module_states",
-)  # fmt: skip
-"""Settings that only FSDP1 reads."""
-
 
 def kind_of(config: Config) -> str:
     """Returns ``distributed_type`` in capitals, such as DEEPSPEED or FSDP; "" where it is missing."""
     return str(config.get("distributed_type", default="")).upper()
 
 
-def version_of(config: Config) -> int:
-    """Returns the version of FSDP: 2 where ``fsdp_version`` is 2, else 1."""
-    return 2 if whole(config.get(FSDP, "fsdp_version", default=1)) == 2 else 1
-
-
-def strategy_of(config: Config) -> str:
-    """Returns the name of FSDP1's sharding strategy, also for a number; FULL_SHARD by default."""
-    value = str(config.get(FSDP, "fsdp_sharding_strategy", default="FULL_SHARD")).upper()
-    names: list[str] = schema()["accelerate"]["fsdp_sharding_strategy"]
-    return names[int(value) - 1] if value in map(str, range(1, len(names) + 1)) else value
+def options_of(config: Config) -> fsdp_options.Options:
+    """Returns the FSDP options of *config*."""
+    return fsdp_options.Options(config=config, section=(FSDP,), reader="accelerate")
 
 
 # ---- names and values -----------------------------------------------------------------------------
@@ -72,17 +60,13 @@ def names(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem
             fix = meant(name, known["top"], 0.7) or f"remove {name}"
             message = f"accelerate has no setting {name}, and refuses the file"
             yield config.problem("ZM102", "error", (str(name),), message, fix)
-    for part in (DEEPSPEED, FSDP):
-        options = set(known["options"]) | set(known[part])
-        for name in config.section(part):
-            prefixed = str(name) if part != FSDP or str(name).startswith("fsdp") else f"fsdp_{name}"
-            if prefixed not in options:
-                fix = meant(prefixed, known[part], 0.7)
-                if part == DEEPSPEED and not fix:
-                    fix = _in_a_file(config, str(name))
-                fix = fix or f"remove {name}"
-                message = f"{part} has no {name}: accelerate ignores the setting"
-                yield config.problem("ZM102", "warning", (part, str(name)), message, fix)
+    for name in config.section(DEEPSPEED):
+        if name not in known["options"] and name not in known[DEEPSPEED]:
+            fix = meant(name, known[DEEPSPEED], 0.7) or _in_a_file(config, str(name))
+            message = f"{DEEPSPEED} has no {name}: accelerate ignores the setting"
+            path = (DEEPSPEED, str(name))
+            yield config.problem("ZM102", "warning", path, message, fix or f"remove {name}")
+    yield from fsdp_options.names(options_of(config))
     for old, new in _OLD.items():
         if config.has(old):
             message = f"{old} is the old form of {new}"
@@ -141,27 +125,20 @@ def values(config: Config, _other: Config | None, _: Machine) -> Iterator[Proble
         message = f"there is no distributed_type {value}"
         fix = f"one of {', '.join(kinds)}"
         yield config.problem("ZM103", "error", ("distributed_type",), message, fix)
-    value = config.get("mixed_precision")
-    if value is False:
+    if config.get("mixed_precision") is False:
         message = "an unquoted no is false in YAML, and accelerate expects a text"
         yield config.problem(
             "ZM103", "error", ("mixed_precision",), message, "mixed_precision: 'no'"
         )
-    elif value is not None and str(value).lower() not in known["mixed_precision"]:
-        message = f"there is no mixed_precision {value}"
-        fix = f"one of {', '.join(known['mixed_precision'])}"
-        yield config.problem("ZM103", "error", ("mixed_precision",), message, fix)
     for part in (DEEPSPEED, FSDP):
         if config.has(part) and not isinstance(config.get(part), (Mapping, type(None))):
             message = f"{part} must be a section of its own"
             yield config.problem("ZM103", "error", (part,), message, "indent its settings below it")
     for path, choices in _choices(config).items():
         value = config.get(*path)
-        if value is not None and str(value).upper() not in choices:
+        if value is not None and str(value).lower() not in choices:
             message = f"there is no {path[-1]} {value}"
-            words = [c for c in choices if not c.isdigit()] or choices
-            fix = f"one of {', '.join(c.lower() if c in _LOWER else c for c in words)}"
-            yield config.problem("ZM103", "error", path, message, fix)
+            yield config.problem("ZM103", "error", path, message, f"one of {', '.join(choices)}")
     machines, ranks = whole(config.get("num_machines")), whole(config.get("num_processes"))
     if machines and ranks and machines > 0 and ranks > 0 and ranks % machines:
         message = f"{ranks} processes do not divide over {machines} machines: some are left out"
@@ -169,30 +146,18 @@ def values(config: Config, _other: Config | None, _: Machine) -> Iterator[Proble
         yield config.problem("ZM105", "warning", ("num_processes",), message, fix)
 
 
-_LOWER = ("NONE", "CPU", "NVME")
-
-
 def _choices(config: Config) -> dict[Path, list[str]]:
     known = schema()["accelerate"]
-    allowed: dict[Path, list[str]] = {}
-    if kind_of(config) == "FSDP":
-        for name in ("fsdp_sharding_strategy", "fsdp_backward_prefetch", "fsdp_state_dict_type"):
-            if version_of(config) == 1 or name == "fsdp_state_dict_type":
-                choices = known[name]
-                allowed[FSDP, name] = [*choices, *map(str, range(1, len(choices) + 1))]
-        if version_of(config) == 2:  # LOCAL_STATE_DICT is refused
-            kept = ["FULL_STATE_DICT", "SHARDED_STATE_DICT", "1", "3"]
-            allowed[FSDP, "fsdp_state_dict_type"] = kept
-            allowed[FSDP, "fsdp_reshard_after_forward"] = ["TRUE", "FALSE", "1", "0", "YES", "NO"]
-        allowed[FSDP, "fsdp_auto_wrap_policy"] = known["fsdp_auto_wrap_policy"]
-        allowed[FSDP, "fsdp_version"] = ["1", "2"]
+    choices: dict[Path, list[str]] = {}
+    if config.get("mixed_precision") is not False:  # which has a message of its own
+        choices["mixed_precision",] = known["mixed_precision"]
     if kind_of(config) == "DEEPSPEED":
-        allowed[DEEPSPEED, "zero_stage"] = ["0", "1", "2", "3"]
+        choices[DEEPSPEED, "zero_stage"] = ["0", "1", "2", "3"]
         for name in ("offload_optimizer_device", "offload_param_device"):
-            allowed[DEEPSPEED, name] = list(_LOWER)
-        launchers = known["deepspeed_multinode_launcher"]
-        allowed[DEEPSPEED, "deepspeed_multinode_launcher"] = [name.upper() for name in launchers]
-    return allowed
+            choices[DEEPSPEED, name] = ["none", "cpu", "nvme"]
+        name = "deepspeed_multinode_launcher"
+        choices[DEEPSPEED, name] = known[name]
+    return choices
 
 
 # ---- DeepSpeed ------------------------------------------------------------------------------------
@@ -232,29 +197,18 @@ def _stage(config: Config, other: Config | None) -> int | None:
 
 
 def no_effect(config: Config, other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Yields one problem for all settings that the ZeRO stage or the version of FSDP ignores."""
-    unused: list[str] = []
-    part, why, sections = "", "", config.section(FSDP)
-    if kind_of(config) == "DEEPSPEED":
-        stage = _stage(config, other)
-        if stage is not None and stage < 3:
-            part, why = DEEPSPEED, f"at stage {stage}"
-            if str(config.get(part, "offload_param_device", default="none")).lower() != "none":
-                unused.append("offload_param_device")
-            if is_on(config.get(part, "zero3_save_16bit_model")):
-                unused.append("zero3_save_16bit_model")
-    elif kind_of(config) == "FSDP" and version_of(config) == 2:
-        part, why = FSDP, "under FSDP2"
-        unused = [name for name in _NOT_FSDP2 if name in sections]
-    elif kind_of(config) == "FSDP":
-        part, why = FSDP, "under FSDP1, where fsdp_sharding_strategy decides"
-        unused = [name for name in ("fsdp_reshard_after_forward",) if name in sections]
+    """Yields one problem for all settings that the ZeRO stage ignores."""
+    stage = _stage(config, other)
+    if kind_of(config) != "DEEPSPEED" or stage is None or stage >= 3:
+        return
+    unused = []
+    if str(config.get(DEEPSPEED, "offload_param_device", default="none")).lower() != "none":
+        unused.append("offload_param_device")
+    if is_on(config.get(DEEPSPEED, "zero3_save_16bit_model")):
+        unused.append("zero3_save_16bit_model")
     if unused:
-        message, fix = without_effect(unused, why)
-        if "fsdp_sharding_strategy" in unused and "fsdp_reshard_after_forward" not in sections:
-            keeps = strategy_of(config) in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
-            fix = f"fsdp_reshard_after_forward: {'false' if keeps else 'true'}"
-        yield config.problem("ZM106", "info", (part, unused[0]), message, fix)
+        message, fix = without_effect(unused, f"at stage {stage}")
+        yield config.problem("ZM106", "info", (DEEPSPEED, unused[0]), message, fix)
 
 
 def nvme(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
@@ -347,86 +301,13 @@ def save_without_gather(config: Config, other: Config | None, _: Machine) -> Ite
         yield config.problem("ZM701", "info", path, message, f"{name}: true")
 
 
-# ---- FSDP -----------------------------------------------------------------------------------------
-
-
-def whole_model_unit(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Yields a missing wrap policy: FSDP then gathers all parameters of the model at once."""
-    if kind_of(config) != "FSDP":
-        return
-    path = (FSDP, "fsdp_auto_wrap_policy")
-    value = config.get(*path)
-    if value is not None and str(value).upper() != "NO_WRAP":
-        return
-    says = "NO_WRAP makes" if value else "without fsdp_auto_wrap_policy accelerate makes"
-    message = f"{says} the whole model one unit: all its parameters are gathered at once"
-    fix = "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"
-    yield config.problem("ZM206", "warning" if value else "info", path, message, fix)
-
-
-def backward_prefetch(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Yields FSDP1 without backward prefetch: no all-gather of backward overlaps computation."""
-    path = (FSDP, "fsdp_backward_prefetch")
-    off = str(config.get(*path)).upper() in ("NO_PREFETCH", "3")
-    if kind_of(config) == "FSDP" and version_of(config) == 1 and off:
-        message = "without prefetch no all-gather of backward overlaps computation"
-        fix = "fsdp_backward_prefetch: BACKWARD_PRE"
-        yield config.problem("ZM304", "warning", path, message, fix)
-
-
-def across_nodes(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Yields full sharding over several nodes: each step gathers the parameters twice between nodes."""
-    machines = whole(config.get("num_machines", default=1)) or 1
-    if kind_of(config) != "FSDP" or machines < 2:
-        return
-    message = f"parameters are gathered across {machines} nodes, in forward and in backward"
-    cost = "costs the memory of a whole copy a node"
-    if version_of(config) == 1 and strategy_of(config) == "FULL_SHARD":
-        fix = f"fsdp_sharding_strategy: HYBRID_SHARD, {cost}"
-        path: Path = (FSDP, "fsdp_sharding_strategy")
-        yield config.problem("ZM307", "info", path, message, fix)
-    replicas = whole(config.get("parallelism_config", "parallelism_config_dp_replicate_size"))
-    reshards = is_on(config.get(FSDP, "fsdp_reshard_after_forward", default=True))
-    if version_of(config) == 2 and reshards and (replicas or 1) < 2:
-        fix = f"parallelism_config_dp_replicate_size: {machines}, {cost}"
-        path = (FSDP, "fsdp_reshard_after_forward")
-        yield config.problem("ZM307", "info", path, message, fix)
-
-
-def full_state_dict(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Yields full state dicts: rank 0 gathers the model in host memory while the other ranks wait."""
-    path = (FSDP, "fsdp_state_dict_type")
-    is_full = str(config.get(*path)).upper() in ("FULL_STATE_DICT", "1")
-    if kind_of(config) == "FSDP" and is_full and (whole(config.get("num_processes")) or 1) > 1:
-        message = "a checkpoint is gathered into the host memory of rank 0, while all others wait"
-        fix = "fsdp_state_dict_type: SHARDED_STATE_DICT, if nothing else reads the checkpoints"
-        yield config.problem("ZM702", "info", path, message, fix)
-
-
-def checkpoint_choices(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Yields loading on rank 0 without a broadcast, and offload of activations without checkpointing.
-
-    accelerate refuses both.
-    """
-    loads = config.get(FSDP, "fsdp_cpu_ram_efficient_loading", default=True)
-    path = (FSDP, "fsdp_sync_module_states")
-    if kind_of(config) == "FSDP" and loads and config.get(*path) is False:
-        message = (
-            "fsdp_cpu_ram_efficient_loading loads on rank 0 alone, and accelerate refuses that "
-            "without fsdp_sync_module_states"
-        )
-        yield config.problem("ZM703", "error", path, message, "fsdp_sync_module_states: true")
-    offloads = is_on(config.get(FSDP, "fsdp_activation_checkpointing_offload"))
-    needs = is_on(config.get(FSDP, "fsdp_activation_checkpointing")) and version_of(config) == 2
-    if kind_of(config) == "FSDP" and offloads and not needs:
-        path = (FSDP, "fsdp_activation_checkpointing_offload")
-        message = "offloading activations needs fsdp_activation_checkpointing and FSDP2"
-        fix = "fsdp_activation_checkpointing: true, fsdp_version: 2"
-        yield config.problem("ZM105", "error", path, message, fix)
+def options(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+    """Yields the problems of the FSDP options."""
+    for check in fsdp_options.CHECKS if kind_of(config) == "FSDP" else ():
+        yield from check(options_of(config))
 
 
 CHECKS: tuple[Check, ...] = (
-    names, values, contradictions, no_effect, nvme, precision, save_without_gather, whole_model_unit,
-    backward_prefetch, across_nodes, full_state_dict, checkpoint_choices, dead_paths,
-    whole_model_on_every_rank, bf16_device, idle_devices,
+    names, values, contradictions, no_effect, nvme, precision, save_without_gather, options,
+    dead_paths, whole_model_on_every_rank, bf16_device, idle_devices,
 )  # fmt: skip

@@ -9,12 +9,12 @@ from zeromon.check import (
     accelerate,
     deepspeed,
     figures,
+    fsdp_options,
     fsdp_scripts,
     launch,
     loaders,
     plans,
     scripts,
-    trainer,
     training_loop,
 )
 from zeromon.check.deepspeed.readers import not_json
@@ -296,8 +296,8 @@ class _Run:
             self.problems += test(script)
         self.problems += fsdp_scripts.bf16_device(script, self.machine)
         for call in filter(scripts.is_arguments, script.calls):
-            fsdp = trainer.fsdp_of(script, call, self.fsdp_config(script, call, file))
-            for fsdp_check in trainer.CHECKS:
+            fsdp = fsdp_options.fsdp_of(script, call, self.fsdp_config(script, call, file))
+            for fsdp_check in fsdp_options.OF_TRAINER:
                 self.problems += fsdp_check(fsdp)
         for source, call in scripts.configs(script):
             config = self.other(source, file) if isinstance(source, str) else source
