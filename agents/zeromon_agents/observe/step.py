@@ -119,8 +119,7 @@ class Steps:
         self.evaluation, self.beginnings = Evaluation(context), Beginnings(context)
         self.batches, self.goal = Batches(context), Goal(context)
         self._parameters = ParameterVersions()
-        now = time.monotonic_ns()
-        self.step_start_ns = now
+        self.step_start_ns = time.monotonic_ns()
         self._free_since = 0
         """When the last batch, backward or step ended; 0 before the first."""
         self.in_loop = False
@@ -152,7 +151,6 @@ class Steps:
         """A weak reference to the DataLoader iterator that was used last."""
         self._loader_settings: LoaderMetadata = {}
         self._loader_written: LoaderMetadata = {}
-        self._loader_seen = self._loader_settings, 0  # at the last backward, with the length
         self._last_micro_steps = self._loader_records = self._length = 0
         """The length: tokens of each sequence in the last batch; 0 for a batch of something else."""
         self.on_start: Callable[[], None] | None = None
@@ -538,10 +536,6 @@ class Steps:
         A loader that no backward follows is one of an evaluation. A script makes a new iterator each
         epoch, and may alternate between two loaders, so the number of records is bounded.
         """
-        settings, length = self._loader_seen
-        if settings is self._loader_settings and length == self._length:
-            return
-        self._loader_seen = self._loader_settings, self._length
         written = self._loader_written
         same_length = written.get("length", self._length) == self._length
         loader: LoaderMetadata = {
