@@ -24,6 +24,9 @@
       AttachRefused        zeromon cannot attach to a process, or detach from it
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ZeromonError(Exception):
     """An error with a text for the user. ``hint`` is what the user can try next."""
@@ -159,3 +162,12 @@ class AttachRefused(ZeromonError):
     """zeromon cannot attach to a process or detach from it. The process continues unchanged."""
 
     hint = "zeromon attach --help lists the requirements."
+
+
+@contextmanager
+def os_errors_as(kind: type[ZeromonError], action: str, hint: str | None = None) -> Iterator[None]:
+    """Raises *kind*, ``cannot ACTION: reason``, in place of an OSError of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"cannot {action}: {error.strerror or error}", hint) from error

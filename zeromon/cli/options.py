@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zeromon.errors import ExportError, ZeromonError
+from zeromon.errors import ExportError, ZeromonError, os_errors_as
 from zeromon.probes.installation import install_hint
 from zeromon.ring.files import replace_file
 from zeromon.units import printable
@@ -112,8 +112,6 @@ def write(text: str, output: str | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
-    try:
+    with os_errors_as(ExportError, f"write {printable(output)}"):
         replace_file(Path(output), text, private=False)
-    except OSError as error:
-        raise ExportError(f"cannot write {printable(output)}: {error.strerror}") from error
     sys.stderr.write(f"zeromon: wrote {printable(output)}\n")

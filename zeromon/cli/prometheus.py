@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.cli.options import between, option, several, write
-from zeromon.errors import ExportError
+from zeromon.errors import ExportError, os_errors_as
 from zeromon.export.prometheus import rules
 from zeromon.ring import tokens
 from zeromon.units import printable
@@ -83,10 +83,8 @@ def _write_document(options: argparse.Namespace) -> None:
 def _write_dashboards(options: argparse.Namespace) -> None:
     """Copies the dashboards of the package; tools/make_boards.py made them."""
     folder = Path(options.output)
-    try:
+    with os_errors_as(ExportError, f"write {printable(str(folder))}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ExportError(f"cannot write {printable(str(folder))}: {error.strerror}") from error
     for board in rules.BOARDS:
         write(board.read_text(encoding="utf-8"), str(folder / board.name))
 

@@ -33,7 +33,7 @@ from zeromon.cli import servers
 from zeromon.cli.options import between, dashboard, flag, option, refuse_format
 from zeromon.cli.terminal import show, working
 from zeromon.collector.run import read_folder
-from zeromon.errors import RunAmbiguous, RunNotFound, SourceError, ZeromonError
+from zeromon.errors import RunAmbiguous, RunNotFound, SourceError, ZeromonError, os_errors_as
 from zeromon.probes.process import start_ticks
 from zeromon.readout.ledger import job_ledger, mean_watts
 from zeromon.report.render import activities, ledger, render
@@ -142,10 +142,8 @@ def write_page(
     pages = dashboard("html_report")
     known = series(run) if steps is None else steps
     page = pages.run_page(run, known, report_text(run), still=still)
-    try:
+    with os_errors_as(SourceError, f"write {path}", ""):
         Path(path).write_text(page)
-    except OSError as error:
-        raise SourceError(f"cannot write {path}: {error.strerror}", "") from error
 
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "microsoft-edge")
@@ -175,10 +173,8 @@ def write_png(run: RunSnapshot, path: str, *, steps: Series | None = None) -> No
             subprocess.run(command, capture_output=True, timeout=_PATIENCE_SECONDS, check=False)
         if not snapshot.exists():
             raise SourceError(f"{browser} wrote no image", "Write FILE.html instead.")
-        try:
+        with os_errors_as(SourceError, f"write {path}", ""):
             shutil.copyfile(snapshot, path)
-        except OSError as error:
-            raise SourceError(f"cannot write {path}: {error.strerror}", "") from error
 
 
 def series(run: RunSnapshot) -> Series:
@@ -249,10 +245,8 @@ def snapshot_of(name: str) -> tuple[RunSnapshot, bool]:
     path = Path(name)
     if path.suffix != ".json" or not path.is_file():
         return newest_snapshot(name), True
-    try:
+    with os_errors_as(SourceError, f"read {path}", ""):
         return decode(path.read_bytes()), False
-    except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror}", "") from error
 
 
 def _live(name: str | None) -> list[RunSnapshot]:

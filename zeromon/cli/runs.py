@@ -24,7 +24,7 @@ from zeromon.cli import agreed, say
 from zeromon.cli.options import flag, several
 from zeromon.cli.terminal import show, show_json, working
 from zeromon.collector.run import read_folder
-from zeromon.errors import RunNotFound, RunRefused, SourceError
+from zeromon.errors import RunNotFound, RunRefused, SourceError, os_errors_as
 from zeromon.readout.verdict import Health
 from zeromon.report.table import column_table
 from zeromon.ring import paths
@@ -207,10 +207,8 @@ def _tag(options: argparse.Namespace) -> int:
 
 
 def _write(store: Store, run: str, about: About) -> None:
-    try:
+    with os_errors_as(RunRefused, f"write the record of {run}", ""):
         store.write_about(run, about)
-    except OSError as error:
-        raise RunRefused(f"cannot write the record of {run}: {error.strerror}", "") from error
     say(f"wrote to {run}: {_about(about) or 'no note, no tags'}")
 
 
@@ -223,10 +221,8 @@ def _rename(options: argparse.Namespace) -> int:
     if options.name in store.names():
         raise RunRefused(f"another record is called {options.name}", "")
     _refuse_running(run)
-    try:
+    with os_errors_as(RunRefused, f"rename {run}", ""):
         store.rename(run, options.name)
-    except OSError as error:
-        raise RunRefused(f"cannot rename {run}: {error.strerror}", "") from error
     say(f"{run} is called {options.name} now")
     return 0
 
@@ -248,10 +244,8 @@ def _remove(options: argparse.Namespace) -> int:
             say("nothing was deleted")
             return 1
     for run in dict.fromkeys(options.runs):
-        try:
+        with os_errors_as(RunRefused, f"delete {run}", ""):
             store.remove(run)
-        except OSError as error:
-            raise RunRefused(f"cannot delete {run}: {error.strerror}", "") from error
         say(f"deleted {run}")
     return 0
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zeromon.errors import CaptureRefused
+from zeromon.errors import CaptureRefused, os_errors_as
 from zeromon.levels import DEVICE_BOUND
 from zeromon.readout.breakdown import pace
 from zeromon.ring import paths
@@ -86,10 +86,8 @@ class Captures:
     def _write(self, made: Capture) -> None:
         content: dict[str, Any] = {"number": made.number, "first": made.first, "steps": made.steps}
         content |= {"ranks": made.ranks, "folder": made.folder}
-        try:
+        with os_errors_as(CaptureRefused, f"write {self._request_file}"):
             replace_file(self._request_file, json.dumps(content))
-        except OSError as error:
-            raise CaptureRefused(f"cannot write {self._request_file}: {error.strerror}") from error
 
     def follow(self, ranks: Sequence[RankSnapshot], now_ns: int) -> Capture | None:
         """Advances the last capture and returns it; None before the first."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zeromon.collector.trace_capture import first_step
-from zeromon.errors import TrialRefused
+from zeromon.errors import TrialRefused, os_errors_as
 from zeromon.readout.remedy import CHANGES, obstacle
 from zeromon.ring.files import replace_file
 from zeromon.ring.trials import LEAST_SIZE, MARGIN, REQUEST, WORD, WORDS, Change, Plan
@@ -87,11 +87,9 @@ class Trials:
 
     def _write(self, made: Trial, rings: tuple[str, ...]) -> None:
         plan = Plan(made.number, Change(made.change), made.first, made.size, made.blocks, rings)
-        try:
+        with os_errors_as(TrialRefused, f"write {self._file}"):
             replace_file(self._words, bytes(WORD.size * len(rings)))
             replace_file(self._file, json.dumps(plan._asdict()))
-        except OSError as error:
-            raise TrialRefused(f"cannot write {self._file}: {error.strerror}") from error
 
     def renew(self, number: int, *, go_on: bool) -> Trial:
         """Renews the lease of trial *number*, or ends it."""

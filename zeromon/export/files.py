@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeromon.errors import ExportError
+from zeromon.errors import ExportError, os_errors_as
 from zeromon.ring.files import replacing
 from zeromon.ring.slices import RingEvents
 from zeromon.snapshot import RunSnapshot
@@ -30,11 +30,8 @@ def replaced(path: Path, *, force: bool) -> Iterator[Path]:
     """
     if not force and path.exists():
         raise ExportError(f"{path} exists already", "Give another -o, or --force to replace it.")
-    try:
-        with replacing(path) as temporary:
-            yield temporary
-    except OSError as error:
-        raise ExportError(f"cannot write {path}: {error.strerror or error}") from error
+    with os_errors_as(ExportError, f"write {path}"), replacing(path) as temporary:
+        yield temporary
 
 
 class Progress:

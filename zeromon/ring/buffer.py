@@ -30,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zeromon.errors import RingError, RingVersionError
+from zeromon.errors import RingError, RingVersionError, os_errors_as
 from zeromon.ring import ring_file
 from zeromon.ring.events import RECORD, RECORD_SIZE, Raw
 from zeromon.ring.ring_file import HEADER_SIZE, MAGIC
@@ -163,10 +163,8 @@ class RingWriter:
             _HEADER.pack_into(ring, 0, *head, pid, flags, rank, *clocks)
 
         size = ring_size(self.capacity, self._names_size)
-        try:
+        with os_errors_as(RingError, f"create {self.path}"):
             return ring_file.create(self.path, size, write_header, in_file=in_file)
-        except OSError as error:
-            raise RingError(f"cannot create {self.path}: {error.strerror}") from error
 
     def _make_write(self) -> WriteRecord:
         following, pack, records, mask = self.slots

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from zeromon.errors import RingError
+from zeromon.errors import RingError, os_errors_as
 from zeromon.ring.buffer import ring_size
 
 CORE = Path(__file__).resolve().parents[2]
@@ -92,11 +92,9 @@ def make_private(folder: Path, *, tighten: bool = True) -> Path:
 
     *tighten*: an existing one that others can read is made private, too.
     """
-    try:
+    with os_errors_as(RingError, f"use {folder}"):
         _make_folder(folder)
         found = folder.lstat()
-    except OSError as error:
-        raise RingError(f"cannot use {folder}: {error.strerror}") from error
     if why := refusal(found):
         raise RingError(f"{folder} {why}")
     if tighten and found.st_mode & 0o077:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from zeromon.errors import RingError
+from zeromon.errors import RingError, os_errors_as
 from zeromon.ring.files import replace_file, replacing
 
 MAGIC = b"ZEROMON\0"
@@ -68,10 +68,8 @@ def open_ring(path: Path) -> tuple[memoryview, mmap.mmap | None]:
 
     Raises :class:`RingError`.
     """
-    try:
+    with os_errors_as(RingError, f"read {path}"):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError as error:
-        raise RingError(f"cannot read {path}: {error.strerror}") from error
     try:
         size, content = os.fstat(fd).st_size, os.pread(fd, HEADER_SIZE, 0)
         if size >= HEADER_SIZE and content.startswith(MAGIC):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from zeromon.errors import HistoryError, ZeromonError
+from zeromon.errors import HistoryError, ZeromonError, os_errors_as
 from zeromon.ring import paths
 from zeromon.ring.files import replacing
 from zeromon.snapshot import RunSnapshot
@@ -68,10 +68,8 @@ class Writer:
         self.folder = paths.make_private(folder)
         self._segment_moments = segment_moments
         self._limit = limit_bytes
-        try:
+        with os_errors_as(HistoryError, f"write {folder}"):
             self._resume()
-        except OSError as error:
-            raise HistoryError(f"cannot write {folder}: {error.strerror}") from error
 
     def _resume(self) -> None:
         found = segments(self.folder)
@@ -97,7 +95,7 @@ class Writer:
         """Appends *run*. One that is not newer than the last gets a time right behind it."""
         moment = max(round(run.taken_wall * 1000), self._last_ms + 1)
         blob = _packed(moment, zlib.compress(encode(without_steps(run)), 6))
-        try:
+        with os_errors_as(HistoryError, f"write {self.folder}"):
             written = os.write(self._fd, blob)
             if written < len(blob):
                 raise HistoryError(f"cannot write {self.folder}: no space left")
@@ -108,8 +106,6 @@ class Writer:
                 self._number += 1
                 self._open()
                 shrink(self.folder, self._limit)
-        except OSError as error:
-            raise HistoryError(f"cannot write {self.folder}: {error.strerror}") from error
 
     def close(self) -> None:
         """Closes the segment."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zeromon.errors import TraceError
+from zeromon.errors import TraceError, os_errors_as
 from zeromon.ring.files import open_regular
 from zeromon.traces.plain_pickle import Shared, load
 
@@ -135,17 +135,14 @@ def read_snapshot(path: Path, told: Callable[[int], None] = lambda _: None) -> S
         events.add(items, stacks.number)
         return True
 
-    try:
-        with open_regular(path) as file:
+    with os_errors_as(TraceError, f"read {path}"), open_regular(path) as file:
 
-            def read(most: int) -> bytes:
-                data = file.read(most)
-                told(len(data))
-                return data
+        def read(most: int) -> bytes:
+            data = file.read(most)
+            told(len(data))
+            return data
 
-            content = load(read, path.name, taken)
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+        content = load(read, path.name, taken)
     if isinstance(content, list):  # _snapshot()["segments"]
         content = {"segments": content}
     try:

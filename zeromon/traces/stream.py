@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from zeromon.errors import TraceError
+from zeromon.errors import TraceError, os_errors_as
 from zeromon.ring.files import open_regular
 from zeromon.traces.events import TraceData
 
@@ -66,7 +66,7 @@ def complete_events(
     Adds to *data* the numbers of seen and of skipped events, rank and device, and notes on damage.
     *told* is called with the number of bytes of the file that were read, again and again.
     """
-    try:
+    with os_errors_as(TraceError, f"read {path}"):
         for chunk in _chunks(_content(path, data, told), data):
             for event in _decoded(chunk, data):
                 if not event.ph:
@@ -75,8 +75,6 @@ def complete_events(
                 data.events_seen += 1
                 if event.ph == "X":
                     yield event
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 # ---- bytes ----------------------------------------------------------------------------------------

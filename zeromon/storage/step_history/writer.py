@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from zeromon.errors import HistoryError
+from zeromon.errors import HistoryError, os_errors_as
 from zeromon.ring import paths
 from zeromon.storage.step_history.parquet import (
     frame,
@@ -34,10 +34,8 @@ class Writer:
         self._last: dict[int, int] = {}
         """Rank -> start of its newest row."""
         self._number = 0
-        try:
+        with os_errors_as(HistoryError, f"write {folder}"):
             self._resume()
-        except OSError as error:
-            raise HistoryError(f"cannot write {folder}: {error.strerror}") from error
 
     def _resume(self) -> None:
         """Continues where an earlier writer ended. A record that it wrote in part is cut off."""
@@ -76,10 +74,8 @@ class Writer:
         if not fresh:
             return 0
         blob = b"".join(record for _, record in fresh)
-        try:
+        with os_errors_as(HistoryError, f"write {self.folder}"):
             written = os.write(self._fd, blob)
-        except OSError as error:
-            raise HistoryError(f"cannot write {self.folder}: {error.strerror}") from error
         if written < len(blob):  # a full disk takes a part; readers skip it
             raise HistoryError(f"cannot write {self.folder}: no space left")
         for row, _ in fresh:
@@ -93,15 +89,13 @@ class Writer:
         """Converts the log to Parquet, opens the next one, and merges segments above the size limit."""
         if not self._rows:
             return
-        try:
+        with os_errors_as(HistoryError, f"write {self.folder}"):
             os.close(self._fd)
             self._fd = -1
             self._to_parquet(self.folder / f"{self._number:06}.log")
             self._number += 1
             self._open()
             shrink(self.folder, self._limit)
-        except OSError as error:
-            raise HistoryError(f"cannot write {self.folder}: {error.strerror}") from error
 
     def _to_parquet(self, log: Path) -> None:
         rows = list(read_log(log))
