@@ -58,6 +58,9 @@ def set_sync_debug_mode(mode: str) -> None: ...
 def set_per_process_memory_fraction(fraction: float) -> None: ...
 
 
+def reset_peak_memory_stats() -> None: ...
+
+
 def memory_allocated() -> int:
     return 0
 
