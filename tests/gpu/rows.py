@@ -226,7 +226,8 @@ def cost_of_a_step(bench: Bench) -> Iterator[Check]:
     from bench_step import interval, quads, trimmed
 
     steps, least = (480, 50.0) if not bench.dry else (64, 5.0)
-    times = bench.run("cost", steps=steps, least_ms=least, seconds=230).facts[0]["times"]
+    facts = bench.run("cost", steps=steps, least_ms=least, seconds=230).facts[0]
+    times = facts["times"]
     fours = quads([(mode, spent, 0) for mode, spent in times])
     whole = trimmed([statistics.fmean((b[1], c[1])) for _, b, c, _ in fours])
     ratios = [(a[1] + d[1]) / (b[1] + c[1]) - 1 for a, b, c, d in fours]
@@ -234,11 +235,14 @@ def cost_of_a_step(bench: Bench) -> Iterator[Check]:
     mean = trimmed(ratios)
     yield bench.figure("step", f"{whole / MS:.1f} ms, {len(times)} steps")
     told = f"{mean:+.3%} ({low:+.3%} to {high:+.3%})"
-    yield bench.check(
-        "with against without", told, "below 0.5 %, or no cost to tell", mean < 0.005 or low < 0
-    )
     yield bench.figure(
         "without against without", f"{trimmed([b[1] / c[1] - 1 for _, b, c, _ in fours]):+.3%}"
+    )
+    if not facts["computes"]:
+        yield bench.figure("with against without", told)
+        raise NotHere("needs a device that takes no time of the host: this one runs on its cores")
+    yield bench.check(
+        "with against without", told, "below 0.5 %, or no cost to tell", mean < 0.005 or low < 0
     )
 
 
