@@ -1,7 +1,7 @@
 """Starts ranks from a process that has imported torch: `fork_server.py [deepspeed]`, socket on stdin.
 
-`fork_server.py ranks N PROGRAM ...` is launch.py with one import of torch for all ranks, wherever no
-fork server of the tests can be: below a `zeromon run`, in a namespace.
+`fork_server.py ranks N [--nodes M] PROGRAM ...` is launch.py with one import of torch for all ranks, where
+no fork server of the tests can be: below a `zeromon run`, in a namespace.
 
 Importing torch takes 1.5 s of a CPU for each rank; a fork takes some milliseconds. A request is one
 message: a launch.py command line, its environment and its folder, and the descriptors for its output
@@ -142,11 +142,12 @@ def launch_ranks(command: list[str]) -> list[str]:
 
     Of no ranks: this process is to run the program, with nothing of a launcher in its environment.
     """
-    count, program = int(command[0]), command[1:]
+    count = int(command[0])
+    nodes, program = launch.split_nodes(command[1:])
     if count == 0:
         return program
     ranks = []
-    for environment in launch.environments(count):
+    for environment in launch.environments(count, nodes):
         pid = os.fork()
         if pid == 0:
             os.setsid()

@@ -51,6 +51,11 @@ def environments(count: int, nodes: int = 1) -> list[dict[str, str]]:
     ]
 
 
+def split_nodes(words: list[str]) -> tuple[int, list[str]]:
+    """The number of nodes, from ``--nodes M`` in front of a program, and the program's words."""
+    return (int(words[1]), words[2:]) if words[0] == "--nodes" else (1, words)
+
+
 def start(count: int, command: list[str], nodes: int = 1) -> list[subprocess.Popen[bytes]]:
     return [
         subprocess.Popen(command, env=os.environ | environment, start_new_session=True)
@@ -87,10 +92,8 @@ def supervise(ranks: Sequence[Rank]) -> int:
 
 
 def main() -> int:
-    count, command = int(sys.argv[1]), sys.argv[2:]
-    nodes = 1
-    if command[0] == "--nodes":
-        nodes, command = int(command[1]), command[2:]
+    count = int(sys.argv[1])
+    nodes, command = split_nodes(sys.argv[2:])
     bare = command[0] == "--no-python"
     program = command[1:] if bare else [sys.executable, "-u", *command]
     return supervise(start(count, program, nodes))

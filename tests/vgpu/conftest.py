@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support import PROGRAMS, Node, Result, free_port
+from support import FORKED, LAUNCH, Node, Result, free_port
 
 from vgpu.environment import CUDA_12, DEFAULT, NEWEST, Environment, Missing, find
 from vgpu.machine import Fault, write_machine
@@ -59,7 +59,10 @@ def virtual_cuda() -> Environment:
 
 @pytest.fixture
 def cuda_run(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunner:
-    """Runs a program of programs/ (or a path) on so many ranks; asserts that it ends well."""
+    """Runs a program of programs/ (or a path) on so many ranks; asserts that it ends well.
+
+    *forked*: one import of torch serves all ranks, which saves memory and time.
+    """
     return _runner(virtual_cuda, node, tmp_path)
 
 
@@ -99,6 +102,7 @@ def _runner(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunner
         watched: bool = False,
         arithmetic: bool = False,
         ends_well: bool = True,
+        forked: bool = False,
         timeout: float = 600,
         seen: Callable[[RunSnapshot], None] | None = None,
         **extra: str,
@@ -106,7 +110,8 @@ def _runner(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunner
         folder = tmp_path / f"run{node.runs}"
         write_machine(folder, device, faults, changes)
         path = script if isinstance(script, Path) else HERE / "programs" / script
-        launch = [str(PROGRAMS / "launch.py"), str(ranks), "--nodes", str(nodes)]
+        launcher = FORKED[1:] if forked else LAUNCH[1:]
+        launch = [*launcher, str(ranks), "--nodes", str(nodes)]
         command = [str(virtual_cuda.python), *launch, str(path)]
         ras = {"NCCL_RAS_ADDR": f"localhost:{free_port()}"}  # else any run of this machine answers
         variables = virtual_cuda.variables(folder) | ras | extra

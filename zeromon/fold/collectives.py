@@ -256,7 +256,7 @@ def _fold_stall(state: RankState, e: Stall) -> None:
     row.calls += e.calls
     now.calls += e.calls
     reduced = state.group_calls[group].reduced
-    if e.calls and reduced is not None and reduced.calls > 0:  # the last step that the host has ended
+    if e.calls and reduced is not None and reduced.calls > 0:  # by the newest step of the host
         now.nbytes += reduced.nbytes * e.calls / reduced.calls
     if e.sequence and e.reached_ns:  # the rank has arrived at the last of the calls, and waits
         state.arrivals.append(
