@@ -192,7 +192,7 @@ class Collectives:
                 group = groups.get(id(pg)) or self.group_of(pg)
                 if index < 0:  # the options of a barrier name its device
                     options = args[-1] if args else kwargs.get("opts")
-                    payload = options if getattr(options, "device", None) else None
+                    payload: Any = options if getattr(options, "device", None) else None
                     nbytes, dtype = 0, 0
                 else:
                     try:
