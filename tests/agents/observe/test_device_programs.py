@@ -6,7 +6,6 @@ pool, loops without a step. Each mutant is a timer that is wrong on purpose: pro
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -163,14 +162,6 @@ def event_used_again_before_it_was_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeviceTimer, "_keep", early)
 
 
-def window_not_cut(patch: pytest.MonkeyPatch) -> None:
-    """What stood still before the other stream came is counted, too."""
-    stalls = Waited.stalls
-    patch.setattr(
-        Waited, "stalls", lambda self, origin, _, end: stalls(self, origin, -sys.maxsize, end)
-    )
-
-
 def poll_out_of_order(patch: pytest.MonkeyPatch) -> None:
     def poll(self: Any) -> None:
         if self._device.is_current_stream_capturing():
@@ -219,7 +210,6 @@ MUTANTS = [
     capture_recorded,
     poll_during_a_capture,
     event_used_again_before_it_was_read,
-    window_not_cut,
     poll_out_of_order,
     poll_does_not_ask,
     end_always_known,
