@@ -574,10 +574,10 @@ def unread_text(run: RunSnapshot) -> str:
     return f"the record of {numbered(run.unread)} cannot be read: {known}"
 
 
-def numbered(ranks: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 1, 2, 3, 4 and 9 more``."""
-    more = len(ranks) - _MAX_LISTED_RANKS
-    listed = ", ".join(map(str, ranks[:_MAX_LISTED_RANKS]))
+def numbered(ranks: Sequence[int], most: int = _MAX_LISTED_RANKS) -> str:
+    """``rank 1``, ``ranks 1, 2, 3, 4 and 9 more``: at most *most* by number."""
+    more = len(ranks) - most
+    listed = ", ".join(map(str, ranks[:most]))
     return f"rank{'s' * (len(ranks) > 1)} {listed}{f' and {more} more' if more > 0 else ''}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from zeromon.errors import ZeromonError
-from zeromon.readout.text import capture_text, finding_text, has_died, subject
+from zeromon.readout.text import capture_text, finding_text, has_died, numbered, subject
 from zeromon.snapshot import CaptureState, Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.storage.run_store import writing
 from zeromon.tui.line import clean
@@ -109,9 +109,7 @@ def _of_rank(old: RankSnapshot | None, new: RankSnapshot) -> Iterator[str]:
 
 
 def _named(ranks: list[RankSnapshot]) -> str:
-    names = ", ".join(str(rank.rank) for rank in ranks[:_MOST_RANKS])
-    more = len(ranks) - _MOST_RANKS
-    return f"rank{'s' * (len(ranks) > 1)} {names}" + (f" and {more} more" if more > 0 else "")
+    return numbered([rank.rank for rank in ranks], _MOST_RANKS)
 
 
 def _of_findings(before: RunSnapshot | None, after: RunSnapshot) -> _Events:
