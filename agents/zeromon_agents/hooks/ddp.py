@@ -25,7 +25,7 @@ from zeromon.ring.strategy import DDP, ZERO_REDUNDANCY
 from zeromon_agents.hooks.backend import Backend, FromCpp, ImportHook, Services
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import DTYPES, Group, backend_of, sequence_number
-from zeromon_agents.observe.device_timer import Bucket, DeviceTimer, copy_size
+from zeromon_agents.observe.device_timer import Bucket, DeviceTimer, HiddenWait, copy_size
 from zeromon_agents.observe.untraced import HOOK_ID
 from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.hook_context import OFF, ON, HookContext
@@ -236,8 +236,8 @@ class Ddp(Backend):
             group, _ = waits[0]
             calls, ddp = sum(calls for _, calls in waits), reduced_by[0].ref()
             number = 0 if ddp is None else max(0, sequence_number(ddp.process_group))
-            sent = self._calls.end()
-            self.device.waited_hidden(reached, group, calls, number, sent, copied)
+            wait = HiddenWait(reached, group, calls, number, self._calls.end(), copied)
+            self.device.waited_hidden(wait)
 
         handle = node.register_prehook(guarded(begun))
 

@@ -81,7 +81,6 @@ class HiddenWait:
     """A part of a phase in which the compute stream waits, in C++, for collectives of DDP's reducer."""
 
     reached: Any
-    left: Any
     group: int
     calls: int
     sequence: int
@@ -90,6 +89,7 @@ class HiddenWait:
     """The collectives, where their own events are known; all of *calls* then."""
     copied: int
     """:func:`copy_size` of the gradients that are copied between the waits; 0 where none are."""
+    left: Any = None
 
     def has_ended(self) -> bool:
         """Returns whether the device has come to all events, also those of another stream."""
@@ -333,24 +333,13 @@ class DeviceTimer:
             future.wait()  # lets this stream wait, as the host knows the work to be enqueued
         return self._mark(self._side)
 
-    def waited_hidden(
-        self,
-        reached: Any,
-        group: int,
-        calls: int,
-        sequence: int,
-        buckets: Sequence[Bucket] = (),
-        copied: int = 0,
-    ) -> None:
-        """Records that since *reached* the compute stream may have waited for *calls* collectives.
-
-        The other arguments are those of :class:`HiddenWait`.
-        """
-        left = self.mark()
-        if left is not None:
-            is_whole = len(buckets) == calls and all(bucket.is_known for bucket in buckets)
-            known = buckets if is_whole and self._last_border is not None else ()
-            wait = HiddenWait(reached, left, group, calls, sequence, known, copied)
+    def waited_hidden(self, wait: HiddenWait) -> None:
+        """Records that the compute stream may have waited for the collectives of *wait* up to here."""
+        wait.left = self.mark()
+        if wait.left is not None:
+            is_whole = len(wait.buckets) == wait.calls and all(one.is_known for one in wait.buckets)
+            if not is_whole or self._last_border is None:
+                wait.buckets = ()
             self._pending.append(wait)
 
     def poll(self) -> None:
