@@ -191,9 +191,8 @@ class Collectives:
             try:
                 group = groups.get(id(pg)) or self.group_of(pg)
                 if index < 0:  # the options of a barrier name its device
-                    options = args[-1] if args else kwargs.get("opts")
-                    payload: Any = options if getattr(options, "device", None) else None
-                    nbytes, dtype = 0, 0
+                    payload, nbytes, dtype = args[-1] if args else kwargs.get("opts"), 0, 0
+                    payload = payload if getattr(payload, "device", None) else None
                 else:
                     try:
                         payload = args[index]
@@ -231,7 +230,7 @@ class Collectives:
                 if mode == ON:
                     if asks:
                         try:
-                            called_async = (args[-1] if args else payload).asyncOp
+                            called_async = (args or (payload,))[-1].asyncOp
                         except (AttributeError, IndexError):  # an overload without options
                             called_async = None
                     if called_async:
@@ -364,10 +363,7 @@ class Collectives:
     def wait_for_entries(
         self, original: Any, work: Any, entries: list[Entry], args: Any, kwargs: Any
     ) -> Any:
-        """Waits for device work, or for several coalesced collectives at once.
-
-        No *entries*: a control step issued it.
-        """
+        """Waits for device work: several if coalesced, no *entries* if a control step issued it."""
         guard, timed = self._context.guard, None
         reached = time.monotonic_ns()
         try:

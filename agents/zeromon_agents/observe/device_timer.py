@@ -193,12 +193,10 @@ class Border:
 
     __slots__ = ("after_gap", "before_ns", "entered_ns", "left", "phase", "step_end")
 
-    def __init__(
-        self, left: Any, now_ns: int, phase: int, step_end: StepEnd | None, *, after_gap: bool
-    ) -> None:
-        self.left = left
+    def __init__(self, phase: int, step_end: StepEnd | None, *, after_gap: bool) -> None:
+        self.left: Any = None
         """The event."""
-        self.entered_ns = self.before_ns = now_ns
+        self.entered_ns = self.before_ns = time.monotonic_ns()
         """Before the host recorded it, and the last time when the device had not come to it."""
         self.phase = phase
         """The phase that ends."""
@@ -283,9 +281,9 @@ class DeviceTimer:
             return
         if time.monotonic_ns() - self._polled_ns > _POLL_NS:
             self.poll()  # as in a long evaluation, which ends no step
-        now = time.monotonic_ns()  # the device may come to the event before the call returns
-        event = self._mark(self._compute_stream)
-        self._pending.append(Border(event, now, phase, step_end, after_gap=self._misses_border))
+        border = Border(phase, step_end, after_gap=self._misses_border)
+        border.left = self._mark(self._compute_stream)  # the device may pass it before this returns
+        self._pending.append(border)
         self._misses_border = False
 
     def issued(self, entry: Entry) -> None:
@@ -306,11 +304,10 @@ class DeviceTimer:
     def left_wait(self, waiting: tuple[Sequence[Entry], Any]) -> None:
         """Records that the stream has left the wait."""
         entries, reached = waiting
-        wait = Waited(self._side_stream(), reached, self._mark(), entries)
-        if not entries:  # a control step issued it: only how long the stream stands still is known
-            wait.entries = [[self._context.head_word, 0]]
-            wait = Waited(wait.stream, reached, wait.left, [], (wait,))
-        self._keep(wait)
+        known = entries or [[self._context.head_word, 0]]
+        wait = Waited(self._side_stream(), reached, self._mark(), known)
+        # where a control step issued it, only how long the stream stands still is known
+        self._keep(wait if entries else Waited(wait.stream, reached, wait.left, [], (wait,)))
 
     def ran_here(self, entry: Entry) -> None:
         """Records the end of a synchronous collective that the current stream runs itself."""
