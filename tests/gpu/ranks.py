@@ -244,27 +244,30 @@ def known(rounds: int) -> dict[str, Any]:
     payload = torch.ones(1024, device=DEVICE)
     cases = []
     for ratio in (0.0, 0.5, 1.0, 2.0) * rounds:
-        marks = [cuda.Event(enable_timing=True) for _ in range(5)]
+        c1_began, c1_ended, c2_ended, wait_left = (cuda.Event(enable_timing=True) for _ in range(4))
         cuda.synchronize()
         with cuda.stream(side):
-            marks[3].record(side)
+            c1_began.record(side)
             cuda._sleep(int(unit))
-            marks[4].record(side)
+            c1_ended.record(side)
             issued = time.monotonic_ns()
             work = dist.all_reduce(payload, async_op=True)
-        marks[0].record(main)
         cuda._sleep(int(ratio * unit))
-        marks[1].record(main)
+        c2_ended.record(main)
         work.wait()
-        marks[2].record(main)
+        wait_left.record(main)
         step(weight, optimizer)
         cuda.synchronize()
-        lengths = [marks[a].elapsed_time(marks[b]) * 1e6 for a, b in ((3, 4), (0, 1), (1, 2))]
+        # c2 counts from the begin of c1, which runs while the host enqueues the rest
+        spans = ((c1_began, c1_ended), (c1_began, c2_ended), (c2_ended, wait_left))
+        lengths = [began.elapsed_time(ended) * 1e6 for began, ended in spans]
         cases.append([ratio, issued, *lengths])
     step(weight, optimizer)
     ends = recorded(ring)
-    for case in cases:  # a control step has no time
-        own = [end.blocked_ns for end in ends if 0 <= end.issued_ns - case[1] < 2_000_000]
+    issues = [case[1] for case in cases] + [time.monotonic_ns()]
+    for case, (issued, following) in zip(cases, pairwise(issues), strict=True):
+        # the device comes to it after c1; a control step has no time
+        own = [end.blocked_ns for end in ends if issued <= end.issued_ns < following]
         case.append(own[0] if own else None)
     return {"cases": cases}
 

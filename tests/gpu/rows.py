@@ -179,7 +179,7 @@ def beside_kineto(bench: Bench) -> Iterator[Check]:
             both = check.live_communication_seconds, check.trace_communication_seconds
             yield bench.figure(
                 f"{kind}, rank {rank}: communication, live and trace",
-                "{:.4g} {:.4g} s".format(*both),
+                " ".join("n/a" if seconds is None else f"{seconds:.4g} s" for seconds in both),
             )
         for file in made.files[:1]:
             bench.keep(f"kineto-{kind}.json.gz", lean_trace(Path(file)))
