@@ -204,6 +204,22 @@ def test_who_sets_the_pace_is_told_by_the_lag_at_the_end_of_each_phase(
     assert ("ZM322" in {found.code for found in advise(run(rank))}) is (lag_ms == 0)
 
 
+@pytest.mark.parametrize("queued_ms", [0, 30])
+def test_what_the_reducer_waits_for_is_no_queue_of_kernels(queued_ms: int) -> None:
+    """At the end of backward the stream waits 20 ms for communication, whoever sets the pace."""
+    events: list[Event] = [ANNOUNCED]
+    for number in range(1, 25):
+        spans = ran(number)
+        for place, lag_ms in ((0, queued_ms), (2, queued_ms + 20), (3, queued_ms)):
+            spans[place] = spans[place]._replace(lag_ns=lag_ms * MS)  # type: ignore[call-arg]
+        waited = Stall(0, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE, 0, 20 * MS, 1, calls=1)
+        spans.insert(2, waited)
+        events += [step(number, 4 * number - 4, 4 * number), *spans]
+    known = pace(summarize(folded(events)))
+    assert known is not None
+    assert known.starved_ratio == (0 if queued_ms else 1)
+
+
 def test_a_host_that_waits_within_a_phase_does_not_set_the_pace() -> None:
     """It is ahead at the begin of the phase, and comes to the end together with the device."""
     events: list[Event] = [ANNOUNCED]

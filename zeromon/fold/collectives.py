@@ -243,6 +243,7 @@ def _fold_stall(state: RankState, e: Stall) -> None:
     window.stall_ns += e.blocked_ns
     window.phase_exposed_ns[e.phase] += e.blocked_ns
     state.exposed_ns += e.blocked_ns
+    state.reducer_wait_ns += e.blocked_ns if e.calls else 0
     if e.unit:
         state.unit_totals[e.unit].exposed_ns += e.blocked_ns
     group = e.group or state.unit_groups.get((e.op, e.unit))

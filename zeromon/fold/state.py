@@ -443,6 +443,8 @@ class RankState:
     unit_groups: dict[tuple[Op, int], int] = field(default_factory=dict)
     """(operation, unit) -> the group in which the unit communicates."""
     timed_steps: int = 0
+    reducer_wait_ns: int = 0
+    """How long the stream has waited for DDP's reducer since the last phase of the device."""
     device_lag_ns: int = 0
     """How much later than the host the device came to the end of its last phase."""
     device_steps: int = 0

@@ -95,7 +95,8 @@ def _fold_device_phase(state: RankState, e: PhaseSpan) -> None:
     window, spent = state.device_window, max(0, e.t_ns - max(e.start_ns, state.loop_ns))
     window.phase_ns[e.phase] += spent
     # a host that waits for the device within a phase comes to its end together with it, too
-    lag, state.device_lag_ns = max(e.lag_ns, state.device_lag_ns), e.lag_ns
+    lag = max(e.lag_ns - state.reducer_wait_ns, state.device_lag_ns)
+    state.device_lag_ns, state.reducer_wait_ns = e.lag_ns, 0
     if e.phase in ENQUEUED:
         window.starved_ns += spent * (lag <= _NO_LAG_NS + _NO_LAG * spent)
 
