@@ -7,6 +7,7 @@ hint.
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -119,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as __main__ has left it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         options = parser.parse_args(words)
         setattr(options, AFTER_DASHES, command)
         code: int = options.call(options)

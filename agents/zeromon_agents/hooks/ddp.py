@@ -209,8 +209,7 @@ class Ddp(Backend):
             if model.unfinished and model.sizes:
                 waits.append((model.group, model.unfinished * len(model.sizes)))
                 reduced_by.append(model)
-                if model.copies:
-                    copied += copy_size(sum(model.buckets), model.parameters)
+                copied += model.copies * copy_size(sum(model.buckets), model.parameters)
             model.unfinished = 0
         given = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
         node = next((t.grad_fn for t in given if getattr(t, "grad_fn", None) is not None), None)

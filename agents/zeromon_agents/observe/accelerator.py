@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,8 +49,9 @@ class Accelerator:
             "device_uuid": str(getattr(properties, "uuid", "")),
         }
 
+    @cached_property
     def memory_speed(self) -> float:
-        """Returns the bytes that the current device's memory moves in a second at most; 0 if unknown."""
+        """The bytes that the current device's memory moves in a second at most; 0 if unknown."""
         read = getattr(self.module, "get_device_properties", None)
         properties = read(self.module.current_device()) if read is not None else None
         kilohertz = getattr(properties, "memory_clock_rate", 0)  # torch before 2.8 lacks both

@@ -224,8 +224,6 @@ class DeviceTimer:
         """When the device came to it, and to the end of the last step; 0 before the first."""
         self._misses_border = self._is_announced = False
         self._polled_ns = 0
-        self._memory_speed: float | None = None
-        """Of the device; None before it is needed."""
         self._writes = threading.Lock()
         self._compute_stream: Any = None
         self._side: Any = None
@@ -506,10 +504,8 @@ class DeviceTimer:
 
     def _write_hidden(self, wait: HiddenWait) -> None:
         blocked, last = _nanoseconds(wait.reached, wait.left), self._last_border
-        if wait.copied and self._memory_speed is None:
-            self._memory_speed = self._device.memory_speed()
-        if wait.copied and self._memory_speed:  # a copy reads and writes
-            blocked = max(0, blocked - round(2e9 * wait.copied / self._memory_speed))
+        if wait.copied and (speed := self._device.memory_speed):  # a copy reads and writes
+            blocked = max(0, blocked - round(2e9 * wait.copied / speed))
         reached = self._border_ns + _elapsed_ns(last.left, wait.reached) if last is not None else 0
         self._free.extend((wait.reached, wait.left))
         # fmt: off

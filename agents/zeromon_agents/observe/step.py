@@ -137,8 +137,7 @@ class Steps:
         self._in_pipeline = self._counted = False
         """A pipeline's schedule runs, as one micro-step; that micro-step was counted."""
         self._open_optimizers: list[int] = []
-        self._optimizer_from = self._cpu_optimizer_from = 0
-        self._last_engine = 0
+        self._optimizer_from = self._cpu_optimizer_from = self._last_engine = 0
         self.in_engine = False
         """True while a DeepSpeed engine steps."""
         self.initializing = 0
