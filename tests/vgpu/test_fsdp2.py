@@ -17,7 +17,7 @@ SLOW = {"slow": 3000, "node_speed": 2e7}
 @pytest.mark.parametrize(
     ("options", "micro_steps"),
     [
-        pytest.param((), STEPS, marks=pytest.mark.short),
+        ((), STEPS),
         (("--keep",), STEPS),
         (("--accumulate", "2"), 2 * STEPS),
     ],
