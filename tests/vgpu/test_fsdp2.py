@@ -16,11 +16,7 @@ SLOW = {"slow": 3000, "node_speed": 2e7}
 
 @pytest.mark.parametrize(
     ("options", "micro_steps"),
-    [
-        ((), STEPS),
-        (("--keep",), STEPS),
-        (("--accumulate", "2"), 2 * STEPS),
-    ],
+    [((), STEPS), (("--keep",), STEPS), (("--accumulate", "2"), 2 * STEPS)],
 )
 def test_exposed_is_what_the_compute_stream_waited(
     cuda_run: CudaRunner, options: tuple[str, ...], micro_steps: int
