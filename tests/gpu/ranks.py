@@ -1,8 +1,7 @@
 """What the processes of the suite run: ``ranks.py PROGRAM OPTIONS``, the options as JSON.
 
-A program returns facts, which go to the file FACTS. NCCL takes several ranks on one GPU where each has a
-host's name of its own (before 2.30) or where that is allowed (since). Without CUDA the programs run on
-gloo, with stand_in.py in place of torch.cuda.
+A program returns facts, which go to the file FACTS. Without CUDA the programs run on gloo, with
+stand_in.py in place of torch.cuda.
 """
 
 from __future__ import annotations
@@ -22,18 +21,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from shared_gpu import share
 from torch import nn
 
 ON_GPU = torch.cuda.is_available()
 if ON_GPU:
     cuda: Any = torch.cuda
-    os.environ["NCCL_HOSTID"] = f"zm{os.environ['RANK']}"
-    if torch.cuda.nccl.version() >= (2, 30):
-        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
-    os.environ.update(
-        NCCL_NET="Socket", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1", NCCL_P2P_DISABLE="1",
-        NCCL_SHM_DISABLE="1", NCCL_NVLS_ENABLE="0", NCCL_MAX_CTAS="2",
-    )  # fmt: skip
+    share(os.environ["RANK"])
 else:
     import stand_in as cuda
 

@@ -15,14 +15,14 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "tests"))
 
-from vgpu.environment import Missing, find  # noqa: E402
+from vgpu.environment import DEFAULT, Missing, find  # noqa: E402
 from vgpu.machine import write_machine  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
     """Runs Python with these arguments; its exit code, or 3 if the environment is not there."""
     try:
-        environment = find()
+        environment = find(os.environ.get("VGPU_TORCH", DEFAULT))
     except Missing as reason:
         print(reason, file=sys.stderr)
         return 3

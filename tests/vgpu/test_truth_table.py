@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vgpu.environment import Environment
-from vgpu.truth_table import STRATEGIES, misses, run_cell
+from vgpu.truth_table import STRATEGIES, Virtual, misses, run_cell
 
 pytestmark = [pytest.mark.vgpu, pytest.mark.short]
 
@@ -32,6 +32,6 @@ def test_steps_phases_and_exposed_time_are_those_of_the_timeline(
 ) -> None:
     """The step within 2 %, phases and exposed communication within a point of it."""
     (strategy,) = (one for one in STRATEGIES if one.title == title)
-    cell = run_cell(virtual_cuda, strategy, "device", CELLS[title], 2)
+    cell = run_cell(Virtual(virtual_cuda), strategy, "device", CELLS[title], 2)
     assert "ranks" in cell, cell["failed"]
     assert not list(misses(cell["ranks"])), cell["ranks"]

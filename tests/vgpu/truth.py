@@ -7,10 +7,11 @@ Kernels, fills and copies within the device are compute; copies to and from the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from vgpu.intervals import Intervals, clip, intersect, length, subtract, union
 
@@ -87,6 +88,26 @@ def parse(line: str) -> Operation:
     return Operation(kind, *values[:9], direction, unit, facts, name)
 
 
+LAUNCH_NS = 6000
+"""From a launch by the host to the begin of the kernel, of a GPU that has nothing to do."""
+_TRACED = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "fill"}
+_HALVES = {"HtoD": 1, "DtoH": 2, "DtoD": 3}
+
+
+def _traced(event: Mapping[str, Any], launches: Mapping[int, int]) -> Operation:
+    """An operation from an event of a trace."""
+    facts, name = event["args"], event["name"]
+    start = round(event["ts"] * 1e3)
+    end = start + round(event["dur"] * 1e3)
+    kind = "collective" if name.startswith("nccl") else _TRACED[event["cat"]]
+    direction = next((_DIRECTIONS[number] for half, number in _HALVES.items() if half in name), "")
+    launched = launches.get(facts["correlation"], start)
+    return Operation(
+        kind, facts["device"], facts["stream"], facts["correlation"], launched, start, start, -1, end,
+        facts.get("bytes", 0), direction if kind == "copy" else "", "", {}, name,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Timeline:
     """What one rank's devices did."""
@@ -99,6 +120,36 @@ class Timeline:
         found = sorted((folder / "timeline").glob(f"{rank}-*.tsv"))
         lines = [line for path in found for line in path.read_text().splitlines()]
         return cls(tuple(sorted(map(parse, lines), key=lambda one: (one.start, one.end))))
+
+    @classmethod
+    def traced(cls, trace: Mapping[str, Any], marks: Sequence[str]) -> Timeline:
+        """The timeline of a GPU, from what torch.profiler traced of it and the marks that were set.
+
+        A trace does not say how long a stream waited for an event. It did so where it stood still before
+        an operation that the host had enqueued :data:`LAUNCH_NS` before.
+        """
+        launches: dict[int, int] = {}
+        found: list[Operation] = []
+        events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+        for event in events:
+            if event["cat"] in ("cuda_runtime", "cuda_driver"):
+                launches[event["args"].get("correlation", 0)] = round(event["ts"] * 1e3)
+        for event in events:
+            if event["cat"] in _TRACED:
+                found.append(_traced(event, launches))
+        found.sort(key=lambda one: (one.start, one.end))
+        spins = (one for one in found if "spin_kernel" in one.name)
+        in_order = sorted(spins, key=lambda one: one.enqueued)
+        named = {id(one): name for one, name in zip(in_order, marks, strict=True)}
+        waits, ends = [], dict[int, int]()
+        for at, one in enumerate(found):
+            ready = max(ends.get(one.stream, one.start), one.enqueued + LAUNCH_NS)
+            if ready < one.start:
+                waits.append(replace(one, kind="wait", ready=ready, end=one.start, name=""))
+            ends[one.stream] = max(ends.get(one.stream, 0), one.end)
+            if id(one) in named:
+                found[at] = replace(one, kind="mark", name=named[id(one)])
+        return cls(tuple(sorted([*found, *waits], key=lambda one: (one.start, one.end))))
 
     def of(self, *kinds: str) -> Iterator[Operation]:
         """Operations of these kinds."""

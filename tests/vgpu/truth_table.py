@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
@@ -165,29 +165,60 @@ def misses(ranks: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     return (name for name, ratio in worst.items() if ratio > 1)
 
 
-def run_cell(
-    environment: Environment, strategy: Strategy, bound: str, log: str, ranks: int
-) -> dict[str, Any]:
+class Place(Protocol):
+    """Where programs train: on the virtual device, or on a GPU."""
+
+    def command(self, folder: Path, bound: str) -> list[str]:
+        """What starts a program on so many ranks; its words follow. *folder* is the run's."""
+
+    def shape(self, bound: str) -> Sequence[str]:
+        """The model that lets this side set the pace."""
+
+    def variables(self, folder: Path) -> dict[str, str]:
+        """What its processes find in their environment."""
+
+    def timeline(self, folder: Path, rank: int) -> Timeline:
+        """What the device of a rank did."""
+
+
+@dataclass(frozen=True)
+class Virtual:
+    """The virtual device."""
+
+    environment: Environment
+
+    def command(self, folder: Path, bound: str) -> list[str]:
+        write_machine(folder, changes=BOUNDS[bound][0])
+        return [str(self.environment.python), *LAUNCH[1:]]
+
+    def shape(self, bound: str) -> Sequence[str]:
+        return BOUNDS[bound][1]
+
+    def variables(self, folder: Path) -> dict[str, str]:
+        return self.environment.variables(folder)
+
+    def timeline(self, folder: Path, rank: int) -> Timeline:
+        return Timeline.read(folder, rank)
+
+
+def run_cell(place: Place, strategy: Strategy, bound: str, log: str, ranks: int) -> dict[str, Any]:
     """Trains once under zeromon; the figures of each rank, or the reason why there are none."""
-    changes, shape = BOUNDS[bound]
     with tempfile.TemporaryDirectory() as name, closing(Node(Path(name, "node"))) as node:
         folder = Path(name, "device")
-        write_machine(folder, changes=changes)
-        command = [
-            str(environment.python),
-            *LAUNCH[1:],
-            str(ranks),
-            str(PROGRAMS / strategy.program),
-        ]
-        command += [*strategy.words, *shape, "--steps", str(STEPS), "--log", log]
-        variables = environment.variables(folder)
+        folder.mkdir()
+        words = [str(PROGRAMS / strategy.program), *strategy.words, *place.shape(bound)]
+        words += ["--steps", str(STEPS), "--log", log]
+        command = place.command(folder, bound)
+        at = command.index(LAUNCH[1]) + 1
+        command[at:at] = [str(ranks)]
+        variables = place.variables(folder)
         if strategy.arithmetic:
             variables["VGPU_ARITHMETIC"] = "1"
-        result = node.run(command, timeout=600, **variables)
+        result = node.run([*command, *words], timeout=600, **variables)
         if result.code:
             return {"failed": result.output[-3000:]}
         compared = [
-            compare(rank, Timeline.read(folder, rank.rank), wrapped=strategy.wrapped)
+            compare(rank, place.timeline(folder, rank.rank), wrapped=strategy.wrapped)
             for rank in result.snapshot.ranks
         ]
         return {"ranks": compared}
@@ -301,7 +332,7 @@ def main() -> int:
                             "bound": bound, "log": log}  # fmt: skip
                     if cell_key(cell) in have or int(count) < strategy.least_ranks:
                         continue
-                    cell |= run_cell(environment, strategy, bound, log, int(count))
+                    cell |= run_cell(Virtual(environment), strategy, bound, log, int(count))
                     with given.out.open("a") as file:
                         file.write(json.dumps(cell) + "\n")
                     print(render_row(cell), flush=True)
