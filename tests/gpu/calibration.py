@@ -1,7 +1,7 @@
 """Measures properties of a CUDA device, to set those of the virtual one by: ``calibration.py OUT``.
 
-``calibration.py --publish REAL VIRTUAL`` writes both files beside one another into docs/vgpu.md. All times
-are those of CUDA events, medians of several rounds, except where a property names the host.
+``calibration.py --publish REAL VIRTUAL`` writes both files beside one another into docs/vgpu.md. All
+times are those of CUDA events, medians of several rounds, except where a property names the host.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def publish(real: Path, virtual: Path) -> None:
     contents = [json.loads(file.read_text()) for file in (real, virtual)]
     figures = {name: value for name, value, _ in contents[1]["properties"]}
     lines = [
-        f"| property | unit | {contents[0]['device']} | the virtual H100 |",
+        f"| property | unit | {contents[0]['device']} | the virtual H200 |",
         "|---|---|---|---|",
     ]
     for name, value, unit in contents[0]["properties"]:

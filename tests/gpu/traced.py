@@ -1,6 +1,6 @@
-"""Runs a program of tests/vgpu as a rank on the one GPU, traced by torch.profiler: ``traced.py FOLDER PROGRAM ...``.
+"""Runs a program of tests/vgpu as a rank on the one GPU, traced by torch.profiler.
 
-The trace and the names of the marks go to FOLDER as ``RANK.json``.
+``traced.py FOLDER PROGRAM ...``: the trace and the names of the marks go to FOLDER as ``RANK.json``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from vgpu import marks  # noqa: E402
+from vgpu import marks
 
 
 def main() -> None:

@@ -487,6 +487,23 @@ def test_steps_go_by_the_device_where_it_has_marks(tmp_path: Path) -> None:
     assert [round(s.compute_seconds * 1e6) for s in found] == [30, 50]
 
 
+def test_steps_go_by_their_launches_where_the_device_has_one_mark_for_all(tmp_path: Path) -> None:
+    """As Kineto writes it on a GPU where a step ends within ``Optimizer.step``, which has a mark."""
+    marks = [host(f"ProfilerStep#{n}", n * 100, 100, 1, "user_annotation") for n in (1, 2)]
+    marks.append(event("ProfilerStep#1", 110, 400, cat="gpu_user_annotation"))
+    kernels = [("gemm", 110, 150, 90), ("gemm", 160, 260, 90), ("gemm", 220, 400, 50)]
+    events = [event(NCCL, 230, 130, stream=9)]
+    for number, (name, launched, start, duration) in enumerate(kernels, 1):
+        launch = host("cudaLaunchKernel", launched, 2, 1, "cuda_runtime")
+        events += [{**launch, "args": {"correlation": number}}]
+        events += [event(name, start, duration, correlation=number)]
+    found = analyzed(write(tmp_path, [*marks, *events])).steps
+    rows = [
+        (s.step, round(s.span_seconds * 1e6), round(s.communication_seconds * 1e6)) for s in found
+    ]
+    assert rows == [(1, 250, 120), (2, 100, 10)]
+
+
 def test_the_steps_of_a_real_trace_add_up(tmp_path: Path) -> None:
     """Of random events in adjoining steps: what they have is what the whole has."""
     chooser = random.Random(5)

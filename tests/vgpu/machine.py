@@ -11,7 +11,7 @@ GIB = 1 << 30
 
 PROFILES: dict[str, dict[str, float | str]] = {
     "h100": {},
-    "h200": {"name": "NVIDIA H200", "memory_bytes": 141 * GIB, "memory_speed": 4.3e12},
+    "h200": {"name": "NVIDIA H200", "memory_bytes": 139.8 * GIB, "memory_speed": 4.25e12},
     "a100": {
         "name": "NVIDIA A100-SXM4-80GB", "major": 8, "multiprocessors": 108, "clock_hz": 1.41e9,
         "flops_fp64": 15e12, "flops_fp32": 17e12, "flops_tf32": 130e12, "flops_half": 250e12,
@@ -21,7 +21,7 @@ PROFILES: dict[str, dict[str, float | str]] = {
 }  # fmt: skip
 """What differs from an H100, whose figures are in src/machine.h.
 
-Speeds are those that large kernels reach, not the peak of the data sheet. ``contention 0`` and
+Times, and speeds of the H200, are those that tests/gpu/calibration.py measured on one. Speeds are those that large kernels reach, not the peak of the data sheet. ``contention 0`` and
 ``collective_share 0`` let kernels run at full speed whatever runs beside them.
 """
 

@@ -1,7 +1,7 @@
 """For a program on a device: marks of steps, phases and units on its timeline.
 
-Where torch.profiler traces the kernels, as on a GPU, a mark is a kernel of its own, and :data:`names` says
-which mark each of them is.
+Where torch.profiler traces the kernels, as on a GPU, a mark is a kernel of its own, and :data:`names`
+says which mark each of them is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import cache
 
 import torch
-
 
 names: list[str] | None = None
 """The marks that the program set, in their order; None: its kernels are not traced."""

@@ -1,6 +1,6 @@
 """Python on the virtual device: ``run.py ARGUMENT...``, as ``python ARGUMENT...`` on eight H100s.
 
-The timeline stays where VGPU_DIR says.
+VGPU_DEVICE chooses another device, VGPU_TORCH a version of torch. The timeline stays where VGPU_DIR says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
         return 3
     with tempfile.TemporaryDirectory() as unnamed:
         folder = Path(os.environ.get("VGPU_DIR", unnamed))
-        write_machine(folder)
+        write_machine(folder, os.environ.get("VGPU_DEVICE", "h100"))
         variables = os.environ | environment.variables(folder)
         return subprocess.call([environment.python, *arguments], env=variables)
 

@@ -22,6 +22,7 @@ CELLS = {
     "ZeRO-2": "0",
     "ZeRO-3": "1",
     "tensor parallel": "10",
+    "pipeline": "10",
 }
 """Strategy -> in which steps it reads its loss; 0: never."""
 

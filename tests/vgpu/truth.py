@@ -129,14 +129,11 @@ class Timeline:
         an operation that the host had enqueued :data:`LAUNCH_NS` before.
         """
         launches: dict[int, int] = {}
-        found: list[Operation] = []
         events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
         for event in events:
             if event["cat"] in ("cuda_runtime", "cuda_driver"):
                 launches[event["args"].get("correlation", 0)] = round(event["ts"] * 1e3)
-        for event in events:
-            if event["cat"] in _TRACED:
-                found.append(_traced(event, launches))
+        found = [_traced(event, launches) for event in events if event["cat"] in _TRACED]
         found.sort(key=lambda one: (one.start, one.end))
         spins = (one for one in found if "spin_kernel" in one.name)
         in_order = sorted(spins, key=lambda one: one.enqueued)

@@ -66,8 +66,12 @@ class Strategy:
     least_ranks: int = 2
     arithmetic: bool = False
     """True where it sends values that the host reads."""
-    wrapped: bool = True
-    """False where nothing wraps the model: forward then begins where the last step ended."""
+    merged: tuple[str, ...] = ()
+    """Phases that count as the first of them, as the program's marks do not tell them apart.
+
+    Where nothing wraps the model, forward begins where the last step ended. A schedule of a pipeline
+    alternates between them.
+    """
 
 
 STRATEGIES = (
@@ -85,18 +89,16 @@ STRATEGIES = (
     Strategy("ZeRO-1", ("zero1",)),
     Strategy("ZeRO-2", ("zero2",)),
     Strategy("ZeRO-3", ("zero3",)),
-    Strategy("tensor parallel", ("tp",), wrapped=False),
-    Strategy("pipeline", ("pp",), arithmetic=True),
+    Strategy("tensor parallel", ("tp",), merged=("forward", "other")),
+    Strategy("pipeline", ("pp",), arithmetic=True, merged=("forward", "backward", "other")),
 )
 
 
 # ---- one rank beside its device -------------------------------------------------------------------
 
 
-def compare(rank: RankSnapshot, truth: Timeline, *, wrapped: bool) -> dict[str, Any]:
+def compare(rank: RankSnapshot, truth: Timeline, merged: Sequence[str] = ()) -> dict[str, Any]:
     """Figures of one rank, as [zeromon, device] or [zeromon, device's least, most]; None: n/a.
-
-    Where the model is not *wrapped*, forward and other count as one phase.
 
     Exposed time on the device is at least how long the compute stream waits for an event while a
     collective runs and no kernel does. It is at most |C \\ K| with the kernels of that stream: between
@@ -115,9 +117,8 @@ def compare(rank: RankSnapshot, truth: Timeline, *, wrapped: bool) -> dict[str, 
             spent[name] += nanoseconds
     phases = truth.phases(start, end)
     told = {name: [spent[name], phases.get(name, NOTHING).span] for name in COMPARED_PHASES}
-    if not wrapped:
-        other = told.pop("other")
-        told["forward"] = [sum(pair) for pair in zip(told["forward"], other, strict=True)]
+    for name in merged[1:]:
+        told[merged[0]] = [sum(pair) for pair in zip(told[merged[0]], told.pop(name), strict=True)]
     found |= {name: [one / whole for one in pair] for name, pair in told.items()}
     timed = [one for one in steps if one.timed]
     work = truth.of("kernel", "fill", "copy")
@@ -218,7 +219,7 @@ def run_cell(place: Place, strategy: Strategy, bound: str, log: str, ranks: int)
         if result.code:
             return {"failed": result.output[-3000:]}
         compared = [
-            compare(rank, place.timeline(folder, rank.rank), wrapped=strategy.wrapped)
+            compare(rank, place.timeline(folder, rank.rank), strategy.merged)
             for rank in result.snapshot.ranks
         ]
         return {"ranks": compared}

@@ -127,9 +127,8 @@ def values(config: Config, _other: Config | None, _: Machine) -> Iterator[Proble
         yield config.problem("ZM103", "error", ("distributed_type",), message, fix)
     if config.get("mixed_precision") is False:
         message = "an unquoted no is false in YAML, and accelerate expects a text"
-        yield config.problem(
-            "ZM103", "error", ("mixed_precision",), message, "mixed_precision: 'no'"
-        )
+        fix = "mixed_precision: 'no'"
+        yield config.problem("ZM103", "error", ("mixed_precision",), message, fix)
     for part in (DEEPSPEED, FSDP):
         if config.has(part) and not isinstance(config.get(part), (Mapping, type(None))):
             message = f"{part} must be a section of its own"
@@ -155,8 +154,7 @@ def _choices(config: Config) -> dict[Path, list[str]]:
         choices[DEEPSPEED, "zero_stage"] = ["0", "1", "2", "3"]
         for name in ("offload_optimizer_device", "offload_param_device"):
             choices[DEEPSPEED, name] = ["none", "cpu", "nvme"]
-        name = "deepspeed_multinode_launcher"
-        choices[DEEPSPEED, name] = known[name]
+        choices[DEEPSPEED, "deepspeed_multinode_launcher"] = known["deepspeed_multinode_launcher"]
     return choices
 
 
@@ -212,26 +210,18 @@ def no_effect(config: Config, other: Config | None, _: Machine) -> Iterator[Prob
 
 
 def nvme(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Yields offloads to NVMe without a path: accelerate would write to a folder called ``none``."""
-    if kind_of(config) != "DEEPSPEED" or config.get(DEEPSPEED, "deepspeed_config_file"):
-        return
+    """Yields offloads to NVMe without a path, which go to a folder ``none``, and paths without one."""
+    in_a_file = kind_of(config) != "DEEPSPEED" or config.get(DEEPSPEED, "deepspeed_config_file")
     for name in ("optimizer", "param"):
         device, path = f"offload_{name}_device", f"offload_{name}_nvme_path"
-        if config.get(DEEPSPEED, device) == "nvme" and not config.get(DEEPSPEED, path):
-            message = f"{device} is nvme, but {path} is missing"
-            fix = f"{path}: /local_nvme"
+        target, given = config.get(DEEPSPEED, device), config.get(DEEPSPEED, path)
+        if target == "nvme" and not given and not in_a_file:
+            message, fix = f"{device} is nvme, but {path} is missing", f"{path}: /local_nvme"
             yield config.problem("ZM504", "error", (DEEPSPEED, device), message, fix)
-
-
-def dead_paths(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Yields a path on NVMe beside an offload to the host, which never reads it."""
-    for name in ("optimizer", "param"):
-        path = (DEEPSPEED, f"offload_{name}_nvme_path")
-        device = config.get(DEEPSPEED, f"offload_{name}_device")
-        if device == "cpu" and config.get(*path) not in (None, "", "none"):
-            message = f"offload_{name}_device is cpu, and {path[-1]} has no effect"
-            fix = f"offload_{name}_device: nvme, or remove {path[-1]}"
-            yield config.problem("ZM106", "info", path, message, fix)
+        if target == "cpu" and given not in (None, "", "none"):
+            message = f"{device} is cpu, and {path} has no effect"
+            fix = f"{device}: nvme, or remove {path}"
+            yield config.problem("ZM106", "info", (DEEPSPEED, path), message, fix)
 
 
 def whole_model_on_every_rank(
@@ -242,9 +232,8 @@ def whole_model_on_every_rank(
     if kind_of(config) != "DEEPSPEED" or _stage(config, other) != 3:
         return
     if is_on(config.get(*path)) is False:
-        takes = "the whole model"
-        if machine.model is not None:
-            takes = f"{human_bytes(4 * machine.model.params)} in fp32"
+        model = machine.model
+        takes = f"{human_bytes(4 * model.params)} in fp32" if model else "the whole model"
         message = f"every rank builds {takes} before stage 3 splits it"
         yield config.problem("ZM704", "warning", path, message, "zero3_init_flag: true")
 
@@ -309,5 +298,5 @@ def options(config: Config, _other: Config | None, _: Machine) -> Iterator[Probl
 
 CHECKS: tuple[Check, ...] = (
     names, values, contradictions, no_effect, nvme, precision, save_without_gather, options,
-    dead_paths, whole_model_on_every_rank, bf16_device, idle_devices,
+    whole_model_on_every_rank, bf16_device, idle_devices,
 )  # fmt: skip

@@ -247,7 +247,7 @@ class Flag(IntFlag):
     """Bits of the ``flags`` byte; each means the same in every kind of record."""
 
     ASYNC = 1
-    """Issued with ``async_op=True``."""
+    """Issued with ``async_op=True``, or between two ranks, which may be waited for later, too."""
     END_KNOWN = 2
     """``t_ns`` is the time of completion, not only an upper bound."""
     FAILED = 4

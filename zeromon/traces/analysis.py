@@ -6,10 +6,11 @@ of the first device event to the end of the last.
 """
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,7 +27,7 @@ from zeromon.traces.events import (
     Call,
     DeviceEvent,
     Kind,
-    Mark,
+    Stream,
     TraceData,
     family,
 )
@@ -47,7 +48,7 @@ class OpTime:
     busbw_bytes_per_second: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class UnitTime:
     """Totals of the communication of one FSDP unit."""
 
@@ -57,7 +58,7 @@ class UnitTime:
     exposed_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepTime:
     """The parts of one profiler step."""
 
@@ -149,8 +150,8 @@ def analyze(data: TraceData, rank: int) -> RankTrace:
         overlap_ratio=overlap_ratio(length(communication), parts[1]),
         events=data.events_seen,
         ops=_ops(data, compute),
-        units=_units(data, compute),
-        steps=_steps(data.marks, compute, communication),
+        units=_units(data, compute, communication),
+        steps=_steps(data, compute, communication),
         kernels=_kernels(data.device, str),
         families=_kernels(data.device, family),
         idle=idle,
@@ -223,55 +224,65 @@ def _op(op: str, group: str, events: list[DeviceEvent], compute: list[Interval])
     )
 
 
-def _units(data: TraceData, compute: list[Interval]) -> tuple[UnitTime, ...]:
+def _units(
+    data: TraceData, compute: list[Interval], communication: list[Interval]
+) -> tuple[UnitTime, ...]:
     """Returns the communication of FSDP units, by FSDP's annotations on the device's timeline."""
     spans: dict[str, list[Interval]] = defaultdict(list)
     for mark in data.marks:
         annotation = UNIT_MARK.match(mark.name)
         if annotation and mark.on_device and annotation.group(2):
             spans[annotation.group(2)].append((mark.start_ns, mark.end_ns))
-    if not spans:
-        return ()
-    communication = union(
-        (e.start_ns, e.end_ns) for e in data.device if e.kind is Kind.COMMUNICATION
-    )
     rows = []
     for unit, marked in spans.items():
         own = intersection(union(marked), communication)
-        rows.append(
-            UnitTime(
-                unit=unit,
-                count=len(marked),
-                communication_seconds=length(own) / 1e9,
-                exposed_seconds=length(subtract(own, compute)) / 1e9,
-            )
-        )
+        seconds = length(own) / 1e9, length(subtract(own, compute)) / 1e9
+        rows.append(UnitTime(unit, len(marked), *seconds))
     return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
 
 
 def _steps(
-    marks: Iterable[Mark], compute: list[Interval], communication: list[Interval]
+    data: TraceData, compute: list[Interval], communication: list[Interval]
 ) -> tuple[StepTime, ...]:
-    """Returns the steps by the profiler's annotations: those on the device, else those of the host."""
-    spans: dict[bool, dict[int, list[Interval]]] = {True: {}, False: {}}
-    for mark in marks:
+    """Returns the steps that the profiler marked, on the device's clock.
+
+    The device's own marks count only without launches: where a step ends within another mark of the
+    host, as that of ``Optimizer.step``, Kineto gives its kernels to the step before.
+    """
+    border = _borders(data)
+    on_device = border is None and any(mark.on_device for mark in data.marks)
+    windows = defaultdict[int, list[Interval]](list)
+    for mark in data.marks:
         match = STEP_MARK.match(mark.name)
-        if match:
-            of_step = spans[mark.on_device].setdefault(int(match.group(1)), [])
-            of_step.append((mark.start_ns, mark.end_ns))
-    exposed = subtract(communication, compute)
-    return tuple(
-        StepTime(
-            step=step,
-            span_seconds=length(window) / 1e9,
-            compute_seconds=length(intersection(compute, window)) / 1e9,
-            communication_seconds=length(intersection(communication, window)) / 1e9,
-            exposed_seconds=length(intersection(exposed, window)) / 1e9,
-        )
-        for step, window in sorted(
-            (step, union(intervals)) for step, intervals in (spans[True] or spans[False]).items()
-        )
-    )
+        if match and mark.on_device == on_device:
+            start, end = mark.start_ns, mark.end_ns
+            windows[int(match[1])].append((border(start), border(end)) if border else (start, end))
+    parts = compute, communication, subtract(communication, compute)
+    steps = []
+    for step, spans in sorted(windows.items()):
+        window = union(spans)
+        seconds = (length(intersection(part, window)) / 1e9 for part in parts)
+        steps.append(StepTime(step, length(window) / 1e9, *seconds))
+    return tuple(steps)
+
+
+def _borders(data: TraceData) -> Callable[[int], int] | None:
+    """Returns what tells when the device comes to what the host enqueues at a moment.
+
+    It comes there behind the kernels that were launched before, on the stream with most of them. None
+    where the trace does not have their launches.
+    """
+    launched = defaultdict[Stream, list[Interval]](list)
+    for event in data.device:
+        moment = data.launches.start_ns(event) if event.kind is Kind.COMPUTE else None
+        if moment is not None:
+            launched[event.stream].append((moment, event.end_ns))
+    if not launched:
+        return None
+    busiest = max(launched.values(), key=len)
+    kernels = sorted(busiest)
+    ends = list(accumulate((end for _, end in kernels), max, initial=0))
+    return lambda moment: max(moment, ends[bisect_left(kernels, (moment, 0))])
 
 
 def _kernels(device: Sequence[DeviceEvent], called: Callable[[str], str]) -> tuple[KernelTime, ...]:

@@ -173,6 +173,7 @@ class Collectives:
         attached, timed = self.attached, self._device.device_type
         wants_callback = op not in (Op.SEND, Op.RECV, Op.BARRIER)
         point_to_point = op in (Op.SEND, Op.RECV)
+        unless_told: bool | None = point_to_point or None
         asks = not point_to_point and hasattr(torch.distributed.AllreduceOptions, "asyncOp")
 
         settled: Group | None = None  # that of the newest call, where a call takes one number
@@ -187,7 +188,7 @@ class Collectives:
                     return original(pg, args[0], args[1])
                 return original(pg, *args, **kwargs)
             entry: Any = None
-            before, called_async, here = -1, None, False
+            before, called_async, here = -1, unless_told, False
             try:
                 group = groups.get(id(pg)) or self.group_of(pg)
                 if index < 0:  # the options of a barrier name its device

@@ -204,16 +204,16 @@ class Ddp(Backend):
         Autograd calls what was queued during a backward at its end, in that order. The reducer queues
         its wait with the last bucket, so what the first node queues comes before it.
         """
-        waits, reduced_by, copied = [], list[DdpModel](), 0
+        reduced_by, calls, copied = list[DdpModel](), 0, 0
         for model in self._known.values():
             if model.unfinished and model.sizes:
-                waits.append((model.group, model.unfinished * len(model.sizes)))
                 reduced_by.append(model)
+                calls += model.unfinished * len(model.sizes)
                 copied += model.copies * copy_size(sum(model.buckets), model.parameters)
             model.unfinished = 0
         given = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
         node = next((t.grad_fn for t in given if getattr(t, "grad_fn", None) is not None), None)
-        if not waits or node is None or self.context.mode != ON:
+        if not reduced_by or node is None or self.context.mode != ON:
             return
         guarded, queue = self.context.guard.guarded, torch.autograd.Variable._execution_engine
 
@@ -232,10 +232,10 @@ class Ddp(Backend):
                 queue.queue_callback(guarded(functools.partial(reduced, reached)))
 
         def reduced(reached: Any) -> None:
-            group, _ = waits[0]
-            calls, ddp = sum(calls for _, calls in waits), reduced_by[0].ref()
+            ddp = reduced_by[0].ref()
             number = 0 if ddp is None else max(0, sequence_number(ddp.process_group))
-            wait = HiddenWait(reached, group, calls, number, self._calls.end(), copied)
+            own = reduced_by[0].group, calls, number, self._calls.end(), copied
+            wait = HiddenWait(reached, *own)
             self.device.waited_hidden(wait)
 
         handle = node.register_prehook(guarded(begun))

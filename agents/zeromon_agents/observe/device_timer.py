@@ -290,9 +290,8 @@ class DeviceTimer:
 
     def reached_wait(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Any] | None:
         """Records that the stream is about to wait; None where *entries* are not timed on the device."""
-        if any(entry[EVENT] is None for entry in entries):
-            return None
-        if self._device.is_current_stream_capturing():
+        untimed = any(entry[EVENT] is None for entry in entries)
+        if untimed or self._device.is_current_stream_capturing():
             return None
         if len(entries) == 1 and not entries[0][WORD] & _IS_ASYNC:
             # a backend may run it on this stream, before the wait

@@ -16,14 +16,14 @@ struct Machine {
   double major = 9, minor = 0, multiprocessors = 132, clock_hz = 1.98e9;
   double memory_bytes = 80.0 * (1ull << 30), context_bytes = 520.0 * (1 << 20);
   // Speeds per second.
-  double flops_fp64 = 34e12, flops_fp32 = 60e12, flops_tf32 = 350e12, flops_half = 700e12,
-         flops_fp8 = 1400e12;
-  double memory_speed = 3.0e12, pinned_speed = 50e9, pageable_speed = 10e9;
+  double flops_fp64 = 60e12, flops_fp32 = 51e12, flops_tf32 = 400e12, flops_half = 785e12,
+         flops_fp8 = 1500e12;
+  double memory_speed = 3.0e12, pinned_speed = 54e9, pageable_speed = 10e9;
   // Links: NVLink, PCIe, and the network between nodes. Bandwidth is that on the bus of collectives.
   double node_speed = 360e9, pcie_speed = 40e9, network_speed = 45e9;
   double node_latency_ns = 12000, pcie_latency_ns = 20000, network_latency_ns = 30000;
   // Least time of a kernel, of a copy; host time of a launch; operations that may wait in a stream.
-  double kernel_ns = 2000, copy_ns = 1500, launch_ns = 0, queue = 1024;
+  double kernel_ns = 2500, copy_ns = 2400, launch_ns = 0, queue = 1024;
   double slow = 1;                 // all kernels take this many times as long
   double collective_share = 0.12;  // of the device, taken from kernels by a running collective
   double contention = 1;           // 0: kernels on several streams do not slow each other down
