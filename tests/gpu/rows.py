@@ -197,9 +197,10 @@ def is_device_bound(rank: RankSnapshot) -> bool:
 
 
 def lean_trace(path: Path) -> bytes:
-    """A trace with the events of the device, marks, and the calls that launch collectives."""
+    """A trace with the events of the device, marks, and launches."""
     content = json.loads(path.read_bytes())
-    kept = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "user_annotation")
+    device = "kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"
+    kept = {*device, "user_annotation", "cuda_runtime", "cuda_driver"}
     content["traceEvents"] = [
         event
         for event in content["traceEvents"]
@@ -508,7 +509,7 @@ def hangs(bench: Bench) -> Iterator[Check]:
             continue
         yield bench.check(f"rank 1: {fault}", kinds, expected, expected in kinds, here=True)
         if fault == "sleep":  # NCCL's own view is a part of it
-            yield bench.figure("what is said of it", *said[:1] or ["nothing"])
+            yield bench.figure("what zeromon reports", *said[:1] or ["nothing"])
 
 
 @row("11b", "attach to a job whose main thread waits for the device", part="bench", seconds=120)

@@ -351,6 +351,7 @@ def publish(files: Sequence[Path], page: Path = PAGE) -> None:
     if any(content["machine"]["device"] == "none" for content in contents):
         raise SystemExit("these figures are of a dry run")
     rows = [one for content in contents for one in content["rows"]]
+    rows.sort(key=lambda one: (int(one["number"].rstrip("b")), one["number"]))
     table = markdown(contents[0]["machine"], rows) if contents else NOT_RUN
     before, _, rest = page.read_text().partition(BEGIN)
     page.write_text(before + BEGIN + table + END + rest.partition(END)[2])

@@ -64,8 +64,8 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, help="keep the trace of each rank in this folder")
     given = parser.parse_args()
     cells: list[dict[str, Any]] = [
-        {"version": torch.__version__.partition("+")[0], "world": 2, "strategy": strategy.title,
-         "bound": bound, "log": given.log}
+        {"device": torch.cuda.get_device_name(0), "version": torch.__version__.partition("+")[0],
+         "world": 2, "strategy": strategy.title, "bound": bound, "log": given.log}
         for strategy in STRATEGIES
         if strategy.least_ranks <= 2
         and (not given.only or any(word in strategy.title for word in given.only))

@@ -21,7 +21,8 @@ PROFILES: dict[str, dict[str, float | str]] = {
 }  # fmt: skip
 """What differs from an H100, whose figures are in src/machine.h.
 
-Times, and speeds of the H200, are those that tests/gpu/calibration.py measured on one. Speeds are those that large kernels reach, not the peak of the data sheet. ``contention 0`` and
+Times, and the speeds of the H200, are those that tests/gpu/calibration.py measured on one. Speeds are
+those that large kernels reach, not the peak of the data sheet. ``contention 0`` and
 ``collective_share 0`` let kernels run at full speed whatever runs beside them.
 """
 

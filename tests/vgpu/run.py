@@ -1,6 +1,7 @@
 """Python on the virtual device: ``run.py ARGUMENT...``, as ``python ARGUMENT...`` on eight H100s.
 
-VGPU_DEVICE chooses another device, VGPU_TORCH a version of torch. The timeline stays where VGPU_DIR says.
+VGPU_DEVICE chooses another device, VGPU_TORCH a version of torch. The timeline stays where VGPU_DIR
+says.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from vgpu.intervals import clip, length, union
 
 pytestmark = pytest.mark.vgpu
 
-HALF_SPEED, MEMORY_SPEED = 700e12, 3.0e12
+HALF_SPEED, MEMORY_SPEED = 785e12, 3.0e12
 """Operations and bytes per second, of src/machine.h."""
 PRODUCT = 2 * 8192**3
 

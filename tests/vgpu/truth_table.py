@@ -54,6 +54,8 @@ With 512 tokens a parameter's gradient is copied in 2 % of the time in which it 
 thousand tokens on a real device.
 """
 LOGS = ("1", "10", "0")
+VIRTUAL = "virtual H100"
+"""The device of a result that names none."""
 
 
 @dataclass(frozen=True)
@@ -277,17 +279,18 @@ def render(cells: Sequence[Mapping[str, Any]]) -> str:
     done = [cell for cell in cells if "ranks" in cell]
     within = sum(not list(misses(cell["ranks"])) for cell in done)
     lines = [f"{within} of {len(done)} runs are within the targets in each figure.", ""]
-    columns: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
+    columns: dict[tuple[str, str, int], list[Mapping[str, Any]]] = defaultdict(list)
     for cell in cells:
-        columns[cell["version"], cell["world"]].append(cell)
-    for (version, world), rows in sorted(columns.items()):
-        lines += [f"## torch {version}, {world} ranks", "", HEAD, *map(render_row, rows), ""]
+        columns[cell.get("device", VIRTUAL), cell["version"], cell["world"]].append(cell)
+    for (device, version, world), rows in sorted(columns.items()):
+        title = f"## {device}, torch {version}, {world} ranks"
+        lines += [title, "", HEAD, *map(render_row, rows), ""]
     return "\n".join(lines)
 
 
-def publish(file: Path) -> None:
-    """Writes the page from the results in *file*."""
-    cells = [json.loads(line) for line in file.read_text().splitlines()]
+def publish(files: Sequence[Path]) -> None:
+    """Writes the page from the results in *files*."""
+    cells = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     newest = {cell_key(cell): cell for cell in cells}
     before, rest = PAGE.read_text().split(BEGIN)
     PAGE.write_text(
@@ -297,7 +300,8 @@ def publish(file: Path) -> None:
 
 def cell_key(cell: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a cell is of."""
-    return tuple(cell[name] for name in ("version", "world", "strategy", "bound", "log"))
+    names = "device", "version", "world", "strategy", "bound", "log"
+    return tuple(cell.get(name, VIRTUAL) for name in names)
 
 
 def main() -> int:
@@ -309,7 +313,7 @@ def main() -> int:
     )
     parser.add_argument("--logs", nargs="*", default=LOGS)
     parser.add_argument("--bounds", nargs="*", default=list(BOUNDS))
-    parser.add_argument("--publish", type=Path, help="write the page from this file, and end")
+    parser.add_argument("--publish", type=Path, nargs="+", help="write the page from these files")
     given = parser.parse_args()
     if given.publish:
         publish(given.publish)

@@ -23,7 +23,7 @@ struct Machine {
   double node_speed = 360e9, pcie_speed = 40e9, network_speed = 45e9;
   double node_latency_ns = 12000, pcie_latency_ns = 20000, network_latency_ns = 30000;
   // Least time of a kernel, of a copy; host time of a launch; operations that may wait in a stream.
-  double kernel_ns = 2500, copy_ns = 2400, launch_ns = 0, queue = 1024;
+  double kernel_ns = 2000, copy_ns = 1850, launch_ns = 0, queue = 1024;
   double slow = 1;                 // all kernels take this many times as long
   double collective_share = 0.12;  // of the device, taken from kernels by a running collective
   double contention = 1;           // 0: kernels on several streams do not slow each other down
