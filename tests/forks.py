@@ -67,10 +67,12 @@ class Launcher:
 class ForkServer:
     """One process that has imported torch, and perhaps DeepSpeed, for as long as the tests run."""
 
-    def __init__(self, *words: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, *words: str, environment: Mapping[str, str], python: str = sys.executable
+    ) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "fork_server.py"), *words],
+            [python, str(PROGRAMS / "fork_server.py"), *words],
             stdin=theirs,
             stdout=subprocess.DEVNULL,
             env=environment,

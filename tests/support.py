@@ -73,13 +73,15 @@ def start(
     cwd: Path = ROOT,
     stdout: IO[Any] | int | None = None,
     stderr: IO[Any] | int | None = None,
+    server: ForkServer | None = None,
 ) -> subprocess.Popen[bytes] | Launcher:
     """Starts *command*. Ranks of LAUNCH are forked from a process that has imported torch.
 
-    Where DS_ACCELERATOR is set, that process has imported DeepSpeed, too.
+    Where DS_ACCELERATOR is set, that process has imported DeepSpeed, too. *server*: the one that forks
+    the ranks of *command*, whose Python is another one.
     """
     forked = tuple(command[:2]) == LAUNCH and command[3] != "--no-python"
-    if not forked:
+    if not forked and server is None:
         return subprocess.Popen(command, env=environment, cwd=cwd, stdout=stdout, stderr=stderr)
     with open(os.devnull, "w") as null:
 
@@ -92,7 +94,7 @@ def start(
 
         output = descriptor(stdout, 1)
         errors = descriptor(stderr, 2)
-        server = fork_server("DS_ACCELERATOR" in environment)
+        server = server or fork_server("DS_ACCELERATOR" in environment)
         return server.launch(list(command[2:]), environment, cwd, output, errors)
 
 
@@ -188,6 +190,7 @@ class Node:
         timeout: float = 180,
         cwd: Path = ROOT,
         seen: Callable[[RunSnapshot], None] | None = None,
+        server: ForkServer | None = None,
         **extra: str,
     ) -> Result:
         """Runs *command* to its end and reads what the collector knows of it.
@@ -199,7 +202,7 @@ class Node:
         name = run or f"run{self.runs}"
         environment = self.environment(name, **extra) if watched else clean_environment() | extra
         with tempfile.TemporaryFile("w+") as output:
-            running = start(command, environment, cwd, output, subprocess.STDOUT)
+            running = start(command, environment, cwd, output, subprocess.STDOUT, server)
             if launched:
                 facts = {"pid": running.pid, "mono_ns": time.monotonic_ns(), "started": time.time()}
                 (self.root / name / "run.json").write_text(json.dumps(facts))

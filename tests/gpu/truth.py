@@ -44,6 +44,9 @@ class Gpu:
     def variables(self, folder: Path) -> dict[str, str]:
         return {}
 
+    def server(self) -> None:
+        return None
+
     def timeline(self, folder: Path, rank: int) -> Timeline:
         text = (folder / f"{rank}.json").read_bytes()
         if self.traces:

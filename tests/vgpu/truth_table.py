@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
-from support import LAUNCH, Node  # noqa: E402
+from support import LAUNCH, ForkServer, Node, clean_environment  # noqa: E402
 
 from vgpu.environment import Environment, Missing, find  # noqa: E402
 from vgpu.intervals import clip, length, subtract, union  # noqa: E402
@@ -183,6 +184,9 @@ class Place(Protocol):
     def timeline(self, folder: Path, rank: int) -> Timeline:
         """What the device of a rank did."""
 
+    def server(self) -> ForkServer | None:
+        """What forks the ranks, so that not each of them imports torch."""
+
 
 @dataclass(frozen=True)
 class Virtual:
@@ -203,6 +207,16 @@ class Virtual:
     def timeline(self, folder: Path, rank: int) -> Timeline:
         return Timeline.read(folder, rank)
 
+    def server(self) -> ForkServer | None:
+        return _server(self.environment)
+
+
+@cache
+def _server(environment: Environment) -> ForkServer:
+    own = clean_environment() | environment.variables(Path(tempfile.gettempdir()))
+    own.pop("VGPU_DIR")  # that of each run
+    return ForkServer(environment=own, python=str(environment.python))
+
 
 def run_cell(place: Place, strategy: Strategy, bound: str, log: str, ranks: int) -> dict[str, Any]:
     """Trains once under zeromon; the figures of each rank, or the reason why there are none."""
@@ -217,7 +231,7 @@ def run_cell(place: Place, strategy: Strategy, bound: str, log: str, ranks: int)
         variables = place.variables(folder)
         if strategy.arithmetic:
             variables["VGPU_ARITHMETIC"] = "1"
-        result = node.run([*command, *words], timeout=600, **variables)
+        result = node.run([*command, *words], timeout=600, server=place.server(), **variables)
         if result.code:
             return {"failed": result.output[-3000:]}
         compared = [

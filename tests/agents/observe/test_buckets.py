@@ -51,4 +51,4 @@ def test_a_bucket_is_known_with_all_its_events() -> None:
     assert not bucket.is_known
     bucket.left = bucket.end = object()
     assert bucket.is_known
-    assert bucket.copy_size == 100 + 3 * (2 << 20)
+    assert bucket.copy_size == 100 + 3 * (3 << 20)
