@@ -231,7 +231,8 @@ def run_cell(place: Place, strategy: Strategy, bound: str, log: str, ranks: int)
         variables = place.variables(folder)
         if strategy.arithmetic:
             variables["VGPU_ARITHMETIC"] = "1"
-        result = node.run([*command, *words], timeout=600, server=place.server(), **variables)
+        server = None if strategy.arithmetic else place.server()  # which begins with the process
+        result = node.run([*command, *words], timeout=600, server=server, **variables)
         if result.code:
             return {"failed": result.output[-3000:]}
         compared = [
