@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from zeromon.diagnosis.arrivals import ArrivalSkew
 from zeromon.diagnosis.hangs import hangs
 from zeromon.fold.communication import CollectiveStats, OpTotals
 from zeromon.fold.fold import fold
@@ -350,6 +351,11 @@ def arrival(
     row = CollectiveStats(Op.ALL_REDUCE, 2, 0, OpTotals())
     ended_ns = end_ns or at_ns + MS
     return Arrival(1, sequence, at_ns, ended_ns, 1000, 0, waits_from_ns, step, 0, row)
+
+
+def arrived(skew: ArrivalSkew, rank: int, members: int, one: Arrival, size: int = 0) -> None:
+    """The arrival of *rank*; *members* of the *size* ranks of group "g" are on this node."""
+    skew.all_arrived(rank, {one.group: ("g", members, size)}, (one,))
 
 
 def short_of_cpus(share: float, **facts: Any) -> Pressure:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import MS, arrival, rank, run
+from builders import MS, arrival, arrived, rank, run
 from hypothesis import given, strategies as st
 from support import wait_for
 
@@ -103,10 +103,10 @@ def test_matching_by_nodes_finds_what_matching_by_ranks_finds(
         members = sum(1 for home in homes.values() if home == number)
         for one, home in homes.items():
             if home == number:
-                skew.arrived(one, "g", members, came(one), len(at))
+                arrived(skew, one, members, came(one), len(at))
         head += list(skew.outgoing)
     for one in range(len(at)):
-        whole.arrived(one, "g", len(at), came(one), len(at))
+        arrived(whole, one, len(at), came(one), len(at))
     if any(len(at) == sum(1 for h in homes.values() if h == n) for n in range(nodes)):
         return  # all on one node: nothing to ask anybody
     match = matched_collective(head)
@@ -136,8 +136,8 @@ def late_node(skew: ArrivalSkew, extra: int) -> None:
                 ),
             ]
         )
-        skew.arrived(0, "g", 2, arrival(step, base * MS, step), 4)
-        skew.arrived(1, "g", 2, arrival(step, (base + 1) * MS, step), 4)
+        arrived(skew, 0, 2, arrival(step, base * MS, step), 4)
+        arrived(skew, 1, 2, arrival(step, (base + 1) * MS, step), 4)
         skew.book(match)
 
 
@@ -158,7 +158,7 @@ def test_an_answer_that_never_comes_costs_a_bounded_memory() -> None:
     skew = ArrivalSkew()
     skew.joined = True
     for sequence in range(20_000):
-        skew.arrived(0, "g", 1, arrival(sequence, sequence, 1), 4)
+        arrived(skew, 0, 1, arrival(sequence, sequence, 1), 4)
     assert len(skew._waiting) <= 8192
     assert len(skew.outgoing) <= 8192
     skew.book(matched_collective([joint(3, (1, 2), sequence=3)]))  # long forgotten

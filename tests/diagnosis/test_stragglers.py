@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, arrival, rank, run, short_of_cpus, summary
+from builders import MS, arrival, arrived, rank, run, short_of_cpus, summary
 
 from zeromon.diagnosis.arrivals import ArrivalSkew, MatchedCollective, StepSkew
 from zeromon.diagnosis.engine import advise
@@ -39,7 +39,7 @@ def steps(
                 behind = late.get(number, 0.0) if step >= begins and call == 0 else 0.0
                 jitter = chooser.uniform(0, noise)
                 called = round(at + (behind + jitter) * MS)
-                skew.arrived(number, "g", ranks, arrival(step * 3 + call, called, step))
+                arrived(skew, number, ranks, arrival(step * 3 + call, called, step))
     return skew
 
 
@@ -87,7 +87,7 @@ def test_nobody_waits_for_a_late_rank_as_long_as_the_others_compute() -> None:
             called = at + (50 if number == 2 else 0)
             blocked_from = (called if number == 2 else 76) * MS
             one = arrival(call + 1, called * MS, 1, 100 * MS, waits_from_ns=blocked_from)
-            skew.arrived(number, "g", 3, one)
+            arrived(skew, number, 3, one)
     assert skew.late_seconds(2) == pytest.approx(0.012)
     assert skew.late_seconds(0) is not None and not skew.late_seconds(0)
     assert skew.wait_seconds(0) == skew.wait_seconds(1) == pytest.approx(0.012)
@@ -154,7 +154,7 @@ def test_late_in_most_of_the_last_seconds() -> None:
     for step in range(1, 201):
         for number in range(2):
             late = 5 * MS if number == 1 and step > 176 else 0
-            skew.arrived(number, "g", 2, arrival(step, step * 10 * MS + late, step))
+            arrived(skew, number, 2, arrival(step, step * 10 * MS + late, step))
     assert stragglers(skew, ranks(2, slow=1)) == ()
 
 
@@ -169,7 +169,7 @@ def test_two_forwards_of_noise_are_no_begin() -> None:
             late[1] += 50 if step >= 61 and chooser.random() > 0.05 else 0
             for number in range(2):
                 at = round((step * 200 + late[number]) * MS)
-                skew.arrived(number, "g", 2, arrival(step, at, step))
+                arrived(skew, number, 2, arrival(step, at, step))
         (found,) = stragglers(skew, ranks(2, slow=1, longer=50))
         if not 59 <= found.since_step <= 65:
             wrong.append(found.since_step)
@@ -199,7 +199,7 @@ def test_delays_that_overlap_count_once() -> None:
         for call, ready in enumerate((at, at + 15)):
             for number, behind in ((0, 0), (1, 100)):
                 called = (ready + behind) * MS
-                skew.arrived(number, "g", 2, arrival(step * 2 + call, called, step))
+                arrived(skew, number, 2, arrival(step * 2 + call, called, step))
     assert skew.late_seconds(1) == skew.wait_seconds(0) == pytest.approx(0.115)
     assert (skew.late_seconds(0), skew.wait_seconds(1)) == (0, 0)
     known = ranks(2, slow=1, longer=100)
@@ -218,7 +218,7 @@ def test_delays_of_one_node_that_overlap_count_once() -> None:
         for call in (0, 1):
             at = (step * 160 + 10 * call) * MS
             sequence = step * 2 + call
-            skew.arrived(0, "g", 1, arrival(sequence, at, step), 3)
+            arrived(skew, 0, 1, arrival(sequence, at, step), 3)
             late = 50 * MS
             skew.book(MatchedCollective("g", sequence, at + late, 2 + call, 0, late, MS))
     known = [rank(n, step_seconds=0.160) for n in (0, 1)]
@@ -237,7 +237,7 @@ def test_recovery_is_noticed() -> None:
     assert stragglers(skew, ranks(slow=3))
     for step in range(41, 101):
         for number in range(4):
-            skew.arrived(number, "g", 4, arrival(10_000 + step, step * 100 * MS + number % 2, step))
+            arrived(skew, number, 4, arrival(10_000 + step, step * 100 * MS + number % 2, step))
     assert stragglers(skew, ranks(slow=3)) == ()
 
 
@@ -246,7 +246,7 @@ def test_too_little_to_say() -> None:
     assert stragglers(steps({1: 18.0}, count=15), ranks(slow=1)) == ()
     assert stragglers(steps({1: 18.0}), ranks(1, slow=0)) == ()
     alone = ArrivalSkew()
-    alone.arrived(0, "g", 1, arrival(1, 1, 1))
+    arrived(alone, 0, 1, arrival(1, 1, 1))
     assert alone.steps == {} and alone.wait_seconds(0) is None
 
 
@@ -271,7 +271,7 @@ def test_what_never_completes_is_forgotten() -> None:
     """A rank that died: what the others called is not kept for ever."""
     skew = ArrivalSkew()
     for sequence in range(20_000):
-        skew.arrived(0, "g", 2, arrival(sequence, sequence, 1))
+        arrived(skew, 0, 2, arrival(sequence, sequence, 1))
     assert sum(map(len, skew._pending.values())) == skew._kept == 8192
 
 
@@ -287,8 +287,8 @@ def test_a_collective_is_split_into_transfer_and_wait() -> None:
     """Rank 0 comes 8 ms before rank 1; both leave 2 ms after that."""
     early, late = arrival(1, 10 * MS, 1, 20 * MS), arrival(1, 18 * MS, 1, 20 * MS)
     skew = ArrivalSkew()
-    skew.arrived(0, "g", 2, early)
-    skew.arrived(1, "g", 2, late)
+    arrived(skew, 0, 2, early)
+    arrived(skew, 1, 2, late)
     for one, wait in ((early, 8 * MS), (late, 0)):
         now = one.row.at(0)
         assert (now.wait_ns, now.transfer_ns, now.matched_bytes) == (wait, 2 * MS, 1000)
@@ -298,8 +298,8 @@ def test_an_end_that_is_seen_late_is_no_wait() -> None:
     """Rank 1 looks 30 ms after the end: the transfer is the other's 2 ms, and nobody has waited."""
     first, second = arrival(1, 10 * MS, 1, 12 * MS), arrival(1, 10 * MS, 1, 42 * MS)
     skew = ArrivalSkew()
-    skew.arrived(0, "g", 2, first)
-    skew.arrived(1, "g", 2, second)
+    arrived(skew, 0, 2, first)
+    arrived(skew, 1, 2, second)
     assert [one.row.at(0).wait_ns for one in (first, second)] == [0, 0]
     assert second.row.at(0).transfer_ns == 2 * MS
 

@@ -21,7 +21,11 @@ names: list[str] | None = None
 @cache
 def _model() -> ctypes.CDLL | None:
     """The virtual device's model; None on another device."""
-    return ctypes.CDLL("libvgpu.so") if "VGPU_DIR" in os.environ else None
+    if "VGPU_DIR" not in os.environ:
+        return None
+    model = ctypes.CDLL("libvgpu.so")
+    model.vgpu_mark.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    return model
 
 
 def mark(name: str) -> None:
@@ -30,9 +34,9 @@ def mark(name: str) -> None:
         torch.cuda._sleep(1)
         names.append(name)
     elif model := _model():
-        stream = torch.cuda.current_stream()
-        handle = ctypes.c_void_p(stream.cuda_stream)
-        model.vgpu_mark(handle, stream.device_index, name.encode())
+        # what a mark takes itself is part of the phase that it ends
+        device = torch.cuda.current_device()
+        model.vgpu_mark(torch._C._cuda_getCurrentRawStream(device), device, name.encode())
 
 
 @contextmanager

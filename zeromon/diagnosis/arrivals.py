@@ -105,10 +105,6 @@ class ArrivalSkew:
         self._waiting: dict[tuple[str, int], Members] = {}
         """Collectives that all ranks of this node are in, until the leader answers."""
 
-    def arrived(self, rank: int, group: str, members: int, one: Arrival, size: int = 0) -> None:
-        """Records the arrival of *rank*; *members* of the *size* ranks of the group are on this node."""
-        self.all_arrived(rank, {one.group: (group, members, size)}, (one,))
-
     def all_arrived(
         self, rank: int, groups: dict[int, tuple[str, int, int]], arrivals: Iterable[Arrival]
     ) -> None:

@@ -43,7 +43,7 @@ class EnergyMeter:
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
         self._device, self._host = 0.0, 0.0
-        self._began_ns = self._now_ns = 0
+        self._began_ns = 0
         self._knows_device = self._knows_host = False
 
     def add(

@@ -184,8 +184,8 @@ class Ddp(Backend):
             ]
 
     def _forward_begins(self, ddp: Any, *args: Any, **kwargs: Any) -> None:
-        self.device.mark_compute_stream()
         self.steps.forward_begins(ddp, args, kwargs)
+        self.device.mark_compute_stream()
 
     def _forward_ends(self, _: None, __: Any, ddp: Any, *___: Any) -> None:
         self.steps.forward_ends()

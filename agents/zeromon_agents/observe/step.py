@@ -199,17 +199,18 @@ class Steps:
             self.end_unhooked_step()
             if module is not None and not self.evaluation.is_open:
                 self._parameters.module = weakref.ref(module)
-        if module is None or self._in_pipeline or self.evaluation.is_open:
-            pass
-        elif self.evaluation.forward_trains():
-            self.batches.received(id(module), args, kwargs)
+        is_batch = module is not None and not (self._in_pipeline or self.evaluation.is_open)
+        trains = is_batch and self.evaluation.forward_trains()
         self._close_forward()
-        self.autocast = self.autocast or autocast_dtype(self._device_type)
         self._has_wrapper = True
         self._forward_from = self._forward_seen_ns = time.monotonic_ns()
         if not self._in_pipeline:
             self._may_start(self._forward_from)
+        # the sooner a border is recorded, the less of the hook is outside of the phase
         self._context.enter(self.evaluation.phase or Phase.FORWARD)
+        self.autocast = self.autocast or autocast_dtype(self._device_type)
+        if trains:
+            self.batches.received(id(module), args, kwargs)
 
     def forward_seen(self) -> None:
         """Moves the end of the forward phase to now."""
@@ -223,10 +224,14 @@ class Steps:
 
     def _close_forward(self) -> None:
         if self._forward_from:
-            self._span(Phase.FORWARD, self._forward_from, self._forward_seen_ns)
-            self._forward_from, self._loss_from = 0, self._forward_seen_ns
+            began, self._forward_from, self._loss_from = (
+                self._forward_from,
+                0,
+                self._forward_seen_ns,
+            )
             self.evaluation.seen()
             self._context.enter(self._unmarked())
+            self._span(Phase.FORWARD, began, self._forward_seen_ns)
 
     # ---- backward -----------------------------------------------------------------------------
 
@@ -276,13 +281,13 @@ class Steps:
         self._counted = True
         self._free_since = time.monotonic_ns()
         flags = _CONTINUED if again else 0
-        self._span(Phase.BACKWARD, self._backward_from, self._free_since, flags)
-        self._backward_from = 0
+        began, self._backward_from = self._backward_from, 0
         if self._parameters.are_needed:
             self._parameters.remember()
             if self._parameters.showed_step:  # unless it turns out to be another micro-step
                 self._optimizer_from = self._free_since
         self._context.enter(Phase.OPTIMIZER if self._optimizer_from else Phase.OTHER)
+        self._span(Phase.BACKWARD, began, self._free_since, flags)
 
     # ---- pipeline -----------------------------------------------------------------------------
 

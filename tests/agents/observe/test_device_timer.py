@@ -194,3 +194,24 @@ def test_a_border_is_no_later_than_the_call_that_records_it(parts: Parts) -> Non
     *_, backward = parts.passed()
     assert isinstance(backward, PhaseSpan) and backward.phase is Phase.BACKWARD
     assert backward.t_ns <= returned_ns - 20 * MS
+
+
+@pytest.mark.parametrize("gain", [5e-5, -5e-5])
+def test_a_drifting_clock_does_not_put_an_idle_device_behind_its_host(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, gain: float
+) -> None:
+    """After ten minutes of a device's clock that gains or loses 50 us a second."""
+    device, elapsed = parts.device, parts.device.Event.elapsed_time
+    monkeypatch.setattr(device_timer.time, "monotonic_ns", lambda: MS + device.now)
+    monkeypatch.setattr(
+        device.Event, "elapsed_time", lambda start, end: elapsed(start, end) * (1 + gain)
+    )
+    spans: list[object] = []
+    for _ in range(6000):
+        device.now += 100 * MS
+        parts.timer.poll()
+        parts.timer.border(Phase.FORWARD, None)
+        spans += parts.events()
+    last = spans[-1]
+    assert isinstance(last, PhaseSpan)
+    assert last.lag_ns < MS // 10

@@ -156,7 +156,9 @@ VGPU_API Error cudaEventQuery(Event* event) {
   if (!event->op) return success;
   if (event->capture) return fail(capture_unsupported);
   Guard held(vgpu::lock());
-  return vgpu::is_complete(held, event->op) ? success : not_ready;
+  bool timed = !(event->flags & kNoTiming);
+  bool done = timed ? vgpu::has_ended(held, event->op) : vgpu::is_complete(held, event->op);
+  return done ? success : not_ready;
 }
 
 VGPU_API Error cudaEventSynchronize(Event* event) {
@@ -176,7 +178,7 @@ VGPU_API Error cudaEventElapsedTime(float* milliseconds, Event* from, Event* to)
   if (!from->op || !to->op || ((from->flags | to->flags) & kNoTiming)) return fail(invalid_handle);
   if (from->capture || to->capture) return fail(capture_unsupported);
   Guard held(vgpu::lock());
-  if (!vgpu::is_complete(held, from->op) || !vgpu::is_complete(held, to->op)) return not_ready;
+  if (!vgpu::has_ended(held, from->op) || !vgpu::has_ended(held, to->op)) return not_ready;
   *milliseconds = static_cast<float>(static_cast<double>(to->op->finish - from->op->finish) / 1e6);
   return success;
 }

@@ -19,7 +19,8 @@
 //
 // Data. Device memory is host memory, backed when it is touched. Copies and collectives do move bytes.
 // An operation moves them as soon as those before it have, which may be earlier than its time on the
-// clock. The host sees an operation as complete when its time has come and its bytes have moved.
+// clock. The host sees an operation as complete when its time has come and its bytes have moved. An
+// event with timing tells of the time alone: moving the bytes can take longer than a device would need.
 //
 // Truth. Each operation becomes one line of the timeline (timeline.cpp) when it ends.
 //
@@ -151,6 +152,7 @@ std::vector<Stream*> streams_of(int device);
 // Appends an operation, or adds it to the capture of the stream. Waits while the launch queue is full.
 OpRef enqueue(Stream* stream, std::unique_ptr<Op> op);
 void advance(Guard& held, Time until);
+bool has_ended(Guard& held, const OpRef& op);  // by the clock alone
 bool is_complete(Guard& held, const OpRef& op);
 void wait_complete(Guard& held, const OpRef& op);
 bool is_idle(Guard& held, Stream* stream);

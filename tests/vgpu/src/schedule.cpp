@@ -403,6 +403,11 @@ void advance(Guard& held, Time until) {
   if (progress) model().changed.notify_all();
 }
 
+bool has_ended(Guard& held, const OpRef& op) {
+  advance(held, now());
+  return op->ended;
+}
+
 bool is_complete(Guard& held, const OpRef& op) {
   advance(held, now());
   prune(op->needs);
