@@ -109,8 +109,8 @@ class Ring:
 class Run:
     """One program on one device, under the hooks that training has."""
 
-    def __init__(self, ring: Ring, call_ns: int = 0) -> None:
-        self.ring, self.device = ring, VirtualDevice(STREAMS, call_ns)
+    def __init__(self, ring: Ring, device: VirtualDevice) -> None:
+        self.ring, self.device = ring, device
         self.guard = Guard()
         self.context = HookContext(ring.writer, self.guard)
         self.context.mode = ON
@@ -233,9 +233,11 @@ def _issue_on(group: Group, _: Any, options: _Arguments) -> Work | None:
 def run(ring: Ring, program: Program, *, call_ns: int = 0) -> Result:
     """Runs *program* under the hooks, and returns what they recorded beside what is true."""
     ring.events()  # of a program that failed
-    running = Run(ring, call_ns)
-    running.run(program)
-    return running.result()
+    device = VirtualDevice(STREAMS, call_ns)
+    with device.host_clock():
+        running = Run(ring, device)
+        running.run(program)
+        return running.result()
 
 
 def disagreement(result: Result) -> str:

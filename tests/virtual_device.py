@@ -11,10 +11,15 @@ nothing that the agent measured, for which collectives the compute stream stood 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
+
+EPOCH_NS = 1_000_000_000
+"""What the host's clock shows when a device's shows 0."""
 
 
 class Broken(Exception):
@@ -81,6 +86,12 @@ class VirtualDevice:
 
         self.Event = Event
         self.module = SimpleNamespace(synchronize=lambda: self.synchronize())
+
+    @contextmanager
+    def host_clock(self) -> Iterator[None]:
+        """The host's clock is that of the program."""
+        with patch.object(time, "monotonic_ns", lambda: EPOCH_NS + self.now):
+            yield
 
     # ---- what the agent calls -----------------------------------------------------------------
 

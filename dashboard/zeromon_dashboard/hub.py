@@ -11,7 +11,7 @@ from types import MappingProxyType
 from zeromon.compare.comparison import Comparison, compare
 from zeromon.compare.figures import figures_of
 from zeromon.errors import RunNotFound, ZeromonError
-from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, StepSummary
+from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.sources.live import node_runs
 from zeromon.sources.prometheus.client import Server
@@ -230,15 +230,10 @@ def _rows_of(
         row_of(rank.rank, step, shift)
         for rank in run.ranks
         if not ranks or rank.rank in ranks
-        for step in _settled(run, rank)
+        for step in rank.recent[: None if run.ended else -1]  # the newest one may still change
         if step.step > known.get(rank.rank, -1)
         and (steps is None or steps[0] <= step.step <= steps[1])
     ]
-
-
-def _settled(run: RunSnapshot, rank: RankSnapshot) -> tuple[StepSummary, ...]:
-    """The steps of a snapshot that are final; the newest step of a live run may still change."""
-    return rank.recent if run.ended else rank.recent[:-1]
 
 
 def _appended(

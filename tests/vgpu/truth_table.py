@@ -33,6 +33,7 @@ from vgpu.truth import NOTHING, Timeline  # noqa: E402
 from zeromon.readout.breakdown import RECORDED  # noqa: E402
 from zeromon.readout.ledger import USEFUL  # noqa: E402
 from zeromon.snapshot import RankSnapshot  # noqa: E402
+from zeromon.stats.bandwidth import overlap_ratio  # noqa: E402
 
 PAGE = ROOT / "docs" / "vgpu_truth.md"
 BEGIN, END = "<!-- begin: tests/vgpu/truth_table.py writes this -->\n", "<!-- end -->\n"
@@ -128,11 +129,12 @@ def compare(rank: RankSnapshot, truth: Timeline, merged: Sequence[str] = ()) -> 
     kernels = union(one.span for one in work if one.stream == COMPUTE_STREAM)
     most = length(subtract(clip(truth.communication, start, end), kernels))
     least = truth.least_exposed(start, end, COMPUTE_STREAM)
-    share = sum(o.exposed_ns for o in timed) / max(1, sum(o.end_ns - o.start_ns for o in timed))
+    exposed = sum(one.exposed_ns for one in timed)
+    share = exposed / max(1, sum(one.end_ns - one.start_ns for one in timed))
     found["exposed"] = [share if timed else None, least / whole, most / whole]
     communication = sum(max(0, one.communication_ns) for one in timed)
     is_known = communication and all(one.communication_ns >= 0 for one in timed)
-    overlap = 1 - sum(one.exposed_ns for one in timed) / communication if is_known else None
+    overlap = overlap_ratio(communication, exposed) if is_known else None
     widest = max(figures.communication, 1)
     found["overlap"] = [overlap, 1 - most / widest, 1 - least / widest]
     useful = sum(row.seconds for row in rank.ledger if row.cause in USEFUL)

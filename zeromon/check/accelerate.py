@@ -224,18 +224,28 @@ def nvme(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]
             yield config.problem("ZM106", "info", (DEEPSPEED, path), message, fix)
 
 
-def whole_model_on_every_rank(
-    config: Config, other: Config | None, machine: Machine
-) -> Iterator[Problem]:
-    """Yields stage 3 without ``zero.Init``: every rank builds the whole model before it is split."""
-    path = (DEEPSPEED, "zero3_init_flag")
+def at_stage_3(config: Config, other: Config | None, machine: Machine) -> Iterator[Problem]:
+    """Yields a model that every rank builds whole before its split, and one that is saved as shards."""
     if kind_of(config) != "DEEPSPEED" or _stage(config, other) != 3:
         return
+    path: Path = (DEEPSPEED, "zero3_init_flag")
     if is_on(config.get(*path)) is False:
         model = machine.model
         takes = f"{human_bytes(4 * model.params)} in fp32" if model else "the whole model"
         message = f"every rank builds {takes} before stage 3 splits it"
         yield config.problem("ZM704", "warning", path, message, "zero3_init_flag: true")
+    name, gather = "zero3_save_16bit_model", "stage3_gather_16bit_weights_on_model_save"
+    message = "a model is saved as shards, which zero_to_fp32.py must merge"
+    if other is not None:
+        if other.get(ZERO, gather) == AUTO:  # accelerate fills in false
+            path, fix = (
+                (DEEPSPEED, "deepspeed_config_file"),
+                f"{other.write(gather, True)} in that file",
+            )
+            yield config.problem("ZM701", "info", path, message, fix)
+    elif not is_on(config.get(DEEPSPEED, name)):
+        path = (DEEPSPEED, name if config.has(DEEPSPEED, name) else "zero_stage")
+        yield config.problem("ZM701", "info", path, message, f"{name}: true")
 
 
 def bf16_device(config: Config, _other: Config | None, machine: Machine) -> Iterator[Problem]:
@@ -273,23 +283,6 @@ def precision(config: Config, _other: Config | None, _: Machine) -> Iterator[Pro
         yield config.problem("ZM405", "info", path, message, "mixed_precision: bf16")
 
 
-def save_without_gather(config: Config, other: Config | None, _: Machine) -> Iterator[Problem]:
-    """Yields stage 3 without gathering of the weights: a saved model consists of shards."""
-    name = "zero3_save_16bit_model"
-    if kind_of(config) != "DEEPSPEED" or _stage(config, other) != 3:
-        return
-    message = "a model is saved as shards, which zero_to_fp32.py must merge"
-    if other is not None:
-        gather = "stage3_gather_16bit_weights_on_model_save"
-        if other.get(ZERO, gather) == AUTO:  # accelerate fills in false
-            path: Path = (DEEPSPEED, "deepspeed_config_file")
-            fix = f"{other.write(gather, True)} in that file"
-            yield config.problem("ZM701", "info", path, message, fix)
-    elif not is_on(config.get(DEEPSPEED, name)):
-        path = (DEEPSPEED, name if config.has(DEEPSPEED, name) else "zero_stage")
-        yield config.problem("ZM701", "info", path, message, f"{name}: true")
-
-
 def options(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
     """Yields the problems of the FSDP options."""
     for check in fsdp_options.CHECKS if kind_of(config) == "FSDP" else ():
@@ -297,6 +290,6 @@ def options(config: Config, _other: Config | None, _: Machine) -> Iterator[Probl
 
 
 CHECKS: tuple[Check, ...] = (
-    names, values, contradictions, no_effect, nvme, precision, save_without_gather, options,
-    whole_model_on_every_rank, bf16_device, idle_devices,
+    names, values, contradictions, no_effect, nvme, precision, at_stage_3, options, bf16_device,
+    idle_devices,
 )  # fmt: skip

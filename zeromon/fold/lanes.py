@@ -206,16 +206,11 @@ def _steps(ring: RingEvents, shift: int) -> dict[int, _Step]:
                 for one in pending:
                     _add(ring, step, one, shift)
             pending = []
-        elif previous and isinstance(event, BackwardComm) and _is_of(event, previous, shift):
+        elif previous and type(event) is BackwardComm and event.start_ns + shift < previous.end_ns:
             _add(ring, previous, event, shift)
         elif pending is not None:
             pending.append(event)
     return found
-
-
-def _is_of(event: BackwardComm, step: _Step, shift: int) -> bool:
-    """Whether a backward that DDP times in the next step is of *step*."""
-    return event.start_ns + shift < step.end_ns
 
 
 def _add(ring: RingEvents, step: _Step, event: Event, shift: int) -> None:

@@ -14,12 +14,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from zeromon.fold.communication import FAINT_NS, CollectiveStats, Key, OpTotals
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
+from zeromon.levels import UNTIMED
 from zeromon.ring.events import (
     Activity,
     Bucket,
     Counted,
     Event,
     Exit,
+    Flag,
     HostSample,
     Loading,
     LoadingRead,
@@ -37,6 +39,7 @@ from zeromon.ring.events import (
     StepMark,
     TraceMark,
     TrialMark,
+    head,
 )
 from zeromon.ring.strategy import (
     MODEL_PARALLEL,
@@ -51,6 +54,8 @@ from zeromon.snapshot.ledger import Cause
 from zeromon.stats.bandwidth import busbw
 from zeromon.stats.intervals import intersection, length, union
 from zeromon.stats.pipeline import Act
+
+END_KNOWN: Final = head(0, flags=Flag.END_KNOWN)
 
 
 def by_phase() -> list[int]:
@@ -115,15 +120,17 @@ class Window:
     def communicated_ns(self) -> tuple[int, int]:
         """Returns how long communication was under way, and how long of that a caller was blocked.
 
-        The first is -1 where it is not known.
+        The first is -1 where it is not known: most collectives ended before a caller looked.
         """
         if self.began_before:
             waits = union((record[1] - record[5], record[1]) for record in self.blocked)
             exposed = length(intersection(waits, union((r[4], r[1]) for r in self.ended)))
         else:
             exposed = _covered_ns(self.blocked, of_waits=True)
-        under_way = -1 if self.waited_only else _covered_ns(self.ended, of_waits=False)
-        return under_way, exposed + self.stall_ns
+        under_way = _covered_ns(self.ended, of_waits=False)
+        unseen = [record for record in self.ended if not record[2] & END_KNOWN]
+        is_known = _covered_ns(unseen, of_waits=False) <= UNTIMED * under_way
+        return under_way if is_known and not self.waited_only else -1, exposed + self.stall_ns
 
 
 def _covered_ns(records: list[Raw], *, of_waits: bool) -> int:

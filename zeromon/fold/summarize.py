@@ -63,7 +63,6 @@ from zeromon.snapshot import (
     RoleRow,
     ScalarRow,
     Setting,
-    StepSummary,
     TransferRow,
     TrialState,
 )
@@ -75,14 +74,9 @@ _WINDOW = 20
 _LONGEST_FRAME = 240
 
 
-def _last_steps(state: RankState) -> list[StepSummary]:
-    """The last steps; the process's first one, which warms up, only alone."""
-    return settled(list(islice(reversed(state.history), _WINDOW))[::-1])
-
-
 def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSnapshot:
     """Returns the frozen snapshot of *state* and of what was observed of its process."""
-    usual = _last_steps(state)
+    usual = settled(list(islice(reversed(state.history), _WINDOW))[::-1])
     last = [s for s in usual if not s.idle]
     timed = [s for s in last if s.timed]
     collectives = sum(s.collectives for s in last)

@@ -414,7 +414,9 @@ def resolved_texts(findings: Iterable[Finding]) -> list[tuple[str, str]]:
         if one.gone is not None:
             by_rule.setdefault(one.code or one.rule, []).append(one)
     rows = []
-    for rule, same in sorted(by_rule.items(), key=lambda item: -_last(item[1])):
+    for rule, same in sorted(
+        by_rule.items(), key=lambda item: -max(one.gone or 0.0 for one in item[1])
+    ):
         last = max(same, key=lambda one: one.gone or 0.0)
         held = human_seconds(sum((one.gone or one.came) - one.came for one in same))
         ranks = sorted({one.rank for one in same if one.rank >= 0})
@@ -423,10 +425,6 @@ def resolved_texts(findings: Iterable[Finding]) -> list[tuple[str, str]]:
         when = f"{often}{held}{whose}, last at {clock(last.came)}"
         rows.append((rule, f"{when}: {finding_text(last)}"))
     return rows
-
-
-def _last(same: Iterable[Finding]) -> float:
-    return max(one.gone or 0.0 for one in same)
 
 
 def straggler_text(late: Straggler) -> str:

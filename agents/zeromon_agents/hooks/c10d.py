@@ -284,6 +284,8 @@ class Collectives:
                     if context.mode == mode == IDLE and here and work is not None:
                         opened[id(work)] = ()  # a step that is timed may wait for it
                 else:
+                    if here:
+                        entry[HELD_NS] = now() - started
                     if group.coalescing is not None:
                         group.coalescing.append(_entry(entry))
                     elif work is None:

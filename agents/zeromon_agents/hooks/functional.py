@@ -163,7 +163,7 @@ class Functional:
             if not mode:
                 return original(*args, **kwargs)
             group: Any = None
-            event = None
+            entry = None
             before, began = -1, 0
             try:
                 payload = args[0] if args else kwargs[keyword]
@@ -213,8 +213,8 @@ class Functional:
                         # fmt: on
                         if here:
                             entry = [word, at, nbytes, began, sequence, 0, None, 0]
-                            self._device.issued(entry)
-                            event = entry[EVENT]
+                            if name == BLOCKING:
+                                self._device.issued(entry)
                     elif mode:
                         collectives.count(group.id, op, nbytes, dtype)
                     if group is settled:
@@ -242,12 +242,15 @@ class Functional:
                     collectives.note_sequence(group, group.ref(), before, qualified)
                 if began:
                     held = _now() - began
-                    if fresh and event is None and type(result) is _Tensor:
+                    if entry is not None:
+                        entry[HELD_NS] = held
+                        if entry[EVENT] is None:  # it begins when what the call copied is there
+                            self._device.issued(entry)
+                    elif fresh and type(result) is _Tensor:
                         key = result.data_ptr() or _key(result)
                         pending[key] = word, at, nbytes, began, sequence, held
-                    else:
-                        entry = [word, at, nbytes, began, sequence, 0, event, held]
-                        self._keep(result, entry)
+                        return result
+                    self._keep(result, entry or [word, at, nbytes, began, sequence, 0, None, held])
             except Guard.CAUGHT as error:
                 context.guard.note(error, qualified)
             return result

@@ -31,6 +31,7 @@ from zeromon_agents.observe.accelerator import Accelerator, current
 from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.hook_context import (
     EVENT,
+    HELD_NS,
     ISSUED_NS,
     NBYTES,
     ON,
@@ -130,7 +131,7 @@ _BEHIND = "_zeromon_waits"
 _DRIFT = 10_000
 """A device's clock gains at most one part in so many on the host's."""
 _NO_STALL_NS = 2000
-"""Two events beside each other are so far apart on a stream that did not stand still."""
+"""Two events beside each other are at most so far apart on a stream that did not stand still."""
 
 
 class Waited:
@@ -140,7 +141,7 @@ class Waited:
     waits that the other stream had enqueued.
     """
 
-    __slots__ = ("behind", "depth", "entries", "left", "passed", "ran", "reached", "stream")
+    __slots__ = ("behind", "depth", "entries", "left", "left_ns", "passed", "reached", "stream")
 
     def __init__(
         self,
@@ -149,14 +150,14 @@ class Waited:
         left: Any,
         entries: Sequence[Entry],
         behind: tuple[Waited, ...] = (),
-        ran: bool = False,
+        left_ns: int = 0,
     ) -> None:
         self.stream = stream
         """The stream's id; None for the compute stream."""
         self.reached, self.left = reached, left
         self.entries, self.behind = entries, behind
-        self.ran = ran
-        """Whether the stream ran the collective itself."""
+        self.left_ns = left_ns
+        """When the host had recorded both events; 0 where the stream ran the collective itself."""
         self.depth: int = 1 + max((wait.depth for wait in behind), default=0)
         """The number of streams in a row that wait for each other."""
         self.passed = False
@@ -300,13 +301,13 @@ class DeviceTimer:
         """Records that the stream has left the wait."""
         entries, reached = waiting
         known = entries or [[self._context.head_word, 0]]
-        wait = Waited(self._side_stream(), reached, self._mark(), known)
+        wait = Waited(self._side_stream(), reached, self._mark(), known, (), time.monotonic_ns())
         # where a control step issued it, only how long the stream stands still is known
         self._keep(wait if entries else Waited(wait.stream, reached, wait.left, [], (wait,)))
 
     def ran_here(self, entry: Entry) -> None:
         """Records the end of a synchronous collective that the current stream runs itself."""
-        self._keep(Waited(self._side_stream(), entry[EVENT], self._mark(), [entry], ran=True))
+        self._keep(Waited(self._side_stream(), entry[EVENT], self._mark(), [entry]))
 
     def mark(self) -> Any:
         """Returns an event on the compute stream; None where none can be recorded now."""
@@ -501,11 +502,20 @@ class DeviceTimer:
             self._step_ns = reached
         self._last_border, self._border_ns = border, reached
 
+    def _host_ns(self, event: Any, earliest_ns: int = 0) -> int:
+        """Returns when, by the host's clock, the device came to *event*: not before *earliest_ns*."""
+        last = self._last_border
+        if last is None:
+            return earliest_ns
+        at = self._border_ns + _elapsed_ns(last.left, event)
+        self._border_ns += max(0, earliest_ns - at)  # all that follows came so much later, too
+        return max(at, earliest_ns)
+
     def _write_hidden(self, wait: HiddenWait) -> None:
-        blocked, last = _nanoseconds(wait.reached, wait.left), self._last_border
+        blocked = _nanoseconds(wait.reached, wait.left)
         if wait.copied and (speed := self._device.memory_speed):  # a copy reads and writes
             blocked = max(0, blocked - round(2e9 * wait.copied / speed))
-        reached = self._border_ns + _elapsed_ns(last.left, wait.reached) if last is not None else 0
+        reached = self._host_ns(wait.reached)
         self._free.extend((wait.reached, wait.left))
         # fmt: off
         self._context.write(time.monotonic_ns(), Kind.STALL, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE,
@@ -513,11 +523,10 @@ class DeviceTimer:
         # fmt: on
 
     def _write_buckets(self, wait: HiddenWait) -> None:
-        last, span = self._last_border, _nanoseconds(wait.reached, wait.left)
-        origin = self._border_ns + _elapsed_ns(last.left, wait.reached) if last is not None else 0
-        for bucket in wait.buckets:  # the device comes to it after the host has issued it
-            ready = _elapsed_ns(wait.reached, bucket.entry[EVENT])
-            origin = max(origin, bucket.entry[ISSUED_NS] - ready)
+        span, at = _nanoseconds(wait.reached, wait.left), wait.reached
+        # the device comes to each after the host has issued it
+        issued = (b.entry[ISSUED_NS] - _elapsed_ns(at, b.entry[EVENT]) for b in wait.buckets)
+        origin = self._host_ns(at, max(issued))
         ends = [_elapsed_ns(wait.reached, bucket.end) for bucket in wait.buckets]
         waits = waits_of_each(span, ends, [bucket.copy_size for bucket in wait.buckets])
         began = None
@@ -539,27 +548,29 @@ class DeviceTimer:
 
     def _write_done(self, wait: Waited) -> None:
         blocked = _nanoseconds(wait.reached, wait.left)
+        spent = [_nanoseconds(entry[EVENT], wait.left) for entry in wait.entries]
+        # the device comes to each after the host has issued it
+        issued = (e[ISSUED_NS] + ns for e, ns in zip(wait.entries, spent, strict=True))
+        end = self._host_ns(wait.left, max(issued))
         flags = Flag.DEVICE
-        # a stream that did not stall came after the end, which is then only an upper bound
-        if wait.ran or blocked > _NO_STALL_NS:
+        # a stream that did not stall, or that waited for its host, came after the end: an upper bound
+        if blocked > _NO_STALL_NS and end > wait.left_ns + _NO_STALL_NS:
             flags |= Flag.END_KNOWN
         if wait.stream is not None:
             blocked = 0
-        last = self._last_border
-        end = self._border_ns + (0 if last is None else _elapsed_ns(last.left, wait.left))
-        for position, entry in enumerate(wait.entries):
-            event = entry[EVENT]
-            spent = _nanoseconds(event, wait.left)
-            # the device comes to it after the host has issued it
-            end = max(end, entry[ISSUED_NS] + spent)
+        for entry, since in zip(wait.entries, spent, strict=True):
+            # it does not begin before the host has launched it
+            began = min(end, max(end - since, entry[ISSUED_NS] + entry[HELD_NS]))
             word = head(Kind.DONE, flags=flags) | entry[WORD]
-            stalled = 0 if position else blocked
+            if entry[EVENT] is wait.reached:
+                blocked = min(blocked, end - began)
+            else:
+                self._free.append(entry[EVENT])
             # fmt: off
-            self._context.ring.write(end, word, entry[PLACE], entry[NBYTES], end - spent,
-                                     stalled, entry[SEQUENCE])
+            self._context.ring.write(end, word, entry[PLACE], entry[NBYTES], began,
+                                     blocked, entry[SEQUENCE])
             # fmt: on
-            if event is not wait.reached:
-                self._free.append(event)
+            blocked = 0  # once, for all of them
 
     def _write_stalls(self, wait: Waited) -> None:
         """Writes for which collectives of other streams the compute stream stood still, and how long."""

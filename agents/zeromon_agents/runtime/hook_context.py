@@ -35,7 +35,7 @@ Entry = list[Any]
 WORD, PLACE, NBYTES, ISSUED_NS, SEQUENCE, END, EVENT, HELD_NS = range(8)
 """The fields of an :data:`Entry`. WORD holds op, phase and flags where a record's head has them.
 
-HELD_NS is how long the issuing call blocked the caller, or -1 for a synchronous collective, which blocks
+HELD_NS is how long the issuing call took, or -1 for a synchronous collective on the CPU, which blocks
 to its end."""
 
 

@@ -7,11 +7,12 @@ tests/gpu.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from virtual_device import Group, VirtualDevice
+from virtual_device import EPOCH_NS, Group, VirtualDevice
 
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Done, Flag, Op, Phase, PhaseSpan, Stall, decode, head, place
@@ -19,7 +20,7 @@ from zeromon_agents.observe import device_timer
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
-from zeromon_agents.runtime.hook_context import ON, HookContext
+from zeromon_agents.runtime.hook_context import HELD_NS, ON, HookContext
 
 MS = 1_000_000
 
@@ -53,7 +54,7 @@ class Parts(NamedTuple):
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Parts:
+def parts(tmp_path: Path) -> Iterator[Parts]:
     ring = RingWriter(tmp_path / "r.ring", rank=0, capacity=1024)
     context = HookContext(ring, Guard())
     context.mode = ON
@@ -61,13 +62,14 @@ def parts(tmp_path: Path) -> Parts:
     timer = DeviceTimer(context, device)
     timer.install(patches)
     timer.mark_compute_stream()
-    return Parts(device, timer, RingReader(ring.path), patches)
+    with device.host_clock():
+        yield Parts(device, timer, RingReader(ring.path), patches)
 
 
-def entry(issued_ns: int = 1000 * MS) -> list[object]:
+def entry(issued_ns: int = EPOCH_NS) -> list[object]:
     """An all-gather of 64 bytes that was issued."""
     word = head(0, Op.ALL_GATHER, Phase.FORWARD)
-    return [word, place(1, 2), 64, issued_ns, 9, 0, None, -1]
+    return [word, place(1, 2), 64, issued_ns, 9, 0, None, 0]
 
 
 def test_nothing_is_written_before_the_device_has_passed(parts: Parts) -> None:
@@ -92,6 +94,24 @@ def test_a_wait_that_does_not_stand_still_gives_only_an_upper_bound(
     (done,) = parts.passed()
     assert isinstance(done, Done)
     assert (done.blocked_ns, done.flags) == (0, Flag.DEVICE)
+
+
+def test_a_device_that_waits_for_its_host_communicates_from_the_launch_on(parts: Parts) -> None:
+    """The host takes 3 ms to launch a gather of 1 ms, and 2 ms more until the wait is enqueued."""
+    made, group = entry(), Group(parts.device)
+    parts.timer.issued(made)
+    parts.device.now += 3 * MS
+    work, _ = group.issue(1, peers=0, duration=MS, asynchronous=True)
+    made[HELD_NS] = 3 * MS
+    waiting = parts.timer.reached_wait([made])
+    assert waiting is not None and work is not None
+    work.wait()
+    parts.device.now += 2 * MS
+    parts.timer.left_wait(waiting)
+    (done,) = parts.passed()
+    assert isinstance(done, Done)
+    assert done.t_ns - done.issued_ns == 2 * MS  # the end is that of the host's wait at most
+    assert not done.flags & Flag.END_KNOWN
 
 
 def test_a_wait_on_another_stream_is_not_exposed(parts: Parts) -> None:
@@ -187,7 +207,11 @@ def test_nothing_is_patched_after_detach(parts: Parts) -> None:
 def test_a_border_is_no_later_than_the_call_that_records_it(parts: Parts) -> None:
     """The device may come to the event at once, and the call return late on a busy host."""
     record = parts.timer._record
-    parts.timer._record = lambda *args: (record(*args), time.sleep(0.02))
+
+    def delay() -> None:
+        parts.device.now += 20 * MS
+
+    parts.timer._record = lambda *args: (record(*args), delay())
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         parts.timer.border(phase, None)
     returned_ns = time.monotonic_ns()
@@ -202,7 +226,6 @@ def test_a_drifting_clock_does_not_put_an_idle_device_behind_its_host(
 ) -> None:
     """After ten minutes of a device's clock that gains or loses 50 us a second."""
     device, elapsed = parts.device, parts.device.Event.elapsed_time
-    monkeypatch.setattr(device_timer.time, "monotonic_ns", lambda: MS + device.now)
     monkeypatch.setattr(
         device.Event, "elapsed_time", lambda start, end: elapsed(start, end) * (1 + gain)
     )
