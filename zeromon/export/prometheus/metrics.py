@@ -323,7 +323,7 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_communication_step_transfer_seconds", "gauge", "seconds", "Transfer time per step, mean over about the last ten timed steps: the shortest duration over the ranks.",
          ("op", "group", "phase"), _traffic(lambda t: t.transfer_seconds)),
     Spec("zeromon_collective_size_bytes", "histogram", "bytes", "Payload S of the collectives in timed steps, without barriers; collectives issued from C++ count with their mean size.", (), _each(_sizes)),
-    Spec("zeromon_overlap_ratio", "gauge", "ratio", "Share of communication that is hidden behind compute, over the last timed steps; absent without communication.",
+    Spec("zeromon_overlap_ratio", "gauge", "ratio", "Share of communication that is hidden behind compute, over the last timed steps; absent without communication, and where its end is not known.",
          (), _one(lambda r: r.overlap_ratio)),
     Spec("zeromon_exposed_communication_ratio", "gauge", "ratio", "Exposed communication as a share of the step, over the last timed steps; absent where too many collectives are not timed.",
          (), _one(lambda r: r.exposed_ratio)),
