@@ -137,14 +137,15 @@ def compare(rank: RankSnapshot, truth: Timeline, merged: Sequence[str] = ()) -> 
     overlap = overlap_ratio(communication, exposed) if is_known else None
     widest = max(figures.communication, 1)
     found["overlap"] = [overlap, 1 - most / widest, 1 - least / widest]
+    # the ledger has all steps; those around the compared ones are taken out again
     useful = sum(row.seconds for row in rank.ledger if row.cause in USEFUL)
-    observed = sum(row.seconds for row in rank.ledger)
-    trained = truth.phases(*truth.window(0, STEPS - 1))
-    useful_ns = sum(
-        trained.get(name, NOTHING).span - trained.get(name, NOTHING).exposed for name in TRAINED
-    )
-    found["useful"] = [useful, useful_ns / 1e9]
-    found["goodput"] = useful / observed if observed else None
+    computes = [number for number, name in enumerate(RECORDED) if name in TRAINED]
+    for one in set(rank.recent) - set(steps):
+        exposures = one.phase_exposed_ns or one.phase_ns
+        useful -= sum(one.phase_ns[at] - exposures[at] for at in computes) / 1e9
+    trained = sum(phases.get(name, NOTHING).span for name in TRAINED)
+    bounds = [(trained - one) / whole for one in (most, least)]
+    found["goodput"] = [useful * 1e9 / whole, *bounds]
     found["copy"], found["idle"] = figures.copy / whole, figures.idle / whole
     return found
 
@@ -164,7 +165,7 @@ def misses(ranks: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for rank in ranks:
         zeromon, device = rank["step"]
         worst["step"] = max(worst["step"], abs(zeromon / device - 1) / STEP_RATIO)
-        for name in (*COMPARED_PHASES, "exposed"):
+        for name in (*COMPARED_PHASES, "exposed", "goodput"):
             if name not in rank:
                 continue
             worst[name] = max(worst[name], (error(rank[name]) or 0.0) / POINTS)
@@ -268,13 +269,13 @@ def render_row(cell: Mapping[str, Any]) -> str:
     ]
     exposed = max((rank["exposed"] for rank in ranks), key=lambda one: error(one) or 0.0)
     overlap = max((rank["overlap"] for rank in ranks), key=lambda one: error(one) or 0.0)
-    useful = max((rank["useful"][0] / rank["useful"][1] - 1 for rank in ranks), key=abs)
+    goodput = max((one["goodput"] for one in ranks if "goodput" in one), key=error, default=None)
     cells = [
         f"{step:+.1%}",
         *("n/a" if one is None else f"{one * 100:+.1f}" for one in phases),
         f"{percent(exposed[0])} / {_between(exposed)}",
         f"{percent(overlap[0])} / {_between(overlap)}",
-        f"{useful:+.1%}",
+        f"{percent(goodput[0])} / {_between(goodput)}" if goodput else "n/a",
         ", ".join(misses(ranks)) or "-",
     ]
     return f"{head} {' | '.join(cells)} |"
@@ -287,7 +288,7 @@ def _between(figures: Sequence[float | None]) -> str:
 
 HEAD = (
     "| strategy | bound | log every | step | forward | backward | optimizer | other | exposed | overlap"
-    " | useful time | off target |\n|" + "---|" * 12
+    " | goodput | off target |\n|" + "---|" * 12
 )
 
 

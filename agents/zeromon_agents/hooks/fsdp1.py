@@ -104,9 +104,9 @@ class Fsdp1(Backend):
         """Starts the forward phase of the root; returns SKIP for the wrappers inside."""
         if fsdp._is_root is False:
             return SKIP
-        self.device.mark_compute_stream()
         self._register(fsdp)
         self.steps.forward_begins(fsdp, args, kwargs)
+        self.device.mark_compute_stream()
         return None
 
     def _forward_ends(self, *_: Any) -> None:

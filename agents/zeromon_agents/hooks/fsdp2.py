@@ -87,8 +87,8 @@ class Fsdp2(Backend):
         if fsdp_state._state_ctx.iter_forward_root is not None:
             return
         self.models.register_module(module)
-        self.device.mark_compute_stream()
         self.steps.forward_begins(module, args, kwargs)
+        self.device.mark_compute_stream()
         if not self._wrote_strategy:
             self._wrote_strategy = True
             self.context.add_metadata(**strategy_of(fsdp_state).metadata())

@@ -164,8 +164,8 @@ class EngineSteps:
         """Starts the forward phase; registers the engine at its first forward."""
         known = self._engines.of(engine)
         self._context.engine, known.bucket = known.number, 0
-        self._device.mark_compute_stream()
         self._steps.forward_begins(engine, args, kwargs)
+        self._device.mark_compute_stream()
 
     def forward_ends(self, *_: Any) -> None:
         """Ends the forward phase."""
