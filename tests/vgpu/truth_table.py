@@ -30,6 +30,8 @@ from vgpu.intervals import clip, length, subtract, union  # noqa: E402
 from vgpu.machine import write_machine  # noqa: E402
 from vgpu.table import reason  # noqa: E402
 from vgpu.truth import NOTHING, Timeline  # noqa: E402
+from zeromon.fold.ledger import add_step  # noqa: E402
+from zeromon.fold.state import LedgerSums  # noqa: E402
 from zeromon.readout.breakdown import RECORDED  # noqa: E402
 from zeromon.readout.ledger import USEFUL  # noqa: E402
 from zeromon.snapshot import RankSnapshot  # noqa: E402
@@ -46,6 +48,7 @@ STEP_RATIO, POINTS = 0.02, 0.01
 """The targets: a step and the share of a step by which a figure may differ."""
 TRAINED = ("forward", "backward", "optimizer")
 COMPARED_PHASES = (*TRAINED, "other")
+_COMPUTES = [number for number, name in enumerate(RECORDED) if name in TRAINED]
 BOUNDS: dict[str, tuple[dict[str, float], tuple[str, ...]]] = {
     "device": ({"slow": 300, "node_speed": 2e8}, ("--hidden", "512", "--batch", "512")),
     "launch": ({"node_speed": 2e9}, ("--hidden", "256")),
@@ -138,12 +141,13 @@ def compare(rank: RankSnapshot, truth: Timeline, merged: Sequence[str] = ()) -> 
     widest = max(figures.communication, 1)
     found["overlap"] = [overlap, 1 - most / widest, 1 - least / widest]
     # the ledger has all steps; those around the compared ones are taken out again
+    around = LedgerSums()
+    for one in rank.recent:
+        if one not in steps:
+            add_step(around, one)
     useful = sum(row.seconds for row in rank.ledger if row.cause in USEFUL)
-    computes = [number for number, name in enumerate(RECORDED) if name in TRAINED]
-    for one in set(rank.recent) - set(steps):
-        exposures = one.phase_exposed_ns or one.phase_ns
-        useful -= sum(one.phase_ns[at] - exposures[at] for at in computes) / 1e9
-    trained = sum(phases.get(name, NOTHING).span for name in TRAINED)
+    useful -= sum(around.spent_ns[at] - around.exposed_ns[at] for at in _COMPUTES) / 1e9
+    trained = sum(phases.get(name, NOTHING).span for name in {*TRAINED, *merged})
     bounds = [(trained - one) / whole for one in (most, least)]
     found["goodput"] = [useful * 1e9 / whole, *bounds]
     found["copy"], found["idle"] = figures.copy / whole, figures.idle / whole
