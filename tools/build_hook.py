@@ -34,7 +34,7 @@ class Hook(BuildHookInterface[Any]):
     """Run by hatchling, which names it in pyproject.toml, before it writes a wheel."""
 
     def dependencies(self) -> list[str]:
-        """What compiling needs."""
+        """The packages that compiling needs."""
         return [*compiled.NEEDS] if compiles() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Hook(BuildHookInterface[Any]):
 
 
 def compiles() -> bool:
-    """Whether the wheel is to be compiled."""
+    """Returns whether the wheel is to be compiled."""
     return os.environ.get("ZEROMON_COMPILE", "") not in ("", "0")
 
 

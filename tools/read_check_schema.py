@@ -283,7 +283,7 @@ def _sentence(node: ast.expr) -> str:
 
 
 def _top_names(folder: Path) -> set[str]:
-    """What DeepSpeed's code looks up in the whole configuration, by literal or by constant."""
+    """The names that DeepSpeed's code looks up in the whole configuration, by literal or by constant."""
     names: dict[str, Any] = {}
     for file in _TOP_CONSTANTS:
         if (folder / file).is_file():

@@ -1,4 +1,4 @@
-"""What the site of ``make docs`` has: the pages where the repository has them, so that all links hold.
+"""The pages of the site of ``make docs`` where the repository has them, so that all links hold.
 
 docs/index.md is the navigation, and the decisions have a part of their own.
 """

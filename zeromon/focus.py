@@ -81,7 +81,7 @@ def pool_of(rank: RankSnapshot, pool: Pool) -> Pool:
 
 
 def is_running_out(ranks: Sequence[RankSnapshot], pool: Pool) -> bool:
-    """Whether a memory of *ranks* is nearly full, or a trend leads there."""
+    """Returns whether a memory of *ranks* is nearly full, or a trend leads there."""
     return any(
         risk.pool == pool and (risk.ratio >= OOM.warning or risk.steps_left is not None)
         for rank in ranks
@@ -104,7 +104,7 @@ _LOST_PEER = (
     "remote process exited", "communicator was aborted", "connection was likely closed",
     "recvvalue failed", "sendbytes failed",
 )  # fmt: skip
-"""What gloo, NCCL and TCPStore say when another rank is gone, in lower case."""
+"""Parts of errors of gloo, NCCL and TCPStore when another rank is gone, in lower case."""
 _PEER_LOST = "peer_lost"
 _UNEXPLAINED = ("SIGKILL", "SIGTERM", "unknown")
 """How a launcher may end the ranks that are left, as :func:`death_cause` has it."""
@@ -185,12 +185,12 @@ def roles_of(run: RunSnapshot) -> dict[int, DeathRole]:
 
 
 def has_left(rank: RankSnapshot) -> bool:
-    """Whether *rank* has ended without an error."""
+    """Returns whether *rank* has ended without an error."""
     return not (rank.alive or rank.failed or rank.detached or rank.silent)
 
 
 def is_ending(run: RunSnapshot) -> bool:
-    """Whether a rank of *run* has finished after as many steps as the others, and none has failed."""
+    """Returns whether a rank of *run* finished after as many steps as the others, and none failed."""
     if run.ended or any(rank.failed for rank in run.ranks):
         return False
     has_one_left = any(rank.leaving or has_left(rank) for rank in run.ranks)
@@ -198,12 +198,12 @@ def is_ending(run: RunSnapshot) -> bool:
 
 
 def _waits_for_absent(rank: RankSnapshot, ended: Sequence[RankSnapshot]) -> bool:
-    """Whether *rank* died in a collective of one that had *ended* before and never called it."""
+    """Returns whether *rank* died in a collective of one that had *ended* before and never called it."""
     return any(other.last_event_ns < rank.last_event_ns and _needs(rank, other) for other in ended)
 
 
 def _needs(rank: RankSnapshot, other: RankSnapshot) -> bool:
-    """Whether *rank* is in a collective that *other*, a member of its group, has not called."""
+    """Returns whether *rank* is in a collective that *other*, a member of its group, has not called."""
     reached = {group.group_id: group.sequence for group in other.groups}
     return any(
         reached.get(entry.group_id, entry.sequence) < entry.sequence
@@ -213,7 +213,7 @@ def _needs(rank: RankSnapshot, other: RankSnapshot) -> bool:
 
 
 def _lost_peer(rank: RankSnapshot) -> bool:
-    """Whether the error that ended *rank* says that another rank is gone."""
+    """Returns whether the error that ended *rank* says that another rank is gone."""
     error = rank.exception.lower()
     return rank.ended == _PEER_LOST or any(text in error for text in _LOST_PEER)
 

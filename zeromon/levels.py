@@ -92,7 +92,7 @@ UNSTEADY_SECONDS = 30.0
 """A lack of CPUs moves between identical ranks: only one that stays for so long makes a straggler."""
 
 AVOIDABLE = Level(0.05, 0.15)
-"""What a remedy could save at most, as a share of a step."""
+"""The share of a step that a remedy could save at most."""
 
 CPU_WAIT = Level(0.15, 0.25)
 """The share of the time in which a rank's main thread could run and had no CPU."""
@@ -113,7 +113,7 @@ POOR_OVERLAP = 0.3
 """Below this share of hidden communication, overlap is poor."""
 
 PAUSE_SECONDS = 1800.0
-"""What is expected to take long (a checkpoint, an evaluation) needs attention after so long."""
+"""The time after which an expected pause (a checkpoint, an evaluation) needs attention."""
 
 START_SECONDS = 120.0
 """A rank without progress whose first step has not ended for so long needs attention."""

@@ -171,6 +171,6 @@ def _is_script(path: str) -> bool:
 
 
 def _is_page(path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether an answer with *headers* is the frame in which Dash draws the pages."""
+    """Returns whether an answer with *headers* is the frame in which Dash draws the pages."""
     kinds = (value for name, value in headers if name.lower() == b"content-type")
     return not path.startswith("/report/") and any(v.startswith(b"text/html") for v in kinds)

@@ -1,4 +1,4 @@
-"""What Dash calls when something on a page changes: on the server, and in the browser."""
+"""Functions that Dash calls when something on a page changes: on the server, and in the browser."""
 
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
@@ -20,7 +20,7 @@ from zeromon_dashboard.url_state import PAGES, Route, parse_address
 from zeromon_dashboard.widgets import trouble
 
 _MOMENTS = 48
-"""Of the record, for memory by role over it."""
+"""Number of moments of the record, for memory by role over it."""
 
 
 def add_callbacks(app: Any, feeds: Feeds) -> None:
@@ -72,7 +72,7 @@ def _add_server_callbacks(app: Any, feeds: Feeds) -> None:
 
 
 def _asked_for(feeds: Feeds) -> Iterator[tuple[Any, ...]]:
-    """What a page is without at first: the function that makes it, output, inputs, the address."""
+    """The parts that a page lacks at first: the function that makes one, output, inputs, the address."""
     address = State("route", "data")
 
     def predict(_: str, address: str) -> Any:

@@ -333,12 +333,12 @@ def _summed(series: Series, column: Sequence[float | None]) -> Trace:
 
 
 def _column_of(rows: Sequence[StepRow], read: Read, scale: float) -> list[float | None]:
-    """What *read* gives for each row, times *scale*."""
+    """The values that *read* gives for the rows, times *scale*."""
     return [None if (value := read(row)) is None else value * scale for row in rows]
 
 
 def _scaled(spec: ChartSpec) -> tuple[Read, float, str]:
-    """What is read of a step, what it is multiplied by, and the unit of the product."""
+    """The function that reads a step, the factor of its value, and the unit of the product."""
     if spec.share is not None:
         return spec.share, RATIO.scale, f"{RATIO.symbol} of the step"
     return spec.read, spec.unit.scale, spec.unit.symbol

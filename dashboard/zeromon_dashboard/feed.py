@@ -1,4 +1,4 @@
-"""What an open tab receives: the parts of its page that changed, and new points of its lines.
+"""The updates of an open tab: the parts of its page that changed, and new points of its lines.
 
 Tabs with the same address share one feed, which makes the page at most once for each snapshot.
 """
@@ -32,7 +32,7 @@ _SUMS, _SUMS_SECONDS = ("breakdown", "ledger"), 5.0
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """What a tab has already."""
+    """The state that a tab has already."""
 
     feed: str = ""
     version: int = 0
@@ -158,12 +158,12 @@ class Feed:
 
 
 def _same(one: tuple[list[RunSnapshot], str], other: tuple[list[RunSnapshot], str]) -> bool:
-    """Whether the snapshots are the same objects, and the trouble is the same."""
+    """Returns whether the snapshots are the same objects, and the trouble is the same."""
     return one[1] == other[1] and all(a is b for a, b in zip(one[0], other[0], strict=True))
 
 
 def _shape(chart: Chart) -> str:
-    """What of a chart a tab cannot update by appending points."""
+    """The parts of a chart that a tab cannot update by appending points."""
     marks = [f"{_nice(value):g}" for mark in chart.marks for value in (*(mark.x or ()), *mark.y)]
     return f"{chart.title}|{','.join(chart.traces)}|{_nice(chart.top):g}|{','.join(marks)}"
 

@@ -153,7 +153,7 @@ def ledger(run: RunSnapshot) -> dict[str, Any] | None:
 
 
 def _trained(whole: JobLedger, seconds: float) -> str:
-    """What *seconds* would have trained: ``, 12,300 tokens``; "" where that is not known."""
+    """The amount that *seconds* would have trained: ``, 12,300 tokens``; "" where that is not known."""
     return f", {human_count(seconds * whole.per_second)} {whole.unit}" if whole.unit else ""
 
 
@@ -507,7 +507,7 @@ def _bars(found: Lanes, rows: Iterable[_Row], tone: str) -> dict[str, Any] | Non
 
 
 def _parts(span: LaneSpan, tone: str) -> list[tuple[int, int]]:
-    """What of a span has a colour: a phase its own, a collective that of its hidden and exposed part."""
+    """The ranges of a span in *tone*: a phase, or the hidden or exposed part of a collective."""
     if span.stream is Stream.COMPUTE:
         known = span.name if span.name in PHASE_COLOURS else "other"
         return [(span.begin_ns, span.end_ns)] if tone == known else []

@@ -29,7 +29,7 @@ _MOST_POINTS = 600
 _MOST_POINTS_MANY = 200
 _MANY_RANKS = 16
 _MOST_APPENDED = 1 / 8
-"""Of the rows of a series that not all steps are in; with more, noise seems to grow where all are."""
+"""Share of appended rows in a series without all steps; with more, noise seems to grow where all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class _Steps:
     chosen_at: float
 
     def is_uneven(self, now: float) -> bool:
-        """Whether too many steps were appended: to a part of the old ones, or for one chart."""
+        """Returns whether too many steps were appended: to a part of the old ones, or for one chart."""
         steps, ranks = self.series["step"], len(set(self.series["rank"]))
         if len(steps) - self.chosen <= _MOST_APPENDED * self.chosen:
             return False
@@ -90,7 +90,7 @@ class Followed:
 
     @property
     def live(self) -> bool:
-        """Whether something observes the run now."""
+        """True if something observes the run now."""
         return self.source.live
 
     def request_detail(self, ranks: Sequence[int], node: str) -> None:
@@ -297,7 +297,7 @@ class Hub:
             return followed
 
     def has(self, where: Route) -> bool:
-        """Whether what an address names is there: the page, its runs, one of its ranks."""
+        """Returns whether what an address names is there: the page, its runs, one of its ranks."""
         if where.unknown:
             return False
         try:

@@ -57,7 +57,7 @@ COLOURS = {
 _BADGES = {
     None: "#0b6e4f", Severity.INFO: "gray.7", Severity.WARNING: "#8f4700", Severity.CRITICAL: "#b71c1c",
 }  # fmt: skip
-"""The same colours behind white text, with a contrast of 4.5 to 1."""
+"""The colours of :data:`COLOURS` behind white text, with a contrast of 4.5 to 1."""
 _LOUD = (Severity.WARNING, Severity.CRITICAL)
 
 

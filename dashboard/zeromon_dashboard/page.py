@@ -1,4 +1,4 @@
-"""What a page of a run is made from, and what it is made into. Pure."""
+"""The data that a page of a run is made from, and the parts that it is made into. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ class Known:
     others: Sequence[tuple[RunSnapshot, Series]] = ()
     """Runs that charts are laid over."""
     comparison: Comparison | None = None
-    """Of the run and the others; None without others."""
+    """The comparison of the run with the others; None without others."""
     about: About = field(default_factory=About)
 
     @property

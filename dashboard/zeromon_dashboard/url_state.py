@@ -1,4 +1,4 @@
-"""What a tab shows, as an address: a link shows the same again. Pure."""
+"""The state of a tab, as an address: a link shows the same again. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Route:
     at: float | None = None
     """A recorded moment, seconds since the epoch; None: now."""
     changes: str = ""
-    """What the page "What if" predicts: ``NAME=VALUE,...`` by spaces."""
+    """The changes that the page "What if" predicts: ``NAME=VALUE,...`` by spaces."""
     others: tuple[str, ...] = ()
     """Runs that charts are laid over."""
     compared: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class Route:
         return self.ranks, self.last, self.at, self.steps
 
     def on(self, page: str) -> Route:
-        """The same address on another page."""
+        """The address of this view on another page."""
         return replace(self, page=page)
 
 

@@ -1,4 +1,4 @@
-"""What Grafana's dashboards show: panels and their queries, as data. Pure.
+"""The contents of Grafana's dashboards: panels and their queries, as data. Pure.
 
 Queries read the collectors' own metrics, so that they work without our recording rules. ``$run``,
 ``$node``, ``$rank`` and ``$__rate_interval`` are Grafana's to fill in. A rank's node is in
@@ -84,7 +84,7 @@ def _step(labels: str, how: str, by: str, ranks: str = "") -> str:
 
 
 def _named(what: str) -> str:
-    """Of *what* a second, by all ranks; the label ``unit`` names it."""
+    """Total *what* per second of all ranks; the label ``unit`` names it."""
     rate = f"sum(rate(zeromon_{what}_total{{{_RUN}}}{_RATE}))"
     return f'label_replace({rate}, "unit", "{what}/s", "", "")'
 

@@ -191,7 +191,7 @@ def _opens(board: str, chosen: dict[str, str]) -> dashboard.DashboardLink:
 
 
 def _labels(panel: Panel) -> dict[str, str]:
-    """What a link chooses by the labels of a value, as far as its series have them."""
+    """The choices that a link makes by the labels of a value, as far as its series have them."""
     named = "".join(query.legend for query in panel.queries)
     known = {name: f"${{__field.labels.{name}}}" for name in _CHOICES if f"{{{{{name}}}}}" in named}
     return {"run": "$run"} | known

@@ -1,4 +1,4 @@
-"""What a board of Grafana is made of: panels, queries, colours, events. Pure."""
+"""The parts of a board of Grafana: panels, queries, colours, events. Pure."""
 
 from typing import NamedTuple
 
@@ -9,12 +9,12 @@ Colours = tuple[tuple[float, str], ...]
 """From which value on a figure has which colour; the first holds for all below the second."""
 
 NEUTRAL: Colours = ((0, "text"),)
-"""Of a figure that is neither good nor bad: without a threshold, Grafana paints 80 and more red."""
+"""Colours of a neutral figure: without a threshold, Grafana paints 80 and more red."""
 LOST: Colours = ((0, "green"), (1, "red"))
 
 
 def rising(level: Level) -> Colours:
-    """Of a figure of which more is worse."""
+    """The colours of a figure of which more is worse."""
     return ((0, "green"), (level.warning, "orange"), (level.critical, "red"))
 
 
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What is marked in all charts of a board, from the moment it comes on."""
+    """A mark in all charts of a board, from the moment it comes on."""
 
     name: str
     colour: str

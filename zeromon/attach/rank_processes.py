@@ -45,7 +45,7 @@ class Process:
 
     @cached_property
     def has_torch(self) -> bool:
-        """Whether it has loaded torch's library."""
+        """True if it has loaded torch's library."""
         with suppress(OSError):
             return b"/libtorch" in (PROC / str(self.pid) / "maps").read_bytes()
         return False

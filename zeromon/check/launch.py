@@ -265,7 +265,7 @@ _DEVICE = re.compile(r"\b(v100|t4|a100|h100|h200|b200|l4|l40s|a10|mi300x)(?:-\w+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a launch file says; a field is None or "" where it says nothing, or several things."""
+    """The settings of a launch file; a field is None or "" where it sets nothing, or several things."""
 
     command: Command | None
     device: str

@@ -60,7 +60,7 @@ class Loader:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the training that uses the loader runs on a GPU, as far as the script shows."""
+        """True if the training that uses the loader runs on a GPU, as far as the script shows."""
         if not self.prefix:
             return _uses_gpu(self.script)
         nodes = (self.script.argument(self.call, name) for name in ("use_cpu", "no_cuda"))

@@ -62,7 +62,7 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """Whether there is an error or a warning."""
+        """True if there is an error or a warning."""
         return any(problem.severity != "info" for problem in self.problems)
 
 
@@ -346,7 +346,7 @@ def _beside(file: Path, name: object) -> Path | None:
 
 
 def _holds(question: Callable[[], bool]) -> bool:
-    """Whether *question* about a path is true; no name that the system refuses is a file or a folder."""
+    """Returns the answer to *question* about a path; False for names that the system refuses."""
     try:
         return question()
     except (OSError, ValueError):

@@ -94,7 +94,7 @@ def selected_processes(target: str, *, everything: bool) -> list[Process]:
 
 
 def _is_launcher(process: Process) -> bool:
-    """Whether *process* is a launcher; in a container that may be the first process."""
+    """Returns whether *process* is a launcher; in a container that may be the first process."""
     return any(name in word for word in process.command[:3] for name in _LAUNCHERS)
 
 
@@ -201,7 +201,7 @@ def _patience(run: RunSnapshot) -> float:
 
 
 def _is_clear(run: RunSnapshot) -> bool:
-    """Whether the run makes progress, or hangs and the missing ranks have reported their position."""
+    """Returns whether the run progresses, or hangs and missing ranks have reported their position."""
     missing = {number for hang in run.hangs for number in hang.missing}
     located = all(rank.stack for rank in run.ranks if rank.rank in missing and rank.alive)
     moves = all(rank.step_seconds is not None for rank in run.ranks)

@@ -135,7 +135,7 @@ class _Tracking:
             time.sleep(_SETTLING_SECONDS if soon else pause)
 
     def _send(self, run: RunSnapshot) -> bool:
-        """Whether all is well; raises what a source raises."""
+        """Sends new steps; returns False where the tracker takes none. Raises what a source raises."""
         facts = opened(self._name, run)
         if facts is None:
             if any(rank.step for rank in run.ranks):

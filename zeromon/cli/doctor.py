@@ -276,7 +276,7 @@ def limits() -> list[Fact]:
 
 
 def kernel() -> list[Fact]:
-    """What this kernel reports of a dying or hanging process."""
+    """Facts about what this kernel reports of a dying or hanging process."""
     release = platform.release()
     numbers = tuple(int(p) for p in release.split("-")[0].split(".")[:2] if p.isdigit())
     tells = numbers >= _EXIT_STATUS_SINCE
@@ -387,7 +387,7 @@ def facts_as_text(facts: list[Fact]) -> str:
 
 
 def _examine(run: RunSnapshot, options: argparse.Namespace) -> int:
-    """What hangs or is stalled in one run."""
+    """Shows what hangs or is stalled in one run; returns the exit code."""
     found = run.hangs
     if options.stacks:
         with working("reading stacks"), ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -64,7 +64,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def prepared(run: RunSnapshot, path: Path, *, is_recorded: bool, force: bool = False) -> Export:
-    """What *run* has to export: its record, else the steps of the snapshot itself.
+    """The export of *run*: its record, else the steps of the snapshot itself.
 
     Raises :class:`ExportError` for a run without a step.
     """

@@ -73,7 +73,7 @@ class Template:
     """A DeepSpeed JSON or an accelerate YAML that the command names."""
 
     def uses(self, field: str) -> bool:
-        """Whether *field* has a place in the command, in a variable, or in the configuration."""
+        """Returns whether *field* has a place in the command, in a variable, or in the configuration."""
         texts = (*self.command, *self.environment.values())
         if any(f"{{{field}}}" in text for text in texts):
             return True

@@ -27,7 +27,7 @@ from zeromon.stats.noise import Estimate, typical
 _LOOK_SECONDS = 0.01
 _ASK_SECONDS = 0.4
 _SAFE_SHARE = 0.004
-"""Of the memory: a launch with less left is stopped at once."""
+"""Share of the memory; a launch with less left is stopped at once."""
 _LOOKS_AHEAD = 4
 """It is stopped, too, where it would have less within so many looks at the pace of the last, unless the
 line of earlier launches says that it ends sooner."""
@@ -40,7 +40,7 @@ _TRENDS = (RiskCause.GROWTH, RiskCause.SPIKE, RiskCause.FRAGMENTATION, RiskCause
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to launch, and how long."""
+    """A trial to launch, and for how long."""
 
     trial: Trial
     """Without measurements."""

@@ -1,4 +1,4 @@
-"""What ``zeromon mcp`` serves: each tool is one function here and one name in :data:`TOOLS`.
+"""The tools of ``zeromon mcp``: each is one function here and one name in :data:`TOOLS`.
 
 A tool computes with what the other verbs use and returns the items of its answer; :func:`cut` makes them
 an answer of bounded size. Its docstring is what an assistant reads of it. The run "" is the newest one.
@@ -50,7 +50,7 @@ from zeromon.traces.analysis import RankTrace, read_result
 from zeromon.units import human_ratio, human_seconds, printable, printable_values
 
 MOST_BYTES = 4000
-"""What an answer has at most where the call says nothing else."""
+"""Maximum size of an answer, bytes, where the call gives no other."""
 _FEWEST, _MOST = 500, 100_000
 _SENTENCE = 120
 """Bytes for the sentence about what was left out."""

@@ -136,12 +136,12 @@ def _notes(base: Point, points: Sequence[Point]) -> list[str]:
 
 
 def fits_known(one: Point) -> bool:
-    """Whether the memory of a device is known."""
+    """Returns whether the memory of a device is known."""
     return one.setup is not None and one.setup.capacity_known
 
 
 def _assumed(base: Point) -> list[str]:
-    """What the setup assumes."""
+    """The assumptions of the setup."""
     assert base.setup is not None
     missing = "what fits is n/a without the memory of a device: give --gpu"
     return [*base.setup.model.notes, *([] if fits_known(base) else [missing])]

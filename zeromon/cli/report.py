@@ -222,7 +222,7 @@ def newest_snapshot(name: str | None) -> RunSnapshot:
 
 
 def _is_ending(run: RunSnapshot) -> bool:
-    """Whether all ranks of a local run have exited and its collector has not noticed yet."""
+    """Returns whether all ranks of a local run have exited and its collector has not noticed yet."""
     is_here = run.node == socket.gethostname() and not (run.ended or run.origin)
     return is_here and bool(run.ranks) and all(start_ticks(r.pid) is None for r in run.ranks)
 

@@ -219,7 +219,7 @@ def _prepare(
 
 
 def _is_one_of_many() -> bool:
-    """Whether a launcher has started one `zeromon run` per rank."""
+    """Returns whether a launcher has started one `zeromon run` per rank."""
     return "RANK" in os.environ or "SLURM_PROCID" in os.environ
 
 
@@ -265,7 +265,7 @@ def _slurm_job() -> str:
 
 
 def _is_running(folder: Path) -> bool:
-    """Whether *folder* is that of a live run with a launcher; one of many tasks joins its run."""
+    """Returns whether *folder* is that of a live run with a launcher, which one of many tasks joins."""
     try:
         facts = json.loads((folder / "run.json").read_text())
         return ProcessWatch(int(facts["pid"]), facts["mono_ns"]).alive()
@@ -326,7 +326,7 @@ def start_collector(root: Path, environment: dict[str, str]) -> str | None:
 
 
 def warnings_for(command: list[str]) -> list[str]:
-    """What is known to keep the agents out, said before it happens."""
+    """Warnings, before the launch, about anything in *command* that is known to keep the agents out."""
     names = [Path(word).name for word in command]
     found = []
     if "opentelemetry-instrument" in names:

@@ -1,4 +1,4 @@
-"""What a terminal gets and a pipe does not: colour, wrapped lines, a sign of life while work is done."""
+"""Output for a terminal, not for a pipe: colour, wrapped lines, a sign of life while work is done."""
 
 import os
 import re
@@ -27,7 +27,7 @@ _COLOURS = (
 
 
 def is_coloured(stream: TextIO) -> bool:
-    """Whether *stream* is a terminal whose user wants colour: https://no-color.org."""
+    """Returns whether *stream* is a terminal whose user wants colour: https://no-color.org."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -130,7 +130,7 @@ def numbers(attempts: Iterable[Sequence[RankFollower]]) -> list[int]:
 
 
 def has_finished(members: Iterable[RankFollower]) -> bool:
-    """Whether no rank of an attempt failed: what follows is another job of the program."""
+    """Returns whether no rank of an attempt failed: what follows is another job of the program."""
     return not any(follower.alive or follower.ending()[1] for follower in members)
 
 
@@ -209,7 +209,7 @@ class _Waiting:
 
     @property
     def has_settled(self) -> bool:
-        """Whether it has ended and nothing more about its end can become known."""
+        """True if it has ended and nothing more about its end can become known."""
         known = self.watch.status() is not None or self.dead_looks >= SETTLING_POLLS
         return bool(self.died_ns) and known
 
@@ -231,12 +231,12 @@ class Launched:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a process lives that has not reported."""
+        """True if a process lives that has not reported."""
         return any(not one.died_ns for one in self._waiting.values())
 
     @property
     def is_settling(self) -> bool:
-        """Whether more may become known of how a process ended."""
+        """True if more may become known of how a process ended."""
         return any(one.died_ns and not one.has_settled for one in self._waiting.values())
 
     def look(self, reported: Collection[int], now_ns: int) -> None:

@@ -60,7 +60,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
     @property
     def is_local(self) -> bool:
-        """Whether its collector listens on loopback only."""
+        """True if its collector listens on loopback only."""
         return self.address.startswith(("127.", "localhost:", "[::1]"))
 
 
@@ -312,7 +312,7 @@ class Leader:
         """Why the reports of a node, by its first rank, are not read."""
 
     def reads(self, sender: Sender) -> bool:
-        """Whether the report of *sender* has the layout of this version; keeps the reason if not."""
+        """Returns whether the report of *sender* has this version's layout; keeps the reason if not."""
         with self._lock:
             reason = unread(printable(sender.card.node), sender)
             self._unread.pop(sender.card.first_rank, None)

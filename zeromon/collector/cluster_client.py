@@ -177,7 +177,7 @@ class ClusterSync:
 
     @property
     def is_heard(self) -> bool:
-        """Whether the last reply of the leader is recent."""
+        """True if the last reply of the leader is recent."""
         if self._reply is None:
             return False
         return time.monotonic() - self._replied < 3 * self._reply.every_seconds + _STALE_SECONDS
@@ -329,7 +329,7 @@ class ClusterSync:
 # ---- one run's exchange with the collectors of its other nodes ----------------------------------
 
 NOTE, _MOST_NOTE = "nodes.note", 400
-"""What the agents' rendezvous says of nodes that are missing."""
+"""File in which the agents' rendezvous names missing nodes, and its maximum length, characters."""
 _NAMING_SECONDS = 15.0
 """Timeout of the agents' rendezvous, after which the run is named without the other nodes."""
 
@@ -347,7 +347,7 @@ class RunCluster:
         self._first_ring = 0.0
 
     def can_name(self, states: Sequence[RankState]) -> bool:
-        """Whether the run's name is known: nodes other than the first use the name of the first."""
+        """Returns whether the run's name is known: nodes after the first use the name of the first."""
         if not states:
             return False
         self._first_ring = self._first_ring or time.monotonic()
@@ -395,7 +395,7 @@ class RunCluster:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the run has several nodes, and they are known."""
+        """True if the run has several nodes, and they are known."""
         return self._sync is not None
 
     def find_hangs(
@@ -461,6 +461,6 @@ def as_peer_rank(rank: RankSnapshot, node: str) -> PeerRank:
 
 
 def _is_single_node(meta: dict[str, Any]) -> bool:
-    """Whether all ranks of the job run on the node of the rank with this metadata."""
+    """Returns whether all ranks of the job run on the node of the rank with this metadata."""
     local = meta.get("local_world_size")
     return isinstance(local, int) and 0 < meta.get("world_size", 1) <= local

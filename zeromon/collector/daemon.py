@@ -52,7 +52,7 @@ class Collector:
         """Folder of a run that cannot be followed or stored -> when it is tried again."""
         self._leaders: dict[str, Leader] = {}
         self._last_words: list[Notifier] = []
-        """Of runs that have ended."""
+        """Notifiers of runs that have ended."""
         self._devices = Devices()
         self._ticks = 0
         self._quiet_since = math.inf
@@ -257,11 +257,11 @@ class Collector:
             self._stuck[name] = math.inf
 
     def is_ending(self) -> bool:
-        """Whether all processes of a run are gone, and its record does not say so yet."""
+        """Returns whether all processes of a run are gone, and its record does not say so yet."""
         return any(run.ranks and not run.has_processes() for run in self._runs.values())
 
     def may_end(self) -> bool:
-        """Whether no run is followed or told of, and the views have read the end or have timed out."""
+        """Returns whether no run is followed, no alert waits, and views read the end or timed out."""
         quiet = self._clock() - self._quiet_since
         self._last_words = [alerts for alerts in self._last_words if alerts.is_sending]
         if self._runs or self._last_words or quiet < _LEAST_LINGER_SECONDS:

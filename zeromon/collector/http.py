@@ -54,7 +54,7 @@ _CONNECTION_SECONDS = 30.0
 _MOST_BODY = 1 << 16
 _MOST_REPORT = 1 << 23
 _VARIABLE = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in (TIME, NONCE, SIGNATURE)}
-"""Of a report: name of a header -> its name in WSGI."""
+"""Name of a report's header -> its name in WSGI."""
 _ALIVE, _RUN = "/healthz", "/api/runs/"
 _INDEX = {"zeromon": "ok", "see": ["/metrics", "/api/runs"]}
 
@@ -246,7 +246,7 @@ _PARTS: dict[str, Callable[[Past, Query], bytes]] = {
 
 
 def _target(environ: Environ) -> bytes:
-    """What a signed read is for: the path and the query."""
+    """The target of a signed read: the path and the query."""
     return f"{environ.get('PATH_INFO', '')}?{environ.get('QUERY_STRING', '')}".encode()
 
 

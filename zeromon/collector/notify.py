@@ -77,7 +77,7 @@ def deliver(url: str, message: Message) -> str:
 
 
 def _services(url: str) -> Any:
-    """What apprise makes of *url*, a plain webhook of a web page; empty where it knows no service."""
+    """The Apprise object for *url*: of a web page a plain webhook; empty where it knows no service."""
     try:
         apprise: Any = importlib.import_module("apprise")
     except ImportError as error:
@@ -137,7 +137,7 @@ class Notifier:
         self._error: list[str] = []
         self._lock = threading.Lock()
         self._told = ""
-        """What :data:`TOLD` gets once no message waits; those that do are sent after a restart."""
+        """The text that :data:`TOLD` gets once no message waits; a restart sends those that do."""
         with suppress(OSError, ValueError, TypeError):
             listed = json.loads((folder / paths.NOTIFY).read_text())
             self._senders = [_Sender(Target(*map(str, one)), self._save) for one in listed]
@@ -168,12 +168,12 @@ class Notifier:
 
     @property
     def is_sending(self) -> bool:
-        """Whether a message waits for its service, or is not saved as sent."""
+        """True if a message waits for its service, or is not saved as sent."""
         return bool(self._told) or any(sender.is_busy for sender in self._senders)
 
     @property
     def note(self) -> str:
-        """What was not delivered, "" for nothing."""
+        """The messages that were not delivered, and errors; "" for none."""
         unsent = ((one.to.name, one.failed) for one in self._senders if one.failed)
         failed = [f"alerts that {name} did not accept: {count}" for name, count in unsent]
         return "; ".join([*failed, *self._error])

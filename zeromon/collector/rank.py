@@ -59,11 +59,11 @@ class RankFollower:
         self.process = ProcessWatch(header.pid, header.mono_ns)
         self.alive = True
         self.settled = False
-        """Whether the process is dead and nothing more about its end can become known."""
+        """True if the process is dead and nothing more about its end can become known."""
         self.died_ns = 0
         """When the process was first seen dead, CLOCK_MONOTONIC; 0 while it lives."""
         self._was_seen = False
-        """Whether it was ever seen alive; else its last record tells when it died."""
+        """True if it was ever seen alive; else its last record shows when it died."""
         self._dead_polls = 0
         self._halt = Halt.NONE
         self._newest_row_ns = 0
@@ -152,7 +152,7 @@ class RankFollower:
 
     @property
     def was_detached(self) -> bool:
-        """Whether the agent was detached from the running process."""
+        """True if the agent was detached from the running process."""
         last_event = self.state.exit
         return last_event is not None and last_event.how == ExitKind.DETACHED
 

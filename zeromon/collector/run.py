@@ -337,12 +337,12 @@ class RunFollower:
         return age > _START_SECONDS
 
     def has_processes(self) -> bool:
-        """Whether its launcher or one of its ranks still runs."""
+        """Returns whether its launcher or one of its ranks still runs."""
         launched = self._launcher is not None and self._launcher.alive()
         return launched or any(follower.process.alive() for follower in self.ranks.values())
 
     def _failed_lately(self) -> bool:
-        """Whether a rank failed so recently that other nodes may not have its report yet."""
+        """Returns whether a rank failed so recently that other nodes may not have its report yet."""
         failed = any(follower.ending()[1] for follower in self.newest())
         if failed and not self._failed_since:
             self._failed_since = time.monotonic()
@@ -358,7 +358,7 @@ class RunFollower:
         return tuple(name for _, name in sorted(by_rank.items()))
 
     def is_named(self) -> bool:
-        """Whether the run's name is known; see :meth:`RunCluster.can_name`."""
+        """Returns whether the run's name is known; see :meth:`RunCluster.can_name`."""
         states = [follower.state for follower in self.newest()]
         return self.ended or self.cluster.can_name(states)
 
@@ -550,7 +550,7 @@ class RunFollower:
         return tuple(sorted(found - {follower.state.rank for follower in followers} - {-1}))
 
     def _tracked(self) -> Iterator[str]:
-        """What the processes of ``zeromon run --track`` cannot send."""
+        """Yields what the processes of ``zeromon run --track`` cannot send."""
         for path in sorted(self.folder.glob(f"{paths.TRACK}*")):
             with suppress(OSError):
                 yield printable(path.read_text(errors="replace")[:200])

@@ -165,7 +165,7 @@ class Captures:
 
     @property
     def busy(self) -> bool:
-        """Whether a capture is in progress."""
+        """True if a capture is in progress."""
         return self.last is not None and self.last.is_open
 
 
@@ -178,7 +178,7 @@ def _start_timeout(ranks: Sequence[RankSnapshot]) -> float:
 def _unanswered(
     made: Capture, ranks: Sequence[RankSnapshot], answers: Mapping[int, RankCapture]
 ) -> bool:
-    """Whether a live rank has not finished the capture."""
+    """Returns whether a live rank has not finished the capture."""
     alive = {rank.rank for rank in ranks if rank.alive}
     finished = {rank for rank, answer in answers.items() if answer.state.is_over}
     return any(rank in alive and rank not in finished for rank in made.ranks)

@@ -47,7 +47,7 @@ class Course:
     """One line for each column of a comparison."""
 
     metric: str
-    """What is drawn: ``peak_reserved`` where all runs used a device, else ``peak_rss``."""
+    """The figure that is drawn: ``peak_reserved`` where all runs used a device, else ``peak_rss``."""
     lines: tuple[tuple[tuple[int, int], ...], ...]
     """(step, bytes of the rank that has most), of the first run of a column; () where unknown."""
 
@@ -95,9 +95,9 @@ class Cell:
     doubtful: bool = False
     """The difference exceeds the noise, and the machine may be the reason."""
     marked: bool = False
-    """Whether the difference is significant."""
+    """True if the difference is significant."""
     better: bool = False
-    """Whether a significant difference is an improvement."""
+    """True if a significant difference is an improvement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class Column:
     lacked: float | None = None
     """The largest share of the time of its steps that a rank had no CPU; None where unknown."""
     doubt: str = ""
-    """What makes its times and those of the first column not comparable; "" where nothing does."""
+    """The reason why its times are not comparable with those of the first column; "" where they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ def _cell(
 
 
 def _batch(m: RunFigures) -> tuple[object, ...]:
-    """What repeats have in common; tokens and the last batch of an epoch may vary."""
+    """The values that repeats have in common; tokens and the last batch of an epoch may vary."""
     rank = m.rank
     return m.micro_steps, *((micro_batch(rank), rank.loader.get("length")) if rank else ())
 

@@ -16,7 +16,7 @@ _COMMIT, *_ = _OF_MACHINE = ("git commit", "device", "driver")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What is not the same in all columns."""
+    """A fact that is not the same in all columns."""
 
     name: str
     values: tuple[str, ...]
@@ -74,7 +74,7 @@ def _value(name: str, runs: Sequence[dict[str, str]]) -> str:
 
 
 def _doubtful(row: Difference) -> bool:
-    """Whether equal values may hide a difference: two working copies with changes of one commit."""
+    """Returns whether equal values may hide a difference: two changed working copies of one commit."""
     return row.name == _COMMIT and any(CHANGED in value for value in row.values)
 
 
@@ -131,7 +131,7 @@ _WHOLE_STEPS = frozenset(("step_time",))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What is known of the machine during the steps of a column."""
+    """Known facts about the machine during the steps of a column."""
 
     lacked: float | None
     """The largest share of the time of its steps that a rank had no CPU; None where unknown."""

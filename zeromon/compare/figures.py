@@ -78,7 +78,7 @@ class RunFigures:
 
     @property
     def has_device(self) -> bool:
-        """Whether a rank reported device memory."""
+        """True if a rank reported device memory."""
         return any(rank.memory is not None for rank in self.snapshot.ranks)
 
 

@@ -17,7 +17,7 @@ from zeromon.units import (
 _TIMES_AS_MUCH = 9.995
 
 NOT_COMPARABLE = f"not comparable: the machine may be the reason; give {REPEATS} repeats of each"
-"""Of a difference that exceeds the noise and that a lack of CPUs or a neighbour may explain."""
+"""Note on a difference that exceeds the noise and that a lack of CPUs or a neighbour may explain."""
 
 
 def format_figure(value: float | None, unit: str) -> str:

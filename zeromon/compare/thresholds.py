@@ -43,7 +43,7 @@ class Threshold:
     relative: bool
     """A bound on the difference, else on the figure itself."""
     share: bool
-    """Whether *amount* is a share of the figure of the first run."""
+    """True if *amount* is a share of the figure of the first run."""
     amount: float
     """The bound in the metric's unit, or as a share."""
 
@@ -79,7 +79,7 @@ def parse(text: str) -> Threshold:
 
 
 class Verdict(NamedTuple):
-    """What thresholds say of a comparison: a sentence for each that does not hold."""
+    """The verdict of thresholds on a comparison: a sentence for each that does not hold."""
 
     exceeded: tuple[str, ...]
     undecided: tuple[str, ...]
@@ -162,12 +162,12 @@ class _Case:
         return limit.amount * abs(first.value or 0.0) if limit.share else limit.amount
 
     def is_exceeded(self) -> bool:
-        """Whether the figure is beyond the bound, whatever the noise and the machine added."""
+        """Returns whether the figure is beyond the bound, whatever the noise and the machine added."""
         low, high, noise = self._bounds
         return low - noise > self._amount if self.limit.above else high + noise < self._amount
 
     def is_undecided(self) -> bool:
-        """Whether the figure may be beyond the bound, and one twice beyond would not be found."""
+        """Returns whether the figure may be beyond the bound, and twice beyond would not be found."""
         low, high, noise = self._bounds
         may = high + noise > self._amount if self.limit.above else low - noise < self._amount
         return may and noise + high - low > self._resolution

@@ -1,1 +1,1 @@
-"""What is wrong with a run and what to change: stragglers, hangs, and the rules. Pure."""
+"""Problems of a run and what to change: stragglers, hangs, and the rules. Pure."""

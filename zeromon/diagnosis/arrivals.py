@@ -73,7 +73,7 @@ class PartialArrival(NamedTuple):
     waits_ns: int = NEVER
     """When the first of them began to wait."""
     others_wait_ns: int = NEVER
-    """The same of all but *last_rank*; :data:`FAR` with one member on the node."""
+    """When the first of all but *last_rank* began to wait; :data:`FAR` with one member on the node."""
 
 
 class MatchedCollective(NamedTuple):
@@ -96,7 +96,7 @@ class ArrivalSkew:
     def __init__(self) -> None:
         self.steps: OrderedDict[int, StepSkew] = OrderedDict()
         self.joined = False
-        """Whether the leader matches collectives that spread over nodes."""
+        """True if the leader matches collectives that spread over nodes."""
         self.outgoing: deque[PartialArrival] = deque(maxlen=_KEPT_PENDING)
         self._pending: defaultdict[str, dict[int, Members]] = defaultdict(dict)
         """Group -> sequence number -> the ranks of this node that have arrived."""

@@ -58,7 +58,7 @@ def with_groups(
 
 
 def ras_of(answer: Answer, ranks: Sequence[RankSnapshot], is_here: Callable[[str], bool]) -> Ras:
-    """What RAS says of the communicators of this job; *is_here*: whether an address is this node's."""
+    """Returns RAS's answer on the communicators of this job; *is_here*: is an address this node's?"""
     if answer.note:
         return Ras(note=answer.note)
     by_pid, local = {rank.pid: rank.rank for rank in ranks}, dict[str, bool]()

@@ -31,7 +31,7 @@ class FindingMemory:
     def __init__(self, standing: Iterable[Finding] = ()) -> None:
         """*standing*: the findings that an earlier collector showed last."""
         self._while_whole = tuple(standing)
-        """What was shown while every rank lived: what comes later is a consequence of the end."""
+        """The findings while every rank lived: what comes later is a consequence of the end."""
         self._held = {(one.rule, one.rank): (one.came, one) for one in self._while_whole}
         """When a finding held last with the severity that is shown, and the finding."""
 
@@ -68,7 +68,7 @@ class FindingMemory:
         return _by_severity(found)
 
     def _before(self, key: _Key, now: Container[_Key]) -> tuple[float, Finding] | None:
-        """What was shown of *key*; of a rule that left another rank for it, the gravest of that."""
+        """The finding shown of *key*; else the most severe of the ranks that its rule left for it."""
         if key in self._held:
             return self._held[key]
         left = [

@@ -1,4 +1,4 @@
-"""What hangs, by the Flight Recorder's dumps of all ranks of a job. Pure.
+"""Hangs, by the Flight Recorder's dumps of all ranks of a job. Pure.
 
 Who waits for whom is :mod:`.hangs`, as in a live run. Dumps know more of each call: the first number at
 which members have called something else, of another size or of other types, comes before what hangs.
@@ -19,7 +19,7 @@ DIFFER = (HangKind.MISMATCHED_OPERATIONS, HangKind.MISMATCHED_SIZES, OTHER_TYPES
 """The kinds of findings that members have called something different."""
 NO_DUMP = "a member has no dump"
 ALL_SEEN = "all ranks that have a dump are in it"
-"""Of a backend that does not say who the members are."""
+"""The kind of a finding on a backend that does not say who the members are."""
 _SAME_SIZE = frozenset(("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"))
 
 
@@ -31,7 +31,7 @@ class RankCall:
     state: str
     """One of :data:`WAITING`, :data:`DONE`, :data:`MISSING`, :data:`UNSEEN`."""
     call: Entry | None
-    """That of the finding, or the last one before it; None where neither is known."""
+    """The call of the finding, or the last one before it; None where neither is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ _Calls = dict[int, dict[int, Entry]]
 
 
 def findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
-    """What the members have called differently, then what hangs, the oldest first."""
+    """Returns the calls that differ between the members, then the hangs, the oldest first."""
     now_ns = max((dump.written_ns for dump in dumps), default=0)
     calls: dict[str, _Calls] = {}
     for dump in dumps:
@@ -90,7 +90,7 @@ def findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
 
 
 def under_way(dumps: Sequence[Dump]) -> list[str]:
-    """What has not ended and is too young to hang: one line."""
+    """Returns one line: the oldest call that has not ended and is too young to hang; [] without one."""
     now_ns = max((dump.written_ns for dump in dumps), default=0)
     young = [(e.created_ns, d.rank, e) for d in dumps for e in d.entries if not e.ended]
     if not young:

@@ -48,12 +48,12 @@ def hangs(run: RunSnapshot) -> tuple[Hang, ...]:
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """What the detection reads of a rank that is in no snapshot: of another node, or of a dump."""
+    """The state of a rank that is in no snapshot: of another node, or of a dump."""
 
     rank: int
     alive: bool = True
     failed: bool = False
-    """Whether the process ended otherwise than by finishing."""
+    """True if the process ended otherwise than by finishing."""
     stopped: str = ""
     """By what a person or the launcher stopped it."""
     last_event_ns: int = 0
@@ -62,7 +62,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: tuple[InFlight, ...] = ()
     groups: tuple[GroupProgress, ...] = ()
     pause: str = ""
-    """What the rank is expected to take long for; "" for nothing."""
+    """The reason why the rank is expected to take long; "" for none."""
 
 
 AnyRank = Member | RankSnapshot
@@ -123,7 +123,7 @@ def _moment(members: Sequence[AnyRank], now_ns: int) -> int:
 
 
 def _is_alive_at(rank: AnyRank, moment: int, now_ns: int) -> bool:
-    """Whether *rank* lived at *moment*; one that finished by itself did not."""
+    """Returns True if *rank* lived at *moment*; one that finished by itself did not."""
     if rank.alive or moment == now_ns or not (rank.failed or rank.stopped):
         return rank.alive
     was_halted = isinstance(rank, RankSnapshot) and rank.halted is not Halt.NONE
@@ -309,7 +309,7 @@ def _call(member: int, call: InFlight | GroupProgress) -> MemberCall:
 
 
 def _present_call(rank: AnyRank, progress: GroupProgress) -> MemberCall:
-    """What *rank* is in, in a group; else its newest call there."""
+    """Returns the call that *rank* is in, in a group; else its newest call there."""
     inside = (one for one in rank.in_flight if one.group_id == progress.group_id)
     return _call(rank.rank, next((one for one in inside if one.sequence >= 0), progress))
 

@@ -1,4 +1,4 @@
-"""What a rule is: one decorated function of a run, and one page with its code. Pure.
+"""A rule: one decorated function of a run, and one page with its code. Pure.
 
 ::
 
@@ -46,11 +46,11 @@ def as_number(text: str) -> float | None:
 
 
 class Remaining(NamedTuple):
-    """What is left of a remedy."""
+    """The rest of a remedy, without what is set already."""
 
     remedy: Remedy | None
     already: tuple[str, ...]
-    """What it would set and what is set already, as ``name=value``."""
+    """Settings of the remedy that are set already, as ``name=value``."""
 
 
 def remaining(remedy: Remedy, rank: RankSnapshot) -> Remaining:
@@ -75,7 +75,7 @@ def remaining(remedy: Remedy, rank: RankSnapshot) -> Remaining:
 
 
 def sets(line: str, dialect: str) -> list[tuple[str, str]]:
-    """What a line of a diff sets: (name, value); [] for other code."""
+    """Returns the settings in a line of a diff: (name, value); [] for other code."""
     text = line[1:].partition("  #")[0].strip()
     if line[:1] not in ("+", "-"):
         return []
@@ -121,7 +121,7 @@ def _known(rank: RankSnapshot, dialect: str, name: str) -> str | None:
 
 
 def _is_so(known: str | None, wanted: str, old: str) -> bool:
-    """Whether *known* is what is *wanted*, or lies beyond it as seen from *old*, which it replaces."""
+    """Returns True if *known* is *wanted*, or lies beyond it as seen from *old*, which it replaces."""
     if not known:
         return False
     now, goal, from_ = as_number(known), as_number(wanted), as_number(old)
@@ -146,7 +146,7 @@ class Waits(NamedTuple):
     """The waiting time that a finding is about, and what it is judged by."""
 
     share: float
-    """Of a step."""
+    """The share of a step."""
     level: Level
     rank: int = ANY
     """Whose lack of CPUs counts. :data:`ANY`: that of every rank, because all wait for the slowest."""
@@ -178,7 +178,7 @@ def explained(run: RunSnapshot, waits: Waits) -> float:
 
 
 def lacks_cpus(rank: RankSnapshot) -> bool:
-    """Whether *rank* lacks CPUs for so much of its steps that ZM605 reports it."""
+    """Returns True if *rank* lacks CPUs for so much of its steps that ZM605 reports it."""
     return rank.pressure is not None and rank.pressure.held_cpu_wait_ratio >= CPU_WAIT.warning
 
 

@@ -44,7 +44,7 @@ def stalls(run: RunSnapshot) -> tuple[Stall, ...]:
 
 
 def _is_quiet(rank: RankSnapshot, now_ns: int) -> bool:
-    """Whether the agent of *rank* sees no progress since its last step, or does not run at all.
+    """Returns True if the agent of *rank* sees no progress since its last step, or does not run at all.
 
     The agent looks once a second, so what it said may be older than the rank's newest event.
     """

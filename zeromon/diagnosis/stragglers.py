@@ -174,7 +174,7 @@ def _explained(
 
 
 def _stays(steps: _Steps, rank: int, step_seconds: float) -> bool:
-    """Whether *rank* is late in most steps of :data:`~zeromon.levels.UNSTEADY_SECONDS`."""
+    """Returns True if *rank* is late in most steps of :data:`~zeromon.levels.UNSTEADY_SECONDS`."""
     if not _spans(steps, UNSTEADY_SECONDS):
         return False
     last = _last(steps, UNSTEADY_SECONDS)

@@ -64,7 +64,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What is exported, and where to."""
+    """The contents of an export, and its destination."""
 
     run: RunSnapshot
     steps: Sequence[pl.LazyFrame]
@@ -74,7 +74,7 @@ class Export:
     path: Path
     """The file or folder to write."""
     force: bool
-    """Whether an existing export is replaced."""
+    """True if an existing export is replaced."""
     progress: Progress
 
     def rows(self) -> Iterator[dict[str, Any]]:

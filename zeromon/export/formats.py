@@ -67,14 +67,14 @@ class Format(NamedTuple):
     """One format: how its output is named, written and described."""
 
     suffix: str
-    """What the default name of the output ends with."""
+    """The ending of the output's default name."""
     write: Callable[[Export], str]
     """Writes the export; returns a note for the user, "" for none.
 
     Raises :class:`ExportError`, :class:`OSError` or :class:`polars.exceptions.PolarsError`.
     """
     description: str
-    """What it is for, on one line of the help."""
+    """The purpose of the format, on one line of the help."""
 
 
 FORMATS = {

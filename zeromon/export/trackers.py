@@ -45,7 +45,7 @@ _SCALARS = (
 _ONLY_TIMED = ("exposed_us", "communication_us")
 _SUFFIX = ".zeromon"
 MOST_RANKS = 64
-"""Of more ranks a live tracker gets the largest and the median of each scalar."""
+"""Maximum number of ranks; of more, a live tracker gets the maximum and the median of each scalar."""
 
 Row = dict[str, Any]
 """A row of the step history by the names of its columns."""
@@ -414,7 +414,7 @@ def check(name: str) -> None:
 
 
 def opened(name: str, run: RunSnapshot) -> OpenRun | None:
-    """What the script has open in the tracker *name*; None: nothing. Of several ranks the first one."""
+    """The run that is open in the tracker *name*, of the first rank that has one; None without."""
     if name == "kubeflow":
         return {}
     found: list[Any] = [rank.trackers.get(name) for rank in run.ranks]

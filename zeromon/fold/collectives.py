@@ -35,7 +35,7 @@ _MOST_CALLS = 1 << 14
 
 
 def is_call(record: Raw) -> bool:
-    """Whether *record* says that a collective was issued or has ended."""
+    """Returns True if *record* says that a collective was issued or has ended."""
     return record[2] & 255 in (_ISSUED, _DONE)
 
 

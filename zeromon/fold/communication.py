@@ -181,7 +181,7 @@ class CollectiveStats:
 
 
 def _faded(steps: int) -> float:
-    """What is left of a sum after so many steps."""
+    """Returns the share of a sum that is left after so many steps."""
     return _FADED[steps] if steps < _FADES else math.pow(DECAY, steps)
 
 

@@ -260,7 +260,7 @@ def _stream(event: Event, kind: int, unit: str) -> Stream:
 
 
 def _key(ring: RingEvents, event: Event) -> _Key | None:
-    """What names a collective at all its ranks; groups do not number sends and receives."""
+    """Returns the key of a collective at all its ranks; groups do not number sends and receives."""
     if not isinstance(event, Done) or event.sequence <= 0:
         return None
     if ring.units.get(event.unit) == BACKGROUND:

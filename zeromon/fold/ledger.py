@@ -58,7 +58,7 @@ _COMPUTES = tuple(phase for phase in Phase if OF_PHASE[phase] is Cause.COMPUTE)
 _TRAINS = (*_COMPUTES, Phase.OTHER)
 """The phases whose exposed communication is a cause of its own."""
 _KINDS = tuple((OF_PHASE[phase], phase in _TRAINS) for phase in Phase)
-"""Of each phase, by its number: its cause, and whether its exposed communication is one of its own."""
+"""The cause of each phase, by its number, and whether its exposed communication is one of its own."""
 _PARTS_OF_SET_UP = tuple(
     phase for phase in Phase if OF_PHASE[phase] in (Cause.COMPUTE, Cause.OTHER)
 )
@@ -270,7 +270,7 @@ def startup_parts(state: RankState) -> dict[str, int]:
 
 
 def has_exited(state: RankState) -> bool:
-    """Whether the script of the rank has ended without an error."""
+    """Returns True if the script of the rank has ended without an error."""
     return state.exit is not None and state.exit.how is ExitKind.CLEAN
 
 
@@ -348,7 +348,7 @@ def lose(
 
 
 def activity_rows(state: RankState) -> tuple[ActivityRow, ...]:
-    """What the loop did beside training, the longest first."""
+    """Returns the activities of the loop beside training, the longest first."""
     found = [
         ActivityRow(
             phase=phase.label,

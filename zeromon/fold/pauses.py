@@ -16,7 +16,7 @@ _EXPECTED = (
         ),
     ),
 )  # fmt: skip
-"""What a pause is for, and the frames that show it."""
+"""Reasons for a pause, and the frames that show them."""
 
 _LOADER = ("/torch/utils/data/dataloader.py:",)
 
@@ -33,7 +33,7 @@ def expected_pause(stack: tuple[str, ...], *, evaluating: bool) -> str:
 
 
 def waits_for_batch(stack: tuple[str, ...]) -> bool:
-    """Whether *stack* shows that the rank waits for a batch of its DataLoader."""
+    """Returns True if *stack* shows that the rank waits for a batch of its DataLoader."""
     return _shows(stack, _LOADER)
 
 

@@ -104,7 +104,7 @@ class Window:
         """Label of a scalar -> its value in the step; None where it is not finite."""
         self.samples = self.tokens = -1
         self.began_before = False
-        """Whether a wait began before its own collective; else :attr:`blocked` is communication."""
+        """True if a wait began before its own collective; else :attr:`blocked` is communication."""
 
     def follow(self, first: Window) -> None:
         """Adds the communication of *first*, the part of the same step before this one."""
@@ -254,19 +254,19 @@ class GroupCalls:
     in_flight: dict[int, Raw] = field(default_factory=dict)
     """Sequence number -> the record with which a collective was issued that has not ended."""
     background: dict[int, Raw] = field(default_factory=dict)
-    """The same of other threads than that of training."""
+    """As :attr:`in_flight`, of other threads than that of training."""
     inferred: dict[int, Raw] = field(default_factory=dict)
-    """The same as torch's Flight Recorder lists it; 0: the newest call of a control step."""
+    """As :attr:`in_flight`, from torch's Flight Recorder; 0: the newest call of a control step."""
     failed: Raw = _NONE_ISSUED
     """The record with which the last collective that raised was issued."""
     before_cpp: int = -1
     """Number of the newest call of Python when C++ was last seen to issue a collective."""
     reduced: Counted | None = None
-    """What DDP's reducer issued last."""
+    """The collectives that DDP's reducer issued last."""
     step_from: int = -1
     """The group's own number when the step before the last one ended."""
     step_until: int = -1
-    """The same of the last step."""
+    """The group's own number when the last step ended."""
 
     @property
     def last(self) -> Raw:
@@ -279,7 +279,7 @@ NO_CALLS = GroupCalls()
 
 @dataclass(slots=True)
 class Call:
-    """What the collectives of one kind, operation, phase, group, unit and flags have in common.
+    """The attributes that collectives of one kind, operation, phase, group, unit and flags share.
 
     Nine of ten records are of collectives, and few differ in these: each is looked up by one word.
     """
@@ -299,7 +299,7 @@ class Call:
 
 
 class Spent(NamedTuple):
-    """What an agent has done since it began, at a heartbeat."""
+    """Totals of an agent's work since it began, at a heartbeat."""
 
     t_ns: int
     step: int
@@ -333,7 +333,7 @@ class ActivityTotals:
 
 @dataclass(slots=True)
 class BatchTotals:
-    """What the model of a rank was called with; see :class:`zeromon.ring.events.BatchMark`."""
+    """Totals of a rank's model inputs; see :class:`zeromon.ring.events.BatchMark`."""
 
     steps: int = 0
     samples: int = 0
@@ -367,13 +367,13 @@ class LedgerSums:
     timed_exposed_ns: list[int] = field(default_factory=by_phase)
     offload_ns: int = 0
     stall_ns: int = 0
-    """Of stalls that are over."""
+    """Nanoseconds of stalls that are over."""
     hang_ns: dict[str, int] = field(default_factory=dict)
     """Rank that was waited for, "" where it is not known -> the same of hangs."""
     silent_set_up_ns: int = 0
     """The part of both before the first step."""
     since_save_ns: int = 0
-    """Of the steps that ended since the last checkpoint was saved."""
+    """Nanoseconds of the steps that ended since the last checkpoint was saved."""
     unsaved_steps: int = 0
     """Their number."""
     checkpoints: int = 0
@@ -467,11 +467,11 @@ class RankState:
     scalars: dict[Scalar, ScalarTotals] = field(default_factory=dict)
     batches: BatchTotals = field(default_factory=BatchTotals)
     out_of_batches: bool = False
-    """Whether its DataLoader had no more when a batch was last asked for."""
+    """True if its DataLoader had no more when a batch was last asked for."""
     loading: Loading | None = None
     loading_read: LoadingRead | None = None
     setup_ns: list[int] = field(default_factory=by_phase)
-    """Of :attr:`startup_ns`, by phase."""
+    """Nanoseconds of :attr:`startup_ns`, by phase."""
     pipeline: PipelineCalls = field(default_factory=PipelineCalls)
     engines: defaultdict[int, EngineTotals] = field(
         default_factory=lambda: defaultdict(EngineTotals)
@@ -510,9 +510,9 @@ class RankState:
 
     window: Window = field(default_factory=Window)
     on_device: bool = False
-    """Whether steps and phases are those of a device's compute stream."""
+    """True if steps and phases are those of a device's compute stream."""
     device_window: Window = field(default_factory=Window)
-    """What a device did in the step that it is in: phases and communication."""
+    """Phases and communication of a device in the step that it is in."""
     enqueued: deque[tuple[StepMark, Window]] = field(default_factory=deque)
     """Steps that the host has ended and the device has not."""
     loop_ns: int = 0
@@ -522,7 +522,7 @@ class RankState:
     last_windows: deque[Window] = field(default_factory=lambda: deque(maxlen=LAST_WINDOWS))
     """Those of the last steps of :attr:`history`, in their order."""
     beats: deque[Spent] = field(default_factory=lambda: deque(maxlen=_BEATS))
-    """What the agent had spent at each of its last heartbeats."""
+    """The agent's totals at each of its last heartbeats."""
     idle_pairs: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_PAIRS))
     """(an idle step, the mean of its two neighbours), nanoseconds."""
 

@@ -50,7 +50,7 @@ _CPU_OPTIMIZER: Final = Phase.CPU_OPTIMIZER
 
 
 _TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.DATA_WAIT)
-"""What belongs to an evaluation or a generation where it happens within one."""
+"""Phases that belong to an evaluation or a generation where they happen within one."""
 _NO_LAG_NS, _NO_LAG = 100_000, 0.05
 """A device that is no further behind the host at both ends of a phase, beside its length, waits for the
 host: it runs the last kernels that were enqueued."""
@@ -90,7 +90,7 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
 
 
 def _fold_device_phase(state: RankState, e: PhaseSpan) -> None:
-    """What the compute stream did, or waited for, between two borders of the host's phases."""
+    """Adds a phase of the compute stream, work or wait, between two borders of the host's phases."""
     state.on_device = True
     window, spent = state.device_window, max(0, e.t_ns - max(e.start_ns, state.loop_ns))
     window.phase_ns[e.phase] += spent
@@ -129,7 +129,7 @@ def _count_save(state: RankState, e: PhaseSpan) -> None:
 
 @folds(Start)
 def _fold_start(state: RankState, e: Start) -> None:
-    """What came before the training loop is no part of the first step."""
+    """Begins the training loop: what came before it is no part of the first step."""
     state.startup_ns = e.t_ns - e.process_start_ns
     state.loop_ns = e.t_ns
     state.setup_ns = [a + b for a, b in zip(state.setup_ns, state.window.phase_ns, strict=True)]

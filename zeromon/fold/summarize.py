@@ -492,7 +492,7 @@ def first_batches(state: RankState) -> tuple[int, ...]:
 
 
 def batch_row(state: RankState) -> BatchRow | None:
-    """What the model was called with; None where nothing tells it."""
+    """Returns the totals of the model's inputs; None where nothing reports them."""
     return BatchRow(**asdict(state.batches)) if state.batches.steps else None
 
 
@@ -507,7 +507,7 @@ def _fold_loading_read(state: RankState, e: LoadingRead) -> None:
 
 
 def loading_row(state: RankState) -> LoadingRow | None:
-    """What batches were made of; None where none was timed."""
+    """Returns the work and reads for batches; None where no batch was timed."""
     made, read = state.loading, state.loading_read or LoadingRead(0, 0, 0, 0)
     if made is None:
         return None

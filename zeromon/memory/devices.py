@@ -66,7 +66,7 @@ DEVICES: Mapping[str, Device] = {
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What is reached of a peak: likely, at least, at most."""
+    """The part of a peak that is reached: likely, at least, at most."""
 
     likely: float
     least: float

@@ -58,14 +58,14 @@ class Trial:
     seconds_freedom: float = 0.0
     exposed_seconds: float | None = None
     samples: float | None = None
-    """Of a step of all ranks."""
+    """Samples of a step of all ranks."""
     tokens: float | None = None
     steps: int = 0
     wall_seconds: float = 0.0
 
     @property
     def fits(self) -> bool:
-        """Whether it ran within its memory."""
+        """True if it ran within its memory."""
         return self.slower or not self.outcome
 
     @property
@@ -224,7 +224,7 @@ class Stage:
     largest: int | None
     """0: none fits beside zeromon fit; None: unknown."""
     alone: int | None = None
-    """What fits by the line when zeromon fit does not run beside it, where that is more."""
+    """The size that fits by the line when zeromon fit does not run beside it, where that is more."""
     measured: bool
     """A launch of this stage and size has run."""
     why: str = ""
@@ -245,12 +245,12 @@ class Stage:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of all ranks."""
+        """Samples per second of all ranks."""
         return _rate(self.samples, self.seconds)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all ranks."""
+        """Tokens per second of all ranks."""
         return _rate(self.tokens, self.seconds)
 
 
@@ -328,7 +328,7 @@ def _measured(name: str, own: Sequence[Trial], sizes: Sequence[int], base: Row |
 
 
 def _alone(own: Sequence[Trial], sizes: Sequence[int], size: int) -> int | None:
-    """What fits in the memory of zeromon fit, too, where *size* has almost all of the rest; or None."""
+    """Size that fits in the memory of zeromon fit, too, if *size* nearly fills the rest; else None."""
     known, room = line(own, HOST), usable(own, HOST)
     if known is None or room is None or known.at(size) < _NEAR * room:
         return None

@@ -68,7 +68,7 @@ class Growth:
     now_bytes: float
     """The level at the end of the trend, bytes."""
     middle_bytes: float
-    """The same without the crests."""
+    """The level at the end of the trend without the crests, bytes."""
     noise: float
     """The deviation of the samples from it, bytes."""
     window: int

@@ -25,7 +25,7 @@ RECOMPUTED = 0.5
 _LEAST_SHARE = 0.005
 """A rung that frees less than this share of the memory in use is left out."""
 _LEAST_OF_NEED = 0.05
-"""Of a run that died or is about to, so is one that frees less than this share of what it needs."""
+"""A rung below this share of a run's need is left out, too, where it died or is about to."""
 
 _TILED_SHARE = 1 / 3
 """The share of the gathered parameters from which a single linear layer is worth cutting in tiles."""
@@ -40,14 +40,14 @@ FORMATS = {
     "deepspeed": "DeepSpeed JSON", "fsdp1": "Python (FSDP1)", "fsdp2": "Python (FSDP2)",
     "ddp": "Python (DDP)",
 }  # fmt: skip
-"""What the changes of a framework are written in."""
+"""Framework -> the format of its changes."""
 
 
 class _Change(NamedTuple):
     text: str
     after: Setup
     price: str = ""
-    """What the prediction does not compute, in words."""
+    """The cost that the prediction does not compute, in words."""
 
 
 _Step = Callable[[Setup], _Change | None]
@@ -114,7 +114,7 @@ def _peak(of: Row, places: tuple[str, ...]) -> int:
 
 
 def _is_bound(before: Setup, after: Setup) -> bool:
-    """Whether the change gathers units whose sizes are unknown: it may free less."""
+    """Returns True if the change gathers units whose sizes are unknown: it may free less."""
     gathers = after.plan.stage == ZeroStage.PARAMETERS > before.plan.stage
     return gathers and not sizes_of(after, after.plan).unit_numels
 

@@ -100,13 +100,13 @@ class Setup:
     known: Sizes | None = None
     """The sizes of the model that a rank of a run reported; replaces the sizes of *model*."""
     micro_batch_given: bool = True
-    """Whether the user chose the micro-batch; else the plan with the most room for one is best."""
+    """True if the user chose the micro-batch; else the plan with the most room for one is best."""
     reserve: float = RESERVE
     host_bytes: int | None = None
     """Memory of one host, which its ranks share; None: unknown, and the host always fits."""
     hosts: int = 1
     capacity_known: bool = True
-    """Whether *device_bytes* is that of the device; else it is assumed, and nothing is known to fit."""
+    """True if *device_bytes* is that of the device; else it is assumed, and nothing is known to fit."""
     is_given: bool = False
     """*plan* is that of a configuration, of options or of a run, and not a default."""
     nvme_bytes: int | None = None
@@ -184,7 +184,7 @@ class Row:
 
     @property
     def fits(self) -> bool:
-        """Whether the plan fits on the device, and on host and NVMe where their sizes are known."""
+        """True if the plan fits on the device, and on host and NVMe where their sizes are known."""
         return self.fits_device and self.fits_host and self.fits_nvme
 
 

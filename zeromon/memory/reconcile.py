@@ -325,7 +325,7 @@ def _apart(rank: RankSnapshot, pool: Pool, kind: str, nbytes: int) -> Iterator[U
 
 
 def kept_bytes(rank: RankSnapshot, pool: Pool) -> int:
-    """What *rank* holds more of *pool* than when the growth there began; 0 without growth."""
+    """Returns the bytes of *pool* that *rank* gained since the growth there began; 0 without growth."""
     since = next((r.since_step for r in rank.risks if r.pool == pool and r.since_step), 0)
     steps = [step for step in rank.recent if step.step >= since] if since else []
     used = [s.rss_bytes if pool == Pool.HOST else s.allocated_bytes for s in steps]

@@ -23,14 +23,14 @@ UNITS = 32
 """Assumed number of units of a model whose layers are unknown: those of a model of 7 B."""
 
 _MOST_BUCKETS = 256
-"""Of more, several are taken as one, with the latency of each."""
+"""Max buckets: of more, several are taken as one, with the latency of each."""
 
 _FIRST_BUCKET_BYTES = 1 << 20
-"""Of DDP (``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``)."""
+"""Size of DDP's first bucket (``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``)."""
 
 
 class Hides(IntEnum):
-    """What communicates beside compute."""
+    """The mechanism that communicates beside compute."""
 
     NOTHING = 0
     THREADS = 1
@@ -352,9 +352,9 @@ class Speeds:
     forward_seconds: float | None
     backward_seconds: float | None
     recompute_seconds: float = 0.0
-    """Of a micro-step: the second forward of activation checkpointing."""
+    """Seconds of a micro-step: the second forward of activation checkpointing."""
     other_seconds: float = 0.0
-    """Of a step: the wait for data, and what belongs to no phase."""
+    """Seconds of a step: the wait for data, and what belongs to no phase."""
     gather: float | None = None
     """Bus bandwidth of an all-gather."""
     reduce: float | None = None
@@ -368,13 +368,13 @@ class Speeds:
     update: float | None = None
     """By which the optimizer reads and writes on the device."""
     host_update: float | None = None
-    """The same on the host, the share of one rank."""
+    """Bytes/s by which the optimizer reads and writes on the host, the share of one rank."""
     pcie: float | None = None
     nvme: float | None = None
     """The share of one rank."""
     hides: Hides = Hides.STREAMS
     waiting_seconds: float = 0.0
-    """Of a step: for late ranks, and what else a run's collectives took beyond their bytes."""
+    """Seconds of a step: for late ranks, and what else a run's collectives took beyond their bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,7 @@ class ModelSpec:
     architecture: Transformer | None = None
     buffer_bytes: int = 0
     has_units: bool = True
-    """Whether *units* are gathered one by one; otherwise only their sum is meaningful."""
+    """True if *units* are gathered one by one; otherwise only their sum is meaningful."""
     notes: tuple[str, ...] = ()
     """Assumptions of the description."""
 
@@ -317,7 +317,7 @@ class ShardPlan:
     prefetch_units: int | None = None
     """FSDP: units that the script has gathered ahead; None: as FSDP does by itself."""
     reduces_each: bool | None = None
-    """Whether each micro-step reduces its gradients; None: as the framework does by itself."""
+    """True if each micro-step reduces its gradients; None: as the framework does by itself."""
     grad_bucket_numel: int = 0
     """Elements of one reduction bucket."""
     grad_buckets: int = 1
@@ -381,7 +381,7 @@ class ShardPlan:
 
     @property
     def reduces_each_micro_step(self) -> bool:
-        """Whether each micro-step reduces its gradients: where they stay partitioned, it must."""
+        """True if each micro-step reduces its gradients: where they stay partitioned, it must."""
         if self.reduces_each is None:
             return self.stage >= ZeroStage.GRADIENTS
         return self.reduces_each

@@ -39,7 +39,7 @@ _SMALL_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What is known of devices and links; peaks in bytes/s, None where unknown."""
+    """The devices and links, as far as known; peaks in bytes/s, None where unknown."""
 
     device: Device | None = None
     efficiency: float | None = None
@@ -52,7 +52,7 @@ class Machine:
     host: float | None = None
     """By which the optimizer reads and writes on one host."""
     nvme: float | None = None
-    """Of the drives of one host."""
+    """Peak of the drives of one host."""
     ranks_per_host: int = 1
     link_times: float = 1.0
     """So many times the speed of the links between ranks."""
@@ -76,7 +76,7 @@ class RunSpeeds:
     fast: float
     hosts: int = 1
     late_seconds: float = 0.0
-    """Of a step: how much longer the slowest rank computes than the median one."""
+    """Seconds of a step: how much longer the slowest rank computes than the median one."""
     kind: tuple[str, bool] = ("", False)
     """The framework, and whether it is ZeRO-3: on a CPU, DTensor's and ZeRO-3's own calls take longer
     than their bytes."""

@@ -1,4 +1,4 @@
-"""What a change of a setup would do: step, memory, throughput, and which changes are worth a look. Pure.
+"""Effects of a change of a setup: step, memory, throughput, and which changes are worth a look. Pure.
 
 A point is one setup, predicted by the same model as a plan (:func:`zeromon.memory.plan.row`). Two points
 of the same calibration have its error in common, so that their difference has a narrower interval than
@@ -19,11 +19,11 @@ from zeromon.snapshot import RunSnapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a sample of a micro-batch asks for; None where unknown."""
+    """The work for a sample of a micro-batch; None where unknown."""
 
     tokens: float | None = None
     flops: float | None = None
-    """Of forward and backward, without what checkpointing repeats."""
+    """FLOP of forward and backward, without what checkpointing repeats."""
     peak: float | None = None
     """Dense peak of a device, FLOP/s."""
     micro_batch: int = 1
@@ -41,7 +41,7 @@ class Point:
     error: str = ""
     """Why there is no such setup."""
     samples: float = 0.0
-    """Of a step of all ranks."""
+    """Samples of a step of all ranks."""
     tokens_per_second: float | None = None
     mfu: float | None = None
 
@@ -71,7 +71,7 @@ class Point:
 
     @property
     def is_bound(self) -> bool:
-        """Whether the memory is at least what is counted: activations or gathered units are unknown."""
+        """True if the memory is at least what is counted: activations or gathered units are unknown."""
         if self.row is None or self.setup is None:
             return False
         gathers = self.row.plan.stage == ZeroStage.PARAMETERS
@@ -80,7 +80,7 @@ class Point:
 
     @property
     def counts_activations(self) -> bool:
-        """Whether activations are part of the memory."""
+        """True if activations are part of the memory."""
         return self.row is not None and bool(self.row.memory.role(ACTIVATION))
 
 

@@ -15,7 +15,7 @@ from zeromon.probes.pcie import pcie_peak
 from zeromon.snapshot import Device
 
 _POWERS = ("current_socket_power", "average_socket_power", "socket_power")
-"""Of which a generation of devices has one."""
+"""Names of the power, of which a generation of devices has one."""
 _MOST_WATTS = 0xFFFF
 """A larger figure is the library's mark for none."""
 _THROTTLED = "a cause that AMD SMI does not name"

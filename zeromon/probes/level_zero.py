@@ -25,7 +25,7 @@ _THROTTLE = (
 
 
 _HEAD: tuple[tuple[str, Any], ...] = (("stype", c_uint32), ("next", ctypes.c_void_p))
-"""What each structure with properties begins with."""
+"""The first fields of each structure with properties."""
 
 
 class _DeviceProperties(Structure):

@@ -29,7 +29,7 @@ _MOST_BYTES = 1 << 26
 
 
 class Status(msgspec.Struct):
-    """What NCCL says of a rank."""
+    """The status that NCCL reports of a rank."""
 
     async_error: int = 0
     abort_flag: bool = False
@@ -66,7 +66,7 @@ _NO_COMMA = re.compile(rb'("nvml_dev": -?\d+)(\s+"status")')  # NCCL 2.28.9, of 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a question."""
+    """The answer to a question."""
 
     note: str = ""
     """Why there is no answer."""
@@ -135,7 +135,7 @@ class RasReader:
 
 
 def is_here(host: str) -> bool:
-    """Whether *host*, a numeric address, is one of this machine: a socket can be bound to it."""
+    """Returns True if *host*, a numeric address, is one of this machine: a socket can be bound to it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as own:
         own.bind((host.partition("%")[0], 0))

@@ -1,4 +1,4 @@
-"""What a PCIe link can do at most. Pure."""
+"""Max bytes/s of a PCIe link. Pure."""
 
 _LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 """Bytes/s of one lane by generation, after encoding (PCI-SIG)."""

@@ -86,7 +86,7 @@ class ProcessWatch:
                 self._fd = os.pidfd_open(pid)
 
     def alive(self) -> bool:
-        """Whether the process still runs; a zombie does not run."""
+        """Returns True if the process still runs; a zombie does not run."""
         if self._born is None:
             return False
         if self._fd < 0:
@@ -155,7 +155,7 @@ def state_of(pid: int, proc: Path = PROC) -> str:
 
 
 def started_after(pid: int, mono_ns: int) -> bool:
-    """Whether *pid* was started after *mono_ns*, so that it is another process."""
+    """Returns True if *pid* was started after *mono_ns*, so that it is another process."""
     ticks = start_ticks(pid)
     # ticks include suspends, CLOCK_MONOTONIC does not: only a clear difference counts
     return ticks is None or ticks / _TICKS * 1e9 > mono_ns + 2e9
@@ -244,7 +244,7 @@ class TaskWatch:
         return len(self._known)
 
     def alive(self) -> bool:
-        """Whether a task lives; looks for new ones first."""
+        """Returns True if a task lives; looks for new ones first."""
         for path in self._folder.glob(FILES):
             if path.name not in self._known and (found := _read(path)) is not None:
                 self._known[path.name] = ProcessWatch(*found)
@@ -266,7 +266,7 @@ _EVERY_NS = 5_000_000_000
 _KEPT_NS = 30_000_000_000
 """The last reading stands for so long without a worker: between two epochs, and when a run ends."""
 _NAME = "pt_data_worker"
-"""What torch names the main thread of a worker."""
+"""The name that torch gives the main thread of a worker."""
 
 
 class WorkersReader:

@@ -1,4 +1,4 @@
-"""What every view shows, once: figures, thresholds, sentences, where a step goes. Pure.
+"""The contents of every view, once: figures, thresholds, sentences, where a step goes. Pure.
 
 Report, HTML page, terminal, dashboard, PromQL decoder, recording rules and alerts read this package and
 keep no copy. It knows snapshots and nothing of how a view draws.

@@ -28,11 +28,11 @@ _HOUR_SECONDS = 3600.0
 _LONGEST, _MOST_LINES = 400, 12
 _WORD_JOINER = "\u2060"
 _MARKUP = ("@", "://", "](", "www.", "```")
-"""What services take for a mention, a link or a block of code."""
+"""Text that services take for a mention, a link or a block of code."""
 
 
 class Situation(TextEnum):
-    """What a message is about; the worst first."""
+    """The subject of a message; the worst first."""
 
     DEATH = "death"
     STALL = "stall"
@@ -62,7 +62,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a run now."""
+    """A problem that a run has now."""
 
     word: str
     cause: str
@@ -70,7 +70,7 @@ class Problem:
 
 
 def problems(run: RunSnapshot) -> dict[Situation, Problem]:
-    """What a person must know of *run* now; of one that has ended its death only."""
+    """The problems of *run* that a person must know now; of an ended run its death only."""
     judged = verdict(run)
     critical = [f for f in run.findings if f.severity == Severity.CRITICAL]
     said = [f for f in critical if finding_text(f) == judged.cause] or critical
@@ -103,7 +103,7 @@ class _Standing:
     told: float | None = None
     """When the last message went out."""
     is_open: bool = False
-    """Whether it was told, and its end was not."""
+    """True if it was reported, and its end was not."""
 
     def due(self, situation: Situation, *, ended: bool) -> float:
         """When its next message goes out: the longer it stands, the later."""
@@ -132,7 +132,7 @@ class Alerts:
                 self._standing[Situation(name)] = _Standing(**facts)
 
     def saved(self) -> dict[str, Any]:
-        """What a restarted collector needs to tell nothing twice."""
+        """The state that a restarted collector needs to report nothing twice."""
         told = {str(s): asdict(one) for s, one in self._standing.items() if one.told is not None}
         return {"attempt": self._attempt, "sent": self._sent, "standing": told}
 
@@ -204,7 +204,7 @@ class Alerts:
         return message(Tone.FAILURE if wrong else Tone.SUCCESS, f"{word}: {run.run}", lines)
 
     def _may_send(self, run: RunSnapshot) -> bool:
-        """Whether a message may go out; counts it."""
+        """Returns whether a message may go out; counts it."""
         now = run.taken_ns / 1e9
         self._sent = [at for at in self._sent if now - at < _HOUR_SECONDS]
         if len(self._sent) >= ALERTS_AN_HOUR and not run.ended:
@@ -226,7 +226,7 @@ class Alerts:
 
 
 def leads(run: RunSnapshot) -> bool:
-    """Whether the node of this snapshot speaks for *run*: the leader of several, or that of rank 0."""
+    """Returns whether this node's snapshot speaks for *run*: that of the leader, or of rank 0."""
     return run.nodes[0].here if run.nodes else any(rank.rank == 0 for rank in run.ranks)
 
 

@@ -68,7 +68,7 @@ def own_seconds(recent: Sequence[StepSummary]) -> Mapping[str, float]:
 
 
 def exposed_is_known(rank: RankSnapshot) -> bool:
-    """Whether one of the last steps was timed by phase."""
+    """Returns whether one of the last steps was timed by phase."""
     return bool(_timed(settled(rank.recent[-WINDOW:])))
 
 
@@ -175,7 +175,7 @@ def _read(made: LoadingRow) -> int:
 
 
 def from_storage(made: LoadingRow) -> float | None:
-    """The same from a disk or a server, where it is enough to matter; None: from the page cache."""
+    """The share from a disk or a server, where it is enough to matter; None: from the page cache."""
     share = max(from_disk(made) or 0.0, from_nfs(made))
     return share if share >= _FROM_STORAGE else None
 

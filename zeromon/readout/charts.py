@@ -42,7 +42,7 @@ class StepRow(NamedTuple):
 
     @property
     def timed(self) -> bool:
-        """Whether the communication of the step is known."""
+        """True if the communication of the step is known."""
         return not self.flags & NOT_TIMED
 
     @property
@@ -88,11 +88,11 @@ class ChartSpec:
     title: str
     """For people, in lower case."""
     quantity: str = ""
-    """What of the title's thing is drawn (``reserved``); "" where the title says it."""
+    """The quantity of the title's subject that is drawn (``reserved``); "" where the title says it."""
     unit: figures.Unit
     read: Read
     share: Read | None = None
-    """The same as a share of the step, 0..1, for views that show shares."""
+    """The value as a share of the step, 0..1, for views that show shares."""
     beside: tuple[tuple[str, Read], ...] = ()
     """Further lines, by name, where a single rank is drawn."""
     pool: Pool | None = None
@@ -211,7 +211,7 @@ def _counts_samples(ranks: Sequence[RankSnapshot]) -> bool:
 
 
 def _knows(scalar: Scalar) -> Callable[[Sequence[RankSnapshot]], bool]:
-    """Whether a rank knows it: without a logger no place is taken for it."""
+    """Returns a test whether any rank knows *scalar*: without a logger no place is taken for it."""
     return lambda ranks: any(row.name == scalar.label for rank in ranks for row in rank.scalars)
 
 

@@ -19,7 +19,7 @@ from zeromon.units import human_ratio, human_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DimensionRow:
-    """What a rank communicates in one dimension; means a timed step over the last ones."""
+    """The communication of a rank in one dimension; means per timed step over the last ones."""
 
     dimension: Dimension
     calls: float
@@ -38,7 +38,7 @@ def by_dimension(rank: RankSnapshot) -> tuple[DimensionRow, ...]:
 
 
 def _says_something(rank: RankSnapshot, dimension: Dimension) -> bool:
-    """Whether it has collectives, or splits the model, so that some must be there."""
+    """Returns whether it has collectives, or splits the model, so that some must be there."""
     return sum(_counts(rank, dimension.name)) > 0 or dim_of(dimension.name) in MODEL_PARALLEL
 
 
@@ -60,7 +60,7 @@ def of_dimension(rank: RankSnapshot, name: str) -> list[CollectiveStatsRow]:
 
 
 def is_timed(rank: RankSnapshot, name: str) -> bool:
-    """Whether there are collectives of the dimension, and nearly all are timed or of control steps."""
+    """Returns whether the dimension has collectives, and nearly all are timed or of control steps."""
     timed, untimed = _counts(rank, name)
     return timed > 0 and untimed <= UNTIMED * (timed + untimed)
 
@@ -97,7 +97,7 @@ def mean_busbw(rows: Iterable[CollectiveStatsRow]) -> float | None:
 
 
 def is_worth_showing(rank: RankSnapshot) -> bool:
-    """Whether the dimensions say more than the groups: there are several, or one splits the model."""
+    """Returns whether dimensions say more than groups: there are several, or one splits the model."""
     used = [one for one in rank.dimensions if one.used and one.size > 1]
     return len(used) > 1 or any(dim_of(one.name) in MODEL_PARALLEL for one in used)
 
@@ -159,7 +159,7 @@ def dim_busbw(rank: RankSnapshot) -> list[tuple[tuple[Dim], float | None]]:
 # ---- the pipeline of stages in words ------------------------------------------------------------
 
 ACTIONS = tuple(action.label for action in StageAction if action is not StageAction.CALL)
-"""What a stage computes for a micro-batch, in the order of a table's columns."""
+"""The actions of a stage on a micro-batch, in the order of a table's columns."""
 
 
 def pipeline_text(row: PipelineRow) -> str:

@@ -33,7 +33,7 @@ from zeromon.units import (
 
 GIB = 1 << 30
 LAST_STEPS = f"last {WINDOW} steps"
-"""What the step time, its parts and the exposed communication of a snapshot are means over."""
+"""Text for the window of the means of step time, its parts and exposed communication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Unit:
     symbol: str
     """The unit of a chart's axis or a numeric table."""
     scale: float
-    """What a value in the base unit is multiplied by for *symbol*."""
+    """The factor from the base unit to *symbol*."""
     text: Callable[[float], str]
     """A value with its unit, for people."""
 
@@ -60,7 +60,7 @@ BYTES = Unit("bytes", "GiB", 1 / GIB, human_bytes)
 COUNT = Unit("", "", 1, human_count)
 NUMBER = Unit("", "", 1, "{:.4g}".format)
 MEBIBYTES = Unit("bytes", "MiB", 1 / (1 << 20), human_bytes)
-"""Of amounts that are rarely a GiB: the payload of a collective."""
+"""The unit of amounts that are rarely a GiB: the payload of a collective."""
 RATE = Unit("bytes_per_second", "GB/s", 1e-9, human_rate)
 CALLS = Unit("per_step", "", 1, human_calls)
 INDEX = Unit("", "", 1, str)
@@ -84,7 +84,7 @@ class Figure:
     field: str = ""
     """Its name in :class:`FleetNode` and :attr:`Fleet.spreads`; "" where those lack it."""
     on_nodes: bool = False
-    """Whether a :class:`FleetNode` has it: that of the node's worst rank."""
+    """True if a :class:`FleetNode` has it: that of the node's worst rank."""
     metrics: tuple[str, ...] = ()
     """Metrics that carry it, without ``zeromon_``; a later one counts where the first is absent."""
     level: Level | None = None
@@ -112,7 +112,7 @@ def held_bytes(rank: RankSnapshot) -> int | None:
 
 
 def headroom_bytes(rank: RankSnapshot) -> int | None:
-    """What the device's allocator can still take; None without a device or where unknown."""
+    """Bytes that the device's allocator can still take; None without a device or where unknown."""
     nbytes = rank.memory.headroom_bytes if rank.memory else -1
     return nbytes if nbytes >= 0 else None
 
@@ -181,10 +181,10 @@ FIGURE = {figure.name: figure for figure in FIGURES}
 """The figures by name."""
 
 MAPPED = (EXPOSED, STEP, LATE, WAITS, MEMORY, RISK)
-"""What a map of ranks or nodes can show, the default first."""
+"""Figures that a map of ranks or nodes can show, the default first."""
 
 SPREAD = (STEP, EXPOSED, OVERLAP, LATE, MEMORY, HEADROOM, RISK)
-"""What a table of the spread over all ranks of a large run shows."""
+"""Figures in a table of the spread over all ranks of a large run."""
 
 SPREAD_HEADS = ("least", "5 %", "median", "95 %", "most")
 
@@ -199,10 +199,10 @@ def spread_rows(fleet: Fleet) -> list[tuple[Figure, list[str]]]:
 
 
 ON_NODES = tuple(figure for figure in FIGURES if figure.on_nodes)
-"""What a node of a large run has."""
+"""Figures that a node of a large run has."""
 
 OVER_RANKS = tuple(figure for figure in FIGURES if figure.field)
-"""What the spread over all ranks of a large run is known of."""
+"""Figures whose spread over all ranks of a large run is known."""
 
 FIELD_OF_METRIC = {metric: f.field for f in OVER_RANKS for metric in f.metrics}
 """Metric name without ``zeromon_`` -> the name in :class:`FleetNode` and :attr:`Fleet.spreads`."""
@@ -226,7 +226,7 @@ def telling(run: RunSnapshot) -> RankSnapshot | None:
 
 
 def training_text(rank: RankSnapshot) -> str:
-    """What a logger was given of them on *rank*, and why the others are unknown."""
+    """Loss, gradient norm and learning rate that a logger got on *rank*, and why others are unknown."""
     known = {row.name: row for row in rank.scalars}
     parts = [
         f"{called} {value_text(known[name])}" for name, called in NAMES.items() if name in known

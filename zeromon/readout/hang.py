@@ -13,7 +13,7 @@ _MAX_LISTED_RANKS = 8
 
 
 def hang_headline(run: RunSnapshot, hang: Hang) -> str:
-    """What is stuck and who is to blame, in one line; after the end, what hung in which step.
+    """The stuck collective and who is to blame, in one line; after the end, what hung in which step.
 
     ``all_reduce in dp is stuck: rank 1 waits, rank 0 has not called it (at ddp.py:41)``;
     ``hung at step 50 for 110 s: rank 1 never called all_gather (t.py:32)``.
@@ -29,7 +29,7 @@ def hang_headline(run: RunSnapshot, hang: Hang) -> str:
 
 
 def hang_text(run: RunSnapshot, hang: Hang) -> str:
-    """What hangs, who waits, who is missing, what the missing ranks do, and on which node they are."""
+    """The hang as text: the collective, who waits, who is missing, what those do, and on which node."""
     lasts = f"has not ended for {roughly(hang.seconds)}" if hang.seconds else "broke off"
     if _is_over(run, hang):
         lasts = f"hung for {roughly(hang.seconds)}"
@@ -38,13 +38,13 @@ def hang_text(run: RunSnapshot, hang: Hang) -> str:
 
 
 def _is_over(run: RunSnapshot, hang: Hang) -> bool:
-    """Whether the ranks that waited in *hang* have ended."""
+    """Returns whether the ranks that waited in *hang* have ended."""
     waited = [rank.alive for rank in run.ranks if rank.rank in hang.waiting]
     return bool(hang.seconds) and (run.ended or (bool(waited) and not any(waited)))
 
 
 def _cause(run: RunSnapshot, hang: Hang, place: Callable[[RankSnapshot], str]) -> str:
-    """What members called differently, else which ranks wait and for whom."""
+    """The calls in which members differ, else which ranks wait and for whom."""
     is_over = _is_over(run, hang)
     if HangKind(hang.kind).is_mismatch and hang.calls:
         return _mismatch_text(run, hang)
@@ -112,7 +112,7 @@ def _mismatch_text(run: RunSnapshot, hang: Hang) -> str:
 
 
 def _calls_text(run: RunSnapshot, hang: Hang) -> str:
-    """What each rank called where they differ, ranks with the same call together."""
+    """The call of each rank where they differ, ranks with the same call together."""
     calls = hang.calls
     varies = {
         name: len({getattr(call, name) for call in calls}) > 1
@@ -172,7 +172,7 @@ def _short_group(hang: Hang) -> str:
 
 
 def _of_nccl(ras: Ras | None, hang: Hang) -> Iterator[str]:
-    """What NCCL says of the ranks of a hang, which RAS numbers by their place in the group."""
+    """Yields NCCL's view of the ranks of a hang, which RAS numbers by their place in the group."""
     if ras is None:
         return
     own = next((one for one in ras.communicators if one.group_id == hang.group_id), None)

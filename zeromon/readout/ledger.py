@@ -23,7 +23,7 @@ from zeromon.units import (
 )
 
 USEFUL = frozenset((Cause.COMPUTE, Cause.OFFLOAD, Cause.GENERATION))
-"""What goodput counts: forwards, backwards, optimizers, rollouts of steps that were not taken again."""
+"""Causes in goodput: forwards, backwards, optimizers, rollouts of steps that were not taken again."""
 
 NAMES = {cause: str(cause).replace("_", " ") for cause in Cause} | {
     Cause.EXPOSED: "exposed communication",
@@ -44,11 +44,11 @@ class JobLedger:
     rank_seconds: float
     attempts: int
     notes: tuple[str, ...]
-    """What is not known, and why."""
+    """The facts that are not known, and why."""
     unit: str = ""
-    """What the job trains on: ``tokens``, else ``samples``; "" where neither is known."""
+    """The unit that the job trains on: ``tokens``, else ``samples``; "" where neither is known."""
     per_second: float = 0.0
-    """Of that in a useful second of a rank, in the last attempt."""
+    """Tokens or samples in a useful second of a rank, in the last attempt."""
 
     @property
     def goodput(self) -> float | None:
@@ -57,12 +57,12 @@ class JobLedger:
         return useful / self.rank_seconds if self.rank_seconds > 0 else None
 
     def share(self, row: LedgerRow) -> float:
-        """Of all seconds."""
+        """The share of *row* in all seconds."""
         return row.seconds / self.rank_seconds
 
     @property
     def unit_note(self) -> str:
-        """What the column of tokens means, or why there is none."""
+        """The meaning of the column of tokens, or why there is none."""
         if not self.unit:
             return "tokens n/a: no batch of the last attempt is known"
         rate = f"{self.per_second:,.4g} {self.unit} in a useful second of a rank"
@@ -149,7 +149,7 @@ _JOINED = {Cause.WAITING: " for ", Cause.HANG: ", waiting for ", Cause.SET_UP: "
 
 
 def startup_parts_text(rank: RankSnapshot) -> str:
-    """What the time before the first step was for: ``imports 4 s, script 3 s``; "" where unknown."""
+    """The parts of the time before the first step: ``imports 4 s, script 3 s``; "" where unknown."""
     names = {str(cause): name for cause, name in NAMES.items()}
     return ", ".join(
         f"{names.get(part, part)} {human_seconds(seconds)}"
@@ -163,7 +163,7 @@ _LEAST_PART = 0.01
 
 
 def activity_texts(run: RunSnapshot) -> list[str]:
-    """What the loops did beside training: how often, for how long, and how fast."""
+    """The activities of the loops beside training: how often, for how long, and how fast."""
     found: dict[tuple[str, str, bool], tuple[float, ...]] = {}
     for rank in run.ranks:
         for row in rank.activities:
@@ -185,7 +185,7 @@ def activity_texts(run: RunSnapshot) -> list[str]:
 
 
 def compiled_texts(run: RunSnapshot) -> list[str]:
-    """What torch.compile has made, on the rank that compiled most; [] where nothing was compiled."""
+    """Counts of torch.compile on the rank that compiled most, as text; [] where nothing was compiled."""
     every = [rank.compiled for rank in run.ranks if rank.compiled]
     most = max(every, key=lambda one: one.get("frames", 0), default=None)
     if most is None:
@@ -208,7 +208,7 @@ def headline(ledger: JobLedger) -> str:
 
 
 def checkpoint_bytes(rank: RankSnapshot) -> list[tuple[tuple[str], float]]:
-    """What was saved and what was loaded, where it is known."""
+    """The bytes that were saved and loaded, where they are known."""
     rows = [row for row in rank.activities if row.activity in ("save", "load")]
     found = {
         row.activity: sum(r.nbytes for r in rows if r.activity == row.activity) for row in rows
@@ -217,7 +217,7 @@ def checkpoint_bytes(rank: RankSnapshot) -> list[tuple[tuple[str], float]]:
 
 
 def energy_text(run: RunSnapshot) -> str:
-    """What the run's node has used since the run was watched, or why that is unknown.
+    """The energy that the run's node has used since the run was watched, or why that is unknown.
 
     "" from a Prometheus, where no collector has looked.
     """
@@ -275,14 +275,14 @@ DEVICE_HOURS = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Of the ranks that save; of all where none was seen to save."""
+    """The checkpoints of the ranks that save; of all ranks where none was seen to save."""
 
     count: int
     """In this attempt; 0: none was seen."""
     cost_seconds: float | None
     """For which the training thread stands still for one; None without any."""
     share: float | None
-    """Of the time since the first step."""
+    """Their share of the time since the first step."""
     age_seconds: float | None
     """Since the end of the last one."""
     unsaved_seconds: float
@@ -293,7 +293,7 @@ class Checkpoints:
     failure_seconds: float
     """The mean time between failures: of this run, or assumed."""
     measured: bool
-    """Whether it is of this run."""
+    """True if :attr:`failure_seconds` is of this run."""
 
     @property
     def best_seconds(self) -> float | None:

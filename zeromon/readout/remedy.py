@@ -27,7 +27,7 @@ class RemedyText:
     cause: str
     """``because ...``"""
     dialect: str
-    """What the diff changes, such as ``DeepSpeed JSON``."""
+    """The configuration that the diff changes, such as ``DeepSpeed JSON``."""
     diff: tuple[DiffLine, ...]
     expected: tuple[str, ...]
     """Effects: a shorter step, less memory, and what else is expected."""

@@ -147,12 +147,12 @@ def joined_text(run: RunSnapshot) -> str:
 
 
 def notes_of(run: RunSnapshot) -> list[str]:
-    """What limits what is known of *run*: notes of the snapshot's source, and of an attach."""
+    """The limits of what is known of *run*: notes of the snapshot's source, and of an attach."""
     return [part for part in (*run.note.split("; "), joined_text(run)) if part]
 
 
 def has_died(run: RunSnapshot) -> bool:
-    """Whether a rank failed, and not because somebody stopped the run."""
+    """Returns whether a rank failed, and not because somebody stopped the run."""
     if not any(rank.failed for rank in run.ranks):
         return run.fleet is not None and run.fleet.failed > 0
     return DeathRole.STOPPED not in roles_of(run).values()
@@ -217,7 +217,7 @@ def capture_text(capture: Capture, step: int) -> str:
 
 
 def doing(rank: RankSnapshot) -> str:
-    """What a rank was last seen doing: ``in backward, unit layers.3, send #4 of pp (ranks 2, 3)``."""
+    """The last seen activity of a rank: ``in backward, unit layers.3, send #4 of pp (ranks 2, 3)``."""
     if rank.halted is not Halt.NONE:
         return str(rank.halted)
     if rank.detached and rank.alive:
@@ -455,7 +455,7 @@ _FINE = 0.01
 
 
 def overhead_text(ranks: Sequence[RankSnapshot]) -> str:
-    """What the agent costs: the accounted figure, and the measured figure where it allows a verdict."""
+    """The agent's overhead: the accounted figure, and the measured figure where it allows a verdict."""
     measured = overhead_measured(ranks)
     return overhead_bound(ranks) + (f"; measured {measured}" if measured else "")
 
@@ -535,7 +535,7 @@ def death_text(death: Death) -> str:
 
 
 def host_evidence(rank: RankSnapshot) -> str:
-    """What the kernel counted and what the rank held when the kernel killed it for memory."""
+    """The kernel's count of kills, and the rank's memory, when the kernel killed it for memory."""
     host = rank.host
     if host is None:
         return ""

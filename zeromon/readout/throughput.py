@@ -40,7 +40,7 @@ def samples_per_step(run: RunSnapshot) -> float | str:
 
 
 def tokens_per_step(run: RunSnapshot) -> float | str:
-    """The same of tokens."""
+    """Tokens of a step of all ranks, mean of all steps, or why they are unknown."""
     return _of_all(run, "tokens", _mean)
 
 
@@ -50,7 +50,7 @@ def samples_per_second(run: RunSnapshot) -> float | str:
 
 
 def tokens_per_second(run: RunSnapshot) -> float | str:
-    """The same of tokens."""
+    """Tokens a second of all ranks in the last steps, or why they are unknown."""
     return _STANDS if pause_seconds(run) is not None else _of_all(run, "tokens", _rate)
 
 
@@ -180,7 +180,7 @@ def throughput_text(run: RunSnapshot) -> str:
 
 
 def padding_text(run: RunSnapshot) -> str:
-    """Whether padding is among the tokens; "" where the model gets no attention mask."""
+    """Text that says whether tokens include padding; "" where the model gets no attention mask."""
     kinds = {rank.batches.padding for rank in run.ranks if rank.batches is not None}
     if Padding.INCLUDED in kinds:
         return " (padding included)"
@@ -197,7 +197,7 @@ class Progress:
     step: int
     of: int
     by: str
-    """What says how many steps there are."""
+    """The source of the number of steps."""
     left_seconds: float | None
     """None at the end, and while no step ends."""
 

@@ -77,14 +77,14 @@ _FAMILIES = {
     "ZM202": Health.SLOW, "ZM2": Health.AT_RISK, "ZM3": Health.SLOW, "ZM4": Health.AT_RISK,
     "ZM5": Health.SLOW, "ZM6": Health.SLOW,
 }  # fmt: skip
-"""What a warning means for a run, by the family of its code: memory, communication, results, offload,
+"""The health that a warning means, by the family of its code: memory, communication, results, offload,
 host. ZM202 is about memory that could save time. Other families are about zeromon or about checkpoints:
 a run with such a warning is healthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a person must know first about a run."""
+    """The state of a run that a person must know first."""
 
     health: Health
     severity: Severity | None
@@ -92,7 +92,7 @@ class Verdict:
     cause: str
     """One sentence: what threatens the run, or of an ended one, what threatened it last."""
     short: str = ""
-    """The same for a narrow view; "" where there is no shorter one."""
+    """The cause for a narrow view; "" where there is no shorter one."""
     outcome: str = ""
     """How a run ended that did not die: ``stopped by SIGTERM after step 49``; "" for any other."""
 
@@ -241,7 +241,7 @@ def _severe(run: RunSnapshot, severity: Severity) -> list[Finding]:
 
 
 def _lost_time(run: RunSnapshot) -> Verdict | None:
-    """What steps wait for: of an expected pause that, else the finding about the largest share."""
+    """The verdict on what steps wait for: an expected pause, else the finding of the largest share."""
     if any(hang.pause for hang in run.hangs):
         health = Health.SLOW if any(rank.steps for rank in run.ranks) else Health.STARTING
         return Verdict(health, Severity.WARNING, hang_headline(run, run.hangs[0]))
@@ -396,7 +396,7 @@ def risk_headline(rank: RankSnapshot, risk: Risk, *, short: bool = False) -> str
 
 
 def _growing(rank: RankSnapshot, risk: Risk) -> str:
-    """What the trend is of; of growth, the role that has grown most."""
+    """The subject of the trend; of growth, the role that has grown most."""
     if risk.cause != RiskCause.GROWTH:
         return _TRENDS.get(risk.cause, _OTHERS)
     grown = max(rank.roles, key=lambda row: row.grown_bytes, default=None)

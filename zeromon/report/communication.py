@@ -53,7 +53,7 @@ def communication(run: RunSnapshot) -> str:
 
 
 def _bus_bandwidth(rank: RankSnapshot, row: CollectiveRow) -> float | None:
-    """Of the last steps; where calls are timed by bucket, as by DDP, that of all units together."""
+    """The bandwidth of the last steps; where calls are timed by bucket, as by DDP, that of all units."""
     units = [
         one for one in rank.traffic
         if (one.op, one.group) == (row.op, row.group) and one.busbw_bytes_per_second
@@ -65,7 +65,7 @@ def _bus_bandwidth(rank: RankSnapshot, row: CollectiveRow) -> float | None:
 
 
 def dimensions(run: RunSnapshot) -> str:
-    """What each dimension of the parallelism communicates; "" where the groups say the same."""
+    """The communication of each dimension of the parallelism; "" where the groups say the same."""
     rank = most_exposed(run.ranks) or run.ranks[0]
     if not is_worth_showing(rank):
         return ""
@@ -91,7 +91,7 @@ _OF_UNITS = ("unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed"
 
 
 def units(run: RunSnapshot, most: int) -> str:
-    """What communicates, by unit or bucket, on the rank that waits most; "" without any."""
+    """The communication by unit or bucket, on the rank that waits most; "" without any."""
     rank = most_exposed(run.ranks)
     if rank is None or not rank.traffic:
         return ""
@@ -147,7 +147,7 @@ def sizes(run: RunSnapshot) -> str:
 
 
 def inspected(run: RunSnapshot) -> str:
-    """What NCCL Inspector measured on the rank that waits most; "" where it is off."""
+    """The measurements of NCCL Inspector on the rank that waits most; "" where it is off."""
     rank = most_exposed(run.ranks) or run.ranks[0]
     note = f"  {rank.inspector_note}" if rank.inspector_note else ""
     if not rank.inspected and not note:
@@ -183,7 +183,7 @@ _MOST_STAGES = 64
 
 
 def pipeline(run: RunSnapshot) -> str:
-    """What each stage computes and waits for, and the bubble of each rank; "" without a pipeline."""
+    """The computation and waits of each stage, and the bubble of each rank; "" without a pipeline."""
     parts = [(rank.rank, rank.pipeline) for rank in run.ranks if rank.pipeline is not None]
     if not parts:
         return ""

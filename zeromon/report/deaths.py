@@ -113,7 +113,7 @@ def _held(rank: RankSnapshot) -> list[tuple[int, str]]:
 
 
 def _out_of_memory(rank: RankSnapshot) -> list[str]:
-    """What the allocator said when it failed."""
+    """The report of the allocator when it failed."""
     oom = rank.out_of_memory
     if oom is None:
         return []
@@ -153,7 +153,7 @@ _LOOK_BACK_SECONDS = (300, 60, 30, 10, 3, 0)
 
 
 def _before_death(rank: RankSnapshot) -> list[str]:
-    """What its memory was in the time before."""
+    """The memory of the rank in the time before its death."""
     if not rank.recent:
         return []
     end = max(rank.last_event_ns, rank.recent[-1].end_ns)

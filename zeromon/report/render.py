@@ -92,7 +92,7 @@ def render(
 
 
 def head(run: RunSnapshot, about: About) -> str:
-    """What the run is: its state, verdict, command, ranks and duration."""
+    """The head of the report: the run's state, verdict, command, ranks and duration."""
     first = run.ranks[0] if run.ranks else None
     judged = verdict(run)
     lines = [f"run {run.run}: {run_state(run)}", f"  verdict   {judged.health}: {judged.cause}"]
@@ -269,7 +269,7 @@ def _table(whole: JobLedger, per: Sequence[tuple[str, float]]) -> str:
 
 
 def activities(run: RunSnapshot) -> str:
-    """What the training loops did beside training; "" where nothing was seen."""
+    """The activities of the training loops beside training; "" where nothing was seen."""
     texts = activity_texts(run)
     return "Beside training\n" + "\n".join(f"  {text}" for text in texts) if texts else ""
 

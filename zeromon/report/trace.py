@@ -42,7 +42,7 @@ SECTIONS: Mapping[str, str] = {
     "gemm": "matrix products and attention by shape, against a roofline",
     "idle": "idle time by cause and the queue of launches, by stream",
 }
-"""What ``zeromon trace analyze`` shows in place of the details of a first look -> help."""
+"""Sections of ``zeromon trace analyze`` in place of the details of a first look -> help."""
 
 
 def captured(made: Capture, ranks: Sequence[RankTrace]) -> str:
@@ -193,7 +193,7 @@ def _differences(ranks: Sequence[RankTrace]) -> list[str]:
 
 
 def _why(late: RankTrace, ranks: Sequence[RankTrace], least: float) -> str:
-    """What the late rank does longer than the median of the others."""
+    """The reason why a rank is late: what it does longer than the median of the others."""
     others = [r for r in ranks if r is not late]
     more, text = max(((of(late) or 0.0) - _median(others, of), text) for text, of in _REASONS)
     return f"; {text} {human_seconds(more)} longer than they" if more > least else ""
@@ -268,7 +268,7 @@ def _idle(rank: RankTrace) -> str:
 
 
 def _critical_path(rank: int, path: CriticalPath) -> str:
-    """What the moments of a step waited for, by kind, then by name."""
+    """The waits of the moments of a step, by kind, then by name."""
     kinds = ", ".join(
         f"{human_share(seconds, path.seconds)} {kind}" for kind, seconds in path.kinds.items()
     )
@@ -295,7 +295,7 @@ def _critical_path(rank: int, path: CriticalPath) -> str:
 
 
 def as_diff(names: Sequence[str], found: TraceDiff) -> str:
-    """What differs between the traces *names*; only the differences beyond noise have a row."""
+    """The differences between the traces *names*; only those beyond noise have a row."""
     heads = [
         f"{letter}  {name}: {human_count(count)} step{'s' * (count != 1)} of a rank"
         for letter, name, count in zip("AB", names, found.samples, strict=True)

@@ -1,1 +1,1 @@
-"""What travels from a training process: events, the ring, paths. The only package agents enter."""
+"""Events, the ring and paths: what leaves a training process. The only package that agents import."""

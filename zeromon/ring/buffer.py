@@ -51,7 +51,7 @@ _TAIL = struct.Struct("<II")
 _CHUNK = 256
 _PATIENCE = 3
 _MOST_THREADS = 64
-"""That write records at the same moment."""
+"""Max threads that write records at the same moment."""
 
 WriteRecord = Callable[[int, int, int, int, int, int, int], None]
 """``write(t_ns, head, place, a, b, c, d)``; *head* and *place* as :mod:`zeromon.ring.events` packs
@@ -59,7 +59,7 @@ them."""
 
 
 class Slots(NamedTuple):
-    """What :attr:`RingWriter.write` consists of, for the hooks of each collective.
+    """The parts of :attr:`RingWriter.write`, for the hooks of each collective.
 
     They write two records a collective, and the call of ``write`` would cost as much as the record. *n*
     is the record's number, and the rest as ``write`` takes it::
@@ -75,7 +75,7 @@ class Slots(NamedTuple):
 
 
 class NameKind:
-    """What a name-table entry describes."""
+    """The kind of object that a name-table entry describes."""
 
     META = 1
     GROUP = 2
@@ -92,7 +92,7 @@ class Name(NamedTuple):
 
 
 class RingHeader(NamedTuple):
-    """What the head of a ring file says."""
+    """The header of a ring file."""
 
     capacity: int
     names_size: int
@@ -106,7 +106,7 @@ class RingHeader(NamedTuple):
 
 
 def needs_crc() -> bool:
-    """Whether this machine may reorder the stores of one record."""
+    """Returns True if this machine may reorder the stores of one record."""
     return platform.machine().lower() not in ("x86_64", "amd64")
 
 
@@ -363,7 +363,7 @@ class RingReader:
         return True
 
     def _is_followed(self) -> bool:
-        """Whether a thread has begun one of the next records; a live ring is not searched whole."""
+        """Returns True if a thread began one of the next records; a live ring is not searched whole."""
         mask, heads = self.header.capacity - 1, self._heads
         following = range(self._next + 1, self._next + 1 + _MOST_THREADS)
         return any(heads[(n & mask) * 8] >= n for n in following)

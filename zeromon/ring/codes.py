@@ -43,7 +43,7 @@ class Op(_Labelled):
 
 
 class Phase(_Labelled):
-    """What a rank is doing within a step."""
+    """A phase of a step, by what a rank is doing in it."""
 
     OTHER = 0
     FORWARD = 1
@@ -69,7 +69,7 @@ where gradients are clipped or an overflow is looked for."""
 
 
 class Activity(IntEnum):
-    """What a phase does, where it may do several things."""
+    """The kind of work in a phase, where it may do several kinds."""
 
     NONE = 0
     SAVE = 1
@@ -91,7 +91,7 @@ class SetUp(TextEnum):
     LAUNCH = "launch"
     """From the start of the process to the import of torch."""
     IMPORTS = "imports"
-    """Of torch, and those of the script from there to the process groups."""
+    """The import of torch, and the script's imports from there to the process groups."""
     PROCESS_GROUPS = "process groups"
     """The call of ``init_process_group``."""
     AGENT = "zeromon"
@@ -109,11 +109,11 @@ class Scalar(_Labelled):
     GRAD_NORM = 2
     """Before clipping, of all parameters."""
     LEARNING_RATE = 3
-    """Of the optimizer's first group of parameters."""
+    """The learning rate of the optimizer's first parameter group."""
 
 
 class Padding(IntEnum):
-    """Whether the tokens of a batch include its padding."""
+    """How the token count of a batch treats its padding."""
 
     NO_MASK = 0
     """The model got no attention mask: every position counts."""
@@ -123,7 +123,7 @@ class Padding(IntEnum):
 
 
 class UnitEvent(IntEnum):
-    """What happened to an FSDP unit."""
+    """An event of an FSDP unit."""
 
     UNSHARD = 1
     """The all-gather of the unit was issued."""
@@ -134,7 +134,7 @@ class UnitEvent(IntEnum):
 
 
 class Role(_Labelled):
-    """What memory is used for, in the terms of ``torch.distributed._tools`` and of ZeRO."""
+    """A use of memory, in the terms of ``torch.distributed._tools`` and of ZeRO."""
 
     SHARDED_PARAM = 1
     UNSHARDED_PARAM = 2
@@ -180,7 +180,7 @@ class ExitKind(IntEnum):
 
 
 class StageAction(_Labelled):
-    """What a stage of a pipeline computes for one micro-batch, in the terms of torch's schedules."""
+    """A computation of a pipeline stage for one micro-batch, in the terms of torch's schedules."""
 
     CALL = 0
     """No computation: one call of the schedule, with all its micro-batches, has ended."""

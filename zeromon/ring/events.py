@@ -49,7 +49,7 @@ from zeromon.ring.codes import (
 
 
 class Loading(NamedTuple):
-    """What the DataLoaders of a rank have done so far, workers included."""
+    """Totals of a rank's DataLoaders so far, workers included."""
 
     t_ns: int
     batches: int
@@ -60,7 +60,7 @@ class Loading(NamedTuple):
 
 
 class LoadingRead(NamedTuple):
-    """What was read for some batches, about five a second of each worker."""
+    """Totals of what was read for some batches, about five per second of each worker."""
 
     t_ns: int
     read_bytes: int
@@ -68,7 +68,7 @@ class LoadingRead(NamedTuple):
     disk_bytes: int
     major_faults: int
     nfs_bytes: int = 0
-    """That the node read from NFS servers meanwhile, for whomever."""
+    """Bytes that the node read from NFS servers meanwhile, for any process."""
 
 
 RECORD = struct.Struct("<QqQqqqqQ")
@@ -197,7 +197,7 @@ def decode(raw: Raw) -> Event | None:
 
 
 def is_progress(event: Event, background_unit: int = 0) -> bool:
-    """Whether *event* shows that training advances.
+    """Returns True if *event* shows that training advances.
 
     *background_unit*: the unit of collectives that other threads issue; 0 without any.
     """
@@ -276,7 +276,7 @@ class PhaseSpan(NamedTuple):
     start_ns: int
     activity: Activity = Activity.NONE
     nbytes: int = 0
-    """That were saved or loaded, where the hook knows them."""
+    """Bytes that were saved or loaded, where the hook knows them."""
     file: int = 0
     """Which file was loaded whole into memory, the same number on all ranks of a host; 0: unknown."""
     lag_ns: int = 0
@@ -532,9 +532,9 @@ class StageRun(NamedTuple):
     action: StageAction
     start_ns: int
     stage: int
-    """Of a CALL the number of the schedule, which is another one after each change."""
+    """The stage's number; for a CALL, the number of the schedule, a new one after each change."""
     micro_batch: int
-    """Of a CALL the number of its micro-batches."""
+    """The micro-batch's number; for a CALL, the count of its micro-batches."""
 
 
 @record(Kind.SCALAR, "t, Scalar(op), from_bits(a), b", by_training=False)
@@ -550,7 +550,7 @@ class ScalarValue(NamedTuple):
 
 @record(Kind.BATCH, "t, a, b, c, d, Padding(op)", by_training=True)
 class BatchMark(NamedTuple):
-    """What the model was called with in the step that ends, all micro-steps together."""
+    """Sizes of the model's inputs in the step that ends, all micro-steps together."""
 
     t_ns: int
     samples: int

@@ -23,21 +23,21 @@ _TOKENIZERS = frozenset(
      "max", "min", "num", "n", "total",
      "every", "each", "first", "last", "unexpected", "tokenizer"),
 )  # fmt: skip
-"""What comes before ``token`` where it is one of a tokenizer, or a number of them."""
+"""Words before ``token`` where it is one of a tokenizer, or a number of them."""
 _KEYS = frozenset(
     ("api", "access", "private", "secret", "account", "auth", "encryption", "signing", "ssh", "license",
      "master", "service", "storage", "subscription", "client", "app", "application", "session", "shared",
      "deploy", "webhook", "host", "wandb", "hf", "aws", "openai", "azure", "gcp", "comet", "neptune",
      "clearml", "anthropic", "sas"),
 )  # fmt: skip
-"""What comes before ``key`` where it is a secret; ``text_key`` and ``sort_key`` are none."""
+"""Words before ``key`` where it is a secret; ``text_key`` and ``sort_key`` are none."""
 _PASSES = frozenset(
     ("", "db", "database", "smtp", "mail", "mysql", "postgres", "pg", "redis", "mongo", "user", "login",
      "ftp", "admin", "root", "proxy", "sudo", "http", "basic", "my"),
 )  # fmt: skip
-"""What comes before ``pass`` where it is a password; ``forward_pass`` is none."""
+"""Words before ``pass`` where it is a password; ``forward_pass`` is none."""
 _AUTHS = frozenset(("", "proxy", "basic", "redis", "http", "registry", "docker", "npm"))
-"""What comes before ``auth`` where it is a login; ``use_auth`` is a switch."""
+"""Words before ``auth`` where it is a login; ``use_auth`` is a switch."""
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _NAME = r"[A-Za-z_][A-Za-z0-9_.\-]{0,80}"

@@ -1,4 +1,4 @@
-"""What an agent tells of a model, a DataLoader, a process: the keys that it writes and the core reads.
+"""Metadata of a model, a DataLoader, a process: the keys that an agent writes and the core reads.
 
 Sizes are elements (``numel``) of one model, summed over its parameters: of the part that tensor and
 pipeline parallelism leave to a rank. ``shard`` marks what one rank keeps of that. Bytes are bytes an
@@ -67,7 +67,7 @@ class ModelMetadata(TypedDict, total=False):
     compute_dtype: str
     """The dtype of gathered parameters, ``bfloat16``; autocast is a part of the process."""
     built_bytes: int
-    """What each rank built before ZeRO-3 divided it; 0 under ``deepspeed.zero.Init``."""
+    """Bytes that each rank built before ZeRO-3 divided them; 0 under ``deepspeed.zero.Init``."""
     grad_bytes: int | float
     """Bytes an element of gradients."""
     has_master: bool
@@ -79,7 +79,7 @@ class ModelMetadata(TypedDict, total=False):
     optimizer_on: str
     """``device``, ``host`` or ``nvme``: where the optimizer's state is."""
     params_on: str
-    """The same of parameters that are not in use."""
+    """``device``, ``host`` or ``nvme``: where parameters are while they are not in use."""
     accumulation: int
     """Micro-steps a step."""
     micro_batch: int
@@ -113,7 +113,7 @@ class LoaderMetadata(TypedDict, total=False):
     num_workers: int
     pin_memory: bool
     persistent_workers: bool
-    """Whether the workers live on from one epoch to the next."""
+    """True if the workers live on from one epoch to the next."""
     batch_size: int
     """Samples of a batch; 0 where the loader does not say."""
     length: int
@@ -128,25 +128,25 @@ class GoalMetadata(TypedDict, total=False):
     steps: int
     """In all; of a trainer."""
     batches: int
-    """Of the epoch, where only a DataLoader is known."""
+    """Batches of the epoch, where only a DataLoader is known."""
     before: int
-    """What to add to the number of the agent's step: steps before it; negative: of earlier epochs."""
+    """Steps to add to the agent's step number: those before it; negative: those of earlier epochs."""
     by: str
     """``Trainer``, ``Lightning``, ``DataLoader``."""
 
 
 class CompiledMetadata(TypedDict, total=False):
-    """What torch.compile has done in the process of a rank; empty where nothing was compiled."""
+    """Counts and reasons from torch.compile in a rank's process; empty where nothing was compiled."""
 
     frames: int
     """Functions and parts of functions that dynamo has compiled, each time counted."""
     graph_breaks: int
     recompiles: int
-    """Of functions that were compiled before; 0 on a torch that does not tell."""
+    """Compilations of functions that were compiled before; 0 on a torch that does not report them."""
     break_reasons: list[str]
     """The most frequent: ``3 x REASON``."""
     recompile_reasons: list[str]
-    """The same of the guards that failed."""
+    """The most frequent guards that failed: ``3 x REASON``."""
 
 
 class TrackersMetadata(TypedDict, total=False):
@@ -171,7 +171,7 @@ _LOGIN = re.compile(r"^(?:[^/?#]*@|[^/?#@:[]*:(?!\d+[/?#])[^@]*@)")
 
 
 class ProcessMetadata(TypedDict, total=False):
-    """What is set in the process of a rank. A key that an agent does not know is absent."""
+    """Settings of a rank's process. A key that an agent does not know is absent."""
 
     variables: dict[str, str]
     """Environment variables that a remedy may set (:data:`VARIABLES`), "" for one that is not set, and
@@ -185,7 +185,7 @@ class ProcessMetadata(TypedDict, total=False):
     autocast: str
     """The dtype of ``torch.autocast`` on the device in forward; "" without it."""
     allocator: str
-    """What allocates device memory: ``native``, ``cudaMallocAsync``, ``uncached``, ...; "" on a CPU."""
+    """Allocator of device memory: ``native``, ``cudaMallocAsync``, ``uncached``, ...; "" on a CPU."""
     unknown_collectives: list[str]
     """Methods of torch's process groups that communicate and that no hook knows."""
     seed: int

@@ -250,7 +250,7 @@ def rank_of_ring(name: str) -> int:
 
 
 def is_run_id(text: str) -> bool:
-    """Whether *text* may name a run (and so a folder)."""
+    """Returns True if *text* may name a run (and so a folder)."""
     return _RUN_ID.fullmatch(text) is not None
 
 

@@ -14,7 +14,7 @@ from zeromon.ring.codes import TextEnum
 
 
 class Framework(TextEnum):
-    """What splits the model."""
+    """The framework that splits the model."""
 
     UNKNOWN = "unknown"
     DDP = "ddp"
@@ -26,7 +26,7 @@ class Framework(TextEnum):
 
 
 class Sharding(TextEnum):
-    """What FSDP frees after forward."""
+    """The sharding strategy of FSDP, which decides what it frees after forward."""
 
     UNKNOWN = ""
     FULL = "full"
@@ -93,7 +93,7 @@ class Strategy:
         return str(self.framework)
 
     def metadata(self) -> dict[str, Any]:
-        """What an agent writes into its metadata: the label, and the fields beside it."""
+        """Returns the metadata that an agent writes: the label, and the fields beside it."""
         return {"strategy": self.label, "strategy_fields": asdict(self)}
 
     @classmethod
@@ -192,7 +192,7 @@ _LONGEST = 40
 
 
 class Dim(TextEnum):
-    """What a process group is for."""
+    """The purpose of a process group."""
 
     DP = "dp"
     """Data parallel: the ranks hold the same parameters, or it is not known that they do not."""

@@ -131,7 +131,7 @@ def _make(path: Path) -> None:
 
 
 CARD, REPORT, REPLY, READ = b"card", b"report", b"reply", b"read"
-"""What a signature is for: one of a kind does not hold for another."""
+"""Purposes of signatures: one of a kind does not hold for another."""
 
 TIME, NONCE, SIGNATURE = "X-Zeromon-Time", "X-Zeromon-Nonce", "X-Zeromon-Signature"
 """The headers of a request that carry its proof."""
@@ -153,7 +153,7 @@ def signature(token: str, *parts: bytes) -> str:
 
 
 def is_signed(token: str, given: str, *parts: bytes) -> bool:
-    """Whether *given* is the signature of *parts*, in constant time; never without a token."""
+    """Returns True if *given* is the signature of *parts*, in constant time; never without a token."""
     return bool(token) and hmac.compare_digest(given.encode(), signature(token, *parts).encode())
 
 
@@ -166,7 +166,7 @@ def signed_card(token: str, card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_own_card(token: str, card: Mapping[str, Any]) -> bool:
-    """Whether a holder of *token* has published *card* within an hour; without a token always."""
+    """Returns True if a holder of *token* published *card* within an hour; without a token always."""
     if not token:
         return True
     dated = {name: value for name, value in card.items() if name != "signature"}
@@ -213,7 +213,7 @@ def proof_headers(token: str, kind: bytes, content: bytes) -> dict[str, str]:
 def is_proved(
     headers: Mapping[str, str], kind: bytes, content: bytes, token: str, nonces: Nonces
 ) -> bool:
-    """Whether a holder of *token* has sent the *content* just now, for the first time."""
+    """Returns True if a holder of *token* has sent the *content* just now, for the first time."""
     when, nonce = headers.get(TIME, ""), headers.get(NONCE, "")
     parts = kind, when.encode(), nonce.encode(), content
     if not is_signed(token, headers.get(SIGNATURE, ""), *parts):

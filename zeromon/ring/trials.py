@@ -22,7 +22,7 @@ WORD = struct.Struct("<II")
 
 
 class Change(TextEnum):
-    """What can be tried: a closed list. None of these can change a result."""
+    """A change that can be tried: a closed list. None of these can change a result."""
 
     SHARED_COLLECTIONS = "shared collections"
     KEEP_GATHERED = "keep gathered"
@@ -48,5 +48,5 @@ class Plan(NamedTuple):
 
     @staticmethod
     def is_on(block: int) -> bool:
-        """Whether the change is on in *block*: off, on, on, off."""
+        """Returns True if the change is on in *block*: off, on, on, off."""
         return block % 4 in (1, 2)

@@ -1,4 +1,4 @@
-"""What is known of a run at one moment: frozen data that every view reads.
+"""The state of a run at one moment: frozen data that every view reads.
 
 Made by :mod:`zeromon.fold` from events. Nothing in this package changes state or reads a clock. Times
 are nanoseconds of CLOCK_MONOTONIC, sizes bytes, ratios 0..1.

@@ -30,7 +30,7 @@ class HangKind(TextEnum):
 
     @property
     def is_mismatch(self) -> bool:
-        """Whether the members called different things."""
+        """True if the members called different things."""
         return self.name.startswith("MISMATCHED")
 
 
@@ -83,7 +83,7 @@ class CollectiveStatsRow:
     """The shortest duration over ranks."""
     algbw_bytes_per_second: float | None
     busbw_bytes_per_second: float | None
-    """Of the transfer where it is known, else of the whole time."""
+    """Bus bandwidth of the transfer where it is known, else of the whole time."""
     best_busbw_bytes_per_second: float
     dim: str = ""
     """The name of the group's dimension (``tp``); "" from Prometheus."""
@@ -118,7 +118,7 @@ class SizeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """What the links of a rank can do at most, one direction, bytes/s; None where unknown."""
+    """Max bandwidth of the links of a rank, one direction, bytes/s; None where unknown."""
 
     device_bytes_per_second: float | None = None
     """Between the devices of a node: all NVLinks, else PCIe."""
@@ -156,13 +156,13 @@ class GroupProgress:
     """How far a rank has come in a process group."""
 
     group_id: str
-    """The same on all its members."""
+    """The group's id, equal on all its members."""
     label: str
     ranks: tuple[int, ...]
     sequence: int
-    """Of the last collective that was issued; -1 before the first."""
+    """The number of the last collective that was issued; -1 before the first."""
     op: str = "none"
-    """What that was, ``none`` where it is not known."""
+    """The operation of that collective, ``none`` where it is unknown."""
     nbytes: int = 0
     unit: str = ""
     phase: str = ""
@@ -178,14 +178,14 @@ class MemberCall:
 
     rank: int
     sequence: int
-    """Of the group; -1 where it is unknown."""
+    """The group's number of the collective; -1 where it is unknown."""
     op: str = "none"
     nbytes: int = -1
     """-1 where it is unknown."""
     unit: str = ""
     phase: str = ""
     is_repeated: bool = False
-    """Whether the same phase had called the same operation of the same unit before."""
+    """True if the same phase had called the same operation of the same unit before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,7 @@ class Hang:
     elsewhere: tuple[int, ...] = ()
     """Members on other nodes."""
     calls: tuple[MemberCall, ...] = ()
-    """What members called where they first differed; what each is in where they agree."""
+    """The members' calls where they first differed; the call that each is in where they agree."""
     pause: str = ""
     """The expected pause of a missing rank, where that explains it: ``rank 0 compiles``; else ""."""
     dim: str = ""
@@ -236,14 +236,14 @@ class Straggler:
     late_seconds: float
     """Behind the second to last, a step."""
     share: float
-    """The same as a share of a step."""
+    """:attr:`late_seconds` as a share of a step."""
     since_step: int
     phases: tuple[str, ...]
     """Where it spends more time than the others, () where that is not to be seen."""
     longer_seconds: float
     """By how much, a step."""
     cause: str = ""
-    """What of its host or device explains it, in words; "" where nothing does."""
+    """The cause on its host or device, in words; "" where nothing explains it."""
     node: str = ""
     """Where it is, when that is another node than this one."""
     whole_node: bool = False
@@ -290,7 +290,7 @@ class InspectorRow:
     number: int
     """NCCL's number of the newest collective."""
     nbytes: int
-    """Of the newest."""
+    """Bytes of the newest."""
     records: int
     """How many the means are of. Inspector writes a sample, not every collective."""
     seconds: float
@@ -349,7 +349,7 @@ class StageRow:
 
     @property
     def work_seconds(self) -> float:
-        """What the stage computes for one micro-batch."""
+        """Seconds that the stage computes for one micro-batch."""
         return sum(self.seconds.values())
 
     @property
@@ -364,20 +364,20 @@ class PipelineBubble:
 
     measured_ratio: float
     ideal_ratio: float
-    """What the order of the schedule leaves idle with the measured times, if messages took none."""
+    """The idle share by the order of the schedule and the measured times, if messages took no time."""
     span_seconds: float
-    """Of the rank that takes longest from its first action to its last."""
+    """Seconds of the rank that takes longest from its first action to its last."""
     ideal_seconds: float
-    """The same where messages take no time."""
+    """:attr:`span_seconds` where messages take no time."""
     doubled_seconds: float
-    """The same with twice as many micro-batches of half the size."""
+    """:attr:`ideal_seconds` with twice as many micro-batches of half the size."""
     balanced_seconds: float
-    """The same where all stages take equally long."""
+    """:attr:`ideal_seconds` where all stages take equally long."""
     slowest_stage: int
     slowest_seconds: float
-    """Of one micro-batch on the slowest stage."""
+    """Seconds of one micro-batch on the slowest stage."""
     mean_seconds: float
-    """Of one micro-batch on a stage, mean of all stages."""
+    """Seconds of one micro-batch on a stage, mean of all stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

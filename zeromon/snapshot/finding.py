@@ -8,7 +8,7 @@ from zeromon.snapshot.memory import Pool
 
 
 class ConfigFormat(TextEnum):
-    """What a remedy changes: the configuration of a framework, or code that uses it."""
+    """The format of a remedy's change: the configuration of a framework, or code that uses it."""
 
     DEEPSPEED = "DeepSpeed JSON"
     FSDP1 = "Python (FSDP1)"
@@ -29,7 +29,7 @@ class Rung:
     frees_bytes: int | None
     """Memory of a rank that it frees; None where unknown."""
     price: str
-    """What it costs in time or accuracy, in words."""
+    """The cost in time or accuracy, in words."""
     at_most: bool = False
     """It frees less where units are large, whose sizes are unknown."""
     enough: bool = False
@@ -42,7 +42,7 @@ class Remedy:
 
     cause: str
     dialect: str
-    """What *diff* changes, mostly a :class:`ConfigFormat`."""
+    """The format that *diff* changes, mostly a :class:`ConfigFormat`."""
     diff: str
     """Removed lines begin with ``-``, added lines with ``+``."""
     gain_low_seconds: float | None = None
@@ -51,9 +51,9 @@ class Remedy:
     frees_bytes: int | None = None
     """Memory of a rank that is expected to become free."""
     effect: str = ""
-    """What else is expected, in words."""
+    """Other effects that are expected, in words."""
     price: str = ""
-    """What the change costs, in words."""
+    """The cost of the change, in words."""
     takes: Pool | None = None
     """The memory that it needs more of; on a CPU the device's is the host's."""
     rungs: tuple[Rung, ...] = ()
@@ -66,7 +66,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a rule states about a run."""
+    """The statement of a rule about a run."""
 
     rule: str
     severity: Severity
@@ -109,7 +109,7 @@ class TrialState(TextEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen: the ranks are as before."""
+        """True if nothing more will happen: the ranks are as before."""
         return self in _OVER
 
 
@@ -161,12 +161,12 @@ class Trial:
 
     @property
     def is_open(self) -> bool:
-        """Whether the trial is still under way."""
+        """True if the trial is still under way."""
         return not self.state.is_over
 
     @property
     def significant(self) -> bool:
-        """Whether the gain or loss is larger than its uncertainty."""
+        """True if the gain or loss is larger than its uncertainty."""
         return (
             self.gain_seconds is not None
             and self.error_seconds is not None

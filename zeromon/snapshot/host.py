@@ -1,4 +1,4 @@
-"""What probes read of a rank's machine: device, CPU pressure, host memory, disk."""
+"""Readings of a rank's machine by probes: device, CPU pressure, host memory, disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What the vendor's library says of a rank's device; None where it does not say."""
+    """Readings of a rank's device from the vendor's library; None where it has none."""
 
     name: str = ""
     used_bytes: int | None = None
@@ -36,14 +36,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """What a node has used since a run on it was first watched."""
+    """Energy that a node has used since a run on it was first watched."""
 
     seconds: float
     """How long that is."""
     device_joules: float | None
-    """Of the devices of the run's ranks, each once; None where no device counts."""
+    """Joules of the devices of the run's ranks, each once; None where no device counts."""
     host_joules: float | None
-    """Of all processors and their memory, whoever used them; None where unknown."""
+    """Joules of all processors and their memory, whoever used them; None where unknown."""
     host_note: str = ""
     """Why *host_joules* is unknown."""
 
@@ -87,20 +87,20 @@ class CpuUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """What a process has waited for on its host since its first step, over the last steps."""
+    """Waits of a process on its host since its first step, over the last steps."""
 
     cpu_wait_ratio: float
     """The share of the time that its main thread could run and had no CPU."""
     major_faults_per_second: float
     """Pages that had to come from disk."""
     minute_cpu_wait_ratio: float = 0.0
-    """The same share of the last minute."""
+    """:attr:`cpu_wait_ratio` of the last minute."""
     held_cpu_wait_ratio: float = 0.0
     """The largest of such shares of a minute since one was a fifth below it: it does not wobble."""
     cpus: float | None = None
-    """That the process may use; None where unknown."""
+    """CPUs that the process may use; None where unknown."""
     steps_cpu_wait_ratio: float | None = None
-    """The same share as *cpu_wait_ratio* over all steps that were watched; None where unknown."""
+    """:attr:`cpu_wait_ratio` over all steps that were watched; None where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +112,13 @@ class HostMemory:
     limit_bytes: int = -1
     usage_bytes: int = -1
     headroom_bytes: int = -1
-    """What can still be taken: page cache that is given back counts as free."""
+    """Bytes that can still be taken: page cache that is given back counts as free."""
     oom_kills: int = -1
     """Processes of the cgroup that the kernel has killed for memory since it is watched."""
     kills_at_end: int = 0
     """Those that were counted about when this rank ended."""
     oom_kills_everywhere: int = 0
-    """The same of the whole machine: evidence only where the cgroup does not count."""
+    """:attr:`oom_kills` of the whole machine: evidence only where the cgroup does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class WorkerMemory:
 
     count: int
     nbytes: int
-    """Of all; a page that several processes share counts in equal parts in each of them."""
+    """Bytes of all; a page that several processes share counts in equal parts in each of them."""
     grown_bytes: int = 0
     """Since these workers have started."""
     growth_bytes_per_step: float | None = None
@@ -149,17 +149,17 @@ class Disk:
     device_busy_seconds: float | None = None
     """With requests under way."""
     device_queue_seconds: float | None = None
-    """The same, each request by itself."""
+    """Seconds with requests under way, each request by itself."""
     busy_ratio: float | None = None
     """The share of the last ten seconds in which its device had requests under way."""
     requests_at_once: float | None = None
     """Mean over the time in which it had some; of the last ten seconds with enough of that."""
     busy_bytes_per_second: float | None = None
-    """What it moved in that time, both ways."""
+    """Bytes/s that it moved in that time, both ways."""
     best_busy_bytes_per_second: float | None = None
     """The most of that since the run is watched."""
     read_limit_bytes_per_second: float | None = None
-    """What the cgroup allows; None without a limit."""
+    """The limit of the cgroup; None without one."""
     write_limit_bytes_per_second: float | None = None
     process_read_bytes: int | None = None
     process_written_bytes: int | None = None

@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class Stream(str, Enum):
-    """What a span occupies. BACKGROUND: a thread beside the training, which no step waits for."""
+    """The resource of a span. BACKGROUND: a thread beside the training, which no step waits for."""
 
     COMPUTE = "compute"
     COMMUNICATION = "communication"

@@ -7,7 +7,7 @@ from zeromon.ring.codes import TextEnum
 
 
 class Cause(TextEnum):
-    """What a second was spent on. The order is that of every ledger."""
+    """A cause that time was spent on. The order is that of every ledger."""
 
     COMPUTE = "compute"
     """Forward, backward and optimizer, without what they waited for."""
@@ -44,7 +44,7 @@ _ORDER = {cause: number for number, cause in enumerate(Cause)}
 
 
 _LEAST_SECONDS = 1e-8
-"""What is less is the rounding of a sum."""
+"""Min seconds of a row: less is the rounding of a sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class LedgerRow:
 
     cause: Cause
     of: str = ""
-    """Of what or for what: a dimension, the rank that was waited for, a part of the set-up; or ""."""
+    """The object: a dimension, the rank that was waited for, a part of the set-up; or ""."""
     seconds: float
 
 
@@ -72,18 +72,18 @@ def added(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityRow:
-    """What the training loop did beside training, so often and for so long."""
+    """An activity of the training loop beside training: how often and for how long."""
 
     phase: str
     activity: str
-    """What the phase did, where it may do several things: ``save`` or ``load``; else ""."""
+    """The activity, where the phase may do several things: ``save`` or ``load``; else ""."""
     background: bool
     """On another thread: no step waited for it."""
     count: int
     seconds: float
     longest_seconds: float
     nbytes: int
-    """That this rank saved or loaded; 0 where unknown."""
+    """Bytes that this rank saved or loaded; 0 where unknown."""
     last_ns: int
     """CLOCK_MONOTONIC of its last end."""
     file: int = 0

@@ -24,7 +24,7 @@ class RiskCause(TextEnum):
     FRAGMENTATION = "fragmentation"
     """The allocator reserves more than it can use."""
     NON_TORCH = "non-torch"
-    """What other libraries and processes hold grows."""
+    """Memory of other libraries and processes grows."""
     STATIC = "static"
     """The peak itself leaves no margin."""
     NONE = "none"
@@ -83,7 +83,7 @@ class ExpectedRow:
     measured_bytes: int | None
     """None where no census reaches."""
     plain_bytes: int
-    """What the paper's arithmetic says."""
+    """Bytes by the paper's arithmetic."""
     predicted_bytes: int | None
     """With what the framework and its settings put on top; None when it cannot be said."""
     causes: tuple[Cause, ...] = ()

@@ -63,7 +63,7 @@ class Setting:
     name: str
     effective: str
     written: str
-    """What the user wrote; "" where the default applies."""
+    """The value that the user wrote; "" where the default applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ no end; a time follows."""
 DETACHED = "detached"
 """The beginning of :attr:`RankSnapshot.ended` of a process from which the agent was removed."""
 CTRL_C = "Ctrl-C"
-"""What :attr:`RankSnapshot.stopped` says of a rank that its user interrupted."""
+"""The value of :attr:`RankSnapshot.stopped` for a rank that its user interrupted."""
 
 
 class Halt(TextEnum):
@@ -188,9 +188,9 @@ class RankSnapshot:
     loader: LoaderMetadata = field(default_factory=LoaderMetadata)
     """Settings of the newest DataLoader."""
     process: ProcessMetadata = field(default_factory=ProcessMetadata)
-    """What is set in the process: variables, threads, autocast; empty where unknown."""
+    """Settings of the process: variables, threads, autocast; empty where unknown."""
     compiled: CompiledMetadata = field(default_factory=CompiledMetadata)
-    """What torch.compile has done; empty where nothing was compiled, and on earlier versions."""
+    """Counts from torch.compile; empty where nothing was compiled, and on earlier versions."""
     trackers: TrackersMetadata = field(default_factory=TrackersMetadata)
     """The runs of W&B, MLflow and TensorBoard that the script has open; empty without one."""
     models: tuple[ModelMetadata, ...] = ()
@@ -213,11 +213,11 @@ class RankSnapshot:
     stack: tuple[str, ...] = ()
     """The script's call stack, the outermost call first; sent while the rank makes no progress."""
     pause: str = ""
-    """What the rank is expected to take long for (``saves or loads a checkpoint``); "" for nothing."""
+    """The reason for an expected pause of the rank (``saves or loads a checkpoint``); "" for none."""
     halted: Halt = Halt.NONE
     """Why the rank runs no Python, as seen from outside its process."""
     lock: ExtensionLock | None = None
-    """What it waits for, where that is a lock of torch's extension cache."""
+    """The lock of torch's extension cache that it waits for; None without one."""
     own_code: tuple[CodeLine, ...] = ()
     """Where the script is between the phases of its steps, the most frequent line first."""
     joined: bool = False
@@ -230,7 +230,7 @@ class RankSnapshot:
     """Seconds by part of the set-up, and by phase where one has a cause of its own: they sum to
     :attr:`startup_seconds`."""
     untimed_in_cpp: int = 0
-    """Of :attr:`untimed`, those that passed every hook: replayed graphs and other C++, but not DDP's
+    """Collectives of :attr:`untimed` that passed every hook: replayed graphs and other C++, not DDP's
     reducer, which times a backward as a whole."""
     untimed_ratio: float | None = None
     """The share of the collectives of the last steps that were not timed; control steps do not count."""
@@ -253,15 +253,15 @@ class RankSnapshot:
     unsaved_steps: int | None = None
     """The number of those steps."""
     checkpoints: int = 0
-    """That the training thread was seen to save; several files without a step between them are one."""
+    """Saves by the training thread that were seen; several files without a step between them are one."""
     scalars: tuple[ScalarRow, ...] = ()
     """Those that the host knows."""
     loading: LoadingRow | None = None
-    """What its DataLoaders made batches of; None where no batch was timed."""
+    """Totals of the batches that its DataLoaders made; None where no batch was timed."""
     out_of_batches: bool = False
-    """Whether its DataLoader had no more when a batch was last asked for."""
+    """True if its DataLoader had no more when a batch was last asked for."""
     batches: BatchRow | None = None
-    """What its model was called with; None where nothing tells it."""
+    """Totals of its model's inputs; None where nothing reports them."""
     goal: GoalMetadata = field(default_factory=GoalMetadata)
     """How many steps the run will take; empty where nothing in the process says so."""
     first_batches: tuple[int, ...] = ()
@@ -269,7 +269,7 @@ class RankSnapshot:
     pipeline: PipelineRow | None = None
     """The rank's part of a pipeline of stages; None without one."""
     inspected: tuple[InspectorRow, ...] = ()
-    """What NCCL's own Inspector measured; empty where it is off."""
+    """Measurements of NCCL's own Inspector; empty where it is off."""
     inspector_note: str = ""
     """Why :attr:`inspected` lacks what Inspector wrote; "" where it does not."""
 
@@ -320,12 +320,12 @@ class RankSnapshot:
 
     @property
     def silent(self) -> bool:
-        """Whether the present state of the rank is unknown."""
+        """True if the present state of the rank is unknown."""
         return self.ended.startswith(NOT_SEEN)
 
     @property
     def detached(self) -> bool:
-        """Whether the agent was removed: what the process did since is not known."""
+        """True if the agent was removed: what the process did since is not known."""
         return self.ended.startswith(DETACHED)
 
     @property

@@ -33,7 +33,7 @@ class RunSnapshot:
     hangs: tuple[Hang, ...] = ()
     """Collectives that do not end, the oldest first."""
     ras: Ras | None = None
-    """What NCCL's RAS says of it, on the node that leads; None without a hang of NCCL."""
+    """The answer of NCCL's RAS on the run, on the node that leads; None without a hang of NCCL."""
     capture: Capture | None = None
     """The last trace that was asked for."""
     trials: tuple[Trial, ...] = ()
@@ -47,7 +47,7 @@ class RunSnapshot:
     unfinished: bool = False
     """True for the last snapshot of a record that has no end and that nobody writes any more."""
     alias: str = ""
-    """What this node called the run before it had heard of the others."""
+    """The name of the run on this node before it knew of the others."""
     nodes: tuple[NodeView, ...] = ()
     """All nodes of a run that spreads over several, the head first."""
     away: tuple[RemoteRank, ...] = ()
@@ -62,7 +62,7 @@ class RunSnapshot:
     restarting: int = 0
     """The number of the attempt that the launcher starts, while no rank of it has reported; 0: none."""
     job: str = ""
-    """What it has in common with the other runs of its job: a name, or a scheduler's id."""
+    """The name, or a scheduler's id, that it shares with the other runs of its job."""
     planned_steps: int = 0
     """How many steps it will take, by ``zeromon run --steps``; 0 where that was not said."""
     revision: str = ""
@@ -74,7 +74,7 @@ class RunSnapshot:
     unread: tuple[int, ...] = ()
     """Ranks of this node whose records cannot be read, and of which nothing else is known."""
     energy: Energy | None = None
-    """What this node has used; None where it is not known."""
+    """Energy that this node has used; None where it is not known."""
     attempt: int = 1
     """The number of that of :attr:`ranks`, as the launcher counts."""
 
@@ -86,7 +86,7 @@ class RunSnapshot:
 
     @property
     def detached(self) -> bool:
-        """Whether the agent was removed from all ranks that live, or of an ended run from all."""
+        """True if the agent was removed from all ranks that live, or of an ended run from all."""
         ranks = [rank for rank in self.ranks if rank.alive] or self.ranks
         return bool(ranks) and all(rank.detached for rank in ranks)
 
@@ -107,7 +107,7 @@ class RunSnapshot:
 
 
 class DeathRole(TextEnum):
-    """What the end of a failed rank has to do with the end of the run."""
+    """The part of a failed rank in the end of the run."""
 
     CULPRIT = "culprit"
     """It failed by itself."""
@@ -171,7 +171,7 @@ class NodeView:
 
     node: str
     address: str
-    """Of its collector, ``host:port``; "" where unknown."""
+    """The address of its collector, ``host:port``; "" where unknown."""
     first_rank: int
     ranks: int
     here: bool = False
@@ -186,7 +186,7 @@ class NodeView:
     clock_error_seconds: float | None = None
 
     def has(self, rank: int) -> bool:
-        """Whether *rank* is one of its own; launchers number them one after another."""
+        """Returns True if *rank* is one of its own; launchers number them one after another."""
         return self.first_rank <= rank < self.first_rank + self.ranks
 
 
@@ -233,7 +233,7 @@ class FleetNode:
 
     node: str
     address: str
-    """Of its collector, as Prometheus scrapes it."""
+    """The address of its collector, as Prometheus scrapes it."""
     ranks: int
     up: int
     failed: int

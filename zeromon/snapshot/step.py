@@ -45,7 +45,7 @@ class StepSummary:
     other_bytes: int = -1
     """On the device, beside what this process's allocator has reserved; -1 where unknown."""
     phase_exposed_ns: tuple[int, ...] = ()
-    """Of :attr:`phase_ns`, what was spent waiting for communication."""
+    """The part of :attr:`phase_ns` that was spent waiting for communication."""
     late_gather_ns: int = 0
     """How long it stood still for parameters that were asked for only when they were needed."""
     untimed: int = 0
@@ -60,7 +60,7 @@ class StepSummary:
     silent_ns: int = 0
     """The part of the step in which the rank made no progress, as a stall or in a hang."""
     samples: int = -1
-    """That the model of this rank was called with; -1 where unknown."""
+    """Samples that the model of this rank was called with; -1 where unknown."""
     tokens: int = -1
     """Likewise; -1 also where batches hold none."""
 
@@ -72,7 +72,7 @@ class StepSummary:
 
     @property
     def timed(self) -> bool:
-        """Whether the communication of the step is known."""
+        """True if the communication of the step is known."""
         return not self.idle and self.untimed <= UNTIMED_LEVEL * self.collectives
 
     @property
@@ -88,7 +88,7 @@ class StepSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRow:
-    """What the model of a rank was called with in training, in all."""
+    """Totals of a rank's model inputs in training."""
 
     steps: int
     """Steps in which it was seen."""
@@ -145,7 +145,7 @@ class StepRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadingRow:
-    """What the DataLoaders of a rank made their batches of, in all, workers included."""
+    """Totals of the batches that a rank's DataLoaders made, workers included."""
 
     batches: int
     fetch_seconds: float
@@ -154,13 +154,13 @@ class LoadingRow:
     """In compositions of torchvision and albumentations; None where none was called."""
     collate_seconds: float
     read_bytes: int
-    """That processes read while they made some of the batches, from wherever."""
+    """Bytes that processes read while they made some of the batches, from wherever."""
     disk_bytes: int
-    """The same from disks; a network file system may not count."""
+    """Bytes that they read from disks; a network file system may not count."""
     major_faults: int
     """Pages of mapped files that were not in memory."""
     nfs_bytes: int = 0
-    """That the node read from NFS servers meanwhile, for whomever."""
+    """Bytes that the node read from NFS servers meanwhile, for any process."""
 
 
 # ---- traces on demand ---------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class CaptureState(TextEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen."""
+        """True if nothing more will happen."""
         return self in _OVER
 
 
@@ -238,5 +238,5 @@ class Capture:
 
     @property
     def is_open(self) -> bool:
-        """Whether the capture is still under way."""
+        """True if the capture is still under way."""
         return not self.state.is_over

@@ -14,7 +14,7 @@ from zeromon.errors import CollectorError
 from zeromon.ring.tokens import signature
 
 ADDRESS, COOKIE = b"address", b"cookie"
-"""What a derived key opens a server by."""
+"""Purposes of a derived key: opening a server by its address, or by a cookie."""
 _DERIVED_DIGITS = 32
 _MAX_LENGTH_DIGITS = 18
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -23,7 +23,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What of a request decides."""
+    """The parts of a request that decide whether it is allowed."""
 
     method: str
     path: str
@@ -39,7 +39,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a server allows."""
+    """The requests that a server allows."""
 
     loopback: bool
     """The server listens on loopback only."""
@@ -59,7 +59,7 @@ class Policy:
     """The paths that need no token; what they answer is the same for every run."""
 
     def acts(self, path: str) -> bool:
-        """Whether a request for *path* changes something."""
+        """Returns whether a request for *path* changes something."""
         return any(
             path == one or (one.endswith("/") and path.startswith(one)) for one in self.actions
         )
@@ -104,7 +104,7 @@ def body_length(text: str) -> int | None:
 
 
 def is_token(given: str, needed: str) -> bool:
-    """Whether *given* is the token *needed*, in constant time; never for an empty one."""
+    """Returns whether *given* is the token *needed*, in constant time; False for an empty one."""
     return bool(needed) and hmac.compare_digest(given.encode(), needed.encode())
 
 
@@ -123,7 +123,7 @@ def host_name(host: str) -> str:
 
 
 def only_loopback(host: str, token: str) -> bool:
-    """Whether *host* is loopback; raises :class:`CollectorError` where not, and there is no *token*."""
+    """Returns whether *host* is loopback; raises :class:`CollectorError` if not and without *token*."""
     if not (loopback := is_loopback(host)) and not token:
         raise CollectorError(
             f"refusing to listen on {host} without a token",
@@ -133,7 +133,7 @@ def only_loopback(host: str, token: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach *host*, a name or an address."""
+    """Returns whether only this machine can reach *host*, a name or an address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

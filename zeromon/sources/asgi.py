@@ -1,4 +1,4 @@
-"""What ASGI servers have in common: a request for :mod:`zeromon.sources.access`, and its refusal."""
+"""The common part of ASGI servers: a request for :mod:`zeromon.sources.access`, and its refusal."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -17,7 +17,7 @@ def headers_of(scope: Scope) -> dict[bytes, str]:
 
 
 def request_of(scope: Scope, token: str = "") -> Request:
-    """What decides of the request *scope*; *token*: what it carries besides a bearer token."""
+    """The :class:`Request` of *scope*; *token*: what it carries besides a bearer token."""
     headers = headers_of(scope)
     bearer = headers.get(b"authorization", "")
     length = headers.get(b"content-length", "0")

@@ -1,4 +1,4 @@
-"""What a view needs of the place that its snapshots come from: the protocol :class:`Source`.
+"""The interface of the place that a view's snapshots come from: the protocol :class:`Source`.
 
 Implemented by :class:`~zeromon.sources.live.LiveSource` (a collector),
 :class:`~zeromon.sources.replay.StoreSource` (a record), :class:`~zeromon.sources.replay.ReplaySource`
@@ -88,11 +88,11 @@ class Source(Protocol):
 
     @property
     def live(self) -> bool:
-        """Whether something observes the run: its newest snapshot changes until the run ends."""
+        """True if something observes the run: its newest snapshot changes until the run ends."""
 
     @property
     def relocatable(self) -> bool:
-        """Whether a view that lost this source may open the run elsewhere: a new port, or its record."""
+        """True if a view that lost this source may open the run elsewhere: a new port, or its record."""
 
     @property
     def playback(self) -> Playback | None:

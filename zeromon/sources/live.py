@@ -50,7 +50,7 @@ class LiveRun:
     """The agent was removed from all its ranks, so that it goes on without being watched."""
     ranks: int
     step: int
-    """Of the job, as its ranks count."""
+    """The step of the job, as its ranks count."""
     pids: tuple[int, ...]
     command: tuple[str, ...]
     address: str = ""
@@ -79,7 +79,7 @@ class LiveSource:
         self.address = address
         self.run = run
         self._signs = signs
-        """Whether the collector gets a proof of the token and not the token: no user has named it."""
+        """True if the collector gets a proof of the token and not the token: no user has named it."""
         self._known: RunSnapshot | None = None
 
     def latest(self) -> RunSnapshot:
@@ -216,7 +216,7 @@ def _send(address: str, path: str, body: bytes | None, *, signs: bool = False) -
 
 
 def is_trusted(address: str) -> bool:
-    """Whether *address*, ``host:port``, may have a token: on this machine only what this user runs.
+    """Returns whether *address*, ``host:port``, may have a token: locally only what this user runs.
 
     The port of a collector that has been killed is free for everybody on the node. What the kernel does
     not tell, and another machine, are trusted as the user named them.
@@ -272,7 +272,7 @@ def collector_address(root: Path) -> str | None:
 
 
 def _collector_facts(root: Path) -> dict[str, Any]:
-    """What the collector of *root* says of itself; {} without one, and for a file of somebody else."""
+    """The facts that the collector of *root* writes; {} without one, and for a file of somebody else."""
     path = root / "collector.json"
     if path.is_symlink() or paths.owner_of(path) not in (os.getuid(), paths.owner_of(root)):
         return {}
@@ -326,7 +326,7 @@ def only(candidates: Sequence[LiveRun]) -> LiveRun:
 # ---- the new steps of a live run, of all its nodes, from the records of their collectors --------
 
 _MOST = 5000
-"""Of more new steps of a rank those that stand out are read."""
+"""Maximum number of new steps of a rank; of more, those that stand out are read."""
 _LATE_US = 600_000_000
 """A step that ends so long after those of other ranks began is not waited for."""
 _LEFT_OUT = (
@@ -386,7 +386,7 @@ class NewSteps:
         return rows
 
     def kept(self) -> None:
-        """What was read does not have to come again."""
+        """Marks the rows that were read: they do not have to come again."""
         self._known = self._read
 
     def _rows(self, source: Source, run: RunSnapshot) -> list[dict[str, Any]]:

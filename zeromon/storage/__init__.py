@@ -1,1 +1,1 @@
-"""What is kept of a run on disk: the run store, the step history, the snapshot log."""
+"""The storage of a run on disk: the run store, the step history, the snapshot log."""

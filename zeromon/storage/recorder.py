@@ -114,7 +114,7 @@ class Record:
 
 
 def _state(finding: Finding) -> tuple[Severity, float | None]:
-    """What a record writes a finding anew for: the text changes every second."""
+    """The values whose change makes a record write a finding again: the text changes every second."""
     return finding.severity, finding.gone
 
 

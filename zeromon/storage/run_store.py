@@ -90,7 +90,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What the user wrote about a run."""
+    """The note and the tags that the user wrote about a run."""
 
     note: str = ""
     tags: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What a snapshot of torch's allocator says: who holds memory now, and who held it at the peak. Pure.
+"""A snapshot of torch's allocator: who holds memory now, and who held it at the peak. Pure.
 
 Bytes by stack are those that the program asked for; the allocator rounds them up. The trace begins with
 the oldest event that torch kept, so totals are counted back from the segments of the end.
@@ -63,7 +63,7 @@ class Peak:
     nbytes: int
     reserved_bytes: int
     untold_bytes: int
-    """What the totals have and no allocation accounts for: 0 in a whole snapshot."""
+    """Bytes of the totals that no allocation accounts for: 0 in a whole snapshot."""
     held: tuple[Holding, ...]
 
 
@@ -84,9 +84,9 @@ class DeviceMemory:
 
     device: int
     reserved_bytes: int
-    """What the allocator has from the device."""
+    """Bytes that the allocator has from the device."""
     allocated_bytes: int
-    """What the program has from the allocator."""
+    """Bytes that the program has from the allocator."""
     segments: tuple[SegmentRow, ...]
     stranded_bytes: int
     """Inactive in segments that something else keeps: the device does not get it back."""
@@ -108,7 +108,7 @@ def roles_of(held: Iterable[Holding]) -> dict[str, int]:
 
 
 def devices_of(snapshot: Snapshot) -> tuple[DeviceMemory, ...]:
-    """What each device of *snapshot* holds."""
+    """Returns the memory that each device of *snapshot* holds."""
     known = {segment.device for segment in snapshot.segments} | set(snapshot.traces)
     return tuple(
         _device(
@@ -197,7 +197,7 @@ _Live = tuple[int, int, int | None]
 
 
 def _live_at(moment: int, events: Events, active: dict[int, Block]) -> list[_Live]:
-    """What is allocated right after event *moment*."""
+    """Returns the allocations that are live right after event *moment*."""
     live: dict[int, tuple[int, int]] = {}
     latest = UNKNOWN_STACK
     rows = zip(events.actions, events.addresses, events.sizes, events.stacks, strict=True)
@@ -376,7 +376,7 @@ def _kind_of_frame(frame: str) -> str:
 
 
 def kind_of(stack: Sequence[str]) -> str:
-    """What the innermost frame says that says anything; "" where none does."""
+    """Returns the kind by the innermost frame that shows one; "" where none does."""
     return next((kind for frame in stack if (kind := _kind_of_frame(frame))), "")
 
 

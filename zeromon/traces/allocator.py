@@ -74,7 +74,7 @@ class Events:
 
     actions: array[int] = field(default_factory=lambda: array("B"))
     addresses: array[int] = field(default_factory=lambda: array("Q"))
-    """Of an OOM: the bytes that the device had free."""
+    """Addresses; for an OOM, the bytes that the device had free."""
     sizes: array[int] = field(default_factory=lambda: array("Q"))
     stacks: array[int] = field(default_factory=lambda: array("I"))
     times_us: array[int] = field(default_factory=lambda: array("Q"))

@@ -100,7 +100,7 @@ class RankTrace:
     kernels: tuple[KernelTime, ...]
     """Those that take the most time."""
     families: tuple[KernelTime, ...] = ()
-    """The same by family: kernels that differ in tile, types and number."""
+    """The families that take the most time: kernels that differ in tile, types and number."""
     idle: IdleTime | None = None
     """Idle time by cause; None where the trace does not have the host's launches."""
     streams: tuple[StreamTime, ...] = ()
@@ -304,7 +304,7 @@ Durations: TypeAlias = "dict[tuple[str, str], array[int]]"
 
 
 def durations(data: TraceData) -> Durations:
-    """What :func:`waits` needs of one rank."""
+    """Returns the durations that :func:`waits` needs of one rank."""
     found: Durations = {}
     events = [e for e in data.device if e.kind is Kind.COMMUNICATION]
     for event in sorted(events, key=lambda e: e.start_ns):

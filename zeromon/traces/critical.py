@@ -57,13 +57,13 @@ class Sync(NamedTuple):
 
 @dataclass(slots=True)
 class HostStep:
-    """What the host did in one step."""
+    """The work of the host in one step."""
 
     step: int
     start_ns: int
     end_ns: int
     thread: int = 0
-    """That of the step's annotation."""
+    """The thread of the step's annotation."""
     operators: dict[int, list[Span]] = field(default_factory=lambda: defaultdict(list))
     marks: dict[int, list[Span]] = field(default_factory=lambda: defaultdict(list))
     calls: list[Blocking] = field(default_factory=list)
@@ -74,7 +74,7 @@ class HostStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathPart:
-    """What a part of the path is made of."""
+    """A part of the path: all pieces of one kind and name."""
 
     kind: str
     name: str

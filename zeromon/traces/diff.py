@@ -1,4 +1,4 @@
-"""What differs between the traces of two runs: parts of a step, collectives, units, kernels. Pure.
+"""Differences between the traces of two runs: parts of a step, collectives, units, kernels. Pure.
 
 Each step of each rank is one sample. A difference counts where it is beyond the 99 % interval of the
 samples, beyond a tenth of the figure, and beyond a hundredth of a step; with one sample a side the noise
@@ -24,7 +24,7 @@ LEAST_OF_FIGURE, LEAST_OF_STEP, LEAST_UNKNOWN = 0.1, 0.01, 0.5
 
 
 class What(str, Enum):
-    """What a row of a diff is about."""
+    """The subject of a row of a diff."""
 
     PART = "part of the step"
     COLLECTIVE = "collective"
@@ -50,7 +50,7 @@ OF_CALLS = (Change.APPEARED, Change.GONE, Change.MORE, Change.FEWER)
 
 
 class Usage(NamedTuple):
-    """Of one thing, a step."""
+    """Calls and seconds of one thing, per step."""
 
     calls: float = 0.0
     seconds: float = 0.0
@@ -60,7 +60,7 @@ class Usage(NamedTuple):
 
 Key = tuple[What, str]
 Sample = dict[Key, Usage]
-"""What one step of one rank is made of."""
+"""The parts of one step of one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

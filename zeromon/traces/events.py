@@ -13,7 +13,7 @@ _WRAPPERS = ("func_wrapper_t", "gpu_kernel_impl", "gpu_kernel_impl_nocast", "Red
 
 
 def family(name: str) -> str:
-    """What kernels that differ in tile, types and number have in common: ``volta_sgemm``.
+    """Returns the common name of kernels that differ in tile, types and number: ``volta_sgemm``.
 
     A template of torch is followed by what it applies: ``elementwise_kernel CUDAFunctor_add``.
     """
@@ -89,7 +89,7 @@ class DeviceEvent(NamedTuple):
     """None where neither the arguments nor the call that launched the kernel tells it."""
     stream: Stream = (0, 0)
     correlation: int = -1
-    """Of the host's call that launched it: :meth:`Launches.of`; -1 where the trace does not tell."""
+    """The id of the host's call that launched it: :meth:`Launches.of`; -1 where the trace has none."""
 
 
 class Call(NamedTuple):
@@ -152,7 +152,7 @@ class Launches:
 
 
 class Product(NamedTuple):
-    """What a matrix product or an attention of one shape computes."""
+    """The computation of a matrix product or an attention of one shape."""
 
     op: str
     shape: str

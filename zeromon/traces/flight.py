@@ -35,11 +35,11 @@ class Entry:
 
     group: str
     sequence: int
-    """Of a send or receive: below 0."""
+    """Below 0 for a send or receive."""
     op: str
     """As torch calls it, without the backend; with the peer of a send or receive."""
     sizes: tuple[tuple[tuple[int, ...], ...], ...]
-    """Of the inputs, and of the outputs."""
+    """Sizes of the inputs, and of the outputs."""
     types: tuple[tuple[str, ...], ...]
     state: str
     ended: bool
@@ -49,13 +49,13 @@ class Entry:
 
     @property
     def elements(self) -> tuple[int, int]:
-        """Of all inputs, and of all outputs."""
+        """Elements of all inputs, and of all outputs."""
         inputs, outputs = (sum(map(math.prod, side)) for side in self.sizes)
         return inputs, outputs
 
     @property
     def nbytes(self) -> int:
-        """Of the larger side."""
+        """Bytes of the larger side."""
         item = max((ITEM_BYTES.get(name, 1) for side in self.types for name in side), default=1)
         return max(self.elements) * item
 

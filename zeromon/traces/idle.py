@@ -113,7 +113,7 @@ class _Ends:
         return sorted(self._unsorted, key=lambda event: event.end_ns)
 
     def cause(self, begin: int, event: DeviceEvent) -> str:
-        """What ended last on another stream, between *begin* and the start of *event*."""
+        """Returns the kind of what ended last on another stream, after *begin* and before *event*."""
         at = bisect_right(self._events, event.start_ns, key=lambda one: one.end_ns) - 1
         while at >= 0 and self._events[at].end_ns > begin:
             if self._events[at].stream != event.stream:

@@ -33,7 +33,7 @@ from zeromon.traces.stream import UNREADABLE, Event, complete_events
 
 _SIGNED = re.compile(r"-?\d{1,18}(\.\d*)?$")
 _MOST_DIGITS = 40
-"""Of a time stamp: that of the year 10,000 has 21 in nanoseconds."""
+"""Max digits of a time stamp: that of the year 10,000 has 21 in nanoseconds."""
 
 _DEVICE = frozenset(
     ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events")

@@ -24,9 +24,9 @@ _MARGIN = 300
 """No instruction of the main loop is longer."""
 _BEHIND = b"\xff" * 2 * _MARGIN
 _MOST_ITEMS = 8_000_000
-"""Of all lists and dictionaries together, without what was handed over."""
+"""Max items of all lists and dictionaries together, without what was handed over."""
 _MOST_BYTES = 256 << 20
-"""Of all text together."""
+"""Max bytes of all text together."""
 _MOST_SHARED = 200_000
 _MOST_REFERENCES = 64_000_000
 _PUT, _MARK, _APPENDS, _SET_ITEMS, _DICT, _LIST, _END = b"\x94(eu}]."

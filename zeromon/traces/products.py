@@ -69,7 +69,7 @@ class ProductTime:
 
 
 def product_of(name: str, dims: Any, types: Any, values: Any) -> Product:
-    """What the operator *name* computes, by the dimensions, types and values of its arguments."""
+    """The computation of the operator *name*, by the dimensions, types and values of its arguments."""
     short = name.removeprefix("aten::").removeprefix(_ATTENTION)
     try:
         at = ATTENTIONS[short][0] if short in ATTENTIONS else _MATRICES[short]

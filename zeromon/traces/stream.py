@@ -23,7 +23,7 @@ from zeromon.traces.events import TraceData
 
 _CHUNK = 1 << 20
 _MOST_BYTES = 64 << 20
-"""Of what precedes the events, and of an event."""
+"""Max bytes of what precedes the events, and of an event."""
 _REACH = 1 << 16
 """A boundary between events is found again in as many bytes before the newest ones."""
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -37,7 +37,7 @@ _DEVICE = re.compile(
 _NOT_FINITE = re.compile(rb"([:\[,]\s*)-?(?:nan|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
 _NO_CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for JSON that it cannot read."""
+"""Exceptions that msgspec raises for JSON that it cannot read."""
 
 
 class Event(msgspec.Struct):

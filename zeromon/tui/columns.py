@@ -32,9 +32,9 @@ class Column(Generic[Row]):
     """Priority: in a narrow terminal, columns with a higher number are dropped first; 0: kept."""
     grows: bool = False
     ends: bool = False
-    """Whether the end of a text that is too long is shown, not its beginning."""
+    """True if the end of a text that is too long is shown, not its beginning."""
     left: bool | None = None
-    """Whether cells are left-aligned; None: as the unit is."""
+    """True if cells are left-aligned; None: as the unit is."""
     cell: Callable[[Row], Span] | None = None
     """The cell, where it is more than its value."""
 
@@ -50,7 +50,7 @@ class Column(Generic[Row]):
 
     @property
     def is_left(self) -> bool:
-        """Whether cells are left-aligned."""
+        """True if cells are left-aligned."""
         return self.unit is TEXT if self.left is None else self.left
 
     @property

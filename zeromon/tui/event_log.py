@@ -1,4 +1,4 @@
-"""What happened between two snapshots of a run, as log entries with a time. Pure."""
+"""The events between two snapshots of a run, as log entries with a time. Pure."""
 
 import os
 import stat
@@ -127,7 +127,7 @@ def _of_findings(before: RunSnapshot | None, after: RunSnapshot) -> _Events:
 
 
 def _moves(finding: Finding) -> bool:
-    """Whether a finding may move from rank to rank without an entry.
+    """Returns whether a finding may move from rank to rank without an entry.
 
     Many rules name the worst rank, which changes from snapshot to snapshot.
     """

@@ -184,5 +184,5 @@ def _is_same(known: ObservedRun, message: SnapshotArrived) -> bool:
 
 
 def _identity(run: RunSnapshot | None) -> tuple[float, int, bool] | None:
-    """What distinguishes one snapshot of a run from another."""
+    """The values that distinguish one snapshot of a run from another."""
     return None if run is None else (run.taken_wall, run.taken_ns, run.ended)

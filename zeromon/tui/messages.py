@@ -67,7 +67,7 @@ class SnapshotArrived(Message):
     """Where it was read; the application drops messages about a run that it has left."""
 
     def can_replace(self, message: Message) -> bool:
-        """Whether this message takes the place of *message* in the queue."""
+        """Returns whether this message takes the place of *message* in the queue."""
         return isinstance(message, SnapshotArrived)
 
 

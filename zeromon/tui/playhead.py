@@ -32,7 +32,7 @@ class Playhead:
 
     @property
     def paused(self) -> bool:
-        """Whether the view stays at one snapshot."""
+        """True if the view stays at one snapshot."""
         return not self.replay.playing if self.replay else self.wall is not None
 
     @property

@@ -100,7 +100,7 @@ _AHEAD = 0.3  # of the chart's width, for the forecast
 
 @dataclass(slots=True)
 class Trends:
-    """What is known of earlier snapshots; one for each choice of ranks."""
+    """The trends over earlier snapshots; one object for each choice of ranks."""
 
     whole: dict[int, tuple[StepSummary, ...]] = field(default_factory=dict)
     """Steps of the whole run, of a few ranks; see :func:`steps_of`."""
@@ -121,7 +121,7 @@ class TitledPlot:
     title: str
     """With the limit, where the chart has one."""
     a_step: str
-    """What the values are per step (``share of a step``); "" where that is no question."""
+    """The quantity per step (``share of a step``); "" where that is no question."""
 
 
 def steps_of(series: Series) -> dict[int, tuple[StepSummary, ...]]:
@@ -194,7 +194,7 @@ def plot_of(
 
 
 def _scale(spec: ChartSpec, look: DisplayOptions, high: float, capacity: int) -> tuple[float, str]:
-    """What to divide values by, and the unit that they have then."""
+    """The divisor of values, and the unit that they have then."""
     if spec.unit is BYTES:
         return (capacity / 100, "%") if look.shares and capacity else byte_scale(high)
     unit = RATIO if look.shares and spec.share is not None else spec.unit
@@ -202,7 +202,7 @@ def _scale(spec: ChartSpec, look: DisplayOptions, high: float, capacity: int) ->
 
 
 def _of_all(ranks: Sequence[RankSnapshot], trends: Trends) -> bool:
-    """Whether *trends* has steps of all ranks together, and all ranks are drawn."""
+    """Returns whether *trends* has steps of all ranks together, and all ranks are drawn."""
     return MOST in trends.whole and len(ranks) > MOST_LINES
 
 

@@ -24,7 +24,7 @@ class ViewModel:
     trends: Trends
     marks: tuple[Mark, ...] = ()
     log: tuple[LogEntry, ...] = ()
-    """What happened in the run so far."""
+    """The events in the run so far."""
     rank_filter: str = ""
     """The filter of ranks, as the user typed it."""
     chosen: int | None = None

@@ -1,1 +1,1 @@
-"""What the agent patches: collectives in `c10d`, and one module for each training framework."""
+"""The agent's patches: collectives in `c10d`, and one module for each training framework."""

@@ -1,4 +1,4 @@
-"""What a training loop does beside training: checkpoints, evaluations, generation, compilation, garbage.
+"""Work of a loop beside training: checkpoints, evaluations, generation, compilation, garbage.
 
 Each is a phase of its own. The function that ends last on the training thread owns the time: a
 ``torch.save`` within ``Engine.save_checkpoint`` adds its bytes to the outer one. What another thread
@@ -81,7 +81,7 @@ class _Begun(NamedTuple):
     before: int
     """The phase that goes on afterwards."""
     in_training: bool
-    """Whether the training thread runs it."""
+    """True if the training thread runs it."""
     where: tuple[Any, ...] = ()
     """The arguments that may be a path or a file."""
     maps: bool = False
@@ -278,7 +278,7 @@ class Activities(Backend):
 
 
 def _is_place(value: Any) -> bool:
-    """Whether *value* is a path, or a file that knows its position."""
+    """Returns whether *value* is a path, or a file that knows its position."""
     return isinstance(value, (str, os.PathLike)) or callable(getattr(value, "tell", None))
 
 

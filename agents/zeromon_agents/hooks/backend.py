@@ -1,4 +1,4 @@
-"""What a training framework is to the agent: its hooks, its objects, its metadata and its memory.
+"""A training framework as the agent knows it: its hooks, its objects, its metadata and its memory.
 
 A framework is one :class:`Backend` subclass in a module of its own, and one line in
 :data:`zeromon_agents.hooks.backends.BACKENDS`.
@@ -105,7 +105,7 @@ FromCpp = tuple[Op, int, int, int]
 
 @dataclass(eq=False)
 class Services:
-    """What the agent shares with its backends."""
+    """The objects that the agent shares with its backends."""
 
     context: HookContext
     patches: Patches

@@ -80,7 +80,7 @@ class Collectives:
         """(group, op, phase, dtype and engine) -> [calls, bytes] of a control step."""
         self.warm = True
         self.attached = False
-        """Whether ranks began to count at different times. Then only a group's own sequence numbers,
+        """True if ranks began to count at different times. Then only a group's own sequence numbers,
         which are read at each call, are the same on all ranks."""
         self.completions = Completions()
         self.framework_label: Callable[[Any], str] = lambda _: ""
@@ -123,7 +123,7 @@ class Collectives:
                 self.group_of(pg, existed=existed)
 
     def is_apart(self, group: Group) -> bool:
-        """Whether a thread of the program beside that of training calls *group*."""
+        """Returns whether a thread of the program beside that of training calls *group*."""
         group.apart |= (apart := self._context.is_apart())
         return apart
 
@@ -536,7 +536,7 @@ class Completions:
 
     def __init__(self) -> None:
         self._last: Entry | None = None
-        """That of the newest callback."""
+        """The entry of the newest callback."""
         self._last_completed: Entry | None = None
         self.waited_for: set[tuple[int, int]] = set()
         """WORD and PLACE of collectives whose works are waited for, not only their futures."""

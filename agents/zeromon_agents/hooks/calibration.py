@@ -1,4 +1,4 @@
-"""What one record and one wrapped call of a hook cost on this machine, measured before training.
+"""The cost of one record and one wrapped call of a hook on this machine, measured before training.
 
 The very hooks run around functions that do nothing, and write to a ring that is removed afterwards. The
 collective is an asynchronous one with a callback, the most expensive kind on a CPU. In a training loop a

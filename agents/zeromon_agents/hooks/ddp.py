@@ -34,19 +34,19 @@ DISTRIBUTED = "torch.nn.parallel.distributed"
 BROADCASTS = "_broadcast_coalesced"
 VERIFIES = "_verify_param_shape_across_processes"
 _DEFAULT_SAMPLE_RATE = 100
-"""Of torch's reducer."""
+"""The sample rate of torch's reducer."""
 _INDEX_BYTES = 4
-"""Of a parameter's or a bucket's number in C++; also of whether a parameter was used."""
+"""Bytes of a parameter's or a bucket's number in C++; also of whether a parameter was used."""
 _MOST_WAYS = 1000
 _CLOCK_SLACK_NS = 10_000_000
 _BUCKETS_OF_MODEL = 1 << 44
 """More than the buckets that a model sends: those of several models have different numbers."""
 _EXTENT_BYTES = 8
-"""Of one size or stride of a parameter."""
+"""Bytes of one size or stride of a parameter."""
 
 
 class DdpModel:
-    """What the hooks know of one DDP model, without keeping the model alive."""
+    """The state that the hooks keep of one DDP model, without keeping the model alive."""
 
     def __init__(self, ddp: Any, group: int, number: int, *, on_cpu: bool) -> None:
         self.ref = weakref.ref(ddp)
@@ -67,19 +67,19 @@ class DdpModel:
         """True where the reducer copies the gradients out of its buckets."""
         self.parameters = sum(p.requires_grad for p in ddp.parameters())
         self.finds_unused = getattr(ddp, "find_unused_parameters", False) and not ddp.static_graph
-        """Whether it looks for unused parameters: torch never rebuilds the buckets then."""
+        """True if it looks for unused parameters: torch never rebuilds the buckets then."""
         self.used = [_INDEX_BYTES * self.parameters] if self.finds_unused else []
         """Bytes of what the reducer sends besides the buckets: which parameters a backward has used."""
         self.sizes: tuple[int, ...] = ()
         """Bytes of all that a backward sends; () before the buckets are known."""
         self.units: list[int] = []
         self.are_final = False
-        """Whether the buckets will not change any more."""
+        """True if the buckets will not change any more."""
         self.agreeing = False
-        """Whether the ranks have agreed in this step on which bucket holds which parameter."""
+        """True if the ranks have agreed in this step on which bucket holds which parameter."""
         self.has_agreed = bool(getattr(ddp, "_has_rebuilt_buckets", True))
         self.compiled = True
-        """Whether forward has not passed the hook: torch.compile traces it and leaves hooks out."""
+        """True if forward has not passed the hook: torch.compile traces it and leaves hooks out."""
 
 
 class Ddp(Backend):

@@ -134,12 +134,12 @@ def strategy_of(root: Any) -> Strategy:
 
 
 def will_unshard(_: Any, handle: Any, *__: Any) -> bool:
-    """Whether ``_unshard`` gathers: torch also calls it for a unit that is gathered already."""
+    """Returns whether ``_unshard`` gathers: torch also calls it for a unit that is gathered already."""
     return bool(handle) and bool(handle.needs_unshard())
 
 
 def will_reshard(_: Any, __: Any, frees: bool = True, *___: Any) -> bool:
-    """Whether ``_reshard`` frees the gathered unit: not every strategy frees after forward."""
+    """Returns whether ``_reshard`` frees the gathered unit: not every strategy frees after forward."""
     return bool(frees)
 
 

@@ -125,7 +125,7 @@ class Fsdp2(Backend):
 
 
 def will_reshard(group: Any, *_: Any) -> bool:
-    """Whether ``reshard`` frees anything: some units stay gathered after forward."""
+    """Returns whether ``reshard`` frees anything: some units stay gathered after forward."""
     in_forward = getattr(getattr(group, "_training_state", None), "name", "") == "FORWARD"
     return not in_forward or bool(getattr(group, "_reshard_after_forward", True))
 

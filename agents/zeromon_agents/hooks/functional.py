@@ -430,7 +430,7 @@ def unknown_operators() -> list[str]:
 
 
 def is_real(tensors: Any) -> bool:
-    """Whether an operator runs with *tensors* itself: no mode and no subclass calls it again."""
+    """Returns whether an operator runs with *tensors* itself: no mode or subclass calls it again."""
     if _python_dispatch._is_in_torch_dispatch_mode and torch._C._len_torch_dispatch_stack():
         return False
     return all(type(tensor) in _PLAIN and not tensor.is_meta for tensor in tensors)

@@ -13,7 +13,7 @@ from zeromon_agents.runtime.around import RAISED, around
 _TRAINER_KEYS = {
     "loss": Scalar.LOSS, "grad_norm": Scalar.GRAD_NORM, "learning_rate": Scalar.LEARNING_RATE
 }  # fmt: skip
-"""What ``Trainer`` logs of a step; at the end it logs means over the training under other keys."""
+"""Key in the step log of ``Trainer`` -> scalar; means over the training at the end have other keys."""
 _CONNECTOR = "trainer.connectors.logger_connector.logger_connector"
 
 

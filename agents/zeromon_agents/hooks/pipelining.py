@@ -39,7 +39,7 @@ class Pipelining(Backend):
 
     _written: dict[str, Any] | None = None
     _number = 0
-    """Of the schedule that was described last."""
+    """The number of the schedule that was described last."""
     _models: Iterable[weakref.ref[Any]] = ()
     """Those of its stages that were registered here."""
 
@@ -145,7 +145,7 @@ class Pipelining(Backend):
             self.steps.backward_ends()
 
     def _place(self, stage: Any, *_: Any, **__: Any) -> None:
-        """What is sent, received or reduced from here on belongs to *stage*."""
+        """Assigns to *stage* what is sent, received or reduced from here on."""
         self.context.unit = self.units.id_of(stage, _unit)
 
 
@@ -154,7 +154,7 @@ def _unit(stage: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _is_wrapped(module: Any) -> bool:
-    """Whether FSDP wraps the module or a part of it: its hooks register what it wraps."""
+    """Returns whether FSDP wraps the module or a part of it: its hooks register what it wraps."""
     return any(
         hasattr(part, "_get_fsdp_state") or hasattr(part, "_handle") for part in module.modules()
     )

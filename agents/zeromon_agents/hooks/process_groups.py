@@ -18,17 +18,17 @@ _BASE = torch._C._distributed_c10d.ProcessGroup
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """What the hooks know of a process group, without keeping it alive."""
+    """The state that the hooks keep of a process group, without keeping it alive."""
 
     id: int
     ref: Any
     size: int = field(kw_only=True)
     on_device: bool = field(kw_only=True)
-    """Whether its collectives may run on an accelerator."""
+    """True if its collectives may run on an accelerator."""
     base: int = field(kw_only=True)
     """The group's own sequence number when the hooks first met it."""
     apart: bool = False
-    """Whether a thread beside that of training has called it: its progress is none of a step."""
+    """True if a thread beside that of training has called it: its progress is none of a step."""
     issued: int = 0
     """Calls that passed the hooks."""
     matched: int = 0

@@ -1,1 +1,1 @@
-"""What the agent reads from its process: steps, memory, roles, existing objects, traces."""
+"""The agent's readings of its process: steps, memory, roles, existing objects, traces."""

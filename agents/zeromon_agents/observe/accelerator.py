@@ -29,10 +29,10 @@ class Accelerator:
         self.current_stream: Any = getattr(module, "current_stream", None)
         captures = getattr(module, "is_current_stream_capturing", None)
         self.is_current_stream_capturing: Any = captures or (lambda: False)
-        """Whether the current stream records a graph, in which no event may be used."""
+        """Returns whether the current stream records a graph, in which no event may be used."""
 
     def is_initialized(self) -> bool:
-        """Whether this process uses the device already.
+        """Returns whether this process uses the device already.
 
         ``is_available()`` would initialize the driver, after which a forked process cannot use it.
         """
@@ -126,7 +126,7 @@ def current() -> Accelerator | None:
 
 
 def capturing() -> bool:
-    """Whether the calling thread's stream captures a graph: then nothing may be asked of the device."""
+    """Returns whether this thread's stream captures a graph: then no query to the device is allowed."""
     device = ready()
     return device is not None and bool(device.is_current_stream_capturing())
 

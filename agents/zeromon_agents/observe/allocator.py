@@ -46,9 +46,9 @@ class Allocator:
         self._context = context
         self._device: Accelerator | None = None
         self.kind = ""
-        """What allocates memory on the device; "" before the process uses it."""
+        """The allocator of memory on the device; "" before the process uses it."""
         self._counts = False
-        """Whether it has figures."""
+        """True if it has figures."""
         self._capacity = -1
         self._ooms = 0
 

@@ -23,7 +23,7 @@ _MOST_MODELS = 8
 
 
 class Count:
-    """What was received since the last step."""
+    """The samples and tokens that were received since the last step."""
 
     __slots__ = ("padding", "pairs", "positions", "samples", "tokens")
 
@@ -120,7 +120,7 @@ def sizes_of(args: Any, kwargs: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _is_mapping(value: Any) -> bool:
-    """Whether *value* has names; the question to the abstract class is slow, and most are tensors."""
+    """Returns whether *value* has names; asking the abstract class is slow, and most are tensors."""
     return type(value) is not torch.Tensor and isinstance(value, Mapping)
 
 
@@ -173,7 +173,7 @@ def checksum(tensors: list[Any], most: int = _MOST_NUMBERS) -> int | None:
 
 
 def _is_here(tensor: Any) -> bool:
-    """Whether *tensor* is a plain one on the CPU with numbers in it."""
+    """Returns whether *tensor* is a plain one on the CPU with numbers in it."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.device.type == "cpu"

@@ -26,7 +26,7 @@ _OFTEN_UNTIL, _OFTEN, _SELDOM, _AT = 64, 9, 65, 4  # never a control step
 
 
 def census_step(step: int, before: int = 0) -> bool:
-    """Whether *step* takes a census: the first three after *before*, then one in 9, later one in 65."""
+    """Returns whether *step* takes a census: the first 3 after *before*, then 1 in 9, later 1 in 65."""
     watched = step - before
     if watched <= 3:
         return True

@@ -1,4 +1,4 @@
-"""What torch.compile has done in this process, by its own counters. Imports nothing, and only reads."""
+"""The work of torch.compile in this process, by its own counters. Imports nothing, and only reads."""
 
 import sys
 from collections import Counter

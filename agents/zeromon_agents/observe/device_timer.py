@@ -161,7 +161,7 @@ class Waited:
         self.depth: int = 1 + max((wait.depth for wait in behind), default=0)
         """The number of streams in a row that wait for each other."""
         self.passed = False
-        """Whether the compute stream has waited for it: a later wait cannot stand still for it."""
+        """True if the compute stream has waited for it: a later wait cannot stand still for it."""
 
     def stalls(self, origin: Any, start_ns: int, end_ns: int) -> Iterator[tuple[int, int, Entry]]:
         """When a stream stood still in a window, and for which collectives.
@@ -202,7 +202,7 @@ class Border:
         self.step_end = step_end
         """The step that ends, too; None where none does."""
         self.after_gap = after_gap
-        """Whether borders before it could not be recorded."""
+        """True if borders before it could not be recorded."""
 
 
 class DeviceTimer:
@@ -260,7 +260,7 @@ class DeviceTimer:
             self._compute_stream = self._device.current_stream()
 
     def captures(self) -> bool:
-        """Whether a graph is captured. A collective issued meanwhile does not run: it gets no record."""
+        """Returns whether a graph is captured. A collective issued then does not run: no record."""
         return bool(self._device.is_current_stream_capturing())
 
     def border(self, phase: int, step_end: StepEnd | None) -> None:

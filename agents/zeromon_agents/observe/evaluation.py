@@ -24,10 +24,10 @@ class Evaluation:
         self.on_end: Callable[[int, int], None] = lambda *_: None
         """Called with the times of an evaluation that has ended."""
         self.functions: list[Phase] = []
-        """What functions of a framework under way do from beginning to end, the outermost first."""
+        """Phases of a framework's functions under way, each as a whole, the outermost first."""
         self._context = context
         self._patches = Patches()
-        """Of ``Module.train``: it runs once a module, so it is watched only during an evaluation."""
+        """Patches of ``Module.train``: it runs once a module, so only an evaluation watches it."""
         self._module: Callable[[], Any] = lambda: None
         self._since = 0
         self._seen_ns = 0
@@ -39,12 +39,12 @@ class Evaluation:
 
     @property
     def is_open(self) -> bool:
-        """Whether a framework evaluates, or a model is in evaluation mode and was not trained since."""
+        """True if a framework evaluates, or a model is in evaluation mode and was not trained since."""
         return bool(self.functions) or self._since > 0
 
     @property
     def phase(self) -> Phase | None:
-        """What a forward now belongs to; None for the training."""
+        """The phase that a forward now belongs to; None for the training."""
         if self.functions:
             return self.functions[-1]
         return Phase.EVALUATION if self._since else None
@@ -66,7 +66,7 @@ class Evaluation:
             self._seen_ns = time.monotonic_ns()
 
     def forward_trains(self) -> bool:
-        """Whether the forward that begins has gradients."""
+        """Returns whether the forward that begins has gradients."""
         self._untrained = not torch.is_grad_enabled()
         return not self._untrained
 

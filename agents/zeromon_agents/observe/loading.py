@@ -139,7 +139,7 @@ class Fetches:
             self._guard.note(error, "fetch")
 
     def _is_counted(self) -> bool:
-        """Whether this is the training process while it trains, or a DataLoader's worker of it."""
+        """Returns whether this is the training process while it trains, or its DataLoader's worker."""
         pid = os.getpid()
         if pid == self._rank:
             return self._trains()

@@ -152,7 +152,7 @@ def blocks(module: Any, handles: Sequence[Any] = ()) -> list[int]:
 
 
 def recomputes(module: Any) -> bool:
-    """Whether *module* has activation checkpointing: torch's wrapper, or transformers' switch."""
+    """Returns whether *module* has activation checkpointing: torch's wrapper or transformers' switch."""
     return any(
         type(part).__name__ == "CheckpointWrapper"
         or getattr(part, "gradient_checkpointing", False) is True

@@ -1,4 +1,4 @@
-"""What offloading moves: bytes and time between device, host and disk, summed over each step.
+"""The traffic of offloading: bytes and time between device, host and disk, summed over each step.
 
 DeepSpeed keeps no such counters. All disk traffic goes through the handle of DeepSpeed's asynchronous
 I/O operator, so the handle's class is the one point to patch. Copies between device and host happen in

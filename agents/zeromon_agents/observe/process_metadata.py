@@ -1,4 +1,4 @@
-"""What is set in this process and what a remedy may set: variables, threads, autocast. Reads only."""
+"""Settings of this process and those that a remedy may set: variables, threads, autocast. Reads only."""
 
 import functools
 import os

@@ -51,7 +51,7 @@ class StallDetector:
         self._context = context
         self._collectives = collectives
         self._evaluates = evaluates
-        """Whether a model is in evaluation mode."""
+        """Returns whether a model is in evaluation mode."""
         self._attached = attached
         self._last_numbers: dict[int, int] | None = None
         """Group of training -> sequence number, at the last check that no step had ended before."""

@@ -43,7 +43,7 @@ _WATCHED_PARAMETERS = 8
 
 
 def control_step(step: int, before: int = 0) -> bool:
-    """Whether *step* is a control step, in which hooks count but do not time.
+    """Returns whether *step* is a control step, in which hooks count but do not time.
 
     The same steps are control steps on every rank. They are frequent at first, so that the overhead is
     known soon, and rare later. *before* is the number of steps taken before the agent was attached.
@@ -123,7 +123,7 @@ class Steps:
         self._free_since = 0
         """When the last batch, backward or step ended; 0 before the first."""
         self.in_loop = False
-        """Whether the first backward has begun, and with it the training loop."""
+        """True if the first backward has begun, and with it the training loop."""
         self.micro_steps = 0
         """Backward passes since the last step ended."""
         self._loss_from = 0
@@ -143,9 +143,9 @@ class Steps:
         self.initializing = 0
         """DeepSpeed engines under construction: each steps its optimizer once, to create state."""
         self.offloads_optimizer = False
-        """Whether the engine that is stepping runs its optimizer on the host."""
+        """True if the engine that is stepping runs its optimizer on the host."""
         self.attached_mid_step = False
-        """Whether the agent was attached during the step under way, and so cannot time it."""
+        """True if the agent was attached during the step under way, and so cannot time it."""
         self._loader: Callable[[], Any] = lambda: None
         """A weak reference to the DataLoader iterator that was used last."""
         self._loader_settings: LoaderMetadata = {}
@@ -167,13 +167,13 @@ class Steps:
 
     @property
     def step_under_way(self) -> bool:
-        """Whether a forward or a backward has begun since the last step ended."""
+        """True if a forward or a backward has begun since the last step ended."""
         return bool(
             self.micro_steps or self._forward_from or self._loss_from or self._backward_from
         )
 
     def is_training_thread(self) -> bool:
-        """Whether the caller runs on the thread of the last backward, at first the main thread."""
+        """Returns whether the caller's thread is that of the last backward, at first the main thread."""
         training = self._context.thread or threading.main_thread().ident
         return threading.get_ident() == training
 

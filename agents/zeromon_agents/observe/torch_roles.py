@@ -35,7 +35,7 @@ class Models:
         self.modules: dict[int, weakref.ref[Any]] = {}
         self.optimizers: dict[int, weakref.ref[Any]] = {}
         self.changed = False
-        """Whether a model or an optimizer is new, or a model is gone, since the metadata was written."""
+        """True if a model or an optimizer is new, or a model is gone, since the metadata was written."""
         self.order: list[Any] | None = None
         """FSDP2's units as they ran forward, while a trial wants to know; else None."""
 
@@ -257,7 +257,7 @@ def local_of(tensor: Any) -> Any:
 
 
 def is_shard(tensor: Any) -> bool:
-    """Whether *tensor* is a DTensor of which this process holds a part."""
+    """Returns whether *tensor* is a DTensor of which this process holds a part."""
     return any(p.is_shard() for p in getattr(tensor, "placements", ()))
 
 

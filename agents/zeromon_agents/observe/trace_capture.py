@@ -88,7 +88,7 @@ class Capture:
 
     @property
     def recording(self) -> bool:
-        """Whether steps are being recorded."""
+        """True if steps are being recorded."""
         return self._profile is not None
 
     def check(self) -> None:

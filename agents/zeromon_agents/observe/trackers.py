@@ -11,7 +11,7 @@ _WANDB = {
     "id": "run_id", "project": "project", "entity": "entity", "base_url": "base_url", "mode": "mode",
     "folder": "root_dir", "name": "run_name", "group": "run_group",
 }  # fmt: skip
-"""What is told of a run of W&B, and the setting that has it."""
+"""Name of a fact about a run of W&B -> the setting that has it."""
 _SQLITE = "sqlite:///"
 
 

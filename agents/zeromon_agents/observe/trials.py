@@ -52,7 +52,7 @@ class Trials:
 
     @property
     def is_open(self) -> bool:
-        """Whether a change is being tried."""
+        """True if a change is being tried."""
         return self._plan is not None
 
     # ---- the heartbeat's thread ---------------------------------------------------------------

@@ -144,7 +144,7 @@ class Agent:
         self._heart: threading.Thread | None = None
         self._end_is_written = False
         self._is_apart = False
-        """Whether the heartbeat's thread leaves captures of other threads alone."""
+        """True if the heartbeat's thread leaves captures of other threads alone."""
         self._excepthook: Any = None
         self.rendezvous = self._rendezvous()
 
@@ -222,7 +222,7 @@ class Agent:
         self.loading.write(self.context.emit)
 
     def _trains(self) -> bool:
-        """Whether a batch that is made now is one of training."""
+        """Returns whether a batch that is made now is one of training."""
         return self.context.mode != OFF and not self.steps.evaluation.is_open
 
     def pause(self) -> None:
@@ -513,7 +513,7 @@ def ensure_collector(root: Path, settings: Mapping[str, str] = MappingProxyType(
 
 
 def collector_runs(root: Path) -> bool:
-    """Whether a process holds the collector's lock of *root*; also where no lock can be made."""
+    """Returns whether a process holds the collector's lock of *root*; True where no lock can be made."""
     try:
         fd = lock_file(root / paths.LOCK)
     except OSError:

@@ -21,7 +21,7 @@ RAISED: Final = object()
 _CALL: Final = 15
 """Line of the wrapper, by its first one, that calls the wrapped function."""
 SKIP: Final = object()
-"""What *before* returns for a call that *after* has nothing to do with."""
+"""The value that *before* returns for a call that *after* has nothing to do with."""
 
 
 def leave_to_python(function: Function, *, and_callees: bool) -> Function:

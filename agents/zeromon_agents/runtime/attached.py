@@ -1,4 +1,4 @@
-"""What the injected payload calls, in a thread of its own: attach to this process, and detach."""
+"""The calls of the injected payload, in a thread of its own: attach to this process, and detach."""
 
 import sys
 from pathlib import Path

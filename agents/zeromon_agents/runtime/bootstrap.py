@@ -45,7 +45,7 @@ class Bootstrap:
         self._worker: Any = None
         """The hooks of a DataLoader's worker that a rank has spawned."""
         self._waits = False
-        """Whether the first optimizer step may start the agent."""
+        """True if the first optimizer step may start the agent."""
 
     def install(self, c10d: ModuleType, torch_from_ns: int = 0) -> None:
         """Hooks ``init_process_group`` of *c10d* and the first optimizer step.
@@ -192,7 +192,7 @@ class Bootstrap:
 
 
 def _is_rank() -> bool:
-    """Whether a process that steps an optimizer is a rank: a single one, or one of a process group."""
+    """Returns whether a process that steps an optimizer is a rank: alone, or one of a process group."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return True  # through an init_process_group that was imported before it was patched
     return "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1"

@@ -20,7 +20,7 @@ class Guard:
     """Counts the agent's errors and calls :attr:`on_limit` after a thousand."""
 
     CAUGHT = Exception
-    """What hooks catch. KeyboardInterrupt and SystemExit belong to the user and pass through."""
+    """Errors that hooks catch. KeyboardInterrupt and SystemExit belong to the user and pass through."""
 
     def __init__(self) -> None:
         self.errors = 0

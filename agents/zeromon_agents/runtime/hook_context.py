@@ -79,19 +79,19 @@ class HookContext:
     sampled_calls: int = 0
     """Those among them that were timed."""
     sampled_ns: int = 0
-    """What the agent did in those calls, without the function that is wrapped."""
+    """Nanoseconds of the agent's work in those calls, without the function that is wrapped."""
     spent_ns: int = 0
-    """What the training thread spent on the agent's samples and accounts."""
+    """Nanoseconds that the training thread spent on the agent's samples and accounts."""
     detailed: bool = False
-    """Whether this step also takes the samples that are too expensive for every step."""
+    """True if this step also takes the samples that are too expensive for every step."""
     timing: bool = False
-    """Whether the wrapped calls of this step are timed."""
+    """True if the wrapped calls of this step are timed."""
     phase: int = Phase.OTHER
     """The phase of the step; :meth:`enter` changes it, and :attr:`head_word` with it."""
     on_border: Callable[[int, StepEnd | None], None] | None = None
     """Called with the phase that ends, and with the step if that ends, too. It must not raise."""
     ahead: bool = False
-    """Whether a collective issued now is a prefetch; :meth:`prefetch` changes it."""
+    """True if a collective issued now is a prefetch; :meth:`prefetch` changes it."""
     head_word: int = 0
     """Phase and flags of a collective issued now, at their places in a record's head."""
     engine: int = 0
@@ -109,7 +109,7 @@ class HookContext:
         self.write = _writer(self.ring)
 
     def is_apart(self) -> bool:
-        """Whether the caller runs on another thread of the program than that of training.
+        """Returns whether the caller runs on another thread of the program than that of training.
 
         Autograd's own threads run parts of backward. They are C++ threads: Python lists only those that
         it started, and a stand-in for one that it was asked about.
@@ -154,7 +154,7 @@ class HookContext:
 
     @property
     def hooks_ns(self) -> int:
-        """What the agent has done in all wrapped calls, by those that were timed."""
+        """Nanoseconds of the agent's work in all wrapped calls, by those that were timed."""
         return self.sampled_ns * self.calls // max(1, self.sampled_calls)
 
     def timed(self, work: Callable[P, R]) -> Callable[P, R]:

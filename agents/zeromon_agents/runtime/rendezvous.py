@@ -86,7 +86,7 @@ def connection_of(store: Any) -> Any:
 
 
 def is_first_on_node(run_dir: Path) -> bool:
-    """Whether this is the first call for *run_dir*, among all ranks of this node."""
+    """Returns whether this is the first call for *run_dir*, among all ranks of this node."""
     try:
         os.close(os.open(run_dir / "meets", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError:
@@ -256,7 +256,7 @@ class RankInfo:
         """0 where the launcher does not set it."""
 
     def is_node_leader(self, run_dir: Path) -> bool:
-        """Whether this rank introduces its node's collector to the other nodes."""
+        """Returns whether this rank introduces its node's collector to the other nodes."""
         return self.local_rank == 0 if self.knows_local_rank else is_first_on_node(run_dir)
 
 

@@ -56,7 +56,7 @@ def _try_once(file: str, act: Callable[[], None]) -> bool:
 
 
 def is_within(frame: FrameType | None, file: str) -> bool:
-    """Whether *frame* or one of its callers executes code of *file*."""
+    """Returns whether *frame* or one of its callers executes code of *file*."""
     return any(outer.f_code.co_filename == file for outer in outwards(frame))
 
 

@@ -58,7 +58,7 @@ def content(known: Known) -> Page:
 
 
 def traffic_title(rank: RankSnapshot | None) -> str:
-    """What the table of collectives is of."""
+    """The title of the table of collectives."""
     if rank is None:
         return "no rank yet"
     untimed = in_graphs(rank)

@@ -100,7 +100,7 @@ def prove_gdb() -> None:
 
 
 def _sleeps_on(child: subprocess.Popen[bytes]) -> bool:
-    """Whether *child* still lives a moment after it was let go."""
+    """Returns whether *child* still lives a moment after it was let go."""
     try:
         child.wait(0.3)
     except subprocess.TimeoutExpired:

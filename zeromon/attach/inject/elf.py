@@ -157,7 +157,7 @@ class Target(NamedTuple):
 
 
 def waits_for_interpreter(pid: int) -> bool:
-    """Whether an injected thread is still in process *pid*, waiting for the interpreter's lock."""
+    """Returns whether an injected thread still waits in process *pid* for the interpreter's lock."""
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with suppress(OSError):
@@ -167,7 +167,7 @@ def waits_for_interpreter(pid: int) -> bool:
 
 
 def wait_for(question: Callable[[], bool], seconds: float) -> bool:
-    """Whether *question* becomes true within *seconds*."""
+    """Waits up to *seconds* for *question* to become true; returns whether it did."""
     deadline = time.monotonic() + seconds
     while not question():
         if time.monotonic() > deadline:

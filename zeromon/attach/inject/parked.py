@@ -259,7 +259,7 @@ def _through(target: Target, memory: int, text: bytes, place: ParkedThread | Non
 
 
 def _has_code(tid: int, target: Target) -> bool:
-    """Whether the memory of the stopped thread *tid* has the code: execve replaces all of it."""
+    """Returns whether the stopped thread *tid* has the code in its memory: execve replaces all of it."""
     with suppress(OSError), open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:
         return os.pread(memory.fileno(), len(_MAGIC), target.padding) == _MAGIC
     return False
@@ -303,7 +303,7 @@ def _signed(word: int) -> int:
 
 
 def _is_still(registers: _Registers, place: ParkedThread) -> bool:
-    """Whether it was interrupted in the same call, at the same stack depth, as observed before."""
+    """Returns whether it was interrupted in the same call and at the same stack depth as before."""
     waits = _signed(registers.rax) in (*_RESTARTS, _RESTART_BLOCK, _INTERRUPTED)
     return waits and (registers.orig_rax, registers.rsp) == (place.call, place.stack)
 
@@ -320,7 +320,7 @@ def _way_back(registers: _Registers, memory: int) -> tuple[int, int] | None:
 
 
 def _has_stack(maps: list[Mapping], stack: int) -> bool:
-    """Whether a thread's stack has room for the code and its calls."""
+    """Returns whether a thread's stack has room for the code and its calls."""
     for mapping in maps:
         if mapping.start <= stack < mapping.end:
             return mapping.path == "[stack]" or stack - mapping.start >= _STACK_ROOM
@@ -328,7 +328,7 @@ def _has_stack(maps: list[Mapping], stack: int) -> bool:
 
 
 def processor_can() -> bool:
-    """Whether this processor has the instruction that saves vector registers."""
+    """Returns whether this processor has the instruction that saves vector registers."""
     with suppress(OSError), open("/proc/cpuinfo") as file:
         return any(line.startswith("flags") and " xsave " in f"{line.strip()} " for line in file)
     return False

@@ -56,7 +56,7 @@ def check(pid: int) -> None:
 
 
 def is_ours(pid: int) -> bool:
-    """Whether *pid* is this process, or one of its ancestors."""
+    """Returns whether *pid* is this process, or one of its ancestors."""
     return pid == os.getpid() or pid in _ancestors(os.getpid())
 
 
@@ -86,7 +86,7 @@ def why_not_traced(pid: int) -> AttachRefused:
 
 
 def right_to_trace(proc: Path = Path("/proc")) -> tuple[bool, str, str]:
-    """Whether this user may trace its own processes, why, and what helps."""
+    """Returns whether this user may trace its own processes, the reason, and a hint."""
     may_trace = int(_status_in(proc / "self").get("CapEff", "0"), 16) & _PTRACE_BIT
     scope = _yama_scope(proc)
     if scope in _YAMA and (not may_trace or scope == 3):
@@ -98,7 +98,7 @@ def right_to_trace(proc: Path = Path("/proc")) -> tuple[bool, str, str]:
 
 
 def replaced(pid: int) -> AttachRefused:
-    """What was read of process *pid* is not true any more."""
+    """The error for process *pid*: facts that were read about it are no longer true."""
     return AttachRefused(
         f"process {pid} is ending or starting another program", "Try again in a moment."
     )

@@ -147,7 +147,7 @@ def _fewer(rank: RankSnapshot, moving: Sequence[CollectiveStatsRow]) -> Remedy |
 
 
 class _Coarser(NamedTuple):
-    """What makes pieces larger."""
+    """A change that makes pieces larger."""
 
     form: ConfigFormat
     diff: str
@@ -163,7 +163,7 @@ _THRESHOLD = (("zero_optimization.stage3_param_persistence_threshold", "100000",
 
 
 def _coarser(rank: RankSnapshot) -> _Coarser | None:
-    """What makes pieces larger than they are; None where they have their usual size already."""
+    """Returns the change that makes pieces larger; None where they have their usual size already."""
     strategy = rank.sharding_strategy
     if strategy.framework in (Framework.DDP, Framework.ZERO_REDUNDANCY):
         cap = bucket_cap_mb(rank)
@@ -197,7 +197,7 @@ def _coarser(rank: RankSnapshot) -> _Coarser | None:
 
 
 def _whole_layers(rank: RankSnapshot) -> bool:
-    """Whether each of the largest units of *rank* holds a layer of its model, or more."""
+    """Returns True if each of the largest units of *rank* holds a layer of its model, or more."""
     model = rank.models[0] if rank.models else ModelMetadata()
     largest, units = model.get("blocks", [0, 0])[1], model.get("units", [])
     return bool(units) and largest > 0 and min(units) >= largest

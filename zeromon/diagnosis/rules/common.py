@@ -1,4 +1,4 @@
-"""What several rules read from a run in the same way. Pure."""
+"""Values that several rules read from a run in the same way. Pure."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypedDict
@@ -41,7 +41,7 @@ class Gain(NamedTuple):
     high: float
 
     def seconds(self, avoidable: float) -> GainSeconds:
-        """What a change saves of the *avoidable* seconds."""
+        """Returns the seconds that a change saves of the *avoidable* seconds."""
         return {
             "gain_low_seconds": self.low * avoidable,
             "gain_high_seconds": self.high * avoidable,
@@ -104,12 +104,12 @@ def share_of_step(rank: RankSnapshot, seconds: float) -> float:
 
 
 class PhaseTime(NamedTuple):
-    """What a phase takes in the last steps."""
+    """The time that a phase takes in the last steps."""
 
     seconds: float
     """Mean per step."""
     share: float
-    """Of these steps."""
+    """The share of these steps."""
 
 
 def phase_time(rank: RankSnapshot, phase: Phase) -> PhaseTime:
@@ -175,7 +175,7 @@ class FarGathers(NamedTuple):
     seconds: float
     """Exposed, a step."""
     share: float
-    """The same as a share of the step."""
+    """:attr:`seconds` as a share of the step."""
     cause: str = "every all-gather crosses the network between the nodes"
 
     @property
@@ -206,7 +206,7 @@ def far_gathers(rank: RankSnapshot) -> FarGathers | None:
 
 
 def is_sharding_fsdp(strategy: Strategy) -> bool:
-    """Whether FSDP gathers parameters: FSDP1 with ``NO_SHARD`` does not."""
+    """Returns True if FSDP gathers parameters: FSDP1 with ``NO_SHARD`` does not."""
     return strategy.is_fsdp and strategy.stage >= 2
 
 
@@ -281,7 +281,7 @@ _NEXT_STAGE: dict[tuple[Framework, int], NextStage] = {
         "more waiting for parameters; with offload the optimizer runs on the host", moves=True,
     ),
 }  # fmt: skip
-"""What each stage costs is in Rajbhandari et al. 2020 (arXiv 1910.02054), section 7."""
+"""The cost of each stage is in Rajbhandari et al. 2020 (arXiv 1910.02054), section 7."""
 
 _HYBRID_ZERO2 = NextStage(
     ("unsharded_param",), ConfigFormat.FSDP1,

@@ -49,7 +49,7 @@ class _Late(NamedTuple):
     waits: float
     """As a share of the steps."""
     share: float
-    """Of the gathered bytes."""
+    """The share of the gathered bytes."""
     rank: RankSnapshot
 
 

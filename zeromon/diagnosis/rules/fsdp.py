@@ -151,7 +151,7 @@ def _keep_gathered(strategy: Strategy) -> tuple[ConfigFormat, str]:
 _LEAST_LAYERS = 4
 _MOST_OF_THE_MODEL = 0.6
 _WORTH_FREEING = 0.3
-"""Of the peak of gathered parameters; splitting a unit costs more all-gathers."""
+"""Min share of the peak of gathered parameters; splitting a unit costs more all-gathers."""
 
 
 _WRAPS = {
@@ -237,7 +237,7 @@ def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
 
 
 def _within_nodes(rank: RankSnapshot, nodes: int, local: int) -> tuple[ConfigFormat, str]:
-    """What shards within each of *nodes* nodes of *local* ranks, and replicates over them."""
+    """The change to shard within each of *nodes* nodes of *local* ranks, replicated over them."""
     strategy = rank.sharding_strategy
     mesh = (
         f'+ mesh = init_device_mesh("{device_type(rank)}", ({nodes}, {local}),\n'

@@ -1,4 +1,4 @@
-"""What the machine limits: batches, CPUs and links that steps wait for. Pure."""
+"""Limits of the machine: batches, CPUs and links that steps wait for. Pure."""
 
 import math
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ _FIRST_WORKERS = 4
 _WITH_WORKERS = Gain(0.5, 1.0)
 """Shares of the hideable time, from no workers to some. Measured: 0.99 (docs/advice.md)."""
 _WITH_MORE_WORKERS = Gain(0.3, 1.0)
-"""The same with twice as many workers. An estimate, not measured: the storage may be the limit."""
+"""Shares with twice as many workers. An estimate, not measured: the storage may be the limit."""
 
 
 @rule("ZM601")
@@ -56,7 +56,7 @@ def _workers_text(count: int) -> str:
 
 
 def _too_few_workers(rank: RankSnapshot) -> bool:
-    """Whether no worker makes batches, or all of them together take longer for one than training.
+    """Returns True if no worker makes batches, or all together take longer for one than training.
 
     False where the CPUs are short already, which more workers would share.
     """
@@ -77,7 +77,7 @@ def _trains_seconds(rank: RankSnapshot) -> float:
 
 
 def _waits_for_new_workers(rank: RankSnapshot) -> bool:
-    """Whether a few steps hold the waits, as where each epoch starts its workers; ZM608 tells of it."""
+    """Returns True if a few steps hold the waits, as where each epoch starts its workers; see ZM608."""
     slow = slowest(rank)
     return slow is not None and slow.cause is Phase.DATA_WAIT
 
@@ -104,7 +104,7 @@ def _more_workers(rank: RankSnapshot, waits: float) -> Remedy:
 
 
 def _made_of(made: LoadingRow | None) -> str:
-    """What is the greatest part of a batch; "" where that is not known."""
+    """Returns the greatest part of a batch, in words; "" where that is not known."""
     if made is None or made.fetch_seconds <= 0:
         return ""
     (part, seconds), *_ = parts(made).items()
@@ -114,7 +114,7 @@ def _made_of(made: LoadingRow | None) -> str:
 
 
 def _shorten(made: LoadingRow | None) -> str:
-    """What makes the greatest part of a batch shorter, beside workers."""
+    """Returns how to shorten the greatest part of a batch, beside workers."""
     if made is None or made.fetch_seconds <= 0:
         return ""
     (part, _), *_ = parts(made).items()

@@ -1,4 +1,4 @@
-"""What a training loop does beside training, and what makes single steps slow. Pure."""
+"""Work of a training loop beside training, and causes of slow single steps. Pure."""
 
 import itertools
 import math
@@ -44,7 +44,7 @@ def _mean(steps: Sequence[StepSummary], phase: Phase) -> float:
 
 
 def _may_have(rank: RankSnapshot, phase: Phase) -> bool:
-    """Whether any step of the run had *phase*; else its last steps need not be read for it."""
+    """Returns True if any step of the run had *phase*; else its last steps need not be read for it."""
     return rank.phase_seconds.get(phase.label, math.inf) > 0
 
 
@@ -200,7 +200,7 @@ class Pauses(NamedTuple):
     seconds: float
     """The median."""
     share: float
-    """Of the time of all steps since the first one."""
+    """The share of the time of all steps since the first one."""
     phase: str
 
     is_regular: bool
@@ -278,7 +278,7 @@ def _is_regular(steps: Sequence[int]) -> bool:
 
 
 def _pause_together(run: RunSnapshot, alone: Pauses) -> bool:
-    """Whether the other ranks pause in these steps, too, or there is none."""
+    """Returns True if the other ranks pause in these steps, too, or there is none."""
     others = [one for rank in run.ranks if rank.rank != alone.rank and (one := _pauses(rank))]
     return len(run.ranks) < 2 or any(
         len(set(one.steps) & set(alone.steps)) > len(alone.steps) / 2 for one in others
@@ -386,7 +386,7 @@ def own_code(run: RunSnapshot) -> Iterable[Match]:
 
 
 def _shows_own_code(rank: RankSnapshot) -> bool:
-    """Whether the host's time counts: a host that runs ahead of a busy device only waits for it."""
+    """Returns True if the host's time counts: a host ahead of a busy device only waits for it."""
     if rank.steps <= _FIRST_STEPS or rank.pause:
         return False
     used = rank.device_stats.utilization_ratio if rank.device_stats is not None else None

@@ -91,7 +91,7 @@ def _severity_of_growth(rank: RankSnapshot, risk: Risk) -> Severity | None:
 
 
 def _what_grows(risk: Risk, rank: RankSnapshot) -> str:
-    """That no model state grows, where a census shows it; "" without a trend."""
+    """Returns a note that no model state grows, where a census shows it; "" without a trend."""
     if risk.cause != RiskCause.GROWTH or not rank.roles:
         return ""
     if max(row.grown_bytes for row in rank.roles) > risk.grown_bytes / 2:

@@ -1,4 +1,4 @@
-"""What zeromon could not measure, record or keep. Pure."""
+"""Data that zeromon could not measure, record or keep. Pure."""
 
 from collections.abc import Iterable
 

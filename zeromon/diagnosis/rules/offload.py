@@ -1,4 +1,4 @@
-"""What offloading costs: transfers, the optimizer on the host, and the host's memory. Pure.
+"""Costs of offloading: transfers, the optimizer on the host, and the host's memory. Pure.
 
 The rate of a path is compared with what is known of its peak: the rate of the PCIe link; for a disk,
 which names none, the bytes moved while it had requests, how many requests it had at once, and the limit
@@ -126,7 +126,7 @@ def _together(run: RunSnapshot, path: str) -> float:
 _UNKNOWN_DISK = 0.7
 """At most, where nothing is known of what the disk could do."""
 _IDLE_DISK = Gain(0.2, 1.0)
-"""Of the time in which the disk has nothing to do."""
+"""Shares of the time in which the disk has nothing to do."""
 _SHALLOW_DISK = 0.5
 """At most, where the disk is busy with few requests at once."""
 _OFF_THE_DISK = Gain(0.1, 1.0)
@@ -141,7 +141,7 @@ _NOT_COPIED = Gain(0.4, 1.2)
 def _disk_remedy(
     run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow, waits: float
 ) -> Remedy:
-    """What removes the limit: that of the cgroup, of the requests to the disk, or of the disk itself."""
+    """The remedy for the limit: of the cgroup, of requests to the disk, or of the disk itself."""
     achieved, limit, disk = (
         _together(run, transfer.path),
         rank.path_peak(transfer.path)[0],
@@ -415,7 +415,7 @@ _MOVED = 0.3
 _PART_ON_DEVICE = Gain(0.15, 0.35)
 """Shares of the optimizer's time with that part on the device. An estimate, not measured."""
 _ALL_ON_DEVICE = Gain(0.7, 1.0)
-"""The same with all of it there. An estimate, not measured: a device updates in a few milliseconds."""
+"""Shares with all of it there. An estimate, not measured: a device updates in a few milliseconds."""
 _MARGIN = 1.2
 """How many times the state must fit into the headroom of the device."""
 

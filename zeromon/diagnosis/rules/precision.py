@@ -1,4 +1,4 @@
-"""What fp16 and its loss scale cost, and what would cost less. Pure."""
+"""The cost of fp16 and its loss scale, and what would cost less. Pure."""
 
 import itertools
 import math
@@ -71,7 +71,7 @@ def _lower_scale(rank: RankSnapshot, scale: float | None, skipped: int) -> Remed
 
 
 def _of_the_norm(rank: RankSnapshot) -> str:
-    """What to change where the gradients themselves are too large; clipping comes after the overflow."""
+    """Returns the advice where the gradients themselves are too large; clipping follows the overflow."""
     limit = as_number(setting(rank, "gradient_clipping"))
     clips = "" if limit else ', and "gradient_clipping": 1.0 against the spikes before an overflow'
     return f"; where the loss grows, too, lower the learning rate{clips}"

@@ -1,4 +1,4 @@
-"""What the training itself shows: loss, gradient norm, and what ranks begin with. Pure."""
+"""Figures of the training itself: loss, gradient norm, and what ranks begin with. Pure."""
 
 import statistics
 from collections import defaultdict
@@ -123,7 +123,7 @@ def grad_norm_spikes(run: RunSnapshot) -> Iterable[Match]:
 
 
 def _clipping(rank: RankSnapshot) -> float | None:
-    """What the norm is limited to: by DeepSpeed, or by the script; None without a limit."""
+    """Returns the limit of the norm: by DeepSpeed, or by the script; None without a limit."""
     limit = as_number(setting(rank, "gradient_clipping")) or rank.process.get("clip_norm")
     return float(limit) if limit else None
 
@@ -160,7 +160,7 @@ def _calmer(rank: RankSnapshot, limit: float | None, median: float) -> Remedy:
 
 
 def _are_replicas(rank: RankSnapshot) -> bool:
-    """Whether every rank trains on samples of its own: by its wrapper or mesh, or by what it sends."""
+    """Returns True if each rank has samples of its own: by its wrapper or mesh, or by what it sends."""
     if rank.data_parallel_ranks is not None:
         return rank.data_parallel_ranks == rank.world_size
     sent = sum(
@@ -202,7 +202,7 @@ def same_samples(run: RunSnapshot) -> Iterable[Match]:
 
 
 _OF_ITERABLE = "_InfiniteConstantSampler"
-"""What a DataLoader has for an IterableDataset, for which it refuses any other sampler."""
+"""The sampler of a DataLoader for an IterableDataset, for which it refuses any other sampler."""
 _SAMPLED = (
     "- loader = DataLoader(data, shuffle=True)\n+ sampler = DistributedSampler(data)\n"
     "+ loader = DataLoader(data, sampler=sampler)  # and sampler.set_epoch(epoch) each epoch"

@@ -1,1 +1,1 @@
-"""What Prometheus needs to know of zeromon: rules, a scrape configuration, Grafana's dashboards."""
+"""Files that Prometheus needs for zeromon: rules, a scrape configuration, Grafana's dashboards."""

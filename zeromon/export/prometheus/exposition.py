@@ -1,4 +1,4 @@
-"""What ``/metrics`` answers: the Prometheus text format or OpenMetrics, packed where that is asked for.
+"""The answer of ``/metrics``: the Prometheus text format or OpenMetrics, compressed on request.
 
 prometheus-client decides by the Accept header. It would take a second and more for many ranks (it makes
 an object and sorts the labels of each series), so the rows of :mod:`zeromon.export.prometheus.metrics`
@@ -132,7 +132,7 @@ def quoted(value: str) -> str:
 
 
 def head(spec: Spec, *, openmetrics: bool) -> str:
-    """What comes before the samples of a metric."""
+    """The lines before the samples of a metric."""
     if not openmetrics:
         kind = "gauge" if spec.kind == "info" else spec.kind
         return f"# HELP {spec.name} {spec.help}\n# TYPE {spec.name} {kind}\n"

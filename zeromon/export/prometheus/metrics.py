@@ -55,7 +55,7 @@ class Spec(NamedTuple):
     labels: tuple[str, ...]
     rows: Rows = _each(_none)
     own: Callable[[Health], float] | None = None
-    """Of one that is the collector's own, and has no labels."""
+    """Returns the value of a metric that is the collector's own, and has no labels."""
     lasting: bool = False
     """A gauge about the process of a rank; any other is of the present, and ends with the run."""
 

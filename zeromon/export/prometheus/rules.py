@@ -19,7 +19,7 @@ NODES = f"max by ({RANK}, node) (zeromon_rank_info)"
 """1 for each rank, with its node."""
 
 ALIVE = f"and on ({RANK}) zeromon_rank_up == 1"
-"""Of expressions of ranks: leaves those whose process lives."""
+"""Condition in expressions of ranks: leaves those whose process lives."""
 
 WINDOW = "2m"
 """The window of rates: several scrapes at usual intervals."""
@@ -311,7 +311,7 @@ def document(limits: Thresholds, runbook_url: str = "") -> dict[str, Any]:
 
 BOARDS = sorted((Path(__file__).parent / "boards").glob("*.json"))
 LABELS = (("__meta_zeromon_node", "node"),)
-"""What service discovery says -> the label that every series of a target gets."""
+"""Label from service discovery -> the label that every series of a target gets."""
 
 
 def scrape_document(

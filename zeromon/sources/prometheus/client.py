@@ -88,7 +88,7 @@ _REFUSAL = msgspec.json.Decoder(_Refusal)
 
 @dataclass(slots=True)
 class Cost:
-    """What the queries to a server have cost so far."""
+    """The cost of the queries to a server so far."""
 
     queries: int = 0
     nbytes: int = 0

@@ -13,7 +13,7 @@ from zeromon.storage.run_store import StepQuery
 from zeromon.storage.step_history import NAMES, Series, step_of
 
 LINES = 4
-"""Of more ranks a series without a choice has the maximum, the median and the minimum."""
+"""Maximum number of ranks; of more, a series without a choice has the maximum, median and minimum."""
 _RETENTION_SECONDS = 15 * 86400
 """How far back a run's beginning is searched: Prometheus's default retention."""
 _RECENT_SECONDS, _RECENT_POINTS = 1800.0, 120

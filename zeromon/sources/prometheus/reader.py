@@ -39,7 +39,7 @@ MANY = 256
 SAMPLED = 4096
 """With more ranks the distribution of a figure is that of a tenth of them."""
 _WHOLLY = 16
-"""Of up to so many ranks every detail is read."""
+"""Number of ranks up to which every detail is read."""
 _CENSUS_SECONDS = 60.0
 _UNKNOWN_INTERVAL_SECONDS = 2.0
 _USUAL_INTERVAL = 15.0
@@ -52,7 +52,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class Reading:
-    """What one reading found: samples by rank, and what is known of the whole run."""
+    """The result of one reading: samples by rank, and what is known of the whole run."""
 
     facts: dict[Key, RankSamples]
     silent: dict[Key, float] = field(default_factory=dict)

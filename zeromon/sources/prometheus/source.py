@@ -207,7 +207,7 @@ class PrometheusSource:
 
 
 def _has_ended(reading: Reading) -> bool:
-    """Whether no rank is alive and none is merely silent."""
+    """Returns whether no rank is alive and none is merely silent."""
     if reading.fleet is not None:
         return not reading.fleet.up and not reading.fleet.silent
     return not any(facts.up for facts in reading.facts.values()) and not reading.silent

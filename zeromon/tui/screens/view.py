@@ -1,4 +1,4 @@
-"""What all screens share: the run and its risk at the top, tabs, the filter's input, the keys."""
+"""The common part of all screens: the run and its risk at the top, tabs, the filter's input, keys."""
 
 import threading
 from collections.abc import Callable
@@ -41,14 +41,14 @@ class Tabs(Panel):
 
 
 class Host(Protocol):
-    """What a screen needs of its application."""
+    """The parts of its application that a screen needs."""
 
     now: Callable[[], float]
     """Seconds since the epoch."""
 
     @property
     def model(self) -> ViewModel | None:
-        """What is drawn; None before the first snapshot."""
+        """The model that is drawn; None before the first snapshot."""
 
     @property
     def trouble(self) -> str:
@@ -86,7 +86,7 @@ class View(Screen[None]):
     HINT = "ranks: 3   0-7,16   exposed>10   memory>=60   late>0.01   part of a node, state or unit"
 
     OWN_FILTER = False
-    """Whether the filter is of the screen's own rows; ranks have their own."""
+    """True if the filter is of the screen's own rows; ranks have their own."""
 
     _laid_for: Size | None = None
 
@@ -168,7 +168,7 @@ class View(Screen[None]):
             )
 
     def _is_laid_out(self) -> bool:
-        """Whether the widgets exist: the clock's first tick may come before them."""
+        """Returns whether the widgets exist: the clock's first tick may come before them."""
         return self.is_mounted and bool(self.query("#head"))
 
     def read_in_thread(self, read: Callable[[], Message], failed: Callable[[str], Message]) -> None:

@@ -259,7 +259,7 @@ LEAST_SECONDS, _MOST_SECONDS = 0.000_1, 36_000.0
 
 
 class TimeAxis(Panel, can_focus=True):
-    """What is shown: *seconds* that end *back* seconds before the newest moment; lanes from *top* on."""
+    """A panel of *seconds* that end *back* seconds before the newest moment; lanes from *top* on."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("plus,equals_sign", "zoom(0.5)", "Zoom in", key_display="+"),

@@ -22,7 +22,7 @@ from zeromon.tui.widgets.panel import Palette, app_background, palette
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Paint(Generic[Row]):
-    """What all lines of one drawing share."""
+    """The settings that all lines of one drawing share."""
 
     width: int
     top: int
@@ -165,7 +165,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self.post_message(self.Moved(self))  # type: ignore[arg-type]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        """Whether the rows can be opened."""
+        """Returns whether the rows can be opened."""
         return action != "choose" or self._opens
 
     def action_choose(self) -> None:

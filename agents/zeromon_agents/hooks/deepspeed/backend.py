@@ -218,7 +218,7 @@ class DeepSpeed(Backend):
 
 
 def filled(optimizer: Any, comm_dtype: Any = None, *_: Any) -> bool:
-    """Whether any bucket of *comm_dtype*, or of any dtype, holds a gradient."""
+    """Returns whether any bucket of *comm_dtype*, or of any dtype, holds a gradient."""
     buckets = optimizer.ipg_buckets
     chosen = buckets.values() if comm_dtype is None else (buckets[comm_dtype],)
     return any(bucket.params for bucket in chosen)

@@ -29,7 +29,7 @@ _NONE = SubModule()
 
 
 class Engine:
-    """What the hooks know of one DeepSpeed engine, without keeping the engine alive."""
+    """The state that the hooks keep of one DeepSpeed engine, without keeping the engine alive."""
 
     def __init__(self, number: int, engine: Any, forget: Callable[[Any], Any]) -> None:
         self.number = number
@@ -61,17 +61,17 @@ class Engine:
 
     @property
     def prefix(self) -> str:
-        """What precedes the names of this engine's units, so that two engines' units differ."""
+        """The prefix of the names of this engine's units, so that two engines' units differ."""
         return "" if self.number == 1 else f"engine{self.number}:"
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Whether the optimizer steps on the host."""
+        """True if the optimizer steps on the host."""
         return self.optimizer_on != NO_OFFLOAD
 
     @property
     def offloads_params(self) -> bool:
-        """Whether parameters live on the host or on NVMe."""
+        """True if parameters live on the host or on NVMe."""
         return self.params_on != NO_OFFLOAD
 
     @property

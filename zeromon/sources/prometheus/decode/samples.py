@@ -54,7 +54,7 @@ class RankSamples:
 
     @property
     def up(self) -> bool:
-        """Whether the rank's process lives."""
+        """True if the rank's process lives."""
         return self.number("rank_up") == 1
 
 
