@@ -83,6 +83,18 @@ def test_a_step_is_as_long_as_on_the_device() -> None:
     assert rank.exposed_ratio == 0.05
 
 
+def test_a_wait_is_part_of_the_phase_in_which_the_device_waits() -> None:
+    """As in a pipeline, where a receive is enqueued in forward and waited for in backward."""
+    events = [
+        ANNOUNCED, span(Phase.FORWARD, 1, 2), gather(10, 30, 5, 1)[0], step(1, 0, 4),
+        phase(Phase.FORWARD, 0, 10), gather(20, 30, 5, 1)[1], phase(Phase.BACKWARD, 10, 100),
+        on_device(step(1, 0, 100)),
+    ]  # fmt: skip
+    (found,) = summarize(folded(events)).recent
+    assert found.exposed_ns == found.phase_exposed_ns[Phase.BACKWARD] == 5 * MS
+    assert not found.phase_exposed_ns[Phase.FORWARD]
+
+
 def test_a_step_is_in_no_mean_before_the_device_has_ended_it() -> None:
     """The host's step is known at once: it is progress."""
     rank = summarize(folded([*enqueued(), *ran(1)]))

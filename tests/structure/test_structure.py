@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -148,3 +150,24 @@ def test_no_function_is_long() -> None:
         and (lines := (node.end_lineno or 0) - node.lineno + 1) > MOST_FUNCTION_LINES
     }
     assert set(long) <= set(LONG_FUNCTIONS), long
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The line and text of each docstring, also of attributes."""
+    kinds = ast.Module, ast.ClassDef, ast.FunctionDef
+    for node in (one for one in ast.walk(tree) if isinstance(one, kinds)):
+        for before, one in itertools.pairwise([None, *node.body]):
+            of_something = before is None or isinstance(before, (ast.Assign, ast.AnnAssign))
+            if of_something and isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant):
+                yield one.lineno, str(one.value.value)
+
+
+def test_docstrings_begin_with_what_is_returned() -> None:
+    """None begins with a word that makes a reader guess what it belongs to."""
+    vague = re.compile(r"(Of|That|What|Whether|The same)\b")
+    assert not [
+        f"{name}:{line}"
+        for name, text in sources()
+        for line, found in docstrings(ast.parse(text))
+        if vague.match(found)
+    ]

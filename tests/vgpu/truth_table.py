@@ -147,9 +147,11 @@ def compare(rank: RankSnapshot, truth: Timeline, merged: Sequence[str] = ()) -> 
             add_step(around, one)
     useful = sum(row.seconds for row in rank.ledger if row.cause in USEFUL)
     useful -= sum(around.spent_ns[at] - around.exposed_ns[at] for at in _COMPUTES) / 1e9
-    trained = sum(phases.get(name, NOTHING).span for name in {*TRAINED, *merged})
-    bounds = [(trained - one) / whole for one in (most, least)]
-    found["goodput"] = [useful * 1e9 / whole, *bounds]
+    trained = sum(phases.get(name, NOTHING).span for name in TRAINED)
+    or_merged = sum(phases.get(name, NOTHING).span for name in {*TRAINED, *merged})
+    bounds = [(trained - most) / whole, (or_merged - least) / whole]
+    if "backward" not in merged:  # of a pipeline it is not known what is between the phases
+        found["goodput"] = [useful * 1e9 / whole, *bounds]
     found["copy"], found["idle"] = figures.copy / whole, figures.idle / whole
     return found
 

@@ -167,7 +167,7 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
             window.blocked.append(record)
             if blocked_ns > t_ns - issued_ns:
                 window.began_before = True
-        window.phase_exposed_ns[call.phase] += blocked_ns
+        window.phase_exposed_ns[call.phase] += 0 if on_device else blocked_ns
         state.exposed_ns += blocked_ns
         if unit:
             state.unit_totals[unit].exposed_ns += blocked_ns
@@ -241,7 +241,7 @@ def _fold_stall(state: RankState, e: Stall) -> None:
     window.timed += e.calls
     window.waited_only += e.calls
     window.stall_ns += e.blocked_ns
-    window.phase_exposed_ns[e.phase] += e.blocked_ns
+    window.phase_exposed_ns[e.phase] += 0 if state.on_device else e.blocked_ns
     state.exposed_ns += e.blocked_ns
     state.reducer_wait_ns += e.blocked_ns if e.calls else 0
     if e.unit:

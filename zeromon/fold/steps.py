@@ -94,11 +94,12 @@ def _fold_device_phase(state: RankState, e: PhaseSpan) -> None:
     state.on_device = True
     window, spent = state.device_window, max(0, e.t_ns - max(e.start_ns, state.loop_ns))
     window.phase_ns[e.phase] += spent
+    # what its waits since the last border took; the host issued it in an earlier phase, maybe
+    window.phase_exposed_ns[e.phase] += window.stall_ns - sum(window.phase_exposed_ns)
     # a host that waits for the device within a phase comes to its end together with it, too
     lag = max(e.lag_ns - state.reducer_wait_ns, state.device_lag_ns)
     state.device_lag_ns, state.reducer_wait_ns = e.lag_ns, 0
-    if e.phase in ENQUEUED:
-        window.starved_ns += spent * (lag <= _NO_LAG_NS + _NO_LAG * spent)
+    window.starved_ns += spent * (e.phase in ENQUEUED and lag <= _NO_LAG_NS + _NO_LAG * spent)
 
 
 def _count_activity(state: RankState, e: PhaseSpan) -> None:

@@ -515,16 +515,15 @@ class DeviceTimer:
         blocked = _nanoseconds(wait.reached, wait.left)
         if wait.copied and (speed := self._device.memory_speed):  # a copy reads and writes
             blocked = max(0, blocked - round(2e9 * wait.copied / speed))
-        reached = self._host_ns(wait.reached)
         self._free.extend((wait.reached, wait.left))
         # fmt: off
-        self._context.write(time.monotonic_ns(), Kind.STALL, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE,
-                            wait.group, 0, blocked, wait.calls, reached, wait.sequence)
+        self._context.write(time.monotonic_ns(), Kind.STALL, Op.ALL_REDUCE, Phase.BACKWARD,
+                            Flag.DEVICE, wait.group, 0, blocked, wait.calls,
+                            self._host_ns(wait.reached), wait.sequence)
         # fmt: on
 
     def _write_buckets(self, wait: HiddenWait) -> None:
         span, at = _nanoseconds(wait.reached, wait.left), wait.reached
-        # the device comes to each after the host has issued it
         issued = (b.entry[ISSUED_NS] - _elapsed_ns(at, b.entry[EVENT]) for b in wait.buckets)
         origin = self._host_ns(at, max(issued))
         ends = [_elapsed_ns(wait.reached, bucket.end) for bucket in wait.buckets]
