@@ -28,7 +28,7 @@ from zeromon_agents.hooks.process_groups import DTYPES, Group, backend_of, seque
 from zeromon_agents.observe.device_timer import Bucket, DeviceTimer, HiddenWait, copy_size
 from zeromon_agents.observe.untraced import HOOK_ID
 from zeromon_agents.runtime.around import RAISED, around
-from zeromon_agents.runtime.hook_context import OFF, ON, HookContext
+from zeromon_agents.runtime.hook_context import HELD_NS, ISSUED_NS, OFF, ON, HookContext
 
 DISTRIBUTED = "torch.nn.parallel.distributed"
 BROADCASTS = "_broadcast_coalesced"
@@ -453,6 +453,7 @@ class ReducerCalls:
         bucket, self._newest = self._newest, None
         if bucket is None or call.work is None:
             return
+        bucket.entry[HELD_NS] = time.monotonic_ns() - bucket.entry[ISSUED_NS]
         future = call.work.get_future()
         bucket.left = self._device.mark()
         bucket.end = self._device.mark_end(future)

@@ -531,15 +531,14 @@ class DeviceTimer:
         began = None
         for bucket, end, waited in zip(wait.buckets, ends, waits, strict=True):
             entry = bucket.entry
-            ready = _elapsed_ns(wait.reached, entry[EVENT])
+            ready = max(_elapsed_ns(at, entry[EVENT]), entry[ISSUED_NS] + entry[HELD_NS] - origin)
             # a group runs one after the other
             began = ready if began is None else max(ready, began)
             left = min(_elapsed_ns(wait.reached, bucket.left), end)  # later, the host was slow
-            blocked = waited + max(0, left - ready)
             word = head(Kind.DONE, flags=Flag.DEVICE | Flag.END_KNOWN) | entry[WORD]
             # fmt: off
             self._context.ring.write(origin + end, word, entry[PLACE], entry[NBYTES], origin + began,
-                                     blocked, entry[SEQUENCE])
+                                     waited + max(0, left - ready), entry[SEQUENCE])
             # fmt: on
             began = end
             self._free.extend((entry[EVENT], bucket.left, bucket.end))
