@@ -178,6 +178,20 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
                  last_event_ns=16_000_000_000), ended=True),
         Health.STOPPED, "no step had ended after 16.00 s; rank 0 was between phases, at ",
     ),
+    "stopped because another rank has not joined": (
+        run(rank(1, steps=0, recent=(), alive=False, failed=True, ended="SIGTERM", started_ns=0,
+                 last_event_ns=4_000_000_000, world_size=2, process={"local_world_size": 2}),
+            ended=True, attempt=2),
+        Health.STOPPED, "no step of attempt 2 had ended after 4.00 s; rank 0 never left init_process_",
+    ),
+    "another rank has not joined": (
+        run(rank(1, steps=0, recent=(), world_size=2, process={"local_world_size": 2})),
+        Health.STARTING, "no step has ended after 30.00 s; rank 0 still in init_process_group",
+    ),
+    "a rank of another node has not joined": (
+        run(rank(1, steps=0, recent=(), world_size=4, process={"local_world_size": 2})),
+        Health.STARTING, "no step has ended after 30.00 s",
+    ),
     "pauses, which the script's own code makes": (
         _two(findings=(
             _found("ZM609", "own_code", Severity.WARNING, "own code", share=0.43),

@@ -10,6 +10,7 @@ from vgpu.machine import Fault
 from vgpu.truth import NOTHING, Timeline
 from zeromon.diagnosis.rules.common import waits_in_each_bucket
 from zeromon.readout.breakdown import pace, step_parts
+from zeromon.ring.events import Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
 
 pytestmark = pytest.mark.vgpu
@@ -86,6 +87,18 @@ def test_the_rank_of_a_slow_device_is_named_under_ddp(cuda_run: CudaRunner) -> N
     assert found.late_seconds == pytest.approx(late, rel=0.1)
     assert run.record.ranks[0].wait_seconds == pytest.approx(late, rel=0.1)
     assert run.record.ranks[1].wait_seconds == pytest.approx(0, abs=0.02 * late)
+
+
+def test_a_barrier_is_exposed_communication(cuda_run: CudaRunner) -> None:
+    """Its call waits for the late rank, and the device stands still meanwhile."""
+    run = cuda_run("train.py", "ddp", *SHAPE, "--barrier", "5", watched=True)
+    exposed_of = {rank.rank: rank.recent[5] for rank in run.record.ranks}
+    truth = run.truth(0)
+    waited = truth.figures(truth.optimizer_end(4), truth.optimizer_end(5)).exposed
+    assert waited > 0.4e9
+    assert exposed_of[0].exposed_ns == pytest.approx(waited, rel=0.02)
+    assert exposed_of[0].phase_exposed_ns[Phase.OTHER] > 0.4e9
+    assert exposed_of[1].exposed_ns < 0.1e9
 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl-legacy"])

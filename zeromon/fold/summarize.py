@@ -190,7 +190,8 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
             _facts_of(state, "process")
             | _facts_of(state, "initial")
             | _facts_of(state, "clipping")
-            | _facts_of(state, "ddp"),
+            | _facts_of(state, "ddp")
+            | {"local_world_size": state.meta.get("local_world_size")},
         ),
         compiled=declared(CompiledMetadata, state.meta.get("compiled")),
         trackers=declared(TrackersMetadata, state.meta),

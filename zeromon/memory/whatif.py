@@ -150,12 +150,8 @@ def front(points: Sequence[Point]) -> list[Point]:
     known = [p for p in points if p.row is not None and p.row.fits and p.sample_seconds is not None]
     found: list[Point] = []
     least = float("inf")
-    for one in sorted(known, key=lambda p: (_memory(p), p.sample_seconds)):
+    for one in sorted(known, key=lambda p: (p.row.device_bytes if p.row else 0, p.sample_seconds)):
         if one.sample_seconds is not None and one.sample_seconds < least:
             found.append(one)
             least = one.sample_seconds
     return found
-
-
-def _memory(one: Point) -> int:
-    return one.row.device_bytes if one.row is not None else 0

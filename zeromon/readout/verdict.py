@@ -268,19 +268,28 @@ def _most_severe(found: Sequence[Finding]) -> Finding:
     return first if (first.share or 0.0) >= _EXPLAINS * (most.share or 0.0) else most
 
 
+def _unreported(run: RunSnapshot) -> list[int]:
+    """The ranks of a run on one node that have no agent yet."""
+    size = max((rank.process.get("local_world_size", 0) for rank in run.ranks), default=0)
+    is_whole = all(rank.world_size == size for rank in run.ranks)
+    return sorted(set(range(size)) - {rank.rank for rank in run.ranks}) if is_whole else []
+
+
 def _no_step_text(run: RunSnapshot) -> str:
     """``no step has ended after 20 s; rank 0 is between phases, at train.py:21``."""
-    has, is_, seconds = "has", "is", run.taken_wall - run.started_wall
+    has, is_, left, seconds = "has", "is", "still in", run.taken_wall - run.started_wall
     began = min((rank.started_ns for rank in run.ranks), default=run.taken_ns)
     step = "no step"
     if run.attempt > 1:  # launched long ago, and started again since
         step, seconds = f"no step of attempt {run.attempt}", (run.taken_ns - began) / 1e9
     if run.ended:
-        has, is_ = "had", "was"
+        has, is_, left = "had", "was", "never left"
         seconds = max((rank.last_event_ns - rank.started_ns for rank in run.ranks), default=0) / 1e9
     stuck = next((rank for rank in run.ranks if rank.stack), None)
     place = f"; rank {stuck.rank} {is_} {doing(stuck)}" if stuck is not None else ""
-    return f"{step} {has} ended after {human_seconds(max(0.0, seconds))}{place}"
+    absent = _unreported(run)  # an agent starts when that call returns
+    joins = f"; {members_text(absent)} {left} init_process_group" if absent else ""
+    return f"{step} {has} ended after {human_seconds(max(0.0, seconds))}{joins}{place}"
 
 
 def _well(run: RunSnapshot) -> Verdict:

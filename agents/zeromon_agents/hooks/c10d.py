@@ -284,7 +284,7 @@ class Collectives:
                     if context.mode == mode == IDLE and here and work is not None:
                         opened[id(work)] = ()  # a step that is timed may wait for it
                 else:
-                    if here:
+                    if here and index >= 0:  # the call of a barrier waits for its end
                         entry[HELD_NS] = now() - started
                     if group.coalescing is not None:
                         group.coalescing.append(_entry(entry))

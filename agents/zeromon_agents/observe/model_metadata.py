@@ -323,7 +323,8 @@ def facts(module: Any, handles: Sequence[Any], layers: int) -> ModelMetadata:
     config = getattr(_inner(module), "config", None)
     numel, widest, of_expert = 0.0, 0, _expert_share(config)
     for owner, name, shape in flat_parameters(handles) if handles else _parameters(module):
-        share = of_expert if _is_expert(name) else 1.0
+        is_expert = "experts" in name and "shared" not in name
+        share = of_expert if is_expert else 1.0
         if share is None:
             return {}
         if isinstance(owner, torch.nn.Embedding):
@@ -360,10 +361,6 @@ def _inner(module: Any) -> Any:
     while hasattr(module, "module") and not hasattr(module, "config"):
         module = module.module
     return module
-
-
-def _is_expert(name: str) -> bool:
-    return "experts" in name and "shared" not in name
 
 
 def _expert_share(config: Any) -> float | None:

@@ -80,7 +80,9 @@ class UntracedCollectives:
         if flight:
             listed = self._from_flight_recorder(group, flight, text_of(pg, "group_name"))
             if sum(calls for calls, _ in listed.values()) == missing:
-                named = [(op, _likely_phase(op), *sums) for op, sums in listed.items()]
+                # the phase in which C++ issues it, as only the number of calls is known
+                phases = {Op.ALL_REDUCE: Phase.BACKWARD}
+                named = [(op, phases.get(op, Phase.OTHER), *s) for op, s in listed.items()]
         if found and sum(calls for calls, _ in found.values()) == missing:
             named = [(*key, *sums) for key, sums in found.items()]
         if not named:
@@ -109,11 +111,6 @@ class UntracedCollectives:
             counts[op] += 1
             nbytes[op] += payload_bytes(op, entry)
         return {op: (counts[op], nbytes[op]) for op in counts}
-
-
-def _likely_phase(op: Op) -> Phase:
-    """Returns the phase in which C++ issues *op*, where only the number of calls is known."""
-    return Phase.BACKWARD if op == Op.ALL_REDUCE else Phase.OTHER
 
 
 def op_of(profiling_name: str) -> Op:

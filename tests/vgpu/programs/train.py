@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -216,6 +217,9 @@ def main() -> None:
     )
     parser.add_argument("--keep", action="store_true", help="FSDP2: do not reshard after forward")
     parser.add_argument("--nan", action="store_true", help="the loss of all ranks but 0 is NaN")
+    parser.add_argument(
+        "--barrier", type=int, default=0, help="after N steps, once: rank 1 is late"
+    )
     parser.add_argument("--compile", action="store_true", help="the model, by inductor")
     parser.add_argument("--compile-optimizer", action="store_true", help="the same of its step")
     parser.add_argument("--graph", action="store_true", help="DDP: forward and backward as graphs")
@@ -241,6 +245,9 @@ def main() -> None:
         loss = step()
         if options.log and number % options.log == options.log - 1:
             losses.append(round(loss.item(), 6))
+        if number + 1 == options.barrier:
+            time.sleep(0.5 * dist.get_rank())
+            dist.barrier()
     mark(f"step {options.steps}")
     torch.cuda.synchronize()
     print(f"rank {dist.get_rank()} losses {json.dumps(losses)}", flush=True)

@@ -40,7 +40,9 @@ def data_wait(run: RunSnapshot) -> Iterable[Match]:
     if share < _LEAST_WAIT or (not _too_few_workers(rank) and _waits_for_new_workers(rank)):
         return
     workers = rank.loader.get("num_workers")
-    prepared = "" if workers is None else f", which {_workers_text(workers)} prepare"
+    prepared = (
+        "" if workers is None else f", which {workers or 'no'} worker{'s' * (workers != 1)} prepare"
+    )
     yield Match(
         f"{human_seconds(waits)} a step ({human_ratio(share)}) wait for the next batch"
         f"{prepared}{_made_of(rank.loading)}",
@@ -48,11 +50,6 @@ def data_wait(run: RunSnapshot) -> Iterable[Match]:
         _more_workers(rank, waits) if _too_few_workers(rank) else None,
         waits=Waits(share, AVOIDABLE, ANY if workers else rank.rank),
     )
-
-
-def _workers_text(count: int) -> str:
-    """``4 workers``, ``no workers``."""
-    return f"{count or 'no'} worker{'s' * (count != 1)}"
 
 
 def _too_few_workers(rank: RankSnapshot) -> bool:
