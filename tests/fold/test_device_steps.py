@@ -151,6 +151,23 @@ def test_of_what_the_reducer_waits_for_only_the_wait_is_known() -> None:
     assert rank.exposed_ratio == 0.2
 
 
+@pytest.mark.parametrize(("unseen", "overlap"), [(0, 0.75), (2, 0.75), (3, None)])
+def test_overlap_is_that_of_the_steps_whose_communication_is_known(
+    unseen: int, overlap: float | None
+) -> None:
+    """In *unseen* of 20 steps nothing waited for the end of the gather, which then is an upper bound."""
+    events: list[Event] = [ANNOUNCED]
+    for number in range(1, 22):
+        device = ran(number)
+        if number > 21 - unseen:
+            device[1] = device[1]._replace(flags=int(Flag.DEVICE))  # type: ignore[call-arg]
+        issued = gather(0, 0, 0, number)[0]
+        events += [issued, step(number, 4 * number - 4, 4 * number), *device]
+    rank = summarize(folded(events))
+    assert sum(one.communication_ns < 0 for one in rank.recent) == unseen
+    assert rank.overlap_ratio == overlap
+
+
 def test_the_end_of_a_backward_is_the_arrival_at_what_the_reducer_sends() -> None:
     """Rank 1 computes 30 ms longer, so rank 0 waits for it; what both wait is the end of a transfer."""
     skew = ArrivalSkew()

@@ -33,6 +33,7 @@ from zeromon.fold.state import (
     strategy,
 )
 from zeromon.fold.steps import pipeline_row, unit_rows
+from zeromon.levels import UNTIMED
 from zeromon.memory.reconcile import expected_rows
 from zeromon.ring.events import Loading, LoadingRead, Path, Phase
 from zeromon.ring.model_metadata import (
@@ -80,8 +81,9 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
     last = [s for s in usual if not s.idle]
     timed = [s for s in last if s.timed]
     collectives = sum(s.collectives for s in last)
-    is_whole = all(s.communication_ns >= 0 for s in timed)
-    communication = sum(s.communication_ns for s in timed) if is_whole else 0
+    known = [s for s in timed if s.communication_ns >= 0]
+    is_known = len(known) >= (1 - UNTIMED) * len(timed)
+    communication = sum(s.communication_ns for s in known) if is_known else 0
     exposed = sum(s.exposed_ns for s in timed)
     spent = sum(s.end_ns - s.start_ns for s in timed)
     cost = measured(state.idle_pairs)
@@ -124,7 +126,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         unattributed=_by_label(state, state.unattributed),
         untimed_in_cpp=state.in_cpp,
         untimed_ratio=sum(s.untimed for s in last) / collectives if collectives else None,
-        overlap_ratio=overlap_ratio(communication, exposed),
+        overlap_ratio=overlap_ratio(communication, sum(s.exposed_ns for s in known)),
         exposed_ratio=exposed / spent if spent else None,
         exposed_seconds=exposed / len(timed) / 1e9 if timed else None,
         in_flight=in_flight_rows(state) if is_watched else (),

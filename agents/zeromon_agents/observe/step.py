@@ -224,11 +224,8 @@ class Steps:
 
     def _close_forward(self) -> None:
         if self._forward_from:
-            began, self._forward_from, self._loss_from = (
-                self._forward_from,
-                0,
-                self._forward_seen_ns,
-            )
+            began, self._forward_from = self._forward_from, 0
+            self._loss_from = self._forward_seen_ns
             self.evaluation.seen()
             self._context.enter(self._unmarked())
             self._span(Phase.FORWARD, began, self._forward_seen_ns)
