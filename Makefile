@@ -9,7 +9,6 @@ PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(COMPILED) $(BIN)/python -m pytest
 HERE   := not nvme and not bench and not quiet and not long and not vgpu
 SLOWEST := --durations 20 --durations-min 1
 # The files that have a test which must be alone: collecting all others takes ten seconds.
-PURE  := $(addprefix tests/,check compare contracts diagnosis docs fold memory readout report ring snapshot stats structure traces)
 ALONE   = $(shell grep -rl --include 'test_*.py' 'pytest.mark.alone' tests)
 READY  := $(VENV)/.ready
 SITE   := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
@@ -39,7 +38,7 @@ ONLY     ?=
 # Where the libraries of experiment trackers are installed for their tests.
 TRACKERS ?= $(CURDIR)/.trackers
 
-.PHONY: help demo test test-pure static check test-long test-soak test-matrix test-quiet test-nvme test-torch test-programs test-trackers vgpu test-vgpu test-vgpu-short truth-table recordings bench bench-peers docs release clean
+.PHONY: help demo test static check test-long test-soak test-matrix test-quiet test-nvme test-torch test-programs test-trackers vgpu test-vgpu test-vgpu-short truth-table recordings bench bench-peers docs release clean
 
 help:
 	@echo "make demo      train a small GPT on 2 processes, watched; then print its report"
@@ -98,17 +97,10 @@ check: static
 	  --ignore tests/dashboard/test_browser.py --ignore tests/sources/prometheus/test_source.py \
 	  --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# Ranks wait for each other, and leave a third of two cores idle: what starts no ranks runs there.
 test: $(READY)
 	$(MAKE) --no-print-directory --jobs 2 static $(COMPILED_OP)
-	mkdir -p build
-	nice -n 15 $(MAKE) --no-print-directory test-pure > build/pure.txt 2>&1 & pure=$$!; \
-	$(PYTEST) -m "$(HERE) and not alone" $(PURE:%=--ignore %) --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SLOWEST); \
-	  together=$$?; wait $$pure; apart=$$?; cat build/pure.txt; \
-	  $(PYTEST) $(ALONE) -m "$(HERE) and alone" $(SLOWEST) && exit $$((together + apart))
-
-test-pure: $(READY)
-	$(PYTEST) $(PURE) -m "$(HERE) and not alone" $(SLOWEST)
+	$(PYTEST) -m "$(HERE) and not alone" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SLOWEST); together=$$?; \
+	  $(PYTEST) $(ALONE) -m "$(HERE) and alone" $(SLOWEST) && exit $$together
 
 test-long: $(COMPILED_OP)
 	$(UV_ENV) $(PYTEST) -m long

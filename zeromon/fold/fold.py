@@ -13,7 +13,6 @@ from typing import Any
 from zeromon.fold import collectives as collectives
 from zeromon.fold.ledger import end_silence
 from zeromon.fold.state import (
-    END_KNOWN,
     HANDLERS,
     MOST_ARRIVALS,
     MOST_IN_FLIGHT,
@@ -247,8 +246,7 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
     state.exposed_ns += exposed
     ago = _steps_ago(state, e.start_ns)
     window = state.last_windows[-ago] if ago else state.window
-    waited = e.t_ns - max(e.compute_end_ns, e.start_ns)
-    done: Raw = (0, e.t_ns, END_KNOWN, 0, e.start_ns, waited, 0, 0)
+    done: Raw = (0, e.t_ns, 0, 0, e.start_ns, e.t_ns - max(e.compute_end_ns, e.start_ns), 0, 0)
     window.ended.append(done)
     window.blocked.append(done)
     window.phase_exposed_ns[Phase.BACKWARD] += exposed

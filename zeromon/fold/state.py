@@ -55,7 +55,8 @@ from zeromon.stats.bandwidth import busbw
 from zeromon.stats.intervals import intersection, length, union
 from zeromon.stats.pipeline import Act
 
-END_KNOWN: Final = head(0, flags=Flag.END_KNOWN)
+_ON_DEVICE: Final = head(0, flags=Flag.DEVICE)
+_END: Final = _ON_DEVICE | head(0, flags=Flag.END_KNOWN)
 
 
 def by_phase() -> list[int]:
@@ -120,7 +121,7 @@ class Window:
     def communicated_ns(self) -> tuple[int, int]:
         """Returns how long communication was under way, and how long of that a caller was blocked.
 
-        The first is -1 where it is not known: most collectives ended before a caller looked.
+        The first is -1 where it is not known: many collectives of a device ended before a stream waited.
         """
         if self.began_before:
             waits = union((record[1] - record[5], record[1]) for record in self.blocked)
@@ -128,7 +129,7 @@ class Window:
         else:
             exposed = _covered_ns(self.blocked, of_waits=True)
         under_way = _covered_ns(self.ended, of_waits=False)
-        unseen = [record for record in self.ended if not record[2] & END_KNOWN]
+        unseen = [record for record in self.ended if record[2] & _END == _ON_DEVICE]
         is_known = _covered_ns(unseen, of_waits=False) <= UNTIMED * under_way
         return under_way if is_known and not self.waited_only else -1, exposed + self.stall_ns
 
