@@ -24,7 +24,7 @@ MOST_LAYERS = 14
 MOST_ARROWS = 147
 """Pairs of packages of which one imports the other."""
 MOST_MODULES = 368
-MOST_LINES = 75_740
+MOST_LINES = 75_737
 """Of all modules together. These limits follow the code downwards, and are not raised."""
 MOST_MODULE_LINES = 900
 MOST_FUNCTION_LINES = 60

@@ -193,7 +193,7 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
             | _facts_of(state, "initial")
             | _facts_of(state, "clipping")
             | _facts_of(state, "ddp")
-            | {"local_world_size": state.meta.get("local_world_size")},
+            | ({} if meta.get("attached") else {"local_world_size": meta.get("local_world_size")}),
         ),
         compiled=declared(CompiledMetadata, state.meta.get("compiled")),
         trackers=declared(TrackersMetadata, state.meta),

@@ -174,7 +174,7 @@ class ProcessMetadata(TypedDict, total=False):
     """Settings of a rank's process. A key that an agent does not know is absent."""
 
     local_world_size: int
-    """The number of ranks on its node, as the launcher says."""
+    """The number of ranks on its node, as the launcher says; absent where the agent was attached."""
     variables: dict[str, str]
     """Environment variables that a remedy may set (:data:`VARIABLES`), "" for one that is not set, and
     those set that change how torch and its libraries run (:data:`VARIABLE_FAMILIES`)."""
