@@ -255,8 +255,8 @@ class Steps:
         self._context.enter(Phase.BACKWARD)
         if self.on_backward is not None and not self.micro_steps:
             self.on_backward()
-        for hook in self.on_loss:
-            hook(tensors)
+        for hook in self.on_loss:  # a pipeline infers shapes by a backward from uninitialized memory
+            hook(() if self._in_pipeline else tensors)
         if self._loader_settings:
             self._write_loader()
             self.beginnings.batch_trained()

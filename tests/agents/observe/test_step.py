@@ -108,6 +108,18 @@ def test_a_schedule_of_micro_batches_is_one_micro_step(loop: tuple[Steps, RingRe
     assert steps.micro_steps == 2
 
 
+def test_what_a_pipeline_infers_shapes_from_is_no_loss(loop: tuple[Steps, RingReader]) -> None:
+    """Since torch 2.13 its first step calls autograd with a loss of uninitialized memory."""
+    steps, _ = loop
+    losses: list[object] = []
+    steps.on_loss.append(losses.append)
+    steps.pipeline_begins(None, (), {})
+    steps.backward_begins((torch.tensor(float("nan")),))
+    steps.backward_ends()
+    steps.pipeline_ends()
+    assert losses == [()]
+
+
 @pytest.mark.parametrize(("loaded", "expected"), [(True, Phase.FORWARD), (False, Phase.OTHER)])
 def test_a_later_micro_step_without_a_wrapper_is_forward_from_its_batch(
     loop: tuple[Steps, RingReader], loaded: bool, expected: Phase
