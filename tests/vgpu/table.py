@@ -166,7 +166,7 @@ def main() -> int:
     heads = [f"{one.version.removesuffix('.0')}, {ranks} ranks" for one, ranks in columns]
     lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]
     before, rest = PAGE.read_text().split(BEGIN)
-    known, after = rest.split(END)
+    known, after = rest.split(END, 1)
     if given.only and lines[0] not in known:
         parser.error("the page has other columns: leave out --only")
     for strategy in STRATEGIES:
