@@ -255,7 +255,7 @@ class Steps:
         self._context.enter(Phase.BACKWARD)
         if self.on_backward is not None and not self.micro_steps:
             self.on_backward()
-        for hook in self.on_loss:  # a pipeline infers shapes by a backward from uninitialized memory
+        for hook in self.on_loss:  # a pipeline infers shapes from uninitialized memory
             hook(() if self._in_pipeline else tensors)
         if self._loader_settings:
             self._write_loader()
