@@ -129,9 +129,9 @@ _DEPTH = 8
 _BEHIND = "_zeromon_waits"
 """The attribute of a user's event with the waits that its stream had enqueued."""
 _DRIFT = 10_000
-"""A device's clock gains at most one part in so many on the host's."""
+"""Inverse of the maximum rate at which a device's clock gains on the host's."""
 _NO_STALL_NS = 2000
-"""Two events beside each other are at most so far apart on a stream that did not stand still."""
+"""Maximum gap between two adjacent events on a stream that did not stand still."""
 
 
 class Waited:

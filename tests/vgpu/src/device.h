@@ -19,8 +19,8 @@
 //
 // Data. Device memory is host memory, backed when it is touched. Copies and collectives do move bytes.
 // An operation moves them as soon as those before it have, which may be earlier than its time on the
-// clock. The host sees an operation as complete when its time has come and its bytes have moved. An
-// event with timing tells of the time alone: moving the bytes can take longer than a device would need.
+// clock. The host sees an operation as complete when its time has come and its bytes have moved. A
+// query of an event with timing checks the time only: moving the bytes can take longer than on a device.
 //
 // Truth. Each operation becomes one line of the timeline (timeline.cpp) when it ends.
 //
