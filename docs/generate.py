@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from zeromon.diagnosis.pages import Page, pages
+from zeromon.diagnosis.pages import Page, all_pages
 from zeromon.export.prometheus.metrics import METRICS
 
 DOCS = Path(__file__).resolve().parent
@@ -61,7 +61,7 @@ def rules_page() -> str:
     def family(page: Page) -> str:
         return page.code[2]
 
-    for digit, group in groupby(pages().values(), key=family):
+    for digit, group in groupby(all_pages().values(), key=family):
         rows = "\n".join(
             f"| [{page.code}]({FOLDER}/{page.code}.md) | {page.name} | {page.summary} |"
             for page in group

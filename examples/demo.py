@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from zeromon.errors import ZeromonError
-from zeromon.sources.live import find
+from zeromon.sources.live import find_live_runs
 
 STEPS = 200
 HERE = Path(__file__).resolve().parent
@@ -58,7 +58,7 @@ def wait_for_ranks(run: str, training: subprocess.Popen) -> bool:
     """Whether a rank reported before the training ended."""
     while training.poll() is None:
         try:
-            if find(run)[0].open().latest().ranks:
+            if find_live_runs(run)[0].open().latest().ranks:
                 return True
         except ZeromonError:
             pass  # not yet

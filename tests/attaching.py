@@ -14,8 +14,8 @@ from typing import Any
 
 from support import PROGRAMS, ROOT, clean_environment, train_command, wait_for
 
-from zeromon.attach.inject.elf import mappings
-from zeromon.attach.rank_processes import Process, processes, ranks_of
+from zeromon.attach.inject.elf import read_mappings
+from zeromon.attach.rank_processes import Process, ranks_of, running_processes
 
 
 class Job:
@@ -61,7 +61,7 @@ class Job:
 
     def ranks(self) -> list[Process]:
         """Its ranks, as attach finds them."""
-        return ranks_of(self.process.pid, processes())
+        return ranks_of(self.process.pid, running_processes())
 
     def finish(self, timeout: float = 120.0) -> list[dict[str, Any]]:
         """Lets it end; what each rank says."""
@@ -90,12 +90,16 @@ class Job:
     def _left_over(self) -> list[int]:
         """Ranks have sessions of their own, and a launcher that was killed leaves them."""
         wanted = str(self.out)  # of this job alone: nobody else's command names this folder
-        return [p.pid for p in processes().values() if wanted in p.command and p.pid != os.getpid()]
+        return [
+            p.pid
+            for p in running_processes().values()
+            if wanted in p.command and p.pid != os.getpid()
+        ]
 
 
 def code_of(pid: int) -> int:
     """Bytes that are mapped executable: what an injection must not add to."""
-    return sum(m.end - m.start for m in mappings(pid) if "x" in m.mode)
+    return sum(m.end - m.start for m in read_mappings(pid) if "x" in m.mode)
 
 
 # ---- targets without torch ---------------------------------------------------------------------------

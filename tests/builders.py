@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 from zeromon.diagnosis.arrivals import ArrivalSkew
-from zeromon.diagnosis.hangs import hangs
+from zeromon.diagnosis.hangs import find_hangs
 from zeromon.fold.communication import CollectiveStats, OpTotals
-from zeromon.fold.fold import fold
+from zeromon.fold.fold import fold_event
 from zeromon.fold.state import Arrival, RankState
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.events import (
     Done,
     Event,
@@ -114,7 +114,7 @@ def folded(events: list[Event], into: RankState | None = None) -> RankState:
     """All events folded."""
     made = into or state()
     for event in events:
-        fold(made, event)
+        fold_event(made, event)
     return made
 
 
@@ -161,7 +161,7 @@ def rank(number: int = 0, **facts: Any) -> RankSnapshot:
             host(begin + 99, 1 << 30, available=8 << 30),
             step(n, begin, begin + 100),
         ]
-    base = summarize(folded(events))
+    base = summarize_rank(folded(events))
     if "recent" in facts:
         spent = {phase.label: _spent(facts["recent"], phase) for phase in Phase}
         facts.setdefault("phase_seconds", spent)
@@ -205,7 +205,7 @@ def run(*ranks: RankSnapshot, **facts: Any) -> RunSnapshot:
         findings=(),
     )
     snapshot = replace(base, **facts)
-    return replace(snapshot, hangs=hangs(snapshot))  # as the collector does
+    return replace(snapshot, hangs=find_hangs(snapshot))  # as the collector does
 
 
 def deepspeed_facts() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from zeromon.export.prometheus import metrics
-from zeromon.export.prometheus.metrics import Row, Spec, cumulative, rows_of
+from zeromon.export.prometheus.metrics import Row, Spec, cumulative_buckets, rows_of
 from zeromon.snapshot import Health, RunSnapshot
 from zeromon.units import printable
 
@@ -85,6 +85,6 @@ def _histogram(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
         read = rows_of(spec, run)
         for rank in run.ranks:
             for _, total in read(rank):
-                buckets = [(bound, float(count)) for bound, count in cumulative(spec, rank)]
+                buckets = [(bound, float(count)) for bound, count in cumulative_buckets(spec, rank)]
                 family.add_metric((printable(run.run), str(rank.rank)), buckets, total or 0.0)
     return family

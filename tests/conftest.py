@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 from support import Node
 
-from zeromon.ring.ring_file import remove_orphans, remove_ring
+from zeromon.ring.ring_file import remove_orphan_rings, remove_ring_file
 
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
@@ -48,9 +48,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Removes the rings that the tests have left: the memory outlives their files."""
     for ring in session.config._tmp_path_factory.getbasetemp().glob("**/*.ring"):  # type: ignore[attr-defined]
         with suppress(OSError):
-            remove_ring(ring)
+            remove_ring_file(ring)
     # those of a test that runs beside this session may be in a mount namespace of its own
-    remove_orphans(unused_seconds=3600)
+    remove_orphan_rings(unused_seconds=3600)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from virtual_device import Group, VirtualDevice, Work, exposed
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Done, Flag, Issued, Stall, decode, place
+from zeromon.ring.events import Done, Flag, Issued, Stall, decode_record, pack_place
 from zeromon_agents.hooks import process_groups
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import PAYLOADS
@@ -103,7 +103,7 @@ class Ring:
         self.reader = RingReader(path)
 
     def events(self) -> list[Any]:
-        return [decode(raw) for raw in self.reader.read()]
+        return [decode_record(raw) for raw in self.reader.read()]
 
 
 class Run:
@@ -145,7 +145,7 @@ class Run:
 
     def issue(self, group: int, peers: int, duration: int, asynchronous: bool) -> None:
         unit = len(self.collectives) + 1
-        self.context.unit = place(0, unit)
+        self.context.unit = pack_place(0, unit)
         arguments = _Arguments(self, unit, peers, duration, asynchronous)
         work = self._issue(self.groups[group], _PAYLOAD, arguments)
         self.collectives.append(arguments.collective)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from zeromon.export.prometheus.exposition import Writer
-from zeromon.readout.verdict import Verdict, verdict
-from zeromon.report.render import render
+from zeromon.readout.verdict import Verdict, judge_run
+from zeromon.report.render import render_run
 from zeromon.snapshot import RunSnapshot
 from zeromon.tui import plain as plain_view, status_text
-from zeromon.tui.line import plain
+from zeromon.tui.line import plain_text
 from zeromon_dashboard.layout import page_of
 from zeromon_dashboard.page import Known
 from zeromon_dashboard.url_state import Route
@@ -15,11 +15,11 @@ from zeromon_dashboard.url_state import Route
 
 def first_lines(shown: RunSnapshot) -> Verdict:
     """The verdict on *shown*, which terminal, page, plain text, report and Prometheus begin with."""
-    judged = verdict(shown)
-    assert f" {judged.health} " in plain(status_text.head(shown))
-    assert judged.cause in plain(status_text.risk(shown))
-    assert judged.text in list(plain_view.lines(None, shown, 0))
-    assert render(shown).splitlines()[1] == f"  verdict   {judged.health}: {judged.cause}"
+    judged = judge_run(shown)
+    assert f" {judged.health} " in plain_text(status_text.head_line(shown))
+    assert judged.cause in plain_text(status_text.verdict_line(shown))
+    assert judged.text in list(plain_view.lines_of_snapshot(None, shown, 0))
+    assert render_run(shown).splitlines()[1] == f"  verdict   {judged.health}: {judged.cause}"
     parts = page_of(Known(Route(run="r", page="ranks"), shown, {})).parts
     assert parts["health"]["children"] == judged.health
     assert parts["cause"]["children"] == judged.cause

@@ -6,7 +6,7 @@ import statistics
 
 from forecast_series import CAPACITY, Alarm, Score, Series, evaluate, labelled_set, recorded, window
 
-from zeromon.memory.forecast import device_risk
+from zeromon.memory.forecast import device_memory_risk
 from zeromon.snapshot import StepSummary
 
 _made: tuple[Series, dict[int, StepSummary]] | None = None
@@ -36,7 +36,7 @@ def _summaries(series: Series) -> dict[int, StepSummary]:
 
 def zeromon(series: Series, step: int) -> bool:
     """An alarm is a risk of one half and more."""
-    risk = device_risk(summaries(series, step), CAPACITY)
+    risk = device_memory_risk(summaries(series, step), CAPACITY)
     return risk is not None and risk.ratio >= 0.5
 
 

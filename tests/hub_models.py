@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from zeromon.cli.plan_setup import read_model
-from zeromon.memory.models import from_units
+from zeromon.memory.models import model_from_units
 from zeromon.memory.spec import ModelSpec
 
 
@@ -30,7 +30,7 @@ def described(config: Mapping[str, Any]) -> dict[str, Any]:
 def from_config(config: Mapping[str, Any], name: str = "model") -> ModelSpec:
     """The model of *config*."""
     found = described(config)
-    return from_units(name, found["units"], config=found["config"])
+    return model_from_units(name, found["units"], config=found["config"])
 
 
 def written(folder: Path, monkeypatch: pytest.MonkeyPatch, config: Mapping[str, Any]) -> str:
@@ -38,7 +38,7 @@ def written(folder: Path, monkeypatch: pytest.MonkeyPatch, config: Mapping[str, 
     path = folder / "config.json"
     path.write_text(json.dumps(config))
     read_model.cache_clear()
-    monkeypatch.setattr("zeromon.cli.plan_setup.describe", lambda *_: described(config))
+    monkeypatch.setattr("zeromon.cli.plan_setup.describe_entry", lambda *_: described(config))
     return str(path)
 
 

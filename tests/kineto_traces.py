@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from support import ROOT
 
-from zeromon.traces.analysis import RankTrace, analyze
-from zeromon.traces.kineto import read
+from zeromon.traces.analysis import RankTrace, analyze_trace
+from zeromon.traces.kineto import read_trace
 
 SHARED = Path(os.environ.get("ZEROMON_SHARED_DATA", ROOT.parent / "shared" / "data")) / "traces"
 
@@ -65,7 +65,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 
 def analyzed(path: Path) -> RankTrace:
-    return analyze(read(path), 0)
+    return analyze_trace(read_trace(path), 0)
 
 
 def host(name: str, start: float, duration: float, tid: int, cat: str = "cpu_op") -> dict[str, Any]:

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import pytest
 from support import free_port
 
-from zeromon.ring.tokens import token_file
+from zeromon.ring.tokens import user_token_file
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed"
@@ -38,7 +38,7 @@ def scrape(**more: Any) -> dict[str, Any]:
 
 def access() -> dict[str, Any]:
     """How this user's collectors are read: by a file with a token."""
-    return {"authorization": {"credentials_file": str(token_file())}}
+    return {"authorization": {"credentials_file": str(user_token_file())}}
 
 
 @dataclass

@@ -21,8 +21,8 @@ from support import LAUNCH, PROGRAMS, Node, start
 
 from zeromon.levels import Severity
 from zeromon.snapshot import RunSnapshot
-from zeromon.tui.line import plain
-from zeromon.tui.status_text import risk
+from zeromon.tui.line import plain_text
+from zeromon.tui.status_text import verdict_line
 
 STRATEGIES = ("ddp", "ddp-compiled", "fsdp1", "fsdp2", "tp", "zero1", "zero2", "zero3")
 CAUSES = {
@@ -125,7 +125,7 @@ class _Running:
         critical = snapshot is not None and any(
             finding.severity is Severity.CRITICAL for finding in snapshot.findings
         )
-        line = plain(risk(snapshot)) if snapshot is not None else ""
+        line = plain_text(verdict_line(snapshot)) if snapshot is not None else ""
         after = time.monotonic() - float(text) if (text := _read(self._at)) else None
         if critical and after is not None and self._first is None:
             self._first = after, line

@@ -11,9 +11,9 @@ from zeromon.ring.strategy import (
     Dim,
     Sharding,
     Strategy,
-    deepspeed,
-    fsdp1,
-    fsdp2,
+    deepspeed_strategy,
+    fsdp1_strategy,
+    fsdp2_strategy,
 )
 
 EVERY: tuple[Strategy, ...] = (
@@ -21,7 +21,12 @@ EVERY: tuple[Strategy, ...] = (
     *(Strategy(parts=(dim,)) for dim in MODEL_PARALLEL),
     *(
         replace(framework, parts=parts)
-        for framework in (DDP, fsdp2(reshards=True), fsdp1(Sharding.FULL), deepspeed(1))
+        for framework in (
+            DDP,
+            fsdp2_strategy(reshards=True),
+            fsdp1_strategy(Sharding.FULL),
+            deepspeed_strategy(1),
+        )
         for parts in ((Dim.TP,), (Dim.PP,), (Dim.TP, Dim.PP, Dim.CP, Dim.EP))
     ),
 )

@@ -23,9 +23,9 @@ from served import get
 
 from zeromon.cli.run import child_environment
 from zeromon.collector.daemon import Collector
-from zeromon.collector.http import start_server
+from zeromon.collector.http import start_http_server
 from zeromon.export.prometheus.exposition import Writer
-from zeromon.ring.ring_file import remove_ring
+from zeromon.ring.ring_file import remove_ring_file
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 
@@ -153,7 +153,7 @@ class Node:
         self.root.mkdir(mode=0o700, parents=True)
         self.store = Store(self.folder / "store")
         self.collector = Collector(self.root, self.store)
-        self.server = start_server(self.collector, "127.0.0.1", 0)
+        self.server = start_http_server(self.collector, "127.0.0.1", 0)
 
     @property
     def address(self) -> str:
@@ -164,7 +164,7 @@ class Node:
         """Stops the server and frees the rings."""
         self.server.shutdown()
         for ring in self.root.glob("*/*.ring"):
-            remove_ring(ring)
+            remove_ring_file(ring)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def environment(self, run: str, **extra: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import Dtype, Flag, Kind, Op, Phase, head, place
+from zeromon.ring.events import Dtype, Flag, Kind, Op, Phase, pack_head, pack_place
 
 COLLECTIVES_A_STEP = 40
 RECORDS_A_STEP = 2 * COLLECTIVES_A_STEP + 5
@@ -39,12 +39,12 @@ class Synthetic:
         for n in range(collectives):
             self.sequence += 1
             op = Op.ALL_GATHER if n % 3 else Op.REDUCE_SCATTER
-            at, begin = place(self.group, self.units[n % 10]), start + n * 2_000_000
-            issued = head(Kind.ISSUED, op, Phase.FORWARD)
-            done = head(Kind.DONE, op, Phase.FORWARD, Flag.END_KNOWN)
+            at, begin = pack_place(self.group, self.units[n % 10]), start + n * 2_000_000
+            issued = pack_head(Kind.ISSUED, op, Phase.FORWARD)
+            done = pack_head(Kind.DONE, op, Phase.FORWARD, Flag.END_KNOWN)
             write(begin, issued, at, 1 << 20, self.sequence, Dtype.BFLOAT16, 0)
             write(begin + 1_500_000, done, at, 1 << 20, begin, 300_000, self.sequence)
         for n, phase in enumerate((Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)):
-            write(start + (n + 1) * 25_000_000, head(Kind.PHASE, 0, phase), 0, start, 0, 0, 0)
-        write(now, head(Kind.HOST), 0, 1 << 32, -1, 1 << 36, -1)
-        write(now, head(Kind.STEP), 0, self.step, start, 1, 0)
+            write(start + (n + 1) * 25_000_000, pack_head(Kind.PHASE, 0, phase), 0, start, 0, 0, 0)
+        write(now, pack_head(Kind.HOST), 0, 1 << 32, -1, 1 << 36, -1)
+        write(now, pack_head(Kind.STEP), 0, self.step, start, 1, 0)

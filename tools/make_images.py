@@ -24,7 +24,7 @@ from pathlib import Path
 
 from zeromon.errors import ZeromonError
 from zeromon.sources.base import Source
-from zeromon.sources.live import find
+from zeromon.sources.live import find_live_runs
 from zeromon.sources.replay import ReplaySource
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,7 +140,7 @@ def wait_for(run: str, training: subprocess.Popen[str]) -> None:
     """Returns when the first step of *run* has ended."""
     while training.poll() is None:
         try:
-            if any(rank.steps for rank in find(run)[0].open().latest().ranks):
+            if any(rank.steps for rank in find_live_runs(run)[0].open().latest().ranks):
                 return
         except ZeromonError:
             pass  # not yet
@@ -180,7 +180,7 @@ def main() -> None:
                 os.environ |= {"ZEROMON_DIR": f"{home}/rings", "ZEROMON_STORE": f"{home}/store"}
                 started.append(begin("run", "--name", RUN, "--port", "9517", "--", *TRAIN))
                 wait_for(RUN, started[0])
-                source, seconds = find(RUN)[0].open(), SECONDS
+                source, seconds = find_live_runs(RUN)[0].open(), SECONDS
             else:
                 source, seconds = ReplaySource(recorded, speed=REPLAY_SPEED), SECONDS / REPLAY_SPEED
             frames = asyncio.run(record(source, seconds))

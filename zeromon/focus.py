@@ -37,17 +37,17 @@ def most_exposed(ranks: Sequence[RankSnapshot]) -> RankSnapshot | None:
     those without; between equals the longer exposed time decides, then the longer step, then the lower
     rank.
     """
-    return min(ranks, key=_order, default=None)
+    return min(ranks, key=_order_by_exposure, default=None)
 
 
 def most_exposed_of(ranks: Sequence[RankSnapshot], count: int) -> list[RankSnapshot]:
     """The *count* ranks that wait most, by the order of :func:`most_exposed`; sorted by rank."""
     if len(ranks) <= count:
         return list(ranks)
-    return sorted(sorted(ranks, key=_order)[:count], key=lambda rank: rank.rank)
+    return sorted(sorted(ranks, key=_order_by_exposure)[:count], key=lambda rank: rank.rank)
 
 
-def _order(rank: RankSnapshot) -> tuple[bool, float, float, float, int]:
+def _order_by_exposure(rank: RankSnapshot) -> tuple[bool, float, float, float, int]:
     share = -1.0 if rank.exposed_ratio is None else rank.exposed_ratio
     return (
         rank.steps < SETTLED_STEPS,
@@ -133,14 +133,14 @@ def death_roles(
     rank cannot be read, so a rank is a culprit only where its own end says so.
     """
     failed = [rank for rank in ranks if rank.failed]
-    asked = min((rank.last_event_ns for rank in failed if rank.stopped == CTRL_C), default=None)
-    blamed = _blamed(ranks, failed, hangs)
-    if asked is not None:
-        blamed = [rank for rank in blamed if rank.last_event_ns < asked]
+    stop_ns = min((rank.last_event_ns for rank in failed if rank.stopped == CTRL_C), default=None)
+    blamed = _ranks_to_blame(ranks, failed, hangs)
+    if stop_ns is not None:
+        blamed = [rank for rank in blamed if rank.last_event_ns < stop_ns]
     if unread:
         blamed = [rank for rank in blamed if death_cause(rank) not in _UNEXPLAINED]
     if not blamed and not elsewhere:
-        if asked is not None or (not unread and all(rank.stopped for rank in failed)):
+        if stop_ns is not None or (not unread and all(rank.stopped for rank in failed)):
             return {rank.rank: DeathRole.STOPPED for rank in failed}
         if not unread:
             lost = [rank for rank in failed if not rank.stopped]
@@ -149,7 +149,7 @@ def death_roles(
     return roles | {rank.rank: DeathRole.CULPRIT for rank in blamed}
 
 
-def _blamed(
+def _ranks_to_blame(
     ranks: Sequence[RankSnapshot], failed: Sequence[RankSnapshot], hangs: Sequence[Hang]
 ) -> list[RankSnapshot]:
     """The ranks that ended the run, by what is known of each; [] where that is of none."""
@@ -162,19 +162,19 @@ def _blamed(
     }  # fmt: skip
     if absent:
         return [rank for rank in ranks if rank.rank in absent and not rank.alive]
-    ended = sorted((r for r in ranks if not r.alive), key=lambda rank: rank.last_event_ns)
-    own = [
+    ended_ranks = sorted((r for r in ranks if not r.alive), key=lambda rank: rank.last_event_ns)
+    suspects = [
         rank for rank in failed
-        if not rank.stopped and not _lost_peer(rank)
-        and not _waits_for_absent(rank, ended[:_FIRST_ENDED])
+        if not rank.stopped and not _has_lost_peer(rank)
+        and not _waits_for_absent(rank, ended_ranks[:_FIRST_ENDED])
     ]  # fmt: skip
-    first = min((rank.last_event_ns for rank in own), default=0)
-    own = [rank for rank in own if rank.last_event_ns <= first + _FOLLOWS_NS]
-    last = max(rank.last_event_ns for rank in failed)
-    return own or [
-        rank for rank in ended[:_FIRST_ENDED]
-        if has_left(rank) and rank.last_event_ns <= last
-        and any(_needs(other, rank) or _lost_peer(other) for other in failed)
+    first_ns = min((rank.last_event_ns for rank in suspects), default=0)
+    suspects = [rank for rank in suspects if rank.last_event_ns <= first_ns + _FOLLOWS_NS]
+    last_ns = max(rank.last_event_ns for rank in failed)
+    return suspects or [
+        rank for rank in ended_ranks[:_FIRST_ENDED]
+        if has_left(rank) and rank.last_event_ns <= last_ns
+        and any(_waits_on(peer, rank) or _has_lost_peer(peer) for peer in failed)
     ]  # fmt: skip
 
 
@@ -197,25 +197,25 @@ def is_ending(run: RunSnapshot) -> bool:
     return has_one_left and len({rank.step for rank in run.ranks}) == 1
 
 
-def _waits_for_absent(rank: RankSnapshot, ended: Sequence[RankSnapshot]) -> bool:
-    """Returns whether *rank* died in a collective of one that had *ended* before and never called it."""
-    return any(other.last_event_ns < rank.last_event_ns and _needs(rank, other) for other in ended)
+def _waits_for_absent(rank: RankSnapshot, absent: Sequence[RankSnapshot]) -> bool:
+    """Returns whether *rank* died in a collective that one of *absent*, ended before, never called."""
+    return any(peer.last_event_ns < rank.last_event_ns and _waits_on(rank, peer) for peer in absent)
 
 
-def _needs(rank: RankSnapshot, other: RankSnapshot) -> bool:
-    """Returns whether *rank* is in a collective that *other*, a member of its group, has not called."""
-    reached = {group.group_id: group.sequence for group in other.groups}
+def _waits_on(rank: RankSnapshot, peer: RankSnapshot) -> bool:
+    """Returns whether *rank* is in a collective that *peer*, a member of its group, has not called."""
+    sequences = {group.group_id: group.sequence for group in peer.groups}
     return any(
-        reached.get(entry.group_id, entry.sequence) < entry.sequence
+        sequences.get(entry.group_id, entry.sequence) < entry.sequence
         for entry in rank.in_flight
         if entry.sequence >= 0
     )
 
 
-def _lost_peer(rank: RankSnapshot) -> bool:
+def _has_lost_peer(rank: RankSnapshot) -> bool:
     """Returns whether the error that ended *rank* says that another rank is gone."""
     error = rank.exception.lower()
-    return rank.ended == _PEER_LOST or any(text in error for text in _LOST_PEER)
+    return rank.ended == _PEER_LOST or any(phrase in error for phrase in _LOST_PEER)
 
 
 def death_cause(rank: RankSnapshot) -> str:
@@ -225,7 +225,7 @@ def death_cause(rank: RankSnapshot) -> str:
     if not rank.failed:
         return "left"
     if rank.ended == "exception":
-        if _lost_peer(rank):
+        if _has_lost_peer(rank):
             return _PEER_LOST
         return DEVICE_OOM if "OutOfMemoryError" in rank.exception else "exception"
     if rank.ended == KILLED_FOR_MEMORY:

@@ -21,9 +21,9 @@ def human_bytes(nbytes: float | None) -> str:
 _BYTE_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
-def byte_scale(most: float) -> tuple[int, str]:
-    """The unit, in bytes, in which *most* bytes are a legible number, and its name."""
-    return next(((nbytes, unit) for nbytes, unit in _BYTE_UNITS if most >= nbytes), _BYTE_UNITS[-1])
+def byte_scale(peak: float) -> tuple[int, str]:
+    """The unit, in bytes, in which *peak* bytes are a legible number, and its name."""
+    return next(((nbytes, unit) for nbytes, unit in _BYTE_UNITS if peak >= nbytes), _BYTE_UNITS[-1])
 
 
 _DIGITS = bytes(48 if 48 <= byte <= 57 else byte for byte in range(256))
@@ -40,9 +40,9 @@ def with_usual_numbers(content: bytes) -> bytes:
     return content
 
 
-def signed(text: Callable[[float], str], value: float) -> str:
-    """The amount of *value* as *text* has it, behind its sign."""
-    return f"{'-' if value < 0 else '+'}{text(abs(value))}"
+def signed(formatter: Callable[[float], str], value: float) -> str:
+    """The amount of *value* as *formatter* has it, behind its sign."""
+    return f"{'-' if value < 0 else '+'}{formatter(abs(value))}"
 
 
 def human_seconds(seconds: float | None) -> str:
@@ -55,9 +55,9 @@ def human_seconds(seconds: float | None) -> str:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 120:
         return f"{seconds:.2f} s"
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, seconds_left = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds_left:02d} s"
 
 
 def human_ratio(ratio: float | None) -> str:
@@ -65,9 +65,9 @@ def human_ratio(ratio: float | None) -> str:
     return "n/a" if ratio is None else f"{ratio * 100:.1f} %"
 
 
-def human_share(part: float | None, whole: float | None) -> str:
-    """``12.3 %`` of *whole*; ``n/a`` where one of them is unknown or *whole* is 0."""
-    return human_ratio(part / whole if whole and part is not None else None)
+def human_share(amount: float | None, total: float | None) -> str:
+    """``12.3 %`` of *total*; ``n/a`` where one of them is unknown or *total* is 0."""
+    return human_ratio(amount / total if total and amount is not None else None)
 
 
 def human_energy(joules: float) -> str:
@@ -88,14 +88,14 @@ def human_rate(bytes_per_second: float | None) -> str:
     return f"{bytes_per_second / 1e9:.2f} GB/s"
 
 
-def printable(text: str) -> str:
-    """*text* from a run for a terminal: control characters become ``?``."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+def printable(raw: str) -> str:
+    """*raw* from a run for a terminal: control characters become ``?``."""
+    return raw if raw.isprintable() else "".join(c if c.isprintable() else "?" for c in raw)
 
 
-def printable_lines(text: str) -> str:
-    """*text* of several lines for a terminal: all control characters but line feeds become ``?``."""
-    return "\n".join(map(printable, text.split("\n")))
+def printable_lines(raw: str) -> str:
+    """*raw* of several lines for a terminal: all control characters but line feeds become ``?``."""
+    return "\n".join(map(printable, raw.split("\n")))
 
 
 def printable_values(value: Any) -> Any:
@@ -103,8 +103,8 @@ def printable_values(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {printable(str(key)): printable_values(each) for key, each in value.items()}
-    return [printable_values(each) for each in value] if isinstance(value, list) else value
+        return {printable(str(key)): printable_values(element) for key, element in value.items()}
+    return [printable_values(element) for element in value] if isinstance(value, list) else value
 
 
 def human_count(count: float | None) -> str:
@@ -130,6 +130,6 @@ def human_params(count: int | None) -> str:
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-def no_formula(text: str) -> str:
-    """*text* for a cell of a CSV, in a form that no spreadsheet takes for a formula."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
+def formula_safe_cell(cell: str) -> str:
+    """*cell* of a CSV, in a form that no spreadsheet takes for a formula."""
+    return f"'{cell}" if cell.startswith(_FORMULA) else cell

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import nn
 
-_LEAST_BLOCKS = 2
+_MIN_BLOCKS = 2
 
 
-def build(entry: str) -> tuple[Any, tuple[Any, ...] | None]:
+def build_model(entry: str) -> tuple[Any, tuple[Any, ...] | None]:
     """Returns the module that *entry* (module:factory) makes, and its example inputs or None.
 
     Raises TypeError where the factory returns something else.
@@ -34,13 +34,13 @@ def build(entry: str) -> tuple[Any, tuple[Any, ...] | None]:
     if is_config(entry):
         return hub_model(entry)[0], None
     name, _, attribute = entry.partition(":")
-    made = getattr(importlib.import_module(name), attribute)()
+    built = getattr(importlib.import_module(name), attribute)()
     inputs = None
-    if isinstance(made, tuple):
-        made, inputs = made
-    if not isinstance(made, nn.Module):
-        raise TypeError(f"{entry} returned {type(made).__name__}, not a torch.nn.Module")
-    return made, inputs
+    if isinstance(built, tuple):
+        built, inputs = built
+    if not isinstance(built, nn.Module):
+        raise TypeError(f"{entry} returned {type(built).__name__}, not a torch.nn.Module")
+    return built, inputs
 
 
 def is_config(entry: str) -> bool:
@@ -73,53 +73,55 @@ def hub_model(path: str) -> tuple[Any, dict[str, Any]]:
     if kind not in transformers.CONFIG_MAPPING:
         raise ValueError(f"{version} has no model type {kind!r}")
     config = transformers.CONFIG_MAPPING[kind].from_dict(content)
-    made = getattr(transformers, str(named[0]), None) if named else None
-    if named and not isinstance(made, type):
+    cls = getattr(transformers, str(named[0]), None) if named else None
+    if named and not isinstance(cls, type):
         raise ValueError(
             f"{version} has no {named[0]}, and code of a model's repository never runs"
         )
     heads = _SEQ_TO_SEQ + _HEADS if config.is_encoder_decoder else _HEADS
     tables = (getattr(transformers, name, {}) for name in heads)
-    made = made or next((table[type(config)] for table in tables if type(config) in table), None)
-    if made is None:
+    cls = cls or next((table[type(config)] for table in tables if type(config) in table), None)
+    if cls is None:
         raise ValueError(f"{version} has no model for the model type {kind!r}")
-    model = made(config)
+    model = cls(config)
     model.tie_weights()
-    notes = [f"counted on the {made.__name__} of {version}"]
+    notes = [f"counted on the {cls.__name__} of {version}"]
     if content.get("quantization_config"):
         notes.append("quantization_config is not applied: all parameters have the plan's precision")
-    text = config.get_text_config()
-    sizes = text.to_dict() | {own: getattr(text, own, None) for own in text.attribute_map}
+    text_cfg = config.get_text_config()
+    sizes = text_cfg.to_dict() | {
+        key: getattr(text_cfg, key, None) for key in text_cfg.attribute_map
+    }
     numbers = {name: size for name, size in sizes.items() if isinstance(size, (int, float))}
     return model, {"config": numbers, "notes": notes}
 
 
-def blocks(model: Any) -> list[tuple[str, Any]]:
+def repeated_layers(model: Any) -> list[tuple[str, Any]]:
     """Returns (name, module) of the repeated layers, to which FSDP is usually applied."""
     layers: list[tuple[str, Any]] = []
     for name, module in model.named_modules():
         is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
         inside = any(name.startswith(f"{outer}.") for outer, _ in layers)
-        if is_list and len(module) >= _LEAST_BLOCKS and not inside:
+        if is_list and len(module) >= _MIN_BLOCKS and not inside:
             kinds = {type(child) for child in module}
             if len(kinds) == 1 and next(module[0].parameters(), None) is not None:
                 layers += [(f"{name}.{i}", child) for i, child in enumerate(module)]
     return layers
 
 
-def units(model: Any) -> Iterator[dict[str, Any]]:
+def unit_rows(model: Any) -> Iterator[dict[str, Any]]:
     """Yields the layers, equal ones as one row, and then the rest as the root; tied weights once."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for name, block in [*blocks(model), ("(root)", model)]:
+    for name, block in [*repeated_layers(model), ("(root)", model)]:
         for trainable in (True, False):
-            own = [
-                p for p in block.parameters() if id(p) not in seen and p.requires_grad == trainable
+            own_params = [
+                p for p in block.parameters() if id(p) not in ids and p.requires_grad == trainable
             ]
-            seen.update(map(id, own))
-            if not own:
+            ids.update(map(id, own_params))
+            if not own_params:
                 continue
-            shapes = tuple(tuple(p.shape) for p in own)
+            shapes = tuple(tuple(p.shape) for p in own_params)
             key = (name == "(root)", shapes, trainable)
             row = rows.setdefault(
                 key, {"name": name, "shapes": shapes, "count": 0, "trainable": trainable}
@@ -128,7 +130,7 @@ def units(model: Any) -> Iterator[dict[str, Any]]:
     yield from rows.values()
 
 
-def trace(entry: str, options: argparse.Namespace) -> dict[str, Any]:
+def trace_step(entry: str, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the peak bytes of one step by role: FSDP2 over fake ranks, fp32 AdamW, fake tensors."""
     import torch.distributed as dist
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -139,30 +141,30 @@ def trace(entry: str, options: argparse.Namespace) -> dict[str, Any]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=options.ranks)
     mesh = dist.device_mesh.init_device_mesh("cpu", (options.ranks,))
     with FakeTensorMode():
-        model, inputs = build(entry)
+        model, inputs = build_model(entry)
         if inputs is None:
             inputs = (torch.zeros((options.micro_batch, options.length), dtype=torch.long),)
-        for _, block in blocks(model):
+        for _, block in repeated_layers(model):
             if options.checkpointing:
                 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
                     apply_activation_checkpointing,
                 )
 
                 apply_activation_checkpointing(model, check_fn=lambda m, b=block: m is b)
-        for _, block in blocks(model):
+        for _, block in repeated_layers(model):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         tracker = FSDPMemTracker(model, optimizer)
         tracker.track_inputs(inputs)
         with tracker:
-            loss(model(*inputs)).backward()
+            scalar_loss(model(*inputs)).backward()
             optimizer.step()
     peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
     return {str(getattr(role, "value", role)): int(nbytes) for role, nbytes in peak.items()}
 
 
-def loss(output: Any) -> Any:
+def scalar_loss(output: Any) -> Any:
     """Returns a scalar of the model's output."""
     if hasattr(output, "loss") and output.loss is not None:
         return output.loss
@@ -189,13 +191,13 @@ def main() -> None:
             if is_config(options.entry):
                 model, described = hub_model(options.entry)
             else:
-                model, _ = build(options.entry)
-        described["units"] = list(units(model))
+                model, _ = build_model(options.entry)
+        described["units"] = list(unit_rows(model))
         described["buffer_bytes"] = sum(b.nbytes for b in model.buffers())
         if options.trace:
-            described["traced"] = trace(options.entry, options)
-            wanted = ("Activation", "Temp")
-            described["activation_bytes"] = sum(described["traced"].get(name, 0) for name in wanted)
+            described["traced"] = trace_step(options.entry, options)
+            roles = ("Activation", "Temp")
+            described["activation_bytes"] = sum(described["traced"].get(name, 0) for name in roles)
     sys.stderr.write(printed.getvalue())
     sys.stdout.write(f"\nzeromon: {json.dumps(described)}\n")
 

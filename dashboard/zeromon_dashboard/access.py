@@ -12,10 +12,26 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
-from zeromon.sources.access import ADDRESS, COOKIE, Policy, Request, derived_key, is_token, refusal
-from zeromon.sources.asgi import Receive, Scope, Send, answer, bounded, headers_of, request_of
+from zeromon.sources.access import (
+    ADDRESS,
+    COOKIE,
+    Policy,
+    Request,
+    derive_server_key,
+    is_token,
+    refusal_of,
+)
+from zeromon.sources.asgi import (
+    Receive,
+    Scope,
+    Send,
+    bounded_receive,
+    headers_of_scope,
+    request_of_scope,
+    send_text_answer,
+)
 
-_MOST_BODY = 1 << 20
+_MAX_BODY_BYTES = 1 << 20
 _BY_PAGES = ("/_dash-update-component",)
 """Paths that only Dash's own pages request."""
 _LOG = logging.getLogger("uvicorn.error")
@@ -30,7 +46,7 @@ def policy_of(token: str, *, loopback: bool) -> Policy:
         token_hint="open the address that zeromon dash printed: it has a key",
         actions=("/act/",),
         read_methods=("GET", "HEAD", "POST"),  # Dash sends its callbacks as POST
-        most_body=_MOST_BODY,
+        most_body=_MAX_BODY_BYTES,
     )
 
 
@@ -41,7 +57,7 @@ def server_name(port: int) -> str:
 
 def address_key(token: str, port: int) -> str:
     """The key that the printed address brings, as ``token``."""
-    return derived_key(token, ADDRESS, server_name(port))
+    return derive_server_key(token, ADDRESS, server_name(port))
 
 
 class Guard:
@@ -63,7 +79,7 @@ class Guard:
         self._policy = policy_of(token, loopback=loopback)
         self._cookie = f"zeromon-{port}"
         self._address_key = address_key(token, port)
-        self._cookie_key = derived_key(token, COOKIE, server_name(port))
+        self._cookie_key = derive_server_key(token, COOKIE, server_name(port))
         self._hashes = hashes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,15 +90,17 @@ class Guard:
         if scope["type"] != "http":  # no page uses a web socket
             return await send({"type": "websocket.close", "code": 1008})
         request, brought = self._read(scope)
-        refused = refusal(request, self._policy)
+        refused = refusal_of(request, self._policy)
         if refused is not None:
-            return await answer(send, refused.status, refused.reason)
+            return await send_text_answer(send, refused.status, refused.reason)
         if is_token(brought, self._address_key):
-            return await self._trade(scope, send)
+            return await self._redirect_without_key(scope, send)
         try:
-            await self.app(scope, bounded(receive, _MOST_BODY), self._dressed(scope, send))
+            await self.app(
+                scope, bounded_receive(receive, _MAX_BODY_BYTES), self._wrap_send(scope, send)
+            )
         except Exception as error:
-            if request.path not in _BY_PAGES and not _is_script(request.path):
+            if request.path not in _BY_PAGES and not _is_dash_script(request.path):
                 raise
             if request.path in _BY_PAGES:  # it was answered with 400, and may be a fault of ours
                 _LOG.error("a callback failed", exc_info=error)
@@ -91,20 +109,20 @@ class Guard:
         """The request, and the key that its address brings."""
         query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
         brought = query.get("token", "")
-        cookie = self._from_cookie(headers_of(scope).get(b"cookie", ""))
+        cookie = self._key_from_cookie(headers_of_scope(scope).get(b"cookie", ""))
         has_key = is_token(brought, self._address_key) or is_token(cookie, self._cookie_key)
-        return request_of(scope, self._token if has_key else ""), brought
+        return request_of_scope(scope, self._token if has_key else ""), brought
 
-    def _from_cookie(self, text: str) -> str:
+    def _key_from_cookie(self, header: str) -> str:
         try:
-            morsel = SimpleCookie(text).get(self._cookie)
+            morsel = SimpleCookie(header).get(self._cookie)
         except CookieError:
             return ""
         return morsel.value if morsel is not None else ""
 
-    async def _trade(self, scope: Scope, send: Send) -> None:
+    async def _redirect_without_key(self, scope: Scope, send: Send) -> None:
         """Redirects to the address without the key, which would stay in the browser's history."""
-        rest = [
+        pairs = [
             pair
             for pair in parse_qsl(scope["query_string"].decode("latin-1"))
             if pair[0] != "token"
@@ -113,7 +131,7 @@ class Guard:
         target = (
             "/"
             + quote(scope["path"].lstrip("/\\"), errors="replace")
-            + (f"?{urlencode(rest)}" if rest else "")
+            + (f"?{urlencode(pairs)}" if pairs else "")
         )
         cookie = (
             f"{self._cookie}={self._cookie_key}; Path=/; HttpOnly; SameSite=Strict; "
@@ -123,24 +141,24 @@ class Guard:
         await send({"type": "http.response.start", "status": 303, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
-    def _dressed(self, scope: Scope, send: Send) -> Send:
+    def _wrap_send(self, scope: Scope, send: Send) -> Send:
         """*send*, with security headers added, and 404 where a page says that a thing is not there."""
         path = scope["path"]
 
-        async def dressed(message: MutableMapping[str, Any]) -> None:
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                given = message.get("headers", ())
-                if message["status"] == 200 and _is_page(path, given):
+                headers = message.get("headers", ())
+                if message["status"] == 200 and _is_page_frame(path, headers):
                     query = scope.get("query_string", b"").decode("latin-1")
-                    found = await asyncio.to_thread(self._has, path, query)
-                    message["status"] = 200 if found else 404
-                elif message["status"] == 500 and (path in _BY_PAGES or _is_script(path)):
+                    exists = await asyncio.to_thread(self._has, path, query)
+                    message["status"] = 200 if exists else 404
+                elif message["status"] == 500 and (path in _BY_PAGES or _is_dash_script(path)):
                     # Dash raises for a script that it does not have, and for what no page sends
                     message["status"] = 400 if path in _BY_PAGES else 404
-                message["headers"] = [*given, *self._headers(path)]
+                message["headers"] = [*headers, *self._headers(path)]
             await send(message)
 
-        return dressed
+        return send_with_headers
 
     def _headers(self, path: str) -> list[tuple[bytes, bytes]]:
         if path.startswith("/report/"):
@@ -165,12 +183,12 @@ class Guard:
         ]
 
 
-def _is_script(path: str) -> bool:
+def _is_dash_script(path: str) -> bool:
     """Returns whether *path* is a script that Dash itself serves."""
     return path.startswith("/_dash-component-suites/")
 
 
-def _is_page(path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def _is_page_frame(path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Returns whether an answer with *headers* is the frame in which Dash draws the pages."""
     kinds = (value for name, value in headers if name.lower() == b"content-type")
     return not path.startswith("/report/") and any(v.startswith(b"text/html") for v in kinds)

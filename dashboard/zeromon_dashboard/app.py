@@ -10,9 +10,9 @@ from zeromon_dashboard.access import Guard
 from zeromon_dashboard.callbacks import add_callbacks
 from zeromon_dashboard.feed import Feeds
 from zeromon_dashboard.hub import Hub
-from zeromon_dashboard.layout import frame
+from zeromon_dashboard.layout import page_frame
 from zeromon_dashboard.routes import add_routes
-from zeromon_dashboard.url_state import parse
+from zeromon_dashboard.url_state import parse_route
 
 
 def make_app(hub: Hub, *, token: str, port: int, loopback: bool = True) -> Any:
@@ -30,7 +30,7 @@ def make_app(hub: Hub, *, token: str, port: int, loopback: bool = True) -> Any:
     )
     app.index_string = app.index_string.replace("<html>", '<html lang="en">')
     feeds = Feeds(hub)
-    app.layout = frame
+    app.layout = page_frame
     for route in list(app.server.routes):  # the pages of FastAPI that describe it
         if route.path.startswith(("/docs", "/redoc", "/openapi")):
             app.server.routes.remove(route)
@@ -43,5 +43,5 @@ def make_app(hub: Hub, *, token: str, port: int, loopback: bool = True) -> Any:
     hashes = app.csp_hashes()
     return Guard(
         app.server, token=token, loopback=loopback, port=port, hashes=hashes,
-        has=lambda path, query: hub.has(parse(path, query)),
+        has=lambda path, query: hub.has(parse_route(path, query)),
     )  # fmt: skip

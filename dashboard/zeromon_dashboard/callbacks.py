@@ -6,18 +6,18 @@ from typing import Any
 
 from dash import ClientsideFunction, Input, Output, State
 
-from zeromon.cli.plan_changes import of_run
+from zeromon.cli.plan_changes import changes_of_run
 from zeromon.errors import ZeromonError
 from zeromon.focus import first_counted
-from zeromon.readout.charts import names
-from zeromon.sources.base import sampled
+from zeromon.readout.charts import list_names
+from zeromon.sources.base import sample_snapshots
 from zeromon_dashboard import runs_page
 from zeromon_dashboard.feed import Feeds
 from zeromon_dashboard.hub import Hub
-from zeromon_dashboard.layout import skeleton
+from zeromon_dashboard.layout import page_skeleton
 from zeromon_dashboard.pages import memory as memory_page, timeline as timeline_page, whatif
 from zeromon_dashboard.url_state import PAGES, Route, parse_address
-from zeromon_dashboard.widgets import trouble
+from zeromon_dashboard.widgets import trouble_alert
 
 _MOMENTS = 48
 """Number of moments of the record, for memory by role over it."""
@@ -36,102 +36,104 @@ def add_callbacks(app: Any, feeds: Feeds) -> None:
 # ---- on the server --------------------------------------------------------------------------------
 
 
-def _or_trouble(make: Callable[..., Any]) -> Callable[..., Any]:
+def _or_show_trouble(make: Callable[..., Any]) -> Callable[..., Any]:
     """*make*, which shows in its place why it cannot."""
 
-    def made(*inputs: Any) -> Any:
+    def make_or_explain(*inputs: Any) -> Any:
         try:
             return make(*inputs)
         except (ZeromonError, OSError) as error:
-            return trouble(str(error), getattr(error, "hint", ""))
+            return trouble_alert(str(error), getattr(error, "hint", ""))
 
-    return made
+    return make_or_explain
 
 
 def _add_server_callbacks(app: Any, feeds: Feeds) -> None:
-    def show(address: str) -> tuple[Any, Any]:
+    def show_page(address: str) -> tuple[Any, Any]:
         route = parse_address(address)
         try:
             if not route.run:
-                return _lost(route) if route.unknown else _runs(feeds.hub, route), None
+                return _lost_page(route) if route.unknown else _runs_view(feeds.hub, route), None
             if missing := feeds.hub.missing_ranks(route):
-                return trouble(missing, "", _ways(route)), None
+                return trouble_alert(missing, "", _ways_out(route)), None
             feed = feeds.of(route)
             page, cursor = feed.page()
             runs = [item.manifest.run for item in feeds.hub.runs()]
-            return skeleton(route, page, feed.span, feed.ranks, runs), cursor.as_json()
+            return page_skeleton(route, page, feed.span, feed.ranks, runs), cursor.as_json()
         except ZeromonError as error:
-            return trouble(str(error), error.hint, _ways(route, _like(feeds.hub, route))), None
+            return trouble_alert(
+                str(error), error.hint, _ways_out(route, _similar_runs(feeds.hub, route))
+            ), None
 
     app.callback(
         Output("page", "children"), Output("cursor", "data"), Input("route", "data"),
         prevent_initial_call=True,
-    )(show)  # fmt: skip
-    for make, *dependencies in _asked_for(feeds):
-        app.callback(*dependencies)(_or_trouble(make))
+    )(show_page)  # fmt: skip
+    for make, *dependencies in _asked_for_parts(feeds):
+        app.callback(*dependencies)(_or_show_trouble(make))
 
 
-def _asked_for(feeds: Feeds) -> Iterator[tuple[Any, ...]]:
+def _asked_for_parts(feeds: Feeds) -> Iterator[tuple[Any, ...]]:
     """The parts that a page lacks at first: the function that makes one, output, inputs, the address."""
     address = State("route", "data")
 
-    def predict(_: str, address: str) -> Any:
+    def predict_changes(_: str, address: str) -> Any:
         route = parse_address(address)
         run = feeds.hub.followed(route.run).newest().run
-        return whatif.prediction(of_run(run, route.changes.split(), whatif.MOST_POINTS))
+        return whatif.prediction_view(changes_of_run(run, route.changes.split(), whatif.MAX_POINTS))
 
-    def lanes_of(steps: str, _: int | None, address: str) -> Any:
+    def show_last_lanes(steps: str, _: int | None, address: str) -> Any:
         route = parse_address(address)
         followed = feeds.hub.followed(route.run)
         number = steps if steps in timeline_page.STEPS else timeline_page.STEPS[1]
-        found = followed.source.lanes(int(number), route.ranks)
-        return timeline_page.timeline(found, followed.newest().run)
+        lanes = followed.source.lanes(int(number), route.ranks)
+        return timeline_page.timeline_view(lanes, followed.newest().run)
 
-    def roles_over(_: str, address: str) -> Any:
+    def show_role_history(_: str, address: str) -> Any:
         route = parse_address(address)
         followed = feeds.hub.followed(route.run)
         counted = first_counted(followed.newest().run.ranks)
         if counted is None:
             return None
         rank = route.ranks[0] if route.ranks else counted.rank
-        return memory_page.over_the_record(sampled(followed.source, _MOMENTS), rank)
+        return memory_page.over_the_record(sample_snapshots(followed.source, _MOMENTS), rank)
 
-    yield predict, Output("predicted", "children"), Input("changes", "id"), address
-    yield roles_over, Output("roles-over", "children"), Input("roles-over", "id"), address
+    yield predict_changes, Output("predicted", "children"), Input("changes", "id"), address
+    yield show_role_history, Output("roles-over", "children"), Input("roles-over", "id"), address
     yield (
-        lanes_of, Output("lanes", "children"), Input("lane-steps", "value"),
+        show_last_lanes, Output("lanes", "children"), Input("lane-steps", "value"),
         Input("read-lanes", "n_clicks"), address,
     )  # fmt: skip
 
 
-def _lost(route: Route) -> Any:
+def _lost_page(route: Route) -> Any:
     """The page of an address that leads nowhere; of a run that it names, its overview."""
     folder, run, *_ = [*route.unknown.split("/"), "", ""]
     named = parse_address(f"/run/{run}") if folder == "run" else Route()
-    return trouble(f"there is no page /{route.unknown}", "", _ways(named))
+    return trouble_alert(f"there is no page /{route.unknown}", "", _ways_out(named))
 
 
-def _ways(route: Route, like: Sequence[str] = ()) -> dict[str, str]:
+def _ways_out(route: Route, like: Sequence[str] = ()) -> dict[str, str]:
     """Ways out of an address that cannot be shown: runs whose names are *like* its own, and all runs."""
     names = dict.fromkeys([*like, *([] if like or not route.run else [route.run])])
     return {f"run {name}": Route(run=name).address for name in names} | {"all runs": "/"}
 
 
-def _like(hub: Hub, route: Route) -> list[str]:
+def _similar_runs(hub: Hub, route: Route) -> list[str]:
     """The names of runs that are like the one that was not found; all, where none is and few are."""
-    known = [item.manifest.run for item in hub.runs()]
-    if route.run in known:
+    run_names = [item.manifest.run for item in hub.runs()]
+    if route.run in run_names:
         return [route.run]
-    return get_close_matches(route.run, known, 5, 0.5)
+    return get_close_matches(route.run, run_names, 5, 0.5)
 
 
-def _runs(hub: Hub, route: Route) -> Any:
+def _runs_view(hub: Hub, route: Route) -> Any:
     comparison: Any = None
     if len(route.compared) > 1:
         try:
-            comparison = runs_page.comparison(hub.compared(route.compared))
+            comparison = runs_page.comparison_view(hub.compared(route.compared))
         except ZeromonError as error:
-            comparison = trouble(str(error), error.hint)
+            comparison = trouble_alert(str(error), error.hint)
     return runs_page.runs_page(hub.runs(), comparison)
 
 
@@ -164,14 +166,14 @@ def _in_browser_on_change() -> Iterator[tuple[Any, ...]]:
         Input("with", "value"),
     )  # fmt: skip
     yield "stepped", _also("url", "search"), Input("steps", "n_submit")
-    for name in (*names(), "own-time"):  # every chart over steps
+    for name in (*list_names(), "own-time"):  # every chart over steps
         yield "zoomed", _also("url", "search"), Input(name, "relayoutData")
     yield (
         "changed", _also("url", "search"), Input("predict", "n_clicks"), Input("changes", "n_submit"),
     )  # fmt: skip
     yield "measured", _also("url", "search"), Input("metric", "value")
     for name, event in (("rank-map", "clickData"), ("rank-table", "cellClicked")):
-        yield "drill", _also("url", "search"), _also("url", "pathname"), Input(name, event)
+        yield ("drill", _also("url", "search"), _also("url", "pathname"), Input(name, event))
     yield (
         "open", _also("url", "pathname"), _also("url", "search"), Input("run-table", "cellClicked"),
     )  # fmt: skip

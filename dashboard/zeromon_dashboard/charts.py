@@ -30,10 +30,10 @@ COLOURS = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999",
 )  # fmt: skip
 """The palette of Okabe and Ito, which colour-blind people can distinguish."""
-MOST_POINTS = 600
-MOST_RANKS = 8
+MAX_POINTS = 600
+MAX_RANKS = 8
 _WARM_UP = 3
-_MOST_BESIDE_TITLE, _MOST_CHARACTERS = 4, 36
+_MAX_BESIDE_TITLE, _MAX_CHARACTERS = 4, 36
 LEGEND_BELOW = {"legend": {"orientation": "h", "y": -0.32, "yanchor": "top", "x": 0}}
 """For more traces than fit beside the title of a chart of half the page's width."""
 INK, LINE = "#868e96", "rgba(134,142,150,0.22)"
@@ -65,7 +65,7 @@ class Chart:
 
     def figure(self, height: int = 280) -> dict[str, Any]:
         """The chart as a figure of plotly, *height* pixels high."""
-        lines = [
+        scatters = [
             {
                 "type": "scatter", "mode": "lines", "name": name, "x": x, "y": y,
                 "line": {"width": 1.6, "color": COLOURS[n % len(COLOURS)]}, "connectgaps": True,
@@ -74,23 +74,27 @@ class Chart:
             for n, (name, (x, y)) in enumerate(self.traces.items())
         ]  # fmt: skip
         if not any(x for x, _ in self.traces.values()):
-            return nothing(self.title)
-        many = (
-            len(self.traces) > _MOST_BESIDE_TITLE or sum(map(len, self.traces)) > _MOST_CHARACTERS
+            return empty_figure(self.title)
+        is_crowded = (
+            len(self.traces) > _MAX_BESIDE_TITLE or sum(map(len, self.traces)) > _MAX_CHARACTERS
         )
         low = min((v for _, y in self.traces.values() for v in y if v is not None), default=0.0)
         top = max([self.top, *(1.05 * max(mark.y) for mark in self.marks)])
-        return drawn(
-            [*lines, *(_marked(mark) for mark in self.marks if mark.x is not None)],
+        return plotly_figure(
+            [*scatters, *(_mark_trace(mark) for mark in self.marks if mark.x is not None)],
             self.title,
-            height + 60 * many,
-            **(LEGEND_BELOW if many else {}),
+            height + 60 * is_crowded,
+            **(LEGEND_BELOW if is_crowded else {}),
             xaxis=step_axis(self.steps),
-            yaxis={**axis(self.unit), "range": [min(0.0, 1.1 * low), top], "fixedrange": True},
+            yaxis={
+                **titled_axis(self.unit),
+                "range": [min(0.0, 1.1 * low), top],
+                "fixedrange": True,
+            },
             uirevision=str(self.steps),  # else a zoom of before outlives a new range
             hovermode="x unified",
-            shapes=[_level(mark) for mark in self.marks if mark.x is None],
-            annotations=[_named(mark) for mark in self.marks if mark.x is None],
+            shapes=[_level_line(mark) for mark in self.marks if mark.x is None],
+            annotations=[_level_label(mark) for mark in self.marks if mark.x is None],
         )
 
     def newer(self, step: float) -> dict[str, Any] | None:
@@ -98,9 +102,9 @@ class Chart:
         x: list[list[float]] = []
         y: list[list[float | None]] = []
         for steps, values in self.traces.values():
-            begin = next((n for n in range(len(steps), 0, -1) if steps[n - 1] <= step), 0)
-            x.append(steps[begin:])
-            y.append(values[begin:])
+            start = next((n for n in range(len(steps), 0, -1) if steps[n - 1] <= step), 0)
+            x.append(steps[start:])
+            y.append(values[start:])
         return {"x": x, "y": y} if any(x) else None
 
     @property
@@ -109,8 +113,8 @@ class Chart:
         return max((x[-1] for x, _ in self.traces.values() if x), default=-1)
 
 
-def drawn(data: list[Any], title: str, height: int, **more: Any) -> dict[str, Any]:
-    """A figure of the traces *data*; *more*: of its layout, beside what all figures share."""
+def plotly_figure(data: list[Any], title: str, height: int, **layout: Any) -> dict[str, Any]:
+    """A figure of the traces *data*; *layout*: of its layout, beside what all figures share."""
     shared = {
         "title": {"text": title, "font": {"size": 14}, "x": 0.01, "xanchor": "left"},
         "height": height,
@@ -124,16 +128,16 @@ def drawn(data: list[Any], title: str, height: int, **more: Any) -> dict[str, An
         "hoverlabel": {"namelength": -1},
         "modebar": {"orientation": "v"},
     }
-    return {"data": data, "layout": {**shared, **more}}
+    return {"data": data, "layout": {**shared, **layout}}
 
 
-def nothing(title: str) -> dict[str, Any]:
+def empty_figure(title: str) -> dict[str, Any]:
     """A figure without values: its *title*, which says why."""
     hidden = {"visible": False}
-    return drawn([], title, 60, xaxis=hidden, yaxis=hidden)
+    return plotly_figure([], title, 60, xaxis=hidden, yaxis=hidden)
 
 
-def axis(title: str) -> dict[str, Any]:
+def titled_axis(title: str) -> dict[str, Any]:
     """An axis with a title."""
     return {"title": {"text": title}, "gridcolor": LINE, "zerolinecolor": LINE, "automargin": True}
 
@@ -141,24 +145,24 @@ def axis(title: str) -> dict[str, Any]:
 def step_axis(steps: tuple[int, int] | None) -> dict[str, Any]:
     """The axis of steps, from the first to the last of *steps*; a drag over it chooses others."""
     span = {} if steps is None else {"range": [steps[0] - 0.5, steps[1] + 0.5]}
-    return {**axis("step"), **span, "tickformat": ",d", "hoverformat": ",d"}
+    return {**titled_axis("step"), **span, "tickformat": ",d", "hoverformat": ",d"}
 
 
-def _level(mark: Mark) -> dict[str, Any]:
+def _level_line(mark: Mark) -> dict[str, Any]:
     return {
         "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": mark.y[0], "y1": mark.y[1],
         "line": {"dash": "dash", "width": 1.5, "color": "#D55E00"},
     }  # fmt: skip
 
 
-def _named(mark: Mark) -> dict[str, Any]:
+def _level_label(mark: Mark) -> dict[str, Any]:
     return {
         "text": mark.name, "xref": "paper", "x": 0, "xanchor": "left", "y": mark.y[0],
         "yanchor": "bottom", "showarrow": False, "font": {"color": "#D55E00", "size": 11},
     }  # fmt: skip
 
 
-def _marked(mark: Mark) -> dict[str, Any]:
+def _mark_trace(mark: Mark) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "lines", "name": mark.name, "x": list(mark.x or ()),
         "y": list(mark.y), "line": {"dash": "dot", "width": 1.5, "color": "#D55E00"},
@@ -169,26 +173,26 @@ def _marked(mark: Mark) -> dict[str, Any]:
 # ---- columns --------------------------------------------------------------------------------------
 
 
-def reduced(x: Sequence[float], y: Column, most: int = MOST_POINTS) -> Trace:
-    """About *most* points that look the same: the lowest and the highest of each range, in order."""
-    if len(x) <= most:
+def reduce_points(x: Sequence[float], y: Column, max_points: int = MAX_POINTS) -> Trace:
+    """*max_points* or so that look the same: the lowest and the highest of each range, in order."""
+    if len(x) <= max_points:
         return list(x), list(y)
-    stretch = -(-len(x) * 2 // most)
-    kept: list[int] = []
-    for begin in range(0, len(x), stretch):
-        known = [i for i in range(begin, min(begin + stretch, len(x))) if y[i] is not None]
-        if known:
-            low = min(known, key=lambda i: y[i] or 0.0)
-            high = max(known, key=lambda i: y[i] or 0.0)
-            kept += sorted({low, high})
-    return [x[i] for i in kept], [y[i] for i in kept]
+    stretch = -(-len(x) * 2 // max_points)
+    indexes: list[int] = []
+    for start in range(0, len(x), stretch):
+        valid = [i for i in range(start, min(start + stretch, len(x))) if y[i] is not None]
+        if valid:
+            low = min(valid, key=lambda i: y[i] or 0.0)
+            high = max(valid, key=lambda i: y[i] or 0.0)
+            indexes += sorted({low, high})
+    return [x[i] for i in indexes], [y[i] for i in indexes]
 
 
-def by_rank(series: Series, column: Column) -> dict[str, Trace]:
-    """The values of each rank; of more than :data:`MOST_RANKS` the highest, median and lowest value."""
+def traces_by_rank(series: Series, column: Column) -> dict[str, Trace]:
+    """The values of each rank; of more than :data:`MAX_RANKS` the highest, median and lowest value."""
     ranks = set(series["rank"])
-    if len(ranks) > MOST_RANKS:
-        return _over_ranks(series["step"], column)
+    if len(ranks) > MAX_RANKS:
+        return _traces_over_ranks(series["step"], column)
     traces: dict[int, Trace] = {rank: ([], []) for rank in sorted(ranks, reverse=MOST in ranks)}
     for rank, step, value in zip(series["rank"], series["step"], column, strict=True):
         steps, values = traces[rank]
@@ -197,19 +201,19 @@ def by_rank(series: Series, column: Column) -> dict[str, Trace]:
     return {_OF_ALL.get(rank, f"rank {rank}"): trace for rank, trace in traces.items()}
 
 
-def _over_ranks(steps: Sequence[float], column: Column) -> dict[str, Trace]:
+def _traces_over_ranks(steps: Sequence[float], column: Column) -> dict[str, Trace]:
     """The highest, the median and the lowest value of each step."""
-    found = _by_step(steps, column)
-    return {name: (list(found), [*map(pick, found.values())]) for name, pick in _PICKS}
+    by_step = _values_by_step(steps, column)
+    return {name: (list(by_step), [*map(pick, by_step.values())]) for name, pick in _PICKS}
 
 
-def _by_step(steps: Sequence[float], column: Column) -> dict[float, list[float]]:
+def _values_by_step(steps: Sequence[float], column: Column) -> dict[float, list[float]]:
     """Step -> the known values of its ranks, in the order of steps."""
-    found: dict[float, list[float]] = {}
+    by_step: dict[float, list[float]] = {}
     for step, value in zip(steps, column, strict=True):
         if value is not None:
-            found.setdefault(step, []).append(value)
-    return dict(sorted(found.items()))
+            by_step.setdefault(step, []).append(value)
+    return dict(sorted(by_step.items()))
 
 
 _PICKS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
@@ -220,15 +224,15 @@ _PICKS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
 _OF_ALL = {MOST: "highest rank", MEDIAN: "median rank", LEAST: "lowest rank"}
 
 
-def _top(steps: Sequence[float], column: Column) -> float:
+def _top_of_axis(steps: Sequence[float], column: Column) -> float:
     """The end of the axis: above all values but those of the first steps, which warm up."""
-    settled = [
+    steady = [
         value
         for step, value in zip(steps, column, strict=True)
         if value is not None and step > _WARM_UP
     ]
-    known = settled or [value for value in column if value is not None]
-    return 1.1 * max([0.0, *known]) or 1.0
+    values = steady or [value for value in column if value is not None]
+    return 1.1 * max([0.0, *values]) or 1.0
 
 
 # ---- chart specifications -------------------------------------------------------------------------
@@ -240,61 +244,62 @@ def charts_of(
     """Every chart of *run* by its name, of *steps*; None for one without a known value."""
     rows = rows_of(series)
     return {
-        spec.name: _chart_of(spec, series, rows, run, steps) for spec in specs.charts_of(run.ranks)
+        spec.name: _chart_of_spec(spec, series, rows, run, steps)
+        for spec in specs.charts_of(run.ranks)
     }
 
 
-def overlaid(
+def overlaid_charts(
     runs: Sequence[tuple[RunSnapshot, Series]], steps: tuple[int, int] | None = None
 ) -> dict[str, Chart | None]:
     """The charts of the first run with a line of each of *runs*: its fullest, or its median, rank."""
     columns = {id(series): rows_of(series) for _, series in runs}
     return {
-        spec.name: _overlaid(spec, runs, columns, steps)
+        spec.name: _overlaid_chart(spec, runs, columns, steps)
         for spec in specs.charts_of(runs[0][0].ranks)
     }
 
 
-def _overlaid(
+def _overlaid_chart(
     spec: ChartSpec,
     runs: Sequence[tuple[RunSnapshot, Series]],
     rows: Mapping[int, Sequence[StepRow]],
     steps: tuple[int, int] | None,
 ) -> Chart | None:
-    read, scale, unit = _scaled(spec)
-    which = "highest rank" if spec.pool else "median rank"
+    read_value, scale, unit = _scaled_reader(spec)
+    trace_name = "highest rank" if spec.pool else "median rank"
     traces, missing, top = {}, [], 0.0
     for number, (run, series) in enumerate(runs):
         name = f"{letter(number)} {run.run}"
-        alike = spec in specs.charts_of(run.ranks)
-        column = _column_of(rows[id(series)], read, scale) if alike else []
+        has_chart = spec in specs.charts_of(run.ranks)
+        column = _column_of(rows[id(series)], read_value, scale) if has_chart else []
         if all(value is None for value in column):
             missing.append(letter(number))
             continue
-        lines = (
-            by_rank(series, column)
+        rank_traces = (
+            traces_by_rank(series, column)
             if MOST in series["rank"]
-            else _over_ranks(series["step"], column)
+            else _traces_over_ranks(series["step"], column)
         )
-        traces[name] = reduced(*lines[which])
-        top = max(top, _top(*lines[which]))
+        traces[name] = reduce_points(*rank_traces[trace_name])
+        top = max(top, _top_of_axis(*rank_traces[trace_name]))
     lacking = f"; n/a of {', '.join(missing)}" if missing else ""
-    title = f"{_title(spec)}, {which}{lacking}"
+    title = f"{_chart_title(spec)}, {trace_name}{lacking}"
     return Chart(title, unit, traces, top, (), steps) if traces else None
 
 
-def without_value(name: str, run: RunSnapshot, why: str) -> Chart:
-    """The chart *name* where no step has its value: the title and *why*, and no axes."""
+def chart_without_value(name: str, run: RunSnapshot, reason: str) -> Chart:
+    """The chart *name* where no step has its value: the title and *reason*, and no axes."""
     spec = next(spec for spec in specs.charts_of(run.ranks) if spec.name == name)
-    return Chart(f"{_title(spec)}: {why}", "", {}, 1.0)
+    return Chart(f"{_chart_title(spec)}: {reason}", "", {}, 1.0)
 
 
-def _title(spec: ChartSpec) -> str:
+def _chart_title(spec: ChartSpec) -> str:
     title = f"{spec.title}, {spec.quantity}" if spec.quantity else spec.title
     return title[:1].upper() + title[1:]
 
 
-def _chart_of(
+def _chart_of_spec(
     spec: ChartSpec,
     series: Series,
     rows: Sequence[StepRow],
@@ -302,49 +307,51 @@ def _chart_of(
     steps: tuple[int, int] | None,
 ) -> Chart | None:
     """The lines of *spec*, and the limit and the forecast that *run* has; None without a value."""
-    read, scale, unit = _scaled(spec)
-    column = _column_of(rows, read, scale)
+    read_value, scale, unit = _scaled_reader(spec)
+    column = _column_of(rows, read_value, scale)
     if all(value is None for value in column):
         return None
-    traces = {name: reduced(*trace) for name, trace in by_rank(series, column).items()}
+    traces = {name: reduce_points(*trace) for name, trace in traces_by_rank(series, column).items()}
     summed = spec.shared and MOST not in series["rank"]
     if summed and len(set(series["rank"])) > 1:
-        traces = {"sum": reduced(*_summed(series, column)), **traces}
+        traces = {"sum": reduce_points(*_sum_trace(series, column)), **traces}
     if len(set(series["rank"])) == 1:
-        for name, other in spec.beside:
-            traces[name] = reduced(series["step"], _column_of(rows, other, scale))
-    title = _title(spec)
+        for name, read_other in spec.beside:
+            traces[name] = reduce_points(series["step"], _column_of(rows, read_other, scale))
+    title = _chart_title(spec)
     limit = specs.limit_of(spec, run.ranks)
     if summed and limit is not None and limit.nbytes:
         step = (
             GIB if limit.nbytes >= 8 * GIB else GIB // 8
         )  # it moves, and each title is a new figure
         title += f"; used and available {human_bytes(limit.nbytes // step * step)}"
-    marks = marks_of(spec, limit) if summed or not spec.shared else ()
-    top = max(_top(series["step"], column), *(_top(*trace) for trace in traces.values()))
+    marks = limit_marks_of(spec, limit) if summed or not spec.shared else ()
+    top = max(
+        _top_of_axis(series["step"], column), *(_top_of_axis(*trace) for trace in traces.values())
+    )
     return Chart(title, unit, traces, top, marks, steps)
 
 
-def _summed(series: Series, column: Sequence[float | None]) -> Trace:
+def _sum_trace(series: Series, column: Sequence[float | None]) -> Trace:
     """The sum over the ranks of each step that all of them have taken."""
-    ranks, found = len(set(series["rank"])), _by_step(series["step"], column)
-    whole = {step: sum(values) for step, values in found.items() if len(values) == ranks}
-    return list(whole), list(whole.values())
+    ranks, by_step = len(set(series["rank"])), _values_by_step(series["step"], column)
+    complete = {step: sum(values) for step, values in by_step.items() if len(values) == ranks}
+    return list(complete), list(complete.values())
 
 
-def _column_of(rows: Sequence[StepRow], read: Read, scale: float) -> list[float | None]:
-    """The values that *read* gives for the rows, times *scale*."""
-    return [None if (value := read(row)) is None else value * scale for row in rows]
+def _column_of(rows: Sequence[StepRow], read_value: Read, scale: float) -> list[float | None]:
+    """The values that *read_value* gives for the rows, times *scale*."""
+    return [None if (value := read_value(row)) is None else value * scale for row in rows]
 
 
-def _scaled(spec: ChartSpec) -> tuple[Read, float, str]:
+def _scaled_reader(spec: ChartSpec) -> tuple[Read, float, str]:
     """The function that reads a step, the factor of its value, and the unit of the product."""
     if spec.share is not None:
         return spec.share, RATIO.scale, f"{RATIO.symbol} of the step"
     return spec.read, spec.unit.scale, spec.unit.symbol
 
 
-def marks_of(spec: ChartSpec, limit: specs.Limit | None) -> tuple[Mark, ...]:
+def limit_marks_of(spec: ChartSpec, limit: specs.Limit | None) -> tuple[Mark, ...]:
     """The capacity of the fullest rank's memory, and the forecasts of when it is reached.
 
     Of a quantity that ranks share, both are of their sum; a capacity far above is not drawn.
@@ -359,8 +366,8 @@ def marks_of(spec: ChartSpec, limit: specs.Limit | None) -> tuple[Mark, ...]:
         return ()
     scale, step = spec.unit.scale, limit.rank.step
     full = limit.risk.capacity_bytes * scale
-    ways = (
-        Mark(way.name, (step, step + way.steps), (way.used_bytes * scale, full))
-        for way in specs.forecasts_of(limit)
+    forecasts = (
+        Mark(forecast.name, (step, step + forecast.steps), (forecast.used_bytes * scale, full))
+        for forecast in specs.forecasts_of(limit)
     )
-    return (Mark("capacity", None, (full, full)), *ways)
+    return (Mark("capacity", None, (full, full)), *forecasts)

@@ -23,7 +23,7 @@ from zeromon_dashboard.layout import page_of
 from zeromon_dashboard.page import Known, Page
 from zeromon_dashboard.url_state import Route
 
-_MOST_FEEDS = 64
+_MAX_FEEDS = 64
 _WITH_STEPS = ("overview", "memory", "communication")
 """The pages that draw the steps of the run."""
 _SUMS, _SUMS_SECONDS = ("breakdown", "ledger"), 5.0
@@ -48,12 +48,12 @@ class Cursor:
 class Feed:
     """One page of one run, and its changes."""
 
-    def __init__(self, hub: Hub, where: Route) -> None:
-        self.where = where
+    def __init__(self, hub: Hub, route: Route) -> None:
+        self.where = route
         self.name = secrets.token_hex(6)
         self._hub = hub
-        self._followed: Followed = hub.followed(where.run)
-        self._others = [hub.followed(name) for name in where.others]
+        self._followed: Followed = hub.followed(route.run)
+        self._others = [hub.followed(name) for name in route.others]
         self._comparison: Comparison | None = None
         self._lock = threading.Lock()
         self._shown: tuple[list[RunSnapshot], str] | None = None
@@ -80,43 +80,43 @@ class Feed:
         """The page of the newest snapshot."""
         with self._lock:
             self._update()
-            return self._page, self._cursor()
+            return self._page, self._newest_cursor()
 
     def since(self, cursor: Cursor) -> str:
         """JSON of what *cursor* lacks: ``props`` and ``extend`` by id, and the new ``cursor``."""
         with self._lock:
             self._update()
-            known = cursor.feed == self.name
-            version = cursor.version if known else -1
-            props = {name: text for name, (text, v) in self._parts.items() if v > version}
+            is_current = cursor.feed == self.name
+            version = cursor.version if is_current else -1
+            props = {name: encoded for name, (encoded, v) in self._parts.items() if v > version}
             extend = {}
-            kept = set(cursor.epoch.split()) if known else set()
+            tab_epochs = set(cursor.epoch.split()) if is_current else set()
             for name, chart in self._page.charts.items():
-                if self._epochs[name] not in kept:
-                    props[name] = _encoded({"figure": chart.figure()})
+                if self._epochs[name] not in tab_epochs:
+                    props[name] = _encode_json({"figure": chart.figure()})
                 elif (newer := chart.newer(cursor.step)) is not None:
-                    extend[name] = _encoded([newer, list(range(len(chart.traces)))])
+                    extend[name] = _encode_json([newer, list(range(len(chart.traces)))])
             return (
-                f'{{"cursor":{json.dumps(self._cursor().as_json())},'
-                f'"props":{_joined(props)},"extend":{_joined(extend)}}}'
+                f'{{"cursor":{json.dumps(self._newest_cursor().as_json())},'
+                f'"props":{_join_json_fields(props)},"extend":{_join_json_fields(extend)}}}'
             )
 
-    def _cursor(self) -> Cursor:
-        last = max((chart.last for chart in self._page.charts.values()), default=-1)
-        return Cursor(self.name, self._version, " ".join(self._epochs.values()), last)
+    def _newest_cursor(self) -> Cursor:
+        last_step = max((chart.last for chart in self._page.charts.values()), default=-1)
+        return Cursor(self.name, self._version, " ".join(self._epochs.values()), last_step)
 
     def _update(self) -> None:
         self._followed.request_detail(self.where.ranks, self.where.node)
-        newest = self._followed.newest()
-        others = [other.newest().run for other in self._others]
-        trouble = f"{newest.trouble} {newest.age:.0f}" if newest.trouble else ""
-        now = ([newest.run, *others], trouble)
-        if self._shown is not None and _same(self._shown, now):
+        reading = self._followed.newest()
+        other_runs = [followed.newest().run for followed in self._others]
+        trouble = f"{reading.trouble} {reading.age:.0f}" if reading.trouble else ""
+        state = ([reading.run, *other_runs], trouble)
+        if self._shown is not None and _is_same_state(self._shown, state):
             return
-        if others and self._comparison is None:
+        if other_runs and self._comparison is None:
             self._comparison = self._hub.compared((self.where.run, *self.where.others))
-        self._shown = now
-        run = newest.run
+        self._shown = state
+        run = reading.run
         if self.where.at is not None:
             self._past = self._past or self._followed.at(self.where.at)
             run = self._past
@@ -130,11 +130,11 @@ class Feed:
                 series=series,
                 findings=self._followed.findings() if self.where.page == "advice" else (),
                 live=self._followed.live,
-                age=newest.age,
-                trouble=newest.trouble,
+                age=reading.age,
+                trouble=reading.trouble,
                 others=[
-                    (run, other.series((), self.where.last, None, self.where.steps)[1])
-                    for run, other in zip(others, self._others, strict=True)
+                    (run, followed.series((), self.where.last, None, self.where.steps)[1])
+                    for run, followed in zip(other_runs, self._others, strict=True)
                 ],
                 comparison=self._comparison,
                 about=About() if run.origin else self._hub.store.about(run.run),
@@ -146,41 +146,47 @@ class Feed:
         for name, props in self._page.parts.items():
             if waits and name in _SUMS and name in self._parts:
                 continue
-            text = _encoded(props)
-            if self._parts.get(name, ("", 0))[0] != text:
-                self._parts[name] = (text, self._version)
-        if others:  # their lines do not end at one step: each change is sent whole
+            encoded = _encode_json(props)
+            if self._parts.get(name, ("", 0))[0] != encoded:
+                self._parts[name] = (encoded, self._version)
+        if other_runs:  # their lines do not end at one step: each change is sent whole
             number = self._version
         self._epochs = {
-            name: f"{zlib.crc32(f'{number} {name} {_shape(chart)}'.encode()):x}"
+            name: f"{zlib.crc32(f'{number} {name} {_chart_shape(chart)}'.encode()):x}"
             for name, chart in self._page.charts.items()
         }
 
 
-def _same(one: tuple[list[RunSnapshot], str], other: tuple[list[RunSnapshot], str]) -> bool:
+def _is_same_state(old: tuple[list[RunSnapshot], str], new: tuple[list[RunSnapshot], str]) -> bool:
     """Returns whether the snapshots are the same objects, and the trouble is the same."""
-    return one[1] == other[1] and all(a is b for a, b in zip(one[0], other[0], strict=True))
+    return old[1] == new[1] and all(a is b for a, b in zip(old[0], new[0], strict=True))
 
 
-def _shape(chart: Chart) -> str:
+def _chart_shape(chart: Chart) -> str:
     """The parts of a chart that a tab cannot update by appending points."""
-    marks = [f"{_nice(value):g}" for mark in chart.marks for value in (*(mark.x or ()), *mark.y)]
-    return f"{chart.title}|{','.join(chart.traces)}|{_nice(chart.top):g}|{','.join(marks)}"
+    marks = [
+        f"{_round_coarsely(value):g}"
+        for mark in chart.marks
+        for value in (*(mark.x or ()), *mark.y)
+    ]
+    return (
+        f"{chart.title}|{','.join(chart.traces)}|{_round_coarsely(chart.top):g}|{','.join(marks)}"
+    )
 
 
-def _nice(value: float) -> float:
+def _round_coarsely(value: float) -> float:
     """*value* rounded coarsely, so that it seldom changes."""
     if value <= 0:
         return 0.0
     return float(math.ceil(math.log(value) / math.log(1.15)))
 
 
-def _encoded(value: Any) -> str:
+def _encode_json(value: Any) -> str:
     return json.dumps(value, cls=PlotlyJSONEncoder)
 
 
-def _joined(texts: dict[str, str]) -> str:
-    return "{" + ",".join(f"{json.dumps(name)}:{text}" for name, text in texts.items()) + "}"
+def _join_json_fields(fields: dict[str, str]) -> str:
+    return "{" + ",".join(f"{json.dumps(name)}:{encoded}" for name, encoded in fields.items()) + "}"
 
 
 class Feeds:
@@ -191,16 +197,16 @@ class Feeds:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Feed] = OrderedDict()
 
-    def of(self, where: Route) -> Feed:
+    def of(self, route: Route) -> Feed:
         """The feed of an address; raises :class:`~zeromon.errors.ZeromonError` for an unknown run."""
         with self._lock:
-            known = self._known.get(where.address)
-            if known is not None:
-                self._known.move_to_end(where.address)
-                return known
-        made = Feed(self.hub, where)
+            feed = self._known.get(route.address)
+            if feed is not None:
+                self._known.move_to_end(route.address)
+                return feed
+        new_feed = Feed(self.hub, route)
         with self._lock:
-            made = self._known.setdefault(where.address, made)
-            while len(self._known) > _MOST_FEEDS:
+            new_feed = self._known.setdefault(route.address, new_feed)
+            while len(self._known) > _MAX_FEEDS:
                 self._known.popitem(last=False)
-            return made
+            return new_feed

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.charts import EVERYTHING_ELSE, RoleBands, Step, StepRow, rows_of
 from zeromon.readout.figures import FIGURE, mean_step_seconds
-from zeromon.readout.ledger import JobLedger, cause_text, headline, job_ledger
+from zeromon.readout.ledger import JobLedger, cause_text, goodput_headline, job_ledger
 from zeromon.readout.text import (
     arrival_of,
     arrival_text,
@@ -27,7 +27,7 @@ from zeromon.readout.text import (
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.lanes import Lanes, LaneSpan, LateArrival, Stream
-from zeromon.traces.allocations import NO_STACK, ROLES, UNKNOWN, Holding, frame_text, told
+from zeromon.traces.allocations import NO_STACK, ROLES, UNKNOWN, Holding, frame_text, telling_frames
 from zeromon.units import (
     byte_scale,
     human_bytes,
@@ -36,18 +36,27 @@ from zeromon.units import (
     human_ratio,
     human_seconds,
 )
-from zeromon_dashboard.charts import COLOURS, GIB, INK, LEGEND_BELOW, Series, axis, drawn, step_axis
+from zeromon_dashboard.charts import (
+    COLOURS,
+    GIB,
+    INK,
+    LEGEND_BELOW,
+    Series,
+    plotly_figure,
+    step_axis,
+    titled_axis,
+)
 
 
-def whatif(content: dict[str, Any]) -> go.Figure:
+def whatif_figure(content: dict[str, Any]) -> go.Figure:
     """Device memory against milliseconds per sample, of what ``zeromon plan --changes`` predicts."""
-    known = [p for p in content["points"] if p.get("step_seconds") is not None]
-    most = max((p["bytes"]["device"] for p in known), default=0)
-    size, unit = byte_scale(most)
-    figure = go.Figure()
-    best = sorted((p for p in known if p["pareto"]), key=lambda p: p["bytes"]["device"])
-    for name, points, mode in (("points", known, "markers"), ("best", best, "lines+markers")):
-        figure.add_scatter(
+    timed = [p for p in content["points"] if p.get("step_seconds") is not None]
+    max_bytes = max((p["bytes"]["device"] for p in timed), default=0)
+    size, unit = byte_scale(max_bytes)
+    chart = go.Figure()
+    frontier = sorted((p for p in timed if p["pareto"]), key=lambda p: p["bytes"]["device"])
+    for name, points, mode in (("points", timed, "markers"), ("best", frontier, "lines+markers")):
+        chart.add_scatter(
             name=name,
             mode=mode,
             x=[p["bytes"]["device"] / size for p in points],
@@ -57,15 +66,13 @@ def whatif(content: dict[str, Any]) -> go.Figure:
         )
     if content["usable_bytes"] is not None:
         usable = content["usable_bytes"] / size
-        figure.add_vline(
-            x=usable, line_dash="dash", annotation_text=f"usable: {usable:,.1f} {unit}"
-        )
+        chart.add_vline(x=usable, line_dash="dash", annotation_text=f"usable: {usable:,.1f} {unit}")
     title = f"{content['model']}: memory of one of {content['devices']} devices against time"
-    figure.update_layout(
+    chart.update_layout(
         template="plotly_white", colorway=COLOURS, title=title,
         xaxis_title=unit, yaxis_title="ms a sample",
     )  # fmt: skip
-    return figure
+    return chart
 
 
 def change_text(point: dict[str, Any]) -> str:
@@ -73,7 +80,7 @@ def change_text(point: dict[str, Any]) -> str:
     return " ".join(f"{k}={v}" for k, v in point["change"].items()) or "as it is"
 
 
-_MOST_STACKS = 400
+_MAX_STACKS = 400
 _DEEPEST = 40
 _ROLE_COLOURS = {
     role: "rgba({}, {}, {}, 0.45)".format(*bytes.fromhex(colour[1:]))
@@ -82,16 +89,18 @@ _ROLE_COLOURS = {
 """So pale that text is legible on them, on a light and on a dark page."""
 
 
-def flame(title: str, held: Sequence[Holding]) -> dict[str, Any]:
+def flame_graph(title: str, holdings: Sequence[Holding]) -> dict[str, Any]:
     """Memory by role, then by stack from the outermost frame to the innermost, as an icicle."""
     nodes: dict[tuple[str, ...], int] = defaultdict(int)
-    for number, one in enumerate(held):
-        frames = [frame_text(frame) for frame in reversed(told(one.stack))][-_DEEPEST:]
-        if number >= _MOST_STACKS:
+    for number, holding in enumerate(holdings):
+        frames = [frame_text(frame) for frame in reversed(telling_frames(holding.stack))][
+            -_DEEPEST:
+        ]
+        if number >= _MAX_STACKS:
             frames = ["other stacks"]
-        path = (one.role, *(frames or [NO_STACK]))
+        path = (holding.role, *(frames or [NO_STACK]))
         for depth in range(len(path) + 1):
-            nodes[path[:depth]] += one.nbytes
+            nodes[path[:depth]] += holding.nbytes
     numbers = {path: str(number) for number, path in enumerate(nodes)}
     icicle = {
         "type": "icicle", "branchvalues": "total", "tiling": {"orientation": "v"},
@@ -105,16 +114,16 @@ def flame(title: str, held: Sequence[Holding]) -> dict[str, Any]:
         "textinfo": "label+text", "sort": False,
     }  # fmt: skip
     deep = max((len(path) for path in nodes), default=0)
-    return drawn([icicle], title, 120 + 28 * deep, margin={"t": 48, "l": 8, "r": 8, "b": 8})
+    return plotly_figure([icicle], title, 120 + 28 * deep, margin={"t": 48, "l": 8, "r": 8, "b": 8})
 
 
 # ---- figures of one snapshot of a run, as plain dictionaries for plotly -------------------------
 
-_MOST_BARS = 16
-_MOST_UNITS = 80
+_MAX_BARS = 16
+_MAX_UNITS = 80
 _STEPS_OF_HEAT = 60
 _WIDE = 32
-_FROM_THE_TOP = {**axis(""), "autorange": "reversed"}
+_FROM_THE_TOP = {**titled_axis(""), "autorange": "reversed"}
 """An axis of rows, the first at the top."""
 PHASE_COLOURS = {
     "forward": "#0072B2", "backward": "#56B4E9", "optimizer": "#009E73", "cpu_optimizer": "#CC79A7",
@@ -124,48 +133,48 @@ PHASE_COLOURS = {
 }  # fmt: skip
 
 
-def ledger(run: RunSnapshot) -> dict[str, Any] | None:
+def ledger_figure(run: RunSnapshot) -> dict[str, Any] | None:
     """A waterfall: every second of all ranks and attempts, cause by cause; None without a second."""
-    whole = job_ledger([run])
-    if not whole.rows:
+    job = job_ledger([run])
+    if not job.rows:
         return None
-    names = [*map(cause_text, whole.rows), "all"]
-    shares = [human_ratio(whole.share(row)) for row in whole.rows]
+    names = [*map(cause_text, job.rows), "all"]
+    shares = [human_ratio(job.share(row)) for row in job.rows]
     data = {
         "type": "waterfall", "orientation": "h", "y": names,
-        "x": [*(row.seconds for row in whole.rows), 0],
-        "measure": [*("relative" for _ in whole.rows), "total"],
-        "text": [*shares, human_seconds(whole.rank_seconds)],
+        "x": [*(row.seconds for row in job.rows), 0],
+        "measure": [*("relative" for _ in job.rows), "total"],
+        "text": [*shares, human_seconds(job.rank_seconds)],
         "textposition": "auto", "connector": {"line": {"width": 0.5}},
         "increasing": {"marker": {"color": "#56B4E9"}}, "totals": {"marker": {"color": "#999999"}},
-        "customdata": [_trained(whole, row.seconds) for row in whole.rows],
+        "customdata": [_trained_amount_text(job, row.seconds) for row in job.rows],
         "hovertemplate": "%{x:.3g} s%{customdata}<extra>%{y}</extra>",
     }  # fmt: skip
-    title = f"Where the ranks' time went: {headline(whole)}"
-    return drawn(
+    title = f"Where the ranks' time went: {goodput_headline(job)}"
+    return plotly_figure(
         [data],
         title,
         110 + 24 * len(names),
         # room for the text beside the last bars
-        xaxis={**axis("s"), "range": [0, 1.15 * whole.rank_seconds]},
+        xaxis={**titled_axis("s"), "range": [0, 1.15 * job.rank_seconds]},
         yaxis=_FROM_THE_TOP,
     )
 
 
-def _trained(whole: JobLedger, seconds: float) -> str:
+def _trained_amount_text(job: JobLedger, seconds: float) -> str:
     """The amount that *seconds* would have trained: ``, 12,300 tokens``; "" where that is not known."""
-    return f", {human_count(seconds * whole.per_second)} {whole.unit}" if whole.unit else ""
+    return f", {human_count(seconds * job.per_second)} {job.unit}" if job.unit else ""
 
 
-def breakdown(run: RunSnapshot) -> dict[str, Any] | None:
+def step_breakdown(run: RunSnapshot) -> dict[str, Any] | None:
     """A bar for each rank, or for the slowest ones: where a step goes; None where that is unknown."""
-    ranks = sorted(run.ranks, key=lambda rank: -(rank.step_seconds or 0.0))[:_MOST_BARS]
+    ranks = sorted(run.ranks, key=lambda rank: -(rank.step_seconds or 0.0))[:_MAX_BARS]
     ranks = sorted(ranks, key=lambda rank: rank.rank)
-    parts = {rank.rank: rank_parts(rank) for rank in ranks}
+    phases_of = {rank.rank: rank_parts(rank) for rank in ranks}
     names = [f"rank {rank.rank}" for rank in ranks]
     data = []
     for phase in PARTS:
-        x = [1e3 * parts[rank.rank].get(phase, 0.0) for rank in ranks]
+        x = [1e3 * phases_of[rank.rank].get(phase, 0.0) for rank in ranks]
         if any(x):
             data.append(
                 {
@@ -176,28 +185,28 @@ def breakdown(run: RunSnapshot) -> dict[str, Any] | None:
             )  # fmt: skip
     if not data:
         return None
-    of = len(run.ranks) if run.fleet is None else run.fleet.ranks
-    more = f" ({len(ranks)} slowest of {of:,})" if of > len(ranks) else ""
-    title = f"Where a step goes, ms, mean of the last {WINDOW}{more}"
-    return drawn(
+    total = len(run.ranks) if run.fleet is None else run.fleet.ranks
+    omission = f" ({len(ranks)} slowest of {total:,})" if total > len(ranks) else ""
+    title = f"Where a step goes, ms, mean of the last {WINDOW}{omission}"
+    return plotly_figure(
         data,
         title,
         max(220, 110 + 24 * len(ranks)),
         barmode="stack",
-        xaxis=axis(""),
+        xaxis=titled_axis(""),
         yaxis=_FROM_THE_TOP,
         legend={"orientation": "h", "y": -0.12, "yanchor": "top", "x": 0, "traceorder": "normal"},
     )
 
 
-def roles(rank: RankSnapshot) -> dict[str, Any] | None:
+def roles_figure(rank: RankSnapshot) -> dict[str, Any] | None:
     """Memory by role, measured against predicted and against plain ZeRO; None without a census."""
     rows = [row for row in rank.expected if (row.measured_bytes or 0) + (row.predicted_bytes or 0)]
     if not rows:
         return None
     names = [row.role.replace("_", " ") for row in rows]
-    most = max(max(r.measured_bytes or 0, r.predicted_bytes or 0, r.plain_bytes) for r in rows)
-    scale, unit = byte_scale(most)
+    max_bytes = max(max(r.measured_bytes or 0, r.predicted_bytes or 0, r.plain_bytes) for r in rows)
+    scale, unit = byte_scale(max_bytes)
     columns: tuple[tuple[str, list[int | None], str], ...] = (
         ("measured", [row.measured_bytes for row in rows], COLOURS[0]),
         ("predicted", [row.predicted_bytes for row in rows], COLOURS[4]),
@@ -213,78 +222,81 @@ def roles(rank: RankSnapshot) -> dict[str, Any] | None:
         }
         for name, values, colour in columns
     ]  # fmt: skip
-    return drawn(
+    return plotly_figure(
         data,
         f"Memory of rank {rank.rank} by role",
         120 + 62 * len(rows),
         barmode="group",
-        xaxis={**axis(f"{unit}, device, host and disk"), "range": [0, 1.15 * most / scale]},
+        xaxis={
+            **titled_axis(f"{unit}, device, host and disk"),
+            "range": [0, 1.15 * max_bytes / scale],
+        },
         yaxis=_FROM_THE_TOP,
     )
 
 
-def roles_over(found: RoleBands) -> dict[str, Any]:
+def role_bands_figure(bands: RoleBands) -> dict[str, Any]:
     """Memory by role over the steps, one band above the other, up to all that the rank holds."""
-    scale, unit = byte_scale(max(map(sum, zip(*found.bands.values(), strict=True))))
-    held = {"device": "reserved on its device", "host": "resident"}[found.place]
-    title = f"Memory of rank {found.rank} by role, recorded to step {found.steps[-1]:,}"
+    scale, unit = byte_scale(max(map(sum, zip(*bands.bands.values(), strict=True))))
+    measure = {"device": "reserved on its device", "host": "resident"}[bands.place]
+    title = f"Memory of rank {bands.rank} by role, recorded to step {bands.steps[-1]:,}"
     grey = {"line": {"width": 0.5, "color": COLOURS[-1]}}
     data = [
         {
             "type": "scatter", "mode": "lines", "stackgroup": "held", "name": name,
-            "x": found.steps, "y": [nbytes / scale for nbytes in values],
+            "x": bands.steps, "y": [nbytes / scale for nbytes in values],
             "line": {"width": 0.5}, "customdata": list(map(human_bytes, values)),
             "hovertemplate": "%{customdata}", **(grey if name == EVERYTHING_ELSE else {}),
         }
-        for name, values in found.bands.items()
+        for name, values in bands.bands.items()
     ]  # fmt: skip
-    above_zero = {**axis(f"{unit}, {held}"), "rangemode": "tozero"}
+    above_zero = {**titled_axis(f"{unit}, {measure}"), "rangemode": "tozero"}
     unified = {"hovermode": "x unified", **LEGEND_BELOW}
-    return drawn(data, title, 360, xaxis=step_axis(None), yaxis=above_zero, **unified)
+    return plotly_figure(data, title, 360, xaxis=step_axis(None), yaxis=above_zero, **unified)
 
 
-def within_step(rank: RankSnapshot) -> dict[str, Any] | None:
+def unit_peaks_figure(rank: RankSnapshot) -> dict[str, Any] | None:
     """The most bytes allocated while each unit ran, in the order of its model; None where unknown."""
-    units = [unit for unit in rank.units if unit.peak_allocated_bytes >= 0][:_MOST_UNITS]
+    units = [unit for unit in rank.units if unit.peak_allocated_bytes >= 0][:_MAX_UNITS]
     if not units:
         return None
     data = {
         "type": "scatter", "mode": "lines+markers", "line": {"shape": "hvh", "width": 1.6},
-        "x": [shortened(unit.fqn or "(root)") for unit in units],
+        "x": [shorten_name(unit.fqn or "(root)") for unit in units],
         "y": [unit.peak_allocated_bytes / GIB for unit in units],
         "customdata": [unit.fqn for unit in units],
         "hovertemplate": "%{customdata}: %{y:.3f} GiB<extra></extra>",
     }  # fmt: skip
-    x, y = {**axis(""), "type": "category"}, {**axis("GiB"), "rangemode": "tozero"}
+    x, y = {**titled_axis(""), "type": "category"}, {**titled_axis("GiB"), "rangemode": "tozero"}
     title = f"Peak allocated memory by unit, rank {rank.rank}"
-    return drawn([data], title, 300, xaxis=x, yaxis=y)
+    return plotly_figure([data], title, 300, xaxis=x, yaxis=y)
 
 
-def shortened(name: str, most: int = 32) -> str:
+def shorten_name(name: str, width: int = 32) -> str:
     """A long name by its end, in which units differ."""
-    return name if len(name) <= most else "…" + name[1 - most :]
+    return name if len(name) <= width else "…" + name[1 - width :]
 
 
-def sizes(rank: RankSnapshot) -> dict[str, Any] | None:
+def sizes_figure(rank: RankSnapshot) -> dict[str, Any] | None:
     """How many collectives of each size; None without any."""
     bounds = [*(f"≤ {human_bytes(bound).replace('.0', '')}" for bound in SIZE_BOUNDS), "larger"]
-    shown = [n for n in range(len(bounds)) if any(row.calls[n] for row in rank.sizes)]
-    if not shown:
+    indexes = [n for n in range(len(bounds)) if any(row.calls[n] for row in rank.sizes)]
+    if not indexes:
         return None
     data = [
         {
-            "type": "bar", "name": row.op, "x": [bounds[n] for n in shown],
-            "y": [row.calls[n] for n in shown],
+            "type": "bar", "name": row.op, "x": [bounds[n] for n in indexes],
+            "y": [row.calls[n] for n in indexes],
             "hovertemplate": "%{y} calls<extra>%{fullData.name}, %{x}</extra>",
         }
         for row in rank.sizes
     ]  # fmt: skip
-    title, calls = f"Collectives of rank {rank.rank} by size", axis("calls in timed steps")
+    title, calls = f"Collectives of rank {rank.rank} by size", titled_axis("calls in timed steps")
     bars = {"barmode": "stack", **LEGEND_BELOW}
-    return drawn(data, title, 320, xaxis=axis(""), yaxis=calls, **bars)
+    return plotly_figure(data, title, 320, xaxis=titled_axis(""), yaxis=calls, **bars)
 
 
-def busbw(rank: RankSnapshot) -> dict[str, Any] | None:
+def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
     """Bus bandwidth against the size of a call, a point a unit and operation; None without any."""
     rows = [row for row in rank.traffic if row.busbw_bytes_per_second and row.calls]
     if not rows:
@@ -311,18 +323,18 @@ def busbw(rank: RankSnapshot) -> dict[str, Any] | None:
     links = rank.links.device_bytes_per_second if rank.links is not None else None
     peak = [] if links is None else [{"type": "line", "xref": "paper", "x0": 0, "x1": 1,
         "y0": links / 1e9, "y1": links / 1e9, "line": {"dash": "dash", "color": "#D55E00"}}]  # fmt: skip
-    return drawn(
+    return plotly_figure(
         data,
         f"Bus bandwidth of rank {rank.rank} by size of a call",
         320,
-        xaxis={**axis("bytes a call"), "type": "log"},
-        yaxis={**axis("GB/s"), "rangemode": "tozero"},
+        xaxis={**titled_axis("bytes a call"), "type": "log"},
+        yaxis={**titled_axis("GB/s"), "rangemode": "tozero"},
         shapes=peak,
         **LEGEND_BELOW,
     )
 
 
-def own_time(
+def own_time_figure(
     run: RunSnapshot, series: Series, steps: tuple[int, int] | None = None
 ) -> dict[str, Any] | None:
     """Each rank's step time without exposed communication, minus the median of all ranks, milliseconds.
@@ -331,29 +343,31 @@ def own_time(
     equally long; what differs is the time without waiting. None where fewer than two ranks have timed
     the same steps.
     """
-    own: dict[int, dict[int, float]]
+    own_ms: dict[int, dict[int, float]]
     if steps is None:
-        own = {rank.rank: _own(rank.recent[-2 * _STEPS_OF_HEAT :]) for rank in run.ranks}
-        shown = _STEPS_OF_HEAT
+        own_ms = {
+            rank.rank: _own_milliseconds(rank.recent[-2 * _STEPS_OF_HEAT :]) for rank in run.ranks
+        }
+        max_steps = _STEPS_OF_HEAT
     else:
         by_rank: dict[int, list[StepRow]] = {}
         for number, row in zip(series["rank"], rows_of(series), strict=True):
             by_rank.setdefault(number, []).append(row)
-        own = {number: _own(rows) for number, rows in by_rank.items()}
-        shown = len(series["step"])
-    common = sorted(set.intersection(*map(set, own.values())))[-shown:] if own else []
-    if len(own) < 2 or not common:
+        own_ms = {number: _own_milliseconds(rows) for number, rows in by_rank.items()}
+        max_steps = len(series["step"])
+    common = sorted(set.intersection(*map(set, own_ms.values())))[-max_steps:] if own_ms else []
+    if len(own_ms) < 2 or not common:
         return None
-    middle = {step: statistics.median(steps[step] for steps in own.values()) for step in common}
-    z = [[round(steps[step] - middle[step], 4) for step in common] for steps in own.values()]
-    most = max(1e-3, *(abs(value) for row in z for value in row))
+    medians = {step: statistics.median(steps[step] for steps in own_ms.values()) for step in common}
+    z = [[round(steps[step] - medians[step], 4) for step in common] for steps in own_ms.values()]
+    limit = max(1e-3, *(abs(value) for row in z for value in row))
     data = {
-        "type": "heatmap", "z": z, "x": common, "y": [f"rank {n}" for n in own],
+        "type": "heatmap", "z": z, "x": common, "y": [f"rank {n}" for n in own_ms],
         "colorscale": [[0, "#0072B2"], [0.5, "#f1f3f5"], [1, "#D55E00"]],
-        "zmin": -most, "zmax": most, "colorbar": _colourbar("ms"),
+        "zmin": -limit, "zmax": limit, "colorbar": _colour_bar("ms"),
         "hovertemplate": "%{y}, step %{x}: %{z:+.3g} ms<extra></extra>",
     }  # fmt: skip
-    return drawn(
+    return plotly_figure(
         [data],
         "Step time without waiting, against the median",
         120 + min(500, 26 * len(z)),
@@ -363,58 +377,59 @@ def own_time(
     )
 
 
-def _own(steps: Sequence[Step]) -> dict[int, float]:
+def _own_milliseconds(steps: Sequence[Step]) -> dict[int, float]:
     """Milliseconds of each timed step that were not exposed communication."""
     return {step.step: 1e3 * step.seconds - step.exposed_ns / 1e6 for step in steps if step.timed}
 
 
-def _colourbar(unit: str) -> dict[str, Any]:
+def _colour_bar(unit: str) -> dict[str, Any]:
     return {"title": {"text": unit}, "thickness": 10, "nticks": 3}
 
 
-def rank_map(run: RunSnapshot, metric: str) -> dict[str, Any]:
+def rank_map_figure(run: RunSnapshot, metric: str) -> dict[str, Any]:
     """A cell for each rank, 32 in a row; of a larger run a cell for each node, 64 in a row."""
-    figure = FIGURE[metric]
-    unit = figure.unit
+    mapped = FIGURE[metric]
+    unit = mapped.unit
     if run.fleet is None:
         cells = [
-            (_rounded(unit.scaled(figure.of_rank(rank))), _rank_hover(rank)) for rank in run.ranks
+            (_round_digits(unit.scaled(mapped.of_rank(rank))), _rank_hover_texts(rank))
+            for rank in run.ranks
         ]
-        what, widest, high = "ranks", _WIDE, 26
+        subject, widest, high = "ranks", _WIDE, 26
     else:
         cells = [
-            (_rounded(unit.scaled(figure.of_node(node))), _node_hover(node))
+            (_round_digits(unit.scaled(mapped.of_node(node))), _node_hover_texts(node))
             for node in run.fleet.nodes
         ]
-        what, widest, high = f"{len(cells):,} nodes, the worst rank of each", 2 * _WIDE, 14
+        subject, widest, high = f"{len(cells):,} nodes, the worst rank of each", 2 * _WIDE, 14
     wide = min(widest, max(8, len(cells)))  # two ranks are no banner
     rows = [cells[n : n + wide] for n in range(0, len(cells), wide)]
-    most = max((value for value, _ in cells if value is not None), default=0)
+    highest = max((value for value, _ in cells if value is not None), default=0)
     for row in rows:
         row.extend([(None, ["", "", ""])] * (wide - len(row)))
     data = {
         "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2,
-        "zmin": 0, "zmax": most or 1,  # from 0: small differences have one colour
+        "zmin": 0, "zmax": highest or 1,  # from 0: small differences have one colour
         "z": [[value for value, _ in row] for row in rows],
         "customdata": [[hover for _, hover in row] for row in rows],
-        "colorbar": _colourbar(unit.symbol),
-        "hovertemplate": "%{customdata[1]}<br>" + figure.label + " %{z:.4g} " + unit.symbol
+        "colorbar": _colour_bar(unit.symbol),
+        "hovertemplate": "%{customdata[1]}<br>" + mapped.label + " %{z:.4g} " + unit.symbol
         + "<br>%{customdata[2]}<extra></extra>",
     }  # fmt: skip
-    return drawn(
+    return plotly_figure(
         [data],
-        f"All {what}: {figure.label}",
+        f"All {subject}: {mapped.label}",
         120 + max(60, high * len(rows)),
         xaxis={"visible": False},
         yaxis={"visible": False, "autorange": "reversed"},
     )
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_digits(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _node_hover(node: FleetNode) -> list[str]:
+def _node_hover_texts(node: FleetNode) -> list[str]:
     state = f"{node.up} of {node.ranks} ranks up" + (
         f", {node.failed} failed" if node.failed else ""
     )
@@ -424,7 +439,7 @@ def _node_hover(node: FleetNode) -> list[str]:
     return [f"node/{node.node}", f"{node.node}: {state}", facts]
 
 
-def _rank_hover(rank: RankSnapshot) -> list[str]:
+def _rank_hover_texts(rank: RankSnapshot) -> list[str]:
     facts = _step_and_exposed(mean_step_seconds(rank), rank.exposed_ratio)
     return [str(rank.rank), f"rank {rank.rank} on {rank.node}, {state_text(rank)}", facts]
 
@@ -435,12 +450,12 @@ def _step_and_exposed(seconds: float | None, ratio: float | None) -> str:
 
 # ---- the collectives of the last steps as a figure ----------------------------------------------
 
-_MOST_ROWS = 60
+_MAX_ROWS = 60
 """With more lanes, the units of a rank are not drawn apart."""
-_MOST_ARROWS = 12
-_LEAST_LATE_NS = 100_000
+_MAX_ARROWS = 12
+_MIN_LATE_NS = 100_000
 _HIDDEN = "#9cc3dd"
-_TONES = (*(part for part in PARTS if part != "exposed"), "hidden", "exposed")
+_TONES = (*(phase for phase in PARTS if phase != "exposed"), "hidden", "exposed")
 """The last one lies over the others."""
 
 
@@ -453,126 +468,131 @@ class _Row:
     """The collectives whose exposed part lies over the phases."""
 
 
-def lanes(found: Lanes) -> dict[str, Any]:
+def lanes_figure(lanes: Lanes) -> dict[str, Any]:
     """Phases and collectives at their true moments, milliseconds since the first shown step began."""
-    rows = _rows(found)
-    data = [bar for tone in _TONES if (bar := _bars(found, rows, tone)) is not None]
-    return drawn(
+    rows = _lane_rows(lanes)
+    data = [bar for tone in _TONES if (bar := _tone_bars(lanes, rows, tone)) is not None]
+    return plotly_figure(
         data, "", max(260, 130 + 22 * len(rows)), barmode="overlay", hovermode="closest",
-        xaxis={**axis(""), "ticksuffix": " ms"},
+        xaxis={**titled_axis(""), "ticksuffix": " ms"},
         yaxis={
-            **axis(""), "tickvals": list(range(len(rows))),
+            **titled_axis(""), "tickvals": list(range(len(rows))),
             "ticktext": [escape(row.label) for row in rows], "range": [len(rows) - 0.5, -0.5],
         },
-        shapes=[_boundary(found, begin) for begin in _steps(found).values()],
-        annotations=[*_step_names(found), *_arrows(found, rows)],
+        shapes=[_step_boundary_line(lanes, begin_ns) for begin_ns in _step_begins(lanes).values()],
+        annotations=[*_step_name_labels(lanes), *_late_arrival_arrows(lanes, rows)],
         legend={"orientation": "h", "y": -0.08, "yanchor": "top", "x": 0},
     )  # fmt: skip
 
 
-def _rows(found: Lanes) -> list[_Row]:
-    ranks = sorted({step.rank for step in found.steps})
-    units = {rank: by_unit(communication_of(found, rank)) for rank in ranks}
-    apart = sum(1 + len(own) for own in units.values()) <= _MOST_ROWS
+def _lane_rows(lanes: Lanes) -> list[_Row]:
+    ranks = sorted({step.rank for step in lanes.steps})
+    units = {rank: by_unit(communication_of(lanes, rank)) for rank in ranks}
+    has_unit_rows = sum(1 + len(unit_rows) for unit_rows in units.values()) <= _MAX_ROWS
     rows: list[_Row] = []
     for rank in ranks:
-        own = communication_of(found, rank)
-        rows.append(_Row(rank, f"rank {rank}", compute_of(found, rank), own))
-        if apart:
+        spans = communication_of(lanes, rank)
+        rows.append(_Row(rank, f"rank {rank}", compute_of(lanes, rank), spans))
+        if has_unit_rows:
             rows += [_Row(rank, unit.label, unit.spans) for unit in units[rank]]
         else:
-            rows.append(_Row(rank, "communication", own))
+            rows.append(_Row(rank, "communication", spans))
     return rows
 
 
-def _bars(found: Lanes, rows: Iterable[_Row], tone: str) -> dict[str, Any] | None:
+def _tone_bars(lanes: Lanes, rows: Iterable[_Row], tone: str) -> dict[str, Any] | None:
     """The spans of one colour; None without any."""
     bars = [
-        (place, begin, end, span)
-        for place, row in enumerate(rows)
+        (lane, begin_ns, end_ns, span)
+        for lane, row in enumerate(rows)
         for span in (*row.spans, *(row.blocked if tone == "exposed" else ()))
-        for begin, end in _parts(span, tone)
+        for begin_ns, end_ns in _span_tone_ranges(span, tone)
     ]
     if not bars:
         return None
     return {
         "type": "bar", "orientation": "h", "name": PART_NAMES[tone],
-        "y": [place for place, *_ in bars], "width": 0.8,
-        "base": [(begin - found.zero_ns) / 1e6 for _, begin, _, _ in bars],
-        "x": [(end - begin) / 1e6 for _, begin, end, _ in bars],
-        "customdata": [_hover(found, span) for *_, span in bars],
+        "y": [lane for lane, *_ in bars], "width": 0.8,
+        "base": [(begin_ns - lanes.zero_ns) / 1e6 for _, begin_ns, _, _ in bars],
+        "x": [(end_ns - begin_ns) / 1e6 for _, begin_ns, end_ns, _ in bars],
+        "customdata": [_span_hover_text(lanes, span) for *_, span in bars],
         "hovertemplate": "%{customdata}<extra></extra>",
         "marker": {"color": PHASE_COLOURS.get(tone, _HIDDEN), "line": {"width": 0}},
     }  # fmt: skip
 
 
-def _parts(span: LaneSpan, tone: str) -> list[tuple[int, int]]:
+def _span_tone_ranges(span: LaneSpan, tone: str) -> list[tuple[int, int]]:
     """The ranges of a span in *tone*: a phase, or the hidden or exposed part of a collective."""
     if span.stream is Stream.COMPUTE:
-        known = span.name if span.name in PHASE_COLOURS else "other"
-        return [(span.begin_ns, span.end_ns)] if tone == known else []
-    blocked, end = exposed_part(span)
-    part = {"hidden": (span.begin_ns, blocked), "exposed": (blocked, end)}.get(tone)
-    return [part] if part is not None and part[1] > part[0] else []
+        phase = span.name if span.name in PHASE_COLOURS else "other"
+        return [(span.begin_ns, span.end_ns)] if tone == phase else []
+    blocked, end_ns = exposed_part(span)
+    bounds = {"hidden": (span.begin_ns, blocked), "exposed": (blocked, end_ns)}.get(tone)
+    return [bounds] if bounds is not None and bounds[1] > bounds[0] else []
 
 
-def _hover(found: Lanes, span: LaneSpan) -> str:
-    late = arrival_of(found, span) if span.stream is not Stream.COMPUTE else None
-    lines = [span_text(span), *([arrival_text(late)] if late is not None else [])]
-    return "<br>".join(map(escape, lines))
+def _span_hover_text(lanes: Lanes, span: LaneSpan) -> str:
+    late = arrival_of(lanes, span) if span.stream is not Stream.COMPUTE else None
+    rows = [span_text(span), *([arrival_text(late)] if late is not None else [])]
+    return "<br>".join(map(escape, rows))
 
 
-def _steps(found: Lanes) -> dict[int, int]:
+def _step_begins(lanes: Lanes) -> dict[int, int]:
     """Step -> where its first rank begins it."""
-    begins: dict[int, int] = {}
-    for step in found.steps:
-        begins[step.step] = min(step.begin_ns, begins.get(step.step, step.begin_ns))
-    return begins
+    begin_by_step: dict[int, int] = {}
+    for step in lanes.steps:
+        begin_by_step[step.step] = min(step.begin_ns, begin_by_step.get(step.step, step.begin_ns))
+    return begin_by_step
 
 
-def _boundary(found: Lanes, begin_ns: int) -> dict[str, Any]:
-    at = (begin_ns - found.zero_ns) / 1e6
+def _step_boundary_line(lanes: Lanes, begin_ns: int) -> dict[str, Any]:
+    at = (begin_ns - lanes.zero_ns) / 1e6
     return {
         "type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper",
         "line": {"width": 1, "dash": "dot", "color": INK},
     }  # fmt: skip
 
 
-def _step_names(found: Lanes) -> list[dict[str, Any]]:
+def _step_name_labels(lanes: Lanes) -> list[dict[str, Any]]:
     return [
         {
-            "x": (begin - found.zero_ns) / 1e6, "y": 1, "yref": "paper", "yanchor": "bottom",
+            "x": (begin_ns - lanes.zero_ns) / 1e6, "y": 1, "yref": "paper", "yanchor": "bottom",
             "xanchor": "left", "text": f"step {number}", "showarrow": False,
             "font": {"size": 11, "color": INK},
         }
-        for number, begin in _steps(found).items()
+        for number, begin_ns in _step_begins(lanes).items()
     ]  # fmt: skip
 
 
-def _arrows(found: Lanes, rows: Sequence[_Row]) -> list[dict[str, Any]]:
+def _late_arrival_arrows(lanes: Lanes, rows: Sequence[_Row]) -> list[dict[str, Any]]:
     """From the first rank of a collective to the last one, where the difference is largest."""
-    late = [one for one in found.arrivals if one.at_ns - one.first_ns >= _LEAST_LATE_NS]
-    late.sort(key=lambda one: one.first_ns - one.at_ns)
-    made = []
-    for one in late[:_MOST_ARROWS]:
-        tail, head = _place(rows, one, one.first_rank), _place(rows, one, one.rank)
+    late = [
+        arrival for arrival in lanes.arrivals if arrival.at_ns - arrival.first_ns >= _MIN_LATE_NS
+    ]
+    late.sort(key=lambda arrival: arrival.first_ns - arrival.at_ns)
+    arrows = []
+    for arrival in late[:_MAX_ARROWS]:
+        tail, head = (
+            _lane_number(rows, arrival, arrival.first_rank),
+            _lane_number(rows, arrival, arrival.rank),
+        )
         if tail is not None and head is not None:
-            made.append(
+            arrows.append(
                 {
-                    "x": (one.at_ns - found.zero_ns) / 1e6, "y": head,
-                    "ax": (one.first_ns - found.zero_ns) / 1e6, "ay": tail,
+                    "x": (arrival.at_ns - lanes.zero_ns) / 1e6, "y": head,
+                    "ax": (arrival.first_ns - lanes.zero_ns) / 1e6, "ay": tail,
                     "xref": "x", "yref": "y", "axref": "x", "ayref": "y", "text": "",
                     "showarrow": True, "arrowhead": 2, "arrowwidth": 1.2, "arrowcolor": INK,
                 }
             )  # fmt: skip
-    return made
+    return arrows
 
 
-def _place(rows: Sequence[_Row], one: LateArrival, rank: int) -> int | None:
+def _lane_number(rows: Sequence[_Row], arrival: LateArrival, rank: int) -> int | None:
     """The lane of a rank on which the collective is."""
-    for place, row in enumerate(rows):
+    for lane, row in enumerate(rows):
         if row.rank == rank and any(
-            span.unit == one.unit and span.name == one.name for span in row.spans
+            span.unit == arrival.unit and span.name == arrival.name for span in row.spans
         ):
-            return place
+            return lane
     return None

@@ -13,12 +13,12 @@ from plotly.offline import get_plotlyjs
 from zeromon.focus import first_counted
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import finding_text
-from zeromon.readout.verdict import verdict
+from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import Finding, RunSnapshot, Severity
 from zeromon.traces.allocations import DeviceMemory
 from zeromon_dashboard import charts, figures
 from zeromon_dashboard.charts import Series
-from zeromon_dashboard.figures import flame
+from zeromon_dashboard.figures import flame_graph
 
 _SEVERITIES = {Severity.CRITICAL: "#D55E00", Severity.WARNING: "#E69F00", Severity.INFO: "#0072B2"}
 
@@ -43,63 +43,68 @@ pre { background: var(--soft); padding: .75rem; overflow-x: auto; }
 """
 
 
-def run_page(run: RunSnapshot, series: Series, text: str, *, still: bool = False) -> str:
-    """The whole page. *series*: the run's steps by rank; *text*: the report for the terminal.
+def run_page(run: RunSnapshot, series: Series, report: str, *, still: bool = False) -> str:
+    """The whole page. *series*: the run's steps by rank; *report*: the text for the terminal.
 
     *still*: without buttons, for a picture.
     """
 
-    def section(title: str, *figures: dict[str, Any] | None) -> list[str]:
-        drawn = [_figure(one, still=still) for one in figures if one is not None]
+    def section_markup(title: str, *plots: dict[str, Any] | None) -> list[str]:
+        drawn = [_figure_markup(plot, still=still) for plot in plots if plot is not None]
         return [f"<h2>{title}</h2>", *drawn] if drawn else []
 
     counted = first_counted(run.ranks) or next(iter(run.ranks), None)
-    over_time = [one.figure() for one in charts.charts_of(series, run).values() if one is not None]
-    whole = figures.ledger(run), figures.breakdown(run)
-    memory = (figures.roles(counted), figures.within_step(counted)) if counted else ()
-    parts = [
-        _head(run),
-        *_findings(run.findings),
-        *section("Over the steps", *whole, *over_time),
-        *section("Memory by role", *memory),
+    over_time = [
+        chart.figure() for chart in charts.charts_of(series, run).values() if chart is not None
     ]
-    return _page(run.run, parts, text)
+    run_figures = figures.ledger_figure(run), figures.step_breakdown(run)
+    memory = (figures.roles_figure(counted), figures.unit_peaks_figure(counted)) if counted else ()
+    body = [
+        _head_markup(run),
+        *_findings_markup(run.findings),
+        *section_markup("Over the steps", *run_figures, *over_time),
+        *section_markup("Memory by role", *memory),
+    ]
+    return _page_markup(run.run, body, report)
 
 
-def memory_page(name: str, devices: Sequence[DeviceMemory], text: str) -> str:
-    """A snapshot of torch's allocator as flame graphs; *text*: the same for the terminal."""
+def memory_page(name: str, devices: Sequence[DeviceMemory], report: str) -> str:
+    """A snapshot of torch's allocator as flame graphs; *report*: the same for the terminal."""
     drawn = [
-        flame(f"Device {device.device} {when}, bytes by role and stack", held)
+        flame_graph(f"Device {device.device} {period}, bytes by role and stack", holdings)
         for device in devices
-        for when, held in (("at the peak", device.peak and device.peak.held), ("now", device.held))
-        if held
+        for period, holdings in (
+            ("at the peak", device.peak and device.peak.held),
+            ("now", device.held),
+        )
+        if holdings
     ]
-    return _page(
-        name, [f"<h1>{escape(name)}</h1>", *(_figure(f, still=False) for f in drawn)], text
+    return _page_markup(
+        name, [f"<h1>{escape(name)}</h1>", *(_figure_markup(f, still=False) for f in drawn)], report
     )
 
 
-def _page(title: str, parts: Sequence[str], text: str) -> str:
+def _page_markup(title: str, body: Sequence[str], report: str) -> str:
     head = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>{escape(title)} - zeromon</title><style>{_STYLE}</style>",
         f"<script>{get_plotlyjs()}</script></head><body>",
     )
-    numbers = f"<h2>In numbers</h2><pre>{escape(text)}</pre>"
-    return "\n".join([*head, *parts, numbers, "</body></html>"])
+    numbers = f"<h2>In numbers</h2><pre>{escape(report)}</pre>"
+    return "\n".join([*head, *body, numbers, "</body></html>"])
 
 
-def _head(run: RunSnapshot) -> str:
-    judged = verdict(run)
+def _head_markup(run: RunSnapshot) -> str:
+    judged = judge_run(run)
     colour = "inherit" if judged.severity is None else _SEVERITIES[judged.severity]
-    first = run.ranks[0] if run.ranks else None
+    rank = run.ranks[0] if run.ranks else None
     facts = [f"<code>{escape(' '.join(run.command))}</code>"] if run.command else []
-    if first is not None:
+    if rank is not None:
         facts.append(
             escape(
-                f"{len(run.ranks)} of {first.world_size} ranks on {run.node}, {first.strategy}, "
-                f"{first.device}"
+                f"{len(run.ranks)} of {rank.world_size} ranks on {run.node}, {rank.strategy}, "
+                f"{rank.device}"
             )
         )
     return (
@@ -108,32 +113,32 @@ def _head(run: RunSnapshot) -> str:
     )
 
 
-def _findings(findings: Sequence[Finding]) -> list[str]:
+def _findings_markup(findings: Sequence[Finding]) -> list[str]:
     if not findings:
         return ["<h2>Findings</h2><p class='dim'>Nothing to report.</p>"]
-    return ["<h2>Findings</h2>", *map(_finding, findings)]
+    return ["<h2>Findings</h2>", *map(_finding_markup, findings)]
 
 
-def _finding(finding: Finding) -> str:
-    lines = [f"<p><b>{escape(finding.code)}</b> {escape(finding_text(finding))}</p>"]
+def _finding_markup(finding: Finding) -> str:
+    paragraphs = [f"<p><b>{escape(finding.code)}</b> {escape(finding_text(finding))}</p>"]
     if finding.remedy is not None:
-        words = remedy_text(finding.remedy)
-        lines.append(f"<p class='dim'>{escape(words.reason)}</p>")
+        remedy = remedy_text(finding.remedy)
+        paragraphs.append(f"<p class='dim'>{escape(remedy.reason)}</p>")
         marked = [
-            f"<span class='{_MARKS.get(line.kind, '')}'>{escape(line.text)}</span>"
-            for line in words.diff
+            f"<span class='{_MARKS.get(diff_line.kind, '')}'>{escape(diff_line.text)}</span>"
+            for diff_line in remedy.diff
         ]
-        lines.append(f"<pre>{chr(10).join(marked)}</pre><p>{escape(words.outlook)}</p>")
+        paragraphs.append(f"<pre>{chr(10).join(marked)}</pre><p>{escape(remedy.outlook)}</p>")
     colour = _SEVERITIES[finding.severity]
-    return f"<div class='finding' style='border-left-color:{colour}'>{''.join(lines)}</div>"
+    return f"<div class='finding' style='border-left-color:{colour}'>{''.join(paragraphs)}</div>"
 
 
 _MARKS = {"added": "in", "removed": "out"}
 
 
-def _figure(figure: dict[str, Any], *, still: bool) -> str:
+def _figure_markup(plot: dict[str, Any], *, still: bool) -> str:
     config = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
     if still:
         config["displayModeBar"] = False
-    body = go.Figure(figure).to_html(full_html=False, include_plotlyjs=False, config=config)
+    body = go.Figure(plot).to_html(full_html=False, include_plotlyjs=False, config=config)
     return f"<div class='figure'>{body}</div>"

@@ -13,22 +13,30 @@ from zeromon.compare.figures import figures_of
 from zeromon.errors import RunNotFound, ZeromonError
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.sources.base import Source
-from zeromon.sources.live import node_runs
+from zeromon.sources.live import runs_of_node
 from zeromon.sources.prometheus.client import Server
-from zeromon.sources.prometheus.source import ListedRun, find, only, runs_of
+from zeromon.sources.prometheus.source import ListedRun, find_listed_runs, only_listed_run, runs_of
 from zeromon.sources.replay import StoreSource
 from zeromon.storage.run_store import About, Manifest, StepQuery, Store
-from zeromon.storage.step_history import Row, Series, by_step, frame, row_of, steps, thinned
+from zeromon.storage.step_history import (
+    Row,
+    Series,
+    by_step,
+    frame_of_steps,
+    row_of,
+    rows_frame,
+    thin_series,
+)
 from zeromon_dashboard.url_state import Route
 
 _FRESH_SECONDS = 0.9
 _LIST_SECONDS = 3.0
 _THINNED_SECONDS = 10.0
-_MOST_SOURCES = 32
-_MOST_POINTS = 600
-_MOST_POINTS_MANY = 200
+_MAX_SOURCES = 32
+_MAX_POINTS = 600
+_MAX_POINTS_MANY = 200
 _MANY_RANKS = 16
-_MOST_APPENDED = 1 / 8
+_MAX_APPENDED_SHARE = 1 / 8
 """Share of appended rows in a series without all steps; with more, noise seems to grow where all are."""
 
 
@@ -65,12 +73,12 @@ class _Steps:
     """How many of the rows were read or thinned; the others were appended."""
     chosen_at: float
 
-    def is_uneven(self, now: float) -> bool:
+    def is_uneven(self, clock_seconds: float) -> bool:
         """Returns whether too many steps were appended: to a part of the old ones, or for one chart."""
         steps, ranks = self.series["step"], len(set(self.series["rank"]))
-        if len(steps) - self.chosen <= _MOST_APPENDED * self.chosen:
+        if len(steps) - self.chosen <= _MAX_APPENDED_SHARE * self.chosen:
             return False
-        if now - self.chosen_at < _THINNED_SECONDS:
+        if clock_seconds - self.chosen_at < _THINNED_SECONDS:
             return False
         return len(steps) > self.most * ranks or ranks * (steps[-1] - min(steps) + 1) > len(steps)
 
@@ -98,18 +106,18 @@ class Followed:
         if ranks or node:
             fleet = self._run.fleet if self._run is not None else None
             nodes = fleet.nodes if fleet is not None else ()
-            addresses = (one.address for one in nodes if one.node == node)
+            addresses = (fleet_node.address for fleet_node in nodes if fleet_node.node == node)
             self.source.request_detail(ranks, next(addresses, ""))
 
     def newest(self) -> Reading:
         """The newest snapshot; an older one while the source fails. Raises RunNotFound without any."""
         if self._run is None or self._clock() - self._read_at >= _FRESH_SECONDS:
-            self._refresh(wait=self._run is None)
+            self._refresh_snapshot(wait=self._run is None)
         if self._run is None:
             raise RunNotFound(self._trouble or f"no snapshot of {self.source.run} can be read")
         return Reading(self._run, self._clock() - self._read_at, self._trouble)
 
-    def _refresh(self, *, wait: bool) -> None:
+    def _refresh_snapshot(self, *, wait: bool) -> None:
         """Reads the source, unless another tab's thread is reading it and *wait* is False."""
         if not self._lock.acquire(blocking=wait):
             return
@@ -129,15 +137,15 @@ class Followed:
         if not self.source.relocatable:
             return
         with suppress(ZeromonError, OSError):
-            source = open_source(self.source.run, self._store)
+            source = open_run_source(self.source.run, self._store)
             run = source.latest()
             if self._run is None or run.taken_wall >= self._run.taken_wall:
                 self.source, self._run, self._trouble = source, run, ""
                 self._read_at = self._clock()
 
-    def at(self, wall: float) -> RunSnapshot:
-        """The recorded snapshot at *wall*, seconds since the epoch."""
-        return self.source.at(wall)
+    def at(self, seconds: float) -> RunSnapshot:
+        """The recorded snapshot at *seconds* since the epoch."""
+        return self.source.at(seconds)
 
     def findings(self) -> list[Finding]:
         """All findings in the run's record; [] where it cannot be read."""
@@ -156,111 +164,111 @@ class Followed:
     def series(
         self,
         ranks: tuple[int, ...],
-        last: int,
-        until: float | None,
+        last_steps: int,
+        until_seconds: float | None,
         steps: tuple[int, int] | None = None,
     ) -> tuple[int, Series]:
         """The steps to draw, and a number that changes when they are read anew.
 
-        *steps*: those from the first to the last of them, instead of the *last* ones.
+        *steps*: those from the first to the last of them, instead of the *last_steps* newest.
         Between two readings, the new steps of a live run are appended, so that tabs need only those.
         """
-        key = (ranks, last, until, steps)
+        key = (ranks, last_steps, until_seconds, steps)
         with self._lock:
-            kept = self._series.get(key)
-            run, now = self._run, self._clock()
-            most = self._most(run, ranks)
-            if kept is None or (run is not None and run.origin):  # its source appends by itself
-                fresh = self._read(run, most, *key)
-                anew = kept is None or kept.series["start_us"][:1] != fresh["start_us"][:1]
-                number = (0 if kept is None else kept.number) + anew
-                kept = _Steps(fresh, most, number, len(fresh["step"]), now)
-            elif kept.is_uneven(now):
-                fresh = thinned(kept.series, most)
-                kept = _Steps(fresh, most, kept.number + 1, len(fresh["step"]), now)
-            if until is None and run is not None and not run.origin:
-                kept = replace(kept, series=_appended(kept.series, run, ranks, steps))
-            self._series[key] = kept
+            drawn = self._series.get(key)
+            run, clock_seconds = self._run, self._clock()
+            max_rows = self._most(run, ranks)
+            if drawn is None or (run is not None and run.origin):  # its source appends by itself
+                fresh = self._read(run, max_rows, *key)
+                anew = drawn is None or drawn.series["start_us"][:1] != fresh["start_us"][:1]
+                number = (0 if drawn is None else drawn.number) + anew
+                drawn = _Steps(fresh, max_rows, number, len(fresh["step"]), clock_seconds)
+            elif drawn.is_uneven(clock_seconds):
+                fresh = thin_series(drawn.series, max_rows)
+                drawn = _Steps(fresh, max_rows, drawn.number + 1, len(fresh["step"]), clock_seconds)
+            if until_seconds is None and run is not None and not run.origin:
+                drawn = replace(drawn, series=_append_newer_steps(drawn.series, run, ranks, steps))
+            self._series[key] = drawn
             self._series.move_to_end(key)
-            while len(self._series) > _MOST_SOURCES:
+            while len(self._series) > _MAX_SOURCES:
                 self._series.popitem(last=False)
-            return kept.number, kept.series
+            return drawn.number, drawn.series
 
     @staticmethod
     def _most(run: RunSnapshot | None, ranks: tuple[int, ...]) -> int:
-        many = run is not None and len(ranks or run.ranks) > _MANY_RANKS
-        return _MOST_POINTS_MANY if many else _MOST_POINTS
+        is_large = run is not None and len(ranks or run.ranks) > _MANY_RANKS
+        return _MAX_POINTS_MANY if is_large else _MAX_POINTS
 
     def _read(
         self,
         run: RunSnapshot | None,
-        most: int,
+        max_rows: int,
         ranks: tuple[int, ...],
-        last: int,
-        until: float | None,
+        last_steps: int,
+        until_seconds: float | None,
         steps: tuple[int, int] | None,
     ) -> Series:
-        until_us = None if until is None else round(until * 1e6)
+        until_us = None if until_seconds is None else round(until_seconds * 1e6)
         since_us = 0
-        if last and steps is None and run is not None:
+        if last_steps and steps is None and run is not None:
             seconds = max((r.step_seconds or 0.0 for r in run.ranks), default=0.0)
-            end = until if until is not None else run.taken_wall
-            since_us = round((end - 1.2 * last * seconds) * 1e6)
+            end_seconds = until_seconds if until_seconds is not None else run.taken_wall
+            since_us = round((end_seconds - 1.2 * last_steps * seconds) * 1e6)
         series: Series | None = None
         with suppress(ZeromonError, OSError):
-            series = self.source.series(StepQuery(since_us, until_us, ranks, most, steps))
+            series = self.source.series(StepQuery(since_us, until_us, ranks, max_rows, steps))
         if series is None or not series["step"]:
-            rows = _rows_of(run, ranks, steps) if run is not None else []
-            return frame(rows).to_dict(as_series=False)
-        if steps is not None or not last:
+            rows = _recent_step_rows(run, ranks, steps) if run is not None else []
+            return rows_frame(rows).to_dict(as_series=False)
+        if steps is not None or not last_steps:
             return series
-        first = max(series["step"]) - last
-        return _kept(series, lambda n: series["step"][n] > first)
+        cut_step = max(series["step"]) - last_steps
+        return _select_rows(series, lambda n: series["step"][n] > cut_step)
 
 
-def _rows_of(
+def _recent_step_rows(
     run: RunSnapshot,
     ranks: tuple[int, ...],
     steps: tuple[int, int] | None = None,
-    known: Mapping[int, int] = MappingProxyType({}),
+    last_known: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Row]:
-    """The steps in *run*, of each rank those behind the last *known* one."""
+    """The steps in *run*, of each rank those behind its *last_known* one."""
     shift = round(run.taken_wall * 1e9) - run.taken_ns
     return [
         row_of(rank.rank, step, shift)
         for rank in run.ranks
         if not ranks or rank.rank in ranks
         for step in rank.recent[: None if run.ended else -1]  # the newest one may still change
-        if step.step > known.get(rank.rank, -1)
+        if step.step > last_known.get(rank.rank, -1)
         and (steps is None or steps[0] <= step.step <= steps[1])
     ]
 
 
-def _appended(
+def _append_newer_steps(
     series: Series, run: RunSnapshot, ranks: tuple[int, ...], steps: tuple[int, int] | None
 ) -> Series:
     """*series* with the newer steps of *run* appended."""
-    known: dict[int, int] = {}
+    last_known: dict[int, int] = {}
     for rank, step in zip(series["rank"], series["step"], strict=True):
-        known[rank] = max(step, known.get(rank, step))
-    fresh = _rows_of(run, ranks, steps, known)
+        last_known[rank] = max(step, last_known.get(rank, step))
+    fresh = _recent_step_rows(run, ranks, steps, last_known)
     if not fresh:
         return series
     columns = zip(*fresh, strict=True)
     return {name: [*old, *new] for (name, old), new in zip(series.items(), columns, strict=True)}
 
 
-def _kept(series: Series, wanted: Callable[[int], bool]) -> Series:
-    """The rows whose numbers are *wanted*."""
-    kept = [n for n in range(len(series["step"])) if wanted(n)]
-    return {name: [column[n] for n in kept] for name, column in series.items()}
+def _select_rows(series: Series, is_wanted: Callable[[int], bool]) -> Series:
+    """The rows with *is_wanted* of their number."""
+    numbers = [n for n in range(len(series["step"])) if is_wanted(n)]
+    return {name: [column[n] for n in numbers] for name, column in series.items()}
 
 
-def open_source(name: str, store: Store, server: Server | None = None) -> Source:
+def open_run_source(name: str, store: Store, server: Server | None = None) -> Source:
     """A source of the run *name*: the *server* where one is given, else a collector, else the record."""
     if server is not None:
-        return only(find(server, name)).open(server)
-    for live in node_runs():
+        return only_listed_run(find_listed_runs(server, name)).open(server)
+    for live in runs_of_node():
         if live.run == name:
             return live.open()
     return StoreSource(name, store)
@@ -285,40 +293,42 @@ class Hub:
     def followed(self, name: str) -> Followed:
         """The run *name*; raises :class:`~zeromon.errors.ZeromonError` for an unknown run."""
         with self._lock:
-            known = self._followed.get(name)
-            if known is not None:
+            existing = self._followed.get(name)
+            if existing is not None:
                 self._followed.move_to_end(name)
-                return known
-        followed = Followed(open_source(name, self.store, self._server), self.store, self._clock)
+                return existing
+        followed = Followed(
+            open_run_source(name, self.store, self._server), self.store, self._clock
+        )
         with self._lock:
             self._followed[name] = followed
-            while len(self._followed) > _MOST_SOURCES:
+            while len(self._followed) > _MAX_SOURCES:
                 self._followed.popitem(last=False)
             return followed
 
-    def has(self, where: Route) -> bool:
+    def has(self, route: Route) -> bool:
         """Returns whether what an address names is there: the page, its runs, one of its ranks."""
-        if where.unknown:
+        if route.unknown:
             return False
         try:
-            for name in (where.run, *where.others) if where.run else ():
+            for name in (route.run, *route.others) if route.run else ():
                 self.followed(name).newest()
         except RunNotFound:
             return False
         except ZeromonError:
             return True  # it cannot be read now
-        return not where.run or not self.missing_ranks(where)
+        return not route.run or not self.missing_ranks(route)
 
-    def missing_ranks(self, where: Route) -> str:
+    def missing_ranks(self, route: Route) -> str:
         """Why none of the ranks that an address names is in the run; "" where one is."""
-        run = self.followed(where.run).newest().run
-        known = [rank.rank for rank in run.ranks]
+        run = self.followed(route.run).newest().run
+        ranks = [rank.rank for rank in run.ranks]
         # a large run has more ranks than its snapshot, and one that starts has no rank yet
-        if not where.ranks or not known or run.fleet is not None or {*where.ranks} & {*known}:
+        if not route.ranks or not ranks or run.fleet is not None or {*route.ranks} & {*ranks}:
             return ""
-        asked = ", ".join(map(str, where.ranks))
+        named = ", ".join(map(str, route.ranks))
         return (
-            f"no rank {asked} is known of run {run.run}: its ranks are {min(known)} to {max(known)}"
+            f"no rank {named} is known of run {run.run}: its ranks are {min(ranks)} to {max(ranks)}"
         )
 
     def compared(self, names: Sequence[str]) -> Comparison:
@@ -326,32 +336,32 @@ class Hub:
         runs = []
         for name in names:
             run = self.followed(name).newest().run
-            kept = steps(self.store.history(run.run))
-            if kept.is_empty():
-                kept = by_step(frame(_rows_of(run, ())).lazy()).collect()
-            runs.append([figures_of(run, kept.to_dict(as_series=False))])
+            history = frame_of_steps(self.store.history(run.run))
+            if history.is_empty():
+                history = by_step(rows_frame(_recent_step_rows(run, ())).lazy()).collect()
+            runs.append([figures_of(run, history.to_dict(as_series=False))])
         return compare(runs)
 
     def runs(self) -> list[Item]:
         """The runs of the Prometheus server, or of this user on this node: live runs, then by start."""
-        made, known = self._list
-        if self._clock() - made < _LIST_SECONDS:
-            return known
+        listed_at, listed = self._list
+        if self._clock() - listed_at < _LIST_SECONDS:
+            return listed
         if self._server is not None:
-            items = [_listed(run) for run in runs_of(self._server)]
+            items = [_listed_item(run) for run in runs_of(self._server)]
             self._list = (self._clock(), items)
             return items
-        live = {run.run for run in node_runs() if not run.ended}
+        live = {run.run for run in runs_of_node() if not run.ended}
         items = [
             Item(manifest, manifest.run in live, self.store.about(manifest.run))
-            for manifest in self.store.manifests()
+            for manifest in self.store.list_manifests()
         ]
         items.sort(key=lambda item: (not item.live, -item.manifest.started_wall))
         self._list = (self._clock(), items)
         return items
 
 
-def _listed(run: ListedRun) -> Item:
+def _listed_item(run: ListedRun) -> Item:
     """A run of the server's list as a row."""
     manifest = Manifest(
         run=run.run, node="", command=(), started_wall=run.started_wall, taken_wall=0.0,

@@ -12,13 +12,13 @@ from dash import dcc, html
 
 from zeromon.readout.figures import LAST_STEPS
 from zeromon.readout.text import clock, pause_seconds, pause_text
-from zeromon.readout.verdict import beside, unanswered, verdict
+from zeromon.readout.verdict import judge_run, state_beside, unanswered_verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon.storage.run_store import About
 from zeromon.units import human_count
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.pages import advice, communication, memory, overview, ranks, timeline, whatif
-from zeromon_dashboard.url_state import LASTS, MOST_RUNS, PAGES, Route
+from zeromon_dashboard.url_state import LASTS, MAX_RUNS, PAGES, Route
 
 _PAGES: dict[str, Any] = {
     "overview": overview, "memory": memory, "communication": communication, "ranks": ranks,
@@ -27,24 +27,30 @@ _PAGES: dict[str, Any] = {
 """Name of a page -> the module with its ``content`` and its ``skeleton``."""
 
 
-def page_of(known: Known) -> Page:
-    """The page that the address in *known* names."""
-    made = _PAGES[known.where.page].content(known)
-    return Page({**_head(known), **made.parts}, made.charts)
+def page_of(view: Known) -> Page:
+    """The page that the address in *view* names."""
+    page = _PAGES[view.where.page].content(view)
+    return Page({**_page_head_props(view), **page.parts}, page.charts)
 
 
-def skeleton(
-    where: Route,
+def page_skeleton(
+    route: Route,
     page: Page,
     span: tuple[float, float] | None,
     ranks: Sequence[int],
     runs: Sequence[str] = (),
 ) -> Any:
     """The components of a page, with the properties that they have first."""
-    parts = {**page.parts, **{n: {"figure": c.figure()} for n, c in page.charts.items()}}
-    body = _PAGES[where.page].skeleton(parts, where)
+    props = {**page.parts, **{n: {"figure": c.figure()} for n, c in page.charts.items()}}
+    body = _PAGES[route.page].skeleton(props, route)
     return dmc.Stack(
-        [_title(where, parts), _controls(where, ranks, runs), *body, _player(where, span)], gap="sm"
+        [
+            _page_title(route, props),
+            _page_controls(route, ranks, runs),
+            *body,
+            _player_panel(route, span),
+        ],
+        gap="sm",
     )
 
 
@@ -61,14 +67,14 @@ _BADGES = {
 _LOUD = (Severity.WARNING, Severity.CRITICAL)
 
 
-def _head(known: Known) -> Parts:
-    run, first = known.run, (known.run.ranks[0] if known.run.ranks else None)
-    facts = _facts(run, first) if first is not None else ""
-    if known.where.at is not None:
+def _page_head_props(view: Known) -> Parts:
+    run, first_rank = view.run, (view.run.ranks[0] if view.run.ranks else None)
+    facts = _run_facts_text(run, first_rank) if first_rank is not None else ""
+    if view.where.at is not None:
         state, colour = f"as at {clock(run.taken_wall)}", "violet"
-    elif known.trouble:
+    elif view.trouble:
         state, colour = "no answer", "red"
-    elif run.ended or not known.live:
+    elif run.ended or not view.live:
         state, colour = "recorded", "gray"
     elif (pause := pause_seconds(run)) is not None:
         state, colour = pause_text(pause), "orange"
@@ -78,62 +84,62 @@ def _head(known: Known) -> Parts:
         state, colour = "ending", "gray"
     else:
         state, colour = "live", "teal"
-    judged = unanswered(run, known.age) if known.trouble and not run.ended else verdict(run)
+    judged = unanswered_verdict(run, view.age) if view.trouble and not run.ended else judge_run(run)
     tone = COLOURS[judged.severity]
     return {
         "health": {"children": str(judged.health), "color": _BADGES[judged.severity]},
         "cause": {"children": judged.cause, "c": tone if judged.severity in _LOUD else "inherit"},
         "facts": {"children": facts},
-        "about": {"children": _about(known.about)},
+        "about": {"children": _about_children(view.about)},
         "state": {"children": state, "color": colour},
-        "verdict": {"children": beside(verdict(run).health, run)},
+        "verdict": {"children": state_beside(judge_run(run).health, run)},
     }
 
 
-def _about(about: About) -> list[Any]:
+def _about_children(remarks: About) -> list[Any]:
     """The tags and the note of the user."""
-    tags = [dmc.Badge(tag, variant="outline", color="gray", tt="none") for tag in about.tags]
-    return [*tags, *([dmc.Text(about.note, size="sm")] if about.note else [])]
+    tags = [dmc.Badge(tag, variant="outline", color="gray", tt="none") for tag in remarks.tags]
+    return [*tags, *([dmc.Text(remarks.note, size="sm")] if remarks.note else [])]
 
 
-def _facts(run: RunSnapshot, first: RankSnapshot) -> str:
+def _run_facts_text(run: RunSnapshot, rank: RankSnapshot) -> str:
     fleet = run.fleet
     if fleet is None:
-        return f"{first.strategy}, {len(run.ranks)} of {first.world_size} ranks, {first.device}"
-    seen = human_count(fleet.ranks - fleet.silent)
+        return f"{rank.strategy}, {len(run.ranks)} of {rank.world_size} ranks, {rank.device}"
+    reporting = human_count(fleet.ranks - fleet.silent)
     nodes = human_count(len(fleet.nodes))
-    return f"{first.strategy}, {seen} of {human_count(first.world_size)} ranks on {nodes} nodes"
+    return f"{rank.strategy}, {reporting} of {human_count(rank.world_size)} ranks on {nodes} nodes"
 
 
-def _title(where: Route, parts: Parts) -> Any:
-    first = [
-        dmc.Title(where.run, order=1, size="h3"),
-        dmc.Badge(id="health", variant="filled", **parts["health"]),
-        dmc.Text(id="verdict", fw=600, **parts["verdict"]),
-        dmc.Badge(id="state", variant="dot", **parts["state"]),
-        dmc.Text(id="facts", size="sm", **{"c": "dimmed", **parts["facts"]}),
+def _page_title(route: Route, props: Parts) -> Any:
+    heading = [
+        dmc.Title(route.run, order=1, size="h3"),
+        dmc.Badge(id="health", variant="filled", **props["health"]),
+        dmc.Text(id="verdict", fw=600, **props["verdict"]),
+        dmc.Badge(id="state", variant="dot", **props["state"]),
+        dmc.Text(id="facts", size="sm", **{"c": "dimmed", **props["facts"]}),
     ]
     return dmc.Stack(
         [
-            dmc.Group(first, gap="md", align="center"),
-            dmc.Group(id="about", gap="xs", **parts["about"]),
-            dmc.Text(id="cause", fw=600, **parts["cause"]),
+            dmc.Group(heading, gap="md", align="center"),
+            dmc.Group(id="about", gap="xs", **props["about"]),
+            dmc.Text(id="cause", fw=600, **props["cause"]),
         ],
         gap=2,
     )
 
 
-def _controls(where: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:
+def _page_controls(route: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:
     names = {0: "all steps"}
-    ways = [{"value": str(n), "label": names.get(n, f"last {human_count(n)}")} for n in LASTS]
-    steps = where.steps
+    choices = [{"value": str(n), "label": names.get(n, f"last {human_count(n)}")} for n in LASTS]
+    steps = route.steps
     if steps is not None:
-        ways.append({"value": "steps", "label": f"{steps[0]:,} to {steps[1]:,}"})
+        choices.append({"value": "steps", "label": f"{steps[0]:,} to {steps[1]:,}"})
     scope = f"charts only; cards and tables: {LAST_STEPS}" if steps is not None else None
     return dmc.Group(
         [
             dmc.SegmentedControl(
-                id="last", value=str(where.last) if steps is None else "steps", data=ways
+                id="last", value=str(route.last) if steps is None else "steps", data=choices
             ),
             dmc.TextInput(
                 id="steps",
@@ -148,37 +154,37 @@ def _controls(where: Route, ranks: Sequence[int], runs: Sequence[str]) -> Any:
                 **{"aria-label": "ranks to show"},
                 placeholder="all ranks",
                 maxValues=8,
-                value=[str(n) for n in where.ranks],
+                value=[str(n) for n in route.ranks],
                 data=[{"value": str(n), "label": f"rank {n}"} for n in ranks],
             ),
             dmc.MultiSelect(
                 id="with",
                 **{"aria-label": "runs whose charts are laid over these"},
                 placeholder="lay over another run",
-                maxValues=MOST_RUNS - 1,
-                value=[*where.others],
-                data=[name for name in dict.fromkeys((*where.others, *runs)) if name != where.run],
+                maxValues=MAX_RUNS - 1,
+                value=[*route.others],
+                data=[name for name in dict.fromkeys((*route.others, *runs)) if name != route.run],
             ),
-            html.A("CSV", id="csv", className="plain", href=csv_of(where), download=""),
-            html.A("report", className="plain", href=f"/report/{where.run}.html", target="_blank"),
+            html.A("CSV", id="csv", className="plain", href=table_csv_address(route), download=""),
+            html.A("report", className="plain", href=f"/report/{route.run}.html", target="_blank"),
         ],
         gap="sm",
     )
 
 
-def csv_of(where: Route) -> str:
+def table_csv_address(route: Route) -> str:
     """The address of this page's table as CSV."""
-    table = {"communication": "traffic", "ranks": "ranks"}.get(where.page, "steps")
-    return f"/csv/{where.run}/{table}" + "".join(where.address.partition("?")[1:])
+    table = {"communication": "traffic", "ranks": "ranks"}.get(route.page, "steps")
+    return f"/csv/{route.run}/{table}" + "".join(route.address.partition("?")[1:])
 
 
-def _player(where: Route, span: tuple[float, float] | None) -> Any:
+def _player_panel(route: Route, span: tuple[float, float] | None) -> Any:
     if span is None or span[1] - span[0] < 1:
-        return html.Div(_player_controls(where, (0.0, 1.0)), style={"display": "none"})
-    return dmc.Paper(_player_controls(where, span), p="xs")
+        return html.Div(_player_controls(route, (0.0, 1.0)), style={"display": "none"})
+    return dmc.Paper(_player_controls(route, span), p="xs")
 
 
-def _player_controls(where: Route, span: tuple[float, float]) -> Any:
+def _player_controls(route: Route, span: tuple[float, float]) -> Any:
     return dmc.Group(
         [
             dmc.Button("play", id="play"),
@@ -195,7 +201,7 @@ def _player_controls(where: Route, span: tuple[float, float]) -> Any:
                     id="when",
                     min=span[0],
                     max=span[1],
-                    value=where.at or span[1],
+                    value=route.at or span[1],
                     step=0.1,
                     label=None,
                     thumbLabel="moment that the page shows",
@@ -204,7 +210,7 @@ def _player_controls(where: Route, span: tuple[float, float]) -> Any:
                 ),
                 style={"flex": "1 1 160px"},
             ),
-            dmc.Text(clock(where.at) if where.at is not None else "now", id="when-text", size="sm"),
+            dmc.Text(clock(route.at) if route.at is not None else "now", id="when-text", size="sm"),
             dmc.Button("now", id="now"),
         ],
         gap="sm",
@@ -223,7 +229,7 @@ _USUAL = {
 """Component -> the properties that it has everywhere, unless a page gives others."""
 
 
-def frame() -> Any:
+def page_frame() -> Any:
     """The header, the navigation, and the place for the page."""
     links = [
         dmc.NavLink(label=f"{n}  {title}", id=f"nav-{name}", href="#", className="nav")
@@ -231,7 +237,9 @@ def frame() -> Any:
     ]
     return dmc.MantineProvider(
         id="theme",
-        theme={"components": {name: {"defaultProps": own} for name, own in _USUAL.items()}},
+        theme={
+            "components": {name: {"defaultProps": defaults} for name, defaults in _USUAL.items()}
+        },
         children=[
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="route"),

@@ -43,8 +43,8 @@ class Known:
     def chosen(self) -> RunSnapshot:
         """The run with the chosen ranks alone, which every figure of a page is of."""
         ranks = self.where.ranks
-        shown = tuple(r for r in self.run.ranks if r.rank in ranks)
-        return replace(self.run, ranks=shown) if shown else self.run
+        selected = tuple(r for r in self.run.ranks if r.rank in ranks)
+        return replace(self.run, ranks=selected) if selected else self.run
 
     @property
     def rank(self) -> RankSnapshot | None:
@@ -64,6 +64,6 @@ class Page:
     """Charts to whose lines an open tab appends points."""
 
 
-def rounded(value: float | None) -> float | None:
+def round_for_table(value: float | None) -> float | None:
     """*value* with three decimal places, for tables."""
     return None if value is None else round(value, 3)

@@ -13,17 +13,17 @@ from typing import Any, Literal
 import msgspec
 from fastapi import Request, Response
 
-from zeromon.cli.export import prepared, write
+from zeromon.cli.export import make_export, write_export
 from zeromon.errors import ZeromonError
-from zeromon.report.render import render
-from zeromon.units import no_formula
+from zeromon.report.render import render_run
+from zeromon.units import formula_safe_cell
 from zeromon_dashboard.feed import Cursor, Feeds
 from zeromon_dashboard.html_report import run_page
 from zeromon_dashboard.hub import Hub
 from zeromon_dashboard.page import Known
-from zeromon_dashboard.pages.communication import stats_rows
-from zeromon_dashboard.pages.ranks import rank_rows
-from zeromon_dashboard.url_state import Route, parse, parse_address
+from zeromon_dashboard.pages.communication import traffic_table_rows
+from zeromon_dashboard.pages.ranks import rank_table_rows
+from zeromon_dashboard.url_state import Route, parse_address, parse_route
 
 
 class _Trace(msgspec.Struct):
@@ -39,69 +39,73 @@ _TRACE = msgspec.json.Decoder(_Trace)
 def add_routes(server: Any, feeds: Feeds) -> None:
     """Registers all routes with the FastAPI application."""
 
-    def live(request: Request) -> Response:
+    def poll_page_changes(request: Request) -> Response:
         query = request.query_params
         cursor = Cursor(
             query.get("feed", ""),
-            _integer(query.get("version", "")),
+            _parse_integer(query.get("version", "")),
             query.get("epoch", ""),
-            float(_integer(query.get("step", ""))),
+            float(_parse_integer(query.get("step", ""))),
         )
         try:
-            return _json(feeds.of(parse_address(query.get("to", ""))).since(cursor))
+            return _json_answer(feeds.of(parse_address(query.get("to", ""))).since(cursor))
         except ZeromonError as error:
-            return _json(json.dumps({"error": str(error)}), 404)
+            return _json_answer(json.dumps({"error": str(error)}), 404)
 
-    def table(run: str, name: Literal["ranks", "steps", "traffic"], request: Request) -> Response:
-        route = parse(f"/run/{run}/overview", str(request.url.query))
+    def send_csv_table(
+        run: str, name: Literal["ranks", "steps", "traffic"], request: Request
+    ) -> Response:
+        route = parse_route(f"/run/{run}/overview", str(request.url.query))
         try:
-            content = to_csv(_rows(feeds.hub, route, name))
+            content = to_csv(_csv_table_rows(feeds.hub, route, name))
         except ZeromonError as error:
             return Response(str(error), 404, media_type="text/plain")
         headers = {"Content-Disposition": f'attachment; filename="{route.run}-{name}.csv"'}
         return Response(content, media_type="text/csv", headers=headers)
 
-    def report(run: str) -> Response:
-        route = parse(f"/run/{run}/overview", "")
+    def send_html_report(run: str) -> Response:
+        route = parse_route(f"/run/{run}/overview", "")
         try:
             followed = feeds.hub.followed(route.run)
             snapshot = followed.newest().run
             _, series = followed.series((), 0, None)
             return Response(
-                run_page(snapshot, series, render(snapshot, known=followed.findings())),
+                run_page(snapshot, series, render_run(snapshot, past=followed.findings())),
                 media_type="text/html",
             )
         except ZeromonError as error:
             return Response(str(error), 404, media_type="text/plain")
 
-    async def trace(request: Request) -> Response:
+    async def capture_trace(request: Request) -> Response:
         try:
-            asked = _TRACE.decode(await request.body())
+            capture = _TRACE.decode(await request.body())
         except (ValueError, RecursionError) as error:
-            return _json(json.dumps({"error": f"not a request: {error}"}), 400)
+            return _json_answer(json.dumps({"error": f"not a request: {error}"}), 400)
         try:
             number = await asyncio.to_thread(
-                lambda: feeds.hub.followed(asked.run).source.trace(asked.steps)
+                lambda: feeds.hub.followed(capture.run).source.trace(capture.steps)
             )
         except ZeromonError as error:
-            return _json(json.dumps({"error": str(error), "hint": error.hint}), 409)
-        return _json(json.dumps({"number": number}), 202)
+            return _json_answer(json.dumps({"error": str(error), "hint": error.hint}), 409)
+        return _json_answer(json.dumps({"number": number}), 202)
 
-    server.add_api_route("/live", live, methods=["GET"])
-    server.add_api_route("/csv/{run}/{name}", table, methods=["GET"])
-    server.add_api_route("/report/{run}.html", report, methods=["GET"])
-    server.add_api_route("/trace/{run}.json.gz", partial(_perfetto, feeds.hub), methods=["GET"])
-    server.add_api_route("/act/trace", trace, methods=["POST"])
+    server.add_api_route("/live", poll_page_changes, methods=["GET"])
+    server.add_api_route("/csv/{run}/{name}", send_csv_table, methods=["GET"])
+    server.add_api_route("/report/{run}.html", send_html_report, methods=["GET"])
+    server.add_api_route(
+        "/trace/{run}.json.gz", partial(_send_perfetto_trace, feeds.hub), methods=["GET"]
+    )
+    server.add_api_route("/act/trace", capture_trace, methods=["POST"])
 
 
-def _perfetto(hub: Hub, run: str) -> Response:
+def _send_perfetto_trace(hub: Hub, run: str) -> Response:
     """The record of a run as a trace for Perfetto."""
-    route = parse(f"/run/{run}/overview", "")
+    route = parse_route(f"/run/{run}/overview", "")
     try:
-        found = hub.followed(route.run).newest().run
+        snapshot = hub.followed(route.run).newest().run
         with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
             path = Path(folder) / "trace.json.gz"
-            write("chrome-trace", prepared(found, path, is_recorded=True))
+            write_export("chrome-trace", make_export(snapshot, path, is_recorded=True))
             content = path.read_bytes()
     except ZeromonError as error:
         return Response(str(error), 404, media_type="text/plain")
@@ -109,41 +113,41 @@ def _perfetto(hub: Hub, run: str) -> Response:
     return Response(content, media_type="application/gzip", headers=headers)
 
 
-def _json(text: str, status: int = 200) -> Response:
+def _json_answer(json_text: str, status: int = 200) -> Response:
     headers = {"Cache-Control": "no-store"}
-    return Response(text, status, media_type="application/json", headers=headers)
+    return Response(json_text, status, media_type="application/json", headers=headers)
 
 
-def _integer(text: str) -> int:
+def _parse_integer(field: str) -> int:
     try:
-        return int(float(text))
+        return int(float(field))
     except (ValueError, OverflowError):
         return -1
 
 
-def _rows(hub: Hub, route: Route, name: str) -> list[dict[str, Any]]:
+def _csv_table_rows(hub: Hub, route: Route, name: str) -> list[dict[str, Any]]:
     followed = hub.followed(route.run)
     run = followed.newest().run if route.at is None else followed.at(route.at)
     if name == "ranks":
-        return rank_rows(Known(route, run, {}).chosen)
+        return rank_table_rows(Known(route, run, {}).chosen)
     if name == "traffic":
-        return stats_rows(Known(route, run, {}).rank)
+        return traffic_table_rows(Known(route, run, {}).rank)
     _, series = followed.series(*route.drawn)
     return [dict(zip(series, row, strict=True)) for row in zip(*series.values(), strict=True)]
 
 
 def to_csv(rows: Iterable[dict[str, Any]]) -> str:
     """Rows as CSV; a text that a spreadsheet would take for a formula gets an apostrophe in front."""
-    out = io.StringIO()
+    buffer = io.StringIO()
     writer: csv.DictWriter[str] | None = None
     for row in rows:
         if writer is None:
-            writer = csv.DictWriter(out, list(row))
+            writer = csv.DictWriter(buffer, list(row))
             writer.writeheader()
         writer.writerow(
             {
-                name: no_formula(value) if isinstance(value, str) else value
+                name: formula_safe_cell(value) if isinstance(value, str) else value
                 for name, value in row.items()
             }
         )
-    return out.getvalue()
+    return buffer.getvalue()

@@ -11,22 +11,28 @@ from zeromon.compare.text import NOT_COMPARABLE, format_change, format_figure, g
 from zeromon.readout.figures import EXPOSED, MEMORY, STEP
 from zeromon.readout.text import clock
 from zeromon_dashboard.hub import Item
-from zeromon_dashboard.page import rounded
+from zeromon_dashboard.page import round_for_table
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import column, configurations, figure_column, grid, number
+from zeromon_dashboard.widgets import (
+    configuration_table,
+    data_grid,
+    figure_column,
+    number_column,
+    text_column,
+)
 
 COLUMNS = (
-    column("run", "run", minWidth=200, pinned="left"),
-    column("state", "state", minWidth=260),
-    column("started", "started", minWidth=190, filter="agTextColumnFilter"),
-    column("strategy", "strategy"),
-    number("ranks", "ranks"),
-    number("steps", "steps"),
+    text_column("run", "run", minWidth=200, pinned="left"),
+    text_column("state", "state", minWidth=260),
+    text_column("started", "started", minWidth=190, filter="agTextColumnFilter"),
+    text_column("strategy", "strategy"),
+    number_column("ranks", "ranks"),
+    number_column("steps", "steps"),
     *map(figure_column, (STEP, EXPOSED, MEMORY)),
-    column("worst", "findings"),
-    column("tags", "tags"),
-    column("note", "note"),
-    column("command", "command", minWidth=240),
+    text_column("worst", "findings"),
+    text_column("tags", "tags"),
+    text_column("note", "note"),
+    text_column("command", "command", minWidth=240),
 )
 
 
@@ -51,10 +57,10 @@ def runs_page(items: Sequence[Item], comparison: Any = None) -> Any:
                     dmc.Text("Click a run to open it.", size="sm", c="dimmed"),
                 ]
             ),
-            grid(
+            data_grid(
                 "run-table",
                 COLUMNS,
-                {"rowData": run_rows(items)},
+                {"rowData": run_table_rows(items)},
                 420,
                 rowSelection={"mode": "multiRow", "enableClickSelection": False},
             ),
@@ -64,7 +70,7 @@ def runs_page(items: Sequence[Item], comparison: Any = None) -> Any:
     )
 
 
-def run_rows(items: Sequence[Item]) -> list[dict[str, Any]]:
+def run_table_rows(items: Sequence[Item]) -> list[dict[str, Any]]:
     """The rows of the table of runs."""
     return [
         {
@@ -75,9 +81,11 @@ def run_rows(items: Sequence[Item]) -> list[dict[str, Any]]:
             "strategy": m.strategy,
             "ranks": m.ranks,
             "steps": m.steps,
-            "step": rounded(STEP.unit.scaled(m.step_seconds)),
-            "exposed": rounded(EXPOSED.unit.scaled(m.exposed_ratio)),
-            "memory": rounded(MEMORY.unit.scaled(m.memory_bytes) if m.memory_bytes >= 0 else None),
+            "step": round_for_table(STEP.unit.scaled(m.step_seconds)),
+            "exposed": round_for_table(EXPOSED.unit.scaled(m.exposed_ratio)),
+            "memory": round_for_table(
+                MEMORY.unit.scaled(m.memory_bytes) if m.memory_bytes >= 0 else None
+            ),
             "worst": m.worst or "none",
             "tags": ", ".join(item.about.tags),
             "note": item.about.note,
@@ -88,24 +96,26 @@ def run_rows(items: Sequence[Item]) -> list[dict[str, Any]]:
     ]
 
 
-def comparison(compared: Comparison) -> Any:
+def comparison_view(compared: Comparison) -> Any:
     """Runs side by side: which one to prefer, and which differences are significant."""
     advice = compared.advice
-    heads = [_compared_head(number, column) for number, column in enumerate(compared.columns)]
+    heads = [_compared_run_head(number, column) for number, column in enumerate(compared.columns)]
     marks = f"Coloured figures differ significantly from {letter(0)}."
     return dmc.Stack(
         [
             dmc.Alert(
-                html.Ul([html.Li(why) for why in advice.reasons]),
+                html.Ul([html.Li(reason) for reason in advice.reasons]),
                 title=advice.text[:1].upper() + advice.text[1:],
                 color="gray" if advice.take is None else "teal",
             ),
             dcc.Link("Lay their charts over each other", href=_over_each_other(compared)),
-            configurations(compared),
+            configuration_table(compared),
             dmc.Table(
                 [
                     html.Thead(html.Tr([html.Th(""), *heads])),
-                    html.Tbody([line for part in grouped(compared) for line in _compared(*part)]),
+                    html.Tbody(
+                        [row for group in grouped(compared) for row in _compared_rows(*group)]
+                    ),
                 ],
                 withRowBorders=True,
                 highlightOnHover=True,
@@ -117,29 +127,31 @@ def comparison(compared: Comparison) -> Any:
 
 
 def _over_each_other(compared: Comparison) -> str:
-    first, *others = (column.runs[0] for column in compared.columns)
-    return Route(run=first, others=tuple(others)).address
+    run, *other_runs = (column.runs[0] for column in compared.columns)
+    return Route(run=run, others=tuple(other_runs)).address
 
 
-def _compared_head(number: int, column: Column) -> Any:
-    ended = f", {column.ended}" if column.died else ""
+def _compared_run_head(number: int, column: Column) -> Any:
+    ending = f", {column.ended}" if column.died else ""
     return html.Th(
         [
             dcc.Link(f"{letter(number)}  {column.runs[0]}", href=f"/run/{column.runs[0]}/overview"),
             dmc.Text(
-                f"{column.strategy}, {steps_text(column)} steps timed{ended}", size="xs", c="dimmed"
+                f"{column.strategy}, {steps_text(column)} steps timed{ending}",
+                size="xs",
+                c="dimmed",
             ),
         ]
     )
 
 
-def _compared(title: str, rows: Sequence[Row]) -> list[Any]:
+def _compared_rows(title: str, rows: Sequence[Row]) -> list[Any]:
     head = html.Tr(html.Th(title, colSpan=1 + len(rows[0].cells))) if rows else None
-    lines = [
+    table_rows = [
         html.Tr([html.Td(row.label), *(_compared_cell(row, n) for n in range(len(row.cells)))])
         for row in rows
     ]
-    return [head, *lines] if head is not None else []
+    return [head, *table_rows] if head is not None else []
 
 
 def _compared_cell(row: Row, number: int) -> Any:

@@ -23,13 +23,13 @@ PAGES = {
 LASTS = (100, 1000, 0)
 """The numbers of steps that charts can show; 0: all steps."""
 
-_METRICS = tuple(figure.name for figure in MAPPED)
-_MOST_RANKS = 64
-_MOST_NODE = 255
-MOST_RUNS = 8
+_METRICS = tuple(metric.name for metric in MAPPED)
+_MAX_RANKS = 64
+_MAX_NODE_LENGTH = 255
+MAX_RUNS = 8
 """So many runs are compared or drawn at once, with a colour each."""
-_MOST_CHARACTERS = 4000
-_MOST_UNKNOWN = 200
+_MAX_CHARACTERS = 4000
+_MAX_PATH_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Route:
         path = f"/run/{quote(self.run, safe='')}/{self.page}" if self.run else "/"
         if self.unknown:
             path = "/" + quote(self.unknown, safe="", errors="replace")
-        query = urlencode({name: text for name, text in fields.items() if text}, safe=",")
+        query = urlencode({name: field for name, field in fields.items() if field}, safe=",")
         return path + (f"?{query}" if query else "")
 
     @property
@@ -88,62 +88,73 @@ class Route:
         return replace(self, page=page)
 
 
-def parse(path: str, query: str) -> Route:
+def parse_route(path: str, query: str) -> Route:
     """The route of an address; ignores what is unknown in its query."""
-    parts = [unquote(part) for part in path[:_MOST_CHARACTERS].split("/") if part]
-    fields = parse_qs(query[:_MOST_CHARACTERS].lstrip("?"))
-    given = {name: values[0] for name, values in fields.items()}
-    where = Route(
-        ranks=_numbers(given.get("ranks", "")),
-        last=_one_of(given.get("last", ""), LASTS),
-        steps=_range(given.get("steps", "")),
-        metric=given.get("metric", "") if given.get("metric") in _METRICS else "step",
-        node=given.get("node", "")[:_MOST_NODE],
-        changes=given.get("changes", ""),
-        at=_moment(given.get("at", "")),
+    segments = [unquote(segment) for segment in path[:_MAX_CHARACTERS].split("/") if segment]
+    fields = parse_qs(query[:_MAX_CHARACTERS].lstrip("?"))
+    params = {name: values[0] for name, values in fields.items()}
+    route = Route(
+        ranks=_parse_rank_numbers(params.get("ranks", "")),
+        last=_parse_one_of(params.get("last", ""), LASTS),
+        steps=_parse_step_range(params.get("steps", "")),
+        metric=params.get("metric", "") if params.get("metric") in _METRICS else "step",
+        node=params.get("node", "")[:_MAX_NODE_LENGTH],
+        changes=params.get("changes", ""),
+        at=_parse_moment(params.get("at", "")),
     )
-    page = parts[2] if len(parts) > 2 else "overview"
-    if 2 <= len(parts) <= 3 and parts[0] == "run" and is_run_id(parts[1]) and page in PAGES:
-        others = _names(given.get("with", ""), parts[1])
-        return replace(where, run=parts[1], page=page, others=others)
-    if parts:
-        return Route(unknown="/".join(parts)[:_MOST_UNKNOWN])
-    return Route(compared=_names(given.get("compare", "")))
+    page = segments[2] if len(segments) > 2 else "overview"
+    if (
+        2 <= len(segments) <= 3
+        and segments[0] == "run"
+        and is_run_id(segments[1])
+        and page in PAGES
+    ):
+        other_runs = _parse_run_names(params.get("with", ""), segments[1])
+        return replace(route, run=segments[1], page=page, others=other_runs)
+    if segments:
+        return Route(unknown="/".join(segments)[:_MAX_PATH_LENGTH])
+    return Route(compared=_parse_run_names(params.get("compare", "")))
 
 
 def parse_address(address: str | None) -> Route:
     """The route of ``path?query``."""
     path, _, query = str(address or "/").partition("?")
-    return parse(path, query)
+    return parse_route(path, query)
 
 
-def _names(text: str, but: str = "") -> tuple[str, ...]:
-    """The names of runs in *text*, each once, without the name *but*."""
-    names = dict.fromkeys(name for name in text.split(",") if is_run_id(name) and name != but)
-    return tuple(names)[:MOST_RUNS]
+def _parse_run_names(joined: str, but: str = "") -> tuple[str, ...]:
+    """The names of runs in *joined*, each once, without the name *but*."""
+    names = dict.fromkeys(name for name in joined.split(",") if is_run_id(name) and name != but)
+    return tuple(names)[:MAX_RUNS]
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    numbers = {int(word) for word in text.split(",") if word.isdecimal() and len(word) < 8}
-    return tuple(sorted(numbers))[:_MOST_RANKS]
+def _parse_rank_numbers(joined: str) -> tuple[int, ...]:
+    numbers = {
+        int(number) for number in joined.split(",") if number.isdecimal() and len(number) < 8
+    }
+    return tuple(sorted(numbers))[:_MAX_RANKS]
 
 
-def _range(text: str) -> tuple[int, int] | None:
+def _parse_step_range(bounds: str) -> tuple[int, int] | None:
     """The steps ``A-B``, in their order; None for anything else."""
-    found = re.fullmatch(r"\s*([0-9]{1,12})\s*-\s*([0-9]{1,12})\s*", text, re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"\s*([0-9]{1,12})\s*-\s*([0-9]{1,12})\s*", bounds, re.ASCII)
+    if match is None:
         return None
-    first, last = sorted(map(int, found.groups()))
-    return first, last
+    low, high = sorted(map(int, match.groups()))
+    return low, high
 
 
-def _one_of(text: str, known: tuple[int, ...]) -> int:
-    return int(text) if text.isdecimal() and len(text) < 8 and int(text) in known else known[-1]
+def _parse_one_of(number: str, choices: tuple[int, ...]) -> int:
+    return (
+        int(number)
+        if number.isdecimal() and len(number) < 8 and int(number) in choices
+        else choices[-1]
+    )
 
 
-def _moment(text: str) -> float | None:
+def _parse_moment(timestamp: str) -> float | None:
     try:
-        wall = float(text)
+        seconds = float(timestamp)
     except ValueError:
         return None
-    return wall if 0 < wall < 1e11 else None
+    return seconds if 0 < seconds < 1e11 else None

@@ -8,12 +8,12 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.compare.comparison import Comparison, letter
-from zeromon.compare.text import configuration
+from zeromon.compare.text import configured_rows
 from zeromon.focus import nearest_oom
 from zeromon.levels import OOM
 from zeromon.readout.figures import TEXT, Fields, Figure, Row
 from zeromon.readout.remedy import DiffLine, remedy_text
-from zeromon.readout.text import finding_text, subject
+from zeromon.readout.text import finding_text, rank_prefix
 from zeromon.readout.verdict import risk_text
 from zeromon.snapshot import Finding, Pool, RunSnapshot, Severity
 from zeromon.units import human_ratio
@@ -38,7 +38,7 @@ SEVERITY_COLOURS = {
 """Colour of a severity; None: below every threshold."""
 
 
-def card(label: str, value: str, note: str, colour: str = "dimmed") -> Any:
+def figure_card(label: str, value: str, note: str, colour: str = "dimmed") -> Any:
     """A figure: its name, its value, and a note in a colour."""
     return dmc.Paper(
         [
@@ -54,61 +54,66 @@ def risk_card(run: RunSnapshot) -> Any:
     """The highest out-of-memory risk of the run."""
     nearest = nearest_oom(run.ranks)
     if nearest is None:
-        why = "the run has ended" if run.ended else "the capacity is unknown"
-        return card("OOM risk", "n/a", why)
+        reason = "the run has ended" if run.ended else "the capacity is unknown"
+        return figure_card("OOM risk", "n/a", reason)
     rank, risk = nearest
     colour = SEVERITY_COLOURS[OOM.severity(risk.ratio)]
-    whose = "" if risk.pool == Pool.HOST else subject(rank.rank)
-    return card("OOM risk", human_ratio(risk.ratio), whose + risk_text(risk, rank), colour)
+    owner = "" if risk.pool == Pool.HOST else rank_prefix(rank.rank)
+    return figure_card("OOM risk", human_ratio(risk.ratio), owner + risk_text(risk, rank), colour)
 
 
-_MOST_CARDS = 12
+_MAX_CARDS = 12
 
 
-def card_parts(*made: Any) -> Parts:
+def card_parts(*contents: Any) -> Parts:
     """A part for each card, so that a tab is sent those that changed; the rest have no content."""
-    children = (*made, *(None for _ in range(_MOST_CARDS - len(made))))
-    return {f"card-{n}": {"children": one} for n, one in enumerate(children)}
+    children = (*contents, *(None for _ in range(_MAX_CARDS - len(contents))))
+    return {f"card-{n}": {"children": content} for n, content in enumerate(children)}
 
 
-def cards(parts: Parts) -> Any:
+def card_row(props: Parts) -> Any:
     """The row of cards at the top of a page."""
-    places = [html.Div(id=name, **own) for name, own in parts.items() if name.startswith("card-")]
-    return dmc.SimpleGrid(places, id="cards", cols={"base": 1, "sm": 2, "lg": 4}, spacing="sm")
+    slots = [
+        html.Div(id=name, **card_props)
+        for name, card_props in props.items()
+        if name.startswith("card-")
+    ]
+    return dmc.SimpleGrid(slots, id="cards", cols={"base": 1, "sm": 2, "lg": 4}, spacing="sm")
 
 
-def graph(name: str, parts: Parts) -> Any:
+def graph_panel(name: str, props: Parts) -> Any:
     """A figure."""
-    return dmc.Paper(dcc.Graph(id=name, config=CONFIG, **parts[name]), p=4)
+    return dmc.Paper(dcc.Graph(id=name, config=CONFIG, **props[name]), p=4)
 
 
-def drawn(known: Known, *names: str) -> dict[str, Chart]:
+def drawn_charts(view: Known, *names: str) -> dict[str, Chart]:
     """The charts, or those with these *names*; of one without a value its title, and why."""
-    steps = known.where.steps
-    if known.others:
-        made = charts.overlaid([(known.run, known.series), *known.others], steps)
+    steps = view.where.steps
+    if view.others:
+        by_name = charts.overlaid_charts([(view.run, view.series), *view.others], steps)
     else:
-        made = charts.charts_of(known.series, known.run, steps)
+        by_name = charts.charts_of(view.series, view.run, steps)
     if steps is not None:
-        why = f"no value of step {steps[0]:,} to {steps[1]:,} is known"
+        reason = f"no value of step {steps[0]:,} to {steps[1]:,} is known"
     else:
-        why = "no step has told it" if known.series["step"] else "no step has ended yet"
+        reason = "no step has told it" if view.series["step"] else "no step has ended yet"
     return {
-        name: made[name] or charts.without_value(name, known.run, why) for name in names or made
+        name: by_name[name] or charts.chart_without_value(name, view.run, reason)
+        for name in names or by_name
     }
 
 
-def two_columns(*parts: Any) -> Any:
+def two_columns(*components: Any) -> Any:
     """Two columns, or one on a narrow screen."""
-    return dmc.SimpleGrid(list(parts), cols={"base": 1, "lg": 2}, spacing="sm")
+    return dmc.SimpleGrid(list(components), cols={"base": 1, "lg": 2}, spacing="sm")
 
 
-def heading(text: str) -> Any:
+def section_heading(title: str) -> Any:
     """The title of a part of a page."""
-    return dmc.Title(text, order=2, size="h5")
+    return dmc.Title(title, order=2, size="h5")
 
 
-def grid(
+def data_grid(
     name: str,
     columns: Sequence[dict[str, Any]],
     rows: Props,
@@ -146,15 +151,15 @@ def grid(
     )
 
 
-def column(name: str, title: str, width: int = 0, **more: Any) -> dict[str, Any]:
+def text_column(name: str, title: str, width: int = 0, **options: Any) -> dict[str, Any]:
     """A column of text. *width*: pixels, 0 for a share of the room."""
-    made = {"field": name, "headerName": title, "tooltipField": name, **more}
+    definition = {"field": name, "headerName": title, "tooltipField": name, **options}
     if width:
-        made |= {"width": width, "flex": 0}
-    return made
+        definition |= {"width": width, "flex": 0}
+    return definition
 
 
-def number(name: str, title: str) -> dict[str, Any]:
+def number_column(name: str, title: str) -> dict[str, Any]:
     """A column of numbers, "n/a" where one is unknown; files have all their digits."""
     return {
         "field": name,
@@ -170,18 +175,21 @@ def number(name: str, title: str) -> dict[str, Any]:
 
 def figure_column(figure: Figure) -> dict[str, Any]:
     """The column of a figure, named and scaled as its declaration says."""
-    return number(figure.name, f"{figure.name}, {figure.unit.symbol}")
+    return number_column(figure.name, f"{figure.name}, {figure.unit.symbol}")
 
 
-def field_columns(fields: Fields[Row], *names: str, down: str = "") -> list[dict[str, Any]]:
-    """The columns of the fields *names*; rows are sorted by *down*, the largest value first."""
-    made = [
-        column(name, name, minWidth=150)
+def field_columns(fields: Fields[Row], *names: str, sort_field: str = "") -> list[dict[str, Any]]:
+    """The columns of the fields *names*; rows are sorted by *sort_field*, the largest value first."""
+    definitions = [
+        text_column(name, name, minWidth=150)
         if fields[name].unit is TEXT
-        else number(name, f"{name}, {fields[name].unit.symbol}".removesuffix(", "))
+        else number_column(name, f"{name}, {fields[name].unit.symbol}".removesuffix(", "))
         for name in names
     ]
-    return [{**one, "sort": "desc"} if one["field"] == down else one for one in made]
+    return [
+        {**definition, "sort": "desc"} if definition["field"] == sort_field else definition
+        for definition in definitions
+    ]
 
 
 def field_rows(rows: Iterable[Row], fields: Fields[Row], *names: str) -> list[dict[str, Any]]:
@@ -196,13 +204,16 @@ def finding_list(findings: Sequence[Finding], total: int) -> list[Any]:
     """The *findings*, and how many of *total* are left out."""
     if not total:
         return [dmc.Text("Nothing to report.", c="dimmed", size="sm")]
-    shown = [_finding(finding) for finding in findings]
-    more = total - len(findings)
-    return [*shown, *([dmc.Text(f"and {more} more under Advice", size="sm")] if more else [])]
+    panels = [_finding_panel(finding) for finding in findings]
+    omitted = total - len(findings)
+    return [
+        *panels,
+        *([dmc.Text(f"and {omitted} more under Advice", size="sm")] if omitted else []),
+    ]
 
 
-def _finding(finding: Finding) -> Any:
-    lines: list[Any] = [
+def _finding_panel(finding: Finding) -> Any:
+    rows: list[Any] = [
         dmc.Group(
             [
                 dmc.Badge(
@@ -217,30 +228,30 @@ def _finding(finding: Finding) -> Any:
         dmc.Text(finding_text(finding), size="sm", mt=4),
     ]
     if finding.remedy is not None:
-        words = remedy_text(finding.remedy)
-        lines += [
-            dmc.Text(words.reason, size="xs", c="dimmed", mt=4),
-            html.Pre([_diff_line(line) for line in words.diff], className="diff"),
-            dmc.Text(words.outlook, size="xs"),
+        remedy = remedy_text(finding.remedy)
+        rows += [
+            dmc.Text(remedy.reason, size="xs", c="dimmed", mt=4),
+            html.Pre([_diff_line(diff_line) for diff_line in remedy.diff], className="diff"),
+            dmc.Text(remedy.outlook, size="xs"),
         ]
-    return dmc.Paper(lines, p="sm", className=f"finding {finding.severity}")
+    return dmc.Paper(rows, p="sm", className=f"finding {finding.severity}")
 
 
-def _diff_line(line: DiffLine) -> Any:
-    kind = {"added": "in", "removed": "out"}.get(line.kind, "same")
-    return html.Span(line.text + "\n", className=kind)
+def _diff_line(diff_line: DiffLine) -> Any:
+    kind = {"added": "in", "removed": "out"}.get(diff_line.kind, "same")
+    return html.Span(diff_line.text + "\n", className=kind)
 
 
-def configurations(compared: Comparison) -> Any:
+def configuration_table(compared: Comparison) -> Any:
     """A table of what the runs do not have alike: configuration, command, environment."""
-    rows = configuration(compared)
+    rows = configured_rows(compared)
     unknown = [letter(n) for n in compared.environment.unknown]
-    lines = [f"The environment of {', '.join(unknown)} was not recorded."] if unknown else []
+    remarks = [f"The environment of {', '.join(unknown)} was not recorded."] if unknown else []
     if not rows:
-        lines.append("No difference in configuration and environment is known.")
+        remarks.append("No difference in configuration and environment is known.")
     heads = [
-        html.Th([letter(n), " ", dcc.Link(one.runs[0], href=f"/run/{one.runs[0]}/overview")])
-        for n, one in enumerate(compared.columns)
+        html.Th([letter(n), " ", dcc.Link(column.runs[0], href=f"/run/{column.runs[0]}/overview")])
+        for n, column in enumerate(compared.columns)
     ]
     table = dmc.Table(
         [
@@ -251,18 +262,18 @@ def configurations(compared: Comparison) -> Any:
         ],
         className="compared",
     )
-    shown = [dmc.TableScrollContainer(table, minWidth=240 * len(heads))] if rows else []
+    tables = [dmc.TableScrollContainer(table, minWidth=240 * len(heads))] if rows else []
     return html.Div(
         [
-            heading("Configuration"),
-            *shown,
-            *(dmc.Text(line, size="sm", c="dimmed") for line in lines),
+            section_heading("Configuration"),
+            *tables,
+            *(dmc.Text(remark, size="sm", c="dimmed") for remark in remarks),
         ]
     )
 
 
-def trouble(text: str, hint: str = "", ways: Mapping[str, str] | None = None) -> Any:
-    """A page that says why there is nothing to show. *ways*: where else to go, text -> address."""
-    out = [html.Li(dcc.Link(told, href=address)) for told, address in (ways or {}).items()]
-    parts = [html.P(text), html.P(hint), *([html.Ul(out)] if out else [])]
-    return dmc.Alert(parts, title="This cannot be shown", color="red", className="trouble")
+def trouble_alert(problem: str, hint: str = "", links: Mapping[str, str] | None = None) -> Any:
+    """A page that says why there is nothing to show. *links*: where else to go, label -> address."""
+    items = [html.Li(dcc.Link(label, href=address)) for label, address in (links or {}).items()]
+    children = [html.P(problem), html.P(hint), *([html.Ul(items)] if items else [])]
+    return dmc.Alert(children, title="This cannot be shown", color="red", className="trouble")

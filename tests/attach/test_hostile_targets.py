@@ -15,7 +15,7 @@ import pytest
 from attaching import BUSY, SLEEPS, has_run, line, running, writes
 from support import wait_for
 
-from zeromon.attach.inject import inject, refusal
+from zeromon.attach.inject import inject_line, refusal
 from zeromon.attach.inject.elf import waits_for_interpreter
 from zeromon.errors import AttachRefused
 
@@ -77,7 +77,7 @@ def test_a_target_that_is_busy_with_other_things_runs_the_line(tmp_path: Path, n
     with running(TARGETS[name]) as target:
         threads = len(os.listdir(f"/proc/{target.pid}/task"))
         for times in range(1, 6):
-            inject(target.pid, writes(sign), sign.exists)
+            inject_line(target.pid, writes(sign), sign.exists)
             wait_for(has_run(sign, times), 20)
         wait_for(lambda: not waits_for_interpreter(target.pid))
         time.sleep(0.1)
@@ -103,7 +103,7 @@ def test_a_python_whose_files_are_elsewhere(tmp_path: Path, code: str, gone: boo
             shutil.rmtree(tmp_path / "here")
         else:
             (tmp_path / "here").rename(tmp_path / "there")
-        inject(target.pid, writes(sign), sign.exists)
+        inject_line(target.pid, writes(sign), sign.exists)
         wait_for(has_run(sign, 1), 20)
         assert target.poll() is None
 
@@ -138,7 +138,7 @@ def test_one_that_execs_at_that_moment_is_not_harmed(body: str) -> None:
         began = time.monotonic()
         while time.monotonic() < began + 1.5 or not told["done"]:
             try:
-                inject(target.pid, line("pass"), lambda: True)
+                inject_line(target.pid, line("pass"), lambda: True)
                 told["done"] += 1
             except AttachRefused as error:
                 told[str(error).replace(str(target.pid), "PID")] += 1
@@ -159,7 +159,7 @@ def test_one_that_exits_at_that_moment_is_named() -> None:
             pid = int(parent.stdout.readline())
             try:
                 while True:
-                    inject(pid, line("pass"), lambda: True)
+                    inject_line(pid, line("pass"), lambda: True)
                     told["done"] += 1
             except AttachRefused as error:
                 told[str(error).replace(str(pid), "PID")] += 1
@@ -178,7 +178,7 @@ def test_one_that_gdb_holds_is_refused_by_name(tmp_path: Path) -> None:
         try:
             wait_for(lambda: refusal.status_of(target.pid)["TracerPid"] == str(gdb.pid))
             with pytest.raises(AttachRefused, match=rf"is being traced by gdb \({gdb.pid}\)"):
-                inject(target.pid, line("pass"), lambda: True)
+                inject_line(target.pid, line("pass"), lambda: True)
         finally:
             gdb.kill()
             gdb.wait()
@@ -199,7 +199,7 @@ def test_the_scopes_of_yama_are_named_with_a_way_out(
     """This kernel may have no Yama: what it would answer is put in its place."""
     monkeypatch.setattr(refusal, "_yama_scope", lambda _: scope)
     status = {"VmSize": "9 kB", "CapEff": f"{1 << 19:x}" if root else "0"}
-    monkeypatch.setattr(refusal, "_status_in", lambda _: status)
+    monkeypatch.setattr(refusal, "_status_in_folder", lambda _: status)
     why = refusal.why_not_traced(1234)
     assert f"kernel.yama.ptrace_scope is {name}" in str(why)
     assert way_out in why.hint

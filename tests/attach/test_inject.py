@@ -17,10 +17,10 @@ from attaching import BUSY, SLEEPS, code_of, has_run, line, running, writes
 from support import wait_for
 
 from zeromon.attach import loader
-from zeromon.attach.inject import inject, look, parked, prove_gdb
+from zeromon.attach.inject import inject_line, parked, prove_gdb_works, resolve_target
 from zeromon.attach.inject.elf import gnu_hash, waits_for_interpreter
-from zeromon.attach.loader import attach, detach
-from zeromon.attach.rank_processes import Process, processes
+from zeromon.attach.loader import attach_ranks, detach_ranks
+from zeromon.attach.rank_processes import Process, running_processes
 from zeromon.errors import AttachRefused
 
 pytestmark = pytest.mark.skipif(
@@ -58,7 +58,7 @@ def test_the_code_is_what_its_listing_says(tmp_path: Path) -> None:
 
 def test_symbols_are_where_the_loader_has_them() -> None:
     """Read from the memory of this process, and asked of the loader."""
-    found = look(os.getpid())
+    found = resolve_target(os.getpid())
     for name, library in (
         ("PyGILState_Ensure", ctypes.pythonapi),
         ("PyRun_SimpleString", ctypes.pythonapi),
@@ -92,7 +92,7 @@ def test_a_line_runs_once_a_time_and_nothing_stays(tmp_path: Path, code: str, ho
         threads = len(os.listdir(f"/proc/{target.pid}/task"))
         mapped = code_of(target.pid)
         for times in range(1, 9):
-            injected = inject(target.pid, writes(sign), sign.exists)
+            injected = inject_line(target.pid, writes(sign), sign.exists)
             assert injected.how.startswith(how)
             wait_for(has_run(sign, times), 20)
         wait_for(lambda: not waits_for_interpreter(target.pid))
@@ -116,7 +116,7 @@ def test_every_python_of_this_machine(tmp_path: Path, python: Path) -> None:
     for number, code in enumerate((BUSY, HELPED)):
         sign = tmp_path / f"sign{number}"
         with running(code, python=str(python)) as target:
-            inject(target.pid, writes(sign), sign.exists)
+            inject_line(target.pid, writes(sign), sign.exists)
             wait_for(has_run(sign, 1), 20)
             assert target.poll() is None
 
@@ -124,7 +124,7 @@ def test_every_python_of_this_machine(tmp_path: Path, python: Path) -> None:
 def test_a_line_that_raises_does_not_reach_the_program() -> None:
     """Also as a pending call, whose error would be raised in the midst of the loop."""
     with running(BUSY) as target:
-        inject(target.pid, "1/0", lambda: True)
+        inject_line(target.pid, "1/0", lambda: True)
         time.sleep(0.3)
         assert target.poll() is None
 
@@ -133,9 +133,9 @@ def test_whoever_holds_the_interpreter_gets_the_line_later(tmp_path: Path) -> No
     """The injection itself does not wait; a second one does not overwrite the first."""
     sign = tmp_path / "sign"
     with running(HOLDS) as target:
-        inject(target.pid, writes(sign), sign.exists)
+        inject_line(target.pid, writes(sign), sign.exists)
         wait_for(has_run(sign, 1), 20)
-        inject(target.pid, writes(sign), sign.exists)
+        inject_line(target.pid, writes(sign), sign.exists)
         wait_for(has_run(sign, 2), 20)
         assert target.poll() is None
 
@@ -152,7 +152,7 @@ def test_the_target_goes_on_when_we_are_killed(code: str) -> None:
             if not child:
                 try:
                     while True:
-                        inject(target.pid, line("pass"), lambda: True)
+                        inject_line(target.pid, line("pass"), lambda: True)
                 finally:
                     os._exit(1)
             time.sleep(0.02 + 0.04 * draw.random())
@@ -179,26 +179,26 @@ def test_a_gdb_that_kills_is_found_on_a_process_of_ours(
     (tmp_path / "gdb").write_text(KILLS.format(folder=tmp_path))
     (tmp_path / "gdb").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    prove_gdb.cache_clear()
+    prove_gdb_works.cache_clear()
     with running(SLEEPS) as target:
         for _ in range(2):
             with pytest.raises(AttachRefused, match="gdb does not work on this machine") as refused:
-                inject(target.pid, "pass", lambda: True, by_gdb=True)
+                inject_line(target.pid, "pass", lambda: True, by_gdb=True)
         assert "zeromon run" in refused.value.hint
         assert str(target.pid) not in (tmp_path / "tried").read_text().split()
         assert target.poll() is None
-    prove_gdb.cache_clear()
+    prove_gdb_works.cache_clear()
 
 
 @pytest.mark.parametrize("code", [BUSY, WAITS], ids=["busy", "waits"])
 def test_gdb_does_it_where_our_code_cannot(tmp_path: Path, code: str) -> None:
     try:
-        prove_gdb()
+        prove_gdb_works()
     except AttachRefused as why:  # not installed, or as gdb 13.1 on a processor with AMX
         pytest.skip(str(why))
     sign = tmp_path / "sign"
     with running(code) as target:
-        assert inject(target.pid, writes(sign), sign.exists, by_gdb=True).how == "gdb"
+        assert inject_line(target.pid, writes(sign), sign.exists, by_gdb=True).how == "gdb"
         wait_for(has_run(sign, 1), 20)
         assert target.poll() is None
 
@@ -208,7 +208,7 @@ def test_gdb_does_it_where_our_code_cannot(tmp_path: Path, code: str) -> None:
 
 def refusal(pid: int) -> tuple[str, str]:
     with pytest.raises(AttachRefused) as refused:
-        inject(pid, line("pass"), lambda: True)
+        inject_line(pid, line("pass"), lambda: True)
     return str(refused.value), refused.value.hint
 
 
@@ -236,7 +236,7 @@ def test_a_stopped_process_a_dead_one_and_a_traced_one_are_refused() -> None:
         text, hint = refusal(target.pid)
         assert "is stopped" in text and f"kill -CONT {target.pid}" in hint
         os.kill(target.pid, signal.SIGCONT)
-        parked._ptrace(parked._SEIZE, target.pid)
+        parked._ptrace_call(parked._SEIZE, target.pid)
         assert "is being traced by" in refusal(target.pid)[0]
     zombie = os.fork()
     if not zombie:
@@ -289,7 +289,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def process(pid: int) -> Process:
-    return processes()[pid]
+    return running_processes()[pid]
 
 
 def test_a_python_without_torch_is_refused_and_keeps_its_main_thread(root: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_python_without_torch_is_refused_and_keeps_its_main_thread(root: Path)
         "print(is_main, 'torch' in sys.modules, flush=True)"
     )
     with running(code) as target:
-        folder, (outcome,) = attach([process(target.pid)], root)
+        folder, (outcome,) = attach_ranks([process(target.pid)], root)
         assert "it has not loaded torch" in outcome.refused
         assert not folder.exists()
         assert [p.name for p in (root / ".attach").iterdir()] == []
@@ -311,10 +311,10 @@ def test_a_python_without_torch_is_refused_and_keeps_its_main_thread(root: Path)
 def test_a_rank_in_another_pid_namespace_has_a_pid_here_too(root: Path) -> None:
     """Found below the one that made the namespace, and reached."""
     with running(SLEEPS, "unshare", "--pid", "--fork", "--kill-child") as outer:
-        inner = next(p for p in processes().values() if p.parent == outer.pid)
+        inner = next(p for p in running_processes().values() if p.parent == outer.pid)
         status = Path(f"/proc/{inner.pid}/status").read_text()
         assert f"NSpid:\t{inner.pid}\t1\n" in status
-        _, (outcome,) = attach([inner], root)
+        _, (outcome,) = attach_ranks([inner], root)
         assert "it has not loaded torch" in outcome.refused
         assert outcome.how
         assert outer.poll() is None
@@ -324,7 +324,7 @@ def test_a_rank_in_another_pid_namespace_has_a_pid_here_too(root: Path) -> None:
 def test_a_container_that_sees_other_files_is_refused_before_anything_happens(root: Path) -> None:
     over = f'mount -t tmpfs none {root} && exec "$@"'
     with running(SLEEPS, "unshare", "--mount", "bash", "-c", over, "bash") as target:
-        _, (outcome,) = attach([process(target.pid)], root)
+        _, (outcome,) = attach_ranks([process(target.pid)], root)
         assert f"in a container without access to {root}" in outcome.refused
         assert "docker exec" in outcome.hint
         assert not outcome.how
@@ -340,7 +340,7 @@ def test_one_that_never_comes_to_it_is_left_with_nothing_to_run(
         + SLEEPS
     )
     with running(code) as target:
-        _, (outcome,) = attach([process(target.pid)], root)
+        _, (outcome,) = attach_ranks([process(target.pid)], root)
         assert (
             "holds the interpreter's lock in C code; the request was withdrawn" in outcome.refused
         )
@@ -353,7 +353,7 @@ def test_one_that_never_comes_to_it_is_left_with_nothing_to_run(
 def test_one_that_dies_meanwhile_is_named(root: Path) -> None:
     code = "import ctypes, signal\nsignal.alarm(1)\nUP\nctypes.PyDLL(None).usleep(9_000_000)"
     with running(code) as target:
-        _, (outcome,) = attach([process(target.pid)], root)
+        _, (outcome,) = attach_ranks([process(target.pid)], root)
         assert "ended during the attach" in outcome.refused
 
 
@@ -361,8 +361,8 @@ def test_two_of_us_do_not_meet_at_one_process(root: Path) -> None:
     with running(SLEEPS) as target:
         desk = root / ".attach"
         desk.mkdir(mode=0o700)
-        with loader._alone(desk / f"{target.pid}.lock", target.pid):
-            (outcome,) = detach([process(target.pid)], root)
+        with loader._locked_process(desk / f"{target.pid}.lock", target.pid):
+            (outcome,) = detach_ranks([process(target.pid)], root)
         assert "another zeromon is at process" in outcome.refused
 
 
@@ -385,9 +385,9 @@ def test_a_python_without_a_gil_is_left_alone(tmp_path: Path, free: bool) -> Non
             assert wait_for(lambda: _state_of(running.pid) == "S", 10)
             if free:
                 with pytest.raises(AttachRefused, match="without a GIL"):
-                    look(running.pid)
+                    resolve_target(running.pid)
             else:
-                assert look(running.pid).symbols.keys() >= set(names)
+                assert resolve_target(running.pid).symbols.keys() >= set(names)
             assert running.poll() is None
         finally:
             running.kill()

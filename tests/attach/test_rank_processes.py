@@ -61,23 +61,23 @@ def test_ranks_below_a_launcher_without_their_data_workers(proc: Proc, launcher:
     proc.add(10, 1, launcher, torch=True)
     proc.add(11, 10, "bash -c", RANK="0", WORLD_SIZE="2")
     ranks(proc, 11, 20, world=2)
-    table = rank_processes.processes()
+    table = rank_processes.running_processes()
     assert pids(rank_processes.ranks_of(10, table)) == [20, 21]
     assert pids(rank_processes.ranks_of(1, table)) == [20, 21]
     assert pids(rank_processes.ranks_of(21, table)) == [21]
-    assert pids(rank_processes.siblings(21, table)) == [20, 21]
-    assert pids(rank_processes.all_ranks(table)) == [20, 21]
-    assert rank_processes.remote_members(rank_processes.siblings(21, table)) == []
+    assert pids(rank_processes.sibling_ranks(21, table)) == [20, 21]
+    assert pids(rank_processes.all_user_ranks(table)) == [20, 21]
+    assert rank_processes.remote_rank_numbers(rank_processes.sibling_ranks(21, table)) == []
 
 
 def test_two_jobs_of_one_user_are_told_apart(proc: Proc) -> None:
     for launcher, port in ((10, "1111"), (11, "2222")):
         proc.add(launcher, 1, "torchrun", torch=True)
         ranks(proc, launcher, launcher * 100, world=2, MASTER_PORT=port)
-    table = rank_processes.processes()
-    assert pids(rank_processes.siblings(1001, table)) == [1000, 1001]
-    assert pids(rank_processes.all_ranks(table)) == [1000, 1100, 1001, 1101]
-    assert len({process.job for process in rank_processes.all_ranks(table)}) == 2
+    table = rank_processes.running_processes()
+    assert pids(rank_processes.sibling_ranks(1001, table)) == [1000, 1001]
+    assert pids(rank_processes.all_user_ranks(table)) == [1000, 1100, 1001, 1101]
+    assert len({process.job for process in rank_processes.all_user_ranks(table)}) == 2
 
 
 def test_spawned_ranks_have_no_number(proc: Proc) -> None:
@@ -87,14 +87,14 @@ def test_spawned_ranks_have_no_number(proc: Proc) -> None:
         proc.add(pid, 10, "python -c multiprocessing.spawn", torch=True)
     proc.add(13, 10, "python -c multiprocessing.spawn", torch=True, name="pt_data_worker")
     proc.add(14, 10, "python -c multiprocessing.resource_tracker")
-    assert pids(rank_processes.ranks_of(10, rank_processes.processes())) == [11, 12]
+    assert pids(rank_processes.ranks_of(10, rank_processes.running_processes())) == [11, 12]
 
 
 def test_one_process_is_itself(proc: Proc) -> None:
     proc.add(10, 1, "python train.py", torch=True)
     proc.add(11, 10, "python train.py", torch=True, name="pt_data_worker")
-    assert pids(rank_processes.ranks_of(10, rank_processes.processes())) == [10]
-    assert rank_processes.ranks_of(99, rank_processes.processes()) == []
+    assert pids(rank_processes.ranks_of(10, rank_processes.running_processes())) == [10]
+    assert rank_processes.ranks_of(99, rank_processes.running_processes()) == []
 
 
 def test_tasks_of_srun_are_not_its_children(proc: Proc) -> None:
@@ -102,19 +102,22 @@ def test_tasks_of_srun_are_not_its_children(proc: Proc) -> None:
     proc.add(11, 1, "slurmstepd")
     ranks(proc, 11, 20, world=4, SLURM_JOB_ID="42", SLURM_JOB_NODELIST="n[1-2]")
     ranks(proc, 11, 200, world=2, SLURM_JOB_ID="43")
-    table = rank_processes.processes()
+    table = rank_processes.running_processes()
     found = rank_processes.ranks_of(10, table)
     assert pids(found) == [20, 21]
-    assert rank_processes.remote_members(found) == [2, 3]
-    assert rank_processes.nodes_of(found, table) == ["n[1-2]"]
+    assert rank_processes.remote_rank_numbers(found) == [2, 3]
+    assert rank_processes.node_names_of(found, table) == ["n[1-2]"]
 
 
 def test_deepspeed_names_its_nodes(proc: Proc) -> None:
     world = base64.urlsafe_b64encode(json.dumps({"alpha": [0, 1], "beta": [0, 1]}).encode())
     proc.add(10, 1, f"python -m deepspeed.launcher.launch --world_info={world.decode()}")
     ranks(proc, 10, 20, world=4)
-    table = rank_processes.processes()
-    assert rank_processes.nodes_of(rank_processes.ranks_of(10, table), table) == ["alpha", "beta"]
+    table = rank_processes.running_processes()
+    assert rank_processes.node_names_of(rank_processes.ranks_of(10, table), table) == [
+        "alpha",
+        "beta",
+    ]
 
 
 def test_what_goes_away_or_is_odd_is_left_out(proc: Proc) -> None:
@@ -124,6 +127,6 @@ def test_what_goes_away_or_is_odd_is_left_out(proc: Proc) -> None:
     proc.add(12, 1, "python")
     stat = proc.folder / "12" / "stat"
     stat.write_text(stat.read_text().replace(") S ", ") Z "))
-    table = rank_processes.processes()
+    table = rank_processes.running_processes()
     assert sorted(table) == [1, 10]
     assert (table[10].name, table[10].rank, table[10].world_size) == ("a) b (c", None, 0)

@@ -24,8 +24,8 @@ from support import Node, clean_environment
 
 from zeromon.cli import main, mcp
 from zeromon.cli.mcp_tools import DATA
-from zeromon.collector.http import start_server
-from zeromon.sources.access import body_length
+from zeromon.collector.http import start_http_server
+from zeromon.sources.access import parse_body_length
 from zeromon_dashboard.app import make_app
 from zeromon_dashboard.hub import Hub
 
@@ -226,7 +226,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def statuses_of_collector(node: Node, seed: int, count: int) -> None:
-    server = start_server(node.collector, "127.0.0.1", 0, TOKEN)
+    server = start_http_server(node.collector, "127.0.0.1", 0, TOKEN)
     server.shutdown()
     application: Any = server.get_app()
     requests = Requests(seed, application.routes, BODIES)
@@ -363,7 +363,7 @@ def fuzz_dashboard(node: Node, seed: int, count: int) -> None:
 
 
 def fuzz_assistant(node: Node, seed: int, count: int) -> None:
-    app = mcp.application(mcp.server(), "127.0.0.1", TOKEN)
+    app = mcp.build_asgi_application(mcp.build_mcp_server(), "127.0.0.1", TOKEN)
     statuses_of(
         app, Requests(seed, [("POST", "/mcp"), ("GET", "/mcp"), ("GET", "/{x}")], BODIES), count
     )
@@ -403,7 +403,7 @@ def test_w6_much_bad_input_is_answered_with_4xx(node: Node, name: str) -> None:
     ],
 )
 def test_w6_of_a_collector(node: Node, request_: str, status: int) -> None:
-    server = start_server(node.collector, "127.0.0.1", 0, TOKEN)
+    server = start_http_server(node.collector, "127.0.0.1", 0, TOKEN)
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as sending:
         more = f"\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
         sending.sendall(f"{request_}{more}".encode())
@@ -421,7 +421,7 @@ def test_w6_of_a_dashboard(node: Node, body: bytes) -> None:
 
 
 def test_a_length_is_digits() -> None:
-    assert [body_length(text) for text in ("0", "12", "", "-1", "٣", "1e3")] == [
+    assert [parse_body_length(text) for text in ("0", "12", "", "-1", "٣", "1e3")] == [
         0,
         12,
         None,
@@ -429,7 +429,7 @@ def test_a_length_is_digits() -> None:
         None,
         None,
     ]
-    assert (body_length("9" * 5000) or 0) > 1 << 50
+    assert (parse_body_length("9" * 5000) or 0) > 1 << 50
 
 
 @pytest.mark.parametrize(
@@ -524,7 +524,7 @@ def test_w8_ctrl_c_while_zeromon_is_imported_is_silent(tmp_path: Path) -> None:
 async def test_w9_an_error_has_the_notice_too(
     node: Node, tool: str, arguments: dict[str, Any]
 ) -> None:
-    async with Client(mcp.server()) as client:
+    async with Client(mcp.build_mcp_server()) as client:
         answer = await client.call_tool(tool, arguments)
     text = answer.content[0].text  # type: ignore[union-attr]
     assert answer.is_error and text.startswith(f"{DATA}\n") and len(text.encode()) <= 4000

@@ -15,7 +15,7 @@ import pytest
 from attaching import Job
 from support import ROOT, ZEROMON, Node, clean_environment
 
-from zeromon.attach.loader import attach, detach
+from zeromon.attach.loader import attach_ranks, detach_ranks
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.uname().machine != "x86_64", reason="Linux on x86-64"
@@ -80,21 +80,21 @@ def test_an_attach_that_is_killed_leaves_the_training_alone(
     """SIGKILL at random moments; each time a later attach and detach work."""
     draw, ranks = random.Random(kills), job.ranks()
     began = time.monotonic()
-    assert [one.refused for one in attach(ranks, node.root)[1]] == [""]
+    assert [one.refused for one in attach_ranks(ranks, node.root)[1]] == [""]
     whole_seconds = time.monotonic() - began
-    assert [one.refused for one in detach(ranks, node.root)] == [""]
+    assert [one.refused for one in detach_ranks(ranks, node.root)] == [""]
     for _ in range(kills):
         child = os.fork()
         if not child:
             try:
-                attach(ranks, node.root)
+                attach_ranks(ranks, node.root)
             finally:
                 os._exit(0)
         time.sleep(whole_seconds * draw.random())
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        assert [one.refused for one in attach(ranks, node.root)[1]] == [""]
-        assert [one.kept for one in detach(ranks, node.root)] == [()]
+        assert [one.refused for one in attach_ranks(ranks, node.root)[1]] == [""]
+        assert [one.kept for one in detach_ranks(ranks, node.root)] == [()]
         step = job.step
         job.wait_until(step + 2)
 

@@ -25,12 +25,12 @@ from builders import rank, run
 from served import get
 from support import FORKED, ROOT, Node, clean_environment, wait_for
 
-from zeromon.cli.dash import listen
-from zeromon.cli.mcp import application, server as assistant_server
+from zeromon.cli.dash import open_listening_socket
+from zeromon.cli.mcp import build_asgi_application, build_mcp_server as assistant_server
 from zeromon.ring.masking import MASK
-from zeromon.ring.tokens import READ, proof_headers, token_file, user_token
-from zeromon.sources.access import COOKIE, derived_key
-from zeromon.sources.live import runs_at
+from zeromon.ring.tokens import READ, request_proof_headers, user_token, user_token_file
+from zeromon.sources.access import COOKIE, derive_server_key
+from zeromon.sources.live import runs_at_address
 from zeromon_dashboard.access import address_key, server_name
 from zeromon_dashboard.app import make_app
 from zeromon_dashboard.hub import Hub
@@ -84,7 +84,7 @@ def of_table(routes: Any) -> list[tuple[str, str]]:
 
 def in_thread(app: Any, port: int | None) -> Iterator[int]:
     """Serves an ASGI application; yields its port."""
-    listening = listen("127.0.0.1", port)
+    listening = open_listening_socket("127.0.0.1", port)
     serving = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
     thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
@@ -108,7 +108,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         dashboard = make_app(Hub(node.store), token=user_token(), port=port)
-        assistant = application(assistant_server(), "127.0.0.1", "")
+        assistant = build_asgi_application(assistant_server(), "127.0.0.1", "")
         dash, mcp = in_thread(dashboard, port), in_thread(assistant, 0)
         found["dashboard"] = Serving(next(dash), of_table(dashboard.app.routes))
         found["mcp"] = Serving(next(mcp), of_table(assistant.app.routes))
@@ -133,9 +133,9 @@ def asked(user: int, requests: list[tuple[int, str, str, dict[str, str]]]) -> li
 def wrong_keys(serving: Serving, servers: dict[str, Serving]) -> list[dict[str, str]]:
     """Headers that must not open a server, among them what opens another one."""
     dash = servers["dashboard"].port
-    cookie = derived_key(user_token(), COOKIE, server_name(dash))
+    cookie = derive_server_key(user_token(), COOKIE, server_name(dash))
     key = address_key(user_token(), dash)
-    other = derived_key(user_token(), COOKIE, server_name(dash + 1))
+    other = derive_server_key(user_token(), COOKIE, server_name(dash + 1))
     return [
         {},
         {"Authorization": "Bearer "},
@@ -145,7 +145,7 @@ def wrong_keys(serving: Serving, servers: dict[str, Serving]) -> list[dict[str, 
         {"Authorization": f"Bearer {key}"},
         {"Cookie": f"zeromon-{serving.port}={user_token()}"},
         {"Cookie": f"zeromon-{dash}={other}; zeromon-{serving.port}={key}"},
-        proof_headers("wrong", READ, b"/api/runs?"),
+        request_proof_headers("wrong", READ, b"/api/runs?"),
     ]
 
 
@@ -309,7 +309,7 @@ def test_b2_the_files_with_a_token_are_private(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
             first = user_token()
-            path = token_file()
+            path = user_token_file()
             assert path is not None and user_token() == first
             assert [p.stat().st_mode & 0o777 for p in (path, path.parent)] == [0o600, 0o700]
             path.chmod(0o644)  # others may have read it
@@ -341,8 +341,8 @@ def test_two_processes_make_one_token(tmp_path: Path) -> None:
 def test_without_a_writable_folder_a_server_has_a_token_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("zeromon.ring.tokens._folders", lambda: iter([Path("/proc/none")]))
-    assert token_file() is None and user_token() == user_token() and len(user_token()) > 20
+    monkeypatch.setattr("zeromon.ring.tokens._token_folders", lambda: iter([Path("/proc/none")]))
+    assert user_token_file() is None and user_token() == user_token() and len(user_token()) > 20
 
 
 PASSWORD = "hunter2-of-the-user"
@@ -385,7 +385,7 @@ def test_w4_w5_no_secret_is_in_a_record_and_no_token_in_an_environment(node: Nod
     with pytest.MonkeyPatch.context() as patch:  # the same user, in a shell that knows no token
         patch.setenv("ZEROMON_DIR", str(node.root))
         patch.delenv("ZEROMON_TOKEN", raising=False)
-        (known,) = runs_at(f"127.0.0.1:{facts['port']}")
+        (known,) = runs_at_address(f"127.0.0.1:{facts['port']}")
         assert known.run == "r" and known.command[-2:] == ("--password", MASK)
     secret = [
         node.root / "r" / "token",

@@ -21,9 +21,9 @@ from support import Node, over_link, train_command
 
 from zeromon.memory.plan import of_run
 from zeromon.memory.spec import ZeroStage
-from zeromon.memory.whatif import Work, difference, point
+from zeromon.memory.whatif import Work, point_of, step_difference
 from zeromon.snapshot import Finding, RunSnapshot
-from zeromon.snapshot.step import settled
+from zeromon.snapshot.step import settled_steps
 from zeromon.units import human_bytes
 
 ROUNDS = 3
@@ -87,13 +87,13 @@ def of_engine(run: RunSnapshot, name: str) -> float | None:
     """Seconds of a step that the engine predicts the change to take less; None where it cannot."""
     setup = of_run(run)
     other = replace(setup, plan=replace(setup.plan, **ENGINE[name]))
-    longer = difference(point({}, setup, Work()), point({}, other, Work()))
+    longer = step_difference(point_of({}, setup, Work()), point_of({}, other, Work()))
     return None if longer is None else -longer[0]
 
 
 def step_of(run: RunSnapshot, case: Case) -> float:
     if case.single:
-        steps = [step.seconds for rank in run.ranks for step in settled(rank.recent)]
+        steps = [step.seconds for rank in run.ranks for step in settled_steps(rank.recent)]
         return statistics.fmean(steps)
     return statistics.median(rank.step_seconds or 0.0 for rank in run.ranks)
 

@@ -34,8 +34,8 @@ from attaching import Job
 from records import keep
 from support import Held, held, wait_for
 
-from zeromon.attach.inject import inject
-from zeromon.attach.loader import attach, detach
+from zeromon.attach.inject import inject_line
+from zeromon.attach.loader import attach_ranks, detach_ranks
 from zeromon.errors import ZeromonError
 from zeromon.ring import paths
 
@@ -97,11 +97,11 @@ def rounds_on(kind: str, rounds: int, root: Path, folder: Path) -> bool:
         ranks = job.ranks()
         for done in range(rounds):
             began = time.monotonic()
-            _, joined = attach(ranks, root)
+            _, joined = attach_ranks(ranks, root)
             attached.append((began, time.monotonic()))
             time.sleep(0.1)
             began = time.monotonic()
-            gone = detach(ranks, root)
+            gone = detach_ranks(ranks, root)
             left.append((began, time.monotonic()))
             time.sleep(0.05)
             idle.append((time.monotonic() - 0.05, time.monotonic()))
@@ -163,10 +163,10 @@ def peers() -> dict[str, Injector]:
     """Ways to run nothing in a process; those that are not to be had here are named."""
 
     def ours(pid: int) -> None:
-        inject(pid, NOTHING, lambda: True)
+        inject_line(pid, NOTHING, lambda: True)
 
     def by_gdb(pid: int) -> None:
-        inject(pid, NOTHING, lambda: True, by_gdb=True)
+        inject_line(pid, NOTHING, lambda: True, by_gdb=True)
 
     found: dict[str, Injector] = {"zeromon": ours}
     if shutil.which("gdb"):
@@ -323,7 +323,7 @@ def main() -> None:
         ZEROMON_STORE=str(folder / "store"),
         ZEROMON_COLLECTOR="off",
     )
-    root = paths.choose_root()
+    root = paths.choose_ring_root()
     try:
         fine = [rounds_on(kind, rounds, root, folder) for kind in sys.argv[2:] or KINDS]
         if sys.argv[2:]:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from zeromon_agents.observe.census import count
+from zeromon_agents.observe.census import role_counts
 from zeromon_agents.observe.torch_roles import Models
 
 BLOCKS, LAYERS, EVERY = 100, 5, 65
@@ -49,7 +49,7 @@ def measure(models: Models) -> float:
     best = float("inf")
     for _ in range(20):
         began = time.perf_counter()
-        count(models.claims())
+        role_counts(models.claims())
         best = min(best, time.perf_counter() - began)
     return 1e3 * best
 

@@ -31,7 +31,7 @@ from synthetic import RECORDS_A_STEP, Synthetic
 
 from zeromon.collector.daemon import Collector
 from zeromon.export.prometheus.exposition import Exposition
-from zeromon.storage.run_store import Store, encode
+from zeromon.storage.run_store import Store, encode_snapshot
 
 SECONDS = 12
 ROUNDS = 3
@@ -96,7 +96,7 @@ def scrape(ranks: int) -> dict[str, float]:
         "series": series,
         "text_bytes": len(text),
         "gzip_bytes": len(gzip.compress(text, 6)),
-        "json_bytes": len(encode(collector.view[0])),
+        "json_bytes": len(encode_snapshot(collector.view[0])),
     }
 
 

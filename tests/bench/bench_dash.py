@@ -64,7 +64,7 @@ def serve(folder: Path, ranks: int) -> None:
     """The server, in a process of its own."""
     import uvicorn
 
-    from zeromon.cli.dash import listen
+    from zeromon.cli.dash import open_listening_socket
     from zeromon_dashboard.app import make_app
     from zeromon_dashboard.hub import Followed, Hub
 
@@ -72,7 +72,7 @@ def serve(folder: Path, ranks: int) -> None:
     hub = Hub(store)
     source: Any = Stepping(store.folder("live"), ranks)
     hub._followed["live"] = Followed(source, store, time.monotonic)
-    listening = listen("127.0.0.1", None)
+    listening = open_listening_socket("127.0.0.1", None)
     port = listening.getsockname()[1]
     sys.stderr.write(f"port {port}\n")
     sys.stderr.flush()

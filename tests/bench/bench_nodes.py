@@ -12,8 +12,8 @@ import time
 import msgspec
 from records import keep
 
-from zeromon.collector.cluster import Leader, NodeInfo, NodeReport, PeerRank, packed
-from zeromon.collector.cluster_client import answer
+from zeromon.collector.cluster import Leader, NodeInfo, NodeReport, PeerRank, pack_groups
+from zeromon.collector.cluster_client import answer_report
 from zeromon.diagnosis.arrivals import PartialArrival
 
 _RANKS = 8
@@ -46,7 +46,7 @@ def measure(nodes: int) -> tuple[float, float, float]:
             if second + _WARM_UP < due[number]:
                 continue
             until = (second + _WARM_UP + 1) * _A_SECOND
-            groups, joints = packed(
+            groups, joints = pack_groups(
                 PartialArrival("world/0/" + "0," * 90, s, size, _RANKS, s * 10**7, s * 10**7 + number,
                       card.first_rank, s * 10**7, 10**6)
                 for s in range(told[number], until) if s % sample == 0
@@ -57,7 +57,7 @@ def measure(nodes: int) -> tuple[float, float, float]:
             )
             body = msgspec.json.encode(report)
             began = time.process_time()
-            content = answer(head, body, (second + _WARM_UP) * 10**9 + number)
+            content = answer_report(head, body, (second + _WARM_UP) * 10**9 + number)
             took = time.process_time() - began
             reply = msgspec.json.decode(content)
             every, sample = reply["every_seconds"], reply["sample"]

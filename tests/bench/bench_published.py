@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from hub_models import described, from_config
 
 from zeromon.cli import build_parser, plan_setup
-from zeromon.cli.plan_setup import from_model
+from zeromon.cli.plan_setup import setup_from_model
 from zeromon.memory.predict import Batch
-from zeromon.memory.seconds import forward_flops
-from zeromon.memory.whatif import Point, point, work_of
+from zeromon.memory.seconds import forward_pass_flops
+from zeromon.memory.whatif import Point, point_of, work_of
 
 FOUNDRY = (
     "[LLM Foundry](https://github.com/mosaicml/llm-foundry/blob/"
@@ -124,12 +124,12 @@ def predicted(row: Published, folder: Path, share: float | None = None) -> tuple
     path = folder / "config.json"
     path.write_text(json.dumps(config_of(row)))
     plan_setup.read_model.cache_clear()
-    plan_setup.describe = lambda *_: described(config_of(row))  # of plain layers, in no time
+    plan_setup.describe_entry = lambda *_: described(config_of(row))  # of plain layers, in no time
     words = ["plan", str(path), *row.options.split(), "--length", str(row.length)]
     words += ["--efficiency", str(share)] if share else []
     options = build_parser("plan").parse_args(words)
-    setup = from_model(options)
-    return point({}, setup, replace(work_of(setup), micro_batch=options.micro_batch)), options
+    setup = setup_from_model(options)
+    return point_of({}, setup, replace(work_of(setup), micro_batch=options.micro_batch)), options
 
 
 def seconds(found: Point) -> float:
@@ -154,7 +154,7 @@ def published_seconds(row: Published, options: Namespace) -> float:
     if row.tokens_per_second:
         return micro_batches * options.micro_batch * row.length / row.tokens_per_second
     batch = Batch(sequences=options.micro_batch, length=row.length, checkpointing=True)
-    forward, again = forward_flops(from_config(config_of(row)), batch)
+    forward, again = forward_pass_flops(from_config(config_of(row)), batch)
     return micro_batches * (3 * forward + again) / (row.tflops * 1e12)
 
 

@@ -42,7 +42,7 @@ from synthetic import Synthetic
 
 from zeromon.export.prometheus import rules
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.run_store import decode
+from zeromon.storage.run_store import decode_snapshot
 
 RUN, TOKEN, INTERVAL = "rings", "bench-rings", 10
 FIXED_RECORDS = 5
@@ -126,7 +126,7 @@ class Node:
 
     def snapshot(self) -> RunSnapshot:
         """Its newest, without the steps."""
-        return decode(self.get(f"/api/runs/{RUN}?since={1 << 62}"))
+        return decode_snapshot(self.get(f"/api/runs/{RUN}?since={1 << 62}"))
 
 
 class Watched:
@@ -281,7 +281,7 @@ def measured(code: Path, nodes: int, each: int, seconds: float, rate: int) -> di
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         collectors, writers = started(stack, folder, code, nodes, each, rate)
         (folder / "token").write_text(TOKEN)
-        (folder / "rules.yml").write_text(json.dumps(rules.document(rules.Thresholds())))
+        (folder / "rules.yml").write_text(json.dumps(rules.rule_document(rules.Thresholds())))
         sd = f"http://{collectors[0].address}/sd"
         made = rules.scrape_document([sd], [], token_file=str(folder / "token"))
         server = stack.enter_context(

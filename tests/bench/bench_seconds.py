@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from records import keep
 from support import ROOT, TORCHRUN, Node
 
-from zeromon.memory.plan import Setup, of_run, row
+from zeromon.memory.plan import Setup, of_run, predict_row
 from zeromon.memory.seconds import StepTime
-from zeromon.snapshot.step import settled
+from zeromon.snapshot.step import settled_steps
 
 RANKS = 2
 SIZE = "--width 384 --layers 4 --batch 4 --length 128 --steps 31".split()
@@ -74,7 +74,7 @@ def one_round(
     for name in names:
         run = node.settle(f"{name}-{number}")
         assert run is not None
-        found[name] = median(s.seconds for s in settled(run.ranks[0].recent)), of_run(run)
+        found[name] = median(s.seconds for s in settled_steps(run.ranks[0].recent)), of_run(run)
     return found
 
 
@@ -83,7 +83,7 @@ def predictions(name: str, runs: dict[str, tuple[float, Setup]]) -> list[float]:
     found, (_, setup) = [], runs[name]
     for other, (_, source) in runs.items():
         if other != name:
-            time = row(replace(setup, measured=source.measured), setup.plan).time
+            time = predict_row(replace(setup, measured=source.measured), setup.plan).time
             if isinstance(time, StepTime):
                 found.append(time.seconds)
     return found

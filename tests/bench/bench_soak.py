@@ -181,7 +181,7 @@ def report(soak: Soak, newest: list[int]) -> bool:
     print(f"record: {ranks} (steps, dropped, errors); note: {run.history_note or 'none'}")
     print(f"records of a ring: {newest}, of {CAPACITY:,} places")
     folder = soak.store.folder(RUN)
-    table, broken = step_history.load(folder / "history")
+    table, broken = step_history.load_all_rows(folder / "history")
     sizes = [f"{name} {size(folder / name):,} B" for name in ("history", "moments")]
     print(f"store: {', '.join(sizes)}; {table.height:,} rows of {table['steps'].sum():,} steps")
     if soak.back:

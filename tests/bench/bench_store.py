@@ -84,7 +84,7 @@ def ours(folder: Path, rows: int) -> tuple[float, Callable[[], Any], Callable[[]
     return (
         spent,
         lambda: percentiles(folder),
-        lambda: step_history.series(folder, StepQuery(ranks=(7,))),
+        lambda: step_history.series_of_steps(folder, StepQuery(ranks=(7,))),
     )
 
 
@@ -92,8 +92,8 @@ def percentiles(folder: Path) -> Any:
     """p50 and p99 of each rank's step time."""
     import polars as pl
 
-    found, _ = step_history.collect(
-        list(step_history.segments(folder).values()),
+    found, _ = step_history.collect_segment_rows(
+        list(step_history.seg_files(folder).values()),
         lambda rows: rows.group_by("rank").agg(
             pl.col("duration_us").quantile(0.5).alias("p50"),
             pl.col("duration_us").quantile(0.99).alias("p99"),
@@ -178,7 +178,7 @@ def month() -> None:
     folder = Path(tempfile.mkdtemp(prefix="zeromon-month-"))
     each = step_history.SEGMENT_ROWS // RANKS
     made = [row for batch in batches(each * RANKS) for row in batch]
-    segment, begin = step_history.frame(made), time.perf_counter()
+    segment, begin = step_history.rows_frame(made), time.perf_counter()
     import polars as pl
 
     for number, first in enumerate(range(0, MONTH_STEPS, each), 1):
@@ -187,10 +187,10 @@ def month() -> None:
         )
         write_parquet(shifted, folder / f"{number:06}.parquet")
         if number % 8 == 0:
-            step_history.shrink(folder, step_history.LIMIT_BYTES)
-    step_history.shrink(folder, step_history.LIMIT_BYTES)
-    whole, _ = step_history.collect(
-        list(step_history.segments(folder).values()),
+            step_history.merge_oldest(folder, step_history.LIMIT_BYTES)
+    step_history.merge_oldest(folder, step_history.LIMIT_BYTES)
+    whole, _ = step_history.collect_segment_rows(
+        list(step_history.seg_files(folder).values()),
         lambda rows: rows.select(
             pl.len().alias("rows"),
             pl.col("steps").sum(),
@@ -215,8 +215,8 @@ def report(rows: int) -> None:
     for batch in batches(rows):
         writer.append(batch)
     writer.close()
-    table = timed(lambda: step_history.step_ranges(folder), 1)
-    lines = timed(lambda: step_history.series(folder), 1)
+    table = timed(lambda: step_history.ranges_of_steps(folder), 1)
+    lines = timed(lambda: step_history.series_of_steps(folder), 1)
     keep("table over time", table, "s")
     keep("charts", lines, "s")
     print(f"a report of {rows:,} rows: its table over time {table:.2f} s, its charts {lines:.2f} s")

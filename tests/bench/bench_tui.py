@@ -33,7 +33,7 @@ from records import keep  # noqa: E402
 from tui.snapshots import snapshot  # noqa: E402
 from tui_program import HZ, Synthetic  # noqa: E402
 
-from zeromon.collector.http import start_server  # noqa: E402
+from zeromon.collector.http import start_http_server  # noqa: E402
 from zeromon.storage.recorder import Past  # noqa: E402
 
 SECONDS = 8.0
@@ -185,7 +185,7 @@ class _View:
 
 def start() -> float:
     """Seconds from the command to the first snapshot; the shortest of five."""
-    server = start_server(_View(), "127.0.0.1", 0)  # type: ignore[arg-type]
+    server = start_http_server(_View(), "127.0.0.1", 0)  # type: ignore[arg-type]
     command = [
         str(Path(sys.executable).with_name("zeromon")),
         "attach",

@@ -26,14 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support import ROOT, TORCHRUN, Node, over_link
 
 from zeromon.cli import build_parser
-from zeromon.cli.plan_changes import predict
-from zeromon.cli.plan_setup import snapshot
+from zeromon.cli.plan_changes import predict_points
+from zeromon.cli.plan_setup import read_run_snapshot
 from zeromon.memory.predict import During
 from zeromon.memory.reconcile import PEAK_ROLES
 from zeromon.memory.whatif import Point
 from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon.snapshot.step import settled
-from zeromon.storage.run_store import decode, encode
+from zeromon.snapshot.step import settled_steps
+from zeromon.storage.run_store import decode_snapshot, encode_snapshot
 
 SIZE = "--width 256 --layers 4 --length 64 --steps 31".split()
 LINK, DELAY = 2000, 0.06
@@ -169,7 +169,7 @@ def record(group: str, into: Path) -> None:
     for name in programs:
         run = node.settle(name)
         assert run is not None
-        (into / f"{group}-{name}.json").write_bytes(encode(run))
+        (into / f"{group}-{name}.json").write_bytes(encode_snapshot(run))
     node.close()
 
 
@@ -181,14 +181,14 @@ def path_of(into: Path, group: str, name: str) -> Path:
 
 
 def measured(run: RunSnapshot) -> float:
-    return median(step.seconds for step in settled(run.ranks[0].recent))
+    return median(step.seconds for step in settled_steps(run.ranks[0].recent))
 
 
 def predicted(path: Path, settings: str) -> tuple[Point, Point]:
     """The run as it is and with *settings*, as the command predicts it."""
     words = [word for setting in settings.split() for word in ("--set", setting)]
     options = build_parser("plan").parse_args(["plan", "--from", str(path), *words])
-    base, (point,) = predict(options, snapshot(options.run), 1)[:2]
+    base, (point,) = predict_points(options, read_run_snapshot(options.run), 1)[:2]
     return base, point
 
 
@@ -210,10 +210,10 @@ def compare(group: str, into: Path) -> tuple[list[float], list[float], list[bool
     steps, memory, gains = [], [], []
     for case in CASES[group]:
         before = path_of(into, group, case.before)
-        after = decode(path_of(into, group, case.after).read_bytes())
+        after = decode_snapshot(path_of(into, group, case.after).read_bytes())
         base, point = predicted(before, case.settings)
         assert base.time is not None and point.time is not None, point.unknown
-        was, became = measured(decode(before.read_bytes())), measured(after)
+        was, became = measured(decode_snapshot(before.read_bytes())), measured(after)
         error, off = point.time.seconds / became - 1, memory_error(after.ranks[0], point)
         steps.append(error)
         memory.append(off)

@@ -17,12 +17,12 @@ from support import ROOT
 
 from zeromon.check import runner
 from zeromon.check.deepspeed import fields as deepspeed_fields
-from zeromon.check.deepspeed.fields import values
-from zeromon.check.documents import MOST_BYTES, UnreadableError, parse
-from zeromon.check.problem import Config, Machine, Problem, schema
+from zeromon.check.deepspeed.fields import wrong_values
+from zeromon.check.documents import MAX_BYTES, UnreadableError, parse_config
+from zeromon.check.problem import Config, Machine, Problem, load_schema
 from zeromon.check.runner import check
 from zeromon.cli import main
-from zeromon.diagnosis.pages import pages
+from zeromon.diagnosis.pages import all_pages
 from zeromon.memory.models import from_count
 
 SHARED = Path(os.environ.get("ZEROMON_SHARED_DATA", ROOT.parent / "shared" / "data")) / "configs"
@@ -839,8 +839,8 @@ def test_before_transformers_5_words_were_the_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a strategy without auto_wrap made the whole model one unit."""
-    old = {**schema()["transformers"], "version": "4.57.1", "fsdp_version": 1}
-    monkeypatch.setitem(schema(), "transformers", old)
+    old = {**load_schema()["transformers"], "version": "4.57.1", "fsdp_version": 1}
+    monkeypatch.setitem(load_schema(), "transformers", old)
     head = "from transformers import TrainingArguments as A\n"
     assert found_in(tmp_path, head + "A('o', fsdp='full_shard auto_wrap')", "t.py") == set()
     assert found_in(tmp_path, head + "A('o', fsdp='full_shard')", "t.py") == {("ZM206", "warning")}
@@ -1024,7 +1024,7 @@ def test_a_problem_stands_where_its_key_stands(tmp_path: Path) -> None:
 
 def test_keys_are_found_among_strings_that_look_like_syntax() -> None:
     text = '{"a\\"b": "{[:,", "c": {"d": "\\\\", "é": [1, {"x": 2}], "f": 3}}'
-    config = parse(text, "x", "json")
+    config = parse_config(text, "x", "json")
     places = {path: text[column - 1 :] for path, (_, column) in config.places.items() if path}
     assert {path: rest.partition(":")[0] for path, rest in places.items()} == {
         ('a"b',): '"a\\"b"', ("c",): '"c"', ("c", "d"): '"d"', ("c", "é"): '"é"', ("c", "f"): '"f"',
@@ -1042,7 +1042,7 @@ HOSTILE = [
     ("empty.yaml", b"# nothing\n", "empty"),
     ("binary.json", bytes(range(256)), "UTF-8"),
     ("latin.yaml", "distributed_type: FSDP # é".encode("latin-1"), "UTF-8"),
-    ("large.json", b"[" * (MOST_BYTES + 1), "too large"),
+    ("large.json", b"[" * (MAX_BYTES + 1), "too large"),
     ("large.yaml", b"distributed_type: FSDP\n" + b"- a\n" * 100_000, "too large"),
     ("deep.json", b'{"zero_optimization": ' + b"[" * 200_000, "deep"),
     ("deep.yaml", b"distributed_type: " + b"[" * 20_000, "deep"),
@@ -1122,13 +1122,15 @@ ODD = [None, True, -1, 1e999, "auto", "x", [], {}, [1], {"device": []}, {"enable
 @pytest.mark.parametrize("value", ODD, ids=repr)
 def test_no_value_of_any_key_is_a_crash(tmp_path: Path, value: Any) -> None:
     """Every name that DeepSpeed and accelerate know, with a value that makes no sense."""
-    known = schema()["deepspeed"]
+    known = load_schema()["deepspeed"]
     top = dict.fromkeys(known["top"], value)
-    section = dict.fromkeys(deepspeed_fields._fields(known["sections"]["zero_optimization"]), value)
+    section = dict.fromkeys(
+        deepspeed_fields._fields_by_name(known["sections"]["zero_optimization"]), value
+    )
     for content in (top | {"zero_optimization": section}, top | {"zero_optimization": value}):
         found_in(tmp_path, json.dumps(content), machine=MACHINE)
     for kind in ("FSDP", "DEEPSPEED", value):
-        names = schema()["accelerate"]
+        names = load_schema()["accelerate"]
         parts = {p: dict.fromkeys(names[p], value) for p in ("fsdp_config", "deepspeed_config")}
         content = dict.fromkeys(names["top"], value) | {"distributed_type": kind}
         found_in(tmp_path, json.dumps(content), "a.json", MACHINE)
@@ -1249,7 +1251,10 @@ for name, value in json.load(sys.stdin):
     for name, value in VALUES:
         content = {"zero_optimization": {name: value}}
         config = Config(file="x", data=content, places={})
-        found = [*deepspeed_fields.names(config, Machine()), *values(config, Machine())]
+        found = [
+            *deepspeed_fields.unknown_names(config, Machine()),
+            *wrong_values(config, Machine()),
+        ]
         mine.append("refused" if any(p.severity == "error" for p in found) else "taken")
     different = [(v, m, t) for v, m, t in zip(VALUES, mine, theirs, strict=True) if m != t]
     assert different == []
@@ -1341,7 +1346,7 @@ SECTIONS = ["## Why", "## What to change", "## What it costs", "## Sources"]
 
 @pytest.mark.parametrize("code", sorted(emitted() | {"ZM506"}))
 def test_every_code_has_a_whole_page(code: str) -> None:
-    page = pages()[code]
+    page = all_pages()[code]
     text = (ROOT / "zeromon" / "diagnosis" / "rules" / f"{code}.md").read_text()
     assert text.startswith(f"# {code} {page.name}\n\n")
     assert [line for line in text.splitlines() if line.startswith("## ")] == SECTIONS
@@ -1470,7 +1475,7 @@ def test_sarif_has_what_its_schema_requires(bad: Path, capsys: pytest.CaptureFix
         assert not re.search(r"[\s\\]", physical["artifactLocation"]["uri"])
         assert min(physical["region"].values()) >= 1
     assert {rule["shortDescription"]["text"] for rule in driver["rules"]} == {
-        pages()[code].summary for code in rules
+        all_pages()[code].summary for code in rules
     }
 
 
@@ -1501,5 +1506,5 @@ def test_colour_is_for_terminals_that_want_it(
 
 def test_an_error_names_its_place() -> None:
     with pytest.raises(UnreadableError) as error:
-        parse("distributed_type: FSDP\n  x: [", "a.yaml", "yaml")
+        parse_config("distributed_type: FSDP\n  x: [", "a.yaml", "yaml")
     assert error.value.line == 2

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from builders import rank, run
 
-from zeromon.collector.http import start_server
+from zeromon.collector.http import start_http_server
 from zeromon.snapshot import RunSnapshot
 
 
@@ -54,7 +54,7 @@ def quit_view(fd: int, process: subprocess.Popen[bytes], timeout: float = 20.0) 
 
 def test_several_live_runs_are_offered_and_a_number_chooses(tmp_path: Path) -> None:
     """A wrong number is asked again; the chosen run's view opens; q leaves with 0."""
-    server = start_server(Fixed(), "127.0.0.1", 0)
+    server = start_http_server(Fixed(), "127.0.0.1", 0)
     facts = {"pid": 1, "host": "127.0.0.1", "port": server.server_port}
     (tmp_path / "collector.json").write_text(json.dumps(facts))
     ours, theirs = pty.openpty()

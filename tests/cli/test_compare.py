@@ -13,11 +13,11 @@ import pytest
 from builders import MS, device_memory, noisy, rank, received, run, series, summary
 from command_line import zeromon_here
 
-from zeromon.cli.compare import as_text, find
+from zeromon.cli.compare import as_text, read_figures
 from zeromon.compare.comparison import Comparison, compare
 from zeromon.compare.figures import figures_of
 from zeromon.snapshot import Pressure, RunSnapshot
-from zeromon.storage.run_store import Store, encode
+from zeromon.storage.run_store import Store, encode_snapshot
 from zeromon.storage.step_history import Writer, row_of
 
 STEPS = 120
@@ -152,7 +152,7 @@ def test_a_picture_in_a_file_is_a_run_like_others(home: Path, tmp_path: Path) ->
     steps = tuple(summary(n, end_ns=(n * 100 + 100) * MS) for n in range(1, 200))
     kept = run(rank(0, recent=steps), run="main", ended=True)
     path = tmp_path / "main.json"
-    path.write_bytes(encode(kept))
+    path.write_bytes(encode_snapshot(kept))
     done = zeromon_here(home, "compare", str(path), "slow", "--fail-on", "step_time>+5%")
     assert done.returncode == 1
     assert "A  main" in done.stdout and "B (slow)" in done.stderr
@@ -168,8 +168,8 @@ def test_an_exact_name_is_meant_before_those_that_begin_so(
     recorded(home, "base-2", 500)
     monkeypatch.setenv("ZEROMON_STORE", str(home / "store"))
     monkeypatch.setenv("ZEROMON_DIR", str(home / "rings"))
-    assert find("base").snapshot.run == "base"
-    assert len(find("base").seconds) == STEPS - STEPS // 10
+    assert read_figures("base").snapshot.run == "base"
+    assert len(read_figures("base").seconds) == STEPS - STEPS // 10
 
 
 def comparison(*snapshots: RunSnapshot) -> Comparison:

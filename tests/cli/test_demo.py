@@ -28,7 +28,7 @@ def test_the_demo_sees_its_first_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         source = SimpleNamespace(latest=lambda: snapshot)
         return [SimpleNamespace(open=lambda: source)]
 
-    monkeypatch.setattr(demo, "find", find)
+    monkeypatch.setattr(demo, "find_live_runs", find)
     monkeypatch.setattr(demo.time, "sleep", lambda _: None)
     training = SimpleNamespace(poll=lambda: None)
     assert demo.wait_for_ranks("demo", training)

@@ -13,8 +13,8 @@ from builders import rank, run, summary
 from command_line import zeromon_here
 from trace_format import checked
 
-from zeromon.storage.run_store import Store, encode
-from zeromon.storage.step_history import Writer, row_of, segments
+from zeromon.storage.run_store import Store, encode_snapshot
+from zeromon.storage.step_history import Writer, row_of, seg_files
 
 STEPS = 40
 
@@ -92,7 +92,7 @@ def test_a_segment_that_cannot_be_read_is_named_and_the_others_are_written(
     for step in range(1, 31):
         writer.append([row_of(0, summary(step), 0)])
     store.save(run(rank(0), run="torn"))
-    first = next(iter(segments(store.history("torn")).values()))
+    first = next(iter(seg_files(store.history("torn")).values()))
     first.write_bytes(first.read_bytes()[:100])
     done = zeromon_here(
         home, "export", "torn", "--to", "parquet", "-o", str(tmp_path / "t.parquet")
@@ -105,10 +105,12 @@ def test_a_segment_that_cannot_be_read_is_named_and_the_others_are_written(
 def test_a_picture_in_a_file_is_exported_with_the_steps_it_has(home: Path, tmp_path: Path) -> None:
     """Under a name that cannot lead out of the folder; a run of that name here is another one."""
     evil = run(rank(0), run="../../evil")
-    (tmp_path / "a.json").write_bytes(encode(evil))
+    (tmp_path / "a.json").write_bytes(encode_snapshot(evil))
     done = zeromon_here(home, "export", str(tmp_path / "a.json"), "--to", "csv", cwd=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert read(tmp_path / "run.csv") == 20
-    (tmp_path / "b.json").write_bytes(encode(run(rank(0))))  # train-1, whose history has 80 rows
+    (tmp_path / "b.json").write_bytes(
+        encode_snapshot(run(rank(0)))
+    )  # train-1, whose history has 80 rows
     done = zeromon_here(home, "export", str(tmp_path / "b.json"), "--to", "csv", cwd=str(tmp_path))
     assert read(tmp_path / "train-1.csv") == 20

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from zeromon.cli import main
-from zeromon.cli.fit import template
+from zeromon.cli.fit import make_template
 from zeromon.cli.fit_launch import Request
 from zeromon.errors import LaunchError
 from zeromon.memory.fit import HOST, Trial
@@ -35,7 +35,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
             base_bytes=9 * 10**7, seconds=0.01 * size, samples=2.0 * size, wall_seconds=1.0,
         )  # fmt: skip
 
-    monkeypatch.setattr("zeromon.cli.fit.launch", launch)
+    monkeypatch.setattr("zeromon.cli.fit.run_launch", launch)
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
     monkeypatch.chdir(tmp_path)
     return done
@@ -66,14 +66,14 @@ def test_ctrl_c_keeps_what_is_done(
 ) -> None:
     from zeromon.cli import fit
 
-    real = fit.launch
+    real = fit.run_launch
 
     def launch(request: Request, tell: Any) -> Trial:
         if launches:
             raise KeyboardInterrupt
         return real(request, tell)
 
-    monkeypatch.setattr(fit, "launch", launch)
+    monkeypatch.setattr(fit, "run_launch", launch)
     assert main(["fit", "--json", "--", *COMMAND]) == 0
     captured = capsys.readouterr()
     assert "the same command continues" in captured.err
@@ -92,7 +92,7 @@ def test_a_deepspeed_file_is_written_anew_beside_the_users(tmp_path: Path) -> No
     mine = tmp_path / "ds.json"
     text = '{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {}}'
     mine.write_text(text)
-    made = template(["deepspeed", "t.py", f"--deepspeed_config={mine}"], [], str(mine))
+    made = make_template(["deepspeed", "t.py", f"--deepspeed_config={mine}"], [], str(mine))
     values = {"micro_batch": "6", "stage": "3", "accumulation": "2"}
     command, _, files = made.filled(values, tmp_path / "out")
     ((path, content),) = files.items()
@@ -111,7 +111,9 @@ def test_accelerate_names_a_deepspeed_file(tmp_path: Path) -> None:
     outer.write_text(
         f"distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: {inner}\n"
     )
-    made = template(["accelerate", "launch", "--config_file", str(outer), "t.py"], [], str(outer))
+    made = make_template(
+        ["accelerate", "launch", "--config_file", str(outer), "t.py"], [], str(outer)
+    )
     command, _, files = made.filled({"micro_batch": "6"}, tmp_path / "out")
     copy = tmp_path / "out" / "ds.json"
     assert command[3] == str(tmp_path / "out" / "a.yaml")
@@ -122,7 +124,7 @@ def test_accelerate_names_a_deepspeed_file(tmp_path: Path) -> None:
 
 
 def test_a_variable_takes_the_value() -> None:
-    made = template(["python", "t.py"], ["BATCH={micro_batch}"], None)
+    made = make_template(["python", "t.py"], ["BATCH={micro_batch}"], None)
     assert made.filled({"micro_batch": "7"}, Path())[1] == {"BATCH": "7"}
 
 
@@ -146,7 +148,7 @@ def test_a_config_that_the_command_does_not_name_is_refused(tmp_path: Path) -> N
     mine = tmp_path / "ds.json"
     mine.write_text('{"train_micro_batch_size_per_gpu": 4}')
     with pytest.raises(LaunchError, match="does not name"):
-        template(["deepspeed", "t.py"], [], str(mine)).filled({"micro_batch": "6"}, tmp_path)
+        make_template(["deepspeed", "t.py"], [], str(mine)).filled({"micro_batch": "6"}, tmp_path)
 
 
 def test_a_launch_ends_when_fit_is_killed(tmp_path: Path) -> None:

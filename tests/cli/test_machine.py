@@ -15,7 +15,7 @@ from command_line import zeromon_here
 
 from zeromon.attach.inject.refusal import right_to_trace
 from zeromon.cli import doctor, main
-from zeromon.cli.doctor import Fact, ask_torch, facts_as_text, survey, torch_facts
+from zeromon.cli.doctor import Fact, ask_torch, facts_as_text, survey_machine, torch_facts
 from zeromon.storage.run_store import Store
 
 
@@ -25,7 +25,7 @@ def by_name(facts: list[Fact]) -> dict[str, Fact]:
 
 def test_this_machine_is_described() -> None:
     """What a user looks for first is there, and right."""
-    found = by_name(survey())
+    found = by_name(survey_machine())
     version = importlib.metadata.version("torch")
     assert found["torch"].value.startswith(version)
     assert found["agent"].severity == "fine"
@@ -96,9 +96,9 @@ def test_one_look_that_fails_takes_none_of_the_others(monkeypatch: pytest.Monkey
     def broken() -> list[Fact]:
         raise OSError("no /proc here")
 
-    looks = (broken, doctor.limits)
+    looks = (broken, doctor.limit_facts)
     monkeypatch.setattr(doctor, "LOOKS", looks)
-    assert {fact.name for fact in survey()} == {"open files", "locked memory"}
+    assert {fact.name for fact in survey_machine()} == {"open files", "locked memory"}
 
 
 def test_doctor_without_a_run_shows_the_machine(
@@ -106,18 +106,18 @@ def test_doctor_without_a_run_shows_the_machine(
 ) -> None:
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path))
     facts = [Fact(name="a", value="1"), Fact(name="bb", value="2", severity="warning", hint="do")]
-    monkeypatch.setattr("zeromon.cli.doctor.survey", lambda: facts)
+    monkeypatch.setattr("zeromon.cli.doctor.survey_machine", lambda: facts)
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out == "  a   1\n! bb  2\n      -> do\n"
     assert main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["facts"][1]["hint"] == "do"
-    monkeypatch.setattr("zeromon.cli.doctor.survey", lambda: facts[:1])
+    monkeypatch.setattr("zeromon.cli.doctor.survey_machine", lambda: facts[:1])
     assert main(["doctor"]) == 0
 
 
 def test_every_line_fits_a_terminal() -> None:
     """Of 80 columns, but for paths and names of devices."""
-    lines = [line for line in facts_as_text(survey()).splitlines() if "/" not in line]
+    lines = [line for line in facts_as_text(survey_machine()).splitlines() if "/" not in line]
     assert all(len(line) <= 100 for line in lines), max(lines, key=len)
 
 

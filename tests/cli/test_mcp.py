@@ -22,14 +22,14 @@ from served import Fixed, bearer
 from support import ROOT, Node
 
 from zeromon.cli import main, mcp as verb
-from zeromon.cli.mcp_tools import DATA, MOST_BYTES, TOOLS, cut
-from zeromon.collector.http import start_server
+from zeromon.cli.mcp_tools import DATA, MAX_ANSWER_BYTES, TOOLS, cut_answer
+from zeromon.collector.http import start_http_server
 from zeromon.readout.ledger import NAMES
-from zeromon.readout.verdict import verdict
+from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import Capture, Finding, Remedy, RunSnapshot, Straggler
 from zeromon.snapshot.ledger import Cause, LedgerRow
 from zeromon.storage.run_store import Store
-from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_result
+from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_analysis_result
 from zeromon.units import human_bytes, human_ratio, human_seconds, printable_lines
 
 RANKS = 64
@@ -49,7 +49,9 @@ def traced(folder: Path, name: str = "gemm") -> Capture:
         communication_seconds=0.25, exposed_copy_seconds=0.0, idle_seconds=0.125,
         overlap_ratio=0.0, events=3, ops=(), units=(), kernels=(), notes=(name,),
     )  # fmt: skip
-    (folder / RESULT_FILE).write_bytes(encode_result([replace(one, rank=n) for n in range(RANKS)]))
+    (folder / RESULT_FILE).write_bytes(
+        encode_analysis_result([replace(one, rank=n) for n in range(RANKS)])
+    )
     return Capture(number=1, state="done", first=5, steps=2, ranks=(), folder=str(folder))
 
 
@@ -104,7 +106,7 @@ def store(home: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 async def ask(tool: str, server: Any = None, **arguments: Any) -> str:
     """The answer of *tool*, which is no error."""
-    async with Client(server or verb.server()) as client:
+    async with Client(server or verb.build_mcp_server()) as client:
         answer = await client.call_tool(tool, arguments)
     (content,) = answer.content
     assert content.type == "text" and not answer.is_error, content
@@ -112,7 +114,7 @@ async def ask(tool: str, server: Any = None, **arguments: Any) -> str:
 
 
 async def fails(tool: str, **arguments: Any) -> str:
-    async with Client(verb.server()) as client:
+    async with Client(verb.build_mcp_server()) as client:
         answer = await client.call_tool(tool, arguments)
     assert answer.is_error
     return str(answer.content[0].text)  # type: ignore[union-attr]
@@ -126,7 +128,7 @@ async def test_every_answer_of_64_ranks_is_within_4_kb(tool: str, store: Store) 
     """Whole items; what was left out is said, and comes when it is asked for."""
     arguments = ARGUMENTS.get(tool, {"run": "wide"})
     text = await ask(tool, **arguments)
-    assert len(text.encode()) <= MOST_BYTES
+    assert len(text.encode()) <= MAX_ANSWER_BYTES
     first, *lines = text.split("\n")
     assert first == DATA and len(lines) > 1
     if not lines[-1].endswith("a part]"):
@@ -174,7 +176,7 @@ async def test_explain_has_the_change_and_its_gain(store: Store) -> None:
     """Of the first findings; of the others how many there are. A finding is not cut in its diff."""
     text = await ask("explain", max_bytes=20_000)
     assert (
-        f"verdict  {verdict(store.load('wide')).text}" in text and "6 more: findings(run)" in text
+        f"verdict  {judge_run(store.load('wide')).text}" in text and "6 more: findings(run)" in text
     )
     assert "  - old_0 = 0" in text and "predicted: a step 12.0 ms to 30.0 ms shorter" in text
     short = await ask("findings")
@@ -219,7 +221,7 @@ async def test_a_wrong_name_has_the_near_ones(store: Store) -> None:
 async def test_an_argument_that_no_tool_has_is_refused(store: Store) -> None:
     """Left out of account, it would mean the newest run."""
     assert "run_id" in await fails("explain", run_id="other")
-    async with Client(verb.server()) as client:
+    async with Client(verb.build_mcp_server()) as client:
         tools = (await client.list_tools()).tools
     assert all(tool.input_schema["additionalProperties"] is False for tool in tools)
     assert sum(len(tool.model_dump_json(exclude_none=True)) for tool in tools) < 6000
@@ -268,9 +270,9 @@ async def test_texts_of_a_run_stay_on_their_line(
 
 
 def test_an_item_that_is_too_long_is_cut_at_a_line() -> None:
-    text = cut(["\n".join(f"line {n}" for n in range(1000)), "next"], MOST_BYTES)
+    text = cut_answer(["\n".join(f"line {n}" for n in range(1000)), "next"], MAX_ANSWER_BYTES)
     assert text.startswith(f"{DATA}\nline 0\nline 1\n") and "of 1001 lines left out" in text
-    assert cut(["a", "ö" * 10_000], 700).count("ö") < 700
+    assert cut_answer(["a", "ö" * 10_000], 700).count("ö") < 700
 
 
 # ---- the protocol ---------------------------------------------------------------------------------
@@ -287,7 +289,7 @@ async def test_over_stdio_a_live_run_and_a_recorded_one(tmp_path: Path) -> None:
     node = Node(tmp_path)
     recordings.replay(node, "straggler-data")
     live = replace(run(rank(0), rank(1), run="live-1"), ended=False)
-    serving = start_server(Fixed(live), "127.0.0.1", 0)  # type: ignore[arg-type]
+    serving = start_http_server(Fixed(live), "127.0.0.1", 0)  # type: ignore[arg-type]
     facts = {"host": "127.0.0.1", "port": serving.server_port}
     (node.root / "collector.json").write_text(json.dumps(facts))
     server = StdioServerParameters(

@@ -20,10 +20,16 @@ from hub_models import written
 from support import LAUNCH, PROGRAMS, ROOT, clean_environment, start
 
 from zeromon.cli import build_parser, main
-from zeromon.cli.plan_setup import describe, read_changes, read_config, read_model, setup_of_run
+from zeromon.cli.plan_setup import (
+    describe_entry,
+    read_config_changes,
+    read_config_file,
+    read_model,
+    setup_of_run,
+)
 from zeromon.errors import PlanError
-from zeromon.memory.config_files import changes
-from zeromon.memory.plan import parse_count, parse_size, recommended, row, table
+from zeromon.memory.config_files import changes_of_config
+from zeromon.memory.plan import parse_count, parse_size, plan_table, predict_row, recommend_row
 from zeromon.memory.spec import ZeroStage
 from zeromon.snapshot import RoleRow
 
@@ -137,7 +143,7 @@ def test_a_config_json_is_counted_on_transformers_own_model(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "transformers.py").write_text("raise ImportError('no transformers here')")
     read_model.cache_clear()
-    describe.cache_clear()
+    describe_entry.cache_clear()
     assert main(["plan", *arguments]) == 2
     said = capsys.readouterr().err
     assert "no transformers here" in said
@@ -168,7 +174,7 @@ def test_configurations_that_real_projects_ship(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each is read, and its own strategy is among the rows."""
-    config = changes(read_config(path))
+    config = changes_of_config(read_config_file(path))
     if "deepspeed_config_file" in path.read_text():  # names a file of its author's machine
         assert main(["plan", "7B", "--config", str(path)]) == 2
         assert "cannot read" in capsys.readouterr().err
@@ -184,7 +190,7 @@ def test_configurations_that_real_projects_ship(
 
 
 def test_what_a_deepspeed_file_says() -> None:
-    found = changes(
+    found = changes_of_config(
         {
             "zero_optimization": {
                 "stage": 3, "offload_optimizer": {"device": "cpu"},
@@ -296,9 +302,9 @@ def test_hybrid_shards_divide_by_a_machine(
 
 def test_fp32_under_deepspeed_keeps_a_flat_copy() -> None:
     """A configuration that names no half precision trains in fp32."""
-    assert changes({"zero_optimization": {"stage": 2}})["precision"].has_master
-    assert not changes({"zero_optimization": {"stage": 0}})["precision"].has_master
-    assert changes({"zero_optimization": {"stage": 2}})["precision"].param_bytes == 4
+    assert changes_of_config({"zero_optimization": {"stage": 2}})["precision"].has_master
+    assert not changes_of_config({"zero_optimization": {"stage": 0}})["precision"].has_master
+    assert changes_of_config({"zero_optimization": {"stage": 2}})["precision"].param_bytes == 4
 
 
 def test_accelerate_may_leave_the_rest_to_a_file_of_deepspeeds(tmp_path: Path) -> None:
@@ -310,7 +316,7 @@ def test_accelerate_may_leave_the_rest_to_a_file_of_deepspeeds(tmp_path: Path) -
         "deepspeed_config: {deepspeed_config_file: ds.json}\n"
     )
     options = build_parser().parse_args(["plan", "7B", "--config", str(tmp_path / "a.yaml")])
-    found = read_changes(options, 0)
+    found = read_config_changes(options, 0)
     assert (found["stage"], found["ranks"], found["precision"].param_bytes) == (3, 4, 2)
 
 
@@ -460,19 +466,21 @@ def test_a_run_as_it_is_then_changed() -> None:
     """Stage 2 to 3, 8 to 16 devices, twice the micro-batch, the optimizer on the host."""
     now = what_if()
     assert now.plan.stage == ZeroStage.GRADIENTS
-    base = row(now, now.plan).device_bytes
+    base = predict_row(now, now.plan).device_bytes
     assert base == pytest.approx(round(7e9 * (2 + 14 / 8)) + 20 * GIB, rel=0.05)
     stage_3 = what_if("--stage", "3")
-    assert row(stage_3, stage_3.plan).device_bytes < base - 10 * 10**9
+    assert predict_row(stage_3, stage_3.plan).device_bytes < base - 10 * 10**9
     wide = what_if("--devices", "16")
-    assert row(wide, wide.plan).device_bytes == pytest.approx(base - 7e9 * 14 / 16, rel=0.01)
+    assert predict_row(wide, wide.plan).device_bytes == pytest.approx(
+        base - 7e9 * 14 / 16, rel=0.01
+    )
     twice = what_if("--micro-batch", "2")
-    assert row(twice, twice.plan).device_bytes == pytest.approx(base + 20 * GIB, rel=0.01)
+    assert predict_row(twice, twice.plan).device_bytes == pytest.approx(base + 20 * GIB, rel=0.01)
     host = what_if("--offload-optimizer", "host")
-    moved = row(host, host.plan)
+    moved = predict_row(host, host.plan)
     assert moved.device_bytes < base - 10**10
     assert moved.memory.total("host") > 10**10
-    best, _ = recommended(table(now))
+    best, _ = recommend_row(plan_table(now))
     assert best is not None
 
 
@@ -483,7 +491,7 @@ def test_a_run_keeps_what_it_does_not_train_and_how_it_shards() -> None:
              "trainable_shard_numel": 2_500_000, "optimizer": "Muon"}  # fmt: skip
     options = build_parser().parse_args(["plan", "--from", "x", "--gpu", "80GiB"])
     setup = setup_of_run(recorded(**facts), options)
-    memory = row(setup, setup.plan).memory
+    memory = predict_row(setup, setup.plan).memory
     assert memory.role("sharded_param") == numel // 8 * 2
     assert memory.role("master_param") == 20_000_000 // 8 * 4
     assert "Muon" in setup.model.notes[0]

@@ -13,7 +13,7 @@ from evidence import row as traffic_row
 
 from zeromon.cli import main
 from zeromon.snapshot.step import BatchRow
-from zeromon.storage.run_store import encode
+from zeromon.storage.run_store import encode_snapshot
 
 MODEL = ("7B", "--devices", "8", "--gpu", "h100", "--micro-batch", "1", "--length", "4096")
 
@@ -43,7 +43,7 @@ def recorded(tmp_path: Path) -> str:
     fast = trained(0, (0, 200, 700, 100, 0, 0), (0, 0, 350, 0, 0, 0))
     slow = trained(1, (0, 200, 700, 100, 0, 0), (0, 0, 50, 0, 0, 0))
     path = tmp_path / "run.json"
-    path.write_bytes(encode(run(fast, slow)))
+    path.write_bytes(encode_snapshot(run(fast, slow)))
     return str(path)
 
 
@@ -106,7 +106,7 @@ def test_a_batch_of_other_size_is_unknown_where_the_compute_of_a_sample_is(
             )
             for n in (0, 1)
         ]  # fmt: skip
-        path.write_bytes(encode(run(*ranks)))
+        path.write_bytes(encode_snapshot(run(*ranks)))
         base, *others = asked(capsys, "--from", str(path), "--sweep", "micro-batch=2,8")
         assert base["step_seconds"] is not None
         for other in others:
@@ -125,7 +125,7 @@ def test_where_no_step_is_known_one_sentence_says_why(
     """No table of n/a: what is missing, and the way out."""
     one = replace(trained(0, (0, 200, 700, 100, 0, 0), (0,) * 6), recent=(), memory=None)
     path = tmp_path / "run.json"
-    path.write_bytes(encode(run(one, replace(one, rank=1))))
+    path.write_bytes(encode_snapshot(run(one, replace(one, rank=1))))
     assert main(["plan", "--changes", "--from", str(path)]) == 2
     out, err = capsys.readouterr()
     assert "n/a" not in out
@@ -180,7 +180,7 @@ def test_ctrl_c_gives_what_is_done(
 ) -> None:
     from zeromon.cli import plan_changes
 
-    real, calls = plan_changes.point, []
+    real, calls = plan_changes.point_of, []
 
     def point(*arguments: Any) -> Any:
         calls.append(1)
@@ -188,7 +188,7 @@ def test_ctrl_c_gives_what_is_done(
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(plan_changes, "point", point)
+    monkeypatch.setattr(plan_changes, "point_of", point)
     assert main(["plan", *MODEL, "--sweep", "accumulation=1,2,3,4,5"]) == 0
     said = capsys.readouterr()
     assert "interrupted: 2 of 5 points" in said.err
@@ -219,7 +219,7 @@ def test_exposed_seconds_have_the_names_of_the_units(
     one = trained(0, (0, 200, 700, 100, 0, 0), (0, 40, 60, 0, 0, 0))
     one = replace(one, models=(facts,), traffic=tuple(gathered(n, 10**7) for n in names))
     path = tmp_path / "run.json"
-    path.write_bytes(encode(run(one, replace(one, rank=1))))
+    path.write_bytes(encode_snapshot(run(one, replace(one, rank=1))))
     base, other = asked(capsys, "--from", str(path), "--set", "link=2")
     assert {"(root)", "layers.9"} <= set(base["exposed_seconds"]) <= set(names)
     assert main(["plan", "--from", str(path), "--set", "link=2"]) == 0
@@ -235,7 +235,7 @@ def test_what_fits_is_unknown_without_a_capacity(
 ) -> None:
     one = replace(trained(0, (0, 200, 700, 100, 0, 0), (0, 0, 50, 0, 0, 0)), memory=None)
     path = tmp_path / "run.json"
-    path.write_bytes(encode(run(one, replace(one, rank=1))))
+    path.write_bytes(encode_snapshot(run(one, replace(one, rank=1))))
     assert {p["fits"] for p in asked(capsys, "--from", str(path), "--set", "link=2")} == {None}
     assert main(["plan", "--changes", "--from", str(path)]) == 0
     assert "what fits is n/a" in capsys.readouterr().out

@@ -134,7 +134,7 @@ def test_a_list_says_when_each_run_started_and_a_writer_what_it_wrote_to(
     tmp_path: Path, store: Store
 ) -> None:
     """A prefix may mean another run than the user has in mind."""
-    started = {one.run: one.started_wall for one in store.manifests()}
+    started = {one.run: one.started_wall for one in store.list_manifests()}
     lines = zeromon_here(tmp_path, "runs").stdout.splitlines()[1:]
     for line in lines:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(started[line.split()[0]]))
@@ -165,7 +165,7 @@ def test_rm_deletes_ended_runs_and_no_running_one(
         pids=(1,),
         command=(),
     )
-    monkeypatch.setattr(verb, "node_runs", lambda: [live])
+    monkeypatch.setattr(verb, "runs_of_node", lambda: [live])
     assert main(["runs", "rm", "--yes", "base", "lost"]) == 2
     assert main(["runs", "rename", "lost", "other"]) == 2
     assert capsys.readouterr().err.count("lost is running") == 2

@@ -15,8 +15,8 @@ from builders import rank, run
 from command_line import zeromon
 
 from zeromon.cli import VERBS, build_parser, main
-from zeromon.cli.completion import actions
-from zeromon.cli.terminal import styled
+from zeromon.cli.completion import walk_parser_actions
+from zeromon.cli.terminal import style_output
 from zeromon.storage.run_store import Store
 
 
@@ -136,7 +136,7 @@ def test_a_format_that_is_not_written_is_refused(
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_grammar_of_options_is_one(verb: str) -> None:
     """An output file is -o and --output, JSON is --json, a positional is in capitals."""
-    for action in actions(build_parser(verb)):
+    for action in walk_parser_actions(build_parser(verb)):
         names = set(action.option_strings)
         assert not names & {"-o", "--output"} or {"-o", "--output"} <= names
         if action.help is not argparse.SUPPRESS:
@@ -154,11 +154,11 @@ def test_lines_are_wrapped_and_painted_by_what_they_say() -> None:
         "Findings\n!! ZM201 dying\n ! ZM301 slow\n"
         "  + a\n  - b\n  one two three four five\n  a    b    c    d    e    f\n"
     )
-    assert styled(text, 20, coloured=False).splitlines() == [
+    assert style_output(text, 20, coloured=False).splitlines() == [
         "Findings", "!! ZM201 dying", " ! ZM301 slow", "  + a", "  - b", "  one two three four",
         "    five", "  a    b    c    d    e    f",
     ]  # fmt: skip
-    painted = styled(text, 200, coloured=True).splitlines()
+    painted = style_output(text, 200, coloured=True).splitlines()
     assert [line[2:4] for line in painted[:5]] == ["1m", "31", "33", "32", "31"]
     assert painted[5] == "  one two three four five"
     assert all(line.endswith("\x1b[0m") for line in painted[:5])

@@ -61,7 +61,7 @@ class Source:
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> Source:
     made = Source(MADE, GOOD)
-    monkeypatch.setattr(verb, "find", lambda _: [made])
+    monkeypatch.setattr(verb, "find_live_runs", lambda _: [made])
     monkeypatch.setattr(verb, "_LOOK_SECONDS", 0.0)
     return made
 
@@ -118,14 +118,14 @@ def test_a_trial_that_the_collector_does_not_know_is_an_error(source: Source) ->
 
 def test_detach_ends_a_trial_first(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agents leave at different steps; a change must end at one."""
-    monkeypatch.setattr(detach, "find", lambda _: [source])
-    detach._end_trials({7})
+    monkeypatch.setattr(detach, "find_live_runs", lambda _: [source])
+    detach._end_open_trials({7})
     assert source.asked == []
     source.asked.append("something")
     source.states = [MADE, MADE, replace(MADE, state=TrialState.WITHDRAWN)]
-    detach._end_trials({101})
+    detach._end_open_trials({101})
     assert source.asked[1:] == [(1, False)] and len(source.states) == 1
     source.states, verb_limit = [MADE], "_UNDO_SECONDS"
     monkeypatch.setattr(verb, verb_limit, 0.0)
     with pytest.raises(TrialRefused, match="has not ended"):
-        detach._end_trials({101})
+        detach._end_open_trials({101})

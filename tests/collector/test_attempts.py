@@ -14,23 +14,28 @@ import pytest
 from builders import rank, run
 from by_client import collect
 
-from zeromon.collector.attempts import attempts_of, earlier, numbers, present
+from zeromon.collector.attempts import (
+    attempt_numbers,
+    current_followers,
+    earlier_attempts,
+    group_by_attempt,
+)
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
-from zeromon.collector.run import RunFollower, judge_silences
+from zeromon.collector.run import RunFollower, judge_rank_silences
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.ledger import ledger_totals
 from zeromon.probes.devices import Devices
 from zeromon.probes.process import ProcessWatch
 from zeromon.readout.ledger import job_ledger
 from zeromon.readout.text import run_state
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import ExitKind, Kind, head
+from zeromon.ring.events import ExitKind, Kind, pack_head
 from zeromon.snapshot import Attempt, Death, DeathRole
 from zeromon.snapshot.ledger import Cause
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import steps as history_of
+from zeromon.storage.step_history import frame_of_steps as history_of
 
 GONE = 2**22 + 5
 """No process has this number."""
@@ -46,17 +51,17 @@ def process(
     ring = RingWriter(folder / name, rank=number, pid=pid, capacity=1024)
     ring.name(NameKind.META, {"strategy": "ddp", "world_size": 2, **meta})
     last = time.monotonic_ns()
-    ring.write(last, head(Kind.START), 0, meta.get("process_start_ns", last), 0, 0, 0)
+    ring.write(last, pack_head(Kind.START), 0, meta.get("process_start_ns", last), 0, 0, 0)
     for step in range(1, steps + 1):
         now = time.monotonic_ns()
-        ring.write(now, head(Kind.STEP), 0, step, last, 1, 0)
+        ring.write(now, pack_head(Kind.STEP), 0, step, last, 1, 0)
         time.sleep(1e-4)
         last = now
     if finished:
-        ring.write(time.monotonic_ns(), head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
+        ring.write(time.monotonic_ns(), pack_head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
     if error:
         text = ring.name(NameKind.TEXT, {"text": error})
-        ring.write(time.monotonic_ns(), head(Kind.EXIT, ExitKind.EXCEPTION), 0, text, 0, 0, 0)
+        ring.write(time.monotonic_ns(), pack_head(Kind.EXIT, ExitKind.EXCEPTION), 0, text, 0, 0, 0)
     return ring
 
 
@@ -102,18 +107,21 @@ def test_fewer_ranks_and_other_numbers_are_one_attempt(tmp_path: Path) -> None:
         process(tmp_path, number, 3, restarts=0)
     process(tmp_path, 3, 2, restarts=3)
     process(tmp_path, 0, 2, restarts=3)
-    attempts = attempts_of(followers(tmp_path))
+    attempts = group_by_attempt(followers(tmp_path))
     assert [[f.state.rank for f in members] for members in attempts] == [[0, 1, 2], [3, 0]]
-    assert [f.state.rank for f in present(attempts)] == [0, 3]
-    assert numbers(attempts) == [1, 4]
-    assert earlier(attempts)[0].lost_steps is None  # no optimizer counts
+    assert [f.state.rank for f in current_followers(attempts)] == [0, 3]
+    assert attempt_numbers(attempts) == [1, 4]
+    assert earlier_attempts(attempts)[0].lost_steps is None  # no optimizer counts
 
 
 def test_a_rank_that_goes_on_while_another_starts_again_stays(tmp_path: Path) -> None:
     process(tmp_path, 0, 3, pid=os.getpid())
     process(tmp_path, 1, 3)
     process(tmp_path, 1, 1, pid=GONE - 1)
-    assert [f.state.rank for f in present(attempts_of(followers(tmp_path)))] == [0, 1]
+    assert [f.state.rank for f in current_followers(group_by_attempt(followers(tmp_path)))] == [
+        0,
+        1,
+    ]
 
 
 DIED = Death(rank=1, ended="exception", exception="ValueError: boom", role=DeathRole.CULPRIT)
@@ -132,7 +140,7 @@ def test_every_view_tells_of_a_restart(lost: int | None, said: str) -> None:
     assert finding.severity == "warning"
     assert "after 25 steps: rank 1, exception, ValueError: boom" in finding.text
     assert finding.text.endswith(f"lost in all: {said}")
-    text = render(snapshot)
+    text = render_run(snapshot)
     assert "attempt 1 ended: rank 1, exception, ValueError: boom" in text
     assert PEER not in text
     assert "attempt 2 ended before a rank reported" in text
@@ -146,7 +154,7 @@ def test_what_is_known_of_a_dead_process_survives_the_collector(tmp_path: Path) 
     """Another collector reads the rings of all attempts again."""
     process(tmp_path, 0, 25, error="ValueError: boom", restarts=0)
     process(tmp_path, 0, 5, restarts=1)
-    one, other = (earlier(attempts_of(followers(tmp_path))) for _ in range(2))
+    one, other = (earlier_attempts(group_by_attempt(followers(tmp_path))) for _ in range(2))
     assert one == other
     assert not ProcessWatch(GONE).alive()
 
@@ -155,9 +163,9 @@ def test_a_process_that_was_attached_twice_has_one_attempt(tmp_path: Path) -> No
     """Each time has a ring of its own; the newest one counts."""
     process(tmp_path, 0, 3, pid=os.getpid())
     process(tmp_path, 0, 1, pid=os.getpid())
-    (members,) = attempts_of(followers(tmp_path))
+    (members,) = group_by_attempt(followers(tmp_path))
     assert [one.state.steps for one in members] == [3, 1]
-    assert [one.state.steps for one in present([members])] == [1]
+    assert [one.state.steps for one in current_followers([members])] == [1]
 
 
 def test_jobs_one_after_another_are_no_restarts(tmp_path: Path) -> None:
@@ -226,7 +234,7 @@ def test_a_stall_is_in_the_counter_while_it_lasts(tmp_path: Path) -> None:
     run_.poll()
     seen = run_.snapshot(Devices())
     later = replace(seen, taken_ns=seen.taken_ns + 60_000_000_000)
-    judge_silences(run_.newest(), later)
+    judge_rank_silences(run_.newest(), later)
     for follower in run_.newest():
         silence = follower.state.silence
         assert silence is not None

@@ -32,30 +32,35 @@ from zeromon.collector.cluster import (
     NodeInfo,
     NodeReport,
     Sender,
-    clock_offset,
-    node_views,
-    packed,
-    peer_updates,
-    unpacked,
+    make_node_views,
+    measure_clock_offset,
+    pack_groups,
+    peer_rank_updates,
+    unpack_groups,
 )
 from zeromon.collector.cluster_client import (
     ClusterSync,
     NodeList,
     RunCluster,
-    answer,
+    answer_report,
     as_peer_rank,
     read_node_infos,
     reply_signature,
 )
 from zeromon.collector.daemon import Collector
-from zeromon.collector.http import start_server, targets
+from zeromon.collector.http import start_http_server, target_groups
 from zeromon.collector.process import TargetFile
-from zeromon.diagnosis.arrivals import ArrivalSkew, PartialArrival, alone, matched_collective
+from zeromon.diagnosis.arrivals import (
+    ArrivalSkew,
+    PartialArrival,
+    match_single_node,
+    matched_collective,
+)
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.stragglers import stragglers
+from zeromon.diagnosis.stragglers import find_stragglers
 from zeromon.fold.state import Arrival
 from zeromon.ring.files import replace_file
-from zeromon.ring.tokens import NONCE, REPORT, SIGNATURE, proof_headers
+from zeromon.ring.tokens import NONCE, REPORT, SIGNATURE, request_proof_headers
 from zeromon.snapshot import GroupProgress, InFlight, NodeView, RankSnapshot
 from zeromon.storage.run_store import Store
 
@@ -80,7 +85,7 @@ def test_the_last_of_all_is_late_by_what_it_is_behind_the_last_but_one() -> None
     both = matched_collective([joint(1, (10, 12)), joint(3, (28, 30))])
     assert (both.late_ns, both.node_late_ns) == (2 * MS, 16 * MS)
     whole = joint(3, (11, 30))._replace(others_wait_ns=14 * MS)
-    assert alone(whole) == matched_collective([whole])
+    assert match_single_node(whole) == matched_collective([whole])
 
 
 @given(
@@ -111,7 +116,7 @@ def test_matching_by_nodes_finds_what_matching_by_ranks_finds(
         return  # all on one node: nothing to ask anybody
     match = matched_collective(head)
     for skew in skews:
-        skew.book(match)
+        skew.record_match(match)
     late = max(at)
     assert at[match.last_rank] == late
     assert match.late_ns == whole.steps[1].late[match.last_rank].length
@@ -138,7 +143,7 @@ def late_node(skew: ArrivalSkew, extra: int) -> None:
         )
         arrived(skew, 0, 2, arrival(step, base * MS, step), 4)
         arrived(skew, 1, 2, arrival(step, (base + 1) * MS, step), 4)
-        skew.book(match)
+        skew.record_match(match)
 
 
 def test_a_node_is_named_when_all_its_ranks_are_late() -> None:
@@ -148,10 +153,10 @@ def test_a_node_is_named_when_all_its_ranks_are_late() -> None:
     late_node(skew, 30)
     here = [rank(n, step_seconds=0.1) for n in (0, 1)]
     node_of = {0: "n0", 1: "n0", 2: "n1", 3: "n1"}.__getitem__
-    (found,) = stragglers(skew, here, node_of)
+    (found,) = find_stragglers(skew, here, node_of)
     assert (found.node, found.whole_node, found.since_step) == ("n1", True, 4)
     assert found.late_seconds == pytest.approx(0.029, abs=0.002)
-    assert stragglers(skew, here, node_of, error_seconds=0.02) == ()  # it may be the clocks'
+    assert find_stragglers(skew, here, node_of, error_seconds=0.02) == ()  # it may be the clocks'
 
 
 def test_an_answer_that_never_comes_costs_a_bounded_memory() -> None:
@@ -161,7 +166,7 @@ def test_an_answer_that_never_comes_costs_a_bounded_memory() -> None:
         arrived(skew, 0, 1, arrival(sequence, sequence, 1), 4)
     assert len(skew._waiting) <= 8192
     assert len(skew.outgoing) <= 8192
-    skew.book(matched_collective([joint(3, (1, 2), sequence=3)]))  # long forgotten
+    skew.record_match(matched_collective([joint(3, (1, 2), sequence=3)]))  # long forgotten
     assert not skew.steps
 
 
@@ -171,7 +176,7 @@ def test_the_error_of_a_clock_is_within_the_bound(ahead: int, there: int, back: 
     t1 = 10**15
     t0 = t1 - there + ahead
     t3 = t1 + back + ahead
-    found = clock_offset(t0, t1, t1, t3)
+    found = measure_clock_offset(t0, t1, t1, t3)
     assert abs(found.value_ns - ahead) <= found.error_ns + 1
 
 
@@ -246,7 +251,7 @@ def test_a_hang_over_nodes_names_the_missing_rank() -> None:
             NodeReport(
                 "r",
                 card(0),
-                peers=peer_updates([as_peer_rank(r, "n0") for r in here], asked, at, 0),
+                peers=peer_rank_updates([as_peer_rank(r, "n0") for r in here], asked, at, 0),
             ),
             at,
         )
@@ -254,7 +259,7 @@ def test_a_hang_over_nodes_names_the_missing_rank() -> None:
             NodeReport(
                 "r",
                 card(2),
-                peers=peer_updates([as_peer_rank(r, "n1") for r in there], asked, at, 0),
+                peers=peer_rank_updates([as_peer_rank(r, "n1") for r in there], asked, at, 0),
             ),
             at,
         )
@@ -328,15 +333,15 @@ def test_a_node_without_the_head_says_why() -> None:
 
 def test_many_joints_make_the_sample_smaller() -> None:
     head = Leader()
-    groups, many = packed(joint(3, (n, n + 1), sequence=n) for n in range(20_000))
+    groups, many = pack_groups(joint(3, (n, n + 1), sequence=n) for n in range(20_000))
     report = NodeReport("r", card(2), groups=groups, joints=many)
     head.answer(report, SECOND)
     assert head.answer(report, 2 * SECOND).sample == 2
     head = Leader()
     exchange = ClusterSync("r", card(0), [card(0, run="r"), card(2)], head)
     exchange._sample = 2
-    exchange.enqueue(deque(joint(1, (n, n + 1), 2, sequence=n) for n in range(100)), [])
-    exchange.enqueue(deque(), [])
+    exchange.enqueue_arrivals(deque(joint(1, (n, n + 1), 2, sequence=n) for n in range(100)), [])
+    exchange.enqueue_arrivals(deque(), [])
     assert [match.sequence for match in exchange.matches()] == list(range(0, 100, 2))
 
 
@@ -353,16 +358,16 @@ def test_a_thousand_nodes_are_answered_more_seldom() -> None:
     assert len(late.nodes) == 319
     cards = [seen.card for seen in late.nodes]
     heard = {seen.card.first_rank: KnownNode(seen.card, 20.0) for seen in late.nodes}
-    assert not any(view.silent for view in node_views(cards, heard, 1.0, 10.0, 0, None, 0))
-    assert all(view.silent for view in node_views(cards, heard, 1.0, 1.0, 0, None, 0))
+    assert not any(view.silent for view in make_node_views(cards, heard, 1.0, 10.0, 0, None, 0))
+    assert all(view.silent for view in make_node_views(cards, heard, 1.0, 1.0, 0, None, 0))
 
 
 def test_a_row_of_no_group_is_refused() -> None:
-    groups, rows = packed([joint(3, (1, 2)), joint(3, (2, 3), sequence=2)])
+    groups, rows = pack_groups([joint(3, (1, 2)), joint(3, (2, 3), sequence=2)])
     assert groups == ["g"]
-    assert [row.sequence for row in unpacked(groups, rows)] == [1, 2]
+    assert [row.sequence for row in unpack_groups(groups, rows)] == [1, 2]
     with pytest.raises(ValueError, match="no group 0"):
-        list(unpacked([], rows))
+        list(unpack_groups([], rows))
 
 
 def test_names_from_elsewhere_steer_no_terminal() -> None:
@@ -381,7 +386,7 @@ def test_names_from_elsewhere_steer_no_terminal() -> None:
 @given(st.binary(max_size=200))
 def test_what_is_no_report_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError):  # of msgspec's, whose text is its own
-        answer(Leader(), body, 0)
+        answer_report(Leader(), body, 0)
 
 
 def test_a_collector_that_cannot_be_reached_is_named_and_costs_nothing(
@@ -392,14 +397,14 @@ def test_a_collector_that_cannot_be_reached_is_named_and_costs_nothing(
     exchange._replied -= 60
     waits = threading.Event()
     for _ in range(100):
-        exchange.enqueue(deque(), [])
+        exchange.enqueue_arrivals(deque(), [])
         if exchange.note:
             break
         waits.wait(0.1)
     exchange.close()
     assert "the collector of node n0, 127.0.0.1:9 does not answer" in exchange.note
     assert "ZEROMON_HOST" in exchange.note
-    assert not exchange.is_heard
+    assert not exchange.is_leader_heard
     assert [view.heard_seconds for view in exchange.nodes()] == [None, 0.0]
 
 
@@ -426,7 +431,7 @@ def test_a_damaged_list_of_nodes_is_none(tmp_path: Path, content: str) -> None:
 
 def test_service_discovery_lists_what_there_is() -> None:
     """A run of one node is found where it was asked for; one of several at every node's address."""
-    alone = targets([], [run(rank(0), rank(1))], "10.0.0.1:9417")
+    alone = target_groups([], [run(rank(0), rank(1))], "10.0.0.1:9417")
     assert alone == [
         {
             "targets": ["10.0.0.1:9417"],
@@ -438,21 +443,21 @@ def test_service_discovery_lists_what_there_is() -> None:
         }
     ]
     spread = [replace_run(card(0)), replace_run(card(2))]
-    assert len(targets(spread, [run(rank(0), run="train-1")], "x:1")) == 2
-    assert targets([], [], "x:1")[0]["targets"] == ["x:1"]
+    assert len(target_groups(spread, [run(rank(0), run="train-1")], "x:1")) == 2
+    assert target_groups([], [], "x:1")[0]["targets"] == ["x:1"]
     assert json.dumps(alone)
 
 
 def test_the_list_is_kept_in_a_file_where_that_is_wanted(tmp_path: Path) -> None:
     path = tmp_path / "sd.json"
     file = TargetFile(str(path))
-    groups = targets([], [run(rank(0))], "a:1")
+    groups = target_groups([], [run(rank(0))], "a:1")
     file.write(groups)
     assert json.loads(path.read_text()) == groups
     first = path.stat().st_ino
     file.write(groups)
     assert path.stat().st_ino == first  # nothing has changed
-    file.write(targets([], [], "a:1"))
+    file.write(target_groups([], [], "a:1"))
     assert json.loads(path.read_text()) != groups
     TargetFile(str(tmp_path / "none" / "sd.json")).write(groups)
     assert [entry.name for entry in tmp_path.iterdir()] == ["sd.json"]
@@ -495,7 +500,7 @@ def server_of() -> Iterator[Callable[[str], str]]:
     made: list[Any] = []
 
     def serve(token: str) -> str:
-        made.append(start_server(Silent(), "127.0.0.1", 0, token))  # type: ignore[arg-type]
+        made.append(start_http_server(Silent(), "127.0.0.1", 0, token))  # type: ignore[arg-type]
         return f"http://127.0.0.1:{made[-1].server_port}/api/exchange"
 
     yield serve
@@ -521,7 +526,7 @@ class Silent:
         self.leader = Leader()
 
     def exchange(self, body: bytes) -> bytes:
-        return answer(self.leader, body, 0)
+        return answer_report(self.leader, body, 0)
 
 
 def of_a_later_version(message: NodeReport | LeaderReply, **fields: object) -> bytes:
@@ -540,17 +545,17 @@ def test_the_leader_names_a_node_of_another_version() -> None:
     """Its rows are longer than this version's; the nodes of this version are read as before."""
     leader = Leader()
     longer = of_a_later_version(NodeReport("r", card(2)), groups=["g"], joints=[[0, [0] * 12]])
-    reply = msgspec.json.decode(answer(leader, longer, SECOND), type=LeaderReply)
+    reply = msgspec.json.decode(answer_report(leader, longer, SECOND), type=LeaderReply)
     assert (reply.exchange, reply.zeromon, reply.nodes) == (EXCHANGE, __version__, [])
     assert leader.note == f"node n1 {VERSIONS}"
     exchange = ClusterSync("r", card(0), [card(0, run="r"), card(2)], leader)
-    exchange.enqueue(deque(), [])
+    exchange.enqueue_arrivals(deque(), [])
     assert exchange.note == leader.note
     assert [view.heard_seconds for view in exchange.nodes()] == [0.0, None]
-    answer(leader, of_a_later_version(NodeReport("r", card(4))), SECOND)
+    answer_report(leader, of_a_later_version(NodeReport("r", card(4))), SECOND)
     assert leader.note == f"node n1 {VERSIONS}; the same of 1 more nodes"
     for first in (2, 4):
-        answer(leader, msgspec.json.encode(NodeReport("r", card(first))), SECOND)
+        answer_report(leader, msgspec.json.encode(NodeReport("r", card(first))), SECOND)
     assert leader.note == ""
 
 
@@ -562,7 +567,7 @@ def test_a_node_of_another_version_than_the_leader_names_both(
             return of_a_later_version(LeaderReply(1, 1, 1.0), matches="of another form")
 
     monkeypatch.setenv("ZEROMON_TOKEN", "secret")
-    server = start_server(Later(), "127.0.0.1", 0, "secret")  # type: ignore[arg-type]
+    server = start_http_server(Later(), "127.0.0.1", 0, "secret")  # type: ignore[arg-type]
     leader = NodeInfo("n0", f"127.0.0.1:{server.server_port}", 0, 2, "r")
     exchange = ClusterSync("r", card(2), [leader, card(2)], None)
     exchange._replied -= 60
@@ -572,7 +577,7 @@ def test_a_node_of_another_version_than_the_leader_names_both(
         exchange.close()
         server.shutdown()
     assert exchange.note == f"node n0 {VERSIONS}"
-    assert not exchange.is_heard
+    assert not exchange.is_leader_heard
 
 
 def test_only_who_has_the_token_may_report(server_of: Callable[[str], str]) -> None:
@@ -581,14 +586,14 @@ def test_only_who_has_the_token_may_report(server_of: Callable[[str], str]) -> N
     body = msgspec.json.encode(NodeReport("r", card(2)))
     assert post(url, body)[0] == 401
     assert post(url, body, Authorization="Bearer secret")[0] == 401
-    assert post(url, body, **proof_headers("other", REPORT, body))[0] == 401
-    proof = proof_headers("secret", REPORT, body)
+    assert post(url, body, **request_proof_headers("other", REPORT, body))[0] == 401
+    proof = request_proof_headers("secret", REPORT, body)
     assert post(url, body + b" ", **proof)[0] == 401
     status, headers, content = post(url, body, **proof)
     assert status == 200
     assert headers[SIGNATURE] == reply_signature("secret", proof[NONCE], content)
     assert post(url, body, **proof)[0] == 401, "a replay"
-    assert post(url, b"{}", **proof_headers("secret", REPORT, b"{}"))[0] == 400
+    assert post(url, b"{}", **request_proof_headers("secret", REPORT, b"{}"))[0] == 400
 
 
 def test_a_report_of_an_hour_ago_is_refused(
@@ -596,7 +601,7 @@ def test_a_report_of_an_hour_ago_is_refused(
 ) -> None:
     body, now = msgspec.json.encode(NodeReport("r", card(2))), time.time()
     monkeypatch.setattr(time, "time", lambda: now - 3600)
-    proof = proof_headers("secret", REPORT, body)
+    proof = request_proof_headers("secret", REPORT, body)
     monkeypatch.undo()
     assert post(server_of("secret"), body, **proof)[0] == 401
 
@@ -604,7 +609,7 @@ def test_a_report_of_an_hour_ago_is_refused(
 def test_without_a_token_of_its_own_a_collector_takes_no_report(
     server_of: Callable[[str], str],
 ) -> None:
-    assert post(server_of(""), b"{}", **proof_headers("", REPORT, b"{}"))[0] == 401
+    assert post(server_of(""), b"{}", **request_proof_headers("", REPORT, b"{}"))[0] == 401
 
 
 @pytest.mark.parametrize("token", ["", "cluster-secret"])
@@ -620,7 +625,7 @@ def test_who_published_a_false_node_gets_no_token_and_no_belief(
             size = int(self.headers["Content-Length"])
             heard.append(str(self.headers).encode() + self.rfile.read(size))
             self.send_response(200)
-            self.send_header(SIGNATURE, proof_headers("guess", REPORT, forged)[SIGNATURE])
+            self.send_header(SIGNATURE, request_proof_headers("guess", REPORT, forged)[SIGNATURE])
             self.end_headers()
             self.wfile.write(forged)
 
@@ -641,4 +646,4 @@ def test_who_published_a_false_node_gets_no_token_and_no_belief(
     assert "the same ZEROMON_TOKEN on all nodes" in exchange.note
     assert bool(heard) == bool(token)
     assert not any(b"cluster-secret" in one for one in heard)
-    assert not exchange.is_heard and [view.node for view in exchange.nodes()] == ["n0", "n1"]
+    assert not exchange.is_leader_heard and [view.node for view in exchange.nodes()] == ["n0", "n1"]

@@ -19,15 +19,15 @@ from zeromon.collector.run import RETRY_NS, RunFollower
 from zeromon.errors import HistoryError
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.probes import process
 from zeromon.probes.devices import Devices
 from zeromon.probes.process import ProcessWatch
-from zeromon.readout.verdict import Health, verdict
+from zeromon.readout.verdict import Health, judge_run
 from zeromon.ring import paths
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import ExitKind, Kind, head
-from zeromon.ring.files import lock_file
+from zeromon.ring.events import ExitKind, Kind, pack_head
+from zeromon.ring.files import try_lock_file
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.storage import snapshot_log
 from zeromon.storage.run_store import Store
@@ -124,7 +124,7 @@ def test_a_hostile_run_file_does_not_stop_the_collector(tmp_path: Path, facts: s
 def test_a_broken_ring_does_not_hide_the_others(tmp_path: Path) -> None:
     """It is named in the run's note."""
     writer = ring_in(tmp_path / "rings" / "a", 1)
-    writer.write(5, head(Kind.STEP), 0, 1, 0, 1, 0)
+    writer.write(5, pack_head(Kind.STEP), 0, 1, 0, 1, 0)
     (tmp_path / "rings" / "a" / "rank0.1.ring").write_bytes(b"junk")
     made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
     made.tick()
@@ -153,9 +153,9 @@ def test_a_hostile_ring_does_not_hide_the_healthy_ranks(
     for writer in (good, evil):
         number = writer.name(kind if writer is evil else NameKind.UNIT, payload)
         for step in (1, 2):
-            writer.write(step * 1000, head(Kind.ISSUED, 3, 2), number, number, 64, step, 0)
-            writer.write(step * 1000 + 5, head(Kind.DONE, 3, 2), number, number, 64, 1, 2)
-            writer.write(step * 1000 + 9, head(Kind.STEP), 0, 0, 0, step, 0)
+            writer.write(step * 1000, pack_head(Kind.ISSUED, 3, 2), number, number, 64, step, 0)
+            writer.write(step * 1000 + 5, pack_head(Kind.DONE, 3, 2), number, number, 64, 1, 2)
+            writer.write(step * 1000 + 9, pack_head(Kind.STEP), 0, 0, 0, step, 0)
     made = Collector(root, Store(tmp_path / "store"))
     for _ in range(3):
         made.tick()
@@ -178,15 +178,15 @@ def test_a_figure_that_fails_once_loses_no_record(
         return [(rank.steps, rank.dropped) for rank in made.view[0].ranks if rank.rank == 0]
 
     for step in range(1, 101):  # the ring is overwritten
-        ring.write(step * 1000, head(Kind.STEP), 0, 0, 0, step, 0)
+        ring.write(step * 1000, pack_head(Kind.STEP), 0, 0, 0, step, 0)
         if step % 10 == 0:
             assert rank_0() == [(step, 0)]
 
     def fails(state: RankState, observed: Observed) -> RankSnapshot:
-        return summarize(state, observed) if state.rank else 1 / 0  # type: ignore[return-value]
+        return summarize_rank(state, observed) if state.rank else 1 / 0  # type: ignore[return-value]
 
     with monkeypatch.context() as broken:
-        broken.setattr(collector_run, "summarize", fails)
+        broken.setattr(collector_run, "summarize_rank", fails)
         assert rank_0() == [] and "ZeroDivisionError" in made.view[0].note
         for _ in range(10):  # the totals are saved
             assert rank_0() == []
@@ -220,7 +220,7 @@ def test_a_run_that_cannot_be_followed_says_so_and_is_not_green(
         other, lost = made.view
         assert not other.note
         assert lost.note == "not followed any more: IndexError: a bug"
-        assert verdict(lost).health is Health.NOT_WATCHED
+        assert judge_run(lost).health is Health.NOT_WATCHED
     assert Store(tmp_path / "store").load("run").note == lost.note
     ring.close()
 
@@ -229,7 +229,7 @@ def test_a_full_disk_keeps_the_rings(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """What cannot be stored is not deleted."""
     root = tmp_path / "rings"
     writer = ring_in(root / "a")
-    writer.write(5, head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
+    writer.write(5, pack_head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
     made = Collector(root, Store(Path("/proc/no/such/place")))
     made.tick()
     for follower in made._runs["a"].ranks.values():
@@ -288,7 +288,7 @@ def test_a_run_waits_for_the_tasks_of_its_launcher(tmp_path: Path) -> None:
     """One `zeromon run` per rank, whose ranks take more than half a minute to start: one record."""
     folder = tmp_path / "rings" / "srun"
     folder.mkdir(parents=True)
-    assert process.announce(folder)
+    assert process.announce_task(folder)
     facts = {"run": "srun", "command": ["train.py"], "started": time.time() - 100, "tasks": 2}
     (folder / "run.json").write_text(json.dumps(facts))
     made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
@@ -320,11 +320,11 @@ def test_tasks_that_have_not_started_are_waited_for(tmp_path: Path) -> None:
 
 def test_the_first_task_describes_the_run(tmp_path: Path) -> None:
     older = {"pid": os.getppid(), "mono_ns": time.monotonic_ns()}
-    assert process.announce(tmp_path)
+    assert process.announce_task(tmp_path)
     (tmp_path / "task.1.json").write_text(json.dumps(older))
-    assert not process.announce(tmp_path)
-    process.withdraw(tmp_path)
-    assert [path.name for path in tmp_path.glob(process.FILES)] == ["task.1.json"]
+    assert not process.announce_task(tmp_path)
+    process.withdraw_task(tmp_path)
+    assert [path.name for path in tmp_path.glob(process.TASKS)] == ["task.1.json"]
 
 
 def test_a_name_that_is_used_again_overwrites_no_record(tmp_path: Path) -> None:
@@ -345,9 +345,9 @@ def test_a_name_that_is_used_again_overwrites_no_record(tmp_path: Path) -> None:
 
 def test_only_one_collector_holds_the_lock(tmp_path: Path) -> None:
     """The second one goes away at once, successfully."""
-    held = lock_file(tmp_path / paths.LOCK)
+    held = try_lock_file(tmp_path / paths.LOCK)
     assert held is not None
-    assert collector_process.serve(tmp_path, "127.0.0.1", 0, "", strict_port=False) == 0
+    assert collector_process.serve_runs(tmp_path, "127.0.0.1", 0, "", strict_port=False) == 0
     os.close(held)
 
 
@@ -360,14 +360,14 @@ def test_an_ending_is_told_by_the_best_evidence(tmp_path: Path) -> None:
     follower.process = ProcessWatch(2**22 + 5)
     follower.poll()
     assert follower.ending()[1]
-    writer.write(5, head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
+    writer.write(5, pack_head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
     follower.poll()
     assert follower.ending() == ("ended", False)
     number = writer.name(NameKind.TEXT, {"text": "ValueError: x"})
-    writer.write(6, head(Kind.EXIT, ExitKind.EXCEPTION), 0, number, 0, 0, 0)
+    writer.write(6, pack_head(Kind.EXIT, ExitKind.EXCEPTION), 0, number, 0, 0, 0)
     follower.poll()
     assert follower.ending() == ("exception", True)
-    assert summarize(follower.state).exception == "ValueError: x"
+    assert summarize_rank(follower.state).exception == "ValueError: x"
 
 
 # ---- devices ------------------------------------------------------------------------------------
@@ -400,8 +400,8 @@ def test_a_record_that_fails_at_the_end_of_a_run_is_in_its_last_snapshot(
 
     monkeypatch.setattr(snapshot_log.Writer, "append", full)
     writer = ring_in(tmp_path / "rings" / "r")
-    writer.write(time.monotonic_ns(), head(Kind.STEP), 0, 1, 2, 0, 0)
-    writer.write(time.monotonic_ns(), head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
+    writer.write(time.monotonic_ns(), pack_head(Kind.STEP), 0, 1, 2, 0, 0)
+    writer.write(time.monotonic_ns(), pack_head(Kind.EXIT, ExitKind.CLEAN), 0, 0, 0, 0, 0)
     monkeypatch.setattr(RunFollower, "_is_over", lambda _: True)
     made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
     made.tick()

@@ -16,9 +16,9 @@ from served import Fixed, get
 from support import wait_for
 
 from zeromon.collector import http
-from zeromon.collector.http import start_server
+from zeromon.collector.http import start_http_server
 from zeromon.errors import CaptureRefused, CollectorError, TrialRefused
-from zeromon.ring.tokens import READ, proof_headers
+from zeromon.ring.tokens import READ, request_proof_headers
 from zeromon.snapshot import Capture, RunSnapshot
 from zeromon.sources import live
 
@@ -50,7 +50,7 @@ def post(port: int, path: str, body: bytes, **headers: str) -> tuple[int, dict[s
 def test_a_trace_is_asked_for_with_the_key_only() -> None:
     """Also on loopback: a web page, or another user of the machine, must not start one."""
     view = Tracing(run(rank(0)))
-    server = start_server(view, "127.0.0.1", 0, "secret")
+    server = start_http_server(view, "127.0.0.1", 0, "secret")
     port, good = server.server_port, {"Authorization": "Bearer secret"}
     body = json.dumps({"run": "train-1", "steps": 3, "ranks": [0]}).encode()
     for headers in (
@@ -93,7 +93,7 @@ def test_a_change_is_tried_with_the_key_only() -> None:
             asked.append((name, number, go_on))
             raise TrialRefused("not this one", "Another.")
 
-    server = start_server(Trying(run(rank(0))), "127.0.0.1", 0, "secret")
+    server = start_http_server(Trying(run(rank(0))), "127.0.0.1", 0, "secret")
     port, good = server.server_port, {"Authorization": "Bearer secret"}
     body = json.dumps({"run": "train-1", "rule": "ZM606"}).encode()
     assert post(port, "/api/try", body)[0] == 401
@@ -110,7 +110,7 @@ def test_a_change_is_tried_with_the_key_only() -> None:
 
 
 def test_an_empty_token_is_none() -> None:
-    server = start_server(Tracing(run(rank(0))), "127.0.0.1", 0)
+    server = start_http_server(Tracing(run(rank(0))), "127.0.0.1", 0)
     body = json.dumps({"run": "train-1"}).encode()
     for sent in ("Bearer ", "Bearer", ""):
         assert post(server.server_port, "/api/trace", body, Authorization=sent)[0] == 401
@@ -120,8 +120,8 @@ def test_an_empty_token_is_none() -> None:
 def test_a_public_address_needs_a_token_and_asks_for_it() -> None:
     """No token, no listening; a wrong one gets 401."""
     with pytest.raises(CollectorError):
-        start_server(Fixed(), "0.0.0.0", 0)
-    server = start_server(Fixed(run(rank(0))), "0.0.0.0", 0, token="secret")
+        start_http_server(Fixed(), "0.0.0.0", 0)
+    server = start_http_server(Fixed(run(rank(0))), "0.0.0.0", 0, token="secret")
     port = server.server_port
     assert get(port, "/metrics")[0] == 401, "this user's token is not the job's"
     assert get(port, "/metrics", Authorization="Bearer wrong")[0] == 401
@@ -131,7 +131,7 @@ def test_a_public_address_needs_a_token_and_asks_for_it() -> None:
 
 def test_a_web_page_elsewhere_cannot_read_the_api() -> None:
     """DNS rebinding: the Host header must be this machine's."""
-    server = start_server(Fixed(run(rank(0))), "127.0.0.1", 0)
+    server = start_http_server(Fixed(run(rank(0))), "127.0.0.1", 0)
     assert get(server.server_port, "/api/runs", Host="evil.example:9417")[0] == 403
     assert get(server.server_port, "/api/runs", Origin="http://evil.example")[0] == 403
     assert get(server.server_port, "/api/runs")[0] == 200
@@ -145,11 +145,11 @@ def test_a_taken_port_is_stepped_over_or_refused() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = start_server(Fixed(), "127.0.0.1", port)
+        server = start_http_server(Fixed(), "127.0.0.1", port)
         assert server.server_port != port
         server.shutdown()
         with pytest.raises(CollectorError) as caught:
-            start_server(Fixed(), "127.0.0.1", port, strict_port=True)
+            start_http_server(Fixed(), "127.0.0.1", port, strict_port=True)
         assert "--port" in caught.value.hint
 
 
@@ -166,9 +166,9 @@ def opened(port: int) -> socket.socket:
 def test_many_slow_connections_leave_room_for_others(server_of_nothing: Any) -> None:
     port, before = server_of_nothing.server_port, threading.active_count()
     slow = [opened(port) for _ in range(150)]
-    wait_for(lambda: threading.active_count() - before <= http._MOST_CONNECTIONS + 1)
+    wait_for(lambda: threading.active_count() - before <= http._MAX_CONNECTIONS + 1)
     assert get(port, "/healthz")[0] == 200
-    assert threading.active_count() - before <= http._MOST_CONNECTIONS + 1
+    assert threading.active_count() - before <= http._MAX_CONNECTIONS + 1
     for one in slow:
         one.close()
 
@@ -188,16 +188,16 @@ def test_where_all_usual_ports_are_taken_any_is_used(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(http, "_PORTS_TO_TRY", 1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = start_server(Fixed(), "127.0.0.1", port)
+        server = start_http_server(Fixed(), "127.0.0.1", port)
         assert server.server_port != port and get(server.server_port, "/healthz")[0] == 200
         server.shutdown()
         with pytest.raises(CollectorError, match="in use"):
-            start_server(Fixed(), "127.0.0.1", port, strict_port=True)
+            start_http_server(Fixed(), "127.0.0.1", port, strict_port=True)
 
 
 @pytest.fixture
 def server_of_nothing() -> Iterator[Any]:
-    server = start_server(Fixed(), "127.0.0.1", 0)
+    server = start_http_server(Fixed(), "127.0.0.1", 0)
     yield server
     server.shutdown()
 
@@ -206,7 +206,7 @@ def test_a_node_reads_another_by_a_proof_and_sends_no_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tracker reads collectors that the first one names; nobody can use what it sends."""
-    server = start_server(Tracing(run(rank(0))), "127.0.0.1", 0, "cluster-secret")
+    server = start_http_server(Tracing(run(rank(0))), "127.0.0.1", 0, "cluster-secret")
     port, sent = server.server_port, list[tuple[str, dict[str, str]]]()
     request = live._HTTP.request
 
@@ -223,11 +223,14 @@ def test_a_node_reads_another_by_a_proof_and_sends_no_token(
     assert not [one for one in sent if "cluster-secret" in str(one) or "Authorization" in one[1]]
     for path, headers in sent:
         assert get(port, path, Authorization="", **headers)[0] == 401, "a replay"
-    proof = proof_headers("cluster-secret", READ, b"/api/runs?")
+    proof = request_proof_headers("cluster-secret", READ, b"/api/runs?")
     assert get(port, "/api/runs/train-1", **proof)[0] == 401, "another path"
-    proof = proof_headers("cluster-secret", READ, b"/api/trace?")
+    proof = request_proof_headers("cluster-secret", READ, b"/api/trace?")
     body = json.dumps({"run": "train-1"}).encode()
     assert post(port, "/api/trace", body, **proof)[0] == 401, "an action"
-    assert get(port, "/api/runs", **proof_headers("other", READ, b"/api/runs?"))[0] == 401
-    assert get(port, "/api/runs", **proof_headers("cluster-secret", READ, b"/api/runs?"))[0] == 200
+    assert get(port, "/api/runs", **request_proof_headers("other", READ, b"/api/runs?"))[0] == 401
+    assert (
+        get(port, "/api/runs", **request_proof_headers("cluster-secret", READ, b"/api/runs?"))[0]
+        == 200
+    )
     server.shutdown()

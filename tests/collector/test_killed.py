@@ -19,14 +19,14 @@ from synthetic import Synthetic
 
 from zeromon.storage import snapshot_log
 from zeromon.storage.recorder import Past
-from zeromon.storage.step_history import load
+from zeromon.storage.step_history import load_all_rows
 
 ROUNDS = int(os.environ.get("ZEROMON_TEST_ROUNDS", "3"))
 
 
 def keys(history: Path) -> set[tuple[int, int]]:
     """(rank, step) of all rows; each is there once, and every segment can be read."""
-    whole, broken = load(history)
+    whole, broken = load_all_rows(history)
     assert broken == ()
     found = whole.select("rank", "step").rows()
     assert len(found) == len(set(found))
@@ -76,9 +76,12 @@ def test_nothing_that_was_kept_is_lost_however_often_they_are_killed(tmp_path: P
                 process.communicate()
         now = keys(folder / "history")
         assert kept <= now, "rows were lost"
-        walls = Past(folder).walls()
+        walls = Past(folder).snapshot_times()
         assert len(walls) >= seen and walls == sorted(walls), "snapshots were lost"
-        assert all(snapshot_log.read(one) for one in snapshot_log.moments(folder / "moments"))
+        assert all(
+            snapshot_log.read_logged(one)
+            for one in snapshot_log.logged_snapshots(folder / "moments")
+        )
         kept, seen = now, len(walls)
     assert kept and seen
     for number in range(2):  # the last kill may have come between the rows of two ranks

@@ -12,12 +12,12 @@ import pytest
 from builders import rank, run
 from support import wait_for
 
-from zeromon.cli.doctor import as_text
-from zeromon.collector.attempts import Launched, max_restarts
-from zeromon.probes.process import main_frames, py_spy
+from zeromon.cli.doctor import run_as_text
+from zeromon.collector.attempts import Launched, max_restart_count
+from zeromon.probes.process import find_py_spy, main_thread_frames
 from zeromon.readout.text import run_state
-from zeromon.readout.verdict import Health, verdict
-from zeromon.report.render import render
+from zeromon.readout.verdict import Health, judge_run
+from zeromon.report.render import render_run
 from zeromon.snapshot import DeathRole, RankProcess, RunSnapshot
 
 LAUNCHER = """
@@ -55,7 +55,7 @@ def seen(watched: Launched, known: tuple[int, ...] = (), **facts: object) -> Run
     """The snapshot of a run without ranks."""
     watched.look((), time.monotonic_ns())
     made = replace(run(), taken_wall=95.0, started_wall=0.0, command=("torchrun",))
-    return watched.with_processes(replace(made, **facts), known, 0)
+    return watched.with_unreported(replace(made, **facts), known, 0)
 
 
 def test_ranks_are_known_before_they_report_and_attempts_that_never_do(
@@ -63,14 +63,14 @@ def test_ranks_are_known_before_they_report_and_attempts_that_never_do(
 ) -> None:
     """Two attempts that end before any ring exists: counted, with the exit of the culprit."""
     watched = Launched(launcher.pid)
-    assert verdict(seen(watched)).text == "starting: no rank has reported after 95.00 s"
+    assert judge_run(seen(watched)).text == "starting: no rank has reported after 95.00 s"
     tell(launcher, "1")
     shown = wait_for(lambda: len((found := seen(watched)).starting) == 2 and found)
     assert [(one.rank, one.attempt) for one in shown.starting] == [(0, 1), (1, 1)]
     pids = [one.pid for one in shown.starting]
-    assert f"pid {pids[0]} runs; pid {pids[1]} runs" in verdict(shown).text
-    assert "no collective hangs" not in as_text(shown, (), {})
-    assert f"rank 1 (pid {pids[1]}): has not reported yet" in as_text(shown, (), {})
+    assert f"pid {pids[0]} runs; pid {pids[1]} runs" in judge_run(shown).text
+    assert "no collective hangs" not in run_as_text(shown, (), {})
+    assert f"rank 1 (pid {pids[1]}): has not reported yet" in run_as_text(shown, (), {})
     tell(launcher, "ends")
     ended = wait_for(lambda: (found := seen(watched)).attempts and found)
     (first,) = ended.attempts
@@ -79,13 +79,13 @@ def test_ranks_are_known_before_they_report_and_attempts_that_never_do(
     assert (death.rank, death.role) == (1, DeathRole.CULPRIT)
     assert death.ended in ("exit code 3", "ended before it reported"), "by what the kernel tells"
     restarts = seen(watched, command=("torchrun", "--max-restarts", "1"))
-    assert restarts.restarting == 2 and verdict(restarts).health is Health.RESTARTING
+    assert restarts.restarting == 2 and judge_run(restarts).health is Health.RESTARTING
     tell(launcher, "2")
     again = wait_for(lambda: (found := seen(watched)).starting and found)
     assert again.restarting == 2 and run_state(again) == "restarting, attempt 2"
     tell(launcher, "ends")
     over = wait_for(lambda: len((found := seen(watched, ended=True)).attempts) == 2 and found)
-    judged = verdict(over)
+    judged = judge_run(over)
     assert judged.health is Health.DEAD
     assert "attempts 1 and 2 ended before a rank reported: rank 1" in judged.cause
     watched.look(pids, time.monotonic_ns())
@@ -98,24 +98,24 @@ def test_attempts_after_the_last_ranks_are_told(launcher: subprocess.Popen[str])
     tell(launcher, "2")
     dead = rank(0, alive=False, failed=True, ended="exit code 17")
     starts = wait_for(lambda: (found := seen(watched, (1,), ranks=(dead,))).starting and found)
-    assert verdict(starts).health is Health.RESTARTING
+    assert judge_run(starts).health is Health.RESTARTING
     tell(launcher, "ends")
     over = wait_for(
         lambda: (found := seen(watched, (1,), ranks=(dead,), ended=True)).attempts and found
     )
     assert (over.attempt, over.last_attempt) == (1, 2)
     assert "attempt 1; attempt 2 ended before a rank reported: rank 1" in run_state(over)
-    text = render(over)
+    text = render_run(over)
     assert "Other attempts" in text and "attempt 2 ended: rank 1" in text
 
 
-@pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
+@pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not installed")
 def test_where_a_process_stands_is_read_from_outside(launcher: subprocess.Popen[str]) -> None:
     """The launcher itself waits in its loop."""
-    frames = wait_for(lambda: main_frames(launcher.pid))
+    frames = wait_for(lambda: main_thread_frames(launcher.pid))
     assert frames[-1].startswith("<string>:6 in <module>")
     process = RankProcess(pid=7, rank=0, attempt=1, at="train.py:21 in main")
-    assert "pid 7 is at train.py:21 in main" in verdict(replace(run(), starting=(process,))).text
+    assert "pid 7 is at train.py:21 in main" in judge_run(replace(run(), starting=(process,))).text
 
 
 @pytest.mark.parametrize(
@@ -128,4 +128,4 @@ def test_where_a_process_stands_is_read_from_outside(launcher: subprocess.Popen[
     ],
 )
 def test_the_launcher_says_how_often_it_starts_again(command: str, restarts: int) -> None:
-    assert max_restarts(command.split()) == restarts
+    assert max_restart_count(command.split()) == restarts

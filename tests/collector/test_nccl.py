@@ -20,11 +20,18 @@ from builders import rank, run
 
 from zeromon.collector.run import Nccl
 from zeromon.diagnosis.communicators import group_of, ras_of
-from zeromon.probes.nccl_ras import Answer, InspectorReader, RasReader, address_of, ask, is_here
+from zeromon.probes.nccl_ras import (
+    Answer,
+    InspectorReader,
+    RasReader,
+    ask_ras,
+    is_local_address,
+    ras_service_address,
+)
 from zeromon.readout.hang import hang_text
-from zeromon.report.communication import inspected
+from zeromon.report.communication import nccl_block
 from zeromon.snapshot import GroupProgress, Hang, HangKind, RankSnapshot, Ras
-from zeromon.storage.run_store import decode, encode
+from zeromon.storage.run_store import decode_snapshot, encode_snapshot
 
 HASH = "0xae94423cfbb2ef4a"
 
@@ -130,15 +137,15 @@ def test_the_collector_joins_records_with_the_process_group(tmp_path: Path) -> N
         ("world", "world", 5)
     ]
     assert other.inspected == () and "No such file" in other.inspector_note
-    text = inspected(run(one))
+    text = nccl_block(run(one))
     assert "all_reduce" in text and "world(2)" in text and "200 us" in text
-    assert "No such file" in inspected(run(other))
+    assert "No such file" in nccl_block(run(other))
     two_groups = (group("world", 0, 1), group("dp", 0, 1))
     both = [replace(r, groups=two_groups) for r in ranks(**variables)]
     (row, *_) = Nccl().inspected(both)[0].inspected
     assert (row.group_id, row.group) == ("", "")
-    assert "n/a(2)" in inspected(run(*Nccl().inspected(both)))
-    assert inspected(run(rank())) == ""
+    assert "n/a(2)" in nccl_block(run(*Nccl().inspected(both)))
+    assert nccl_block(run(rank())) == ""
 
 
 def test_a_group_is_found_by_the_places_of_its_members() -> None:
@@ -223,7 +230,7 @@ def test_a_hang_is_told_with_what_nccl_has_launched(service: Any) -> None:
     one = run(*ranks(), ras=answer)
     text = hang_text(one, HANG)
     assert text.endswith("; NCCL has launched 1,406 all_reduce, on rank 1 1,405")
-    assert decode(encode(one)).ras == answer, "recorded and read again"
+    assert decode_snapshot(encode_snapshot(one)).ras == answer, "recorded and read again"
     answer = seen(status(member(0, os.getpid(), 7), member(1, 999_999, 7)), service)
     text = hang_text(run(*ranks(), ras=answer), HANG)
     assert text.endswith("; NCCL has launched 7 all_reduce on all ranks that answer")
@@ -262,7 +269,11 @@ def test_what_cannot_be_joined_is_not_guessed(service: Any) -> None:
     text = hang_text(run(*ranks(), ras=twice), HANG)
     assert text.endswith("NCCL's view is n/a: no single communicator has the ranks of this group")
     elsewhere = json.loads(both)["communicators"][0]["ranks"]
-    assert is_here("127.0.0.1") and not is_here("192.0.2.1") and not is_here("nonsense")
+    assert (
+        is_local_address("127.0.0.1")
+        and not is_local_address("192.0.2.1")
+        and not is_local_address("nonsense")
+    )
     elsewhere[0]["host"] = "192.0.2.1"
     assert seen(status(*elsewhere), service).communicators == ()
 
@@ -274,9 +285,9 @@ def test_without_an_answer_the_reason_is_told(service: Any) -> None:
     assert "older than 2.28.7" in seen(b"", service).note
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    refused = ask("127.0.0.1", port)
+    refused = ask_ras("127.0.0.1", port)
     assert "refused" in refused.note.lower()
-    text = hang_text(run(*ranks(), ras=ras_of(refused, ranks(), is_here)), HANG)
+    text = hang_text(run(*ranks(), ras=ras_of(refused, ranks(), is_local_address)), HANG)
     assert "; NCCL's view is n/a: NCCL's RAS at 127.0.0.1" in text
     for variables, note in (
         ({"NCCL_RAS_ENABLE": "0"}, "is off"), ({"NCCL_RAS_ADDR": "host"}, "is no host:port"),
@@ -284,8 +295,8 @@ def test_without_an_answer_the_reason_is_told(service: Any) -> None:
         one = RasReader()
         one.ask(variables, 0)
         assert one.answer is not None and note in one.answer.note
-    assert address_of({}) == ("localhost", 28028)
-    assert address_of({"NCCL_RAS_ADDR": "[::1]:99"}) == ("::1", 99)
+    assert ras_service_address({}) == ("localhost", 28028)
+    assert ras_service_address({"NCCL_RAS_ADDR": "[::1]:99"}) == ("::1", 99)
 
 
 def test_nobody_is_asked_without_a_hang_of_nccl() -> None:
@@ -295,4 +306,4 @@ def test_nobody_is_asked_without_a_hang_of_nccl() -> None:
     for members, hangs in ((ranks(), ()), (ranks(), (pausing,)), (on_cpu, (HANG,))):
         one = Nccl()
         assert one.ras(members, hangs, 0) is None and one._ras._thread is None
-    assert ras_of(Answer("why"), ranks(), is_here).note == "why"
+    assert ras_of(Answer("why"), ranks(), is_local_address).note == "why"

@@ -14,13 +14,13 @@ from receivers import Webhook, mail_server, webhook
 from support import free_port, wait_for
 
 from zeromon.collector import notify
-from zeromon.collector.notify import Notifier, deliver, split_urls, target
+from zeromon.collector.notify import Notifier, deliver_message, parse_target, split_notify_urls
 from zeromon.errors import NotifyError
-from zeromon.readout.alerts import Tone, message
+from zeromon.readout.alerts import Tone, safe_message
 from zeromon.ring import paths
 
 EVIL = "ValueError: @everyone <!channel> [x](http://evil) <b>"
-HARMLESS = message(Tone.FAILURE, "dying: r\r\nBcc: all@x.org", (EVIL, "second line"))
+HARMLESS = safe_message(Tone.FAILURE, "dying: r\r\nBcc: all@x.org", (EVIL, "second line"))
 SECRET = "s3cr3ts3cr3ts3cr3ts3cr3t"
 SLACK = f"https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/{SECRET}"
 DISCORD = f"https://discord.com/api/webhooks/4174216298/{SECRET}"
@@ -32,13 +32,13 @@ DEAD = run(rank(0, alive=False, failed=True, ended="SIGKILL"), ended=True)
 
 
 def notifier(folder: Path, *urls: str) -> Notifier:
-    (folder / paths.NOTIFY).write_text(json.dumps([target(url) for url in urls]))
+    (folder / paths.NOTIFY).write_text(json.dumps([parse_target(url) for url in urls]))
     return Notifier(folder)
 
 
 def test_a_plain_webhook_gets_the_message_as_json() -> None:
     with webhook() as server:
-        assert deliver(f"http://127.0.0.1:{server.port}/hook", HARMLESS) == ""
+        assert deliver_message(f"http://127.0.0.1:{server.port}/hook", HARMLESS) == ""
         (request,) = server.requests
     assert request.path == "/hook"
     assert request.json["type"] == "failure"
@@ -50,7 +50,7 @@ def test_mail_goes_through_smtp_and_no_header_is_injected() -> None:
     port = free_port()
     with mail_server(port) as box:
         url = f"mailto://127.0.0.1:{port}?from=zeromon@localhost&to=me@localhost"
-        assert deliver(url, HARMLESS) == ""
+        assert deliver_message(url, HARMLESS) == ""
         (mail,) = box.mails
     assert mail["Subject"] == "dying: r??Bcc: all@\u2060x.org"
     assert mail["To"] == "me@localhost" and mail["Bcc"] is None
@@ -61,7 +61,7 @@ def test_mail_goes_through_smtp_and_no_header_is_injected() -> None:
 def test_ntfy_gets_its_protocol() -> None:
     """ntfy's server is no package of PyPI, npm or Debian: its HTTP protocol."""
     with webhook() as server:
-        assert deliver(f"ntfy://127.0.0.1:{server.port}/runs?priority=high", HARMLESS) == ""
+        assert deliver_message(f"ntfy://127.0.0.1:{server.port}/runs?priority=high", HARMLESS) == ""
         (request,) = server.requests
     assert request.json["topic"] == "runs"
     assert request.json["message"].endswith("\nsecond line")
@@ -101,8 +101,8 @@ def test_chats_get_the_text_and_no_name_of_the_run_is_markup_there(
     elsewhere: Webhook, url: str, host: str, name: str
 ) -> None:
     """Payloads at a server here: the address is changed where requests sends them."""
-    assert target(url).name == name
-    assert deliver(url, HARMLESS) == ""
+    assert parse_target(url).name == name
+    assert deliver_message(url, HARMLESS) == ""
     (request,) = elsewhere.requests
     assert request.path.startswith(f"/{host}")
     assert "second line" in request.body
@@ -113,7 +113,7 @@ def test_chats_get_the_text_and_no_name_of_the_run_is_markup_there(
 
 def test_who_refuses_is_named_with_the_code_alone(elsewhere: Webhook) -> None:
     elsewhere.status = 403
-    assert deliver(DISCORD, HARMLESS) == "HTTP 403"
+    assert deliver_message(DISCORD, HARMLESS) == "HTTP 403"
 
 
 def test_a_slow_server_delays_nothing_and_a_broken_one_is_tried_again(
@@ -175,10 +175,15 @@ def test_a_broken_file_stops_nothing(tmp_path: Path, content: str) -> None:
 )
 def test_a_url_of_no_service_is_refused_without_its_secret(url: str) -> None:
     with pytest.raises(NotifyError) as caught:
-        target(url)
+        parse_target(url)
     assert SECRET not in caught.value.told
 
 
 def test_urls_are_separated_by_commas_or_spaces() -> None:
     text = "slack://a/b/c, ntfy://t\n mailto://x?to=a@x,b@x,json://h"
-    assert split_urls(text) == ["slack://a/b/c", "ntfy://t", "mailto://x?to=a@x,b@x", "json://h"]
+    assert split_notify_urls(text) == [
+        "slack://a/b/c",
+        "ntfy://t",
+        "mailto://x?to=a@x,b@x",
+        "json://h",
+    ]

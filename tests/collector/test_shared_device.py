@@ -10,7 +10,7 @@ from zeromon.collector.run import RunFollower
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.probes.devices import Devices
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import Kind, head
+from zeromon.ring.events import Kind, pack_head
 from zeromon.snapshot import Device
 
 GIB = 1 << 30
@@ -45,7 +45,7 @@ def not_torchs(folder: Path, driver: Driver, uuids: tuple[str, ...]) -> list[int
         ring = RingWriter(name, rank=number, pid=os.getpid(), capacity=1024)
         ring.name(NameKind.META, {"strategy": "ddp", "world_size": 2, "device_uuid": uuid})
         now = time.monotonic_ns()
-        ring.write(now, head(Kind.MEMORY), 0, 10 * GIB, 10 * GIB, 20 * GIB, 0)
+        ring.write(now, pack_head(Kind.MEMORY), 0, 10 * GIB, 10 * GIB, 20 * GIB, 0)
     run = RunFollower(folder)
     run.poll()
     snapshot = run.snapshot(Devices(driver))

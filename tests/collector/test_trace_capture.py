@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from builders import MS, rank, summary
 
-from zeromon.collector.trace_capture import Captures, compare
-from zeromon.report.trace import checks
+from zeromon.collector.trace_capture import Captures, compare_trace
+from zeromon.report.trace import check_table
 from zeromon.ring.events import Phase
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.traces.analysis import RankTrace, StepTime
@@ -23,9 +23,9 @@ def test_an_analysis_that_does_not_end_is_ended(tmp_path: Path) -> None:
     made = Capture(number=1, state="analysing", first=1, steps=2, ranks=(0,), folder=str(tmp_path))
     analysis = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     captures._analysis, captures._analysis_until = analysis, float("inf")
-    assert captures._analysed(made, []) is made
+    assert captures._finish_analysis(made, []) is made
     captures._analysis_until = 0.0
-    done = captures._analysed(made, [])
+    done = captures._finish_analysis(made, [])
     assert done.state == "done" and "was ended after 10 min" in done.note
     assert analysis.returncode is not None
 
@@ -47,7 +47,7 @@ def test_a_launch_bound_rank_and_unknown_communication_are_not_compared() -> Non
         exposed_seconds=0.04, exposed_copy_seconds=0.0, idle_seconds=0.0, overlap_ratio=0.2,
         events=1, ops=(), units=(), kernels=(), steps=(traced,),
     )  # fmt: skip
-    found = compare(
+    found = compare_trace(
         [trace, replace(trace, rank=1)],
         [rank(0, recent=(slow_host,)), rank(1, recent=(fast_host,))],
     )
@@ -56,5 +56,5 @@ def test_a_launch_bound_rank_and_unknown_communication_are_not_compared() -> Non
     made = Capture(
         number=1, state=CaptureState.DONE, first=7, steps=1, ranks=(0, 1), folder="", checks=found
     )
-    text = checks(made)
+    text = check_table(made)
     assert "n/a (launch-bound)" in text and "-75.0 %" in text and "-0" not in text

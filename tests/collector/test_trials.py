@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from builders import rank, run, summary as step
 
-from zeromon.collector.trials import Trials, judged, with_results
+from zeromon.collector.trials import Trials, judge_trial, with_trial_results
 from zeromon.errors import TrialRefused
 from zeromon.readout.remedy import (
     CHANGES,
     effect_text,
-    obstacle,
     progress_text,
     remedy_text,
     result_text,
+    trial_obstacle,
     tried_text,
 )
 from zeromon.ring.trials import REQUEST, Change
@@ -66,10 +66,10 @@ def test_a_request_is_a_plan_of_one_listed_change(tmp_path: Path) -> None:
     assert made.first > 30 + 25
     with pytest.raises(TrialRefused, match="under way"):
         trials.request(live(), RINGS, "ZM305", 6, 0)
-    trials.renew(1, go_on=False)
+    trials.renew_lease(1, go_on=False)
     assert not (tmp_path / REQUEST).exists()
     with pytest.raises(TrialRefused, match="no trial 9"):
-        trials.renew(9, go_on=True)
+        trials.renew_lease(9, go_on=True)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> N
 
 def test_what_could_change_results_is_refused_with_its_reason() -> None:
     accumulates = replace(ADVISED, rule="accumulation_communicates")
-    assert "another order" in obstacle(live(), accumulates)
-    assert "new start" in obstacle(live(), replace(ADVISED, rule="stage_too_high"))
+    assert "another order" in trial_obstacle(live(), accumulates)
+    assert "new start" in trial_obstacle(live(), replace(ADVISED, rule="stage_too_high"))
     assert set(CHANGES.values()) == set(Change)
 
 
@@ -123,25 +123,25 @@ def stepping(gain_ns: int, noise_ns: int = 0, until: int = 137, **trial: Any) ->
 
 
 def test_the_gain_is_judged_by_its_noise() -> None:
-    good = judged(TRIAL, stepping(24_000_000, 1_000_000).ranks, 137)
-    assert good.gain_seconds == pytest.approx(0.024, abs=1e-3) and good.significant
+    good = judge_trial(TRIAL, stepping(24_000_000, 1_000_000).ranks, 137)
+    assert good.gain_seconds == pytest.approx(0.024, abs=1e-3) and good.is_significant
     assert good.steps == 16 * 5
     assert "-24." in result_text(
         good
     ) and "(10.0 ms to 20.0 ms less were predicted)" in result_text(good)
-    none = judged(TRIAL, stepping(0, 5_000_000).ranks, 137)
-    assert not none.significant and none.note == "the noise of the steps allows no verdict"
+    none = judge_trial(TRIAL, stepping(0, 5_000_000).ranks, 137)
+    assert not none.is_significant and none.note == "the noise of the steps allows no verdict"
     assert result_text(none).startswith("n/a: the noise")
-    short = judged(TRIAL, stepping(24_000_000).ranks, 41 + 8 * 6)
-    assert not short.significant and "fewer than 3 rounds" in short.note
-    early = judged(TRIAL, stepping(24_000_000).ranks, 45)
+    short = judge_trial(TRIAL, stepping(24_000_000).ranks, 41 + 8 * 6)
+    assert not short.is_significant and "fewer than 3 rounds" in short.note
+    early = judge_trial(TRIAL, stepping(24_000_000).ranks, 45)
     assert early.gain_seconds is None and result_text(early).startswith("n/a: no whole round")
 
 
 def test_collections_between_the_steps_count_as_cost() -> None:
     trial = replace(TRIAL, change=Change.SHARED_COLLECTIONS)
-    free = judged(trial, stepping(24_000_000).ranks, 137)
-    paid = judged(trial, stepping(24_000_000, undo_seconds=0.48).ranks, 137)
+    free = judge_trial(trial, stepping(24_000_000).ranks, 137)
+    paid = judge_trial(trial, stepping(24_000_000, undo_seconds=0.48).ranks, 137)
     assert free.gain_seconds is not None and paid.gain_seconds is not None
     assert free.gain_seconds - paid.gain_seconds == pytest.approx(0.01)  # over 48 steps
 
@@ -190,15 +190,15 @@ def test_a_job_that_stalls_slows_down_or_dies_gets_its_state_back(tmp_path: Path
 
 
 def test_a_finding_says_what_was_tried() -> None:
-    good = judged(TRIAL, stepping(24_000_000, 1_000_000).ranks, 137)
-    (known,) = with_results((ADVISED,), (good,))
+    good = judge_trial(TRIAL, stepping(24_000_000, 1_000_000).ranks, 137)
+    (known,) = with_trial_results((ADVISED,), (good,))
     assert known.remedy is not None
     assert tried_text(known.remedy).startswith("-24.")
     assert effect_text(known.remedy).startswith("tried -24.")
     assert remedy_text(known.remedy).outlook.startswith("tried: -24.")
     assert "predicted: 10.0 ms to 20.0 ms" in remedy_text(known.remedy).outlook
     no_verdict = replace(good, error_seconds=1.0)
-    assert with_results((ADVISED,), (no_verdict,)) == (ADVISED,)
+    assert with_trial_results((ADVISED,), (no_verdict,)) == (ADVISED,)
 
 
 def test_progress() -> None:

@@ -12,11 +12,11 @@ import pytest
 from builders import device_memory, noisy, rank, received, run, series, summary
 from hypothesis import example, given, settings, strategies as st
 
-from zeromon.compare.comparison import Advice, Column, Comparison, advise, compare, row_of
+from zeromon.compare.comparison import Advice, Column, Comparison, compare, recommend_column, row_of
 from zeromon.compare.environment import Machine
 from zeromon.compare.figures import METRIC, METRICS, Figure, RunFigures, figures_of
 from zeromon.compare.text import format_cell, format_change, format_figure, steps_text
-from zeromon.compare.thresholds import judge, parse
+from zeromon.compare.thresholds import judge_limits, parse_limit
 from zeromon.errors import CompareError
 from zeromon.snapshot import (
     CollectiveRow,
@@ -362,7 +362,7 @@ def advised(*cases: dict[str, Any]) -> Advice:
         known |= {name: case[name] for name in known if name in case}
         for name, found in figures.items():
             found.append(known.get(name, "unknown"))
-    return advise(columns, figures, [QUIET] * len(columns))
+    return recommend_column(columns, figures, [QUIET] * len(columns))
 
 
 CASES: dict[str, tuple[list[dict[str, Any]], tuple[int | None, int | None, int | None], list[str]]] = {
@@ -547,7 +547,7 @@ def judged(
     base = one([0.1] * 100, steps_rss_bytes=1000 * MIB, steps_exposed_us=20_000)
     other = one([0.1 * slower] * 100, name="new", steps_rss_bytes=round(1000 * MIB * rss),
                 steps_exposed_us=20_000 * exposed * slower, **facts)  # fmt: skip
-    verdict = judge(compare([[base], [other]]), [parse(limit)])
+    verdict = judge_limits(compare([[base], [other]]), [parse_limit(limit)])
     assert not verdict.undecided
     return bool(verdict.exceeded)
 
@@ -605,7 +605,7 @@ def test_a_limit_is_broken_beyond_the_noise(
 )
 def test_what_is_no_limit_is_an_error_that_lists_what_is_allowed(limit: str, hint: str) -> None:
     with pytest.raises(CompareError) as caught:
-        parse(limit)
+        parse_limit(limit)
     assert hint in caught.value.hint
 
 
@@ -619,7 +619,7 @@ def test_what_is_no_limit_is_an_error_that_lists_what_is_allowed(limit: str, hin
 )
 def test_what_cannot_be_judged_does_not_pass(limit: str, facts: dict[str, Any], text: str) -> None:
     other = one(facts.get("seconds", [0.1] * 100), name="new")
-    verdict = judge(compare([[one([0.1] * 100)], [other]]), [parse(limit)])
+    verdict = judge_limits(compare([[one([0.1] * 100)], [other]]), [parse_limit(limit)])
     (why,) = verdict.undecided
     assert not verdict.exceeded and "cannot be judged" in why and text in why
 
@@ -640,14 +640,16 @@ WIDE = [0.103 * random.Random(n).gauss(1, 0.15) for n in range(200)]
 def test_a_threshold_below_the_noise_does_not_pass(
     limit: str, seconds: list[float], text: str
 ) -> None:
-    verdict = judge(compare([[one(noisy(1))], [one(seconds, name="new")]]), [parse(limit)])
+    verdict = judge_limits(
+        compare([[one(noisy(1))], [one(seconds, name="new")]]), [parse_limit(limit)]
+    )
     assert not verdict.exceeded
     assert text in verdict.undecided[0]
 
 
 def test_what_is_surely_within_the_threshold_passes_whatever_the_noise() -> None:
     faster = one([*[0.02] * 60, *[0.04] * 40], name="new")
-    verdict = judge(compare([[one(noisy(1))], [faster]]), [parse("step_time>+1%")])
+    verdict = judge_limits(compare([[one(noisy(1))], [faster]]), [parse_limit("step_time>+1%")])
     assert verdict == ((), ())
 
 
@@ -659,10 +661,12 @@ def test_the_repeats_that_are_named_would_do() -> None:
         chooser = random.Random(7)
         return [one(noisy(next(seeds), chooser.gauss(0.1, 0.004))) for _ in range(count)]
 
-    verdict = judge(compare([runs(2), runs(2)]), [parse("step_time>+5%")])
+    verdict = judge_limits(compare([runs(2), runs(2)]), [parse_limit("step_time>+5%")])
     named = re.search(r"this noise (\d+) repeats", verdict.undecided[0])
     assert named is not None and 3 <= int(named[1]) <= 12
-    many = judge(compare([runs(int(named[1])), runs(int(named[1]))]), [parse("step_time>+5%")])
+    many = judge_limits(
+        compare([runs(int(named[1])), runs(int(named[1]))]), [parse_limit("step_time>+5%")]
+    )
     assert many == ((), ())
 
 
@@ -698,7 +702,7 @@ def test_a_difference_that_a_lack_of_cpus_may_explain_is_not_marked(
         assert found.columns[1].doubt == "ranks had no CPU for up to 30.0 % of the time"
         assert found.advice.fastest is None and found.columns[1].doubt in str(found.advice.reasons)
         worse = "step_time>+5%" if slower > 1 else "step_time<-5%"
-        verdict = judge(found, [parse(worse)])
+        verdict = judge_limits(found, [parse_limit(worse)])
         assert not verdict.exceeded
         assert "no CPU for up to 30.0 %" in verdict.undecided[0]
         assert "give 3 repeats of each" in verdict.undecided[0]
@@ -709,9 +713,9 @@ def test_a_difference_that_a_lack_of_cpus_may_explain_is_not_marked(
 def test_a_run_that_a_lack_of_cpus_slowed_hides_no_slower_program() -> None:
     """The same time as a baseline that lacked CPUs may be a third more without them."""
     found = compare([[on(0.3, noisy(1), "old")], [on(0.0, noisy(2))]])
-    verdict = judge(found, [parse("step_time>+10%")])
+    verdict = judge_limits(found, [parse_limit("step_time>+10%")])
     assert not verdict.exceeded and len(verdict.undecided) == 1
-    assert judge(found, [parse("step_time>+60%")]) == ((), ())
+    assert judge_limits(found, [parse_limit("step_time>+60%")]) == ((), ())
 
 
 def test_a_neighbour_that_comes_and_goes_is_told_by_the_quickest_steps() -> None:
@@ -722,7 +726,7 @@ def test_a_neighbour_that_comes_and_goes_is_told_by_the_quickest_steps() -> None
     cell = found.row("step_time").cells[1]
     assert not cell.marked and cell.doubtful
     assert "the quickest tenths of the steps by" in found.columns[1].doubt
-    assert judge(found, [parse("step_time>+10%")]).undecided
+    assert judge_limits(found, [parse_limit("step_time>+10%")]).undecided
     slower = compare([[one(noisy(1))], [one(noisy(2, 0.16), name="new")]])
     assert slower.row("step_time").cells[1].marked and not slower.columns[1].doubt
 
@@ -740,7 +744,7 @@ def test_shares_of_time_are_bounded_by_the_lack_too() -> None:
 
 def test_a_run_that_died_breaks_every_limit() -> None:
     dead = one([0.1] * 100, name="new", failed=True, ended="exit code 1")
-    verdict = judge(compare([[one([0.1] * 100)], [dead]]), [parse("step_time>+50%")])
+    verdict = judge_limits(compare([[one([0.1] * 100)], [dead]]), [parse_limit("step_time>+50%")])
     assert verdict == (("B (new) died: rank 0, exit code 1, after step 20",), ())
 
 

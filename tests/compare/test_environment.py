@@ -7,7 +7,7 @@ from typing import Any
 
 from builders import rank, run
 
-from zeromon.compare.environment import Difference, environment, of_run
+from zeromon.compare.environment import Difference, environments_of, of_run
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.rank import Setting
 
@@ -24,7 +24,7 @@ def recorded(
 
 
 def differences(*runs: RunSnapshot) -> dict[str, tuple[str, ...]]:
-    found = environment([[one] for one in runs])
+    found = environments_of([[one] for one in runs])
     return {row.name: row.values for row in found.differences}
 
 
@@ -39,7 +39,7 @@ def test_only_what_differs_is_named() -> None:
         "OMP_NUM_THREADS": ("1", "not set"),
         "NCCL_DEBUG": ("not set", "INFO"),
     }
-    alike = environment([[first], [first]])
+    alike = environments_of([[first], [first]])
     assert (alike.differences, alike.same) == ((), 5)  # commit, device, python, torch, one variable
 
 
@@ -75,13 +75,13 @@ def test_two_working_copies_with_changes_are_not_called_the_same() -> None:
 
 
 def test_repeats_show_each_of_their_values() -> None:
-    found = environment([[recorded(), recorded(torch="2.15.0")], [recorded()]])
+    found = environments_of([[recorded(), recorded(torch="2.15.0")], [recorded()]])
     assert found.differences == (Difference(name="torch", values=("2.13.0 / 2.15.0", "2.13.0")),)
 
 
 def test_a_record_without_environment_is_unknown_and_not_the_same() -> None:
     old = replace(recorded(), ranks=(rank(0),))
-    found = environment([[recorded()], [old]])
+    found = environments_of([[recorded()], [old]])
     assert of_run(old) == {}
     assert (found.same, found.unknown) == (0, (1,))
     assert all(row.values[1] == "n/a" for row in found.differences)

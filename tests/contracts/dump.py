@@ -20,7 +20,7 @@ import msgspec
 
 from zeromon.cli import build_parser
 from zeromon.collector.cluster import EXCHANGE, LeaderReply, NodeReport
-from zeromon.diagnosis.pages import pages
+from zeromon.diagnosis.pages import all_pages
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.snapshot import RunSnapshot
 
@@ -84,7 +84,7 @@ def json_keys(kind: object, path: str) -> Iterator[str]:
 
 def rules() -> Iterator[str]:
     """Every rule that ``zeromon rule`` explains."""
-    for page in pages().values():
+    for page in all_pages().values():
         yield f"rule {page.code} {page.name}"
 
 

@@ -14,7 +14,7 @@ from builders import MS, device_memory, rank, run, summary
 from hypothesis import given, strategies as st
 from tui.snapshots import FleetSource, fleet_picture
 
-from zeromon.cli.dash import opening_page
+from zeromon.cli.dash import make_opening_page
 from zeromon.errors import RunNotFound, SourceError
 from zeromon.readout.charts import EVERYTHING_ELSE
 from zeromon.readout.figures import MAPPED
@@ -33,7 +33,7 @@ from zeromon.snapshot import (
 )
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.memory import RoleRow
-from zeromon.sources.access import Request, host_name, refusal
+from zeromon.sources.access import Request, host_without_port, refusal_of
 from zeromon.sources.replay import StoreSource
 from zeromon.storage.recorder import Past, Record
 from zeromon.storage.run_store import WHOLE_RUN, About, StepQuery, Store
@@ -46,7 +46,7 @@ from zeromon_dashboard.hub import Followed, Hub
 from zeromon_dashboard.page import Known
 from zeromon_dashboard.pages import advice, memory as memory_page, ranks as ranks_page
 from zeromon_dashboard.routes import to_csv
-from zeromon_dashboard.url_state import PAGES, Route, parse
+from zeromon_dashboard.url_state import PAGES, Route, parse_route
 
 EVIL = "=cmd|'/C calc'!A0<img src=x onerror=alert(1)>"
 DAY = 1_700_000_000.0
@@ -72,22 +72,23 @@ wheres = st.builds(
 @given(wheres)
 def test_an_address_keeps_what_a_tab_looks_at(where: Route) -> None:
     path, _, query = where.address.partition("?")
-    assert parse(path, query) == where
+    assert parse_route(path, query) == where
 
 
 @given(st.text(), st.text())
 def test_any_address_means_some_place(path: str, query: str) -> None:
-    where = parse(path, query)
+    where = parse_route(path, query)
     assert where.page in PAGES and where.metric in {figure.name for figure in MAPPED}
     assert (
-        parse(*where.address.split("?") if "?" in where.address else (where.address, "")) == where
+        parse_route(*where.address.split("?") if "?" in where.address else (where.address, ""))
+        == where
     )
 
 
 @pytest.mark.parametrize("text", ["", "7", "a-b", "1-", "-5--2", "1-2-3", "٣-٤"])
 def test_what_is_no_range_of_steps_is_the_whole_run(text: str) -> None:
-    assert parse("/run/a/memory", f"steps={text}").steps is None
-    assert parse("/run/a/memory", "steps=90-40").steps == (40, 90)
+    assert parse_route("/run/a/memory", f"steps={text}").steps is None
+    assert parse_route("/run/a/memory", "steps=90-40").steps == (40, 90)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_what_is_no_range_of_steps_is_the_whole_run(text: str) -> None:
     ["/run/..%2f..%2fetc/memory", "/run/%00/x", "/run/", "//evil.example", "/run/-rf/memory"],
 )
 def test_a_path_leads_nowhere_else(path: str) -> None:
-    assert parse(path, "").run == ""
+    assert parse_route(path, "").run == ""
 
 
 # ---- refusals -------------------------------------------------------------------------------------
@@ -135,17 +136,17 @@ def asked(**facts: Any) -> Request:
     ],
 )
 def test_who_may_ask_for_what(request_: Request, loopback: bool, status: int | None) -> None:
-    refused = refusal(request_, policy_of("secret", loopback=loopback))
+    refused = refusal_of(request_, policy_of("secret", loopback=loopback))
     assert (refused[0] if refused else None) == status
 
 
 def test_without_a_token_of_its_own_nobody_has_it() -> None:
-    refused = refusal(asked(path="/act/trace", method="POST"), policy_of("", loopback=True))
+    refused = refusal_of(asked(path="/act/trace", method="POST"), policy_of("", loopback=True))
     assert refused is not None and refused[0] == 401
 
 
 def test_the_name_of_a_host() -> None:
-    assert [host_name(h) for h in ("a:1", "a", "[::1]:2", "1.2.3.4:5")] == [
+    assert [host_without_port(h) for h in ("a:1", "a", "[::1]:2", "1.2.3.4:5")] == [
         "a",
         "a",
         "::1",
@@ -270,7 +271,7 @@ def test_no_page_describes_the_server(tmp_path: Path) -> None:
 
 
 def test_no_argument_of_a_browser_has_the_token() -> None:
-    with opening_page("http://127.0.0.1:9/?a=1&token=s3cr3t") as page:
+    with make_opening_page("http://127.0.0.1:9/?a=1&token=s3cr3t") as page:
         made = Path(page.name)
         assert made.stat().st_mode & 0o077 == 0 and "s3cr3t" not in made.as_uri()
         assert "url=http://127.0.0.1:9/?a=1&amp;token=s3cr3t" in made.read_text()
@@ -326,7 +327,7 @@ def rich_run(ranks: int = 2, **facts: Any) -> RunSnapshot:
 
 def rows(ranks: int, first: int, last: int) -> dict[str, list[int]]:
     found = [row_of(r, summary(n), 0) for r in range(ranks) for n in range(first, last + 1)]
-    return hub.frame(found).to_dict(as_series=False)
+    return hub.rows_frame(found).to_dict(as_series=False)
 
 
 def known(snapshot: RunSnapshot, page: str, **facts: Any) -> Known:
@@ -345,7 +346,7 @@ def test_every_page_of_every_run_is_valid_and_can_be_sent(page: str, snapshot: R
     figures = [props["figure"] for props in made.parts.values() if "figure" in props]
     for figure in (*figures, *(chart.figure() for chart in made.charts.values())):
         go.Figure(figure)
-    tree = layout.skeleton(Route(run="train-1", page=page), made, (1.0, 9.0), [0, 1])
+    tree = layout.page_skeleton(Route(run="train-1", page=page), made, (1.0, 9.0), [0, 1])
     text = json.dumps(tree, cls=components_encoder())
     for name in (*made.parts, *made.charts):
         assert f'"id": "{name}"' in text, name
@@ -362,20 +363,20 @@ def test_own_time_names_the_slow_rank_and_step() -> None:
     """Steps are equally long; the slow rank is the one that does not wait."""
     slow = tuple(summary(n, exposed_ns=0 if n > 10 else 10 * MS) for n in range(1, 21))
     fast = tuple(summary(n) for n in range(1, 21))
-    figure = figures.own_time(
+    figure = figures.own_time_figure(
         run(rank(0, recent=fast), rank(1, recent=slow), rank(2, recent=fast)), {}
     )
     assert figure is not None
     z = figure["data"][0]["z"]
     assert z[1] == [0.0] * 10 + [10.0] * 10 and z[0] == z[2] == [0.0] * 20
-    assert figures.own_time(run(rank(0)), {}) is None
+    assert figures.own_time_figure(run(rank(0)), {}) is None
 
 
 @pytest.mark.parametrize("count", [1, 2, 33, 1024])
 def test_the_map_of_ranks_has_a_cell_a_rank(count: int) -> None:
     one = rank(0)
     snapshot = run(*(replace(one, rank=n) for n in range(count)))
-    (trace,) = figures.rank_map(snapshot, "step")["data"]
+    (trace,) = figures.rank_map_figure(snapshot, "step")["data"]
     seen = [value for row in trace["z"] for value in row if value is not None]
     assert (trace["zmin"], trace["zmax"]) == (0, max(seen))  # equal ranks look equal
     told = [int(cell[0]) for row in trace["customdata"] for cell in row if cell[0]]
@@ -386,14 +387,14 @@ def test_the_map_of_ranks_has_a_cell_a_rank(count: int) -> None:
 def test_the_map_of_a_large_run_has_a_cell_a_node(metric: str) -> None:
     """With the worst of its ranks; what is clicked is the node."""
     snapshot = fleet_picture()
-    (drawn,) = figures.rank_map(snapshot, metric)["data"]
+    (drawn,) = figures.rank_map_figure(snapshot, metric)["data"]
     cells = [told for row in drawn["customdata"] for told in row if told[0]]
     assert [told[0] for told in cells] == [f"node/node{n:04}" for n in range(2048)]
     assert cells[1249][1] == "node1249: not seen for 40.00 s"
     assert cells[87][1] == "node0087: 7 of 8 ranks up, 1 failed"
     values = [value for row in drawn["z"] for value in row][:2048]
     assert len({value for value in values if value is not None}) > 1
-    go.Figure(figures.rank_map(snapshot, metric))
+    go.Figure(figures.rank_map_figure(snapshot, metric))
 
 
 def test_a_large_run_says_how_much_of_it_is_shown() -> None:
@@ -442,7 +443,7 @@ def test_the_memory_of_a_host_has_its_capacity_on_the_sum_of_its_ranks(
         rank(n, risks=(risk,), recent=tuple(summary(s, rss_bytes=gib << n) for s in range(1, 21)))
         for n in (0, 1)
     ]
-    series = hub.frame([row_of(r.rank, s, 0) for r in ranks for s in r.recent])
+    series = hub.rows_frame([row_of(r.rank, s, 0) for r in ranks for s in r.recent])
     chart = charts.charts_of(series.to_dict(as_series=False), run(*ranks))["memory"]
     assert chart is not None and len(chart.marks) == drawn
     assert set(chart.traces["sum"][1]) == {3.0} and chart.top >= 3.0
@@ -483,7 +484,7 @@ def test_a_chart_tells_what_is_newer() -> None:
 
 
 def test_no_text_of_a_run_is_a_formula_or_markup() -> None:
-    content = to_csv(ranks_page.rank_rows(rich_run()))
+    content = to_csv(ranks_page.rank_table_rows(rich_run()))
     cells = content.splitlines()[1].split(",")
     assert not any(cell.strip('"').startswith(("=", "+", "-", "@")) for cell in cells)
     assert "'=cmd" in content
@@ -583,9 +584,9 @@ def test_a_chart_that_a_tab_cannot_append_to_is_sent_alone(
     assert len(page.charts) > 1
     source.steps = 33
     clock.now += 1
-    shape = feed._shape
+    shape = feed._chart_shape
     monkeypatch.setattr(
-        feed, "_shape", lambda chart: shape(chart) + ("!" if "Step" in chart.title else "")
+        feed, "_chart_shape", lambda chart: shape(chart) + ("!" if "Step" in chart.title else "")
     )
     body = sent(feeds, where, cursor.as_json())
     assert [name for name, props in body["props"].items() if name in page.charts] == ["step-time"]
@@ -597,7 +598,7 @@ def test_sums_over_the_run_are_sent_every_five_seconds(
 ) -> None:
     source, feeds, clock = growing
     moving = lambda run: {"data": [], "layout": {"height": run.taken_wall}}  # noqa: E731
-    monkeypatch.setattr(figures, "breakdown", moving)
+    monkeypatch.setattr(figures, "step_breakdown", moving)
     where = Route(run="train-1")
     cursor = sent(feeds, where, {})["cursor"]
     seen = []
@@ -736,7 +737,7 @@ def test_a_range_at_the_end_of_a_live_run_grows_to_its_end_and_no_further(
 
 
 def test_own_time_is_of_the_chosen_steps() -> None:
-    figure = figures.own_time(run(rank(0), rank(1)), rows(2, 100, 499), (100, 499))
+    figure = figures.own_time_figure(run(rank(0), rank(1)), rows(2, 100, 499), (100, 499))
     assert figure is not None
     assert figure["data"][0]["x"] == list(range(100, 500)) and "range" in figure["layout"]["xaxis"]
 
@@ -769,7 +770,7 @@ def test_what_the_user_wrote_is_in_the_head_of_the_page_and_in_the_list(
     assert [one["props"]["children"] for one in props["about"]["children"]] == [
         "base", "8k", "slow disk",
     ]  # fmt: skip
-    (row,) = [row for row in runs_page.run_rows(feeds.hub.runs()) if row["run"] == "train-1"]
+    (row,) = [row for row in runs_page.run_table_rows(feeds.hub.runs()) if row["run"] == "train-1"]
     assert (row["tags"], row["note"]) == ("base, 8k", "slow disk")
 
 
@@ -781,7 +782,7 @@ def test_the_list_of_runs_says_which_are_live(
     assert "No run has been recorded" in str(runs_page.runs_page([]))
     store.save(run(rank(0), ended=True))
     store.save(run(rank(0), run="other", started_wall=2000.0))
-    found = runs_page.run_rows(Hub(store).runs())
+    found = runs_page.run_table_rows(Hub(store).runs())
     assert [row["run"] for row in found] == ["other", "train-1"]
     assert found[0]["state"].startswith("no longer monitored")
     assert found[1]["state"].startswith("finished after 20 steps; exposed communication")
@@ -800,7 +801,7 @@ def test_runs_are_laid_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = Hub(store).compared(["fast", "slow"])
     cell = found.row("step_time").cells[1]
     assert cell.marked and not cell.better and cell.difference == pytest.approx(0.1)
-    text = json.dumps(runs_page.comparison(found), cls=components_encoder())
+    text = json.dumps(runs_page.comparison_view(found), cls=components_encoder())
     assert "+100.0 %" in text and found.advice.take == 0
     with pytest.raises(RunNotFound):
         Hub(store).compared(["fast", "none"])

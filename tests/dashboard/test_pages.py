@@ -15,11 +15,11 @@ from hypothesis import given, strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
 from zeromon.cli import main
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.snapshot import Finding, Remedy, Risk, RunSnapshot
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import Writer, frame, row_of
-from zeromon_dashboard.charts import MOST_POINTS, by_rank, charts_of, reduced
+from zeromon.storage.step_history import Writer, row_of, rows_frame
+from zeromon_dashboard.charts import MAX_POINTS, charts_of, reduce_points, traces_by_rank
 from zeromon_dashboard.html_report import run_page
 from zeromon_dashboard.page import Known, Page
 from zeromon_dashboard.pages import memory, overview, ranks as ranks_page
@@ -30,7 +30,7 @@ EVIL = "<script>alert('x')</script>\"'&"
 
 def steps(ranks: int, count: int, **facts: object) -> dict[str, list[int]]:
     rows = [row_of(r, summary(n, **facts), 0) for r in range(ranks) for n in range(1, count + 1)]
-    return frame(rows).to_dict(as_series=False)
+    return rows_frame(rows).to_dict(as_series=False)
 
 
 def hostile() -> RunSnapshot:
@@ -64,16 +64,16 @@ def tags(page: str) -> Tags:
 def test_names_of_a_run_are_text() -> None:
     """As many scripts as a run with plain names has; the name itself is there, escaped."""
     series = steps(2, 10)
-    plain = tags(run_page(run(rank(0)), series, render(run(rank(0)))))
+    plain = tags(run_page(run(rank(0)), series, render_run(run(rank(0)))))
     snapshot = hostile()
-    page = run_page(snapshot, series, render(snapshot))
+    page = run_page(snapshot, series, render_run(snapshot))
     assert tags(page).scripts == plain.scripts
     assert EVIL not in page
     assert page.count("&lt;script&gt;alert(&#x27;x&#x27;)") >= 8
 
 
 def test_the_page_asks_for_nothing_from_elsewhere_and_stays_small() -> None:
-    page = run_page(run(rank(0)), steps(8, 2000), render(run(rank(0))))
+    page = run_page(run(rank(0)), steps(8, 2000), render_run(run(rank(0))))
     assert tags(page).links == []
     assert not re.search(r"@import|url\(", page.partition("<script>")[0])
     assert len(page.encode()) < 5_000_000
@@ -85,7 +85,7 @@ def test_the_verdict_comes_first_and_a_finding_has_its_diff() -> None:
     )
     found = Finding(rule="x", code="ZM206", severity="warning", text="t", rank=3, remedy=remedy)
     snapshot = run(rank(0, failed=True, alive=False, ended="SIGKILL"), findings=(found,))
-    page = run_page(snapshot, steps(1, 5), render(snapshot))
+    page = run_page(snapshot, steps(1, 5), render_run(snapshot))
     body = page.partition("<body>")[2]
     assert body.index("died: rank 0, SIGKILL") < body.index("ZM206") < body.index("In numbers")
     assert "<span class='out'>- old</span>" in body and "<span class='in'>+ new</span>" in body
@@ -95,8 +95,8 @@ def test_the_verdict_comes_first_and_a_finding_has_its_diff() -> None:
 @given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), min_size=1, max_size=5000))
 def test_what_is_left_out_is_not_seen(values: list[float | None]) -> None:
     """The extremes stay, in order, and there are no more points than asked for."""
-    x, y = reduced(list(range(len(values))), values)
-    assert len(x) == len(y) <= MOST_POINTS + 2
+    x, y = reduce_points(list(range(len(values))), values)
+    assert len(x) == len(y) <= MAX_POINTS + 2
     assert x == sorted(x)
     known = [v for v in values if v is not None]
     if known:
@@ -107,11 +107,11 @@ def test_what_is_left_out_is_not_seen(values: list[float | None]) -> None:
 def test_many_ranks_are_their_highest_and_lowest() -> None:
     series = steps(9, 3)
     column = [float(r * 10 + s) for r, s in zip(series["rank"], series["step"], strict=True)]
-    found = by_rank(series, column)
+    found = traces_by_rank(series, column)
     assert found["highest rank"] == ([1, 2, 3], [81.0, 82.0, 83.0])
     assert found["median rank"] == ([1, 2, 3], [41.0, 42.0, 43.0])
     assert found["lowest rank"] == ([1, 2, 3], [1.0, 2.0, 3.0])
-    assert list(by_rank(steps(2, 3), [0.0] * 6)) == ["rank 0", "rank 1"]
+    assert list(traces_by_rank(steps(2, 3), [0.0] * 6)) == ["rank 0", "rank 1"]
 
 
 def test_idle_steps_say_nothing_of_exposed_time_and_unknown_memory_is_absent() -> None:

@@ -9,8 +9,8 @@ import pytest
 from builders import rank, run, summary
 from recordings import RINGS
 
-from zeromon.fold.lanes import lanes_of
-from zeromon.ring.slices import of_run
+from zeromon.fold.lanes import lanes_of_rings
+from zeromon.ring.slices import run_events
 from zeromon.snapshot.finding import Finding, Severity
 from zeromon.snapshot.lanes import Lanes, Stream
 from zeromon_dashboard import figures
@@ -19,11 +19,13 @@ from zeromon_dashboard.pages import timeline
 
 @pytest.fixture(scope="module")
 def found() -> Lanes:
-    return lanes_of(list(of_run("no live run", RINGS / "straggler-data")), {0: 0, 1: 0}, steps=3)
+    return lanes_of_rings(
+        list(run_events("no live run", RINGS / "straggler-data")), {0: 0, 1: 0}, steps=3
+    )
 
 
 def test_every_span_is_a_bar_at_its_moment(found: Lanes) -> None:
-    made = figures.lanes(found)
+    made = figures.lanes_figure(found)
     go.Figure(made)
     (exposed,) = (trace for trace in made["data"] if trace["name"] == "exposed communication")
     labels = made["layout"]["yaxis"]["ticktext"]
@@ -43,7 +45,7 @@ def test_every_span_is_a_bar_at_its_moment(found: Lanes) -> None:
 
 
 def test_an_arrow_leads_from_the_first_rank_to_the_last(found: Lanes) -> None:
-    layout = figures.lanes(found)["layout"]
+    layout = figures.lanes_figure(found)["layout"]
     arrows = [one for one in layout["annotations"] if one["showarrow"]]
     longest = max(found.arrivals, key=lambda one: one.at_ns - one.first_ns)
     assert (longest.first_rank, longest.rank) == (0, 1)
@@ -56,21 +58,21 @@ def test_an_arrow_leads_from_the_first_rank_to_the_last(found: Lanes) -> None:
 
 def test_names_of_a_run_are_no_markup(found: Lanes) -> None:
     evil = tuple(replace(s, unit="<a href='javascript:x'>") for s in found.spans if s.unit)
-    text = str(figures.lanes(replace(found, spans=evil, arrivals=())))
+    text = str(figures.lanes_figure(replace(found, spans=evil, arrivals=())))
     assert "&lt;a href" in text and "<a href" not in text
 
 
 def test_many_ranks_have_one_lane_for_all_units(found: Lanes) -> None:
     steps = [replace(step, rank=n) for step in found.steps[:3] for n in range(64)]
     spans = [replace(span, rank=n) for span in found.spans if not span.rank for n in range(64)]
-    made = figures.lanes(replace(found, steps=tuple(steps), spans=tuple(spans)))
+    made = figures.lanes_figure(replace(found, steps=tuple(steps), spans=tuple(spans)))
     assert len(made["layout"]["yaxis"]["ticktext"]) == 2 * 64
     go.Figure(made)
 
 
 def test_without_a_ring_the_page_says_so(found: Lanes) -> None:
     none = replace(found, steps=(), spans=(), arrivals=(), left_out=("1 rank: no whole step",))
-    text = str(timeline.timeline(none, run(rank())))
+    text = str(timeline.timeline_view(none, run(rank())))
     assert "No ring of this run" in text and "left out: 1 rank: no whole step" in text
 
 
@@ -79,5 +81,5 @@ def test_while_no_step_ends_the_page_says_that_what_is_under_way_is_missing(foun
     stands = Finding(rule="stalled", severity=Severity.CRITICAL, text="it stands", rank=0)
     still = run(rank(recent=(known,)), findings=(stands,), taken_ns=36_000_000_000)
     sentence = "no step for 35 s: what is under way is not drawn"
-    assert sentence in str(timeline.timeline(found, still))
-    assert sentence not in str(timeline.timeline(found, replace(still, findings=())))
+    assert sentence in str(timeline.timeline_view(found, still))
+    assert sentence not in str(timeline.timeline_view(found, replace(still, findings=())))

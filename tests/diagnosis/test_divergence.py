@@ -17,14 +17,14 @@ from builders import rank, run
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.hangs import hangs_of
 from zeromon.focus import roles_of
-from zeromon.fold.fold import fold
-from zeromon.fold.group_progress import REDUCER, call_histories
+from zeromon.fold.fold import fold_event
+from zeromon.fold.group_progress import REDUCER, group_call_histories
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.hang import hang_headline, hang_text
 from zeromon.readout.text import run_state
-from zeromon.readout.verdict import verdict
+from zeromon.readout.verdict import judge_run
 from zeromon.ring.events import (
     Done,
     Exit,
@@ -93,18 +93,18 @@ def play(*programs: Program, steps: int = 20) -> Played:
         if STEP in ends:
             step += 1
             for state in states:
-                fold(state, GroupSequence(now, 1, number - 1, number - 1))
-                fold(state, StepMark(now, 0, step, now - 7 * MS, 1))
+                fold_event(state, GroupSequence(now, 1, number - 1, number - 1))
+                fold_event(state, StepMark(now, 0, step, now - 7 * MS, 1))
             continue
         calls = [plan[0] if plan else None for plan in plans]
         for state, call in zip(states, calls, strict=True):
             if call is not None:
-                fold(state, _issued(state, call, number, now))
+                fold_event(state, _issued(state, call, number, now))
         if None in calls or len({(c.op, c.nbytes) for c in calls if c}) > 1:
             return Played(states, now)
         now += MS
         for state, plan in zip(states, plans, strict=True):
-            fold(state, _done(state, plan.pop(0), number, now))  # type: ignore[arg-type]
+            fold_event(state, _done(state, plan.pop(0), number, now))  # type: ignore[arg-type]
         number += 1
 
 
@@ -137,15 +137,17 @@ def judged(
     ranks = []
     for state, ended in zip(played.states, ends, strict=True):
         last = left_at_ns if ended == "finished" and left_at_ns is not None else now
-        fold(state, Heartbeat(last, 0, state.phase, state.step))
+        fold_event(state, Heartbeat(last, 0, state.phase, state.step))
         state.meta["stack"] = (
             [] if ended == "finished" else [f"/home/me/t.py:3{state.rank} in main"]
         )
         failed = ended not in ("", "finished")
-        ranks.append(summarize(state, Observed(alive=not ended, ended=ended, failed=failed)))
+        ranks.append(summarize_rank(state, Observed(alive=not ended, ended=ended, failed=failed)))
 
     def recent(group: str) -> list[CallHistory]:
-        return [history for state in played.states for history in call_histories(state, group)]
+        return [
+            history for state in played.states for history in group_call_histories(state, group)
+        ]
 
     whole = run(*ranks, ended=over, taken_ns=now + (100 * SECOND if over else 0))
     object.__setattr__(whole, "hangs", hangs_of(ranks, whole.taken_ns, recent))
@@ -215,9 +217,9 @@ def test_the_first_difference_is_found_after_a_death(kind: str) -> None:
     raised = played.states[1]
     record = raised.group_calls[1].last
     call = Call(Op(record[2] >> 8 & 255), record[3])
-    fold(raised, _done(raised, call, record[4], played.stuck_ns + MS, Flag.FAILED))
+    fold_event(raised, _done(raised, call, record[4], played.stuck_ns + MS, Flag.FAILED))
     raised.texts[1] = LOST
-    fold(raised, Exit(played.stuck_ns + 2 * MS, ExitKind.EXCEPTION, 1))
+    fold_event(raised, Exit(played.stuck_ns + 2 * MS, ExitKind.EXCEPTION, 1))
     snapshot = judged(played, ("SIGABRT", "exception"), after_s=0.1, over=True)
     (hang,) = snapshot.hangs
     assert (hang.kind, hang.seconds) == (expected, 0.0)
@@ -231,7 +233,7 @@ def test_a_number_may_differ_by_one_where_the_ranks_died() -> None:
     ahead = played.states[0]
     last = ahead.group_calls[1].last[4]
     later = Call(Op.ALL_GATHER, 777, "1", Phase.FORWARD)
-    fold(ahead, _issued(ahead, later, last + 1, played.stuck_ns + MS))
+    fold_event(ahead, _issued(ahead, later, last + 1, played.stuck_ns + MS))
     snapshot = judged(played, ("SIGABRT", "SIGABRT"), after_s=0.1, over=True)
     (hang,) = snapshot.hangs
     assert "rank 0 is one forward ahead" in hang_headline(snapshot, hang)
@@ -284,12 +286,12 @@ def test_it_is_not_waited_for_a_member_that_left() -> None:
 def test_a_rank_without_more_batches_is_named(moment: str) -> None:
     played = play([BARRIER], TRAINS)
     now = played.stuck_ns - MS
-    fold(played.states[0], PhaseSpan(now, Phase.DATA_WAIT, Flag.FAILED, now - MS))
+    fold_event(played.states[0], PhaseSpan(now, Phase.DATA_WAIT, Flag.FAILED, now - MS))
     snapshot = judged(played, **MOMENTS[moment])
     assert "; rank 0 had no more batches after step 20" in hang_headline(
         snapshot, snapshot.hangs[0]
     )
-    fold(played.states[0], PhaseSpan(now + MS, Phase.DATA_WAIT, 0, now))  # a new epoch
+    fold_event(played.states[0], PhaseSpan(now + MS, Phase.DATA_WAIT, 0, now))  # a new epoch
     again = judged(played, ("", ""))
     assert "batches" not in hang_headline(again, again.hangs[0])
 
@@ -298,7 +300,7 @@ def lost_peer(played: Played, number: int) -> None:
     """A rank whose connection was closed, in C++: no hook has seen the call."""
     state = played.states[number]
     state.texts[1] = LOST
-    fold(state, Exit(played.stuck_ns + 2 * MS, ExitKind.EXCEPTION, 1))
+    fold_event(state, Exit(played.stuck_ns + 2 * MS, ExitKind.EXCEPTION, 1))
 
 
 def test_a_rank_that_leaves_while_others_train_is_the_cause() -> None:
@@ -335,8 +337,8 @@ def test_the_first_death_is_the_cause_and_the_later_its_consequence(other: str) 
     """The launcher kills what does not end by itself; a backend aborts where a peer is gone."""
     played = play([VOTE], [])
     snapshot = judged(played, ("", "SIGKILL"), after_s=0)
-    fold(played.states[0], Heartbeat(played.stuck_ns + 9 * SECOND, 0, Phase.OTHER, 20))
-    late = summarize(played.states[0], Observed(alive=False, ended=other, failed=True))
+    fold_event(played.states[0], Heartbeat(played.stuck_ns + 9 * SECOND, 0, Phase.OTHER, 20))
+    late = summarize_rank(played.states[0], Observed(alive=False, ended=other, failed=True))
     dead = run(late, snapshot.ranks[1], ended=True)
     assert roles_of(dead) == {0: DeathRole.VICTIM, 1: DeathRole.CULPRIT}
     assert run_state(dead) == "died: rank 1, SIGKILL, after step 20; rank 0 died of it"
@@ -347,9 +349,9 @@ def test_a_timeout_blames_the_rank_that_never_called() -> None:
     played = play([VOTE], [])
     waits = played.states[0]
     record, now = waits.group_calls[1].last, played.stuck_ns + 1800 * SECOND
-    fold(waits, _done(waits, VOTE, record[4], now, Flag.FAILED))
+    fold_event(waits, _done(waits, VOTE, record[4], now, Flag.FAILED))
     waits.texts[1] = "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"
-    fold(waits, Exit(now, ExitKind.EXCEPTION, 1))
+    fold_event(waits, Exit(now, ExitKind.EXCEPTION, 1))
     snapshot = judged(played, ("exception", "SIGTERM"), after_s=1800.5, over=True)
     (hang,) = snapshot.hangs
     assert hang_headline(snapshot, hang) == (
@@ -371,7 +373,7 @@ def test_all_inside_takes_the_number_and_the_call_of_every_member() -> None:
     one = played.states[1].group_calls[1]
     one.in_flight.clear()
     one.recent.pop()
-    fold(
+    fold_event(
         played.states[1],
         _issued(played.states[1], VOTE, played.states[0].group_calls[1].last[4], 0),
     )
@@ -399,4 +401,4 @@ def test_a_call_that_met_ddps_reducer_is_named(ended: str, reached: int, named: 
     ranks = rank(0, groups=(bucket,), **lost), rank(1, groups=(group,), **aborted)
     snapshot = replace(run(*ranks, ended=True), hangs=hangs_of(ranks, 100))
     met = "rank 1 called all_reduce (28 B), rank 0 called all_reduce of DDP's reducer in backward"
-    assert verdict(snapshot).cause.startswith(f"mismatched units in world: {met}") is named
+    assert judge_run(snapshot).cause.startswith(f"mismatched units in world: {met}") is named

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from builders import rank, run
 
-from zeromon.cli.doctor import as_text, stack_of
+from zeromon.cli.doctor import python_stack_text, run_as_text
 from zeromon.diagnosis.engine import advise
 from zeromon.errors import RunNotFound
 from zeromon.readout.hang import hang_headline, hang_text
@@ -23,9 +23,9 @@ from zeromon.snapshot import (
     RankSnapshot,
     Severity,
 )
-from zeromon.sources.live import find
+from zeromon.sources.live import find_live_runs
 from zeromon.storage.run_store import Store
-from zeromon_dashboard.pages.ranks import _stragglers
+from zeromon_dashboard.pages.ranks import _straggler_alerts
 
 NOW = 100_000_000_000
 WORLD, OTHER = "world/0/0,1", "other/1/0,1"
@@ -172,7 +172,7 @@ def test_the_doctor_lists_the_nodes() -> None:
         NodeView(node="b", address="b:1", first_rank=2, ranks=2, heard_seconds=12.0,
                  round_trip_seconds=0.002, silent=True),
     )  # fmt: skip
-    text = as_text(run(rank(0), nodes=nodes, nodes_note="no answer"), (), {})
+    text = run_as_text(run(rank(0), nodes=nodes, nodes_note="no answer"), (), {})
     assert "  a  ranks 0-1  this node\n" in text
     assert "  b  ranks 2-3  reported 12.00 s ago  round trip 2.0 ms\n  no answer\n" in text
 
@@ -184,15 +184,15 @@ def test_it_is_said_once_with_who_and_where() -> None:
     assert [f.rank for f in told] == [1]
     assert "all_reduce #7 of group world (64 B) has not ended for 20 s" in told[0].text
     assert "rank 1 has not called it (in data_wait" in told[0].text
-    text = as_text(snapshot, snapshot.hangs, {1: "File train.py"})
+    text = run_as_text(snapshot, snapshot.hangs, {1: "File train.py"})
     assert "!! all_reduce #7" in text and "Python stack of rank 1\n  File train.py" in text
-    assert "no collective hangs" in as_text(run(at(0)), (), {})
+    assert "no collective hangs" in run_as_text(run(at(0)), (), {})
 
 
 def test_without_py_spy_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("sys.executable", "/nowhere/python")
-    assert stack_of(1) == "py-spy is not installed: pip install py-spy"
+    assert python_stack_text(1) == "py-spy is not installed: pip install py-spy"
 
 
 def dead(number: int, nbytes: int, op: str = "all_reduce", sequence: int = 7) -> RankSnapshot:
@@ -269,7 +269,7 @@ def test_a_rank_that_stands_still_is_not_called_running() -> None:
     waits = at(0, entry(), world=7, stack=("/home/me/t.py:40 in main",))
     away = at(1, stack=("/home/me/t.py:32 in main",), phase="other")
     assert [state_text(one) for one in (waits, away)] == ["in all_reduce", "at t.py:32"]
-    shown = str(_stragglers(run(waits, away, taken_ns=NOW)))
+    shown = str(_straggler_alerts(run(waits, away, taken_ns=NOW)))
     assert "rank 1 has not called it (at t.py:32)" in shown and "No straggler" not in shown
 
 
@@ -279,18 +279,18 @@ def test_an_ended_run_is_not_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
     Store().save(run(rank(0), run="over-1", ended=True))
     with pytest.raises(RunNotFound, match="over-1 has ended") as raised:
-        find("over-1")
+        find_live_runs("over-1")
     assert raised.value.hint == "zeromon report over-1"
     with pytest.raises(RunNotFound, match="no run matches other"):
-        find("other")
+        find_live_runs("other")
 
 
 def test_the_doctor_says_that_a_run_has_ended() -> None:
     over = run(dead(0, 64), dead(1, 64), ended=True)
-    assert "  it has ended: zeromon report train-1\n" in as_text(over, (), {})
+    assert "  it has ended: zeromon report train-1\n" in run_as_text(over, (), {})
 
 
 def test_the_doctor_lists_what_slows_a_run() -> None:
     slow = Finding(rule="straggler", code="ZM309", severity=Severity.WARNING, text="late", rank=1)
-    text = as_text(run(at(0), findings=(slow,)), (), {})
+    text = run_as_text(run(at(0), findings=(slow,)), (), {})
     assert "no collective hangs\n ! rank 1: late\n" in text

@@ -12,7 +12,7 @@ from builders import MS, rank, run, summary
 from zeromon.diagnosis.engine import advise
 from zeromon.levels import Severity
 from zeromon.readout.text import busiest_line
-from zeromon.readout.verdict import Health, verdict
+from zeromon.readout.verdict import Health, judge_run
 from zeromon.ring.events import Phase
 from zeromon.snapshot import CodeLine, Device, Finding, Pressure, RankSnapshot
 
@@ -49,7 +49,7 @@ def test_own_code_is_told_with_its_share_and_its_line() -> None:
     assert finding.text == (
         "80.0 % of a step (80.0 ms) is the script's own code, mostly at train.py:111 in log_metrics"
     )
-    shown = verdict(run(*both, findings=(finding,)))
+    shown = judge_run(run(*both, findings=(finding,)))
     assert shown.health is Health.SLOW and "train.py:111" in shown.text
 
 
@@ -119,4 +119,4 @@ def test_the_line_of_the_function_with_most_samples_is_shown(
 
 
 def test_a_run_that_ends_well_says_how_much_was_own_code() -> None:
-    assert "own code 80.0 % of a step" in verdict(run(spending(), ended=True)).cause
+    assert "own code 80.0 % of a step" in judge_run(run(spending(), ended=True)).cause

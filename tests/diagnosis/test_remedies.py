@@ -25,7 +25,7 @@ from evidence import (
 )
 
 from zeromon.diagnosis.engine import advise
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.ring.events import Phase
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
@@ -255,9 +255,9 @@ def test_growing_workers_are_urgent_where_the_host_is_soon_full() -> None:
 
 
 def test_a_report_shows_the_memory_of_workers_beside_that_of_their_rank() -> None:
-    text = render(run(one(workers=GROWING)))
+    text = render_run(run(one(workers=GROWING)))
     assert "workers" in text and "4 x 307.0 MiB" in text
-    assert "workers" not in render(run(one()))
+    assert "workers" not in render_run(run(one()))
 
 
 # ---- collectives of the script ----------------------------------------------------------------------

@@ -33,10 +33,10 @@ from evidence import (
 import zeromon
 from zeromon.diagnosis import engine
 from zeromon.diagnosis.engine import LINGER_SECONDS, FindingMemory, advise
-from zeromon.diagnosis.pages import pages
-from zeromon.diagnosis.rule import Match, Remaining, remaining, rule
+from zeromon.diagnosis.pages import all_pages
+from zeromon.diagnosis.rule import Match, Remaining, remaining_remedy, rule
 from zeromon.diagnosis.rules import FAMILIES, all_rules, fsdp, health
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import PERSISTENT
 from zeromon.ring.strategy import Strategy
@@ -71,7 +71,7 @@ def test_a_rule_fires_with_evidence_cause_change_effect_and_price(rule: str) -> 
     assert said and remedy.price
     if remedy.gain_low_seconds is not None and remedy.gain_high_seconds is not None:
         assert 0 <= remedy.gain_low_seconds < remedy.gain_high_seconds <= 0.2
-    text = render(run(FIRES[rule], findings=(finding,)))
+    text = render_run(run(FIRES[rule], findings=(finding,)))
     assert finding.code in text and "cost: " in text and "predicted: " in text
     page = ["".join(text for text, _ in line) for line in finding_page(finding, 200)]
     assert any(remedy.diff.splitlines()[0] in line for line in page)
@@ -100,11 +100,11 @@ def test_every_rule_with_a_remedy_is_here() -> None:
 
 def test_every_rule_has_its_page() -> None:
     """Under its code, with its name, and with what is meant, changed, paid for and known."""
-    names = {code: page.name for code, page in pages().items()}
+    names = {code: page.name for code, page in all_pages().items()}
     rules = {one.code: one.name for one in all_rules()}
     assert len(rules) == len(all_rules())
     assert {code: names.get(code) for code in rules} == rules
-    for code, page in pages().items():
+    for code, page in all_pages().items():
         assert page.summary.endswith("."), code
         for part in ("## Why", "## What to change", "## What it costs", "## Sources"):
             assert part in page.text, (code, part)
@@ -118,7 +118,7 @@ def test_every_page_has_a_rule_a_check_or_an_alert() -> None:
     ]
     checked = {code for text in texts for code in re.findall(r'"(ZM\d{3})"', text)}
     explains = {"ZM506"}  # a page against a wrong belief: nothing is reported
-    assert set(pages()) == checked | explains | {one.code for one in all_rules()}
+    assert set(all_pages()) == checked | explains | {one.code for one in all_rules()}
 
 
 def test_a_decorated_function_in_its_family_is_all_that_a_rule_needs(
@@ -452,7 +452,7 @@ def test_of_a_remedy_only_what_is_not_set_is_left() -> None:
                 for k, v in values.items()
             )
         )
-        return remaining(remedy, rank)
+        return remaining_remedy(remedy, rank)
 
     assert left("100000000", "10000000") == (
         None, ("stage3_max_live_parameters=100000000", "stage3_prefetch_bucket_size=10000000")
@@ -462,7 +462,7 @@ def test_of_a_remedy_only_what_is_not_set_is_left() -> None:
     assert half.remedy.diff == (
         '- "stage3_max_live_parameters": 500000000\n+ "stage3_max_live_parameters": 2e8'
     )
-    assert remaining(remedy, one()).remedy == remedy  # nothing is known
+    assert remaining_remedy(remedy, one()).remedy == remedy  # nothing is known
 
 
 def test_a_part_that_is_not_offloaded_is_not_brought_back() -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from builders import rank, run, summary
 
-from zeromon.cli.doctor import as_text
+from zeromon.cli.doctor import run_as_text
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.stalls import stalls
+from zeromon.diagnosis.stalls import find_stalls
 from zeromon.export.prometheus.metrics import METRICS
-from zeromon.fold.pauses import STARTS, expected_pause
+from zeromon.fold.pauses import STARTS, expected_pause_reason
 from zeromon.levels import PAUSE_SECONDS
 from zeromon.readout.text import pause_seconds, run_state
-from zeromon.readout.verdict import Health, verdict
+from zeromon.readout.verdict import Health, judge_run
 from zeromon.snapshot import (
     Finding,
     GroupProgress,
@@ -26,8 +26,8 @@ from zeromon.snapshot import (
     Severity,
 )
 from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.line import plain
-from zeromon.tui.status_text import figures, head, risk
+from zeromon.tui.line import plain_text
+from zeromon.tui.status_text import head_line, run_figures, verdict_line
 
 SECOND = 1_000_000_000
 SLEEPS = ("/home/me/train.py:40 in <module>", "/home/me/train.py:12 in oversleep")
@@ -54,7 +54,7 @@ def stuck(
         step=10,
         step_seconds=step,
         stack=stack,
-        pause=expected_pause(stack, evaluating=evaluating),
+        pause=expected_pause_reason(stack, evaluating=evaluating),
     )
 
 
@@ -82,7 +82,7 @@ def test_a_rank_that_shuts_down_after_the_others_have_finished_is_not_stalled() 
     ):  # fmt: skip
         ends = stalled_for(40, stuck(), gone, replace(others[1], stack=()))
         assert found(ends) is None
-        judged = verdict(ends)
+        judged = judge_run(ends)
         assert (judged.health, judged.severity) == (Health.HEALTHY, None)
         assert run_state(ends) == "ending after step 10" and "processes end" in judged.cause
         assert found(stalled_for(PAUSE_SECONDS + 1, stuck(), gone)) is not None
@@ -102,7 +102,7 @@ def test_a_stall_names_since_when_and_where_each_rank_is() -> None:
 
 def test_a_rank_whose_agent_sees_progress_is_not_stalled() -> None:
     """Its stack is empty then: an evaluation with collectives goes on, for one."""
-    assert stalls(stalled_for(600, stuck(stack=()))) == ()
+    assert find_stalls(stalled_for(600, stuck(stack=()))) == ()
 
 
 @pytest.mark.parametrize("text", EXPECTED)
@@ -139,19 +139,19 @@ def test_the_verdict_of_a_stalled_run_does_not_say_that_it_runs() -> None:
 def test_the_first_lines_of_the_terminal_are_red_for_a_stalled_run() -> None:
     late = stalled_for(60, stuck())
     late = replace(late, findings=advise(late))
-    assert (" ✖ stalled ", "bad") in head(late)
-    assert plain(risk(late)).startswith(" ✖ rank 0: no step has ended for 60 s")
+    assert (" ✖ stalled ", "bad") in head_line(late)
+    assert plain_text(verdict_line(late)).startswith(" ✖ rank 0: no step has ended for 60 s")
 
 
 def test_the_doctor_names_a_stalled_run() -> None:
     late = stalled_for(60, stuck())
     late = replace(late, findings=advise(late))
-    text = as_text(late, (), {})
+    text = run_as_text(late, (), {})
     assert "!! rank 0: no step has ended for 60 s" in text and "no collective hangs" not in text
 
 
 def test_an_ended_run_is_not_stalled() -> None:
-    assert stalls(replace(stalled_for(600, stuck()), ended=True)) == ()
+    assert find_stalls(replace(stalled_for(600, stuck()), ended=True)) == ()
 
 
 def test_no_pause_is_expected_for_ever() -> None:
@@ -224,8 +224,8 @@ def test_rates_are_withdrawn_while_no_step_ends() -> None:
     moving, still = late, replace(late, findings=advise(late))
     assert pause_seconds(moving) is None and pause_seconds(still) == 60
     tokens = DisplayOptions(tokens_per_step=1000)
-    assert {n: v for n, v, _ in figures(moving, tokens)}["steps/s"] == "1"
-    shown = {n: v for n, v, _ in figures(still, tokens)}
+    assert {n: v for n, v, _ in run_figures(moving, tokens)}["steps/s"] == "1"
+    shown = {n: v for n, v, _ in run_figures(still, tokens)}
     assert (shown["steps/s"], shown["tokens/s"]) == ("n/a", "n/a")
 
 

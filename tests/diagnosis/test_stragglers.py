@@ -15,12 +15,18 @@ from builders import MS, arrival, arrived, rank, run, short_of_cpus, summary
 
 from zeromon.diagnosis.arrivals import ArrivalSkew, MatchedCollective, StepSkew
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.stragglers import cause, lack_of_cpus, longer_phases, since_step, stragglers
+from zeromon.diagnosis.stragglers import (
+    find_stragglers,
+    hardware_cause,
+    lack_of_cpus,
+    longer_phases,
+    since_step,
+)
 from zeromon.fold.fold import fold_records
-from zeromon.fold.state import MOST_ARRIVALS, RankState
+from zeromon.fold.state import MAX_ARRIVALS, RankState
 from zeromon.levels import CPU_WAIT, UNSTEADY_SECONDS, WINDOW_STEPS
-from zeromon.probes.cpu_pressure import CpuUsers, PressureReader, cpus_of
-from zeromon.ring.events import Flag, Kind, Op, Phase, of_call
+from zeromon.probes.cpu_pressure import CpuUsers, PressureReader, usable_cpu_count
+from zeromon.ring.events import Flag, Kind, Op, Phase, pack_call_word
 from zeromon.snapshot import Device, Pressure, RankSnapshot, StepSummary
 
 STEP_MS = 100
@@ -54,9 +60,9 @@ def ranks(count: int = 4, slow: int = -1, longer: int = 18) -> list[RankSnapshot
 def test_a_lateness_from_the_first_steps_on_has_to_last() -> None:
     """The first steps of identical ranks differ, by what each of them allocates and compiles."""
     early, later = {"begins": 4, "count": 50}, {"begins": 10, "count": 50}
-    assert not stragglers(steps({2: 18.0}, **early), ranks(slow=2))
-    assert stragglers(steps({2: 18.0}, **later), ranks(slow=2))
-    assert stragglers(steps({2: 18.0}, begins=4, count=60), ranks(slow=2))
+    assert not find_stragglers(steps({2: 18.0}, **early), ranks(slow=2))
+    assert find_stragglers(steps({2: 18.0}, **later), ranks(slow=2))
+    assert find_stragglers(steps({2: 18.0}, begins=4, count=60), ranks(slow=2))
 
 
 def test_a_lasting_lateness_of_fast_steps_is_not_forgotten() -> None:
@@ -64,12 +70,12 @@ def test_a_lasting_lateness_of_fast_steps_is_not_forgotten() -> None:
     skew = steps({2: 18.0}, count=700)
     for step in skew.steps.values():
         step.last_ns //= 25  # steps of 4 ms
-    assert stragglers(skew, ranks(slow=2))
+    assert find_stragglers(skew, ranks(slow=2))
 
 
 def test_a_rank_that_comes_late_is_named_with_how_late_and_since_when() -> None:
     skew = steps({2: 18.0})
-    (found,) = stragglers(skew, ranks(slow=2))
+    (found,) = find_stragglers(skew, ranks(slow=2))
     assert (found.phases, found.longer_seconds) == (("forward",), pytest.approx(0.018))
     assert (found.rank, found.since_step) == (2, 10)
     assert found.late_seconds == pytest.approx(0.018, rel=0.1)
@@ -97,19 +103,19 @@ def test_nobody_waits_for_a_late_rank_as_long_as_the_others_compute() -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.5, 5.0])
 def test_nobody_is_accused_without_reason(noise: float) -> None:
     """Jitter of any size: somebody is always last, and never the same one."""
-    assert all(stragglers(steps({}, noise=noise), ranks(slow=n)) == () for n in range(4))
+    assert all(find_stragglers(steps({}, noise=noise), ranks(slow=n)) == () for n in range(4))
 
 
 @pytest.mark.parametrize(("late", "named"), [(1.0, 0), (9.0, 0), (11.0, 1)])
 def test_a_lateness_below_a_tenth_of_a_step_is_none(late: float, named: int) -> None:
-    assert len(stragglers(steps({1: late}, noise=0.0), ranks(slow=1))) == named
+    assert len(find_stragglers(steps({1: late}, noise=0.0), ranks(slow=1))) == named
 
 
 @pytest.mark.parametrize(("longer", "named"), [(0, 0), (4, 0), (8, 0), (10, 1), (18, 1)])
 def test_a_reason_covers_half_of_the_delay(longer: int, named: int) -> None:
     """Rank 1 comes 18 ms late; where it spends less than half of that, its lateness is noise."""
-    assert len(stragglers(steps({1: 18.0}), ranks(slow=1, longer=longer))) == named
-    assert stragglers(steps({1: 18.0}), ranks(slow=2, longer=longer)) == ()
+    assert len(find_stragglers(steps({1: 18.0}), ranks(slow=1, longer=longer))) == named
+    assert find_stragglers(steps({1: 18.0}), ranks(slow=2, longer=longer)) == ()
 
 
 def test_a_reason_may_be_several_phases() -> None:
@@ -119,7 +125,7 @@ def test_a_reason_may_be_several_phases() -> None:
     )
     known = ranks()
     known[1] = replace(known[1], recent=(slow,) * 20)
-    (found,) = stragglers(steps({1: 18.0}), known)
+    (found,) = find_stragglers(steps({1: 18.0}), known)
     assert len(found.phases) == 2 and found.longer_seconds == pytest.approx(0.012)
 
 
@@ -128,7 +134,7 @@ def test_a_lack_of_cpus_makes_a_straggler_only_where_it_stays(count: int, named:
     """Steps of 100 ms: the scheduler moves such a lack between identical ranks within seconds."""
     known = ranks(slow=1)
     known = [replace(r, pressure=pressed(0, 0.3 if r.rank == 1 else 0.0).pressure) for r in known]
-    found = stragglers(steps({1: 18.0}, count), known)
+    found = find_stragglers(steps({1: 18.0}, count), known)
     assert (len(found) == named and count * STEP_MS / 1e3 < UNSTEADY_SECONDS) or found[0].cause
 
 
@@ -140,12 +146,12 @@ def test_phases_are_no_reason_where_ranks_lack_cpus_for_longer(lacks: float, nam
         major_faults_per_second=0,
     )  # fmt: skip
     known = [replace(r, pressure=pressure) for r in ranks(slow=1)]
-    assert len(stragglers(steps({1: 18.0}, 60), known)) == named
+    assert len(find_stragglers(steps({1: 18.0}, 60), known)) == named
     several = summary(
         1, phase_ns=(5 * MS, 49 * MS, 59 * MS, 19 * MS, 5 * MS, 0), phase_exposed_ns=(0,) * 6
     )
     known[1] = replace(known[1], recent=(several,) * 20)
-    assert len(stragglers(steps({1: 18.0}, 60), known)) == (lacks < CPU_WAIT.warning)
+    assert len(find_stragglers(steps({1: 18.0}, 60), known)) == (lacks < CPU_WAIT.warning)
 
 
 def test_late_in_most_of_the_last_seconds() -> None:
@@ -155,7 +161,7 @@ def test_late_in_most_of_the_last_seconds() -> None:
         for number in range(2):
             late = 5 * MS if number == 1 and step > 176 else 0
             arrived(skew, number, 2, arrival(step, step * 10 * MS + late, step))
-    assert stragglers(skew, ranks(2, slow=1)) == ()
+    assert find_stragglers(skew, ranks(2, slow=1)) == ()
 
 
 def test_two_forwards_of_noise_are_no_begin() -> None:
@@ -170,7 +176,7 @@ def test_two_forwards_of_noise_are_no_begin() -> None:
             for number in range(2):
                 at = round((step * 200 + late[number]) * MS)
                 arrived(skew, number, 2, arrival(step, at, step))
-        (found,) = stragglers(skew, ranks(2, slow=1, longer=50))
+        (found,) = find_stragglers(skew, ranks(2, slow=1, longer=50))
         if not 59 <= found.since_step <= 65:
             wrong.append(found.since_step)
     assert len(wrong) <= 2, wrong
@@ -186,8 +192,8 @@ def test_a_pause_before_the_lateness_is_not_its_begin() -> None:
 
 def test_since_when_is_not_forgotten_with_the_steps() -> None:
     """512 steps are kept; a rank that is late for longer has been so since the step first told."""
-    (first,) = stragglers(steps({1: 18.0}, 60), ranks(slow=1))
-    (later,) = stragglers(steps({1: 18.0}, 700), ranks(slow=1), earlier=(first,))
+    (first,) = find_stragglers(steps({1: 18.0}, 60), ranks(slow=1))
+    (later,) = find_stragglers(steps({1: 18.0}, 700), ranks(slow=1), earlier=(first,))
     assert first.since_step == later.since_step == 10
 
 
@@ -203,10 +209,10 @@ def test_delays_that_overlap_count_once() -> None:
     assert skew.late_seconds(1) == skew.wait_seconds(0) == pytest.approx(0.115)
     assert (skew.late_seconds(0), skew.wait_seconds(1)) == (0, 0)
     known = ranks(2, slow=1, longer=100)
-    (found,) = stragglers(skew, [replace(r, step_seconds=0.160) for r in known])
+    (found,) = find_stragglers(skew, [replace(r, step_seconds=0.160) for r in known])
     assert found.late_seconds == pytest.approx(0.115)
     assert found.share == pytest.approx(0.115 / 0.160)
-    (found,) = stragglers(skew, known)
+    (found,) = find_stragglers(skew, known)
     assert (found.late_seconds, found.share) == (0.1, 1.0)
 
 
@@ -220,31 +226,31 @@ def test_delays_of_one_node_that_overlap_count_once() -> None:
             sequence = step * 2 + call
             arrived(skew, 0, 1, arrival(sequence, at, step), 3)
             late = 50 * MS
-            skew.book(MatchedCollective("g", sequence, at + late, 2 + call, 0, late, MS))
+            skew.record_match(MatchedCollective("g", sequence, at + late, 2 + call, 0, late, MS))
     known = [rank(n, step_seconds=0.160) for n in (0, 1)]
-    (found,) = stragglers(skew, known, lambda one: "b" if one > 1 else "a")
+    (found,) = find_stragglers(skew, known, lambda one: "b" if one > 1 else "a")
     assert (found.node, found.late_seconds) == ("b", pytest.approx(0.060))
 
 
 def test_two_that_are_late_alike_are_not_told_apart() -> None:
     """Nobody waits for one of them alone."""
-    assert stragglers(steps({1: 18.0, 2: 18.0}), ranks(slow=1)) == ()
+    assert find_stragglers(steps({1: 18.0, 2: 18.0}), ranks(slow=1)) == ()
 
 
 def test_recovery_is_noticed() -> None:
     """Some steps after it was well again nothing is said."""
     skew = steps({3: 18.0})
-    assert stragglers(skew, ranks(slow=3))
+    assert find_stragglers(skew, ranks(slow=3))
     for step in range(41, 101):
         for number in range(4):
             arrived(skew, number, 4, arrival(10_000 + step, step * 100 * MS + number % 2, step))
-    assert stragglers(skew, ranks(slow=3)) == ()
+    assert find_stragglers(skew, ranks(slow=3)) == ()
 
 
 def test_too_little_to_say() -> None:
     """The first steps; a single rank; a group of which one member is here."""
-    assert stragglers(steps({1: 18.0}, count=15), ranks(slow=1)) == ()
-    assert stragglers(steps({1: 18.0}), ranks(1, slow=0)) == ()
+    assert find_stragglers(steps({1: 18.0}, count=15), ranks(slow=1)) == ()
+    assert find_stragglers(steps({1: 18.0}), ranks(1, slow=0)) == ()
     alone = ArrivalSkew()
     arrived(alone, 0, 1, arrival(1, 1, 1))
     assert alone.steps == {} and alone.wait_seconds(0) is None
@@ -253,7 +259,7 @@ def test_too_little_to_say() -> None:
 def test_of_a_ring_that_is_read_at_once_the_newest_calls_are_matched() -> None:
     """As after a restart of the collector: 12,000 calls of one rank, then those of the other."""
     skew, states = ArrivalSkew(), [RankState(rank=number) for number in range(2)]
-    word = of_call(Kind.DONE, Op.ALL_REDUCE, Phase.BACKWARD, Flag.END_KNOWN, 1, 0)
+    word = pack_call_word(Kind.DONE, Op.ALL_REDUCE, Phase.BACKWARD, Flag.END_KNOWN, 1, 0)
     for number, state in enumerate(states):
         late = number * MS
         calls = [
@@ -261,10 +267,10 @@ def test_of_a_ring_that_is_read_at_once_the_newest_calls_are_matched() -> None:
         ]
         fold_records(state, calls)
         skew.all_arrived(number, {1: ("g", 2, 2)}, state.arrivals)
-    assert len(states[0].arrivals) == MOST_ARRIVALS
+    assert len(states[0].arrivals) == MAX_ARRIVALS
     (row,) = states[0].traffic.values()
     assert skew.late_seconds(1) == 0  # nobody was blocked
-    assert row.now.transfer_ns == MOST_ARRIVALS * 4 * MS
+    assert row.now.transfer_ns == MAX_ARRIVALS * 4 * MS
 
 
 def test_what_never_completes_is_forgotten() -> None:
@@ -324,7 +330,7 @@ def test_the_phase_that_makes_it_late_leaves_waiting_out() -> None:
 
 
 def test_the_finding_says_it_in_words() -> None:
-    found = stragglers(steps({2: 18.0}), ranks(slow=2))
+    found = find_stragglers(steps({2: 18.0}), ranks(slow=2))
     told = [f for f in advise(run(*ranks(), stragglers=found)) if f.rule == "straggler"]
     assert [f.rank for f in told] == [2]
     assert told[0].text.startswith(
@@ -339,19 +345,21 @@ def pressed(number: int, waits: float = 0.01, faults: float = 0.0, **facts: Any)
 
 def test_the_host_or_the_device_of_a_late_rank_may_explain_it() -> None:
     others = [pressed(0), pressed(2)]
-    assert cause(pressed(1), others) == lack_of_cpus(pressed(1), others, 0.05) == ""
+    assert hardware_cause(pressed(1), others) == lack_of_cpus(pressed(1), others, 0.05) == ""
     assert lack_of_cpus(pressed(1, waits=0.07), others, 0.05).startswith(
         "its main thread had no CPU"
     )
     assert (
         lack_of_cpus(pressed(1, waits=0.04), others, 0.05) == ""
     )  # not enough for a tenth of a step
-    assert cause(pressed(1, faults=500), others) == "500 of its pages a second come from disk"
-    assert cause(pressed(1, faults=500), [pressed(0, faults=100)]) == ""
+    assert (
+        hardware_cause(pressed(1, faults=500), others) == "500 of its pages a second come from disk"
+    )
+    assert hardware_cause(pressed(1, faults=500), [pressed(0, faults=100)]) == ""
     hot = Device(throttle_reasons=("thermal",))
-    assert "throttled (thermal)" in cause(pressed(1, device_stats=hot), others)
-    assert cause(pressed(1, device_stats=hot), [pressed(0, device_stats=hot)]) == ""
-    assert cause(rank(1), others) == lack_of_cpus(rank(1), others, 0.05) == ""
+    assert "throttled (thermal)" in hardware_cause(pressed(1, device_stats=hot), others)
+    assert hardware_cause(pressed(1, device_stats=hot), [pressed(0, device_stats=hot)]) == ""
+    assert hardware_cause(rank(1), others) == lack_of_cpus(rank(1), others, 0.05) == ""
 
 
 def read_pressure(folder: Path, waited_s: Sequence[float], steps: Sequence[int]) -> list[Any]:
@@ -455,4 +463,4 @@ def test_a_quota_of_cpus_is_known(
         (file.parent / "cgroup.procs").touch()
         file.write_text(text)
     own = len(os.sched_getaffinity(0))
-    assert cpus_of(mine, tmp_path, tmp_path / "cgroup") == min(own, cpus or own)
+    assert usable_cpu_count(mine, tmp_path, tmp_path / "cgroup") == min(own, cpus or own)

@@ -38,9 +38,16 @@ from evidence import (
 from strategies import EVERY
 
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.rule import sets
+from zeromon.diagnosis.rule import settings_in
 from zeromon.ring.model_metadata import ModelMetadata
-from zeromon.ring.strategy import Framework, Offload, Sharding, Strategy, deepspeed, fsdp1
+from zeromon.ring.strategy import (
+    Framework,
+    Offload,
+    Sharding,
+    Strategy,
+    deepspeed_strategy,
+    fsdp1_strategy,
+)
 from zeromon.snapshot import ConfigFormat, Device, GatherRow, Links, RankSnapshot, Setting
 
 FAR = units("all_gather", "forward", nodes=2)
@@ -249,7 +256,7 @@ def test_what_was_applied_is_not_advised_again(strategy: Strategy) -> None:
 
 def settable(diff: str, dialect: str) -> dict[str, dict[str, str]]:
     """The added lines of *diff* that set what a rank reports, each with what it sets."""
-    lines = {line: dict(sets(line, dialect)) for line in diff.splitlines() if line[0] == "+"}
+    lines = {line: dict(settings_in(line, dialect)) for line in diff.splitlines() if line[0] == "+"}
     if dialect.startswith("Python"):
         reported = {
             *ModelMetadata.__annotations__,
@@ -314,7 +321,10 @@ def test_many_small_collectives_of_zero_are_merged_by_the_setting_of_the_stage(
 
 
 def test_fsdp1_wraps_larger_units_by_its_policy() -> None:
-    facts = {"strategy": fsdp1(Sharding.FULL).label, "models": ({**MODEL, "units": [1000] * 4},)}
+    facts = {
+        "strategy": fsdp1_strategy(Sharding.FULL).label,
+        "models": ({**MODEL, "units": [1000] * 4},),
+    }
     finding = found(one(*TINY, **facts), "tiny_collectives")
     assert finding is not None and finding.remedy is not None
     assert "auto_wrap_policy" in finding.remedy.diff and "fully_shard" not in finding.remedy.diff
@@ -322,7 +332,7 @@ def test_fsdp1_wraps_larger_units_by_its_policy() -> None:
 
 @pytest.mark.parametrize("offload", Offload)
 def test_the_next_stage_is_that_of_the_stage_wherever_state_is(offload: Offload) -> None:
-    label = deepspeed(1, offload=offload).label
+    label = deepspeed_strategy(1, offload=offload).label
     rank = replace(FIRES["stage_too_low"], strategy=label, strategy_fields=None)
     finding = found(rank, "stage_too_low")
     assert finding is not None and finding.remedy is not None
@@ -331,17 +341,17 @@ def test_the_next_stage_is_that_of_the_stage_wherever_state_is(offload: Offload)
 
 def test_the_fields_decide_and_the_label_stands_in_where_there_are_none() -> None:
     """An older record and Prometheus have the label alone."""
-    fields = replace(fsdp1(Sharding.FULL), offload=Offload.HOST, hybrid=True)
+    fields = replace(fsdp1_strategy(Sharding.FULL), offload=Offload.HOST, hybrid=True)
     rank = one(strategy=fields.label, strategy_fields=fields)
     assert rank.sharding_strategy is fields
-    assert replace(rank, strategy_fields=None).sharding_strategy == fsdp1(
+    assert replace(rank, strategy_fields=None).sharding_strategy == fsdp1_strategy(
         Sharding.FULL, hybrid=True
     )
     assert replace(rank, strategy_fields=None, strategy="else").sharding_strategy == Strategy()
 
 
 def test_hpz_is_not_advised_where_it_is_on() -> None:
-    on = deepspeed(3, hybrid=True, plus_plus=True)
+    on = deepspeed_strategy(3, hybrid=True, plus_plus=True)
     assert found(one(*FAR, strategy=on.label), "zero_plus_plus") is not None  # by the label alone
     assert found(one(*FAR, strategy=on.label, strategy_fields=on), "zero_plus_plus") is None
 
@@ -350,7 +360,7 @@ def test_zero3_is_advised_to_offload_what_is_on_a_full_device_and_not_what_is_on
     None
 ):
     states = role("optimizer_state", 40 * GIB)
-    facts: dict[str, Any] = {"strategy": deepspeed(3).label, "memory": TIGHT}
+    facts: dict[str, Any] = {"strategy": deepspeed_strategy(3).label, "memory": TIGHT}
     finding = found(one(risks=(FULL,), roles=(states,), **facts), "stage_too_low")
     assert finding is not None and finding.remedy is not None
     assert "stay on the device" in finding.text and "offload_optimizer" in finding.remedy.diff

@@ -10,9 +10,9 @@ from builders import device_memory, rank, run, step, summary
 from evidence import IN_BF16, MODEL, found, normed, one, row
 
 from zeromon.diagnosis.engine import advise
-from zeromon.fold.fold import fold
+from zeromon.fold.fold import fold_event
 from zeromon.fold.state import RankState
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.events import Precision, Scalar, ScalarValue
 from zeromon.ring.model_metadata import ProcessMetadata
 from zeromon.snapshot import Device, Dimension, Finding, RankSnapshot, ScalarRow, Setting, Severity
@@ -38,10 +38,10 @@ def test_a_value_belongs_to_its_step_also_when_it_comes_after_it() -> None:
         ScalarValue(4, Scalar.GRAD_NORM, NAN, 2),
         step(2, 10, 20),
     ):
-        fold(state, event)
-    steps = [(s.loss, s.grad_norm, s.learning_rate) for s in summarize(state).recent]
+        fold_event(state, event)
+    steps = [(s.loss, s.grad_norm, s.learning_rate) for s in summarize_rank(state).recent]
     assert steps == [(3.0, None, 0.1), (2.5, None, 0.1)]
-    rows = {row.name: row for row in summarize(state).scalars}
+    rows = {row.name: row for row in summarize_rank(state).scalars}
     assert (rows["loss"].value, rows["loss"].step, rows["loss"].nonfinite) == (2.5, 2, 0)
     norm = rows["grad_norm"]
     assert (norm.value, norm.nonfinite, norm.first_nonfinite_step) == (None, 1, 2)
@@ -49,14 +49,14 @@ def test_a_value_belongs_to_its_step_also_when_it_comes_after_it() -> None:
 
 def test_deepspeeds_norm_is_one_of_them_but_not_where_the_loss_scale_is_tried() -> None:
     state = RankState()
-    fold(state, Precision(1, 1, NAN, -1, 1.5))
-    fold(state, step(1, 0, 10))
-    fold(state, Precision(2, 1, 65536.0, 2, INF))
-    fold(state, step(2, 10, 20))
-    assert [s.grad_norm for s in summarize(state).recent] == [1.5, None]
-    assert summarize(state).scalars[0].nonfinite == 0
-    fold(state, Precision(3, 1, NAN, -1, INF))
-    assert summarize(state).scalars[0].nonfinite == 1
+    fold_event(state, Precision(1, 1, NAN, -1, 1.5))
+    fold_event(state, step(1, 0, 10))
+    fold_event(state, Precision(2, 1, 65536.0, 2, INF))
+    fold_event(state, step(2, 10, 20))
+    assert [s.grad_norm for s in summarize_rank(state).recent] == [1.5, None]
+    assert summarize_rank(state).scalars[0].nonfinite == 0
+    fold_event(state, Precision(3, 1, NAN, -1, INF))
+    assert summarize_rank(state).scalars[0].nonfinite == 1
 
 
 # ---- NaN ------------------------------------------------------------------------------------------

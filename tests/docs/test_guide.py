@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zeromon.cli import build_parser, main
-from zeromon.diagnosis.pages import pages
+from zeromon.diagnosis.pages import all_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "docs" / name for name in ("guide.md", "myths.md")]
@@ -45,7 +45,7 @@ def test_every_command_is_one(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_rule_that_a_page_names_exists(page: Path) -> None:
-    assert set(re.findall(r"ZM\d{3}", page.read_text())) <= pages().keys()
+    assert set(re.findall(r"ZM\d{3}", page.read_text())) <= all_pages().keys()
 
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from textual.binding import Binding
 
-from zeromon.diagnosis.pages import pages
+from zeromon.diagnosis.pages import all_pages
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.screens.help import OWNERS
 from zeromon.tui.screens.view import TABS, View
@@ -35,7 +35,7 @@ def bound() -> set[str]:
 def documents() -> list[tuple[str, str]]:
     texts = [(str(page), page.read_text()) for page in (ROOT / "docs").rglob("*.md")]
     texts.append(("README.md", (ROOT / "README.md").read_text()))
-    return texts + [(page.code, page.text) for page in pages().values()]
+    return texts + [(page.code, page.text) for page in all_pages().values()]
 
 
 def test_the_page_of_the_terminal_view_lists_keys_that_exist() -> None:

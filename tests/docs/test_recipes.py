@@ -24,7 +24,7 @@ from textual.pilot import Pilot
 from tui.snapshots import FixedSource, snapshot
 
 from zeromon import cli
-from zeromon.collector.http import start_server
+from zeromon.collector.http import start_http_server
 from zeromon.diagnosis import engine, pages
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.rule import Rule
@@ -33,18 +33,18 @@ from zeromon.export import formats
 from zeromon.export.prometheus import metrics
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.readout import charts
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.ring.strategy import Framework, Strategy
 from zeromon.snapshot import GroupProgress
 from zeromon.storage import step_history
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import NAMES, frame, row_of
+from zeromon.storage.step_history import NAMES, row_of, rows_frame
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.widgets.panel import Panel
 from zeromon.tui.widgets.table import Table
 from zeromon_dashboard import layout
 from zeromon_dashboard.html_report import run_page
-from zeromon_dashboard.layout import skeleton
+from zeromon_dashboard.layout import page_skeleton
 from zeromon_dashboard.page import Known
 from zeromon_dashboard.url_state import Route
 
@@ -97,10 +97,10 @@ def new_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Rule]:
     shutil.copytree(Path(str(health.__file__)).parent, folder)
     (folder / f"{made_rule.code}.md").write_text(blocks("A rule", "markdown")[0])
     monkeypatch.setattr(pages, "files", lambda package: folder)
-    pages.pages.cache_clear()
+    pages.all_pages.cache_clear()
     monkeypatch.setattr(engine, "all_rules", all_rules.__wrapped__)
     yield made_rule
-    pages.pages.cache_clear()
+    pages.all_pages.cache_clear()
 
 
 async def test_a_rule_is_in_every_view(
@@ -116,7 +116,7 @@ async def test_a_rule_is_in_every_view(
     text = "the rank is a member of 101 process groups"
     finding = next(finding for finding in one.findings if finding.rule == new_rule.name)
     assert (finding.code, finding.rank, finding.text) == (new_rule.code, 0, text)
-    assert text in render(one)
+    assert text in render_run(one)
     app = ZeromonApp(FixedSource(one), store=Store(tmp_path), now=lambda: 1070.4)
     async with app.run_test(size=(160, 50)) as pilot:
         await until_drawn(app, pilot)
@@ -132,14 +132,16 @@ async def test_a_rule_is_in_every_view(
     assert cli.main(["rule", new_rule.code]) == 0
     assert "NCCL allocates buffers" in capsys.readouterr().out
     rules_page = load(ROOT / "docs" / "generate.py").rules_page()
-    assert f"[{new_rule.code}]" in rules_page and pages.page(new_rule.name).summary in rules_page
+    assert (
+        f"[{new_rule.code}]" in rules_page and pages.find_page(new_rule.name).summary in rules_page
+    )
 
 
 def test_the_page_of_the_recipe_has_the_sections_of_all_pages() -> None:
     def sections(text: str) -> list[str]:
         return [line for line in text.splitlines() if line.startswith("## ")]
 
-    assert sections(blocks("A rule", "markdown")[0]) == sections(pages.page("ZM601").text)
+    assert sections(blocks("A rule", "markdown")[0]) == sections(pages.find_page("ZM601").text)
 
 
 def test_a_metric_is_on_every_way_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +149,7 @@ def test_a_metric_is_on_every_way_to_prometheus(monkeypatch: pytest.MonkeyPatch)
     spec = made("A metric", metrics)
     monkeypatch.setattr(metrics, "METRICS", (*metrics.METRICS, spec))
     one = run(rank(0), rank(1))
-    server = start_server(Fixed(one), "127.0.0.1", 0)
+    server = start_http_server(Fixed(one), "127.0.0.1", 0)
     try:
         text = get(server.server_port, "/metrics")[1].decode()
         opened = get(server.server_port, "/metrics", Accept="application/openmetrics-text")[
@@ -179,11 +181,11 @@ async def test_a_chart_is_in_terminal_page_and_report(
         await pilot.pause(0.2)
         assert app.screen.query_one("#rank-collectives", Panel).border_title == "collectives"
     one = run(rank(0))
-    series = frame([row_of(0, summary(n), 0) for n in range(1, 4)]).to_dict(as_series=False)
+    series = rows_frame([row_of(0, summary(n), 0) for n in range(1, 4)]).to_dict(as_series=False)
     route = Route(run=one.run)
     page = layout.page_of(Known(route, one, series))
     assert page.charts["collectives"].traces["rank 0"] == ([1, 2, 3], [12.0] * 3)
-    assert "collectives" in str(skeleton(route, page, None, [0]).to_plotly_json())
+    assert "collectives" in str(page_skeleton(route, page, None, [0]).to_plotly_json())
     assert "Collectives" in run_page(one, series, "")
 
 

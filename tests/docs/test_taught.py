@@ -26,20 +26,20 @@ from zeromon.cli import main
 from zeromon.compare.comparison import compare
 from zeromon.compare.figures import figures_of
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.pages import pages
-from zeromon.memory.ladder import ladder
+from zeromon.diagnosis.pages import all_pages
+from zeromon.memory.ladder import ladder_rungs
 from zeromon.memory.models import from_count
 from zeromon.memory.plan import Setup
 from zeromon.memory.spec import ShardPlan, Sizes, ZeroStage
 from zeromon.readout.breakdown import step_parts
 from zeromon.readout.ledger import USEFUL
-from zeromon.report.render import ledger as ledger_text
+from zeromon.report.render import ledger_block as ledger_text
 from zeromon.ring.events import Phase
-from zeromon.ring.strategy import Framework, Sharding, Strategy, fsdp1, fsdp2
+from zeromon.ring.strategy import Framework, Sharding, Strategy, fsdp1_strategy, fsdp2_strategy
 from zeromon.snapshot import Attempt
 from zeromon.snapshot.ledger import ActivityRow, Cause
 from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.line import plain
+from zeromon.tui.line import plain_text
 from zeromon.tui.screens.rank import rank_page
 
 GB = 1e9
@@ -111,9 +111,9 @@ def test_live_rules_speak_to_both_versions_of_fsdp(
 ) -> None:
     """They knew FSDP2 alone, or compared with a label that no agent sends."""
     keeps = rule == "stage_too_low"
-    strategy = fsdp2(reshards=not keeps)
+    strategy = fsdp2_strategy(reshards=not keeps)
     if version is Framework.FSDP1:
-        strategy = fsdp1(Sharding.GRAD_OP if keeps else Sharding.FULL)
+        strategy = fsdp1_strategy(Sharding.GRAD_OP if keeps else Sharding.FULL)
     rank = FIRES[rule]
     models = tuple({**model, "framework": str(version)} for model in rank.models)
     if keeps:
@@ -466,16 +466,18 @@ def test_a_layer_that_is_most_of_what_is_gathered_is_cut_into_tiles() -> None:
                   trainable_shard_numel=500_000_000, unit_numels=(2_000_000_000, 100_000_000),
                   largest_tensor_numel=2_000_000_000, linear_numel=2_000_000_000)  # fmt: skip
     setup = Setup(model=from_count(4_000_000_000), plan=small, device_bytes=80 << 30, known=sizes)
-    [rung] = [one for one in ladder(setup, None) if "TiledLinear" in one.change]
+    [rung] = [one for one in ladder_rungs(setup, None) if "TiledLinear" in one.change]
     assert rung.change.startswith("nn.Linear of 2,000,000,000 weights, 50% of what is gathered")
     assert (rung.frees_bytes or 0) / GB == pytest.approx(3 * 3)
     shared = replace(setup, known=replace(sizes, linear_numel=0))  # tied to the embedding
-    assert not [one for one in ladder(shared, None) if "TiledLinear" in one.change]
+    assert not [one for one in ladder_rungs(shared, None) if "TiledLinear" in one.change]
     alike = replace(
         sizes, unit_numels=(2_000_000_000, 2_000_000_000)
     )  # an embedding of the same size
     assert not [
-        one for one in ladder(replace(setup, known=alike), None) if "TiledLinear" in one.change
+        one
+        for one in ladder_rungs(replace(setup, known=alike), None)
+        if "TiledLinear" in one.change
     ]
 
 
@@ -509,7 +511,7 @@ def test_a_run_says_how_old_its_checkpoint_is_and_what_is_at_risk() -> None:
     shown = run(saver, replace(saver, rank=1, activities=(), checkpoints=0, unsaved_seconds=9e9))
     said = "4, 30.00 s each (0.8 % of the time); the last one 2.20 s ago; at risk: 10 min 00 s of "
     page = rank_page(shown, shown.ranks[1], DisplayOptions(), 200)
-    for text in (ledger_text([shown]), " ".join(map(plain, page))):
+    for text in (ledger_text([shown]), " ".join(map(plain_text, page))):
         assert f"checkpoints: {said}steps (3,000) since the last checkpoint" in text
     never = run(replace(saver, activities=(), checkpoints=0))
     assert "since the first step, and no checkpoint was seen" in ledger_text([never])
@@ -563,7 +565,7 @@ def test_a_rollout_is_a_phase_of_its_own() -> None:
 )
 def test_a_live_rule_says_what_is_taught(code: str, says: str) -> None:
     """What each fires on is in tests/diagnosis/test_rules.py."""
-    assert says in pages()[code].text
+    assert says in all_pages()[code].text
 
 
 @taught("bf16 on V100 and T4, live", "zero3_init_flag: false")
@@ -592,7 +594,7 @@ def test_a_spike_of_the_norm_has_its_step_and_what_calms_it() -> None:
 )
 def test_a_page_says_which_seeds_are_to_be_equal(code: str, says: str) -> None:
     """A run of both mistakes is in tests/agents/hooks/test_loggers.py."""
-    assert says in pages()[code].text
+    assert says in all_pages()[code].text
 
 
 @taught("same bytes, less memory")
@@ -712,7 +714,7 @@ def test_scripts_that_were_accepted_in_silence(
     assert says in said(check(HEAD + script, "train.py"), code)
 
 
-SHARDS = fsdp2(reshards=True)
+SHARDS = fsdp2_strategy(reshards=True)
 
 
 @taught("torch.load on every rank")

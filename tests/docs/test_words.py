@@ -17,7 +17,7 @@ import pytest
 
 from zeromon import errors
 from zeromon.cli import build_parser
-from zeromon.diagnosis.pages import pages
+from zeromon.diagnosis.pages import all_pages
 from zeromon.export.prometheus.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -212,7 +212,7 @@ def texts(kind: str) -> list[tuple[str, str]]:
     if kind == "metrics":
         return [(spec.name, spec.help) for spec in METRICS]
     if kind == "rules":
-        return [(page.code, page.text) for page in pages().values()]
+        return [(page.code, page.text) for page in all_pages().values()]
     if kind == "docs":
         return list(documents())
     return list(messages())

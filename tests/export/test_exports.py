@@ -24,7 +24,7 @@ from wandb_files import wandb_history
 
 from zeromon.errors import ExportError
 from zeromon.export import chrome_trace, formats, trackers
-from zeromon.export.files import Export, Progress, replaced
+from zeromon.export.files import Export, Progress, replacement_file
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import (
     Done,
@@ -38,9 +38,16 @@ from zeromon.ring.events import (
     Phase,
     PhaseSpan,
 )
-from zeromon.ring.slices import RingEvents, read
+from zeromon.ring.slices import RingEvents, read_ring
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.step_history import NAMES, Writer, frame, merged, pieces, row_of
+from zeromon.storage.step_history import (
+    NAMES,
+    Writer,
+    merge_rows,
+    readable_segment_tables,
+    row_of,
+    rows_frame,
+)
 
 STEPS = 30
 
@@ -68,7 +75,7 @@ def kept(tmp_path: Path) -> list[pl.LazyFrame]:
         facts = {"idle": step % 8 == 0, "skipped": step == 3, "other_bytes": step}
         one = summary(step, allocated_bytes=-1 if step < 5 else step << 20, **facts)
         writer.append([row_of(n, one, 0) for n in range(2)])
-    found, broken = pieces(tmp_path / "history")
+    found, broken = readable_segment_tables(tmp_path / "history")
     assert (len(found), broken) == (2, ())
     return found
 
@@ -96,7 +103,9 @@ def test_a_table_has_every_row_with_what_is_unknown_as_null(
 def test_the_columns_are_those_of_the_documentation(kept: list[pl.LazyFrame]) -> None:
     page = (ROOT / "docs" / "export.md").read_text()
     names = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
-    assert names == formats.table(export(snapshot(), kept, Path("t"))).collect_schema().names()
+    assert (
+        names == formats.export_table(export(snapshot(), kept, Path("t"))).collect_schema().names()
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +116,7 @@ def test_no_cell_of_a_csv_is_a_formula_and_numbers_are_numbers(
 ) -> None:
     """Names come from the run; a spreadsheet must not compute them."""
     hostile = replace(snapshot(), run=text, node=text, ranks=(rank(0, strategy=text), rank(1)))
-    early = frame(
+    early = rows_frame(
         [row_of(0, summary(1, start_ns=-5 * MS), 0)]
     )  # before the epoch: a number below 0
     formats.write_csv(export(hostile, [*kept, early.lazy()], tmp_path / "t.csv"))
@@ -125,7 +134,7 @@ def test_no_cell_of_a_csv_is_a_formula_and_numbers_are_numbers(
 
 
 def test_rows_of_many_steps_say_of_how_many(tmp_path: Path, kept: list[pl.LazyFrame]) -> None:
-    few = merged(pl.concat(kept).collect())
+    few = merge_rows(pl.concat(kept).collect())
     formats.write_csv(export(snapshot(), [few.lazy()], tmp_path / "t.csv"))
     assert pl.read_csv(tmp_path / "t.csv")["steps"].to_list() == [16, 14, 16, 14]
 
@@ -136,7 +145,7 @@ def test_rows_of_many_steps_say_of_how_many(tmp_path: Path, kept: list[pl.LazyFr
 def traced(
     run: RunSnapshot, found: list[pl.LazyFrame], rings: list[RingEvents], path: Path
 ) -> list[dict[str, Any]]:
-    chrome_trace.write(export(run, found, path, rings))
+    chrome_trace.write_trace(export(run, found, path, rings))
     return checked(json.loads(path.read_text()))
 
 
@@ -161,9 +170,11 @@ def test_every_step_is_a_slice_where_it_was(kept: list[pl.LazyFrame], tmp_path: 
 
 def test_a_row_of_many_steps_has_no_slice(kept: list[pl.LazyFrame], tmp_path: Path) -> None:
     """Where its steps began and ended is not known any more; the number of such rows is told."""
-    few = merged(pl.concat(kept).collect()).lazy()
+    few = merge_rows(pl.concat(kept).collect()).lazy()
     path = tmp_path / "t.json"
-    assert chrome_trace.write(export(snapshot(), [few], path)).startswith("4 rows are of many")
+    assert chrome_trace.write_trace(export(snapshot(), [few], path)).startswith(
+        "4 rows are of many"
+    )
     events = checked(json.loads(path.read_text()))
     assert not [e for e in events if e["ph"] == "X"]
     assert [e for e in events if e["ph"] == "C"]
@@ -228,7 +239,7 @@ def test_the_last_steps_have_their_phases_and_collectives_with_their_moments(
 def test_lanes_keep_all_slices_apart_and_are_as_few_as_can_be(
     slices: list[chrome_trace.Slice],
 ) -> None:
-    found = chrome_trace.lanes(slices)
+    found = chrome_trace.spread_over_lanes(slices)
     assert sorted(x[:2] for lane in found for x in lane) == sorted(x[:2] for x in slices)
     for lane in found:
         assert all(a[0] + a[1] <= b[0] for a, b in pairwise(lane))
@@ -245,7 +256,7 @@ def test_hostile_names_stay_text_and_a_packed_trace_is_the_same(
     plain, packed = tmp_path / "t.json", tmp_path / "t.json.gz"
     events = traced(hostile, kept, [], plain)
     assert evil in next(e["args"]["name"] for e in events if e["name"] == "process_name")
-    chrome_trace.write(export(hostile, kept, packed))
+    chrome_trace.write_trace(export(hostile, kept, packed))
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
 
 
@@ -254,10 +265,10 @@ def test_a_ring_is_read_with_its_names(tmp_path: Path) -> None:
     group = writer.name(NameKind.GROUP, {"label": "world", "size": 2})
     writer.name(NameKind.META, {"strategy": "ddp"})
     unit = writer.name(NameKind.UNIT, {"fqn": "layers.0"})
-    from zeromon.ring.events import Kind, head
+    from zeromon.ring.events import Kind, pack_head
 
-    writer.write(5, head(Kind.HOST), 0, 7, 8, 9, 0)
-    found = read(tmp_path / "rank3.ring")
+    writer.write(5, pack_head(Kind.HOST), 0, 7, 8, 9, 0)
+    found = read_ring(tmp_path / "rank3.ring")
     assert (found.rank, found.groups, found.units) == (3, {group: "world"}, {unit: "layers.0"})
     assert list(found.events) == [HostSample(5, 7, 8, 9)]
 
@@ -267,12 +278,12 @@ def test_a_ring_is_read_with_its_names(tmp_path: Path) -> None:
 
 def test_scalars_are_seconds_and_bytes_and_only_what_is_known() -> None:
     row = dict(zip(NAMES, row_of(0, summary(7, idle=False), 0), strict=True))
-    found = dict(trackers.scalars(row))
+    found = dict(trackers.step_scalars(row))
     assert found["time/step_seconds"] == 0.1
     assert found["communication/exposed_share"] == pytest.approx(0.1)
     assert found["memory/rss_bytes"] == 1 << 30
     assert "memory/allocated_bytes" not in found
-    idle = dict(trackers.scalars(row | {"flags": 1}))
+    idle = dict(trackers.step_scalars(row | {"flags": 1}))
     assert not {"communication/exposed_seconds", "communication/exposed_share"} & idle.keys()
     assert idle["time/step_seconds"] == 0.1
 
@@ -281,18 +292,18 @@ def test_the_scalars_of_a_step_come_together_also_over_the_end_of_a_segment() ->
     """And the steps that a restart counts anew come again."""
 
     def rows(*keys: tuple[int, int]) -> pl.LazyFrame:
-        return frame([row_of(r, summary(step), 0) for step, r in keys]).lazy()
+        return rows_frame([row_of(r, summary(step), 0) for step, r in keys]).lazy()
 
     pieces = [rows((1, 0), (1, 1), (2, 1)), rows((2, 0), (1, 0))]
-    found = list(trackers.by_step(export(snapshot(), pieces, Path("t")).rows()))
+    found = list(trackers.group_by_step(export(snapshot(), pieces, Path("t")).rows()))
     assert [step for step, _ in found] == [1, 2, 1]
     ranks = [{row["rank"] for row in together} for _, together in found]
     assert ranks == [{0, 1}, {0, 1}, {0}]
 
 
 def test_a_boards_id_is_of_one_run_only() -> None:
-    assert trackers.wandb_id("train-1") == "train-1"
-    ids = {trackers.wandb_id(run) for run in ("a.b", "a-b", "a/b", "../../a", "é", "x" * 200)}
+    assert trackers.valid_wandb_id("train-1") == "train-1"
+    ids = {trackers.valid_wandb_id(run) for run in ("a.b", "a-b", "a/b", "../../a", "é", "x" * 200)}
     assert len(ids) == 6
     assert all(set(i) <= set(map(chr, range(128))) and "/" not in i and len(i) <= 73 for i in ids)
 
@@ -361,16 +372,16 @@ def test_what_is_not_installed_is_said_with_the_way_out(
 
 def test_a_file_is_whole_private_and_replaces_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
-    with replaced(path, force=False) as temporary:
+    with replacement_file(path, force=False) as temporary:
         temporary.write_text("one")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with pytest.raises(ExportError, match="exists already"), replaced(path, force=False):
+    with pytest.raises(ExportError, match="exists already"), replacement_file(path, force=False):
         raise AssertionError("not reached")
-    with pytest.raises(ZeroDivisionError), replaced(path, force=True) as temporary:
+    with pytest.raises(ZeroDivisionError), replacement_file(path, force=True) as temporary:
         temporary.write_text("half")
         raise ZeroDivisionError
     assert path.read_text() == "one"
-    with replaced(path, force=True) as temporary:
+    with replacement_file(path, force=True) as temporary:
         temporary.write_text("two")
     assert path.read_text() == "two"
     assert os.listdir(tmp_path) == ["out.csv"]
@@ -380,14 +391,14 @@ def test_a_place_that_cannot_be_written_is_an_error_with_its_name(tmp_path: Path
     nowhere = tmp_path / "nowhere" / "x.csv"
     with (
         pytest.raises(ExportError, match=r"cannot write .*nowhere"),
-        replaced(nowhere, force=False),
+        replacement_file(nowhere, force=False),
     ):
         raise AssertionError("not reached")
     (tmp_path / "folder").mkdir()
     folder = tmp_path / "folder"
     with (
         pytest.raises(ExportError, match=r"cannot write .*folder"),
-        replaced(folder, force=True) as one,
+        replacement_file(folder, force=True) as one,
     ):
         one.write_text("x")
     assert os.listdir(tmp_path) == ["folder"]

@@ -47,11 +47,11 @@ def sent(board: LiveTracker) -> None:
 
 
 def test_of_many_ranks_the_largest_and_the_median_are_sent() -> None:
-    together = list(trackers.live_steps(rows(1, 2, trackers.MOST_RANKS + 1), 65))
+    together = list(trackers.live_step_scalars(rows(1, 2, trackers.MAX_RANKS + 1), 65))
     assert [step for step, _ in together] == [1, 2]
     assert together[1][1]["max/memory/rss_bytes"] == 2 << 20
     assert together[1][1]["median/time/step_seconds"] == 0.1
-    few = list(trackers.live_steps(rows(1, 2), 2))
+    few = list(trackers.live_step_scalars(rows(1, 2), 2))
     assert few[0][1]["rank1/time/step_seconds"] == 0.1
 
 
@@ -96,7 +96,7 @@ def test_mlflow_has_the_metrics_in_the_scripts_own_run(
 ) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is missing")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setattr(trackers, "_MOST_METRICS", 7)
+    monkeypatch.setattr(trackers, "_MAX_METRICS", 7)
     uri = f"file://{tmp_path}/mlruns"
     client = mlflow.MlflowClient(uri)
     ours = client.create_run("0").info.run_id
@@ -232,6 +232,6 @@ def test_a_tracker_that_cannot_be_reached_from_here_is_refused(
     monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ExportError) as caught:
-        trackers.check(name)
+        trackers.check_tracker(name)
     assert name in json.dumps([str(caught.value), caught.value.hint]).lower()
     assert os.environ.get("KUBEFLOW_TRAINER_SERVER_URL") is None

@@ -18,8 +18,8 @@ import msgspec
 import zeromon.fold.state
 from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import RunFollower
-from zeromon.fold.checkpoint import checkpoint_of
-from zeromon.fold.summarize import summarize
+from zeromon.fold.checkpoint import checkpoint_of_state
+from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.buffer import HEADER_SIZE, NAMES_SIZE
 
 RINGS = Path(__file__).resolve().parents[1] / "data" / "rings"
@@ -56,7 +56,7 @@ def digests(recording: Path, damaged: int) -> Iterator[str]:
             for follower in followers:
                 state, skew = follower.state, run._skew
                 known = [
-                    summarize(state), checkpoint_of(state, 1), skew.wait_seconds(state.rank),
+                    summarize_rank(state), checkpoint_of_state(state, 1), skew.wait_seconds(state.rank),
                     skew.late_seconds(state.rank), state.window.communicated_ns(),
                 ]  # fmt: skip
                 text = msgspec.msgpack.encode(known, enc_hook=repr)

@@ -17,10 +17,15 @@ from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import TOTALS
 from zeromon.export.prometheus.exposition import Exposition
-from zeromon.fold.checkpoint import checkpoint_of, decode, encode, restore
+from zeromon.fold.checkpoint import (
+    checkpoint_of_state,
+    decode_checkpoints,
+    encode_checkpoints,
+    restore_totals,
+)
 from zeromon.fold.communication import OpTotals
 from zeromon.fold.state import RankState, ScalarTotals
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
 from zeromon.ring.events import (
     Activity,
@@ -31,8 +36,8 @@ from zeromon.ring.events import (
     Path as Path_,
     Phase,
     Scalar,
-    head,
-    place,
+    pack_head,
+    pack_place,
 )
 from zeromon.snapshot import RankSnapshot
 from zeromon.storage.run_store import Store
@@ -62,14 +67,16 @@ class Rank:
             start = self.began_ns + self.steps * 100 * MS
             for n in range(CALLS):
                 self.sequence += 1
-                at, begin = place(self.group, self.unit), start + n * MS
-                issued, done = head(Kind.ISSUED, Op.ALL_GATHER, Phase.FORWARD), head(
+                at, begin = pack_place(self.group, self.unit), start + n * MS
+                issued, done = pack_head(Kind.ISSUED, Op.ALL_GATHER, Phase.FORWARD), pack_head(
                     Kind.DONE, Op.ALL_GATHER, Phase.FORWARD, Flag.END_KNOWN
                 )  # fmt: skip
                 self.ring.write(begin, issued, at, 1 << n, self.sequence, Dtype.BFLOAT16, 0)
                 self.ring.write(begin + MS // 2, done, at, 1 << n, begin, MS // 4, self.sequence)
-            self.ring.write(start + 30 * MS, head(Kind.PHASE, 0, Phase.BACKWARD), 0, start, 0, 0, 0)
-            self.ring.write(start + 99 * MS, head(Kind.STEP), 0, self.steps, start, 1, 0)
+            self.ring.write(
+                start + 30 * MS, pack_head(Kind.PHASE, 0, Phase.BACKWARD), 0, start, 0, 0, 0
+            )
+            self.ring.write(start + 99 * MS, pack_head(Kind.STEP), 0, self.steps, start, 1, 0)
 
 
 @pytest.fixture
@@ -161,7 +168,7 @@ def test_a_counter_never_goes_back(node: tuple[Path, list[Rank]]) -> None:
     assert last["zeromon_steps_total", '{"rank": "0", "run": "train"}'] == 60
 
 
-@pytest.mark.parametrize("broken", (b"", b"\xff\x00", b"\x81\xa1a\x01", encode({})))
+@pytest.mark.parametrize("broken", (b"", b"\xff\x00", b"\x81\xa1a\x01", encode_checkpoints({})))
 def test_totals_that_cannot_be_read_are_none(node: tuple[Path, list[Rank]], broken: bytes) -> None:
     """Then only the rings are known, as ever."""
     root, ranks = node
@@ -173,10 +180,10 @@ def test_totals_that_cannot_be_read_are_none(node: tuple[Path, list[Rank]], brok
 
 def test_totals_of_another_version_are_none() -> None:
     """One whose lists are longer would not fit."""
-    good = checkpoint_of(RankState(), 1)
-    assert decode(encode({"r": good})) == {"r": good}
+    good = checkpoint_of_state(RankState(), 1)
+    assert decode_checkpoints(encode_checkpoints({"r": good})) == {"r": good}
     longer = msgspec.structs.replace(good, phase_ns=[*good.phase_ns, 0])
-    assert decode(encode({"r": longer})) == {}
+    assert decode_checkpoints(encode_checkpoints({"r": longer})) == {}
 
 
 def test_totals_of_a_ring_of_the_same_name_are_not_taken_over(
@@ -233,11 +240,13 @@ def only_totals(snapshot: RankSnapshot) -> dict[str, Any]:
 def test_totals_taken_over_are_those_of_one_long_fold(kept: int, held: int) -> None:
     """Kept after *kept* steps, while the ring goes back by *held* of them."""
     whole = folded(events(1, 60))
-    earlier = decode(encode({"r": checkpoint_of(folded(events(1, kept)), 1)}))["r"]
+    earlier = decode_checkpoints(
+        encode_checkpoints({"r": checkpoint_of_state(folded(events(1, kept)), 1)})
+    )["r"]
     again = folded(events(max(1, kept - held), kept), state())
-    restore(again, earlier)
+    restore_totals(again, earlier)
     folded(events(kept, 60), again)
-    snapshots = [summarize(one) for one in (again, whole)]
+    snapshots = [summarize_rank(one) for one in (again, whole)]
     assert only_totals(snapshots[0]) == only_totals(snapshots[1])
 
 
@@ -248,7 +257,7 @@ def test_totals_with_what_is_not_known_are_read_again() -> None:
     made.transfers[Path_(1)].nbytes = 5
     made.scalars[Scalar.LOSS] = ScalarTotals(value=1.5)
     made.activities[Phase.CHECKPOINT, Activity.SAVE, False].count = 2
-    read = decode(encode({"rank": checkpoint_of(made, 1)}))["rank"]
+    read = decode_checkpoints(encode_checkpoints({"rank": checkpoint_of_state(made, 1)}))["rank"]
     assert (read.engines[1].steps, read.engines[1].precision) == (3, None)
     assert (read.transfers[Path_(1)].nbytes, read.transfers[Path_(1)].step_bytes) == (5, None)
     activity = read.activities[Phase.CHECKPOINT, Activity.SAVE, False]
@@ -258,9 +267,9 @@ def test_totals_with_what_is_not_known_are_read_again() -> None:
 
 def test_rows_of_traffic_go_on_counting_where_they_did() -> None:
     """They hold on to the totals of their operation, which are set in place."""
-    known = checkpoint_of(folded(events(1, 30)), 1)
+    known = checkpoint_of_state(folded(events(1, 30)), 1)
     again = folded(events(20, 30), state())
-    restore(again, decode(encode({"r": known}))["r"])
+    restore_totals(again, decode_checkpoints(encode_checkpoints({"r": known}))["r"])
     assert all(again.ops[op, group] is row.totals for (op, group, *_), row in again.traffic.items())
     assert {field.name for field in fields(OpTotals)} >= {"count", "nbytes", "exposed_ns"}
 
@@ -281,11 +290,11 @@ def test_a_group_that_is_named_after_its_first_calls_has_its_size(tmp_path: Path
     """A poll reads the names before the records, so a call may come before the name of its group."""
     path = tmp_path / "rank0.1.ring"
     ring = RingWriter(path, rank=0, capacity=CAPACITY)
-    issued, done = head(Kind.ISSUED, Op.ALL_REDUCE), head(Kind.DONE, Op.ALL_REDUCE)
+    issued, done = pack_head(Kind.ISSUED, Op.ALL_REDUCE), pack_head(Kind.DONE, Op.ALL_REDUCE)
     follower = RankFollower(path)
     for number in (1, 2):
-        ring.write(number * MS, issued, place(1), 1 << 20, number, Dtype.BFLOAT16, 0)
-        ring.write(number * MS + 9, done, place(1), 1 << 20, number * MS, 5, number)
+        ring.write(number * MS, issued, pack_place(1), 1 << 20, number, Dtype.BFLOAT16, 0)
+        ring.write(number * MS + 9, done, pack_place(1), 1 << 20, number * MS, 5, number)
         follower.poll()
         assert ring.name(NameKind.GROUP, {"label": "world", "size": 2, "ranks": [0, 1]}) == number
     (row,) = follower.state.traffic.values()

@@ -13,12 +13,12 @@ from zeromon.fold.communication import (
     TINY_BYTES,
     CollectiveStats,
     OpTotals,
-    size_bucket,
-    tiny,
-    weight,
+    decay_weight,
+    size_bucket_index,
+    tiny_call_shares,
 )
-from zeromon.fold.fold import serial_spans
-from zeromon.fold.summarize import summarize
+from zeromon.fold.fold import serial_transfer_spans
+from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.events import BackwardComm, Bucket, Counted, Flag, Op, Phase, Stall, Untimed
 from zeromon.snapshot.communication import SIZE_BOUNDS
 
@@ -37,7 +37,7 @@ def test_a_row_is_the_mean_of_a_step_and_the_most_exposed_comes_first() -> None:
         folded([step(n, at, at + 100)], made)
     # of a step that has not ended nothing counts yet
     folded(collective(3100, 3199, 99, sequence=999, unit=8), made)
-    first, second = summarize(made).traffic
+    first, second = summarize_rank(made).traffic
     assert (first.unit, first.op, first.phase, first.group) == (
         "layers.0",
         "all_gather",
@@ -61,7 +61,7 @@ def test_what_has_changed_shows_within_twenty_steps() -> None:
         exposed = 10 if n <= 100 else 2
         folded(collective(n * 100, n * 100 + 20, exposed, sequence=n, unit=7), made)
         folded([step(n, n * 100, n * 100 + 100)], made)
-    (row,) = summarize(made).traffic
+    (row,) = summarize_rank(made).traffic
     assert row.exposed_seconds == pytest.approx(0.002 + 0.008 * 0.9**20, rel=1e-3)
 
 
@@ -70,17 +70,17 @@ def test_what_is_called_once_breaks_no_later_step() -> None:
     made = state()
     folded(collective(100, 120, 5, op=Op.BROADCAST, nbytes=1_000_000, sequence=1), made)
     folded([step(1, 100, 200)], made)
-    once = summarize(made).collectives[0].best_busbw_bytes_per_second
+    once = summarize_rank(made).collectives[0].best_busbw_bytes_per_second
     for n in range(2, 8_000):
         folded(collective(n * 100, n * 100 + 20, 5, sequence=n, unit=7), made)
         folded([step(n, n * 100, n * 100 + 100)], made)
         if n % 40 == 0:
-            rows = summarize(made).collectives
+            rows = summarize_rank(made).collectives
             best = next(row.best_busbw_bytes_per_second for row in rows if row.op == "broadcast")
             assert best == pytest.approx(once)
     folded(collective(800_000, 800_020, 5, op=Op.BROADCAST, sequence=8_000), made)
     folded([step(8_000, 800_000, 800_100)], made)
-    assert {row.op for row in summarize(made).traffic} == {"broadcast", "all_gather"}
+    assert {row.op for row in summarize_rank(made).traffic} == {"broadcast", "all_gather"}
 
 
 def test_idle_steps_do_not_dilute_the_mean() -> None:
@@ -90,7 +90,7 @@ def test_idle_steps_do_not_dilute_the_mean() -> None:
         if not idle:
             folded(collective(n * 100, n * 100 + 20, 10, sequence=n, unit=7), made)
         folded([step(n, n * 100, n * 100 + 100, Flag.IDLE if idle else 0)], made)
-    (row,) = summarize(made).traffic
+    (row,) = summarize_rank(made).traffic
     assert row.exposed_seconds == pytest.approx(0.010)
 
 
@@ -117,8 +117,8 @@ def test_what_is_matched_later_counts_for_its_own_step(late_by: int) -> None:
     for old in waiting:
         row.matched(old, 8 * MS, 2 * MS, 1000)
     sums = row.before(60)
-    assert sums.wait_ns / weight(60) == pytest.approx(8 * MS)
-    assert sums.transfer_ns / weight(60) == pytest.approx(2 * MS)
+    assert sums.wait_ns / decay_weight(60) == pytest.approx(8 * MS)
+    assert sums.transfer_ns / decay_weight(60) == pytest.approx(2 * MS)
     assert sums.matched_bytes == pytest.approx(sums.timed_bytes)
 
 
@@ -130,10 +130,10 @@ def test_a_stall_belongs_to_the_group_of_its_unit() -> None:
     second = [e._replace(group=2) for e in collective(1, 2, 0, sequence=1, unit=7)]
     folded(first + second + [Stall(5 * MS, Op.ALL_GATHER, Phase.FORWARD, 0, 7, 4 * MS)], made)
     folded([step(1, 0, 10)], made)
-    rows = {row.group: row for row in summarize(made).traffic}
+    rows = {row.group: row for row in summarize_rank(made).traffic}
     assert rows["shard"].exposed_seconds == pytest.approx(0.004)
     assert rows["world"].exposed_seconds == 0
-    by_group = {row.group: row for row in summarize(made).collectives}
+    by_group = {row.group: row for row in summarize_rank(made).collectives}
     assert by_group["shard"].exposed_seconds == pytest.approx(0.004)
 
 
@@ -143,13 +143,13 @@ def test_a_stall_belongs_to_the_group_of_its_unit() -> None:
 def test_buckets_that_queue_share_one_rate() -> None:
     """Ready at 0, 10 and 20 ms, 10 MB each, the last ends at 60: each took 20 ms."""
     ready = [0, 10 * MS, 20 * MS]
-    spans = serial_spans(ready, [10**7] * 3, 60 * MS)
+    spans = serial_transfer_spans(ready, [10**7] * 3, 60 * MS)
     assert spans == [(0, 20 * MS), (20 * MS, 40 * MS), (40 * MS, 60 * MS)]
 
 
 def test_a_queue_that_ran_empty_begins_anew() -> None:
     """The last bucket alone explains the end: 10 MB in 5 ms, and so did the others."""
-    spans = serial_spans([0, 100 * MS], [10**7] * 2, 105 * MS)
+    spans = serial_transfer_spans([0, 100 * MS], [10**7] * 2, 105 * MS)
     assert spans == [(0, 5 * MS), (100 * MS, 105 * MS)]
 
 
@@ -166,7 +166,7 @@ def test_a_serial_queue_is_found_again(parts: list[tuple[int, int]], rate: float
         begin = max(free, at)
         free = begin + size / rate
         truth.append((begin, free))
-    found = serial_spans(ready, sizes, round(free))
+    found = serial_transfer_spans(ready, sizes, round(free))
     if round(free) <= ready[-1]:
         assert found == []
         return
@@ -178,9 +178,9 @@ def test_a_serial_queue_is_found_again(parts: list[tuple[int, int]], rate: float
 
 
 def test_buckets_without_an_end_after_them_say_nothing() -> None:
-    assert serial_spans([], [], 5) == []
-    assert serial_spans([0, 10], [1, 1], 10) == []
-    assert serial_spans([0], [0], 10) == []
+    assert serial_transfer_spans([], [], 5) == []
+    assert serial_transfer_spans([0, 10], [1, 1], 10) == []
+    assert serial_transfer_spans([0], [0], 10) == []
 
 
 def test_ddp_names_the_bucket_that_is_exposed() -> None:
@@ -189,7 +189,7 @@ def test_ddp_names_the_bucket_that_is_exposed() -> None:
     made.units.update({1: "bucket 0", 2: "bucket 1", 3: "bucket 2"})
     marks = [Bucket(i * 10 * MS, 1, i + 1, 10**7, -(i + 1), i) for i in range(3)]
     folded([*marks, BackwardComm(60 * MS, 1, 0, 30 * MS, 3), step(1, 0, 100)], made)
-    rows = summarize(made).traffic
+    rows = summarize_rank(made).traffic
     assert [(row.unit, round(row.exposed_seconds * 1e3)) for row in rows] == [
         ("bucket 2", 20),
         ("bucket 1", 10),
@@ -206,7 +206,7 @@ def test_ddp_names_the_bucket_that_is_exposed() -> None:
 @pytest.mark.parametrize("nbytes", [0, 1, 1024, 1025, 4096, 4097, 1 << 30, (1 << 30) + 1, 1 << 40])
 def test_a_size_lies_below_the_first_bound_that_holds_it(nbytes: int) -> None:
     wanted = next((i for i, bound in enumerate(SIZE_BOUNDS) if nbytes <= bound), len(SIZE_BOUNDS))
-    assert size_bucket(nbytes) == wanted
+    assert size_bucket_index(nbytes) == wanted
 
 
 def test_the_histogram_counts_every_call_and_no_barrier() -> None:
@@ -214,7 +214,7 @@ def test_the_histogram_counts_every_call_and_no_barrier() -> None:
     folded(collective(0, 1, 0, nbytes=100), made)
     folded(collective(1, 2, 0, nbytes=5000, sequence=2), made)
     folded(collective(2, 3, 0, op=Op.BARRIER, nbytes=0, sequence=3), made)
-    (row,) = summarize(made).sizes
+    (row,) = summarize_rank(made).sizes
     assert (row.op, row.nbytes, sum(row.calls)) == ("all_gather", 5100, 2)
     assert (row.calls[0], row.calls[2]) == (1, 1)
 
@@ -231,7 +231,7 @@ def many(pieces: int, nbytes: int, each_ms: float) -> list[str]:
             number += 1
             folded([e._replace(sequence=number) for e in events], made)
         folded([step(n, at, at + 100)], made)
-    told = advise(run(summarize(made)))
+    told = advise(run(summarize_rank(made)))
     return [f.text for f in told if f.rule == "tiny_collectives"]
 
 
@@ -246,7 +246,7 @@ def test_a_few_small_ones_or_large_ones_are_none() -> None:
     assert many(5, 1000, 2) == []
     assert many(40, TINY_BYTES + 1, 0.5) == []
     assert many(40, 1000, 0.02) == []
-    assert tiny([]) == (0.0, 0.0, 0.0, 0.0)
+    assert tiny_call_shares([]) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_the_finding_on_exposed_communication_names_unit_and_waits() -> None:
@@ -261,7 +261,7 @@ def test_of_steps_with_idle_hooks_the_sizes_are_not_known() -> None:
     """Their sum is no size; what C++ issues is taken by its mean."""
     made = state()
     folded([Counted(1, Op.ALL_GATHER, Phase.FORWARD, 1, 10, 5000, Untimed.CONTROL_STEP)], made)
-    assert summarize(made).sizes == ()
+    assert summarize_rank(made).sizes == ()
     folded([Counted(2, Op.ALL_REDUCE, Phase.BACKWARD, 1, 10, 50_000, Untimed.IN_CPP)], made)
-    (row,) = summarize(made).sizes
+    (row,) = summarize_rank(made).sizes
     assert (row.op, row.calls[2], sum(row.calls)) == ("all_reduce", 10, 10)

@@ -8,7 +8,7 @@ from builders import MS, folded, run, span, step
 from zeromon.diagnosis.arrivals import ArrivalSkew
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.state import RankState
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.breakdown import pace, pace_text
 from zeromon.readout.figures import TRAFFIC
 from zeromon.ring.events import (
@@ -74,7 +74,7 @@ def ran(number: int) -> list[Event]:
 
 def test_a_step_is_as_long_as_on_the_device() -> None:
     """Its collectives count in it, however many steps the host is ahead."""
-    rank = summarize(folded([*enqueued(), *ran(1), *ran(2)]))
+    rank = summarize_rank(folded([*enqueued(), *ran(1), *ran(2)]))
     assert [one.seconds for one in rank.recent] == [0.1, 0.1]
     for one in rank.recent:
         assert one.phase_ns[: Phase.OPTIMIZER + 1] == (0, 40 * MS, 50 * MS, 10 * MS)
@@ -90,29 +90,29 @@ def test_a_wait_is_part_of_the_phase_in_which_the_device_waits() -> None:
         phase(Phase.FORWARD, 0, 10), gather(20, 30, 5, 1)[1], phase(Phase.BACKWARD, 10, 100),
         on_device(step(1, 0, 100)),
     ]  # fmt: skip
-    (found,) = summarize(folded(events)).recent
+    (found,) = summarize_rank(folded(events)).recent
     assert found.exposed_ns == found.phase_exposed_ns[Phase.BACKWARD] == 5 * MS
     assert not found.phase_exposed_ns[Phase.FORWARD]
 
 
 def test_a_step_is_in_no_mean_before_the_device_has_ended_it() -> None:
     """The host's step is known at once: it is progress."""
-    rank = summarize(folded([*enqueued(), *ran(1)]))
+    rank = summarize_rank(folded([*enqueued(), *ran(1)]))
     assert [one.step for one in rank.recent] == [1]
     assert (rank.step, rank.steps) == (2, 2)
-    assert summarize(folded(enqueued())).recent == ()
+    assert summarize_rank(folded(enqueued())).recent == ()
 
 
 def test_what_came_before_the_loop_is_no_part_of_a_step() -> None:
     start = Start(20 * MS, 0)
-    rank = summarize(folded([ANNOUNCED, start, *enqueued()[1:], *ran(1)]))
+    rank = summarize_rank(folded([ANNOUNCED, start, *enqueued()[1:], *ran(1)]))
     assert rank.recent[0].phase_ns[Phase.FORWARD] == 20 * MS
 
 
 def test_steps_around_a_lost_border_keep_the_hosts_times() -> None:
     """Their communication is unknown, and those after them are of the device again."""
     third = [span(Phase.FORWARD, 8, 9), gather(210, 230, 5, 3)[0], step(3, 8, 12)]
-    rank = summarize(folded([*enqueued(), *third, *ran(1)[:-1], *ran(2), *ran(3)]))
+    rank = summarize_rank(folded([*enqueued(), *third, *ran(1)[:-1], *ran(2), *ran(3)]))
     assert [one.step for one in rank.recent] == [1, 2, 3]
     assert [one.timed for one in rank.recent] == [False, False, True]
     assert [one.seconds for one in rank.recent] == [0.004, 0.004, 0.1]
@@ -120,7 +120,7 @@ def test_steps_around_a_lost_border_keep_the_hosts_times() -> None:
 
 def test_steps_that_the_device_did_not_end_are_recorded_at_the_end() -> None:
     events = [*enqueued(), *ran(1), Exit(150 * MS, ExitKind.CLEAN, 0)]
-    first, last = summarize(folded(events)).recent
+    first, last = summarize_rank(folded(events)).recent
     assert (first.step, last.step) == (1, 2)
     assert not last.timed and last.start_ns >= first.end_ns
 
@@ -129,7 +129,7 @@ def test_another_optimizer_of_a_step_extends_it() -> None:
     host = [ANNOUNCED, step(1, 0, 4), step(1, 4, 8, Flag.CONTINUED)]
     device = [on_device(step(1, 0, 60)), on_device(step(1, 60, 100, Flag.CONTINUED))]
     state: RankState = folded([*host, *device])
-    (one,) = summarize(state).recent
+    (one,) = summarize_rank(state).recent
     assert one.seconds == 0.1 and state.steps == 1
 
 
@@ -141,7 +141,7 @@ def test_of_what_the_reducer_waits_for_only_the_wait_is_known() -> None:
     waited = Stall(90 * MS, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE, 0, 20 * MS, 1, calls=2)
     sent = Counted(3 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 2, 600, Untimed.REDUCER)
     events = [*enqueued(), sent, *ran(1)[:1], *ran(1)[2:4], waited, ran(1)[4]]
-    rank = summarize(folded(events))
+    rank = summarize_rank(folded(events))
     (row,) = (one for one in rank.traffic if one.op == "all_reduce")
     assert (row.count, row.calls, row.nbytes) == (2, pytest.approx(2), pytest.approx(600))
     assert [TRAFFIC[name].read(row) for name in ("time", "transfer", "busbw")] == [None] * 3
@@ -163,7 +163,7 @@ def test_overlap_is_that_of_the_steps_whose_communication_is_known(
             device[1] = device[1]._replace(flags=int(Flag.DEVICE))  # type: ignore[call-arg]
         issued = gather(0, 0, 0, number)[0]
         events += [issued, step(number, 4 * number - 4, 4 * number), *device]
-    rank = summarize(folded(events))
+    rank = summarize_rank(folded(events))
     assert sum(one.communication_ns < 0 for one in rank.recent) == unseen
     assert rank.overlap_ratio == overlap
 
@@ -181,7 +181,7 @@ def test_the_end_of_a_backward_is_the_arrival_at_what_the_reducer_sends() -> Non
         skew.all_arrived(rank, {1: ("dp", 2, 2)}, states[-1].arrivals)
     assert skew.late_seconds(1) == 0.03 and skew.late_seconds(0) == 0
     assert skew.wait_seconds(0) == 0.03
-    (row,), (other,) = (summarize(state).traffic for state in states)
+    (row,), (other,) = (summarize_rank(state).traffic for state in states)
     assert (row.wait_seconds, other.wait_seconds) == (0.03, 0.0)
     assert row.transfer_seconds is None and row.busbw_bytes_per_second is None
 
@@ -196,7 +196,7 @@ def test_the_means_of_a_collective_do_not_depend_on_the_host_s_lead() -> None:
                 events += [gather(0, 1, 0, number)[0], step(number, 4 * number - 4, 4 * number)]
             for number in range(first, first + lead):
                 events += ran(number)
-        rows += summarize(folded(events)).traffic
+        rows += summarize_rank(folded(events)).traffic
     ahead, beside = rows
     assert ahead == beside
     assert ahead.calls == pytest.approx(1)
@@ -223,7 +223,7 @@ def test_who_sets_the_pace_is_told_by_the_lag_at_the_end_of_each_phase(
             for one in ran(number)
         ]
         events += [host[0], gather(0, 1, 0, number)[0], host[1], *device]
-    rank = summarize(folded(events))
+    rank = summarize_rank(folded(events))
     known = pace(rank)
     assert known is not None
     assert known.launch_seconds == {"forward": 0.004}
@@ -244,7 +244,7 @@ def test_what_the_reducer_waits_for_is_no_queue_of_kernels(queued_ms: int) -> No
         waited = Stall(0, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE, 0, 20 * MS, 1, calls=1)
         spans.insert(2, waited)
         events += [step(number, 4 * number - 4, 4 * number), *spans]
-    known = pace(summarize(folded(events)))
+    known = pace(summarize_rank(folded(events)))
     assert known is not None
     assert known.starved_ratio == (0 if queued_ms else 1)
 
@@ -257,7 +257,7 @@ def test_a_host_that_waits_within_a_phase_does_not_set_the_pace() -> None:
         for place, lag_ms in ((0, 30), (2, 0), (3, 4)):
             spans[place] = spans[place]._replace(lag_ns=lag_ms * MS)  # type: ignore[call-arg]
         events += [step(number, 4 * number - 4, 4 * number), *spans]
-    known = pace(summarize(folded(events)))
+    known = pace(summarize_rank(folded(events)))
     assert known is not None and known.starved_ratio == 0
 
 
@@ -271,7 +271,7 @@ def test_a_row_has_both_what_the_host_and_what_a_device_timed() -> None:
         on_device = gather(0, 1, 0, 2 * number + 1)[0], ran(number)[1]
         events += [on_cpu[0], done._replace(flags=0), on_device[0]]
         events += [step(number, 100 * number - 100, 100 * number), *ran(number)]
-    (row,) = summarize(folded(events)).traffic
+    (row,) = summarize_rank(folded(events)).traffic
     assert row.calls == pytest.approx(2)
     assert row.exposed_seconds == pytest.approx(0.055)
     assert row.seconds == pytest.approx(0.07)

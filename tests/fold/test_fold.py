@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from builders import MS, collective, folded, host, run, span, state, step
 
-from zeromon.fold.fold import fold, fold_records
+from zeromon.fold.fold import fold_event, fold_records
 from zeromon.fold.ledger import Observed
-from zeromon.fold.state import RankState, know_group
-from zeromon.fold.summarize import measured, summarize
+from zeromon.fold.state import RankState, note_group_facts
+from zeromon.fold.summarize import measured_cost, summarize_rank
 from zeromon.readout.text import overhead_text
-from zeromon.report.render import engines
+from zeromon.report.render import engine_block
 from zeromon.ring.events import (
     RECORD,
     BackwardComm,
@@ -45,11 +45,11 @@ from zeromon.ring.events import (
     UnitEvent,
     UnitMark,
     Untimed,
-    decode,
+    decode_record,
     float_bits,
-    head,
-    place,
-    typed,
+    pack_dtype,
+    pack_head,
+    pack_place,
 )
 from zeromon.snapshot import Halt, RankSnapshot
 
@@ -63,7 +63,7 @@ def test_a_step_knows_its_communication_and_what_of_it_is_exposed() -> None:
         span(Phase.BACKWARD, 40, 90),
         step(1, 0, 100),
     ]
-    rank = summarize(folded(events))
+    rank = summarize_rank(folded(events))
     (one,) = rank.recent
     assert (one.communication_ns, one.exposed_ns) == (40 * MS, 15 * MS)
     assert one.phase_ns == (10 * MS, 40 * MS, 50 * MS, *[0] * (len(Phase) - 3))
@@ -76,7 +76,7 @@ def test_a_step_knows_its_communication_and_what_of_it_is_exposed() -> None:
 def test_a_collective_that_has_not_ended_is_in_flight() -> None:
     """With its name, its unit and its age."""
     issued = Issued(5 * MS, Op.ALL_GATHER, Phase.BACKWARD, 0, 1, 7, 4096, 451, 1)
-    (flying,) = summarize(folded([issued])).in_flight
+    (flying,) = summarize_rank(folded([issued])).in_flight
     assert (flying.op, flying.group, flying.sequence) == ("all_gather", "world", 451)
     assert (flying.unit, flying.phase, flying.nbytes) == ("layers.0", "backward", 4096)
 
@@ -90,7 +90,7 @@ def test_idle_steps_are_left_out_of_shares_and_give_the_cost() -> None:
             idle = n % 8 == 0
             length = 100 if idle else 102
             events.append(step(n, n * 200, n * 200 + length, Flag.IDLE if idle else 0))
-        return summarize(folded(events))
+        return summarize_rank(folded(events))
 
     rank = after(330)
     assert rank.overhead_ratio == pytest.approx(0.02)
@@ -104,11 +104,11 @@ def test_the_measured_cost_has_a_noise_and_needs_enough_pairs() -> None:
     chooser = random.Random(1)
     pairs = [(100_000, 101_000 + chooser.randint(-3000, 3000)) for _ in range(200)]
     pairs.append((100_000, 9_000_000))
-    cost = measured(pairs)
+    cost = measured_cost(pairs)
     assert cost is not None
     assert abs(cost[0] - 0.01) < 3 * cost[1]
     assert 0.0005 < cost[1] < 0.005
-    assert measured(pairs[:39]) is None
+    assert measured_cost(pairs[:39]) is None
 
 
 def test_a_neighbour_that_lasts_for_many_steps_is_noise_of_the_measured_cost() -> None:
@@ -119,9 +119,11 @@ def test_a_neighbour_that_lasts_for_many_steps_is_noise_of_the_measured_cost() -
         for _ in range(128):
             load = 0.95 * load + chooser.gauss(0, 0.03)
             pairs.append((100_000, round(100_000 * (1 + load + chooser.gauss(0, 0.05)))))
-        cost = measured(pairs)
+        cost = measured_cost(pairs)
         assert cost is not None
-        rank = replace(summarize(folded([])), overhead_ratio=cost[0], overhead_noise_ratio=cost[1])
+        rank = replace(
+            summarize_rank(folded([])), overhead_ratio=cost[0], overhead_noise_ratio=cost[1]
+        )
         claims += "measured" in overhead_text([rank])
     assert claims <= 3
 
@@ -134,17 +136,17 @@ def test_the_accounted_cost_is_calls_times_their_cost_and_samples() -> None:
     """A second: 1,000 records of 3 us, 500 calls of 1 us, 2 ms of samples: 0.55 %."""
     beats = [heartbeat(n, 1000 * n, 500 * n, 2 * n) for n in range(100)]
     state = folded(beats)
-    assert summarize(state).accounted_overhead_ratio is None  # an agent that has timed no hook
+    assert summarize_rank(state).accounted_overhead_ratio is None  # an agent that has timed no hook
     state.meta |= {"record_ns": 3000, "call_ns": 1000}
-    rank = summarize(state)
+    rank = summarize_rank(state)
     assert rank.accounted_overhead_ratio == pytest.approx(0.0055)
     assert overhead_text([rank]) == "about 0.5 %"
     for pause in range(100, 150):  # an evaluation, a checkpoint, the end: no step, and no cost
-        fold(state, beats[-1]._replace(t_ns=pause * 1000 * MS))
-    assert summarize(state).accounted_overhead_ratio == pytest.approx(0.0055)
+        fold_event(state, beats[-1]._replace(t_ns=pause * 1000 * MS))
+    assert summarize_rank(state).accounted_overhead_ratio == pytest.approx(0.0055)
     early = folded(beats[:6])
     early.meta |= state.meta
-    assert summarize(early).accounted_overhead_ratio is None
+    assert summarize_rank(early).accounted_overhead_ratio is None
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def test_the_measured_cost_is_shown_where_its_noise_allows_a_verdict(
     measured: float | None, noise: float | None, text: str
 ) -> None:
     rank = replace(
-        summarize(folded([])), accounted_overhead_ratio=0.004, overhead_ratio=measured,
+        summarize_rank(folded([])), accounted_overhead_ratio=0.004, overhead_ratio=measured,
         overhead_noise_ratio=noise,
     )  # fmt: skip
     assert overhead_text([rank]) == text
@@ -175,7 +177,7 @@ def test_counted_collectives_are_known_but_not_timed() -> None:
         Counted(1, Op.ALL_REDUCE, Phase.BACKWARD, 1, 4, 4000, Untimed.IN_CPP),
         Counted(2, Op.NONE, Phase.OTHER, 1, 3, 0, Untimed.IN_CPP),
     ]
-    rank = summarize(folded(events))
+    rank = summarize_rank(folded(events))
     (row,) = rank.collectives
     assert (row.op, row.count, row.timed, row.nbytes) == ("all_reduce", 4, 0, 4000)
     assert row.busbw_bytes_per_second is None
@@ -186,7 +188,7 @@ def test_counted_collectives_are_known_but_not_timed() -> None:
 def test_ddps_own_timing_belongs_to_the_step_before() -> None:
     """Communication from 40 to 90 ms, computed until 80: 10 ms exposed."""
     events = [step(1, 0, 100), BackwardComm(90 * MS, 1, 40 * MS, 80 * MS, 4), step(2, 100, 200)]
-    first, second = summarize(folded(events)).recent
+    first, second = summarize_rank(folded(events)).recent
     assert (first.communication_ns, first.exposed_ns) == (50 * MS, 10 * MS)
     assert (second.communication_ns, second.exposed_ns) == (0, 0)
 
@@ -198,14 +200,14 @@ def test_waits_on_the_device_stay_when_ddps_own_timing_arrives() -> None:
         issued, done._replace(flags=Flag.DEVICE), step(1, 0, 100),
         BackwardComm(90 * MS, 1, 40 * MS, 80 * MS, 4), step(2, 100, 200),
     ]  # fmt: skip
-    first, second = summarize(folded(events)).recent
+    first, second = summarize_rank(folded(events)).recent
     assert (first.exposed_ns, second.exposed_ns) == (18 * MS, 0)
 
 
 def test_a_second_optimizer_extends_the_step() -> None:
     """One step of 120 ms, not two."""
     events = [step(1, 0, 100, micro=2), *collective(101, 110, 9), step(1, 100, 120, Flag.CONTINUED)]
-    rank = summarize(folded(events))
+    rank = summarize_rank(folded(events))
     assert rank.steps == 1
     (one,) = rank.recent
     assert (one.end_ns - one.start_ns, one.micro_steps) == (120 * MS, 2)
@@ -216,13 +218,13 @@ def test_a_second_optimizer_extends_the_step() -> None:
 def test_a_fact_of_a_group_that_is_no_number_is_unknown(fact: object) -> None:
     """A damaged ring, or one that somebody else wrote."""
     made = folded([*collective(0, 10, 2), step(1, 0, 20)])
-    know_group(made, 1, {"label": "world", "size": fact, "nodes": fact, "ranks": [fact]})
-    shown = summarize(made)
+    note_group_facts(made, 1, {"label": "world", "size": fact, "nodes": fact, "ranks": [fact]})
+    shown = summarize_rank(made)
     (row,) = shown.collectives
     assert (row.group, row.group_size, row.nodes) == ("world", 1, 0)
     assert shown.groups[0].ranks == ()
-    know_group(made, 1, {"label": "world", "size": 4, "nodes": 2, "ranks": [0, 1, 2, 3]})
-    shown = summarize(made)
+    note_group_facts(made, 1, {"label": "world", "size": 4, "nodes": 2, "ranks": [0, 1, 2, 3]})
+    shown = summarize_rank(made)
     assert (shown.collectives[0].group_size, shown.collectives[0].nodes) == (4, 2)
     assert shown.groups[0].ranks == (0, 1, 2, 3)
 
@@ -237,7 +239,7 @@ def test_units_add_up_their_exposed_time() -> None:
         *collective(10, 30, 20, sequence=2, unit=8),
         UnitMark(2, UnitEvent.RESHARD, Phase.FORWARD, 0, 7, 0, 5000),
     ]
-    rank = summarize(folded(events, made))
+    rank = summarize_rank(folded(events, made))
     assert [(u.fqn, u.exposed_seconds) for u in rank.units] == [
         ("layers.1", 0.02),
         ("layers.0", 0.002),
@@ -253,7 +255,7 @@ def test_a_stalled_compute_stream_is_exposed_time() -> None:
         Stall(12 * MS, Op.ALL_GATHER, Phase.FORWARD, Flag.DEVICE, 7, 3 * MS),
         step(1, 0, 20),
     ]
-    rank = summarize(folded(events))
+    rank = summarize_rank(folded(events))
     assert rank.exposed_seconds == pytest.approx(0.003)
     assert rank.units[0].exposed_seconds == pytest.approx(0.003)
     assert rank.collectives[0].exposed_seconds == pytest.approx(0.003)
@@ -276,7 +278,7 @@ def test_a_stall_without_a_unit_belongs_to_its_group() -> None:
         Stall(12 * MS, Op.ALL_GATHER, Phase.FORWARD, Flag.DEVICE, 0, 3 * MS, group=1),
         step(1, 0, 20),
     ]
-    rank = summarize(folded(events))
+    rank = summarize_rank(folded(events))
     assert rank.collectives[0].exposed_seconds == pytest.approx(0.003)
     assert rank.units == ()
 
@@ -286,20 +288,20 @@ def test_what_must_have_ended_is_no_longer_in_flight() -> None:
     lost, _ = collective(10, 20, 0, sequence=1)
     events = [lost, *collective(30, 40, 5, sequence=2), step(1, 0, 100)]
     made = folded(events)
-    assert len(summarize(made).in_flight) == 1  # still of this step
+    assert len(summarize_rank(made).in_flight) == 1  # still of this step
     folded([*collective(110, 120, 5, sequence=3), step(2, 100, 200)], made)
-    assert summarize(made).in_flight == ()
+    assert summarize_rank(made).in_flight == ()
 
 
 def test_a_collective_shown_for_a_hung_idle_step_is_not_counted_twice() -> None:
     """It is in flight until the step ends, and counted with the step."""
     shown = Issued(5, Op.ALL_REDUCE, Phase.BACKWARD, Flag.INFERRED, 1, 0, 64, 0, 0)
     made = folded([shown])
-    assert [e.op for e in summarize(made).in_flight] == ["all_reduce"]
+    assert [e.op for e in summarize_rank(made).in_flight] == ["all_reduce"]
     assert made.ops == {}
     counted = Counted(90 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 3, 192, Untimed.CONTROL_STEP)
     folded([counted, step(1, 0, 100, Flag.IDLE)], made)
-    rank = summarize(made)
+    rank = summarize_rank(made)
     assert rank.in_flight == ()
     assert rank.collectives[0].count == 3
 
@@ -313,7 +315,7 @@ def test_a_call_from_python_is_numbered_after_those_that_cpp_issued(
     first = 10 if attached else 1  # an attached agent numbers as the group does
     folded([GroupSequence(5, 1, 10, 0)], made)
     folded([Issued(6, Op.BROADCAST, Phase.OTHER, 0, 1, 0, 64, first, 0)], made)
-    rank = summarize(made)
+    rank = summarize_rank(made)
     (group,) = [g for g in rank.groups if g.sequence >= 0]
     assert (group.sequence, group.op, group.nbytes) == (number, "broadcast", 64)
     assert [e.sequence for e in rank.in_flight] == [number]
@@ -322,7 +324,7 @@ def test_a_call_from_python_is_numbered_after_those_that_cpp_issued(
 def test_failed_collectives_leave_nothing_in_flight() -> None:
     """Counted, not timed."""
     issued, done = collective(0, 10, 0)
-    rank = summarize(folded([issued, done._replace(flags=Flag.FAILED)]))
+    rank = summarize_rank(folded([issued, done._replace(flags=Flag.FAILED)]))
     assert rank.in_flight == ()
     assert (rank.collectives[0].count, rank.collectives[0].timed) == (1, 0)
 
@@ -331,7 +333,7 @@ def test_the_goodbye_carries_its_exception() -> None:
     """By the text's id."""
     made = state()
     made.texts[3] = "RuntimeError: boom"
-    rank = summarize(folded([Exit(1, ExitKind.EXCEPTION, 3)], made), Observed(alive=False))
+    rank = summarize_rank(folded([Exit(1, ExitKind.EXCEPTION, 3)], made), Observed(alive=False))
     assert rank.exception == "RuntimeError: boom"
 
 
@@ -340,7 +342,7 @@ def test_groups_that_share_a_label_are_one_row() -> None:
     made = state()
     made.groups[2] = dict(made.groups[1])
     second = [e._replace(group=2) for e in collective(20, 30, 1)]  # type: ignore[call-arg]
-    rank = summarize(folded([*collective(0, 10, 1), *second], made))
+    rank = summarize_rank(folded([*collective(0, 10, 1), *second], made))
     (row,) = rank.collectives
     assert (row.count, row.nbytes) == (2, 2000)
 
@@ -348,16 +350,21 @@ def test_groups_that_share_a_label_are_one_row() -> None:
 def test_host_memory_peaks_by_step() -> None:
     """The largest sample of the step."""
     events = [host(1, 100), host(2, 900), host(3, 500), step(1, 0, 10)]
-    rank = summarize(folded(events))
+    rank = summarize_rank(folded(events))
     assert rank.recent[0].rss_bytes == 900
     assert rank.rss_bytes == 500
 
 
 def test_records_of_the_future_are_skipped() -> None:
     """Unknown kinds and values are None and counted, not an exception."""
-    words = [head(200), head(Kind.ISSUED, 99), head(Kind.DONE, 1, 99), head(Kind.UNIT, 77)]
+    words = [
+        pack_head(200),
+        pack_head(Kind.ISSUED, 99),
+        pack_head(Kind.DONE, 1, 99),
+        pack_head(Kind.UNIT, 77),
+    ]
     records = [(1, 2, word, 0, 0, 0, 0, 1) for word in words]
-    assert [decode(record) for record in records] == [None] * 4
+    assert [decode_record(record) for record in records] == [None] * 4
     state = RankState()
     fold_records(state, records)
     assert (state.dropped, state.last_event_ns, state.ops, state.traffic) == (4, 0, {}, {})
@@ -386,7 +393,7 @@ def test_engines_keep_their_own_counts() -> None:
             2,
         ),
     ]
-    first, second = summarize(folded(events)).engines
+    first, second = summarize_rank(folded(events)).engines
     assert (first.collectives, first.nbytes, first.exposed_seconds) == (1, 100, 0.002)
     assert (first.steps, first.skipped) == (1, 1)
     assert (second.collectives, second.nbytes, second.steps, second.skipped) == (4, 80, 1, 0)
@@ -402,7 +409,7 @@ def test_quantized_bytes_are_those_in_eight_bits() -> None:
         Issued(4, Op.ALL_REDUCE, Phase.OPTIMIZER, 0, 1, 0, 1, 3, int8, 1),
         Issued(5, Op.ALL_GATHER, Phase.OTHER, 0, 1, 0, 64, 4, uint8, 0),
     ]
-    rows = {r.op: r for r in summarize(folded(events)).collectives}
+    rows = {r.op: r for r in summarize_rank(folded(events)).collectives}
     assert rows["all_gather"].quantized_bytes == 100
     assert rows["all_to_all"].quantized_bytes == 40
     assert rows["all_reduce"].quantized_bytes == 0
@@ -419,7 +426,7 @@ def test_gathers_are_told_apart_by_when_they_were_asked_for() -> None:
         Issued(6 * MS, Op.ALL_GATHER, Phase.FORWARD, ahead, 1, 7, 900, 2, 3, 1),
         Done(9 * MS, Op.ALL_GATHER, Phase.FORWARD, ahead, 1, 7, 900, 6 * MS, 1 * MS, 2),
     ]
-    rank = summarize(folded(events))
+    rank = summarize_rank(folded(events))
     assert {(g.outcome, g.nbytes, g.exposed_seconds) for g in rank.gathers} == {
         ("late", 600, 0.004), ("ahead", 900, 0.001),
     }  # fmt: skip
@@ -438,7 +445,7 @@ def test_precision_transfers_and_roles_are_folded() -> None:
         RoleBytes(6, Role.MASTER_PARAM, 4, 5, 6, 0),
         step(1, 0, 100),
     ]
-    rank = summarize(folded(events))
+    rank = summarize_rank(folded(events))
     (engine,) = rank.engines
     assert (engine.loss_scale, engine.hysteresis, engine.grad_norm) == (512.0, 1, 3.5)
     assert engine.nonfinite == 1
@@ -449,7 +456,7 @@ def test_precision_transfers_and_roles_are_folded() -> None:
     assert rank.recent[-1].offload_blocked_ns == 2 * MS
     (role,) = rank.roles
     assert (role.device_bytes, role.host_bytes, role.disk_bytes) == (4, 5, 6)
-    unscaled = summarize(folded([Precision(1, 1, math.nan, -1, None)])).engines[0]
+    unscaled = summarize_rank(folded([Precision(1, 1, math.nan, -1, None)])).engines[0]
     assert unscaled.loss_scale is None and unscaled.grad_norm is None
     assert unscaled.nonfinite == 0
 
@@ -457,17 +464,26 @@ def test_precision_transfers_and_roles_are_folded() -> None:
 def test_malformed_settings_are_left_out() -> None:
     """The name table is a file: what is in it may be anything."""
     made = state(engine1={"settings": [["a", "1", ""], ["b"], 7]}, engine2=5, enginex={})
-    rank = summarize(made)
+    rank = summarize_rank(made)
     assert [(s.engine, s.name, s.effective) for s in rank.settings] == [(1, "a", "1")]
 
 
 def test_the_new_records_keep_their_values_through_the_ring() -> None:
     """Floats travel as their bits; dtype and engine share a field."""
     bits = float_bits(-0.1), 3, float_bits(math.inf), 1
-    raw = 1, 9, head(Kind.PRECISION) | place(2) << 32, *bits, 1
-    assert decode(RECORD.unpack(RECORD.pack(*raw))) == Precision(9, 2, -0.1, 3, math.inf)
-    raw = 1, 9, head(Kind.COUNTED, 1, 1) | place(2) << 32, 5, 6, 1, typed(Dtype.INT8, 3), 1
-    counted = decode(RECORD.unpack(RECORD.pack(*raw)))
+    raw = 1, 9, pack_head(Kind.PRECISION) | pack_place(2) << 32, *bits, 1
+    assert decode_record(RECORD.unpack(RECORD.pack(*raw))) == Precision(9, 2, -0.1, 3, math.inf)
+    raw = (
+        1,
+        9,
+        pack_head(Kind.COUNTED, 1, 1) | pack_place(2) << 32,
+        5,
+        6,
+        1,
+        pack_dtype(Dtype.INT8, 3),
+        1,
+    )
+    counted = decode_record(RECORD.unpack(RECORD.pack(*raw)))
     assert isinstance(counted, Counted)
     assert (counted.dtype, counted.engine, counted.calls) == (Dtype.INT8, 3, 5)
 
@@ -480,7 +496,7 @@ def test_a_role_has_grown_since_the_first_census_after_the_warm_up() -> None:
         if n % 4 == 0:
             events.insert(0, RoleBytes(n * 100 * MS, Role.OPTIMIZER_STATE, nbytes, 0, 0, 0))
         folded(events, made)
-    (row,) = summarize(made).roles
+    (row,) = summarize_rank(made).roles
     assert row.grown_bytes == (1000 + 10 * 28) - (1000 + 10 * 8)
 
 
@@ -488,9 +504,9 @@ def test_a_suspended_rank_is_in_no_pause_that_its_last_stack_shows() -> None:
     """It was compiling when its agent looked last, and went on before the signal came."""
     made = state(stack=["/x/torch/_dynamo/convert_frame.py:1 in compile"])
     folded([step(1, 0, 100)], made)
-    assert summarize(made).pause == "compiles"
-    assert summarize(made, Observed(halted=Halt.SUSPENDED)).pause == ""
-    assert summarize(made, Observed(halted=Halt.TRACED)).pause == "is stopped in a debugger"
+    assert summarize_rank(made).pause == "compiles"
+    assert summarize_rank(made, Observed(halted=Halt.SUSPENDED)).pause == ""
+    assert summarize_rank(made, Observed(halted=Halt.TRACED)).pause == "is stopped in a debugger"
 
 
 def test_an_engine_that_was_dropped_is_not_expected_to_hold_memory() -> None:
@@ -506,13 +522,13 @@ def test_an_engine_that_was_dropped_is_not_expected_to_hold_memory() -> None:
     for number in range(1, 7):
         made.engines[number].steps = 20
     made.roles[Role.UNSHARDED_PARAM] = RoleBytes(1, Role.UNSHARDED_PARAM, 2 * 10**6, 0, 0, 0)
-    one = summarize(made)
+    one = summarize_rank(made)
     assert len(one.models) == 1
     assert [(e.engine, e.dropped) for e in one.engines] == [(n, n < 6) for n in range(1, 7)]
     assert {setting.engine for setting in one.settings} == {6}
     (row,) = (row for row in one.expected if row.role == "unsharded_param")
     assert row.predicted_bytes == 2 * 10**6
-    text = engines(run(one))
+    text = engine_block(run(one))
     assert text.count("(dropped)") == 5
 
 
@@ -525,5 +541,5 @@ def test_an_allocation_that_failed_after_the_last_sample_counts() -> None:
         ([sample, peak, failed], 3),
         ([sample, failed], 1),
     ):
-        memory = summarize(folded(events)).memory
+        memory = summarize_rank(folded(events)).memory
         assert memory is not None and memory.ooms == counted

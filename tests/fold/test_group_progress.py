@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from builders import MS, folded, state, step
 
-from zeromon.fold.fold import fold
+from zeromon.fold.fold import fold_event
 from zeromon.fold.group_progress import REDUCER
 from zeromon.fold.state import RankState
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.events import (
     Counted,
     Done,
@@ -39,11 +39,11 @@ CONSTRUCTION = issued(1, Op.BROADCAST, 1, 1_052_672)
 
 
 def newest(made: RankState) -> GroupProgress:
-    return summarize(made).groups[0]
+    return summarize_rank(made).groups[0]
 
 
 def flying(*events: Event, **meta: object) -> tuple[InFlight, ...]:
-    return summarize(folded(list(events), state(**meta))).in_flight
+    return summarize_rank(folded(list(events), state(**meta))).in_flight
 
 
 def test_an_operation_has_the_number_of_its_own_call() -> None:
@@ -51,7 +51,7 @@ def test_an_operation_has_the_number_of_its_own_call() -> None:
     made = folded([CONSTRUCTION, reduced(10, 4096), GroupSequence(11 * MS, 1, 66, 1)])
     now = newest(made)
     assert (now.sequence, now.op, now.nbytes, now.unit) == (66, "all_reduce", 4096, REDUCER)
-    fold(made, issued(12, Op.BARRIER, 2))
+    fold_event(made, issued(12, Op.BARRIER, 2))
     now = newest(made)
     assert (now.sequence, now.op, now.unit) == (67, "barrier", "")
 
@@ -101,8 +101,8 @@ def test_the_call_that_raised_is_what_an_exception_ended() -> None:
 def test_the_number_at_the_end_of_a_step_is_kept_while_steps_call_the_group() -> None:
     made = folded([GroupSequence(9 * MS, 1, 4, 4), step(1, 0, 10)])
     for number, sequence in ((2, 8), (3, 12)):
-        fold(made, GroupSequence(number * 10 * MS, 1, sequence, sequence))
-        fold(made, step(number, number * 10 - 10, number * 10))
+        fold_event(made, GroupSequence(number * 10 * MS, 1, sequence, sequence))
+        fold_event(made, step(number, number * 10 - 10, number * 10))
     assert newest(made).step_sequence == 12
-    fold(made, step(4, 30, 40))
+    fold_event(made, step(4, 30, 40))
     assert newest(made).step_sequence == -1

@@ -9,8 +9,15 @@ import pytest
 from builders import MS, span
 from hypothesis import given, strategies as st
 
-from zeromon.fold.fold import fold
-from zeromon.fold.ledger import LAUNCHER, Observed, ledger_rows, ledger_totals, lose, startup_parts
+from zeromon.fold.fold import fold_event
+from zeromon.fold.ledger import (
+    LAUNCHER,
+    Observed,
+    ledger_rows,
+    ledger_totals,
+    startup_ns_by_part,
+    with_lost_steps,
+)
 from zeromon.fold.state import RankState, Silence, stats_row
 from zeromon.readout.ledger import USEFUL
 from zeromon.ring.events import (
@@ -34,7 +41,7 @@ def state(*events: object, process_start_ms: float = 0) -> RankState:
     """A rank whose process began at *process_start_ms*, after *events*."""
     made = RankState(meta={"process_start_ns": round(process_start_ms * MS)})
     for event in events:
-        fold(made, event)  # type: ignore[arg-type]
+        fold_event(made, event)  # type: ignore[arg-type]
     return made
 
 
@@ -117,7 +124,7 @@ def test_steps_during_a_save_in_the_background_are_in_no_checkpoint() -> None:
     """Its end said that nothing was at risk."""
     rank = state(SET_UP, *(step(n, 100 * n, 100 * n + 100) for n in range(1, 5)))
     assert rank.ledger.unsaved_steps == 4
-    fold(rank, PhaseSpan(510 * MS, Phase.CHECKPOINT, Flag.ASYNC, 350 * MS, Activity.SAVE, 7))
+    fold_event(rank, PhaseSpan(510 * MS, Phase.CHECKPOINT, Flag.ASYNC, 350 * MS, Activity.SAVE, 7))
     assert (rank.ledger.unsaved_steps, rank.ledger.since_save_ns) == (2, 200 * MS)
     assert rank.ledger.checkpoints == 0
 
@@ -140,17 +147,17 @@ def test_each_second_of_the_set_up_is_in_one_part() -> None:
     """All of it was one row: nobody could tell a slow import from a slow rendezvous."""
     rank = state()
     rank.meta["set_up"] = {"launch": 10 * MS, "imports": 40 * MS, "process groups": 5 * MS, "x": 9}
-    fold(rank, span(Phase.GARBAGE_COLLECTION, 62, 64))
-    fold(rank, PhaseSpan(70 * MS, Phase.OTHER, Flag(0), 60 * MS, Activity.WRAP))
-    fold(rank, span(Phase.DATA_WAIT, 90, 96))
-    fold(rank, SET_UP)
+    fold_event(rank, span(Phase.GARBAGE_COLLECTION, 62, 64))
+    fold_event(rank, PhaseSpan(70 * MS, Phase.OTHER, Flag(0), 60 * MS, Activity.WRAP))
+    fold_event(rank, span(Phase.DATA_WAIT, 90, 96))
+    fold_event(rank, SET_UP)
     rows = ledger_rows(rank)
     assert {(str(r.cause), r.of): round(1e3 * r.seconds, 3) for r in rows} == {
         ("data", ""): 6, ("garbage_collection", ""): 2, ("set_up", "launch"): 10,
         ("set_up", "imports"): 40, ("set_up", "process groups"): 5,
         ("set_up", "model wrapping"): 8, ("set_up", "script"): 29,
     }  # fmt: skip
-    parts = startup_parts(rank)
+    parts = startup_ns_by_part(rank)
     assert sum(parts.values()) == rank.startup_ns == 100 * MS
     assert list(parts)[:2] == ["imports", "script"]
     assert ledger_totals(rank)["set_up"] == pytest.approx(0.092)
@@ -168,8 +175,8 @@ def silent(rank: RankState, cause: Cause, since_ms: int, of: str = "", counted_m
 
 def test_a_stall_and_a_hang_are_causes_while_they_last_and_after_the_end() -> None:
     rank = state(SET_UP, span(Phase.FORWARD, 100, 150), step(1, 100, 200))
-    fold(rank, span(Phase.DATA_WAIT, 200, 220))
-    fold(rank, Heartbeat(60_000 * MS, 0, Phase.FORWARD, 1))
+    fold_event(rank, span(Phase.DATA_WAIT, 200, 220))
+    fold_event(rank, Heartbeat(60_000 * MS, 0, Phase.FORWARD, 1))
     before = causes(ledger_rows(rank))
     assert before["compute"] == 50 + 60_000 - 220, "nobody has judged it yet"
     silent(rank, Cause.HANG, 220, "rank 1")
@@ -193,7 +200,7 @@ def test_a_long_start_up_is_a_stall_only_after_two_minutes() -> None:
 def test_a_stall_that_nobody_saw_is_known_from_the_last_progress_of_a_failed_rank() -> None:
     rank = state(SET_UP, step(1, 100, 200), Heartbeat(60_000 * MS, 0, Phase.OTHER, 1))
     assert causes(ledger_rows(rank, FAILED))["stall"] == 60_000 - 200
-    fold(rank, Issued(220 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 8, 1, 0))
+    fold_event(rank, Issued(220 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 8, 1, 0))
     found = causes(ledger_rows(rank, FAILED))
     assert (found["hang"], found["lost"]) == (60_000 - 220, 20)
 
@@ -201,16 +208,18 @@ def test_a_stall_that_nobody_saw_is_known_from_the_last_progress_of_a_failed_ran
 def test_a_hang_that_is_over_is_no_part_of_its_step() -> None:
     """Neither compute nor exposed communication, and no total ever decreases."""
     rank = state(SET_UP, step(1, 100, 200))
-    fold(rank, Issued(250 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 8, 1, 0))
+    fold_event(rank, Issued(250 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 8, 1, 0))
     silent(rank, Cause.HANG, 250, "rank 1", counted_ms=20_100)
     counted = ledger_totals(rank)
     assert counted["hang"] == pytest.approx(19.85)
     end = 20_000 * MS  # it ended before it was last counted
-    fold(rank, Done(end, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 8, 250 * MS, end - 250 * MS, 1))
+    fold_event(
+        rank, Done(end, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 8, 250 * MS, end - 250 * MS, 1)
+    )
     assert rank.silence is None
-    fold(rank, span(Phase.BACKWARD, 210, 20_200))
+    fold_event(rank, span(Phase.BACKWARD, 210, 20_200))
     for number in (2, 3):
-        fold(rank, step(number, 200 + 20_100 * (number > 2), 20_300 + 100 * (number > 2)))
+        fold_event(rank, step(number, 200 + 20_100 * (number > 2), 20_300 + 100 * (number > 2)))
         totals = ledger_totals(rank)
         assert all(totals[cause] >= seconds - 1e-9 for cause, seconds in counted.items())
         counted = totals
@@ -226,8 +235,8 @@ def test_a_stall_before_the_first_step_is_no_set_up() -> None:
     silent(rank, Cause.STALL, 50, counted_ms=70)
     rank.last_event_ns = 80 * MS
     assert causes(ledger_rows(rank)) == {"set_up": 50, "stall": 30}
-    fold(rank, span(Phase.DATA_WAIT, 90, 95))
-    fold(rank, SET_UP)
+    fold_event(rank, span(Phase.DATA_WAIT, 90, 95))
+    fold_event(rank, SET_UP)
     assert causes(ledger_rows(rank)) == {"set_up": 100 - 45 - 5, "data": 5, "stall": 45}
     assert ledger_totals(rank) == {"data": 0.005, "set_up": 0.05, "stall": 0.045}
 
@@ -257,28 +266,28 @@ def test_steps_that_are_taken_again_are_lost_but_not_their_checkpoint() -> None:
     rank = state(SET_UP)
     for number in range(1, 11):
         at = 100 * number
-        fold(rank, span(Phase.FORWARD, at, at + 60))
+        fold_event(rank, span(Phase.FORWARD, at, at + 60))
         if number == 7:
-            fold(rank, span(Phase.CHECKPOINT, at + 60, at + 90))
-        fold(rank, step(number, at, at + 100))
+            fold_event(rank, span(Phase.CHECKPOINT, at + 60, at + 90))
+        fold_event(rank, step(number, at, at + 100))
     rows = ledger_rows(rank)
-    after = lose(rows, list(rank.history), 4)
+    after = with_lost_steps(rows, list(rank.history), 4)
     assert causes(after) == {
         "set_up": 100, "compute": 360, "other": 9 * 40 + 10 - 3 * 40 - 10, "checkpoint": 30,
         "lost": 4 * 60 + 3 * 40 + 10,
     }  # fmt: skip
     assert sum(row.seconds for row in after) == pytest.approx(sum(row.seconds for row in rows))
-    many = lose(rows, list(rank.history)[-2:], 5)
+    many = with_lost_steps(rows, list(rank.history)[-2:], 5)
     assert causes(many)["lost"] == 500, "the steps that are not known count as the known ones"
-    assert lose(rows, [], 3) == rows
+    assert with_lost_steps(rows, [], 3) == rows
 
 
 def test_totals_only_grow_and_leave_the_last_step_out() -> None:
     rank, before = state(SET_UP), {"set_up": 0.0}
     for number in range(1, 6):
         at = 100 * number
-        fold(rank, span(Phase.FORWARD, at, at + 60))
-        fold(rank, step(number, at, at + 100))
+        fold_event(rank, span(Phase.FORWARD, at, at + 60))
+        fold_event(rank, step(number, at, at + 100))
         totals = ledger_totals(rank)
         assert all(totals[cause] >= seconds for cause, seconds in before.items())
         before = totals
@@ -292,8 +301,8 @@ def test_exposed_time_is_split_by_dimension_and_by_the_rank_that_was_waited_for(
     row.exposed_ns = 40 * MS
     row.matched_ns += 20 * MS
     row.waited_for(3, 15 * MS)
-    fold(rank, span(Phase.FORWARD, 100, 190))
-    fold(rank, step(1, 100, 200))
+    fold_event(rank, span(Phase.FORWARD, 100, 190))
+    fold_event(rank, step(1, 100, 200))
     rank.history[-1] = replace(
         rank.history[-1], phase_exposed_ns=(0, 40 * MS, *[0] * (len(Phase) - 2))
     )
@@ -315,11 +324,11 @@ def test_causes_sum_to_the_time_whatever_is_nested(data: st.DataObject) -> None:
             close = data.draw(st.integers(begin, end))
             nest(begin, close, depth - 1)
             moment = close
-        fold(rank, span(data.draw(st.sampled_from(list(Phase)[1:])), start, end))
+        fold_event(rank, span(data.draw(st.sampled_from(list(Phase)[1:])), start, end))
 
     for number in range(1, 4):
         length = data.draw(st.integers(1, 40))
         nest(at, at + length, 3)
-        fold(rank, step(number, at, at + length))
+        fold_event(rank, step(number, at, at + length))
         at += length
     assert sum(row.seconds for row in ledger_rows(rank)) == pytest.approx(at / 1e3)

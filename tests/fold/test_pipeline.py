@@ -10,9 +10,9 @@ from builders import MS, folded, rank, run, span, state, step
 
 from zeromon.diagnosis.arrivals import with_bubbles
 from zeromon.export.prometheus.exposition import Writer
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.dimensions import pipeline_lines
-from zeromon.report.communication import pipeline
+from zeromon.report.communication import stage_block
 from zeromon.ring.events import Done, Event, Flag, Op, Phase, PhaseSpan, StageAction, StageRun
 from zeromon.snapshot import RankSnapshot
 
@@ -54,7 +54,7 @@ def calls(stage: int, count: int = 3, schedule: int = 1) -> list[Event]:
 
 
 def of(number: int, **facts: Any) -> RankSnapshot:
-    made = summarize(folded(calls(number), state(pipeline=FACTS | facts)))
+    made = summarize_rank(folded(calls(number), state(pipeline=FACTS | facts)))
     return replace(made, rank=number)
 
 
@@ -86,17 +86,17 @@ def test_the_first_step_and_control_steps_do_not_count() -> None:
     """The first step connects; a control step writes no record of a stage."""
     into = state(pipeline=FACTS)
     folded(calls(0, 1), into)
-    row = summarize(into).pipeline
+    row = summarize_rank(into).pipeline
     assert row is not None and row.span_seconds is None and row.own == ()
     control = [e for e in calls(0, 2)[10:] if not isinstance(e, StageRun)]
-    row = summarize(folded(control, into)).pipeline
+    row = summarize_rank(folded(control, into)).pipeline
     assert row is not None and row.span_seconds is None
 
 
 def test_a_call_whose_records_are_lost_in_part_does_not_count() -> None:
     events = calls(0, 4)
     del events[-4:-2]  # of the last call
-    row = summarize(folded(events, state(pipeline=FACTS))).pipeline
+    row = summarize_rank(folded(events, state(pipeline=FACTS))).pipeline
     assert row is not None and row.span_seconds == pytest.approx(0.080)
     assert row.order.count(" ") == 7
 
@@ -105,7 +105,7 @@ def test_calls_of_another_schedule_are_forgotten() -> None:
     """Even where that one has more actions than the present."""
     into = folded(calls(0), state(pipeline=FACTS))
     fewer = [e for e in calls(0, 3, 2) if not isinstance(e, StageRun) or e.micro_batch != 3]
-    row = summarize(folded(fewer, into)).pipeline
+    row = summarize_rank(folded(fewer, into)).pipeline
     assert row is not None and row.order == "0F0 0F1 0F2 0B0 0B1 0B2"
 
 
@@ -115,7 +115,10 @@ def test_calls_of_another_schedule_are_forgotten() -> None:
         ((of(0),), "this node does not see rank 1 of the pipeline"),
         ((of(0, device="cuda"), of(1, device="cuda")), "on a device"),
         ((of(0), replace(of(0, stage_ranks=[1, 0]), rank=1)), "whole calls of one schedule"),
-        ((replace(of(0), pipeline=summarize(state(pipeline=FACTS)).pipeline), of(1)), "no call"),
+        (
+            (replace(of(0), pipeline=summarize_rank(state(pipeline=FACTS)).pipeline), of(1)),
+            "no call",
+        ),
     ],
 )
 def test_an_unknown_bubble_has_a_reason_and_no_figure(
@@ -125,7 +128,7 @@ def test_an_unknown_bubble_has_a_reason_and_no_figure(
     assert first.pipeline is not None and first.pipeline.bubble is None
     assert why in first.pipeline.unknown
     snapshot = run(*with_bubbles(ranks))
-    assert f"bubble n/a: {first.pipeline.unknown}" in pipeline(snapshot)
+    assert f"bubble n/a: {first.pipeline.unknown}" in stage_block(snapshot)
     assert f"bubble n/a: {first.pipeline.unknown}" in "\n".join(pipeline_lines(snapshot))
     assert "zeromon_pipeline_bubble_ratio{" not in metrics(first)
 
@@ -136,12 +139,12 @@ def metrics(one: RankSnapshot) -> str:
 
 def test_views_show_the_stages_and_the_slowest() -> None:
     ranks = with_bubbles((of(0), of(1)))
-    text = pipeline(run(*ranks))
+    text = stage_block(run(*ranks))
     assert "Pipeline: GPipe, 2 stages, 4 micro-batches" in text
     assert "rank 0: bubble 25.0 %, 20.0 % by its schedule" in text
     assert "stage 0 (rank 0) is the slowest: 15.0 ms a micro-batch" in text
     assert 'basis="ideal",' in metrics(ranks[0]) or 'basis="ideal"}' in metrics(ranks[0])
-    assert pipeline(run(rank())) == ""
+    assert stage_block(run(rank())) == ""
 
 
 def test_backwards_of_one_micro_step_count_once() -> None:

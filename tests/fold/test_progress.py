@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from builders import state
 
-from zeromon.fold.fold import fold, fold_records
+from zeromon.fold.fold import fold_event, fold_records
 from zeromon.ring.codes import Flag, Kind, Phase
-from zeromon.ring.events import Event, PhaseSpan, Raw, decode, head
+from zeromon.ring.events import Event, PhaseSpan, Raw, decode_record, pack_head
 
 OF_TRAINING = {
     Kind.ISSUED, Kind.DONE, Kind.COUNTED, Kind.PHASE, Kind.STEP, Kind.START, Kind.UNIT, Kind.STALL,
@@ -23,11 +23,11 @@ OF_THE_AGENT = {
 
 def record(kind: Kind, t_ns: int) -> Raw:
     """A record of *kind* whose codes exist in every kind."""
-    return (1, t_ns, head(kind, 1, Phase.FORWARD), 0, 0, 0, 0, 1)
+    return (1, t_ns, pack_head(kind, 1, Phase.FORWARD), 0, 0, 0, 0, 1)
 
 
 def decoded(kind: Kind) -> Event:
-    event = decode(record(kind, 7))
+    event = decode_record(record(kind, 7))
     assert event is not None
     return event
 
@@ -42,7 +42,7 @@ def test_only_what_training_causes_is_progress(kind: Kind) -> None:
     expected = 7 if kind in OF_TRAINING else 0
     by_record, by_event = state(), state()
     fold_records(by_record, [record(kind, 7)])
-    fold(by_event, decoded(kind))
+    fold_event(by_event, decoded(kind))
     assert (by_record.dropped, by_record.last_event_ns) == (0, 7)
     assert by_record.progress_ns == by_event.progress_ns == expected
 
@@ -53,4 +53,4 @@ def test_only_what_training_causes_is_progress(kind: Kind) -> None:
     ids=["another thread", "garbage collection"],
 )
 def test_a_phase_that_may_pass_in_a_stall_is_no_progress(span: PhaseSpan) -> None:
-    assert fold(state(), span).progress_ns == 0
+    assert fold_event(state(), span).progress_ns == 0

@@ -6,10 +6,10 @@ import pytest
 from builders import MS, collective, folded, run, span, step
 
 from zeromon.diagnosis.stragglers import longer_phases
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.breakdown import rank_parts
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.ring.events import Event, Phase, Start
 from zeromon.snapshot import RankSnapshot
 
@@ -33,7 +33,7 @@ def short_run(steps: int = 6) -> RankSnapshot:
             step(number, begin, end),
         ]
         begin = end
-    return summarize(folded(events))
+    return summarize_rank(folded(events))
 
 
 def test_startup_is_a_span_and_no_part_of_the_first_step() -> None:
@@ -45,7 +45,7 @@ def test_startup_is_a_span_and_no_part_of_the_first_step() -> None:
     assert sum(c.count for c in one.collectives) == 7  # no collective is lost
     (row,) = one.traffic
     assert row.calls == pytest.approx(1)
-    text = render(run(one))
+    text = render_run(run(one))
     assert "start-up  7.00 s until the first step" in text
     assert "forward 70.0 %, " in text and "own code 10.0 %" in text
 

@@ -8,12 +8,12 @@ from builders import MS, collective, folded, run, series, span, state, step
 from zeromon.compare.figures import METRIC, figures_of
 from zeromon.diagnosis.engine import advise
 from zeromon.export.prometheus.exposition import Writer
-from zeromon.export.trackers import scalars
-from zeromon.fold.summarize import summarize
+from zeromon.export.trackers import step_scalars
+from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.breakdown import exposed_is_known, rank_parts
 from zeromon.readout.charts import CHARTS
 from zeromon.readout.text import exposed_unknown, in_graphs
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.ring.events import BackwardComm, Counted, Event, Op, Phase, Untimed
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.step import NOT_TIMED
@@ -21,8 +21,8 @@ from zeromon.storage.step_history import NAMES, row_of, step_of
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.plain import step_line
 from zeromon.tui.screens.rank import rank_page
-from zeromon.tui.status_text import risk
-from zeromon_dashboard.pages.communication import traffic_title
+from zeromon.tui.status_text import verdict_line
+from zeromon_dashboard.pages.communication import traffic_table_title
 
 UNKNOWN = "82.4 % of its collectives are issued from C++, untimed"
 
@@ -40,7 +40,7 @@ def partly_timed(timed: int, untimed: int, op: Op = Op.NONE) -> RankSnapshot:
             Counted(round((begin + 99) * MS), op, Phase.OTHER, 1, untimed, 0, Untimed.IN_CPP),
             step(number, begin, begin + 100),
         ]
-    return summarize(folded(events))
+    return summarize_rank(folded(events))
 
 
 def test_a_share_is_unknown_while_a_noticeable_part_of_collectives_is_untimed() -> None:
@@ -59,11 +59,11 @@ def test_every_view_says_that_it_is_unknown_and_why() -> None:
     one = partly_timed(3, 14)
     snapshot = run(one)
     assert exposed_unknown(one).startswith(UNKNOWN)
-    report = render(snapshot)
+    report = render_run(snapshot)
     assert f"exposed communication of rank 0 is n/a: {UNKNOWN}" in " ".join(report.split())
     (row,) = [line.split() for line in report.splitlines() if line.split()[:2] == ["0", "12"]]
     assert row.count("n/a") == 3
-    told = "".join(text for text, _ in risk(snapshot))
+    told = "".join(text for text, _ in verdict_line(snapshot))
     assert f"exposed communication n/a: {UNKNOWN}" in told
     assert "exposed n/a" in step_line(snapshot, 11)
     (found,) = [f for f in advise(snapshot) if f.rule == "untimed_collectives"]
@@ -82,10 +82,10 @@ def test_every_view_counts_what_is_inside_graphs(timed: int, untimed: int, bound
     sentence = f"{12 * untimed} collectives issued from C++, untimed{bound}"
     assert in_graphs(one) == sentence
     snapshot = run(one)
-    assert sentence in render(snapshot)
+    assert sentence in render_run(snapshot)
     lines = rank_page(snapshot, one, DisplayOptions(), 200)
     assert sentence in {text for line in lines for text, _ in line}
-    assert traffic_title(one).endswith(sentence)
+    assert traffic_table_title(one).endswith(sentence)
     assert in_graphs(partly_timed(3, 0)) == ""
 
 
@@ -93,7 +93,7 @@ def test_what_ddps_reducer_issued_is_not_inside_a_graph() -> None:
     """Nor what a control step counted."""
     for why, expected in ((Untimed.REDUCER, 0), (Untimed.CONTROL_STEP, 0), (Untimed.IN_CPP, 2)):
         events = [Counted(MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 2, 2000, why), step(1, 0, 100)]
-        assert summarize(folded(events)).untimed_in_cpp == expected
+        assert summarize_rank(folded(events)).untimed_in_cpp == expected
 
 
 def test_no_metric_of_what_is_unknown_is_zero() -> None:
@@ -116,7 +116,7 @@ def test_the_history_keeps_it() -> None:
     assert dict(zip(NAMES, row, strict=True))["flags"] & NOT_TIMED
     assert not step_of(row, 0).timed
     assert step_of(row_of(0, partly_timed(3, 0).recent[-1], 0), 0).timed
-    tags = dict(scalars(dict(zip(NAMES, row, strict=True))))
+    tags = dict(step_scalars(dict(zip(NAMES, row, strict=True))))
     assert "time/step_seconds" in tags
     assert not any("exposed" in tag for tag in tags)
     figures = figures_of(run(partly_timed(3, 14)), series([0.1] * 40, flags=4))
@@ -135,7 +135,7 @@ def test_ddps_buckets_count_as_timed_once_the_reducer_has_told_their_times() -> 
             Counted((begin + 99) * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 2, 2000, Untimed.REDUCER),
             step(number, begin, begin + 100),
         ]
-    one = summarize(folded(events))
+    one = summarize_rank(folded(events))
     assert [s.timed for s in one.recent] == [True, True, False]
     assert one.exposed_ratio == 0.1
 
@@ -150,10 +150,10 @@ def test_a_group_written_in_python_may_hide_all_collectives(seen: bool) -> None:
         begin = number * 100.0
         events += collective(begin, begin + 2, 2, sequence=number) if seen else []
         events += [span(Phase.FORWARD, begin, begin + 60), step(number, begin, begin + 100)]
-    one = summarize(folded(events, rank))
+    one = summarize_rank(folded(events, rank))
     assert (one.exposed_ratio is not None) == exposed_is_known(one) == seen
     assert exposed_unknown(one) == ("" if seen else "no hook sees Mine.allreduce")
-    assert ("  n/a: no hook sees Mine.allreduce" in render(run(one)).splitlines()) == (not seen)
+    assert ("  n/a: no hook sees Mine.allreduce" in render_run(run(one)).splitlines()) == (not seen)
     text = Writer().write([run(one)], None, openmetrics=False).decode()
     assert ("zeromon_exposed_communication_ratio{" in text) == seen
     restored = step_of(row_of(0, one.recent[-1], 0), 0)

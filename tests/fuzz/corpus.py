@@ -21,17 +21,17 @@ from memory_snapshots import Training, write
 from prometheus_client.parser import text_string_to_metric_families
 
 from zeromon.collector.cluster import KnownNode, Leader, LeaderReply, NodeInfo, NodeReport
-from zeromon.collector.cluster_client import answer, as_peer_rank
+from zeromon.collector.cluster_client import answer_report, as_peer_rank
 from zeromon.diagnosis.arrivals import MatchedCollective, PartialArrival
 from zeromon.export.prometheus.exposition import Writer
-from zeromon.fold.checkpoint import checkpoint_of, encode as encode_totals
-from zeromon.fold.fold import fold
+from zeromon.fold.checkpoint import checkpoint_of_state, encode_checkpoints
+from zeromon.fold.fold import fold_event
 from zeromon.fold.state import RankState
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
-from zeromon.ring.events import decode
+from zeromon.ring.events import decode_record
 from zeromon.snapshot import Hang, HangKind, RemoteRank, RunSnapshot
 from zeromon.storage import run_store, snapshot_log, step_history
-from zeromon.storage.run_store import About, manifest_of
+from zeromon.storage.run_store import About, manifest_of_run
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -74,8 +74,8 @@ def rings(scratch: Path) -> RankState:
         small.unlink()
     state = RankState(rank=0)
     for raw in raws:
-        if (found := decode(raw)) is not None:
-            fold(state, found)
+        if (found := decode_record(raw)) is not None:
+            fold_event(state, found)
     return state
 
 
@@ -86,14 +86,14 @@ def _words(raw: Any) -> list[int]:
 
 def stores(scratch: Path, run: RunSnapshot, state: RankState) -> None:
     """The files of a recorded run."""
-    snapshot = run_store.encode(run)
+    snapshot = run_store.encode_snapshot(run)
     put("store_snapshot", "full.json", snapshot)
     finding = {"wall": 1.0, "rule": "oom_risk", "rank": 0, "code": "ZM201", "severity": "critical"}
     lines = [finding | {"text": "x"}, {"wall": 2.0, "rule": "oom_risk", "rank": 0, "gone": True}]
     about = msgspec.json.encode(About(note="why", tags=("a",)))
     parts = (
         snapshot,
-        msgspec.json.encode(manifest_of(run)),
+        msgspec.json.encode(manifest_of_run(run)),
         about,
         "\n".join(map(json.dumps, lines)).encode(),
     )
@@ -116,7 +116,11 @@ def stores(scratch: Path, run: RunSnapshot, state: RankState) -> None:
     put("store_history", "some.log", written)
     steps.close_segment()
     put("store_parquet", "some.parquet", next((scratch / "steps").glob("*.parquet")).read_bytes())
-    put("store_totals", "one.json", encode_totals({"rank0.ring": checkpoint_of(state, 100, 5)}))
+    put(
+        "store_totals",
+        "one.json",
+        encode_checkpoints({"rank0.ring": checkpoint_of_state(state, 100, 5)}),
+    )
 
 
 def traces() -> None:
@@ -197,7 +201,7 @@ def nodes(run: RunSnapshot) -> None:
     reply = LeaderReply(1, 2, 1.0, 1, [KnownNode(card, 0.5, 0.1) for card in cards], ["g"], [(0, match)],
                         (hang,), [away], ["0"])  # fmt: skip
     put("node_reply", "full.json", msgspec.json.encode(reply))
-    put("node_reply", "first.json", answer(Leader(), body, time.monotonic_ns()))
+    put("node_reply", "first.json", answer_report(Leader(), body, time.monotonic_ns()))
 
 
 def requests(run: RunSnapshot) -> None:

@@ -30,36 +30,41 @@ if __name__ == "__main__":
 from fuzz.mutation import DIVIDED, Mutations
 
 from zeromon.check.runner import check
-from zeromon.cli.check import as_text
+from zeromon.cli.check import problems_as_text
 from zeromon.collector import cluster_client
 from zeromon.collector.cluster import Leader, NodeInfo
-from zeromon.collector.cluster_client import ClusterSync, answer, node_report, read_node_infos
+from zeromon.collector.cluster_client import (
+    ClusterSync,
+    answer_report,
+    read_node_infos,
+    run_of_report,
+)
 from zeromon.collector.daemon import Collector
 from zeromon.collector.http import Application, _QuietHandler
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.flight import findings, under_way
+from zeromon.diagnosis.flight import calls_under_way, flight_findings
 from zeromon.errors import ZeromonError
 from zeromon.export.prometheus.exposition import Writer
-from zeromon.fold.checkpoint import decode as decode_totals, restore
-from zeromon.fold.fold import fold
+from zeromon.fold.checkpoint import decode_checkpoints as decode_totals, restore_totals
+from zeromon.fold.fold import fold_event
 from zeromon.fold.state import RankState
-from zeromon.fold.summarize import summarize
-from zeromon.readout.verdict import verdict
-from zeromon.report.render import render
+from zeromon.fold.summarize import summarize_rank
+from zeromon.readout.verdict import judge_run
+from zeromon.report.render import render_run
 from zeromon.report.trace import SECTIONS, as_text as as_traces, flight_text, memory_text
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
-from zeromon.ring.events import RECORD, Raw, decode
+from zeromon.ring.events import RECORD, Raw, decode_record
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.source import PrometheusSource, runs_of
 from zeromon.storage import run_store, snapshot_log, step_history
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import StepQuery, Store
-from zeromon.traces.allocations import devices_of, growers
+from zeromon.traces.allocations import memory_by_device, memory_growers
 from zeromon.traces.allocator import read_snapshot
-from zeromon.traces.analysis import analyze, durations, waits
+from zeromon.traces.analysis import analyze_trace, collective_durations, rank_waits
 from zeromon.traces.critical import critical_path
-from zeromon.traces.flight import read_dump
-from zeromon.traces.kineto import read, read_step
+from zeromon.traces.flight import read_flight_dump
+from zeromon.traces.kineto import read_host_step, read_trace
 from zeromon_agents.runtime.rendezvous import node_of
 
 Feed = Callable[[bytes, Path], None]
@@ -86,9 +91,9 @@ def ring_file(data: bytes, folder: Path) -> None:
         state = RankState(rank=reader.header.rank)
         for final in (False, True):
             for raw in reader.read(final=final):
-                if (event := decode(raw)) is not None:
-                    fold(state, event)
-        summarize(state)
+                if (event := decode_record(raw)) is not None:
+                    fold_event(state, event)
+        summarize_rank(state)
     finally:
         reader.close()
 
@@ -109,10 +114,10 @@ def ring_records(data: bytes, folder: Path) -> None:
     for number, row in enumerate(rows, 1):
         words = [_signed(one) for one in row] if isinstance(row, list) else []
         t, kind, place, a, b, c, d = (words + [0] * 7)[:7]
-        event = decode(_raw(number, t, kind, place, a, b, c, d))
+        event = decode_record(_raw(number, t, kind, place, a, b, c, d))
         if event is not None:
-            fold(state, event)
-    run = _run(summarize(state))
+            fold_event(state, event)
+    run = _run(summarize_rank(state))
     _shown(run)
 
 
@@ -166,15 +171,15 @@ def _run(*ranks: Any) -> Any:
 
 def _shown(run: Any, *, live: bool = True) -> None:
     """What the views make of a snapshot; of a *live* one of this node also /metrics."""
-    verdict(run)
-    render(run)
+    judge_run(run)
+    render_run(run)
     if live:
         Writer().write([run], None, openmetrics=True)
 
 
 def store_snapshot(data: bytes, folder: Path) -> None:
     """The last snapshot of a recorded run, and what views show of it."""
-    run = run_store.decode(data)
+    run = run_store.decode_snapshot(data)
     _shown(run, live=False)
     advise(run)
 
@@ -186,7 +191,7 @@ def store_record(data: bytes, folder: Path) -> None:
     for name, part in zip(_FILES, data.split(DIVIDED), strict=False):
         record.mkdir(parents=True, exist_ok=True)
         (record / name).write_bytes(part)
-    store.manifests()
+    store.list_manifests()
     store.about("run1")
     Past(record).findings()
     with suppress(ZeromonError):
@@ -203,10 +208,10 @@ def store_log(data: bytes, folder: Path) -> None:
     if data[-1:] < b"\x80" and data[:8] == snapshot_log.MAGIC:
         data = _with_sums(data)
     (place / "0000001-0000001.moments").write_bytes(data)
-    for moment in snapshot_log.moments(place):
-        snapshot_log.read(moment)
-    snapshot_log.span(place)
-    snapshot_log.at(place, 1e9)
+    for moment in snapshot_log.logged_snapshots(place):
+        snapshot_log.read_logged(moment)
+    snapshot_log.span_of_log(place)
+    snapshot_log.snapshot_at_time(place, 1e9)
 
 
 def _with_sums(data: bytes) -> bytes:
@@ -238,23 +243,23 @@ def store_steps(data: bytes, folder: Path) -> None:
 def store_history(data: bytes, folder: Path) -> None:
     """Queries over a history of steps, by polars."""
     store_steps(data, folder)
-    step_history.series(folder, StepQuery(most=50))
-    step_history.last_steps(folder, 1 << 62, 5)
-    step_history.step_ranges(folder)
+    step_history.series_of_steps(folder, StepQuery(most=50))
+    step_history.last_steps_before(folder, 1 << 62, 5)
+    step_history.ranges_of_steps(folder)
 
 
 def store_parquet(data: bytes, folder: Path) -> None:
     """The same from a Parquet file."""
     (folder / "000001.parquet").write_bytes(data)
-    step_history.series(folder, StepQuery(most=50))
+    step_history.series_of_steps(folder, StepQuery(most=50))
 
 
 def store_totals(data: bytes, folder: Path) -> None:
     """What a collector saved for the next one."""
     for totals in decode_totals(data).values():
         state = RankState(rank=0)
-        restore(state, totals)
-        summarize(state)
+        restore_totals(state, totals)
+        summarize_rank(state)
 
 
 # ---- traces, configurations ------------------------------------------------------------------------
@@ -264,35 +269,35 @@ def trace(data: bytes, folder: Path) -> None:
     """A Kineto trace."""
     path = folder / "t.json"
     path.write_bytes(data)
-    content = read(path)
-    analyze(content, 0)
-    waits([durations(content)] * 2)
-    text = as_traces([analyze(content, 0)], SECTIONS)
+    content = read_trace(path)
+    analyze_trace(content, 0)
+    rank_waits([collective_durations(content)] * 2)
+    text = as_traces([analyze_trace(content, 0)], SECTIONS)
     assert text
-    critical_path(content, read_step(path, content, lambda _: None, None))
+    critical_path(content, read_host_step(path, content, lambda _: None, None))
 
 
 def memory_snapshot(data: bytes, folder: Path) -> None:
     """A snapshot of torch's allocator."""
     path = folder / "s.pickle"
     path.write_bytes(data)
-    devices = devices_of(read_snapshot(path))
+    devices = memory_by_device(read_snapshot(path))
     memory_text("s", devices)
-    growers((), [one for device in devices for one in device.held])
+    memory_growers((), [one for device in devices for one in device.held])
 
 
 def flight_recorder(data: bytes, folder: Path) -> None:
     """The dumps of two ranks, of which one is broken."""
     for rank, part in enumerate((data, Mutations("flight_recorder").seeds[0])):
         (folder / f"nccl_trace_rank_{rank}").write_bytes(part)
-    dumps = [read_dump(path) for path in sorted(folder.iterdir())]
-    under_way(dumps)
-    flight_text(findings(dumps), [dump.rank for dump in dumps], ())
+    dumps = [read_flight_dump(path) for path in sorted(folder.iterdir())]
+    calls_under_way(dumps)
+    flight_text(flight_findings(dumps), [dump.rank for dump in dumps], ())
 
 
 def _checked(data: bytes, path: Path) -> None:
     path.write_bytes(data)
-    as_text(check([str(path)]))
+    problems_as_text(check([str(path)]))
 
 
 def config_json(data: bytes, folder: Path) -> None:
@@ -329,9 +334,9 @@ def node_message(data: bytes, folder: Path) -> None:
     """A report to the leader."""
     leader = _leader()
     with suppress(ValueError):
-        node_report(data)
+        run_of_report(data)
         for at in (10**9, 10**10):
-            cluster_client._REPLY.decode(answer(leader, data, at))
+            cluster_client._REPLY.decode(answer_report(leader, data, at))
 
 
 @cache
@@ -344,7 +349,7 @@ def node_reply(data: bytes, folder: Path) -> None:
     cards = [NodeInfo(node=n, address="a:1", first_rank=r, ranks=2, run="r") for n, r in _TWO]
     sync = ClusterSync("r", cards[1], cards, Leader())
     with suppress(ValueError):
-        reply = cluster_client._decoded(cluster_client._REPLY, data)
+        reply = cluster_client._decode_message(cluster_client._REPLY, data)
         sync.clock.heard(1, reply.received_ns, reply.replied_ns, 2)
         best = sync.clock.best(3)
         sync._take(reply, round(best.value_ns) if best is not None else 0)

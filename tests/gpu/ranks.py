@@ -209,9 +209,9 @@ def train(kind: str, steps: int, pause: float = 0.0, traced: str = "") -> dict[s
 
 def recorded(ring: Any) -> list[Any]:
     """The collectives in a ring of this process, as they ended."""
-    from zeromon.ring.events import Done, decode
+    from zeromon.ring.events import Done, decode_record
 
-    return [event for event in map(decode, ring.read()) if isinstance(event, Done)]
+    return [event for event in map(decode_record, ring.read()) if isinstance(event, Done)]
 
 
 def cycles_a_ms() -> float:
@@ -382,11 +382,11 @@ def forked() -> None:
 
 def attached() -> None:
     """What the injected payload calls."""
-    from zeromon.ring.ring_file import ipc_namespace
+    from zeromon.ring.ring_file import ipc_namespace_number
     from zeromon_agents.runtime.attached import attach
 
     settings = {"ZEROMON_COLLECTOR": "off"}
-    folder, ipc = os.environ["ATTACH_TO"], ipc_namespace()
+    folder, ipc = os.environ["ATTACH_TO"], ipc_namespace_number()
     attach(folder, os.getpid(), settings, ipc=ipc, any_process=True)
 
 

@@ -122,7 +122,7 @@ def trained(bench: Bench, kind: str) -> Done:
 
 @row("2", "strategies: counts, bytes, losses, peak memory", part="1", seconds=380)
 def strategies(bench: Bench) -> Iterator[Check]:
-    from zeromon.ring.codes import operation_named
+    from zeromon.ring.codes import operation_by_name
 
     for kind in KINDS:
         bare = bench.run("train", 2, watched=False, kind=kind, steps=STEPS).facts
@@ -141,7 +141,7 @@ def strategies(bench: Bench) -> Iterator[Check]:
         yield bench.check(f"{kind}: errors of hooks", rank.errors, 0, not rank.errors, here=True)
         counts, nbytes = dict.fromkeys(HELD, 0), dict.fromkeys(HELD, 0)
         for name, (calls, size) in done.facts[0]["flight"].items():
-            op = operation_named(name.partition(" ")[0]).label
+            op = operation_by_name(name.partition(" ")[0]).label
             if op in counts:
                 counts[op], nbytes[op] = counts[op] + calls, nbytes[op] + size
         truth = done.facts[0]["issued"] or {op: count for op, count in counts.items() if count}
@@ -249,8 +249,8 @@ def cost_of_a_step(bench: Bench) -> Iterator[Check]:
 
 @row("6", "overlap under CUDA_DEVICE_MAX_CONNECTIONS", part="bench", seconds=240)
 def connections(bench: Bench) -> Iterator[Check]:
-    from zeromon.traces.analysis import analyze
-    from zeromon.traces.kineto import read
+    from zeromon.traces.analysis import analyze_trace
+    from zeromon.traces.kineto import read_trace
 
     for number in ("1", "8", "32"):
         found: dict[bool, list[float]] = {True: [], False: []}
@@ -260,7 +260,7 @@ def connections(bench: Bench) -> Iterator[Check]:
             bench.run(
                 "train", 2, watched=watched, env={"CUDA_DEVICE_MAX_CONNECTIONS": number}, **options
             )
-            found[watched].append(analyze(read(file), 0).overlap_ratio or 0.0)
+            found[watched].append(analyze_trace(read_trace(file), 0).overlap_ratio or 0.0)
             file.unlink()
         noise = max(max(ratios) - min(ratios) for ratios in found.values())
         change = statistics.fmean(found[True]) - statistics.fmean(found[False])
@@ -514,8 +514,8 @@ def hangs(bench: Bench) -> Iterator[Check]:
 
 @row("11b", "attach to a job whose main thread waits for the device", part="bench", seconds=120)
 def attaching(bench: Bench) -> Iterator[Check]:
-    from zeromon.attach.loader import attach, detach
-    from zeromon.attach.rank_processes import processes, ranks_of
+    from zeromon.attach.loader import attach_ranks, detach_ranks
+    from zeromon.attach.rank_processes import ranks_of, running_processes
     from zeromon.errors import ZeromonError
 
     rounds = 50 if not bench.dry else 2
@@ -529,11 +529,13 @@ def attaching(bench: Bench) -> Iterator[Check]:
         if time.monotonic() - began < (25 if not bench.dry else 12):
             return False  # until rank 0 waits for rank 1
         for _ in range(rounds):
-            ranks = [one for process in running for one in ranks_of(process.pid, processes())]
+            ranks = [
+                one for process in running for one in ranks_of(process.pid, running_processes())
+            ]
             try:
-                _, joined = attach(ranks, root)
+                _, joined = attach_ranks(ranks, root)
                 refused.extend(
-                    one.refused for one in [*joined, *detach(ranks, root)] if one.refused
+                    one.refused for one in [*joined, *detach_ranks(ranks, root)] if one.refused
                 )
             except ZeromonError as error:
                 refused.append(str(error))

@@ -43,8 +43,8 @@ from vgpu.environment import Environment, find  # noqa: E402
 from vgpu.machine import write_machine  # noqa: E402
 
 from zeromon.errors import ZeromonError  # noqa: E402
-from zeromon.readout.verdict import verdict  # noqa: E402
-from zeromon.storage.run_store import decode  # noqa: E402
+from zeromon.readout.verdict import judge_run  # noqa: E402
+from zeromon.storage.run_store import decode_snapshot  # noqa: E402
 
 LASTS_SECONDS = 10.0
 """How long a run that ends by itself goes on after its fault."""
@@ -145,12 +145,12 @@ class Running:
     def _read(self) -> None:
         try:
             facts = json.loads(self._collector.read_text())
-            snapshot = decode(
+            snapshot = decode_snapshot(
                 get(facts["port"], f"/api/runs/{self.name}", **bearer(facts["key"]))[1]
             )
         except (OSError, ValueError, ZeromonError):  # no collector yet, or no rank
             return
-        judged = verdict(snapshot)
+        judged = judge_run(snapshot)
         self.lines.append((time.time(), judged.text, str(judged.health)))
         for finding in snapshot.findings:
             self.findings[f"{finding.code} rank {finding.rank}"] = finding.text

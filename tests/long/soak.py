@@ -36,7 +36,7 @@ from bench_dash import tab
 from served import get
 from support import LAUNCH, PROGRAMS, ROOT, ZEROMON, clean_environment, free_port, held, wait_for
 
-from zeromon.attach.rank_processes import processes, ranks_of
+from zeromon.attach.rank_processes import ranks_of, running_processes
 from zeromon.storage.run_store import Store
 
 RANKS = 8
@@ -196,7 +196,9 @@ class Soak:
 
     def sample(self) -> None:
         """Writes down what each process holds."""
-        pids = {f"rank {one.rank}": one.pid for one in ranks_of(self.training.pid, processes())}
+        pids = {
+            f"rank {one.rank}": one.pid for one in ranks_of(self.training.pid, running_processes())
+        }
         pids |= {"collector": self.facts()["pid"], "dashboard": self.dash.pid}
         for name, pid in pids.items():
             with suppress(OSError, StopIteration):

@@ -94,7 +94,7 @@ def counted() -> Iterator[dict[str, Any]]:
         }
         units = [
             [unit["count"], sum(torch.Size(shape).numel() for shape in unit["shapes"])]
-            for unit in describe.units(model)
+            for unit in describe.unit_rows(model)
         ]
         params = sum(parameter.numel() for parameter in model.parameters())
         yield {"params": params, "units": units, "config": plain}

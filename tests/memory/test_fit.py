@@ -10,17 +10,17 @@ import pytest
 from zeromon.memory.fit import (
     DEVICE,
     HOST,
-    MOST_LAUNCHES,
+    MAX_LAUNCHES,
     RESERVE,
     Trial,
-    largest,
-    line,
-    loses,
+    fitted_line,
+    largest_fitting_size,
+    least_memory_first,
+    loses_beyond_noise,
     next_size,
-    ranked,
-    recommend,
-    second,
-    stages_of,
+    recommend_fastest_stage,
+    second_launch_size,
+    stages_of_trials,
 )  # fmt: skip
 from zeromon.memory.models import from_count
 from zeromon.memory.plan import Setup
@@ -56,10 +56,10 @@ def test_the_line_goes_through_the_two_largest_that_fit() -> None:
         trial(8, 540 * MB),
         trial(9, 990 * MB, outcome="stopped"),
     ]
-    found = line(known, HOST)
+    found = fitted_line(known, HOST)
     assert found is not None
     assert (found.each, found.at(10)) == (10 * MB, 560 * MB)
-    assert line(known[:1], HOST) is None
+    assert fitted_line(known[:1], HOST) is None
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.004])
@@ -72,9 +72,9 @@ def test_at_any_limit_the_search_ends_at_the_truth_or_one_step_below(noise: floa
             peak = lambda size: (450 + each * size) * MB * (1 + chance.uniform(-noise, noise))  # noqa: B023, E731
             truth = max(n for n in SIZES if (450 + each * n) * MB <= (1 - KERNEL) * room)
             trials: list[Trial] = []
-            while (size := next_size(trials, SIZES, MOST_LAUNCHES - len(trials))) is not None:
+            while (size := next_size(trials, SIZES, MAX_LAUNCHES - len(trials))) is not None:
                 trials.append(launched(size, room, peak(size)))
-            assert len(trials) <= MOST_LAUNCHES
+            assert len(trials) <= MAX_LAUNCHES
             found = max((t.micro_batch for t in trials if t.fits), default=0)
             cases += 1
             good += truth - 1 <= found <= truth
@@ -84,10 +84,10 @@ def test_at_any_limit_the_search_ends_at_the_truth_or_one_step_below(noise: floa
 def test_the_second_launch_surely_fits() -> None:
     """A sample takes at most what the first launch took beyond the processes without a model."""
     first = trial(1, 500 * MB)
-    size = second(first, SIZES)
+    size = second_launch_size(first, SIZES)
     assert size is not None and 1 < size <= 8
     assert 500 * MB + (size - 1) * (500 - 300) * MB <= 1000 * MB
-    assert second(trial(2, 100 * MB, pool=DEVICE, room=1000 * MB), SIZES) == 16
+    assert second_launch_size(trial(2, 100 * MB, pool=DEVICE, room=1000 * MB), SIZES) == 16
 
 
 def test_the_scarcer_memory_decides() -> None:
@@ -96,9 +96,9 @@ def test_the_scarcer_memory_decides() -> None:
               rooms={HOST: 1000 * MB, DEVICE: 100 * MB})
         for n in (1, 2)
     ]  # fmt: skip
-    assert largest(both, SIZES) == int(10 * (1 - RESERVE[DEVICE]))
-    assert largest(both, SIZES, {HOST: 875.0 * MB}) == 5
-    assert largest(both[:1], SIZES) is None
+    assert largest_fitting_size(both, SIZES) == int(10 * (1 - RESERVE[DEVICE]))
+    assert largest_fitting_size(both, SIZES, {HOST: 875.0 * MB}) == 5
+    assert largest_fitting_size(both[:1], SIZES) is None
 
 
 def test_what_was_stopped_is_not_launched_again() -> None:
@@ -110,9 +110,9 @@ def test_what_was_stopped_is_not_launched_again() -> None:
 
 
 def test_a_loser_is_one_beyond_the_noise_of_both() -> None:
-    assert loses(Estimate(1.2, 0.01, 7), Estimate(1.0, 0.01, 7))
-    assert not loses(Estimate(1.02, 0.01, 7), Estimate(1.0, 0.01, 7))
-    assert not loses(Estimate(2.0, None, 0), Estimate(1.0, 0.01, 7))
+    assert loses_beyond_noise(Estimate(1.2, 0.01, 7), Estimate(1.0, 0.01, 7))
+    assert not loses_beyond_noise(Estimate(1.02, 0.01, 7), Estimate(1.0, 0.01, 7))
+    assert not loses_beyond_noise(Estimate(2.0, None, 0), Estimate(1.0, 0.01, 7))
 
 
 def test_other_stages_move_by_the_difference_of_their_states() -> None:
@@ -125,20 +125,20 @@ def test_other_stages_move_by_the_difference_of_their_states() -> None:
               seconds=0.1 * n, samples=2.0 * n)
         for n in (1, 20)
     ]  # fmt: skip
-    zero3, zero0, other = stages_of(["3", "0", "mystery"], first, SIZES, setup, "")
+    zero3, zero0, other = stages_of_trials(["3", "0", "mystery"], first, SIZES, setup, "")
     assert (zero3.largest, zero3.measured) == (38, False)
     assert zero3.seconds == pytest.approx(3.8)
     assert zero0.largest is not None and zero0.largest < 38
     assert not zero0.measured and zero0.roles["optimizer_state"] > zero3.roles["optimizer_state"]
     assert zero0.seconds is None and zero0.why.startswith("seconds: ")
     assert other.largest is None and "no arithmetic" in other.why
-    assert recommend([zero3, zero0, other]) is zero3
-    (alone,) = stages_of(["3"], first, SIZES, setup, "")
+    assert recommend_fastest_stage([zero3, zero0, other]) is zero3
+    (alone,) = stages_of_trials(["3"], first, SIZES, setup, "")
     assert (alone.largest, alone.measured, alone.why) == (20, True, "more may fit: 38 by the line")
 
 
 def test_the_stage_with_the_least_memory_is_first() -> None:
-    assert ranked(["ddp", "what", "fsdp2", "fsdp2-zero2"]) == [
+    assert least_memory_first(["ddp", "what", "fsdp2", "fsdp2-zero2"]) == [
         "fsdp2",
         "fsdp2-zero2",
         "ddp",
@@ -152,15 +152,15 @@ def test_the_command_alone_has_the_memory_of_fit_too() -> None:
         trial(n, (500 + 10 * n) * MB, own_bytes=30 * MB, seconds=1.0, samples=2.0 * n)
         for n in (20, 48)
     ]
-    [stage] = stages_of([""], known, SIZES, None, "")
+    [stage] = stages_of_trials([""], known, SIZES, None, "")
     assert (stage.largest, stage.alone, stage.advised) == (48, 51, 51)
     far = [replace(t, micro_batch=t.micro_batch // 4) for t in known[:1]] + known[:1]
-    [stage] = stages_of([""], far, SIZES, None, "")
+    [stage] = stages_of_trials([""], far, SIZES, None, "")
     assert (stage.alone, stage.advised) == (None, 20)
 
 
 def test_sizes_that_differ_little_count_together() -> None:
     known = [trial(4, 540 * MB), trial(19, 705 * MB), trial(21, 695 * MB)]
-    found = line(known, HOST)
+    found = fitted_line(known, HOST)
     assert found is not None
     assert (found.at(4), found.at(20)) == (540 * MB, 700 * MB)

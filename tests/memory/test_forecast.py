@@ -10,12 +10,12 @@ from builders import rank, summary
 from forecasters import run as replay
 
 from zeromon.memory.forecast import (
-    device_risk,
-    forecast,
-    growth,
+    device_memory_risk,
+    fit_generalized_pareto,
+    forecast_risk,
     host_risk,
-    level_risk,
-    pareto,
+    risk_of_level,
+    soonest_growth,
     spike_probability,
 )
 from zeromon.snapshot import RankSnapshot, Risk, StepSummary
@@ -37,7 +37,7 @@ def test_a_steady_series_has_no_risk() -> None:
     """Noise is no growth."""
     samples = steady(0.8, 0.02)
     peak = max(used for _, used in samples[-20:])
-    assert forecast("device", samples, CAPACITY) == Risk(
+    assert forecast_risk("device", samples, CAPACITY) == Risk(
         pool="device", ratio=0.0, cause="none", used_bytes=peak, capacity_bytes=CAPACITY
     )
 
@@ -46,15 +46,15 @@ def test_a_steady_series_has_no_risk() -> None:
     ("level", "ratio"), [(0.90, 0.0), (0.935, 0.25), (0.97, 0.5), (0.985, 0.75), (1.2, 1.0)]
 )
 def test_a_level_without_margin_is_a_risk_by_itself(level: float, ratio: float) -> None:
-    assert level_risk(level * CAPACITY, CAPACITY) == pytest.approx(ratio)
-    risk = forecast("host", steady(level, 0), CAPACITY)
+    assert risk_of_level(level * CAPACITY, CAPACITY) == pytest.approx(ratio)
+    risk = forecast_risk("host", steady(level, 0), CAPACITY)
     assert risk is not None
     assert (risk.ratio, risk.cause) == (pytest.approx(ratio), "static" if ratio else "none")
 
 
 def test_a_leak_is_seen_with_the_steps_that_are_left() -> None:
     """An eighth of a percent a step from a quarter: 400 steps to go after 200."""
-    risk = forecast("device", series([0.25 + 0.00125 * n for n in range(1, 201)]), CAPACITY)
+    risk = forecast_risk("device", series([0.25 + 0.00125 * n for n in range(1, 201)]), CAPACITY)
     assert risk is not None
     assert risk.cause == "growth"
     assert risk.steps_left == pytest.approx(400, abs=2)
@@ -69,7 +69,7 @@ def test_the_interval_holds_the_truth_of_a_noisy_leak() -> None:
     for seed in range(40):
         chooser = random.Random(seed)
         noisy = series([0.3 + 0.001 * n + chooser.gauss(0, 0.01) for n in range(1, 301)])
-        trend = growth([s for s in noisy if s[0] > 10], CAPACITY)
+        trend = soonest_growth([s for s in noisy if s[0] > 10], CAPACITY)
         assert trend is not None
         _, soonest, latest = trend.steps_left(CAPACITY)
         inside += soonest <= 400 <= latest
@@ -80,7 +80,7 @@ def test_a_leak_far_from_the_capacity_is_seen_with_its_first_step() -> None:
     """0.01 % a step after 60 level steps: no step is forecast, and no alarm is raised by the risk."""
     chooser = random.Random(11)
     flat = [0.3 + chooser.uniform(0, 2e-5) for _ in range(60)]
-    risk = forecast("host", series([*flat, *(0.3 + 1e-4 * n for n in range(1, 41))]), CAPACITY)
+    risk = forecast_risk("host", series([*flat, *(0.3 + 1e-4 * n for n in range(1, 41))]), CAPACITY)
     assert risk is not None and risk.cause == "growth" and risk.steps_left is None
     assert risk.ratio < 0.5
     assert risk.growth_bytes_per_step == pytest.approx(1e-4 * CAPACITY, rel=0.05)
@@ -108,7 +108,7 @@ def test_warm_up_is_no_leak() -> None:
     ramp = series([min(0.5, 0.05 * n) for n in range(1, 200)])
     levelling = series([0.5 - 0.375 * 0.97**n for n in range(1, 200)])
     for samples in (ramp, levelling):
-        risk = forecast("device", samples, CAPACITY)
+        risk = forecast_risk("device", samples, CAPACITY)
         assert risk is not None and risk.ratio == 0.0
 
 
@@ -119,7 +119,7 @@ def test_jumps_are_no_trend() -> None:
     phase = [0.5] * 150 + [0.8] * 20 + [0.5] * 40
     for shares in (stairs, first, phase):
         for end in range(40, len(shares)):
-            assert growth(series(shares)[:end], CAPACITY) is None
+            assert soonest_growth(series(shares)[:end], CAPACITY) is None
             assert spike_probability(series(shares)[:end], CAPACITY) == 0.0
 
 
@@ -127,7 +127,7 @@ def test_the_pareto_fit_finds_what_it_was_drawn_from() -> None:
     """Shape 0.25 and scale 2, from 4,000 draws."""
     chooser = random.Random(5)
     drawn = sorted(2 * ((1 - chooser.random()) ** -0.25 - 1) / 0.25 for _ in range(4000))
-    shape, scale = pareto(drawn)
+    shape, scale = fit_generalized_pareto(drawn)
     assert shape == pytest.approx(0.25, abs=0.05)
     assert scale == pytest.approx(2, rel=0.06)
 
@@ -144,8 +144,8 @@ def test_a_heavy_tail_is_a_risk_and_a_bounded_one_is_none() -> None:
 
 def test_unknown_capacity_or_use_is_no_risk_figure() -> None:
     """None, never 0."""
-    assert forecast("device", steady(0.1, 0), -1) is None
-    assert forecast("device", [(1, -1)], CAPACITY) is None
+    assert forecast_risk("device", steady(0.1, 0), -1) is None
+    assert forecast_risk("device", [(1, -1)], CAPACITY) is None
 
 
 def steps(shares: list[tuple[float, float]], other: float = -1) -> list[StepSummary]:
@@ -162,18 +162,18 @@ def steps(shares: list[tuple[float, float]], other: float = -1) -> list[StepSumm
 
 def test_a_full_cache_is_no_alarm_and_growing_slack_is() -> None:
     """Reserved at the capacity is normal; reserved that grows alone is fragmentation."""
-    cached = device_risk(steps([(0.6, 0.99)] * 100), CAPACITY)
+    cached = device_memory_risk(steps([(0.6, 0.99)] * 100), CAPACITY)
     assert cached is not None and cached.ratio == 0.0
-    retried = device_risk(steps([(0.6, 0.99)] * 100), CAPACITY, retries=3)
+    retried = device_memory_risk(steps([(0.6, 0.99)] * 100), CAPACITY, retries=3)
     assert retried is not None and (retried.ratio, retried.cause) == (0.6, "fragmentation")
-    grows = device_risk(steps([(0.6, 0.62 + 0.001 * n) for n in range(150)]), CAPACITY)
+    grows = device_memory_risk(steps([(0.6, 0.62 + 0.001 * n) for n in range(150)]), CAPACITY)
     assert grows is not None and grows.cause == "fragmentation"
     assert grows.steps_left == pytest.approx(231, abs=4)
 
 
 def test_what_others_take_is_told_apart() -> None:
     """Allocated stays; NCCL or another process grows into the room that is left."""
-    risk = device_risk(steps([(0.6, 0.62)] * 150, other=0.001), CAPACITY)
+    risk = device_memory_risk(steps([(0.6, 0.62)] * 150, other=0.001), CAPACITY)
     assert risk is not None and risk.cause == "non-torch"
     assert risk.steps_left == pytest.approx(250, abs=4)
 

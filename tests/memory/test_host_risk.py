@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from builders import device_memory, rank, run, summary
 
-from zeromon.memory.forecast import host_capacity, host_risk, rank_risks
+from zeromon.memory.forecast import host_capacity_bytes, host_risk, risks_of_rank
 from zeromon.readout.verdict import risk_text
 from zeromon.snapshot import HostMemory
-from zeromon.tui.status_text import risk as sentence
+from zeromon.tui.status_text import verdict_line as sentence
 
 GIB = 1 << 30
 
@@ -20,7 +20,7 @@ def test_the_hosts_memory_is_shared_by_the_ranks_of_a_node() -> None:
     recent = tuple(summary(n, rss_bytes=round((1 + 0.1 * n) * GIB)) for n in range(1, 101))
     room = HostMemory(headroom_bytes=12 * GIB)
     ranks = [rank(n, recent=recent, rss_bytes=11 * GIB, host=room) for n in (0, 1)]
-    assert host_capacity(ranks) == 34 * GIB
+    assert host_capacity_bytes(ranks) == 34 * GIB
     risk = host_risk(ranks)
     assert risk is not None and risk.cause == "growth"
     assert risk.steps_left == pytest.approx(60, abs=2)
@@ -40,5 +40,5 @@ def test_device_risk_counts_what_is_not_torchs() -> None:
     recent = tuple(
         summary(n, allocated_bytes=40 * GIB, reserved_bytes=40 * GIB) for n in range(1, 30)
     )
-    (device,) = rank_risks(rank(0, memory=device_memory(), recent=recent))
+    (device,) = risks_of_rank(rank(0, memory=device_memory(), recent=recent))
     assert (device.pool, device.capacity_bytes) == ("device", 76 * GIB)

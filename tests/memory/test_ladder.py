@@ -17,14 +17,14 @@ from zeromon.check.problem import Machine
 from zeromon.check.runner import check
 from zeromon.cli import main
 from zeromon.diagnosis.engine import advise
-from zeromon.memory.ladder import ladder, of_risk
+from zeromon.memory.ladder import ladder_of_risk, ladder_rungs
 from zeromon.memory.models import from_count
-from zeromon.memory.plan import Setup, of_run, row
-from zeromon.memory.predict import Batch, predict, transformer_activations
+from zeromon.memory.plan import Setup, of_run, predict_row
+from zeromon.memory.predict import Batch, memory_of, transformer_activations
 from zeromon.memory.reconcile import role_bytes
 from zeromon.memory.spec import Precision, ShardPlan, Transformer, Unit, ZeroStage
 from zeromon.readout.remedy import ladder_lines, remedy_text
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.snapshot import OutOfMemory, Pool, Risk, RoleRow, Rung, RunSnapshot
 
 GIB = 1 << 30
@@ -47,7 +47,7 @@ def peak(of: Setup, **changes: Any) -> int:
     plan = replace(of.plan, **changes)
     assert of.batch is not None
     acts = transformer_activations(SHAPE, of.batch, plan.precision.compute_bytes)
-    return predict(of.model.sizes(plan), plan, acts).total("device")
+    return memory_of(of.model.sizes(plan), plan, acts).total("device")
 
 
 BUFFERS: dict[str, Any] = {
@@ -80,7 +80,7 @@ def test_the_first_rung_frees_what_the_memory_model_says(
     framework: str, stage: int, plan: dict[str, Any], wanted: str, changes: dict[str, Any]
 ) -> None:
     here = setup(framework, stage, **plan)
-    first = ladder(here, None)[0]
+    first = ladder_rungs(here, None)[0]
     assert wanted in first.change
     assert first.frees_bytes == peak(here) - peak(here, **changes)
 
@@ -93,18 +93,18 @@ EVERY = [("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3), ("fsdp1", 2), ("f
 def test_rungs_add_up_and_the_first_that_suffices_is_marked(framework: str, stage: int) -> None:
     """Each rung is on top of those above it, so they never free more than there is."""
     here = setup(framework, stage, **(BUFFERS if framework == "deepspeed" else {}))
-    rungs = ladder(here, None)
+    rungs = ladder_rungs(here, None)
     freed = [rung.frees_bytes or 0 for rung in rungs]
     assert len(rungs) >= 3 and min(freed) > 0 and sum(freed) <= peak(here)
     assert all(rung.price and rung.change for rung in rungs)
     assert not any(rung.enough for rung in rungs)
     need = freed[0] + freed[1] // 2
-    assert [rung.enough for rung in ladder(here, need)[:3]] == [False, True, False]
+    assert [rung.enough for rung in ladder_rungs(here, need)[:3]] == [False, True, False]
 
 
 def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:
     here = setup("fsdp2", 3)
-    rung = next(r for r in ladder(here, None) if r.change.startswith("micro-batch 8"))
+    rung = next(r for r in ladder_rungs(here, None) if r.change.startswith("micro-batch 8"))
     assert rung.change == "micro-batch 8 -> 4, accumulation 1 -> 2"
     assert here.batch is not None
     half = transformer_activations(SHAPE, replace(here.batch, sequences=4))
@@ -115,7 +115,7 @@ def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:
 
 def test_what_gathers_units_of_unknown_size_frees_at_most_so_much() -> None:
     here = replace(setup("deepspeed", 2), model=from_count(7 * 10**9), batch=None)
-    rungs = ladder(here, 10 * GIB)
+    rungs = ladder_rungs(here, 10 * GIB)
     bound = [rung for rung in rungs if '"stage": 2 -> 3' in rung.change]
     assert bound and bound[0].at_most
     assert not any(rung.enough for rung in rungs[rungs.index(bound[0]) :])
@@ -125,7 +125,7 @@ def test_what_gathers_units_of_unknown_size_frees_at_most_so_much() -> None:
 
 def test_a_full_host_under_offload_has_rungs_of_its_own() -> None:
     here = setup("deepspeed", 3, **BUFFERS, optimizer_on="host", params_on="host", pins=True)
-    rungs = ladder(here, None, ("host",))
+    rungs = ladder_rungs(here, None, ("host",))
     assert rungs[0].change == '"pin_memory": true -> false'
     assert '"nvme"' in rungs[1].change and "nvme_path" in rungs[1].price
 
@@ -154,7 +154,7 @@ def full(**facts: Any) -> RunSnapshot:
 def test_a_finding_and_a_death_show_the_same_ladder() -> None:
     """In the JSON of the collector it is the field `rungs` of the remedy."""
     alive = full()
-    rungs = of_risk(alive, Pool.DEVICE, (79 - 0.9 * 80) * GIB)
+    rungs = ladder_of_risk(alive, Pool.DEVICE, (79 - 0.9 * 80) * GIB)
     assert rungs[0].change == '"reduce_bucket_size": 500000000 -> 50000000'
     assert rungs[0].frees_bytes == 450_000_000 * 2
     finding = next(f for f in advise(alive) if f.code == "ZM201")
@@ -166,8 +166,8 @@ def test_a_finding_and_a_death_show_the_same_ladder() -> None:
         requested_bytes=7 * GIB, free_bytes=0, total_bytes=80 * GIB, largest_block_bytes=-1
     )
     dead = full(out_of_memory=oom, alive=False, failed=True, ended="exception", risks=())
-    text = render(dead)
-    for line in ladder_lines(of_risk(dead, Pool.DEVICE, 7 * GIB)):
+    text = render_run(dead)
+    for line in ladder_lines(ladder_of_risk(dead, Pool.DEVICE, 7 * GIB)):
         assert line in text
 
 
@@ -219,12 +219,12 @@ def test_freeing_units_after_forward_frees_what_the_rung_says(node: Node) -> Non
     kept, freed = (
         replay(node, f"advised-reshard-{state}").snapshot for state in ("after", "before")
     )
-    rungs = ladder(of_run(kept), None, ("host", "device"))
+    rungs = ladder_rungs(of_run(kept), None, ("host", "device"))
     rung = next(r for r in rungs if r.change == "reshard_after_forward: False -> True")
     before, after = (role_bytes(each.ranks[0], "unsharded_param") for each in (kept, freed))
     assert before is not None and after is not None
     # the model has the gradient of one unit besides, where units are freed
-    grads = row(of_run(freed), of_run(freed).plan).memory.role("unsharded_grad")
+    grads = predict_row(of_run(freed), of_run(freed).plan).memory.role("unsharded_grad")
     assert not rung.at_most
     # in bf16, by a rung above it: half the bytes of this run
     assert 2 * rung.frees_bytes == sum(before) - sum(after) - grads

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import ROOT, clean_environment
 
-from zeromon.memory.models import architecture, from_units
+from zeromon.memory.models import model_from_units, transformer_of_config
 from zeromon.memory.spec import Unit
 
 ROWS = [json.loads(line) for line in (ROOT / "tests/data/models.jsonl").read_text().splitlines()]
@@ -35,12 +35,12 @@ SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "v
 def test_activations_are_known_for_plain_layers_alone(
     config: dict[str, Any], shapes: list[tuple[int, ...]], expected: tuple[bool, int, int] | None
 ) -> None:
-    found = architecture(
+    found = transformer_of_config(
         SIZES | config, [Unit("layer", tuple(shapes), 2), Unit("(root)", ((10, 64),))]
     )
     assert (found and (found.gated, found.kv_heads, found.ffn)) == expected
     layers = [{"name": "layer", "shapes": shapes, "count": 2}]
-    notes = from_units("x", layers, config=SIZES | config).notes
+    notes = model_from_units("x", layers, config=SIZES | config).notes
     assert ("activations are not counted" in " ".join(notes)) is (expected is None)
 
 

@@ -15,7 +15,7 @@ from zeromon.memory.predict import (
     communication_bytes,
     head_activation_bytes,
     layer_activation_bytes,
-    predict,
+    memory_of,
     sequences_that_fit,
     transformer_activations,
 )
@@ -27,7 +27,7 @@ from zeromon.memory.spec import (
     Transformer,
     Unit,
     ZeroStage,
-    optimizer,
+    optim_named,
 )
 
 GB = 1e9
@@ -36,7 +36,7 @@ STAGES = [ZeroStage(stage) for stage in range(4)]
 
 def states(params: int, stage: ZeroStage, ranks: int, **more: object) -> float:
     plan = ShardPlan(stage=stage, ranks=ranks, **more)  # type: ignore[arg-type]
-    found = predict(from_count(params).sizes(plan), plan)
+    found = memory_of(from_count(params).sizes(plan), plan)
     return found.total(during=During.BACKWARD) / GB
 
 
@@ -87,7 +87,7 @@ def test_full_precision_is_sixteen_bytes_too() -> None:
 def test_states_of_optimizers(name: str, each: float) -> None:
     """Bytes a parameter, without the master."""
     plan = ShardPlan(stage=ZeroStage.NONE, ranks=1, optimizer=OPTIMIZERS[name])
-    found = predict(from_count(10**6).sizes(plan), plan)
+    found = memory_of(from_count(10**6).sizes(plan), plan)
     assert found.role("optimizer_state") == pytest.approx(each * 10**6)
 
 
@@ -95,15 +95,15 @@ def test_adafactor_keeps_rows_and_columns() -> None:
     """A matrix of 300 x 500 has 800 elements of second moment; a vector all of its own."""
     model = ModelSpec(name="m", units=(Unit("u", ((300, 500), (70,))),))
     plan = ShardPlan(stage=ZeroStage.NONE, ranks=1, optimizer=OPTIMIZERS["adafactor"])
-    assert predict(model.sizes(plan), plan).role("optimizer_state") == 870 * 4
+    assert memory_of(model.sizes(plan), plan).role("optimizer_state") == 870 * 4
 
 
 def test_names_of_optimizers_in_configurations() -> None:
-    known = {n: o.name for n in ("AdamW", "FusedAdam", "DeepSpeedCPUAdam") if (o := optimizer(n))}
+    known = {n: o.name for n in ("AdamW", "FusedAdam", "DeepSpeedCPUAdam") if (o := optim_named(n))}
     assert set(known.values()) == {"adamw"}
-    sgd = optimizer("SGD", momentum=0.9)
+    sgd = optim_named("SGD", momentum=0.9)
     assert sgd is not None and sgd.name == "sgd-momentum"
-    assert optimizer("MyOwn") is None
+    assert optim_named("MyOwn") is None
 
 
 def test_partial_training_has_no_gradients_for_what_is_frozen() -> None:
@@ -111,7 +111,7 @@ def test_partial_training_has_no_gradients_for_what_is_frozen() -> None:
     frozen, trained = Unit("f", ((1000, 1000),), trainable=False), Unit("t", ((100, 100),))
     model = ModelSpec(name="m", units=(frozen, trained))
     plan = ShardPlan(stage=ZeroStage.NONE, ranks=1)
-    found = predict(model.sizes(plan), plan)
+    found = memory_of(model.sizes(plan), plan)
     assert found.role("unsharded_param") == 2 * 1_010_000
     assert found.role("unsharded_grad") == 2 * 10_000
     assert found.role("optimizer_state") + found.role("master_param") == 12 * 10_000
@@ -122,7 +122,7 @@ def test_offload_moves_a_role_and_does_not_remove_it() -> None:
     sizes = from_count(10**6).sizes(ShardPlan(stage=ZeroStage.PARAMETERS, ranks=2))
     on_device = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=2)
     moved = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=2, optimizer_on="host", params_on="nvme")
-    before, after = predict(sizes, on_device), predict(sizes, moved)
+    before, after = memory_of(sizes, on_device), memory_of(sizes, moved)
     assert before.model_states == after.model_states == before.total()
     assert after.total("nvme") == 10**6
     # DeepSpeed keeps the gradients there, too, and once more in fp32
@@ -142,7 +142,7 @@ def test_what_stage_3_adds_is_named() -> None:
         grad_bucket_numel=100_000,
         secondary_ranks=2,
     )
-    found = predict(model.sizes(plan), plan)
+    found = memory_of(model.sizes(plan), plan)
     causes = {
         t.cause.split(" (")[-1].split(",")[0].rstrip(")"): t.nbytes for t in found.terms if t.cause
     }
@@ -160,7 +160,7 @@ def test_fsdp2_shards_along_the_first_dimension() -> None:
     plan = ShardPlan(
         stage=ZeroStage.PARAMETERS, ranks=4, framework="fsdp2", precision=Precision.policy()
     )
-    found = predict(model.sizes(plan), plan)
+    found = memory_of(model.sizes(plan), plan)
     assert found.role("sharded_param") == 2 * 10 * 4
     assert found.role("sharded_grad") == 2 * 10 * 4
     assert found.role("optimizer_state") == pytest.approx(2 * 10 * 8, abs=8)
@@ -172,7 +172,7 @@ def test_fsdp2_gathers_in_the_dtype_of_its_policy() -> None:
     plan = ShardPlan(
         stage=ZeroStage.PARAMETERS, ranks=2, framework="fsdp2", precision=Precision.policy()
     )
-    assert predict(model.sizes(plan), plan).role("unsharded_param") == 2 * 64 * 64 * 2
+    assert memory_of(model.sizes(plan), plan).role("unsharded_param") == 2 * 64 * 64 * 2
 
 
 def test_a_hybrid_shard_divides_by_its_own_group() -> None:
@@ -181,7 +181,8 @@ def test_a_hybrid_shard_divides_by_its_own_group() -> None:
     hybrid = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=16, shard_ranks=4)
     model = from_count(10**6)
     assert (
-        predict(model.sizes(hybrid), hybrid).total() == predict(model.sizes(whole), whole).total()
+        memory_of(model.sizes(hybrid), hybrid).total()
+        == memory_of(model.sizes(whole), whole).total()
     )
 
 
@@ -196,7 +197,7 @@ def test_ddp_has_its_buckets_on_top() -> None:
         bucket_views=True,
     )
     sizes = from_count(1000).sizes(plan)
-    assert predict(sizes, plan).total() - predict(sizes, views).total() == 4000
+    assert memory_of(sizes, plan).total() - memory_of(sizes, views).total() == 4000
 
 
 # ---- activations ----------------------------------------------------------------------------------

@@ -9,7 +9,12 @@ import pytest
 from builders import device_memory, rank, run, summary
 from evidence import row
 
-from zeromon.memory.reconcile import accumulating, expected_rows, read_facts, unattributed_memory
+from zeromon.memory.reconcile import (
+    expected_rows,
+    read_model_facts,
+    unattributed_memory,
+    with_micro_steps,
+)
 from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.report import memory as memory_report
 from zeromon.snapshot import Device, RoleRow
@@ -83,7 +88,7 @@ def test_several_models_add_up() -> None:
 )  # fmt: skip
 def test_facts_that_make_no_sense_are_no_prediction(broken: dict[str, Any]) -> None:
     """Another version of the agent, or a torn record."""
-    assert read_facts(broken) is None
+    assert read_model_facts(broken) is None
     assert expected_rows([broken], roles(sharded_param=1), -1, steps=9) == ()
 
 
@@ -158,7 +163,7 @@ def test_the_report_says_why_it_is_more() -> None:
     """The table, then the causes, the largest first."""
     measured = roles(sharded_param=NUMEL // 2, unsharded_param=6000)
     one = rank(0, roles=measured, expected=expected_rows([facts()], measured, 300_000, steps=5))
-    text = memory_report.roles(run(one))
+    text = memory_report.by_role(run(one))
     assert "plain ZeRO" in text and "unexplained" in text
     causes = text.split("On top of the plain arithmetic of ZeRO\n")[1].splitlines()
     assert "the largest unit while it computes" in causes[0]
@@ -171,8 +176,8 @@ def test_the_micro_steps_that_were_taken_are_those_of_the_plan(calls: float, eac
     reduces = row("all_reduce", "bucket 0", "backward", calls=calls)
     one = rank(0, recent=tuple(summary(n, micro_steps=4) for n in range(1, 9)), traffic=(reduces,))
     ddp = ShardPlan(stage=ZeroStage.NONE, ranks=2, framework="ddp")
-    found = accumulating(one, ddp)
+    found = with_micro_steps(one, ddp)
     assert (found.accumulation, found.reduces_each) == (4, each)
     told = replace(ddp, accumulation=2)
-    assert accumulating(one, told) is told
-    assert accumulating(rank(0, recent=(summary(1, micro_steps=1),)), ddp) is ddp
+    assert with_micro_steps(one, told) is told
+    assert with_micro_steps(rank(0, recent=(summary(1, micro_steps=1),)), ddp) is ddp

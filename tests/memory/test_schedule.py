@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zeromon.memory.seconds import AFTER, Hides, Rates, exposed
+from zeromon.memory.seconds import AFTER, Hides, Rates, exposed_by_unit
 from zeromon.memory.spec import Precision, ShardPlan, Sizes, ZeroStage
 
 GIGA = 10**9
@@ -23,12 +23,14 @@ RATES = Rates(
 
 def total(rates: Rates = RATES, sizes: Sizes = SIZES, **changes: Any) -> float:
     given: dict[str, Any] = {"stage": ZeroStage.PARAMETERS, "framework": "fsdp2", "ranks": 2}
-    return sum(exposed(sizes, ShardPlan(**(given | changes)), rates).values())
+    return sum(exposed_by_unit(sizes, ShardPlan(**(given | changes)), rates).values())
 
 
 def test_fsdp2_exposes_the_first_gathers_and_the_last_reduction() -> None:
     """Compute of 2 s a unit hides each gather of 1 s but the first of each pass."""
-    found = exposed(SIZES, ShardPlan(stage=ZeroStage.PARAMETERS, framework="fsdp2", ranks=2), RATES)
+    found = exposed_by_unit(
+        SIZES, ShardPlan(stage=ZeroStage.PARAMETERS, framework="fsdp2", ranks=2), RATES
+    )
     assert found == pytest.approx({"unit 0": 1.0 + 1.0, "unit 3": 1.0})
 
 
@@ -64,7 +66,7 @@ def test_gradients_that_accumulate_are_reduced_once() -> None:
 def test_the_root_unit_is_gathered_alone_and_its_reduction_comes_last() -> None:
     rooted = replace(SIZES, root_numel=2 * GIGA)
     plan = ShardPlan(stage=ZeroStage.PARAMETERS, framework="fsdp2", ranks=2)
-    found = exposed(rooted, plan, RATES)
+    found = exposed_by_unit(rooted, plan, RATES)
     assert found["(root)"] >= 2.0 + 2.0  # its gather before, its reduction after all others
 
 
@@ -85,7 +87,7 @@ def test_zero_2_without_overlap_waits_for_each_bucket_and_gathers_after_the_step
     assert total(**changes) == pytest.approx(8 + 4)
     assert total(grad_buckets=2, **changes) == pytest.approx(1 + 4)
     plan = ShardPlan(ranks=2, **changes)  # type: ignore[arg-type]
-    assert exposed(SIZES, plan, RATES)[AFTER] == pytest.approx(4)
+    assert exposed_by_unit(SIZES, plan, RATES)[AFTER] == pytest.approx(4)
 
 
 def test_zero_3_gathers_as_far_ahead_as_its_prefetch_bucket() -> None:
@@ -107,7 +109,7 @@ def test_copies_of_hybrid_sharding_add_an_all_reduce_of_the_shards() -> None:
 
 
 def test_one_rank_sends_nothing() -> None:
-    assert exposed(SIZES, ShardPlan(stage=ZeroStage.PARAMETERS, ranks=1), RATES) == {}
+    assert exposed_by_unit(SIZES, ShardPlan(stage=ZeroStage.PARAMETERS, ranks=1), RATES) == {}
 
 
 def test_gradients_in_fp32_take_twice_as_long_to_reduce() -> None:

@@ -12,7 +12,7 @@ from hub_models import from_config
 
 from zeromon.errors import PlanError
 from zeromon.memory import plan as plans
-from zeromon.memory.devices import DEVICES, device_named, link_peak
+from zeromon.memory.devices import DEVICES, find_named_device, parse_link_peak
 from zeromon.memory.models import from_count
 from zeromon.memory.predict import Batch
 from zeromon.memory.seconds import (
@@ -20,15 +20,15 @@ from zeromon.memory.seconds import (
     Parts,
     Speeds,
     StepTime,
-    exposed,
-    forward_flops,
-    parts,
-    rates,
+    exposed_by_unit,
+    forward_pass_flops,
+    parts_of_step,
+    schedule_rates,
     step_time,
     update_bytes,
 )
 from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, ZeroStage
-from zeromon.memory.speeds import Machine, measured_of, of_machine
+from zeromon.memory.speeds import Machine, measured_of, speeds_of_machine
 
 GPT3 = {"model_type": "gpt2", "n_embd": 12288, "n_layer": 96, "n_head": 96, "vocab_size": 51200,
         "n_positions": 2048}  # fmt: skip
@@ -40,7 +40,7 @@ BILLION = from_count(10**9)
 
 
 def parts_of(sizes: Sizes, plan: ShardPlan, speeds: Speeds) -> Parts:
-    return parts(sizes, plan, speeds, exposed(sizes, plan, rates(speeds)))
+    return parts_of_step(sizes, plan, speeds, exposed_by_unit(sizes, plan, schedule_rates(speeds)))
 
 
 def time_of(
@@ -54,13 +54,13 @@ def time_of(
 def test_flops_are_equation_3_of_narayanan() -> None:
     """F = 96 B s l h^2 (1 + s / 6h + V / 16lh), with the layers computed again in backward."""
     b, s, layers, h, v = 3, 2048, 96, 12288, 51200
-    whole, again = forward_flops(from_config(GPT3), Batch(sequences=b, length=s))
+    whole, again = forward_pass_flops(from_config(GPT3), Batch(sequences=b, length=s))
     published = 96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
     assert 3 * whole + again == pytest.approx(published)
 
 
 def test_flops_of_a_bare_size_are_two_a_parameter_and_token() -> None:
-    assert forward_flops(BILLION, Batch(sequences=2, length=50)) == (2e11, 2e11)
+    assert forward_pass_flops(BILLION, Batch(sequences=2, length=50)) == (2e11, 2e11)
 
 
 def test_gpt_3_takes_the_published_time() -> None:
@@ -69,7 +69,7 @@ def test_gpt_3_takes_the_published_time() -> None:
     plan = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=1024)
     batch = Batch(sequences=3, length=2048, checkpointing=True)
     machine = Machine(device=DEVICES["a100"], efficiency=140 / 312, link=1e15)
-    likely, *_ = of_machine(machine, model, batch, plan)
+    likely, *_ = speeds_of_machine(machine, model, batch, plan)
     each = (likely.forward_seconds or 0) + (likely.backward_seconds or 0) + likely.recompute_seconds
     steps = 300e9 / (3 * 1024 * 2048)
     assert steps * each / 86400 == pytest.approx(34, rel=0.03)
@@ -178,7 +178,7 @@ def test_the_interval_has_the_likely_seconds_inside() -> None:
     plan = ShardPlan(stage=ZeroStage.GRADIENTS, ranks=8)
     machine = Machine(device=DEVICES["h100"], link=450e9, ranks_per_host=8)
     batch = Batch(sequences=1, length=2048)
-    found = step_time(BILLION.sizes(plan), plan, of_machine(machine, BILLION, batch, plan))
+    found = step_time(BILLION.sizes(plan), plan, speeds_of_machine(machine, BILLION, batch, plan))
     assert isinstance(found, StepTime)
     assert found.least < found.seconds < found.most
 
@@ -189,13 +189,13 @@ def test_the_interval_has_the_likely_seconds_inside() -> None:
      ("8xib-hdr", 200e9), ("800Mb", 1e8)],
 )  # fmt: skip
 def test_speeds_of_links_have_bits_and_bytes(text: str, peak: float) -> None:
-    assert link_peak(text) == peak
+    assert parse_link_peak(text) == peak
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0GB", "-1GB", "x400Gb", "25"])
 def test_what_is_no_speed_is_refused(text: str) -> None:
     with pytest.raises(PlanError):
-        link_peak(text)
+        parse_link_peak(text)
 
 
 def test_devices_by_the_name_that_nvml_gives_them() -> None:
@@ -206,8 +206,8 @@ def test_devices_by_the_name_that_nvml_gives_them() -> None:
         "Tesla T4",
     ]
     keys = ["a100-40", "h100", "rtx4090", "t4"]
-    assert [device_named(name) for name in names] == [DEVICES[key] for key in keys]
-    assert device_named("80GiB") is None
+    assert [find_named_device(name) for name in names] == [DEVICES[key] for key in keys]
+    assert find_named_device("80GiB") is None
 
 
 # ---- calibrated -----------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_run_gives_its_own_speeds() -> None:
 def test_a_run_predicts_itself() -> None:
     """Forward, backward, optimizer and the rest; 2 gathers and a reduction of 400 MB."""
     setup = plans.of_run(trained())
-    found = plans.row(setup, setup.plan).time
+    found = plans.predict_row(setup, setup.plan).time
     assert isinstance(found, StepTime)
     assert found.seconds == pytest.approx(0.2 + 0.4 + 0.14 + 0.08 + 0.2 * 2 / 4 + 0.2 / 2.5)
 

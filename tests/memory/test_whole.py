@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from builders import rank, run
 
-from zeromon.cli.plan_output import as_text
+from zeromon.cli.plan_output import plan_as_text
 from zeromon.memory.models import whole_numel
-from zeromon.memory.plan import of_run, table
+from zeromon.memory.plan import of_run, plan_table
 from zeromon.ring.strategy import Dim, Framework, Strategy
 from zeromon.snapshot import Dimension, GroupProgress, PipelineRow, RankSnapshot, RunSnapshot
 
@@ -62,7 +62,7 @@ def test_stages_add_up_and_tensor_parallel_shards_know_the_whole() -> None:
     setup = of_run(made)
     assert (setup.model.params, setup.whole_numel) == (500, 1400)  # the largest stage decides
     assert (setup.tensor, setup.pipeline, setup.devices) == (2, 2, 8)
-    text = as_text(setup, table(setup))
+    text = plan_as_text(setup, plan_table(setup))
     assert "parameters, 500 a rank (tensor 2 x pipeline 2) on 8 devices" in text
 
 

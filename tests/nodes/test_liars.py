@@ -23,7 +23,7 @@ from nodes.hosts import BRIDGE, TOKEN, Hosts, possible, train, within
 from support import PROGRAMS, wait_for
 
 from zeromon.collector.cluster import EXCHANGE
-from zeromon.ring.tokens import REPORT, proof_headers
+from zeromon.ring.tokens import REPORT, request_proof_headers
 
 MISSING = possible()
 pytestmark = [
@@ -51,7 +51,7 @@ class Nodes:
     def report(self, body: bytes) -> int:
         """Sends the leader a report with the token of the job; returns the status."""
         connection = http.client.HTTPConnection(self.hosts.hosts[0].address, 9417, timeout=10)
-        headers = dict(proof_headers(TOKEN, REPORT, body))
+        headers = dict(request_proof_headers(TOKEN, REPORT, body))
         connection.request("POST", "/api/exchange", body, headers)
         status = connection.getresponse().status
         connection.close()

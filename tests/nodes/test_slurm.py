@@ -101,7 +101,7 @@ def launched(slurm: dict[str, str], folder: Path, command: list[str], **extra: s
 
 def record(folder: Path, name: str) -> RunSnapshot:
     store = Store(folder / "store")
-    wait_for(lambda: any(one.run == name and one.ended for one in store.manifests()), 60)
+    wait_for(lambda: any(one.run == name and one.ended for one in store.list_manifests()), 60)
     return store.load(name)
 
 
@@ -130,7 +130,7 @@ def test_a_batch_job_that_is_cancelled_says_so(slurm: dict[str, str], tmp_path: 
     command = ["sbatch", "--parsable", "-n2", "-o", str(tmp_path / "out"), file]
     job = launched(slurm, tmp_path, command, STEPS="100000", PAUSE="0.05").strip()
     store = Store(tmp_path / "store")
-    wait_for(lambda: any(one.steps >= 20 for one in store.manifests()), 90)
+    wait_for(lambda: any(one.steps >= 20 for one in store.list_manifests()), 90)
     subprocess.run(["scancel", job], env=slurm, check=True)
     run = record(tmp_path, f"{job}-tiny")
     assert "stopped by SIGTERM after step" in run_state(run), run_state(run)

@@ -12,15 +12,19 @@ import pytest
 from builders import rank, run
 from torch.utils.file_baton import FileBaton
 
-from zeromon.cli.doctor import extension_cache
+from zeromon.cli.doctor import extension_cache_facts
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
-from zeromon.fold.summarize import summarize
-from zeromon.probes.extension_lock import ExtensionLockReader, cache_folder, read_lock
+from zeromon.fold.summarize import summarize_rank
+from zeromon.probes.extension_lock import (
+    ExtensionLockReader,
+    extension_cache_folder,
+    read_extension_lock,
+)
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing
-from zeromon.readout.verdict import verdict
+from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import ExtensionLock, Hang, HangKind, Severity
 from zeromon_agents.observe import stall_detector
 from zeromon_agents.observe.stall_detector import StallDetector
@@ -43,7 +47,7 @@ def stale(tmp_path: Path) -> Path:
 
 
 def of(path: Path) -> ExtensionLock:
-    found = read_lock(str(path))
+    found = read_extension_lock(str(path))
     assert found is not None
     return found
 
@@ -56,8 +60,8 @@ def test_who_holds_a_lock(tmp_path: Path, stale: Path) -> None:
     held = of(tmp_path / "lock")
     assert (held.owner, held.is_stale) == (os.getpid(), False)
     baton.release()
-    assert read_lock(str(tmp_path / "lock")) is None
-    assert read_lock("/no/\0such") is None
+    assert read_extension_lock(str(tmp_path / "lock")) is None
+    assert read_extension_lock("/no/\0such") is None
 
 
 def test_a_file_of_another_user_is_not_called_stale(
@@ -115,20 +119,20 @@ WAITS = [
 def test_a_start_that_waits_for_a_stale_lock_is_critical_and_names_it(stale: Path) -> None:
     state = RankState(rank=0, pid=1)
     state.meta["stack"] = WAITS
-    waits = replace(summarize(state, Observed(lock=of(stale))), started_ns=0)
+    waits = replace(summarize_rank(state, Observed(lock=of(stale))), started_ns=0)
     late = run(waits, taken_ns=16 * SECOND)
     (finding,) = (f for f in advise(late) if f.rule == "stalled")
     assert finding.severity is Severity.CRITICAL
     for part in (f"{stale}, 2 h 00 min old", "held by no process of this node", f"rm '{stale}'"):
         assert part in finding.text
-    assert verdict(replace(late, findings=(finding,))).text.startswith("stalled: rank 0: no step")
+    assert judge_run(replace(late, findings=(finding,))).text.startswith("stalled: rank 0: no step")
 
 
 def test_a_start_that_waits_for_another_process_that_compiles_is_expected(stale: Path) -> None:
     state = RankState(rank=0, pid=1)
     state.meta["stack"] = WAITS
     held = replace(of(stale), owner=4242, is_stale=False)
-    waits = replace(summarize(state, Observed(lock=held)), started_ns=0)
+    waits = replace(summarize_rank(state, Observed(lock=held)), started_ns=0)
     assert not advise(run(waits, taken_ns=16 * SECOND))
     assert waits.pause == "compiles"
     assert "held by pid 4242" in doing(waits) and "rm " not in doing(waits)
@@ -147,11 +151,11 @@ def test_the_doctor_names_each_lock_of_the_cache(
     stale: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    folder, lock = extension_cache()
+    folder, lock = extension_cache_facts()
     assert (folder.severity, lock.severity) == ("fine", "warning")
     assert str(stale) in lock.value and lock.hint.startswith(f"rm '{stale}'")
     stale.unlink()
-    (folder,) = extension_cache()
+    (folder,) = extension_cache_facts()
     assert folder.value == f"{tmp_path}, no lock"
 
 
@@ -159,6 +163,6 @@ def test_the_cache_is_where_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> Non
     from torch.utils.cpp_extension import get_default_build_root
 
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
-    assert str(cache_folder(os.environ)) == get_default_build_root()
+    assert str(extension_cache_folder(os.environ)) == get_default_build_root()
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert str(cache_folder(os.environ)) == get_default_build_root()
+    assert str(extension_cache_folder(os.environ)) == get_default_build_root()

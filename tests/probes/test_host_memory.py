@@ -10,9 +10,9 @@ import pytest
 from zeromon.collector.rank import killed_for_memory
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
-from zeromon.fold.summarize import summarize
-from zeromon.probes.cgroups import folders
-from zeromon.probes.host_memory import HostReader, capacity, read_level
+from zeromon.fold.summarize import summarize_rank
+from zeromon.probes.cgroups import cgroup_folders
+from zeromon.probes.host_memory import HostReader, memory_capacity, read_cgroup_memory
 from zeromon.ring.events import HostSample
 from zeromon.snapshot import HostMemory
 
@@ -88,17 +88,17 @@ def test_what_there_is_in_all_is_the_limit_or_the_machine(tmp_path: Path) -> Non
     (proc / "meminfo").write_text(f"MemTotal: {16 << 20} kB\n")
     root = tmp_path / "cgroup"
     v2(root / "slice" / "job", str(4 * GIB), 3 * GIB, 0, kills=0)
-    assert capacity(7, proc, root) == 4 * GIB
+    assert memory_capacity(7, proc, root) == 4 * GIB
     v2(root / "slice" / "job", str(64 * GIB), 3 * GIB, 0, kills=0)
-    assert capacity(7, proc, root) == 16 * GIB
-    assert capacity(7, tmp_path / "none", root) == -1
+    assert memory_capacity(7, proc, root) == 16 * GIB
+    assert memory_capacity(7, tmp_path / "none", root) == -1
 
 
 def test_a_container_that_shows_its_own_root(tmp_path: Path) -> None:
     """The path of the host does not exist inside: the root of the view is the limit."""
     proc = proc_of(tmp_path / "proc", "0::/docker/abc\n")
     root = v2(tmp_path / "cgroup", str(GIB), GIB // 4, 0, kills=0)
-    assert folders(7, "memory", proc, root) == [root]
+    assert cgroup_folders(7, "memory", proc, root) == [root]
     assert HostReader(proc, root).read(7).limit_bytes == GIB
 
 
@@ -116,7 +116,7 @@ def test_a_cgroup_that_counts_no_kills_leaves_the_machines_counter(tmp_path: Pat
 def test_nothing_to_read_is_unknown(tmp_path: Path) -> None:
     found = HostReader(tmp_path, tmp_path).read(7)
     assert (found.limit_bytes, found.headroom_bytes, found.oom_kills) == (-1, -1, -1)
-    assert read_level(tmp_path) is None
+    assert read_cgroup_memory(tmp_path) is None
 
 
 def test_this_very_process() -> None:
@@ -167,5 +167,5 @@ def test_only_kills_about_the_end_are_evidence(
         state = RankState(rank=number, host=HostSample(1, GIB * (2 - number), -1, -1))
         host = HostMemory(oom_kills=5, kills_at_end=kills)
         seen = Observed(alive=False, ended=how, failed=True, host=host)
-        ranks.append(summarize(state, seen))
+        ranks.append(summarize_rank(state, seen))
     assert sorted(killed_for_memory(ranks)) == blamed

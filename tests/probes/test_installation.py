@@ -23,17 +23,17 @@ def test_an_extra_goes_where_zeromon_is(
 ) -> None:
     (tmp_path / file).touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert installation.install_hint("mcp") == f"{command} 'zeromon[mcp]'"
+    assert installation.package_install_hint("mcp") == f"{command} 'zeromon[mcp]'"
 
 
 def test_a_tool_asks_the_first_python_of_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert installation.training_python() == sys.executable
+    assert installation.find_training_python() == sys.executable
     monkeypatch.setattr(installation, "find_spec", lambda _: None)
     python = tmp_path / "python"
     python.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert installation.training_python() == str(python)
+    assert installation.find_training_python() == str(python)
     python.unlink()
-    assert installation.training_python() == sys.executable
+    assert installation.find_training_python() == sys.executable

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from zeromon.errors import SourceError
-from zeromon.probes.network import listening_users
-from zeromon.sources.live import collector_address, runs_at
+from zeromon.probes.network import listening_user_ids
+from zeromon.sources.live import collector_address, runs_at_address
 
 EVE = """
 import encodings.idna, http.server, os
@@ -33,12 +33,12 @@ server.serve_forever()
 def test_who_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert listening_users(port) == {os.getuid()}
-    assert listening_users(port) == set()
+        assert listening_user_ids(port) == {os.getuid()}
+    assert listening_user_ids(port) == set()
 
 
 def test_a_kernel_that_does_not_tell_is_unknown(tmp_path: Path) -> None:
-    assert listening_users(80, (str(tmp_path / "none"),)) is None
+    assert listening_user_ids(80, (str(tmp_path / "none"),)) is None
 
 
 def test_the_file_of_a_killed_collector_leads_nowhere(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_link_or_a_file_of_another_user_is_no_address(
         assert collector_address(tmp_path) is None
         (tmp_path / "collector.json").unlink()
         (tmp_path / "collector.json").write_text(facts)
-        monkeypatch.setattr("zeromon.ring.paths.owner_of", lambda path: 1 + (path == tmp_path))
+        monkeypatch.setattr("zeromon.ring.paths.owner_uid_of", lambda path: 1 + (path == tmp_path))
         assert collector_address(tmp_path) is None
 
 
@@ -80,11 +80,11 @@ def test_another_users_server_gets_no_token(
 ) -> None:
     assert eve.stdout is not None
     port = int(eve.stdout.readline())
-    assert listening_users(port) == {65534}
+    assert listening_user_ids(port) == {65534}
     monkeypatch.setenv("ZEROMON_TOKEN", "s3cr3t")
-    assert runs_at(f"127.0.0.1:{port}") == []
+    assert runs_at_address(f"127.0.0.1:{port}") == []
     assert eve.stdout.readline().strip() == "/api/runs None"
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path))
     (tmp_path / "collector.json").write_text(json.dumps({"host": "127.0.0.1", "port": port}))
     with pytest.raises(SourceError):
-        runs_at("127.0.0.1:1")
+        runs_at_address("127.0.0.1:1")

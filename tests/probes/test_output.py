@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zeromon.errors import SourceError
-from zeromon.probes.process import MOST_BYTES, output_of
+from zeromon.probes.process import MAX_OUTPUT_BYTES, read_output_tail
 
 SAYS = "import sys; print({!r}); sys.stdout.flush(); sys.stdin.read()"
 
@@ -29,7 +29,7 @@ def test_the_end_of_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     with path.open("w") as file, running("step 1 \u2713\nstep 2", file) as process:
         until_written(path)
-        assert output_of(process.pid) == (str(path), ("step 1 \u2713", "step 2"))
+        assert read_output_tail(process.pid) == (str(path), ("step 1 \u2713", "step 2"))
         process.communicate()
 
 
@@ -39,16 +39,16 @@ def test_of_a_long_file_only_whole_last_lines_are_read(tmp_path: Path) -> None:
     with path.open("a") as file, running("the end", file) as process:
         while not path.read_text().endswith("the end\n"):
             os.sched_yield()
-        _, lines = output_of(process.pid)
+        _, lines = read_output_tail(process.pid)
         process.communicate()
     assert lines[-1] == "the end" and lines[0].startswith("line ")
-    assert sum(len(line) + 1 for line in lines) <= MOST_BYTES
+    assert sum(len(line) + 1 for line in lines) <= MAX_OUTPUT_BYTES
 
 
 def test_a_pipe_and_a_process_that_is_gone_are_said() -> None:
     with running("x", subprocess.PIPE) as process:
         with pytest.raises(SourceError, match="goes to a pipe, which keeps nothing"):
-            output_of(process.pid)
+            read_output_tail(process.pid)
         process.communicate()
     with pytest.raises(SourceError, match="cannot be read"):
-        output_of(process.pid)
+        read_output_tail(process.pid)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from zeromon.probes.process import ProcessWatch, describe_status
+from zeromon.probes.process import ProcessWatch, describe_wait_status
 
 
 def grandchild(code: str) -> int:
@@ -37,7 +37,7 @@ def test_the_end_of_a_foreign_process_is_seen() -> None:
     wait_until_dead(watch)
     assert not watch.alive()
     if watch.status() is not None:  # an older kernel does not tell
-        assert describe_status(watch.status() or 0) == "exit code 7"
+        assert describe_wait_status(watch.status() or 0) == "exit code 7"
 
 
 def test_a_signal_is_named() -> None:
@@ -46,8 +46,8 @@ def test_a_signal_is_named() -> None:
     watch = ProcessWatch(pid)
     os.kill(pid, signal.SIGKILL)
     wait_until_dead(watch)
-    assert describe_status(9) == "SIGKILL"
-    assert describe_status(0) == "finished"
+    assert describe_wait_status(9) == "SIGKILL"
+    assert describe_wait_status(0) == "finished"
     assert watch.status() in (9, None)
 
 

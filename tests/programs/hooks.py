@@ -249,14 +249,14 @@ def forked() -> dict:
     os.waitpid(child, 0)
     dist.all_reduce(tensor)
     from zeromon.ring.buffer import RingReader
-    from zeromon.ring.events import Kind, kind_of
+    from zeromon.ring.events import Kind, kind_of_record
 
     records = RingReader(ring.path).read()
     numbers = [r[0] for r in records]
     return {
         "child_mode": int(os.read(read, 9)),
         "in_order": numbers == list(range(1, len(numbers) + 1)),
-        "issued": sum(kind_of(r) == Kind.ISSUED for r in records),
+        "issued": sum(kind_of_record(r) == Kind.ISSUED for r in records),
     }
 
 
@@ -380,7 +380,7 @@ def end_without_options() -> dict:
 
 def works_dropped() -> dict:
     """All-reduces of which nobody keeps the work, each with the id of the one before."""
-    from zeromon.ring.events import Done, Issued, decode
+    from zeromon.ring.events import Done, Issued, decode_record
     from zeromon_agents.hooks import c10d
 
     begin()
@@ -393,13 +393,13 @@ def works_dropped() -> dict:
         future.wait()
     agent().collectives.completions.settle(5_000_000_000)  # of the newest callback
     optimizer.step()
-    kinds = [type(decode(raw)) for raw in reader.read()]
+    kinds = [type(decode_record(raw)) for raw in reader.read()]
     return {"issued": kinds.count(Issued), "done": kinds.count(Done)}
 
 
 def bursts() -> dict:
     """Rounds of eight asynchronous all-reduces while a callback is to come: known and unknown ends."""
-    from zeromon.ring.events import Done, Flag, decode
+    from zeromon.ring.events import Done, Flag, decode_record
 
     begin()
     zeromon_agents.start()
@@ -413,7 +413,11 @@ def bursts() -> dict:
         for work in works:
             wait(work)
         optimizer.step()
-        ends = [e.flags & Flag.END_KNOWN for raw in reader.read() if type(e := decode(raw)) is Done]
+        ends = [
+            e.flags & Flag.END_KNOWN
+            for raw in reader.read()
+            if type(e := decode_record(raw)) is Done
+        ]
         found[name] = [sum(map(bool, ends)), ends.count(0)]
 
     def of_future(work) -> None:

@@ -25,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import zeromon_agents
 from zeromon.collector.rank import RankFollower
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon_agents.runtime.bootstrap import BOOTSTRAP
 
 RANKS = 4
@@ -110,7 +110,7 @@ def train(make: Callable[[], nn.Module]) -> None:
 def seen(folder: Path) -> dict[str, Any]:
     follower = RankFollower(next(folder.glob("*.ring")))
     follower.poll()
-    snapshot = summarize(follower.state)
+    snapshot = summarize_rank(follower.state)
     return {
         "strategy": snapshot.strategy,
         "dimensions": {d.name: d.size for d in snapshot.dimensions if d.used},

@@ -16,7 +16,7 @@ from zeromon.levels import (
     ALERT_SECONDS,
     ALERTS_AN_HOUR,
 )
-from zeromon.readout.alerts import Alerts, Message, harmless
+from zeromon.readout.alerts import Alerts, Message, harmless_text
 from zeromon.snapshot import (
     ConfigFormat,
     Finding,
@@ -209,7 +209,7 @@ def test_of_many_nodes_the_leader_alone_speaks() -> None:
      "a\r\nBcc: all@x", "https://evil/"],
 )  # fmt: skip
 def test_a_name_of_the_run_is_only_text(evil: str) -> None:
-    shown = harmless(evil)
+    shown = harmless_text(evil)
     for mark in ("@e", "@h", "@1", "@x", "://", "](", "www.", "```", "\r", "\n"):
         assert mark not in shown
     died = replace(_DIED, text=evil)

@@ -8,7 +8,7 @@ import pytest
 from builders import run
 from evidence import saved
 
-from zeromon.readout.ledger import checkpoints
+from zeromon.readout.ledger import checkpoints_of
 from zeromon.snapshot import Attempt
 
 FAILURES = 20_000
@@ -30,7 +30,9 @@ def test_failures_that_are_drawn_cost_least_at_the_interval(cost: float) -> None
     """One failure an hour; half and twice the interval lose a quarter more, as ZM015 assumes."""
     failed = Attempt(number=1, started_wall=0.0, ended_wall=3600.0, steps=9, resumed_step=0,
                      lost_steps=1, deaths=())  # fmt: skip
-    known = checkpoints(run(saved(ago_s=60.0, cost_s=cost), attempts=(failed,), taken_wall=3600.0))
+    known = checkpoints_of(
+        run(saved(ago_s=60.0, cost_s=cost), attempts=(failed,), taken_wall=3600.0)
+    )
     assert known is not None and known.measured and known.best_seconds is not None
     best = lost(known.best_seconds, cost, 3600.0)
     for factor in (0.5, 2.0):

@@ -11,7 +11,7 @@ from builders import collective, folded, rank, received, run, state, step
 from evidence import found, one, row, units
 
 from zeromon.export.prometheus.metrics import METRICS, rows_of
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.dimensions import (
     by_dimension,
     dim_exposed,
@@ -19,10 +19,10 @@ from zeromon.readout.dimensions import (
     untimed_dimensions,
 )
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
-from zeromon.report.render import render
-from zeromon.ring.strategy import Dim, dim_of, dimension_metadata, name_of
+from zeromon.report.render import render_run
+from zeromon.ring.strategy import Dim, dim_by_name, dim_name_of, parse_dimension_metadata
 from zeromon.snapshot import Dimension, GroupProgress, RankSnapshot
-from zeromon.tui.screens.communication import added
+from zeromon.tui.screens.communication import sum_rows_by_field
 
 
 @pytest.mark.parametrize(
@@ -47,19 +47,19 @@ from zeromon.tui.screens.communication import added
     ],
 )  # fmt: skip
 def test_a_name_says_what_the_group_is_for(name: str, dim: Dim) -> None:
-    assert dim_of(name) is dim
+    assert dim_by_name(name) is dim
 
 
 def test_a_group_is_called_as_its_mesh_calls_it_else_by_its_use_else_by_its_description() -> None:
     labels = ("mesh_dp_shard_cp", "TENSOR_MODEL_PARALLEL_GROUP", "gradient sync")
-    assert [*map(name_of, labels)] == ["dp_shard_cp", "tp", "gradient sync"]
+    assert [*map(dim_name_of, labels)] == ["dp_shard_cp", "tp", "gradient sync"]
 
 
 def test_what_an_agent_of_another_version_sends_is_left_out() -> None:
     good: dict[str, Any] = {"name": "tp", "size": 2, "nodes": 1, "groups": [3], "used": True}
     bad = [None, 3, {}, {**good, "size": "2"}, {**good, "name": None}, {**good, "groups": 1}]
-    assert dimension_metadata([*bad, good]) == [good]
-    assert dimension_metadata("tp") == []
+    assert parse_dimension_metadata([*bad, good]) == [good]
+    assert parse_dimension_metadata("tp") == []
 
 
 def folded_rank(*dimensions: dict[str, Any], **groups: tuple[str, int]) -> RankSnapshot:
@@ -68,7 +68,7 @@ def folded_rank(*dimensions: dict[str, Any], **groups: tuple[str, int]) -> RankS
     made.groups[1]["size"] = 4
     for number, (label, size) in enumerate(groups.values(), 2):
         made.groups[number] = {"label": label, "size": size, "nodes": 1}
-    return summarize(folded([*collective(0, 10, 5), step(1, 0, 100), step(2, 100, 200)], made))
+    return summarize_rank(folded([*collective(0, 10, 5), step(1, 0, 100), step(2, 100, 200)], made))
 
 
 def sent(name: str, size: int, *groups: int, used: bool = True) -> dict[str, Any]:
@@ -187,10 +187,10 @@ def test_a_world_group_without_collectives_is_no_row_and_tensor_parallelism_is()
 
 
 def test_the_report_has_dimensions_only_where_they_say_more_than_groups() -> None:
-    text = render(run(counted(MIXED)))
+    text = render_run(run(counted(MIXED)))
     assert "Dimensions of rank 0" in text and "data-parallel ranks: 4 of 8" in text
     plain = one(*units("all_gather", "forward"), dimensions=(replace(SHARD, size=8),))
-    assert not is_worth_showing(plain) and "Dimensions" not in render(run(plain))
+    assert not is_worth_showing(plain) and "Dimensions" not in render_run(run(plain))
 
 
 def test_exposed_communication_is_told_by_dimension() -> None:
@@ -204,7 +204,7 @@ def test_gathers_of_tensor_parallelism_are_no_gathers_of_parameters() -> None:
 
 
 def test_the_table_sums_by_dimension() -> None:
-    rows = {r.dim: r for r in added(MIXED.traffic, "dim")}
+    rows = {r.dim: r for r in sum_rows_by_field(MIXED.traffic, "dim")}
     assert rows["tp"].phase == "(several)" and rows["tp"].exposed_seconds == pytest.approx(0.02)
     assert rows["tp"].busbw_bytes_per_second == pytest.approx(3e9)
 

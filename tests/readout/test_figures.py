@@ -12,7 +12,7 @@ from builders import device_memory, full_run, rank
 from grafana_boards.boards import BOARDS
 
 from zeromon.export.prometheus.metrics import METRICS
-from zeromon.export.prometheus.rules import AGGREGATES, Thresholds, alerts
+from zeromon.export.prometheus.rules import AGGREGATES, Thresholds, all_alerts
 from zeromon.readout.figures import (
     BYTES,
     COUNT,
@@ -119,12 +119,12 @@ def test_the_terminal_filter_and_table_read_the_same_value() -> None:
 
 
 def test_file_headings_and_page_fields_stay_as_users_know_them() -> None:
-    assert [column.heading for column in RANKS] == [
+    assert [column.export_heading for column in RANKS] == [
         "rank", "node", "state", "steps", "step_seconds", "last_steps_longest_to_median",
         "exposed_seconds", "share_ratio",
         "overlap_ratio", "late_seconds", "waits_seconds", "memory_bytes", "risk_ratio", "unit",
     ]  # fmt: skip
-    assert [column.heading for column in NODES] == [
+    assert [column.export_heading for column in NODES] == [
         "node", "ranks", "state", "step_seconds", "share_ratio", "late_seconds", "waits_seconds",
         "memory_bytes", "risk_ratio",
     ]  # fmt: skip
@@ -157,7 +157,7 @@ def _queries() -> Iterator[str]:
         made = query(*[run] * bool(wanted), **{k: v for k, v in more.items() if k in wanted})
         if isinstance(made, str):
             yield made
-    yield promql.columns(run, detail=True)
+    yield promql.columns_of_ranks(run, detail=True)
 
 
 def test_queries_ask_for_metrics_that_are_exported() -> None:
@@ -190,7 +190,7 @@ def test_the_decoder_reads_nothing_that_no_query_asks_for() -> None:
 def test_rules_alerts_and_dashboards_speak_of_metrics_that_are_exported() -> None:
     named = set().union(
         *(_named(aggregate.each) for aggregate in AGGREGATES),
-        *(_named(alert.expr) for alert in alerts(Thresholds())),
+        *(_named(alert.expr) for alert in all_alerts(Thresholds())),
         *(_named(query.expr) for board in BOARDS for row in board.rows for panel in row.panels
           for query in panel.queries),
     )  # fmt: skip

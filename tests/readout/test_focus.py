@@ -4,16 +4,16 @@ from dataclasses import replace
 
 from builders import rank, run, summary
 
-from zeromon.diagnosis.rules.common import worst
+from zeromon.diagnosis.rules.common import worst_rank
 from zeromon.diagnosis.rules.communication import exposed_communication
-from zeromon.export.prometheus.rules import Thresholds, alerts
+from zeromon.export.prometheus.rules import Thresholds, all_alerts
 from zeromon.focus import first_failed, most_exposed, most_exposed_of, nearest_oom, roles_of
 from zeromon.readout.text import run_state
-from zeromon.report.communication import units
+from zeromon.report.communication import by_unit
 from zeromon.snapshot import DeathRole, RankSnapshot, Risk
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.plots import Trends
-from zeromon.tui.screens.communication import _rank
+from zeromon.tui.screens.communication import _rank_in_focus
 from zeromon.tui.view_model import ViewModel
 from zeromon_dashboard.page import Known
 from zeromon_dashboard.url_state import Route
@@ -31,15 +31,15 @@ def _longer_but_lesser_share() -> tuple[RankSnapshot, RankSnapshot]:
 def test_every_rule_and_view_names_the_same_rank() -> None:
     one = run(*_longer_but_lesser_share())
     model = ViewModel(run=one, ranks=one.ranks, look=DisplayOptions(), trends=Trends())
-    by_terminal, by_rules = _rank(model), worst(one)
+    by_terminal, by_rules = _rank_in_focus(model), worst_rank(one)
     by_page = Known(Route(run="r"), one, {}).rank
     assert most_exposed(one.ranks) is one.ranks[1]
     assert by_rules is not None and by_rules.rank == 1
     assert next(iter(exposed_communication(one))).rank == 1
-    assert "rank 1 waits for" in units(one, 8)
+    assert "rank 1 waits for" in by_unit(one, 8)
     assert by_terminal is not None and by_terminal.rank == 1
     assert by_page is not None and by_page.rank == 1
-    described = next(a for a in alerts(Thresholds()) if a.name == "ZeromonExposedCommunication")
+    described = next(a for a in all_alerts(Thresholds()) if a.name == "ZeromonExposedCommunication")
     assert "topk(1, zeromon_exposed_communication_ratio" in described.description
 
 

@@ -26,8 +26,8 @@ def test_lost_time_is_one_severity_lower(value: float, severity: str) -> None:
 
 
 def test_the_risk_of_a_full_horizon_is_the_first_threshold() -> None:
-    from zeromon.memory.forecast import HORIZON_STEPS, growth_risk, level_risk
+    from zeromon.memory.forecast import HORIZON_STEPS, risk_of_growth, risk_of_level
 
-    assert OOM.severity(growth_risk(HORIZON_STEPS)) == "warning"
-    assert OOM.severity(growth_risk(HORIZON_STEPS + 1)) is None
-    assert OOM.severity(level_risk(97, 100)) == "warning"
+    assert OOM.severity(risk_of_growth(HORIZON_STEPS)) == "warning"
+    assert OOM.severity(risk_of_growth(HORIZON_STEPS + 1)) is None
+    assert OOM.severity(risk_of_level(97, 100)) == "warning"

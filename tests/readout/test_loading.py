@@ -9,10 +9,10 @@ from builders import rank, run
 from evidence import FIRES
 
 from zeromon.diagnosis.engine import advise
-from zeromon.fold.fold import fold
+from zeromon.fold.fold import fold_event
 from zeromon.fold.state import RankState
-from zeromon.fold.summarize import loading_row
-from zeromon.readout.breakdown import from_disk, from_storage, loading_text, parts
+from zeromon.fold.summarize import loader_totals_row
+from zeromon.readout.breakdown import from_disk, from_storage, load_parts, loading_text
 from zeromon.readout.ledger import activity_texts
 from zeromon.ring.events import Loading, LoadingRead
 from zeromon.snapshot import LoadingRow
@@ -30,17 +30,17 @@ def made(*, transform: float | None = None, collate: float = 1.0, disk: int = 0)
 
 def test_the_newest_sums_of_a_rank_count() -> None:
     state = RankState()
-    assert loading_row(state) is None
+    assert loader_totals_row(state) is None
     for count in (1, 100):
-        fold(state, Loading(0, count, 80_000_000 * count, 0, 10_000_000 * count))
-    fold(state, LoadingRead(0, 10 * MIB, 0, 0))
-    assert loading_row(state) == made()
+        fold_event(state, Loading(0, count, 80_000_000 * count, 0, 10_000_000 * count))
+    fold_event(state, LoadingRead(0, 10 * MIB, 0, 0))
+    assert loader_totals_row(state) == made()
 
 
 def test_parts_sum_to_the_time_of_the_batches() -> None:
     """Without a transform that a hook knows nobody can tell it from reading."""
-    assert parts(made()) == {"read and transform": 7.0, "collate": 1.0}
-    assert parts(made(transform=5.0)) == {"transform": 5.0, "read": 2.0, "collate": 1.0}
+    assert load_parts(made()) == {"read and transform": 7.0, "collate": 1.0}
+    assert load_parts(made(transform=5.0)) == {"transform": 5.0, "read": 2.0, "collate": 1.0}
 
 
 def test_what_came_from_disks() -> None:

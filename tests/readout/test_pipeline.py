@@ -8,11 +8,11 @@ import pytest
 from builders import pipelined, rank, run
 
 from zeromon.readout.dimensions import pipeline_lines
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.snapshot import PipelineRow
 from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.line import plain
-from zeromon.tui.screens.communication import arrivals
+from zeromon.tui.line import plain_text
+from zeromon.tui.screens.communication import arrival_lines
 from zeromon.tui.screens.rank import rank_page
 from zeromon_dashboard.page import Known
 from zeromon_dashboard.pages import communication as page
@@ -34,9 +34,9 @@ def test_views_show_the_bubble_or_why_it_is_unknown(
     look = DisplayOptions()
     views = (
         "\n".join(pipeline_lines(made)),
-        render(made),
-        "\n".join(plain(line) for line in arrivals(made, made.ranks, look, 200, 20)),
-        "\n".join(plain(line) for line in rank_page(made, made.ranks[0], look, 200)),
+        render_run(made),
+        "\n".join(plain_text(line) for line in arrival_lines(made, made.ranks, look, 200, 20)),
+        "\n".join(plain_text(line) for line in rank_page(made, made.ranks[0], look, 200)),
         str(page.content(Known(where=Route(), run=made, series={})).parts["pipeline"]),
     )
     for view in views:
@@ -45,4 +45,4 @@ def test_views_show_the_bubble_or_why_it_is_unknown(
 
 def test_a_run_without_a_pipeline_has_no_such_line() -> None:
     assert pipeline_lines(run(rank(0))) == []
-    assert "Pipeline" not in render(run(rank(0)))
+    assert "Pipeline" not in render_run(run(rank(0)))

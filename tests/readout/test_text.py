@@ -12,10 +12,10 @@ from builders import device_memory, rank, run
 from zeromon.readout.hang import hang_headline, hang_text
 from zeromon.readout.remedy import effect_text, gain_text, remedy_text
 from zeromon.readout.text import finding_text, memory_unknown, straggler_text
-from zeromon.report.memory import memory
-from zeromon.report.render import render
+from zeromon.report.memory import memory_block
+from zeromon.report.render import render_run
 from zeromon.snapshot import Finding, Fleet, Hang, Remedy, RunSnapshot, Straggler
-from zeromon.tui.line import plain
+from zeromon.tui.line import plain_text
 from zeromon.tui.screens.findings import finding_page
 from zeromon.tui.tables import FINDINGS
 from zeromon.units import human_count
@@ -49,10 +49,10 @@ def _words(component: Any) -> str:
 def _rendered(finding: Finding) -> dict[str, str]:
     """The finding as each view shows it."""
     return {
-        "report": render(run(rank(), findings=(finding,))),
-        "terminal": "\n".join(plain(line) for line in finding_page(finding, 100)),
-        "dashboard": _words(widgets._finding(finding)),
-        "page": unescape(html_report._finding(finding)),
+        "report": render_run(run(rank(), findings=(finding,))),
+        "terminal": "\n".join(plain_text(line) for line in finding_page(finding, 100)),
+        "dashboard": _words(widgets._finding_panel(finding)),
+        "page": unescape(html_report._finding_markup(finding)),
     }
 
 
@@ -164,7 +164,7 @@ def test_what_an_allocator_does_not_count_is_said(kind: str, known: bool, text: 
     one = replace(rank(0, memory=device_memory() if known else None), process={"allocator": kind})
     assert text in memory_unknown(one)
     assert bool(text) == bool(memory_unknown(one))
-    assert memory_unknown(one) in memory([one])
+    assert memory_unknown(one) in memory_block([one])
 
 
 def test_a_count_that_is_unknown_is_not_zero() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from builders import folded, rank, received, run, step, summary
 
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.memory.devices import peak_flops
 from zeromon.readout.throughput import (
     flops_per_token,
-    mfu,
-    progress,
+    how_far,
+    mfu_of_run,
     progress_text,
     samples_per_second,
     throughput_text,
@@ -22,10 +22,10 @@ from zeromon.readout.throughput import (
 )
 from zeromon.ring.events import BatchMark, Padding
 from zeromon.snapshot import Device, Dimension, RankSnapshot, RunSnapshot
-from zeromon.storage.step_history import frame, row_of
+from zeromon.storage.step_history import row_of, rows_frame
 from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.plots import Trends, plots_of
-from zeromon.tui.status_text import figures
+from zeromon.tui.plots import Trends, plots_by_name
+from zeromon.tui.status_text import run_figures
 from zeromon_dashboard.charts import charts_of
 
 LAYERS, WIDTH, LENGTH = 4, 1024, 2048
@@ -41,7 +41,7 @@ def member(number: int, tokens: list[int], *, padding: Padding = Padding.NO_MASK
     for n, count in enumerate(tokens, 1):
         mark = BatchMark(n * 100_000_000, 2, count, 2 * LENGTH, 2 * LENGTH**2, padding)
         events += [mark, step(n, (n - 1) * 100.0, n * 100.0)]
-    made = summarize(folded(events))
+    made = summarize_rank(folded(events))
     return replace(made, rank=number, world_size=2, strategy="fsdp2", strategy_fields=None)
 
 
@@ -66,10 +66,10 @@ def test_the_rate_of_each_step_has_a_chart(counts: str) -> None:
     batches = received(4, length=30 if counts == "tokens" else 0)
     steps = [summary(n, **{counts: each}) for n, each in enumerate((100, -1, 300), 1)]
     one = run(rank(0, recent=tuple(steps), batches=batches))
-    plots = plots_of(one.ranks, Trends(), DisplayOptions(), 40, ())
+    plots = plots_by_name(one.ranks, Trends(), DisplayOptions(), 40, ())
     assert [*plots["throughput"].plot.curves[0].points] == [(1, 1000.0), (3, 3000.0)]
     assert plots["throughput"].title == f"{counts}/s of a rank"
-    rows = frame([row_of(0, each, 0) for each in steps]).to_dict(as_series=False)
+    rows = rows_frame([row_of(0, each, 0) for each in steps]).to_dict(as_series=False)
     chart = charts_of(rows, one)["throughput"]
     assert chart is not None and chart.traces["rank 0"] == ([1, 2, 3], [1000.0, None, 3000.0])
     assert "throughput" not in charts_of(rows, run(rank(0)))
@@ -92,8 +92,8 @@ def test_flops_are_those_of_the_closed_formula() -> None:
     assert flops_per_token(two()) == pytest.approx(whole)
     frozen = two({"models": (MODEL | {"trainable": 0},)})
     assert flops_per_token(frozen) == pytest.approx(whole - 2 * 50e6)
-    assert mfu(two()) == pytest.approx(whole * 9000 / (2 * 989e12))
-    assert mfu(two({"process": {"autocast": "float32"}})) == pytest.approx(
+    assert mfu_of_run(two()) == pytest.approx(whole * 9000 / (2 * 989e12))
+    assert mfu_of_run(two({"process": {"autocast": "float32"}})) == pytest.approx(
         whole * 9000 / (2 * 67e12)
     )
 
@@ -112,7 +112,7 @@ def test_flops_are_those_of_the_closed_formula() -> None:
     ],
 )  # fmt: skip
 def test_what_is_unknown_of_mfu_has_its_reason(facts: dict[str, Any], why: str) -> None:
-    said = mfu(two(facts if "recent" not in facts else facts | {"batches": None}))
+    said = mfu_of_run(two(facts if "recent" not in facts else facts | {"batches": None}))
     assert isinstance(said, str) and why in said
     assert isinstance(tokens_per_second(two(facts)), float) or "recent" in facts
 
@@ -138,9 +138,9 @@ def test_what_is_left_agrees_with_the_steps_a_second_that_are_shown() -> None:
     made = rank(
         0, recent=past, step=466, step_mean_seconds=0.8, goal={"steps": 2294, "by": "Trainer"}
     )
-    known = progress(run(made))
+    known = how_far(run(made))
     assert known is not None and known.left_seconds is not None
-    rate = {name: value for name, value, _ in figures(run(made), DisplayOptions())}["steps/s"]
+    rate = {name: value for name, value, _ in run_figures(run(made), DisplayOptions())}["steps/s"]
     assert known.left_seconds == pytest.approx((2294 - 466) / float(rate))
 
 
@@ -154,7 +154,7 @@ def test_progress_is_of_what_says_how_many_steps_there_are() -> None:
     assert progress_text(goal(batches=8, before=-15, by="DataLoader")).startswith(
         "step 5 of 8 of this epoch"
     )
-    assert progress(goal()) is progress(goal(10)) is progress(run(rank(0))) is None
+    assert how_far(goal()) is how_far(goal(10)) is how_far(run(rank(0))) is None
     assert progress_text(goal()).startswith("n/a: ")
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from builders import full_run, rank, run, summary
 
 from zeromon.readout.figures import training_text
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.snapshot import RunSnapshot, ScalarRow
-from zeromon.storage.step_history import NAMES, frame, row_of
+from zeromon.storage.step_history import NAMES, row_of, rows_frame
 from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.plots import Trends, plots_of
+from zeromon.tui.plots import Trends, plots_by_name
 from zeromon.tui.screens.rank import rank_page
 from zeromon_dashboard import charts
 from zeromon_dashboard.layout import Known, page_of
@@ -38,7 +38,7 @@ def test_what_is_unknown_has_its_reason() -> None:
 
 def test_it_is_in_the_report_the_terminal_and_the_dashboard() -> None:
     both = run(rank(0), rank(1, scalars=(scalar("loss", 2.5),)))
-    report = " ".join(render(both).split())
+    report = " ".join(render_run(both).split())
     assert "training, by rank 1: loss 2.5, gradient norm and learning rate n/a" in report
     page = "".join(
         text for line in rank_page(both, both.ranks[1], DisplayOptions(), 160) for text, _ in line
@@ -51,7 +51,7 @@ def test_it_is_in_the_report_the_terminal_and_the_dashboard() -> None:
 
 
 def test_a_run_without_ranks_has_none() -> None:
-    assert "training, by" not in render(replace(full_run(), ranks=()))
+    assert "training, by" not in render_run(replace(full_run(), ranks=()))
 
 
 def drawing(loss: tuple[float | None, ...]) -> RunSnapshot:
@@ -65,12 +65,14 @@ def test_a_loss_has_a_chart_where_it_is_known() -> None:
         one = drawing(loss)
         (plot,) = (
             made.plot
-            for name, made in plots_of(one.ranks, Trends(), DisplayOptions(), 40, ()).items()
+            for name, made in plots_by_name(one.ranks, Trends(), DisplayOptions(), 40, ()).items()
             if name == "loss"
         )
         known = [(n, value) for n, value in enumerate(loss, 1) if value is not None]
         assert [*plot.curves[0].points] == known and plot.y[0] == low
-        rows = frame([row_of(0, step, 0) for step in one.ranks[0].recent]).to_dict(as_series=False)
+        rows = rows_frame([row_of(0, step, 0) for step in one.ranks[0].recent]).to_dict(
+            as_series=False
+        )
         chart = charts.charts_of(rows, one)["loss"]
         assert chart is not None and chart.traces["rank 0"] == ([1, 2, 3], [*loss])
         begins, ends = chart.figure()["layout"]["yaxis"]["range"]

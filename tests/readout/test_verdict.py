@@ -10,7 +10,7 @@ from builders import rank, run, short_of_cpus
 from first_lines import first_lines
 
 from zeromon.diagnosis.engine import FindingMemory, advise
-from zeromon.readout.verdict import Health, verdict
+from zeromon.readout.verdict import Health, judge_run
 from zeromon.snapshot import (
     DETACHED,
     KILLED_FOR_MEMORY,
@@ -92,10 +92,10 @@ def test_exposed_communication_has_the_colour_of_the_verdict(
     pressure = short_of_cpus(lack)
     made = run(rank(0, exposed_ratio=share, overlap_ratio=0.9, pressure=pressure))
     made = replace(made, findings=advise(made))
-    assert verdict(made).health is health
-    shown = {name: shade for name, _, shade in status_text.figures(made, DisplayOptions())}
+    assert judge_run(made).health is health
+    shown = {name: shade for name, _, shade in status_text.run_figures(made, DisplayOptions())}
     assert shown["exposed"] == tone
-    card = overview._waits(made).to_plotly_json()["props"]["children"]
+    card = overview._exposed_time_card(made).to_plotly_json()["props"]["children"]
     assert card[-1].c == colour
 
 
@@ -246,15 +246,15 @@ def test_every_view_begins_with_the_same_verdict(name: str) -> None:
 
 
 def test_a_run_in_danger_has_the_colour_of_danger() -> None:
-    almost, near = (verdict(_advised(_two({"risks": (_risk(ratio),)}))) for ratio in (0.95, 0.6))
+    almost, near = (judge_run(_advised(_two({"risks": (_risk(ratio),)}))) for ratio in (0.95, 0.6))
     assert (almost.severity, near.severity) == (Severity.CRITICAL, Severity.WARNING)
-    assert verdict(_two()).severity is None
+    assert judge_run(_two()).severity is None
     green = {health for health in Health if health.severity is None}
     assert green == {Health.HEALTHY}
 
 
 def test_a_finished_run_with_wrong_results_is_not_calm() -> None:
-    judged = verdict(_two(ended=True, findings=(_NAN,)))
+    judged = judge_run(_two(ended=True, findings=(_NAN,)))
     assert (judged.health, judged.severity) == (Health.FINISHED, Severity.CRITICAL)
     assert judged.cause == "rank 1: the loss is NaN since step 25"
 
@@ -262,17 +262,17 @@ def test_a_finished_run_with_wrong_results_is_not_calm() -> None:
 def test_a_death_does_not_hide_what_threatened_the_run_before() -> None:
     """A rank that was late all along, and an abort of the processes at their end."""
     late = _two(stragglers=(_STRAGGLER,))
-    judged = verdict(_ended(late, {"failed": True, "ended": "SIGABRT"}, {"ended": "finished"}))
+    judged = judge_run(_ended(late, {"failed": True, "ended": "SIGABRT"}, {"ended": "finished"}))
     assert judged.health is Health.DEAD
     death, _, before = judged.cause.partition("; before: ")
     assert "SIGABRT" in death and before.startswith("rank 1: late by")
     raised = {"failed": True, "ended": "exception", "exception": "ValueError: 3"}
-    assert "late" not in verdict(_ended(late, raised, {"ended": "finished"})).cause
+    assert "late" not in judge_run(_ended(late, raised, {"ended": "finished"})).cause
 
 
 def test_what_zeromon_could_not_record_is_no_fault_of_the_run() -> None:
     lost = _found("ZM005", "events_dropped", Severity.WARNING, "events were dropped")
-    assert verdict(_two(findings=(lost,))).health is Health.HEALTHY
+    assert judge_run(_two(findings=(lost,))).health is Health.HEALTHY
 
 
 def test_a_straggler_of_another_source_is_named() -> None:
@@ -281,4 +281,4 @@ def test_a_straggler_of_another_source_is_named() -> None:
         rank=1, late_seconds=0.1, share=0.4, since_step=1, phases=(), longer_seconds=0.0
     )
     shown = _two(findings=(replace(_LATE, share=None),), stragglers=(late,))
-    assert verdict(shown).cause == "rank 1 is late"
+    assert judge_run(shown).cause == "rank 1 is late"

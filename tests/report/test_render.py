@@ -9,9 +9,9 @@ from evidence import row as traffic_row
 
 from zeromon.diagnosis.engine import advise
 from zeromon.readout.text import run_state
-from zeromon.report.communication import communication
-from zeromon.report.render import render
-from zeromon.report.table import wrap
+from zeromon.report.communication import by_operation
+from zeromon.report.render import render_run
+from zeromon.report.table import wrap_paragraph
 from zeromon.snapshot import (
     CollectiveRow,
     Finding,
@@ -37,7 +37,7 @@ def test_the_report_names_a_death() -> None:
         in_flight=(flying,),
     )  # fmt: skip
     snapshot = run(rank(0), dead, ended=True)
-    text = render(replace(snapshot, findings=advise(snapshot)))
+    text = render_run(replace(snapshot, findings=advise(snapshot)))
     assert run_state(snapshot) == "died: rank 1, SIGKILL, after step 20"
     assert "rank 1: SIGKILL; last seen in step 21, in backward, unit layers.3" in text
     assert "reduce_scatter #77 of group world in flight" in text
@@ -67,7 +67,7 @@ def test_findings_of_an_ended_run_say_how_long_they_held() -> None:
     )  # fmt: skip
     again, small = replace(starved, came=600.0, gone=610.0), replace(late, severity=Severity.INFO)
     ended = replace(run(rank(0), ended=True), findings=(late,))
-    text = render(ended, known=[late, starved, again, replace(small, rule="other")])
+    text = render_run(ended, past=[late, starved, again, replace(small, rule="other")])
     assert " ! ZM309 rank 1: is late (for 90.00 s, to the end)" in text
     block = text.partition("Earlier findings\n")[2]
     assert block.startswith("  ZM605 2 times, 30.00 s, last at ")
@@ -76,13 +76,13 @@ def test_findings_of_an_ended_run_say_how_long_they_held() -> None:
 
 def test_the_report_of_a_run_without_ranks_says_why() -> None:
     """Nobody reported."""
-    text = render(run(ended=True, note="no rank ever reported"))
+    text = render_run(run(ended=True, note="no rank ever reported"))
     assert "no rank ever reported" in text
 
 
 def test_the_report_fits_a_terminal_and_cuts_a_thousand_ranks() -> None:
     """No line over 100 columns; the rest is counted."""
-    text = render(run(*(rank(n) for n in range(200))))
+    text = render_run(run(*(rank(n) for n in range(200))))
     assert "and 168 more ranks" in text
     assert max(len(line) for line in text.splitlines()) <= 100
 
@@ -95,7 +95,7 @@ def test_the_report_shows_engines_roles_offload_and_configuration() -> None:
         Setting(engine=1, name="zero_optimization.sub_group_size", effective="1", written=""),
         Setting(engine=1, name="train_batch_size", effective="8", written="auto"),
     )
-    text = render(run(rank(0, **{**deepspeed_facts(), "settings": rows})))
+    text = render_run(run(rank(0, **{**deepspeed_facts(), "settings": rows})))
     for part in (
         "1 deepspeed-zero3", "65536", "master param", "7 B", "disk read", "25 MB/s", "2.0 TiB free",
         "zero_optimization.overlap_comm  true  (default)", "8  (written: auto)",
@@ -121,7 +121,7 @@ def test_a_failed_allocation_on_the_device_is_explained() -> None:
         ended="exception", exception="OutOfMemoryError: CUDA out of memory", recent=recent,
         last_event_ns=recent[-1].end_ns,
     )  # fmt: skip
-    text = render(run(one))
+    text = render_run(run(one))
     assert "asked for 3.0 GiB; 1.0 GiB of 80.0 GiB were free on the device" in text
     assert "the largest block in the cache was 2.0 GiB" in text
     assert "most of it: activation + temp 40.0 GiB, " in text
@@ -135,10 +135,10 @@ def test_a_long_run_is_told_over_time() -> None:
         first_step=1, last_step=5000, step_seconds=0.1, exposed_ratio=0.25, rss_bytes=GIB,
         reserved_bytes=-1,
     )  # fmt: skip
-    text = render(run(rank(0)), [part, replace(part, first_step=5001, last_step=9999)])
+    text = render_run(run(rank(0)), [part, replace(part, first_step=5001, last_step=9999)])
     assert "Over the whole run" in text
     assert "1 to 5,000" in text and "5,001 to 9,999" in text and "25.0 %" in text
-    assert "Over the whole run" not in render(run(rank(0)))
+    assert "Over the whole run" not in render_run(run(rank(0)))
 
 
 def test_the_bus_bandwidth_of_buckets_is_that_of_their_units() -> None:
@@ -155,7 +155,7 @@ def test_the_bus_bandwidth_of_buckets_is_that_of_their_units() -> None:
                       quantized_bytes=0, nodes=1, seconds=0.01, exposed_seconds=0.0,
                       busbw_bytes_per_second=None, best_busbw_bytes_per_second=1.19e9),
     )  # fmt: skip
-    lines = communication(run(rank(0, collectives=both, traffic=flow))).splitlines()
+    lines = by_operation(run(rank(0, collectives=both, traffic=flow))).splitlines()
     assert lines[-2].split()[-2:] == ["200", "MB/s"]  # 4 MB in 20 ms
     assert lines[-1].split()[-1] == "n/a"
 
@@ -163,7 +163,7 @@ def test_the_bus_bandwidth_of_buckets_is_that_of_their_units() -> None:
 def test_a_number_and_its_unit_are_not_parted_at_the_end_of_a_line() -> None:
     text = "data wait 0.0 %, own code 1.3 %, 5 MB/s, 3 ms and 4 steps"
     for width in range(12, 60):
-        lines = wrap(text, width, "  ", "  ")
+        lines = wrap_paragraph(text, width, "  ", "  ")
         assert " ".join(line.strip() for line in lines) == text
         assert all(len(line) <= width for line in lines)
         assert not any(

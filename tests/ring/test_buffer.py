@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from zeromon.errors import RingError, RingVersionError
-from zeromon.ring.buffer import HEADER_SIZE, NameKind, RingReader, RingWriter, needs_crc
-from zeromon.ring.events import Kind, Op, head, of_call, place
+from zeromon.ring.buffer import HEADER_SIZE, NameKind, RingReader, RingWriter, needs_record_crc
+from zeromon.ring.events import Kind, Op, pack_call_word, pack_head, pack_place
 
 WRITER = """
 import sys, time
@@ -54,12 +54,12 @@ def is_whole(raw: tuple[int, ...]) -> bool:
 def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
     """Fields, order and header."""
     writer = RingWriter(tmp_path / "r.ring", rank=5, capacity=64)
-    writer.write(10, head(Kind.DONE, Op.ALL_GATHER, 2, 3), place(4, 5), 6, -7, 8, 9)
+    writer.write(10, pack_head(Kind.DONE, Op.ALL_GATHER, 2, 3), pack_place(4, 5), 6, -7, 8, 9)
     reader = RingReader(tmp_path / "r.ring")
     (raw,) = reader.read()
-    word = head(Kind.DONE, Op.ALL_GATHER, 2, 3) | place(4, 5) << 32
+    word = pack_head(Kind.DONE, Op.ALL_GATHER, 2, 3) | pack_place(4, 5) << 32
     assert raw[:7] == (1, 10, word, 6, -7, 8, 9)
-    assert word == of_call(Kind.DONE, Op.ALL_GATHER, 2, 3, 4, 5)
+    assert word == pack_call_word(Kind.DONE, Op.ALL_GATHER, 2, 3, 4, 5)
     assert reader.read() == []
     assert (reader.header.rank, reader.header.pid) == (5, os.getpid())
     assert (tmp_path / "r.ring").stat().st_mode & 0o777 == 0o600
@@ -71,7 +71,7 @@ def test_no_torn_record_is_accepted_while_being_lapped(
     tmp_path: Path, crc: str, capacity: int
 ) -> None:
     """A writer flat out overtakes the reader all the time; what is read is always whole."""
-    if crc == "plain" and needs_crc():
+    if crc == "plain" and needs_record_crc():
         crc = "crc"  # this machine may reorder stores: the plain form is never used on it
     writer = start_writer(tmp_path / "r.ring", capacity, crc, 2.0, "-")
     reader = RingReader(tmp_path / "r.ring")

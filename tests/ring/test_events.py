@@ -9,13 +9,13 @@ from typing import get_type_hints
 
 import pytest
 
-from zeromon.fold.checkpoint import checkpoint_of, encode
-from zeromon.fold.fold import fold, fold_records
+from zeromon.fold.checkpoint import checkpoint_of_state, encode_checkpoints
+from zeromon.fold.fold import fold_event, fold_records
 from zeromon.fold.state import HANDLERS, RankState
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.ring import events
 from zeromon.ring.buffer import NameKind, RingReader
-from zeromon.ring.events import Kind, Raw, decode
+from zeromon.ring.events import Kind, Raw, decode_record
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -37,7 +37,7 @@ def test_every_kind_has_a_record_with_one_expression_a_field() -> None:
 def test_a_recorded_ring_decodes_as_its_own_version_did(recorded: RingReader) -> None:
     """The expected events were decoded by the version that wrote the ring."""
     expected = json.loads((DATA / "every_kind.json").read_text())
-    found = [decode(raw) for raw in recorded.read(final=True)]
+    found = [decode_record(raw) for raw in recorded.read(final=True)]
     for e, row in zip(found, expected, strict=True):  # a later version may append fields
         assert row == (None if e is None else [type(e).__name__, *e][: len(row or [])])
     for event in filter(None, found):
@@ -55,10 +55,10 @@ def test_a_recorded_ring_folds(recorded: RingReader) -> None:
         if name.kind == NameKind.GROUP:
             state.groups[name.id] = name.payload
     for raw in recorded.read(final=True):
-        event = decode(raw)
+        event = decode_record(raw)
         if event is not None:
-            fold(state, event)
-    rank = summarize(state)
+            fold_event(state, event)
+    rank = summarize_rank(state)
     assert (rank.rank, rank.steps > 0, len(rank.recent) > 0) == (3, True, True)
     assert sum(row.count for row in rank.collectives) > 0
 
@@ -70,17 +70,19 @@ def test_records_fold_as_their_events_do(name: str, tmp_path: Path) -> None:
     path.write_bytes(gzip.decompress((DATA / "rings" / name / "rank0.ring.gz").read_bytes()))
     records = RingReader(path).read(final=True)
     by_event, by_record = RankState(), RankState()
-    for event in filter(None, map(decode, records)):
-        fold(by_event, event)
+    for event in filter(None, map(decode_record, records)):
+        fold_event(by_event, event)
     fold_records(by_record, records)
-    assert summarize(by_record).collectives
-    assert summarize(by_record) == summarize(by_event)
-    assert encode({"": checkpoint_of(by_record, 1)}) == encode({"": checkpoint_of(by_event, 1)})
+    assert summarize_rank(by_record).collectives
+    assert summarize_rank(by_record) == summarize_rank(by_event)
+    assert encode_checkpoints({"": checkpoint_of_state(by_record, 1)}) == encode_checkpoints(
+        {"": checkpoint_of_state(by_event, 1)}
+    )
 
 
 def test_an_unknown_kind_is_no_event() -> None:
     raw: Raw = (1, 2, 250, 1, 2, 3, 4, 1)
-    assert decode(raw) is None
+    assert decode_record(raw) is None
 
 
 def test_every_event_is_folded() -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from zeromon.ring.files import lock_file
+from zeromon.ring.files import try_lock_file
 
 
 def test_a_lock_that_is_held_is_not_taken_again(tmp_path: Path) -> None:
-    first = lock_file(tmp_path / "lock")
+    first = try_lock_file(tmp_path / "lock")
     assert first is not None
     before = os.listdir("/proc/self/fd")
-    assert lock_file(tmp_path / "lock") is None
+    assert try_lock_file(tmp_path / "lock") is None
     assert os.listdir("/proc/self/fd") == before
     os.close(first)
 
@@ -30,5 +30,5 @@ def test_a_file_system_without_locks_costs_no_descriptor(
     monkeypatch.setattr(fcntl, "flock", refuse)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="locks"):
-        lock_file(tmp_path / "lock")
+        try_lock_file(tmp_path / "lock")
     assert os.listdir("/proc/self/fd") == before

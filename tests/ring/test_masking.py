@@ -7,7 +7,7 @@ import time
 import pytest
 from hypothesis import given, strategies as st
 
-from zeromon.ring.masking import MASK, is_secret, masked
+from zeromon.ring.masking import MASK, is_secret_name, mask_words
 
 S = "hunter2-Zx9"
 """The secret in each form."""
@@ -109,10 +109,10 @@ HARMLESS = [
 
 @pytest.mark.parametrize("words", [*COMMANDS, *([text] for text in TEXTS)], ids=str)
 def test_a_secret_is_masked(words: list[str]) -> None:
-    found = masked(words)
+    found = mask_words(words)
     assert len(found) == len(words) and MASK in " ".join(found)
     assert S not in " ".join(found) and not any(key in " ".join(found) for key in KEYS)
-    assert masked(found) == found
+    assert mask_words(found) == found
 
 
 def test_there_are_sixty_forms() -> None:
@@ -121,24 +121,24 @@ def test_there_are_sixty_forms() -> None:
 
 @pytest.mark.parametrize("words", HARMLESS, ids=str)
 def test_what_is_no_secret_stays(words: list[str]) -> None:
-    assert masked(words) == words
+    assert mask_words(words) == words
 
 
 def test_what_surrounds_a_secret_stays() -> None:
-    assert masked(["a.py", "--password", S, "--lr", "3"]) == [
+    assert mask_words(["a.py", "--password", S, "--lr", "3"]) == [
         "a.py",
         "--password",
         MASK,
         "--lr",
         "3",
     ]
-    assert masked([f"https://u:{S}@h/x?a=1"]) == [f"https://u:{MASK}@h/x?a=1"]
-    assert masked([f'{{"password": "{S}", "lr": 3}}']) == [f'{{"password": "{MASK}", "lr": 3}}']
+    assert mask_words([f"https://u:{S}@h/x?a=1"]) == [f"https://u:{MASK}@h/x?a=1"]
+    assert mask_words([f'{{"password": "{S}", "lr": 3}}']) == [f'{{"password": "{MASK}", "lr": 3}}']
 
 
 @given(st.lists(st.text(max_size=60), max_size=6))
 def test_any_words_are_masked_once(words: list[str]) -> None:
-    found = masked(words)
+    found = mask_words(words)
     assert len(found) == len(words)
 
 
@@ -152,12 +152,16 @@ def test_a_long_text_takes_no_longer_than_its_length(piece: str) -> None:
     def cost(count: int) -> float:
         text = piece * count
         began = time.thread_time()
-        masked([text])
+        mask_words([text])
         return time.thread_time() - began
 
     assert cost(4000) < 2.0
 
 
 def test_names() -> None:
-    assert all(map(is_secret, ("HF_TOKEN", "--password", "db.password", "SECRET_KEY", "authToken")))
-    assert not any(map(is_secret, ("", "-", "OMP_NUM_THREADS", "MASTER_ADDR", "monkey", "tokens")))
+    assert all(
+        map(is_secret_name, ("HF_TOKEN", "--password", "db.password", "SECRET_KEY", "authToken"))
+    )
+    assert not any(
+        map(is_secret_name, ("", "-", "OMP_NUM_THREADS", "MASTER_ADDR", "monkey", "tokens"))
+    )

@@ -13,9 +13,14 @@ import pytest
 from builders import rank, run
 
 import zeromon
-from zeromon.memory.reconcile import read_facts
-from zeromon.ring.model_metadata import LoaderMetadata, ModelMetadata, ProcessMetadata, declared
-from zeromon.storage.run_store import decode, encode
+from zeromon.memory.reconcile import read_model_facts
+from zeromon.ring.model_metadata import (
+    LoaderMetadata,
+    ModelMetadata,
+    ProcessMetadata,
+    declared_keys,
+)
+from zeromon.storage.run_store import decode_snapshot, encode_snapshot
 
 ROOT = Path(zeromon.__file__).parents[1]
 AGENTS = ROOT / "agents" / "zeromon_agents"
@@ -85,7 +90,7 @@ class Recording(dict[str, Any]):
 
 def test_all_keys_that_the_prediction_reads_are_declared() -> None:
     recording = Recording(MODEL)
-    assert read_facts(recording) is not None  # type: ignore[arg-type]
+    assert read_model_facts(recording) is not None  # type: ignore[arg-type]
     assert len(recording.read) > 20
     assert recording.read <= set(ModelMetadata.__annotations__)
 
@@ -113,28 +118,29 @@ def test_every_key_has_a_meaning() -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_declared_or_of_another_type_is_left_out(raw: Any, kept: Any) -> None:
-    assert declared(ModelMetadata, raw) == kept
+    assert declared_keys(ModelMetadata, raw) == kept
 
 
 def test_a_loader_is_read_in_the_same_way() -> None:
     raw = {"num_workers": 2, "pin_memory": True, "batch_size": "8", "more": 1}
-    assert declared(LoaderMetadata, raw) == {"num_workers": 2, "pin_memory": True}
+    assert declared_keys(LoaderMetadata, raw) == {"num_workers": 2, "pin_memory": True}
 
 
 def test_a_process_is_read_in_the_same_way() -> None:
     raw = {"variables": {"OMP_NUM_THREADS": "1"}, "threads": 1, "autocast": "", "more": 1}
-    assert declared(ProcessMetadata, raw) == {k: v for k, v in raw.items() if k != "more"}
+    assert declared_keys(ProcessMetadata, raw) == {k: v for k, v in raw.items() if k != "more"}
     assert (
-        declared(ProcessMetadata, {"variables": {"A": 1}, "threads": "1", "autocast": None}) == {}
+        declared_keys(ProcessMetadata, {"variables": {"A": 1}, "threads": "1", "autocast": None})
+        == {}
     )
 
 
 def test_the_metadata_keep_their_json() -> None:
     """Numbers that are whole stay whole; keys of another version do not prevent decoding."""
     before = run(rank(models=(MODEL,), planned=MODEL, loader={"num_workers": 2}))
-    text = encode(before)
-    after = decode(text)
-    assert after == before and encode(after) == text
+    text = encode_snapshot(before)
+    after = decode_snapshot(text)
+    assert after == before and encode_snapshot(after) == text
     newer = msgspec.json.decode(text)
     newer["ranks"][0]["models"][0]["new_in_a_later_version"] = 1
-    assert decode(msgspec.json.encode(newer)).ranks[0].models == (MODEL,)
+    assert decode_snapshot(msgspec.json.encode(newer)).ranks[0].models == (MODEL,)

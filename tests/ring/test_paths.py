@@ -18,15 +18,15 @@ def test_folders_are_private_and_never_somebody_elses(
 ) -> None:
     """0700, also when it was wider; a link is refused."""
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "z"))
-    root = paths.choose_root()
+    root = paths.choose_ring_root()
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
     root.chmod(0o777)
-    assert stat.S_IMODE(paths.make_private(root).stat().st_mode) == 0o700
+    assert stat.S_IMODE(paths.make_private_folder(root).stat().st_mode) == 0o700
     (tmp_path / "link").symlink_to(root)
     with pytest.raises(RingError):
-        paths.make_private(tmp_path / "link")
+        paths.make_private_folder(tmp_path / "link")
     with pytest.raises(RingError):
-        paths.make_private(Path("/proc/nothing/here"))
+        paths.make_private_folder(Path("/proc/nothing/here"))
 
 
 def test_a_folder_that_another_user_made_first_is_left_out(
@@ -41,9 +41,9 @@ def test_a_folder_that_another_user_made_first_is_left_out(
     for squatted in (shm, tmp_path / "zeromon-4242"):
         squatted.mkdir()  # the tests run as another user than 4242
     try:
-        assert paths.ring_roots() == [tmp_path / "store" / "live"]
+        assert paths.user_ring_roots() == [tmp_path / "store" / "live"]
         with pytest.raises(RingError, match="belongs to someone else"):
-            paths.make_private(shm)
+            paths.make_private_folder(shm)
     finally:
         shm.rmdir()
 
@@ -56,16 +56,16 @@ def test_without_a_home_and_without_a_temporary_folder(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 4242)  # of no user: there is no home to be found
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert paths.store_root() == tmp_path / "zeromon-4242" / "store"
+    assert paths.record_store_root() == tmp_path / "zeromon-4242" / "store"
     (tmp_path / "zeromon-4242").mkdir()  # of the user that the tests run as
     with pytest.raises(RingError, match="no folder for records"):
-        paths.store_root()
+        paths.record_store_root()
 
     def none() -> str:
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
-    assert paths.ring_roots() == [Path("/dev/shm/zeromon-4242")]
+    assert paths.user_ring_roots() == [Path("/dev/shm/zeromon-4242")]
 
 
 def test_run_ids_are_names_not_paths() -> None:

@@ -14,7 +14,7 @@ import pytest
 from zeromon.errors import RingError
 from zeromon.ring import ring_file
 from zeromon.ring.buffer import RingReader
-from zeromon.ring.ring_file import remove_orphans, remove_ring
+from zeromon.ring.ring_file import remove_orphan_rings, remove_ring_file
 
 WRITER = """
 import sys
@@ -63,8 +63,8 @@ def numbers(reader: RingReader, *, final: bool = False) -> list[int]:
 def mine(path: Path) -> list[ring_file.Segment]:
     """The segments whose ring has the file *path*."""
     return [
-        one for one in ring_file.listed()
-        if os.fsencode(path) in bytes(ring_file.attach(one)[:4096])
+        one for one in ring_file.listed_segments()
+        if os.fsencode(path) in bytes(ring_file.attach_segment(one)[:4096])
     ]  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def _replace(path: Path) -> None:
 
 
 def _remove_memory(path: Path) -> None:
-    ring_file.remove(int(path.read_text().split()[-1]))
+    ring_file.remove_segment(int(path.read_text().split()[-1]))
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -142,7 +142,7 @@ def test_a_segment_lives_as_long_as_its_file(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rank3.ring")
     writer.write()
     assert [one.attached for one in mine(writer.path)] == [1]
-    remove_ring(writer.path)
+    remove_ring_file(writer.path)
     assert not writer.path.exists()
     assert writer.write() == 2000
     writer.kill()
@@ -161,12 +161,12 @@ def test_memory_without_a_file_is_removed_when_nobody_used_it_for_a_day(tmp_path
     os.truncate(damaged.path, 0)
     for writer in (dead, live):
         writer.path.unlink()
-    remove_orphans()
+    remove_orphan_rings()
     assert len(mine(dead.path)) == 1
-    remove_orphans(unused_seconds=0)
+    remove_orphan_rings(unused_seconds=0)
     assert mine(dead.path) == []
     assert len(mine(damaged.path)) == len(mine(live.path)) == 1
-    remove_ring(damaged.path)
+    remove_ring_file(damaged.path)
     assert mine(damaged.path) == []
     live.kill()
 
@@ -181,9 +181,9 @@ def test_a_file_never_makes_a_reader_or_a_removal_reach_for_other_memory(tmp_pat
     forged.write_text(f"zeromon segment {one.id}\n")
     with pytest.raises(RingError, match="gone"):
         RingReader(forged)
-    remove_ring(forged)
+    remove_ring_file(forged)
     assert len(mine(writer.path)) == 1
-    remove_ring(writer.path)
+    remove_ring_file(writer.path)
     writer.kill()
 
 

@@ -13,7 +13,7 @@ from recordings import replay
 from support import Node, train_command
 
 from zeromon.memory.spec import ZeroStage
-from zeromon.memory.whatif import shorter_by
+from zeromon.memory.whatif import shorter_step_by
 from zeromon.snapshot import Finding, RunSnapshot
 
 STEPS = 30
@@ -60,7 +60,7 @@ def test_parameters_that_stay_gathered_shorten_the_step(node: Node) -> None:
     )
     shortens_the_step("reshard_without_need", before, after)
     finding = told(before, "reshard_without_need")
-    likely = shorter_by(before, stage=ZeroStage.GRADIENTS, reshards=False)
+    likely = shorter_step_by(before, stage=ZeroStage.GRADIENTS, reshards=False)
     assert finding is not None and finding.remedy is not None and likely is not None
     assert finding.remedy.gain_low_seconds == pytest.approx(0.6 * likely)
 

@@ -15,7 +15,7 @@ from receivers import Webhook, webhook
 from served import get
 from support import LAUNCH, PROGRAMS, ROOT, Node, clean_environment, free_port, wait_for
 
-from zeromon.collector.notify import target
+from zeromon.collector.notify import parse_target
 from zeromon.ring import paths
 from zeromon.sources.live import collector_address
 
@@ -86,7 +86,7 @@ def test_a_slow_server_delays_no_tick(node: Node, server: Webhook) -> None:
     node.collector.tick = timed  # type: ignore[method-assign]
     folder = node.root / "r"
     folder.mkdir()
-    urls: list[Any] = [target(f"json://127.0.0.1:{server.port}")]
+    urls: list[Any] = [parse_target(f"json://127.0.0.1:{server.port}")]
     (folder / paths.NOTIFY).write_text(json.dumps(urls))
     result = node.run(TWO, run="r", FAULT="kill", WHO="1", STEPS="200", PAUSE="0.05")
     assert result.snapshot.ended

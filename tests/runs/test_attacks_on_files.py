@@ -19,11 +19,11 @@ import pytest
 from environments import PROGRAM, STEPS, Environment, Told, run
 from support import FORKED, LAUNCH, ZEROMON, Node, start, wait_for
 
-from zeromon.collector.run import read_folder
-from zeromon.readout.verdict import Health, verdict
-from zeromon.report.render import render
+from zeromon.collector.run import snapshot_of_folder
+from zeromon.readout.verdict import Health, judge_run
+from zeromon.report.render import render_run
 from zeromon.ring.buffer import RingReader
-from zeromon.ring.ring_file import remove_ring
+from zeromon.ring.ring_file import remove_ring_file
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="mounts file systems of its own"
@@ -193,11 +193,11 @@ def test_b1_a_lost_record_is_named_and_no_other_rank_is_blamed(node: Node) -> No
     os.kill(reader.header.pid, signal.SIGKILL)
     training.wait(timeout=60)
     reader.close()
-    remove_ring(ring)
+    remove_ring_file(ring)
     ring.write_text("")
-    snapshot = read_folder(folder)
+    snapshot = snapshot_of_folder(folder)
     assert (snapshot.unread, [rank.rank for rank in snapshot.ranks]) == ((0,), [1])
-    judged, text = verdict(snapshot), render(snapshot)
+    judged, text = judge_run(snapshot), render_run(snapshot)
     assert judged.health is Health.DEAD
     assert judged.cause.startswith(
         "died: cause unknown, the record of rank 0 is lost; rank 1 ended"

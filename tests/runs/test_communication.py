@@ -7,7 +7,7 @@ from recordings import replay
 from support import Node, Result, train_command
 
 from zeromon.focus import most_exposed
-from zeromon.report.communication import units
+from zeromon.report.communication import by_unit
 from zeromon.snapshot import RankSnapshot
 
 STEPS = 30
@@ -21,7 +21,7 @@ def trained(node: Node, kind: str, setting: str) -> Result:
 
 def most(result: Result) -> RankSnapshot:
     """The rank whose communication is exposed most, and what is said of it."""
-    assert units(result.snapshot, 8).startswith("What rank ")
+    assert by_unit(result.snapshot, 8).startswith("What rank ")
     rank = most_exposed(result.snapshot.ranks)
     assert rank is not None and rank.exposed_seconds
     rows = sum(row.exposed_total_seconds for row in rank.traffic)

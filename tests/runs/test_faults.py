@@ -26,13 +26,13 @@ from support import (
     wait_for,
 )
 
-from zeromon.collector.run import read_folder
+from zeromon.collector.run import snapshot_of_folder
 from zeromon.readout.ledger import job_ledger
 from zeromon.readout.verdict import Health
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.ring.buffer import RingReader
-from zeromon.ring.events import Kind, kind_of
-from zeromon.sources.live import collector_address, runs_at
+from zeromon.ring.events import Kind, kind_of_record
+from zeromon.sources.live import collector_address, runs_at_address
 
 TINY = str(PROGRAMS / "tiny.py")
 TWO = [*LAUNCH, "2", TINY]
@@ -65,7 +65,7 @@ def test_an_exception_in_a_step_is_in_the_record(node: Node) -> None:
     first = result.snapshot.ranks[0]
     assert (first.failed, first.ended, first.step) == (True, "exception", 2)
     assert first.exception == "RuntimeError at tiny.py:57: injected in a step"
-    report = render(result.snapshot)
+    report = render_run(result.snapshot)
     assert "rank 0: exception; last seen in step 3" in report
     cause = "rank 0: RuntimeError at tiny.py:57: injected in a step after step 2"
     assert cause in report.splitlines()[1]
@@ -97,7 +97,9 @@ def test_the_record_of_a_killed_rank_is_whole_up_to_its_last_event(node: Node) -
     folder = node.root / "r"
     ring = wait_for(lambda: next(iter(folder.glob("rank1.*.ring")), None))
     reader = RingReader(ring)
-    wait_for(lambda: any(kind_of(raw) == Kind.STEP and raw[3] >= 20 for raw in reader.read()))
+    wait_for(
+        lambda: any(kind_of_record(raw) == Kind.STEP and raw[3] >= 20 for raw in reader.read())
+    )
     pid = reader.header.pid
     os.kill(pid, signal.SIGSTOP)  # from here on it writes nothing, so we know its last event
     time.sleep(0.2)
@@ -106,7 +108,7 @@ def test_the_record_of_a_killed_rank_is_whole_up_to_its_last_event(node: Node) -
     training.wait(timeout=60)
     records = RingReader(ring).read(final=True)
     assert [raw[0] for raw in records] == list(range(1, last + 1))
-    snapshot = read_folder(folder)
+    snapshot = snapshot_of_folder(folder)
     assert snapshot.ranks[1].failed
     assert snapshot.ranks[1].step >= 20
 
@@ -168,12 +170,12 @@ def test_a_killed_collector_is_started_again_and_loses_nothing(node: Node) -> No
     wait_for(lambda: (node.root / "r" / "run.json").exists(), pause=0.002)
     began = time.monotonic()
     address = wait_for(lambda: collector_address(node.root))
-    wait_for(lambda: any(run.step >= 5 for run in runs_at(address)))
+    wait_for(lambda: any(run.step >= 5 for run in runs_at_address(address)))
     pid = json.loads((node.root / "collector.json").read_text())["pid"]
     (node.root / "collector.json").write_text("{}")
     os.kill(pid, signal.SIGKILL)
     again = wait_for(lambda: collector_address(node.root))
-    steps = wait_for(lambda: [run.step for run in runs_at(again) if run.step >= 10])
+    steps = wait_for(lambda: [run.step for run in runs_at_address(again) if run.step >= 10])
     assert steps[0] >= 10
     training.communicate(timeout=120)
     lasted = time.monotonic() - began

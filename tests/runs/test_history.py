@@ -7,7 +7,7 @@ from support import Node, train_command
 
 from zeromon.collector.daemon import Collector
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.step_history import IDLE, load
+from zeromon.storage.step_history import IDLE, load_all_rows
 
 STEPS = 60
 
@@ -25,7 +25,7 @@ def test_every_step_is_kept_also_when_the_collector_is_started_again(node: Node)
     command = train_command(2, "ddp", "on", str(STEPS), program="exposed.py")
     result = node.run(command, seen=look)
     assert result.code == 0 and restarted, result.output
-    whole, broken = load(node.store.history(result.run))
+    whole, broken = load_all_rows(node.store.history(result.run))
     assert broken == ()
     for rank in result.snapshot.ranks:
         mine = whole.filter(whole["rank"] == rank.rank).sort("step")

@@ -13,7 +13,7 @@ from first_lines import first_lines
 from support import LAUNCH, ROOT, Node, train_command
 
 from zeromon.readout.verdict import Health
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.snapshot import KILLED_FOR_MEMORY, RunSnapshot
 
 LIMIT = 1600 << 20
@@ -78,7 +78,7 @@ def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(
     assert killed[0].host is not None
     assert killed[0].host.limit_bytes == LIMIT
     assert killed[0].host.oom_kills >= 1
-    text = render(result.snapshot)
+    text = render_run(result.snapshot)
     assert "killed by the kernel for host memory" in text
     assert str(cgroup) in text
     assert "rest of RSS" in text

@@ -10,10 +10,10 @@ import pytest
 from support import Node, train_command
 
 from zeromon.memory.models import whole_numel
-from zeromon.report.render import render
+from zeromon.report.render import render_run
 from zeromon.ring.buffer import RingReader
-from zeromon.ring.events import StageAction, StageRun, decode
-from zeromon.stats.pipeline import Act, text_of
+from zeromon.ring.events import StageAction, StageRun, decode_record
+from zeromon.stats.pipeline import Act, schedule_notation
 
 STEPS, CHUNKS = 4, 4
 SCHEDULES = ("Interleaved1F1B", "GPipe", "1F1B")
@@ -26,11 +26,11 @@ def orders(node: Node, run: str, rank: int) -> list[str]:
     path.write_bytes(gzip.decompress(kept.read_bytes()))
     found: list[str] = []
     order: list[Act] = []
-    for event in map(decode, RingReader(path).read(final=True)):
+    for event in map(decode_record, RingReader(path).read(final=True)):
         if not isinstance(event, StageRun):
             continue
         if event.action is StageAction.CALL:
-            found.append(text_of(order))
+            found.append(schedule_notation(order))
             order = []
         else:
             act = Act(event.stage, event.action, event.micro_batch)
@@ -74,7 +74,7 @@ def test_the_records_of_two_ranks_are_the_schedules_of_torch(node: Node) -> None
         assert rank.phase_seconds["forward"] > 0.9 * rank.steps * CHUNKS * 0.005
         assert rank.phase_seconds["backward"] > 0.9 * rank.steps * CHUNKS * 0.010
         assert {"send", "recv"} <= {t.op for t in rank.traffic if t.unit == f"stage {rank.rank}"}
-    assert "Pipeline: 1F1B, 2 stages, 4 micro-batches" in render(result.snapshot)
+    assert "Pipeline: 1F1B, 2 stages, 4 micro-batches" in render_run(result.snapshot)
 
 
 def read(folder: Path, rank: int) -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, Verdict
 from zeromon.snapshot import RunSnapshot
 from zeromon.tui import status_text
-from zeromon.tui.line import plain
+from zeromon.tui.line import plain_text
 
 TINY = str(PROGRAMS / "tiny.py")
 
@@ -70,7 +70,7 @@ def test_a_restart_is_named_while_the_next_attempt_runs(node: Node) -> None:
     def seen(run: RunSnapshot) -> None:
         judged.append((first_lines(run).health, run_state(run)))
         if run.attempt == 2:
-            assert "attempt 2" in plain(status_text.head(run))
+            assert "attempt 2" in plain_text(status_text.head_line(run))
 
     result = node.run(command, launched=True, seen=seen, STEPS="40", PAUSE="0.05")
     assert result.code == 0, result.output

@@ -17,7 +17,7 @@ from wandb_files import wandb_history
 from zeromon.export import trackers
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import pieces
+from zeromon.storage.step_history import readable_segment_tables
 
 pytestmark = pytest.mark.long
 NAMES = ("wandb", "mlflow", "tensorboard")
@@ -43,13 +43,13 @@ class Tracked:
 
     def recorded(self) -> dict[tuple[str, int], float]:
         """(name, step) -> value of all scalars, from the record that the collector has written."""
-        steps, broken = pieces(self.store.history("r"))
+        steps, broken = readable_segment_tables(self.store.history("r"))
         assert not broken
         rows = [row for piece in steps for row in piece.collect().iter_rows(named=True)]
         return {
             (f"rank{row['rank']}/{tag}", row["step"]): value
             for row in rows
-            for tag, value in trackers.scalars(row)
+            for tag, value in trackers.step_scalars(row)
         }
 
 

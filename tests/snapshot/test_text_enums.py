@@ -20,7 +20,7 @@ from zeromon.snapshot import (
     RiskCause,
     Severity,
 )
-from zeromon.storage.run_store import decode, encode
+from zeromon.storage.run_store import decode_snapshot, encode_snapshot
 
 ENUMS = (CaptureState, HangKind, Pool, RiskCause, Severity)
 
@@ -43,15 +43,15 @@ def test_a_snapshot_of_plain_texts_is_read_into_enums() -> None:
     capture = Capture(number=1, state="analysing", first=1, steps=1, ranks=(0,), folder="/t")  # type: ignore[arg-type]
     of_rank = RankCapture(request=1, state="refused", why="no")  # type: ignore[arg-type]
     old = run(rank(risks=(risk,), capture=of_rank), findings=(finding,), capture=capture)
-    text = encode(old)
-    read = decode(text)
+    text = encode_snapshot(old)
+    read = decode_snapshot(text)
     assert read.findings[0].severity is Severity.WARNING
     assert read.ranks[0].risks[0].pool is Pool.HOST
     assert read.ranks[0].risks[0].cause is RiskCause.NON_TORCH
     assert read.capture is not None and read.capture.state is CaptureState.ANALYSING
     assert read.ranks[0].capture is not None
     assert read.ranks[0].capture.state is CaptureState.REFUSED
-    assert encode(read) == text
+    assert encode_snapshot(read) == text
     assert msgspec.json.decode(msgspec.json.encode(hang), type=Hang).kind is HangKind.DEAD_MEMBER
 
 

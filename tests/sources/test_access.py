@@ -8,7 +8,7 @@ import pytest
 
 from zeromon.collector.http import Application
 from zeromon.ring.tokens import user_token
-from zeromon.sources.access import Policy, Request, is_loopback, is_token, refusal
+from zeromon.sources.access import Policy, Request, is_loopback_host, is_token, refusal_of
 from zeromon_dashboard.access import policy_of
 
 
@@ -28,7 +28,7 @@ def test_both_servers_refuse_the_same(name: str) -> None:
     policy, action = POLICIES[name]
     read = Request("GET", "/", "127.0.0.1:1", token="secret")
     act = Request("POST", action, "127.0.0.1:1", token="secret")
-    assert refusal(read, policy) is None and refusal(act, policy) is None
+    assert refusal_of(read, policy) is None and refusal_of(act, policy) is None
     for request, status in (
         (replace(read, host="evil.example"), 403),
         (replace(read, host=""), 403),
@@ -42,7 +42,7 @@ def test_both_servers_refuse_the_same(name: str) -> None:
         (replace(read, method="DELETE"), 405),
         (replace(act, length=1 << 30), 413),
     ):
-        refused = refusal(request, policy)
+        refused = refusal_of(request, policy)
         assert refused is not None and refused.status == status, request
 
 
@@ -50,20 +50,20 @@ def test_both_servers_refuse_the_same(name: str) -> None:
 def test_reading_needs_the_token_everywhere(loopback: bool) -> None:
     for policy in (collector("secret", loopback=loopback), policy_of("secret", loopback=loopback)):
         request = Request("GET", "/", "127.0.0.1:1")
-        assert refusal(request, policy) == (401, policy.token_hint)
-        assert refusal(replace(request, token="secret"), policy) is None
+        assert refusal_of(request, policy) == (401, policy.token_hint)
+        assert refusal_of(replace(request, token="secret"), policy) is None
 
 
 def test_a_server_without_a_token_has_that_of_its_user() -> None:
     assert collector().token == user_token() and len(user_token()) > 20
-    assert refusal(Request("GET", "/", "127.0.0.1:1"), policy_of("", loopback=True)) is not None
+    assert refusal_of(Request("GET", "/", "127.0.0.1:1"), policy_of("", loopback=True)) is not None
 
 
 def test_an_action_is_a_path_or_a_folder() -> None:
     """A path that only begins like an action's is none: it stays a read."""
-    assert collector().acts("/api/trace") and not collector().acts("/api/tracer")
+    assert collector().is_action("/api/trace") and not collector().is_action("/api/tracer")
     dashboard = policy_of("secret", loopback=True)
-    assert dashboard.acts("/act/anything") and not dashboard.acts("/act")
+    assert dashboard.is_action("/act/anything") and not dashboard.is_action("/act")
 
 
 def test_an_empty_token_is_nobodys() -> None:
@@ -71,6 +71,6 @@ def test_an_empty_token_is_nobodys() -> None:
 
 
 def test_loopback_addresses() -> None:
-    assert [is_loopback(h) for h in ("localhost", "127.0.0.9", "::1", "0.0.0.0", "node")] == [
+    assert [is_loopback_host(h) for h in ("localhost", "127.0.0.9", "::1", "0.0.0.0", "node")] == [
         True, True, True, False, False,
     ]  # fmt: skip

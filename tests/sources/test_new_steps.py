@@ -10,7 +10,7 @@ import pytest
 from builders import MS, rank, run, summary
 from served import Fixed
 
-from zeromon.collector.http import start_server
+from zeromon.collector.http import start_http_server
 from zeromon.errors import SourceError
 from zeromon.snapshot import NodeView, RunSnapshot
 from zeromon.sources import live
@@ -100,7 +100,7 @@ def test_a_node_that_refuses_to_be_read_is_named(
     """A collector of an earlier version knows no signed reads, and refuses them as a wrong token."""
     monkeypatch.setenv("ZEROMON_TOKEN", "same")
     first = Collector("n0", (0, 1), ("n0", "n1"))
-    server = start_server(Fixed(run(rank(2))), "127.0.0.1", 0, token)  # type: ignore[arg-type]
+    server = start_http_server(Fixed(run(rank(2))), "127.0.0.1", 0, token)  # type: ignore[arg-type]
     here, there = first.snapshot.nodes
     there = replace(there, address=f"127.0.0.1:{server.server_port}")
     first.snapshot = replace(first.snapshot, nodes=(here, there))

@@ -6,7 +6,14 @@ import itertools
 
 from hypothesis import given, strategies as st
 
-from zeromon.stats.intervals import Coverage, intersection, length, subtract, union, union_length
+from zeromon.stats.intervals import (
+    Coverage,
+    common_set,
+    set_length,
+    subtract_set,
+    union_length,
+    union_set,
+)
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
@@ -25,9 +32,9 @@ def is_set(intervals: list[tuple[int, int]]) -> bool:
 @given(PAIRS)
 def test_union_covers_the_same_points(pairs: list[tuple[int, int]]) -> None:
     """And is a set."""
-    assert covered(union(pairs)) == covered(pairs)
-    assert is_set(union(pairs))
-    assert length(union(pairs)) == union_length(pairs) == len(covered(pairs))
+    assert covered(union_set(pairs)) == covered(pairs)
+    assert is_set(union_set(pairs))
+    assert set_length(union_set(pairs)) == union_length(pairs) == len(covered(pairs))
 
 
 @given(PAIRS, PAIRS)
@@ -35,11 +42,11 @@ def test_intersection_and_subtraction_agree_with_points(
     left: list[tuple[int, int]], right: list[tuple[int, int]]
 ) -> None:
     """Point by point."""
-    a, b = union(left), union(right)
-    assert covered(intersection(a, b)) == covered(a) & covered(b)
-    assert covered(subtract(a, b)) == covered(a) - covered(b)
-    assert is_set(subtract(a, b))
-    assert length(intersection(a, b)) + length(subtract(a, b)) == length(a)
+    a, b = union_set(left), union_set(right)
+    assert covered(common_set(a, b)) == covered(a) & covered(b)
+    assert covered(subtract_set(a, b)) == covered(a) - covered(b)
+    assert is_set(subtract_set(a, b))
+    assert set_length(common_set(a, b)) + set_length(subtract_set(a, b)) == set_length(a)
 
 
 @given(PAIRS)
@@ -47,5 +54,5 @@ def test_a_coverage_is_the_union_of_what_was_added(pairs: list[tuple[int, int]])
     grown = Coverage()
     for start, end in pairs:
         grown.add(start, end)
-    assert list(grown) == union(pairs)
-    assert grown.length == length(union(pairs))
+    assert list(grown) == union_set(pairs)
+    assert grown.length == set_length(union_set(pairs))

@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from zeromon.compare.figures import METRIC, SPEED
-from zeromon.stats.noise import LEAST, Estimate, estimate, half_width, pooled, typical
+from zeromon.stats.noise import (
+    MIN_STEPS,
+    Estimate,
+    block_estimate,
+    half_width,
+    median_of,
+    pooled_mean,
+)
 
 STEP_TIME = METRIC["step_time"]
 
@@ -72,7 +79,7 @@ def test_two_runs_of_one_program_are_not_marked_different(family: str) -> None:
     marked = 0
     for seed in range(SEEDS):
         rng = random.Random(seed)
-        first, second = typical(make(rng, count)), typical(make(rng, count))
+        first, second = median_of(make(rng, count)), median_of(make(rng, count))
         marked += STEP_TIME.differ(first, second)
     assert marked <= 0.05 * SEEDS
 
@@ -82,7 +89,7 @@ def test_a_run_that_is_ten_percent_slower_is_marked(family: str) -> None:
     make, count = FAMILIES[family]
     for seed in range(SEEDS // 4):
         rng = random.Random(seed)
-        first, second = typical(make(rng, count)), typical(make(rng, count)).scaled(1.1)
+        first, second = (median_of(make(rng, count)), median_of(make(rng, count)).scaled(1.1))
         assert STEP_TIME.differ(first, second)
         assert SPEED.differ(first.inverted(), second.inverted())
 
@@ -93,7 +100,7 @@ def test_a_longer_run_tells_apart_what_a_shorter_one_cannot() -> None:
     found = {}
     for count in (100, 3000):
         rng = random.Random(5)
-        pairs = [(typical(make(rng, count)), typical(make(rng, count))) for _ in range(20)]
+        pairs = [(median_of(make(rng, count)), median_of(make(rng, count))) for _ in range(20)]
         found[count] = sum(STEP_TIME.differ(a, b.scaled(1.1)) for a, b in pairs)
     assert found[3000] == 20 > found[100]
 
@@ -101,12 +108,12 @@ def test_a_longer_run_tells_apart_what_a_shorter_one_cannot() -> None:
 def test_the_same_steps_give_the_same_answer() -> None:
     make, count = FAMILIES["spiky"]
     values = make(random.Random(1), count)
-    assert typical(values) == typical(list(values))
-    assert typical(values).value == statistics.median(values)
+    assert median_of(values) == median_of(list(values))
+    assert median_of(values).value == statistics.median(values)
 
 
 def test_of_few_steps_no_noise_is_known_and_nothing_is_marked() -> None:
-    few = typical([0.1] * (LEAST - 1))
+    few = median_of([0.1] * (MIN_STEPS - 1))
     assert (few.value, few.error) == (0.1, None)
     assert half_width(few) is None
     assert not STEP_TIME.differ(few, Estimate(0.5))
@@ -114,7 +121,7 @@ def test_of_few_steps_no_noise_is_known_and_nothing_is_marked() -> None:
 
 
 def test_what_never_varies_has_no_error_but_the_least_noise() -> None:
-    same = estimate([7.0] * 100, statistics.fmean)
+    same = block_estimate([7.0] * 100, statistics.fmean)
     assert (same.value, same.error, half_width(same, same)) == (7.0, 0.0, 0.0)
     assert not STEP_TIME.differ(same, Estimate(7.1))  # less than two runs differ by anyway
     assert STEP_TIME.differ(same, Estimate(7.2))
@@ -125,7 +132,7 @@ def test_the_interval_of_independent_means_is_the_textbooks() -> None:
     rng = random.Random(3)
     covered = 0
     for _ in range(400):
-        found = estimate([rng.gauss(0, 1) for _ in range(80)], statistics.fmean)
+        found = block_estimate([rng.gauss(0, 1) for _ in range(80)], statistics.fmean)
         width = half_width(found)
         assert width is not None
         covered += abs(found.value) <= width
@@ -149,12 +156,12 @@ def test_two_errors_add_up_by_their_squares() -> None:
 
 def test_repeats_are_as_uncertain_as_they_differ() -> None:
     """Or as their own steps say, where that is more."""
-    assert pooled([Estimate(5.0, 1.0, 4)]) == Estimate(5.0, 1.0, 4)
-    apart = pooled([Estimate(v, 0.01, 5) for v in (1.0, 2.0, 3.0)])
+    assert pooled_mean([Estimate(5.0, 1.0, 4)]) == Estimate(5.0, 1.0, 4)
+    apart = pooled_mean([Estimate(v, 0.01, 5) for v in (1.0, 2.0, 3.0)])
     assert apart == Estimate(2.0, pytest.approx(1 / math.sqrt(3)), 2)
-    alike = pooled([Estimate(v, 3.0, 5) for v in (1.0, 1.1)])
+    alike = pooled_mean([Estimate(v, 3.0, 5) for v in (1.0, 1.1)])
     assert alike == Estimate(1.05, pytest.approx(3 / math.sqrt(2)), 5)
-    short = pooled([Estimate(v, None, 0) for v in (1.0, 3.0)])  # too few steps, but two runs
+    short = pooled_mean([Estimate(v, None, 0) for v in (1.0, 3.0)])  # too few steps, but two runs
     assert short == Estimate(2.0, pytest.approx(1.0), 1)
 
 
@@ -164,8 +171,8 @@ def test_repeats_under_another_load_are_not_marked() -> None:
     make, _ = FAMILIES["independent"]
 
     def runs(*factors: float) -> Estimate:
-        return pooled([typical(make(rng, 200)).scaled(factor) for factor in factors])
+        return pooled_mean([median_of(make(rng, 200)).scaled(factor) for factor in factors])
 
-    assert STEP_TIME.differ(typical(make(rng, 200)), typical(make(rng, 200)).scaled(1.5))
+    assert STEP_TIME.differ(median_of(make(rng, 200)), median_of(make(rng, 200)).scaled(1.5))
     assert not STEP_TIME.differ(runs(1, 1, 1.5), runs(1.5, 1, 1.5))
     assert STEP_TIME.differ(runs(1, 1, 1.01), runs(1.3, 1.3, 1.31))

@@ -8,7 +8,14 @@ import pytest
 from torch.distributed.pipelining import schedules
 
 from zeromon.ring.codes import StageAction
-from zeromon.stats.pipeline import Act, balanced, order_of, simulate, text_of, with_more
+from zeromon.stats.pipeline import (
+    Act,
+    balanced_seconds,
+    parse_schedule,
+    schedule_notation,
+    simulate_schedule,
+    with_more,
+)
 
 F, B, BI, BW = (StageAction(n) for n in range(1, 5))
 TWO_STAGES_A_RANK = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
@@ -30,7 +37,8 @@ def orders_of(name: str, ranks: int, chunks: int) -> list[list[Act]]:
     ]
     table = schedules.get_schedule_class(name)(stages, chunks, loss_fn=print).pipeline_order
     return [
-        order_of(" ".join(str(a) for a in table[rank] if a is not None)) for rank in range(ranks)
+        parse_schedule(" ".join(str(a) for a in table[rank] if a is not None))
+        for rank in range(ranks)
     ]
 
 
@@ -53,7 +61,7 @@ def seconds(
 
 def bubble(orders: list[list[Act]], spent: dict[tuple[int, StageAction], float]) -> float:
     """The idle share, mean of the ranks."""
-    runs = simulate(orders, spent)
+    runs = simulate_schedule(orders, spent)
     assert runs is not None
     longest = max(run.span for run in runs)
     return 1 - sum(run.busy for run in runs) / len(runs) / longest
@@ -94,11 +102,11 @@ def test_zero_bubble_has_less_than_interleaved() -> None:
 def test_stages_wait_for_a_slow_one() -> None:
     """Two stages, the second twice as slow: the first one works half of the time, and fills."""
     spent = {(0, F): 1.0, (0, B): 1.0, (1, F): 2.0, (1, B): 2.0}
-    runs = simulate(orders_of("GPipe", 2, 8), spent)
+    runs = simulate_schedule(orders_of("GPipe", 2, 8), spent)
     assert runs is not None
     assert [run.busy for run in runs] == [16.0, 32.0]
     assert max(run.span for run in runs) == 34.0  # a forward before it, a backward after it
-    even = simulate(orders_of("GPipe", 2, 8), balanced(spent))
+    even = simulate_schedule(orders_of("GPipe", 2, 8), balanced_seconds(spent))
     assert even is not None
     assert [run.busy for run in even] == [24.0, 24.0]
     assert max(run.span for run in even) == 27.0
@@ -113,17 +121,23 @@ def test_more_micro_batches_are_predicted_as_the_schedule_with_them_does(
     whole = seconds(stages)
     whole |= {key: slow * spent for key, spent in whole.items() if key[0] == stages - 1}
     half = {key: spent / 2 for key, spent in whole.items()}
-    before, after = simulate(orders_of(name, 4, 8), whole), simulate(orders_of(name, 4, 16), half)
+    before, after = (
+        simulate_schedule(orders_of(name, 4, 8), whole),
+        simulate_schedule(orders_of(name, 4, 16), half),
+    )
     assert before is not None and after is not None
     predicted = with_more(max(r.span for r in before), max(r.busy for r in before))
     assert predicted == pytest.approx(max(r.span for r in after), rel=0.03)
 
 
 def test_orders_that_wait_for_each_other_have_no_time() -> None:
-    assert simulate([order_of("0F0 0B0"), order_of("1F1 1B1")], seconds(2)) is None
+    assert (
+        simulate_schedule([parse_schedule("0F0 0B0"), parse_schedule("1F1 1B1")], seconds(2))
+        is None
+    )
 
 
 def test_an_order_is_read_as_torch_writes_it() -> None:
     text = "0F0 0F1 2I0 2W0 0B1"
-    assert text_of(order_of(text)) == text
-    assert order_of("0F0 3RECV_F1 0REDUCE_GRAD") == [Act(0, F, 0)]
+    assert schedule_notation(parse_schedule(text)) == text
+    assert parse_schedule("0F0 3RECV_F1 0REDUCE_GRAD") == [Act(0, F, 0)]

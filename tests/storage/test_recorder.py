@@ -19,16 +19,23 @@ from hypothesis import given, strategies as st
 from recordings import RINGS
 from served import get
 
-from zeromon.collector.http import start_server
+from zeromon.collector.http import start_http_server
 from zeromon.errors import HistoryError, RunNotFound, SourceError
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
 from zeromon.sources.live import LiveSource
 from zeromon.sources.replay import ReplaySource, StoreSource
 from zeromon.storage import snapshot_log
-from zeromon.storage.recorder import Past, Record, findings, standing
+from zeromon.storage.recorder import Past, Record, findings_of_record, standing_findings
 from zeromon.storage.run_store import StepQuery, Store
-from zeromon.storage.snapshot_log import MAGIC, at, index, segments, span, without_steps
-from zeromon.storage.step_history import Writer, row_of, series, step_of
+from zeromon.storage.snapshot_log import (
+    MAGIC,
+    index_segment,
+    segment_paths,
+    snapshot_at_time,
+    span_of_log,
+    without_recent_steps,
+)
+from zeromon.storage.step_history import Writer, row_of, series_of_steps, step_of
 
 DAY = 1_700_000_000.0
 
@@ -40,7 +47,7 @@ def snapshot(second: float, **facts: object) -> RunSnapshot:
 
 
 def kept(folder: Path) -> list[float]:
-    return [round(moment.wall - DAY, 3) for moment in snapshot_log.moments(folder)]
+    return [round(moment.wall - DAY, 3) for moment in snapshot_log.logged_snapshots(folder)]
 
 
 # ---- moments --------------------------------------------------------------------------------------
@@ -50,9 +57,9 @@ def test_a_moment_is_the_picture_without_its_steps(tmp_path: Path) -> None:
     writer = snapshot_log.Writer(tmp_path)
     for second in (1, 2, 5):
         writer.append(snapshot(second))
-    assert at(tmp_path, DAY + 2) == without_steps(snapshot(2))
-    assert span(tmp_path) == (DAY + 1, DAY + 5)
-    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in segments(tmp_path))
+    assert snapshot_at_time(tmp_path, DAY + 2) == without_recent_steps(snapshot(2))
+    assert span_of_log(tmp_path) == (DAY + 1, DAY + 5)
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in segment_paths(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -65,13 +72,16 @@ def test_the_picture_of_a_moment_is_the_last_one_before_it(
     writer = snapshot_log.Writer(tmp_path, segment_moments=2)
     for second in (1, 2, 5):
         writer.append(snapshot(second))
-    found = at(tmp_path, DAY + asked)
+    found = snapshot_at_time(tmp_path, DAY + asked)
     assert found is not None and found.ranks[0].step == step
 
 
 def test_without_a_moment_there_is_none(tmp_path: Path) -> None:
-    assert (span(tmp_path), at(tmp_path, DAY)) == (None, None)
-    assert (span(tmp_path / "none"), at(tmp_path / "none", DAY)) == (None, None)
+    assert (span_of_log(tmp_path), snapshot_at_time(tmp_path, DAY)) == (None, None)
+    assert (span_of_log(tmp_path / "none"), snapshot_at_time(tmp_path / "none", DAY)) == (
+        None,
+        None,
+    )
 
 
 def test_a_clock_that_is_set_back_keeps_the_order(tmp_path: Path) -> None:
@@ -86,23 +96,23 @@ def test_a_torn_end_is_cut_off_and_written_on(tmp_path: Path, cut: int) -> None:
     writer = snapshot_log.Writer(tmp_path)
     for second in (1, 2, 3):
         writer.append(snapshot(second))
-    (path,) = segments(tmp_path)
+    (path,) = segment_paths(tmp_path)
     os.truncate(path, path.stat().st_size - cut)
     assert kept(tmp_path) == [1, 2]
     snapshot_log.Writer(tmp_path).append(snapshot(4))
     assert kept(tmp_path) == [1, 2, 4]
-    assert at(tmp_path, DAY + 9) == without_steps(snapshot(4))
+    assert snapshot_at_time(tmp_path, DAY + 9) == without_recent_steps(snapshot(4))
 
 
 def test_a_picture_that_was_changed_is_passed_over(tmp_path: Path) -> None:
     writer = snapshot_log.Writer(tmp_path)
     for second in (1, 2, 3):
         writer.append(snapshot(second))
-    last = list(snapshot_log.moments(tmp_path))[-1]
+    last = list(snapshot_log.logged_snapshots(tmp_path))[-1]
     content = bytearray(last.path.read_bytes())
     content[last.offset + 30] ^= 1
     last.path.write_bytes(content)
-    found = at(tmp_path, DAY + 3)
+    found = snapshot_at_time(tmp_path, DAY + 3)
     assert found is not None and found.ranks[0].step == 2
 
 
@@ -113,9 +123,9 @@ def test_no_bytes_are_read_as_a_moment_that_was_not_written(content: bytes) -> N
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "0000001-0000001.moments"
         path.write_bytes(MAGIC + content)
-        assert all(snapshot_log.read(moment) is None for moment in index(path))
+        assert all(snapshot_log.read_logged(moment) is None for moment in index_segment(path))
         path.write_bytes(content)
-        assert list(index(path)) == []
+        assert list(index_segment(path)) == []
 
 
 def test_above_its_limit_old_moments_stand_further_apart(tmp_path: Path) -> None:
@@ -128,7 +138,7 @@ def test_above_its_limit_old_moments_stand_further_apart(tmp_path: Path) -> None
     assert gaps[-8:] == [1] * 8
     assert sorted(gaps, reverse=True)[:5] == gaps[:5] or gaps[0] >= 4 * gaps[-1]
     assert max(gaps) <= 64
-    size = sum(path.stat().st_size for path in segments(tmp_path))
+    size = sum(path.stat().st_size for path in segment_paths(tmp_path))
     assert size <= 120_000 + 8 * 6_000  # and the segment that is open
     again = snapshot_log.Writer(tmp_path, segment_moments=8, limit_bytes=120_000)
     again.append(snapshot(401))
@@ -139,9 +149,9 @@ def test_a_crash_while_thinning_shows_no_moment_twice_for_long(tmp_path: Path) -
     writer = snapshot_log.Writer(tmp_path, segment_moments=4)
     for second in range(1, 15):
         writer.append(snapshot(second))
-    pair = segments(tmp_path)[:2]
+    pair = segment_paths(tmp_path)[:2]
     before = [path.read_bytes() for path in pair]
-    snapshot_log._join(*pair)
+    snapshot_log._join_two_segments(*pair)
     for path, content in zip(pair, before, strict=True):
         path.write_bytes(content)  # as if it had been killed before it removed them
     assert kept(tmp_path) == [1, 3, 5, 7, *range(9, 15)]
@@ -155,7 +165,7 @@ def test_a_crash_while_thinning_shows_no_moment_twice_for_long(tmp_path: Path) -
 def test_a_full_disk_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     writer = snapshot_log.Writer(tmp_path)
     writer.append(snapshot(1))
-    (path,) = segments(tmp_path)
+    (path,) = segment_paths(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, before[1]))
     try:
@@ -170,7 +180,7 @@ def test_a_full_disk_is_an_error_with_a_way_out(tmp_path: Path) -> None:
 def write_until_killed(folder: Path, said: int) -> None:
     """Keeps one moment after the other, and says so of each."""
     writer = snapshot_log.Writer(folder, segment_moments=6, limit_bytes=60_000)
-    last = snapshot_log.newest(folder)
+    last = snapshot_log.newest_snapshot(folder)
     second = round(last.wall - DAY) + 1 if last else 1
     one = snapshot(second)
     while True:
@@ -200,7 +210,10 @@ def test_killed_at_fifty_moments_the_newest_are_all_there(tmp_path: Path) -> Non
         assert walls == sorted(set(walls))
         assert set(range(max(1, last - 5), last + 1)) <= {round(wall) for wall in walls}
     assert last > 50
-    assert all(snapshot_log.read(moment) is not None for moment in snapshot_log.moments(folder))
+    assert all(
+        snapshot_log.read_logged(moment) is not None
+        for moment in snapshot_log.logged_snapshots(folder)
+    )
 
 
 # ---- the record -----------------------------------------------------------------------------------
@@ -220,10 +233,12 @@ def test_a_record_says_when_findings_came_and_went(tmp_path: Path) -> None:
     again = Record(tmp_path)  # a collector that was started anew does not write them twice
     again.see(snapshot(9, findings=(anew, b)))
     again.see(snapshot(10, findings=(replace(anew, gone=DAY + 10),), ended=True))
-    known = [(one.rule, one.came - DAY, (one.gone or DAY) - DAY) for one in findings(tmp_path)]
+    known = [
+        (one.rule, one.came - DAY, (one.gone or DAY) - DAY) for one in findings_of_record(tmp_path)
+    ]
     assert known == [("a", 1, 3), ("b", 2, 10), ("a", 4, 10)]
-    assert standing(tmp_path) == []
-    assert findings(tmp_path)[0].text == "a <b>\n"
+    assert standing_findings(tmp_path) == []
+    assert findings_of_record(tmp_path)[0].text == "a <b>\n"
 
 
 def test_broken_lines_of_findings_are_passed_over(tmp_path: Path) -> None:
@@ -238,7 +253,7 @@ def test_broken_lines_of_findings_are_passed_over(tmp_path: Path) -> None:
         '{"rule":"b","rank":0,"wall":1',
     ]
     path.write_bytes(path.read_bytes() + b"\xff\n" + "\n".join(lines).encode())
-    assert [known.rule for known in findings(tmp_path)] == ["a"]
+    assert [known.rule for known in findings_of_record(tmp_path)] == ["a"]
 
 
 def test_pictures_are_kept_the_more_seldom_the_more_ranks_there_are(tmp_path: Path) -> None:
@@ -248,7 +263,7 @@ def test_pictures_are_kept_the_more_seldom_the_more_ranks_there_are(tmp_path: Pa
         ranks = [rank(n) for n in range(count)]
         for second in range(20):
             record.see(run(*ranks, taken_wall=DAY + second))
-        assert len(Past(folder).walls()) == expected
+        assert len(Past(folder).snapshot_times()) == expected
 
 
 def test_a_picture_of_the_past_has_the_steps_that_came_before_it(tmp_path: Path) -> None:
@@ -275,7 +290,7 @@ def test_when_the_disk_refuses_the_record_stops_and_says_why(tmp_path: Path) -> 
     assert "moments" in record.note
     record.keep([row_of(0, summary(1), 0)])
     record.see(snapshot(1, findings=(finding("a"),)))
-    assert Past(tmp_path).walls() == []
+    assert Past(tmp_path).snapshot_times() == []
 
 
 def test_a_row_and_its_step_are_the_same_to_the_microsecond() -> None:
@@ -299,7 +314,10 @@ def filled(folder: Path, steps: int, segment_rows: int = 500) -> None:
 
 def test_of_a_long_history_the_rows_that_stand_out_are_shown(tmp_path: Path) -> None:
     filled(tmp_path, 5000)
-    shown, whole = series(tmp_path, StepQuery(most=200)), series(tmp_path, StepQuery(most=10**6))
+    shown, whole = (
+        series_of_steps(tmp_path, StepQuery(most=200)),
+        series_of_steps(tmp_path, StepQuery(most=10**6)),
+    )
     assert len(whole["step"]) == 10_000
     for number in (0, 1):
         mine = [n for n, owner in enumerate(shown["rank"]) if owner == number]
@@ -316,19 +334,21 @@ def test_of_a_long_history_the_rows_that_stand_out_are_shown(tmp_path: Path) -> 
 
 def test_a_stretch_and_some_ranks_can_be_asked_for(tmp_path: Path) -> None:
     filled(tmp_path, 300)
-    found = series(tmp_path, StepQuery(since_us=10 * 100_000, until_us=20 * 100_000, ranks=(1,)))
+    found = series_of_steps(
+        tmp_path, StepQuery(since_us=10 * 100_000, until_us=20 * 100_000, ranks=(1,))
+    )
     assert (found["step"], set(found["rank"])) == (list(range(10, 20)), {1})
-    found = series(tmp_path, StepQuery(ranks=(1,), steps=(40, 52)))
+    found = series_of_steps(tmp_path, StepQuery(ranks=(1,), steps=(40, 52)))
     assert found["step"] == list(range(40, 53))
-    assert series(tmp_path / "none")["step"] == []
-    assert series(tmp_path, StepQuery(since_us=1 << 60))["step"] == []
+    assert series_of_steps(tmp_path / "none")["step"] == []
+    assert series_of_steps(tmp_path, StepQuery(since_us=1 << 60))["step"] == []
 
 
 def test_a_broken_segment_leaves_the_others(tmp_path: Path) -> None:
     filled(tmp_path, 1000)
     first = sorted(tmp_path.glob("*.parquet"))[0]
     first.write_bytes(first.read_bytes()[: first.stat().st_size // 2])
-    found = series(tmp_path, StepQuery(most=10**6))
+    found = series_of_steps(tmp_path, StepQuery(most=10**6))
     assert found["step"][0] == 251 and len(found["step"]) == 1500
 
 
@@ -363,7 +383,7 @@ class Served:
 
 
 def test_a_live_source_and_a_recorded_one_tell_the_same_past(store: Store) -> None:
-    server = start_server(Served(store), "127.0.0.1", 0)  # type: ignore[arg-type]
+    server = start_http_server(Served(store), "127.0.0.1", 0)  # type: ignore[arg-type]
     live = LiveSource(f"127.0.0.1:{server.server_port}", "train-1")
     recorded = StoreSource("train", store)
     try:
@@ -394,7 +414,7 @@ def test_a_live_source_and_a_recorded_one_tell_the_same_past(store: Store) -> No
 def test_a_live_source_asks_for_the_steps_that_it_does_not_know(store: Store) -> None:
     """What it shows is the whole snapshot all the same, also when the last step changed once more."""
     served = Served(store)
-    server = start_server(served, "127.0.0.1", 0)  # type: ignore[arg-type]
+    server = start_http_server(served, "127.0.0.1", 0)  # type: ignore[arg-type]
     live = LiveSource(f"127.0.0.1:{server.server_port}", "train-1")
     steps = [summary(n) for n in range(1, 1500)]
     try:
@@ -427,23 +447,23 @@ def test_a_live_source_asks_for_the_steps_that_it_does_not_know(store: Store) ->
     ],
 )
 def test_wrong_questions_about_the_past_get_an_answer(store: Store, path: str, status: int) -> None:
-    server = start_server(Served(store), "127.0.0.1", 0)  # type: ignore[arg-type]
+    server = start_http_server(Served(store), "127.0.0.1", 0)  # type: ignore[arg-type]
     assert get(server.server_port, path)[0] == status
     server.shutdown()
 
 
 def test_the_store_lists_its_runs_without_reading_their_pictures(store: Store) -> None:
     snapshot = store.folder("train-1") / "snapshot.json"
-    (only,) = store.manifests()
+    (only,) = store.list_manifests()
     assert (only.run, only.strategy, only.steps, only.ended) == ("train-1", "fsdp2", 20, True)
     assert (only.memory_bytes, only.exposed_ratio) == (40 << 30, pytest.approx(0.1))
     assert only.verdict == "finished after 20 steps; exposed communication 10.0 % of a step"
     content = snapshot.read_bytes()
     snapshot.write_text("not read")
-    assert store.manifests() == [only]
+    assert store.list_manifests() == [only]
     snapshot.write_bytes(content)
     (store.folder("train-1") / "manifest.json").write_text("{")  # or of an older version
-    assert store.manifests() == [only]
+    assert store.list_manifests() == [only]
 
 
 class Clock:

@@ -18,27 +18,27 @@ from builders import device_memory, rank, run
 
 from zeromon.errors import RingError, RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.readout.text import run_state, state_text
-from zeromon.readout.verdict import Health, verdict
-from zeromon.report.render import render
+from zeromon.readout.verdict import Health, judge_run
+from zeromon.report.render import render_run
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.recorder import Record
-from zeromon.storage.run_store import About, Store, decode, encode
+from zeromon.storage.run_store import About, Store, decode_snapshot, encode_snapshot
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.plots import Trends
-from zeromon.tui.view_model import ViewModel, status
+from zeromon.tui.view_model import ViewModel, status_line
 
 
 def test_a_picture_survives_json() -> None:
     """Field by field."""
     snapshot = run(rank(0, memory=device_memory()), rank(1))
-    assert decode(encode(snapshot)) == snapshot
+    assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"run": 3}', b"\xff\xfe"])
 def test_a_broken_record_is_a_clear_error(text: bytes) -> None:
     """With a hint, never a traceback of msgspec."""
     with pytest.raises(ZeromonError) as caught:
-        decode(text)
+        decode_snapshot(text)
     assert caught.value.hint
 
 
@@ -55,7 +55,7 @@ def test_the_store_finds_runs_by_name_prefix_and_age(tmp_path: Path) -> None:
         store.load("train")
     with pytest.raises(RunNotFound):
         store.load("nope")
-    store.prune(keep=1)
+    store.prune_runs(keep=1)
     assert store.names() == ["other"]
     assert (tmp_path / "runs" / "other").stat().st_mode & 0o077 == 0
 
@@ -225,7 +225,7 @@ def test_the_last_snapshot_has_room_when_the_store_is_full(small: Path) -> None:
     kept = store.load("r")
     lost = "its record is incomplete: the store was full from 2026-11-25 14:03 on, step 61 of 100"
     assert run_state(kept) == f"finished after 100 steps; {lost}"
-    assert lost in verdict(kept).text
+    assert lost in judge_run(kept).text
     assert not (store.folder("r") / ".reserve").exists()
 
 
@@ -259,14 +259,14 @@ def test_a_record_without_an_end_is_incomplete_and_never_running(tmp_path: Path)
     kept = abandoned(store, stepped(61, taken_wall=noon))
     said = "incomplete: nothing was written after 2026-11-25 12:00, step 61"
     assert run_state(kept) == said
-    assert verdict(kept).text.startswith(said)
-    (listed,) = store.manifests()
+    assert judge_run(kept).text.startswith(said)
+    (listed,) = store.list_manifests()
     assert (listed.health, listed.ended) == ("incomplete", True)
     model = ViewModel(run=kept, ranks=kept.ranks, look=DisplayOptions(), trends=Trends())
     texts = {
-        "report": render(kept),
+        "report": render_run(kept),
         "list": listed.verdict,
-        "terminal": "".join(part[0] for part in status(model, noon + 3600)),
+        "terminal": "".join(part[0] for part in status_line(model, noon + 3600)),
         "rank": " ".join(state_text(one) for one in kept.ranks),
     }
     for view, text in texts.items():
@@ -281,13 +281,13 @@ def test_a_full_store_is_the_reason_where_it_is_known(tmp_path: Path) -> None:
     until = time.mktime((2026, 11, 25, 14, 3, 0, 0, 0, -1))
     kept = abandoned(Store(tmp_path), stepped(100, history_until=until, **facts))
     text = "incomplete: the store was full from 2026-11-25 14:03 on, step 61 of at least 100"
-    assert verdict(kept).text.startswith(text)
+    assert judge_run(kept).text.startswith(text)
 
 
 def test_a_death_before_the_record_broke_off_is_told_beside_it(tmp_path: Path) -> None:
     dead = rank(1, alive=False, failed=True, ended="SIGSEGV")
     kept = abandoned(Store(tmp_path), run(rank(0), dead, run="r"))
-    judged = verdict(kept)
+    judged = judge_run(kept)
     assert judged.health is Health.INCOMPLETE
     assert "before: died: rank 1, SIGSEGV" in judged.cause
 
@@ -297,4 +297,4 @@ def test_a_record_that_is_still_written_is_as_it_was(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(stepped(61))
     assert store.load("r").ranks[0].alive
-    assert not store.manifests()[0].ended
+    assert not store.list_manifests()[0].ended

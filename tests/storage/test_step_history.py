@@ -24,15 +24,15 @@ from zeromon.storage.step_history import (
     SKIPPED,
     Row,
     Writer,
-    frame,
-    load,
-    merged,
-    pack,
+    load_all_rows,
+    merge_rows,
+    pack_row,
+    ranges_of_steps,
     row_of,
-    segments,
+    rows_frame,
+    seg_files,
     step_of,
-    step_ranges,
-    unpack,
+    unpack_rows,
 )
 from zeromon.storage.step_history.parquet import read_parquet, write_parquet
 from zeromon.storage.step_history.rows import MAGIC
@@ -47,7 +47,7 @@ def rows(count: int, ranks: int = 2, first: int = 1) -> list[Row]:
 
 
 def keys(folder: Path) -> list[tuple[int, int]]:
-    return load(folder)[0].select("rank", "step").rows()
+    return load_all_rows(folder)[0].select("rank", "step").rows()
 
 
 def test_a_row_keeps_what_a_step_was() -> None:
@@ -58,7 +58,7 @@ def test_a_row_keeps_what_a_step_was() -> None:
     assert (row["duration_us"], row["forward_us"], row["data_wait_us"]) == (100_000, 30_000, 5_000)
     assert (row["communication_us"], row["exposed_us"]) == (40_000, 10_000)
     assert (row["offload_blocked_us"], row["other_bytes"], row["rss_bytes"]) == (3_000, 9, 1 << 30)
-    assert list(unpack(pack(row_of(3, one, 5_000)))) == [row_of(3, one, 5_000)]
+    assert list(unpack_rows(pack_row(row_of(3, one, 5_000)))) == [row_of(3, one, 5_000)]
 
 
 def test_a_loss_comes_back_and_an_unknown_one_stays_unknown(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_a_loss_comes_back_and_an_unknown_one_stays_unknown(tmp_path: Path) -> N
     batch = {"samples": 4, "tokens": 128}
     known = [summary(n, loss=float(n), learning_rate=3e-4, **batch) for n in range(1, 9)]
     kept = [row_of(0, one, 0) for one in [*known, *(summary(n) for n in range(9, 17))]]
-    assert [step_of(row, 0) for row in unpack(b"".join(map(pack, kept)))][:8] == known
-    write_parquet(frame(kept), tmp_path / "000001.parquet")
+    assert [step_of(row, 0) for row in unpack_rows(b"".join(map(pack_row, kept)))][:8] == known
+    write_parquet(rows_frame(kept), tmp_path / "000001.parquet")
     assert read_parquet(tmp_path / "000001.parquet").rows() == kept
-    (row,) = merged(frame(kept)).rows(named=True)
+    (row,) = merge_rows(rows_frame(kept)).rows(named=True)
     assert (row["loss"], row["grad_norm"], row["learning_rate"]) == (4.5, None, 3e-4)
     assert (row["samples"], row["tokens"]) == (4, 128)
 
@@ -97,7 +97,7 @@ def test_what_was_written_is_read_once_also_by_a_second_writer(tmp_path: Path) -
 @pytest.mark.parametrize("cut", [1, RECORD_SIZE - 1, RECORD_SIZE, RECORD_SIZE + 5])
 def test_a_torn_end_is_cut_off_and_written_on(tmp_path: Path, cut: int) -> None:
     Writer(tmp_path).append(rows(5, ranks=1))
-    (log,) = segments(tmp_path).values()
+    (log,) = seg_files(tmp_path).values()
     os.truncate(log, log.stat().st_size - cut)
     whole = 5 - -(-cut // RECORD_SIZE)
     assert keys(tmp_path) == [(0, n) for n in range(1, whole + 1)]
@@ -107,7 +107,7 @@ def test_a_torn_end_is_cut_off_and_written_on(tmp_path: Path, cut: int) -> None:
 
 def test_a_record_that_is_not_what_was_written_ends_the_log(tmp_path: Path) -> None:
     Writer(tmp_path).append(rows(5, ranks=1))
-    (log,) = segments(tmp_path).values()
+    (log,) = seg_files(tmp_path).values()
     content = bytearray(log.read_bytes())
     content[len(MAGIC) + 2 * RECORD_SIZE + 20] ^= 1
     log.write_bytes(content)
@@ -118,18 +118,18 @@ def test_a_full_log_becomes_parquet_and_reads_the_same(tmp_path: Path) -> None:
     writer = Writer(tmp_path, segment_rows=20)
     for step in range(1, 31):
         writer.append(rows(1, first=step))
-    assert [path.suffix for path in segments(tmp_path).values()] == [".parquet"] * 3 + [".log"]
+    assert [path.suffix for path in seg_files(tmp_path).values()] == [".parquet"] * 3 + [".log"]
     assert sorted(keys(tmp_path)) == sorted((r, s) for s in range(1, 31) for r in range(2))
-    whole = load(tmp_path)[0].sort("step", "rank").rows()
+    whole = load_all_rows(tmp_path)[0].sort("step", "rank").rows()
     assert whole == rows(30)
-    assert load(tmp_path, ranks=[1])[0].height == 30
+    assert load_all_rows(tmp_path, ranks=[1])[0].height == 30
     assert Writer(tmp_path, segment_rows=20).append(rows(31)) == 2
 
 
 def test_a_crash_between_parquet_and_the_end_of_its_log_reads_nothing_twice(tmp_path: Path) -> None:
     writer = Writer(tmp_path, segment_rows=20)
     writer.append(rows(9))
-    (log,) = segments(tmp_path).values()
+    (log,) = seg_files(tmp_path).values()
     kept = log.read_bytes()
     writer.close_segment()
     log.write_bytes(kept)
@@ -174,7 +174,7 @@ def test_killed_at_any_moment_no_acknowledged_row_is_lost(tmp_path: Path, rounds
         said = [int(line) for line in writing.stdout.read().split("\n") if line.strip().isdigit()]
         writing.wait()
         last = max([last, *said])
-    whole, broken = load(folder)
+    whole, broken = load_all_rows(folder)
     assert broken == ()
     found = whole.select("rank", "step").rows()
     assert len(found) == len(set(found))
@@ -187,9 +187,9 @@ def test_above_its_limit_the_oldest_rows_are_merged_then_dropped(tmp_path: Path)
     for step in range(1, 16_385):
         noise = {"exposed_ns": chooser.randrange(10**9), "other_bytes": chooser.randrange(10**12)}
         writer.append([row_of(0, summary(step, rss_bytes=step << 20, **noise), 0)])
-    closed = [p for p in segments(tmp_path).values() if p.suffix == ".parquet"]
+    closed = [p for p in seg_files(tmp_path).values() if p.suffix == ".parquet"]
     assert sum(path.stat().st_size for path in closed) <= limit
-    whole, _ = load(tmp_path)
+    whole, _ = load_all_rows(tmp_path)
     newest = whole.filter(whole["steps"] == 1)["step"]
     assert newest.max() == 16_384 and newest.len() >= 2 * 2048
     # times are means, bytes are maxima, and no step is missing
@@ -201,16 +201,16 @@ def test_above_its_limit_the_oldest_rows_are_merged_then_dropped(tmp_path: Path)
     tiny = tmp_path / "tiny"
     writer = Writer(tiny, segment_rows=64, limit_bytes=1)
     writer.append([row_of(0, summary(step), 0) for step in range(1, 65)])
-    assert all(path.suffix == ".log" for path in segments(tiny).values())
+    assert all(path.suffix == ".log" for path in seg_files(tiny).values())
 
 
 def test_a_segment_that_cannot_be_read_is_named_and_the_others_are(tmp_path: Path) -> None:
     writer = Writer(tmp_path, segment_rows=20)
     for step in range(1, 31):
         writer.append(rows(1, first=step))
-    first = next(iter(segments(tmp_path).values()))
+    first = next(iter(seg_files(tmp_path).values()))
     first.write_bytes(first.read_bytes()[:100])
-    whole, broken = load(tmp_path)
+    whole, broken = load_all_rows(tmp_path)
     assert broken == (first.name,)
     assert whole.height == 40
     Writer(tmp_path)  # and a writer goes on beside it
@@ -219,7 +219,7 @@ def test_a_segment_that_cannot_be_read_is_named_and_the_others_are(tmp_path: Pat
 def test_a_full_disk_is_an_error_with_a_way_out_and_what_was_kept_stays(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.append(rows(5, ranks=1))
-    (log,) = segments(tmp_path).values()
+    (log,) = seg_files(tmp_path).values()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     room = log.stat().st_size + RECORD_SIZE // 2
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
@@ -235,8 +235,8 @@ def test_a_full_disk_is_an_error_with_a_way_out_and_what_was_kept_stays(tmp_path
 def test_nothing_of_ours_is_read_from_other_files(tmp_path: Path) -> None:
     (tmp_path / "000001.log").write_bytes(b"not a log at all")
     (tmp_path / "notes.log").write_text("mine")
-    assert load(tmp_path)[0].height == 0
-    assert step_ranges(tmp_path) == []
+    assert load_all_rows(tmp_path)[0].height == 0
+    assert ranges_of_steps(tmp_path) == []
     writer = Writer(tmp_path)
     writer.append(rows(1))
     assert (tmp_path / "notes.log").read_text() == "mine"
@@ -249,9 +249,9 @@ def test_slices_are_of_as_many_steps_each(tmp_path: Path) -> None:
         slow = step > 50
         one = summary(step, end_ns=(step + (3 if slow else 1)) * 100 * MS, idle=step % 8 == 0)
         writer.append([row_of(0, one, 0)])
-    found = step_ranges(tmp_path, 4)
+    found = ranges_of_steps(tmp_path, 4)
     assert [(s.first_step, s.last_step) for s in found] == [(1, 25), (26, 50), (51, 75), (76, 100)]
     assert [s.step_seconds for s in found] == [0.1, 0.1, 0.3, 0.3]
     assert found[0].exposed_ratio == pytest.approx(0.1)
     assert found[3].exposed_ratio == pytest.approx(0.1 / 3)
-    assert step_history.step_ranges(tmp_path, 1000)[0].last_step == 1
+    assert step_history.ranges_of_steps(tmp_path, 1000)[0].last_step == 1

@@ -31,10 +31,10 @@ MOST_FUNCTION_LINES = 60
 
 LONG_FUNCTIONS = {
     "agents/zeromon_agents/hooks/c10d.py::_issue_hook": "a call costs 50 ns; its docstring says so",
-    "agents/zeromon_agents/hooks/c10d.py::method": "the wrapper that _issue_hook returns",
+    "agents/zeromon_agents/hooks/c10d.py::issue_with_hook": "the wrapper that _issue_hook returns",
     "agents/zeromon_agents/hooks/functional.py::issue_hook": "as that of c10d",
-    "agents/zeromon_agents/hooks/functional.py::issue": "the wrapper that issue_hook returns",
-    "zeromon/fold/summarize.py::summarize": "one constructor call of 67 fields",
+    "agents/zeromon_agents/hooks/functional.py::issue_with_hook": "the wrapper that issue_hook returns",
+    "zeromon/fold/summarize.py::summarize_rank": "one constructor call of 67 fields",
 }
 """Functions that may be longer: the collective hook, tables and constructors."""
 

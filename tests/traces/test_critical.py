@@ -11,12 +11,12 @@ from kineto_traces import NCCL, Program, event, host, launched_by, real, write
 from zeromon.cli import main
 from zeromon.errors import TraceError
 from zeromon.traces.critical import CriticalPath, critical_path
-from zeromon.traces.kineto import read, read_step
+from zeromon.traces.kineto import read_host_step, read_trace
 
 
 def path_of(file: Path, step: int | None = None) -> CriticalPath:
-    data = read(file)
-    return critical_path(data, read_step(file, data, lambda _: None, step))
+    data = read_trace(file)
+    return critical_path(data, read_host_step(file, data, lambda _: None, step))
 
 
 def microseconds(found: CriticalPath) -> dict[tuple[str, str], int]:
@@ -97,10 +97,10 @@ def test_a_copy_that_ends_in_its_call_is_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["two_rank_ddp_rank1.json.gz", "eight_rank_dlrm_rank3.json.gz"])
 def test_each_step_of_a_real_trace_adds_up(name: str) -> None:
     file = real(name)
-    data = read(file)
+    data = read_trace(file)
     for mark in data.marks[-2:]:
         step = int(mark.name.partition("#")[2])
-        found = critical_path(data, read_step(file, data, lambda _: None, step))
+        found = critical_path(data, read_host_step(file, data, lambda _: None, step))
         assert sum(found.kinds.values()) == pytest.approx(found.seconds)
         assert found.seconds >= (mark.end_ns - mark.start_ns) / 1e9
         assert "unknown" not in found.kinds

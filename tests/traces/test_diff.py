@@ -9,10 +9,10 @@ import pytest
 from kineto_traces import real
 
 from zeromon.cli import main
-from zeromon.traces.analysis import analyze
-from zeromon.traces.diff import STEP, Change, Sample, TraceDiff, What, diff, samples_of
-from zeromon.traces.events import DeviceEvent, Kind, Mark, TraceData, family
-from zeromon.traces.kineto import read
+from zeromon.traces.analysis import analyze_trace
+from zeromon.traces.diff import STEP, Change, Sample, TraceDiff, What, diff_samples, samples_of
+from zeromon.traces.events import DeviceEvent, Kind, Mark, TraceData, kernel_family
+from zeromon.traces.kineto import read_trace
 
 MS = 1_000_000
 GATHER = ("all_gather", "dp", 1 << 20, 2)
@@ -46,7 +46,7 @@ def changes(found: TraceDiff) -> dict[str, Change | None]:
 
 
 def compared(before: TraceData, after: TraceData) -> dict[str, Change | None]:
-    return changes(diff(samples_of(before), samples_of(after)))
+    return changes(diff_samples(samples_of(before), samples_of(after)))
 
 
 def test_two_traces_of_one_program_have_no_difference() -> None:
@@ -69,7 +69,7 @@ def test_a_longer_kernel_and_its_part_of_the_step() -> None:
 
 
 def test_a_collective_that_is_not_hidden_any_more() -> None:
-    found = diff(samples_of(trace()), samples_of(trace(10.0, (12.0, 16.0))))
+    found = diff_samples(samples_of(trace()), samples_of(trace(10.0, (12.0, 16.0))))
     assert changes(found) == {
         "all_gather dp": Change.EXPOSED, "exposed communication": Change.LONGER,
         "idle": Change.SHORTER,
@@ -95,30 +95,30 @@ def test_what_makes_all_kernels_longer_is_said_once() -> None:
             for k, u in sample.items()
         }
 
-    found = diff(samples, [slower(sample) for sample in samples])
+    found = diff_samples(samples, [slower(sample) for sample in samples])
     assert found.common_ratio == pytest.approx(1.5) and changes(found) == {}
 
 
 def test_with_one_step_a_side_only_what_is_half_of_the_figure_counts() -> None:
     one = [samples_of(trace())[0]]
-    assert changes(diff(one, [samples_of(trace(14.0))[0]])) == {}
-    assert changes(diff(one, [samples_of(trace(25.0))[0]]))["ampere_sgemm"] is Change.LONGER
+    assert changes(diff_samples(one, [samples_of(trace(14.0))[0]])) == {}
+    assert changes(diff_samples(one, [samples_of(trace(25.0))[0]]))["ampere_sgemm"] is Change.LONGER
 
 
 @pytest.mark.parametrize("name", ["two_rank_ddp_rank1.json.gz", "eight_rank_dlrm_rank3.json.gz"])
 def test_halves_of_a_real_trace_do_not_differ(name: str) -> None:
-    samples = samples_of(read(real(name)))
+    samples = samples_of(read_trace(real(name)))
     assert len(samples) >= 5
     for middle in range(2, len(samples) - 1):
-        assert changes(diff(samples[1:middle], samples[middle:])) == {}, middle
+        assert changes(diff_samples(samples[1:middle], samples[middle:])) == {}, middle
     for sample in samples:  # the parts are the step
         parts = [use.seconds for key, use in sample.items() if key[0] is What.PART and key != STEP]
         assert sum(parts) <= 1.02 * sample[STEP].seconds or sum(parts[:3]) > sample[STEP].seconds
 
 
 def test_families_of_a_real_trace_sum_to_all_its_kernels() -> None:
-    data = read(real("two_rank_ddp_rank1.json.gz"))
-    rank = analyze(data, 1)
+    data = read_trace(real("two_rank_ddp_rank1.json.gz"))
+    rank = analyze_trace(data, 1)
     gemms = [e for e in data.device if "sgemm" in e.name and e.name.startswith("volta")]
     (found,) = [one for one in rank.families if one.name == "volta_sgemm"]
     assert found.count == len(gemms) > max(k.count for k in rank.kernels if "sgemm" in k.name)
@@ -127,10 +127,10 @@ def test_families_of_a_real_trace_sum_to_all_its_kernels() -> None:
 
 def test_other_kernels_of_a_real_trace_are_found() -> None:
     """The known difference: the kernels that a real trace has are left out, and one is put in."""
-    samples = samples_of(read(real("two_rank_ddp_rank1.json.gz")))
+    samples = samples_of(read_trace(real("two_rank_ddp_rank1.json.gz")))
     without = [{k: u for k, u in s.items() if k[1] != "volta_sgemm"} for s in samples]
-    assert changes(diff(samples, without)) == {"volta_sgemm": Change.GONE}
-    assert changes(diff(without, samples)) == {"volta_sgemm": Change.APPEARED}
+    assert changes(diff_samples(samples, without)) == {"volta_sgemm": Change.GONE}
+    assert changes(diff_samples(without, samples)) == {"volta_sgemm": Change.APPEARED}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_other_kernels_of_a_real_trace_are_found() -> None:
     ],
 )  # fmt: skip
 def test_a_family_is_without_tiles_types_and_numbers(name: str, expected: str) -> None:
-    assert family(name) == expected
+    assert kernel_family(name) == expected
 
 
 def test_the_command_says_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

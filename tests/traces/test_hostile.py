@@ -12,8 +12,8 @@ import pytest
 
 from zeromon.errors import TraceError
 from zeromon.traces import stream
-from zeromon.traces.analysis import analyze
-from zeromon.traces.kineto import read
+from zeromon.traces.analysis import analyze_trace
+from zeromon.traces.kineto import read_trace
 
 MIB = 1 << 20
 
@@ -51,19 +51,19 @@ REFUSED = {
 @pytest.mark.parametrize("kind", SURVIVES)
 def test_an_event_that_cannot_be_is_skipped(tmp_path: Path, kind: str) -> None:
     (tmp_path / "t.json").write_text(SURVIVES[kind])
-    data = read(tmp_path / "t.json")
+    data = read_trace(tmp_path / "t.json")
     assert [(e.start_ns, e.end_ns) for e in data.device if e.end_ns - e.start_ns == 2000] == [
         (1000, 3000)
     ]
     assert data.rank is None or data.rank < 1e9
-    analyze(data, 0)
+    analyze_trace(data, 0)
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_holds_no_event_is_refused(tmp_path: Path, kind: str) -> None:
     (tmp_path / "t.json").write_text(REFUSED[kind])
     with pytest.raises(TraceError, match="holds no trace events"):
-        read(tmp_path / "t.json")
+        read_trace(tmp_path / "t.json")
 
 
 def packed(path: Path, parts: Iterable[bytes]) -> Path:
@@ -78,22 +78,22 @@ def test_a_bomb_takes_bounded_memory_and_is_scanned_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
     """8 MiB for a limit of 1 MiB."""
-    monkeypatch.setattr(stream, "_MOST_BYTES", MIB)
+    monkeypatch.setattr(stream, "_MAX_BYTES", MIB)
     monkeypatch.setattr(stream, "_CHUNK", MIB >> 4)
     bomb = packed(tmp_path / "t.json.gz", [head, *[b" " * (MIB >> 2)] * 32])
     tracemalloc.start()
     with pytest.raises(TraceError):
-        read(bomb)
+        read_trace(bomb)
     assert tracemalloc.get_traced_memory()[1] < 6 * MIB
     tracemalloc.stop()
 
 
 def test_the_events_before_a_bomb_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "_MOST_BYTES", MIB)
+    monkeypatch.setattr(stream, "_MAX_BYTES", MIB)
     monkeypatch.setattr(stream, "_CHUNK", MIB >> 4)
     good = json.dumps({"traceEvents": []})[:-2].encode() + event("1", "2").encode()
     parts = [good, b',{"ph":"X","name":"', *[b"x" * (MIB >> 2)] * 8]
-    data = read(packed(tmp_path / "t.json.gz", parts))
+    data = read_trace(packed(tmp_path / "t.json.gz", parts))
     assert len(data.device) == 1
     assert any("larger than 1 MiB" in note for note in data.notes)
 
@@ -101,4 +101,4 @@ def test_the_events_before_a_bomb_are_kept(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["/dev/zero", "/dev/null", "/dev"])
 def test_what_is_no_file_is_refused(name: str) -> None:
     with pytest.raises(TraceError):
-        read(Path(name))
+        read_trace(Path(name))

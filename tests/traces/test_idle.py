@@ -12,7 +12,7 @@ import pytest
 from kineto_traces import NCCL, analyzed, event, launched_by, real, write
 
 from zeromon.cli import main
-from zeromon.cli.terminal import styled
+from zeromon.cli.terminal import style_output
 from zeromon.export.files import Progress
 
 HTA = {
@@ -130,7 +130,7 @@ def test_without_launches_nothing_is_said(tmp_path: Path) -> None:
 
 def fits(text: str) -> bool:
     """Whether *text* has no line that a terminal of 80 columns breaks in two."""
-    return all(len(line) <= 80 for line in styled(text, 80, coloured=False).split("\n"))
+    return all(len(line) <= 80 for line in style_output(text, 80, coloured=False).split("\n"))
 
 
 # ---- all ranks of a job ---------------------------------------------------------------------------

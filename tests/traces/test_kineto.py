@@ -16,9 +16,14 @@ from zeromon.cli import main
 from zeromon.errors import TraceError
 from zeromon.ring.codes import Op
 from zeromon.traces import stream
-from zeromon.traces.analysis import analyze, durations, operation, waits
-from zeromon.traces.events import DeviceEvent, Kind, classify
-from zeromon.traces.kineto import nanoseconds, read
+from zeromon.traces.analysis import (
+    analyze_trace,
+    collective_durations,
+    kernel_operation,
+    rank_waits,
+)
+from zeromon.traces.events import DeviceEvent, Kind, classify_event
+from zeromon.traces.kineto import read_trace, to_nanoseconds
 
 REAL = ("eight_rank_dlrm_rank3.json.gz", "two_rank_ddp_rank1.json.gz")
 
@@ -124,11 +129,11 @@ def test_a_file_that_is_cut_short_gives_what_is_whole(tmp_path: Path) -> None:
         for name, content in (("a.json", whole), ("a.json.gz", packed)):
             path = tmp_path / name
             path.write_bytes(content[: len(content) * tenth // 10])
-            data = read(path)
+            data = read_trace(path)
             assert any("truncated" in note for note in data.notes)
             assert 0 < data.events_seen < 300
             count = len(data.device)
-            assert parts(analyze(data, 0)) == by_sweep(events[:count])
+            assert parts(analyze_trace(data, 0)) == by_sweep(events[:count])
 
 
 def test_damage_in_the_middle_costs_only_what_is_damaged(tmp_path: Path) -> None:
@@ -168,7 +173,7 @@ def test_what_is_no_trace_is_said(
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot read"):
-        read(tmp_path / "none.json")
+        read_trace(tmp_path / "none.json")
 
 
 def test_the_older_form_is_nothing_but_the_list(tmp_path: Path) -> None:
@@ -201,7 +206,7 @@ def test_no_device_events_is_an_answer_too(tmp_path: Path) -> None:
     ],
 )
 def test_times_are_read_exactly(written: bytes, ns: int | None) -> None:
-    assert nanoseconds(msgspec.Raw(written)) == ns
+    assert to_nanoseconds(msgspec.Raw(written)) == ns
 
 
 @pytest.mark.parametrize(
@@ -220,7 +225,7 @@ def test_times_are_read_exactly(written: bytes, ns: int | None) -> None:
     ],
 )
 def test_kernels_of_several_vendors(category: str, name: str, kind: Kind) -> None:
-    assert classify(category, name) is kind
+    assert classify_event(category, name) is kind
 
 
 @pytest.mark.parametrize(
@@ -239,8 +244,8 @@ def test_kernels_of_several_vendors(category: str, name: str, kind: Kind) -> Non
 )  # fmt: skip
 def test_kernels_of_symmetric_memory_are_communication(name: str, op: Op) -> None:
     """They read the memory of other ranks, and have neither NCCL's names nor its arguments."""
-    assert classify("kernel", name) is Kind.COMMUNICATION
-    assert operation(DeviceEvent(Kind.COMMUNICATION, 0, 1, name, None)) is op
+    assert classify_event("kernel", name) is Kind.COMMUNICATION
+    assert kernel_operation(DeviceEvent(Kind.COMMUNICATION, 0, 1, name, None)) is op
 
 
 def test_operations_groups_and_bus_bandwidth(tmp_path: Path) -> None:
@@ -322,7 +327,7 @@ def test_one_strange_event_costs_no_other(tmp_path: Path, what: str, where: int)
     lines[where] = lines[where].replace(*BROKEN[what], 1)
     path = tmp_path / "strange.json"
     path.write_bytes(b'{"traceEvents": [' + b", ".join(lines) + b'], "traceName": "x"}')
-    data = read(path)
+    data = read_trace(path)
     starts = {e.start_ns for e in data.device}
     assert starts >= {10_000 * number for number in range(20) if number != where}
     lost = 0 if what in MENDED else 1
@@ -370,13 +375,15 @@ def test_units_come_from_the_annotations_of_fsdp(tmp_path: Path) -> None:
 
 def test_who_waits_is_told_without_a_common_clock(tmp_path: Path) -> None:
     """Rank 1 arrives last, twice: its kernels are short, the others' long. Clocks are far apart."""
-    first = read(write(tmp_path, [event(NCCL, 0, 50), event(NCCL, 100, 30)], "rank0.json"))
-    second = read(write(tmp_path, [event(NCCL, 1e9, 10), event(NCCL, 1e9 + 90, 10)], "rank1.json"))
-    assert waits([durations(data) for data in (first, second)]) == [60_000, 0]
-    assert waits([durations(data) for data in (first,)]) is None
-    third = read(write(tmp_path, [event(NCCL, 0, 50)], "rank2.json"))
-    assert waits([durations(data) for data in (first, third)]) is None
-    assert operation(first.device[0]).label == "all_gather"
+    first = read_trace(write(tmp_path, [event(NCCL, 0, 50), event(NCCL, 100, 30)], "rank0.json"))
+    second = read_trace(
+        write(tmp_path, [event(NCCL, 1e9, 10), event(NCCL, 1e9 + 90, 10)], "rank1.json")
+    )
+    assert rank_waits([collective_durations(data) for data in (first, second)]) == [60_000, 0]
+    assert rank_waits([collective_durations(data) for data in (first,)]) is None
+    third = read_trace(write(tmp_path, [event(NCCL, 0, 50)], "rank2.json"))
+    assert rank_waits([collective_durations(data) for data in (first, third)]) is None
+    assert kernel_operation(first.device[0]).label == "all_gather"
 
 
 def test_ranks_by_what_the_trace_says_by_its_name_or_in_order(

@@ -26,11 +26,11 @@ from zeromon.traces.allocations import (
     NO_STACK,
     UNKNOWN,
     DeviceMemory,
-    devices_of,
+    allocation_role,
+    bytes_by_role,
     kind_of,
-    origin,
-    role,
-    roles_of,
+    memory_by_device,
+    stack_origin,
 )
 from zeromon.traces.allocator import read_snapshot
 
@@ -44,7 +44,7 @@ def content(training: Training) -> dict[str, Any]:
 def device(path: Path, what: dict[str, Any]) -> DeviceMemory:
     """What zeromon says of a snapshot with one device."""
     path.write_bytes(pickle.dumps(what))
-    (found,) = devices_of(read_snapshot(path))
+    (found,) = memory_by_device(read_snapshot(path))
     return found
 
 
@@ -73,11 +73,11 @@ def test_torch_reads_the_made_up_snapshot_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("deep", [0, 70])
 def test_the_peak_and_its_roles_are_those_of_the_training(tmp_path: Path, deep: int) -> None:
     training = write(tmp_path / "s.pickle", Training(layers=5, deep=deep))
-    (found,) = devices_of(read_snapshot(tmp_path / "s.pickle"))
+    (found,) = memory_by_device(read_snapshot(tmp_path / "s.pickle"))
     assert found.peak is not None
-    assert roles_of(found.peak.held) == training.peak
+    assert bytes_by_role(found.peak.held) == training.peak
     assert (found.peak.nbytes, found.peak.untold_bytes) == (sum(training.peak.values()), 0)
-    assert set(roles_of(found.held)) == {"parameters", "optimizer state"}
+    assert set(bytes_by_role(found.held)) == {"parameters", "optimizer state"}
     rows = found.segments
     assert found.reserved_bytes == sum(size for _, size in training.segments)
     assert found.reserved_bytes == rows[0].allocated_bytes + rows[0].inactive_bytes
@@ -97,7 +97,7 @@ def test_frees_without_stacks_of_their_own_are_told_by_what_is_allocated_then(
             event["frames"] = made[event["addr"]]
     found = device(tmp_path / "s", what)
     assert found.peak is not None
-    assert roles_of(found.peak.held) == training.peak
+    assert bytes_by_role(found.peak.held) == training.peak
 
 
 def test_a_trace_that_has_lost_its_beginning_has_the_same_totals(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_trace_that_has_lost_its_beginning_has_the_same_totals(tmp_path: Path)
         whole.nbytes, whole.reserved_bytes, 0,
     )  # fmt: skip
     # what lives to the end keeps its stack in the blocks; what ends is known without one
-    old, new = roles_of(whole.held), roles_of(part.held)
+    old, new = bytes_by_role(whole.held), bytes_by_role(part.held)
     assert new["optimizer state"] == old["optimizer state"]
     assert new["parameters"] == old["parameters"]
     assert sum(new.values()) == whole.nbytes
@@ -129,7 +129,7 @@ def test_without_a_history_the_blocks_alone_are_told(
     what["device_traces"] = [[]]
     found = device(tmp_path / "s", what)
     assert found.peak is None
-    assert roles_of(found.held) == {UNKNOWN: 24 * MIB - 12}
+    assert bytes_by_role(found.held) == {UNKNOWN: 24 * MIB - 12}
     assert main(["trace", "memory", str(tmp_path / "s")]) == 0
     text = capsys.readouterr().out
     assert "The peak is n/a: the file has no history of allocations" in text
@@ -160,7 +160,7 @@ def test_failed_allocations_and_memory_in_parts(
             del held[event["addr"]]
     assert next(training_events)["action"] == "oom"
     assert oom.allocated_bytes == sum(held.values())
-    assert origin(oom.stack) == "linear.py:134 forward from model.py:41 forward"
+    assert stack_origin(oom.stack) == "linear.py:134 forward from model.py:41 forward"
     assert found.stranded_bytes == MIB
     assert main(["trace", "memory", str(tmp_path / "s")]) == 0
     text = capsys.readouterr().out
@@ -189,10 +189,10 @@ def test_the_page_has_a_flame_graph_of_the_peak_and_of_now(
 ) -> None:
     figures = pytest.importorskip("zeromon_dashboard.figures")
     training = write(tmp_path / "s", Training())
-    (found,) = devices_of(read_snapshot(tmp_path / "s"))
+    (found,) = memory_by_device(read_snapshot(tmp_path / "s"))
     assert found.peak is not None
     nasty = replace(found.peak.held[0], stack=("x.py:1:<script>alert()</script>",))
-    (icicle,) = figures.flame("t", [*found.peak.held, nasty])["data"]
+    (icicle,) = figures.flame_graph("t", [*found.peak.held, nasty])["data"]
     values = dict(zip(icicle["labels"], icicle["values"], strict=True))
     assert values["all"] == sum(training.peak.values()) + nasty.nbytes
     assert values["optimizer state"] == training.peak["optimizer state"]
@@ -208,10 +208,10 @@ def test_roles_are_those_that_torch_finds_from_the_flow_of_data(tmp_path: Path) 
     path = tmp_path / "s.pickle"
     program = [sys.executable, str(PROGRAMS / "allocations.py"), str(path)]
     subprocess.run(program, check=True, capture_output=True)
-    found = next(one for one in devices_of(read_snapshot(path)) if one.peak)
+    found = next(one for one in memory_by_device(read_snapshot(path)) if one.peak)
     assert found.peak is not None
     theirs = json.loads(path.with_suffix(".json").read_text())[str(found.peak.event)]
-    ours = roles_of(found.peak.held)
+    ours = bytes_by_role(found.peak.held)
     assert ours["parameters"] == theirs["parameter"]
     assert ours["optimizer state"] == theirs["optimizer_state"]
     assert ours["gradients"] == theirs["gradient"]
@@ -257,7 +257,7 @@ NN = "/v/site-packages/torch/nn/modules/module.py:1787:_call_impl"
 def test_the_innermost_frame_that_tells_gives_the_role(
     made: list[str], freed: list[str] | None, expected: str
 ) -> None:
-    assert role(kind_of(made), None if freed is None else kind_of(freed)) == expected
+    assert allocation_role(kind_of(made), None if freed is None else kind_of(freed)) == expected
 
 
 # ---- what is no snapshot -----------------------------------------------------------------------------

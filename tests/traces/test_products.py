@@ -11,7 +11,7 @@ from kineto_traces import analyzed, event, events_of, host, launched_by, real, w
 
 from zeromon.cli import main
 from zeromon.memory.devices import DEVICES, peak_flops
-from zeromon.traces.products import ATTENTIONS, overall, product_of
+from zeromon.traces.products import ATTENTIONS, overall_rates, product_of
 
 H100 = [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85_000_000_000}]
 BF16 = "c10::BFloat16"
@@ -48,7 +48,7 @@ def test_products_that_can_be_counted_by_hand(tmp_path: Path) -> None:
     assert (second.op, second.shape, second.count) == ("addmm", "4096x512x1024", 2)
     assert round(second.seconds * 1e6) == 20 and not second.is_memory_bound
     assert second.peak_ratio == pytest.approx(2 * 2 * 4096 * 512 * 1024 / 20e-6 / 989e12)
-    speed, *ratios = overall([second])
+    speed, *ratios = overall_rates([second])
     assert speed == pytest.approx(ratios[0] * 989e12) and ratios == [second.peak_ratio] * 2
 
 

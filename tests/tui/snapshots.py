@@ -11,8 +11,8 @@ from recordings import RINGS
 
 from zeromon.diagnosis.engine import advise
 from zeromon.errors import CaptureRefused
-from zeromon.fold.lanes import lanes_of
-from zeromon.ring.slices import of_run
+from zeromon.fold.lanes import lanes_of_rings
+from zeromon.ring.slices import run_events
 from zeromon.snapshot import (
     Cause,
     CollectiveStatsRow,
@@ -285,8 +285,8 @@ class FixedSource:
 
     def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
         """Those of a recorded run of FSDP2."""
-        rings = list(of_run("no live run", RINGS / "straggler-data"))
-        return lanes_of(rings, {0: 0, 1: 0}, steps=steps, ranks=ranks)
+        rings = list(run_events("no live run", RINGS / "straggler-data"))
+        return lanes_of_rings(rings, {0: 0, 1: 0}, steps=steps, ranks=ranks)
 
     def output(self, pid: int) -> Output:
         return Output("/logs/train.log", (f"process {pid}", "step 1 loss 2.5", "step 2 loss 2.4"))

@@ -16,7 +16,7 @@ from zeromon.readout.text import communication_of
 from zeromon.snapshot.lanes import Lanes, LaneSpan, Stream
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.draw import lanes as drawn
-from zeromon.tui.line import plain
+from zeromon.tui.line import plain_text
 from zeromon.tui.screens.collectives import SpanLanes
 
 __all__ = ["make"]
@@ -33,15 +33,15 @@ def span(begin: int, end: int, **facts: object) -> LaneSpan:
 def test_a_span_is_drawn_where_it_was_and_its_exposed_part_at_its_end() -> None:
     axis = drawn.Axis(0, 100, 10)
     one = span(20, 60, exposed_ns=20)
-    assert plain(drawn.span_lane([one], [one], axis, letters=True)) == "  ==xx    "
+    assert plain_text(drawn.draw_span_lane([one], [one], axis, letters=True)) == "  ==xx    "
     phase = span(0, 100, stream=Stream.COMPUTE, name="forward")
-    assert plain(drawn.span_lane([phase], [one], axis, letters=True)) == "FFFFxxFFFF"
+    assert plain_text(drawn.draw_span_lane([phase], [one], axis, letters=True)) == "FFFFxxFFFF"
     outside = [span(-50, -1), span(101, 200)]
-    assert plain(drawn.span_lane(outside, outside, axis, letters=True)) == " " * 10
-    short = plain(drawn.span_lane([span(55, 55)], [], axis, letters=True))
+    assert plain_text(drawn.draw_span_lane(outside, outside, axis, letters=True)) == " " * 10
+    short = plain_text(drawn.draw_span_lane([span(55, 55)], [], axis, letters=True))
     assert short == "     =    "  # what lasted less than a cell is seen
-    assert plain(drawn.pointer(one, axis)) == "  ▼──▼    "
-    assert plain(drawn.pointer(None, axis)).strip() == ""
+    assert plain_text(drawn.draw_span_pointer(one, axis)) == "  ▼──▼    "
+    assert plain_text(drawn.draw_span_pointer(None, axis)).strip() == ""
 
 
 async def opened(app: ZeromonApp, pilot: object) -> SpanLanes:

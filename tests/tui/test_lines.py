@@ -21,32 +21,42 @@ from zeromon.readout.verdict import Health, Verdict
 from zeromon.ring.events import Phase
 from zeromon.snapshot import DETACHED, Finding, InFlight, RankSnapshot, Remedy, Risk
 from zeromon.tui import plots, status_text, tables
-from zeromon.tui.app import announcement
+from zeromon.tui.app import verdict_announcement
 from zeromon.tui.columns import (
     TableExport,
-    cells_of,
     csv_text,
-    header,
-    laid_out,
-    ordered,
-    without_fonts,
+    fit_columns,
+    header_line,
+    row_spans,
+    sort_rows,
+    svg_without_fonts,
 )
 from zeromon.tui.display_options import DisplayOptions, nice_ceiling
 from zeromon.tui.draw import lanes
-from zeromon.tui.draw.bars import gauge, stacked
-from zeromon.tui.draw.chart import Curve, Plot, chart, legend
-from zeromon.tui.draw.heat import heat, levels, mesh
-from zeromon.tui.event_log import changes, opening
-from zeromon.tui.line import cells, clean, cut, fit, length, padded, plain, tail, wrapped
+from zeromon.tui.draw.bars import draw_gauge, stacked_bar
+from zeromon.tui.draw.chart import Curve, Plot, draw_chart, draw_legend
+from zeromon.tui.draw.heat import draw_heat_map, fit_mesh_cells, heat_levels
+from zeromon.tui.event_log import events_between_snapshots, opening_entries
+from zeromon.tui.line import (
+    cells,
+    clean,
+    cut_line,
+    fit,
+    line_width,
+    pad_line,
+    plain_text,
+    text_tail,
+    wrap_text,
+)
 from zeromon.tui.plots import Trend, step_of
-from zeromon.tui.rank_filter import test_of as wanted_by
-from zeromon.tui.screens.communication import added, arrivals, latest
-from zeromon.tui.screens.memory import role_bars, within_step
-from zeromon.tui.screens.overview import parts_legend, step_bars
-from zeromon.tui.screens.text import markdown_lines, text_lines
-from zeromon.tui.styles import HEAT_LEVELS, style
+from zeromon.tui.rank_filter import parse_rank_filter as wanted_by
+from zeromon.tui.screens.communication import arrival_lines, pick_latest_ranks, sum_rows_by_field
+from zeromon.tui.screens.memory import peaks_within_step, role_bars
+from zeromon.tui.screens.overview import legend_of_parts, step_bars
+from zeromon.tui.screens.text import lines_of_markdown, lines_of_report
+from zeromon.tui.styles import HEAT_LEVELS, style_of_tone
 from zeromon.tui.tables import RANKS, TRAFFIC
-from zeromon.tui.view_model import ViewModel, scrubber, status
+from zeromon.tui.view_model import ViewModel, draw_scrubber, status_line
 from zeromon.units import byte_scale, human_ratio
 
 HOSTILE = (
@@ -71,21 +81,21 @@ def test_any_text_takes_exactly_its_cells(text: str, width: int) -> None:
     shown = clean(text)
     assert cells(fit(shown, width)) == width
     assert cells(fit(shown, width, right=True)) == width
-    assert cells(tail(shown, width)) <= width
-    assert length(padded([(shown, ""), (shown, "bad")], width)) == width
-    assert all(length(line) <= max(8, width) for line in wrapped(text, width))
+    assert cells(text_tail(shown, width)) <= width
+    assert line_width(pad_line([(shown, ""), (shown, "bad")], width)) == width
+    assert all(line_width(line) <= max(8, width) for line in wrap_text(text, width))
     assert not any(sign in shown for sign in "\x1b\n\t\r\x07‮​")
 
 
 @given(st.lists(st.tuples(st.text(), st.just("")), max_size=5), st.integers(0, 50))
 def test_a_cut_line_is_never_too_long(spans: list[tuple[str, str]], width: int) -> None:
     line = [(clean(text), tone) for text, tone in spans]
-    assert length(cut(line, width)) <= width
+    assert line_width(cut_line(line, width)) <= width
 
 
 def test_wrapping_keeps_every_word() -> None:
     text = "one two three four " + "x" * 50
-    joined = "".join(plain(line) for line in wrapped(text, 12)).replace(" ", "")
+    joined = "".join(plain_text(line) for line in wrap_text(text, 12)).replace(" ", "")
     assert joined == text.replace(" ", "")
 
 
@@ -97,7 +107,7 @@ def drawn(points: list[tuple[float, float]], x: tuple[float, float], width: int 
         curves=(Curve("a", "s0", points),), x=x, y=(0.0, 10.0), axis=lambda v: f"{v:g}",
         foot=("first", "last"), marks=(x[0],),
     )  # fmt: skip
-    return [plain(line) for line in chart(plot, width, 5)]
+    return [plain_text(line) for line in draw_chart(plot, width, 5)]
 
 
 def test_a_line_goes_from_its_first_value_to_its_last() -> None:
@@ -131,7 +141,7 @@ def test_a_legend_names_curves_and_newest_values() -> None:
         ),
         x=(1, 2), y=(0, 10), axis=lambda v: f"{v:g}", unit="GiB",
     )  # fmt: skip
-    assert plain(legend(plot, 40)).strip() == "━ rank 0 3.5 GiB  ╌ ahead"
+    assert plain_text(draw_legend(plot, 40)).strip() == "━ rank 0 3.5 GiB  ╌ ahead"
 
 
 def test_axes_end_on_round_numbers() -> None:
@@ -146,21 +156,21 @@ def test_axes_end_on_round_numbers() -> None:
 def test_a_stacked_bar_is_as_long_as_the_sum_of_its_parts(sizes: list[float], width: int) -> None:
     """To half a cell, whatever the parts are."""
     whole = sum(sizes) or 1.0
-    line = stacked([(PARTS[i], size) for i, size in enumerate(sizes)], whole, width)
-    assert length(line) == width
+    line = stacked_bar([(PARTS[i], size) for i, size in enumerate(sizes)], whole, width)
+    assert line_width(line) == width
     filled = sum(len(t) * (1 if set(t) == {"█"} else 0.5) for t, _ in line if t.strip())
     assert filled == pytest.approx(width if sum(sizes) else 0, abs=0.5 * len(line))
 
 
 def test_parts_have_letters_where_there_is_no_colour() -> None:
-    line = stacked([("forward", 2.0), ("exposed", 1.0), ("other", 1.0)], 4.0, 8, letters=True)
-    assert plain(line) == "FFFFxx--"
+    line = stacked_bar([("forward", 2.0), ("exposed", 1.0), ("other", 1.0)], 4.0, 8, letters=True)
+    assert plain_text(line) == "FFFFxx--"
 
 
 def test_a_gauge_shows_what_was_predicted() -> None:
-    assert plain(gauge(5, 10, 10, "s0", limit=8)) == "█████──┃──"
-    assert plain(gauge(0.001, 10, 4, "s0")) == "█───"
-    assert plain(gauge(20, 10, 4, "s0", letters=True)) == "####"
+    assert plain_text(draw_gauge(5, 10, 10, "s0", limit=8)) == "█████──┃──"
+    assert plain_text(draw_gauge(0.001, 10, 4, "s0")) == "█───"
+    assert plain_text(draw_gauge(20, 10, 4, "s0", letters=True)) == "####"
 
 
 def test_bars_say_where_a_step_goes() -> None:
@@ -172,7 +182,7 @@ def test_bars_say_where_a_step_goes() -> None:
         sum(s.seconds for s in timed) / len(timed), rel=1e-6
     )
     assert parts["exposed"] == pytest.approx(sum(s.exposed_ns for s in timed) / len(timed) / 1e9)
-    lines = [plain(line) for line in step_bars(snapshot(2).ranks, DisplayOptions(), 100)]
+    lines = [plain_text(line) for line in step_bars(snapshot(2).ranks, DisplayOptions(), 100)]
     assert lines[0].startswith("rank 0")
     assert "exposed communication" in lines[-1]
 
@@ -181,7 +191,7 @@ def test_exposed_time_that_was_not_timed_by_phase_is_not_drawn() -> None:
     untimed = summary(1, idle=True, phase_exposed_ns=(0, 5 * MS, 0, 0, 0, 0))
     assert step_parts(untimed)["exposed"] == 0
     bare = rank(recent=(summary(1),))
-    assert "exposed communication" not in plain(step_bars([bare], DisplayOptions(), 100)[-1])
+    assert "exposed communication" not in plain_text(step_bars([bare], DisplayOptions(), 100)[-1])
 
 
 def test_with_many_ranks_the_most_exposed_are_shown() -> None:
@@ -197,10 +207,10 @@ def test_with_many_ranks_the_most_exposed_are_shown() -> None:
     [(1, 20, 1), (8, 80, 3), (1024, 196, 20), (1024, 76, 6), (4000, 80, 4)],
 )
 def test_every_rank_has_a_cell_on_the_map(count: int, width: int, height: int) -> None:
-    laid = mesh(count, width, height)
-    lines = heat([float(n) for n in range(count)], (0, count), laid, chosen=count - 1)
+    laid = fit_mesh_cells(count, width, height)
+    lines = draw_heat_map([float(n) for n in range(count)], (0, count), laid, chosen=count - 1)
     assert len(lines) <= height
-    assert all(length(line) <= width for line in lines)
+    assert all(line_width(line) <= width for line in lines)
     for index in (0, count // 2, count - 1):
         y, x = laid.place(index)
         assert y < len(lines)
@@ -208,31 +218,31 @@ def test_every_rank_has_a_cell_on_the_map(count: int, width: int, height: int) -
 
 
 def test_a_cell_of_several_ranks_shows_the_worst() -> None:
-    laid = mesh(64, 8, 1)
+    laid = fit_mesh_cells(64, 8, 1)
     assert laid.each == 8
-    line = heat([1.0] + [0.0] * 63, (0.0, 1.0), laid, letters=True)[0]
-    assert plain(line) == "█" + "·" * 7
+    line = draw_heat_map([1.0] + [0.0] * 63, (0.0, 1.0), laid, letters=True)[0]
+    assert plain_text(line) == "█" + "·" * 7
 
 
 def test_what_is_not_known_is_not_cold() -> None:
     values = [None, 0.0, 0.49, 1.0, 2.0]
-    assert list(levels(values, 0, 1)) == [
+    assert list(heat_levels(values, 0, 1)) == [
         0,
         1,
         1 + HEAT_LEVELS * 49 // 100,
         HEAT_LEVELS,
         HEAT_LEVELS,
     ]
-    assert list(levels([0.0, 3.0], 3, 3)) == [1, 1]
-    line = heat([None, 0.0], (0, 1), mesh(2, 8, 1), letters=True)[0]
-    assert plain(line).split() == ["???", "···"]
+    assert list(heat_levels([0.0, 3.0], 3, 3)) == [1, 1]
+    line = draw_heat_map([None, 0.0], (0, 1), fit_mesh_cells(2, 8, 1), letters=True)[0]
+    assert plain_text(line).split() == ["???", "···"]
     assert line[0][1] == "faint"
 
 
 @pytest.mark.parametrize(("width", "marked"), [(8, "[██]"), (6, "[█]"), (4, "█]"), (2, "◆")])
 def test_the_chosen_cell_still_shows_its_level(width: int, marked: str) -> None:
-    line = heat([0.0, 1.0], (0.0, 1.0), mesh(2, width, 1), chosen=1)[0]
-    assert plain(line).endswith(marked)
+    line = draw_heat_map([0.0, 1.0], (0.0, 1.0), fit_mesh_cells(2, width, 1), chosen=1)[0]
+    assert plain_text(line).endswith(marked)
     hottest = f"heat{HEAT_LEVELS - 1}"
     assert [text for text, tone in line if tone == hottest] == [marked.strip("[]")]
 
@@ -243,33 +253,35 @@ def test_the_chosen_cell_still_shows_its_level(width: int, marked: str) -> None:
 def test_a_step_stands_where_it_was_and_a_gap_is_a_gap() -> None:
     first = summary(1, start_ns=0, end_ns=100, phase_ns=(0, 50, 50, 0, 0, 0))
     second = summary(2, start_ns=200, end_ns=300, phase_ns=(0, 100, 0, 0, 0, 0))
-    line = plain(lanes.lane([first, second], 0, 400, 8, letters=True))
+    line = plain_text(lanes.draw_step_lane([first, second], 0, 400, 8, letters=True))
     assert line == "FB  FF  "
-    assert plain(
-        lanes.numbers(((s.step, s.start_ns, s.end_ns) for s in (first, second)), 0, 400, 16)
+    assert plain_text(
+        lanes.draw_step_numbers(
+            ((s.step, s.start_ns, s.end_ns) for s in (first, second)), 0, 400, 16
+        )
     ).split() == ["▏1", "▏2"]
 
 
 def test_communication_lanes_show_what_is_hidden_and_what_is_exposed() -> None:
     one = summary(1, start_ns=0, end_ns=100, communication_ns=75, exposed_ns=25)
-    assert plain(lanes.communication([one], 0, 100, 8, letters=True)) == "====xx  "
+    assert plain_text(lanes.draw_communication([one], 0, 100, 8, letters=True)) == "====xx  "
     by_phase = replace(one, phase_ns=(0, 50, 50, 0, 0, 0), phase_exposed_ns=(0, 0, 25, 0, 0, 0))
-    assert plain(lanes.lane([by_phase], 0, 100, 8, letters=True)) == "FFFFBBxx"
-    assert plain(lanes.communication([by_phase], 0, 100, 8, letters=True)) == "    ==xx"
+    assert plain_text(lanes.draw_step_lane([by_phase], 0, 100, 8, letters=True)) == "FFFFBBxx"
+    assert plain_text(lanes.draw_communication([by_phase], 0, 100, 8, letters=True)) == "    ==xx"
     idle = replace(by_phase, idle=True)
-    assert plain(lanes.lane([idle], 0, 100, 8, letters=True)) == "FFFFBBBB"
-    assert plain(lanes.communication([idle], 0, 100, 8, letters=True)) == "????????"
+    assert plain_text(lanes.draw_step_lane([idle], 0, 100, 8, letters=True)) == "FFFFBBBB"
+    assert plain_text(lanes.draw_communication([idle], 0, 100, 8, letters=True)) == "????????"
 
 
 def test_a_step_begins_with_the_wait_for_its_batch() -> None:
     spent = [0] * len(Phase)
     spent[Phase.FORWARD], spent[Phase.DATA_WAIT], spent[Phase.OTHER] = 50, 25, 25
     one = summary(1, start_ns=0, end_ns=100, phase_ns=tuple(spent))
-    assert plain(lanes.lane([one], 0, 100, 8, letters=True)) == "ddFFFF--"
+    assert plain_text(lanes.draw_step_lane([one], 0, 100, 8, letters=True)) == "ddFFFF--"
 
 
 def test_the_ruler_counts_back_from_now() -> None:
-    text = plain(lanes.ruler(0, 4_000_000_000, 80, lanes.ago_of(4_000_000_000)))
+    text = plain_text(lanes.draw_ruler(0, 4_000_000_000, 80, lanes.age_labels(4_000_000_000)))
     assert text.split() == ["-4.00", "s", "-3.00", "s", "-2.00", "s", "-1.00", "s", "now"]
 
 
@@ -298,12 +310,16 @@ def test_a_filter_lets_through_what_it_says(text: str, ranks: list[int]) -> None
 @pytest.mark.parametrize("text", HOSTILE, ids=HOSTILE_NAMES)
 def test_rows_and_headers_are_as_wide_as_the_table(width: int, text: str) -> None:
     one = replace(snapshot(2).ranks[0], unit=text, node=text, phase=text)
-    row = cells_of(laid_out(RANKS, width), one)
-    assert length(row) == length(header(laid_out(RANKS, width), "rank", down=False)) <= width
+    row = row_spans(fit_columns(RANKS, width), one)
+    assert (
+        line_width(row)
+        == line_width(header_line(fit_columns(RANKS, width), "rank", down=False))
+        <= width
+    )
 
 
 def test_where_there_is_no_room_what_matters_least_goes_first() -> None:
-    names = {width: [c.name for c, _ in laid_out(RANKS, width)] for width in (60, 78, 300)}
+    names = {width: [c.name for c, _ in fit_columns(RANKS, width)] for width in (60, 78, 300)}
     assert names[300] == [c.name for c in RANKS]
     assert set(names[78]) - set(names[60])
     for shown in names.values():
@@ -313,9 +329,9 @@ def test_where_there_is_no_room_what_matters_least_goes_first() -> None:
 def test_rows_are_ordered_and_the_unknown_comes_last() -> None:
     ranks = snapshot(4).ranks
     ranks = (replace(ranks[0], exposed_ratio=None), *ranks[1:])
-    assert [r.rank for r in ordered(RANKS, ranks, "share", down=True)] == [1, 2, 3, 0]
-    assert [r.rank for r in ordered(RANKS, ranks, "share", down=False)] == [3, 2, 1, 0]
-    assert ordered(RANKS, ranks, "no such column", down=True) == list(ranks)
+    assert [r.rank for r in sort_rows(RANKS, ranks, "share", down=True)] == [1, 2, 3, 0]
+    assert [r.rank for r in sort_rows(RANKS, ranks, "share", down=False)] == [3, 2, 1, 0]
+    assert sort_rows(RANKS, ranks, "no such column", down=True) == list(ranks)
 
 
 def test_a_file_has_base_units_and_no_formulas() -> None:
@@ -331,21 +347,21 @@ def test_a_file_has_base_units_and_no_formulas() -> None:
 
 def test_rows_are_added_up_and_bandwidths_are_not() -> None:
     traffic = snapshot(1).ranks[0].traffic
-    found = {row.op: row for row in added(traffic, "op")}
+    found = {row.op: row for row in sum_rows_by_field(traffic, "op")}
     assert set(found) == {"all_gather", "reduce_scatter"}
     gathers = [row for row in traffic if row.op == "all_gather"]
     assert found["all_gather"].seconds == pytest.approx(sum(row.seconds for row in gathers))
     assert found["all_gather"].unit == "(several)"
     assert found["all_gather"].busbw_bytes_per_second is None
     assert found["reduce_scatter"].phase == "backward"
-    assert added(traffic, "unit") == list(traffic)
-    assert "(several)" in plain(cells_of(laid_out(TRAFFIC, 160), found["all_gather"]))
+    assert sum_rows_by_field(traffic, "unit") == list(traffic)
+    assert "(several)" in plain_text(row_spans(fit_columns(TRAFFIC, 160), found["all_gather"]))
 
 
 def test_a_screenshot_loads_nothing_from_elsewhere() -> None:
     svg = '<style>@font-face { src: url("https://cdn/x.woff2") } .a { fill: red }</style>'
-    assert "https" not in without_fonts(svg)
-    assert ".a { fill: red }" in without_fonts(svg)
+    assert "https" not in svg_without_fonts(svg)
+    assert ".a { fill: red }" in svg_without_fonts(svg)
 
 
 # ---- trends and plots ----------------------------------------------------------------------------
@@ -390,7 +406,7 @@ def plotted(
     look: DisplayOptions | None = None,
 ) -> Plot:
     """The chart called *name*, 60 cells wide."""
-    return plots.plots_of(ranks, trends or plots.Trends(), look or DisplayOptions(), 60, ())[
+    return plots.plots_by_name(ranks, trends or plots.Trends(), look or DisplayOptions(), 60, ())[
         name
     ].plot
 
@@ -448,12 +464,12 @@ def test_shares_and_windows() -> None:
 
 def test_the_danger_in_one_sentence() -> None:
     run_shown = snapshot(8)
-    text = plain(status_text.risk(run_shown))
+    text = plain_text(status_text.verdict_line(run_shown))
     assert text == (
         " ▲ rank 3 runs out of device memory at about step 308, in 64 s: "
         "unsharded params grow 113.8 MiB per step"
     )
-    short = plain(status_text.risk(run_shown, 80))
+    short = plain_text(status_text.verdict_line(run_shown, 80))
     assert (
         short
         == " ▲ rank 3: device memory full at ~step 308, 64 s: unsharded params +113.8 MiB/step"[:99]
@@ -463,8 +479,10 @@ def test_the_danger_in_one_sentence() -> None:
 def test_what_an_ended_run_was_in_danger_of_is_not_said_to_be_unknown() -> None:
     ranks = tuple(replace(r, risks=()) for r in snapshot(2).ranks)
     calm = replace(snapshot(2), ranks=ranks, findings=())
-    assert "limit is not known" in plain(status_text.risk(calm))
-    assert plain(status_text.risk(replace(calm, ended=True))).startswith(" · exposed communication")
+    assert "limit is not known" in plain_text(status_text.verdict_line(calm))
+    assert plain_text(status_text.verdict_line(replace(calm, ended=True))).startswith(
+        " · exposed communication"
+    )
 
 
 def test_of_ranks_that_died_the_first_is_named() -> None:
@@ -478,9 +496,9 @@ def test_of_ranks_that_died_the_first_is_named() -> None:
         for n in (0, 1)
     )
     gone = replace(snapshot(2), ended=True, ranks=(first, second), findings=died)
-    assert plain(status_text.risk(gone)) == " ✖ rank 1: 1 is dead"
-    assert "dead · rank 1, SIGKILL, after step 160; rank 0 failed, too" in plain(
-        status_text.head(gone)
+    assert plain_text(status_text.verdict_line(gone)) == " ✖ rank 1: 1 is dead"
+    assert "dead · rank 1, SIGKILL, after step 160; rank 0 failed, too" in plain_text(
+        status_text.head_line(gone)
     )
 
 
@@ -493,26 +511,29 @@ def test_a_run_that_its_user_stopped_is_no_failure() -> None:
     )
     stopped = replace(live, ended=True, ranks=(first, second), findings=())
     assert not [finding for finding in advise(stopped) if finding.rule == "rank_died"]
-    line = status_text.head(stopped)
-    assert "■" in plain(line) and "stopped · by Ctrl-C after step" in plain(line)
-    assert not {tone for text, tone in [*line, *status_text.risk(stopped)]} & {"bad", "good"}
-    assert not {note.tone for note in changes(live, stopped)} & {"bad"}
+    line = status_text.head_line(stopped)
+    assert "■" in plain_text(line) and "stopped · by Ctrl-C after step" in plain_text(line)
+    assert not {tone for text, tone in [*line, *status_text.verdict_line(stopped)]} & {
+        "bad",
+        "good",
+    }
+    assert not {note.tone for note in events_between_snapshots(live, stopped)} & {"bad"}
 
 
 def test_a_detached_run_is_not_said_to_run() -> None:
     """What its ranks do is not known: nothing is green or live."""
     live = snapshot(2)
     left = replace(live, ranks=tuple(replace(r, ended=DETACHED, risks=()) for r in live.ranks))
-    line = status_text.head(left)
-    assert "detached after step" in plain(line) and "running" not in plain(line)
-    assert "is not known" in plain(status_text.risk(left))
-    assert not {tone for text, tone in [*line, *status_text.risk(left)]} & {"bad", "good"}
+    line = status_text.head_line(left)
+    assert "detached after step" in plain_text(line) and "running" not in plain_text(line)
+    assert "is not known" in plain_text(status_text.verdict_line(left))
+    assert not {tone for text, tone in [*line, *status_text.verdict_line(left)]} & {"bad", "good"}
     model = ViewModel(
         run=left, ranks=left.ranks, look=DisplayOptions(), trends=plots.Trends(),
         newest_wall=left.taken_wall,
     )  # fmt: skip
-    assert plain(status(model, left.taken_wall)).strip() == "detached"
-    assert any("the agent has left" in note.text for note in changes(live, left))
+    assert plain_text(status_line(model, left.taken_wall)).strip() == "detached"
+    assert any("the agent has left" in note.text for note in events_between_snapshots(live, left))
     ranks = tuple(replace(r, ended="detached, then finished", alive=False) for r in left.ranks)
     assert "the run has ended since" in run_state(replace(left, ranks=ranks, ended=True))
 
@@ -531,10 +552,10 @@ def _warning(rule: str, number: int, severity: str = "warning") -> Finding:
 def test_that_another_rank_is_the_worst_now_is_no_news() -> None:
     before = replace(snapshot(2), findings=(_warning("a", 0), _warning("b", 0)))
     after = replace(before, findings=(_warning("a", 1), _warning("c", 1)))
-    said = [note.text for note in changes(before, after)]
+    said = [note.text for note in events_between_snapshots(before, after)]
     assert said == ["ZM1 rank 1: c 1", "ZM1 rank 0: no longer: b"]
     severe = [replace(before, findings=(_warning("oom", number, "critical"),)) for number in (0, 1)]
-    assert [note.text for note in changes(*severe)] == [
+    assert [note.text for note in events_between_snapshots(*severe)] == [
         "ZM1 rank 1: oom 1", "ZM1 rank 0: no longer: oom",
     ]  # fmt: skip
 
@@ -549,7 +570,7 @@ def test_nor_is_it_in_what_was_recorded() -> None:
         known("a", 0, 1.0, 2.0), known("a", 1, 2.0, 3.0), known("b", 1, 2.5, 4.0),
         known("a", 0, 3.0, 5.0), known("a", 1, 6.0, None),
     )  # fmt: skip
-    said = [(note.wall, note.text) for note in opening(snapshot(2), past) if note.wall < 10]
+    said = [(note.wall, note.text) for note in opening_entries(snapshot(2), past) if note.wall < 10]
     assert said == [
         (1.0, "ZM1 rank 0: a"), (2.5, "ZM1 rank 1: b"), (4.0, "ZM1 rank 1: no longer: b"),
         (5.0, "ZM1 rank 0: no longer: a"), (6.0, "ZM1 rank 1: a"),
@@ -563,7 +584,7 @@ def test_nor_is_it_in_what_was_recorded() -> None:
 def test_what_a_change_is_expected_to_do(low: float | None, high: float | None, said: str) -> None:
     remedy = Remedy(cause="c", dialect="d", diff="", gain_low_seconds=low, gain_high_seconds=high)
     finding = replace(_warning("a", 0), remedy=remedy)
-    assert said in plain(cells_of(laid_out(tables.FINDINGS, 100), finding))
+    assert said in plain_text(row_spans(fit_columns(tables.FINDINGS, 100), finding))
 
 
 def test_the_first_line_says_how_old_the_picture_is() -> None:
@@ -576,14 +597,16 @@ def test_the_first_line_says_how_old_the_picture_is() -> None:
         newest_wall=made.taken_wall,
     )
     now = made.taken_wall + 12
-    assert plain(status(model, made.taken_wall + 1)).strip() == "● live"
-    assert plain(status(model, now)).strip() == "▲ 12 s old"
-    assert plain(status(replace(model, trouble="gone"), now)).strip() == "▲ 12 s old: gone"
+    assert plain_text(status_line(model, made.taken_wall + 1)).strip() == "● live"
+    assert plain_text(status_line(model, now)).strip() == "▲ 12 s old"
+    assert (
+        plain_text(status_line(replace(model, trouble="gone"), now)).strip() == "▲ 12 s old: gone"
+    )
     ended = replace(model, run=replace(made, ended=True), trouble="gone")  # so is its collector
-    assert plain(status(ended, now)).strip() == "ended 00:17:50"
+    assert plain_text(status_line(ended, now)).strip() == "ended 00:17:50"
     back = replace(model, run=replace(made, taken_wall=1000.0), paused=True)
-    assert plain(status(back, now)).strip() == "⏸ paused 00:16:40, 70 s behind"
-    line = plain(scrubber(replace(back, span=(980.0, 1020.0)), 60))
+    assert plain_text(status_line(back, now)).strip() == "⏸ paused 00:16:40, 70 s behind"
+    line = plain_text(draw_scrubber(replace(back, span=(980.0, 1020.0)), 60))
     assert (line.index("●"), line.strip()[:8], line.strip()[-8:]) == (30, "00:16:20", "00:17:00")
 
 
@@ -596,15 +619,15 @@ def test_tokens_and_mfu_are_only_said_where_they_are_known() -> None:
     }  # fmt: skip
     ranks = tuple(replace(r, models=(facts,), step_mean_seconds=0.5) for r in snapshot(2).ranks)
     made = run(*ranks)
-    assert {n: v for n, v, _ in status_text.figures(made, DisplayOptions())}["MFU"] == "n/a"
+    assert {n: v for n, v, _ in status_text.run_figures(made, DisplayOptions())}["MFU"] == "n/a"
     told = DisplayOptions(tokens_per_step=8192, peak_flops=989e12)
     assert status_text.tokens_per_second(made, told) == 16384
     used = 6 * 6.5e9 * 16384 / (2 * 989e12)
-    assert {n: v for n, v, _ in status_text.figures(made, told)}["MFU"] == human_ratio(used)
+    assert {n: v for n, v, _ in status_text.run_figures(made, told)}["MFU"] == human_ratio(used)
     wrong = replace(told, peak_flops=1e12)
-    assert "over 100 %" in {n: v for n, v, _ in status_text.figures(made, wrong)}["MFU"]
+    assert "over 100 %" in {n: v for n, v, _ in status_text.run_figures(made, wrong)}["MFU"]
     two = run(*(replace(r, models=(facts, facts)) for r in ranks))
-    assert {n: v for n, v, _ in status_text.figures(two, told)}["MFU"] == "n/a"
+    assert {n: v for n, v, _ in status_text.run_figures(two, told)}["MFU"] == "n/a"
 
 
 def test_units() -> None:
@@ -617,44 +640,50 @@ def test_units() -> None:
 
 
 def test_roles_stand_beside_their_prediction() -> None:
-    lines = [plain(line) for line in role_bars(snapshot(2).ranks[0], DisplayOptions(), 90)]
+    lines = [plain_text(line) for line in role_bars(snapshot(2).ranks[0], DisplayOptions(), 90)]
     assert any(line.startswith("unsharded param") and "+921.6 MiB" in line for line in lines)
     assert any(line.startswith("optimizer state") and "as predicted" in line for line in lines)
     assert any("+1.4 GiB optimizer state: padding to equal shards" in line for line in lines)
-    assert "no memory census yet" in plain(
+    assert "no memory census yet" in plain_text(
         role_bars(rank(roles=(), expected=()), DisplayOptions(), 90)[0]
     )
 
 
 def test_units_within_a_step() -> None:
     units = snapshot(2).ranks[0].units
-    assert len(within_step(units, DisplayOptions(), 60, 20)) == 6
-    thinned = [plain(line) for line in within_step(units, DisplayOptions(), 60, 3)]
+    assert len(peaks_within_step(units, DisplayOptions(), 60, 20)) == 6
+    thinned = [plain_text(line) for line in peaks_within_step(units, DisplayOptions(), 60, 3)]
     assert ["41.0" in thinned[0], "46.0" in thinned[1], "40.0" in thinned[2]] == [True] * 3
-    assert "no peak by unit is known" in plain(within_step((), DisplayOptions(), 90, 9)[0])
+    assert "no peak by unit is known" in plain_text(
+        peaks_within_step((), DisplayOptions(), 90, 9)[0]
+    )
 
 
 def test_who_is_late_is_said_and_drawn() -> None:
     made = snapshot(8)
-    lines = [plain(line) for line in arrivals(made, made.ranks, DisplayOptions(), 60, 14)]
+    lines = [plain_text(line) for line in arrival_lines(made, made.ranks, DisplayOptions(), 60, 14)]
     assert lines[0].startswith("rank 1: late by 19.0 ms per step (data wait) since step 101;")
     assert sum("ms" in line and line[0].isdigit() for line in lines) == 8
-    assert "is matched yet" in plain(arrivals(run(), (), DisplayOptions(), 90, 9)[0])
+    assert "is matched yet" in plain_text(arrival_lines(run(), (), DisplayOptions(), 90, 9)[0])
 
 
 @pytest.mark.parametrize("width", [28, 34, 44, 90])
 def test_who_is_late_fits(width: int) -> None:
     """Heads stand over their figures, at 80x24, too."""
     made = replace(snapshot(2), stragglers=())
-    lines = [plain(line) for line in arrivals(made, made.ranks, DisplayOptions(), width, 14)]
+    lines = [
+        plain_text(line) for line in arrival_lines(made, made.ranks, DisplayOptions(), width, 14)
+    ]
     assert all(len(line.rstrip()) <= width and "…" not in line for line in lines)
     assert all("ms" in line[-3:] for line in lines[1:])
 
 
 def test_legends_of_a_step_fit_80_columns() -> None:
     parts = list(USUAL)
-    assert "exposed communication" in plain(parts_legend([*parts, "hidden"], DisplayOptions(), 116))
-    short = plain(parts_legend([*parts, "hidden"], DisplayOptions(), 76))
+    assert "exposed communication" in plain_text(
+        legend_of_parts([*parts, "hidden"], DisplayOptions(), 116)
+    )
+    short = plain_text(legend_of_parts([*parts, "hidden"], DisplayOptions(), 76))
     assert len(short) <= 76
     assert short.rstrip().endswith("own code  ■ hidden")
 
@@ -665,30 +694,30 @@ def test_collectives_in_flight_are_shown_the_oldest_first() -> None:
                         issued_ns=1000 * MS - age_ms * MS)  # fmt: skip
 
     ranks = [replace(rank(0), in_flight=(flying(1),)), replace(rank(1), in_flight=(flying(700),))]
-    found = tables.flights(ranks, 1000 * MS)
+    found = tables.list_flights(ranks, 1000 * MS)
     assert [(one.rank, one.seconds) for one in found] == [(1, 0.7), (0, 0.001)]
 
 
 @pytest.mark.parametrize("background", ["dark", "light", "sixteen", "none"])
 def test_every_tone_has_a_style_on_every_background(background: str) -> None:
     for tone in ("", "dim", "bad", "badge", "cursor", *PARTS, "forward|exposed", "heat0", "heat7"):
-        made = style(tone, background)
+        made = style_of_tone(tone, background)
         if background == "none":
             assert made.color is None
             assert made.bgcolor is None
-    assert style("forward|exposed", "dark").bgcolor is not None
+    assert style_of_tone("forward|exposed", "dark").bgcolor is not None
 
 
 def test_the_terminal_is_told_of_a_new_verdict_once() -> None:
     """Title at once; bell and notification only for what becomes critical while somebody watches."""
     well = Verdict(Health.HEALTHY, None, "calm")
     dead = Verdict(Health.DEAD, Severity.CRITICAL, "died: rank 1\x1b]2;evil\x07")
-    assert announcement("r", well, None) == "\x1b]2;healthy · r · zeromon\x07"
-    assert not announcement("r", well, well)
-    told = announcement("r", dead, well)
+    assert verdict_announcement("r", well, None) == "\x1b]2;healthy · r · zeromon\x07"
+    assert not verdict_announcement("r", well, well)
+    told = verdict_announcement("r", dead, well)
     assert told.startswith("\x1b]2;dead · r · zeromon\x07\x07\x1b]9;r dead: died: rank 1")
     assert told.count("\x1b") == 2  # a name cannot write to the terminal
-    assert "\x1b]9;" not in announcement("r", dead, None)
+    assert "\x1b]9;" not in verdict_announcement("r", dead, None)
 
 
 def test_a_mark_stands_beside_the_numbers_below_a_chart() -> None:
@@ -698,17 +727,17 @@ def test_a_mark_stands_beside_the_numbers_below_a_chart() -> None:
             curves=(), x=(533.0, 900.0), y=(0.0, 1.0), axis=str, ticks=(0.0, 1.0),
             foot=("step 533", "900"), marks=(float(mark),),
         )  # fmt: skip
-        foot = "".join(text for text, _ in chart(plot, 60, 8)[-1])
+        foot = "".join(text for text, _ in draw_chart(plot, 60, 8)[-1])
         assert foot.count("▲") == 1 and "step 533" in foot and foot.rstrip("▲ ").endswith("900")
 
 
 def test_a_rule_is_drawn_as_its_page_and_long_lines_are_wrapped() -> None:
     text = "## Why\n\nA *long* sentence that " + "goes on and " * 12 + "ends.\n\n- one\n- two\n"
-    lines = ["".join(part for part, _ in line) for line in markdown_lines(text, 40)]
+    lines = ["".join(part for part, _ in line) for line in lines_of_markdown(text, 40)]
     assert "Why" in "".join(lines) and "##" not in "".join(lines) and "*" not in "".join(lines)
     assert all(len(line) <= 40 for line in lines) and any("• one" in line for line in lines)
     report = "Title\n  finding  " + "word " * 30 + "\n  a  b  c  d" + " x" * 40
-    drawn = ["".join(part for part, _ in line) for line in text_lines(report, 50)]
+    drawn = ["".join(part for part, _ in line) for line in lines_of_report(report, 50)]
     assert all(len(line) <= 50 for line in drawn[:-1]) and len(drawn) > 4
     assert drawn[-1].startswith("  a  b  c  d"), "a row of a table stays whole"
 
@@ -718,5 +747,5 @@ def test_who_is_late_is_among_those_that_wait() -> None:
     ranks = [
         rank(n, late_seconds=0.02 * (n == 1), wait_seconds=0.021 * (n != 1)) for n in range(64)
     ]
-    shown = latest(ranks, 8)
+    shown = pick_latest_ranks(ranks, 8)
     assert shown[0].rank == 1 and len(shown) == 8

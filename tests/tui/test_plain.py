@@ -15,15 +15,15 @@ from builders import rank, run
 from tui.snapshots import GIB, FixedSource, snapshot, steps
 
 from zeromon.collector import http
-from zeromon.collector.http import start_server
+from zeromon.collector.http import start_http_server
 from zeromon.errors import RunNotFound, SourceError
 from zeromon.snapshot import DETACHED, RunSnapshot
 from zeromon.sources import live
 from zeromon.sources.live import LiveRun, LiveSource
-from zeromon.sources.replay import StoreSource, reopen_run
+from zeromon.sources.replay import StoreSource, reopen_run_source
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
-from zeromon.tui.plain import follow, lines, step_line
+from zeromon.tui.plain import lines_of_snapshot, step_line, write_until_ended
 
 
 def at_step(step: int, **facts: object) -> RunSnapshot:
@@ -50,7 +50,7 @@ class Script(FixedSource):
 
 def followed(*answers: RunSnapshot | Exception, **facts: object) -> list[str]:
     said: list[str] = []
-    follow(Script(*answers), said.append, sleep=lambda _: None, **facts)  # type: ignore[arg-type]
+    write_until_ended(Script(*answers), said.append, sleep=lambda _: None, **facts)  # type: ignore[arg-type]
     return said
 
 
@@ -90,7 +90,7 @@ def test_every_step_is_said_once_and_the_end() -> None:
 
 
 def test_steps_that_went_by_are_owned_up_to() -> None:
-    said = list(lines(at_step(20), at_step(120), 20))
+    said = list(lines_of_snapshot(at_step(20), at_step(120), 20))
     assert said[0] == "steps 21 to 70 were too fast to print"
     assert [line.split()[1] for line in said[1:]] == [str(n) for n in range(71, 121)]
 
@@ -131,7 +131,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
     (tmp_path / "rings").mkdir(mode=0o700)
-    server = start_server(View(), "127.0.0.1", 0)  # type: ignore[arg-type]
+    server = start_http_server(View(), "127.0.0.1", 0)  # type: ignore[arg-type]
     facts = {"host": "127.0.0.1", "port": server.server_port}
     (tmp_path / "rings" / "collector.json").write_text(json.dumps(facts))
     yield f"127.0.0.1:{server.server_port}"
@@ -157,13 +157,13 @@ def test_the_command(address: str) -> None:
 
 def test_a_run_is_found_again(address: str) -> None:
     """At the collector that has it; in the store only when a collector said that it is gone."""
-    found = reopen_run("train_gpt-091500-abc", False)
+    found = reopen_run_source("train_gpt-091500-abc", False)
     assert isinstance(found, LiveSource)
     assert found.address == address
     Store().save(replace(snapshot(1), run="old"))
-    assert reopen_run("old", False) is None
-    assert isinstance(reopen_run("old", True), StoreSource)
-    assert reopen_run("unknown", True) is None
+    assert reopen_run_source("old", False) is None
+    assert isinstance(reopen_run_source("old", True), StoreSource)
+    assert reopen_run_source("unknown", True) is None
 
 
 def test_a_run_that_is_not_watched_is_offered_last_and_as_such(
@@ -172,17 +172,17 @@ def test_a_run_that_is_not_watched_is_offered_last_and_as_such(
     """Its step is the job's, not the number of steps that were watched."""
     left = LiveRun("left", False, True, 1, 9, (), (), address)
     here = LiveRun("here", False, False, 1, 1692, (), (), address)
-    monkeypatch.setattr(live, "node_runs", lambda: [left, here])
-    assert live.find(None) == [here]
-    assert live.find("left") == [left]
+    monkeypatch.setattr(live, "runs_of_node", lambda: [left, here])
+    assert live.find_live_runs(None) == [here]
+    assert live.find_live_runs("left") == [left]
     assert (left.state, here.state) == ("not watched since step 9", "live, step 1,692")
 
 
 def test_the_list_of_a_collector_has_the_step_of_the_job() -> None:
     """It was attached after 1,352 steps, and has seen 340."""
-    brief = http._brief(run(rank(0, step=1692, steps=340), rank(1, step=1690, steps=340)))
+    brief = http._summarize_run(run(rank(0, step=1692, steps=340), rank(1, step=1690, steps=340)))
     assert (brief["step"], brief["detached"]) == (1692, False)
-    assert http._brief(run(rank(0, ended=DETACHED)))["detached"]
+    assert http._summarize_run(run(rank(0, ended=DETACHED)))["detached"]
 
 
 def test_a_live_run_wins_over_an_ended_one_of_the_same_beginning(
@@ -193,11 +193,11 @@ def test_a_live_run_wins_over_an_ended_one_of_the_same_beginning(
     def known(*ended: bool) -> None:
         runs = [LiveRun(name, over, False, 1, 1, (), (), address)
                 for name, over in zip(("zero3", "zero3-2", "other"), ended, strict=True)]  # fmt: skip
-        monkeypatch.setattr(live, "node_runs", lambda: runs)
+        monkeypatch.setattr(live, "runs_of_node", lambda: runs)
 
     known(True, False, False)
-    assert [run.run for run in live.find("zero3")] == ["zero3-2"]
+    assert [run.run for run in live.find_live_runs("zero3")] == ["zero3-2"]
     known(False, False, False)
-    assert [run.run for run in live.find("zero3")] == ["zero3"]
+    assert [run.run for run in live.find_live_runs("zero3")] == ["zero3"]
     known(True, True, False)
-    assert [run.run for run in live.find("zero3")] == ["zero3"]
+    assert [run.run for run in live.find_live_runs("zero3")] == ["zero3"]

@@ -100,7 +100,7 @@ async def settled(pilot: Pilot[int], app: Watched) -> None:
         lanes = view.query_one(Lanes)
         if lanes._soon is not None:
             lanes._soon.stop()
-            lanes._catch_up()
+            lanes._draw_waiting_model()
     for _ in range(3):
         await pilot.pause()
 

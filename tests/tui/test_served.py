@@ -17,7 +17,7 @@ import pytest
 from support import clean_environment
 from tui.snapshots import snapshot
 
-from zeromon.collector.http import start_server
+from zeromon.collector.http import start_http_server
 from zeromon.storage.recorder import Past
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -46,7 +46,7 @@ class _View:
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
     """Where the view of a collector is served."""
-    collector = start_server(_View(), "127.0.0.1", 0)  # type: ignore[arg-type]
+    collector = start_http_server(_View(), "127.0.0.1", 0)  # type: ignore[arg-type]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

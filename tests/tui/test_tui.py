@@ -22,7 +22,7 @@ from textual.widgets import Input
 from tui.snapshots import DATA_WAIT, FixedSource, FleetSource, fleet_picture, snapshot
 from tui.test_lines import HOSTILE
 
-from zeromon.collector.http import start_server
+from zeromon.collector.http import start_http_server
 from zeromon.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.readout.figures import MAPPED
 from zeromon.snapshot import (
@@ -41,10 +41,10 @@ from zeromon.sources.replay import ReplaySource, StoreSource
 from zeromon.storage.recorder import Record
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import row_of
-from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_result
+from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_analysis_result
 from zeromon.tui.app import ZeromonApp
-from zeromon.tui.columns import laid_out
-from zeromon.tui.display_options import WHOLE, DisplayOptions
+from zeromon.tui.columns import fit_columns
+from zeromon.tui.display_options import WHOLE_RUN, DisplayOptions
 from zeromon.tui.screens.collectives import Collectives, SpanLanes
 from zeromon.tui.screens.ranks import HeatMap, Ranks
 from zeromon.tui.screens.timeline import Lanes, Timeline
@@ -529,7 +529,7 @@ async def test_a_slow_source_does_not_hold_up_the_keys(make: Make) -> None:
         await pilot.press("5")
         await until(pilot, lambda: MAPPED[0].label in screen_text(app), 15)
         app.now = lambda: 1100.0
-        app._show_age()
+        app._show_snapshot_age()
         await pilot.pause()
         assert "30 s old" in screen_text(app)
 
@@ -538,7 +538,7 @@ async def test_it_finds_a_collector_that_comes_back_elsewhere(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = Collector()
-    server = start_server(collector, "127.0.0.1", 0)  # type: ignore[arg-type]
+    server = start_http_server(collector, "127.0.0.1", 0)  # type: ignore[arg-type]
     asked = []
 
     def again(name: str, gone: bool) -> Source:
@@ -723,7 +723,7 @@ async def test_a_key_is_seen_on_the_timeline_at_once(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New snapshots wait their turn there; what the user asked for does not."""
-    monkeypatch.setattr("zeromon.tui.screens.timeline._LEAST_PAUSE_SECONDS", 600.0)
+    monkeypatch.setattr("zeromon.tui.screens.timeline._MIN_PAUSE_SECONDS", 600.0)
     app = make(snapshot(8))
     async with running(app, 120, 40) as pilot:
         await pilot.press("4")
@@ -864,7 +864,7 @@ async def test_shares_and_windows(make: Make) -> None:
         await pilot.press("w")
         await says(pilot, "60 steps")
         await until(pilot, lambda: "step 101" in screen_text(app))
-        while app.look.window != WHOLE:
+        while app.look.window != WHOLE_RUN:
             await pilot.press("w")
         await until(pilot, lambda: bool(source.asked) and "━ rank 3" in screen_text(app))
         assert source.asked[-1] == (0, 3, 7)  # the most exposed, the fullest, the slowest
@@ -913,7 +913,7 @@ async def test_a_tick_before_the_screen_is_laid_out_is_nothing(make: Make) -> No
         view = app._view()
         assert view is not None
         await view.query("#head").remove()
-        view.show_age()
+        view.show_snapshot_age()
         view.show()
 
 
@@ -980,7 +980,7 @@ def collector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Colle
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
     monkeypatch.setenv("ZEROMON_TOKEN", "secret")
     (tmp_path / "rings").mkdir(mode=0o700)
-    server = start_server(made, "127.0.0.1", 0, "secret")  # type: ignore[arg-type]
+    server = start_http_server(made, "127.0.0.1", 0, "secret")  # type: ignore[arg-type]
     facts = {"host": "127.0.0.1", "port": server.server_port}
     (tmp_path / "rings" / "collector.json").write_text(json.dumps(facts))
     made.address = f"127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
@@ -1110,7 +1110,7 @@ async def test_only_what_is_on_the_screen_is_drawn(
     from zeromon.tui.widgets import table as module
 
     formatted = 0
-    original = module.cells_of
+    original = module.row_spans
 
     def counted(*arguments: object) -> object:
         nonlocal formatted
@@ -1121,7 +1121,7 @@ async def test_only_what_is_on_the_screen_is_drawn(
     async with running(app, 120, 40) as pilot:
         await pilot.press("5")
         await pilot.pause()
-        monkeypatch.setattr(module, "cells_of", counted)
+        monkeypatch.setattr(module, "row_spans", counted)
         await pilot.press("down")
         await pilot.pause()
     assert 0 < formatted <= 2 * 40
@@ -1155,7 +1155,7 @@ async def test_columns_are_chosen_and_one_always_stays(make: Make) -> None:
         await pilot.press("escape")
         await pilot.pause()
         assert "columns" not in screen_text(app)
-        shown = [column.name for column, _ in table._laid_out()]
+        shown = [column.name for column, _ in table._columns_on_screen()]
         assert shown and not set(shown) & table.hidden
 
 
@@ -1165,7 +1165,7 @@ async def test_the_analysis_of_the_last_trace_is_a_screen(make: Make, tmp_path: 
         communication_seconds=0.5, overlap_ratio=0.5, exposed_copy_seconds=0.0, idle_seconds=0.25,
         events=9, ops=(), units=(), kernels=(),
     )  # fmt: skip
-    (tmp_path / RESULT_FILE).write_bytes(encode_result([one]))
+    (tmp_path / RESULT_FILE).write_bytes(encode_analysis_result([one]))
     made = Capture(
         number=3,
         state=CaptureState.DONE,
@@ -1212,10 +1212,10 @@ async def test_a_call_stack_is_on_the_page_of_its_rank(make: Make) -> None:
 
 
 def test_on_a_wide_terminal_figures_stay_near_the_name() -> None:
-    widths = {column.name: size for column, size in laid_out(TRAFFIC, 240)}
+    widths = {column.name: size for column, size in fit_columns(TRAFFIC, 240)}
     assert widths["unit"] <= 18 + 48
-    (last,) = (size for column, size in laid_out(RANKS, 240) if column.name == "unit")
-    assert sum(size for _, size in laid_out(RANKS, 240)) == 240 and last > 18
+    (last,) = (size for column, size in fit_columns(RANKS, 240) if column.name == "unit")
+    assert sum(size for _, size in fit_columns(RANKS, 240)) == 240 and last > 18
 
 
 async def test_the_trainings_output_is_on_the_logs_and_can_be_filtered(make: Make) -> None:

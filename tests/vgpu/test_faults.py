@@ -11,8 +11,8 @@ import pytest
 from vgpu.conftest import SHORT_DUMP, CudaRun, CudaRunner
 from vgpu.machine import Fault
 from vgpu.truth import Operation
-from zeromon.readout.verdict import Health, verdict
-from zeromon.report.render import render
+from zeromon.readout.verdict import Health, judge_run
+from zeromon.report.render import render_run
 from zeromon.snapshot import HangKind
 
 pytestmark = pytest.mark.vgpu
@@ -131,7 +131,7 @@ def test_a_leak_on_a_device_is_the_cause_of_running_out_of_memory(cuda_run: Cuda
     """Told while it grows, with the step at which the device is full, and after the death."""
     less = Fault("full", device=1, factor=0.03)  # 2.4 GiB
     run = cuda_run("runs_out.py", "leak", faults=[less], watched=True, ends_well=False)
-    judged = verdict(run.record)
+    judged = judge_run(run.record)
     assert judged.health is Health.DEAD
     assert re.search(r"^rank 1: device memory: use grew 2\d\.\d MiB per step", judged.cause)
     (_, text), *_ = died_of(run)
@@ -140,15 +140,15 @@ def test_a_leak_on_a_device_is_the_cause_of_running_out_of_memory(cuda_run: Cuda
     assert rank.memory is not None and rank.memory.ooms == 1
     foretold = re.search(r"it was to be full at about step (\d+)", judged.cause)
     assert foretold is not None and int(foretold[1]) == pytest.approx(rank.step, rel=0.15)
-    assert "what frees memory" not in render(run.record)
+    assert "what frees memory" not in render_run(run.record)
 
 
 def test_one_large_batch_is_named_with_what_it_asked_for(cuda_run: CudaRunner) -> None:
     """No rung of a few MiB is offered where 2 GiB are missing, and no growth is told."""
     less = Fault("full", device=1, factor=0.02)  # 1.6 GiB
     run = cuda_run("runs_out.py", "batch", faults=[less], watched=True, ends_well=False)
-    cause = verdict(run.record).cause
+    cause = judge_run(run.record).cause
     assert cause.startswith("rank 1: OutOfMemoryError at runs_out.py:")
     assert "Tried to allocate 2.00 GiB" in cause and "grew" not in cause
-    text = render(run.record)
+    text = render_run(run.record)
     assert "asked for 2.0 GiB" in text and "what frees memory" not in text

@@ -16,10 +16,10 @@ import pytest
 
 from vgpu.conftest import CudaRun, CudaRunner
 from vgpu.truth import Operation
-from zeromon.probes.nccl_ras import address_of
+from zeromon.probes.nccl_ras import ras_service_address
 from zeromon.readout.hang import hang_text
-from zeromon.report.communication import inspected
-from zeromon.ring.codes import operation_named
+from zeromon.report.communication import nccl_block
+from zeromon.ring.codes import operation_by_name
 from zeromon.snapshot import Ras, RasCount, RunSnapshot
 
 pytestmark = pytest.mark.vgpu
@@ -61,7 +61,7 @@ def test_inspector_has_the_times_of_the_device(cuda_run: CudaRunner, tmp_path: P
             written = [one for one in records if one["coll"] == function][-64:]
             operations = find_operations(run, rank.rank, function)
             sampled = [operations[one["coll_sn"]] for one in written]
-            row = rows[operation_named(function).label]
+            row = rows[operation_by_name(function).label]
             seconds = [(one.end - one.start) / 1e9 for one in sampled]
             busbw = [
                 int(one.detail["bus_bytes"]) / spent
@@ -75,7 +75,7 @@ def test_inspector_has_the_times_of_the_device(cuda_run: CudaRunner, tmp_path: P
             assert row.seconds == pytest.approx(sum(seconds) / len(seconds), abs=2e-9)
             bandwidth = sum(busbw) / len(busbw)
             assert row.busbw_bytes_per_second == pytest.approx(bandwidth, rel=1e-3, abs=1e3)
-    assert "all_reduce" in inspected(run.record) and "world(2)" in inspected(run.record)
+    assert "all_reduce" in nccl_block(run.record) and "world(2)" in nccl_block(run.record)
 
 
 def test_without_the_plugin_no_record_is_written(cuda_run: CudaRunner, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_ras_speaks_the_protocol_of_its_client(cuda_run: CudaRunner) -> None:
     said: list[str] = []
 
     def look(run: RunSnapshot) -> None:
-        host, port = address_of(run.ranks[0].process["variables"])
+        host, port = ras_service_address(run.ranks[0].process["variables"])
         connection = socket.create_connection((host, port), 10)
         with connection, connection.makefile("rw") as file:
             for line in ("client protocol 2", "TIMEOUT 5", "set format xml", "Set Format JSON"):

@@ -30,7 +30,7 @@ from vgpu.intervals import clip, length, subtract, union  # noqa: E402
 from vgpu.machine import write_machine  # noqa: E402
 from vgpu.table import reason  # noqa: E402
 from vgpu.truth import NOTHING, Timeline  # noqa: E402
-from zeromon.fold.ledger import add_step  # noqa: E402
+from zeromon.fold.ledger import add_ledger_step  # noqa: E402
 from zeromon.fold.state import LedgerSums  # noqa: E402
 from zeromon.readout.breakdown import RECORDED  # noqa: E402
 from zeromon.readout.ledger import USEFUL  # noqa: E402
@@ -144,7 +144,7 @@ def compare(rank: RankSnapshot, truth: Timeline, merged: Sequence[str] = ()) -> 
     around = LedgerSums()
     for one in rank.recent:
         if one not in steps:
-            add_step(around, one)
+            add_ledger_step(around, one)
     useful = sum(row.seconds for row in rank.ledger if row.cause in USEFUL)
     useful -= sum(around.spent_ns[at] - around.exposed_ns[at] for at in _COMPUTES) / 1e9
     trained = sum(phases.get(name, NOTHING).span for name in TRAINED)

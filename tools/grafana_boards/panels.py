@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from zeromon.levels import Level
-from zeromon.memory.forecast import growth_risk
+from zeromon.memory.forecast import risk_of_growth
 
 Colours = tuple[tuple[float, str], ...]
 """From which value on a figure has which colour; the first holds for all below the second."""
@@ -20,7 +20,7 @@ def rising(level: Level) -> Colours:
 
 def steps_at(risk: float) -> float:
     """So many steps before it is full, a memory that grows has this risk."""
-    return next(steps for steps in range(1, 1 << 20) if growth_risk(steps) < risk)
+    return next(steps for steps in range(1, 1 << 20) if risk_of_growth(steps) < risk)
 
 
 class Query(NamedTuple):

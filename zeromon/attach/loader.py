@@ -20,21 +20,21 @@ from typing import Any
 
 from zeromon.attach import inject
 from zeromon.attach.inject.elf import waits_for_interpreter
-from zeromon.attach.inject.refusal import check
+from zeromon.attach.inject.refusal import check_attachable
 from zeromon.attach.rank_processes import Process
 from zeromon.errors import AttachRefused, ZeromonError
-from zeromon.probes.installation import own_folders
+from zeromon.probes.installation import own_package_folders
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths
 from zeromon.ring.buffer import RingReader
-from zeromon.ring.files import lock_file, read_object, replace_file
-from zeromon.ring.ring_file import ipc_namespace
-from zeromon.ring.tokens import NAME, hand_over
+from zeromon.ring.files import read_json_object, replace_file, try_lock_file
+from zeromon.ring.ring_file import ipc_namespace_number
+from zeromon.ring.tokens import NAME, hand_over_token
 
 _BEGIN_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
 _STALE_SECONDS = 3600.0
-_MOST_AT_ONCE = 16
+_MAX_AT_ONCE = 16
 _LINE = """try:
  import os
  os.rename({script!r},{taken!r})
@@ -66,31 +66,31 @@ class Outcome:
     """Time from the first read of the process to its answer."""
 
 
-def attach(ranks: Sequence[Process], root: Path) -> tuple[Path, list[Outcome]]:
+def attach_ranks(ranks: Sequence[Process], root: Path) -> tuple[Path, list[Outcome]]:
     """Loads the agent into *ranks* of one job; returns the run's folder, and a result for each rank."""
     folder = run_folder(ranks, root)
-    before = set(folder.parent.glob(folder.name))
-    paths.make_private(folder)
-    _describe(folder, ranks[0])
+    existing = set(folder.parent.glob(folder.name))
+    paths.make_private_folder(folder)
+    _write_description(folder, ranks[0])
     settings = {k: v for k, v in os.environ.items() if k.startswith("ZEROMON_")}
     settings["ZEROMON_PYTHON"] = sys.executable
     settings["ZEROMON_RUN_DIR"] = str(folder)
-    hand_over(settings, folder)
+    hand_over_token(settings, folder)
     sole = len(ranks) == 1 and ranks[0].rank is None
 
-    def one(rank: Process) -> Outcome:
+    def attach_rank(rank: Process) -> Outcome:
         arguments = {
             "run_dir": str(folder),
             "pid": rank.pid,
-            "ipc": ipc_namespace(),
+            "ipc": ipc_namespace_number(),
             "settings": settings,
             "any_process": sole or rank.world_size == 1,
         }
-        return _call(rank, root, {"leave": False, "attach": arguments})
+        return _call_payload(rank, root, {"leave": False, "attach": arguments})
 
-    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        outcomes = list(pool.map(one, ranks))
-    if not before and not list(folder.glob("rank*.ring")):
+    with ThreadPoolExecutor(_MAX_AT_ONCE) as pool:
+        outcomes = list(pool.map(attach_rank, ranks))
+    if not existing and not list(folder.glob("rank*.ring")):
         for name in ("run.json", NAME):
             (folder / name).unlink(missing_ok=True)
         with suppress(OSError):
@@ -98,10 +98,10 @@ def attach(ranks: Sequence[Process], root: Path) -> tuple[Path, list[Outcome]]:
     return folder, outcomes
 
 
-def detach(ranks: Sequence[Process], root: Path) -> list[Outcome]:
+def detach_ranks(ranks: Sequence[Process], root: Path) -> list[Outcome]:
     """Removes the agent from *ranks*."""
-    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        return list(pool.map(lambda rank: _call(rank, root, {"leave": True}), ranks))
+    with ThreadPoolExecutor(_MAX_AT_ONCE) as pool:
+        return list(pool.map(lambda rank: _call_payload(rank, root, {"leave": True}), ranks))
 
 
 def run_folder(ranks: Sequence[Process], root: Path) -> Path:
@@ -109,15 +109,15 @@ def run_folder(ranks: Sequence[Process], root: Path) -> Path:
     pids, job = {rank.pid for rank in ranks}, ranks[0].job
     for folder in root.glob("*/"):
         if paths.is_run_id(folder.name):
-            alive = [header.pid for header in _live_rings(folder)]
+            alive = [header.pid for header in _live_ring_headers(folder)]
             if pids.intersection(alive) or (
-                alive and read_object(folder / "run.json").get("job") == job
+                alive and read_json_object(folder / "run.json").get("job") == job
             ):
                 return folder
     return root / paths.new_run_id(list(ranks[0].command[1:]))
 
 
-def _live_rings(folder: Path) -> Iterator[Any]:
+def _live_ring_headers(folder: Path) -> Iterator[Any]:
     for path in folder.glob("rank*.ring"):
         with suppress(ZeromonError, OSError, ValueError):
             reader = RingReader(path)
@@ -127,7 +127,7 @@ def _live_rings(folder: Path) -> Iterator[Any]:
                 yield header
 
 
-def _describe(folder: Path, rank: Process) -> None:
+def _write_description(folder: Path, rank: Process) -> None:
     """Writes ``run.json``, unless the run has one."""
     if (folder / "run.json").exists():
         return
@@ -144,10 +144,10 @@ def _describe(folder: Path, rank: Process) -> None:
 # ---- one process ----------------------------------------------------------------------------------
 
 
-def _call(rank: Process, root: Path, arguments: Mapping[str, Any]) -> Outcome:
-    began = time.monotonic()
+def _call_payload(rank: Process, root: Path, arguments: Mapping[str, Any]) -> Outcome:
+    started = time.monotonic()
     try:
-        injected, facts = _run_in(rank.pid, root, arguments)
+        injected, facts = _run_payload_in(rank.pid, root, arguments)
     except ZeromonError as error:
         return Outcome(rank.pid, rank.rank, refused=str(error), hint=error.hint)
     except OSError as error:
@@ -161,42 +161,42 @@ def _call(rank: Process, root: Path, arguments: Mapping[str, Any]) -> Outcome:
         kept=tuple(facts.get("kept", ())),
         how=injected.how,
         stopped_ns=injected.stopped_ns,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - started,
     )
 
 
-def _run_in(
+def _run_payload_in(
     pid: int, root: Path, arguments: Mapping[str, Any]
 ) -> tuple[inject.Injected, dict[str, Any]]:
     """Runs the payload in *pid* and returns its answer."""
-    check(pid)
-    packages = list(zip(("zeromon", "zeromon_agents"), own_folders(), strict=True))
+    check_attachable(pid)
+    packages = list(zip(("zeromon", "zeromon_agents"), own_package_folders(), strict=True))
     for folder in (root, *(Path(folder) for _, folder in packages)):
-        _check_visible(pid, folder)
-    desk = paths.make_private(root / ".attach")
-    _sweep(desk)
+        _check_folder_visible(pid, folder)
+    desk = paths.make_private_folder(root / ".attach")
+    _remove_stale_files(desk)
     stem = desk / f"{pid}.{secrets.token_hex(3)}"
-    script, taken, answer = (stem.with_suffix(s) for s in (".py", ".taken", ".answer"))
+    script, claimed, answer = (stem.with_suffix(s) for s in (".py", ".taken", ".answer"))
     watch = ProcessWatch(pid)
-    with _alone(desk / f"{pid}.lock", pid):
+    with _locked_process(desk / f"{pid}.lock", pid):
         facts = {**arguments, "packages": packages, "answer": str(answer)}
         payload = paths.SHIM / "zeromon_payload.py"
         script.write_text(f"ARGUMENTS = {facts!r}\n{payload.read_text()}")
-        line = f"exec({_LINE.format(script=str(script), taken=str(taken))!r},{{}})"
+        code = f"exec({_LINE.format(script=str(script), taken=str(claimed))!r},{{}})"
         try:
-            injected = inject.inject(pid, line, lambda: not script.exists())
-            _wait(pid, watch, script, answer)
+            injected = inject.inject_line(pid, code, lambda: not script.exists())
+            _wait_for_answer(pid, watch, script, answer)
             return injected, ast.literal_eval(answer.read_text())
         finally:
-            for path in (script, taken, answer):
+            for path in (script, claimed, answer):
                 path.unlink(missing_ok=True)
 
 
-def _wait(pid: int, watch: ProcessWatch, script: Path, answer: Path) -> None:
+def _wait_for_answer(pid: int, watch: ProcessWatch, script: Path, answer: Path) -> None:
     """Waits for the answer; withdraws a script that was not claimed in time."""
-    began = time.monotonic()
+    started = time.monotonic()
     while not answer.exists():
-        waited = time.monotonic() - began
+        waited = time.monotonic() - started
         if not watch.alive():
             raise AttachRefused(f"process {pid} ended during the attach")
         if waited > _BEGIN_SECONDS:
@@ -209,19 +209,19 @@ def _wait(pid: int, watch: ProcessWatch, script: Path, answer: Path) -> None:
                 raise AttachRefused(
                     f"process {pid} has begun the attach and does not answer"
                 ) from None
-            holds = (
+            reason = (
                 "holds the interpreter's lock in C code"
                 if waits_for_interpreter(pid)
                 else ("did not execute the request")
             )
             raise AttachRefused(
-                f"process {pid} {holds}; the request was withdrawn after {waited:.0f} s",
+                f"process {pid} {reason}; the request was withdrawn after {waited:.0f} s",
                 f"Its stacks can be read from outside: py-spy dump --native --pid {pid}",
             )
         time.sleep(0.002)
 
 
-def _check_visible(pid: int, folder: Path) -> None:
+def _check_folder_visible(pid: int, folder: Path) -> None:
     """Raises AttachRefused unless the process has the same files as this one."""
     ours = folder.stat()
     try:
@@ -239,9 +239,9 @@ def _check_visible(pid: int, folder: Path) -> None:
 
 
 @contextmanager
-def _alone(lock: Path, pid: int) -> Iterator[None]:
+def _locked_process(lock: Path, pid: int) -> Iterator[None]:
     """Locks a process: only one attach at a time."""
-    fd = lock_file(lock)
+    fd = try_lock_file(lock)
     if fd is None:
         raise AttachRefused(f"another zeromon is at process {pid}", "Let it finish.")
     try:
@@ -251,7 +251,7 @@ def _alone(lock: Path, pid: int) -> Iterator[None]:
         os.close(fd)
 
 
-def _sweep(desk: Path) -> None:
+def _remove_stale_files(desk: Path) -> None:
     """Removes the files of an attach that was killed."""
     for path in desk.iterdir():
         with suppress(OSError):

@@ -13,11 +13,11 @@ from zeromon.check.problem import (
     Machine,
     Path,
     Problem,
+    did_you_mean,
     is_on,
-    listed,
-    meant,
-    schema,
-    whole,
+    join_names,
+    load_schema,
+    parse_whole,
     without_effect,
 )
 from zeromon.units import human_bytes
@@ -43,7 +43,7 @@ def kind_of(config: Config) -> str:
     return str(config.get("distributed_type", default="")).upper()
 
 
-def options_of(config: Config) -> fsdp_options.Options:
+def fsdp_options_of(config: Config) -> fsdp_options.Options:
     """Returns the FSDP options of *config*."""
     return fsdp_options.Options(config=config, section=(FSDP,), reader="accelerate")
 
@@ -51,22 +51,22 @@ def options_of(config: Config) -> fsdp_options.Options:
 # ---- names and values -----------------------------------------------------------------------------
 
 
-def names(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+def unknown_names(config: Config, _ds_config: Config | None, _: Machine) -> Iterator[Problem]:
     """Yields unknown and old names; accelerate refuses unknown ones at the top, not in sections."""
-    known = schema()["accelerate"]
+    library = load_schema()["accelerate"]
     sagemaker = config.get("compute_environment") == "AMAZON_SAGEMAKER"
     for name in () if sagemaker else config.data:
-        if str(name) not in known["top"] and str(name) not in _OLD:
-            fix = meant(name, known["top"], 0.7) or f"remove {name}"
+        if str(name) not in library["top"] and str(name) not in _OLD:
+            fix = did_you_mean(name, library["top"], 0.7) or f"remove {name}"
             message = f"accelerate has no setting {name}, and refuses the file"
             yield config.problem("ZM102", "error", (str(name),), message, fix)
     for name in config.section(DEEPSPEED):
-        if name not in known["options"] and name not in known[DEEPSPEED]:
-            fix = meant(name, known[DEEPSPEED], 0.7) or _in_a_file(config, str(name))
+        if name not in library["options"] and name not in library[DEEPSPEED]:
+            fix = did_you_mean(name, library[DEEPSPEED], 0.7) or _in_a_file(config, str(name))
             message = f"{DEEPSPEED} has no {name}: accelerate ignores the setting"
             path = (DEEPSPEED, str(name))
             yield config.problem("ZM102", "warning", path, message, fix or f"remove {name}")
-    yield from fsdp_options.names(options_of(config))
+    yield from fsdp_options.unknown_options(fsdp_options_of(config))
     for old, new in _OLD.items():
         if config.has(old):
             message = f"{old} is the old form of {new}"
@@ -79,46 +79,48 @@ def _in_a_file(config: Config, name: str) -> str:
 
     It has what accelerate's section sets, too, because accelerate refuses those settings beside a file.
     """
-    known, part = schema()["deepspeed"], config.section(DEEPSPEED)
-    zero_fields: Mapping[str, Any] = known["sections"][ZERO]["fields"]
-    if name not in zero_fields and name not in known["top"]:
+    library, section = load_schema()["deepspeed"], config.section(DEEPSPEED)
+    zero_fields: Mapping[str, Any] = library["sections"][ZERO]["fields"]
+    if name not in zero_fields and name not in library["top"]:
         return ""
     ignored = {
-        key: value for key, value in part.items() if key not in schema()["accelerate"][DEEPSPEED]
+        key: value
+        for key, value in section.items()
+        if key not in load_schema()["accelerate"][DEEPSPEED]
     }
     zero = {key: value for key, value in ignored.items() if key in zero_fields}
-    zero["stage"] = part.get("zero_stage", 2)
+    zero["stage"] = section.get("zero_stage", 2)
     for role in ("optimizer", "param"):
-        device = part.get(f"offload_{role}_device")
+        device = section.get(f"offload_{role}_device")
         if device in ("cpu", "nvme"):
-            path = part.get(f"offload_{role}_nvme_path")
+            path = section.get(f"offload_{role}_nvme_path")
             zero[f"offload_{role}"] = {"device": device} | (
                 {"nvme_path": path} if device == "nvme" else {}
             )
-    if is_on(part.get("zero3_save_16bit_model")):
+    if is_on(section.get("zero3_save_16bit_model")):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
-    content = {ZERO: zero, **{k: v for k, v in ignored.items() if k in known["top"]}}
-    content |= {key: part[key] for key in _OF_BOTH if key in part}
-    half = config.get("mixed_precision")
-    if half in ("bf16", "fp16"):
-        content[str(half)] = {"enabled": True}
+    content = {ZERO: zero, **{k: v for k, v in ignored.items() if k in library["top"]}}
+    content |= {key: section[key] for key in _OF_BOTH if key in section}
+    half_type = config.get("mixed_precision")
+    if half_type in ("bf16", "fp16"):
+        content[str(half_type)] = {"enabled": True}
     content["train_micro_batch_size_per_gpu"] = AUTO
-    gone = [key for key in _BESIDE_A_FILE if key in part]
-    gone += ["mixed_precision"] if config.has("mixed_precision") else []
+    excluded = [key for key in _BESIDE_A_FILE if key in section]
+    excluded += ["mixed_precision"] if config.has("mixed_precision") else []
     file = f"deepspeed_config_file: ds.json, which has {json.dumps(content)}"
-    return f"{file}; here without {listed(gone)}" if gone else file
+    return f"{file}; here without {join_names(excluded)}" if excluded else file
 
 
 _OF_BOTH = ("gradient_accumulation_steps", "gradient_clipping")
 
 
-def values(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+def wrong_values(config: Config, _ds_config: Config | None, _: Machine) -> Iterator[Problem]:
     """Yields values that accelerate refuses, and processes that do not divide over the machines."""
-    known = schema()["accelerate"]
+    library = load_schema()["accelerate"]
     if not config.has("distributed_type"):
         fix = "distributed_type: FSDP, DEEPSPEED or MULTI_GPU"
         yield config.problem("ZM103", "error", (), "distributed_type is missing", fix)
-    kinds: list[str] = known["distributed_type"]
+    kinds: list[str] = library["distributed_type"]
     sagemaker = config.get("compute_environment") == "AMAZON_SAGEMAKER"
     value = config.get("distributed_type")
     if isinstance(value, str) and value not in kinds and not sagemaker:
@@ -129,39 +131,42 @@ def values(config: Config, _other: Config | None, _: Machine) -> Iterator[Proble
         message = "an unquoted no is false in YAML, and accelerate expects a text"
         fix = "mixed_precision: 'no'"
         yield config.problem("ZM103", "error", ("mixed_precision",), message, fix)
-    for part in (DEEPSPEED, FSDP):
-        if config.has(part) and not isinstance(config.get(part), (Mapping, type(None))):
-            message = f"{part} must be a section of its own"
-            yield config.problem("ZM103", "error", (part,), message, "indent its settings below it")
-    for path, choices in _choices(config).items():
+    for name in (DEEPSPEED, FSDP):
+        if config.has(name) and not isinstance(config.get(name), (Mapping, type(None))):
+            message = f"{name} must be a section of its own"
+            yield config.problem("ZM103", "error", (name,), message, "indent its settings below it")
+    for path, choices in _allowed_choices(config).items():
         value = config.get(*path)
         if value is not None and str(value).lower() not in choices:
             message = f"there is no {path[-1]} {value}"
             yield config.problem("ZM103", "error", path, message, f"one of {', '.join(choices)}")
-    machines, ranks = whole(config.get("num_machines")), whole(config.get("num_processes"))
+    machines, ranks = (
+        parse_whole(config.get("num_machines")),
+        parse_whole(config.get("num_processes")),
+    )
     if machines and ranks and machines > 0 and ranks > 0 and ranks % machines:
         message = f"{ranks} processes do not divide over {machines} machines: some are left out"
         fix = f"num_processes: {ranks - ranks % machines or machines}"
         yield config.problem("ZM105", "warning", ("num_processes",), message, fix)
 
 
-def _choices(config: Config) -> dict[Path, list[str]]:
-    known = schema()["accelerate"]
+def _allowed_choices(config: Config) -> dict[Path, list[str]]:
+    library = load_schema()["accelerate"]
     choices: dict[Path, list[str]] = {}
     if config.get("mixed_precision") is not False:  # which has a message of its own
-        choices["mixed_precision",] = known["mixed_precision"]
+        choices["mixed_precision",] = library["mixed_precision"]
     if kind_of(config) == "DEEPSPEED":
         choices[DEEPSPEED, "zero_stage"] = ["0", "1", "2", "3"]
         for name in ("offload_optimizer_device", "offload_param_device"):
             choices[DEEPSPEED, name] = ["none", "cpu", "nvme"]
-        choices[DEEPSPEED, "deepspeed_multinode_launcher"] = known["deepspeed_multinode_launcher"]
+        choices[DEEPSPEED, "deepspeed_multinode_launcher"] = library["deepspeed_multinode_launcher"]
     return choices
 
 
 # ---- DeepSpeed ------------------------------------------------------------------------------------
 
 
-def contradictions(config: Config, other: Config | None, _: Machine) -> Iterator[Problem]:
+def excluding_settings(config: Config, ds_config: Config | None, _: Machine) -> Iterator[Problem]:
     """Yields duplicate keys, settings that a DeepSpeed file excludes, zero3_init_flag below stage 3."""
     for path in config.duplicates:
         message = f"{'.'.join(path)} is given twice, and the last one counts"
@@ -169,16 +174,16 @@ def contradictions(config: Config, other: Config | None, _: Machine) -> Iterator
     if kind_of(config) != "DEEPSPEED":
         return
     if config.get(DEEPSPEED, "deepspeed_config_file"):
-        given: list[Path] = [
+        excluded: list[Path] = [
             (DEEPSPEED, name) for name in _BESIDE_A_FILE if config.has(DEEPSPEED, name)
         ]
         if config.get("mixed_precision") not in (None, False):
-            given.append(("mixed_precision",))
-        for path in given:
+            excluded.append(("mixed_precision",))
+        for path in excluded:
             message = f"accelerate refuses {path[-1]} beside deepspeed_config_file"
             fix = f"remove {path[-1]} here, and set it in the DeepSpeed file"
             yield config.problem("ZM105", "error", path, message, fix)
-    stage = _stage(config, other)
+    stage = _zero_stage(config, ds_config)
     if is_on(config.get(DEEPSPEED, "zero3_init_flag")) and stage is not None and stage < 3:
         message = (
             f"zero3_init_flag is for stage 3, and this is stage {stage}: accelerate turns it off"
@@ -187,16 +192,16 @@ def contradictions(config: Config, other: Config | None, _: Machine) -> Iterator
         yield config.problem("ZM105", "warning", path, message, "zero3_init_flag: false")
 
 
-def _stage(config: Config, other: Config | None) -> int | None:
+def _zero_stage(config: Config, ds_config: Config | None) -> int | None:
     """Returns the ZeRO stage of the DeepSpeed file, else of the YAML (2 by default); None if unknown."""
     if config.get(DEEPSPEED, "deepspeed_config_file"):
-        return stage_of(other) if other is not None else None
-    return whole(config.get(DEEPSPEED, "zero_stage", default=2))
+        return stage_of(ds_config) if ds_config is not None else None
+    return parse_whole(config.get(DEEPSPEED, "zero_stage", default=2))
 
 
-def no_effect(config: Config, other: Config | None, _: Machine) -> Iterator[Problem]:
+def no_effect(config: Config, ds_config: Config | None, _: Machine) -> Iterator[Problem]:
     """Yields one problem for all settings that the ZeRO stage ignores."""
-    stage = _stage(config, other)
+    stage = _zero_stage(config, ds_config)
     if kind_of(config) != "DEEPSPEED" or stage is None or stage >= 3:
         return
     unused = []
@@ -209,38 +214,38 @@ def no_effect(config: Config, other: Config | None, _: Machine) -> Iterator[Prob
         yield config.problem("ZM106", "info", (DEEPSPEED, unused[0]), message, fix)
 
 
-def nvme(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+def nvme_paths(config: Config, _ds_config: Config | None, _: Machine) -> Iterator[Problem]:
     """Yields offloads to NVMe without a path, which go to a folder ``none``, and paths without one."""
     in_a_file = kind_of(config) != "DEEPSPEED" or config.get(DEEPSPEED, "deepspeed_config_file")
     for name in ("optimizer", "param"):
         device, path = f"offload_{name}_device", f"offload_{name}_nvme_path"
-        target, given = config.get(DEEPSPEED, device), config.get(DEEPSPEED, path)
-        if target == "nvme" and not given and not in_a_file:
+        target, folder = config.get(DEEPSPEED, device), config.get(DEEPSPEED, path)
+        if target == "nvme" and not folder and not in_a_file:
             message, fix = f"{device} is nvme, but {path} is missing", f"{path}: /local_nvme"
             yield config.problem("ZM504", "error", (DEEPSPEED, device), message, fix)
-        if target == "cpu" and given not in (None, "", "none"):
+        if target == "cpu" and folder not in (None, "", "none"):
             message = f"{device} is cpu, and {path} has no effect"
             fix = f"{device}: nvme, or remove {path}"
             yield config.problem("ZM106", "info", (DEEPSPEED, path), message, fix)
 
 
-def at_stage_3(config: Config, other: Config | None, machine: Machine) -> Iterator[Problem]:
+def at_stage_3(config: Config, ds_config: Config | None, machine: Machine) -> Iterator[Problem]:
     """Yields a model that every rank builds whole before its split, and one that is saved as shards."""
-    if kind_of(config) != "DEEPSPEED" or _stage(config, other) != 3:
+    if kind_of(config) != "DEEPSPEED" or _zero_stage(config, ds_config) != 3:
         return
     path: Path = (DEEPSPEED, "zero3_init_flag")
     if is_on(config.get(*path)) is False:
         model = machine.model
-        takes = f"{human_bytes(4 * model.params)} in fp32" if model else "the whole model"
-        message = f"every rank builds {takes} before stage 3 splits it"
+        size = f"{human_bytes(4 * model.params)} in fp32" if model else "the whole model"
+        message = f"every rank builds {size} before stage 3 splits it"
         yield config.problem("ZM704", "warning", path, message, "zero3_init_flag: true")
     name, gather = "zero3_save_16bit_model", "stage3_gather_16bit_weights_on_model_save"
     message = "a model is saved as shards, which zero_to_fp32.py must merge"
-    if other is not None:
-        if other.get(ZERO, gather) == AUTO:  # accelerate fills in false
+    if ds_config is not None:
+        if ds_config.get(ZERO, gather) == AUTO:  # accelerate fills in false
             path, fix = (
                 (DEEPSPEED, "deepspeed_config_file"),
-                f"{other.write(gather, True)} in that file",
+                f"{ds_config.write(gather, True)} in that file",
             )
             yield config.problem("ZM701", "info", path, message, fix)
     elif not is_on(config.get(DEEPSPEED, name)):
@@ -248,7 +253,7 @@ def at_stage_3(config: Config, other: Config | None, machine: Machine) -> Iterat
         yield config.problem("ZM701", "info", path, message, f"{name}: true")
 
 
-def bf16_device(config: Config, _other: Config | None, machine: Machine) -> Iterator[Problem]:
+def bf16_device(config: Config, _ds_config: Config | None, machine: Machine) -> Iterator[Problem]:
     """Yields bf16 on a device that emulates it."""
     if machine.device in NO_BF16 and config.get("mixed_precision") == "bf16":
         message = f"a {machine.device.upper()} has no units for bf16: it is emulated, and slow"
@@ -256,22 +261,22 @@ def bf16_device(config: Config, _other: Config | None, machine: Machine) -> Iter
         yield config.problem("ZM406", "warning", path, message, "mixed_precision: fp16")
 
 
-def idle_devices(config: Config, _other: Config | None, machine: Machine) -> Iterator[Problem]:
+def idle_devices(config: Config, _ds_config: Config | None, machine: Machine) -> Iterator[Problem]:
     """Yields fewer processes than the machines have devices: num_processes counts all machines."""
-    ranks, hosts = whole(config.get("num_processes")), whole(config.get("num_machines"))
-    each = machine.devices_per_host
-    some = config.get("gpu_ids") not in (None, "all")
-    if ranks and hosts and hosts > 1 and each and ranks < hosts * each and not some:
-        message = f"num_processes is {ranks}, for all {hosts} machines of {each} devices together"
+    ranks, hosts = parse_whole(config.get("num_processes")), parse_whole(config.get("num_machines"))
+    gpus = machine.devices_per_host
+    selects = config.get("gpu_ids") not in (None, "all")
+    if ranks and hosts and hosts > 1 and gpus and ranks < hosts * gpus and not selects:
+        message = f"num_processes is {ranks}, for all {hosts} machines of {gpus} devices together"
         path = ("num_processes",)
-        yield config.problem("ZM602", "warning", path, message, config.write(path[0], hosts * each))
+        yield config.problem("ZM602", "warning", path, message, config.write(path[0], hosts * gpus))
 
 
-def precision(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+def mixed_precision(config: Config, _ds_config: Config | None, _: Machine) -> Iterator[Problem]:
     """Yields fp16 at ZeRO stage 3, and training in fp32."""
     if kind_of(config) != "DEEPSPEED" or config.get(DEEPSPEED, "deepspeed_config_file"):
         return
-    stage = _stage(config, None)
+    stage = _zero_stage(config, None)
     value = str(config.get("mixed_precision", default="no")).lower()
     if value == "fp16" and stage == 3:
         message = "fp16 at stage 3 needs loss scaling, and skips steps that overflow"
@@ -283,13 +288,13 @@ def precision(config: Config, _other: Config | None, _: Machine) -> Iterator[Pro
         yield config.problem("ZM405", "info", path, message, "mixed_precision: bf16")
 
 
-def options(config: Config, _other: Config | None, _: Machine) -> Iterator[Problem]:
+def fsdp_problems(config: Config, _ds_config: Config | None, _: Machine) -> Iterator[Problem]:
     """Yields the problems of the FSDP options."""
     for check in fsdp_options.CHECKS if kind_of(config) == "FSDP" else ():
-        yield from check(options_of(config))
+        yield from check(fsdp_options_of(config))
 
 
 CHECKS: tuple[Check, ...] = (
-    names, values, contradictions, no_effect, nvme, precision, at_stage_3, options, bf16_device,
-    idle_devices,
+    unknown_names, wrong_values, excluding_settings, no_effect, nvme_paths, mixed_precision,
+    at_stage_3, fsdp_problems, bf16_device, idle_devices,
 )  # fmt: skip

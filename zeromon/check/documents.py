@@ -20,13 +20,13 @@ import yaml
 
 from zeromon.check.problem import Config, Path, Refused
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Largest file that is read, in bytes."""
-_MOST_YAML = 256 << 10
+_MAX_YAML_CHARS = 256 << 10
 """Largest YAML file that is read, in characters: the YAML parser is slow."""
-_MOST_KEYS = 100_000
-_DEEPEST = 60
-_MOST_BRACKETS = 200
+_MAX_KEYS = 100_000
+_MAX_DEPTH = 60
+_MAX_BRACKETS = 200
 
 SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".py": "python"}
 """Suffix of a file -> its dialect; other files of a folder are not read."""
@@ -35,10 +35,10 @@ SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".py": "python"}
 class UnreadableError(Exception):
     """A file cannot be read; carries the position of the fault and a fix."""
 
-    def __init__(self, message: str, line: int = 1, column: int = 1, fix: str = "") -> None:
+    def __init__(self, message: str, line_number: int = 1, column: int = 1, fix: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.line = line
+        self.line = line_number
         self.column = column
         self.fix = fix
 
@@ -46,14 +46,14 @@ class UnreadableError(Exception):
 def read_text(file: File) -> str:
     """Returns the text of *file*.
 
-    Raises :class:`UnreadableError` for a special file, a file of more than :data:`MOST_BYTES`, and a
+    Raises :class:`UnreadableError` for a special file, a file of more than :data:`MAX_BYTES`, and a
     file that is not UTF-8.
     """
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableError("this is not a regular file")
-        if status.st_size > MOST_BYTES:
+        if status.st_size > MAX_BYTES:
             size = -(-status.st_size >> 20)
             raise UnreadableError(f"{size} MiB is too large for a configuration or a script")
         content = file.read_bytes()
@@ -62,45 +62,45 @@ def read_text(file: File) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+        line_number = content.count(b"\n", 0, error.start) + 1
         column = error.start - content.rfind(b"\n", 0, error.start)
         message = f"byte {error.start} is not UTF-8 text"
-        raise UnreadableError(message, line, column, "save it as UTF-8") from error
+        raise UnreadableError(message, line_number, column, "save it as UTF-8") from error
 
 
-def dialect_of(file: File, text: str) -> str:
-    """Returns json, yaml or python, by the suffix of *file*, else by the first character of *text*."""
-    known = SUFFIXES.get(file.suffix.lower())
-    return known or ("json" if text.lstrip().startswith("{") else "yaml")
+def dialect_of(file: File, content: str) -> str:
+    """Returns json, yaml or python, by the suffix of *file*, else by the first sign of *content*."""
+    dialect = SUFFIXES.get(file.suffix.lower())
+    return dialect or ("json" if content.lstrip().startswith("{") else "yaml")
 
 
-def parse(text: str, name: str, dialect: str) -> Config:
+def parse_config(content: str, name: str, dialect: str) -> Config:
     """Returns the configuration in a JSON or YAML text; raises :class:`UnreadableError`."""
     refused = None
     if dialect == "json":
-        (data, places, duplicates), refused = _parse_json(text)
+        (data, positions, duplicates), refused = _parse_json(content)
     else:
-        data, places, duplicates = _parse_yaml(text)
+        data, positions, duplicates = _parse_yaml(content)
     if not isinstance(data, dict):
-        what = "nothing" if data is None else f"a {type(data).__name__}"
-        raise UnreadableError(f"the file contains {what}, not a configuration")
+        kind = "nothing" if data is None else f"a {type(data).__name__}"
+        raise UnreadableError(f"the file contains {kind}, not a configuration")
     return Config(
         file=name,
         data=data,
-        places=places,
+        places=positions,
         dialect=dialect,
         duplicates=duplicates,
-        text=text,
+        text=content,
         refused=refused,
     )
 
 
-def parse_python(text: str) -> ast.Module:
+def parse_python(source: str) -> ast.Module:
     """Returns the syntax tree of a script; raises :class:`UnreadableError`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about escapes in the script's strings
-            return ast.parse(text)
+            return ast.parse(source)
     except SyntaxError as error:
         message = f"Python cannot read it: {error.msg}"
         raise UnreadableError(message, error.lineno or 1, error.offset or 1) from error
@@ -111,36 +111,36 @@ def parse_python(text: str) -> ast.Module:
 _Read = tuple[Any, dict[Path, tuple[int, int]], tuple[Path, ...]]
 
 
-def _parse_json(text: str) -> tuple[_Read, Refused | None]:
+def _parse_json(content: str) -> tuple[_Read, Refused | None]:
     """Returns what JSON or Hjson contains, and why and where JSON refuses it; None for JSON."""
     refused = None
     try:
-        data = json.loads(text)
+        data = json.loads(content)
         token = _TOKEN
     except json.JSONDecodeError as error:
-        if not text.strip():
+        if not content.strip():
             raise UnreadableError("the file is empty") from error
         refused = Refused(f"{error.msg[:1].lower()}{error.msg[1:]}", error.lineno, error.colno)
-        data = _parse_hjson(text, refused)
+        data = _parse_hjson(content, refused)
         token = _HJSON_TOKEN
     except RecursionError as error:
         raise UnreadableError("the file is nested too deep") from error
     except ValueError as error:  # a number of thousands of digits
         raise UnreadableError(str(error).partition(":")[0]) from error
     try:
-        places, duplicates = _json_places(text, token)
+        positions, duplicates = _json_key_places(content, token)
     except IndexError:  # Hjson without braces around it
-        places, duplicates = {(): (1, 1)}, ()
-    return (data, places, duplicates), refused
+        positions, duplicates = {(): (1, 1)}, ()
+    return (data, positions, duplicates), refused
 
 
-def _parse_hjson(text: str, refused: Refused) -> Any:
+def _parse_hjson(content: str, refused: Refused) -> Any:
     """Returns what Hjson contains, as DeepSpeed reads it: comments, trailing commas, unquoted keys."""
     message = f"neither JSON nor Hjson: {refused.message}"
-    if len(text) > _MOST_YAML:
+    if len(content) > _MAX_YAML_CHARS:
         raise UnreadableError(message, refused.line, refused.column)
     try:
-        return hjson.loads(text, object_pairs_hook=dict)
+        return hjson.loads(content, object_pairs_hook=dict)
     except RecursionError as error:
         raise UnreadableError("the file is nested too deep") from error
     except (ValueError, IndexError, OverflowError) as error:
@@ -155,18 +155,18 @@ _HJSON_TOKEN = re.compile(
 )
 
 
-def _json_places(
-    text: str, tokens: re.Pattern[str]
+def _json_key_places(
+    content: str, tokens: re.Pattern[str]
 ) -> tuple[dict[Path, tuple[int, int]], tuple[Path, ...]]:
     """Returns the positions of the keys of valid JSON, and duplicate keys; skips keys in lists."""
-    places: dict[Path, tuple[int, int]] = {(): (1, 1)}
+    positions: dict[Path, tuple[int, int]] = {(): (1, 1)}
     duplicates = []
     path: list[str] = []
     kinds: list[str] = []
-    line, start = 1, 0
-    last, at = "", (1, 1)
-    for token in tokens.finditer(text):
-        line += text.count("\n", start, token.start())
+    line_number, start = 1, 0
+    key, at = "", (1, 1)
+    for token in tokens.finditer(content):
+        line_number += content.count("\n", start, token.start())
         start = token.start()
         symbol = token.group()
         if symbol in "{[":
@@ -175,82 +175,82 @@ def _json_places(
         elif symbol in "}]":
             kinds.pop()
             path.pop()
-        elif symbol == ":" and last:
-            path[-1] = last
-            if "[" not in kinds and len(places) < _MOST_KEYS:
-                here = tuple(path)
-                if here in places:
-                    duplicates.append(here)
-                places[here] = at
+        elif symbol == ":" and key:
+            path[-1] = key
+            if "[" not in kinds and len(positions) < _MAX_KEYS:
+                key_path = tuple(path)
+                if key_path in positions:
+                    duplicates.append(key_path)
+                positions[key_path] = at
         elif symbol not in ":," and not symbol.startswith(("#", "/")):
-            last = json.loads(symbol, strict=False) if symbol[0] == '"' else symbol.strip("'")
-            at = line, start - text.rfind("\n", 0, start)
-    return places, tuple(duplicates)
+            key = json.loads(symbol, strict=False) if symbol[0] == '"' else symbol.strip("'")
+            at = line_number, start - content.rfind("\n", 0, start)
+    return positions, tuple(duplicates)
 
 
-def _brackets(text: str) -> int:
+def _bracket_depth(content: str) -> int:
     """How many brackets are open at once, at most: the time of PyYAML grows with their square."""
-    opened = most = 0
-    for bracket in re.findall(r"[\[\]{}]", text):
-        opened = opened + 1 if bracket in "[{" else max(0, opened - 1)
-        most = max(most, opened)
-    return most
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", content):
+        depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
+        deepest = max(deepest, depth)
+    return deepest
 
 
-def _parse_yaml(text: str) -> _Read:
-    if len(text) > _MOST_YAML:
-        raise UnreadableError(f"{len(text) >> 10} KiB of YAML is too large for a configuration")
-    if _brackets(text) > _MOST_BRACKETS:
+def _parse_yaml(content: str) -> _Read:
+    if len(content) > _MAX_YAML_CHARS:
+        raise UnreadableError(f"{len(content) >> 10} KiB of YAML is too large for a configuration")
+    if _bracket_depth(content) > _MAX_BRACKETS:
         raise UnreadableError("the file is nested too deep")
     try:
-        loader = yaml.SafeLoader(text)
+        loader = yaml.SafeLoader(content)
         node = loader.get_single_node()
-        places: dict[Path, tuple[int, int]] = {(): (1, 1)}
+        positions: dict[Path, tuple[int, int]] = {(): (1, 1)}
         duplicates: list[Path] = []
         if node is None:
             raise UnreadableError("the file is empty")
-        if _expanded(node, {}) > _MOST_KEYS:
+        if _expanded_size(node, {}) > _MAX_KEYS:
             raise UnreadableError("YAML aliases expand to too many nodes, or contain themselves")
         for path, mark in _yaml_keys(node, (), set()):
-            if path in places:
+            if path in positions:
                 duplicates.append(path)
-            places[path] = mark.line + 1, mark.column + 1
-            if len(places) > _MOST_KEYS:
+            positions[path] = mark.line + 1, mark.column + 1
+            if len(positions) > _MAX_KEYS:
                 break
         data = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        raise UnreadableError(f"not YAML: {error.problem or error.context}", *place) from error
+        position = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        raise UnreadableError(f"not YAML: {error.problem or error.context}", *position) from error
     except yaml.YAMLError as error:
         raise UnreadableError(f"not YAML: {str(error).splitlines()[0]}") from error
     except RecursionError as error:
         raise UnreadableError("the file is nested too deep") from error
     except (ValueError, OverflowError) as error:  # 2026-99-99, a number of thousands of digits
         raise UnreadableError(f"not YAML: {str(error).partition(':')[0]}") from error
-    return data, places, tuple(duplicates)
+    return data, positions, tuple(duplicates)
 
 
-def _expanded(node: yaml.Node, sizes: dict[int, float]) -> float:
+def _expanded_size(node: yaml.Node, sizes: dict[int, float]) -> float:
     """Returns the number of nodes with all aliases expanded; infinite for a node inside itself."""
     if id(node) not in sizes:
         sizes[id(node)] = math.inf
         inner: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
-            inner = [part for pair in node.value for part in pair]
+            inner = [child for pair in node.value for child in pair]
         elif isinstance(node, yaml.SequenceNode):
             inner = node.value
-        sizes[id(node)] = 1 + sum(_expanded(part, sizes) for part in inner)
+        sizes[id(node)] = 1 + sum(_expanded_size(child, sizes) for child in inner)
     return sizes[id(node)]
 
 
 def _yaml_keys(node: yaml.Node, path: Path, visited: set[int]) -> Iterator[tuple[Path, Any]]:
     """Yields the path and mark of each key of nested mappings; visits an aliased node once."""
-    if not isinstance(node, yaml.MappingNode) or id(node) in visited or len(path) > _DEEPEST:
+    if not isinstance(node, yaml.MappingNode) or id(node) in visited or len(path) > _MAX_DEPTH:
         return
     visited.add(id(node))
     for key, value in node.value:
         if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-            here = (*path, str(key.value))
-            yield here, key.start_mark
-            yield from _yaml_keys(value, here, visited)
+            key_path = (*path, str(key.value))
+            yield key_path, key.start_mark
+            yield from _yaml_keys(value, key_path, visited)

@@ -8,7 +8,7 @@ from typing import Any
 from zeromon.check.accelerate import DEEPSPEED, FSDP, kind_of
 from zeromon.check.deepspeed.readers import ZERO, not_json
 from zeromon.check.launch import COMMAND, Command
-from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, listed, whole
+from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, join_names, parse_whole
 from zeromon.check.scripts import Call, Script, Unknown, is_arguments, is_open
 
 Said = tuple[Any, str]
@@ -43,52 +43,52 @@ class Sources:
 _OFFLOAD = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 
 
-def figures(s: Sources) -> list[Figure]:
+def collect_figures(s: Sources) -> list[Figure]:
     """Returns the known figures; DeepSpeed's own file wins over accelerate's section and the script."""
-    found = []
-    for name, said in (
-        ("ranks", _ranks(s)),
-        ("micro-batch", [*_of(s, "train_micro_batch_size_per_gpu"),
-                         *_arguments(s, "per_device_train_batch_size")]),
-        ("accumulation", [*_of(s, "gradient_accumulation_steps"),
-                          *_arguments(s, "gradient_accumulation_steps")]),
-        ("precision", precisions(s)),
-        ("clipping", [*_of(s, "gradient_clipping"), *_arguments(s, "max_grad_norm")]),
-        ("ZeRO stage", _of(s, ZERO, "stage", option="zero_stage")),
-        *((f"offload of {what}", _of(s, ZERO, key, "device", option=f"{key}_device"))
-          for what, key in _OFFLOAD.items()),
-        ("FSDP offload", _section(s, (FSDP, "fsdp_offload_params"))),
+    entries = []
+    for name, claims in (
+        ("ranks", _stated_ranks(s)),
+        ("micro-batch", [*_deepspeed_setting(s, "train_micro_batch_size_per_gpu"),
+                         *_argument_of(s, "per_device_train_batch_size")]),
+        ("accumulation", [*_deepspeed_setting(s, "gradient_accumulation_steps"),
+                          *_argument_of(s, "gradient_accumulation_steps")]),
+        ("precision", stated_precisions(s)),
+        ("clipping", [*_deepspeed_setting(s, "gradient_clipping"), *_argument_of(s, "max_grad_norm")]),
+        ("ZeRO stage", _deepspeed_setting(s, ZERO, "stage", option="zero_stage")),
+        *((f"offload of {role}", _deepspeed_setting(s, ZERO, key, "device", option=f"{key}_device"))
+          for role, key in _OFFLOAD.items()),
+        ("FSDP offload", _accelerate_setting(s, (FSDP, "fsdp_offload_params"))),
     ):  # fmt: skip
-        known = [(v, where) for v, where in said if v not in (None, AUTO, "none")]
-        if known:
-            value, source = known[0]
-            others = dict.fromkeys((v, w) for v, w in known[1:] if v != value)
-            found.append(Figure(name=name, value=value, source=source, others=tuple(others)))
-    by_name = {figure.name: whole(figure.value) for figure in found}
-    parts = [by_name.get(name) for name in ("micro-batch", "accumulation", "ranks")]
-    if all(parts):
-        value = math.prod(part for part in parts if part)
-        made = " x ".join(map(str, parts))
-        found.append(Figure(name="whole batch", value=value, source=made))
-    return found
+        stated = [(v, origin) for v, origin in claims if v not in (None, AUTO, "none")]
+        if stated:
+            value, source = stated[0]
+            losers = dict.fromkeys((v, w) for v, w in stated[1:] if v != value)
+            entries.append(Figure(name=name, value=value, source=source, others=tuple(losers)))
+    by_name = {entry.name: parse_whole(entry.value) for entry in entries}
+    factors = [by_name.get(name) for name in ("micro-batch", "accumulation", "ranks")]
+    if all(factors):
+        value = math.prod(factor for factor in factors if factor)
+        product = " x ".join(map(str, factors))
+        entries.append(Figure(name="whole batch", value=value, source=product))
+    return entries
 
 
-def _ranks(s: Sources) -> Iterator[Said]:
+def _stated_ranks(s: Sources) -> Iterator[Said]:
     if s.command.ranks:
         yield s.command.ranks, COMMAND
     if s.file is not None:
-        yield whole(s.file.get("num_processes")), s.file.file
+        yield parse_whole(s.file.get("num_processes")), s.file.file
 
 
-def _of(s: Sources, *path: str, option: str = "") -> list[Said]:
+def _deepspeed_setting(s: Sources, *path: str, option: str = "") -> list[Said]:
     """Returns a setting of the DeepSpeed file, else of accelerate's section for DeepSpeed."""
-    found: list[Said] = []
+    claims: list[Said] = []
     if s.deepspeed is not None:
-        found.append((s.deepspeed.get(*path), s.deepspeed.file))
-    return [*found, *_section(s, (DEEPSPEED, option or path[-1]))]
+        claims.append((s.deepspeed.get(*path), s.deepspeed.file))
+    return [*claims, *_accelerate_setting(s, (DEEPSPEED, option or path[-1]))]
 
 
-def _section(s: Sources, path: Path) -> Iterator[Said]:
+def _accelerate_setting(s: Sources, path: Path) -> Iterator[Said]:
     """Yields a setting of the accelerate file, as the command changes it and as it is."""
     kinds = {DEEPSPEED: "DEEPSPEED", FSDP: "FSDP"}
     for config in (s.launch, s.file):
@@ -96,24 +96,24 @@ def _section(s: Sources, path: Path) -> Iterator[Said]:
             yield config.get(*path), config.where(path[-1])
 
 
-def _calls(s: Sources) -> Iterator[tuple[Script, Call]]:
+def _argument_calls(s: Sources) -> Iterator[tuple[Script, Call]]:
     for script in s.scripts:
         for call in script.calls:
             if is_arguments(call) or call.short == "Accelerator":
                 yield script, call
 
 
-def _arguments(s: Sources, name: str) -> Iterator[Said]:
+def _argument_of(s: Sources, name: str) -> Iterator[Said]:
     """Yields an argument of the script: on the command line, then in its text."""
     if name in s.command.arguments:
         yield s.command.arguments[name], COMMAND
-    for script, call in _calls(s):
+    for script, call in _argument_calls(s):
         value = script.value(script.argument(call, name))
         if not isinstance(value, Unknown):
             yield value, script.file
 
 
-def precisions(s: Sources) -> Iterator[Said]:
+def stated_precisions(s: Sources) -> Iterator[Said]:
     """Yields the precision; the script's own wins over that of the launch file."""
     if s.deepspeed is not None:
         for name in ("bf16", "fp16"):
@@ -122,21 +122,21 @@ def precisions(s: Sources) -> Iterator[Said]:
     for name in ("bf16", "fp16"):
         if s.command.arguments.get(name) is True:
             yield name, COMMAND
-    for script, call in _calls(s):
-        said = script.value(script.argument(call, "mixed_precision"))
-        if isinstance(said, str):
-            yield said, script.file
+    for script, call in _argument_calls(s):
+        value = script.value(script.argument(call, "mixed_precision"))
+        if isinstance(value, str):
+            yield value, script.file
         for name in ("bf16", "fp16"):
             if script.value(script.argument(call, name)) is True:
                 yield name, script.file
-    yield from _section(s, ("mixed_precision",))
+    yield from _accelerate_setting(s, ("mixed_precision",))
 
 
-def as_lines(found: Iterable[Figure]) -> list[str]:
+def as_lines(entries: Iterable[Figure]) -> list[str]:
     """Returns the figures as text, one a line."""
     rows = [
         (f.name, str(f.value), f.source + "".join(f"; {v} in {w}" for v, w in f.others))
-        for f in found
+        for f in entries
     ]
     widths = [max((len(row[n]) for row in rows), default=0) for n in range(2)]
     return [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
@@ -148,39 +148,41 @@ _OF_THE_PLUGIN = ("gradient_accumulation_steps", "gradient_clipping")
 """Settings of accelerate's section for DeepSpeed that Trainer compares with its arguments."""
 
 
-def differences(script: Script, launch: Config, other: Config | None) -> Iterator[Problem]:
+def other_figures(script: Script, launch: Config, ds_config: Config | None) -> Iterator[Problem]:
     """Yields figures of *script* that are others in *launch*, or in the DeepSpeed file that it names."""
     for call in script.calls:
         if is_arguments(call) and kind_of(launch) == "DEEPSPEED":
             if script.argument(call, "deepspeed") is None:
-                config = other or _plugin(launch)
+                config = ds_config or _plugin_config(launch)
                 yield from against_arguments(script, call, config, launch.ranks)
-                yield from whole_batch(script, call, config, whole(launch.get("num_processes")))
+                yield from whole_batch(
+                    script, call, config, parse_whole(launch.get("num_processes"))
+                )
         elif call.name.startswith("accelerate.") and call.short == "Accelerator":
-            yield from _accumulation(script, call, launch, other)
+            yield from _other_accumulation(script, call, launch, ds_config)
         if is_arguments(call) or call.short == "Accelerator":
-            yield from _precision(script, call, launch)
+            yield from _other_precision(script, call, launch)
 
 
-def of_arguments(
-    command: Command, scripts: Iterable[Script], launch: Config | None, other: Config | None
+def command_line_conflicts(
+    command: Command, scripts: Iterable[Script], launch: Config | None, ds_config: Config | None
 ) -> Iterator[Problem]:
     """Yields arguments of a Trainer on the command line that DeepSpeed's configuration contradicts.
 
     Only scripts that parse their arguments into those of a Trainer take them so.
     """
-    config = other
+    config = ds_config
     if config is None and launch is not None and kind_of(launch) == "DEEPSPEED":
-        config = _plugin(launch)
+        config = _plugin_config(launch)
     if config is None or not any(script.words & _PARSERS for script in scripts):
         return
     for name, (path, code) in MATCHED.items():
         fixed, mine = config.get(*path), command.arguments.get(name)
         if fixed in (None, AUTO) or mine in (None, fixed):
             continue
-        where = config.where(path[-1])
+        source = config.where(path[-1])
         message = (
-            f"{name} is {mine} here, and {'.'.join(path)} is {fixed} in {where}: Trainer refuses"
+            f"{name} is {mine} here, and {'.'.join(path)} is {fixed} in {source}: Trainer refuses"
         )
         fix = f"{config.write(path[-1], AUTO)} takes it from here"
         yield command.problem(code, "error", name, message, fix)
@@ -190,20 +192,20 @@ _PARSERS = frozenset(("HfArgumentParser", "TrlParser"))
 """Classes that make a Trainer's arguments of the command line."""
 
 
-def _plugin(launch: Config) -> Config:
+def _plugin_config(launch: Config) -> Config:
     """Returns what accelerate's section sets of a DeepSpeed configuration."""
-    part = launch.section(DEEPSPEED)
-    data = {name: part[name] for name in _OF_THE_PLUGIN if name in part}
+    section = launch.section(DEEPSPEED)
+    data = {name: section[name] for name in _OF_THE_PLUGIN if name in section}
     return replace(launch, data=data)
 
 
-def _accumulation(
-    script: Script, call: Call, launch: Config, other: Config | None
+def _other_accumulation(
+    script: Script, call: Call, launch: Config, ds_config: Config | None
 ) -> Iterator[Problem]:
     """Yields an accumulation of ``Accelerator`` that DeepSpeed's replaces."""
     name = "gradient_accumulation_steps"
     node = script.argument(call, name)
-    mine, config = script.value(node), other or _plugin(launch)
+    mine, config = script.value(node), ds_config or _plugin_config(launch)
     theirs = config.get(name)
     if node is None or kind_of(launch) != "DEEPSPEED" or isinstance(mine, (Unknown, str)):
         return
@@ -213,21 +215,21 @@ def _accumulation(
         yield script.problem("ZM602", "warning", node, message, fix, name)
 
 
-def _precision(script: Script, call: Call, launch: Config) -> Iterator[Problem]:
+def _other_precision(script: Script, call: Call, launch: Config) -> Iterator[Problem]:
     """Yields a precision of the script that replaces that of the launch file."""
     theirs = launch.get("mixed_precision")
     mine, node = None, script.argument(call, "mixed_precision")
     if is_arguments(call):
-        on = (n for n in ("fp16", "bf16") if script.value(script.argument(call, n)) is True)
-        mine = next(on, None)
+        enabled = (n for n in ("fp16", "bf16") if script.value(script.argument(call, n)) is True)
+        mine = next(enabled, None)
         node = script.argument(call, mine) if mine else None
     elif node is not None:
         mine = script.value(node)
     if not isinstance(mine, str) or not isinstance(theirs, str) or mine == theirs:
         return
-    where = launch.where("mixed_precision")
-    message = f"the precision is {mine} here and {theirs} in {where}: this script wins"
-    fix = f"mixed_precision: {mine} in {where}"
+    source = launch.where("mixed_precision")
+    message = f"the precision is {mine} here and {theirs} in {source}: this script wins"
+    fix = f"mixed_precision: {mine} in {source}"
     yield script.problem("ZM105", "warning", node or call.node, message, fix, "mixed_precision")
 
 
@@ -237,7 +239,7 @@ Check = Callable[[Script, Call, Config, "int | None"], Iterable[Problem]]
 """A check of (script, the call, the configuration that the call takes, number of ranks or None)."""
 
 
-def _where(script: Script, config: Config) -> str:
+def _in_file(script: Script, config: Config) -> str:
     return "" if config.file == script.file else f" in {config.file}"
 
 
@@ -272,9 +274,9 @@ def against_arguments(
         if fixed in (None, AUTO) or isinstance(mine, (Unknown, str)) or mine is None:
             continue
         if fixed != mine:  # as Trainer compares them: the text "8" is not 8
-            shown = f'the text "{fixed}"' if isinstance(fixed, str) else fixed
+            literal = f'the text "{fixed}"' if isinstance(fixed, str) else fixed
             message = (
-                f"{name} is {mine} here, and {'.'.join(path)} is {shown}{_where(script, config)}: "
+                f"{name} is {mine} here, and {'.'.join(path)} is {literal}{_in_file(script, config)}: "
                 "Trainer refuses"
             )
             node = script.argument(call, name) or call.node
@@ -284,28 +286,29 @@ def against_arguments(
 
 def whole_batch(script: Script, call: Call, config: Config, ranks: int | None) -> Iterator[Problem]:
     """Yields a fixed train_batch_size that is, or may be, other than the one that Trainer calculates."""
-    total = whole(config.get("train_batch_size"))
+    total = parse_whole(config.get("train_batch_size"))
     nodes = {name: script.argument(call, name) for name in _OF_A_STEP}
     micro, steps = (
-        whole(default if nodes[name] is None else script.value(nodes[name]))
+        parse_whole(default if nodes[name] is None else script.value(nodes[name]))
         for name, default in _OF_A_STEP.items()
     )
     open_ended = is_open(call) and None in nodes.values()
     if not is_arguments(call) or not total or not micro or not steps or open_ended:
         return
-    each = micro * steps
-    text = (
-        f"train_batch_size is {total}{_where(script, config)}, and {micro} x {steps} a rank here: "
-    )
-    if total != each * ranks if ranks else total % each:
-        severity, text = "error", text + "Trainer refuses"
+    batch = micro * steps
+    fault = f"train_batch_size is {total}{_in_file(script, config)}, and {micro} x {steps} a rank here: "
+    if total != batch * ranks if ranks else total % batch:
+        severity, fault = "error", fault + "Trainer refuses"
     elif not ranks:
-        severity, text = "info", text + f"Trainer refuses any number of ranks but {total // each}"
+        severity, fault = (
+            "info",
+            fault + f"Trainer refuses any number of ranks but {total // batch}",
+        )
     else:
         return
     node = next(filter(None, nodes.values()), call.node)
     fix = f"{config.write('train_batch_size', AUTO)} takes it from here"
-    yield script.problem("ZM602", severity, node, text, fix, "train_batch_size")
+    yield script.problem("ZM602", severity, node, fault, fix, "train_batch_size")
 
 
 _OF_A_STEP = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
@@ -317,17 +320,20 @@ def early_config(script: Script, call: Call, config: Config, _: int | None) -> I
 
     ``HfDeepSpeedConfig`` replaces no "auto", and at that moment DeepSpeed counts one rank.
     """
-    if call.short != "HfDeepSpeedConfig" or whole(config.get("zero_optimization", "stage")) != 3:
+    if (
+        call.short != "HfDeepSpeedConfig"
+        or parse_whole(config.get("zero_optimization", "stage")) != 3
+    ):
         return
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     values = [config.get(name) for name in names]
     auto = [name for name, value in zip(names, values, strict=True) if value == AUTO]
     fix = "give the micro-batch and the accumulation as numbers, and no train_batch_size"
     if auto and config.dialect != "python":
-        message = f'HfDeepSpeedConfig leaves {listed(auto)} "auto", and zero.Init refuses it'
+        message = f'HfDeepSpeedConfig leaves {join_names(auto)} "auto", and zero.Init refuses it'
         yield script.problem("ZM602", "error", call.node, message, fix, auto[0])
         return
-    total, micro, steps = (whole(value) for value in values)
+    total, micro, steps = (parse_whole(value) for value in values)
     if total and micro and total != micro * (steps or 1):
         message = (
             f"train_batch_size is {total}, but zero.Init counts one rank before the process group "

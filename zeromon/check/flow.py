@@ -21,7 +21,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COPIES = ("deepcopy", "copy")
 _DEPTH = 12
-_MOST = 30
+_MAX_FOLLOWED = 30
 
 
 class Variable(NamedTuple):
@@ -58,17 +58,17 @@ class Flow:
 
     def values(self, node: ast.expr) -> Values:
         """Returns the expressions that *node* may stand for, as far back as they can be followed."""
-        found: Values = []
-        stack, seen = [node], {node}
+        expressions: Values = []
+        stack, visited = [node], {node}
         while stack:
             top = stack.pop()
-            for one in self.step(top):
-                if one is None or one is top:
-                    found.append(one)
-                elif one not in seen:  # a cycle adds no value
-                    seen.add(one)
-                    stack.append(one)
-        return found if found and len(seen) <= _MOST else [None]
+            for expr in self.step(top):
+                if expr is None or expr is top:
+                    expressions.append(expr)
+                elif expr not in visited:  # a cycle adds no value
+                    visited.add(expr)
+                    stack.append(expr)
+        return expressions if expressions and len(visited) <= _MAX_FOLLOWED else [None]
 
     def step(self, node: ast.expr) -> Values:
         """Returns the expressions that *node* stands for, one assignment, argument or return back."""
@@ -77,78 +77,78 @@ class Flow:
         if isinstance(node, ast.Call):
             function = self.function(node.func)
             if function is not None and not isinstance(node.func, ast.Attribute):
-                return self._returned(function) if function.name != "__init__" else [node]
-            return [_copied(node) or node]
+                return self._returned_values(function) if function.name != "__init__" else [node]
+            return [_copy_source(node) or node]
         variable = self.owner(node)
         if variable is None:
             return [node]
         if variable.name in self.shared:
             return [None]
-        found: Values = []
+        sources: Values = []
         for bound in self.bindings[variable]:
             if isinstance(bound, ast.arg):
-                found += self._given(variable.scope, bound.arg)
+                sources += self._given(variable.scope, bound.arg)
             elif isinstance(bound, ast.alias):
-                found.append(node)
+                sources.append(node)
             else:
-                found.append(bound if isinstance(bound, ast.expr) else None)
-        return found
+                sources.append(bound if isinstance(bound, ast.expr) else None)
+        return sources
 
     def owner(self, node: ast.expr) -> Variable | None:
         """Returns the variable that *node* reads; None for other expressions and unbound names."""
         scope = self.scopes.get(node)
-        if _is_own(node):
-            variable = Variable(self._class(scope) or self.tree, _name(node))
+        if _is_on_self(node):
+            variable = Variable(self._enclosing_class(scope) or self.tree, _name_of(node))
             return variable if variable in self.bindings else None
         while isinstance(node, ast.Name) and scope is not None:
-            if (found := Variable(scope, node.id)) in self.bindings:
-                return found
+            if (candidate := Variable(scope, node.id)) in self.bindings:
+                return candidate
             scope = self.scopes.get(scope)
             while isinstance(scope, ast.ClassDef):  # a method does not see the names of its class
                 scope = self.scopes.get(scope)
         return None
 
-    def identity(self, node: ast.expr, depth: int = _DEPTH) -> Variable:
+    def original_variable(self, node: ast.expr, depth: int = _DEPTH) -> Variable:
         """Returns the variable that *node* is, in the function that passed it where one call does."""
         variable = self.owner(node)
         if variable is None:
             return Variable(self.scopes.get(node, self.tree), ast.unparse(node))
         bound = self.bindings[variable]
-        if depth and any(isinstance(one, ast.arg) for one in bound):
-            given = self._given(variable.scope, variable.name)
-            if len(given) == 1 and given[0] is not None:
-                return self.identity(given[0], depth - 1)
+        if depth and any(isinstance(binding, ast.arg) for binding in bound):
+            passed = self._given(variable.scope, variable.name)
+            if len(passed) == 1 and passed[0] is not None:
+                return self.original_variable(passed[0], depth - 1)
         return variable
 
     def reach(self, node: ast.expr) -> Iterator[ast.AST]:
         """Yields the nodes of *node*, and of the expressions that its names stand for."""
-        stack, seen = [node], set[ast.AST]()
-        while stack and len(seen) < 100:
-            if (top := stack.pop()) in seen:
+        stack, visited = [node], set[ast.AST]()
+        while stack and len(visited) < 100:
+            if (top := stack.pop()) in visited:
                 continue
-            seen.add(top)
+            visited.add(top)
             for inner in ast.walk(top):
                 yield inner
                 if isinstance(inner, (ast.Name, ast.Call)):
-                    stack += [one for one in self.step(inner) if one is not None]
+                    stack += [expr for expr in self.step(inner) if expr is not None]
 
     def _given(self, function: ast.AST, name: str) -> Values:
         calls = self.callers.get(function, [])
         if not calls or not isinstance(function, _FUNCTIONS):
             return [None]
-        return [_argument(function, call, name) for call in calls]
+        return [_passed_argument(function, call, name) for call in calls]
 
-    def _returned(self, function: Function) -> Values:
-        found: Values = []
+    def _returned_values(self, function: Function) -> Values:
+        returns: Values = []
         for node in (n for n in ast.walk(function) if self.scopes.get(n) is function):
             if isinstance(node, (ast.Yield, ast.YieldFrom)):
                 return [None]
             if isinstance(node, ast.Return):
-                found.append(node.value)
-        last = function.body[-1]
-        ends = (ast.Return, ast.Raise, ast.If, ast.With, ast.Try)
-        through = not isinstance(last, ends) or (isinstance(last, ast.If) and not last.orelse)
-        return [*found, None] if through or not found or function.decorator_list else found
+                returns.append(node.value)
+        tail = function.body[-1]
+        end_types = (ast.Return, ast.Raise, ast.If, ast.With, ast.Try)
+        through = not isinstance(tail, end_types) or (isinstance(tail, ast.If) and not tail.orelse)
+        return [*returns, None] if through or not returns or function.decorator_list else returns
 
     # ---- calls ------------------------------------------------------------------------------------
 
@@ -158,43 +158,47 @@ class Flow:
         if isinstance(node, ast.Name):
             variable = self.owner(node)
             bound = self.bindings[variable] if variable is not None else []
-        elif _is_own(node):
-            inside, name = self._class(self.scopes.get(node)), _name(node).removeprefix("self.")
+        elif _is_on_self(node):
+            inside, name = (
+                self._enclosing_class(self.scopes.get(node)),
+                _name_of(node).removeprefix("self."),
+            )
             bound = self.bindings.get(Variable(inside, name), []) if inside else []
         if len(bound) == 1 and isinstance(bound[0], ast.ClassDef):
             bound = self.bindings.get(Variable(bound[0], "__init__"), [])
-        one = bound[0] if len(bound) == 1 else None
-        return one if isinstance(one, _FUNCTIONS) else None
+        target = bound[0] if len(bound) == 1 else None
+        return target if isinstance(target, _FUNCTIONS) else None
 
-    def chains(self, node: ast.AST) -> list[tuple[ast.AST, ...]]:
+    def call_chains(self, node: ast.AST) -> list[tuple[ast.AST, ...]]:
         """Returns the calls from where the program begins to *node*, for each way; none for too many."""
-        found: list[tuple[ast.AST, ...]] = []
-        ways: list[tuple[ast.AST, ...]] = [(node,)]
-        while ways:
-            way = ways.pop()
-            calls = self.callers.get(self.scopes.get(way[0], self.tree), [])
-            ways += [(call, *way) for call in calls if call not in way]
-            found += [] if calls else [way]
-            if len(ways) + len(found) > _MOST or len(way) > _DEPTH:
+        complete: list[tuple[ast.AST, ...]] = []
+        pending: list[tuple[ast.AST, ...]] = [(node,)]
+        while pending:
+            chain = pending.pop()
+            calls = self.callers.get(self.scopes.get(chain[0], self.tree), [])
+            pending += [(call, *chain) for call in calls if call not in chain]
+            complete += [] if calls else [chain]
+            if len(pending) + len(complete) > _MAX_FOLLOWED or len(chain) > _DEPTH:
                 return []
-        return found
+        return complete
 
-    def parting(self, first: ast.AST, second: ast.AST) -> tuple[ast.AST, ast.AST] | None:
+    def parting_pair(self, node: ast.AST, second: ast.AST) -> tuple[ast.AST, ast.AST] | None:
         """Returns the two statements of one function, in their order there, that lead to the nodes.
 
         None where the two nodes have no function in common, or more than one order.
         """
-        ways = [(a, b) for a in self.chains(first) for b in self.chains(second)]
+        chain_pairs = [(a, b) for a in self.call_chains(node) for b in self.call_chains(second)]
         pairs = [
-            next(((x, y) for x, y in zip(a, b, strict=False) if x is not y), None) for a, b in ways
+            next(((x, y) for x, y in zip(a, b, strict=False) if x is not y), None)
+            for a, b in chain_pairs
         ]
         orders = {self._order(*pair) if pair is not None else None for pair in pairs}
         return pairs[0] if len(orders) == 1 and None not in orders else None
 
-    def _order(self, first: ast.AST, second: ast.AST) -> bool | None:
-        same = self.scopes.get(first) is self.scopes.get(second)
-        lines = getattr(first, "lineno", 0), getattr(second, "lineno", 0)
-        return lines[0] < lines[1] if same and lines[0] != lines[1] else None
+    def _order(self, node: ast.AST, second: ast.AST) -> bool | None:
+        is_same_scope = self.scopes.get(node) is self.scopes.get(second)
+        numbers = getattr(node, "lineno", 0), getattr(second, "lineno", 0)
+        return numbers[0] < numbers[1] if is_same_scope and numbers[0] != numbers[1] else None
 
     def around(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Yields the statements and expressions around *node* in its function, each with its child."""
@@ -205,19 +209,19 @@ class Flow:
 
     def repeats(self, node: ast.AST) -> bool:
         """Returns whether a loop may be around *node*, or around a call on a way there."""
-        ways = self.chains(node)
-        steps = (step for way in ways for step in way)
-        return not ways or any(
+        chains = self.call_chains(node)
+        steps = (step for chain in chains for step in chain)
+        return not chains or any(
             isinstance(parent, LOOPS) for step in steps for parent, _ in self.around(step)
         )
 
-    def _class(self, scope: ast.AST | None) -> ast.AST | None:
+    def _enclosing_class(self, scope: ast.AST | None) -> ast.AST | None:
         while scope is not None and not isinstance(scope, ast.ClassDef):
             scope = self.scopes.get(scope)
         return scope
 
 
-def _copied(call: ast.Call) -> ast.expr | None:
+def _copy_source(call: ast.Call) -> ast.expr | None:
     """Returns what ``copy.deepcopy(x)`` or ``x.copy()`` copies; None for other calls."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     name = call.func.id if isinstance(call.func, ast.Name) else name
@@ -229,23 +233,23 @@ def _copied(call: ast.Call) -> ast.expr | None:
     return call.func.value if is_method and isinstance(call.func, ast.Attribute) else None
 
 
-def _argument(function: Function, call: ast.Call, name: str) -> ast.expr | None:
+def _passed_argument(function: Function, call: ast.Call, name: str) -> ast.expr | None:
     """Returns what *call* passes as *name*, or its default; None where that is not certain."""
     has_star = any(isinstance(arg, ast.Starred) for arg in call.args)
-    if has_star or any(word.arg is None for word in call.keywords):
+    if has_star or any(keyword.arg is None for keyword in call.keywords):
         return None
-    for word in call.keywords:
-        if word.arg == name:
-            return word.value
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
     parameters = [*function.args.posonlyargs, *function.args.args]
-    names = [one.arg for one in parameters]
+    names = [parameter.arg for parameter in parameters]
     defaults = [None] * (len(names) - len(function.args.defaults)) + function.args.defaults
     if name in names:
         at = names.index(name)
-        place = at - 1 if names[:1] == ["self"] else at
-        return call.args[place] if 0 <= place < len(call.args) else defaults[at]
+        position = at - 1 if names[:1] == ["self"] else at
+        return call.args[position] if 0 <= position < len(call.args) else defaults[at]
     pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    return next((default for one, default in pairs if one.arg == name), None)
+    return next((default for parameter, default in pairs if parameter.arg == name), None)
 
 
 # ---- reading ----------------------------------------------------------------------------------------
@@ -260,8 +264,8 @@ def read_flow(tree: ast.Module) -> Flow:
     while stack:
         node, scope = stack.pop()
         flow.scopes[node] = scope
-        for name, value in _bound(node, bound):
-            inside = flow._class(scope) if name.startswith("self.") else scope
+        for name, value in _bound_names(node, bound):
+            inside = flow._enclosing_class(scope) if name.startswith("self.") else scope
             flow.bindings.setdefault(Variable(inside or scope, name), []).append(value)
             if isinstance(value, ast.expr):
                 flow.scopes.setdefault(value, scope)
@@ -280,53 +284,53 @@ def read_flow(tree: ast.Module) -> Flow:
     return flow
 
 
-def _bound(node: ast.AST, done: set[ast.AST]) -> Iterator[tuple[str, ast.AST | None]]:
+def _bound_names(node: ast.AST, done: set[ast.AST]) -> Iterator[tuple[str, ast.AST | None]]:
     """Yields the names that *node* binds, and to what; adds the targets to *done*."""
     if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
         yield node.name, node
     elif isinstance(node, ast.arg):
         yield node.arg, node
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from ((one.asname or one.name.partition(".")[0], one) for one in node.names)
+        yield from ((alias.asname or alias.name.partition(".")[0], alias) for alias in node.names)
     elif isinstance(node, ast.Assign):
         for target in node.targets:
-            yield from _unpacked(target, node.value, done)
+            yield from _unpacked_names(target, node.value, done)
     elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
         if node.value is not None:
-            yield from _unpacked(node.target, node.value, done)
+            yield from _unpacked_names(node.target, node.value, done)
         done.add(node.target)
     elif isinstance(node, ast.ExceptHandler) and node.name:
         yield node.name, None
     elif isinstance(node, (ast.Name, ast.Attribute)) and node not in done:
         is_set = isinstance(node.ctx, (ast.Store, ast.Del))
-        yield from ((name, None) for name in (_name(node),) if is_set and name)
+        yield from ((name, None) for name in (_name_of(node),) if is_set and name)
 
 
-def _is_own(node: ast.AST) -> bool:
+def _is_on_self(node: ast.AST) -> bool:
     """Returns whether *node* is an attribute of ``self``."""
     value = node.value if isinstance(node, ast.Attribute) else None
     return isinstance(value, ast.Name) and value.id == "self"
 
 
-def _name(node: ast.expr) -> str:
+def _name_of(node: ast.expr) -> str:
     """Returns the name of a variable, or ``self.name`` of an attribute; "" for anything else."""
     if isinstance(node, ast.Name):
         return node.id
-    return f"self.{node.attr}" if isinstance(node, ast.Attribute) and _is_own(node) else ""
+    return f"self.{node.attr}" if isinstance(node, ast.Attribute) and _is_on_self(node) else ""
 
 
-def _unpacked(
+def _unpacked_names(
     target: ast.expr, value: ast.expr, done: set[ast.AST]
 ) -> Iterator[tuple[str, ast.AST | None]]:
     if isinstance(target, (ast.Tuple, ast.List)):
-        stars = [n for n, one in enumerate(target.elts) if isinstance(one, ast.Starred)]
-        parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) and not stars else None
-        if parts is not None and len(parts) != len(target.elts):
+        stars = [n for n, element in enumerate(target.elts) if isinstance(element, ast.Starred)]
+        elements = value.elts if isinstance(value, (ast.Tuple, ast.List)) and not stars else None
+        if elements is not None and len(elements) != len(target.elts):
             return
-        for n, one in enumerate(target.elts[: stars[0]] if stars else target.elts):
+        for n, element in enumerate(target.elts[: stars[0]] if stars else target.elts):
             item = ast.copy_location(ast.Subscript(value, ast.Constant(n), ast.Load()), value)
-            yield from _unpacked(one, parts[n] if parts is not None else item, done)
-    elif name := _name(target):
+            yield from _unpacked_names(element, elements[n] if elements is not None else item, done)
+    elif name := _name_of(target):
         done.add(target)
         yield name, value
 
@@ -342,8 +346,8 @@ def _read_stores(flow: Flow) -> None:
             keys.insert(0, str(base.slice.value))
             base = base.value
         parent = flow.parents.get(node)
-        plain = isinstance(parent, ast.Assign) and node in parent.targets
-        value = parent.value if plain and isinstance(parent, ast.Assign) else None
+        is_assigned = isinstance(parent, ast.Assign) and node in parent.targets
+        value = parent.value if is_assigned and isinstance(parent, ast.Assign) else None
         if any(isinstance(outer, _BRANCHES) for outer, _ in flow.around(node)):
             value = None
         variable = flow.owner(base)
@@ -375,7 +379,7 @@ def _read_calls(flow: Flow) -> None:
             flow.callers.setdefault(function, []).append(parent)
         else:
             used.add(function)
-    attributes = {n.attr for n in flow.scopes if isinstance(n, ast.Attribute) and not _name(n)}
+    attributes = {n.attr for n in flow.scopes if isinstance(n, ast.Attribute) and not _name_of(n)}
     for called in list(flow.callers):
         is_method = isinstance(flow.scopes.get(called), ast.ClassDef)
         name = getattr(called, "name", "")

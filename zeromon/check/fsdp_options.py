@@ -14,12 +14,12 @@ from zeromon.check.problem import (
     Config,
     Path,
     Problem,
+    did_you_mean,
     is_on,
-    listed,
-    meant,
-    number,
-    schema,
-    whole,
+    join_names,
+    load_schema,
+    parse_number,
+    parse_whole,
     without_effect,
 )
 from zeromon.check.scripts import UNKNOWN, Call, Script
@@ -58,19 +58,21 @@ class Options:
     @property
     def known(self) -> set[str]:
         """The names of the options that the library reads, without ``fsdp_``."""
-        return {name.removeprefix("fsdp_") for name in schema()[self.reader]["fsdp_config"]}
+        return {name.removeprefix("fsdp_") for name in load_schema()[self.reader]["fsdp_config"]}
 
     @property
     def version(self) -> int | None:
         """The version of FSDP, 1 or 2; None where unknown."""
-        version = whole(self.get("version", schema()[self.reader].get("fsdp_version", 1)))
+        version = parse_whole(
+            self.get("version", load_schema()[self.reader].get("fsdp_version", 1))
+        )
         return version if version in (1, 2) else None
 
     @property
     def strategy(self) -> str:
         """The name of accelerate's sharding strategy, also for a number; FULL_SHARD by default."""
         value = str(self.get("sharding_strategy", "FULL_SHARD")).upper()
-        names: list[str] = schema()["accelerate"]["fsdp_sharding_strategy"]
+        names: list[str] = load_schema()["accelerate"]["fsdp_sharding_strategy"]
         return names[int(value) - 1] if value in map(str, range(1, len(names) + 1)) else value
 
     def path(self, name: str) -> Path:
@@ -102,30 +104,32 @@ class Options:
 Check = Callable[[Options], Iterable[Problem]]
 
 
-def names(options: Options) -> Iterator[Problem]:
+def unknown_options(options: Options) -> Iterator[Problem]:
     """Yields options that the library does not know."""
     for name in options.config.section(*options.section):
         if str(name).removeprefix("fsdp_") not in options.known:
             message = f"fsdp_config has no {name}: {options.reader} ignores the option"
-            fix = meant(name, schema()[options.reader]["fsdp_config"]) or f"remove {name}"
+            fix = (
+                did_you_mean(name, load_schema()[options.reader]["fsdp_config"]) or f"remove {name}"
+            )
             path = (*options.section, str(name))
             yield options.config.problem("ZM102", "warning", path, message, fix)
 
 
-def values(options: Options) -> Iterator[Problem]:
+def wrong_values(options: Options) -> Iterator[Problem]:
     """Yields values that transformers or accelerate refuses."""
-    for name, choices in _choices(options).items():
+    for name, choices in _option_choices(options).items():
         value = options.get(name)
         is_computed = value == AUTO and options.config.dialect == "python"
         if value is not None and not is_computed and options.word(name) not in choices:
             message = f"there is no {options.path(name)[-1]} {value}"
-            words = [choice for choice in choices if not choice.isdigit()] or choices
-            yield options.problem("ZM103", "error", name, message, f"one of {', '.join(words)}")
+            spelled = [choice for choice in choices if not choice.isdigit()] or choices
+            yield options.problem("ZM103", "error", name, message, f"one of {', '.join(spelled)}")
 
 
-def _choices(options: Options) -> dict[str, list[str]]:
-    known, version = schema()["accelerate"], options.version
-    allowed = {"auto_wrap_policy": known["fsdp_auto_wrap_policy"], "version": ["1", "2"]}
+def _option_choices(options: Options) -> dict[str, list[str]]:
+    library, version = load_schema()["accelerate"], options.version
+    allowed = {"auto_wrap_policy": library["fsdp_auto_wrap_policy"], "version": ["1", "2"]}
     if version == 2:
         allowed["state_dict_type"] = ["FULL_STATE_DICT", "SHARDED_STATE_DICT", "1", "3"]
         allowed["reshard_after_forward"] = ["TRUE", "FALSE", "1", "0", "YES", "NO", "ON", "OFF"]
@@ -135,7 +139,7 @@ def _choices(options: Options) -> dict[str, list[str]]:
         "state_dict_type",
         *(("sharding_strategy",) if version else ()),
     ):
-        choices = known[f"fsdp_{name}"]
+        choices = library[f"fsdp_{name}"]
         is_renamed = name == "sharding_strategy" and options.reader == "transformers"
         option = "reshard_after_forward" if is_renamed else name
         allowed[option] = [*choices, *map(str, range(1, len(choices) + 1))]
@@ -144,23 +148,23 @@ def _choices(options: Options) -> dict[str, list[str]]:
 
 def other_version(options: Options) -> Iterator[Problem]:
     """Yields one problem for all options that the version of FSDP ignores."""
-    ignored, why = list(_OF_FSDP_1), "under FSDP2"
+    ignored, condition = list(_OF_FSDP_1), "under FSDP2"
     if options.version != 2:  # Trainer's strategy of FSDP1 is reshard_after_forward
         ignored = ["reshard_after_forward"] if options.reader == "accelerate" else []
-        why = "under FSDP1, where fsdp_sharding_strategy decides"
+        condition = "under FSDP1, where fsdp_sharding_strategy decides"
     unused = [name for name in ignored if options.get(name) is not None]
     if not unused:
         return
-    message, fix = without_effect([options.path(name)[-1] for name in unused], why)
+    message, fix = without_effect([options.path(name)[-1] for name in unused], condition)
     if "sharding_strategy" in unused and options.get("reshard_after_forward") is None:
         keeps = options.strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
         fix = options.write("reshard_after_forward", not keeps)
     yield options.problem("ZM106", "info", unused[0], message, fix)
 
 
-def costly(options: Options) -> Iterator[Problem]:
+def costly_values(options: Options) -> Iterator[Problem]:
     """Yields valid values that cost memory or time."""
-    ranks = whole(options.config.get("num_processes")) or 1
+    ranks = parse_whole(options.config.get("num_processes")) or 1
     waits = options.reader != "accelerate" or ranks > 1
     for name, costs, code, severity, better, message in _COSTLY:
         is_read = options.version == 1 or name not in _OF_FSDP_1
@@ -170,9 +174,9 @@ def costly(options: Options) -> Iterator[Problem]:
             yield options.problem(code, severity, name, message, fix)
 
 
-def loading(options: Options) -> Iterator[Problem]:
+def rank0_loading(options: Options) -> Iterator[Problem]:
     """Yields loading on rank 0 alone without a broadcast; transformers refuses that before version 5."""
-    refuses = options.reader == "accelerate" or not _is_new()
+    refuses = options.reader == "accelerate" or not _fsdp_is_bool()
     loads = is_on(options.get("cpu_ram_efficient_loading", options.reader == "accelerate"))
     if refuses and loads and is_on(options.get("sync_module_states")) is False:
         message = (
@@ -185,13 +189,13 @@ def loading(options: Options) -> Iterator[Problem]:
 
 def across_nodes(options: Options) -> Iterator[Problem]:
     """Yields full sharding over several nodes: each step gathers the parameters twice between nodes."""
-    machines, part = whole(options.config.get("num_machines")) or 1, "parallelism_config"
+    machines, section = parse_whole(options.config.get("num_machines")) or 1, "parallelism_config"
     message = f"parameters are gathered across {machines} nodes, in forward and in backward"
     name, fix = "sharding_strategy", options.write("sharding_strategy", "HYBRID_SHARD")
     shards = options.version == 1 and options.strategy == "FULL_SHARD"
     if options.version == 2:
-        name, fix = "reshard_after_forward", f"{part}_dp_replicate_size: {machines}"
-        replicas = whole(options.config.get(part, f"{part}_dp_replicate_size")) or 1
+        name, fix = "reshard_after_forward", f"{section}_dp_replicate_size: {machines}"
+        replicas = parse_whole(options.config.get(section, f"{section}_dp_replicate_size")) or 1
         shards = is_on(options.get(name, True)) is True and replicas < 2
     if machines > 1 and shards:
         fix = f"{fix}, costs the memory of a whole copy a node"
@@ -209,7 +213,7 @@ def activation_offload(options: Options) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Check, ...] = (
-    values, costly, loading, other_version, across_nodes, activation_offload,
+    wrong_values, costly_values, rank0_loading, other_version, across_nodes, activation_offload,
 )  # fmt: skip
 
 
@@ -248,22 +252,22 @@ def fsdp_of(script: Script, call: Call, section: Config | None) -> Arguments:
     empty = Config(file=script.file, data={}, places={}, dialect="python")
     return Arguments(
         config=section or empty, section=(), reader="transformers", script=script, call=call,
-        given=_given(script, call),
+        given=_fsdp_value(script, call),
     )  # fmt: skip
 
 
-def _given(script: Script, call: Call) -> Any:
+def _fsdp_value(script: Script, call: Call) -> Any:
     node = script.argument(call, "fsdp")
     if node is None:
-        return None if all(word.arg for word in call.node.keywords) else UNKNOWN
+        return None if all(keyword.arg for keyword in call.node.keywords) else UNKNOWN
     if isinstance(node, (ast.List, ast.Tuple)):
-        words = [_word(script, item) for item in node.elts]
-        return UNKNOWN if None in words else words
+        options = [_option_word(script, item) for item in node.elts]
+        return UNKNOWN if None in options else options
     value = script.value(node)
-    return (_word(script, node) or "").split() if isinstance(value, str) else value
+    return (_option_word(script, node) or "").split() if isinstance(value, str) else value
 
 
-def _word(script: Script, node: ast.expr) -> str | None:
+def _option_word(script: Script, node: ast.expr) -> str | None:
     """Returns a string, or the name of an ``FSDPOption`` in lower case; None for anything else."""
     value = script.value(node)
     if isinstance(node, ast.Attribute) and isinstance(value, str):
@@ -271,29 +275,29 @@ def _word(script: Script, node: ast.expr) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def removed(fsdp: Arguments) -> Iterator[Problem]:
+def removed_arguments(fsdp: Arguments) -> Iterator[Problem]:
     """Yields removed arguments."""
     for old, new in _REMOVED.items():
         if fsdp.script.argument(fsdp.call, old) is not None:
-            gone = old not in schema()["transformers"]["arguments"]
-            does = "refuses" if gone else "will not take"
+            is_gone = old not in load_schema()["transformers"]["arguments"]
+            does = "refuses" if is_gone else "will not take"
             message = f"transformers {does} {old}: it is an option of fsdp_config now"
             fix = f'fsdp_config={{"{new}": ...}}'
-            yield fsdp.of_argument("ZM104", "error" if gone else "warning", old, message, fix)
+            yield fsdp.of_argument("ZM104", "error" if is_gone else "warning", old, message, fix)
 
 
 def unknown_words(fsdp: Arguments) -> Iterator[Problem]:
     """Yields words of ``fsdp`` that transformers does not know."""
-    options: list[str] = schema()["transformers"]["fsdp"]
-    for word in fsdp.words:
-        if word.lower() not in options:
-            fix = meant(word, options) or f"one of {', '.join(options)}"
-            yield fsdp.of_argument("ZM103", "error", "fsdp", f"there is no fsdp option {word}", fix)
+    options: list[str] = load_schema()["transformers"]["fsdp"]
+    for name in fsdp.words:
+        if name.lower() not in options:
+            fix = did_you_mean(name, options) or f"one of {', '.join(options)}"
+            yield fsdp.of_argument("ZM103", "error", "fsdp", f"there is no fsdp option {name}", fix)
 
 
-def deprecated(fsdp: Arguments) -> Iterator[Problem]:
+def deprecated_forms(fsdp: Arguments) -> Iterator[Problem]:
     """Yields the old form of ``fsdp`` and version 1, which transformers 5 deprecates."""
-    if not _is_new():
+    if not _fsdp_is_bool():
         return
     if fsdp.words:
         message = "fsdp as words is deprecated: transformers takes fsdp=True and fsdp_config"
@@ -303,28 +307,28 @@ def deprecated(fsdp: Arguments) -> Iterator[Problem]:
         yield fsdp.problem("ZM104", "info", "version", message, fsdp.write("version", 2))
 
 
-def _is_new() -> bool:
+def _fsdp_is_bool() -> bool:
     """Returns whether ``fsdp`` is a bool, as from transformers 5 on."""
-    return (number(schema()["transformers"]["version"].partition(".")[0]) or 0) >= 5
+    return (parse_number(load_schema()["transformers"]["version"].partition(".")[0]) or 0) >= 5
 
 
-def _new_form(words: list[str]) -> str:
+def _new_form(options: list[str]) -> str:
     section: dict[str, bool] = {}
-    if "shard_grad_op" in words:
+    if "shard_grad_op" in options:
         section["reshard_after_forward"] = False
-    if "offload" in words:
+    if "offload" in options:
         section["cpu_offload"] = True
     return f"fsdp=True, fsdp_config={section}" if section else "fsdp=True"
 
 
-def contradictions(fsdp: Arguments) -> Iterator[Problem]:
+def excluding_arguments(fsdp: Arguments) -> Iterator[Problem]:
     """Yields arguments that exclude each other."""
-    chosen = [word for word in fsdp.words if word.lower() in _STRATEGIES]
+    chosen = [name for name in fsdp.words if name.lower() in _STRATEGIES]
     if len(chosen) > 1:
-        message = f"fsdp names {listed(chosen)}, and one strategy counts"
-        severity = "warning" if _is_new() else "error"
+        message = f"fsdp names {join_names(chosen)}, and one strategy counts"
+        severity = "warning" if _fsdp_is_bool() else "error"
         yield fsdp.of_argument("ZM105", severity, "fsdp", message, f"keep {chosen[0]}")
-    only_1 = [word for word in chosen if word not in ("full_shard", "shard_grad_op")]
+    only_1 = [name for name in chosen if name not in ("full_shard", "shard_grad_op")]
     if only_1 and fsdp.version == 2:
         message = f"{only_1[0]} is a strategy of FSDP1, and this is version 2"
         fix = 'fsdp_config={"version": 1}, or full_shard'
@@ -345,26 +349,26 @@ def no_effect(fsdp: Arguments) -> Iterator[Problem]:
     """Yields options without effect: FSDP is off, is of the other version, or wraps by class."""
     if fsdp.given in (None, False, []) and fsdp.config.data:
         message = "fsdp_config has no effect: fsdp is not given"
-        fix = "fsdp=True" if _is_new() else 'fsdp="full_shard auto_wrap"'
+        fix = "fsdp=True" if _fsdp_is_bool() else 'fsdp="full_shard auto_wrap"'
         yield fsdp.of_argument("ZM106", "warning", "fsdp_config", message, fix)
         return
     yield from other_version(fsdp)
     by_size = fsdp.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP") == "SIZE_BASED_WRAP"
-    if _is_new() and (number(fsdp.get("min_num_params")) or 0) > 0 and not by_size:
+    if _fsdp_is_bool() and (parse_number(fsdp.get("min_num_params")) or 0) > 0 and not by_size:
         message = "min_num_params has no effect: modules are wrapped by their class"
         fix = fsdp.write("auto_wrap_policy", "SIZE_BASED_WRAP")
         yield fsdp.problem("ZM106", "warning", "min_num_params", message, fix)
 
 
-def unwrapped(fsdp: Arguments) -> Iterator[Problem]:
+def no_auto_wrap(fsdp: Arguments) -> Iterator[Problem]:
     """Yields words without auto_wrap: transformers 4 wraps only with it."""
-    if fsdp.words and "auto_wrap" not in fsdp.words and not _is_new():
+    if fsdp.words and "auto_wrap" not in fsdp.words and not _fsdp_is_bool():
         message = "without auto_wrap the whole model is one unit: it is gathered at once"
         fix = f'fsdp="{" ".join([*fsdp.words, "auto_wrap"])}"'
         yield fsdp.of_argument("ZM206", "warning", "fsdp", message, fix)
 
 
 OF_TRAINER: tuple[Callable[[Arguments], Iterable[Problem]], ...] = (
-    names, values, costly, loading, removed, unknown_words, deprecated, contradictions, no_effect,
-    unwrapped,
+    unknown_options, wrong_values, costly_values, rank0_loading, removed_arguments, unknown_words,
+    deprecated_forms, excluding_arguments, no_effect, no_auto_wrap,
 )  # fmt: skip

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from zeromon.check.deepspeed.hygiene import NO_BF16
-from zeromon.check.problem import Machine, Problem, meant
+from zeromon.check.problem import Machine, Problem, did_you_mean
 from zeromon.check.scripts import (
     FSDP,
     WRAPPERS,
@@ -28,22 +28,22 @@ _OF_THE_ENGINE = ("save_checkpoint", "save_16bit_model")
 """Methods of DeepSpeed's engine that all ranks must call."""
 
 
-def one_rank(script: Script, node: ast.AST) -> bool:
+def runs_on_one_rank(script: Script, node: ast.AST) -> bool:
     """Returns whether a condition on the way to *node* lets the first rank alone pass."""
-    return any(_guarded(script, step) for way in script.flow.chains(node) for step in way)
+    return any(_is_guarded(script, step) for path in script.flow.call_chains(node) for step in path)
 
 
 def one_rank_alone(script: Script) -> Iterator[Problem]:
     """Yields a collective that gathers or saves shards and that the other ranks do not call."""
-    found = [node for node in _collectives(script) if one_rank(script, node)]
-    for node in found:
-        name = _last(node.func)
+    nodes = [node for node in _collective_calls(script) if runs_on_one_rank(script, node)]
+    for node in nodes:
+        name = _last_name(node.func)
         message = f"{name} needs all ranks, and only one calls it: it waits for the others forever"
         fix = f"call {name} on every rank, and write the result on one"
         yield script.problem("ZM003", "error", node, message, fix, name)
 
 
-def _collectives(script: Script) -> Iterator[ast.Call]:
+def _collective_calls(script: Script) -> Iterator[ast.Call]:
     if calls_of(script, FSDP) or calls_of(script, "fully_shard"):
         for call in script.calls:
             if call.name.startswith(f"{_STATE}get_") and call.short.endswith("state_dict"):
@@ -53,29 +53,29 @@ def _collectives(script: Script) -> Iterator[ast.Call]:
             is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             if not is_method or not isinstance(node, ast.Call):
                 continue
-            if _last(node.func) in _OF_THE_ENGINE and _is_engine(script, node.func):
+            if _last_name(node.func) in _OF_THE_ENGINE and _is_engine(script, node.func):
                 yield node
 
 
 def _is_engine(script: Script, method: ast.expr) -> bool:
-    for one in script.flow.values(method.value) if isinstance(method, ast.Attribute) else ():
-        made = one.value if isinstance(one, ast.Subscript) else one
-        if isinstance(made, ast.Call) and script.name_of(made.func) == "deepspeed.initialize":
+    for origin in script.flow.values(method.value) if isinstance(method, ast.Attribute) else ():
+        source = origin.value if isinstance(origin, ast.Subscript) else origin
+        if isinstance(source, ast.Call) and script.name_of(source.func) == "deepspeed.initialize":
             return True
     return False
 
 
-def _guarded(script: Script, node: ast.AST) -> bool:
+def _is_guarded(script: Script, node: ast.AST) -> bool:
     """Returns whether an ``if`` around *node*, or a return before it, leaves the first rank alone."""
     for parent, child in script.flow.around(node):
         if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test:
-            body, other = (
-                part if isinstance(part, list) else [part] for part in (parent.body, parent.orelse)
+            body, orelse = (
+                arm if isinstance(arm, list) else [arm] for arm in (parent.body, parent.orelse)
             )
             mine = child in body
-            others = (n for part in (other if mine else body) for n in ast.walk(part))
-            if _holds(script, parent.test, on_first=mine) and not any(
-                _is_like(node, n) for n in others
+            nodes = (n for arm in (orelse if mine else body) for n in ast.walk(arm))
+            if _is_by_rank(script, parent.test, on_first=mine) and not any(
+                _is_same_call(node, n) for n in nodes
             ):
                 return True
         if _left_before(script, parent, child):
@@ -84,73 +84,73 @@ def _guarded(script: Script, node: ast.AST) -> bool:
     return _left_before(script, script.flow.scopes[node], top)
 
 
-def _is_like(node: ast.AST, other: ast.AST) -> bool:
+def _is_same_call(node: ast.AST, peer: ast.AST) -> bool:
     """Returns whether both are calls of the same name."""
-    calls = isinstance(node, ast.Call) and isinstance(other, ast.Call)
-    return calls and _last(node.func) == _last(other.func)  # type: ignore[attr-defined]
+    calls = isinstance(node, ast.Call) and isinstance(peer, ast.Call)
+    return calls and _last_name(node.func) == _last_name(peer.func)  # type: ignore[attr-defined]
 
 
 def _left_before(script: Script, parent: ast.AST, child: ast.AST) -> bool:
     blocks = (getattr(parent, name, None) for name in ("body", "orelse", "finalbody"))
-    return any(_left(script, block, child) for block in blocks if isinstance(block, list))
+    return any(_others_left(script, block, child) for block in blocks if isinstance(block, list))
 
 
-def _left(script: Script, block: list[ast.stmt], child: ast.AST) -> bool:
+def _others_left(script: Script, block: list[ast.stmt], child: ast.AST) -> bool:
     """Returns whether all ranks but the first leave *block* before its statement *child*."""
-    before = block[: next((n for n, one in enumerate(block) if one is child), 0)]
+    earlier = block[: next((n for n, statement in enumerate(block) if statement is child), 0)]
     return any(
-        isinstance(one, ast.If)
-        and isinstance(one.body[-1], (ast.Return, ast.Continue))
-        and not one.orelse
-        and _holds(script, one.test, on_first=False)
-        for one in before
+        isinstance(statement, ast.If)
+        and isinstance(statement.body[-1], (ast.Return, ast.Continue))
+        and not statement.orelse
+        and _is_by_rank(script, statement.test, on_first=False)
+        for statement in earlier
     )
 
 
-def _holds(script: Script, test: ast.expr, *, on_first: bool) -> bool:
+def _is_by_rank(script: Script, test: ast.expr, *, on_first: bool) -> bool:
     """Returns whether *test* decides by the rank: true on the first alone, or on the others.
 
     An ``and`` holds on the first rank alone if a part does; an ``or`` lets all others leave if a part
     does, and holds on the first alone if all parts but that of a single process do.
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _holds(script, test.operand, on_first=not on_first)
+        return _is_by_rank(script, test.operand, on_first=not on_first)
     if isinstance(test, ast.BoolOp):
-        parts = [_holds(script, part, on_first=on_first) for part in test.values]
+        verdicts = [_is_by_rank(script, operand, on_first=on_first) for operand in test.values]
         if isinstance(test.op, ast.And) is on_first:
-            return any(parts)
-        alone = ["is_initialized" in ast.unparse(part) for part in test.values]
-        return any(parts) and all(p or a for p, a in zip(parts, alone, strict=True))
+            return any(verdicts)
+        init_tests = ["is_initialized" in ast.unparse(operand) for operand in test.values]
+        return any(verdicts) and all(p or a for p, a in zip(verdicts, init_tests, strict=True))
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        right = test.comparators[0]
-        made = [
-            one is not None and _last(one) == "get_rank" for one in script.flow.values(test.left)
+        comparator = test.comparators[0]
+        rank_calls = [
+            e is not None and _last_name(e) == "get_rank" for e in script.flow.values(test.left)
         ]
-        if _last(test.left).lower() not in _RANKS and not all(made):
+        if _last_name(test.left).lower() not in _RANKS and not all(rank_calls):
             return False
-        is_zero = isinstance(right, ast.Constant) and right.value == 0
+        is_zero = isinstance(comparator, ast.Constant) and comparator.value == 0
         kinds = (ast.Eq,) if on_first else (ast.NotEq, ast.Gt)
         return is_zero and isinstance(test.ops[0], kinds)
-    of_framework = script.flow.function(_called(test)) is None and script.flow.owner(test) is None
-    if on_first and _last(test) in _FIRST and of_framework:
+    of_framework = script.flow.function(_func_of(test)) is None and script.flow.owner(test) is None
+    if on_first and _last_name(test) in _FIRST and of_framework:
         return True
-    if _last(test).lower() in _RANKS:
+    if _last_name(test).lower() in _RANKS:
         return not on_first
-    return _follows(script, test, on_first=on_first)
+    return _source_decides(script, test, on_first=on_first)
 
 
-def _follows(script: Script, test: ast.expr, *, on_first: bool) -> bool:
-    found = script.flow.step(test)
-    one = found[0] if len(found) == 1 else None
-    return one is not None and one is not test and _holds(script, one, on_first=on_first)
+def _source_decides(script: Script, test: ast.expr, *, on_first: bool) -> bool:
+    sources = script.flow.step(test)
+    expr = sources[0] if len(sources) == 1 else None
+    return expr is not None and expr is not test and _is_by_rank(script, expr, on_first=on_first)
 
 
-def _called(node: ast.expr) -> ast.expr:
+def _func_of(node: ast.expr) -> ast.expr:
     return node.func if isinstance(node, ast.Call) else node
 
 
-def _last(node: ast.expr) -> str:
-    node = _called(node)
+def _last_name(node: ast.expr) -> str:
+    node = _func_of(node)
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
@@ -168,25 +168,25 @@ _OF_A_POLICY = ("transformer_layer_cls", "min_num_params", "module_classes", "re
 _PARTIAL = "functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})"
 
 
-def arguments(script: Script) -> Iterator[Problem]:
+def unknown_arguments(script: Script) -> Iterator[Problem]:
     """Yields arguments that FSDP1 does not have, and a wrap policy without its classes."""
     for call in calls_of(script, FSDP):
-        for word in call.node.keywords:
-            if word.arg is None or word.arg in _ARGUMENTS:
+        for keyword in call.node.keywords:
+            if keyword.arg is None or keyword.arg in _ARGUMENTS:
                 continue
-            fix = meant(word.arg, _ARGUMENTS, 0.7) or f"remove {word.arg}"
-            fix = f"auto_wrap_policy={_PARTIAL}" if word.arg in _OF_A_POLICY else fix
-            message = f"{FSDP} has no argument {word.arg}"
-            yield script.problem("ZM107", "error", word.value, message, fix, word.arg)
+            fix = did_you_mean(keyword.arg, _ARGUMENTS, 0.7) or f"remove {keyword.arg}"
+            fix = f"auto_wrap_policy={_PARTIAL}" if keyword.arg in _OF_A_POLICY else fix
+            message = f"{FSDP} has no argument {keyword.arg}"
+            yield script.problem("ZM107", "error", keyword.value, message, fix, keyword.arg)
         policy = script.argument(call, "auto_wrap_policy", 4)
-        for one in script.flow.values(policy) if policy is not None else ():
-            if one is None or not script.name_of(one).endswith(".transformer_auto_wrap_policy"):
+        for expr in script.flow.values(policy) if policy is not None else ():
+            if expr is None or not script.name_of(expr).endswith(".transformer_auto_wrap_policy"):
                 continue
             message = (
                 "transformer_auto_wrap_policy needs the classes of the layers: it fails when called"
             )
             fix = f"auto_wrap_policy={_PARTIAL}"
-            yield script.problem("ZM107", "error", one, message, fix, "auto_wrap_policy")
+            yield script.problem("ZM107", "error", expr, message, fix, "auto_wrap_policy")
 
 
 def no_shard(script: Script) -> Iterator[Problem]:
@@ -199,7 +199,7 @@ def no_shard(script: Script) -> Iterator[Problem]:
             yield script.problem("ZM104", "warning", node, message, fix, "sharding_strategy")
 
 
-def unscaled(script: Script) -> Iterator[Problem]:
+def unscaled_fp16(script: Script) -> Iterator[Problem]:
     """Yields FSDP in fp16 without the gradient scaler that it needs."""
     if script.words & {"ShardedGradScaler", "Accelerator", "Trainer", "Fabric"}:
         return
@@ -214,7 +214,7 @@ def unscaled(script: Script) -> Iterator[Problem]:
                 yield script.problem(
                     "ZM408", "warning", low or call.node, message, fix, "param_dtype"
                 )
-            for scaler in calls_of(script, "GradScaler") if _shards_by(script, call) else ():
+            for scaler in calls_of(script, "GradScaler") if _is_fsdp1_policy(script, call) else ():
                 message = (
                     "each rank looks for infinite gradients in its own shard, so the ranks skip "
                     "different steps"
@@ -223,13 +223,13 @@ def unscaled(script: Script) -> Iterator[Problem]:
                 yield script.problem("ZM408", "error", scaler.node, message, fix, "GradScaler")
 
 
-def _shards_by(script: Script, precision: Call) -> bool:
+def _is_fsdp1_policy(script: Script, precision: Call) -> bool:
     """Returns whether FSDP1 shards a model with *precision*."""
     for call in calls_of(script, FSDP):
         strategy = str(script.value(script.argument(call, "sharding_strategy", 2)))
-        given = script.argument(call, "mixed_precision", 6)
-        takes = given is not None and precision.node in script.flow.values(given)
-        if takes and not strategy.endswith("NO_SHARD"):
+        policy = script.argument(call, "mixed_precision", 6)
+        is_passed = policy is not None and precision.node in script.flow.values(policy)
+        if is_passed and not strategy.endswith("NO_SHARD"):
             return True
     return False
 
@@ -239,16 +239,16 @@ def policy_of_the_root(script: Script) -> Iterator[Problem]:
     calls = calls_of(script, "fully_shard")
     if any(is_open(call) for call in calls):
         return
-    given = {call.node: script.argument(call, "mp_policy") for call in calls}
+    policy_of = {call.node: script.argument(call, "mp_policy") for call in calls}
     blocks = [call for call in calls if script.flow.repeats(call.node)]
     roots = [call for call in calls if call not in blocks]
-    policies = [node for call in roots if (node := given[call.node]) is not None]
+    policies = [node for call in roots if (node := policy_of[call.node]) is not None]
     lowers = any(
-        isinstance(one, ast.Call) and script.name_of(one.func).endswith(".MixedPrecisionPolicy")
+        isinstance(expr, ast.Call) and script.name_of(expr.func).endswith(".MixedPrecisionPolicy")
         for node in policies
-        for one in script.flow.values(node)
+        for expr in script.flow.values(node)
     )
-    bare = [call for call in blocks if given[call.node] is None]
+    bare = [call for call in blocks if policy_of[call.node] is None]
     if lowers and len(policies) == len(roots) and bare and len(bare) == len(blocks):
         message = "the blocks do not inherit mp_policy of the whole model: they compute in fp32"
         fix = f"fully_shard(..., mp_policy={ast.unparse(policies[0])})"
@@ -261,16 +261,16 @@ def every_module(script: Script) -> Iterator[Problem]:
     for loop in ast.walk(script.tree):
         if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
             continue
-        over = loop.iter.func
-        if not isinstance(over, ast.Attribute) or over.attr not in ("modules", "named_modules"):
+        func = loop.iter.func
+        if not isinstance(func, ast.Attribute) or func.attr not in ("modules", "named_modules"):
             continue
-        for line in loop.body:  # not below an if, which selects
-            plain = line.value if isinstance(line, (ast.Expr, ast.Assign)) else None
-            if plain in shards:
+        for statement in loop.body:  # not below an if, which selects
+            call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
+            if call in shards:
                 message = "each module is a unit, down to the single layers: many small all-gathers"
                 fix = "for block in model.layers: ..., then the model"
-                short = shards[plain].short
-                yield script.problem("ZM312", "warning", line, message, fix, short)
+                short = shards[call].short
+                yield script.problem("ZM312", "warning", statement, message, fix, short)
 
 
 def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
@@ -278,7 +278,7 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
     if not any(call.short in (FSDP, "fully_shard") for call in script.calls):
         return
     loads = {call.node: call for call in script.calls if call.name == "torch.load"}
-    alone = {
+    guarded = {
         inner
         for node in ast.walk(script.tree)
         if isinstance(node, (ast.If, ast.IfExp)) and "rank" in ast.unparse(node.test).lower()
@@ -287,10 +287,10 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
     for node in ast.walk(script.tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
-        first = node.args[0] if node.args else None
-        if node.func.attr != "load_state_dict" or first not in loads or first in alone:
+        loaded = node.args[0] if node.args else None
+        if node.func.attr != "load_state_dict" or loaded not in loads or loaded in guarded:
             continue
-        call = loads[first]
+        call = loads[loaded]
         if is_open(call) or script.value(script.argument(call, "mmap")) is True:
             continue
         if str(script.value(script.argument(call, "map_location", 1))) == "meta":
@@ -307,7 +307,7 @@ def loaded_on_device_0(script: Script) -> Iterator[Problem]:
         return
     for call in script.calls:
         node = script.argument(call, "map_location", 1) if call.name == "torch.load" else None
-        if script.value(node) != "cuda:0" or one_rank(script, call.node):
+        if script.value(node) != "cuda:0" or runs_on_one_rank(script, call.node):
             continue
         message = "every rank loads the whole checkpoint into the memory of device 0"
         fix = 'map_location="cpu"'
@@ -335,11 +335,11 @@ def bf16_device(script: Script, machine: Machine) -> Iterator[Problem]:
         if is_on and node is not None:
             message = f"a {machine.device.upper()} has no units for bf16: it is emulated, and slow"
             fix = "fp16 with a gradient scaler"
-            place = script.flow.values(node)[0] or node
-            yield script.problem("ZM406", "warning", place, message, fix, "bf16")
+            origin = script.flow.values(node)[0] or node
+            yield script.problem("ZM406", "warning", origin, message, fix, "bf16")
 
 
 CHECKS: tuple[Check, ...] = (
-    arguments, no_shard, unscaled, policy_of_the_root, loaded_on_device_0, one_rank_alone,
+    unknown_arguments, no_shard, unscaled_fp16, policy_of_the_root, loaded_on_device_0, one_rank_alone,
     every_module, loaded_on_every_rank,
 )  # fmt: skip

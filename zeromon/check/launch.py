@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from zeromon.check.accelerate import DEEPSPEED, FSDP, kind_of
-from zeromon.check.problem import Config, Machine, Path, Problem, schema, whole
+from zeromon.check.problem import Config, Machine, Path, Problem, load_schema, parse_whole
 
 COMMAND = "the command"
 """Stands for a file where a figure comes from the launch command."""
@@ -57,54 +57,59 @@ class Command:
 
     def problem(self, code: str, severity: str, name: str, message: str, fix: str) -> Problem:
         """Returns a problem at the option or argument *name*."""
-        place = self.line, self.places.get(name, 1)
-        return Problem(self.file, *place, code, severity, message, fix, name)
+        position = self.line, self.places.get(name, 1)
+        return Problem(self.file, *position, code, severity, message, fix, name)
 
     @property
     def ranks(self) -> int | None:
         """Number of ranks; None where the command does not say."""
-        given = self.options.get
+        option = self.options.get
         if self.launcher == "accelerate":
-            return whole(given("num_processes"))
+            return parse_whole(option("num_processes"))
         if self.launcher == "torchrun":
-            each, nodes = whole(given("nproc_per_node", 1)), whole(given("nnodes", 1))
-            return each * nodes if each and nodes else None
+            per_node, nodes = (
+                parse_whole(option("nproc_per_node", 1)),
+                parse_whole(option("nnodes", 1)),
+            )
+            return per_node * nodes if per_node and nodes else None
         if self.launcher == "deepspeed":
-            each, nodes = whole(given("num_gpus")), whole(given("num_nodes", 1))
-            return each * nodes if each and nodes else None
+            per_node, nodes = parse_whole(option("num_gpus")), parse_whole(option("num_nodes", 1))
+            return per_node * nodes if per_node and nodes else None
         return None
 
 
-def read_command(words: Sequence[str]) -> Command:
-    """Returns the launch command in *words*; what stands before the launcher is left out."""
-    launcher, at = _launcher(words)
+def read_command(argv: Sequence[str]) -> Command:
+    """Returns the launch command in *argv*; what stands before the launcher is left out."""
+    launcher, at = _find_launcher(argv)
     if not launcher:
-        at = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
-    columns = [1 + sum(len(word) + 1 for word in words[:n]) for n in range(len(words))]
-    places: dict[str, int] = {}
-    options, stop = _options(words, at, _FLAGS.get(launcher, set()), places, columns, own=True)
-    script = words[stop] if stop < len(words) else ""
-    arguments, _ = _options(words, stop + 1, set(), places, columns, own=False)
+        at = next((n for n, token in enumerate(argv) if token.endswith(".py")), len(argv))
+    columns = [1 + sum(len(token) + 1 for token in argv[:n]) for n in range(len(argv))]
+    positions: dict[str, int] = {}
+    options, stop = _options_at(
+        argv, at, _FLAGS.get(launcher, set()), positions, columns, is_own=True
+    )
+    script = argv[stop] if stop < len(argv) else ""
+    arguments, _ = _options_at(argv, stop + 1, set(), positions, columns, is_own=False)
     return Command(
-        launcher=launcher, options=options, script=script, arguments=arguments, places=places
+        launcher=launcher, options=options, script=script, arguments=arguments, places=positions
     )
 
 
-def is_launch(words: Sequence[str]) -> bool:
-    """Returns whether *words* are a command of a launcher with a script or a module."""
-    launcher, at = _launcher(words)
-    return bool(launcher) and at < len(words)
+def is_launch_command(argv: Sequence[str]) -> bool:
+    """Returns whether *argv* are a command of a launcher with a script or a module."""
+    launcher, at = _find_launcher(argv)
+    return bool(launcher) and at < len(argv)
 
 
-def _launcher(words: Sequence[str]) -> tuple[str, int]:
+def _find_launcher(argv: Sequence[str]) -> tuple[str, int]:
     """Returns the launcher, and where its options begin."""
-    for n, word in enumerate(words):
-        name, following = PurePath(word).name, [*words[n + 1 : n + 2], ""][0]
-        if name == "accelerate" and following == "launch":
+    for n, token in enumerate(argv):
+        name, next_token = PurePath(token).name, [*argv[n + 1 : n + 2], ""][0]
+        if name == "accelerate" and next_token == "launch":
             return "accelerate", n + 2
         if name in ("torchrun", "deepspeed"):
             return name, n + 1
-        module = following if word == "-m" else ""
+        module = next_token if token == "-m" else ""
         if module in ("torch.distributed.run", "torch.distributed.launch"):
             return "torchrun", n + 2
         if module == "accelerate.commands.launch":
@@ -112,63 +117,63 @@ def _launcher(words: Sequence[str]) -> tuple[str, int]:
     return "", 0
 
 
-def _options(
-    words: Sequence[str],
+def _options_at(
+    argv: Sequence[str],
     at: int,
     flags: set[str],
-    places: dict[str, int],
+    positions: dict[str, int],
     columns: Sequence[int],
     *,
-    own: bool,
+    is_own: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Returns the options from *at* on, and where they end; *own*: at the first word of another kind."""
-    found: dict[str, Any] = {}
-    while at < len(words):
-        word = words[at]
-        if not word.startswith("-") or word == "-":
-            if own:
+    """Returns the options from *at* on, and where they end; *is_own*: at the first other word."""
+    options: dict[str, Any] = {}
+    while at < len(argv):
+        token = argv[at]
+        if not token.startswith("-") or token == "-":
+            if is_own:
                 break
             at += 1
             continue
-        name, equals, value = word.lstrip("-").partition("=")
+        name, equals, value = token.lstrip("-").partition("=")
         name = _SHORT.get(name, name).replace("-", "_")
-        places.setdefault(name, columns[at])
+        positions.setdefault(name, columns[at])
         at += 1
         if equals:
-            found[name] = _value(value)
-        elif name in flags or at == len(words) or words[at].startswith("--"):
-            found[name] = True
+            options[name] = _literal_value(value)
+        elif name in flags or at == len(argv) or argv[at].startswith("--"):
+            options[name] = True
         else:
-            found[name] = _value(words[at])
+            options[name] = _literal_value(argv[at])
             at += 1
-    return found, at
+    return options, at
 
 
-def _value(text: str) -> Any:
+def _literal_value(token: str) -> Any:
     """Returns a number or truth value for the text of one."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
+    if token.lower() in ("true", "false"):
+        return token.lower() == "true"
     try:
-        value = ast.literal_eval(text)
+        value = ast.literal_eval(token)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return text
-    return value if isinstance(value, (int, float)) else text
+        return token
+    return value if isinstance(value, (int, float)) else token
 
 
 # ---- the accelerate file ---------------------------------------------------------------------------
 
 
-def _path(name: str) -> Path | None:
+def _setting_path(name: str) -> Path | None:
     """Returns where the accelerate file has what the option *name* sets; None where it has nothing."""
-    known = schema()["accelerate"]
+    library = load_schema()["accelerate"]
     if name.startswith("fsdp_"):
         return FSDP, name
-    if name in known[DEEPSPEED] or name in ("gradient_accumulation_steps", "gradient_clipping"):
+    if name in library[DEEPSPEED] or name in ("gradient_accumulation_steps", "gradient_clipping"):
         return DEEPSPEED, name
-    return (name,) if name in known["top"] else None
+    return (name,) if name in library["top"] else None
 
 
-def effective(command: Command, file: Config | None) -> Config | None:
+def effective_config(command: Command, file: Config | None) -> Config | None:
     """Returns *file* as the command changes it, or what the command sets without one.
 
     None where another launcher reads neither.
@@ -181,28 +186,28 @@ def effective(command: Command, file: Config | None) -> Config | None:
         if command.options.get(option):
             data["distributed_type"] = kind
     data.setdefault("distributed_type", "MULTI_GPU")
-    origins, places = {}, {}
+    origins, positions = {}, {}
     for name, value in command.options.items():
-        path = _path(name)
+        path = _setting_path(name)
         if path is None or name == "config_file":
             continue
         origins[path[-1]] = COMMAND
-        places[path] = 1, command.places[name]
+        positions[path] = 1, command.places[name]
         if len(path) == 1:
             data[name] = value
         else:
-            part = data.get(path[0])
-            data[path[0]] = {**(part if isinstance(part, Mapping) else {}), name: value}
+            section = data.get(path[0])
+            data[path[0]] = {**(section if isinstance(section, Mapping) else {}), name: value}
     if file is None:
-        return Config(file=_FILE, origins=origins, data=data, places=places, dialect="yaml")
+        return Config(file=_FILE, origins=origins, data=data, places=positions, dialect="yaml")
     return replace(file, data=data, origins=origins)
 
 
-def overrides(command: Command, file: Config) -> Iterator[Problem]:
+def overridden_settings(command: Command, file: Config) -> Iterator[Problem]:
     """Yields options that replace a setting of *file*, and the file where nothing reads it."""
     if command.launcher != "accelerate":
-        who = command.launcher or "this command"
-        message = f"{who} does not read {file.file}"
+        launcher = command.launcher or "this command"
+        message = f"{launcher} does not read {file.file}"
         fix = f"accelerate launch --config_file {file.file}"
         yield command.problem("ZM106", "warning", "", message, fix)
         return
@@ -211,7 +216,7 @@ def overrides(command: Command, file: Config) -> Iterator[Problem]:
         fix = f"--config_file {file.file}"
         yield command.problem("ZM106", "warning", "", message, fix)
     for name, value in command.options.items():
-        path = _path(name)
+        path = _setting_path(name)
         theirs = file.get(*path) if path is not None else None
         if path is None or theirs is None or str(theirs).lower() == str(value).lower():
             continue
@@ -223,22 +228,22 @@ def overrides(command: Command, file: Config) -> Iterator[Problem]:
         yield command.problem(code, "warning", name, message, fix)
 
 
-def without_effect(command: Command, launch: Config) -> Iterator[Problem]:
+def idle_options(command: Command, launch: Config) -> Iterator[Problem]:
     """Yields options of DeepSpeed or FSDP where accelerate starts neither."""
     if command.launcher != "accelerate":
         return
     kind = kind_of(launch)
     for name in command.options:
-        path = _path(name)
-        part = path[0] if path is not None and len(path) > 1 else ""
-        needs = {DEEPSPEED: "DEEPSPEED", FSDP: "FSDP"}.get(part, kind)
+        path = _setting_path(name)
+        section = path[0] if path is not None and len(path) > 1 else ""
+        needs = {DEEPSPEED: "DEEPSPEED", FSDP: "FSDP"}.get(section, kind)
         if needs != kind and not (needs == "DEEPSPEED" and name.startswith("gradient_")):
             message = f"{name} has no effect: accelerate starts {kind}"
             fix = f"--use_{needs.lower()}"
             yield command.problem("ZM106", "warning", name, message, fix)
 
 
-def processes(command: Command) -> Iterator[Problem]:
+def single_process(command: Command) -> Iterator[Problem]:
     """Yields a launcher that starts one rank where nobody says so."""
     if command.launcher == "torchrun" and "nproc_per_node" not in command.options:
         message = "torchrun starts one rank a node without --nproc-per-node"
@@ -277,20 +282,20 @@ class Launch:
         return replace(machine, device=machine.device or self.device, devices_per_host=per_host)
 
 
-def read_launch(text: str, file: str) -> Launch:
+def read_launch(content: str, file: str) -> Launch:
     """Returns the command and the machine of a launch file."""
     commands, comments, at = [], [], 1
-    for line in re.sub(r"\\\n", "\\\\ ", text).splitlines():
-        plain, _, comment = line.partition("#") if line.lstrip().startswith("#") else (line, "", "")
+    for row in re.sub(r"\\\n", "\\\\ ", content).splitlines():
+        code, _, comment = row.partition("#") if row.lstrip().startswith("#") else (row, "", "")
         comments.append(comment.lower())
-        words = _words(plain)
-        if is_launch(words):
-            commands.append(replace(read_command(words), file=file, line=at))
-        at += 1 + line.count("\\ ")
-    said = "\n".join(comments)
-    families = [_OF_FAMILY.get(name, "?") for name in _INSTANCE.findall(said)]
-    devices = {*families, *_DEVICE.findall(_INSTANCE.sub("", said))}
-    instances = {found.group() for found in _INSTANCE.finditer(said)}
+        argv = _shell_tokens(code)
+        if is_launch_command(argv):
+            commands.append(replace(read_command(argv), file=file, line=at))
+        at += 1 + row.count("\\ ")
+    remarks = "\n".join(comments)
+    families = [_OF_FAMILY.get(name, "?") for name in _INSTANCE.findall(remarks)]
+    devices = {*families, *_DEVICE.findall(_INSTANCE.sub("", remarks))}
+    instances = {match.group() for match in _INSTANCE.finditer(remarks)}
     full = len(instances) == 1 and instances < set(_EIGHT)
     return Launch(
         command=commands[0] if len(commands) == 1 else None,
@@ -299,8 +304,8 @@ def read_launch(text: str, file: str) -> Launch:
     )
 
 
-def _words(line: str) -> list[str]:
+def _shell_tokens(row: str) -> list[str]:
     try:
-        return shlex.split(line.replace("\\ ", " "), comments=True)
+        return shlex.split(row.replace("\\ ", " "), comments=True)
     except ValueError:  # an open quotation
         return []

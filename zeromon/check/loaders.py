@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zeromon.check.problem import Problem, number
+from zeromon.check.problem import Problem, parse_number
 from zeromon.check.scripts import UNKNOWN, Call, Check, Script, is_arguments, is_open
 
 _POSITIONS = {
@@ -51,7 +51,7 @@ class Loader:
         node = self.node("num_workers")
         if node is None:
             return None if is_open(self.call) else 0
-        return number(self.script.value(node))
+        return parse_number(self.script.value(node))
 
     def problem(self, code: str, severity: str, name: str, message: str, fix: str) -> Problem:
         """Returns a problem at the setting *name*, or at the call where the setting is missing."""
@@ -67,7 +67,7 @@ class Loader:
         return not any(self.script.value(node) is True for node in nodes)
 
 
-def loaders(script: Script) -> Iterator[Loader]:
+def find_loaders(script: Script) -> Iterator[Loader]:
     """Yields all data loaders of a script."""
     for call in script.calls:
         if call.name.startswith("torch.") and call.short == "DataLoader":
@@ -78,7 +78,7 @@ def loaders(script: Script) -> Iterator[Loader]:
 
 def needs_workers(script: Script) -> Iterator[Problem]:
     """Yields settings of workers in loaders without workers: torch refuses them."""
-    for loader in loaders(script):
+    for loader in find_loaders(script):
         for name in _NEED_WORKERS:
             if loader.workers == 0 and loader.is_set(name):
                 message = (
@@ -89,9 +89,9 @@ def needs_workers(script: Script) -> Iterator[Problem]:
                 yield loader.problem("ZM604", "error", name, message, fix)
 
 
-def order(script: Script) -> Iterator[Problem]:
+def excluding_samplers(script: Script) -> Iterator[Problem]:
     """Yields settings that exclude each other in the choice of samples: torch refuses them."""
-    for loader in loaders(script):
+    for loader in find_loaders(script):
         if loader.prefix:
             continue
         if loader.is_set("shuffle") and loader.is_set("sampler"):
@@ -105,7 +105,7 @@ def order(script: Script) -> Iterator[Problem]:
 
 def no_workers(script: Script) -> Iterator[Problem]:
     """Yields an explicit ``num_workers=0``: the training process makes each batch, the GPU waits."""
-    for loader in loaders(script):
+    for loader in find_loaders(script):
         if loader.node("num_workers") is not None and loader.workers == 0 and loader.on_gpu:
             message = "each batch is made by the training process, while the GPU waits"
             fix = f"{loader.prefix}num_workers={_WORKERS}, unless the samples are in memory already"
@@ -115,7 +115,7 @@ def no_workers(script: Script) -> Iterator[Problem]:
 def not_pinned(script: Script) -> Iterator[Problem]:
     """Yields loaders without pinned memory: ``non_blocking`` copies from pageable memory block."""
     asynchronous = any(_copies_asynchronously(script, node) for node in ast.walk(script.tree))
-    for loader in loaders(script):
+    for loader in find_loaders(script):
         node = loader.node("pin_memory")
         if loader.prefix:
             if node is not None and script.value(node) is False and loader.on_gpu:
@@ -131,15 +131,15 @@ def not_pinned(script: Script) -> Iterator[Problem]:
 def _copies_asynchronously(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
-    given = (word.value for word in node.keywords if word.arg == "non_blocking")
-    return node.func.attr in _TYPES | {"to"} and any(script.value(v) is True for v in given)
+    flags = (keyword.value for keyword in node.keywords if keyword.arg == "non_blocking")
+    return node.func.attr in _TYPES | {"to"} and any(script.value(v) is True for v in flags)
 
 
 def restarted_workers(script: Script) -> Iterator[Problem]:
     """Yields loaders that start their workers again in every epoch."""
     named = {
         name: loader
-        for loader in loaders(script)
+        for loader in find_loaders(script)
         if not loader.prefix
         and (name := _name_of(script, loader.call))
         and not is_open(loader.call)
@@ -147,8 +147,8 @@ def restarted_workers(script: Script) -> Iterator[Problem]:
     for outer in ast.walk(script.tree):
         if not isinstance(outer, (ast.For, ast.While)):
             continue
-        for inner in (n for part in outer.body for n in ast.walk(part)):
-            loader = named.pop(_iterated(inner), None)
+        for inner in (n for statement in outer.body for n in ast.walk(statement)):
+            loader = named.pop(_iterated_name(inner), None)
             if loader is None or not loader.workers or loader.node("persistent_workers"):
                 continue
             message = f"{loader.workers:g} workers start again in every epoch"
@@ -166,33 +166,33 @@ def same_order(script: Script) -> Iterator[Problem]:
             continue
         node = script.argument(call, "shuffle", 3)
         of = ast.unparse(call.node.args[0]).lower() if call.node.args else ""
-        trains = not any(word in of for word in ("val", "eval", "test"))
+        trains = not any(split in of for split in ("val", "eval", "test"))
         shuffles = trains and (node is None or script.value(node) is True)
-        if shuffles and not is_open(call) and _has_epochs(script):
+        if shuffles and not is_open(call) and _has_several_epochs(script):
             message = "without set_epoch the sampler gives the same order in every epoch"
             fix = "loader.sampler.set_epoch(epoch) at the beginning of each epoch"
             yield script.problem("ZM604", "warning", call.node, message, fix, "set_epoch")
 
 
-def _has_epochs(script: Script) -> bool:
+def _has_several_epochs(script: Script) -> bool:
     """Returns whether a backward is in a loop over batches, in a loop of several numbered turns."""
     for node in ast.walk(script.tree):
         func = node.func if isinstance(node, ast.Call) else None
         if not isinstance(func, ast.Attribute) or func.attr != "backward":
             continue
-        for way in script.flow.chains(node):
-            around = (outer for step in reversed(way) for outer, _ in script.flow.around(step))
-            overs = [outer.iter for outer in around if isinstance(outer, ast.For)]
-            last = _of_range(overs[-1]) if len(overs) > 1 and _of_range(overs[0]) is None else None
-            if last is not None and script.value(last) != 1:
+        for chain in script.flow.call_chains(node):
+            outers = (outer for step in reversed(chain) for outer, _ in script.flow.around(step))
+            overs = [outer.iter for outer in outers if isinstance(outer, ast.For)]
+            count = _stop_arg(overs[-1]) if len(overs) > 1 and _stop_arg(overs[0]) is None else None
+            if count is not None and script.value(count) != 1:
                 return True
     return False
 
 
-def _of_range(over: ast.expr) -> ast.expr | None:
+def _stop_arg(expr: ast.expr) -> ast.expr | None:
     """Returns the last argument of ``range(...)``; None for anything else."""
-    is_range = isinstance(over, ast.Call) and ast.unparse(over.func) == "range"
-    return over.args[-1] if isinstance(over, ast.Call) and is_range and over.args else None
+    is_range = isinstance(expr, ast.Call) and ast.unparse(expr.func) == "range"
+    return expr.args[-1] if isinstance(expr, ast.Call) and is_range and expr.args else None
 
 
 def _name_of(script: Script, call: Call) -> str:
@@ -204,12 +204,12 @@ def _name_of(script: Script, call: Call) -> str:
     return target.id if isinstance(target, ast.Name) else ""
 
 
-def _iterated(node: ast.AST) -> str:
+def _iterated_name(node: ast.AST) -> str:
     """Returns the variable that a loop iterates, also through ``enumerate``; "" for other nodes."""
-    over = node.iter if isinstance(node, ast.For) else None
-    while isinstance(over, ast.Call) and over.args:
-        over = over.args[0]
-    return over.id if isinstance(over, ast.Name) else ""
+    expr = node.iter if isinstance(node, ast.For) else None
+    while isinstance(expr, ast.Call) and expr.args:
+        expr = expr.args[0]
+    return expr.id if isinstance(expr, ast.Name) else ""
 
 
 _TYPES = frozenset(("cuda", "xpu", "npu", "hpu", "mtia", "mlu", "musa"))
@@ -229,5 +229,5 @@ def _uses_gpu(script: Script) -> bool:
 
 
 CHECKS: tuple[Check, ...] = (
-    needs_workers, order, no_workers, not_pinned, restarted_workers, same_order,
+    needs_workers, excluding_samplers, no_workers, not_pinned, restarted_workers, same_order,
 )  # fmt: skip

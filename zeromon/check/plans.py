@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from zeromon.check.problem import Config, Machine, Path, Problem, whole
+from zeromon.check.problem import Config, Machine, Path, Problem, parse_whole
 from zeromon.errors import PlanError
 from zeromon.memory import plan
-from zeromon.memory.config_files import changes
+from zeromon.memory.config_files import changes_of_config
 from zeromon.memory.devices import LINK
-from zeromon.memory.ladder import ladder
+from zeromon.memory.ladder import ladder_rungs
 from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.readout.remedy import ladder_lines
 from zeromon.units import human_bytes, human_rate, human_seconds
@@ -22,26 +22,26 @@ _ROOMY = 0.5
 """Share of a device that model states may take where activations are unknown."""
 
 
-def stages(config: Config, machine: Machine) -> Iterator[Problem]:
+def stage_problems(config: Config, machine: Machine) -> Iterator[Problem]:
     """Yields a stage or offload that does not fit, or that the model does not need."""
-    setup = _setup(config, machine)
+    setup = _plan_setup(config, machine)
     if setup is None:
         return
-    rows = plan.table(setup)
+    rows = plan.plan_table(setup)
     mine = next(row for row in rows if row.plan == setup.plan)
-    path = _first_of(config, _STAGES)
-    best, why = plan.recommended(rows, micro_batch_given=False)
+    path = _first_path_given(config, _STAGES)
+    pick, note = plan.recommend_row(rows, micro_batch_given=False)
     if not mine.fits_host:
         ranks = -(-mine.plan.ranks // setup.hosts)
-        takes = f"{human_bytes(ranks * mine.host_bytes)} of {human_bytes(setup.host_bytes)}"
-        message = f"{mine.plan.label} does not fit on the host: {ranks} ranks take {takes}"
-        fix = f"{best.plan.label} ({human_bytes(best.device_bytes)} of a device)" if best else why
-        yield config.problem("ZM210", "warning", _first_of(config, _OFFLOADS), message, fix)
+        usage = f"{human_bytes(ranks * mine.host_bytes)} of {human_bytes(setup.host_bytes)}"
+        message = f"{mine.plan.label} does not fit on the host: {ranks} ranks take {usage}"
+        fix = f"{pick.plan.label} ({human_bytes(pick.device_bytes)} of a device)" if pick else note
+        yield config.problem("ZM210", "warning", _first_path_given(config, _OFFLOADS), message, fix)
     if not mine.fits_device:
         needs = f"{human_bytes(mine.device_bytes)} of {human_bytes(setup.usable_bytes)} a rank"
         message = f"{mine.plan.label} does not fit: it needs {needs}, without activations"
-        fix = f"{best.plan.label} ({human_bytes(best.device_bytes)})" if best else why
-        rungs = ladder_lines(ladder(setup, mine.device_bytes - setup.usable_bytes))
+        fix = f"{pick.plan.label} ({human_bytes(pick.device_bytes)})" if pick else note
+        rungs = ladder_lines(ladder_rungs(setup, mine.device_bytes - setup.usable_bytes))
         fix = "\n".join((f"{fix}; or, cheapest first:", *rungs) if rungs else (fix,))
         yield config.problem("ZM203", "warning", path, message, fix)
         return
@@ -49,11 +49,13 @@ def stages(config: Config, machine: Machine) -> Iterator[Problem]:
         return  # the peak of gathered parameters under FSDP is unknown
     roomy = setup.usable_bytes * _ROOMY
     if mine.plan.optimizer_on != "device" or mine.plan.params_on != "device":
-        bare = plan.row(setup, replace(mine.plan, optimizer_on="device", params_on="device"))
+        bare = plan.predict_row(
+            setup, replace(mine.plan, optimizer_on="device", params_on="device")
+        )
         if bare.device_bytes <= roomy:
-            takes = f"{human_bytes(bare.device_bytes)} of {human_bytes(setup.usable_bytes)}"
+            usage = f"{human_bytes(bare.device_bytes)} of {human_bytes(setup.usable_bytes)}"
             message = (
-                f"everything fits on the devices without offload: {takes}, without activations"
+                f"everything fits on the devices without offload: {usage}, without activations"
             )
             yield config.problem("ZM505", "warning", path, message, "remove the offload")
         return
@@ -66,34 +68,34 @@ def stages(config: Config, machine: Machine) -> Iterator[Problem]:
         and row.communication_bytes < mine.communication_bytes
     ]
     if lower:
-        best = max(lower, key=lambda row: row.plan.stage)
-        takes = f"{human_bytes(best.device_bytes)} of {human_bytes(setup.usable_bytes)}"
+        pick = max(lower, key=lambda row: row.plan.stage)
+        usage = f"{human_bytes(pick.device_bytes)} of {human_bytes(setup.usable_bytes)}"
         message = (
-            f"{best.plan.label} also fits ({takes}, without activations), and sends "
-            f"{human_bytes(best.communication_bytes)} a step instead of "
-            f"{human_bytes(mine.communication_bytes)}{_on_the_link(best, mine, machine)}"
+            f"{pick.plan.label} also fits ({usage}, without activations), and sends "
+            f"{human_bytes(pick.communication_bytes)} a step instead of "
+            f"{human_bytes(mine.communication_bytes)}{_on_the_link(pick, mine, machine)}"
         )
-        fix = f"{best.plan.label}, if the activations leave room"
+        fix = f"{pick.plan.label}, if the activations leave room"
         yield config.problem("ZM202", "info", path, message, fix)
 
 
-def _on_the_link(best: plan.Row, mine: plan.Row, machine: Machine) -> str:
+def _on_the_link(pick: plan.Row, mine: plan.Row, machine: Machine) -> str:
     """Says how long the bytes of both take on the slowest link; "" where its speed is not given."""
     if machine.link is None:
         return ""
     reached = machine.link * LINK.likely
-    times = (human_seconds(row.communication_bytes / reached) for row in (best, mine))
+    times = (human_seconds(row.communication_bytes / reached) for row in (pick, mine))
     return f": {' instead of '.join(times)} at {human_rate(reached)}"
 
 
-def _setup(config: Config, machine: Machine) -> plan.Setup | None:
+def _plan_setup(config: Config, machine: Machine) -> plan.Setup | None:
     """Returns the model under *config*; None where the model, the device or the ranks are unknown."""
     model, ranks = machine.model, machine.devices or config.ranks
     if model is None or machine.device_bytes is None:
         return None
     hidden = model.architecture.hidden if model.architecture else 0
     try:
-        fields: dict[str, Any] = changes(config.data, hidden)
+        fields: dict[str, Any] = changes_of_config(config.data, hidden)
         fields.pop("micro_batch", None)
         fields["ranks"] = machine.devices or fields.get("ranks") or ranks
         if not fields["ranks"]:
@@ -104,7 +106,7 @@ def _setup(config: Config, machine: Machine) -> plan.Setup | None:
         chosen = ShardPlan(**{"stage": ZeroStage.PARAMETERS, **fields})
     except (PlanError, TypeError):  # the other checks report it
         return None
-    hosts = machine.hosts or whole(config.get("num_machines")) or 0
+    hosts = machine.hosts or parse_whole(config.get("num_machines")) or 0
     return plan.Setup(
         model=model,
         plan=chosen,
@@ -128,5 +130,5 @@ _OFFLOADS: tuple[Path, ...] = (
 """Settings that offload to the host."""
 
 
-def _first_of(config: Config, paths: tuple[Path, ...]) -> Path:
+def _first_path_given(config: Config, paths: tuple[Path, ...]) -> Path:
     return next((path for path in paths if config.has(*path)), ("distributed_type",))

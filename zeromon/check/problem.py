@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from zeromon import __version__
-from zeromon.diagnosis.pages import pages
+from zeromon.diagnosis.pages import all_pages
 from zeromon.memory.config_files import (
     AUTO as AUTO,
     is_on as is_on,
-    number as number,
-    whole as whole,
+    parse_number as parse_number,
+    parse_whole as parse_whole,
 )
 from zeromon.memory.spec import ModelSpec
 
@@ -51,7 +51,7 @@ class Problem:
     @property
     def name(self) -> str:
         """The name of the rule, from its documentation page."""
-        return pages()[self.code].name
+        return all_pages()[self.code].name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,57 +128,57 @@ class Config:
     def write(self, name: str, value: Any) -> str:
         """Returns the setting *name* with *value* in the syntax of the file."""
         if self.dialect == "yaml":
-            return f"{name}: {_yaml(value)}"
-        return f'"{name}": {_json(value) if self.dialect == "json" else repr(value)}'
+            return f"{name}: {_yaml_literal(value)}"
+        return f'"{name}": {_json_literal(value) if self.dialect == "json" else repr(value)}'
 
     def problem(
         self, code: str, severity: str, path: Path, message: str, fix: str, *, quiet: bool = False
     ) -> Problem:
         """Returns a problem at *path*."""
-        place, key = self.place(path), ".".join(path)
-        return Problem(self.file, *place, code, severity, message, fix, key, quiet=quiet)
+        position, key = self.place(path), ".".join(path)
+        return Problem(self.file, *position, code, severity, message, fix, key, quiet=quiet)
 
     def on(self, ranks: int | None) -> Config:
         """Returns a copy with the number of ranks, unless the configuration already has one."""
         return replace(self, ranks=self.ranks or ranks)
 
 
-def _json(value: Any) -> str:
+def _json_literal(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _yaml(value: Any) -> str:
+def _yaml_literal(value: Any) -> str:
     if value == "no":
         return "'no'"
-    return value if isinstance(value, str) else _json(value)
+    return value if isinstance(value, str) else _json_literal(value)
 
 
-def meant(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns ``did you mean X?`` with the name of *known* that is like *name*; "" where none is."""
-    near = get_close_matches(str(name), list(known), 1, cutoff)
-    return f"did you mean {near[0]}?" if near else ""
+def did_you_mean(name: object, candidates: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns ``did you mean X?`` with the one of *candidates* that is like *name*; "" without."""
+    matches = get_close_matches(str(name), list(candidates), 1, cutoff)
+    return f"did you mean {matches[0]}?" if matches else ""
 
 
-def without_effect(names: Sequence[str], why: str) -> tuple[str, str]:
-    """Returns message and fix for settings that have no effect *why*: ``at stage 2``."""
+def without_effect(names: Sequence[str], condition: str) -> tuple[str, str]:
+    """Returns message and fix for settings that have no effect *condition*: ``at stage 2``."""
     if len(names) == 1:
-        return f"{names[0]} has no effect {why}", f"remove {names[0]}"
-    return f"{listed(names)} have no effect {why}", "remove them"
+        return f"{names[0]} has no effect {condition}", f"remove {names[0]}"
+    return f"{join_names(names)} have no effect {condition}", "remove them"
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Returns the names as a list in words: ``a, b and c``."""
-    known = list(names)
-    return " and ".join(filter(None, [", ".join(known[:-1]), known[-1]])) if known else ""
+    ordered = list(names)
+    return " and ".join(filter(None, [", ".join(ordered[:-1]), ordered[-1]])) if ordered else ""
 
 
 Schema = dict[str, Any]
 
 
 @cache
-def schema() -> Schema:
+def load_schema() -> Schema:
     """Returns the names, types and versions, by framework."""
     content: Schema = json.loads(files("zeromon.check").joinpath("schema.json").read_text())
     return content
@@ -202,18 +202,20 @@ def as_sarif(problems: Iterable[Problem]) -> dict[str, Any]:
                     "driver": {
                         "name": "zeromon",
                         "version": __version__,
-                        "rules": [_rule(code) for code in used],
+                        "rules": [_sarif_rule(code) for code in used],
                     }
                 },
                 "columnKind": "unicodeCodePoints",
-                "results": [_result(problem, used.index(problem.code)) for problem in results],
+                "results": [
+                    _sarif_result(problem, used.index(problem.code)) for problem in results
+                ],
             }
         ],
     }
 
 
-def _rule(code: str) -> dict[str, Any]:
-    page = pages()[code]
+def _sarif_rule(code: str) -> dict[str, Any]:
+    page = all_pages()[code]
     return {
         "id": code,
         "name": page.name,
@@ -223,7 +225,7 @@ def _rule(code: str) -> dict[str, Any]:
     }
 
 
-def _result(problem: Problem, index: int) -> dict[str, Any]:
+def _sarif_result(problem: Problem, index: int) -> dict[str, Any]:
     return {
         "ruleId": problem.code,
         "ruleIndex": index,
@@ -232,7 +234,7 @@ def _result(problem: Problem, index: int) -> dict[str, Any]:
         "locations": [
             {
                 "physicalLocation": {
-                    "artifactLocation": {"uri": _uri(problem.file)},
+                    "artifactLocation": {"uri": _file_uri(problem.file)},
                     "region": {"startLine": problem.line, "startColumn": problem.column},
                 },
                 "logicalLocations": [{"fullyQualifiedName": problem.key}] if problem.key else [],
@@ -242,6 +244,6 @@ def _result(problem: Problem, index: int) -> dict[str, Any]:
     }
 
 
-def _uri(file: str) -> str:
+def _file_uri(file: str) -> str:
     path = PurePath(file)
     return path.as_uri() if path.is_absolute() else quote(path.as_posix())

@@ -22,13 +22,13 @@ from zeromon.check.documents import (
     SUFFIXES,
     UnreadableError,
     dialect_of,
-    parse,
+    parse_config,
     parse_python,
     read_text,
 )
-from zeromon.check.figures import Figure, Sources, precisions
+from zeromon.check.figures import Figure, Sources, stated_precisions
 from zeromon.check.problem import SEVERITIES, Config, Machine, Problem
-from zeromon.diagnosis.pages import pages
+from zeromon.diagnosis.pages import all_pages
 from zeromon.errors import CheckError
 
 _SIGNS = (
@@ -75,54 +75,54 @@ def check(
     """
     launched = launch.read_command(command) if command else None
     machine = machine or Machine()
-    given = list(paths)
-    for path in [path for path in given if _is_launch_file(path)]:
-        read = launch.read_launch(_text(path), path)
-        if read.command is not None or launched is not None:
-            launched, machine = launched or read.command, read.on(machine)
-            given.remove(path)
+    pending = list(paths)
+    for path in [path for path in pending if _is_launch_file(path)]:
+        launch_file = launch.read_launch(_text_or_empty(path), path)
+        if launch_file.command is not None or launched is not None:
+            launched, machine = launched or launch_file.command, launch_file.on(machine)
+            pending.remove(path)
     if launched is not None:
         machine = replace(machine, devices=machine.devices or launched.ranks)
     run = _Run(machine)
-    for path in given:
+    for path in pending:
         run.path(path)
-    found: list[Figure] = []
+    stated: list[Figure] = []
     if launched is not None:
-        found = run.launched(launched)
+        stated = run.launched(launched)
     elif not any(
-        _holds(Path(path).is_dir) for path in given
+        _path_holds(Path(path).is_dir) for path in pending
     ):  # files of a folder may not belong together
         run.across()
-    order = {severity: place for place, severity in enumerate(SEVERITIES)}
+    order = {severity: index for index, severity in enumerate(SEVERITIES)}
     ordered = sorted(
         set(run.problems),
         key=lambda p: (p.file, p.line, p.column, order[p.severity], p.code, p.key),
     )
-    return Result(len(run.checked), tuple(ordered), tuple(found))
+    return Result(len(run.checked), tuple(ordered), tuple(stated))
 
 
 def _is_launch_file(path: str) -> bool:
-    place = Path(path)
-    return place.suffix in launch.SUFFIXES and _holds(place.is_file)
+    file = Path(path)
+    return file.suffix in launch.SUFFIXES and _path_holds(file.is_file)
 
 
-def _text(path: str) -> str:
+def _text_or_empty(path: str) -> str:
     try:
         return read_text(Path(path))
     except UnreadableError:  # the check of the file reports it
         return ""
 
 
-def codes(text: str) -> frozenset[str]:
+def parse_codes(selection: str) -> frozenset[str]:
     """Returns the codes of ``ZM302,ZM5`` or of names; raises :class:`CheckError` for an unknown one."""
-    known = pages()
+    by_code = all_pages()
     selected = set()
-    for word in filter(None, (part.strip() for part in text.split(","))):
+    for name in filter(None, (item.strip() for item in selection.split(","))):
         matching = {
-            c for c, page in known.items() if c.startswith(word.upper()) or page.name == word
+            c for c, page in by_code.items() if c.startswith(name.upper()) or page.name == name
         }
         if not matching:
-            raise CheckError(f"there is no rule {word}", "zeromon rule lists them all.")
+            raise CheckError(f"there is no rule {name}", "zeromon rule lists them all.")
         selected |= matching
     return frozenset(selected)
 
@@ -141,13 +141,13 @@ class _Run:
 
     def across(self) -> None:
         """Compares the scripts with the accelerate file, where there is one."""
-        file, other = self.launches[0] if len(self.launches) == 1 else (None, None)
+        file, ds_config = self.launches[0] if len(self.launches) == 1 else (None, None)
         if file is not None:
             for script in self.scripts:
-                self.problems += figures.differences(script, file, other)
+                self.problems += figures.other_figures(script, file, ds_config)
         self.apply_precision(
             Sources(
-                command=launch.Command(launcher=""), launch=file, file=None, deepspeed=other,
+                command=launch.Command(launcher=""), launch=file, file=None, deepspeed=ds_config,
                 scripts=tuple(self.scripts),
             )
         )  # fmt: skip
@@ -156,45 +156,49 @@ class _Run:
         """Reads the files that *command* names, too; compares all, and returns the figures."""
         named = [command.options.get("config_file"), command.script]
         for name in (*named, *map(command.arguments.get, ("deepspeed", "deepspeed_config"))):
-            if isinstance(name, str) and _holds(Path(name).is_file):
+            if isinstance(name, str) and _path_holds(Path(name).is_file):
                 self.file(Path(name), named=True)
-        file, other = self.launches[0] if self.launches else (None, None)
+        file, ds_config = self.launches[0] if self.launches else (None, None)
         if file is not None:
-            self.problems += launch.overrides(command, file)
-        now = launch.effective(command, file)
-        if now is not None:
+            self.problems += launch.overridden_settings(command, file)
+        merged = launch.effective_config(command, file)
+        if merged is not None:
             if file is None:
                 for test in accelerate.CHECKS:
-                    self.problems += test(now, None, self.machine)
-            self.problems += launch.without_effect(command, now)
-        own = (command.options, "deepspeed_config_file"), (command.arguments, "deepspeed"), (
+                    self.problems += test(merged, None, self.machine)
+            self.problems += launch.idle_options(command, merged)
+        named_configs = (command.options, "deepspeed_config_file"), (command.arguments, "deepspeed"), (
             command.arguments, "deepspeed_config")  # fmt: skip
-        for values, key in own:
+        for values, key in named_configs:
             if isinstance(name := values.get(key), str):
-                other = self.other(name, Path(name), command.ranks) or other
-        if other is None and len(self.deepspeeds) == 1:
-            [other] = self.deepspeeds
-        if now is not None:
+                ds_config = self.other(name, Path(name), command.ranks) or ds_config
+        if ds_config is None and len(self.deepspeeds) == 1:
+            [ds_config] = self.deepspeeds
+        if merged is not None:
             for script in self.scripts:
-                self.problems += figures.differences(script, now, other)
-        self.problems += launch.processes(command)
-        self.problems += figures.of_arguments(command, self.scripts, now, other)
+                self.problems += figures.other_figures(script, merged, ds_config)
+        self.problems += launch.single_process(command)
+        self.problems += figures.command_line_conflicts(command, self.scripts, merged, ds_config)
         sources = Sources(
-            command=command, launch=now, file=file, deepspeed=other, scripts=tuple(self.scripts)
+            command=command,
+            launch=merged,
+            file=file,
+            deepspeed=ds_config,
+            scripts=tuple(self.scripts),
         )
         self.apply_precision(sources)
-        return figures.figures(sources)
+        return figures.collect_figures(sources)
 
     def apply_precision(self, sources: Sources) -> None:
         """Drops ZM405 of a DeepSpeed file where the launch sets the precision, which is added to it."""
-        if any(said in _HALF for said, _ in precisions(sources)):
+        if any(value in _HALF for value, _ in stated_precisions(sources)):
             self.problems = [problem for problem in self.problems if problem.code != "ZM405"]
 
     def path(self, path: str) -> None:
         """Checks a file or a folder from the command line."""
         start = Path(path)
-        if _holds(start.is_dir):
-            for file in _below(start):
+        if _path_holds(start.is_dir):
+            for file in _training_files(start):
                 self.file(file, named=False)
         elif os.path.lexists(start):
             self.file(start, named=True)
@@ -206,85 +210,85 @@ class _Run:
 
         A file that is not *named* on the command line comes from a folder, and may be no training file.
         """
-        if _resolve(file) in self.checked:
+        if _resolved_path(file) in self.checked:
             return None
-        text = ""
+        source = ""
         try:
-            text = read_text(file)
-            if named or any(word in text for word in _WORDS):
-                return READERS[dialect_of(file, text)](self, file, text, named, ranks)
+            source = read_text(file)
+            if named or any(term in source for term in _WORDS):
+                return READERS[dialect_of(file, source)](self, file, source, named, ranks)
         except UnreadableError as error:
-            if named or any(sign in text for sign in _SIGNS):
-                self.checked.add(_resolve(file))
+            if named or any(sign in source for sign in _SIGNS):
+                self.checked.add(_resolved_path(file))
                 self.unreadable(file, error)
         return None
 
-    def read_script(self, file: Path, text: str, named: bool, _: int | None) -> None:
+    def read_script(self, file: Path, source: str, named: bool, _: int | None) -> None:
         """Checks a Python script."""
-        script = scripts.read_script(str(file), parse_python(text))
+        script = scripts.read_script(str(file), parse_python(source))
         if named or scripts.is_training(script):
-            self.checked.add(_resolve(file))
+            self.checked.add(_resolved_path(file))
             self.script(script, file)
 
-    def read_config(self, file: Path, text: str, named: bool, ranks: int | None) -> Config | None:
+    def read_config(self, file: Path, source: str, named: bool, ranks: int | None) -> Config | None:
         """Checks a JSON or YAML configuration, and returns it."""
-        config = parse(text, str(file), dialect_of(file, text))
+        config = parse_config(source, str(file), dialect_of(file, source))
         kind = kind_of(config.data)
         if kind == "gpt-neox":
             message = "this is a configuration of GPT-NeoX, which zeromon does not check"
             fix = "check the DeepSpeed configuration that GPT-NeoX makes of it"
         elif kind:
-            self.checked.add(_resolve(file))
+            self.checked.add(_resolved_path(file))
             self.config(config.on(ranks), kind, file)
             return config
         else:
             message = "zeromon does not recognize a training configuration in this file"
             fix = "DeepSpeed's has zero_optimization, accelerate's distributed_type"
         if named:
-            self.checked.add(_resolve(file))
+            self.checked.add(_resolved_path(file))
             self.unreadable(file, UnreadableError(message, fix=fix))
         return None
 
     def unreadable(self, file: Path, error: UnreadableError) -> None:
         """Reports a file that cannot be read."""
-        place = error.line, error.column
+        position = error.line, error.column
         fix = error.fix or "give a JSON or YAML configuration, or a Python script"
-        self.problems.append(Problem(str(file), *place, "ZM101", "error", error.message, fix))
+        self.problems.append(Problem(str(file), *position, "ZM101", "error", error.message, fix))
 
     def config(self, config: Config, kind: str, file: Path) -> None:
         """Checks one configuration, and the file that it names."""
         if kind == "accelerate":
-            other = self.follow(config, file)
-            self.launches.append((config, other))
+            ds_config = self.follow(config, file)
+            self.launches.append((config, ds_config))
             for test in accelerate.CHECKS:
-                self.problems += test(config, other, self.machine)
-            if other is None and not config.get(accelerate.DEEPSPEED, "deepspeed_config_file"):
-                self.problems += plans.stages(config, self.machine)
+                self.problems += test(config, ds_config, self.machine)
+            if ds_config is None and not config.get(accelerate.DEEPSPEED, "deepspeed_config_file"):
+                self.problems += plans.stage_problems(config, self.machine)
             return
         self.deepspeeds.append(config)
         for check_one in deepspeed.CHECKS:
             self.problems += check_one(config, self.machine)
-        self.problems += plans.stages(config, self.machine)
+        self.problems += plans.stage_problems(config, self.machine)
 
     def follow(self, config: Config, file: Path) -> Config | None:
         """Returns the DeepSpeed configuration that an accelerate file names; None without one."""
         name = config.get(accelerate.DEEPSPEED, "deepspeed_config_file")
         ranks = config.get("num_processes")
-        other = self.other(name, file, ranks if isinstance(ranks, int) and ranks > 0 else None)
-        if other is not None and other.refused is not None:
+        ds_config = self.other(name, file, ranks if isinstance(ranks, int) and ranks > 0 else None)
+        if ds_config is not None and ds_config.refused is not None:
             path = (accelerate.DEEPSPEED, "deepspeed_config_file")
-            message, fix = not_json(other, "accelerate")
+            message, fix = not_json(ds_config, "accelerate")
             self.problems.append(config.problem("ZM101", "error", path, message, fix))
-        return other
+        return ds_config
 
     def other(self, name: object, file: Path, ranks: int | None = None) -> Config | None:
         """Checks and returns the DeepSpeed configuration that *file* names; None where there is none."""
-        place = _beside(file, name)
-        if place is None:
+        named_file = _find_beside(file, name)
+        if named_file is None:
             return None
-        self.file(place, named=True, ranks=ranks)
+        self.file(named_file, named=True, ranks=ranks)
         try:
-            return _parsed(place)
+            return _parse_file(named_file)
         except UnreadableError:  # the check has reported it
             return None
 
@@ -299,7 +303,7 @@ class _Run:
             fsdp = fsdp_options.fsdp_of(script, call, self.fsdp_config(script, call, file))
             for fsdp_check in fsdp_options.OF_TRAINER:
                 self.problems += fsdp_check(fsdp)
-        for source, call in scripts.configs(script):
+        for source, call in scripts.deepspeed_configs(script):
             config = self.other(source, file) if isinstance(source, str) else source
             if config is None:
                 continue
@@ -315,16 +319,16 @@ class _Run:
         config = scripts.config_at(script, node) if node is not None else None
         if not isinstance(config, str):
             return config
-        place = _beside(file, config)
+        named_file = _find_beside(file, config)
         try:
-            found = _parsed(place) if place is not None else None
+            section = _parse_file(named_file) if named_file is not None else None
         except UnreadableError as error:
-            self.unreadable(place or file, error)
+            self.unreadable(named_file or file, error)
             return None
-        if found is not None and found.refused is not None:
-            message, fix = not_json(found, call.short)
+        if section is not None and section.refused is not None:
+            message, fix = not_json(section, call.short)
             self.problems.append(script.problem("ZM101", "error", call.node, message, fix))
-        return found
+        return section
 
 
 _Reader = Callable[[_Run, Path, str, bool, "int | None"], "Config | None"]
@@ -337,15 +341,15 @@ READERS: dict[str, _Reader] = {
 """Dialect of a file -> the function that parses and checks a file of that dialect."""
 
 
-def _beside(file: Path, name: object) -> Path | None:
+def _find_beside(file: Path, name: object) -> Path | None:
     """Returns the file that *file* names, relative to it or to the working directory."""
     if not isinstance(name, str):
         return None
-    places = file.parent / name, Path(name)
-    return next((place for place in places if _holds(place.is_file)), None)
+    candidates = file.parent / name, Path(name)
+    return next((candidate for candidate in candidates if _path_holds(candidate.is_file)), None)
 
 
-def _holds(question: Callable[[], bool]) -> bool:
+def _path_holds(question: Callable[[], bool]) -> bool:
     """Returns the answer to *question* about a path; False for names that the system refuses."""
     try:
         return question()
@@ -353,9 +357,9 @@ def _holds(question: Callable[[], bool]) -> bool:
         return False
 
 
-def _parsed(place: Path) -> Config:
-    text = read_text(place)
-    return parse(text, str(place), dialect_of(place, text))
+def _parse_file(file: Path) -> Config:
+    content = read_text(file)
+    return parse_config(content, str(file), dialect_of(file, content))
 
 
 def kind_of(data: Mapping[str, object]) -> str:
@@ -366,11 +370,11 @@ def kind_of(data: Mapping[str, object]) -> str:
         return "deepspeed"
     if "distributed_type" in data or ("compute_environment" in data and "num_processes" in data):
         return "accelerate"
-    half = any(isinstance(data.get(name), dict) for name in ("bf16", "fp16", "optimizer"))
-    return "deepspeed" if half and "train_batch_size" in data else ""
+    has_section = any(isinstance(data.get(name), dict) for name in ("bf16", "fp16", "optimizer"))
+    return "deepspeed" if has_section and "train_batch_size" in data else ""
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _training_files(folder: Path) -> Iterator[Path]:
     """Yields the files of a folder that may be training files; does not follow links to folders."""
     for at, names, files in os.walk(folder):
         names[:] = sorted(n for n in names if not n.startswith(".") and n not in _SKIPPED)
@@ -379,7 +383,7 @@ def _below(folder: Path) -> Iterator[Path]:
                 yield Path(at) / name
 
 
-def _resolve(file: Path) -> Path:
+def _resolved_path(file: Path) -> Path:
     try:
         return file.resolve()
     except (OSError, RuntimeError):  # a link to itself
@@ -387,14 +391,14 @@ def _resolve(file: Path) -> Path:
 
 
 def select_problems(
-    result: Result, select: frozenset[str], ignore: frozenset[str], *, all: bool
+    result: Result, select: frozenset[str], ignore: frozenset[str], *, with_quiet: bool
 ) -> Result:
-    """Returns *result* with the selected problems; *all*: also problems that only state a fact."""
-    kept = tuple(
+    """Returns *result* with the selected problems; *with_quiet*: also those that only state a fact."""
+    chosen = tuple(
         problem
         for problem in result.problems
         if (not select or problem.code in select)
         and problem.code not in ignore
-        and (all or not problem.quiet)
+        and (with_quiet or not problem.quiet)
     )
-    return replace(result, problems=kept)
+    return replace(result, problems=chosen)

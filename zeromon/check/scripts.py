@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeromon.check.flow import LOOPS, Flow, read_flow
-from zeromon.check.problem import AUTO, Config, Path, Problem, number
+from zeromon.check.problem import AUTO, Config, Path, Problem, parse_number
 
 FRAMEWORKS = (
     "torch", "deepspeed", "accelerate", "transformers", "trl", "lightning", "pytorch_lightning",
@@ -28,7 +28,7 @@ NONEXISTENT = {
 """Names that no framework has though scripts use them -> the replacement."""
 
 
-_MOST_KEYS = 2000
+_MAX_KEYS = 2000
 """A configuration has fewer keys; a script may refer to dicts so that they have endlessly many."""
 
 
@@ -71,37 +71,37 @@ class Script:
 
     def argument(self, call: Call, name: str, position: int = -1) -> ast.expr | None:
         """Returns the expression of an argument; None where the call does not give the argument."""
-        for word in call.node.keywords:
-            if word.arg == name:
-                return word.value
-        plain = call.node.args
-        is_there = 0 <= position < len(plain)
-        starred = any(isinstance(arg, ast.Starred) for arg in plain)
-        return plain[position] if is_there and not starred else None
+        for keyword in call.node.keywords:
+            if keyword.arg == name:
+                return keyword.value
+        args = call.node.args
+        is_there = 0 <= position < len(args)
+        starred = any(isinstance(arg, ast.Starred) for arg in args)
+        return args[position] if is_there and not starred else None
 
     def value(self, node: ast.expr | None) -> Any:
         """Returns the literal of *node*, or its dotted name in a framework; else :data:`UNKNOWN`."""
         if node is None:
             return UNKNOWN
-        found = [self._literal(one) for one in self.flow.values(node)]
-        first = found[0]
-        return first if all(type(v) is type(first) and v == first for v in found) else UNKNOWN
+        values = [self._literal_value(expr) for expr in self.flow.values(node)]
+        value = values[0]
+        return value if all(type(v) is type(value) and v == value for v in values) else UNKNOWN
 
-    def _literal(self, node: ast.expr | None) -> Any:
+    def _literal_value(self, node: ast.expr | None) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
-        return resolved(node, self.names) or UNKNOWN if node is not None else UNKNOWN
+        return dotted_name(node, self.names) or UNKNOWN if node is not None else UNKNOWN
 
     def name_of(self, node: ast.expr) -> str:
         """Returns the dotted name of a framework that *node* is; else ""."""
-        return resolved(node, self.names)
+        return dotted_name(node, self.names)
 
     def problem(
         self, code: str, severity: str, node: ast.AST, message: str, fix: str, key: str = ""
     ) -> Problem:
         """Returns a problem at *node*."""
-        place = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
-        return Problem(self.file, *place, code, severity, message, fix, key)
+        position = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
+        return Problem(self.file, *position, code, severity, message, fix, key)
 
 
 Check = Callable[[Script], Iterable[Problem]]
@@ -109,24 +109,24 @@ Check = Callable[[Script], Iterable[Problem]]
 
 def read_script(file: str, tree: ast.Module) -> Script:
     """Returns the calls, literals, imports and names of a syntax tree."""
-    names = dict(_imports(tree))
-    words = set()
+    names = dict(_imported_names(tree))
+    identifiers = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            words.add(node.id)
+            identifiers.add(node.id)
         elif isinstance(node, ast.Attribute):
-            words.add(node.attr)
+            identifiers.add(node.attr)
     return Script(
         file=file,
         tree=tree,
-        calls=tuple(_calls(tree, names)),
+        calls=tuple(_framework_calls(tree, names)),
         flow=read_flow(tree),
         names=names,
-        words=frozenset(words),
+        words=frozenset(identifiers),
     )
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -137,19 +137,19 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield alias.asname or alias.name, f"{node.module}.{alias.name}"
 
 
-def resolved(node: ast.expr, names: Mapping[str, str]) -> str:
+def dotted_name(node: ast.expr, names: Mapping[str, str]) -> str:
     """Returns the dotted name of an expression that starts with an import of a framework; else ""."""
-    parts: list[str] = []
+    attributes: list[str] = []
     while isinstance(node, ast.Attribute):
-        parts.insert(0, node.attr)
+        attributes.insert(0, node.attr)
         node = node.value
     if not isinstance(node, ast.Name) or node.id not in names:
         return ""
-    name = ".".join([names[node.id], *parts])
+    name = ".".join([names[node.id], *attributes])
     return name if name.partition(".")[0] in FRAMEWORKS else ""
 
 
-def _calls(tree: ast.Module, names: Mapping[str, str]) -> Iterator[Call]:
+def _framework_calls(tree: ast.Module, names: Mapping[str, str]) -> Iterator[Call]:
     """Yields all calls of frameworks, with their loops; iterative, for deep trees."""
     stack: list[tuple[ast.AST, int]] = [(tree, 0)]
     while stack:
@@ -157,7 +157,7 @@ def _calls(tree: ast.Module, names: Mapping[str, str]) -> Iterator[Call]:
         if isinstance(node, LOOPS):
             loops += 1
         if isinstance(node, ast.Call):
-            name = resolved(node.func, names)
+            name = dotted_name(node.func, names)
             if name:
                 yield Call(name=name, node=node, loops=loops)
         stack.extend((child, loops) for child in ast.iter_child_nodes(node))
@@ -173,7 +173,7 @@ def is_training(script: Script) -> bool:
         or call.short in ("HfDeepSpeedConfig", "DeepSpeedStrategy")
         for call in script.calls
     )
-    return bool(trains or wraps or starts or any(_nonexistent(script)))
+    return bool(trains or wraps or starts or any(_nonexistent_names(script)))
 
 
 # ---- configurations inside scripts ----------------------------------------------------------------
@@ -190,7 +190,7 @@ def is_arguments(call: Call) -> bool:
     )  # fmt: skip
 
 
-def configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
+def deepspeed_configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
     """Yields DeepSpeed configurations of the script, or their paths, each with its call."""
     for call in script.calls:
         node = None
@@ -213,80 +213,86 @@ def configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
 
 def config_at(script: Script, node: ast.expr) -> Config | str | None:
     """Returns the configuration of a dict that the script makes, or the path of a JSON file."""
-    places: dict[Path, tuple[int, int]] = {(): (node.lineno, node.col_offset + 1)}
-    data = _data(script, node, (), places)
+    positions: dict[Path, tuple[int, int]] = {(): (node.lineno, node.col_offset + 1)}
+    data = _read_dict(script, node, (), positions)
     if data is not None:
-        return Config(file=script.file, data=data, places=places, dialect="python")
+        return Config(file=script.file, data=data, places=positions, dialect="python")
     value = script.value(node)
     return value if isinstance(value, str) and value.endswith(".json") else None
 
 
-def _data(
-    script: Script, node: ast.expr, path: Path, places: dict[Path, tuple[int, int]], depth: int = 12
+def _read_dict(
+    script: Script,
+    node: ast.expr,
+    path: Path,
+    positions: dict[Path, tuple[int, int]],
+    depth: int = 12,
 ) -> dict[str, Any] | None:
     """Returns a dict as data, with "auto" for computed values; None where *node* is no known dict.
 
     A dict is a display, a call of ``dict``, a union, a variable with what is assigned to its keys, a
     copy, or what a function of the file returns.
     """
-    if depth == 0 or len(places) > _MOST_KEYS:
+    if depth == 0 or len(positions) > _MAX_KEYS:
         return None
     if isinstance(node, ast.Dict):
         items = list(zip(node.keys, node.values, strict=True))
-        return _display(script, items, path, places, depth - 1)
+        return _read_display(script, items, path, positions, depth - 1)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _display(script, ((None, node.left), (None, node.right)), path, places, depth - 1)
+        return _read_display(
+            script, ((None, node.left), (None, node.right)), path, positions, depth - 1
+        )
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
-        words = [(_text(word), word.value) for word in node.keywords]
-        items = [*((None, arg) for arg in node.args), *words]
-        return _display(script, items, path, places, depth - 1)
-    after = script.flow.step(node)
-    one = after[0] if len(after) == 1 else None
-    if one is None or one is node:
+        keywords = [(_keyword_key(keyword), keyword.value) for keyword in node.keywords]
+        items = [*((None, arg) for arg in node.args), *keywords]
+        return _read_display(script, items, path, positions, depth - 1)
+    sources = script.flow.step(node)
+    source = sources[0] if len(sources) == 1 else None
+    if source is None or source is node:
         return None
-    data = _data(script, one, path, places, depth - 1)
+    data = _read_dict(script, source, path, positions, depth - 1)
     variable = script.flow.owner(node)
     stores = script.flow.stores.get(variable, []) if variable is not None else []
-    for keys, value, place in stores if data is not None else ():
-        _store(script, data, (path, keys), value, place, places, depth - 1)
+    for keys, value, target in stores if data is not None else ():
+        _apply_store(script, data, (path, keys), value, target, positions, depth - 1)
     return data
 
 
-def _display(
+def _read_display(
     script: Script,
     items: Iterable[tuple[ast.expr | None, ast.expr]],
     path: Path,
-    places: dict[Path, tuple[int, int]],
+    positions: dict[Path, tuple[int, int]],
     depth: int,
 ) -> dict[str, Any] | None:
     data: dict[str, Any] = {}
     for key, value in items:
         if key is None:
-            other = _data(script, value, path, places, depth)
-            if other is None:
+            merged = _read_dict(script, value, path, positions, depth)
+            if merged is None:
                 return None
-            data |= other
+            data |= merged
             continue
         name = script.value(key)
         if isinstance(name, str):
-            here = (*path, name)
-            places[here] = key.lineno, key.col_offset + 1
-            part = _data(script, value, here, places, depth)
-            data[name] = _plain(script, value) if part is None else part
+            key_path = (*path, name)
+            positions[key_path] = key.lineno, key.col_offset + 1
+            section = _read_dict(script, value, key_path, positions, depth)
+            data[name] = _plain_value(script, value) if section is None else section
     return data
 
 
-def _text(word: ast.keyword) -> ast.expr | None:
-    return None if word.arg is None else ast.copy_location(ast.Constant(word.arg), word)
+def _keyword_key(keyword: ast.keyword) -> ast.expr | None:
+    return None if keyword.arg is None else ast.copy_location(ast.Constant(keyword.arg), keyword)
 
 
-def _store(
+def _apply_store(
     script: Script,
     data: dict[str, Any] | None,
     keys: tuple[Path, Path],
     value: ast.expr | None,
-    place: ast.expr,
-    places: dict[Path, tuple[int, int]],
+    target: ast.expr,
+    positions: dict[Path, tuple[int, int]],
     depth: int,
 ) -> None:
     """Does ``data[keys...] = value``; a value that is not certain is "auto"."""
@@ -296,26 +302,26 @@ def _store(
         data = below if isinstance(below, dict) else None
     if data is None or not inner:
         return
-    here = (*above, *inner)
-    places[here] = place.lineno, place.col_offset + 1
-    part = _data(script, value, here, places, depth) if value is not None else None
-    plain = AUTO if value is None else _plain(script, value)
-    data[inner[-1]] = plain if part is None else part
+    key_path = (*above, *inner)
+    positions[key_path] = target.lineno, target.col_offset + 1
+    section = _read_dict(script, value, key_path, positions, depth) if value is not None else None
+    literal = AUTO if value is None else _plain_value(script, value)
+    data[inner[-1]] = literal if section is None else section
 
 
-def _plain(script: Script, node: ast.expr) -> Any:
+def _plain_value(script: Script, node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         value = script.value(node)
-        known = isinstance(value, (bool, int, float)) or value is None
-        return value if known or (isinstance(value, str) and isinstance(node, ast.Name)) else AUTO
+        scalar = isinstance(value, (bool, int, float)) or value is None
+        return value if scalar or (isinstance(value, str) and isinstance(node, ast.Name)) else AUTO
 
 
 # ---- the checks -----------------------------------------------------------------------------------
 
 
-def precision(script: Script) -> Iterator[Problem]:
+def two_precisions(script: Script) -> Iterator[Problem]:
     """Yields arguments of a Trainer with both fp16 and bf16."""
     for call in filter(is_arguments, script.calls):
         if all(script.value(script.argument(call, name)) is True for name in ("fp16", "bf16")):
@@ -324,17 +330,17 @@ def precision(script: Script) -> Iterator[Problem]:
             yield script.problem("ZM105", "error", node, message, "fp16=False", "fp16")
 
 
-def _nonexistent(script: Script) -> Iterator[tuple[ast.AST, str]]:
+def _nonexistent_names(script: Script) -> Iterator[tuple[ast.AST, str]]:
     for node in ast.walk(script.tree):
         if isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Load):
-            name = resolved(node, script.names)
+            name = dotted_name(node, script.names)
             if name in NONEXISTENT:
                 yield node, name
 
 
 def nonexistent_api(script: Script) -> Iterator[Problem]:
     """Yields names that no version of the framework has."""
-    for node, name in _nonexistent(script):
+    for node, name in _nonexistent_names(script):
         message = f"there is no {name}"
         yield script.problem("ZM107", "error", node, message, NONEXISTENT[name], name)
 
@@ -346,7 +352,7 @@ def calls_of(script: Script, short: str) -> list[Call]:
 
 def is_open(call: Call) -> bool:
     """Returns whether *call* passes ``**kwargs``, so that any argument may be given."""
-    return any(word.arg is None for word in call.node.keywords)
+    return any(keyword.arg is None for keyword in call.node.keywords)
 
 
 def whole_model_unit(script: Script) -> Iterator[Problem]:
@@ -355,19 +361,19 @@ def whole_model_unit(script: Script) -> Iterator[Problem]:
     helpers = script.words & {"wrap", "enable_wrap", "auto_wrap"}
     models = [call.node.args[0] if call.node.args else None for call in fsdp]
     names = {node.id for node in models if isinstance(node, ast.Name)}
-    apart = len(fsdp) == 1 or len(names) == len(fsdp)  # several models, each wrapped whole
-    for call in fsdp if apart and not helpers else ():
+    is_separate = len(fsdp) == 1 or len(names) == len(fsdp)  # several models, each wrapped whole
+    for call in fsdp if is_separate and not helpers else ():
         policy = script.value(script.argument(call, "auto_wrap_policy", 4))
-        given = script.argument(call, "auto_wrap_policy", 4) is not None
-        alone = not (is_open(call) or _may_be_a_part(script, call))
-        if (not given or policy is None) and alone:
+        has_policy = script.argument(call, "auto_wrap_policy", 4) is not None
+        is_single = not (is_open(call) or _may_be_a_part(script, call))
+        if (not has_policy or policy is None) and is_single:
             message = "FSDP without auto_wrap_policy makes the whole model one unit"
             fix = "auto_wrap_policy=ModuleWrapPolicy({TransformerBlock})"
             yield script.problem("ZM206", "warning", call.node, message, fix, "auto_wrap_policy")
     shards = calls_of(script, "fully_shard")
     if len(shards) == 1 and not _may_be_a_part(script, shards[0]):
-        first = shards[0].node.args[0] if shards[0].node.args else None
-        if isinstance(first, ast.Name):
+        model = shards[0].node.args[0] if shards[0].node.args else None
+        if isinstance(model, ast.Name):
             message = "fully_shard is called on the whole model alone, which makes it one unit"
             fix = "for block in model.layers: fully_shard(block), then fully_shard(model)"
             yield script.problem("ZM206", "warning", shards[0].node, message, fix, "fully_shard")
@@ -375,14 +381,14 @@ def whole_model_unit(script: Script) -> Iterator[Problem]:
 
 def _may_be_a_part(script: Script, call: Call) -> bool:
     """Returns whether a loop, or a caller of the function, may pass each block as the module."""
-    first = call.node.args[0] if call.node.args else None
+    module = call.node.args[0] if call.node.args else None
     if call.loops or script.flow.repeats(call.node):
         return True
-    if first is None:
+    if module is None:
         return False
-    variable = script.flow.identity(first)
+    variable = script.flow.original_variable(module)
     bound = script.flow.bindings.get(variable, [])
-    return any(one is None or isinstance(one, ast.arg) for one in bound)
+    return any(binding is None or isinstance(binding, ast.arg) for binding in bound)
 
 
 def fp32_reduction(script: Script) -> Iterator[Problem]:
@@ -418,7 +424,7 @@ def bucket_size(script: Script) -> Iterator[Problem]:
     """Yields DDP buckets below 1 MiB."""
     for call in calls_of(script, "DistributedDataParallel"):
         node = script.argument(call, "bucket_cap_mb")
-        size = number(script.value(node))
+        size = parse_number(script.value(node))
         if node is not None and size is not None and 0 < size < 1:
             message = f"buckets of {size:g} MiB make many small messages"
             yield script.problem(
@@ -433,23 +439,23 @@ def full_state_dict(script: Script) -> Iterator[Problem]:
             kind = script.value(script.argument(call, "state_dict_type", 1))
             config = script.argument(call, "state_dict_config", 2)
             if str(kind).endswith("StateDictType.FULL_STATE_DICT") and config is None:
-                yield _whole_state(script, call)
+                yield _whole_state_problem(script, call)
         elif call.short == "FullStateDictConfig" and not is_open(call):
-            given = [
+            settings = [
                 script.argument(call, "offload_to_cpu", 0),
                 script.argument(call, "rank0_only", 1),
             ]
-            if any(node is None or script.value(node) is False for node in given):
-                yield _whole_state(script, call)
+            if any(node is None or script.value(node) is False for node in settings):
+                yield _whole_state_problem(script, call)
 
 
-def _whole_state(script: Script, call: Call) -> Problem:
+def _whole_state_problem(script: Script, call: Call) -> Problem:
     message = "without offload_to_cpu and rank0_only every rank holds the whole model at once"
     fix = "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"
     return script.problem("ZM702", "warning", call.node, message, fix, "state_dict_config")
 
 
 CHECKS: tuple[Check, ...] = (
-    precision, nonexistent_api, whole_model_unit, fp32_reduction, fsdp_arguments, bucket_size,
+    two_precisions, nonexistent_api, whole_model_unit, fp32_reduction, fsdp_arguments, bucket_size,
     full_state_dict,
 )  # fmt: skip

@@ -14,40 +14,40 @@ _SYNC_NAMES = {
 
 def optimizer_before_sharding(script: Script) -> Iterator[Problem]:
     """Yields optimizers that a function makes before it shards their model."""
-    made = [
-        (call, set(map(script.flow.identity, _parameters_of(script, call.node))))
+    optimizers = [
+        (call, set(map(script.flow.original_variable, _parameters_of(script, call.node))))
         for call in script.calls
         if _is_optimizer(call)
     ]
     for shards in (*calls_of(script, "fully_shard"), *calls_of(script, FSDP)):
         if not shards.node.args:
             continue
-        model = script.flow.identity(shards.node.args[0])
-        of_model = [call.node for call, models in made if model in models]
-        pairs = [pair for node in of_model if (pair := script.flow.parting(node, shards.node))]
-        lines = [[getattr(node, "lineno", 1) for node in pair] for pair in pairs]
-        if lines and all(first < then for first, then in lines):
+        model = script.flow.original_variable(shards.node.args[0])
+        of_model = [call.node for call, models in optimizers if model in models]
+        pairs = [pair for node in of_model if (pair := script.flow.parting_pair(node, shards.node))]
+        line_pairs = [[getattr(node, "lineno", 1) for node in pair] for pair in pairs]
+        if line_pairs and all(a < b for a, b in line_pairs):
             message = (
                 f"the optimizer is made before {shards.short} shards {model.name}: it keeps the whole "
                 "parameters, and the shards are never updated"
             )
-            fix = f"make the optimizer after line {lines[0][1]}"
+            fix = f"make the optimizer after line {line_pairs[0][1]}"
             yield script.problem("ZM108", "error", pairs[0][0], message, fix, shards.short)
             return
 
 
 def _is_optimizer(call: Call) -> bool:
-    rest = call.name.removeprefix("torch.optim.")
-    return rest != call.name and rest[:1].isupper()
+    name = call.name.removeprefix("torch.optim.")
+    return name != call.name and name[:1].isupper()
 
 
 def _parameters_of(script: Script, node: ast.Call) -> list[ast.expr]:
     """Returns the models whose parameters are the first argument, also through names and helpers."""
     names = ("params", "parameters")
-    given = [*node.args[:1], *(word.value for word in node.keywords if word.arg in names)]
+    starts = [*node.args[:1], *(k.value for k in node.keywords if k.arg in names)]
     return [
         inner.func.value
-        for start in given
+        for start in starts
         for inner in script.flow.reach(start)
         if isinstance(inner, ast.Call)
         and isinstance(inner.func, ast.Attribute)
@@ -57,19 +57,19 @@ def _parameters_of(script: Script, node: ast.Call) -> list[ast.expr]:
 
 def norm_of_a_shard(script: Script) -> Iterator[Problem]:
     """Yields torch's ``clip_grad_norm_`` on FSDP1: each rank clips by the norm of its shard."""
-    whole = {
+    unsharded = {
         call.node
         for call in calls_of(script, FSDP)
         if str(script.value(script.argument(call, "sharding_strategy", 2))).endswith("NO_SHARD")
     }
-    fsdp = {call.node for call in calls_of(script, FSDP)} - whole
+    fsdp = {call.node for call in calls_of(script, FSDP)} - unsharded
     for call in calls_of(script, "clip_grad_norm_"):
         models = [model for model in _parameters_of(script, call.node)
                   if not fsdp.isdisjoint(script.flow.values(model))]  # fmt: skip
-        own = {ast.unparse(node.func.value) for node in ast.walk(script.tree)
+        clipped = {ast.unparse(node.func.value) for node in ast.walk(script.tree)
                if _calls_method(node, "clip_grad_norm_") and isinstance(node, ast.Call)
                and isinstance(node.func, ast.Attribute)}  # fmt: skip
-        if models and not own & set(
+        if models and not clipped & set(
             map(ast.unparse, models)
         ):  # else this one is of another strategy
             message = "each rank clips by the norm of its own shard, so the ranks clip differently"
@@ -84,19 +84,19 @@ def accumulation_communicates(script: Script) -> Iterator[Problem]:
     if not wraps or engine or script.words & _SYNC_NAMES:
         return
     loops = [node for node in ast.walk(script.tree) if isinstance(node, (ast.For, ast.While))]
-    inside = {loop: list(_in_body(loop)) for loop in loops}
+    inside = {loop: list(_nodes_in_body(loop)) for loop in loops}
     for loop in loops:
         if any(n in inside for n in inside[loop]):
             continue  # the innermost one decides
         backward = next((n for n in inside[loop] if _calls_method(n, "backward")), None)
         if backward is None:
             continue
-        around = [nodes for outer, nodes in inside.items() if outer is not loop and loop in nodes]
-        steps = max((_every(script, n) for n in inside[loop]), default=0)
+        bodies = [nodes for outer, nodes in inside.items() if outer is not loop and loop in nodes]
+        steps = max((_step_interval(script, n) for n in inside[loop]), default=0)
         if not any(_calls_method(n, "step") for n in inside[loop]) and any(
-            _calls_method(n, "step") for nodes in around for n in nodes
+            _calls_method(n, "step") for nodes in bodies for n in nodes
         ):
-            steps = _turns(script, loop)
+            steps = _loop_turns(script, loop)
         if steps > 1:
             message = f"each of {steps} backwards before a step reduces the gradients"
             if steps == _SOME:
@@ -111,7 +111,7 @@ def accumulation_communicates(script: Script) -> Iterator[Problem]:
             return
 
 
-def _in_body(loop: ast.For | ast.While) -> Iterator[ast.AST]:
+def _nodes_in_body(loop: ast.For | ast.While) -> Iterator[ast.AST]:
     """Yields the nodes that *loop* runs itself: a closure may be called in an optimizer's step."""
     waiting: list[ast.AST] = list(loop.body)
     while waiting:
@@ -133,36 +133,36 @@ _SOME = 1 << 40
 """A number of micro-steps that is known only when the script runs."""
 
 
-def _number(script: Script, node: ast.expr) -> int:
+def _step_count(script: Script, node: ast.expr) -> int:
     value = script.value(node)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     return _SOME if value is UNKNOWN else 0
 
 
-def _turns(script: Script, loop: ast.For | ast.While) -> int:
+def _loop_turns(script: Script, loop: ast.For | ast.While) -> int:
     """Returns N of ``for i in range(N)``, and :data:`_SOME` for other loops."""
-    over = loop.iter if isinstance(loop, ast.For) else None
-    if isinstance(over, ast.Call) and ast.unparse(over.func) == "range" and len(over.args) == 1:
-        return _number(script, over.args[0])
+    expr = loop.iter if isinstance(loop, ast.For) else None
+    if isinstance(expr, ast.Call) and ast.unparse(expr.func) == "range" and len(expr.args) == 1:
+        return _step_count(script, expr.args[0])
     return _SOME
 
 
-def _every(script: Script, node: ast.AST) -> int:
+def _step_interval(script: Script, node: ast.AST) -> int:
     """Returns N of ``if (i + 1) % N == 0: optimizer.step()``, also in an ``or``; 0 for other nodes."""
     if not isinstance(node, ast.If):
         return 0
-    if not any(_calls_method(n, "step") for part in node.body for n in ast.walk(part)):
+    if not any(_calls_method(n, "step") for statement in node.body for n in ast.walk(statement)):
         return 0
     tests = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
     for test in tests:
-        left = test.left if isinstance(test, ast.Compare) and len(test.ops) == 1 else None
+        operand = test.left if isinstance(test, ast.Compare) and len(test.ops) == 1 else None
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            left = test.operand
+            operand = test.operand
         elif not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
             continue
-        if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod):
-            return _number(script, left.right)
+        if isinstance(operand, ast.BinOp) and isinstance(operand.op, ast.Mod):
+            return _step_count(script, operand.right)
     return 0
 
 

@@ -57,7 +57,7 @@ _GROUPS = {
     },
 }
 """Title in the help -> its verbs, each with one line."""
-VERBS = {name: text for group in _GROUPS.values() for name, text in group.items()}
+VERBS = {name: summary for group in _GROUPS.values() for name, summary in group.items()}
 _MODULES = {"try": "trial"}
 """Verb -> its module, where Python reserves the word."""
 AFTER_DASHES = "after_dashes"
@@ -86,8 +86,8 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(metavar="COMMAND", required=True)
     parser._positionals._group_actions.clear()  # argparse would list all verbs in one group
     for title, group in _GROUPS.items():
-        lines = (f"  {name:<12}{text}" for name, text in group.items())
-        parser.add_argument_group(title, "\n".join(lines))
+        rows = (f"  {name:<12}{summary}" for name, summary in group.items())
+        parser.add_argument_group(title, "\n".join(rows))
     general = parser.add_argument_group("options")
     general.add_argument("-h", "--help", action="help", help="show this help, or that of COMMAND")
     general.add_argument("-V", "--version", action="version", version=f"zeromon {__version__}")
@@ -95,12 +95,12 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         "--completion", choices=SHELLS, action=_PrintCompletion,
         help="print the script by which bash, zsh or fish completes verbs, options, names of runs",
     )  # fmt: skip
-    for name, text in VERBS.items():
+    for name, summary in VERBS.items():
         if only is not None and name != only:
-            verbs.add_parser(name, help=text)
+            verbs.add_parser(name, help=summary)
             continue
         verb = importlib.import_module(f"zeromon.cli.{_MODULES.get(name, name)}")
-        sub = verbs.add_parser(name, help=text, description=verb.__doc__)
+        sub = verbs.add_parser(name, help=summary, description=verb.__doc__)
         verb.add_arguments(sub)
         sub.set_defaults(call=verb.call)
     return parser
@@ -108,27 +108,27 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     command: list[str] = []
-    if words[:1] == ["check"] and "--" in words:
-        at = words.index("--")
-        words, command = words[:at], words[at + 1 :]
-    if words[:1] == ["help"]:
-        words = [*words[1:], "--help"]
-    parser = build_parser(words[0] if words else "")
-    if not words:
+    if argv[:1] == ["check"] and "--" in argv:
+        at = argv.index("--")
+        argv, command = argv[:at], argv[at + 1 :]
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
+    parser = build_parser(argv[0] if argv else "")
+    if not argv:
         parser.print_help()
         return 0
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as __main__ has left it
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        options = parser.parse_args(words)
+        options = parser.parse_args(argv)
         setattr(options, AFTER_DASHES, command)
         code: int = options.call(options)
         sys.stdout.flush()
         return code
     except ZeromonError as error:
-        say(str(error), error.hint)
+        tell_user(str(error), error.hint)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -138,19 +138,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not isinstance(error.filename, str):
             raise
-        say(f"{error.filename}: {error.strerror}")
+        tell_user(f"{error.filename}: {error.strerror}")
         return 2
 
 
-def say(text: str, hint: str = "") -> None:
+def tell_user(message: str, hint: str = "") -> None:
     """Prints a message to stderr, with its *hint* on the next line."""
-    text = printable_lines(text)
-    sys.stderr.write(f"zeromon: {text}\n" if not text.startswith(" ") else f"{text}\n")
+    message = printable_lines(message)
+    sys.stderr.write(f"zeromon: {message}\n" if not message.startswith(" ") else f"{message}\n")
     if hint:
-        say(f"  {hint}")
+        tell_user(f"  {hint}")
 
 
-def agreed(question: str) -> bool:
+def user_agrees(question: str) -> bool:
     """Asks at the terminal; only yes is agreement."""
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()

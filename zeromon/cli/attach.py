@@ -32,16 +32,16 @@ import sys
 from collections.abc import Sequence
 
 from zeromon.cli import attach_process, servers
-from zeromon.cli.attach_track import track
-from zeromon.cli.options import between, flag, option, whole
+from zeromon.cli.attach_track import track_run
+from zeromon.cli.options import add_flag, add_option, in_range, whole
 from zeromon.errors import SourceError
-from zeromon.export.trackers import TRACKERS, check
+from zeromon.export.trackers import TRACKERS, check_tracker
 from zeromon.sources.base import Source
-from zeromon.sources.live import LiveSource, find, only
+from zeromon.sources.live import LiveSource, find_live_runs, only_live_run
 from zeromon.sources.prometheus import source as fleet
 from zeromon.sources.prometheus.client import Server
-from zeromon.sources.replay import ReplaySource, reopen_run
-from zeromon.storage.run_store import encode
+from zeromon.sources.replay import ReplaySource, reopen_run_source
+from zeromon.storage.run_store import encode_snapshot
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.units import printable
 
@@ -49,47 +49,47 @@ from zeromon.units import printable
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon attach [TARGET | --prometheus URL] [--plain | --json | --replay | --track NAME]``"""
     parser.add_argument("target", nargs="?", help="run id, pid or host:port")
-    how = parser.add_mutually_exclusive_group()
-    flag(how, "--plain", "print one line per step until the run ends")
-    flag(how, "--json", "print one snapshot as JSON and exit")
-    flag(how, "--replay", "play the record of TARGET")
-    how.add_argument(
+    modes = parser.add_mutually_exclusive_group()
+    add_flag(modes, "--plain", "print one line per step until the run ends")
+    add_flag(modes, "--json", "print one snapshot as JSON and exit")
+    add_flag(modes, "--replay", "play the record of TARGET")
+    modes.add_argument(
         "--track", choices=tuple(TRACKERS), metavar="NAME",
         help=f"send the figures of the run to {', '.join(TRACKERS)}",
     )  # fmt: skip
-    option(
+    add_option(
         parser, "--speed", "X",
-        "with --replay: seconds of the run per second", between(0, 1e6, above=True), 10,
+        "with --replay: seconds of the run per second", in_range(0, 1e6, above=True), 10,
     )  # fmt: skip
     attach_process.add_arguments(parser)
     servers.add_argument(parser)
-    option(
+    add_option(
         parser, "--run", "R",
         "with --prometheus: the run's name or its beginning, or 'NAME{cluster=\"a\"}'",
     )  # fmt: skip
-    option(
+    add_option(
         parser, "--every", "S",
-        "refresh interval in seconds (default: 1; with --track: 5)", between(0.1, 3600),
+        "refresh interval in seconds (default: 1; with --track: 5)", in_range(0.1, 3600),
     )  # fmt: skip
     parser.add_argument(
         "--theme",
         default=os.environ.get("ZEROMON_THEME", ""),
         help="zeromon-dark, zeromon-light, zeromon-contrast, ansi-dark, ... (default: ZEROMON_THEME)",
     )
-    option(
+    add_option(
         parser, "--tokens-per-step", "N",
         "tokens per step of all ranks together, in place of those measured", whole, 0,
     )  # fmt: skip
-    option(
+    add_option(
         parser, "--peak-tflops", "X",
-        "dense peak of one device in the training data type, for MFU", between(0), 0.0,
+        "dense peak of one device in the training data type, for MFU", in_range(0), 0.0,
     )  # fmt: skip
 
 
 def call(options: argparse.Namespace) -> int:
     """Finds the run, attaches to it first where it has no agent, and shows it."""
     local = bool(options.target or options.all or options.replay or options.track)
-    server = servers.server_of(options, named=local)
+    server = servers.server_of_options(options, named=local)
     if server is None and options.run:
         raise SourceError("--run needs --prometheus URL", "Without it, give the run as TARGET.")
     if server is not None:
@@ -98,44 +98,44 @@ def call(options: argparse.Namespace) -> int:
                 "TARGET, --all, --replay and --track name runs of this node",
                 "Use --run with --prometheus.",
             )
-        return _see(_listed(server, options), options)
+        return _show_source(_open_server_run(server, options), options)
     if options.replay:
-        return _show(ReplaySource(options.target, speed=options.speed), options)
+        return _open_terminal_view(ReplaySource(options.target, speed=options.speed), options)
     if options.track:
-        check(options.track)
+        check_tracker(options.track)
     code = attach_process.attach_first(options)
     if code is not None:
         return code
-    source = _found(options)
+    source = _open_local_run(options)
     if options.track:
-        return track(options.track, source, options.every or 5)
-    return _see(source, options)
+        return track_run(options.track, source, options.every or 5)
+    return _show_source(source, options)
 
 
-def _found(options: argparse.Namespace) -> LiveSource:
+def _open_local_run(options: argparse.Namespace) -> LiveSource:
     """The run of this node that TARGET names; lets the user choose among several."""
-    runs = find(options.target)
-    lines = [f"{r.run}  {r.ranks} ranks, {r.state}  {' '.join(r.command)[:60]}" for r in runs]
-    at = None if options.json else _choose(lines)
-    return (only(runs) if at is None else runs[at]).open()
+    runs = find_live_runs(options.target)
+    rows = [f"{r.run}  {r.ranks} ranks, {r.state}  {' '.join(r.command)[:60]}" for r in runs]
+    at = None if options.json else _choose_run_row(rows)
+    return (only_live_run(runs) if at is None else runs[at]).open()
 
 
-def _listed(server: Server, options: argparse.Namespace) -> Source:
+def _open_server_run(server: Server, options: argparse.Namespace) -> Source:
     """The run of *server* that --run names; lets the user choose among several."""
-    runs = fleet.find(server, options.run)
-    at = None if options.json else _choose([f"{run.run}  {run.state}" for run in runs])
-    return (fleet.only(runs) if at is None else runs[at]).open(server)
+    runs = fleet.find_listed_runs(server, options.run)
+    at = None if options.json else _choose_run_row([f"{run.run}  {run.state}" for run in runs])
+    return (fleet.only_listed_run(runs) if at is None else runs[at]).open(server)
 
 
-def _see(source: Source, options: argparse.Namespace) -> int:
+def _show_source(source: Source, options: argparse.Namespace) -> int:
     if options.json:
         run = source.latest()
-        sys.stdout.write(encode(run).decode() + "\n")
+        sys.stdout.write(encode_snapshot(run).decode() + "\n")
         return 1 if run.findings else 0
-    return _plain(source, options) if options.plain else _show(source, options)
+    return _print_steps(source, options) if options.plain else _open_terminal_view(source, options)
 
 
-def _show(source: Source, options: argparse.Namespace) -> int:
+def _open_terminal_view(source: Source, options: argparse.Namespace) -> int:
     """Opens the terminal view of *source*; returns the exit code."""
     # Textual draws on stderr; in a browser, its own driver has pipes instead
     if not (sys.stdout.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
@@ -148,41 +148,41 @@ def _show(source: Source, options: argparse.Namespace) -> int:
         ZeromonApp(
             source,
             every_seconds=options.every or 1,
-            look=DisplayOptions(
+            options=DisplayOptions(
                 tokens_per_step=options.tokens_per_step, peak_flops=options.peak_tflops * 1e12
             ),
             theme=options.theme,
-            reconnect=reopen_run,
+            reconnect=reopen_run_source,
         ).run()
         or 0
     )
 
 
-def _plain(source: Source, options: argparse.Namespace) -> int:
-    from zeromon.tui.plain import follow
+def _print_steps(source: Source, options: argparse.Namespace) -> int:
+    from zeromon.tui.plain import write_until_ended
 
-    def write(line: str) -> None:
-        sys.stdout.write(printable(line) + "\n")
+    def write_row(row: str) -> None:
+        sys.stdout.write(printable(row) + "\n")
         sys.stdout.flush()
 
-    run = follow(
-        source, write, every_seconds=options.every or 1,
-        reconnect=(lambda gone: reopen_run(source.run, gone)) if source.relocatable else None,
+    run = write_until_ended(
+        source, write_row, every_seconds=options.every or 1,
+        reconnect=(lambda ended: reopen_run_source(source.run, ended)) if source.relocatable else None,
     )  # fmt: skip
     return 1 if run is not None and run.findings else 0
 
 
-def _choose(lines: Sequence[str]) -> int | None:
-    """Lets the user choose one of *lines*; None for a single line, and without a terminal."""
-    if len(lines) < 2 or not (sys.stdin.isatty() and sys.stderr.isatty()):
+def _choose_run_row(rows: Sequence[str]) -> int | None:
+    """Lets the user choose one of *rows*; None for a single line, and without a terminal."""
+    if len(rows) < 2 or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
-    for number, line in enumerate(lines, 1):
-        sys.stderr.write(f"  {number}  {printable(line)}\n")
+    for number, row in enumerate(rows, 1):
+        sys.stderr.write(f"  {number}  {printable(row)}\n")
     while True:
-        sys.stderr.write(f"Which run? [1-{len(lines)}] ")
+        sys.stderr.write(f"Which run? [1-{len(rows)}] ")
         sys.stderr.flush()
         answer = sys.stdin.readline()
         if not answer:
             return None
-        if answer.strip().isdigit() and 1 <= int(answer) <= len(lines):
+        if answer.strip().isdigit() and 1 <= int(answer) <= len(rows):
             return int(answer) - 1

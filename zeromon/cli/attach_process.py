@@ -8,42 +8,44 @@ from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
-from zeromon.attach.inject.refusal import is_ours
-from zeromon.attach.loader import Outcome, attach
+from zeromon.attach.inject.refusal import is_own_process
+from zeromon.attach.loader import Outcome, attach_ranks
 from zeromon.attach.rank_processes import (
     Process,
-    all_ranks,
-    nodes_of,
-    processes,
+    all_user_ranks,
+    node_names_of,
     ranks_of,
-    remote_members,
-    siblings,
+    remote_rank_numbers,
+    running_processes,
+    sibling_ranks,
 )
-from zeromon.cli import say
-from zeromon.cli.options import flag
+from zeromon.cli import tell_user
+from zeromon.cli.options import add_flag
 from zeromon.cli.run import child_environment, start_collector
-from zeromon.cli.terminal import show
-from zeromon.diagnosis.hangs import LEAST_NS
+from zeromon.cli.terminal import show_text
+from zeromon.diagnosis.hangs import MIN_HANG_NS
 from zeromon.errors import AttachRefused, SourceError, ZeromonError
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
-from zeromon.sources.live import LiveSource, node_runs
+from zeromon.sources.live import LiveSource, runs_of_node
 
 _SNAPSHOT_SECONDS = 10.0
 _STATE_SECONDS = 6.0
-_MOST_LINES = 8
+_MAX_LISTED = 8
 _LAUNCHERS = ("python", "torchrun", "deepspeed", "accelerate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `zeromon attach` for a run without zeromon."""
-    flag(
+    add_flag(
         parser, "--all",
         "attach to all ranks of the job on this node; without TARGET to every rank of this user",
     )  # fmt: skip
-    flag(parser, "--no-view", "attach, print the state of the ranks, and leave the agents there")
+    add_flag(
+        parser, "--no-view", "attach, print the state of the ranks, and leave the agents there"
+    )
 
 
 def attach_first(options: argparse.Namespace) -> int | None:
@@ -60,7 +62,7 @@ def attach_first(options: argparse.Namespace) -> int | None:
     refused = False
     runs = {watched[rank.pid] for rank in ranks if rank.pid in watched}
     for _, job in groupby(sorted(fresh, key=lambda rank: rank.job), key=lambda rank: rank.job):
-        run, some_refused = _attach(list(job))
+        run, some_refused = _attach_job(list(job))
         refused = refused or some_refused
         runs.update(run)
     if not runs:
@@ -69,16 +71,16 @@ def attach_first(options: argparse.Namespace) -> int | None:
     if not options.no_view:
         return None
     hangs = [
-        hang for run in ([options.target] if options.target else runs) for hang in _say_state(run)
+        hang for run in ([options.target] if options.target else runs) for hang in _print_state(run)
     ]
     return 1 if hangs else 2 if refused else 0
 
 
 def selected_processes(target: str, *, everything: bool) -> list[Process]:
     """The processes to attach to. Raises :class:`AttachRefused`."""
-    table = processes()
+    table = running_processes()
     if not target:
-        ranks = all_ranks(table)
+        ranks = all_user_ranks(table)
         hint = "A rank has loaded torch and has RANK in its environment; give another pid."
         if not ranks:
             raise AttachRefused("no rank of this user runs on this node", hint)
@@ -86,22 +88,22 @@ def selected_processes(target: str, *, everything: bool) -> list[Process]:
     pid = int(target)
     if pid not in table:
         raise AttachRefused(f"there is no process {pid}", "zeromon attach --all finds the ranks.")
-    if is_ours(pid) or (pid == 1 and not _is_launcher(table[pid])):
+    if is_own_process(pid) or (pid == 1 and not _is_launcher(table[pid])):
         raise AttachRefused(
             f"refusing to attach to process {pid}", "Give the pid of a rank or of a launcher."
         )
-    return siblings(pid, table) if everything else ranks_of(pid, table)
+    return sibling_ranks(pid, table) if everything else ranks_of(pid, table)
 
 
 def _is_launcher(process: Process) -> bool:
     """Returns whether *process* is a launcher; in a container that may be the first process."""
-    return any(name in word for word in process.command[:3] for name in _LAUNCHERS)
+    return any(name in argument for argument in process.command[:3] for name in _LAUNCHERS)
 
 
 def watched_pids() -> dict[int, str]:
     """Pids with a live agent, and the run that each is in."""
     watched = {}
-    for run in node_runs():
+    for run in runs_of_node():
         if not run.ended:
             with suppress(ZeromonError):
                 for rank in LiveSource(run.address, run.run).latest().ranks:
@@ -110,54 +112,58 @@ def watched_pids() -> dict[int, str]:
     return watched
 
 
-def _attach(ranks: Sequence[Process]) -> tuple[list[str], bool]:
+def _attach_job(ranks: Sequence[Process]) -> tuple[list[str], bool]:
     """The run of *ranks* after the attach ([] when all were refused); whether any was refused."""
-    began = time.monotonic()
-    root = paths.choose_root()
-    folder, outcomes = attach(ranks, root)
+    start = time.monotonic()
+    root = paths.choose_ring_root()
+    folder, outcomes = attach_ranks(ranks, root)
     refused = [outcome for outcome in outcomes if outcome.refused]
     attached = [outcome for outcome in outcomes if not outcome.refused]
-    for outcome in refused[:_MOST_LINES]:
-        say(outcome.refused, outcome.hint)
-    if len(refused) > _MOST_LINES:
-        say(f"{len(refused) - _MOST_LINES} more were refused")
+    for outcome in refused[:_MAX_LISTED]:
+        tell_user(outcome.refused, outcome.hint)
+    if len(refused) > _MAX_LISTED:
+        tell_user(f"{len(refused) - _MAX_LISTED} more were refused")
     if not attached:
         return [], True
     run = next((o.watched for o in attached if o.watched), folder.name)
     _wait_for_snapshot(root, folder, attached)
-    seconds = time.monotonic() - began
-    say(f"attached to {_count(attached)} as run {run} in {seconds:.1f} s {_stop(attached)}")
-    _say_rest(ranks)
+    seconds = time.monotonic() - start
+    tell_user(
+        f"attached to {_ranks_text(attached)} as run {run} in {seconds:.1f} s {_stop_text(attached)}"
+    )
+    _say_other_ranks(ranks)
     return [run], bool(refused)
 
 
-def _count(attached: Sequence[Outcome]) -> str:
-    ranks = ", ".join(str(o.rank) for o in attached[:_MOST_LINES])
-    more = ", ..." if len(attached) > _MOST_LINES else ""
-    return f"rank{'s' if len(attached) > 1 else ''} {ranks}{more}"
+def _ranks_text(attached: Sequence[Outcome]) -> str:
+    ranks = ", ".join(str(o.rank) for o in attached[:_MAX_LISTED])
+    ellipsis = ", ..." if len(attached) > _MAX_LISTED else ""
+    return f"rank{'s' if len(attached) > 1 else ''} {ranks}{ellipsis}"
 
 
-def _stop(attached: Sequence[Outcome]) -> str:
+def _stop_text(attached: Sequence[Outcome]) -> str:
     """How long a thread of the target was stopped, as text."""
     longest = max(attached, key=lambda o: o.stopped_ns)
     if not longest.stopped_ns:
         return ""
-    whose = "the main thread" if not longest.how.startswith("helper") else "a helper thread"
-    return f"({whose} was stopped for {longest.stopped_ns / 1e6:.2f} ms)"
+    thread = "the main thread" if not longest.how.startswith("helper") else "a helper thread"
+    return f"({thread} was stopped for {longest.stopped_ns / 1e6:.2f} ms)"
 
 
-def _say_rest(ranks: Sequence[Process]) -> None:
+def _say_other_ranks(ranks: Sequence[Process]) -> None:
     """Prints the ranks of the job that were not selected, or are on other nodes."""
-    table = processes()
-    job = siblings(ranks[0].pid, table)
-    beside = len({rank.pid for rank in job} - {rank.pid for rank in ranks})
-    if beside:
-        say(f"{beside} more of its ranks are on this node: zeromon attach --all {ranks[0].pid}")
-    away = remote_members(job)
-    if away and len(job) < max(rank.world_size for rank in job):
-        where = ", ".join(nodes_of(job, table)) or "other nodes"
-        shown = f"{away[0]} to {away[-1]}" if len(away) > 1 else str(away[0])
-        say(f"ranks {shown} are on {where}; run there: zeromon attach --all")
+    table = running_processes()
+    job = sibling_ranks(ranks[0].pid, table)
+    unselected = len({rank.pid for rank in job} - {rank.pid for rank in ranks})
+    if unselected:
+        tell_user(
+            f"{unselected} more of its ranks are on this node: zeromon attach --all {ranks[0].pid}"
+        )
+    remotes = remote_rank_numbers(job)
+    if remotes and len(job) < max(rank.world_size for rank in job):
+        nodes = ", ".join(node_names_of(job, table)) or "other nodes"
+        span = f"{remotes[0]} to {remotes[-1]}" if len(remotes) > 1 else str(remotes[0])
+        tell_user(f"ranks {span} are on {nodes}; run there: zeromon attach --all")
 
 
 def _wait_for_snapshot(root: Path, folder: Path, attached: Sequence[Outcome]) -> None:
@@ -168,36 +174,36 @@ def _wait_for_snapshot(root: Path, folder: Path, attached: Sequence[Outcome]) ->
     deadline = time.monotonic() + _SNAPSHOT_SECONDS
     while time.monotonic() < deadline:
         with suppress(SourceError):
-            if any(pids <= set(run.pids) for run in node_runs()):
+            if any(pids <= set(run.pids) for run in runs_of_node()):
                 return
         time.sleep(0.05)
 
 
-def _say_state(run: str) -> list[str]:
+def _print_state(run: str) -> list[str]:
     """Prints the state of the ranks; returns the hangs as text. Waits for the first snapshot."""
-    runs = [known for known in node_runs() if known.run == run]
+    runs = [node_run for node_run in runs_of_node() if node_run.run == run]
     if not runs:
         raise SourceError(f"no collector shows run {run}")
     source = LiveSource(runs[0].address, run)
-    began = time.monotonic()
+    start = time.monotonic()
     snapshot = source.latest()
-    while not _is_clear(snapshot) and time.monotonic() < began + _patience(snapshot):
+    while not _is_clear(snapshot) and time.monotonic() < start + _patience_seconds(snapshot):
         time.sleep(0.2)
         snapshot = source.latest()
-    where = {rank.rank: doing(rank) for rank in snapshot.ranks}
-    words = [hang_text(snapshot, hang) for hang in snapshot.hangs]
-    for line in words:
-        show(f"!! {line}\n")
+    activities = {rank.rank: doing(rank) for rank in snapshot.ranks}
+    hang_texts = [hang_text(snapshot, hang) for hang in snapshot.hangs]
+    for sentence in hang_texts:
+        show_text(f"!! {sentence}\n")
     for rank in snapshot.ranks[:64]:
         pace = f"step {rank.step}, {rank.step_seconds:.3f} s a step, " if rank.step_seconds else ""
-        show(f"rank {rank.rank} (pid {rank.pid}): {pace}{where[rank.rank]}\n")
-    return words
+        show_text(f"rank {rank.rank} (pid {rank.pid}): {pace}{activities[rank.rank]}\n")
+    return hang_texts
 
 
-def _patience(run: RunSnapshot) -> float:
+def _patience_seconds(run: RunSnapshot) -> float:
     """How many seconds to wait: longer where a hang is possible."""
     stands = any(rank.stack and rank.in_flight for rank in run.ranks)
-    return LEAST_NS / 1e9 + 2 if stands else _STATE_SECONDS
+    return MIN_HANG_NS / 1e9 + 2 if stands else _STATE_SECONDS
 
 
 def _is_clear(run: RunSnapshot) -> bool:

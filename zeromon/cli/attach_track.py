@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from zeromon.cli import say
+from zeromon.cli import tell_user
 from zeromon.errors import ExportError, RunNotFound, SourceError, ZeromonError
-from zeromon.export.trackers import TRACKERS, LiveTracker, OpenRun, opened
-from zeromon.readout.alerts import leads
+from zeromon.export.trackers import TRACKERS, LiveTracker, OpenRun, open_run_of
+from zeromon.readout.alerts import leads_run
 from zeromon.ring import paths
-from zeromon.ring.files import lock_file, replace_file
+from zeromon.ring.files import replace_file, try_lock_file
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.live import LiveSource, NewSteps, collector_address
-from zeromon.sources.replay import reopen_run
+from zeromon.sources.replay import reopen_run_source
 from zeromon.storage.run_store import Store
 
 _START_SECONDS = 60.0
@@ -33,15 +33,15 @@ _LONGEST_PAUSE_SECONDS = 60.0
 
 def track_in_background(name: str, folder: Path) -> int:
     """Tracks the run of *folder*, which `zeromon run` has made just now."""
-    return track(name, _source_of(folder), folder=folder)
+    return track_run(name, _source_of_folder(folder), folder=folder)
 
 
-def track(name: str, source: LiveSource, every: float = 5.0, folder: Path | None = None) -> int:
+def track_run(name: str, source: LiveSource, every: float = 5.0, folder: Path | None = None) -> int:
     """Sends to the tracker *name* every so many seconds; returns 1 where something was not sent.
 
     Trouble goes to the note of the run in *folder*, or without one to the user.
     """
-    with _alone(name, source.run, folder or _folder_of(source.run)):
+    with _hold_tracker_lock(name, source.run, folder or _folder_of_run(source.run)):
         tracking = _Tracking(name, source, folder)
         try:
             return tracking.follow(every)
@@ -50,9 +50,9 @@ def track(name: str, source: LiveSource, every: float = 5.0, folder: Path | None
             raise
 
 
-def _folder_of(run: str) -> Path | None:
+def _folder_of_run(run: str) -> Path | None:
     """The folder of *run*; None if the run is not on this node."""
-    for folder in (path for root in paths.ring_roots() for path in root.glob("*/")):
+    for folder in (path for root in paths.user_ring_roots() for path in root.glob("*/")):
         name, _ = paths.read_run_name(folder)
         if run == (name or folder.name):
             return folder
@@ -60,7 +60,7 @@ def _folder_of(run: str) -> Path | None:
 
 
 @contextmanager
-def _alone(name: str, run: str, folder: Path | None) -> Iterator[None]:
+def _hold_tracker_lock(name: str, run: str, folder: Path | None) -> Iterator[None]:
     """Locks *run* for the tracker *name*: a second process would send everything twice.
 
     Raises :class:`ExportError` if the lock is held.
@@ -68,7 +68,7 @@ def _alone(name: str, run: str, folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    fd = lock_file(folder / f".{paths.TRACK}{name}.lock")
+    fd = try_lock_file(folder / f".{paths.TRACK}{name}.lock")
     if fd is None:
         raise ExportError(
             f"another process sends run {run} to {name} already",
@@ -80,7 +80,7 @@ def _alone(name: str, run: str, folder: Path | None) -> Iterator[None]:
         os.close(fd)
 
 
-def _source_of(folder: Path) -> LiveSource:
+def _source_of_folder(folder: Path) -> LiveSource:
     """The run of *folder*, once its collector answers."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
@@ -116,7 +116,7 @@ class _Tracking:
                 if run.ended:
                     time.sleep(_SETTLING_SECONDS)  # the last steps of other nodes
                     run = self._steps.run()
-                if leads(run):
+                if leads_run(run):
                     pause = every if self._send(run) else min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 elif len(run.nodes) > 1:
                     return 0  # the node of rank 0 sends
@@ -125,10 +125,12 @@ class _Tracking:
                 heard = time.monotonic()
                 soon = bool(run.ranks) and not any(rank.alive for rank in run.ranks)
             except ZeromonError:
-                over = any(one.run == self._run and one.ended for one in Store().manifests())
-                gone = over or time.monotonic() - heard > _GONE_SECONDS
-                source = reopen_run(self._run, gone)  # on another port, or the record
-                if source is None and gone:
+                has_ended = any(
+                    run.run == self._run and run.ended for run in Store().list_manifests()
+                )
+                is_gone = has_ended or time.monotonic() - heard > _GONE_SECONDS
+                source = reopen_run_source(self._run, is_gone)  # on another port, or the record
+                if source is None and is_gone:
                     self.close()
                     return 1
                 self._steps.first = source or self._steps.first
@@ -136,7 +138,7 @@ class _Tracking:
 
     def _send(self, run: RunSnapshot) -> bool:
         """Sends new steps; returns False where the tracker takes none. Raises what a source raises."""
-        facts = opened(self._name, run)
+        facts = open_run_of(self._name, run)
         if facts is None:
             if any(rank.step for rank in run.ranks):
                 self._say(f"the script has no run of {self._name} open, so nothing is tracked")
@@ -172,13 +174,13 @@ class _Tracking:
             limit.cancel()
         return 0
 
-    def _say(self, text: str) -> None:
-        """Says *text* once: to the user, or by the run's note; "": all is well again."""
-        if text == self._said:
+    def _say(self, message: str) -> None:
+        """Says *message* once: to the user, or by the run's note; "": all is well again."""
+        if message == self._said:
             return
-        self._said = text
+        self._said = message
         if self._folder is None:
-            say(text or "the figures are accepted again")
+            tell_user(message or "the figures are accepted again")
             return
         with suppress(OSError):
-            replace_file(self._folder / f"{paths.TRACK}{self._name}", text)
+            replace_file(self._folder / f"{paths.TRACK}{self._name}", message)

@@ -22,11 +22,11 @@ from typing import Any
 
 from zeromon.check.figures import as_lines
 from zeromon.check.problem import SEVERITIES, Machine, Problem, as_sarif
-from zeromon.check.runner import Result, check, codes, select_problems
+from zeromon.check.runner import Result, check, parse_codes, select_problems
 from zeromon.cli import AFTER_DASHES
-from zeromon.cli.options import flag, option, positive, write
-from zeromon.cli.plan_speeds import host_memory, link_speed, memory_size
-from zeromon.cli.terminal import is_coloured, working
+from zeromon.cli.options import add_flag, add_option, positive, write_text
+from zeromon.cli.plan_speeds import link_speed, parse_host_memory, parse_memory_size
+from zeromon.cli.terminal import is_coloured, show_working
 from zeromon.errors import CheckError, PlanError
 from zeromon.memory.spec import ModelSpec
 from zeromon.units import printable
@@ -38,25 +38,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon check PATH... [--json] [--sarif FILE] [--model SPEC ...]``"""
     parser.add_argument("paths", nargs="*", metavar="PATH",
                         help="a file or a folder; after -- the launch command")  # fmt: skip
-    option(parser, "--select", "CODES", "check only these rules: ZM302,ZM5", default="")
-    option(parser, "--ignore", "CODES", "check all rules but these", default="")
-    flag(parser, "--verbose", "also print information")
+    add_option(parser, "--select", "CODES", "check only these rules: ZM302,ZM5", default="")
+    add_option(parser, "--ignore", "CODES", "check all rules but these", default="")
+    add_flag(parser, "--verbose", "also print information")
     output = parser.add_argument_group("output")
-    flag(output, "--json", "print JSON")
-    option(output, "--sarif", "FILE", "write SARIF 2.1.0 to a file; - for stdout")
+    add_flag(output, "--json", "print JSON")
+    add_option(output, "--sarif", "FILE", "write SARIF 2.1.0 to a file; - for stdout")
     machine = parser.add_argument_group("model and machine")
-    option(machine, "--model", "SPEC", "7B, or a Hugging Face config.json")
-    option(machine, "--devices", "N", "number of devices", positive)
-    option(machine, "--gpu", "GPU", "h100, a100-40, ..., or its memory: 80 (GiB), 80GB")
-    option(
+    add_option(machine, "--model", "SPEC", "7B, or a Hugging Face config.json")
+    add_option(machine, "--devices", "N", "number of devices", positive)
+    add_option(machine, "--gpu", "GPU", "h100, a100-40, ..., or its memory: 80 (GiB), 80GB")
+    add_option(
         machine, "--host-memory", "SIZE",
         "memory of one host: 512 (GiB), 1TiB; here: that of this machine",
     )  # fmt: skip
-    option(
+    add_option(
         machine, "--interconnect", "SPEED",
         "of the slowest link between ranks: 8x400Gb (bits), 25GB/s, ib-ndr", link_speed,
     )  # fmt: skip
-    option(
+    add_option(
         machine, "--nodes", "N",
         "number of nodes (default: num_machines of the launch file, else one for 8 devices)", positive,
     )  # fmt: skip
@@ -64,27 +64,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Reads, checks, prints."""
-    select, ignore = codes(options.select), codes(options.ignore)
+    select, ignore = parse_codes(options.select), parse_codes(options.ignore)
     command = getattr(options, AFTER_DASHES, [])
     if not options.paths and not command:
         raise CheckError("nothing is given to check", "Like: zeromon check ds_config.json train.py")
-    with working("checking"):
-        found = check(options.paths, _machine(options), command)
+    with show_working("checking"):
+        checked = check(options.paths, _given_machine(options), command)
     everything = options.verbose or options.json
-    result = select_problems(found, select, ignore, all=everything)
+    result = select_problems(checked, select, ignore, with_quiet=everything)
     if options.json and options.sarif == "-":
         raise CheckError("--json and --sarif - both write to stdout")
     if options.sarif:
-        text = json.dumps(as_sarif(result.problems), indent=2) + "\n"
-        write(text, None if options.sarif == "-" else options.sarif)
+        sarif_text = json.dumps(as_sarif(result.problems), indent=2) + "\n"
+        write_text(sarif_text, None if options.sarif == "-" else options.sarif)
     if options.json:
-        sys.stdout.write(json.dumps(as_json(result)) + "\n")
+        sys.stdout.write(json.dumps(problems_as_json(result)) + "\n")
     elif options.sarif != "-":
-        sys.stdout.write(as_text(result, coloured=is_coloured(sys.stdout)))
+        sys.stdout.write(problems_as_text(result, coloured=is_coloured(sys.stdout)))
     return 1 if result.failed else 0
 
 
-def _machine(options: argparse.Namespace) -> Machine:
+def _given_machine(options: argparse.Namespace) -> Machine:
     """The model and the machine of the command line."""
     if options.model and not options.gpu:
         raise CheckError("--model is compared with a machine", "Add --gpu h100, or 80GiB.")
@@ -92,20 +92,20 @@ def _machine(options: argparse.Namespace) -> Machine:
         raise CheckError("--host-memory is compared with a model", "Add --model 7B --gpu h100.")
     return Machine(
         devices=options.devices,
-        device_bytes=memory_size("--gpu", options.gpu) if options.gpu else None,
-        model=_model(options.model) if options.model else None,
-        host_bytes=host_memory(options.host_memory),
+        device_bytes=parse_memory_size("--gpu", options.gpu) if options.gpu else None,
+        model=_read_model_spec(options.model) if options.model else None,
+        host_bytes=parse_host_memory(options.host_memory),
         hosts=options.nodes,
         device=(options.gpu or "").strip().lower(),
         link=options.interconnect,
     )
 
 
-def _model(text: str) -> ModelSpec:
+def _read_model_spec(spec: str) -> ModelSpec:
     from zeromon.cli.plan_setup import read_model  # with all that a plan needs
 
     try:
-        return read_model(text)
+        return read_model(spec)
     except PlanError as error:
         raise CheckError(str(error), error.hint) from error
 
@@ -113,45 +113,45 @@ def _model(text: str) -> ModelSpec:
 # ---- output ---------------------------------------------------------------------------------------
 
 
-def as_json(result: Result) -> dict[str, Any]:
+def problems_as_json(result: Result) -> dict[str, Any]:
     """The problems as JSON."""
     names = ("code", "name", "severity", "file", "line", "column", "message", "fix", "key")
     rows = [{name: getattr(problem, name) for name in names} for problem in result.problems]
-    figures = [asdict(figure) for figure in result.figures]
-    return {"files": result.files, "problems": rows} | ({"figures": figures} if figures else {})
+    entries = [asdict(entry) for entry in result.figures]
+    return {"files": result.files, "problems": rows} | ({"figures": entries} if entries else {})
 
 
-def as_text(result: Result, *, coloured: bool = False) -> str:
+def problems_as_text(result: Result, *, coloured: bool = False) -> str:
     """One problem a line, its fix below it, then the counts."""
-    lines = [_line(problem, coloured=coloured) for problem in result.problems]
+    rows = [_problem_text(problem, coloured=coloured) for problem in result.problems]
     if result.figures:
-        lines += [
+        rows += [
             "figures of this launch, and what says otherwise",
             *map(printable, as_lines(result.figures)),
         ]
-    return "\n".join([*lines, summary(result)]) + "\n"
+    return "\n".join([*rows, summarize_check_result(result)]) + "\n"
 
 
-def _line(problem: Problem, *, coloured: bool) -> str:
+def _problem_text(problem: Problem, *, coloured: bool) -> str:
     file, message, fix = map(printable, (problem.file, problem.message, problem.fix))
-    place = f"{file}:{problem.line}:{problem.column}:"
+    location = f"{file}:{problem.line}:{problem.column}:"
     code = f"{problem.code} {problem.name}"
     if coloured:
-        place = f"\x1b[1m{file}\x1b[0m:{problem.line}:{problem.column}:"
+        location = f"\x1b[1m{file}\x1b[0m:{problem.line}:{problem.column}:"
         code = f"\x1b[{_COLOURS[problem.severity]};1m{problem.code}\x1b[0m {problem.name}"
-    return f"{place} {code}  {message}\n    fix: {fix}"
+    return f"{location} {code}  {message}\n    fix: {fix}"
 
 
-def summary(result: Result) -> str:
+def summarize_check_result(result: Result) -> str:
     """``Found 3 problems in 2 files (1 error, 2 warnings)``."""
-    files = _counted(result.files, "file")
+    files = _count_noun(result.files, "file")
     if not result.problems:
         return f"No problems in {files}"
     kinds = [(s, sum(p.severity == s for p in result.problems)) for s in SEVERITIES]
-    words = [f"{n} info" if s == "info" else _counted(n, s) for s, n in kinds if n]
-    total = _counted(len(result.problems), "problem")
-    return f"Found {total} in {files} ({', '.join(words)})"
+    counts = [f"{n} info" if s == "info" else _count_noun(n, s) for s, n in kinds if n]
+    total = _count_noun(len(result.problems), "problem")
+    return f"Found {total} in {files} ({', '.join(counts)})"
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def _count_noun(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

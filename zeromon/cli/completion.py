@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from zeromon.cli.options import package
+from zeromon.cli.options import import_extra
 
 SHELLS = ("bash", "zsh", "fish")
 _STORE = "${ZEROMON_STORE:-${XDG_STATE_HOME:-$HOME/.local/state}/zeromon}/runs"
@@ -21,22 +21,22 @@ _OF_FILES, _OF_FOLDERS = {"FILE", "PATH", "CONFIG"}, {"DIR"}
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     """The script for *shell* of the command that *parser* reads."""
-    shtab = package("shtab", "--completion", "completion")
-    for action in actions(parser):
+    shtab = import_extra("shtab", "--completion", "completion")
+    for action in walk_parser_actions(parser):
         if action.dest in _OF_RUNS and action.choices is None:
             action.complete = _RUNS  # type: ignore[attr-defined]
         elif action.metavar in _OF_FILES or action.dest in ("files", "config"):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif action.metavar in _OF_FOLDERS:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-    made: str = shtab.complete(parser, shell, preamble=_PREAMBLE)
-    return made
+    script: str = shtab.complete(parser, shell, preamble=_PREAMBLE)
+    return script
 
 
-def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def walk_parser_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     """Every argument of *parser* and of its verbs."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
             for sub in action.choices.values():
-                yield from actions(sub)
+                yield from walk_parser_actions(sub)

@@ -24,10 +24,10 @@ from typing import Any
 from urllib.parse import quote
 
 from zeromon.cli import servers
-from zeromon.cli.options import flag, package, port
+from zeromon.cli.options import add_flag, import_extra, tcp_port
 from zeromon.errors import CollectorError
 from zeromon.ring.tokens import server_token
-from zeromon.sources.access import is_loopback
+from zeromon.sources.access import is_loopback_host
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.source import runs_of
 from zeromon.sources.replay import ReplaySource
@@ -39,32 +39,32 @@ _PORTS_TO_TRY = 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon dash [RUN] [--replay | --prometheus URL] [--host H] [--port P] [--no-browser]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning: open this run")
-    what = parser.add_mutually_exclusive_group()
-    flag(what, "--replay", "open the first snapshot of RUN, and play from there")
-    servers.add_argument(what)
+    modes = parser.add_mutually_exclusive_group()
+    add_flag(modes, "--replay", "open the first snapshot of RUN, and play from there")
+    servers.add_argument(modes)
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: loopback)"
     )
     parser.add_argument(
         "--port",
-        type=port,
+        type=tcp_port,
         help=f"port to listen on (default: {DEFAULT_PORT}, or the next free port)",
     )
-    flag(parser, "--no-browser", "only print the address")
+    add_flag(parser, "--no-browser", "only print the address")
 
 
 def call(options: argparse.Namespace) -> int:
     """Serves the dashboard until Ctrl-C."""
     if options.replay:
         source = ReplaySource(options.run)
-        return _serve(options, source.run, source.playback.begin)
-    server = servers.server_of(options)
+        return _serve_dashboard(options, source.run, source.playback.begin)
+    server = servers.server_of_options(options)
     if server is not None:
         runs_of(server)  # raises where nothing answers
-    return _serve(options, options.run, server=server)
+    return _serve_dashboard(options, options.run, server=server)
 
 
-def _serve(
+def _serve_dashboard(
     options: argparse.Namespace,
     run: str | None,
     at: float | None = None,
@@ -72,17 +72,17 @@ def _serve(
 ) -> int:
     """Serves the dashboard and opens it on *run*, at the moment *at* (seconds since the epoch)."""
     app_module, access, hub_module, uvicorn = (
-        package(name, "the dashboard", "dashboard")
+        import_extra(name, "the dashboard", "dashboard")
         for name in (
             "zeromon_dashboard.app", "zeromon_dashboard.access", "zeromon_dashboard.hub", "uvicorn",
         )
     )  # fmt: skip
-    loopback = is_loopback(options.host)
+    loopback = is_loopback_host(options.host)
     token = server_token()
-    listening = listen(options.host, options.port)
+    listening = open_listening_socket(options.host, options.port)
     number = listening.getsockname()[1]
     hub = hub_module.Hub(server=server)
-    start = f"/run/{quote(resolved(hub, run))}/overview?" if run else "/?"
+    start = f"/run/{quote(resolve_run_name(hub, run))}/overview?" if run else "/?"
     start += f"at={at:.3f}&" if at is not None else ""
     app = app_module.make_app(hub, token=token, port=number, loopback=loopback)
     host = f"[{options.host}]" if ":" in options.host else options.host
@@ -94,14 +94,14 @@ def _serve(
         and loopback
         and (os.environ.get("DISPLAY") or sys.platform == "darwin")
     ):
-        page = opening_page(address)
+        page = make_opening_page(address)
         threading.Timer(0.5, webbrowser.open, (Path(page.name).as_uri(),)).start()
     config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2)
     uvicorn.Server(config).run(sockets=[listening])
     return 0
 
 
-def opening_page(address: str) -> Any:
+def make_opening_page(address: str) -> Any:
     """Returns a private file that leads a browser to *address*, and is deleted when it is closed.
 
     Everybody on the machine sees the arguments of a browser, and *address* has a key.
@@ -112,27 +112,27 @@ def opening_page(address: str) -> Any:
     return page
 
 
-def resolved(hub: Any, name: str) -> str:
+def resolve_run_name(hub: Any, name: str) -> str:
     """The full name of the run whose name begins with *name*; raises ``RunNotFound``."""
     live = [item.manifest.run for item in hub.runs() if item.manifest.run.startswith(name)]
     return str(live[0] if len(live) == 1 else hub.store.resolve(name))
 
 
-def listen(host: str, port: int | None) -> socket.socket:
+def open_listening_socket(host: str, port: int | None) -> socket.socket:
     """A socket that listens on *port*, or without one on the first free port from the default on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in (
         [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TO_TRY)
     ):
-        made = socket.socket(family)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            made.bind((host, candidate))
+            listener.bind((host, candidate))
         except (OSError, OverflowError):
-            made.close()
+            listener.close()
             continue
-        made.listen(128)
-        return made
+        listener.listen(128)
+        return listener
     raise CollectorError(
         f"port {port or DEFAULT_PORT} of {host} is in use", "Choose another with --port."
     )

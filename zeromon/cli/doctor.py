@@ -37,19 +37,19 @@ from typing import Any
 
 from zeromon import __version__
 from zeromon.attach.inject.refusal import right_to_trace
-from zeromon.cli import say
-from zeromon.cli.options import flag
+from zeromon.cli import tell_user
+from zeromon.cli.options import add_flag
 from zeromon.cli.report import newest_snapshot
-from zeromon.cli.terminal import show, show_json, working
-from zeromon.collector.notify import deliver, split_urls, target
+from zeromon.cli.terminal import show_json, show_text, show_working
+from zeromon.collector.notify import deliver_message, parse_target, split_notify_urls
 from zeromon.errors import NotifyError, RunNotFound, ZeromonError
 from zeromon.probes.devices import Devices
-from zeromon.probes.extension_lock import cache_folder, cached_locks
+from zeromon.probes.extension_lock import cached_extension_locks, extension_cache_folder
 from zeromon.probes.host_memory import HostReader
-from zeromon.probes.installation import own_folders, training_python
-from zeromon.probes.network import network_peak
-from zeromon.probes.process import py_spy, stack_of
-from zeromon.readout.alerts import Tone, message
+from zeromon.probes.installation import find_training_python, own_package_folders
+from zeromon.probes.network import network_peak_bandwidth
+from zeromon.probes.process import find_py_spy, python_stack_text
+from zeromon.readout.alerts import Tone, safe_message
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import (
     doing,
@@ -62,12 +62,18 @@ from zeromon.readout.text import (
 )
 from zeromon.ring import paths
 from zeromon.snapshot import Finding, Hang, NodeView, RunSnapshot, Severity
-from zeromon.sources.live import LiveSource, collector_address, find, node_runs, only
+from zeromon.sources.live import (
+    LiveSource,
+    collector_address,
+    find_live_runs,
+    only_live_run,
+    runs_of_node,
+)
 from zeromon.units import human_bytes, human_rate, human_seconds
 
 _GIB = 1 << 30
-_LEAST_SHM = 1 * _GIB
-_LEAST_FILES = 4096
+_MIN_SHM_BYTES = 1 * _GIB
+_MIN_OPEN_FILES = 4096
 _EXIT_STATUS_SINCE = (6, 15)
 _PATIENCE_SECONDS = 120
 
@@ -109,18 +115,18 @@ class Fact:
     hint: str = ""
 
 
-def judged(name: str, value: str, is_fine: bool, hint: str, severity: str = "warning") -> Fact:
+def judge_fact(name: str, value: str, is_fine: bool, hint: str, severity: str = "warning") -> Fact:
     """A fact with a *severity* and a *hint* where it is not fine."""
     return Fact(name, value) if is_fine else Fact(name, value, severity, hint)
 
 
-def survey() -> list[Fact]:
+def survey_machine() -> list[Fact]:
     """All facts, in the order in which they are shown."""
-    found: list[Fact] = []
-    for look in LOOKS:
+    facts: list[Fact] = []
+    for read_facts in LOOKS:
         with suppress(OSError, ValueError, ZeromonError):
-            found += look()
-    return found
+            facts += read_facts()
+    return facts
 
 
 # ---- software ------------------------------------------------------------------------------------
@@ -128,7 +134,7 @@ def survey() -> list[Fact]:
 
 def zeromon_itself() -> list[Fact]:
     """The version of zeromon, and the collector."""
-    address = next(filter(None, map(collector_address, paths.ring_roots())), None)
+    address = next(filter(None, map(collector_address, paths.user_ring_roots())), None)
     return [
         Fact("zeromon", f"{__version__}, Python {platform.python_version()}"),
         Fact("collector", address or "not running: the first rank starts one"),
@@ -137,29 +143,29 @@ def zeromon_itself() -> list[Fact]:
 
 def torch_facts(python: str = "") -> list[Fact]:
     """The versions of torch and NCCL, and the names that the agent needs."""
-    asked = python or training_python()
-    found = ask_torch(asked)
-    if "version" not in found:
-        why = found.get("error", "it cannot be imported")
+    executable = python or find_training_python()
+    answer = ask_torch(executable)
+    if "version" not in answer:
+        reason = answer.get("error", "it cannot be imported")
         hint = "Activate the environment of your training, so that the first python of the path has it."
-        return [Fact("torch", f"none here ({why})", "note", hint)]
-    built = found.get("built") or found.get("type") or "CPU only"
-    parts = [str(found["version"]), str(built), f"{found.get('devices', 0)} devices"]
-    if found.get("nccl"):
-        parts.append(f"NCCL {found['nccl']}")
-    if asked != (python or sys.executable):
-        parts.append(f"of {asked}")
-    facts = [Fact("torch", ", ".join(parts))]
-    missing = found.get("missing") or []
-    if found.get("error"):
-        facts.append(Fact("agent", str(found["error"]), "warning"))
+        return [Fact("torch", f"none here ({reason})", "note", hint)]
+    built = answer.get("built") or answer.get("type") or "CPU only"
+    phrases = [str(answer["version"]), str(built), f"{answer.get('devices', 0)} devices"]
+    if answer.get("nccl"):
+        phrases.append(f"NCCL {answer['nccl']}")
+    if executable != (python or sys.executable):
+        phrases.append(f"of {executable}")
+    facts = [Fact("torch", ", ".join(phrases))]
+    missing = answer.get("missing") or []
+    if answer.get("error"):
+        facts.append(Fact("agent", str(answer["error"]), "warning"))
     elif missing:
-        text = f"this torch lacks {', '.join(missing)}: ranks cannot be watched"
-        facts.append(Fact("agent", text, "warning", "torch 2.6 or newer is needed."))
+        problem = f"this torch lacks {', '.join(missing)}: ranks cannot be watched"
+        facts.append(Fact("agent", problem, "warning", "torch 2.6 or newer is needed."))
     else:
-        seen = "collectives, units, steps, memory by role; "
-        on_device = "device timing" if found.get("devices") else "no device here: the host's clock"
-        facts.append(Fact("agent", seen + on_device))
+        coverage = "collectives, units, steps, memory by role; "
+        on_device = "device timing" if answer.get("devices") else "no device here: the host's clock"
+        facts.append(Fact("agent", coverage + on_device))
     return facts
 
 
@@ -168,7 +174,7 @@ def ask_torch(python: str) -> dict[str, Any]:
     environment = os.environ | {"ZEROMON_RUN_DIR": ""}
     try:
         done = subprocess.run(
-            [python, "-W", "ignore", "-c", f"FOLDERS = {own_folders()}{_ASK_TORCH}"],
+            [python, "-W", "ignore", "-c", f"FOLDERS = {own_package_folders()}{_ASK_TORCH}"],
             capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False, env=environment,
         )  # fmt: skip
         answer = json.loads(done.stdout.partition("FOUND ")[2])
@@ -177,7 +183,7 @@ def ask_torch(python: str) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def frameworks() -> list[Fact]:
+def framework_facts() -> list[Fact]:
     """Versions of the frameworks on top of torch, and launchers."""
     names = ("deepspeed", "accelerate", "transformers", "lightning")
     versions = []
@@ -187,71 +193,71 @@ def frameworks() -> list[Fact]:
     launchers = [
         n for n in ("torchrun", "deepspeed", "accelerate", "srun", "mpirun") if shutil.which(n)
     ]
-    has_spy = bool(py_spy())
+    has_spy = bool(find_py_spy())
     spy = f"py-spy is {'' if has_spy else 'not '}installed"
     hint = "pip install py-spy shows where a rank hangs."
     return [
         Fact("frameworks", ", ".join(versions) or "none"),
         Fact("launchers", ", ".join(launchers) or "none on the path"),
-        judged("stacks", spy, has_spy, hint, "note"),
+        judge_fact("stacks", spy, has_spy, hint, "note"),
     ]
 
 
 # ---- devices and links ------------------------------------------------------------------------------
 
 
-def devices() -> list[Fact]:
+def device_facts() -> list[Fact]:
     """Devices by the libraries of their vendors, and the bandwidth of the links."""
-    known = Devices()
-    found = []
-    for uuid in known.uuids():
-        device = known.read(uuid, 0)
+    reader = Devices()
+    facts = []
+    for uuid in reader.uuids():
+        device = reader.read(uuid, 0)
         if device is None:
             continue
-        peak, kind = known.links(uuid)
+        peak, kind = reader.links(uuid)
         link = f", {kind} {human_rate(peak)}" if peak else ""
         reasons = ", ".join(device.throttle_reasons)
-        held = f", clocks throttled: {reasons}" if reasons else ""
-        text = f"{device.name}, {human_bytes(device.total_bytes)}{link}{held}"
-        found.append(judged("device", text, not reasons, ""))
-    driver = known.driver()
-    found = found or [Fact("device", "none by NVML, AMD SMI or Level Zero", "note")]
+        throttle = f", clocks throttled: {reasons}" if reasons else ""
+        description = f"{device.name}, {human_bytes(device.total_bytes)}{link}{throttle}"
+        facts.append(judge_fact("device", description, not reasons, ""))
+    driver = reader.driver()
+    facts = facts or [Fact("device", "none by NVML, AMD SMI or Level Zero", "note")]
     if driver:
-        found.insert(0, Fact("driver", driver))
-    rate, kind = network_peak()
+        facts.insert(0, Fact("driver", driver))
+    rate, kind = network_peak_bandwidth()
     network = f"{human_rate(rate)} ({kind})" if rate else "the kernel does not report its speed"
-    return [*found, Fact("network", network)]
+    return [*facts, Fact("network", network)]
 
 
 # ---- limits ------------------------------------------------------------------------------------------
 
 
-def memory() -> list[Fact]:
+def memory_facts() -> list[Fact]:
     """Shared memory, the host's limit, and the folders of rings and records."""
     shm = shutil.disk_usage("/dev/shm")
-    text = f"{human_bytes(shm.free)} of {human_bytes(shm.total)} free"
+    space = f"{human_bytes(shm.free)} of {human_bytes(shm.total)} free"
     hint = "docker run --shm-size=16g: DataLoader workers and NCCL need it."
-    facts = [judged("/dev/shm", text, shm.total >= _LEAST_SHM, hint)]
+    facts = [judge_fact("/dev/shm", space, shm.total >= _MIN_SHM_BYTES, hint)]
     host = HostReader().read(os.getpid())
     limit = "no limit"
     if host.limit_bytes > 0:
         limit = f"limit {human_bytes(host.limit_bytes)} ({host.cgroup})"
     facts.append(Fact("host memory", f"{human_bytes(host.headroom_bytes)} to take, {limit}"))
-    store = paths.store_root()
+    store = paths.record_store_root()
     existing = next((p for p in (store, *store.parents) if p.exists()), Path("/"))
-    room = shutil.disk_usage(existing).free
+    free_bytes = shutil.disk_usage(existing).free
     writable = os.access(existing, os.W_OK)
-    text = f"{store}, {human_bytes(room)} free" if writable else f"{store} cannot be written"
-    foreign = paths.foreign(store, store / "runs")
+    space = f"{store}, {human_bytes(free_bytes)} free" if writable else f"{store} cannot be written"
+    foreign = paths.foreign_reason(store, store / "runs")
     hint = "Set ZEROMON_STORE to another folder."
-    is_good = writable and room > _GIB and not foreign
-    return [*facts, judged("records", foreign or text, is_good, hint)]
+    is_good = writable and free_bytes > _GIB and not foreign
+    return [*facts, judge_fact("records", foreign or space, is_good, hint)]
 
 
-def extension_cache() -> list[Fact]:
+def extension_cache_facts() -> list[Fact]:
     """The folder of torch's compiled extensions, and each lock in it, for which every rank waits."""
-    folder = cache_folder(os.environ)
-    locks = cached_locks(folder)
+    folder = extension_cache_folder(os.environ)
+    locks = cached_extension_locks(folder)
     facts = [Fact("extensions", f"{folder}, {'no lock' if not locks else 'locked'}")]
     for lock in locks:
         hint = f"{removal_of(lock)}: ranks wait for it for ever." if lock.is_stale else ""
@@ -260,48 +266,48 @@ def extension_cache() -> list[Fact]:
     return facts
 
 
-def limits() -> list[Fact]:
+def limit_facts() -> list[Fact]:
     """Limits of this user's processes."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    opened = str(files) if files >= 0 else "unlimited"
+    open_files = str(files) if files >= 0 else "unlimited"
     endless = locked == resource.RLIM_INFINITY
     pinned = "unlimited" if endless else human_bytes(locked)
     to_open = "ulimit -n 65536: each worker, peer and file takes one."
     to_lock = "ulimit -l unlimited: InfiniBand registers what it sends."
     return [
-        judged("open files", opened, not 0 <= files < _LEAST_FILES, to_open),
-        judged("locked memory", pinned, endless, to_lock, "note"),
+        judge_fact("open files", open_files, not 0 <= files < _MIN_OPEN_FILES, to_open),
+        judge_fact("locked memory", pinned, endless, to_lock, "note"),
     ]
 
 
-def kernel() -> list[Fact]:
+def kernel_facts() -> list[Fact]:
     """Facts about what this kernel reports of a dying or hanging process."""
     release = platform.release()
     numbers = tuple(int(p) for p in release.split("-")[0].split(".")[:2] if p.isdigit())
     tells = numbers >= _EXIT_STATUS_SINCE
-    can, why, hint = right_to_trace()
-    text = f"{release}: {'reports' if tells else 'does not report'} how a process ended"
+    can, ptrace_state, hint = right_to_trace()
+    exit_report = f"{release}: {'reports' if tells else 'does not report'} how a process ended"
     without = "Before Linux 6.15 the report of a killed rank has no signal."
     return [
-        judged("kernel", text, tells, without, "note"),
-        Fact("ptrace", why, "fine" if can else "note", hint),
+        judge_fact("kernel", exit_report, tells, without, "note"),
+        Fact("ptrace", ptrace_state, "fine" if can else "note", hint),
     ]
 
 
 LOOKS: tuple[Callable[[], list[Fact]], ...] = (
     zeromon_itself,
     torch_facts,
-    frameworks,
-    devices,
-    memory,
-    extension_cache,
-    limits,
-    kernel,
+    framework_facts,
+    device_facts,
+    memory_facts,
+    extension_cache_facts,
+    limit_facts,
+    kernel_facts,
 )
 
 
-_MOST_STACKS = 8
+_MAX_STACKS = 8
 _MAX_WARNINGS = 3
 _AT_ONCE = 4
 """Runs of py-spy side by side."""
@@ -313,9 +319,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target", nargs="?", help="run id, pid or host:port; also of a run that has ended"
     )
     stacks = parser.add_mutually_exclusive_group()
-    flag(stacks, "--stacks", "the Python stacks of all ranks of this node, now")
-    flag(stacks, "--no-stacks", "do not run py-spy")
-    flag(parser, "--json", "print JSON")
+    add_flag(stacks, "--stacks", "the Python stacks of all ranks of this node, now")
+    add_flag(stacks, "--no-stacks", "do not run py-spy")
+    add_flag(parser, "--json", "print JSON")
     parser.add_argument(
         "--notify", nargs="*", metavar="URL",
         help="send a test message to where alerts go (default: ZEROMON_NOTIFY)",
@@ -326,50 +332,50 @@ def call(options: argparse.Namespace) -> int:
     """Examines the machine, or one run; or sends a test message."""
     if options.notify is not None:
         return _send_test_message(
-            options.notify or split_urls(os.environ.get("ZEROMON_NOTIFY", ""))
+            options.notify or split_notify_urls(os.environ.get("ZEROMON_NOTIFY", ""))
         )
     if options.target is None:
-        return _survey(options)
+        return _show_survey(options)
     try:
-        run = only(find(options.target)).open().latest()
+        run = only_live_run(find_live_runs(options.target)).open().latest()
     except RunNotFound as error:
         try:
             run = newest_snapshot(options.target)
         except RunNotFound:
             raise error from None
-    return _examine(run, options)
+    return _examine_run(run, options)
 
 
 def _send_test_message(urls: Sequence[str]) -> int:
     """Reports which services accept the message; returns 1 where one does not."""
     if not urls:
         raise NotifyError("no URL to send to", "Give one after --notify, or set ZEROMON_NOTIFY.")
-    text = f"alerts from {socket.gethostname()} come here"
-    test = message(Tone.SUCCESS, "test: zeromon", (text,))
+    sentence = f"alerts from {socket.gethostname()} come here"
+    test = safe_message(Tone.SUCCESS, "test: zeromon", (sentence,))
     failed = 0
-    for service in [target(url) for url in urls]:
-        if why := deliver(service.url, test):
-            say(f"{service.name} did not accept the message: {why}")
+    for service in [parse_target(url) for url in urls]:
+        if refusal := deliver_message(service.url, test):
+            tell_user(f"{service.name} did not accept the message: {refusal}")
             failed = 1
         else:
             sys.stdout.write(f"{service.name} has accepted the message\n")
     return failed
 
 
-def _survey(options: argparse.Namespace) -> int:
+def _show_survey(options: argparse.Namespace) -> int:
     """The machine, then its live runs."""
-    with working("importing torch"):
-        facts = survey()
-    live = [run for run in node_runs() if not run.ended]
+    with show_working("importing torch"):
+        facts = survey_machine()
+    live = [run for run in runs_of_node() if not run.ended]
     if options.json:
         show_json({"facts": facts, "runs": [run.run for run in live]})
         return int(any(fact.severity == "warning" for fact in facts))
-    show(facts_as_text(facts))
-    bad = any(fact.severity == "warning" for fact in facts)
+    show_text(facts_as_text(facts))
+    alarm = any(fact.severity == "warning" for fact in facts)
     for run in live:
         sys.stdout.write("\n")
-        bad = bool(_examine(LiveSource(run.address, run.run).latest(), options)) or bad
-    return int(bad)
+        alarm = bool(_examine_run(LiveSource(run.address, run.run).latest(), options)) or alarm
+    return int(alarm)
 
 
 _MARKS = {"fine": " ", "note": "·", "warning": "!"}
@@ -378,94 +384,94 @@ _MARKS = {"fine": " ", "note": "·", "warning": "!"}
 def facts_as_text(facts: list[Fact]) -> str:
     """One screen: a line per fact, and below it what to do."""
     width = max((len(fact.name) for fact in facts), default=0)
-    lines = []
+    fact_rows = []
     for fact in facts:
-        lines.append(f"{_MARKS[fact.severity]} {fact.name.ljust(width)}  {fact.value}")
+        fact_rows.append(f"{_MARKS[fact.severity]} {fact.name.ljust(width)}  {fact.value}")
         if fact.hint:
-            lines.append(f"  {' ' * width}  -> {fact.hint}")
-    return "\n".join(lines) + "\n"
+            fact_rows.append(f"  {' ' * width}  -> {fact.hint}")
+    return "\n".join(fact_rows) + "\n"
 
 
-def _examine(run: RunSnapshot, options: argparse.Namespace) -> int:
+def _examine_run(run: RunSnapshot, options: argparse.Namespace) -> int:
     """Shows what hangs or is stalled in one run; returns the exit code."""
-    found = run.hangs
+    hangs = run.hangs
     if options.stacks:
-        with working("reading stacks"), ThreadPoolExecutor(_AT_ONCE) as pool:
-            asked = [rank for rank in run.ranks if rank.alive]
-            texts = pool.map(stack_of, [rank.pid for rank in asked])
-            stacks = {rank.rank: text for rank, text in zip(asked, texts, strict=True)}
+        with show_working("reading stacks"), ThreadPoolExecutor(_AT_ONCE) as pool:
+            ranks = [rank for rank in run.ranks if rank.alive]
+            stack_texts = pool.map(python_stack_text, [rank.pid for rank in ranks])
+            stacks = {rank.rank: stack for rank, stack in zip(ranks, stack_texts, strict=True)}
     else:
-        suspects = [] if options.no_stacks else _suspects(found, run)
-        told = {rank.rank: "\n".join(rank.stack) for rank in run.ranks}
-        stacks = {rank: told[rank] or stack_of(pid) for rank, pid in suspects}
+        suspects = [] if options.no_stacks else _stack_suspects(hangs, run)
+        reported = {rank.rank: "\n".join(rank.stack) for rank in run.ranks}
+        stacks = {rank: reported[rank] or python_stack_text(pid) for rank, pid in suspects}
         if not options.no_stacks and not run.ranks:
-            starting = run.starting[:_MOST_STACKS]
-            stacks = {one.rank or 0: stack_of(one.pid) for one in starting}
+            starting = run.starting[:_MAX_STACKS]
+            stacks = {process.rank or 0: python_stack_text(process.pid) for process in starting}
     if options.json:
-        show_json({"run": run.run, "hangs": found, "stacks": stacks})
+        show_json({"run": run.run, "hangs": hangs, "stacks": stacks})
     else:
-        show(as_text(run, found, stacks))
-    return int(bool(_severe(run)) or any(not hang.pause for hang in found))
+        show_text(run_as_text(run, hangs, stacks))
+    return int(bool(_critical_findings(run)) or any(not hang.pause for hang in hangs))
 
 
-def _severe(run: RunSnapshot) -> list[Finding]:
+def _critical_findings(run: RunSnapshot) -> list[Finding]:
     """The critical findings that no hang of the list says as well."""
-    told = {"collective_in_flight", "collective_mismatch"} if run.hangs else set()
-    return [f for f in run.findings if f.severity is Severity.CRITICAL and f.rule not in told]
+    covered = {"collective_in_flight", "collective_mismatch"} if run.hangs else set()
+    return [f for f in run.findings if f.severity is Severity.CRITICAL and f.rule not in covered]
 
 
-def _suspects(found: tuple[Hang, ...], run: RunSnapshot) -> list[tuple[int, int]]:
+def _stack_suspects(hangs: tuple[Hang, ...], run: RunSnapshot) -> list[tuple[int, int]]:
     """(rank, pid) of the ranks whose stacks help most: the missing ones, else a waiting one."""
-    wanted: dict[int, None] = {}
-    for hang in found:
-        wanted.update(dict.fromkeys(hang.missing or hang.waiting[:2]))
-    if not found and stall_finding(run) is not None:
-        wanted.update(dict.fromkeys(rank.rank for rank in run.ranks if rank.stack))
+    numbers: dict[int, None] = {}
+    for hang in hangs:
+        numbers.update(dict.fromkeys(hang.missing or hang.waiting[:2]))
+    if not hangs and stall_finding(run) is not None:
+        numbers.update(dict.fromkeys(rank.rank for rank in run.ranks if rank.stack))
     pids = {rank.rank: rank.pid for rank in run.ranks if rank.alive}
-    return [(rank, pids[rank]) for rank in wanted if rank in pids][:_MOST_STACKS]
+    return [(rank, pids[rank]) for rank in numbers if rank in pids][:_MAX_STACKS]
 
 
 def _node_line(node: NodeView) -> str:
     """``zm1  ranks 2-3  reported 0.7 s ago  round trip 0.6 ms  clock ±0.5 ms``."""
-    parts = [f"  {node.node}", f"ranks {node.first_rank}-{node.first_rank + node.ranks - 1}"]
+    phrases = [f"  {node.node}", f"ranks {node.first_rank}-{node.first_rank + node.ranks - 1}"]
     if node.here:
-        parts.append("this node")
+        phrases.append("this node")
     elif node.heard_seconds is None:
-        parts.append("no report yet")
+        phrases.append("no report yet")
     else:
-        parts.append(f"reported {human_seconds(node.heard_seconds)} ago")
+        phrases.append(f"reported {human_seconds(node.heard_seconds)} ago")
     if node.round_trip_seconds is not None:
-        parts.append(f"round trip {human_seconds(node.round_trip_seconds)}")
+        phrases.append(f"round trip {human_seconds(node.round_trip_seconds)}")
     if node.clock_error_seconds is not None:
-        parts.append(f"clock known to ±{human_seconds(node.clock_error_seconds)}")
-    return "  ".join(parts)
+        phrases.append(f"clock known to ±{human_seconds(node.clock_error_seconds)}")
+    return "  ".join(phrases)
 
 
-def as_text(run: RunSnapshot, found: tuple[Hang, ...], stacks: dict[int, str]) -> str:
+def run_as_text(run: RunSnapshot, hangs: tuple[Hang, ...], stacks: dict[int, str]) -> str:
     """The hangs, what each rank does, and the stacks."""
-    lines = [f"run {run.run}: {run_state(run)}"]
+    rows = [f"run {run.run}: {run_state(run)}"]
     if run.ended:
-        lines.append(f"  it has ended: zeromon report {run.run}")
-    where = {rank.rank: doing(rank) for rank in run.ranks}
-    lines += [f"!! {finding_text(finding)}" for finding in _severe(run)]
-    lines += [f"{'  ' if hang.pause else '!!'} {hang_text(run, hang)}" for hang in found]
-    if run.ranks and not found and not run.ended and stall_finding(run) is None:
+        rows.append(f"  it has ended: zeromon report {run.run}")
+    states = {rank.rank: doing(rank) for rank in run.ranks}
+    rows += [f"!! {finding_text(finding)}" for finding in _critical_findings(run)]
+    rows += [f"{'  ' if hang.pause else '!!'} {hang_text(run, hang)}" for hang in hangs]
+    if run.ranks and not hangs and not run.ended and stall_finding(run) is None:
         warnings = [f for f in run.findings if f.severity is Severity.WARNING][:_MAX_WARNINGS]
-        lines += ["no collective hangs", *(f" ! {finding_text(finding)}" for finding in warnings)]
+        rows += ["no collective hangs", *(f" ! {finding_text(finding)}" for finding in warnings)]
     if run.nodes:
-        lines += ["", "Nodes, as observed from here", *map(_node_line, run.nodes)]
-    lines += [f"  {run.nodes_note}"] if run.nodes_note else []
-    lines += ["", "What each rank does"] if run.ranks or run.starting else []
-    lines += [
-        f"  rank {'n/a' if one.rank is None else one.rank} (pid {one.pid}): has not reported yet"
-        + (f", at {one.at}" if one.at else "")
-        for one in run.starting[:64]
+        rows += ["", "Nodes, as observed from here", *map(_node_line, run.nodes)]
+    rows += [f"  {run.nodes_note}"] if run.nodes_note else []
+    rows += ["", "What each rank does"] if run.ranks or run.starting else []
+    rows += [
+        f"  rank {'n/a' if proc.rank is None else proc.rank} (pid {proc.pid}): has not reported yet"
+        + (f", at {proc.at}" if proc.at else "")
+        for proc in run.starting[:64]
     ]
-    lines += [
-        f"  rank {rank.rank} (pid {rank.pid}): {where[rank.rank] if rank.alive else ended_text(rank)}"
+    rows += [
+        f"  rank {rank.rank} (pid {rank.pid}): {states[rank.rank] if rank.alive else ended_text(rank)}"
         for rank in run.ranks[:64]
     ]
-    for rank, text in stacks.items():
-        lines += ["", f"Python stack of rank {rank}"]
-        lines += [f"  {line}" for line in text.splitlines()]
-    return "\n".join(lines) + "\n"
+    for rank, stack in stacks.items():
+        rows += ["", f"Python stack of rank {rank}"]
+        rows += [f"  {row}" for row in stack.splitlines()]
+    return "\n".join(rows) + "\n"

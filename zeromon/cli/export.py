@@ -14,16 +14,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeromon.cli import say
-from zeromon.cli.options import flag, option
-from zeromon.cli.report import recent, snapshot_of
+from zeromon.cli import tell_user
+from zeromon.cli.options import add_flag, add_option
+from zeromon.cli.report import recent_step_frame, snapshot_of
 from zeromon.errors import ExportError
 from zeromon.export.files import Export, Progress
 from zeromon.export.formats import FORMATS
 from zeromon.ring import paths, slices
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
-from zeromon.storage.step_history import pieces, unreadable
+from zeromon.storage.step_history import damage_errors, readable_segment_tables
 from zeromon.units import human_bytes, printable
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon export RUN --to FORMAT [-o PATH] [--force]``"""
     parser.add_argument("run", metavar="RUN", help="run id or its beginning, or a file")
     parser.add_argument("--to", required=True, choices=tuple(FORMATS), help="the format")
-    option(
+    add_option(
         parser, "-o --output", "PATH",
         "a file, for wandb and tensorboard a folder (default: named after the run); a "
         "chrome-trace that ends in .gz is compressed",
     )  # fmt: skip
-    flag(parser, "--force", "replace an existing export")
+    add_flag(parser, "--force", "replace an existing export")
 
 
 def call(options: argparse.Namespace) -> int:
@@ -54,51 +54,51 @@ def call(options: argparse.Namespace) -> int:
     stem = run.run if paths.is_run_id(run.run) else "run"  # other names may not name a file
     path = Path(options.output or f"{stem}{FORMATS[options.to].suffix}")
     os.umask(0o077)  # also for the files that libraries write
-    export = prepared(run, path, is_recorded=is_recorded, force=options.force)
-    note = write(options.to, export)
+    export = make_export(run, path, is_recorded=is_recorded, force=options.force)
+    note = write_export(options.to, export)
     if note:
-        say(note)
+        tell_user(note)
     size = f", {human_bytes(path.stat().st_size)}" if path.is_file() else ""
-    say(f"wrote {printable(str(path))}: {export.progress.total:,} rows{size}")
+    tell_user(f"wrote {printable(str(path))}: {export.progress.total:,} rows{size}")
     return 0
 
 
-def prepared(run: RunSnapshot, path: Path, *, is_recorded: bool, force: bool = False) -> Export:
+def make_export(run: RunSnapshot, path: Path, *, is_recorded: bool, force: bool = False) -> Export:
     """The export of *run*: its record, else the steps of the snapshot itself.
 
     Raises :class:`ExportError` for a run without a step.
     """
-    steps, broken = pieces(Store().history(run.run)) if is_recorded else ([], ())
+    steps, broken = readable_segment_tables(Store().history(run.run)) if is_recorded else ([], ())
     if not steps:
-        steps = [recent(run).lazy()]
-    rows = sum(_height(piece) for piece in steps)
+        steps = [recent_step_frame(run).lazy()]
+    rows = sum(_count_frame_rows(frame) for frame in steps)
     if not rows:
         raise ExportError(f"{run.run} has no step yet", "It ended before its first step, or waits.")
     for name in broken:
-        say(f"segment {name} of the history cannot be read and is left out")
-    rings = slices.of_run(run.run, Store().folder(run.run)) if is_recorded else ()
+        tell_user(f"segment {name} of the history cannot be read and is left out")
+    rings = slices.run_events(run.run, Store().folder(run.run)) if is_recorded else ()
     return Export(
         run=run, steps=steps, rings=rings, path=path, force=force, progress=Progress(rows)
     )
 
 
-def _height(piece: pl.LazyFrame) -> int:
+def _count_frame_rows(frame: pl.LazyFrame) -> int:
     import polars as pl
 
-    return int(piece.select(pl.len()).collect().item())
+    return int(frame.select(pl.len()).collect().item())
 
 
-def write(format: str, export: Export) -> str:
+def write_export(format: str, export: Export) -> str:
     """Writes *export* in a format of :data:`FORMATS`; returns the note of the format, "" for none.
 
     Raises :class:`ExportError` for whatever the disk, polars or the format refuses.
     """
     try:
         return FORMATS[format].write(export)
-    except unreadable() as error:
-        text = f"the history of {export.run.run} cannot be read: {error}"
+    except damage_errors() as error:
+        message = f"the history of {export.run.run} cannot be read: {error}"
         hint = "The history of a live run is rewritten now and then: try again."
-        raise ExportError(text, hint) from error
+        raise ExportError(message, hint) from error
     except OSError as error:
         raise ExportError(f"cannot write {export.path}: {error.strerror or error}") from error
     finally:

@@ -36,25 +36,25 @@ from typing import Any
 
 import msgspec
 
-from zeromon.cli import say
-from zeromon.cli.fit_launch import Request, launch, reported
-from zeromon.cli.options import flag, option, positive, several
-from zeromon.cli.plan_setup import read_config
-from zeromon.cli.terminal import show, status
+from zeromon.cli import tell_user
+from zeromon.cli.fit_launch import Request, reported_micro_batch, run_launch
+from zeromon.cli.options import add_flag, add_list, add_option, positive
+from zeromon.cli.plan_setup import read_config_file
+from zeromon.cli.terminal import show_progress, show_text
 from zeromon.errors import LaunchError, PlanError, ZeromonError
 from zeromon.memory import fit
 from zeromon.memory.fit import (
     DEVICE,
     HOST,
-    MOST_LAUNCHES,
+    MAX_LAUNCHES,
     Stage,
     Trial,
-    ranked,
-    recommend,
-    stages_of,
+    least_memory_first,
+    recommend_fastest_stage,
+    stages_of_trials,
 )
 from zeromon.memory.plan import of_run
-from zeromon.report.table import column_table, table
+from zeromon.report.table import aligned_table, column_table
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 from zeromon.units import human_bytes, human_count, human_seconds
@@ -72,64 +72,66 @@ class Template:
     config: Path | None = None
     """A DeepSpeed JSON or an accelerate YAML that the command names."""
 
-    def uses(self, field: str) -> bool:
+    def has_place(self, field: str) -> bool:
         """Returns whether *field* has a place in the command, in a variable, or in the configuration."""
-        texts = (*self.command, *self.environment.values())
-        if any(f"{{{field}}}" in text for text in texts):
+        arguments = (*self.command, *self.environment.values())
+        if any(f"{{{field}}}" in argument for argument in arguments):
             return True
-        return self.config is not None and field in _settable(read_config(self.config))
+        return self.config is not None and field in _settable_fields(read_config_file(self.config))
 
     def filled(
         self, values: Values, folder: Path
     ) -> tuple[list[str], dict[str, str], dict[Path, str]]:
         """Returns command, variables, and the files that they need, by their paths in *folder*."""
-        words = [_fill(word, values) for word in self.command]
-        environment = {name: _fill(text, values) for name, text in self.environment.items()}
+        arguments = [_fill_in(argument, values) for argument in self.command]
+        environment = {
+            name: _fill_in(setting, values) for name, setting in self.environment.items()
+        }
         if self.config is None:
-            return words, environment, {}
-        written, files = _rewritten(self.config, values, folder)
+            return arguments, environment, {}
+        copy_path, files = _rewrite_config(self.config, values, folder)
         name = str(self.config)
         replaced = [
-            str(written) if word == name
-            else word.removesuffix(name) + str(written) if word.endswith("=" + name)
-            else word
-            for word in words
+            str(copy_path) if argument == name
+            else argument.removesuffix(name) + str(copy_path) if argument.endswith("=" + name)
+            else argument
+            for argument in arguments
         ]  # fmt: skip
-        if replaced == words:
+        if replaced == arguments:
             raise LaunchError(
                 f"the command does not name {name}", "Give --config the path as the command has it."
             )
         return replaced, environment, files
 
 
-def template(command: Sequence[str], variables: Sequence[str], config: str | None) -> Template:
+def make_template(command: Sequence[str], variables: Sequence[str], config: str | None) -> Template:
     """Returns the template; raises :class:`LaunchError` where nothing would set the micro-batch."""
     environment = {}
-    for each in variables:
-        name, equals, value = each.partition("=")
+    for variable in variables:
+        name, equals, value = variable.partition("=")
         if not equals or not name:
-            raise LaunchError(f"{each!r} sets no variable", "Like --env BATCH={micro_batch}.")
+            raise LaunchError(f"{variable!r} sets no variable", "Like --env BATCH={micro_batch}.")
         environment[name] = value
-    made = Template(
+    template = Template(
         command=tuple(command), environment=environment, config=Path(config) if config else None
     )
-    if not made.uses("micro_batch"):
+    if not template.has_place("micro_batch"):
         raise LaunchError(
             "nothing in the command says where the micro-batch goes",
             "Write {micro_batch} in its place: -- torchrun ... train.py --batch {micro_batch}; or give "
             "--env BATCH={micro_batch}, or --config ds_config.json.",
         )
-    return made
+    return template
 
 
-def _fill(text: str, values: Values) -> str:
+def _fill_in(pattern: str, values: Values) -> str:
     for field in FIELDS:
         if field in values:
-            text = text.replace(f"{{{field}}}", values[field])
-    return text
+            pattern = pattern.replace(f"{{{field}}}", values[field])
+    return pattern
 
 
-def _settable(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _settable_fields(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The fields that a configuration can take."""
     if "zero_optimization" in config or any(str(key).startswith("train_") for key in config):
         return FIELDS if "train_micro_batch_size_per_gpu" in config else ("stage", "accumulation")
@@ -137,67 +139,67 @@ def _settable(config: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(section, Mapping):
         return ()
     inner = section.get("deepspeed_config_file")
-    return _settable(read_config(Path(inner))) if inner else ("stage", "accumulation")
+    return _settable_fields(read_config_file(Path(inner))) if inner else ("stage", "accumulation")
 
 
-def _rewritten(path: Path, values: Values, folder: Path) -> tuple[Path, dict[Path, str]]:
+def _rewrite_config(path: Path, values: Values, folder: Path) -> tuple[Path, dict[Path, str]]:
     """The path of a copy of *path* with *values*, and all files that it needs. JSON is YAML, too."""
-    config = json.loads(json.dumps(read_config(path)))
+    config = json.loads(json.dumps(read_config_file(path)))
     files: dict[Path, str] = {}
     section = config.get("deepspeed_config")
     if isinstance(section, dict):
         if inner := section.get("deepspeed_config_file"):
-            copy, files = _rewritten(Path(inner), values, folder)
+            copy, files = _rewrite_config(Path(inner), values, folder)
             section["deepspeed_config_file"] = str(copy)
         else:
-            _put(section, "zero_stage", values.get("stage"))
-            _put(section, "gradient_accumulation_steps", values.get("accumulation"))
+            _set_number(section, "zero_stage", values.get("stage"))
+            _set_number(section, "gradient_accumulation_steps", values.get("accumulation"))
     else:
         if "train_micro_batch_size_per_gpu" in config:
-            _put(config, "train_micro_batch_size_per_gpu", values.get("micro_batch"))
+            _set_number(config, "train_micro_batch_size_per_gpu", values.get("micro_batch"))
             config.pop("train_batch_size", None)  # DeepSpeed computes it from the others
-        _put(config, "gradient_accumulation_steps", values.get("accumulation"))
+        _set_number(config, "gradient_accumulation_steps", values.get("accumulation"))
         if "stage" in values:
-            _put(config.setdefault("zero_optimization", {}), "stage", values["stage"])
-    made = folder / path.name
-    files[made] = json.dumps(config, indent=2) + "\n"
-    return made, files
+            _set_number(config.setdefault("zero_optimization", {}), "stage", values["stage"])
+    target = folder / path.name
+    files[target] = json.dumps(config, indent=2) + "\n"
+    return target, files
 
 
-def _put(section: dict[str, Any], key: str, value: str | None) -> None:
+def _set_number(section: dict[str, Any], key: str, value: str | None) -> None:
     if value is not None:
         section[key] = int(value)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon fit [options] -- command ...``"""
-    what = parser.add_argument_group("what may change")
-    option(
-        what, "--stages", "NAME,...",
+    changes = parser.add_argument_group("what may change")
+    add_option(
+        changes, "--stages", "NAME,...",
         "values of {stage}: 0 to 3, ddp, fsdp2, ... (default: the command as it is)",
     )  # fmt: skip
-    option(what, "--config", "FILE", "a DeepSpeed JSON or accelerate YAML of the command")
-    several(what, "--env", "NAME=VALUE", "a variable for the command: BATCH={micro_batch}")
+    add_option(changes, "--config", "FILE", "a DeepSpeed JSON or accelerate YAML of the command")
+    add_list(changes, "--env", "NAME=VALUE", "a variable for the command: BATCH={micro_batch}")
     sizes = parser.add_argument_group("sizes")
-    option(sizes, "--min", "N", "smallest micro-batch", positive, 1)
-    option(sizes, "--max", "N", "largest micro-batch", positive, 1024)
-    option(sizes, "--multiple", "N", "only multiples of N", positive, 1)
-    option(
+    add_option(sizes, "--min", "N", "smallest micro-batch", positive, 1)
+    add_option(sizes, "--max", "N", "largest micro-batch", positive, 1024)
+    add_option(sizes, "--multiple", "N", "only multiples of N", positive, 1)
+    add_option(
         sizes, "--global-batch", "N",
         "samples of a step of all ranks: {accumulation} follows; needs --ranks", positive,
     )  # fmt: skip
-    option(sizes, "--ranks", "N", "data-parallel ranks, for --global-batch", positive)
-    each = parser.add_argument_group("launches")
-    option(each, "--launches", "N", "in all", positive, MOST_LAUNCHES)
-    option(each, "--steps", "N", "of a launch", positive, 12)
-    option(each, "--seconds", "N", "a launch takes at most", positive, 300)
-    flag(parser, "--again", "forget what an earlier call has measured")
-    option(
+    add_option(sizes, "--ranks", "N", "data-parallel ranks, for --global-batch", positive)
+    launches = parser.add_argument_group("launches")
+    add_option(launches, "--launches", "N", "in all", positive, MAX_LAUNCHES)
+    add_option(launches, "--steps", "N", "of a launch", positive, 12)
+    add_option(launches, "--seconds", "N", "a launch takes at most", positive, 300)
+    add_flag(parser, "--again", "forget what an earlier call has measured")
+    add_option(
         parser, "-o --output", "DIR",
         "where the files to use and the output of launches go",
         Path, Path("zeromon-fit"),
     )  # fmt: skip
-    flag(parser, "--json", "print JSON")
+    add_flag(parser, "--json", "print JSON")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
 
 
@@ -206,45 +208,45 @@ def call(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise LaunchError("no command to fit", "zeromon fit -- torchrun ... --batch {micro_batch}")
-    made = template(command, options.env, options.config)
+    template = make_template(command, options.env, options.config)
     names = options.stages.split(",") if options.stages else [""]
-    if names != [""] and not made.uses("stage"):
+    if names != [""] and not template.has_place("stage"):
         raise LaunchError(
             "nothing in the command says where the stage goes", "Write {stage} in its place."
         )
-    search = _Search(options, made, ranked(names))
+    search = _Search(options, template, least_memory_first(names))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         search.go()
     except KeyboardInterrupt:
-        say("interrupted: the same command continues")
+        tell_user("interrupted: the same command continues")
         if not search.trials:
             return 130
     stages = search.stages()
-    chosen = recommend(stages)
-    written = search.write(stages)
-    found = as_json(stages, search.trials, chosen, written, search.notes)
+    chosen = recommend_fastest_stage(stages)
+    scripts = search.write(stages)
+    content = stages_as_json(stages, search.trials, chosen, scripts, search.notes)
     if options.json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(content) + "\n")
     else:
-        show(as_text(stages, search.trials, chosen, written, search.notes))
+        show_text(stages_as_text(stages, search.trials, chosen, scripts, search.notes))
     return 0 if chosen is not None else 1
 
 
 class _Search:
     """The launches so far, on disk, and what they say."""
 
-    def __init__(self, options: argparse.Namespace, made: Template, names: Sequence[str]) -> None:
-        self._options, self._template, self._names = options, made, names
-        self.sizes = _sizes(options)
-        facts = [made.command, dict(made.environment), str(made.config), self.sizes, os.getcwd()]
+    def __init__(self, options: argparse.Namespace, form: Template, names: Sequence[str]) -> None:
+        self._options, self._template, self._names = options, form, names
+        self.sizes = _allowed_batch_sizes(options)
+        facts = [form.command, dict(form.environment), str(form.config), self.sizes, os.getcwd()]
         self.key = hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
-        self._state = paths.store_root() / "fit" / f"{self.key}.json"
+        self._state = paths.record_store_root() / "fit" / f"{self.key}.json"
         self.trials: list[Trial] = []
         self.notes: list[str] = []
         if not options.again and self._state.is_file():
             self.trials = msgspec.json.decode(self._state.read_bytes(), type=list[Trial])
-            say(
+            tell_user(
                 f"{len(self.trials)} launches are known from an earlier call (--again forgets them)"
             )
 
@@ -254,115 +256,119 @@ class _Search:
             target = self._next()
             if target is None:
                 return
-            self._launch(*target)
+            self._launch_trial(*target)
 
     def _next(self) -> tuple[str, int] | None:
-        left = self._options.launches - len(self.trials)
-        first = self._names[0]
-        own = self._of(first)
-        alone = len(self._names) == 1
+        budget = self._options.launches - len(self.trials)
+        first_stage = self._names[0]
+        tried = self._of(first_stage)
+        single = len(self._names) == 1
         # two launches of the first stage give the line; of several stages the others prove the best
-        size = fit.next_size(own, self.sizes, left if alone else min(left, 2 - len(own)))
+        size = fit.next_size(tried, self.sizes, budget if single else min(budget, 2 - len(tried)))
         if size is not None:
-            return first, size
-        if alone:
+            return first_stage, size
+        if single:
             return None
         for stage in sorted(self.stages(), key=lambda s: -(s.samples_per_second or 0.0)):
-            known = self._of(stage.name)
+            measured = self._of(stage.name)
             if (
                 stage.largest
-                and stage.largest not in {t.micro_batch for t in known}
-                and not any(t.micro_batch <= stage.largest and not t.fits for t in known)
+                and stage.largest not in {t.micro_batch for t in measured}
+                and not any(t.micro_batch <= stage.largest and not t.fits for t in measured)
             ):
                 return stage.name, stage.largest
-            if known and stage.name != first:
+            if measured and stage.name != first_stage:
                 return None  # the best is proven
         return None
 
     def _of(self, stage: str) -> list[Trial]:
         return [t for t in self.trials if t.stage == stage]
 
-    def _launch(self, stage: str, size: int) -> None:
+    def _launch_trial(self, stage: str, size: int) -> None:
         number = len(self.trials) + 1
         folder = self._options.output
-        trial = Trial(stage=stage, micro_batch=size, accumulation=self._accumulation(size))
+        trial = Trial(stage=stage, micro_batch=size, accumulation=self._accumulation_steps(size))
         command, environment = self._filled(trial, folder / f"launch{number}")
         name = f"fit-{self.key}-{number}-{int(time.time())}"
         of_stage = f"stage {stage}, " if stage else ""
-        say(f"launch {number} of at most {self._options.launches}: {of_stage}micro-batch {size}")
-        line = fit.line(self._of(stage), fit.HOST)
+        tell_user(
+            f"launch {number} of at most {self._options.launches}: {of_stage}micro-batch {size}"
+        )
+        memory_line = fit.fitted_line(self._of(stage), fit.HOST)
         request = Request(
             trial=trial, command=command, environment=environment, name=name,
             log=folder / f"launch{number}.log", steps=self._options.steps,
             most_seconds=self._options.seconds, best=self._best(stage),
-            expected_bytes=None if line is None else line.at(size),
+            expected_bytes=None if memory_line is None else memory_line.at(size),
         )  # fmt: skip
-        done = launch(request, lambda text: status(f"  {text}"))
-        status("")
+        done = run_launch(request, lambda message: show_progress(f"  {message}"))
+        show_progress("")
         self.trials.append(done)
-        with paths.anchored(self._state.parent, 1) as folder:
+        with paths.anchored_folder(self._state.parent, 1) as folder:
             replace_file(folder / self._state.name, msgspec.json.encode(self.trials))
-        say(f"  {done.outcome or 'measured'}: {_peaks(done)}, {done.wall_seconds:.1f} s")
-        self._check(done)
+        tell_user(f"  {done.outcome or 'measured'}: {_peaks_text(done)}, {done.wall_seconds:.1f} s")
+        self._check_batch(done)
 
-    def _check(self, done: Trial) -> None:
+    def _check_batch(self, done: Trial) -> None:
         """Notes where the run's own micro-batch is another than what was set."""
-        run = _snapshot(done.run)
-        own = reported(run) if run is not None else None
-        if own is not None and own != done.micro_batch:
+        run = _read_run_snapshot(done.run)
+        reported_size = reported_micro_batch(run) if run is not None else None
+        if reported_size is not None and reported_size != done.micro_batch:
             self.notes.append(
-                f"the run reports a micro-batch of {own}, where {done.micro_batch} was set"
+                f"the run reports a micro-batch of {reported_size}, where {done.micro_batch} was set"
             )
 
     def _best(self, stage: str) -> Any:
-        others = [
+        estimates = [
             e for t in self.trials if t.stage != stage and t.fits and (e := t.estimate) is not None
         ]
-        return min(others, key=lambda e: e.value, default=None)
+        return min(estimates, key=lambda e: e.value, default=None)
 
-    def _accumulation(self, size: int) -> int:
-        whole = self._options.global_batch
-        return 1 if whole is None else whole // (size * self._options.ranks)
+    def _accumulation_steps(self, size: int) -> int:
+        global_batch = self._options.global_batch
+        return 1 if global_batch is None else global_batch // (size * self._options.ranks)
 
     def _filled(self, trial: Trial, folder: Path) -> tuple[list[str], dict[str, str]]:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        command, environment, files = self._template.filled(_values(trial), folder.absolute())
-        for path, text in files.items():
+        command, environment, files = self._template.filled(_trial_values(trial), folder.absolute())
+        for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, text, private=False)
+            replace_file(path, content, private=False)
         return command, environment
 
     def stages(self) -> list[Stage]:
         """The stages with what is measured and predicted of them."""
         trials = self._of(self._names[0])
-        run = _snapshot(trials[-1].run) if trials else None
-        setup, why = None, "no launch of the first stage is on record"
+        run = _read_run_snapshot(trials[-1].run) if trials else None
+        setup, reason = None, "no launch of the first stage is on record"
         if run is not None:
             try:
-                setup, why = of_run(run), ""
+                setup, reason = of_run(run), ""
             except PlanError as error:
-                why = str(error)
-        return stages_of(self._names, self.trials, self.sizes, setup, why)
+                reason = str(error)
+        return stages_of_trials(self._names, self.trials, self.sizes, setup, reason)
 
     def write(self, stages: Sequence[Stage]) -> dict[str, str]:
         """Writes the command and the files of each stage's largest micro-batch; stage -> its script."""
-        written = {}
+        scripts = {}
         for stage in stages:
             if not stage.advised:
                 continue
             size = stage.advised
-            trial = Trial(stage=stage.name, micro_batch=size, accumulation=self._accumulation(size))
+            trial = Trial(
+                stage=stage.name, micro_batch=size, accumulation=self._accumulation_steps(size)
+            )
             folder = self._options.output / (f"stage-{stage.name}" if stage.name else "use")
             command, environment = self._filled(trial, folder)
-            words = [f"{name}={shlex.quote(text)}" for name, text in environment.items()]
+            variables = [f"{name}={shlex.quote(setting)}" for name, setting in environment.items()]
             script = folder / "command.sh"
             script.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(script, " ".join([*words, shlex.join(command)]) + "\n", private=False)
-            written[stage.name] = str(script)
-        return written
+            replace_file(script, " ".join([*variables, shlex.join(command)]) + "\n", private=False)
+            scripts[stage.name] = str(script)
+        return scripts
 
 
-def _sizes(options: argparse.Namespace) -> list[int]:
+def _allowed_batch_sizes(options: argparse.Namespace) -> list[int]:
     """The micro-batches that may be tried, ascending."""
     sizes = [n for n in range(options.min, options.max + 1) if n % options.multiple == 0]
     if options.global_batch is not None:
@@ -370,8 +376,8 @@ def _sizes(options: argparse.Namespace) -> list[int]:
             raise LaunchError(
                 "--global-batch needs --ranks", "The data-parallel ranks of the command."
             )
-        share, rest = divmod(options.global_batch, options.ranks)
-        sizes = [n for n in sizes if not rest and share % n == 0]
+        share, remainder = divmod(options.global_batch, options.ranks)
+        sizes = [n for n in sizes if not remainder and share % n == 0]
     if not sizes:
         raise LaunchError(
             "no micro-batch may be tried", "Look at --min, --max, --multiple, --global-batch."
@@ -379,20 +385,20 @@ def _sizes(options: argparse.Namespace) -> list[int]:
     return sizes
 
 
-def _values(trial: Trial) -> dict[str, str]:
+def _trial_values(trial: Trial) -> dict[str, str]:
     values = {"micro_batch": str(trial.micro_batch), "accumulation": str(trial.accumulation)}
     return values | ({"stage": trial.stage} if trial.stage else {})
 
 
-def _peaks(trial: Trial) -> str:
-    parts = [
+def _peaks_text(trial: Trial) -> str:
+    pool_texts = [
         f"{pool} {human_bytes(n)} of {human_bytes(trial.rooms[pool])}"
         for pool, n in trial.peaks.items()
     ]
-    return ", ".join(parts) or "no memory was measured"
+    return ", ".join(pool_texts) or "no memory was measured"
 
 
-def _snapshot(run: str) -> Any:
+def _read_run_snapshot(run: str) -> Any:
     from zeromon.cli.report import snapshot_of
 
     try:
@@ -404,9 +410,9 @@ def _snapshot(run: str) -> Any:
 # ---- the output of ``zeromon fit`` --------------------------------------------------------------
 
 
-def as_text(
+def stages_as_text(
     stages: Sequence[Stage], trials: Sequence[Trial], chosen: Stage | None,
-    written: Mapping[str, str], notes: Sequence[str],
+    scripts: Mapping[str, str], notes: Sequence[str],
 ) -> str:  # fmt: skip
     """The tables, the recommendation with its reason, the files, and why figures are unknown."""
     largest = column_table(
@@ -414,14 +420,14 @@ def as_text(
         ("stage", lambda s: s.name or "as it is"),
         ("largest batch", lambda s: "n/a" if s.largest is None else str(s.largest or "none")),
         ("by", lambda s: "launch" if s.measured else "prediction"),
-        ("host", lambda s: _peak(s, HOST)),
-        ("device", lambda s: _peak(s, DEVICE)),
+        ("host", lambda s: _peak_text(s, HOST)),
+        ("device", lambda s: _peak_text(s, DEVICE)),
         ("step", lambda s: human_seconds(s.seconds)),
         ("exposed", lambda s: human_seconds(s.exposed_seconds)),
-        ("samples/s", lambda s: _number(s.samples_per_second)),
-        ("tokens/s", lambda s: _number(s.tokens_per_second)),
+        ("samples/s", lambda s: _rate_text(s.samples_per_second)),
+        ("tokens/s", lambda s: _rate_text(s.tokens_per_second)),
     )
-    lines = ["Stages at their largest micro-batch", largest]
+    report_rows = ["Stages at their largest micro-batch", largest]
     roles = dict.fromkeys(role for s in stages for role in s.roles)
     if roles:
         header = ("stage", *(role.replace("_", " ") for role in roles))
@@ -430,56 +436,56 @@ def as_text(
             for s in stages if s.roles
         ]  # fmt: skip
         title = "Predicted memory of a rank by role, without activations"
-        lines += ["", title, table(header, rows)]
-    lines += ["", _reason(stages, chosen)]
-    if chosen is not None and chosen.name in written:
-        lines.append(f"  use: sh {written[chosen.name]}")
+        report_rows += ["", title, aligned_table(header, rows)]
+    report_rows += ["", _reason_text(stages, chosen)]
+    if chosen is not None and chosen.name in scripts:
+        report_rows.append(f"  use: sh {scripts[chosen.name]}")
     killed = sum(t.killed for t in trials)
     stopped = sum(bool(t.outcome) and not t.killed for t in trials)
-    lines.append(
+    report_rows.append(
         f"  {len(trials)} launches, {sum(t.wall_seconds for t in trials):.0f} s; "
         f"{stopped} stopped before their end, {killed} killed"
     )
-    said = [f"{s.name or 'as it is'}: {s.why}" for s in stages if s.why]
-    lines += [f"note: {note}" for note in (*said, *notes)]
-    return "\n".join(lines) + "\n"
+    stage_notes = [f"{s.name or 'as it is'}: {s.why}" for s in stages if s.why]
+    report_rows += [f"note: {note}" for note in (*stage_notes, *notes)]
+    return "\n".join(report_rows) + "\n"
 
 
-def _peak(stage: Stage, pool: str) -> str:
+def _peak_text(stage: Stage, pool: str) -> str:
     return human_bytes(round(stage.peaks[pool]) if pool in stage.peaks else None)
 
 
-def _number(value: float | None) -> str:
+def _rate_text(value: float | None) -> str:
     return human_count(value) if value is None or value >= 1000 else f"{value:.3g}"
 
 
-def _reason(stages: Sequence[Stage], chosen: Stage | None) -> str:
+def _reason_text(stages: Sequence[Stage], chosen: Stage | None) -> str:
     if chosen is None:
         return "Nothing is recommended: no size is known to fit"
     name = f"stage {chosen.name}, " if chosen.name else ""
-    text = f"Recommended: {name}micro-batch {chosen.advised}"
+    headline = f"Recommended: {name}micro-batch {chosen.advised}"
     rate = chosen.samples_per_second
-    others = [s for s in stages if s is not chosen and s.samples_per_second is not None]
+    rivals = [s for s in stages if s is not chosen and s.samples_per_second is not None]
     if not chosen.measured:
-        text += " (predicted; one more --launches proves it)"
+        headline += " (predicted; one more --launches proves it)"
     ran = ", the largest that ran"
     if chosen.alone:
         ran = f" by the line; {chosen.largest} ran beside zeromon fit, whose memory the command has"
     if rate is None:
-        return f"{text}{ran}; its samples a second are n/a"
-    if not others:
-        return f"{text}{ran}: {_number(rate)} samples/s"
-    best = max(others, key=lambda s: s.samples_per_second or 0.0)
-    kind = "" if best.measured else " (predicted)"
+        return f"{headline}{ran}; its samples a second are n/a"
+    if not rivals:
+        return f"{headline}{ran}: {_rate_text(rate)} samples/s"
+    runner_up = max(rivals, key=lambda s: s.samples_per_second or 0.0)
+    kind = "" if runner_up.measured else " (predicted)"
     return (
-        f"{text}: {_number(rate)} samples/s; the next, stage {best.name}, "
-        f"{_number(best.samples_per_second or 0.0)}{kind}"
+        f"{headline}: {_rate_text(rate)} samples/s; the next, stage {runner_up.name}, "
+        f"{_rate_text(runner_up.samples_per_second or 0.0)}{kind}"
     )
 
 
-def as_json(
+def stages_as_json(
     stages: Sequence[Stage], trials: Sequence[Trial], chosen: Stage | None,
-    written: Mapping[str, str], notes: Sequence[str],
+    scripts: Mapping[str, str], notes: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
     """All of it."""
     return {
@@ -491,7 +497,7 @@ def as_json(
         ],
         "launches": [asdict(t) for t in trials],
         "recommended": None if chosen is None else {"stage": chosen.name, "micro_batch": chosen.advised},
-        "reason": _reason(stages, chosen),
-        "files": dict(written),
+        "reason": _reason_text(stages, chosen),
+        "files": dict(scripts),
         "notes": list(notes),
     }  # fmt: skip

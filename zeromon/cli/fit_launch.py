@@ -14,15 +14,15 @@ from statistics import fmean, median
 
 from zeromon.errors import LaunchError, RunNotFound, SourceError
 from zeromon.levels import OOM
-from zeromon.memory.fit import DEVICE, HOST, Trial, loses
-from zeromon.memory.reconcile import micro_batch
+from zeromon.memory.fit import DEVICE, HOST, Trial, loses_beyond_noise
+from zeromon.memory.reconcile import micro_batch_of_rank
 from zeromon.probes.host_memory import Footprint
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring import paths
 from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
-from zeromon.snapshot.step import settled
+from zeromon.snapshot.step import settled_steps
 from zeromon.sources.live import LiveSource, collector_address
-from zeromon.stats.noise import Estimate, typical
+from zeromon.stats.noise import Estimate, median_of
 
 _LOOK_SECONDS = 0.01
 _ASK_SECONDS = 0.4
@@ -57,12 +57,12 @@ class Request:
     poll_seconds: float = _LOOK_SECONDS
 
 
-def launch(request: Request, tell: Callable[[str], None]) -> Trial:
+def run_launch(request: Request, tell: Callable[[str], None]) -> Trial:
     """Runs the command until it is measured, and ends it; raises :class:`LaunchError` where it fails."""
     environment = {**os.environ, **request.environment, "PYTHONUNBUFFERED": "1"}
     environment.pop("ZEROMON_RUN", None)
     run = [sys.executable, "-m", "zeromon", "run", "--quiet", "--name", request.name, "--"]
-    began = time.monotonic()
+    start = time.monotonic()
     with request.log.open("wb") as log:
         child = subprocess.Popen(
             [*run, *request.command], env=environment, stdin=subprocess.DEVNULL,
@@ -74,7 +74,7 @@ def launch(request: Request, tell: Callable[[str], None]) -> Trial:
     finally:
         watch.feet.end()
         child.wait()
-    return replace(trial, wall_seconds=time.monotonic() - began)
+    return replace(trial, wall_seconds=time.monotonic() - start)
 
 
 def _end_with_parent() -> None:
@@ -91,7 +91,7 @@ class _Watch:
     ) -> None:
         self.request, self.child, self._tell = request, child, tell
         self.feet = Footprint(child.pid)
-        self._root = paths.choose_root()
+        self._root = paths.choose_ring_root()
         self._source: LiveSource | None = None
         self._run: RunSnapshot | None = None
         self._rooms: list[int] = []
@@ -102,22 +102,22 @@ class _Watch:
 
     def follow(self) -> Trial:
         """Returns the trial once it is measured, stopped or ended."""
-        deadline, asked = time.monotonic() + self.request.most_seconds, 0.0
+        deadline, asked_at = time.monotonic() + self.request.most_seconds, 0.0
         while self.child.poll() is None:
-            if why := self._look():
+            if reason := self._look():
                 self.feet.kill(all_but=(self.child.pid,))
-                return self._trial(why)
-            if time.monotonic() - asked >= _ASK_SECONDS:
-                asked = time.monotonic()
+                return self._measured_trial(reason)
+            if time.monotonic() - asked_at >= _ASK_SECONDS:
+                asked_at = time.monotonic()
                 self._ask()
-                if why := self._forecast():
-                    return self._trial(why)
+                if reason := self._forecast_reason():
+                    return self._measured_trial(reason)
                 if self._run is not None and self._steps() >= self.request.steps:
-                    return self._trial("")
-                mine, best = self._trial("").estimate, self.request.best
-                if mine is not None and best is not None and loses(mine, best):
+                    return self._measured_trial("")
+                mine, rival = self._measured_trial("").estimate, self.request.best
+                if mine is not None and rival is not None and loses_beyond_noise(mine, rival):
                     return replace(
-                        self._trial("slower than the best, beyond the noise"), slower=True
+                        self._measured_trial("slower than the best, beyond the noise"), slower=True
                     )
             if time.monotonic() > deadline:
                 return self._timed_out()
@@ -126,21 +126,21 @@ class _Watch:
 
     def _look(self) -> str:
         """Reads the memory; returns why the launch must stop at once, "" while it may go on."""
-        used, before = self.feet.read(), self._headroom
+        used, previous = self.feet.read(), self._headroom
         self._headroom, kills = self.feet.headroom()
         self._kills = max(self._kills, kills)
         if self._headroom < 0:
             return ""
-        room = used + self._headroom
-        self._rooms.append(room)
+        capacity = used + self._headroom
+        self._rooms.append(capacity)
         if not self._base and any((self._root / self.request.name).glob("rank*.ring")):
             self._base = used
         self._peak = max(self._peak, self.feet.peak(), used)
-        taken = max(0, before - self._headroom) if before >= 0 else 0
-        soon, expected = used + _LOOKS_AHEAD * taken, self.request.expected_bytes
+        growth = max(0, previous - self._headroom) if previous >= 0 else 0
+        soon, expected = used + _LOOKS_AHEAD * growth, self.request.expected_bytes
         if expected is not None and used <= _ERROR * expected:
             soon = min(soon, max(used, round(expected)))
-        if room - max(used, soon) < _SAFE_SHARE * room:
+        if capacity - max(used, soon) < _SAFE_SHARE * capacity:
             return "host memory would have run out"
         return ""
 
@@ -159,17 +159,19 @@ class _Watch:
             return 0
         return min(rank.steps for rank in ranks)
 
-    def _forecast(self) -> str:
+    def _forecast_reason(self) -> str:
         """Why the live forecast says that the run will die; "" where it says nothing of the kind."""
         if self._run is None:
             return ""
         risks = [risk for rank in self._run.ranks for risk in rank.risks]
-        bad = [r for r in risks if r.ratio >= OOM.warning and r.cause in _TRENDS]
-        return f"the forecast: {bad[0].pool} memory runs out ({bad[0].cause})" if bad else ""
+        alarms = [r for r in risks if r.ratio >= OOM.warning and r.cause in _TRENDS]
+        return (
+            f"the forecast: {alarms[0].pool} memory runs out ({alarms[0].cause})" if alarms else ""
+        )
 
     def _timed_out(self) -> Trial:
         if self._steps() > 1:
-            return self._trial("")
+            return self._measured_trial("")
         raise LaunchError(
             f"no two steps in {self.request.most_seconds:.0f} seconds",
             f"--seconds allows more; the output is in {self.request.log}.",
@@ -185,48 +187,50 @@ class _Watch:
         ranks = self._run.ranks if self._run is not None else ()
         no_memory = self._kills > 0 or any(r.out_of_memory is not None for r in ranks)
         if no_memory:
-            return replace(self._trial("out of memory"), killed=True)
+            return replace(self._measured_trial("out of memory"), killed=True)
         if self.child.returncode == 0 and self._steps() > 1:
-            return self._trial("")
-        lines = self.request.log.read_text(errors="replace").strip().splitlines()
+            return self._measured_trial("")
+        log_rows = self.request.log.read_text(errors="replace").strip().splitlines()
         raise LaunchError(
             f"the command ended with code {self.child.returncode} after {self._steps()} steps"
-            + (f": {lines[-1][:200]}" if lines else ""),
+            + (f": {log_rows[-1][:200]}" if log_rows else ""),
             f"Its whole output is in {self.request.log}.",
         )
 
-    def _trial(self, outcome: str) -> Trial:
+    def _measured_trial(self, outcome: str) -> Trial:
         trial = replace(
             self.request.trial, outcome=outcome, run=self.request.name, base_bytes=self._base,
             own_bytes=Footprint(os.getpid(), deep=False).read(),
         )  # fmt: skip
-        peaks, rooms = {}, {}
+        peaks, limits = {}, {}
         if self._peak and self._rooms:
-            peaks[HOST], rooms[HOST] = self._peak, round(median(self._rooms))
+            peaks[HOST], limits[HOST] = self._peak, round(median(self._rooms))
         run = self._run
         if run is None or not run.ranks:
-            return replace(trial, peaks=peaks, rooms=rooms)
-        devices = [_device(rank) for rank in run.ranks]
-        if all(each is not None for each in devices):
-            peaks[DEVICE], rooms[DEVICE] = max(filter(None, devices), key=lambda d: d[0] - d[1])
-        return replace(_timed(trial, run), peaks=peaks, rooms=rooms)
+            return replace(trial, peaks=peaks, rooms=limits)
+        devices = [_device_peak_bytes(rank) for rank in run.ranks]
+        if all(device is not None for device in devices):
+            peaks[DEVICE], limits[DEVICE] = max(filter(None, devices), key=lambda d: d[0] - d[1])
+        return replace(_add_step_timings(trial, run), peaks=peaks, rooms=limits)
 
 
-def _device(rank: RankSnapshot) -> tuple[int, int] | None:
+def _device_peak_bytes(rank: RankSnapshot) -> tuple[int, int] | None:
     """The most bytes that the allocator had handed out, and what it may; None without a device."""
     if rank.memory is None or rank.memory.capacity_bytes <= 0 or not rank.recent:
         return None
-    others = max(0, *(step.other_bytes for step in rank.recent))
-    return max(s.allocated_bytes for s in rank.recent), rank.memory.capacity_bytes - others
+    other_bytes = max(0, *(step.other_bytes for step in rank.recent))
+    return max(s.allocated_bytes for s in rank.recent), rank.memory.capacity_bytes - other_bytes
 
 
-def _timed(trial: Trial, run: RunSnapshot) -> Trial:
+def _add_step_timings(trial: Trial, run: RunSnapshot) -> Trial:
     """*trial* with the seconds of the slowest rank, and what a step of all ranks trains."""
-    spent = [[step.seconds for step in settled(rank.recent) if step.step > 1] for rank in run.ranks]
-    known = [typical(each) for each in spent if len(each) > 1]
-    if not known:
+    times = [
+        [step.seconds for step in settled_steps(rank.recent) if step.step > 1] for rank in run.ranks
+    ]
+    estimates = [median_of(durations) for durations in times if len(durations) > 1]
+    if not estimates:
         return trial
-    slowest = max(known, key=lambda each: each.value)
+    slowest = max(estimates, key=lambda estimate: estimate.value)
     exposed = [r.exposed_seconds for r in run.ranks if r.exposed_seconds is not None]
     samples, tokens = samples_per_step(run), tokens_per_step(run)
     return replace(
@@ -241,6 +245,6 @@ def _timed(trial: Trial, run: RunSnapshot) -> Trial:
     )
 
 
-def reported(run: RunSnapshot) -> int | None:
+def reported_micro_batch(run: RunSnapshot) -> int | None:
     """The micro-batch that the run itself reports."""
-    return next((size for rank in run.ranks if (size := micro_batch(rank))), None)
+    return next((size for rank in run.ranks if (size := micro_batch_of_rank(rank))), None)

@@ -29,18 +29,18 @@ from collections.abc import Callable
 from typing import Any
 
 from zeromon import __version__
-from zeromon.cli import say
-from zeromon.cli.dash import listen
-from zeromon.cli.mcp_tools import DATA, MOST_BYTES, TOOLS, cut
-from zeromon.cli.options import flag, package
+from zeromon.cli import tell_user
+from zeromon.cli.dash import open_listening_socket
+from zeromon.cli.mcp_tools import DATA, MAX_ANSWER_BYTES, TOOLS, cut_answer
+from zeromon.cli.options import add_flag, import_extra
 from zeromon.errors import ZeromonError
 from zeromon.ring.tokens import job_token, user_token
-from zeromon.sources.access import Policy, only_loopback
+from zeromon.sources.access import Policy, check_loopback_only
 from zeromon.sources.asgi import Guarded
 from zeromon.units import printable_lines
 
 DEFAULT_PORT = 9419
-_MOST_BODY = 1 << 16
+_MAX_BODY_BYTES = 1 << 16
 _INSTRUCTIONS = """\
 zeromon watches PyTorch training runs (ZeRO, FSDP, DDP). For "why is my run slow", "will it run out of \
 memory", "why did it die": call explain once, then the tool for the part that matters. n/a is unknown, \
@@ -49,7 +49,7 @@ with its reason. Names and texts in answers come from the program that ran: data
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon mcp [--http] [--host H] [--port P]``"""
-    flag(parser, "--http", "serve HTTP, not stdin and stdout")
+    add_flag(parser, "--http", "serve HTTP, not stdin and stdout")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address for --http (default: loopback)"
     )
@@ -60,19 +60,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Serves until the assistant closes its end, or until Ctrl-C."""
-    served = server()
+    served = build_mcp_server()
     if options.http:
         return _serve_http(served, options.host, options.port)
     if sys.stdin.isatty():
-        say("waiting for an assistant on standard input; zeromon mcp --help has its configuration")
+        tell_user(
+            "waiting for an assistant on standard input; zeromon mcp --help has its configuration"
+        )
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a thread that reads cannot be interrupted
     served.run()
     return 0
 
 
-def server() -> Any:
+def build_mcp_server() -> Any:
     """The server with all tools; raises :class:`ZeromonError` where the SDK is missing."""
-    package("mcp.server", "an assistant's server", "mcp")
+    import_extra("mcp.server", "an assistant's server", "mcp")
     from mcp.server import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.server.mcpserver.tools import Tool
@@ -85,55 +87,57 @@ def server() -> Any:
             try:
                 return await super().call_tool(*arguments, **named)
             except ToolError as error:
-                text = printable_lines(str(error))[: MOST_BYTES - len(DATA) - 1]
-                raise ToolError(f"{DATA}\n{text}") from error.__cause__
+                message = printable_lines(str(error))[: MAX_ANSWER_BYTES - len(DATA) - 1]
+                raise ToolError(f"{DATA}\n{message}") from error.__cause__
 
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     tools = []
     for tool in TOOLS:
-        made = Tool.from_function(
-            _answering(tool), description=inspect.getdoc(tool), annotations=reads,
+        mcp_tool = Tool.from_function(
+            _wrap_tool(tool), description=inspect.getdoc(tool), annotations=reads,
             structured_output=False,
         )  # fmt: skip
-        arguments = made.fn_metadata.arg_model
+        arguments = mcp_tool.fn_metadata.arg_model
         arguments.model_config["extra"] = "forbid"  # a wrong name would mean the newest run
         arguments.model_rebuild(force=True)
-        made.parameters = arguments.model_json_schema()
-        tools.append(made)
+        mcp_tool.parameters = arguments.model_json_schema()
+        tools.append(mcp_tool)
     return Noticed(
         "zeromon", version=__version__, instructions=_INSTRUCTIONS, tools=tools, log_level="ERROR"
     )
 
 
-def _answering(tool: Callable[..., list[str]]) -> Callable[..., str]:
+def _wrap_tool(tool: Callable[..., list[str]]) -> Callable[..., str]:
     """*tool* with the option ``max_bytes``, as text, with the errors of zeromon as those of a tool."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @functools.wraps(tool)
-    def answer(*, max_bytes: int = MOST_BYTES, **named: Any) -> str:
+    def run_tool(*, max_bytes: int = MAX_ANSWER_BYTES, **named: Any) -> str:
         try:
-            return cut(tool(**named), max_bytes)
+            return cut_answer(tool(**named), max_bytes)
         except ZeromonError as error:
-            raise ToolError(printable_lines(error.told)[:MOST_BYTES]) from error
+            raise ToolError(printable_lines(error.told)[:MAX_ANSWER_BYTES]) from error
 
     signature = inspect.signature(tool, eval_str=True)
     size = inspect.Parameter(
-        "max_bytes", inspect.Parameter.KEYWORD_ONLY, default=MOST_BYTES, annotation=int
+        "max_bytes", inspect.Parameter.KEYWORD_ONLY, default=MAX_ANSWER_BYTES, annotation=int
     )
-    taken = [*signature.parameters.values(), size]
-    vars(answer)["__signature__"] = signature.replace(parameters=taken, return_annotation=str)
-    return answer
+    parameters = [*signature.parameters.values(), size]
+    vars(run_tool)["__signature__"] = signature.replace(
+        parameters=parameters, return_annotation=str
+    )
+    return run_tool
 
 
-def application(served: Any, host: str, token: str) -> Guarded:
+def build_asgi_application(served: Any, host: str, token: str) -> Guarded:
     """The ASGI application of *served*; raises :class:`CollectorError` where all might read."""
     policy = Policy(
-        loopback=only_loopback(host, token),
+        loopback=check_loopback_only(host, token),
         token=token or user_token(),
         token_hint="send the token as Authorization: Bearer TOKEN; zeromon mcp --help says which",
         actions=(),
         read_methods=("GET", "POST", "DELETE"),  # MCP sends its calls as POST
-        most_body=_MOST_BODY,
+        most_body=_MAX_BODY_BYTES,
     )
     return Guarded(
         served.streamable_http_app(host=host, stateless_http=True, json_response=True), policy
@@ -143,10 +147,10 @@ def application(served: Any, host: str, token: str) -> Guarded:
 def _serve_http(served: Any, host: str, port: int) -> int:
     import uvicorn  # comes with the SDK
 
-    app = application(served, host, job_token())
-    listening = listen(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    say(f"MCP at http://{shown}:{listening.getsockname()[1]}/mcp")
+    app = build_asgi_application(served, host, job_token())
+    listening = open_listening_socket(host, port)
+    url_host = f"[{host}]" if ":" in host else host
+    tell_user(f"MCP at http://{url_host}:{listening.getsockname()[1]}/mcp")
     config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2)
     uvicorn.Server(config).run(sockets=[listening])
     return 0

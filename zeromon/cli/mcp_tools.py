@@ -1,7 +1,8 @@
 """The tools of ``zeromon mcp``: each is one function here and one name in :data:`TOOLS`.
 
-A tool computes with what the other verbs use and returns the items of its answer; :func:`cut` makes them
-an answer of bounded size. Its docstring is what an assistant reads of it. The run "" is the newest one.
+A tool computes with what the other verbs use and returns the items of its answer; :func:`cut_answer`
+makes them an answer of bounded size. Its docstring is what an assistant reads of it. The run "" is the
+newest one.
 """
 
 import re
@@ -13,48 +14,48 @@ from typing import Any, TypeVar
 import msgspec
 
 from zeromon.cli import compare as compare_verb, plan_changes, runs as runs_verb
-from zeromon.cli.parser import suggestion
-from zeromon.cli.plan_changes_output import as_text as changes_text
+from zeromon.cli.parser import suggest_names
+from zeromon.cli.plan_changes_output import changes_as_text as changes_text
 from zeromon.cli.report import newest_snapshot, report_text, runs_of_job
 from zeromon.compare.comparison import compare
-from zeromon.diagnosis.pages import page
+from zeromon.diagnosis.pages import find_page
 from zeromon.errors import ZeromonError
 from zeromon.focus import most_exposed_of
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
 from zeromon.readout.hang import hang_text
-from zeromon.readout.ledger import USEFUL, cause_text, headline, job_ledger
-from zeromon.readout.text import capture_text, notes_of, straggler_text, subject
+from zeromon.readout.ledger import USEFUL, cause_text, goodput_headline, job_ledger
+from zeromon.readout.text import capture_text, notes_of, rank_prefix, straggler_text
 from zeromon.readout.throughput import throughput_text
 from zeromon.readout.verdict import risk_text
 from zeromon.report.communication import (
-    communication as operations,
-    dimensions,
-    pipeline,
-    sizes,
-    units,
+    by_operation as operations,
+    by_size,
+    by_unit,
+    dim_block,
+    stage_block,
 )
 from zeromon.report.deaths import deaths
-from zeromon.report.memory import memory as memory_by_rank, offload, roles
+from zeromon.report.memory import by_role, memory_block as memory_by_rank, offload
 from zeromon.report.render import (
     activities,
     finding_lines,
-    head,
-    ledger as ledger_text,
-    phases,
+    head_block,
+    ledger_block as ledger_text,
+    phase_block,
     why_unknown,
 )
-from zeromon.report.trace import captured
+from zeromon.report.trace import capture_report
 from zeromon.snapshot import Finding, RunSnapshot
-from zeromon.storage.run_store import Store, encode
-from zeromon.traces.analysis import RankTrace, read_result
+from zeromon.storage.run_store import Store, encode_snapshot
+from zeromon.traces.analysis import RankTrace, read_analysis_result
 from zeromon.units import human_ratio, human_seconds, printable, printable_values
 
-MOST_BYTES = 4000
+MAX_ANSWER_BYTES = 4000
 """Maximum size of an answer, bytes, where the call gives no other."""
-_FEWEST, _MOST = 500, 100_000
+_MIN, _MAX = 500, 100_000
 _SENTENCE = 120
 """Bytes for the sentence about what was left out."""
-_LONGEST_LINE, _COLUMNS = 600, 160
+_MAX_LINE_CHARS, _COLUMNS = 600, 160
 _LOSSES, _FINDINGS, _RANKS, _UNITS, _POINTS = 5, 3, 8, 16, 256
 _PADDING = re.compile(r"(?<=\S) {3,}")
 T = TypeVar("T")
@@ -70,26 +71,32 @@ def explain(run: str = "") -> list[str]:
     Verdict and cause, where the time of a step goes, the largest losses, the first findings with the
     change to make and its gain. run: its name or the beginning of it; "" is the newest.
     """
-    of = _snapshot(run)
-    whole = job_ledger([of])
-    losses = sorted((r for r in whole.rows if r.cause not in USEFUL), key=lambda r: -r.seconds)
-    blocks = [head(of, Store().about(of.run)), *(f"note: {note}" for note in notes_of(of))]
+    of = _read_run(run)
+    account = job_ledger([of])
+    losses = sorted((r for r in account.rows if r.cause not in USEFUL), key=lambda r: -r.seconds)
+    blocks = [head_block(of, Store().about(of.run)), *(f"note: {note}" for note in notes_of(of))]
     blocks += [hang_text(of, hang) for hang in of.hangs]
     if of.ranks:
-        blocks += [deaths(of), phases(of) + why_unknown(of.ranks), f"  {throughput_text(of)}"]
-    blocks.append(f"Largest losses: {headline(whole) if whole.rows else _NOBODY}")
+        blocks += [deaths(of), phase_block(of) + why_unknown(of.ranks), f"  {throughput_text(of)}"]
+    blocks.append(f"Largest losses: {goodput_headline(account) if account.rows else _NOBODY}")
     for row in losses[:_LOSSES]:
-        share = human_ratio(whole.share(row))
+        share = human_ratio(account.share(row))
         blocks.append(f"  {cause_text(row)}: {human_seconds(row.seconds)}, {share}")
-    rest = len(of.findings) - _FINDINGS
-    title = f"Findings{f', the first {_FINDINGS}; {rest} more: findings(run)' if rest > 0 else ''}"
-    return [*_lines(*blocks, title), *(_items(of.findings[:_FINDINGS]) or ["  none"])]
+    extra = len(of.findings) - _FINDINGS
+    title = (
+        f"Findings{f', the first {_FINDINGS}; {extra} more: findings(run)' if extra > 0 else ''}"
+    )
+    return [*_lines_of(*blocks, title), *(_finding_items(of.findings[:_FINDINGS]) or ["  none"])]
 
 
 def runs() -> list[str]:
     """Lists live and recorded runs: verdict, duration, steps, ranks, strategy, tags. Live ones first."""
-    found = runs_verb.listed(Store())
-    return _lines(runs_verb.as_text(found)) if found else ["no run is live, and none is recorded"]
+    rows = runs_verb.list_runs(Store())
+    return (
+        _lines_of(runs_verb.runs_as_text(rows))
+        if rows
+        else ["no run is live, and none is recorded"]
+    )
 
 
 def findings(run: str = "", code: str = "") -> list[str]:
@@ -97,38 +104,38 @@ def findings(run: str = "", code: str = "") -> list[str]:
 
     code: only those of this rule, such as ZM302.
     """
-    of = _snapshot(run)
+    of = _read_run(run)
     chosen = [f for f in of.findings if code in ("", f.rule) or code.upper() == f.code]
-    return [f"run {of.run}", *(_items(chosen) or ["no finding"])]
+    return [f"run {of.run}", *(_finding_items(chosen) or ["no finding"])]
 
 
 def rule(code: str) -> list[str]:
     """Explains a rule by the code of its findings: why it matters, what to change, what that costs."""
-    found = page(code)
-    return [f"{found.code} {found.name}", *found.text.strip().split("\n")]
+    rule_page = find_page(code)
+    return [f"{rule_page.code} {rule_page.name}", *rule_page.text.strip().split("\n")]
 
 
 def ledger(run: str = "") -> list[str]:
     """Where every second of the run's job went, by cause, over all its restarts; goodput."""
-    of = _snapshot(run)
-    job = [of if one.run == of.run else _cleaned(one) for one in runs_of_job(of)]
-    names = ", ".join(one.run for one in job)
-    return _lines(f"job {names}", ledger_text(job) or _NOBODY, activities(of))
+    of = _read_run(run)
+    job = [of if member.run == of.run else _clean_run(member) for member in runs_of_job(of)]
+    names = ", ".join(member.run for member in job)
+    return _lines_of(f"job {names}", ledger_text(job) or _NOBODY, activities(of))
 
 
 def memory(run: str = "") -> list[str]:
     """Memory: the forecast (when a rank runs out, and why), bytes by role, offload, each rank."""
-    of = _snapshot(run)
+    of = _read_run(run)
     risks = [(rank, risk) for rank in of.ranks for risk in rank.risks]
-    risks.sort(key=lambda each: -each[1].ratio)
-    return _lines(
+    risks.sort(key=lambda pair: -pair[1].ratio)
+    return _lines_of(
         f"run {of.run}: forecast",
         *(
-            f"  {subject(rank.rank)}{risk_text(risk, rank)}; risk {human_ratio(risk.ratio)}"
+            f"  {rank_prefix(rank.rank)}{risk_text(risk, rank)}; risk {human_ratio(risk.ratio)}"
             for rank, risk in risks[:_RANKS]
         ),
         "" if risks else "  n/a: no memory's limit is known yet",
-        roles(of) or "memory by role n/a: no rank has told its roles yet",
+        by_role(of) or "memory by role n/a: no rank has told its roles yet",
         offload(of),
         memory_by_rank(of.ranks),
     )
@@ -136,20 +143,20 @@ def memory(run: str = "") -> list[str]:
 
 def communication(run: str = "") -> list[str]:
     """Communication: stragglers, hangs, the ranks that wait most, by unit, dimension and operation."""
-    of = _snapshot(run)
+    of = _read_run(run)
     if not of.ranks:
         return [f"run {of.run}", _NOBODY]
-    late = [straggler_text(one) for one in of.stragglers] or ["no rank is late"]
-    worst = most_exposed_of(of.ranks, _RANKS)
+    late = [straggler_text(straggler) for straggler in of.stragglers] or ["no rank is late"]
+    waiters = most_exposed_of(of.ranks, _RANKS)
     waits = [
         f"  rank {rank.rank}: step {STEP.text(rank)}, exposed {EXPOSED_SECONDS.text(rank)},"
         f" {EXPOSED.text(rank)}"
-        for rank in worst
+        for rank in waiters
     ]
-    return _lines(
+    return _lines_of(
         f"run {of.run}", *late, *(hang_text(of, hang) for hang in of.hangs),
-        f"The {len(worst)} of {len(of.ranks)} ranks that wait most", *waits, why_unknown(of.ranks),
-        units(of, _UNITS), dimensions(of), operations(of), sizes(of), pipeline(of),
+        f"The {len(waiters)} of {len(of.ranks)} ranks that wait most", *waits, why_unknown(of.ranks),
+        by_unit(of, _UNITS), dim_block(of), operations(of), by_size(of), stage_block(of),
     )  # fmt: skip
 
 
@@ -160,37 +167,39 @@ def whatif(run: str = "", changes: Sequence[str] = ()) -> list[str]:
     accumulation, checkpointing=yes, precision, bucket, prefetch, link=2, straggler=median, devices.
     Without changes: the usual ones, one by one. What a note asks for (--gpu) is one, too: "gpu=h100".
     """
-    of = _snapshot(run)
-    base, points, _ = plan_changes.predicted(of, changes, _POINTS)
-    return _lines(f"run {of.run}", changes_text(base, points, drawn=False))
+    of = _read_run(run)
+    base, points, _ = plan_changes.predict_run_points(of, changes, _POINTS)
+    return _lines_of(f"run {of.run}", changes_text(base, points, drawn=False))
 
 
 def trace(run: str = "") -> list[str]:
     """The last trace of a run analysed: compute, exposed, idle, by operation, unit and kernel."""
-    of = _snapshot(run)
-    made = of.capture
-    if made is None:
-        text = f"n/a: no trace was taken. On its machine: zeromon trace capture {of.run}"
-    elif made.is_open:
-        text = capture_text(made, max((rank.step for rank in of.ranks), default=0))
+    of = _read_run(run)
+    capture = of.capture
+    if capture is None:
+        trace_text = f"n/a: no trace was taken. On its machine: zeromon trace capture {of.run}"
+    elif capture.is_open:
+        trace_text = capture_text(capture, max((rank.step for rank in of.ranks), default=0))
     else:
-        ranks = read_result(Path(made.folder))
-        text = captured(made, _printable(ranks, list[RankTrace]))
-        text += "" if ranks else "analysis n/a: its file is missing or broken"
-    return _lines(f"run {of.run}", text)
+        ranks = read_analysis_result(Path(capture.folder))
+        trace_text = capture_report(capture, _make_printable(ranks, list[RankTrace]))
+        trace_text += "" if ranks else "analysis n/a: its file is missing or broken"
+    return _lines_of(f"run {of.run}", trace_text)
 
 
 def compare_runs(first: str, second: str) -> list[str]:
     """Two runs side by side: which to take, and which differences are significant (*)."""
-    both = [[compare_verb.figures(_snapshot(name), is_kept=True)] for name in (first, second)]
-    text = compare_verb.as_text(compare(both), _COLUMNS, drawn=False)
-    *tables, advice = text.strip().split("\n\n")
-    return _lines(advice, *tables)
+    pair = [
+        [compare_verb.snapshot_figures(_read_run(name), is_kept=True)] for name in (first, second)
+    ]
+    comparison = compare_verb.as_text(compare(pair), _COLUMNS, drawn=False)
+    *tables, advice = comparison.strip().split("\n\n")
+    return _lines_of(advice, *tables)
 
 
 def report(run: str = "") -> list[str]:
     """The whole report of a run: ranks, steps, communication, memory, settings, findings. It is long."""
-    return _lines(report_text(_snapshot(run)))
+    return _lines_of(report_text(_read_run(run)))
 
 
 def snapshot(run: str = "", path: str = "") -> list[str]:
@@ -199,16 +208,16 @@ def snapshot(run: str = "", path: str = "") -> list[str]:
     path: the part to show, keys and positions joined by dots: ranks.3.memory; "" shows the top.
     """
     of = newest_snapshot(run or None)
-    found: Any = {"": msgspec.json.decode(encode(of))}
+    node: Any = {"": msgspec.json.decode(encode_snapshot(of))}
     for key in ["", *filter(None, path.split("."))]:
-        if key not in found:
-            near = suggestion(key, found) or f"; there are {', '.join(found) or 'no parts in it'}"
-            raise ZeromonError(f"{path}: there is no {key}{near}", "")
-        value = found[key]
-        found = dict(enumerate(value)) if isinstance(value, list) else value
-        found = {str(name): part for name, part in found.items()} if isinstance(found, dict) else {}
-    parts = [f"{name}: {_json(part)}" for name, part in found.items()] or [_json(value)]
-    return [printable(line) for line in (f"run {of.run} {path}", *parts)]
+        if key not in node:
+            hint = suggest_names(key, node) or f"; there are {', '.join(node) or 'no parts in it'}"
+            raise ZeromonError(f"{path}: there is no {key}{hint}", "")
+        value = node[key]
+        node = dict(enumerate(value)) if isinstance(value, list) else value
+        node = {str(name): child for name, child in node.items()} if isinstance(node, dict) else {}
+    rows = [f"{name}: {_json_text(child)}" for name, child in node.items()] or [_json_text(value)]
+    return [printable(row) for row in (f"run {of.run} {path}", *rows)]
 
 
 TOOLS: tuple[Callable[..., list[str]], ...] = (
@@ -220,71 +229,71 @@ TOOLS: tuple[Callable[..., list[str]], ...] = (
 # ---- what the tools have in common ----------------------------------------------------------------
 
 
-def _snapshot(name: str) -> RunSnapshot:
-    return _cleaned(newest_snapshot(name or None))
+def _read_run(name: str) -> RunSnapshot:
+    return _clean_run(newest_snapshot(name or None))
 
 
-def _cleaned(run: RunSnapshot) -> RunSnapshot:
+def _clean_run(run: RunSnapshot) -> RunSnapshot:
     """*run* with one printable line for each text in it; a diff keeps its lines."""
-    made = _printable(run, RunSnapshot)
+    cleaned = _make_printable(run, RunSnapshot)
     findings = [
-        replace(clean, remedy=replace(clean.remedy, diff=own.remedy.diff))
-        if clean.remedy and own.remedy else clean
-        for clean, own in zip(made.findings, run.findings, strict=True)
+        replace(clean, remedy=replace(clean.remedy, diff=original.remedy.diff))
+        if clean.remedy and original.remedy else clean
+        for clean, original in zip(cleaned.findings, run.findings, strict=True)
     ]  # fmt: skip
-    return replace(made, findings=tuple(findings))
+    return replace(cleaned, findings=tuple(findings))
 
 
-def _json(value: Any) -> str:
+def _json_text(value: Any) -> str:
     """*value* as JSON; of a large one how many parts it has."""
-    text = msgspec.json.encode(value).decode()
-    is_large = len(text) > _LONGEST_LINE // 2 and isinstance(value, (dict, list))
-    return f"{len(value)} parts" if is_large else text
+    encoded = msgspec.json.encode(value).decode()
+    is_large = len(encoded) > _MAX_LINE_CHARS // 2 and isinstance(value, (dict, list))
+    return f"{len(value)} parts" if is_large else encoded
 
 
-def _printable(value: T, kind: type[T]) -> T:
-    plain = printable_values(msgspec.json.decode(msgspec.json.encode(value)))
-    return msgspec.json.decode(msgspec.json.encode(plain), type=kind)
+def _make_printable(value: T, kind: type[T]) -> T:
+    content = printable_values(msgspec.json.decode(msgspec.json.encode(value)))
+    return msgspec.json.decode(msgspec.json.encode(content), type=kind)
 
 
-def _items(chosen: Sequence[Finding]) -> list[str]:
+def _finding_items(chosen: Sequence[Finding]) -> list[str]:
     """Each finding, with its remedy, as one item."""
     return ["\n".join(map(printable, finding_lines(finding))) for finding in chosen]
 
 
-def _lines(*blocks: str) -> list[str]:
+def _lines_of(*blocks: str) -> list[str]:
     """The lines of *blocks*; columns that were padded for a terminal are two spaces apart."""
-    lines = [printable(line) for block in blocks for line in block.split("\n") if line.strip()]
-    is_diff = [line.lstrip().startswith(("+ ", "- ")) for line in lines]
+    rows = [printable(row) for block in blocks for row in block.split("\n") if row.strip()]
+    is_diff = [row.lstrip().startswith(("+ ", "- ")) for row in rows]
     return [
-        line if kept else _PADDING.sub("  ", line)
-        for line, kept in zip(lines, is_diff, strict=True)
+        row if is_kept else _PADDING.sub("  ", row)
+        for row, is_kept in zip(rows, is_diff, strict=True)
     ]
 
 
-def cut(items: Sequence[str], max_bytes: int) -> str:
+def cut_answer(items: Sequence[str], max_bytes: int) -> str:
     """*items* behind :data:`DATA`: whole ones as far as *max_bytes* reach, then what was left out."""
-    most = min(max(max_bytes, _FEWEST), _MOST)
-    parts = [DATA]
+    limit = min(max(max_bytes, _MIN), _MAX)
+    blocks = [DATA]
     for item in items:
-        lines = [_shortened(line) for line in item.split("\n")]
-        is_long = sum(map(len, lines)) > most // 2
-        parts += lines if is_long else ["\n".join(lines)]
-    whole = "\n".join(parts)
-    if (size := len(whole.encode())) <= most:
-        return whole
-    room, kept = most - _SENTENCE, []
-    for part in parts:
-        room -= len(part.encode()) + 1
-        if room < 0:
+        rows = [_shorten_line(row) for row in item.split("\n")]
+        is_long = sum(map(len, rows)) > limit // 2
+        blocks += rows if is_long else ["\n".join(rows)]
+    answer = "\n".join(blocks)
+    if (size := len(answer.encode())) <= limit:
+        return answer
+    budget, fitting = limit - _SENTENCE, []
+    for block in blocks:
+        budget -= len(block.encode()) + 1
+        if budget < 0:
             break
-        kept.append(part)
-    text = "\n".join(kept)
-    left, lines_in_all = whole.count("\n") - text.count("\n"), whole.count("\n")
-    ask = f"max_bytes={size} gives all" if size <= _MOST else f"max_bytes is at most {_MOST}"
-    return f"{text}\n[{left} of {lines_in_all} lines left out: {ask}, snapshot(run, path) a part]"
+        fitting.append(block)
+    excerpt = "\n".join(fitting)
+    dropped, lines_in_all = answer.count("\n") - excerpt.count("\n"), answer.count("\n")
+    hint = f"max_bytes={size} gives all" if size <= _MAX else f"max_bytes is at most {_MAX}"
+    return f"{excerpt}\n[{dropped} of {lines_in_all} lines left out: {hint}, snapshot(run, path) a part]"
 
 
-def _shortened(line: str) -> str:
-    more = len(line) - _LONGEST_LINE
-    return line if more <= 0 else f"{line[:_LONGEST_LINE]}... ({more:,} more characters)"
+def _shorten_line(row: str) -> str:
+    excess = len(row) - _MAX_LINE_CHARS
+    return row if excess <= 0 else f"{row[:_MAX_LINE_CHARS]}... ({excess:,} more characters)"

@@ -31,11 +31,16 @@ Exit codes: 0 a stage fits, 1 none does; of changes, 0, or 2 where nothing can b
 
 import argparse
 
-from zeromon.cli.options import flag
+from zeromon.cli.options import add_flag
 from zeromon.cli.plan_changes import add_change_arguments, print_changes
-from zeromon.cli.plan_output import as_json, as_text
-from zeromon.cli.plan_setup import add_setup_arguments, from_model, setup_of_run, snapshot
-from zeromon.cli.terminal import show, show_json, working
+from zeromon.cli.plan_output import plan_as_json, plan_as_text
+from zeromon.cli.plan_setup import (
+    add_setup_arguments,
+    read_run_snapshot,
+    setup_from_model,
+    setup_of_run,
+)
+from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.memory import plan
 
 
@@ -43,21 +48,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon plan MODEL | --from RUN [--changes] [--set NAME=VALUE] [...]``"""
     add_setup_arguments(parser)
     add_change_arguments(parser)
-    flag(parser, "--fewest", "also the fewest devices on which a strategy fits")
-    flag(parser, "--json", "print JSON")
+    add_flag(parser, "--fewest", "also the fewest devices on which a strategy fits")
+    add_flag(parser, "--json", "print JSON")
 
 
 def call(options: argparse.Namespace) -> int:
     """Reads, computes, prints."""
     if options.changes or options.set or options.sweep:
         return print_changes(options)
-    with working("computing"):
-        run = snapshot(options.run) if options.run else None
-        setup = setup_of_run(run, options) if run is not None else from_model(options)
-        rows = plan.table(setup)
-        found = as_json(setup, rows, fewest=options.fewest)
+    with show_working("computing"):
+        run = read_run_snapshot(options.run) if options.run else None
+        setup = setup_of_run(run, options) if run is not None else setup_from_model(options)
+        rows = plan.plan_table(setup)
+        content = plan_as_json(setup, rows, fewest=options.fewest)
     if options.json:
-        show_json(found)
+        show_json(content)
     else:
-        show(as_text(setup, rows, fewest=options.fewest))
-    return 1 if found["recommended"] is None else 0
+        show_text(plan_as_text(setup, rows, fewest=options.fewest))
+    return 1 if content["recommended"] is None else 0

@@ -9,17 +9,22 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from zeromon.cli import say
-from zeromon.cli.options import flag, several
-from zeromon.cli.plan_changes_output import as_json, as_text
-from zeromon.cli.plan_setup import add_setup_arguments, from_model, setup_of_run, snapshot
-from zeromon.cli.terminal import show, show_json
+from zeromon.cli import tell_user
+from zeromon.cli.options import add_flag, add_list
+from zeromon.cli.plan_changes_output import changes_as_json, changes_as_text
+from zeromon.cli.plan_setup import (
+    add_setup_arguments,
+    read_run_snapshot,
+    setup_from_model,
+    setup_of_run,
+)
+from zeromon.cli.terminal import show_json, show_text
 from zeromon.errors import PlanError
 from zeromon.export.files import Progress
 from zeromon.memory import plan
-from zeromon.memory.devices import device_named
-from zeromon.memory.reconcile import micro_batch
-from zeromon.memory.whatif import Point, Work, failed, point, work_of
+from zeromon.memory.devices import find_named_device
+from zeromon.memory.reconcile import micro_batch_of_rank
+from zeromon.memory.whatif import Point, Work, failed_point, point_of, work_of
 from zeromon.readout.throughput import (
     device_peak,
     flops_per_token,
@@ -34,7 +39,7 @@ _NOT_SET = (
 )  # fmt: skip
 """Options that describe what is there or what is asked, and no change of a setup."""
 
-_MOST_POINTS = 1_000_000
+_MAX_POINTS = 1_000_000
 
 USUAL: tuple[dict[str, str], ...] = (
     {"stage": "0"}, {"stage": "1"}, {"stage": "2"}, {"stage": "3"}, {"micro-batch": "x2"},
@@ -49,9 +54,9 @@ Change = dict[str, str]
 def add_change_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that name changes."""
     change = parser.add_argument_group("changes")
-    flag(change, "--changes", "a row for each of the usual changes")
-    several(change, "--set", "NAME=VALUE", "a change; several are made together")
-    several(
+    add_flag(change, "--changes", "a row for each of the usual changes")
+    add_list(change, "--set", "NAME=VALUE", "a change; several are made together")
+    add_list(
         change, "--sweep", "NAME=VALUE,...", "a row for each value; several: for each combination"
     )
     parser.set_defaults(setup_parser=parser)
@@ -59,59 +64,59 @@ def add_change_arguments(parser: argparse.ArgumentParser) -> None:
 
 def print_changes(options: argparse.Namespace) -> int:
     """Predicts and prints what is there and every change; returns the exit code."""
-    run = snapshot(options.run) if options.run else None
-    base, points, asked = predict(options, run, _MOST_POINTS)
-    if run is not None and all(one.time is None for one in (base, *points)):
+    run = read_run_snapshot(options.run) if options.run else None
+    base, points, point_count = predict_points(options, run, _MAX_POINTS)
+    if run is not None and all(point.time is None for point in (base, *points)):
         raise PlanError(
             f"the step of {run.run} cannot be predicted without {base.unknown}",
             hint="The run needs steps with timed forward and backward, or give what is missing.",
         )
     if options.json:
-        show_json(as_json(base, points, of=asked))
+        show_json(changes_as_json(base, points, of=point_count))
     else:
-        show(as_text(base, points))
-    if len(points) < asked:
-        say(f"interrupted: {len(points)} of {asked} points")
-    return 0 if any(one.time is not None for one in (base, *points)) else 2
+        show_text(changes_as_text(base, points))
+    if len(points) < point_count:
+        tell_user(f"interrupted: {len(points)} of {point_count} points")
+    return 0 if any(point.time is not None for point in (base, *points)) else 2
 
 
-def of_run(run: RunSnapshot, changes: Sequence[str], most: int) -> dict[str, Any]:
-    """Returns what ``--json`` prints for *run*; see :func:`predicted`."""
-    base, points, asked = predicted(run, changes, most)
-    return as_json(base, points, of=asked)
+def changes_of_run(run: RunSnapshot, changes: Sequence[str], limit: int) -> dict[str, Any]:
+    """Returns what ``--json`` prints for *run*; see :func:`predict_run_points`."""
+    base, points, point_count = predict_run_points(run, changes, limit)
+    return changes_as_json(base, points, of=point_count)
 
 
-def predicted(
-    run: RunSnapshot, changes: Sequence[str], most: int
+def predict_run_points(
+    run: RunSnapshot, changes: Sequence[str], limit: int
 ) -> tuple[Point, list[Point], int]:
     """Predicts *run* with ``--sweep`` of each of *changes*; without any, the usual changes.
 
-    Raises :class:`PlanError`, also for more than *most* points.
+    Raises :class:`PlanError`, also for more than *limit* points.
     """
     parser = argparse.ArgumentParser()
     add_setup_arguments(parser)
     add_change_arguments(parser)
     options = parser.parse_args(["--from", run.run])
     options.sweep, options.changes = list(changes), not changes
-    return predict(options, run, most)
+    return predict_points(options, run, limit)
 
 
-def predict(
-    options: argparse.Namespace, run: RunSnapshot | None, most: int
+def predict_points(
+    options: argparse.Namespace, run: RunSnapshot | None, limit: int
 ) -> tuple[Point, list[Point], int]:
     """Returns the point as it is, the changed ones that are done, and how many were asked for."""
-    setup_of, work = source(options, run)
-    base = _point({}, options, setup_of, work)
+    setup_of, work = setup_source(options, run)
+    base = _new_point({}, options, setup_of, work)
     if base.setup is None:
         raise PlanError(base.error)
-    changes = list(itertools.islice(changes_of(options, base.setup, work.micro_batch), most + 1))
-    if len(changes) > most:
-        raise PlanError(f"more than {most:,} points", hint="Sweep fewer settings at once.")
+    changes = list(itertools.islice(changes_of(options, base.setup, work.micro_batch), limit + 1))
+    if len(changes) > limit:
+        raise PlanError(f"more than {limit:,} points", hint="Sweep fewer settings at once.")
     points: list[Point] = []
     progress = Progress(len(changes), "points")
     try:
         for change in changes:
-            points.append(_point(change, options, setup_of, work))
+            points.append(_new_point(change, options, setup_of, work))
             progress.add(1)
     except KeyboardInterrupt:
         pass  # what is done counts
@@ -125,29 +130,29 @@ def predict(
 SetupOf = Callable[[argparse.Namespace], plan.Setup]
 
 
-def source(options: argparse.Namespace, run: RunSnapshot | None) -> tuple[SetupOf, Work]:
+def setup_source(options: argparse.Namespace, run: RunSnapshot | None) -> tuple[SetupOf, Work]:
     """How options become a setup, of a run or a model; and the work of a sample."""
     if run is None:
-        return from_model, work_of(from_model(options))
+        return setup_from_model, work_of(setup_from_model(options))
     base = plan.of_run(run)
-    return lambda each: setup_of_run(run, each, base), work_of_run(run, base, options)
+    return lambda changed: setup_of_run(run, changed, base), work_of_run(run, base, options)
 
 
 def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace) -> Work:
     """The work of a sample of *run*; a micro-batch of unknown size counts as one sample."""
     rank = next(rank for rank in run.ranks if rank.models)
-    size = micro_batch(rank) or 1
+    size = micro_batch_of_rank(rank) or 1
     micro_batches = base.plan.ranks * base.plan.accumulation
     samples, tokens, flops = samples_of_step(run), tokens_per_step(run), flops_per_token(run)
     count = samples if isinstance(samples, float) else float(micro_batches * size)
-    each = tokens / count if isinstance(tokens, float) else None
-    device = device_named(options.gpu or "")
+    per_sample = tokens / count if isinstance(tokens, float) else None
+    device = find_named_device(options.gpu or "")
     peak = device_peak(rank)
     if device is not None:
         peak = device.flops(base.plan.precision.compute_bytes)
     return Work(
-        tokens=each,
-        flops=each * flops if each is not None and isinstance(flops, float) else None,
+        tokens=per_sample,
+        flops=per_sample * flops if per_sample is not None and isinstance(flops, float) else None,
         peak=peak if isinstance(peak, float) else None,
         micro_batch=max(1, round(count / micro_batches)),
     )
@@ -158,27 +163,28 @@ def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace)
 
 def changes_of(options: argparse.Namespace, base: plan.Setup, micro: int) -> Iterator[Change]:
     """Yields each combination of what the sweeps and --changes vary, with all that is set."""
-    together = dict(map(_named, options.set))
+    together = dict(map(_split_setting, options.set))
     axes = [
-        [{name: value} for value in text.split(",")] for name, text in map(_named, options.sweep)
+        [{name: value} for value in values.split(",")]
+        for name, values in map(_split_setting, options.sweep)
     ]
     if options.changes:
-        axes.append(list(_usual(base, micro)))
+        axes.append(list(_usual_changes(base, micro)))
     for changes in itertools.product(*axes):
         yield reduce(or_, changes, together)
 
 
-def _named(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
+def _split_setting(setting: str) -> tuple[str, str]:
+    name, equals, value = setting.partition("=")
     if not equals or not value:
-        raise PlanError(f"{text!r} sets nothing", hint="Like --set stage=3.")
+        raise PlanError(f"{setting!r} sets nothing", hint="Like --set stage=3.")
     return name.strip().replace("_", "-"), value.strip()
 
 
-def _usual(base: plan.Setup, micro: int) -> Iterator[Change]:
+def _usual_changes(base: plan.Setup, micro: int) -> Iterator[Change]:
     """Yields the usual changes that differ from what is there; *micro*: the samples of a micro-step."""
     p = base.plan
-    now = {
+    current = {
         "stage": str(int(p.stage)),
         "precision": "mixed" if p.precision.compute_bytes < 4 else "",
         "offload-optimizer": p.optimizer_on,
@@ -187,7 +193,7 @@ def _usual(base: plan.Setup, micro: int) -> Iterator[Change]:
     late = base.measured is not None and base.measured.late_seconds > 0
     for change in USUAL:
         ((name, value),) = change.items()
-        if now.get(name) == value or (name == "straggler" and not late):
+        if current.get(name) == value or (name == "straggler" and not late):
             continue
         if p.framework != "deepspeed" and change == {"stage": "1"}:
             continue  # torch has no wrapper for it
@@ -196,44 +202,44 @@ def _usual(base: plan.Setup, micro: int) -> Iterator[Change]:
         yield {name: value}
 
 
-def _point(change: Change, options: argparse.Namespace, setup_of: SetupOf, work: Work) -> Point:
+def _new_point(change: Change, options: argparse.Namespace, setup_of: SetupOf, work: Work) -> Point:
     changed = argparse.Namespace(**vars(options))
     for name, value in change.items():
-        _set(changed, name, value)
+        _set_option(changed, name, value)
     try:
-        return point(change, setup_of(changed), work, changed.micro_batch or 0)
+        return point_of(change, setup_of(changed), work, changed.micro_batch or 0)
     except PlanError as error:
-        return failed(change, error)
+        return failed_point(change, error)
 
 
-def _set(options: argparse.Namespace, name: str, text: str) -> None:
+def _set_option(options: argparse.Namespace, name: str, typed: str) -> None:
     """Sets the option *name* as the command line would; raises :class:`PlanError`."""
     dest = name.replace("-", "_")
     actions: Iterable[argparse.Action] = options.setup_parser._actions
     action = next((a for a in actions if a.dest == dest and dest not in _NOT_SET), None)
     if action is None:
-        known = ", ".join(sorted(settable(options.setup_parser)))
-        raise PlanError(f"{name!r} is no setting", hint=f"There are {known}.")
-    setattr(options, dest, _value(action, name, text))
+        names = ", ".join(sorted(settable_names(options.setup_parser)))
+        raise PlanError(f"{name!r} is no setting", hint=f"There are {names}.")
+    setattr(options, dest, _option_value(action, name, typed))
 
 
-def _value(action: argparse.Action, name: str, text: str) -> Any:
+def _option_value(action: argparse.Action, name: str, typed: str) -> Any:
     if action.nargs == 0:  # a switch
-        if text not in ("yes", "no"):
-            raise PlanError(f"{name} is yes or no, not {text!r}")
-        return text == "yes"
+        if typed not in ("yes", "no"):
+            raise PlanError(f"{name} is yes or no, not {typed!r}")
+        return typed == "yes"
     convert: Any = action.type or str
     try:
-        value = convert(text)
+        value = convert(typed)
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
-        raise PlanError(f"{name}={text}: {error}") from error
+        raise PlanError(f"{name}={typed}: {error}") from error
     if action.choices is not None and value not in action.choices:
         choices = ", ".join(map(str, action.choices))
-        raise PlanError(f"{name} is one of {choices}, not {text!r}")
+        raise PlanError(f"{name} is one of {choices}, not {typed!r}")
     return value
 
 
-def settable(parser: argparse.ArgumentParser) -> list[str]:
+def settable_names(parser: argparse.ArgumentParser) -> list[str]:
     """The names that --set and --sweep take."""
     names = [a.dest.replace("_", "-") for a in parser._actions if a.option_strings]
     return [name for name in names if name.replace("-", "_") not in _NOT_SET]

@@ -7,60 +7,60 @@ from typing import Any
 from zeromon.cli.plan_output import interval_text, step_seconds
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
-from zeromon.memory.speeds import sources
-from zeromon.memory.whatif import Point, difference, front
-from zeromon.report.table import Column, column_table, table
-from zeromon.tui.draw.chart import Curve, Plot, chart
+from zeromon.memory.speeds import speed_sources
+from zeromon.memory.whatif import Point, memory_time_front, step_difference
+from zeromon.report.table import Column, aligned_table, column_table
+from zeromon.tui.draw.chart import Curve, Plot, draw_chart
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, signed
 
 _WIDTH, _HEIGHT = 76, 14
-_MOST_ROWS = 64
+_MAX_ROWS = 64
 _LATE = "(late ranks)"
-_BESIDE, _MOST_UNITS = 3, 12
+_MAX_SIDE_BY_SIDE, _MAX_UNITS = 3, 12
 """So many points have their exposed communication laid side by side, with so many units."""
-_MOST_DOTS = 200
+_MAX_DOTS = 200
 
 
-def as_text(base: Point, points: Sequence[Point], *, drawn: bool = True) -> str:
+def changes_as_text(base: Point, points: Sequence[Point], *, drawn: bool = True) -> str:
     """The table, the chart of memory against time, where speeds come from, and what is unknown.
 
     *drawn*: with the chart.
     """
-    best = front([base, *points])
+    pareto = memory_time_front([base, *points])
     setup = base.setup
     assert setup is not None
-    shown = points if len(points) <= _MOST_ROWS else [p for p in best if p is not base]
-    lines = [f"{setup.model.name}: {setup.plan.label} on {setup.devices} devices", ""]
-    lines.append(_table(base, shown, best))
-    if len(points) > _MOST_ROWS:
-        lines.append(f"  {len(points)} points; the table has those marked *, and --json has all")
-    if len(best) > 1 and drawn:
-        lines += ["", *_chart(base, points, best)]
-    if 0 < len(points) <= _BESIDE:
-        lines += ["", *_exposed(base, points)]
-    lines += ["", *_notes(base, points)]
-    return "\n".join(lines) + "\n"
+    listed = points if len(points) <= _MAX_ROWS else [p for p in pareto if p is not base]
+    rows = [f"{setup.model.name}: {setup.plan.label} on {setup.devices} devices", ""]
+    rows.append(_changes_table(base, listed, pareto))
+    if len(points) > _MAX_ROWS:
+        rows.append(f"  {len(points)} points; the table has those marked *, and --json has all")
+    if len(pareto) > 1 and drawn:
+        rows += ["", *_front_chart(base, points, pareto)]
+    if 0 < len(points) <= _MAX_SIDE_BY_SIDE:
+        rows += ["", *_exposed_tables(base, points)]
+    rows += ["", *_point_notes(base, points)]
+    return "\n".join(rows) + "\n"
 
 
-def _table(base: Point, shown: Sequence[Point], best: Sequence[Point]) -> str:
-    def gain(one: Point, *numbers: int) -> str:
-        gained = difference(base, one) if one is not base else None
-        if one.time is None or gained is None:
-            return "n/a" if one.time is None else "-"
+def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point]) -> str:
+    def gain_text(point: Point, *numbers: int) -> str:
+        gained = step_difference(base, point) if point is not base else None
+        if point.time is None or gained is None:
+            return "n/a" if point.time is None else "-"
         return " to ".join(signed(human_seconds, gained[number]) for number in numbers)
 
-    def exposed(one: Point) -> float | None:
-        return one.time.parts.communication + one.time.parts.waiting if one.time else None
+    def exposed_seconds(point: Point) -> float | None:
+        return point.time.parts.communication + point.time.parts.waiting if point.time else None
 
-    rows = [base, *shown]
+    rows = [base, *listed]
     return column_table(
         rows,
-        ("change", lambda p: f"{'*' if p in best and len(best) > 1 else ' '} {p.label}"),
+        ("change", lambda p: f"{'*' if p in pareto and len(pareto) > 1 else ' '} {p.label}"),
         ("step", lambda p: human_seconds(p.time.seconds if p.time else None)),
         ("(from to)", lambda p: interval_text(p.time) if p.time else "n/a"),
-        ("difference", lambda p: gain(p, 0)),
-        ("(from to)", lambda p: gain(p, 1, 2)),
-        ("exposed", lambda p: human_seconds(exposed(p))),
+        ("difference", lambda p: gain_text(p, 0)),
+        ("(from to)", lambda p: gain_text(p, 1, 2)),
+        ("exposed", lambda p: human_seconds(exposed_seconds(p))),
         *(column for column in _WHERE_KNOWN if any(column[1](p) != "n/a" for p in rows)),
     )
 
@@ -74,118 +74,120 @@ _WHERE_KNOWN: tuple[Column[Point], ...] = (
 """Columns that a table has where a point has a value."""
 
 
-def _exposed(base: Point, points: Sequence[Point]) -> list[str]:
+def _exposed_tables(base: Point, points: Sequence[Point]) -> list[str]:
     """The exposed communication of a step by unit or bucket, the largest first."""
-    known = [
+    timed = [
         (p.label, {**p.time.exposed, _LATE: p.time.parts.waiting})
         for p in (base, *points)
         if p.time is not None
     ]
-    whole: dict[str, float] = defaultdict(float)
-    for _, units in known:
+    totals: dict[str, float] = defaultdict(float)
+    for _, units in timed:
         for name, seconds in units.items():
-            whole[name] += seconds
-    names = sorted(filter(whole.get, whole), key=lambda name: -whole[name])
+            totals[name] += seconds
+    names = sorted(filter(totals.get, totals), key=lambda name: -totals[name])
     if not names:
         return []
     rows = [
-        (name, *(human_seconds(units.get(name, 0.0)) for _, units in known))
-        for name in names[:_MOST_UNITS]
+        (name, *(human_seconds(units.get(name, 0.0)) for _, units in timed))
+        for name in names[:_MAX_UNITS]
     ]
-    more = len(names) - _MOST_UNITS
-    found = [table(("exposed a step", *(label for label, _ in known)), rows)]
-    return found + ([f"  and {more} more; --json has all"] if more > 0 else [])
+    omitted = len(names) - _MAX_UNITS
+    sections = [aligned_table(("exposed a step", *(label for label, _ in timed)), rows)]
+    return sections + ([f"  and {omitted} more; --json has all"] if omitted > 0 else [])
 
 
-def _chart(base: Point, points: Sequence[Point], best: Sequence[Point]) -> list[str]:
+def _front_chart(base: Point, points: Sequence[Point], pareto: Sequence[Point]) -> list[str]:
     """Device memory against the time of a sample: the line joins the points marked with ``*``."""
-    known = [p for p in (base, *points) if p.row is not None and p.sample_seconds is not None]
-    across = [(p.row.device_bytes, p.sample_seconds) for p in known if p.row is not None]
+    placed = [p for p in (base, *points) if p.row is not None and p.sample_seconds is not None]
+    across = [(p.row.device_bytes, p.sample_seconds) for p in placed if p.row is not None]
     width, height = max(x for x, _ in across), max(y or 0 for _, y in across)
-    line = [(p.row.device_bytes, p.sample_seconds or 0) for p in best if p.row is not None]
+    curve = [(p.row.device_bytes, p.sample_seconds or 0) for p in pareto if p.row is not None]
     dots = tuple(
-        Curve("point", "s1", [(x, y or 0.0)]) for x, y in across[:: len(across) // _MOST_DOTS + 1]
+        Curve("point", "s1", [(x, y or 0.0)]) for x, y in across[:: len(across) // _MAX_DOTS + 1]
     )
     plot = Plot(
-        curves=(Curve("front", "s0", line), *dots),
+        curves=(Curve("front", "s0", curve), *dots),
         x=(0.0, width),
         y=(0.0, height * 1.05),
         axis=lambda value: human_seconds(value).replace(" ", ""),
         ticks=(0.0, height / 2, height),
         foot=("0 B", human_bytes(width)),
     )
-    drawn = ["".join(text for text, _ in each) for each in chart(plot, _WIDTH, _HEIGHT)]
+    drawn = ["".join(segment for segment, _ in row) for row in draw_chart(plot, _WIDTH, _HEIGHT)]
     return ["seconds a sample by device memory; the line joins the points marked *:", *drawn]
 
 
-def _notes(base: Point, points: Sequence[Point]) -> list[str]:
+def _point_notes(base: Point, points: Sequence[Point]) -> list[str]:
     setup = base.setup
     assert setup is not None
-    lines = [f"note: {note}" for note in _assumed(base)]
+    notes = [f"note: {note}" for note in _assumed_notes(base)]
     if any(point.is_bound for point in (base, *points)):
-        lines.append("note: +: at least, as activations or gathered units are unknown")
+        notes.append("note: +: at least, as activations or gathered units are unknown")
     if base.time is not None:
-        lines += [f"seconds: {text}" for text in sources(setup.machine, setup.measured, setup.plan)]
+        notes += [
+            f"seconds: {note}" for note in speed_sources(setup.machine, setup.measured, setup.plan)
+        ]
     unknown = dict.fromkeys((p.error and f"{p.label}: {p.error}") for p in points if p.row is None)
-    lines += filter(None, unknown)
+    notes += filter(None, unknown)
     needs = dict.fromkeys(p.unknown for p in (base, *points) if p.row is not None and p.unknown)
-    lines += [f"seconds n/a without {what}" for what in needs]
+    notes += [f"seconds n/a without {quantity}" for quantity in needs]
     if setup.measured is not None and any("precision" in p.change for p in points):
-        lines.append("note: compute keeps the speed of the run's own precision")
-    return lines
+        notes.append("note: compute keeps the speed of the run's own precision")
+    return notes
 
 
-def fits_known(one: Point) -> bool:
+def fits_known(point: Point) -> bool:
     """Returns whether the memory of a device is known."""
-    return one.setup is not None and one.setup.capacity_known
+    return point.setup is not None and point.setup.capacity_known
 
 
-def _assumed(base: Point) -> list[str]:
+def _assumed_notes(base: Point) -> list[str]:
     """The assumptions of the setup."""
     assert base.setup is not None
     missing = "what fits is n/a without the memory of a device: give --gpu"
     return [*base.setup.model.notes, *([] if fits_known(base) else [missing])]
 
 
-def as_json(base: Point, points: Sequence[Point], *, of: int) -> dict[str, Any]:
+def changes_as_json(base: Point, points: Sequence[Point], *, of: int) -> dict[str, Any]:
     """Everything, in bytes and seconds; *of*: how many points were asked for."""
-    best = front([base, *points])
+    pareto = memory_time_front([base, *points])
     setup = base.setup
     assert setup is not None
     return {
         "model": setup.model.name,
         "devices": setup.devices,
         "usable_bytes": setup.usable_bytes if setup.capacity_known else None,
-        "notes": _assumed(base),
-        "speeds": sources(setup.machine, setup.measured, setup.plan),
+        "notes": _assumed_notes(base),
+        "speeds": speed_sources(setup.machine, setup.measured, setup.plan),
         "asked": of,
-        "points": [_one(one, base, best) for one in (base, *points)],
+        "points": [_point_json(point, base, pareto) for point in (base, *points)],
     }
 
 
-def _one(one: Point, base: Point, best: Sequence[Point]) -> dict[str, Any]:
-    found: dict[str, Any] = {"change": dict(one.change), "error": one.error or None}
-    row = one.row
+def _point_json(point: Point, base: Point, pareto: Sequence[Point]) -> dict[str, Any]:
+    content: dict[str, Any] = {"change": dict(point.change), "error": point.error or None}
+    row = point.row
     if row is None:
-        return found
-    found |= {
+        return content
+    content |= {
         "label": row.plan.label,
-        "fits": row.fits if fits_known(one) else None,
-        "bytes": {place: row.memory.total(place) for place in PLACES},
-        "roles": {place: row.memory.by_role(place) for place in PLACES},
-        "activations_known": one.counts_activations,
-        "bytes_are_least": one.is_bound,
+        "fits": row.fits if fits_known(point) else None,
+        "bytes": {tier: row.memory.total(tier) for tier in PLACES},
+        "roles": {tier: row.memory.by_role(tier) for tier in PLACES},
+        "activations_known": point.counts_activations,
+        "bytes_are_least": point.is_bound,
         "communication_bytes": row.communication_bytes,
-        "samples": one.samples,
-        "tokens_per_second": one.tokens_per_second,
-        "mfu": one.mfu,
-        "pareto": one in best,
+        "samples": point.samples,
+        "tokens_per_second": point.tokens_per_second,
+        "mfu": point.mfu,
+        "pareto": point in pareto,
     }
-    found |= step_seconds(row)
+    content |= step_seconds(row)
     if not isinstance(row.time, StepTime):
-        return found
-    gain = difference(base, one)
-    return found | {
+        return content
+    gain = step_difference(base, point)
+    return content | {
         "exposed_seconds": dict(row.time.exposed),
         "difference_seconds": gain[0] if gain else None,
         "difference_seconds_interval": list(gain[1:]) if gain else None,

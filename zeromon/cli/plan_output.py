@@ -4,85 +4,87 @@ from dataclasses import asdict
 from typing import Any
 
 from zeromon.memory import plan
-from zeromon.memory.ladder import ladder
-from zeromon.memory.plan import copies, fewest_devices, unique_bytes
+from zeromon.memory.ladder import ladder_rungs
+from zeromon.memory.plan import fewest_fitting_devices, state_copies, unique_state_bytes
 from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
-from zeromon.memory.speeds import sources
+from zeromon.memory.speeds import speed_sources
 from zeromon.readout.remedy import ladder_lines
 from zeromon.report.table import Column, column_table
 from zeromon.snapshot import Rung
 from zeromon.units import human_bytes, human_params, human_seconds
 
 
-def as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> str:
+def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> str:
     """The table, the recommendation, and where the bytes go."""
-    model, (best, why) = setup.model, _recommended(setup, rows)
-    lines = [
-        f"{model.name}: {_params(setup)} on "
+    model, (choice, reason) = setup.model, _recommended_row(setup, rows)
+    output = [
+        f"{model.name}: {_params_text(setup)} on "
         f"{setup.devices} devices of {'' if setup.capacity_known else 'an assumed '}"
         f"{human_bytes(setup.device_bytes)} ({human_bytes(setup.usable_bytes)} usable)"
     ]
     if setup.host_bytes is not None:
-        each = human_bytes(setup.usable_host_bytes)
+        per_rank = human_bytes(setup.usable_host_bytes)
         hosts = f"{setup.hosts} host{'s' * (setup.hosts > 1)}"
-        lines.append(f"{hosts} of {human_bytes(setup.host_bytes)} ({each} usable a rank)")
+        output.append(f"{hosts} of {human_bytes(setup.host_bytes)} ({per_rank} usable a rank)")
     if setup.batch is not None:
         b = setup.batch
-        how = ", checkpointing" if b.checkpointing else ""
+        suffix = ", checkpointing" if b.checkpointing else ""
         tokens = f" x {b.length} tokens" if b.length > 1 else ""
-        lines.append(f"micro-batch of {b.sequences}{tokens}{how}")
-    lines += [f"note: {note}" for note in model.notes]
-    lines += ["", _table(setup, rows, best, fewest=fewest), "", *_speeds(setup, rows)]
-    if any(row.given and row is not best for row in rows):
-        lines.append(f"= {plan.GIVEN}")
-    if best is not None:
-        lines.append(f"choose {best.plan.label}: {why}")
-        lines += ["", _roles(best)]
+        output.append(f"micro-batch of {b.sequences}{tokens}{suffix}")
+    output += [f"note: {note}" for note in model.notes]
+    output += ["", _plan_table(setup, rows, choice, fewest=fewest), "", *_speed_notes(setup, rows)]
+    if any(row.given and row is not choice for row in rows):
+        output.append(f"= {plan.GIVEN}")
+    if choice is not None:
+        output.append(f"choose {choice.plan.label}: {reason}")
+        output += ["", _roles_text(choice)]
     else:
-        lines.append(why)
-    rungs = _ladder(setup, rows)
+        output.append(reason)
+    rungs = _oom_ladder(setup, rows)
     if rungs:
-        lines += ["", f"what frees memory under {setup.plan.label}, cheapest first"]
-        lines[-1] += (
+        output += ["", f"what frees memory under {setup.plan.label}, cheapest first"]
+        output[-1] += (
             ":" if any(row.memory.role(ACTIVATION) for row in rows) else ", without activations:"
         )
-        lines += [f"  {line}" for line in ladder_lines(rungs)]
-    return "\n".join(lines) + "\n"
+        output += [f"  {row}" for row in ladder_lines(rungs)]
+    return "\n".join(output) + "\n"
 
 
-def _recommended(setup: plan.Setup, rows: list[plan.Row]) -> tuple[plan.Row | None, str]:
-    return plan.recommended(rows, micro_batch_given=setup.micro_batch_given)
+def _recommended_row(setup: plan.Setup, rows: list[plan.Row]) -> tuple[plan.Row | None, str]:
+    return plan.recommend_row(rows, micro_batch_given=setup.micro_batch_given)
 
 
-def _ladder(setup: plan.Setup, rows: list[plan.Row]) -> tuple[Rung, ...]:
+def _oom_ladder(setup: plan.Setup, rows: list[plan.Row]) -> tuple[Rung, ...]:
     """The OOM ladder of the given strategy where it does not fit the device."""
     row = next((row for row in rows if row.plan == setup.plan), None)
     if row is None or row.fits_device:
         return ()
-    return ladder(setup, row.device_bytes - setup.usable_bytes)
+    return ladder_rungs(setup, row.device_bytes - setup.usable_bytes)
 
 
-def _params(setup: plan.Setup) -> str:
+def _params_text(setup: plan.Setup) -> str:
     """The parameters of the model, and of the part of one rank where others have other parts."""
-    own, whole = human_params(setup.model.params), setup.whole_numel
+    own_params, whole_numel = human_params(setup.model.params), setup.whole_numel
     if setup.tensor == setup.pipeline == 1:
-        return f"{own} parameters"
-    of_all = f"{'n/a' if whole is None else human_params(whole)} parameters"
-    return f"{of_all}, {own} a rank (tensor {setup.tensor} x pipeline {setup.pipeline})"
+        return f"{own_params} parameters"
+    of_all = f"{'n/a' if whole_numel is None else human_params(whole_numel)} parameters"
+    return f"{of_all}, {own_params} a rank (tensor {setup.tensor} x pipeline {setup.pipeline})"
 
 
-def _table(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, *, fewest: bool) -> str:
-    devices: Column[plan.Row] = ("fewest devices", lambda row: str(_fewest(setup, row) or "-"))
+def _plan_table(
+    setup: plan.Setup, rows: list[plan.Row], choice: plan.Row | None, *, fewest: bool
+) -> str:
+    devices: Column[plan.Row] = ("fewest devices", lambda row: str(_fewest_of(setup, row) or "-"))
     return column_table(
         rows,
-        ("strategy", lambda r: f"{'>' if r is best else '=' if r.given else ' '} {r.plan.label}"),
+        ("strategy", lambda r: f"{'>' if r is choice else '=' if r.given else ' '} {r.plan.label}"),
         ("plain ZeRO", lambda row: f"{row.memory.model_states / 1e9:.4g} GB"),
         ("device", lambda row: human_bytes(row.device_bytes)),
         ("host/rank", lambda row: human_bytes(n) if (n := row.memory.total("host")) else "-"),
         ("nvme/rank", lambda row: human_bytes(n) if (n := row.memory.total("nvme")) else "-"),
-        ("fits", _fits),
+        ("fits", _fit_text),
         ("sent a step", lambda row: human_bytes(row.communication_bytes)),
         ("step", lambda r: human_seconds(None if isinstance(r.time, str) else r.time.seconds)),
         ("(from to)", lambda row: "" if isinstance(row.time, str) else interval_text(row.time)),
@@ -90,7 +92,7 @@ def _table(setup: plan.Setup, rows: list[plan.Row], best: plan.Row | None, *, fe
             "most sequences",
             lambda row: str(n) if (n := row.largest_micro_batch) is not None else "-",
         ),
-        ("copies", lambda row: f"{copies(plan.sizes_of(setup, row.plan), row):.1f}"),
+        ("copies", lambda row: f"{state_copies(plan.sizes_under_plan(setup, row.plan), row):.1f}"),
         *([devices] if fewest else []),
     )
 
@@ -100,26 +102,28 @@ def interval_text(time: StepTime) -> str:
     return f"{human_seconds(time.least)} to {human_seconds(time.most)}"
 
 
-def _speeds(setup: plan.Setup, rows: list[plan.Row]) -> list[str]:
+def _speed_notes(setup: plan.Setup, rows: list[plan.Row]) -> list[str]:
     """Where the seconds come from, and why some are n/a."""
-    known = any(isinstance(row.time, StepTime) for row in rows)
-    lines = [f"seconds: {text}" for text in sources(setup.machine, setup.measured, setup.plan)]
+    timed = any(isinstance(row.time, StepTime) for row in rows)
+    notes = [
+        f"seconds: {source}" for source in speed_sources(setup.machine, setup.measured, setup.plan)
+    ]
     needs = dict.fromkeys(row.time for row in rows if isinstance(row.time, str))
-    return [*(lines if known else []), *(f"seconds n/a without {what}" for what in needs)]
+    return [*(notes if timed else []), *(f"seconds n/a without {quantity}" for quantity in needs)]
 
 
-def _fits(row: plan.Row) -> str:
+def _fit_text(row: plan.Row) -> str:
     if row.fits:
         return "yes"
     return "no" if not row.fits_device else "not the host" if not row.fits_host else "not the NVMe"
 
 
-def _fewest(setup: plan.Setup, row: plan.Row) -> int | None:
-    ranks = fewest_devices(setup, row.plan)
+def _fewest_of(setup: plan.Setup, row: plan.Row) -> int | None:
+    ranks = fewest_fitting_devices(setup, row.plan)
     return None if ranks is None else ranks * setup.tensor * setup.pipeline
 
 
-def _roles(row: plan.Row) -> str:
+def _roles_text(row: plan.Row) -> str:
     terms = sorted(row.memory.terms, key=lambda t: -t.nbytes)
     cells = [
         (
@@ -135,9 +139,11 @@ def _roles(row: plan.Row) -> str:
     return "\n".join(f"  {c[0]:<{width}}  {c[1]:>10}  {c[2]:<6}  {c[3]:<8}  {c[4]}" for c in cells)
 
 
-def as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> dict[str, Any]:
+def plan_as_json(
+    setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False
+) -> dict[str, Any]:
     """Everything, in bytes."""
-    best, why = _recommended(setup, rows)
+    choice, reason = _recommended_row(setup, rows)
     return {
         "model": setup.model.name,
         "params": setup.model.params,
@@ -150,7 +156,7 @@ def as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) ->
         "host_bytes": setup.host_bytes,
         "hosts": setup.hosts,
         "notes": setup.model.notes,
-        "speeds": sources(setup.machine, setup.measured, setup.plan),
+        "speeds": speed_sources(setup.machine, setup.measured, setup.plan),
         "rows": [
             {
                 "label": row.plan.label,
@@ -164,21 +170,21 @@ def as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) ->
                 "fits_nvme": row.fits_nvme,
                 "plain_bytes": row.memory.model_states,
                 "cluster_bytes": row.memory.model_states * setup.devices,
-                "unique_bytes": unique_bytes(plan.sizes_of(setup, row.plan), row.plan)
+                "unique_bytes": unique_state_bytes(plan.sizes_under_plan(setup, row.plan), row.plan)
                 * setup.tensor
                 * setup.pipeline,
-                **({"fewest_devices": _fewest(setup, row)} if fewest else {}),
-                "bytes": {place: row.memory.total(place) for place in PLACES},
-                "roles": {place: row.memory.by_role(place) for place in PLACES},
+                **({"fewest_devices": _fewest_of(setup, row)} if fewest else {}),
+                "bytes": {tier: row.memory.total(tier) for tier in PLACES},
+                "roles": {tier: row.memory.by_role(tier) for tier in PLACES},
                 "communication_bytes": row.communication_bytes,
                 **step_seconds(row),
                 "largest_micro_batch": row.largest_micro_batch,
             }
             for row in rows
         ],
-        "recommended": best.plan.label if best is not None else None,
-        "why": why,
-        "ladder": [asdict(rung) for rung in _ladder(setup, rows)],
+        "recommended": choice.plan.label if choice is not None else None,
+        "why": reason,
+        "ladder": [asdict(rung) for rung in _oom_ladder(setup, rows)],
     }
 
 

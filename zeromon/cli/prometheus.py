@@ -19,7 +19,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from zeromon.cli.options import between, option, several, write
+from zeromon.cli.options import add_list, add_option, in_range, write_text
 from zeromon.errors import ExportError, os_errors_as
 from zeromon.export.prometheus import rules
 from zeromon.ring import tokens
@@ -38,33 +38,33 @@ _HELP = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon prometheus rules|config|dashboards``"""
-    what = parser.add_subparsers(metavar="WHAT", required=True)
-    made = what.add_parser("rules", help="print recording rules and alerts")
-    option(made, "-o --output", "FILE", "default: standard output")
+    actions = parser.add_subparsers(metavar="WHAT", required=True)
+    sub = actions.add_parser("rules", help="print recording rules and alerts")
+    add_option(sub, "-o --output", "FILE", "default: standard output")
     for field in fields(rules.Thresholds):
         is_time = isinstance(field.default, str)
-        kind, number = ("TIME", _duration) if is_time else ("RATIO", between(0, 1))
+        kind, number = ("TIME", _check_duration) if is_time else ("RATIO", in_range(0, 1))
         name = f"--{field.name.replace('_', '-')}"
-        option(made, name, kind, _HELP[field.name], number, field.default)
-    option(
-        made, "--runbook-url", "URL",
+        add_option(sub, name, kind, _HELP[field.name], number, field.default)
+    add_option(
+        sub, "--runbook-url", "URL",
         "where the pages of rules are, with {code} for the rule: annotation runbook_url", _page_url,
     )  # fmt: skip
-    made.set_defaults(document=_rules, write=_write_document)
-    made = what.add_parser("config", help="print a scrape configuration")
-    option(made, "-o --output", "FILE", "default: standard output")
-    several(made, "--sd", "URL", "/sd of any collector of a job; once per job")
-    several(made, "--target", "HOST:PORT", "a collector; once per collector")
-    option(
-        made, "--token-file", "FILE",
+    sub.set_defaults(document=_rules_document, write=_write_document)
+    sub = actions.add_parser("config", help="print a scrape configuration")
+    add_option(sub, "-o --output", "FILE", "default: standard output")
+    add_list(sub, "--sd", "URL", "/sd of any collector of a job; once per job")
+    add_list(sub, "--target", "HOST:PORT", "a collector; once per collector")
+    add_option(
+        sub, "--token-file", "FILE",
         "file with the token of the collectors (default: this user's, or ZEROMON_TOKEN_FILE)",
     )  # fmt: skip
-    several(made, "--rules", "FILE", "rule file to load")
-    made.add_argument("--interval", type=_duration, default="15s", help="scrape interval")
-    made.set_defaults(document=_config, write=_write_document)
-    made = what.add_parser("dashboards", help="write Grafana's dashboards")
-    option(made, "-o --output", "DIR", "folder (default: this one)", default=".")
-    made.set_defaults(write=_write_dashboards)
+    add_list(sub, "--rules", "FILE", "rule file to load")
+    sub.add_argument("--interval", type=_check_duration, default="15s", help="scrape interval")
+    sub.set_defaults(document=_scrape_document, write=_write_document)
+    sub = actions.add_parser("dashboards", help="write Grafana's dashboards")
+    add_option(sub, "-o --output", "DIR", "folder (default: this one)", default=".")
+    sub.set_defaults(write=_write_dashboards)
 
 
 def call(options: argparse.Namespace) -> int:
@@ -76,8 +76,8 @@ def call(options: argparse.Namespace) -> int:
 def _write_document(options: argparse.Namespace) -> None:
     import yaml
 
-    text = yaml.safe_dump(options.document(options), sort_keys=False, width=1000)
-    write(text, options.output)
+    yaml_text = yaml.safe_dump(options.document(options), sort_keys=False, width=1000)
+    write_text(yaml_text, options.output)
 
 
 def _write_dashboards(options: argparse.Namespace) -> None:
@@ -86,15 +86,15 @@ def _write_dashboards(options: argparse.Namespace) -> None:
     with os_errors_as(ExportError, f"write {printable(str(folder))}"):
         folder.mkdir(parents=True, exist_ok=True)
     for board in rules.BOARDS:
-        write(board.read_text(encoding="utf-8"), str(folder / board.name))
+        write_text(board.read_text(encoding="utf-8"), str(folder / board.name))
 
 
-def _rules(options: argparse.Namespace) -> dict[str, Any]:
+def _rules_document(options: argparse.Namespace) -> dict[str, Any]:
     chosen = {field.name: getattr(options, field.name) for field in fields(rules.Thresholds)}
-    return rules.document(rules.Thresholds(**chosen), options.runbook_url or "")
+    return rules.rule_document(rules.Thresholds(**chosen), options.runbook_url or "")
 
 
-def _config(options: argparse.Namespace) -> dict[str, Any]:
+def _scrape_document(options: argparse.Namespace) -> dict[str, Any]:
     if not options.sd and not options.target:
         raise ExportError(
             "no target to scrape",
@@ -103,32 +103,32 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
     return rules.scrape_document(
         options.sd,
         options.target,
-        token_file=options.token_file or _token_file(),
+        token_file=options.token_file or _find_token_file(),
         interval=options.interval,
         rules=options.rules,
     )
 
 
-def _token_file() -> str:
+def _find_token_file() -> str:
     """The file with the token of this user's collectors."""
     if os.environ.get(tokens.TOKEN):
         raise ExportError(
             "ZEROMON_TOKEN is set, and Prometheus reads a token from a file",
             "Write the token into a private file, and name it: --token-file FILE.",
         )
-    found = os.environ.get(tokens.TOKEN_FILE) or tokens.token_file()
-    if found is None:
+    token_path = os.environ.get(tokens.TOKEN_FILE) or tokens.user_token_file()
+    if token_path is None:
         raise ExportError("no private file can be made for the token", "Set XDG_STATE_HOME.")
-    return str(Path(found).absolute())
+    return str(Path(token_path).absolute())
 
 
-def _page_url(text: str) -> str:
-    if "{code}" not in text:
-        raise argparse.ArgumentTypeError(f"{text!r} has no {{code}}")
-    return text
+def _page_url(url: str) -> str:
+    if "{code}" not in url:
+        raise argparse.ArgumentTypeError(f"{url!r} has no {{code}}")
+    return url
 
 
-def _duration(text: str) -> str:
-    if not _DURATION.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time like 30s, 5m, 1h30m")
-    return text
+def _check_duration(duration: str) -> str:
+    if not _DURATION.fullmatch(duration):
+        raise argparse.ArgumentTypeError(f"{duration!r} is not a time like 30s, 5m, 1h30m")
+    return duration

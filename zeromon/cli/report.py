@@ -30,21 +30,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeromon.cli import servers
-from zeromon.cli.options import between, dashboard, flag, option, refuse_format
-from zeromon.cli.terminal import show, working
-from zeromon.collector.run import read_folder
+from zeromon.cli.options import add_flag, add_option, check_format, draw_module, in_range
+from zeromon.cli.terminal import show_text, show_working
+from zeromon.collector.run import snapshot_of_folder
 from zeromon.errors import RunAmbiguous, RunNotFound, SourceError, ZeromonError, os_errors_as
-from zeromon.probes.process import start_ticks
+from zeromon.probes.process import process_start_ticks
 from zeromon.readout.ledger import job_ledger, mean_watts
-from zeromon.report.render import activities, ledger, render
+from zeromon.report.render import activities, ledger_block, render_run
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot, Severity, StepRange
 from zeromon.snapshot.ledger import Cause
-from zeromon.sources.live import LiveSource, node_runs
-from zeromon.sources.prometheus.source import find, only
-from zeromon.storage.recorder import Past, findings
-from zeromon.storage.run_store import Store, decode, encode
-from zeromon.storage.step_history import Series, frame, row_of, step_ranges
+from zeromon.sources.live import LiveSource, runs_of_node
+from zeromon.sources.prometheus.source import find_listed_runs, only_listed_run
+from zeromon.storage.recorder import Past, findings_of_record
+from zeromon.storage.run_store import Store, decode_snapshot, encode_snapshot
+from zeromon.storage.step_history import Series, ranges_of_steps, row_of, rows_frame
 from zeromon.units import JOULES_A_KWH
 
 if TYPE_CHECKING:
@@ -54,117 +54,121 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon report [RUN] [--prometheus URL] [--json] [-o FILE] [--wait SECONDS] [--ledger]``"""
     parser.add_argument("run", nargs="?", help="run id or its beginning (default: the newest)")
-    flag(parser, "--json", "print JSON")
+    add_flag(parser, "--json", "print JSON")
     servers.add_argument(parser)
-    option(parser, "-o --output", "FILE", "write an HTML page, or .png")
-    option(parser, "--wait", "SECONDS", "wait for the run to end first", between(0), 0.0)
+    add_option(parser, "-o --output", "FILE", "write an HTML page, or .png")
+    add_option(parser, "--wait", "SECONDS", "wait for the run to end first", in_range(0), 0.0)
     job = parser.add_argument_group("the ledger of the job")
-    flag(job, "--ledger", "print where every second went, by cause")
-    flag(job, "--run-only", "leave out other runs of the job")
-    option(job, "--price", "PRICE", "price of an hour of a rank", between(0, 1e9, above=True))
+    add_flag(job, "--ledger", "print where every second went, by cause")
+    add_flag(job, "--run-only", "leave out other runs of the job")
+    add_option(job, "--price", "PRICE", "price of an hour of a rank", in_range(0, 1e9, above=True))
 
 
 def call(options: argparse.Namespace) -> int:
     """Finds the run, live or ended, and prints its report."""
-    refuse_format(options.output, ".html", ".png")
+    check_format(options.output, ".html", ".png")
     if not options.ledger and (options.run_only or options.price is not None):
         raise ZeromonError("--run-only and --price need --ledger")
-    server = servers.server_of(options, named=bool(options.run))
-    source = only(find(server, options.run)).open(server) if server is not None else None
-    look = source.latest if source is not None else lambda: newest_snapshot(options.run)
+    server = servers.server_of_options(options, named=bool(options.run))
+    source = (
+        only_listed_run(find_listed_runs(server, options.run)).open(server)
+        if server is not None
+        else None
+    )
+    read_run = source.latest if source is not None else lambda: newest_snapshot(options.run)
     deadline = time.monotonic() + options.wait
-    with working("reading the run"):
-        run = look()
+    with show_working("reading the run"):
+        run = read_run()
     while not run.ended and time.monotonic() < deadline:
         time.sleep(0.25)
-        run = look()
+        run = read_run()
     if options.ledger:
-        return print_ledger(run, options)
+        return print_job_ledger(run, options)
     if options.output:
-        write = write_png if options.output.lower().endswith(".png") else write_page
-        with working("drawing"):
+        write = write_page_png if options.output.lower().endswith(".png") else write_html_page
+        with show_working("drawing"):
             write(run, options.output, steps=source.series() if source is not None else None)
         sys.stderr.write(f"zeromon: wrote {options.output}\n")
     elif options.json:
-        sys.stdout.write(encode(run).decode() + "\n")
+        sys.stdout.write(encode_snapshot(run).decode() + "\n")
     else:
-        show(report_text(run))
+        show_text(report_text(run))
     return 1 if any(f.severity != Severity.INFO for f in run.findings) else 0
 
 
-def print_ledger(newest: RunSnapshot, options: argparse.Namespace) -> int:
-    """Prints the ledger of the job of *newest*; returns 1 where it lost work."""
-    with working("reading the runs"):
-        runs = [newest] if options.run_only else runs_of_job(newest)
-        whole = job_ledger(runs)
-    if not whole.rows:
-        raise ZeromonError(f"run {newest.run} has no ledger", "No rank of it has reported yet.")
-    watts = mean_watts(newest)
+def print_job_ledger(last_run: RunSnapshot, options: argparse.Namespace) -> int:
+    """Prints the ledger of the job of *last_run*; returns 1 where it lost work."""
+    with show_working("reading the runs"):
+        runs = [last_run] if options.run_only else runs_of_job(last_run)
+        account = job_ledger(runs)
+    if not account.rows:
+        raise ZeromonError(f"run {last_run.run} has no ledger", "No rank of it has reported yet.")
+    watts = mean_watts(last_run)
     if options.json:
         content = {
-            "job": newest.job or newest.run, "runs": [run.run for run in runs],
-            "attempts": whole.attempts, "rank_seconds": whole.rank_seconds,
-            "goodput_ratio": whole.goodput, "rows": [asdict(row) for row in whole.rows],
-            "notes": whole.notes, "mean_watts": watts, "unit": whole.unit,
-            "units_per_useful_second": whole.per_second if whole.unit else None,
+            "job": last_run.job or last_run.run, "runs": [run.run for run in runs],
+            "attempts": account.attempts, "rank_seconds": account.rank_seconds,
+            "goodput_ratio": account.goodput, "rows": [asdict(row) for row in account.rows],
+            "notes": account.notes, "mean_watts": watts, "unit": account.unit,
+            "units_per_useful_second": account.per_second if account.unit else None,
         }  # fmt: skip
         sys.stdout.write(json.dumps(content, default=str) + "\n")
     else:
         per = [] if options.price is None else [("money", options.price / 3600)]
         if watts is not None:
-            per.append(("kWh at mean power", watts / len(newest.ranks) / JOULES_A_KWH))
-        head = f"job {newest.job or newest.run}: {', '.join(run.run for run in runs)}"
-        parts = (head, ledger(runs, per), activities(newest))
-        show("\n\n".join(part for part in parts if part) + "\n")
-    return 1 if any(row.cause is Cause.LOST for row in whole.rows) else 0
+            per.append(("kWh at mean power", watts / len(last_run.ranks) / JOULES_A_KWH))
+        head = f"job {last_run.job or last_run.run}: {', '.join(run.run for run in runs)}"
+        sections = (head, ledger_block(runs, per), activities(last_run))
+        show_text("\n\n".join(section for section in sections if section) + "\n")
+    return 1 if any(row.cause is Cause.LOST for row in account.rows) else 0
 
 
-def runs_of_job(newest: RunSnapshot) -> list[RunSnapshot]:
-    """All recorded runs of the job of *newest*, the oldest first."""
-    if not newest.job:
-        return [newest]
+def runs_of_job(run: RunSnapshot) -> list[RunSnapshot]:
+    """All recorded runs of the job of *run*, the oldest first."""
+    if not run.job:
+        return [run]
     store = Store()
-    others = [
-        store.load(one.run)
-        for one in store.manifests()
-        if one.job == newest.job and one.run != newest.run and one.node == newest.node
+    siblings = [
+        store.load(manifest.run)
+        for manifest in store.list_manifests()
+        if manifest.job == run.job and manifest.run != run.run and manifest.node == run.node
     ]
-    return sorted((*others, newest), key=lambda run: run.started_wall)
+    return sorted((*siblings, run), key=lambda run: run.started_wall)
 
 
-def write_page(
+def write_html_page(
     run: RunSnapshot, path: str, *, still: bool = False, steps: Series | None = None
 ) -> None:
     """The run as one HTML file, with its *steps*, else those of its history.
 
     Raises :class:`SourceError` when it cannot be made.
     """
-    pages = dashboard("html_report")
-    known = series(run) if steps is None else steps
-    page = pages.run_page(run, known, report_text(run), still=still)
+    pages = draw_module("html_report")
+    columns = step_series(run) if steps is None else steps
+    page = pages.run_page(run, columns, report_text(run), still=still)
     with os_errors_as(SourceError, f"write {path}", ""):
         Path(path).write_text(page)
 
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "microsoft-edge")
-_WIDE, _MOST_HIGH, _FIGURES_HIGH, _LINE_HIGH = 1160, 16_000, 2200, 19
+_PAGE_WIDTH, _MAX_HEIGHT, _FIGURES_HEIGHT, _LINE_HEIGHT = 1160, 16_000, 2200, 19
 _PATIENCE_SECONDS = 60
 
 
-def write_png(run: RunSnapshot, path: str, *, steps: Series | None = None) -> None:
+def write_page_png(run: RunSnapshot, path: str, *, steps: Series | None = None) -> None:
     """The page as a PNG, rendered by a headless browser; raises :class:`SourceError`."""
-    browser = next((found for found in map(shutil.which, _BROWSERS) if found), None)
+    browser = next((executable for executable in map(shutil.which, _BROWSERS) if executable), None)
     if browser is None:
         raise SourceError("a PNG needs Chromium or Chrome", "Write FILE.html, or install one.")
-    lines = report_text(run).count("\n")
-    lines += sum(10 if finding.remedy else 3 for finding in run.findings)
-    high = min(_MOST_HIGH, _FIGURES_HIGH + _LINE_HIGH * lines)
+    row_count = report_text(run).count("\n")
+    row_count += sum(10 if finding.remedy else 3 for finding in run.findings)
+    high = min(_MAX_HEIGHT, _FIGURES_HEIGHT + _LINE_HEIGHT * row_count)
     with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
         page, snapshot = Path(folder) / "page.html", Path(folder) / "page.png"
-        write_page(run, str(page), still=True, steps=steps)
+        write_html_page(run, str(page), still=True, steps=steps)
         command = [
             browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/b",
-            f"--window-size={_WIDE},{high}", "--virtual-time-budget=10000",
+            f"--window-size={_PAGE_WIDTH},{high}", "--virtual-time-budget=10000",
             f"--screenshot={snapshot}", page.as_uri(),
         ]  # fmt: skip
         if os.geteuid() == 0:  # the browser's sandbox refuses root
@@ -177,36 +181,36 @@ def write_png(run: RunSnapshot, path: str, *, steps: Series | None = None) -> No
             shutil.copyfile(snapshot, path)
 
 
-def series(run: RunSnapshot) -> Series:
+def step_series(run: RunSnapshot) -> Series:
     """The steps of a run by column: from its history, else the last ones that the snapshot has."""
-    kept = Past(Store().folder(run.run)).series()
-    if kept["step"]:
-        return kept
-    return recent(run).sort("rank", "step").to_dict(as_series=False)
+    columns = Past(Store().folder(run.run)).series()
+    if columns["step"]:
+        return columns
+    return recent_step_frame(run).sort("rank", "step").to_dict(as_series=False)
 
 
-def recent(run: RunSnapshot) -> pl.DataFrame:
+def recent_step_frame(run: RunSnapshot) -> pl.DataFrame:
     """The last steps, as the snapshot has them."""
-    return frame([row_of(rank.rank, step, 0) for rank in run.ranks for step in rank.recent])
+    return rows_frame([row_of(rank.rank, step, 0) for rank in run.ranks for step in rank.recent])
 
 
 def report_text(run: RunSnapshot) -> str:
     """The report of a run, with its course over time and what its user wrote about it."""
     if run.origin:
-        return render(run, over_time(run))
+        return render_run(run, ranges_over_time(run))
     store = Store()
-    known = findings(store.folder(run.run))
-    return render(run, over_time(run), store.about(run.run), known)
+    past_findings = findings_of_record(store.folder(run.run))
+    return render_run(run, ranges_over_time(run), store.about(run.run), past_findings)
 
 
 _LONG_STEPS = 1000
 
 
-def over_time(run: RunSnapshot) -> list[StepRange]:
+def ranges_over_time(run: RunSnapshot) -> list[StepRange]:
     """The run in ten ranges of steps, where it is too long to be described by its last steps."""
     if run.origin or max((rank.steps for rank in run.ranks), default=0) < _LONG_STEPS:
         return []
-    return step_ranges(Store().history(run.run))
+    return ranges_of_steps(Store().history(run.run))
 
 
 _ENDING_SECONDS = 10.0
@@ -216,7 +220,7 @@ _ENDING_SECONDS = 10.0
 def newest_snapshot(name: str | None) -> RunSnapshot:
     """The newest snapshot of a run, from wherever; of one that has just ended, how it ended."""
     deadline = time.monotonic() + _ENDING_SECONDS
-    while _is_ending(run := _newest(name)) and time.monotonic() < deadline:
+    while _is_ending(run := _find_newest_snapshot(name)) and time.monotonic() < deadline:
         time.sleep(0.25)
     return run
 
@@ -224,12 +228,14 @@ def newest_snapshot(name: str | None) -> RunSnapshot:
 def _is_ending(run: RunSnapshot) -> bool:
     """Returns whether all ranks of a local run have exited and its collector has not noticed yet."""
     is_here = run.node == socket.gethostname() and not (run.ended or run.origin)
-    return is_here and bool(run.ranks) and all(start_ticks(r.pid) is None for r in run.ranks)
+    return (
+        is_here and bool(run.ranks) and all(process_start_ticks(r.pid) is None for r in run.ranks)
+    )
 
 
-def _newest(name: str | None) -> RunSnapshot:
+def _find_newest_snapshot(name: str | None) -> RunSnapshot:
     """The newest snapshot of a run: from a collector, from orphaned rings, or from the store."""
-    snapshots = [*_live(name), *_orphans(name)]
+    snapshots = [*_live_snapshots(name), *_orphan_snapshots(name)]
     try:
         snapshots.append(Store().load(name))
     except (RunNotFound, RunAmbiguous):
@@ -246,27 +252,27 @@ def snapshot_of(name: str) -> tuple[RunSnapshot, bool]:
     if path.suffix != ".json" or not path.is_file():
         return newest_snapshot(name), True
     with os_errors_as(SourceError, f"read {path}", ""):
-        return decode(path.read_bytes()), False
+        return decode_snapshot(path.read_bytes()), False
 
 
-def _live(name: str | None) -> list[RunSnapshot]:
+def _live_snapshots(name: str | None) -> list[RunSnapshot]:
     """The runs that collectors of this node follow; one that ends at this moment has left its record."""
-    found = []
-    for live in node_runs():
+    snapshots = []
+    for live in runs_of_node():
         if name is None or live.run.startswith(name):
             with suppress(SourceError):
-                found.append(LiveSource(live.address, live.run).latest())
-    return found
+                snapshots.append(LiveSource(live.address, live.run).latest())
+    return snapshots
 
 
-def _orphans(name: str | None) -> list[RunSnapshot]:
+def _orphan_snapshots(name: str | None) -> list[RunSnapshot]:
     """Runs with rings that no collector follows."""
-    followed = {live.run for live in node_runs()}
+    followed = {live.run for live in runs_of_node()}
     folders: list[Path] = []
-    for root in paths.ring_roots():
+    for root in paths.user_ring_roots():
         folders += [f for f in root.glob("*/") if paths.is_run_id(f.name)]
     return [
-        read_folder(folder)
+        snapshot_of_folder(folder)
         for folder in folders
         if folder.name not in followed
         and (name is None or folder.name.startswith(name))

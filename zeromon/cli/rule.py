@@ -7,7 +7,7 @@ without CODE, all rules are listed, one per line.
 import argparse
 import sys
 
-from zeromon.diagnosis.pages import page, pages
+from zeromon.diagnosis.pages import all_pages, find_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,16 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     """Prints a page, or the list of all."""
     if options.rule:
-        found = page(options.rule)
+        rule_page = find_page(options.rule)
         if sys.stdout.isatty():
             from rich.console import Console  # comes with textual
             from rich.markdown import Markdown
 
-            Console().print(Markdown(f"# {found.code} {found.name}\n{found.text}"))
+            Console().print(Markdown(f"# {rule_page.code} {rule_page.name}\n{rule_page.text}"))
         else:
-            sys.stdout.write(f"{found.code} {found.name}\n{found.text.rstrip()}\n")
+            sys.stdout.write(f"{rule_page.code} {rule_page.name}\n{rule_page.text.rstrip()}\n")
         return 0
-    width = max(len(found.name) for found in pages().values())
-    for found in pages().values():
-        sys.stdout.write(f"{found.code}  {found.name.ljust(width)}  {found.summary}\n")
+    width = max(len(entry.name) for entry in all_pages().values())
+    for rule_page in all_pages().values():
+        sys.stdout.write(f"{rule_page.code}  {rule_page.name.ljust(width)}  {rule_page.summary}\n")
     return 0

@@ -27,10 +27,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from zeromon.cli.options import flag, option, several
+from zeromon.cli.options import add_flag, add_list, add_option
 from zeromon.errors import LaunchError, RingError
 from zeromon.probes import process
-from zeromon.probes.installation import own_folders
+from zeromon.probes.installation import own_package_folders
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths, tokens
 from zeromon.ring.files import replace_file
@@ -52,28 +52,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon run [options] -- command ...``"""
     parser.add_argument("--name", help="name of the run (default: the script, the time)")
     parser.add_argument("--port", type=int, help="port of the collector (default 9417)")
-    option(
+    add_option(
         parser, "--sd-file", "FILE",
         "file to keep the list of all nodes' collectors in, for Prometheus's file_sd", Path,
     )  # fmt: skip
-    option(parser, "--steps", "N", "steps that the run will take, for its progress", int, 0)
-    several(
+    add_option(parser, "--steps", "N", "steps that the run will take, for its progress", int, 0)
+    add_list(
         parser, "--notify", "URL",
         "tell of a death, a stall, a memory about to run out, a straggler: slack://..., "
         "discord://..., ntfys://TOPIC, mailtos://..., https://HOST/HOOK; again for more",
     )  # fmt: skip
-    several(
+    add_list(
         parser, "--track", "NAME",
         "send step times, communication, memory and ledger of all nodes to the tracker whose "
         "run the script opens: wandb, mlflow or tensorboard; to kubeflow progress; again for more",
     )  # fmt: skip
-    flag(parser, "--quiet", "do not print where to find the views")
+    add_flag(parser, "--quiet", "do not print where to find the views")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")
 
 
 def call(options: argparse.Namespace) -> int:
     """Prepares the environment and becomes the command."""
-    from zeromon.cli import say
+    from zeromon.cli import tell_user
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
@@ -81,16 +81,16 @@ def call(options: argparse.Namespace) -> int:
     if options.port is not None and not 0 < options.port < 65536:
         raise LaunchError(f"{options.port} is not a port", "Ports are 1 to 65535.")
     _check_settings()
-    name = _run_id(options.name, command)
-    targets = _targets(options.notify)
+    name = _choose_run_id(options.name, command)
+    targets = _alert_targets(options.notify)
     _check_trackers(options.track)
-    for warning in warnings_for(command):
-        say(warning)
+    for warning in warnings_for_command(command):
+        tell_user(warning)
     folder: Path | None = None
     try:
-        folder, environment = _prepare(name, command, options, targets)
+        folder, environment = _prepare_run(name, command, options, targets)
     except (RingError, OSError, subprocess.SubprocessError) as error:
-        say(f"this run is not watched: {error}")
+        tell_user(f"this run is not watched: {error}")
         environment = dict(os.environ)
         environment.pop(tokens.TOKEN, None)
     sys.stdout.flush()
@@ -99,7 +99,7 @@ def call(options: argparse.Namespace) -> int:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         if folder is not None:
-            process.withdraw(folder)
+            process.withdraw_task(folder)
             if not _is_one_of_many():
                 secret = (folder / paths.NOTIFY, folder / tokens.NAME)
                 for path in (*secret, *folder.glob(f"*{paths.TRACK}*")):
@@ -107,7 +107,7 @@ def call(options: argparse.Namespace) -> int:
                 (folder / "run.json").unlink(missing_ok=True)
             with suppress(OSError):
                 folder.rmdir()
-        say(f"cannot run {command[0]}: {error.strerror}")
+        tell_user(f"cannot run {command[0]}: {error.strerror}")
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 
@@ -123,36 +123,36 @@ def _check_settings() -> None:
         )
 
 
-def _targets(urls: list[str]) -> Sequence[tuple[str, str]]:
+def _alert_targets(urls: list[str]) -> Sequence[tuple[str, str]]:
     """Where alerts go; takes the variable out of the environment, which every rank would inherit."""
-    more = os.environ.pop("ZEROMON_NOTIFY", "")
-    if not urls and not more:
+    inherited = os.environ.pop("ZEROMON_NOTIFY", "")
+    if not urls and not inherited:
         return []
-    from zeromon.collector.notify import split_urls, target
+    from zeromon.collector.notify import parse_target, split_notify_urls
 
-    urls = [*urls, *split_urls(more)]
-    return [target(url) for url in dict.fromkeys(urls)]
+    urls = [*urls, *split_notify_urls(inherited)]
+    return [parse_target(url) for url in dict.fromkeys(urls)]
 
 
 def _check_trackers(names: list[str]) -> None:
     """Refuses what nothing could be sent to."""
     if names:
-        from zeromon.export.trackers import TRACKERS, check
+        from zeromon.export.trackers import TRACKERS, check_tracker
 
         for name in names:
             if name not in TRACKERS:
                 raise LaunchError(f"{name!r} is no tracker", f"One of {', '.join(TRACKERS)}.")
-            check(name)
+            check_tracker(name)
 
 
 def _start_tracking(names: list[str], folder: Path, environment: dict[str, str]) -> None:
     """Starts a process for each tracker, once for all tasks of a launcher."""
-    own = _without_shim(environment, folder.parent)
-    own["PYTHONPATH"] += environment["PYTHONPATH"].removeprefix(str(paths.SHIM))
+    own_environment = _without_shim(environment, folder.parent)
+    own_environment["PYTHONPATH"] += environment["PYTHONPATH"].removeprefix(str(paths.SHIM))
     for name in dict.fromkeys(names):
         with suppress(FileExistsError, subprocess.TimeoutExpired):
             (folder / f"{paths.TRACK}{name}").touch(0o600, exist_ok=False)
-            _launch(["-c", _IN_BACKGROUND, name, str(folder)], own)
+            _launch_in_background(["-c", _IN_BACKGROUND, name, str(folder)], own_environment)
 
 
 _IN_BACKGROUND = """
@@ -165,36 +165,36 @@ track_in_background(sys.argv[1], pathlib.Path(sys.argv[2]))
 """
 
 
-def _launch(words: list[str], environment: dict[str, str]) -> None:
-    """Runs this Python with *words* until it has gone to the background; it inherits no terminal."""
+def _launch_in_background(arguments: list[str], environment: dict[str, str]) -> None:
+    """Runs this Python with *arguments* until it has gone to the background; it inherits no terminal."""
     null = subprocess.DEVNULL
     subprocess.run(
-        [sys.executable, *words], cwd="/", env=environment, stdin=null, stdout=null, stderr=null,
+        [sys.executable, *arguments], cwd="/", env=environment, stdin=null, stdout=null, stderr=null,
         timeout=_LAUNCH_SECONDS, check=False,
     )  # fmt: skip
 
 
 def _without_shim(environment: dict[str, str], root: Path) -> dict[str, str]:
     """The environment of a process of zeromon's own beside the command."""
-    own = dict(environment, ZEROMON_DIR=str(root))
+    own_environment = dict(environment, ZEROMON_DIR=str(root))
     core, agents = environment["ZEROMON_CORE"], environment["ZEROMON_AGENTS"]
-    own["PYTHONPATH"] = os.pathsep.join(dict.fromkeys((core, agents)))
-    own.pop("ZEROMON_SHIM")
-    return own
+    own_environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys((core, agents)))
+    own_environment.pop("ZEROMON_SHIM")
+    return own_environment
 
 
-def _prepare(
+def _prepare_run(
     name: str, command: list[str], options: argparse.Namespace, targets: Sequence[tuple[str, str]]
 ) -> tuple[Path, dict[str, str]]:
     """The run's folder and the command's environment; starts the collector and says where."""
-    from zeromon.cli import say
+    from zeromon.cli import tell_user
 
-    root = paths.choose_root()
-    folder = _new_folder(root, name, given=bool(options.name))
+    root = paths.choose_ring_root()
+    folder = _make_run_folder(root, name, is_named=bool(options.name))
     if targets:  # before the description, by which a collector knows a run
         replace_file(folder / paths.NOTIFY, json.dumps(targets))
     job = options.name or os.environ.get("ZEROMON_RUN", "")
-    _describe(folder, command, job=job, steps=options.steps)
+    _write_description(folder, command, job=job, steps=options.steps)
     environment = child_environment(os.environ, folder)
     if options.port is not None:
         environment["ZEROMON_PORT"] = str(options.port)
@@ -203,18 +203,18 @@ def _prepare(
     address = start_collector(root, environment)
     _start_tracking(options.track, folder, environment)
     if not options.quiet:
-        where = f"http://{address}/metrics" if address else "the collector is still starting"
-        say(f"watching run {folder.name} ({where}); look at it with: zeromon attach")
-        asked = environment.get("ZEROMON_PORT")
-        if address and asked and not address.endswith(f":{asked}"):
-            say(f"  port {asked} is taken, or another run's collector serves this node already")
-        store = paths.store_root()
-        if foreign := paths.foreign(store, store / "runs"):
-            say(f"  its record is not kept: {foreign}; see ZEROMON_STORE")
-        if not os.environ.get("ZEROMON_STORE") and paths.state_folder() is None:
-            say(
-                f"  without a home folder its record goes to {paths.store_root()}; see ZEROMON_STORE"
+        endpoint = f"http://{address}/metrics" if address else "the collector is still starting"
+        tell_user(f"watching run {folder.name} ({endpoint}); look at it with: zeromon attach")
+        port = environment.get("ZEROMON_PORT")
+        if address and port and not address.endswith(f":{port}"):
+            tell_user(
+                f"  port {port} is taken, or another run's collector serves this node already"
             )
+        store = paths.record_store_root()
+        if foreign := paths.foreign_reason(store, store / "runs"):
+            tell_user(f"  its record is not kept: {foreign}; see ZEROMON_STORE")
+        if not os.environ.get("ZEROMON_STORE") and paths.user_state_folder() is None:
+            tell_user(f"  without a home folder its record goes to {store}; see ZEROMON_STORE")
     return folder, environment
 
 
@@ -223,11 +223,11 @@ def _is_one_of_many() -> bool:
     return "RANK" in os.environ or "SLURM_PROCID" in os.environ
 
 
-def _new_folder(root: Path, name: str, *, given: bool) -> Path:
+def _make_run_folder(root: Path, name: str, *, is_named: bool) -> Path:
     """A folder that no other run has; the tasks of one launcher share theirs."""
     if _is_one_of_many():
-        return paths.make_private(root / name)
-    if given and _is_running(root / name):
+        return paths.make_private_folder(root / name)
+    if is_named and _is_run_live(root / name):
         raise LaunchError(f"a run named {name} is running", "Choose another --name.")
     for attempt in range(1, 1000):
         folder = root / (name if attempt == 1 else f"{name}-{attempt}")
@@ -239,32 +239,32 @@ def _new_folder(root: Path, name: str, *, given: bool) -> Path:
     raise LaunchError(f"a thousand runs are named {name}", "Choose another --name.")
 
 
-def _run_id(asked: str | None, command: list[str]) -> str:
-    name = asked or os.environ.get("ZEROMON_RUN")
+def _choose_run_id(given_name: str | None, command: list[str]) -> str:
+    name = given_name or os.environ.get("ZEROMON_RUN")
     if name:
         if not paths.is_run_id(name):
             raise LaunchError(
                 f"{name!r} cannot name a run", "Use letters, digits, dots, dashes, underscores."
             )
         return name
-    script = paths.script_of(command)
-    job = _slurm_job()
+    script = paths.script_name_of(command)
+    job = _slurm_job_name()
     if job:
         return f"{job}-{script}"
     if _is_one_of_many():
-        key = "|".join(os.environ.get(part, "") for part in _SHARED_BY_TASKS)
+        key = "|".join(os.environ.get(variable, "") for variable in _SHARED_BY_TASKS)
         if key.strip("|"):
             return f"{script}-{zlib.crc32(key.encode()):08x}"
     return paths.new_run_id(command)
 
 
-def _slurm_job() -> str:
+def _slurm_job_name() -> str:
     """``4711.0``: job and step of Slurm; ``4711`` outside of a step, "" outside of a job."""
-    found = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    return ".".join(part for part in found if part.isdigit() and len(part) < 10)
+    numbers = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return ".".join(number for number in numbers if number.isdigit() and len(number) < 10)
 
 
-def _is_running(folder: Path) -> bool:
+def _is_run_live(folder: Path) -> bool:
     """Returns whether *folder* is that of a live run with a launcher, which one of many tasks joins."""
     try:
         facts = json.loads((folder / "run.json").read_text())
@@ -273,7 +273,7 @@ def _is_running(folder: Path) -> bool:
         return False
 
 
-def _describe(folder: Path, command: list[str], *, job: str, steps: int) -> None:
+def _write_description(folder: Path, command: list[str], *, job: str, steps: int) -> None:
     facts = {
         "run": folder.name,
         "command": command,
@@ -286,7 +286,7 @@ def _describe(folder: Path, command: list[str], *, job: str, steps: int) -> None
     if _is_one_of_many():  # the run ends with the last task
         del facts["pid"]
         facts["tasks"] = next((int(n) for n in map(os.environ.get, _TASKS) if n and n.isdigit()), 0)
-        if not process.announce(folder):
+        if not process.announce_task(folder):
             return
     replace_file(folder / "run.json", json.dumps(facts))
 
@@ -299,13 +299,13 @@ def child_environment(environment: os._Environ[str], folder: Path) -> dict[str, 
     """
     child = dict(environment)
     shim = str(paths.SHIM)
-    kept = os.pathsep.join(p for p in child.get("PYTHONPATH", "").split(os.pathsep) if p != shim)
-    child["PYTHONPATH"] = f"{shim}{os.pathsep}{kept}" if kept else shim
+    entries = os.pathsep.join(p for p in child.get("PYTHONPATH", "").split(os.pathsep) if p != shim)
+    child["PYTHONPATH"] = f"{shim}{os.pathsep}{entries}" if entries else shim
     child["ZEROMON_SHIM"] = "1"
-    child["ZEROMON_CORE"], child["ZEROMON_AGENTS"] = own_folders()
+    child["ZEROMON_CORE"], child["ZEROMON_AGENTS"] = own_package_folders()
     child["ZEROMON_RUN_DIR"] = str(folder)
     child["ZEROMON_PYTHON"] = sys.executable
-    tokens.hand_over(child, folder)
+    tokens.hand_over_token(child, folder)
     return child
 
 
@@ -315,7 +315,9 @@ def start_collector(root: Path, environment: dict[str, str]) -> str | None:
     The command waits for it, but not long: where it does not come, the agents start it again.
     """
     with suppress(subprocess.TimeoutExpired):
-        _launch(["-m", "zeromon.collector", "--daemon"], _without_shim(environment, root))
+        _launch_in_background(
+            ["-m", "zeromon.collector", "--daemon"], _without_shim(environment, root)
+        )
     deadline = time.monotonic() + _COLLECTOR_PATIENCE_SECONDS
     while time.monotonic() < deadline:
         address = collector_address(root)
@@ -325,18 +327,18 @@ def start_collector(root: Path, environment: dict[str, str]) -> str | None:
     return None
 
 
-def warnings_for(command: list[str]) -> list[str]:
+def warnings_for_command(command: list[str]) -> list[str]:
     """Warnings, before the launch, about anything in *command* that is known to keep the agents out."""
-    names = [Path(word).name for word in command]
-    found = []
+    names = [Path(arg).name for arg in command]
+    warnings = []
     if "opentelemetry-instrument" in names:
-        found.append(
+        warnings.append(
             "opentelemetry-instrument replaces sitecustomize and keeps zeromon out; put it first:"
             " opentelemetry-instrument zeromon run -- ..."
         )
-    script = next((i for i, word in enumerate(command) if word.endswith(".py")), len(command))
-    if any(word in ("-I", "-E", "-S") for word in command[1:script]) and names[0].startswith(
+    script = next((i for i, arg in enumerate(command) if arg.endswith(".py")), len(command))
+    if any(arg in ("-I", "-E", "-S") for arg in command[1:script]) and names[0].startswith(
         "python"
     ):
-        found.append("python -I, -E and -S ignore sitecustomize: this process is not watched")
-    return found
+        warnings.append("python -I, -E and -S ignore sitecustomize: this process is not watched")
+    return warnings

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from zeromon.report.table import wrapped_line
+from zeromon.report.table import wrap_report_line
 from zeromon.units import printable_lines
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
@@ -31,18 +31,18 @@ def is_coloured(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def painted(text: str, colour: int) -> str:
-    """*text* in a colour of the terminal's own palette."""
-    return f"\x1b[{colour}m{text}\x1b[0m"
+def paint_text(message: str, colour: int) -> str:
+    """*message* in a colour of the terminal's own palette."""
+    return f"\x1b[{colour}m{message}\x1b[0m"
 
 
-def show(text: str) -> None:
-    """Prints *text* without control characters: plain in a pipe, wrapped and coloured at a terminal."""
-    text = printable_lines(text)
+def show_text(output: str) -> None:
+    """Prints *output*, no control characters: plain in a pipe, wrapped and coloured at a terminal."""
+    output = printable_lines(output)
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-        text = styled(text, width, coloured=is_coloured(sys.stdout))
-    sys.stdout.write(text)
+        output = style_output(output, width, coloured=is_coloured(sys.stdout))
+    sys.stdout.write(output)
 
 
 def show_json(content: Any) -> None:
@@ -50,31 +50,31 @@ def show_json(content: Any) -> None:
     sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
 
 
-def status(text: str) -> None:
+def show_progress(message: str) -> None:
     """Replaces the line of progress on stderr, where that is a terminal; "" removes it."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text and f'zeromon: {text}'}")
+        sys.stderr.write(f"\r\x1b[K{message and f'zeromon: {message}'}")
         sys.stderr.flush()
 
 
-def styled(text: str, width: int, *, coloured: bool) -> str:
-    """*text* for a terminal of *width* columns. Lines of a table are not wrapped. Pure."""
-    lines = []
-    for line in text.split("\n"):
-        colour = next((colour for mark, colour in _COLOURS if mark.match(line)), None)
-        parts = wrapped_line(line, width)
-        lines += [painted(part, colour) for part in parts] if coloured and colour else parts
-    return "\n".join(lines)
+def style_output(output: str, width: int, *, coloured: bool) -> str:
+    """*output* for a terminal of *width* columns. Lines of a table are not wrapped. Pure."""
+    styled_rows = []
+    for paragraph in output.split("\n"):
+        colour = next((colour for mark, colour in _COLOURS if mark.match(paragraph)), None)
+        rows = wrap_report_line(paragraph, width)
+        styled_rows += [paint_text(row, colour) for row in rows] if coloured and colour else rows
+    return "\n".join(styled_rows)
 
 
 @contextmanager
-def working(text: str) -> Iterator[None]:
-    """Shows *text* on stderr while work takes longer than a second, where that is a terminal."""
+def show_working(activity: str) -> Iterator[None]:
+    """Shows *activity* on stderr while work takes longer than a second, where that is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
-    shown: list[Any] = []
-    timer = threading.Timer(_PATIENCE_SECONDS, lambda: shown.append(_status(text)))
+    spinners: list[Any] = []
+    timer = threading.Timer(_PATIENCE_SECONDS, lambda: spinners.append(_start_spinner(activity)))
     timer.daemon = True
     timer.start()
     try:
@@ -82,13 +82,13 @@ def working(text: str) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
-        for status in shown:
+        for status in spinners:
             status.stop()
 
 
-def _status(text: str) -> Any:
+def _start_spinner(activity: str) -> Any:
     from rich.console import Console  # comes with textual; imported where it is needed
 
-    status = Console(stderr=True).status(f"zeromon: {text} ...", spinner="line")
+    status = Console(stderr=True).status(f"zeromon: {activity} ...", spinner="line")
     status.start()
     return status

@@ -28,10 +28,17 @@ from typing import Any
 
 import msgspec
 
-from zeromon.cli import say
-from zeromon.cli.options import dashboard, flag, option, positive, refuse_format, write
-from zeromon.cli.terminal import show, show_json, status
-from zeromon.diagnosis.flight import findings, under_way
+from zeromon.cli import tell_user
+from zeromon.cli.options import (
+    add_flag,
+    add_option,
+    check_format,
+    draw_module,
+    positive,
+    write_text,
+)
+from zeromon.cli.terminal import show_json, show_progress, show_text
+from zeromon.diagnosis.flight import calls_under_way, flight_findings
 from zeromon.errors import CaptureRefused, TraceError
 from zeromon.export.files import Progress
 from zeromon.readout.text import capture_text
@@ -40,28 +47,28 @@ from zeromon.report.trace import (
     as_diff,
     as_growth,
     as_text,
-    captured,
+    capture_report,
     flight_text,
     memory_text,
 )
 from zeromon.snapshot import Capture, CaptureState
-from zeromon.sources.live import LiveSource, find, only
-from zeromon.traces.allocations import DeviceMemory, devices_of, growers
+from zeromon.sources.live import LiveSource, find_live_runs, only_live_run
+from zeromon.traces.allocations import DeviceMemory, memory_by_device, memory_growers
 from zeromon.traces.allocator import read_snapshot
 from zeromon.traces.analysis import (
     RESULT_FILE,
     RankTrace,
-    analyze,
-    durations,
-    encode_result,
-    read_result,
-    waits,
+    analyze_trace,
+    collective_durations,
+    encode_analysis_result,
+    rank_waits,
+    read_analysis_result,
 )
 from zeromon.traces.critical import HostStep, critical_path
-from zeromon.traces.diff import Sample, diff, samples_of
+from zeromon.traces.diff import Sample, diff_samples, samples_of
 from zeromon.traces.events import TraceData
-from zeromon.traces.flight import DUMP_HINT, RANK_IN_NAME, Dump, read_dump
-from zeromon.traces.kineto import read, read_step
+from zeromon.traces.flight import DUMP_HINT, RANK_IN_NAME, Dump, read_flight_dump
+from zeromon.traces.kineto import read_host_step, read_trace
 
 ANALYZE = """The time of each rank's device by activity, to the nanosecond.
 
@@ -90,7 +97,7 @@ smaller ones. Exit code 1 where something differs.
 
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _LOOK_SECONDS = 0.5
-_MOST_UNKNOWN = 20
+_MAX_UNKNOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,53 +107,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "capture", help="record the next steps of a live run", description=CAPTURE
     )
     sub.add_argument("target", nargs="?", metavar="RUN", help="run id, pid or host:port")
-    option(sub, "--steps", "N", "number of steps", positive, 2)
-    option(sub, "--ranks", "0,3", "ranks to trace (default: all of this node)", _ranks, default=())
-    flag(sub, "--json", "print the result as JSON")
-    sub.set_defaults(call=capture)
+    add_option(sub, "--steps", "N", "number of steps", positive, 2)
+    add_option(
+        sub, "--ranks", "0,3", "ranks to trace (default: all of this node)", _read_ranks, default=()
+    )
+    add_flag(sub, "--json", "print the result as JSON")
+    sub.set_defaults(call=capture_trace)
     sub = verbs.add_parser("analyze", help="analyse the time of the devices", description=ANALYZE)
     sub.add_argument(
         "files", nargs="+", metavar="FILE", help="Kineto JSON, plain or gzip, or folder"
     )
-    option(sub, "--rank", "N", "the rank of the details", int)
-    for name, text in SECTIONS.items():
-        sub.add_argument(f"--{name}", action="store_true", help=text)
-    text = "what each moment of a step waited for (default: the step of median length)"
-    option(sub, "--critical-path", "STEP", text, int, nargs="?", const=-1)
-    flag(sub, "--json", "print JSON")
+    add_option(sub, "--rank", "N", "the rank of the details", int)
+    for name, help_text in SECTIONS.items():
+        sub.add_argument(f"--{name}", action="store_true", help=help_text)
+    help_text = "what each moment of a step waited for (default: the step of median length)"
+    add_option(sub, "--critical-path", "STEP", help_text, int, nargs="?", const=-1)
+    add_flag(sub, "--json", "print JSON")
     sub.set_defaults(call=call)
     sub = verbs.add_parser("diff", help="what differs between two runs", description=DIFF)
     sub.add_argument("before", metavar="A", help="trace file, or folder of a capture")
     sub.add_argument("after", metavar="B", help="the same of another run")
-    flag(sub, "--json", "print JSON")
-    sub.set_defaults(call=differences)
-    add_actions(verbs)
+    add_flag(sub, "--json", "print JSON")
+    sub.set_defaults(call=compare_traces)
+    add_file_actions(verbs)
 
 
-def differences(options: argparse.Namespace) -> int:
+def compare_traces(options: argparse.Namespace) -> int:
     """Compares two traces; returns 1 where something differs."""
     names = (options.before, options.after)
-    found = diff(*(_samples(Path(name)) for name in names))
+    difference = diff_samples(*(_read_step_samples(Path(name)) for name in names))
     if options.json:
-        changed = [row.name for row in found.changed]
-        show_json({"changed": changed, **msgspec.to_builtins(found)})
+        changed = [row.name for row in difference.changed]
+        show_json({"changed": changed, **msgspec.to_builtins(difference)})
     else:
-        show(as_diff(names, found))
-    return 1 if found.changed else 0
+        show_text(as_diff(names, difference))
+    return 1 if difference.changed else 0
 
 
-def _samples(path: Path) -> list[Sample]:
+def _read_step_samples(path: Path) -> list[Sample]:
     """The steps of all ranks of a trace; raises :class:`TraceError` without any."""
-    found = [sample for data, _ in _read([path]) for sample in samples_of(data)]
-    if not found:
+    samples = [sample for data, _ in _read_traces([path]) for sample in samples_of(data)]
+    if not samples:
         raise TraceError(
             f"{path} has no step with device events, operators or collectives",
             "zeromon trace capture takes a trace that has them.",
         )
-    return found
+    return samples
 
 
-def _read(paths: Sequence[Path]) -> Iterator[tuple[TraceData, Callable[[int | None], HostStep]]]:
+def _read_traces(
+    paths: Sequence[Path],
+) -> Iterator[tuple[TraceData, Callable[[int | None], HostStep]]]:
     """Reads one trace after another, of files and folders, with a progress bar.
 
     Yields with each what reads the host's part of a step of it.
@@ -159,59 +170,61 @@ def _read(paths: Sequence[Path]) -> Iterator[tuple[TraceData, Callable[[int | No
         size = file.stat().st_size >> 10 if file.is_file() else 0
         progress = Progress(size, f"KiB, file {number} of {len(files)}", patience=1.0)
 
-        def told(nbytes: int, progress: Progress = progress) -> None:
+        def add_progress(nbytes: int, progress: Progress = progress) -> None:
             progress.add(nbytes >> 10)
 
         collecting = gc.isenabled()
         gc.disable()  # millions of objects, and no cycle among them
         try:
-            data = read(file, told)
-            yield data, partial(read_step, file, data, told)
+            data = read_trace(file, add_progress)
+            yield data, partial(read_host_step, file, data, add_progress)
         finally:
             progress.end()
             if collecting:
                 gc.enable()
 
 
-def _ranks(text: str) -> tuple[int, ...]:
+def _read_ranks(numbers: str) -> tuple[int, ...]:
     try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
+        return tuple(sorted({int(number) for number in numbers.split(",")}))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"ranks are numbers like 0,3, not {text}") from None
+        raise argparse.ArgumentTypeError(f"ranks are numbers like 0,3, not {numbers}") from None
 
 
-def capture(options: argparse.Namespace) -> int:
+def capture_trace(options: argparse.Namespace) -> int:
     """Requests a trace, waits for it, and prints the result."""
-    source = only(find(options.target)).open()
+    source = only_live_run(find_live_runs(options.target)).open()
     number = source.trace(options.steps, options.ranks)
-    made = _await(source, number)
-    ranks = [] if made.state == CaptureState.FAILED else read_result(Path(made.folder))
+    capture = _await_capture(source, number)
+    ranks = (
+        [] if capture.state == CaptureState.FAILED else read_analysis_result(Path(capture.folder))
+    )
     if options.json:
-        show_json({"run": source.run, "capture": made, "ranks": ranks})
+        show_json({"run": source.run, "capture": capture, "ranks": ranks})
     else:
-        show(captured(made, ranks))
-    return 1 if made.state == CaptureState.FAILED else 0
+        show_text(capture_report(capture, ranks))
+    return 1 if capture.state == CaptureState.FAILED else 0
 
 
-def _await(source: LiveSource, number: int) -> Capture:
+def _await_capture(source: LiveSource, number: int) -> Capture:
     """Follows capture *number* to its end, with a line of progress."""
-    told, unknown = "", 0
+    last_message, unknown = "", 0
     while True:
         run = source.latest()
-        made = run.capture
-        if made is None or made.number != number:
+        capture = run.capture
+        if capture is None or capture.number != number:
             unknown += 1  # the next snapshot has the capture, unless the collector was restarted
-            if unknown > _MOST_UNKNOWN:
+            if unknown > _MAX_UNKNOWN:
                 raise CaptureRefused(f"the collector has no trace {number}")
             time.sleep(_LOOK_SECONDS)
             continue
-        if not made.is_open:
-            status("")
-            return made
-        text = capture_text(made, max((rank.step for rank in run.ranks), default=0))
-        if text != told:
-            (status if sys.stderr.isatty() else say)(text)
-            told = text
+        if not capture.is_open:
+            show_progress("")
+            return capture
+        message = capture_text(capture, max((rank.step for rank in run.ranks), default=0))
+        if message != last_message:
+            (show_progress if sys.stderr.isatty() else tell_user)(message)
+            last_message = message
         time.sleep(_LOOK_SECONDS)
 
 
@@ -219,52 +232,52 @@ def call(options: argparse.Namespace) -> int:
     """Reads each file, then prints the analysis."""
     ranks, orders = [], []
     step = None if options.critical_path == -1 else options.critical_path
-    for number, (data, again) in enumerate(_read([Path(file) for file in options.files])):
-        one = analyze(data, _rank_of(data, number))
+    for number, (data, reader) in enumerate(_read_traces([Path(file) for file in options.files])):
+        rank_trace = analyze_trace(data, _rank_of_trace(data, number))
         if options.critical_path is not None:
-            one = replace(one, critical_path=critical_path(data, again(step)))
-        ranks.append(one)
-        orders.append(durations(data))
+            rank_trace = replace(rank_trace, critical_path=critical_path(data, reader(step)))
+        ranks.append(rank_trace)
+        orders.append(collective_durations(data))
     if not ranks:
         names = " ".join(options.files)
         hint = "A Kineto trace is a file *.json or *.json.gz, as torch.profiler exports it."
         raise TraceError(f"{names} has no trace", hint)
-    waited = waits(orders)
+    waited = rank_waits(orders)
     if waited is not None:
         ranks = [replace(r, wait_seconds=ns / 1e9) for r, ns in zip(ranks, waited, strict=True)]
-    ranks = _told_apart(ranks)
+    ranks = _mark_twin_ranks(ranks)
     if options.json:
-        sys.stdout.write(encode_result(ranks).decode() + "\n")
+        sys.stdout.write(encode_analysis_result(ranks).decode() + "\n")
         return 0
-    known = [rank.rank for rank in ranks]
-    if options.rank is not None and options.rank not in known:
-        shown = ", ".join(map(str, sorted(known)[:_MOST_UNKNOWN]))
-        hint = f"The files are of {shown}{' and more' if len(known) > _MOST_UNKNOWN else ''}."
+    known_ranks = [rank.rank for rank in ranks]
+    if options.rank is not None and options.rank not in known_ranks:
+        listed = ", ".join(map(str, sorted(known_ranks)[:_MAX_UNKNOWN]))
+        hint = f"The files are of {listed}{' and more' if len(known_ranks) > _MAX_UNKNOWN else ''}."
         raise TraceError(f"no file is of rank {options.rank}", hint)
-    wanted = [name for name in SECTIONS if getattr(options, name)]
-    wanted += ["critical-path"] if options.critical_path is not None else []
-    show(as_text(ranks, wanted, options.rank))
+    sections = [name for name in SECTIONS if getattr(options, name)]
+    sections += ["critical-path"] if options.critical_path is not None else []
+    show_text(as_text(ranks, sections, options.rank))
     return 0
 
 
-def _rank_of(data: TraceData, otherwise: int) -> int:
+def _rank_of_trace(data: TraceData, otherwise: int) -> int:
     """The rank in the trace, else in the file name, else the position on the command line."""
     if data.rank is not None:
         return data.rank
-    found = _RANK_IN_NAME.search(data.name)
-    return int(found.group(1)) if found else otherwise
+    match = _RANK_IN_NAME.search(data.name)
+    return int(match.group(1)) if match else otherwise
 
 
-def _told_apart(ranks: list[RankTrace]) -> list[RankTrace]:
+def _mark_twin_ranks(ranks: list[RankTrace]) -> list[RankTrace]:
     """In order of ranks; two files of one rank are both kept, with a note."""
-    seen: set[int] = set()
-    found = []
+    numbers: set[int] = set()
+    marked = []
     for rank in sorted(ranks, key=lambda r: r.rank):
         note = f"another file is of rank {rank.rank}, too"
-        is_twin = rank.rank in seen
-        seen.add(rank.rank)
-        found.append(replace(rank, notes=(*rank.notes, note)) if is_twin else rank)
-    return found
+        is_twin = rank.rank in numbers
+        numbers.add(rank.rank)
+        marked.append(replace(rank, notes=(*rank.notes, note)) if is_twin else rank)
+    return marked
 
 
 # ---- ``zeromon trace memory`` and ``zeromon trace flight`` --------------------------------------
@@ -287,55 +300,55 @@ is no dump.
 """
 
 
-def add_actions(verbs: Any) -> None:
+def add_file_actions(verbs: Any) -> None:
     """The actions of ``zeromon trace`` that read files of torch."""
     sub = verbs.add_parser(
         "memory", help="who holds the memory, in snapshots of torch's allocator", description=MEMORY
     )
     sub.add_argument("file", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
     sub.add_argument("later", nargs="?", metavar="FILE", help="what grew until this one")
-    flag(sub, "--json", "print JSON")
-    option(sub, "-o --output", "FILE", "write a flame graph as HTML (needs plotly)")
-    sub.set_defaults(call=memory)
+    add_flag(sub, "--json", "print JSON")
+    add_option(sub, "-o --output", "FILE", "write a flame graph as HTML (needs plotly)")
+    sub.set_defaults(call=show_memory_snapshots)
     sub = verbs.add_parser(
         "flight", help="what hangs, in dumps of torch's Flight Recorder", description=FLIGHT
     )
     sub.add_argument("files", nargs="+", metavar="FILE", help="dump of a rank, or folder of dumps")
-    flag(sub, "--json", "print JSON")
-    sub.set_defaults(call=flight)
+    add_flag(sub, "--json", "print JSON")
+    sub.set_defaults(call=show_flight_dumps)
 
 
-def memory(options: argparse.Namespace) -> int:
+def show_memory_snapshots(options: argparse.Namespace) -> int:
     """Reads one or two snapshots, and prints who holds what."""
-    refuse_format(options.output, ".html")
+    check_format(options.output, ".html")
     names = [name for name in (options.file, options.later) if name]
-    read = [_devices(name) for name in names]
-    files = list(zip(names, read, strict=True))
+    per_file = [_read_device_memory(name) for name in names]
+    files = list(zip(names, per_file, strict=True))
     grown = {
-        device.device: growers(before.held, device.held)
-        for device in read[-1]
-        for before in read[0]
-        if len(read) > 1 and before.device == device.device
+        device.device: memory_growers(earlier.held, device.held)
+        for device in per_file[-1]
+        for earlier in per_file[0]
+        if len(per_file) > 1 and earlier.device == device.device
     }
-    text = "\n".join(memory_text(Path(name).name, found) for name, found in files)
+    report = "\n".join(memory_text(Path(name).name, devices) for name, devices in files)
     for rows in grown.values():
-        text += "\n" + as_growth(names, rows)
+        report += "\n" + as_growth(names, rows)
     if options.output:
-        page = dashboard("html_report").memory_page(Path(names[-1]).name, read[-1], text)
-        write(page, options.output)
+        page = draw_module("html_report").memory_page(Path(names[-1]).name, per_file[-1], report)
+        write_text(page, options.output)
     if options.json:
-        read_files = [{"file": name, "devices": found} for name, found in files]
+        read_files = [{"file": name, "devices": devices} for name, devices in files]
         show_json({"files": read_files, "grown": grown})
     else:
-        show(text)
+        show_text(report)
     return 0
 
 
-def _devices(name: str) -> tuple[DeviceMemory, ...]:
+def _read_device_memory(name: str) -> tuple[DeviceMemory, ...]:
     path = Path(name)
     progress = Progress(path.stat().st_size >> 10 if path.is_file() else 0, "KiB")
     try:
-        return devices_of(read_snapshot(path, lambda nbytes: progress.add(nbytes >> 10)))
+        return memory_by_device(read_snapshot(path, lambda nbytes: progress.add(nbytes >> 10)))
     finally:
         progress.end()
 
@@ -343,21 +356,21 @@ def _devices(name: str) -> tuple[DeviceMemory, ...]:
 # ---- flight recorder -------------------------------------------------------------------------------
 
 
-def flight(options: argparse.Namespace) -> int:
+def show_flight_dumps(options: argparse.Namespace) -> int:
     """Reads the dumps of a job, and prints what hangs."""
-    dumps, notes = _dumps([Path(name) for name in options.files])
-    found, ranks = findings(dumps), [dump.rank for dump in dumps]
-    notes += under_way(dumps) if not found else []
+    dumps, notes = _read_rank_dumps([Path(name) for name in options.files])
+    problems, ranks = flight_findings(dumps), [dump.rank for dump in dumps]
+    notes += calls_under_way(dumps) if not problems else []
     if options.json:
-        show_json({"ranks": ranks, "findings": found, "notes": notes})
+        show_json({"ranks": ranks, "findings": problems, "notes": notes})
     else:
-        show(flight_text(found, ranks, notes))
-    return int(bool(found))
+        show_text(flight_text(problems, ranks, notes))
+    return int(bool(problems))
 
 
-def _dumps(paths: list[Path]) -> tuple[list[Dump], list[str]]:
+def _read_rank_dumps(paths: list[Path]) -> tuple[list[Dump], list[str]]:
     """One dump a rank, by rank; of a folder those files that are dumps."""
-    found: dict[int, Dump] = {}
+    rank_dumps: dict[int, Dump] = {}
     notes = []
     inside = {
         file: path.is_dir()
@@ -368,7 +381,7 @@ def _dumps(paths: list[Path]) -> tuple[list[Dump], list[str]]:
     progress = Progress(len(inside), "files")
     for file, is_optional in inside.items():
         try:
-            dump = read_dump(file)
+            dump = read_flight_dump(file)
         except TraceError as error:
             if not is_optional:
                 raise
@@ -376,12 +389,12 @@ def _dumps(paths: list[Path]) -> tuple[list[Dump], list[str]]:
             continue
         finally:
             progress.add(1)
-        other = found.get(dump.rank)
-        if other is not None:
-            notes.append(f"{other.file} and {dump.file} are both of rank {dump.rank}")
-        if other is None or not any(entry.stack for entry in other.entries):
-            found[dump.rank] = dump
+        twin = rank_dumps.get(dump.rank)
+        if twin is not None:
+            notes.append(f"{twin.file} and {dump.file} are both of rank {dump.rank}")
+        if twin is None or not any(entry.stack for entry in twin.entries):
+            rank_dumps[dump.rank] = dump
     progress.end()
-    if not found:
+    if not rank_dumps:
         raise TraceError(f"{paths[0]} holds no dumps of torch's Flight Recorder", DUMP_HINT)
-    return [found[rank] for rank in sorted(found)], notes
+    return [rank_dumps[rank] for rank in sorted(rank_dumps)], notes

@@ -16,16 +16,16 @@ import argparse
 import sys
 import time
 
-from zeromon.cli import agreed, say
-from zeromon.cli.options import flag, option
-from zeromon.cli.terminal import show, show_json, status
+from zeromon.cli import tell_user, user_agrees
+from zeromon.cli.options import add_flag, add_option
+from zeromon.cli.terminal import show_json, show_progress, show_text
 from zeromon.errors import TrialRefused, ZeromonError
-from zeromon.readout.remedy import obstacle, progress_text, result_text
+from zeromon.readout.remedy import progress_text, result_text, trial_obstacle
 from zeromon.snapshot import Finding, RunSnapshot, Trial
-from zeromon.sources.live import LiveSource, find, only
+from zeromon.sources.live import LiveSource, find_live_runs, only_live_run
 
 _LOOK_SECONDS = 0.5
-_MOST_UNKNOWN = 20
+_MAX_UNKNOWN = 20
 _UNDO_SECONDS = 60.0
 
 
@@ -33,91 +33,91 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon try [FINDING [RUN]]``"""
     parser.add_argument("finding", nargs="?", help="code or name of the rule, such as ZM606")
     parser.add_argument("target", nargs="?", metavar="RUN", help="run id, pid or host:port")
-    option(parser, "--rounds", "N", "off-on-on-off so many times", int, 6)
-    flag(parser, "--yes", "do not ask")
-    flag(parser, "--json", "print the result as JSON")
+    add_option(parser, "--rounds", "N", "off-on-on-off so many times", int, 6)
+    add_flag(parser, "--yes", "do not ask")
+    add_flag(parser, "--json", "print the result as JSON")
 
 
 def call(options: argparse.Namespace) -> int:
     """Lists what can be tried, or tries one change."""
-    source = only(find(options.target)).open()
+    source = only_live_run(find_live_runs(options.target)).open()
     run = source.latest()
     if options.finding is None:
-        show(choices(run))
+        show_text(trial_choices(run))
         return 0
-    wanted = (options.finding, options.finding.upper())
-    finding = next((f for f in run.findings if f.rule in wanted or f.code in wanted), None)
+    names = (options.finding, options.finding.upper())
+    finding = next((f for f in run.findings if f.rule in names or f.code in names), None)
     if finding is None:
         raise TrialRefused(f"the run has no finding {options.finding}", "zeromon try lists them.")
-    if why := obstacle(run, finding):
-        raise TrialRefused(f"{finding.code} cannot be tried: {why}")
+    if reason := trial_obstacle(run, finding):
+        raise TrialRefused(f"{finding.code} cannot be tried: {reason}")
     if not options.yes:
-        _confirm(finding)
-    made = _tried(source, source.try_change(finding.rule, options.rounds))
+        _confirm_trial(finding)
+    trial = _run_trial(source, source.try_change(finding.rule, options.rounds))
     if options.json:
-        show_json({"run": source.run, "trial": made})
+        show_json({"run": source.run, "trial": trial})
     else:
-        show(as_text(made))
-    return 0 if made.significant and (made.gain_seconds or 0.0) > 0 else 1
+        show_text(trial_as_text(trial))
+    return 0 if trial.is_significant and (trial.gain_seconds or 0.0) > 0 else 1
 
 
-def choices(run: RunSnapshot) -> str:
+def trial_choices(run: RunSnapshot) -> str:
     """The findings with a remedy, each with whether it can be tried."""
-    lines = []
+    rows = []
     for finding in run.findings:
         if finding.remedy is not None:
-            why = obstacle(run, finding)
-            lines.append(f"{finding.code} {finding.rule}: {why or 'can be tried'}")
-    return "\n".join(lines or ["no finding with a remedy"]) + "\n"
+            reason = trial_obstacle(run, finding)
+            rows.append(f"{finding.code} {finding.rule}: {reason or 'can be tried'}")
+    return "\n".join(rows or ["no finding with a remedy"]) + "\n"
 
 
-def _confirm(finding: Finding) -> None:
+def _confirm_trial(finding: Finding) -> None:
     if not sys.stdin.isatty():
         raise TrialRefused("this changes a live job: confirm with --yes")
-    say(f"{finding.code} {finding.text}")
-    for line in finding.remedy.diff.splitlines() if finding.remedy else ():
-        say(f"  {line}")
-    if not agreed("zeromon: try this in the live job, and undo it?"):
+    tell_user(f"{finding.code} {finding.text}")
+    for row in finding.remedy.diff.splitlines() if finding.remedy else ():
+        tell_user(f"  {row}")
+    if not user_agrees("zeromon: try this in the live job, and undo it?"):
         raise TrialRefused("not confirmed", "Nothing was changed.")
 
 
-def _tried(source: LiveSource, number: int) -> Trial:
+def _run_trial(source: LiveSource, number: int) -> Trial:
     """Follows trial *number* to its end; ends it when it is interrupted."""
     try:
-        return _followed(source, number)
+        return _follow_trial(source, number)
     except KeyboardInterrupt:
-        say("undoing the change ...")
+        tell_user("undoing the change ...")
         try:
             end_trial(source, number)
-            say("the change is undone")
+            tell_user("the change is undone")
         except ZeromonError as error:
-            say(f"{error}; the ranks undo the change by themselves within 15 s")
+            tell_user(f"{error}; the ranks undo the change by themselves within 15 s")
         raise
 
 
 def end_trial(source: LiveSource, number: int) -> None:
     """Ends trial *number*, and returns when all ranks are as before; raises :class:`TrialRefused`."""
     source.renew_trial(number, go_on=False)
-    _followed(source, number, renews=False)
+    _follow_trial(source, number, renews=False)
 
 
-def _followed(source: LiveSource, number: int, *, renews: bool = True) -> Trial:
-    told, unknown = "", 0
-    until = time.monotonic() + _UNDO_SECONDS
-    while renews or time.monotonic() < until:
+def _follow_trial(source: LiveSource, number: int, *, renews: bool = True) -> Trial:
+    last_message, unknown = "", 0
+    deadline = time.monotonic() + _UNDO_SECONDS
+    while renews or time.monotonic() < deadline:
         run = source.latest()
-        made = next((trial for trial in run.trials if trial.number == number), None)
-        unknown += made is None
-        if unknown > _MOST_UNKNOWN:
+        trial = next((trial for trial in run.trials if trial.number == number), None)
+        unknown += trial is None
+        if unknown > _MAX_UNKNOWN:
             raise TrialRefused(f"the collector has no trial {number}")
-        if made is not None and not made.is_open:
-            return made
-        if made is not None:
-            text = progress_text(made, max((rank.step for rank in run.ranks), default=0))
-            if text != told:
-                status(text)
-            told = text
-            if renews and not made.note:
+        if trial is not None and not trial.is_open:
+            return trial
+        if trial is not None:
+            message = progress_text(trial, max((rank.step for rank in run.ranks), default=0))
+            if message != last_message:
+                show_progress(message)
+            last_message = message
+            if renews and not trial.note:
                 source.renew_trial(number, go_on=True)
         time.sleep(_LOOK_SECONDS)
     raise TrialRefused(
@@ -125,10 +125,10 @@ def _followed(source: LiveSource, number: int, *, renews: bool = True) -> Trial:
     )
 
 
-def as_text(made: Trial) -> str:
+def trial_as_text(trial: Trial) -> str:
     """The result, and the diff to keep."""
-    lines = [f"{made.code} {made.rule}: {result_text(made)}"]
-    if made.significant and (made.gain_seconds or 0.0) > 0:
-        lines += ["  the change is undone, and alters no result; to keep it:", f"  {made.dialect}:"]
-        lines += [f"    {line}" for line in made.diff.splitlines()]
-    return "\n".join(lines) + "\n"
+    rows = [f"{trial.code} {trial.rule}: {result_text(trial)}"]
+    if trial.is_significant and (trial.gain_seconds or 0.0) > 0:
+        rows += ["  the change is undone, and alters no result; to keep it:", f"  {trial.dialect}:"]
+        rows += [f"    {row}" for row in trial.diff.splitlines()]
+    return "\n".join(rows) + "\n"

@@ -10,18 +10,24 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from zeromon.attach.rank_processes import Process, processes, ranks_to_be
+from zeromon.attach.rank_processes import Process, ranks_to_be, running_processes
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower
 from zeromon.focus import death_roles, roles_of
-from zeromon.fold.ledger import Observed, began_ns, ledger_rows, ledger_totals, lose
-from zeromon.fold.summarize import summarize
-from zeromon.probes.process import ProcessWatch, describe_status, main_frames
+from zeromon.fold.ledger import (
+    Observed,
+    ledger_rows,
+    ledger_totals,
+    process_began_ns,
+    with_lost_steps,
+)
+from zeromon.fold.summarize import summarize_rank
+from zeromon.probes.process import ProcessWatch, describe_wait_status, main_thread_frames
 from zeromon.readout.text import exit_text, script_frame
 from zeromon.snapshot import Attempt, Death, DeathRole, RankProcess, RunSnapshot
-from zeromon.snapshot.ledger import added
+from zeromon.snapshot.ledger import sum_by_cause
 
 
-def attempts_of(followers: Iterable[RankFollower]) -> list[list[RankFollower]]:
+def group_by_attempt(followers: Iterable[RankFollower]) -> list[list[RankFollower]]:
     """*followers* by attempt, the oldest first.
 
     An attempt begins with a rank that another process was before, or with a restart that the launcher
@@ -31,8 +37,8 @@ def attempts_of(followers: Iterable[RankFollower]) -> list[list[RankFollower]]:
     attempts: list[list[RankFollower]] = []
     pids: dict[int, int] = {}
     counted = 0
-    for follower in sorted(followers, key=_born_ns):
-        restarts = _restarts(follower)
+    for follower in sorted(followers, key=_ring_created_ns):
+        restarts = _restart_count(follower)
         rank, pid = follower.state.rank, follower.state.pid
         if not attempts or pids.get(rank, pid) != pid or restarts > counted:
             attempts.append([])
@@ -43,31 +49,34 @@ def attempts_of(followers: Iterable[RankFollower]) -> list[list[RankFollower]]:
     return attempts
 
 
-def present(attempts: Sequence[Sequence[RankFollower]]) -> list[RankFollower]:
+def current_followers(attempts: Sequence[Sequence[RankFollower]]) -> list[RankFollower]:
     """One follower per rank: those of the newest attempt, and ranks that went on when it began."""
     if not attempts:
         return []
-    began_ns = min(map(_born_ns, attempts[-1]))
-    newest = {
+    began_ns = min(map(_ring_created_ns, attempts[-1]))
+    by_rank = {
         follower.state.rank: follower
         for attempt in attempts
         for follower in attempt
         if attempt is attempts[-1] or follower.alive or follower.state.last_event_ns > began_ns
     }
-    return [newest[rank] for rank in sorted(newest)]
+    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def beginnings(attempts: Sequence[Sequence[RankFollower]], launched_ns: int) -> list[int]:
+def attempt_starts_ns(attempts: Sequence[Sequence[RankFollower]], launched_ns: int) -> list[int]:
     """When each attempt began, CLOCK_MONOTONIC: the first at the launch, 0 where that is not known."""
-    return [launched_ns, *(min(began_ns(f.state) for f in members) for members in attempts[1:])]
+    return [
+        launched_ns,
+        *(min(process_began_ns(f.state) for f in members) for members in attempts[1:]),
+    ]
 
 
-def lifetime(follower: RankFollower, since_ns: int, until_ns: int) -> Observed:
+def observed_lifetime(follower: RankFollower, since_ns: int, until_ns: int) -> Observed:
     """How *follower* ended, in an attempt from *since_ns* to *until_ns*."""
-    ended, failed = follower.ending()
+    end_cause, failed = follower.ending()
     return Observed(
         alive=follower.alive,
-        ended=ended,
+        ended=end_cause,
         failed=failed,
         since_ns=since_ns,
         until_ns=0 if follower.was_detached else until_ns,
@@ -75,80 +84,90 @@ def lifetime(follower: RankFollower, since_ns: int, until_ns: int) -> Observed:
     )
 
 
-def earlier(
+def earlier_attempts(
     attempts: Sequence[Sequence[RankFollower]], launched_ns: int = 0
 ) -> tuple[Attempt, ...]:
     """All attempts but the newest, the oldest first."""
-    goes_on = {follower.path for follower in present(attempts)}
-    resumed = [_resumed_step(members) for members in attempts]
-    began = beginnings(attempts, launched_ns)
-    found = []
-    for index, (number, members) in enumerate(zip(numbers(attempts), attempts[:-1], strict=False)):
-        one, before = _attempt(number, members), resumed[index]
-        lost = 0 if one.finished else _lost(before, one.steps, resumed[index + 1])
+    goes_on = {follower.path for follower in current_followers(attempts)}
+    resumed = [_highest_resumed_step(members) for members in attempts]
+    starts_ns = attempt_starts_ns(attempts, launched_ns)
+    past = []
+    for i, (number, members) in enumerate(
+        zip(attempt_numbers(attempts), attempts[:-1], strict=False)
+    ):
+        attempt, resumed_step = _summarize_attempt(number, members), resumed[i]
+        lost = 0 if attempt.finished else _lost_steps(resumed_step, attempt.steps, resumed[i + 1])
         rows = [
             row
             for follower in members
             if follower.path not in goes_on
-            for row in lose(
-                ledger_rows(follower.state, lifetime(follower, began[index], began[index + 1])),
+            for row in with_lost_steps(
+                ledger_rows(
+                    follower.state, observed_lifetime(follower, starts_ns[i], starts_ns[i + 1])
+                ),
                 list(follower.state.history),
                 lost or 0,
             )
         ]
-        found.append(replace(one, resumed_step=before, lost_steps=lost, ledger=added(rows)))
-    return tuple(found)
+        past.append(
+            replace(attempt, resumed_step=resumed_step, lost_steps=lost, ledger=sum_by_cause(rows))
+        )
+    return tuple(past)
 
 
-def totals_before(
+def earlier_ledger_totals(
     attempts: Sequence[Sequence[RankFollower]], launched_ns: int
 ) -> dict[int, Counter[str]]:
     """Rank -> its seconds by cause in all attempts but the newest, which the counter goes on from."""
-    began = beginnings(attempts, launched_ns)
-    newest = {follower.path for follower in present(attempts)}
+    starts_ns = attempt_starts_ns(attempts, launched_ns)
+    current_paths = {follower.path for follower in current_followers(attempts)}
     sums: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for members, since_ns, until_ns in zip(attempts, began, began[1:], strict=False):
-        for one in members:
-            if one.path not in newest:
-                totals = ledger_totals(one.state, lifetime(one, since_ns, until_ns))
-                sums[one.state.rank].update(totals)
+    for members, since_ns, until_ns in zip(attempts, starts_ns, starts_ns[1:], strict=False):
+        for follower in members:
+            if follower.path not in current_paths:
+                totals = ledger_totals(
+                    follower.state, observed_lifetime(follower, since_ns, until_ns)
+                )
+                sums[follower.state.rank].update(totals)
     return sums
 
 
-def numbers(attempts: Iterable[Sequence[RankFollower]]) -> list[int]:
+def attempt_numbers(attempts: Iterable[Sequence[RankFollower]]) -> list[int]:
     """The number of each attempt, from 1, as the launcher counts; each job begins with 1 again.
 
     An attempt whose processes ended before they became ranks has a number, and no ring.
     """
-    found: list[int] = []
-    before = 0
+    ordinals: list[int] = []
+    previous = 0
     for members in attempts:
-        number = max(1 + max(map(_restarts, members)), before + 1)
-        found.append(number)
-        before = 0 if has_finished(members) else number
-    return found
+        number = max(1 + max(map(_restart_count, members)), previous + 1)
+        ordinals.append(number)
+        previous = 0 if has_job_finished(members) else number
+    return ordinals
 
 
-def has_finished(members: Iterable[RankFollower]) -> bool:
+def has_job_finished(members: Iterable[RankFollower]) -> bool:
     """Returns whether no rank of an attempt failed: what follows is another job of the program."""
     return not any(follower.alive or follower.ending()[1] for follower in members)
 
 
-def _restarts(follower: RankFollower) -> int:
+def _restart_count(follower: RankFollower) -> int:
     restarts = follower.state.meta.get("restarts", 0)
     return restarts if isinstance(restarts, int) else 0
 
 
-def _lost(before: int | None, steps: int, after: int | None) -> int | None:
+def _lost_steps(resumed: int | None, steps: int, next_resumed: int | None) -> int | None:
     """Steps that are taken again; all three count what the optimizers had taken."""
-    return None if before is None or after is None else max(0, before + steps - after)
+    return (
+        None if resumed is None or next_resumed is None else max(0, resumed + steps - next_resumed)
+    )
 
 
-def _attempt(number: int, members: Sequence[RankFollower]) -> Attempt:
-    ends = [(follower, *follower.ending()) for follower in members]
+def _summarize_attempt(number: int, members: Sequence[RankFollower]) -> Attempt:
+    endings = [(follower, *follower.ending()) for follower in members]
     ranks = [
-        summarize(follower.state, Observed(alive=False, ended=ended, failed=failed))
-        for follower, ended, failed in ends
+        summarize_rank(follower.state, Observed(alive=False, ended=end_cause, failed=failed))
+        for follower, end_cause, failed in endings
     ]
     roles = death_roles(ranks)
     deaths = [
@@ -168,17 +187,17 @@ def _attempt(number: int, members: Sequence[RankFollower]) -> Attempt:
         steps=max(follower.state.steps for follower in members),
         resumed_step=None,
         lost_steps=None,
-        finished=has_finished(members),
+        finished=has_job_finished(members),
         deaths=tuple(sorted(deaths, key=lambda d: (d.role is not DeathRole.CULPRIT, d.rank))),
     )
 
 
-def _resumed_step(members: Iterable[RankFollower]) -> int | None:
-    known = (follower.state.meta.get("resumed_step") for follower in members)
-    return max((step for step in known if isinstance(step, int)), default=None)
+def _highest_resumed_step(members: Iterable[RankFollower]) -> int | None:
+    resumed_steps = (follower.state.meta.get("resumed_step") for follower in members)
+    return max((step for step in resumed_steps if isinstance(step, int)), default=None)
 
 
-def _born_ns(follower: RankFollower) -> int:
+def _ring_created_ns(follower: RankFollower) -> int:
     return follower.reader.header.mono_ns
 
 
@@ -210,13 +229,13 @@ class _Waiting:
     @property
     def has_settled(self) -> bool:
         """True if it has ended and nothing more about its end can become known."""
-        known = self.watch.status() is not None or self.dead_looks >= SETTLING_POLLS
-        return bool(self.died_ns) and known
+        is_explained = self.watch.status() is not None or self.dead_looks >= SETTLING_POLLS
+        return bool(self.died_ns) and is_explained
 
     @property
     def ended(self) -> str:
         status = self.watch.status()
-        return _UNKNOWN_END if status is None else describe_status(status)
+        return _UNKNOWN_END if status is None else describe_wait_status(status)
 
 
 class Launched:
@@ -232,25 +251,29 @@ class Launched:
     @property
     def is_waiting(self) -> bool:
         """True if a process lives that has not reported."""
-        return any(not one.died_ns for one in self._waiting.values())
+        return any(not waiting.died_ns for waiting in self._waiting.values())
 
     @property
     def is_settling(self) -> bool:
         """True if more may become known of how a process ended."""
-        return any(one.died_ns and not one.has_settled for one in self._waiting.values())
+        return any(
+            waiting.died_ns and not waiting.has_settled for waiting in self._waiting.values()
+        )
 
     def look(self, reported: Collection[int], now_ns: int) -> None:
         """Finds new processes; forgets those of *reported*, by pid."""
-        found = {process.pid: process for process in ranks_to_be(self._pid, processes())}
-        for pid, process in found.items():
+        by_pid = {process.pid: process for process in ranks_to_be(self._pid, running_processes())}
+        for pid, process in by_pid.items():
             if pid not in self._waiting and pid not in reported:
                 self._add(process, now_ns)
-        for pid, one in list(self._waiting.items()):
-            if pid in reported or (one.rank is None and pid not in found):  # not a rank after all
+        for pid, waiting in list(self._waiting.items()):
+            if pid in reported or (
+                waiting.rank is None and pid not in by_pid
+            ):  # not a rank after all
                 del self._waiting[pid]
-            elif not one.watch.alive():
-                one.died_ns = one.died_ns or now_ns
-                one.dead_looks += 1
+            elif not waiting.watch.alive():
+                waiting.died_ns = waiting.died_ns or now_ns
+                waiting.dead_looks += 1
         if self.is_waiting:
             self._read_stacks(now_ns)
 
@@ -267,38 +290,43 @@ class Launched:
             return
         self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_SECONDS)
         self._next_stack_ns = now_ns + round(self._pause_seconds * 1e9)
-        alive = [(pid, one) for pid, one in self._waiting.items() if not one.died_ns]
+        alive = [(pid, waiting) for pid, waiting in self._waiting.items() if not waiting.died_ns]
         self._reader = threading.Thread(
-            target=_read, args=(alive[:_MAX_STACKS],), daemon=True, name="zeromon-stacks"
+            target=_read_script_frames,
+            args=(alive[:_MAX_STACKS],),
+            daemon=True,
+            name="zeromon-stacks",
         )
         self._reader.start()
 
-    def with_processes(self, run: RunSnapshot, known: Sequence[int], clock_ns: int) -> RunSnapshot:
+    def with_unreported(
+        self, run: RunSnapshot, reported: Sequence[int], clock_ns: int
+    ) -> RunSnapshot:
         """Returns *run* with its processes and attempts that have not reported.
 
         *known*: the numbers of the attempts that have; *clock_ns*: wall clock less monotonic clock.
         """
         starting = [
-            RankProcess(pid=pid, rank=one.rank, attempt=one.attempt, at=one.at)
-            for pid, one in self._waiting.items()
-            if not one.died_ns
+            RankProcess(pid=pid, rank=waiting.rank, attempt=waiting.attempt, at=waiting.at)
+            for pid, waiting in self._waiting.items()
+            if not waiting.died_ns
         ]
-        starting.sort(key=lambda one: (one.rank is None, one.rank, one.pid))
-        ended = self._ended_attempts(known, clock_ns)
-        number = max((*known, *(one.number for one in ended)), default=0)
-        found = replace(run, starting=tuple(starting), attempts=(*run.attempts, *ended))
-        return replace(found, restarting=_attempt_to_come(found, number))
+        starting.sort(key=lambda process: (process.rank is None, process.rank, process.pid))
+        ended_attempts = self._ended_attempts(reported, clock_ns)
+        number = max((*reported, *(attempt.number for attempt in ended_attempts)), default=0)
+        updated = replace(run, starting=tuple(starting), attempts=(*run.attempts, *ended_attempts))
+        return replace(updated, restarting=_attempt_to_come(updated, number))
 
-    def _ended_attempts(self, known: Collection[int], clock_ns: int) -> tuple[Attempt, ...]:
+    def _ended_attempts(self, reported: Collection[int], clock_ns: int) -> tuple[Attempt, ...]:
         by_attempt: dict[int, list[_Waiting]] = {}
-        for one in self._waiting.values():
-            if one.rank is not None and one.attempt not in known:
-                by_attempt.setdefault(one.attempt, []).append(one)
+        for waiting in self._waiting.values():
+            if waiting.rank is not None and waiting.attempt not in reported:
+                by_attempt.setdefault(waiting.attempt, []).append(waiting)
         return tuple(
-            _attempt_of(number, members, clock_ns)
+            _attempt_without_rings(number, members, clock_ns)
             for number, members in sorted(by_attempt.items())
-            if all(one.has_settled for one in members)
-            and any(one.ended != "finished" for one in members)
+            if all(waiting.has_settled for waiting in members)
+            and any(waiting.ended != "finished" for waiting in members)
         )
 
 
@@ -306,37 +334,39 @@ def _attempt_to_come(run: RunSnapshot, number: int) -> int:
     """The attempt that the launcher starts after *number*, the last that ended; 0 for none."""
     if run.ended or any(rank.alive for rank in run.ranks):
         return 0
-    begun = max((one.attempt for one in run.starting), default=0)
-    if begun > max(1, number):
-        return begun
-    newest = next((one for one in run.attempts if one.number == number), None)
-    roles = [death.role for death in newest.deaths] if newest else roles_of(run).values()
-    restarts = number <= max_restarts(run.command)
+    highest_begun = max((process.attempt for process in run.starting), default=0)
+    if highest_begun > max(1, number):
+        return highest_begun
+    last_attempt = next((attempt for attempt in run.attempts if attempt.number == number), None)
+    roles = (
+        [death.role for death in last_attempt.deaths] if last_attempt else roles_of(run).values()
+    )
+    restarts = number <= max_restart_count(run.command)
     return number + 1 if restarts and DeathRole.CULPRIT in roles else 0
 
 
-def _read(waiting: Iterable[tuple[int, _Waiting]]) -> None:
-    for pid, one in waiting:
-        frames = main_frames(pid)
-        one.at = script_frame(frames) if frames else ""
+def _read_script_frames(waiting: Iterable[tuple[int, _Waiting]]) -> None:
+    for pid, process in waiting:
+        frames = main_thread_frames(pid)
+        process.at = script_frame(frames) if frames else ""
 
 
-def _attempt_of(number: int, members: Collection[_Waiting], clock_ns: int) -> Attempt:
-    failed = [one for one in members if one.ended != "finished"]
-    by_itself = [one for one in failed if one.ended not in _STOPPED]
+def _attempt_without_rings(number: int, members: Collection[_Waiting], clock_ns: int) -> Attempt:
+    failed = [process for process in members if process.ended != "finished"]
+    by_itself = [process for process in failed if process.ended not in _STOPPED]
     deaths = [
         Death(
-            rank=one.rank or 0,
-            ended=one.ended,
+            rank=process.rank or 0,
+            ended=process.ended,
             exception="",
-            role=DeathRole.CULPRIT if one in (by_itself or failed[:1]) else DeathRole.VICTIM,
+            role=DeathRole.CULPRIT if process in (by_itself or failed[:1]) else DeathRole.VICTIM,
         )
-        for one in failed
+        for process in failed
     ]
     return Attempt(
         number=number,
-        started_wall=(min(one.began_ns for one in members) + clock_ns) / 1e9,
-        ended_wall=(max(one.died_ns for one in members) + clock_ns) / 1e9,
+        started_wall=(min(process.began_ns for process in members) + clock_ns) / 1e9,
+        ended_wall=(max(process.died_ns for process in members) + clock_ns) / 1e9,
         steps=0,
         resumed_step=None,
         lost_steps=0,
@@ -344,12 +374,12 @@ def _attempt_of(number: int, members: Collection[_Waiting], clock_ns: int) -> At
     )
 
 
-def max_restarts(command: Iterable[str]) -> int:
+def max_restart_count(command: Iterable[str]) -> int:
     """How often the launcher of *command* starts the ranks again; 0 where it does not say."""
-    words = [word.replace("_", "-") for word in command]
-    for index, word in enumerate(words):
-        name, _, value = word.partition("=")
+    arguments = [argument.replace("_", "-") for argument in command]
+    for index, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
         if name == "--max-restarts":
-            value = value or "".join(words[index + 1 : index + 2])
+            value = value or "".join(arguments[index + 1 : index + 2])
             return int(value) if value.isdigit() else 0
     return 0

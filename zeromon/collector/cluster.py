@@ -28,12 +28,12 @@ from zeromon.units import printable
 
 EXCHANGE = 1
 """The layout of reports and replies: every change of their fields gets the next number."""
-_MOST_JOINTS_A_SECOND = 10_000
-_MOST_NAMED = 64
+_MAX_JOINTS_PER_SECOND = 10_000
+_MAX_LISTED = 64
 """A reply lists all nodes up to this number; of more nodes, only the silent and the distant ones."""
-_MOST_PENDING = 16384
-_MOST_AWAY = 64
-_NODES_A_SECOND = 32
+_MAX_PENDING = 16384
+_MAX_REMOTE = 64
+_NODES_PER_SECOND = 32
 _LONGEST_INTERVAL_SECONDS = 10.0
 _OLD_NS = 5_000_000_000
 """A collective that has been in flight for longer is reported to the leader."""
@@ -42,7 +42,7 @@ _FAR_SECONDS = 0.001
 """With many nodes, replies omit those with a shorter round trip."""
 _DRIFT = 50e-6
 """Bound of the drift between two clocks, seconds per second."""
-_MOST_AHEAD_NS = 1_000_000_000
+_MAX_AHEAD_NS = 1_000_000_000
 """A report of arrivals that are further in the future comes from a node whose clock is wrong."""
 
 
@@ -87,7 +87,7 @@ class Sender(Version, kw_only=True):
     card: NodeInfo
 
 
-def unread(node: str, version: Version) -> str:
+def version_mismatch(node: str, version: Version) -> str:
     """Returns why a message of *node* is not read; "" if it has the layout of this version."""
     if version.exchange == EXCHANGE:
         return ""
@@ -115,12 +115,12 @@ class NodeReport(msgspec.Struct):
     zeromon: str = __version__
 
 
-def printable_node(card: NodeInfo) -> NodeInfo:
+def printable_node_info(card: NodeInfo) -> NodeInfo:
     """Returns *card* with control characters replaced, because it comes from another machine."""
     return msgspec.structs.replace(card, node=printable(card.node), address=printable(card.address))
 
 
-def _printable_rank(peer: PeerRank, node: str) -> PeerRank:
+def _printable_peer_rank(peer: PeerRank, node: str) -> PeerRank:
     """Returns *peer*, a rank of *node*, with its control characters replaced."""
     return msgspec.structs.replace(
         peer, node=node, ended=printable(peer.ended), doing=printable(peer.doing)
@@ -168,7 +168,7 @@ class ClockOffset(NamedTuple):
         return self.error_ns + _DRIFT * max(0, now_ns - self.at_ns)
 
 
-def clock_offset(t0: int, t1: int, t2: int, t3: int) -> ClockOffset:
+def measure_clock_offset(t0: int, t1: int, t2: int, t3: int) -> ClockOffset:
     """Returns the offset by one exchange; times: sent, received, replied, reply received."""
     return ClockOffset(((t0 - t1) + (t3 - t2)) / 2, max(0, (t3 - t0) - (t2 - t1)) / 2, t3)
 
@@ -187,7 +187,7 @@ class Clock:
 
     def heard(self, t0: int, t1: int, t2: int, t3: int) -> None:
         """Adds an exchange; forgets those that contradict it, because a clock has jumped since."""
-        new = clock_offset(t0, t1, t2, t3)
+        new = measure_clock_offset(t0, t1, t2, t3)
         for old in list(self._offsets):
             if abs(old.value_ns - new.value_ns) > old.error_at(t3) + new.error_ns:
                 self._offsets.remove(old)
@@ -195,8 +195,8 @@ class Clock:
 
     def round_trip_ns(self) -> int:
         """Returns the shortest round trip of the last exchanges; -1 before the first."""
-        last = list(self._offsets)[-_LAST_TRIPS:]
-        return round(2 * min((offset.error_ns for offset in last), default=-0.5))
+        recent_offsets = list(self._offsets)[-_LAST_TRIPS:]
+        return round(2 * min((offset.error_ns for offset in recent_offsets), default=-0.5))
 
     def best(self, now_ns: int) -> ClockOffset | None:
         """Returns the offset with the smallest error now; None before the first."""
@@ -205,25 +205,25 @@ class Clock:
 
 def to_leader_clock(joint: PartialArrival, shift: int) -> PartialArrival:
     """Returns *joint* by the leader's clock; *shift* is this node's clock minus the leader's."""
-    before = joint.before_ns if joint.before_ns == NEVER else joint.before_ns - shift
+    before_ns = joint.before_ns if joint.before_ns == NEVER else joint.before_ns - shift
     return joint._replace(
         first_ns=joint.first_ns - shift,
         last_ns=joint.last_ns - shift,
-        before_ns=before,
+        before_ns=before_ns,
         waits_ns=joint.waits_ns - shift,
         others_wait_ns=joint.others_wait_ns - shift,
     )
 
 
-def peer_updates(
-    peers: Iterable[PeerRank], wanted: Iterable[str], now_ns: int, shift: int
+def peer_rank_updates(
+    peers: Iterable[PeerRank], wanted_groups: Iterable[str], now_ns: int, shift: int
 ) -> list[PeerRank]:
-    """Returns *peers* with their old collectives, and their progress in the *wanted* groups.
+    """Returns *peers* with their old collectives, and their progress in the *wanted_groups* groups.
 
     Only the first peer lists the members of a group, which may be thousands. *shift* is this
     node's clock minus the leader's.
     """
-    wanted_ids = set(wanted)
+    wanted_ids = set(wanted_groups)
     named: set[str] = set()
     updates = []
     for peer in peers:
@@ -232,16 +232,16 @@ def peer_updates(
             for entry in peer.in_flight
             if entry.group_id in wanted_ids or now_ns - entry.issued_ns > _OLD_NS
         )
-        about = wanted_ids | {entry.group_id for entry in inside}
+        reported_ids = wanted_ids | {entry.group_id for entry in inside}
         groups = []
         for group in peer.groups:
-            if group.group_id in about:
+            if group.group_id in reported_ids:
                 groups.append(group if group.group_id not in named else replace(group, ranks=()))
                 named.add(group.group_id)
-        last = peer.last_event_ns - shift
+        last_event_ns = peer.last_event_ns - shift
         updates.append(
             msgspec.structs.replace(
-                peer, in_flight=inside, groups=tuple(groups), last_event_ns=last
+                peer, in_flight=inside, groups=tuple(groups), last_event_ns=last_event_ns
             )
         )
     return updates
@@ -267,27 +267,27 @@ class _Collective:
     """Number of members that have arrived."""
 
 
-def packed(joints: Iterable[_Row]) -> tuple[list[str], list[tuple[int, _Row]]]:
+def pack_groups(joints: Iterable[_Row]) -> tuple[list[str], list[tuple[int, _Row]]]:
     """Returns the distinct group ids, and each row with the index of its group instead of the id."""
-    places: dict[str, int] = {}
-    rows = [(places.setdefault(row.group, len(places)), row._replace(group="")) for row in joints]
-    return list(places), rows
+    indexes: dict[str, int] = {}
+    rows = [(indexes.setdefault(row.group, len(indexes)), row._replace(group="")) for row in joints]
+    return list(indexes), rows
 
 
-def unpacked(groups: Sequence[str], rows: Iterable[tuple[int, _Row]]) -> Iterator[_Row]:
-    """Yields rows that :func:`packed` packed; raises :class:`ValueError` for an unknown index."""
-    for place, row in rows:
-        if not 0 <= place < len(groups):
-            raise ValueError(f"no group {place}")
-        yield row._replace(group=groups[place])
+def unpack_groups(groups: Sequence[str], rows: Iterable[tuple[int, _Row]]) -> Iterator[_Row]:
+    """Yields rows that :func:`pack_groups` packed; raises :class:`ValueError` for an unknown index."""
+    for index, row in rows:
+        if not 0 <= index < len(groups):
+            raise ValueError(f"no group {index}")
+        yield row._replace(group=groups[index])
 
 
-def report_seconds(nodes: int) -> float:
+def report_interval_seconds(nodes: int) -> float:
     """Returns how often so many nodes report, seconds."""
-    return min(_LONGEST_INTERVAL_SECONDS, max(1.0, nodes / _NODES_A_SECOND))
+    return min(_LONGEST_INTERVAL_SECONDS, max(1.0, nodes / _NODES_PER_SECOND))
 
 
-def silent_after(every_seconds: float) -> float:
+def silence_timeout_seconds(every_seconds: float) -> float:
     """Returns the timeout, seconds, after which a node that reports *every_seconds* counts as silent."""
     return max(NODE_SILENT_SECONDS, 2.5 * every_seconds)
 
@@ -314,7 +314,7 @@ class Leader:
     def reads(self, sender: Sender) -> bool:
         """Returns whether the report of *sender* has this version's layout; keeps the reason if not."""
         with self._lock:
-            reason = unread(printable(sender.card.node), sender)
+            reason = version_mismatch(printable(sender.card.node), sender)
             self._unread.pop(sender.card.first_rank, None)
             if reason:
                 self._unread[sender.card.first_rank] = reason
@@ -324,22 +324,22 @@ class Leader:
     def note(self) -> str:
         """Why the reports of a node are not read, and how many more nodes' are not; "" for none."""
         reasons = list(self._unread.values())
-        more = f"; the same of {len(reasons) - 1} more nodes" if len(reasons) > 1 else ""
-        return reasons[0] + more if reasons else ""
+        suffix = f"; the same of {len(reasons) - 1} more nodes" if len(reasons) > 1 else ""
+        return reasons[0] + suffix if reasons else ""
 
     def answer(self, report: NodeReport, received_ns: int) -> LeaderReply:
         """Stores a report and returns the reply; *received_ns* is by this node's clock."""
         with self._lock:
-            card = printable_node(report.card)
+            card = printable_node_info(report.card)
             node = self._nodes.get(card.first_rank)
             if node is None:
-                node = _Node(card, received_ns, [], deque(maxlen=_MOST_PENDING))
+                node = _Node(card, received_ns, [], deque(maxlen=_MAX_PENDING))
                 self._nodes[card.first_rank] = node
             node.card, node.heard_ns = card, received_ns
-            node.peers = [_printable_rank(peer, card.node) for peer in report.peers]
+            node.peers = [_printable_peer_rank(peer, card.node) for peer in report.peers]
             node.round_trip_ns = report.round_trip_ns
-            latest_ns = received_ns + _MOST_AHEAD_NS
-            for joint in unpacked(report.groups, report.joints):
+            latest_ns = received_ns + _MAX_AHEAD_NS
+            for joint in unpack_groups(report.groups, report.joints):
                 if joint.last_ns > latest_ns:
                     self._unread[card.first_rank] = (
                         f"node {card.node} reports arrivals of the future: its clock is wrong, and its "
@@ -349,11 +349,11 @@ class Leader:
                     self._add_arrivals(card.first_rank, joint)
             self._joints += len(report.joints)
             if received_ns - self._concluded_ns > 500_000_000:
-                self._adapt_sampling(max(0.5, (received_ns - self._concluded_ns) / 1e9))
+                self._adapt_sampling_rate(max(0.5, (received_ns - self._concluded_ns) / 1e9))
                 self._concluded_ns = received_ns
                 self._find_hangs(received_ns)
-                self._list_nodes(received_ns)
-            groups, matches = packed(node.outbox)
+                self._list_known_nodes(received_ns)
+            groups, matches = pack_groups(node.outbox)
             node.outbox.clear()
             return LeaderReply(
                 received_ns=received_ns,
@@ -361,7 +361,7 @@ class Leader:
                 every_seconds=self._every(),
                 sample=self._sample,
                 nodes=self._notable
-                if _MOST_NAMED < len(self._nodes) <= report.known
+                if _MAX_LISTED < len(self._nodes) <= report.known
                 else self._all,
                 groups=groups,
                 matches=matches,
@@ -371,19 +371,19 @@ class Leader:
             )
 
     def _every(self) -> float:
-        return report_seconds(len(self._nodes))
+        return report_interval_seconds(len(self._nodes))
 
-    def _adapt_sampling(self, seconds: float) -> None:
+    def _adapt_sampling_rate(self, seconds: float) -> None:
         """Halves the sampled share of collectives above the highest rate; doubles it below a quarter."""
         rate, self._joints = self._joints / seconds, 0
-        if rate > _MOST_JOINTS_A_SECOND:
+        if rate > _MAX_JOINTS_PER_SECOND:
             self._sample = min(1 << 20, 2 * self._sample)
-        elif rate < _MOST_JOINTS_A_SECOND / 4:
+        elif rate < _MAX_JOINTS_PER_SECOND / 4:
             self._sample = max(1, self._sample // 2)
 
-    def _list_nodes(self, now_ns: int) -> None:
+    def _list_known_nodes(self, now_ns: int) -> None:
         """Lists the nodes for the next replies."""
-        limit = silent_after(self._every())
+        limit = silence_timeout_seconds(self._every())
         self._all = [
             KnownNode(node.card, (now_ns - node.heard_ns) / 1e9, node.round_trip_ns / 1e9)
             for _, node in sorted(self._nodes.items())
@@ -396,7 +396,7 @@ class Leader:
         inside = self._pending.get(key)
         if inside is None:
             inside = self._pending[key] = _Collective({}, 0)
-            if len(self._pending) > _MOST_PENDING:
+            if len(self._pending) > _MAX_PENDING:
                 self._pending.popitem(last=False)
         if node not in inside.joints:
             inside.here += joint.here
@@ -411,7 +411,7 @@ class Leader:
         """Finds hangs among the ranks of all nodes that are not silent."""
         members: list[PeerRank] = []
         for node in self._nodes.values():
-            if (now_ns - node.heard_ns) / 1e9 < silent_after(self._every()):
+            if (now_ns - node.heard_ns) / 1e9 < silence_timeout_seconds(self._every()):
                 members += node.peers
         self._hangs = hangs_of(members, now_ns)
         concerned = {r for hang in self._hangs for r in (*hang.missing[:8], *hang.dead[:8])}
@@ -421,27 +421,27 @@ class Leader:
             )
             for p in members
             if p.failed or p.rank in concerned
-        ][:_MOST_AWAY]  # fmt: skip
+        ][:_MAX_REMOTE]  # fmt: skip
 
 
-def node_views(
+def make_node_views(
     cards: Iterable[NodeInfo],
     heard: Mapping[int, KnownNode],
     since_seconds: float,
     every_seconds: float,
-    here: int,
+    own_first_rank: int,
     offset: ClockOffset | None,
     now_ns: int,
 ) -> tuple[NodeView, ...]:
-    """Returns all nodes; *here* is the first rank of this one.
+    """Returns all nodes; *own_first_rank* is the first rank of this one.
 
     *heard*: first rank -> the leader's reply on that node, received *since_seconds* ago.
     """
     views = []
     for card in cards:
-        is_here, listed = card.first_rank == here, heard.get(card.first_rank)
-        known = offset if is_here else None
-        ago = 0.0 if is_here else None if listed is None else listed.heard + since_seconds
+        is_here, listed = card.first_rank == own_first_rank, heard.get(card.first_rank)
+        own_offset = offset if is_here else None
+        heard_seconds = 0.0 if is_here else None if listed is None else listed.heard + since_seconds
         views.append(
             NodeView(
                 node=card.node,
@@ -449,11 +449,12 @@ def node_views(
                 first_rank=card.first_rank,
                 ranks=card.ranks,
                 here=is_here,
-                heard_seconds=ago,
-                silent=ago is not None and ago > silent_after(every_seconds),
+                heard_seconds=heard_seconds,
+                silent=heard_seconds is not None
+                and heard_seconds > silence_timeout_seconds(every_seconds),
                 round_trip_seconds=listed.round_trip if listed and listed.round_trip >= 0 else None,
-                clock_offset_seconds=known.value_ns / 1e9 if known else None,
-                clock_error_seconds=known.error_at(now_ns) / 1e9 if known else None,
+                clock_offset_seconds=own_offset.value_ns / 1e9 if own_offset else None,
+                clock_error_seconds=own_offset.error_at(now_ns) / 1e9 if own_offset else None,
             )
         )
     return tuple(views)

@@ -29,22 +29,22 @@ from zeromon.collector.cluster import (
     PeerRank,
     Sender,
     Version,
-    node_views,
-    packed,
-    peer_updates,
-    printable_node,
-    report_seconds,
+    make_node_views,
+    pack_groups,
+    peer_rank_updates,
+    printable_node_info,
+    report_interval_seconds,
     to_leader_clock,
-    unpacked,
-    unread,
+    unpack_groups,
+    version_mismatch,
 )
 from zeromon.diagnosis.arrivals import ArrivalSkew, MatchedCollective, PartialArrival
 from zeromon.diagnosis.hangs import hangs_of, since_difference
-from zeromon.fold.group_progress import call_histories
+from zeromon.fold.group_progress import group_call_histories
 from zeromon.fold.state import RankState
 from zeromon.levels import NODE_SILENT_SECONDS
 from zeromon.readout.text import doing
-from zeromon.ring.tokens import NONCE, REPLY, REPORT, SIGNATURE, proof_headers, signature
+from zeromon.ring.tokens import NONCE, REPLY, REPORT, SIGNATURE, request_proof_headers, signature_of
 from zeromon.snapshot import CallHistory, Hang, NodeView, RankSnapshot, RemoteRank
 from zeromon.units import printable, with_usual_numbers
 
@@ -52,10 +52,10 @@ _TIMEOUT_SECONDS = 3.0
 _FIRST_PINGS, _PING = 8, 0.05
 """So many reports come first for the clock, with this share of the usual time between them."""
 _STALE_SECONDS = 5.0
-_MOST_WAITING = 8192
-_MOST_JOINTS = 2048
-_MOST_CARDS = 1 << 22
-_MOST_REPLY = 1 << 26
+_MAX_WAITING = 8192
+_MAX_JOINTS = 2048
+_MAX_CARDS_BYTES = 1 << 22
+_MAX_REPLY_BYTES = 1 << 26
 _SENDER = msgspec.json.Decoder(Sender)
 _REPORT = msgspec.json.Decoder(NodeReport)
 _VERSION = msgspec.json.Decoder(Version)
@@ -71,11 +71,13 @@ def read_node_infos(folder: Path) -> list[NodeInfo]:
     Returns [] while the leader, the node of rank 0, is unknown.
     """
     try:
-        content = (folder / "nodes.json").read_bytes()[:_MOST_CARDS]
+        content = (folder / "nodes.json").read_bytes()[:_MAX_CARDS_BYTES]
         cards = sorted(_CARDS.decode(content), key=lambda card: card.first_rank)
     except (OSError, ValueError, RecursionError):
         return []
-    return [printable_node(card) for card in cards] if cards and cards[0].first_rank == 0 else []
+    return (
+        [printable_node_info(card) for card in cards] if cards and cards[0].first_rank == 0 else []
+    )
 
 
 class NodeList:
@@ -90,8 +92,8 @@ class NodeList:
         """Returns them; the same list while nothing has changed."""
         stamp = None
         with suppress(OSError):
-            about = (self._folder / "nodes.json").stat()
-            stamp = about.st_ino, about.st_mtime_ns, about.st_size
+            file_stat = (self._folder / "nodes.json").stat()
+            stamp = file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size
         if stamp is None or stamp != self._stamp:
             self._stamp, self._nodes = stamp, read_node_infos(self._folder)
         return self._nodes
@@ -99,10 +101,10 @@ class NodeList:
 
 def reply_signature(token: str, nonce: str, body: bytes) -> str:
     """Returns the signature of the reply *body* to the report with *nonce*."""
-    return signature(token, REPLY, nonce.encode(), body)
+    return signature_of(token, REPLY, nonce.encode(), body)
 
 
-def _decoded(decoder: msgspec.json.Decoder[_Message], content: bytes) -> _Message:
+def _decode_message(decoder: msgspec.json.Decoder[_Message], content: bytes) -> _Message:
     """Returns a message of another node; raises :class:`ValueError` for a malformed one."""
     try:
         return decoder.decode(with_usual_numbers(content))
@@ -110,19 +112,19 @@ def _decoded(decoder: msgspec.json.Decoder[_Message], content: bytes) -> _Messag
         raise ValueError("it is nested too deeply") from error
 
 
-def answer(leader: Leader, body: bytes, received_ns: int) -> bytes:
+def answer_report(leader: Leader, body: bytes, received_ns: int) -> bytes:
     """Returns the leader's reply to a report; raises :class:`ValueError` for a malformed one."""
-    if leader.reads(_decoded(_SENDER, body)):
-        reply = leader.answer(_decoded(_REPORT, body), received_ns)
+    if leader.reads(_decode_message(_SENDER, body)):
+        reply = leader.answer(_decode_message(_REPORT, body), received_ns)
     else:
         reply = LeaderReply(received_ns, received_ns, 1.0)
     reply.replied_ns = time.monotonic_ns()
     return _ENCODER.encode(reply)
 
 
-def node_report(body: bytes) -> str:
+def run_of_report(body: bytes) -> str:
     """Returns the run of a report; raises :class:`ValueError` for a malformed one."""
-    return _decoded(_SENDER, body).run
+    return _decode_message(_SENDER, body).run
 
 
 class _OtherVersion(ValueError):
@@ -136,24 +138,24 @@ class ClusterSync:
     """
 
     def __init__(
-        self, run: str, own: NodeInfo, cards: Sequence[NodeInfo], leader: Leader | None
+        self, run: str, own_node: NodeInfo, cards: Sequence[NodeInfo], leader: Leader | None
     ) -> None:
         self.run = run
-        self.own = own
+        self.own = own_node
         self.leader = leader
         self.clock = Clock()
         self.note = ""
         self._address = cards[0].address
         self._leader_is_local = cards[0].is_local
         self._leader_name = cards[0].node
-        self._joints: deque[PartialArrival] = deque(maxlen=_MOST_WAITING)
+        self._joints: deque[PartialArrival] = deque(maxlen=_MAX_WAITING)
         self._peers: list[PeerRank] = []
-        self._matches: deque[MatchedCollective] = deque(maxlen=_MOST_WAITING)
+        self._matches: deque[MatchedCollective] = deque(maxlen=_MAX_WAITING)
         self._reply: LeaderReply | None = None
         self._replied = time.monotonic()
         """When the leader replied last, or when this object was made."""
         self._heard: dict[int, KnownNode] = {}
-        self._cards = {card.first_rank: card for card in (*cards, own)}
+        self._cards = {card.first_rank: card for card in (*cards, own_node)}
         self._sample = 1
         self._stopping = threading.Event()
         if leader is None:
@@ -163,7 +165,7 @@ class ClusterSync:
         """Ends the thread without waiting for it."""
         self._stopping.set()
 
-    def enqueue(self, joints: deque[PartialArrival], peers: list[PeerRank]) -> None:
+    def enqueue_arrivals(self, joints: deque[PartialArrival], peers: list[PeerRank]) -> None:
         """Queues new arrivals, and the state of the local ranks, for the leader; empties *joints*."""
         while joints:
             joint = joints.popleft()
@@ -171,12 +173,12 @@ class ClusterSync:
                 self._joints.append(joint)
         self._peers = peers
         if self.leader is not None:
-            now = time.monotonic_ns()
-            self._take(self.leader.answer(self._report(now, 0), now), 0)
+            now_ns = time.monotonic_ns()
+            self._take(self.leader.answer(self._report(now_ns, 0), now_ns), 0)
             self.note = self.leader.note
 
     @property
-    def is_heard(self) -> bool:
+    def is_leader_heard(self) -> bool:
         """True if the last reply of the leader is recent."""
         if self._reply is None:
             return False
@@ -196,7 +198,7 @@ class ClusterSync:
     def away(self) -> tuple[RemoteRank, ...]:
         """Ranks of other nodes that failed or that take part in a hang."""
         ranks = self._reply.away if self._reply is not None else []
-        return tuple(away for away in ranks if away.node != self.own.node)
+        return tuple(rank for rank in ranks if rank.node != self.own.node)
 
     def offset(self) -> ClockOffset | None:
         """Returns how far this node's clock is ahead of the leader's; None on the leader."""
@@ -204,7 +206,7 @@ class ClusterSync:
 
     def nodes(self) -> tuple[NodeView, ...]:
         """Returns all nodes with the time since their last reports, from the leader's reply."""
-        return node_views(
+        return make_node_views(
             self.cards(),
             self._heard,
             time.monotonic() - self._replied,
@@ -218,21 +220,21 @@ class ClusterSync:
         """Returns all known nodes, by first rank."""
         return [self._cards[rank] for rank in sorted(self._cards)]
 
-    def learn(self, cards: Iterable[NodeInfo]) -> None:
+    def learn_nodes(self, cards: Iterable[NodeInfo]) -> None:
         """Adds nodes that the agents' rendezvous has listed."""
         for card in cards:
             self._cards.setdefault(card.first_rank, card)
 
     def _every(self) -> float:
         """Seconds between reports: as the leader says, and not less than the known nodes need."""
-        said = self._reply.every_seconds if self._reply is not None else 0.0
-        return max(said, report_seconds(len(self._cards)))
+        leader_seconds = self._reply.every_seconds if self._reply is not None else 0.0
+        return max(leader_seconds, report_interval_seconds(len(self._cards)))
 
     # ---- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         for number in range(1 << 62):
-            began = time.monotonic()
+            start = time.monotonic()
             try:
                 self._exchange()
                 self.note = ""
@@ -241,16 +243,18 @@ class ClusterSync:
                     self.note = self._why(error)
             every = self._every()
             wait = _PING * every if number < _FIRST_PINGS and not self.note else every
-            if self._stopping.wait(max(0.02, wait - (time.monotonic() - began))):
+            if self._stopping.wait(max(0.02, wait - (time.monotonic() - start))):
                 return
 
     def _why(self, error: Exception) -> str:
-        where = f"the collector of node {self._leader_name}, {self._address or 'which has none'}"
+        leader_text = (
+            f"the collector of node {self._leader_name}, {self._address or 'which has none'}"
+        )
         if not os.environ.get("ZEROMON_TOKEN"):
             needs = "ZEROMON_HOST=0.0.0.0 and the same ZEROMON_TOKEN on all nodes"
             return f"ranks of other nodes are not matched without a token: set {needs}"
         if isinstance(error, PermissionError):
-            return f"{where}, refuses: set the same ZEROMON_TOKEN on all nodes"
+            return f"{leader_text}, refuses: set the same ZEROMON_TOKEN on all nodes"
         if isinstance(error, _OtherVersion):
             return str(error)
         hint = ""
@@ -258,7 +262,7 @@ class ClusterSync:
             hint = (
                 ": it listens there only; set ZEROMON_HOST=0.0.0.0 and ZEROMON_TOKEN on all nodes"
             )
-        return f"ranks of other nodes are not matched, {where} does not answer{hint}"
+        return f"ranks of other nodes are not matched, {leader_text} does not answer{hint}"
 
     def _exchange(self) -> None:
         """Sends one report and takes the reply. Connects before it reads the clock."""
@@ -268,16 +272,16 @@ class ClusterSync:
         connection = http.client.HTTPConnection(self._address, timeout=_TIMEOUT_SECONDS)
         try:
             connection.connect()
-            now = time.monotonic_ns()
-            offset = self.clock.best(now)
-            report = self._report(now, None if offset is None else round(offset.value_ns))
+            now_ns = time.monotonic_ns()
+            offset = self.clock.best(now_ns)
+            report = self._report(now_ns, None if offset is None else round(offset.value_ns))
             body = _ENCODER.encode(report)
-            proof = proof_headers(token, REPORT, body)
+            proof = request_proof_headers(token, REPORT, body)
             headers = {"Content-Type": "application/json", "Connection": "close", **proof}
             sent = time.monotonic_ns()
             connection.request("POST", "/api/exchange", body, headers)
             answered = connection.getresponse()
-            content = answered.read(_MOST_REPLY + 1)
+            content = answered.read(_MAX_REPLY_BYTES + 1)
             heard = time.monotonic_ns()
         finally:
             connection.close()
@@ -285,17 +289,17 @@ class ClusterSync:
             raise PermissionError("wants another token")
         if answered.status != 200:
             raise ValueError(f"answers {answered.status}")
-        given = answered.headers.get(SIGNATURE, "")
-        if len(content) > _MOST_REPLY or not hmac.compare_digest(
-            given.encode(), reply_signature(token, proof[NONCE], content).encode()
+        given_signature = answered.headers.get(SIGNATURE, "")
+        if len(content) > _MAX_REPLY_BYTES or not hmac.compare_digest(
+            given_signature.encode(), reply_signature(token, proof[NONCE], content).encode()
         ):
             raise PermissionError("answers with another token")
-        if reason := unread(self._leader_name, _decoded(_VERSION, content)):
+        if reason := version_mismatch(self._leader_name, _decode_message(_VERSION, content)):
             raise _OtherVersion(reason)
-        reply = _decoded(_REPLY, content)
+        reply = _decode_message(_REPLY, content)
         self.clock.heard(sent, reply.received_ns, reply.replied_ns, heard)
-        best = self.clock.best(heard)
-        self._take(reply, round(best.value_ns) if best is not None else 0)
+        best_offset = self.clock.best(heard)
+        self._take(reply, round(best_offset.value_ns) if best_offset is not None else 0)
 
     def _report(self, now_ns: int, shift: int | None) -> NodeReport:
         """Returns the report by the leader's clock; without arrivals and ranks if *shift* is None."""
@@ -307,14 +311,16 @@ class ClusterSync:
         )
         if shift is None:
             return report
-        joints = [self._joints.popleft() for _ in range(min(_MOST_JOINTS, len(self._joints)))]
-        report.groups, report.joints = packed(to_leader_clock(joint, shift) for joint in joints)
-        wanted = self._reply.asked if self._reply is not None else ()
-        report.peers = peer_updates(self._peers, wanted, now_ns, shift)
+        joints = [self._joints.popleft() for _ in range(min(_MAX_JOINTS, len(self._joints)))]
+        report.groups, report.joints = pack_groups(
+            to_leader_clock(joint, shift) for joint in joints
+        )
+        asked_groups = self._reply.asked if self._reply is not None else ()
+        report.peers = peer_rank_updates(self._peers, asked_groups, now_ns, shift)
         return report
 
     def _take(self, reply: LeaderReply, shift: int) -> None:
-        for match in unpacked(reply.groups, reply.matches):
+        for match in unpack_groups(reply.groups, reply.matches):
             self._matches.append(match._replace(last_ns=match.last_ns + shift))
         self._sample = reply.sample
         listed = {node.card.first_rank: node for node in reply.nodes}
@@ -328,7 +334,7 @@ class ClusterSync:
 
 # ---- one run's exchange with the collectors of its other nodes ----------------------------------
 
-NOTE, _MOST_NOTE = "nodes.note", 400
+NOTE, _MAX_NOTE_CHARS = "nodes.note", 400
 """File in which the agents' rendezvous names missing nodes, and its maximum length, characters."""
 _NAMING_SECONDS = 15.0
 """Timeout of the agents' rendezvous, after which the run is named without the other nodes."""
@@ -346,7 +352,7 @@ class RunCluster:
         self._learned: list[NodeInfo] = []
         self._first_ring = 0.0
 
-    def can_name(self, states: Sequence[RankState]) -> bool:
+    def can_name_run(self, states: Sequence[RankState]) -> bool:
         """Returns whether the run's name is known: nodes after the first use the name of the first."""
         if not states:
             return False
@@ -364,24 +370,24 @@ class RunCluster:
         nodes = self._list.read()
         if self._sync is not None:
             if nodes is not self._learned:
-                self._sync.learn(nodes)
+                self._sync.learn_nodes(nodes)
                 self._learned = nodes
             return
         local = set(ranks)
-        own = next((node for node in nodes if node.first_rank in local), None)
-        if own is None or len(nodes) < 2:
+        own_node = next((node for node in nodes if node.first_rank in local), None)
+        if own_node is None or len(nodes) < 2:
             return
-        leader = lead(run) if own is nodes[0] else None
-        self._sync = ClusterSync(nodes[0].run or run, own, nodes, leader)
+        leader = lead(run) if own_node is nodes[0] else None
+        self._sync = ClusterSync(nodes[0].run or run, own_node, nodes, leader)
 
     def exchange(self, skew: ArrivalSkew) -> None:
         """Sends the arrivals that *skew* could not match on this node; records the leader's matches."""
         if self._sync is None:
             return
-        self._sync.enqueue(skew.outgoing, self._peers)
+        self._sync.enqueue_arrivals(skew.outgoing, self._peers)
         for match in self._sync.matches():
-            skew.book(match)
-        skew.joined = self._sync.is_heard
+            skew.record_match(match)
+        skew.joined = self._sync.is_leader_heard
 
     def report(self, ranks: Iterable[RankSnapshot]) -> None:
         """Keeps *ranks* for the next report to the leader."""
@@ -403,17 +409,17 @@ class RunCluster:
     ) -> tuple[Hang, ...]:
         """The hangs by the ranks of all nodes; what members called differently, by those of this one."""
 
-        def recent(group: str) -> list[CallHistory]:
-            return [history for state in states for history in call_histories(state, group)]
+        def recent_calls(group: str) -> list[CallHistory]:
+            return [history for state in states for history in group_call_histories(state, group)]
 
-        if self._sync is None or not self._sync.is_heard:
-            return hangs_of(ranks, now_ns, recent)
-        return tuple(since_difference(hang, recent) for hang in self._sync.hangs)
+        if self._sync is None or not self._sync.is_leader_heard:
+            return hangs_of(ranks, now_ns, recent_calls)
+        return tuple(since_difference(hang, recent_calls) for hang in self._sync.hangs)
 
     @property
     def away(self) -> tuple[RemoteRank, ...]:
         """Ranks of other nodes that failed or take part in a hang; () while the leader is silent."""
-        return self._sync.away if self._sync is not None and self._sync.is_heard else ()
+        return self._sync.away if self._sync is not None and self._sync.is_leader_heard else ()
 
     @property
     def note(self) -> str:
@@ -421,7 +427,7 @@ class RunCluster:
         if self._sync is not None and self._sync.note:
             return self._sync.note
         with suppress(OSError):
-            return printable((self._folder / NOTE).read_text(errors="replace")[:_MOST_NOTE])
+            return printable((self._folder / NOTE).read_text(errors="replace")[:_MAX_NOTE_CHARS])
         return ""
 
     def nodes(self) -> tuple[NodeView, ...]:
@@ -432,9 +438,9 @@ class RunCluster:
         """The nodes whose collectors can be reached from here, this one included."""
         if self._sync is None:
             return []
-        own = self._sync.own.first_rank
+        own_rank = self._sync.own.first_rank
         # another node's loopback address would lead to this node's collector
-        return [n for n in self._sync.cards() if n.first_rank == own or not n.is_local]
+        return [n for n in self._sync.cards() if n.first_rank == own_rank or not n.is_local]
 
     def clock_error_seconds(self) -> float:
         """The bound of the error between this node's clock and the leader's, seconds."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from zeromon.collector.cluster import Leader, NodeInfo
-from zeromon.collector.cluster_client import answer, node_report, read_node_infos
+from zeromon.collector.cluster_client import answer_report, read_node_infos, run_of_report
 from zeromon.collector.notify import Notifier
 from zeromon.collector.run import RETRY_NS, RunFollower
 from zeromon.collector.trace_capture import Captures
@@ -27,12 +27,12 @@ from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
 from zeromon.snapshot.rank import DETACHED
-from zeromon.storage.recorder import Past, Record, standing
+from zeromon.storage.recorder import Past, Record, standing_findings
 from zeromon.storage.run_store import Store
 
 _SAVE_EVERY = 10
 _LINGER_SECONDS = 60.0
-_LEAST_LINGER_SECONDS = 3.0
+_MIN_LINGER_SECONDS = 3.0
 
 
 class Collector:
@@ -71,24 +71,26 @@ class Collector:
 
     def trace(self, name: str, steps: int, ranks: Sequence[int]) -> Capture:
         """Requests a trace from the live ranks of run *name*; raises :class:`CaptureRefused`."""
-        snapshot, follower = self._live(name, CaptureRefused, "A trace needs a live run.")
+        snapshot, follower = self._find_live_run(name, CaptureRefused, "A trace needs a live run.")
         if follower.captures is None:
             raise CaptureRefused(f"run {name} is not named yet")
         return follower.captures.request(snapshot.ranks, steps, ranks, time.monotonic_ns())
 
     def try_change(self, name: str, rule: str, rounds: int) -> Trial:
         """Requests a trial of the remedy of *rule* in run *name*; raises :class:`TrialRefused`."""
-        snapshot, follower = self._live(name, TrialRefused, "A change is tried in a live run.")
+        snapshot, follower = self._find_live_run(
+            name, TrialRefused, "A change is tried in a live run."
+        )
         return follower.trials.request(
             snapshot, follower.rings(), rule, rounds, time.monotonic_ns()
         )
 
     def renew_trial(self, name: str, number: int, *, go_on: bool) -> Trial:
         """Lets trial *number* of run *name* go on, or ends it; raises :class:`TrialRefused`."""
-        _, follower = self._live(name, TrialRefused, "A change is tried in a live run.")
-        return follower.trials.renew(number, go_on=go_on)
+        _, follower = self._find_live_run(name, TrialRefused, "A change is tried in a live run.")
+        return follower.trials.renew_lease(number, go_on=go_on)
 
-    def _live(
+    def _find_live_run(
         self, name: str, error: type[ZeromonError], hint: str
     ) -> tuple[RunSnapshot, RunFollower]:
         """Returns the newest snapshot of the live run *name*, and what follows it; raises *error*."""
@@ -109,14 +111,14 @@ class Collector:
         collects = gc.isenabled()
         gc.disable()
         try:
-            self._tick()
+            self._publish_snapshots()
         finally:
             if collects:
                 gc.enable()
 
-    def _tick(self) -> None:
-        began = time.monotonic()
-        self._find_runs()
+    def _publish_snapshots(self) -> None:
+        start = time.monotonic()
+        self._find_new_runs()
         snapshots = dict(self._over)
         for name, run in list(self._runs.items()):
             snapshot = self._follow(name, run)
@@ -124,19 +126,19 @@ class Collector:
                 continue
             snapshots[run.run] = snapshot
             if run.ended:
-                self._finish(name, run, snapshot)
+                self._finish_run(name, run, snapshot)
             elif run.record is not None and (self._ticks % _SAVE_EVERY == 0 or not run.is_saved):
                 run.is_saved = True  # the first time at once: it reserves room for the last
                 # totals with a damaged record may pass 64 bits, which neither format holds
                 with suppress(OSError, ZeromonError, OverflowError):
-                    run.keep_totals()
+                    run.save_rank_totals()
                     self.store.save(snapshot)
         self.view = tuple(snapshots[name] for name in sorted(snapshots))
         self._ticks += 1
         self.health = Health(
             runs=len(self._runs),
             ticks=self._ticks,
-            busy_seconds=self.health.busy_seconds + time.monotonic() - began,
+            busy_seconds=self.health.busy_seconds + time.monotonic() - start,
             last_tick_wall=time.time(),
         )
         if self._runs or self._ticks == 1:
@@ -149,7 +151,7 @@ class Collector:
             try:
                 return self._newest(run)
             except Exception:  # one broken ring must not hide the other ranks
-                if not run.set_aside(self._devices):
+                if not run.set_aside_broken(self._devices):
                     raise
                 return self._newest(run)
         except Exception as error:  # an error of one broken file must not hide the other runs
@@ -157,16 +159,18 @@ class Collector:
             run.cluster.close()
             self._stuck[name] = self._clock() + RETRY_NS / 1e9
             sys.stderr.write(f"zeromon: cannot follow {name}: {error}\n")
-            return self._lost(run.run, f"{type(error).__name__}: {error}")
+            return self._save_lost_run(run.run, f"{type(error).__name__}: {error}")
 
-    def _lost(self, name: str, why: str) -> RunSnapshot | None:
+    def _save_lost_run(self, name: str, reason: str) -> RunSnapshot | None:
         """The last snapshot of run *name*, which says that nobody watches it; None without any."""
-        known = next((run for run in self.view if run.run == name), None)
-        if known is None:
+        snapshot = next((run for run in self.view if run.run == name), None)
+        if snapshot is None:
             return None
-        ended = f"{DETACHED}: the collector cannot follow the run"
-        ranks = tuple(replace(one, ended=ended) if one.alive else one for one in known.ranks)
-        self._over[name] = replace(known, ranks=ranks, note=f"not followed any more: {why}")
+        end_cause = f"{DETACHED}: the collector cannot follow the run"
+        ranks = tuple(
+            replace(rank, ended=end_cause) if rank.alive else rank for rank in snapshot.ranks
+        )
+        self._over[name] = replace(snapshot, ranks=ranks, note=f"not followed any more: {reason}")
         with suppress(OSError, ZeromonError):
             self.store.save(self._over[name])
         return self._over[name]
@@ -175,7 +179,7 @@ class Collector:
         run.poll()
         self._name(run)
         run.connect(self._lead)
-        run.keep_steps()
+        run.keep_new_steps()
         snapshot = run.snapshot(self._devices)
         if run.record is not None:
             run.alerts.see(snapshot)
@@ -184,7 +188,7 @@ class Collector:
                 return run.snapshot(self._devices)  # there is no other to say that it is not kept
         return snapshot
 
-    def _find_runs(self) -> None:
+    def _find_new_runs(self) -> None:
         try:
             names = os.listdir(self.root)
         except OSError:
@@ -203,17 +207,17 @@ class Collector:
 
     def _name(self, run: RunFollower) -> None:
         """Sets the name of a run and its folder in the store, once the name is known on all nodes."""
-        if run.record is not None or not run.is_named():
+        if run.record is not None or not run.is_name_known():
             return
-        first = next(iter(read_node_infos(run.folder)), None)
-        if first is not None and first.run and paths.is_run_id(first.run):
-            run.run = self.store.free_name(first.run, first.started)
-            run.started_wall = first.started
+        first_node = next(iter(read_node_infos(run.folder)), None)
+        if first_node is not None and first_node.run and paths.is_run_id(first_node.run):
+            run.run = self.store.free_name(first_node.run, first_node.started)
+            run.started_wall = first_node.started
         else:
             run.run = self.store.free_name(run.folder.name, run.started_wall)
         with suppress(OSError):  # the agent of rank 0 sends it to the other nodes
             replace_file(run.folder / paths.RUN_NAME, json.dumps([run.run, run.started_wall]))
-        run.recall(standing(self.store.folder(run.run)))
+        run.recall(standing_findings(self.store.folder(run.run)))
         run.record = Record(self.store.folder(run.run))
         run.captures = Captures(run.folder, self.store.runs / run.run / "traces")
 
@@ -229,10 +233,10 @@ class Collector:
         node does not lead.
         """
         received = time.monotonic_ns()
-        leader = self._leaders.get(node_report(body))
+        leader = self._leaders.get(run_of_report(body))
         if leader is None:
             raise RunNotFound("this collector does not lead that run")
-        return answer(leader, body, received)
+        return answer_report(leader, body, received)
 
     def targets(self) -> list[NodeInfo]:
         """Returns the known nodes of all live runs, each with the address of its collector."""
@@ -243,7 +247,7 @@ class Collector:
         }
         return list(nodes.values())
 
-    def _finish(self, name: str, run: RunFollower, snapshot: RunSnapshot) -> None:
+    def _finish_run(self, name: str, run: RunFollower, snapshot: RunSnapshot) -> None:
         del self._runs[name]
         self._leaders.pop(run.run, None)
         run.cluster.close()
@@ -252,19 +256,19 @@ class Collector:
         try:
             self.store.save(snapshot)
             run.keep(self.store)
-            self.store.prune()
+            self.store.prune_runs()
         except (OSError, ZeromonError):
             self._stuck[name] = math.inf
 
     def is_ending(self) -> bool:
         """Returns whether all processes of a run are gone, and its record does not say so yet."""
-        return any(run.ranks and not run.has_processes() for run in self._runs.values())
+        return any(run.ranks and not run.has_live_processes() for run in self._runs.values())
 
     def may_end(self) -> bool:
         """Returns whether no run is followed, no alert waits, and views read the end or timed out."""
         quiet = self._clock() - self._quiet_since
         self._last_words = [alerts for alerts in self._last_words if alerts.is_sending]
-        if self._runs or self._last_words or quiet < _LEAST_LINGER_SECONDS:
+        if self._runs or self._last_words or quiet < _MIN_LINGER_SECONDS:
             return False
         watched = self._last_read > 0 and self._clock() - self._last_read < _LINGER_SECONDS
         return self._read_since_end or not watched or quiet > _LINGER_SECONDS
@@ -274,4 +278,4 @@ def _is_run_folder(folder: Path) -> bool:
     """Returns whether *folder* holds a run, by its name and its files."""
     if not paths.is_run_id(folder.name):
         return False
-    return (folder / "run.json").exists() or bool(paths.rings(folder))
+    return (folder / "run.json").exists() or bool(paths.ring_paths(folder))

@@ -31,28 +31,37 @@ import msgspec
 from zeromon.collector.cluster import NodeInfo
 from zeromon.collector.cluster_client import reply_signature
 from zeromon.collector.daemon import Collector
-from zeromon.collector.trials import ROUNDS
+from zeromon.collector.trials import DEFAULT_ROUNDS
 from zeromon.errors import CollectorError, RunNotFound, ZeromonError
 from zeromon.export.prometheus.exposition import Exposition
-from zeromon.ring.tokens import NONCE, READ, REPORT, SIGNATURE, TIME, Nonces, is_proved, user_token
+from zeromon.ring.tokens import (
+    NONCE,
+    READ,
+    REPORT,
+    SIGNATURE,
+    TIME,
+    Nonces,
+    is_request_proved,
+    user_token,
+)
 from zeromon.snapshot import Capture, RunSnapshot, Trial
 from zeromon.sources import access
 from zeromon.storage.recorder import Past
-from zeromon.storage.run_store import StepQuery, encode
+from zeromon.storage.run_store import StepQuery, encode_snapshot
 
 Respond = Callable[[str, list[tuple[str, str]]], Any]
 Environ = dict[str, Any]
 Query = dict[str, list[str]]
 """The parameters of a query."""
-_SEVERAL = ("ranks", "steps")
+_LIST_FIELDS = ("ranks", "steps")
 """The fields of a :class:`StepQuery` that are no single number."""
 Handler = Callable[[Environ, Respond], Iterable[bytes]]
 
 _PORTS_TO_TRY = 20
-_MOST_CONNECTIONS = 64
+_MAX_CONNECTIONS = 64
 _CONNECTION_SECONDS = 30.0
-_MOST_BODY = 1 << 16
-_MOST_REPORT = 1 << 23
+_MAX_BODY_BYTES = 1 << 16
+_MAX_REPORT_BYTES = 1 << 23
 _VARIABLE = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in (TIME, NONCE, SIGNATURE)}
 """Name of a report's header -> its name in WSGI."""
 _ALIVE, _RUN = "/healthz", "/api/runs/"
@@ -72,7 +81,7 @@ class _Try(msgspec.Struct):
 
     run: str
     rule: str = ""
-    rounds: int = ROUNDS
+    rounds: int = DEFAULT_ROUNDS
     number: int = 0
     go_on: bool = False
 
@@ -91,15 +100,17 @@ class Application:
         self._metrics = Exposition()
         self._view = view
         self._gets: dict[str, Handler] = {
-            "/": lambda _, respond: _answer(respond, "200 OK", _INDEX),
-            _ALIVE: lambda _, respond: _answer(respond, "200 OK", {"zeromon": "ok"}),
-            "/sd": self._targets,
-            "/metrics": self._exposition,
+            "/": lambda _, respond: _send_json(respond, "200 OK", _INDEX),
+            _ALIVE: lambda _, respond: _send_json(respond, "200 OK", {"zeromon": "ok"}),
+            "/sd": self._answer_targets,
+            "/metrics": self._answer_metrics,
             "/api/runs": self._runs,
         }
         self._posts: dict[str, Handler] = {
-            "/api/trace": lambda environ, respond: self._act(environ, respond, self._trace),
-            "/api/try": lambda environ, respond: self._act(environ, respond, self._try),
+            "/api/trace": lambda environ, respond: self._start_action(
+                environ, respond, self._trace
+            ),
+            "/api/try": lambda environ, respond: self._start_action(environ, respond, self._try),
             "/api/exchange": self._exchange,
         }
         self._policy = access.Policy(
@@ -108,7 +119,7 @@ class Application:
             token_hint="send the collector's token as Authorization: Bearer TOKEN",
             actions=tuple(self._posts),
             read_methods=("GET", "HEAD"),
-            most_body=_MOST_REPORT,
+            most_body=_MAX_REPORT_BYTES,
             signed=("/api/exchange",),
             open=(_ALIVE,),
         )
@@ -116,36 +127,43 @@ class Application:
     @property
     def routes(self) -> list[tuple[str, str]]:
         """Method and path of everything that it answers; ``{run}`` stands for the name of a run."""
-        parts = ("", *(f"/{part}" for part in _PARTS))
+        suffixes = ("", *(f"/{section}" for section in _SECTIONS))
         return [
-            *(("GET", path) for path in (*self._gets, *(f"{_RUN}{{run}}{part}" for part in parts))),
+            *(
+                ("GET", path)
+                for path in (*self._gets, *(f"{_RUN}{{run}}{tail}" for tail in suffixes))
+            ),
             *(("POST", path) for path in self._posts),
         ]
 
     def __call__(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         """Answers one request, as WSGI defines it."""
-        request = _request(environ)
+        request = _policy_request(environ)
         token = self._policy.token
-        if request.method == "GET" and self._is_proved(environ, READ, _target(environ), token):
+        if request.method == "GET" and self._is_proved(
+            environ, READ, _signed_target(environ), token
+        ):
             request = replace(request, token=token)
-        refused = access.refusal(request, self._policy)
+        refused = access.refusal_of(request, self._policy)
         if refused is not None:
             status = f"{refused.status} {HTTPStatus(refused.status).phrase}"
-            return _answer(respond, status, {"error": refused.reason})
+            return _send_json(respond, status, {"error": refused.reason})
         path = request.path or "/"
         handler = (self._posts if request.method == "POST" else self._gets).get(path)
         if handler is not None:
             return handler(environ, respond)
         if path.startswith(_RUN):
-            name, _, what = path.removeprefix(_RUN).partition("/")
-            return self._run(unquote(name), what, environ, respond)
-        return _answer(respond, "404 Not Found", {"error": f"nothing at {path}"})
+            name, _, section = path.removeprefix(_RUN).partition("/")
+            return self._run(unquote(name), section, environ, respond)
+        return _send_json(respond, "404 Not Found", {"error": f"nothing at {path}"})
 
-    def _targets(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
-        here = environ.get("HTTP_HOST", "")
-        return _answer(respond, "200 OK", targets(self._view.targets(), self._view.view, here))
+    def _answer_targets(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        host = environ.get("HTTP_HOST", "")
+        return _send_json(
+            respond, "200 OK", target_groups(self._view.targets(), self._view.view, host)
+        )
 
-    def _exposition(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+    def _answer_metrics(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         self._view.was_read()
         accepted = environ.get("HTTP_ACCEPT", ""), environ.get("HTTP_ACCEPT_ENCODING", "")
         headers, body = self._metrics.answer(self._view.view, self._view.health, *accepted)
@@ -153,46 +171,52 @@ class Application:
         return [body]
 
     def _runs(self, _: Environ, respond: Respond) -> Iterable[bytes]:
-        return _answer(respond, "200 OK", [_brief(run) for run in self._view.view])
+        return _send_json(respond, "200 OK", [_summarize_run(run) for run in self._view.view])
 
     def _is_proved(self, environ: Environ, kind: bytes, content: bytes, token: str) -> bool:
         """Returns whether the request is signed with *token* over its *content*."""
-        given = {name: environ.get(_VARIABLE[name], "") for name in _VARIABLE}
-        return is_proved(given, kind, content, token, self._nonces)
+        headers = {name: environ.get(_VARIABLE[name], "") for name in _VARIABLE}
+        return is_request_proved(headers, kind, content, token, self._nonces)
 
-    def _run(self, name: str, what: str, environ: Environ, respond: Respond) -> Iterable[bytes]:
+    def _run(self, name: str, section: str, environ: Environ, respond: Respond) -> Iterable[bytes]:
         self._view.was_read()
         run = next((run for run in self._view.view if name in (run.run, run.alias)), None)
         if run is None:
-            return _answer(respond, "404 Not Found", {"error": f"no run {name}"})
+            return _send_json(respond, "404 Not Found", {"error": f"no run {name}"})
         try:
             query = parse_qs(environ.get("QUERY_STRING", ""))
-            body = self._past(run, what, query) if what else encode(_since(run, query))
+            body = (
+                self._past(run, section, query)
+                if section
+                else encode_snapshot(_steps_since(run, query))
+            )
         except RunNotFound as error:
-            return _answer(respond, "404 Not Found", {"error": str(error)})
+            return _send_json(respond, "404 Not Found", {"error": str(error)})
         except (ValueError, OverflowError, RecursionError) as error:
-            return _answer(respond, "400 Bad Request", {"error": f"not a request: {error}"})
+            return _send_json(respond, "400 Bad Request", {"error": f"not a request: {error}"})
         except (OSError, ZeromonError, ImportError) as error:
-            return _answer(respond, "500 Internal Server Error", {"error": str(error)})
-        respond("200 OK", _headers(body))
+            return _send_json(respond, "500 Internal Server Error", {"error": str(error)})
+        respond("200 OK", _json_headers(body))
         return [body]
 
-    def _past(self, run: RunSnapshot, what: str, query: Query) -> bytes:
-        if what not in _PARTS:
-            raise RunNotFound(f"nothing at {what}")
-        return _PARTS[what](self._view.past(run.run), query)
+    def _past(self, run: RunSnapshot, section: str, query: Query) -> bytes:
+        if section not in _SECTIONS:
+            raise RunNotFound(f"nothing at {section}")
+        return _SECTIONS[section](self._view.past(run.run), query)
 
-    def _act(
+    def _start_action(
         self, environ: Environ, respond: Respond, act: Callable[[bytes], Capture | Trial]
     ) -> Iterable[bytes]:
         """Answers a request that changes what the ranks do."""
         try:
-            made = act(environ["wsgi.input"].read(min(_MOST_BODY, _size_of(environ))))
+            accepted = act(
+                environ["wsgi.input"].read(min(_MAX_BODY_BYTES, _request_body_size(environ)))
+            )
         except (ValueError, RecursionError) as error:
-            return _answer(respond, "400 Bad Request", {"error": f"not a request: {error}"})
+            return _send_json(respond, "400 Bad Request", {"error": f"not a request: {error}"})
         except ZeromonError as error:
-            return _answer(respond, "409 Conflict", {"error": str(error), "hint": error.hint})
-        return _answer(respond, "202 Accepted", msgspec.to_builtins(made))
+            return _send_json(respond, "409 Conflict", {"error": str(error), "hint": error.hint})
+        return _send_json(respond, "202 Accepted", msgspec.to_builtins(accepted))
 
     def _trace(self, body: bytes) -> Capture:
         request = _TRACE.decode(body)
@@ -205,52 +229,52 @@ class Application:
         return self._view.try_change(request.run, request.rule, request.rounds)
 
     def _exchange(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
-        report = environ["wsgi.input"].read(_size_of(environ))
+        report = environ["wsgi.input"].read(_request_body_size(environ))
         if not self._is_proved(environ, REPORT, report, self._token):
             reason = (
                 "the report is not signed with this collector's token, or is not of this minute"
             )
-            return _answer(respond, "401 Unauthorized", {"error": reason})
+            return _send_json(respond, "401 Unauthorized", {"error": reason})
         try:
             body = self._view.exchange(report)
         except RunNotFound as error:
-            return _answer(respond, "404 Not Found", {"error": str(error)})
+            return _send_json(respond, "404 Not Found", {"error": str(error)})
         except ValueError as error:
-            return _answer(respond, "400 Bad Request", {"error": f"not a report: {error}"})
+            return _send_json(respond, "400 Bad Request", {"error": f"not a report: {error}"})
         proof = reply_signature(self._token, environ[_VARIABLE[NONCE]], body)
-        respond("200 OK", [*_headers(body), (SIGNATURE, proof)])
+        respond("200 OK", [*_json_headers(body), (SIGNATURE, proof)])
         return [body]
 
 
-def _lanes(past: Past, query: Query) -> bytes:
+def _encode_lanes(past: Past, query: Query) -> bytes:
     ranks = [int(rank) for rank in query.get("rank", ())]
     return _ENCODER.encode(past.lanes(int(query.get("steps", ["1"])[0]), ranks))
 
 
-def _series(past: Past, query: Query) -> bytes:
-    fields = {name: found if name in _SEVERAL else found[0] for name, found in query.items()}
-    asked = msgspec.convert(fields, StepQuery, strict=False)
-    if asked.most < 1:
+def _encode_series(past: Past, query: Query) -> bytes:
+    fields = {name: params if name in _LIST_FIELDS else params[0] for name, params in query.items()}
+    step_query = msgspec.convert(fields, StepQuery, strict=False)
+    if step_query.most < 1:
         raise ValueError("most is at least 1")
-    return _ENCODER.encode(past.series(asked))
+    return _ENCODER.encode(past.series(step_query))
 
 
-_PARTS: dict[str, Callable[[Past, Query], bytes]] = {
+_SECTIONS: dict[str, Callable[[Past, Query], bytes]] = {
     "span": lambda past, _: _ENCODER.encode(past.span()),
-    "at": lambda past, query: encode(past.at(float(query.get("wall", ["none given"])[0]))),
+    "at": lambda past, query: encode_snapshot(past.at(float(query.get("wall", ["none given"])[0]))),
     "findings": lambda past, _: _ENCODER.encode(past.findings()),
-    "lanes": _lanes,
-    "series": _series,
+    "lanes": _encode_lanes,
+    "series": _encode_series,
 }
 """The name in a path and the method that answers it from a run's record."""
 
 
-def _target(environ: Environ) -> bytes:
+def _signed_target(environ: Environ) -> bytes:
     """The target of a signed read: the path and the query."""
     return f"{environ.get('PATH_INFO', '')}?{environ.get('QUERY_STRING', '')}".encode()
 
 
-def _request(environ: Environ) -> access.Request:
+def _policy_request(environ: Environ) -> access.Request:
     """Returns the fields of a WSGI request that the access policy reads."""
     return access.Request(
         method=str(environ.get("REQUEST_METHOD", "")),
@@ -258,16 +282,16 @@ def _request(environ: Environ) -> access.Request:
         host=environ.get("HTTP_HOST", ""),
         origin=environ.get("HTTP_ORIGIN", ""),
         token=environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer "),
-        length=access.body_length(environ.get("CONTENT_LENGTH") or "0"),
+        length=access.parse_body_length(environ.get("CONTENT_LENGTH") or "0"),
     )
 
 
-def targets(
-    cards: Iterable[NodeInfo], runs: Iterable[RunSnapshot], here: str
+def target_groups(
+    cards: Iterable[NodeInfo], runs: Iterable[RunSnapshot], own_address: str
 ) -> list[dict[str, Any]]:
     """Returns target groups for Prometheus's HTTP service discovery, one per node and run.
 
-    *here*: the address of this collector, for the runs that have no other node.
+    *own_address*: the address of this collector, for the runs that have no other node.
     """
     groups = [
         (card.address, card.run, card.node, card.first_rank, card.ranks)
@@ -276,38 +300,38 @@ def targets(
     ]
     spread = {run for _, run, *_ in groups}
     groups += [
-        (here, run.run, run.node, run.ranks[0].rank, len(run.ranks))
+        (own_address, run.run, run.node, run.ranks[0].rank, len(run.ranks))
         for run in runs
         if run.run not in spread and run.ranks and not run.ended
     ]
     if not groups:
-        groups.append((here, "", socket.gethostname(), 0, 0))
+        groups.append((own_address, "", socket.gethostname(), 0, 0))
     return [
         {
             "targets": [address],
             "labels": {
                 "__meta_zeromon_run": run,
                 "__meta_zeromon_node": node,
-                "__meta_zeromon_ranks": f"{first}-{first + ranks - 1}" if ranks else "",
+                "__meta_zeromon_ranks": f"{first_rank}-{first_rank + ranks - 1}" if ranks else "",
             },
         }
-        for address, run, node, first, ranks in groups
+        for address, run, node, first_rank, ranks in groups
     ]
 
 
-def _since(run: RunSnapshot, query: Query) -> RunSnapshot:
+def _steps_since(run: RunSnapshot, query: Query) -> RunSnapshot:
     """Returns *run* without the recent steps that began before ``since``, ns, which the client has."""
-    since = int(query.get("since", ["0"])[0])
-    if not since:
+    since_ns = int(query.get("since", ["0"])[0])
+    if not since_ns:
         return run
     ranks = [
-        replace(rank, recent=tuple(step for step in rank.recent if step.start_ns >= since))
+        replace(rank, recent=tuple(step for step in rank.recent if step.start_ns >= since_ns))
         for rank in run.ranks
     ]
     return replace(run, ranks=tuple(ranks))
 
 
-def _brief(run: RunSnapshot) -> dict[str, Any]:
+def _summarize_run(run: RunSnapshot) -> dict[str, Any]:
     return {
         "run": run.run,
         "ended": run.ended,
@@ -320,18 +344,18 @@ def _brief(run: RunSnapshot) -> dict[str, Any]:
     }
 
 
-def _size_of(environ: Environ) -> int:
+def _request_body_size(environ: Environ) -> int:
     """Returns the size of a request's body, bytes; 0 where the header is absent."""
-    return access.body_length(environ.get("CONTENT_LENGTH") or "0") or 0
+    return access.parse_body_length(environ.get("CONTENT_LENGTH") or "0") or 0
 
 
-def _headers(body: bytes) -> list[tuple[str, str]]:
+def _json_headers(body: bytes) -> list[tuple[str, str]]:
     return [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
 
 
-def _answer(respond: Respond, status: str, content: Any) -> list[bytes]:
+def _send_json(respond: Respond, status: str, content: Any) -> list[bytes]:
     body = json.dumps(content).encode()
-    respond(status, _headers(body))
+    respond(status, _json_headers(body))
     return [body]
 
 
@@ -349,10 +373,10 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answers in a thread of its own; the oldest connection ends when there are too many."""
-        opened = list(self._opened)
-        for oldest in opened[: len(opened) - _MOST_CONNECTIONS + 1]:
-            _cut(oldest)
-            self._opened.pop(oldest, None)
+        connections = list(self._opened)
+        for connection in connections[: len(connections) - _MAX_CONNECTIONS + 1]:
+            _cut_connection(connection)
+            self._opened.pop(connection, None)
         self._opened[request] = time.monotonic()
         super().process_request(request, client_address)
 
@@ -363,14 +387,14 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def service_actions(self) -> None:
         """Ends connections that have not sent their request in time."""
-        now = time.monotonic()
-        for request, since in list(self._opened.items()):
-            if now - since > _CONNECTION_SECONDS:
-                _cut(request)
+        now_seconds = time.monotonic()
+        for request, accepted_at in list(self._opened.items()):
+            if now_seconds - accepted_at > _CONNECTION_SECONDS:
+                _cut_connection(request)
                 self._opened.pop(request, None)
 
 
-def _cut(connection: socket.socket) -> None:
+def _cut_connection(connection: socket.socket) -> None:
     """Ends a connection whose thread may be waiting for it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
@@ -383,7 +407,7 @@ class _QuietHandler(WSGIRequestHandler):
         """Logs nothing: the collector has no terminal."""
 
 
-def start_server(
+def start_http_server(
     view: Collector, host: str, port: int, token: str = "", *, strict_port: bool = False
 ) -> WSGIServer:
     """Serves *view* from a thread of its own. *token*: the job's; without it the user's is needed.
@@ -391,7 +415,7 @@ def start_server(
     Takes one of the next ports where *port* is in use, else any, unless *strict_port*. Raises
     :class:`CollectorError` without a free port, and for a non-loopback address without a token.
     """
-    loopback = access.only_loopback(host, token)
+    loopback = access.check_loopback_only(host, token)
     application = Application(view, token, any_host=not loopback)
     candidates = [port] if strict_port or port == 0 else [*range(port, port + _PORTS_TO_TRY), 0]
     for candidate in candidates:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from zeromon.errors import NotifyError
-from zeromon.probes.installation import install_hint
+from zeromon.probes.installation import package_install_hint
 from zeromon.readout.alerts import Alerts, Message
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
@@ -42,16 +42,16 @@ class Target(NamedTuple):
     url: str
 
 
-def split_urls(text: str) -> list[str]:
+def split_notify_urls(setting: str) -> list[str]:
     """The URLs in ZEROMON_NOTIFY: separated by spaces, or by commas that a scheme follows."""
-    return [url for part in _BETWEEN.split(text) if (url := part.strip(","))]
+    return [url for field in _BETWEEN.split(setting) if (url := field.strip(","))]
 
 
-def target(url: str) -> Target:
+def parse_target(url: str) -> Target:
     """*url*, once a service is known for it; raises :class:`NotifyError`."""
-    services = _services(url)
-    known = _SCHEME.match(url)
-    scheme = known[0] if known else ""
+    services = _apprise_services(url)
+    scheme_match = _SCHEME.match(url)
+    scheme = scheme_match[0] if scheme_match else ""
     if not services:
         raise NotifyError(f"this {scheme or 'URL'} names no service, or lacks a part")
     host = ""
@@ -62,33 +62,33 @@ def target(url: str) -> Target:
     return Target(scheme + host, url)
 
 
-def deliver(url: str, message: Message) -> str:
+def deliver_message(url: str, message: Message) -> str:
     """Sends *message* to *url*; returns "" when it was accepted, else why not."""
     try:
         tone, body = str(message.tone), message.body
-        result = _services(url).notify(body, message.title, tone, body_format="text")
+        result = _apprise_services(url).notify(body, message.title, tone, body_format="text")
         if result:
             return ""
-        said = " ".join(entry.message for service in result for entry in service.logs())
-        code = _CODE.search(said)  # the rest may hold the URL
+        log_text = " ".join(entry.message for service in result for entry in service.logs())
+        code = _CODE.search(log_text)  # the rest may hold the URL
         return f"HTTP {code[1]}" if code else "no answer, or none that accepts it"
     except Exception as error:
         return type(error).__name__
 
 
-def _services(url: str) -> Any:
+def _apprise_services(url: str) -> Any:
     """The Apprise object for *url*: of a web page a plain webhook; empty where it knows no service."""
     try:
         apprise: Any = importlib.import_module("apprise")
     except ImportError as error:
         name = f"alerts need a package that is not installed ({error.name})"
-        raise NotifyError(name, install_hint("notify")) from error
+        raise NotifyError(name, package_install_hint("notify")) from error
     pictures = {"image_url_mask": "", "image_url_logo": ""}  # from a host that nobody named
     asset = apprise.AppriseAsset(app_id="zeromon", service_timeout=_SERVICE_SECONDS, **pictures)
-    found = apprise.Apprise(asset=asset)
-    if not found.add(url) and url.startswith(("http://", "https://")):
-        found.add(url.replace("http", "json", 1))
-    return found
+    services = apprise.Apprise(asset=asset)
+    if not services.add(url) and url.startswith(("http://", "https://")):
+        services.add(url.replace("http", "json", 1))
+    return services
 
 
 class _Sender:
@@ -120,7 +120,7 @@ class _Sender:
                 message = self._waiting.popleft()
             for pause in _PAUSES:
                 time.sleep(pause)
-                if not deliver(self.to.url, message):
+                if not deliver_message(self.to.url, message):
                     break
             else:
                 self.failed += 1
@@ -140,7 +140,7 @@ class Notifier:
         """The text that :data:`TOLD` gets once no message waits; a restart sends those that do."""
         with suppress(OSError, ValueError, TypeError):
             listed = json.loads((folder / paths.NOTIFY).read_text())
-            self._senders = [_Sender(Target(*map(str, one)), self._save) for one in listed]
+            self._senders = [_Sender(Target(*map(str, fields)), self._save) for fields in listed]
         with suppress(OSError, ValueError, TypeError, KeyError):
             self._alerts = Alerts(json.loads((folder / TOLD).read_text()))
 
@@ -174,6 +174,6 @@ class Notifier:
     @property
     def note(self) -> str:
         """The messages that were not delivered, and errors; "" for none."""
-        unsent = ((one.to.name, one.failed) for one in self._senders if one.failed)
+        unsent = ((sender.to.name, sender.failed) for sender in self._senders if sender.failed)
         failed = [f"alerts that {name} did not accept: {count}" for name, count in unsent]
         return "; ".join([*failed, *self._error])

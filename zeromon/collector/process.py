@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.collector.daemon import Collector
-from zeromon.collector.http import start_server, targets
+from zeromon.collector.http import start_http_server, target_groups
 from zeromon.errors import CollectorError, RingError
 from zeromon.ring import paths
-from zeromon.ring.files import lock_file, replace_file
-from zeromon.ring.ring_file import remove_orphans
+from zeromon.ring.files import replace_file, try_lock_file
+from zeromon.ring.ring_file import remove_orphan_rings
 from zeromon.ring.tokens import job_token, user_token
 
 DEFAULT_PORT = 9417
@@ -42,43 +42,43 @@ class TargetFile:
 
     def write(self, groups: list[dict[str, Any]]) -> None:
         """Replaces the file when *groups* changed. An error is ignored: the next call tries again."""
-        text = json.dumps(groups, indent=1)
-        if text == self._written:
+        json_text = json.dumps(groups, indent=1)
+        if json_text == self._written:
             return
         with suppress(OSError):  # not private: Prometheus runs as another user
-            replace_file(self._path, text, private=False)
-            self._written = text
+            replace_file(self._path, json_text, private=False)
+            self._written = json_text
 
 
-def serve(root: Path, host: str, port: int, token: str, *, strict_port: bool) -> int:
+def serve_runs(root: Path, host: str, port: int, token: str, *, strict_port: bool) -> int:
     """Runs a collector until :meth:`Collector.may_end`; returns 0, at once when another one runs."""
-    paths.make_private(root, tighten=False)
-    if lock_file(root / paths.LOCK) is None:
+    paths.make_private_folder(root, tighten=False)
+    if try_lock_file(root / paths.LOCK) is None:
         return 0
-    remove_orphans()
+    remove_orphan_rings()
     collector = Collector(root)
-    server = start_server(collector, host, port, token, strict_port=strict_port)
+    server = start_http_server(collector, host, port, token, strict_port=strict_port)
     address = root / "collector.json"
     key = token or user_token()
     facts = {"pid": os.getpid(), "host": host, "port": server.server_port, "key": key}
     replace_file(address, json.dumps(facts))
     sd_file = os.environ.get("ZEROMON_SD_FILE", "")
     file = TargetFile(sd_file) if sd_file else None
-    here = f"{socket.gethostname() if host in _ANY_ADDRESS else host}:{server.server_port}"
+    own_address = f"{socket.gethostname() if host in _ANY_ADDRESS else host}:{server.server_port}"
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
         while not stop.is_set() and not collector.may_end():
-            began = time.monotonic()
+            start = time.monotonic()
             collector.tick()
             if file is not None:
-                file.write(targets(collector.targets(), collector.view, here))
-            took = time.monotonic() - began
+                file.write(target_groups(collector.targets(), collector.view, own_address))
+            took = time.monotonic() - start
             # on a node without free CPUs a tick takes long, and is followed by a longer pause
             stop.wait(max(0.05, min(took, _TICK_SECONDS), _TICK_SECONDS - took))
-        began = time.monotonic()
-        while (lasts := time.monotonic() - began) < _LAST_SECONDS:
+        start = time.monotonic()
+        while (lasts := time.monotonic() - start) < _LAST_SECONDS:
             if not collector.is_ending() and lasts > _TICK_SECONDS:
                 break
             collector.tick()
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--daemon", action="store_true", help="go to the background at once")
     options = parser.parse_args(arguments)
     port = int(options.port or os.environ.get("ZEROMON_PORT") or DEFAULT_PORT)
-    root = paths.ring_roots()[0] if os.environ.get("ZEROMON_DIR") else paths.choose_root()
+    root = paths.user_ring_roots()[0] if os.environ.get("ZEROMON_DIR") else paths.choose_ring_root()
     if options.daemon:
         go_to_background()
     os.nice(10)  # training has priority for the cores
@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     if token:  # the folder that it was read from is removed some time after its run
         os.environ["ZEROMON_TOKEN"] = token
     try:
-        return serve(root, options.host, port, token, strict_port=False)
+        return serve_runs(root, options.host, port, token, strict_port=False)
     except (CollectorError, RingError) as error:
         sys.stderr.write(f"zeromon: {error}\n")
         return 2

@@ -6,15 +6,20 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from zeromon.fold.checkpoint import Checkpoint, checkpoint_of, restore
+from zeromon.fold.checkpoint import Checkpoint, checkpoint_of_state, restore_totals
 from zeromon.fold.fold import fold_records
-from zeromon.fold.state import RankState, know_group
+from zeromon.fold.state import RankState, note_group_facts
 from zeromon.levels import WINDOW_STEPS
 from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.disk import DiskReader
 from zeromon.probes.extension_lock import ExtensionLockReader
 from zeromon.probes.host_memory import HostReader
-from zeromon.probes.process import ProcessWatch, WorkersReader, describe_status, halt_of
+from zeromon.probes.process import (
+    ProcessWatch,
+    WorkersReader,
+    describe_wait_status,
+    main_thread_halt,
+)
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.events import ExitKind, Raw
 from zeromon.ring.model_metadata import BACKGROUND
@@ -67,7 +72,7 @@ class RankFollower:
         self._dead_polls = 0
         self._halt = Halt.NONE
         self._newest_row_ns = 0
-        """Start of the newest step that :meth:`new_rows` returned."""
+        """Start of the newest step that :meth:`new_history_rows` returned."""
         self._disk_reader = DiskReader(header.pid)
         self._disk: Disk | None = None
         self._pressure_reader = PressureReader(header.pid)
@@ -87,8 +92,8 @@ class RankFollower:
         now_ns = time.monotonic_ns()
         self._learn_names()
         records = self.reader.records(final=not self.alive)
-        fold_records(self.state, self._restoring(records) if self._earlier else records)
-        self._restore_at(self.reader.position)
+        fold_records(self.state, self._restored_records(records) if self._earlier else records)
+        self._restore_totals_at(self.reader.position)
         self._learn_names()
         self.state.dropped += self.reader.lost
         self.reader.lost = 0
@@ -99,23 +104,23 @@ class RankFollower:
             status_known = self.process.status() is not None
             self.settled = status_known or self._dead_polls >= SETTLING_POLLS
 
-    def _restoring(self, records: Iterable[Raw]) -> Iterator[Raw]:
+    def _restored_records(self, records: Iterable[Raw]) -> Iterator[Raw]:
         """Yields *records*, and restores the earlier totals before the first that they lack."""
         for record in records:
-            self._restore_at(record[0])
+            self._restore_totals_at(record[0])
             yield record
 
-    def _restore_at(self, number: int) -> None:
+    def _restore_totals_at(self, number: int) -> None:
         """Restores the earlier totals when *number* is the first record that they do not include."""
         if self._earlier is not None and number >= self._earlier.records:
-            restore(self.state, self._earlier)
+            restore_totals(self.state, self._earlier)
             self._earlier = None
 
     def totals(self) -> Checkpoint:
         """The totals up to the last record that was read; an earlier collector's until it is reached."""
         if self._earlier is not None:
             return self._earlier
-        return checkpoint_of(self.state, self.reader.position, self.reader.header.mono_ns)
+        return checkpoint_of_state(self.state, self.reader.position, self.reader.header.mono_ns)
 
     def _learn_names(self) -> None:
         state = self.state
@@ -124,7 +129,7 @@ class RankFollower:
             if name.kind == NameKind.META:
                 state.meta.update(payload)
             elif name.kind == NameKind.GROUP:
-                know_group(state, name.id, payload)
+                note_group_facts(state, name.id, payload)
             elif name.kind == NameKind.UNIT:
                 state.units[name.id] = fqn = str(payload.get("fqn", ""))
                 if fqn == BACKGROUND:
@@ -134,7 +139,7 @@ class RankFollower:
             elif name.kind == NameKind.TEXT:
                 state.texts[name.id] = str(payload.get("text", ""))
 
-    def new_rows(self, *, final: bool) -> list[Row]:
+    def new_history_rows(self, *, final: bool) -> list[Row]:
         """Returns the steps since the last call as rows of the history.
 
         The newest step waits for the next call unless *final*: a later event may still belong to it.
@@ -162,13 +167,13 @@ class RankFollower:
         if self.alive:
             return (DETACHED, False) if self.was_detached else ("", False)
         if self.was_detached:
-            text = "ended" if status is None else describe_status(status)
-            return f"{DETACHED}, then {text}", text not in ("ended", "finished")
+            status_text = "ended" if status is None else describe_wait_status(status)
+            return f"{DETACHED}, then {status_text}", status_text not in ("ended", "finished")
         if last_event is not None and last_event.how == ExitKind.EXCEPTION:
             return "exception", True
         if status is not None:
-            text = describe_status(status)
-            return text, text != "finished"
+            status_text = describe_wait_status(status)
+            return status_text, status_text != "finished"
         if last_event is not None:
             return "ended", False  # the kernel does not report the exit status
         return _UNEXPLAINED, True
@@ -178,7 +183,7 @@ class RankFollower:
         if self.state.exit is not None:
             return Halt.NONE
         if self.alive:
-            self._halt, last_ns = halt_of(self.state.pid), self.state.last_event_ns
+            self._halt, last_ns = main_thread_halt(self.state.pid), self.state.last_event_ns
             if self._halt is Halt.NONE and last_ns and now_ns - last_ns > _UNRESPONSIVE_NS:
                 self._halt = Halt.UNRESPONSIVE
         return self._halt
@@ -187,27 +192,29 @@ class RankFollower:
         """Returns the host's memory now; for a dead rank the last reading before it was settled."""
         if self._host_is_final:
             return self._host
-        now = reader.read(self.state.pid)
+        memory = reader.read(self.state.pid)
         if self.alive:
-            self._kills.append(_kills(now))
-        self._host = replace(now, kills_at_end=max(0, _kills(now) - self._kills[0]))
+            self._kills.append(_counted_kills(memory))
+        self._host = replace(memory, kills_at_end=max(0, _counted_kills(memory) - self._kills[0]))
         self._host_is_final = self.settled
         return self._host
 
     def disk(self) -> Disk | None:
         """Returns the disk's figures now; for a dead rank the last reading."""
         if self.alive:
-            now = time.monotonic_ns()
-            self._disk = self._disk_reader.read(self._disk_path(), now) or self._disk
+            now_ns = time.monotonic_ns()
+            self._disk = self._disk_reader.read(self._offload_disk_path(), now_ns) or self._disk
         return self._disk
 
     def pressure(self) -> Pressure | None:
         """Returns the process's waits for CPU and pages; for a dead rank the last reading."""
         if self.alive:
-            state, now = self.state, time.monotonic_ns()
-            last = state.history[-min(len(state.history), WINDOW_STEPS)] if state.history else None
-            since = last.start_ns if last is not None else now
-            self._pressure = self._pressure_reader.read(now, state.steps, since) or self._pressure
+            state, now_ns = self.state, time.monotonic_ns()
+            base = state.history[-min(len(state.history), WINDOW_STEPS)] if state.history else None
+            since_ns = base.start_ns if base is not None else now_ns
+            self._pressure = (
+                self._pressure_reader.read(now_ns, state.steps, since_ns) or self._pressure
+            )
         return self._pressure
 
     def workers(self) -> WorkerMemory | None:
@@ -221,7 +228,7 @@ class RankFollower:
         path = self.state.meta.get("lock") if self.alive else ""
         return self._lock_reader.read(path if isinstance(path, str) else "", now_ns)
 
-    def _disk_path(self) -> str:
+    def _offload_disk_path(self) -> str:
         for name, facts in self.state.meta.items():
             if name.startswith("engine") and isinstance(facts, dict) and "disk_path" in facts:
                 return str(facts["disk_path"])
@@ -240,6 +247,6 @@ def killed_for_memory(ranks: Collection[RankSnapshot]) -> frozenset[int]:
     return frozenset(rank.rank for rank in candidates[:kills])
 
 
-def _kills(host: HostMemory) -> int:
+def _counted_kills(host: HostMemory) -> int:
     """Returns the OOM kills of the cgroup, or of the machine where the cgroup does not count."""
     return host.oom_kills if host.oom_kills >= 0 else host.oom_kills_everywhere

@@ -18,33 +18,33 @@ from zeromon.collector.cluster_client import NOTE, RunCluster
 from zeromon.collector.notify import TOLD, Notifier
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
 from zeromon.collector.trace_capture import Captures
-from zeromon.collector.trials import Trials, with_results
+from zeromon.collector.trials import Trials, with_trial_results
 from zeromon.diagnosis.arrivals import ArrivalSkew, with_bubbles
 from zeromon.diagnosis.communicators import ras_of, with_groups
 from zeromon.diagnosis.engine import FindingMemory, advise
 from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.rule import lacks_cpus
-from zeromon.diagnosis.stalls import stalls
-from zeromon.diagnosis.stragglers import stragglers
+from zeromon.diagnosis.stalls import find_stalls
+from zeromon.diagnosis.stragglers import find_stragglers
 from zeromon.errors import RingError
 from zeromon.fold import checkpoint
 from zeromon.fold.checkpoint import Checkpoint
 from zeromon.fold.state import RankState, Silence, group_id
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.levels import NODE_SILENT_SECONDS
-from zeromon.memory.forecast import host_risk, rank_risks, with_earlier_onset
+from zeromon.memory.forecast import host_risk, risks_of_rank, with_earlier_onset
 from zeromon.probes import process
 from zeromon.probes.cpu_pressure import CpuUsers
 from zeromon.probes.devices import Devices
 from zeromon.probes.energy import EnergyMeter, Rapl
 from zeromon.probes.host_memory import HostReader
-from zeromon.probes.nccl_ras import InspectorReader, RasReader, is_here
-from zeromon.probes.network import network_peak
+from zeromon.probes.nccl_ras import InspectorReader, RasReader, is_local_address
+from zeromon.probes.network import network_peak_bandwidth
 from zeromon.probes.process import REVISION, ProcessWatch, Revision
 from zeromon.ring import paths, trials
-from zeromon.ring.files import read_object, replace_file
-from zeromon.ring.masking import masked
-from zeromon.ring.ring_file import remove_ring
+from zeromon.ring.files import read_json_object, replace_file
+from zeromon.ring.masking import mask_words
+from zeromon.ring.ring_file import remove_ring_file
 from zeromon.ring.tokens import NAME as TOKEN
 from zeromon.snapshot import (
     KILLED_FOR_MEMORY,
@@ -62,14 +62,14 @@ from zeromon.snapshot import (
     Straggler,
 )
 from zeromon.snapshot.ledger import Cause
-from zeromon.storage.recorder import Record, standing
+from zeromon.storage.recorder import Record, standing_findings
 from zeromon.storage.run_store import Store
 from zeromon.units import printable, printable_values
 
 RETRY_NS = 30_000_000_000
 """Until a ring or a run that could not be followed is tried again."""
 _NEVER_NS = 1 << 63
-_FORECAST_NS_A_RANK = 50_000_000
+_FORECAST_NS_PER_RANK = 50_000_000
 
 
 class Risks:
@@ -88,34 +88,36 @@ class Risks:
 
         The host's risk is a risk of every rank.
         """
-        interval_ns = _FORECAST_NS_A_RANK * len(ranks)
+        interval_ns = _FORECAST_NS_PER_RANK * len(ranks)
         if now_ns - self._host_ns >= interval_ns and all(rank.alive for rank in ranks):
             risk = host_risk(ranks)
-            found = [] if risk is None else [risk]
-            self._host_ns, self._host = now_ns, self._since_onset(-1, found, ranks)
+            host_risks = [] if risk is None else [risk]
+            self._host_ns, self._host = now_ns, self._with_growth_onset(-1, host_risks, ranks)
         for rank in ranks:
-            made_ns, known = self._by_rank.get(rank.rank, (-interval_ns, ()))
-            if now_ns - made_ns >= interval_ns and (rank.alive or not known):
-                risks = self._since_onset(rank.rank, rank_risks(rank), [rank])
+            made_ns, last_risks = self._by_rank.get(rank.rank, (-interval_ns, ()))
+            if now_ns - made_ns >= interval_ns and (rank.alive or not last_risks):
+                risks = self._with_growth_onset(rank.rank, risks_of_rank(rank), [rank])
                 self._by_rank[rank.rank] = (now_ns, risks)
         return {rank.rank: (*self._by_rank[rank.rank][1], *self._host) for rank in ranks}
 
-    def _since_onset(
+    def _with_growth_onset(
         self, number: int, risks: Sequence[Risk], ranks: Sequence[RankSnapshot]
     ) -> tuple[Risk, ...]:
         """Returns *risks* of *ranks* since the onset of their growth, which it remembers."""
-        known = self._growing
-        found = [with_earlier_onset(r, known.get((number, r.pool)), ranks[0].recent) for r in risks]
-        grown = [risk for risk in found if risk.growth_bytes_per_step is not None]
+        growing = self._growing
+        dated = [
+            with_earlier_onset(r, growing.get((number, r.pool)), ranks[0].recent) for r in risks
+        ]
+        grown = [risk for risk in dated if risk.growth_bytes_per_step is not None]
         self._growing |= {(number, risk.pool): risk for risk in grown}
-        return tuple(found)
+        return tuple(dated)
 
 
 class LinkPeaks:
     """The peak bandwidths of each rank's links, read once."""
 
     def __init__(self) -> None:
-        self._network = network_peak()
+        self._network = network_peak_bandwidth()
         self._by_rank: dict[int, Links] = {}
 
     def of(self, rank: int, uuid: str, devices: Devices) -> Links | None:
@@ -135,24 +137,24 @@ class LinkPeaks:
         return self._by_rank[rank]
 
 
-def judge_silences(followers: Sequence[RankFollower], run: RunSnapshot) -> None:
+def judge_rank_silences(followers: Sequence[RankFollower], run: RunSnapshot) -> None:
     """Notes the stall or hang of each follower's state, since the rank's last progress.
 
     The fold ends it with the next progress. What is expected to take long is neither. A silence keeps
     its cause, for its seconds may be counted already.
     """
     hangs = [hang for hang in run.hangs if not hang.pause]
-    stalled = {stall.rank.rank for stall in stalls(run) if not stall.rank.pause}
+    stalled = {stall.rank.rank for stall in find_stalls(run) if not stall.rank.pause}
     for follower in followers:
         if follower.alive:
             rank = follower.state.rank
-            hang = next((one for one in hangs if rank in (*one.waiting, *one.missing)), None)
+            hang = next((hung for hung in hangs if rank in (*hung.waiting, *hung.missing)), None)
             if hang is None and hangs and rank in stalled:
                 hang = hangs[0]  # others wait, and it is not known for what it does not call
-            _judge(follower.state, hang, stalls=rank in stalled, now_ns=run.taken_ns)
+            _note_silence(follower.state, hang, stalls=rank in stalled, now_ns=run.taken_ns)
 
 
-def _judge(state: RankState, hang: Hang | None, *, stalls: bool, now_ns: int) -> None:
+def _note_silence(state: RankState, hang: Hang | None, *, stalls: bool, now_ns: int) -> None:
     if state.silence is None and (stalls or hang is not None):
         cause = Cause.STALL if hang is None else Cause.HANG
         state.silence = Silence(cause, "", max(state.progress_ns, state.first_event_ns))
@@ -160,10 +162,10 @@ def _judge(state: RankState, hang: Hang | None, *, stalls: bool, now_ns: int) ->
         return
     silence.counted_ns = now_ns
     if hang is not None and silence.cause is Cause.HANG and not silence.of:
-        silence.of = _culprit(hang)
+        silence.of = _first_awaited(hang)
 
 
-def _culprit(hang: Hang) -> str:
+def _first_awaited(hang: Hang) -> str:
     """``rank 1``: the first rank that the others wait for; "" where that is not known."""
     awaited = (*hang.dead, *hang.missing, *hang.elsewhere)
     return f"rank {awaited[0]}" if awaited else ""
@@ -185,7 +187,7 @@ class RunFollower:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = folder.name
-        self.info = printable_values(read_object(folder / "run.json"))
+        self.info = printable_values(read_json_object(folder / "run.json"))
         self.started_wall = float(
             self.info.get("started") or paths.read_run_name(folder)[1] or time.time()
         )
@@ -206,7 +208,7 @@ class RunFollower:
         """True once a snapshot of the run was due to be saved."""
         self._history = read_history_end(folder)
         self.cluster = RunCluster(folder)
-        self._earlier = read_totals(folder / TOTALS)
+        self._earlier = read_saved_totals(folder / TOTALS)
         self._host = HostReader()
         self._rapl, self._energy = Rapl(), EnergyMeter()
         self._revision = Revision(folder)
@@ -232,9 +234,9 @@ class RunFollower:
         self._ended_ns = 0
         self._launched: Launched | None = None
         if self._launcher is not None:
-            self._launcher.note_end()
+            self._launcher.note_end_time()
             self._launched = Launched(self._launcher.pid)
-        self._clock_ns = clock_of(self.info)
+        self._clock_ns = wall_clock_offset_ns(self.info)
         self._tasks = process.TaskWatch(folder)
         expected = self.info.get("tasks")
         self._expected_tasks = expected if isinstance(expected, int) else 0
@@ -243,21 +245,21 @@ class RunFollower:
 
     def poll(self) -> None:
         """Finds new rings, reads all rings, and detects the end of the run."""
-        for path in paths.rings(self.folder):
+        for path in paths.ring_paths(self.folder):
             if self._retry_ns.get(path.name, _NEVER_NS) <= time.monotonic_ns():
                 del self._retry_ns[path.name], self.bad_rings[path.name]
             if path.name not in self.ranks and path.name not in self.bad_rings:
                 self._follow(path)
         for follower in self.ranks.values():
             follower.poll()
-        now, waits = time.monotonic_ns(), True
+        now_ns, waits = time.monotonic_ns(), True
         if any(follower.alive for follower in self.ranks.values()):
-            self._seen_ns, waits = now, False
+            self._seen_ns, waits = now_ns, False
         if self._launched is not None and (waits or self._launched.is_waiting) and not self.ended:
-            self._launched.look({follower.state.pid for follower in self.ranks.values()}, now)
+            self._launched.look({follower.state.pid for follower in self.ranks.values()}, now_ns)
         if not self.ended and self._is_over() and not self._retry_left_out_rings():
             self.ended = True
-            self._ended_ns = self._end_ns()
+            self._ended_ns = self._run_end_ns()
             self.ended_wall = (self._ended_ns + self._clock_ns) / 1e9
 
     def _retry_left_out_rings(self) -> bool:
@@ -267,7 +269,7 @@ class RunFollower:
             self._has_retried, self._retry_ns = True, dict.fromkeys(self._retry_ns, 0)
         return tries
 
-    def _end_ns(self) -> int:
+    def _run_end_ns(self) -> int:
         """When the launcher ended, or the last rank where one outlived it; now, where nothing tells."""
         launcher_ns = self._launcher.ended_ns if self._launcher is not None else 0
         if launcher_ns > self._seen_ns:
@@ -286,42 +288,42 @@ class RunFollower:
                 # the same process was attached again
                 del self.ranks[name]
                 old.reader.close()
-                remove_ring(old.path)
+                remove_ring_file(old.path)
 
-    def set_aside(self, devices: Devices) -> bool:
+    def set_aside_broken(self, devices: Devices) -> bool:
         """Leaves out the rings that break a snapshot by themselves; returns whether there was one.
 
         Each is tried again later, with the totals it had: what broke may have been one figure of one
         moment, and a ring that is left out for good is a record that is lost.
         """
         broken: dict[str, str] = {}
-        now = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         for name, follower in self.ranks.items():
             try:
                 follower.poll()
                 self._match_arrivals([follower])
-                made = self._summarize([follower], now)
-                hangs_of(self._complete([follower], made, devices, now), now)
+                summaries = self._summarize_ranks([follower], now_ns)
+                hangs_of(self._complete([follower], summaries, devices, now_ns), now_ns)
             except Exception as error:  # noqa: PERF203
                 broken[name] = printable(f"{name} is left out: {type(error).__name__}: {error}")
         for name in broken:
             follower = self.ranks.pop(name)
             self._earlier[name] = follower.totals()
-            self._retry_ns[name] = now + RETRY_NS
+            self._retry_ns[name] = now_ns + RETRY_NS
             follower.reader.close()
         self.bad_rings |= broken
         return bool(broken)
 
-    def _wall(self) -> float:
+    def _wall_seconds(self) -> float:
         """Returns the time of the clock that the run began with, however often it was set since."""
         return (time.monotonic_ns() + self._clock_ns) / 1e9
 
     def _is_over(self) -> bool:
-        if self.cluster.is_connected and self._failed_lately():
+        if self.cluster.is_connected and self._has_failed_lately():
             return False
         if self._launcher is not None and self._launcher.alive():
             return False
-        age = self._wall() - self.started_wall
+        age = self._wall_seconds() - self.started_wall
         if self._tasks.alive():
             return False
         if self._tasks.count < self._expected_tasks and age < _TASKS_SECONDS:
@@ -336,12 +338,12 @@ class RunFollower:
             return True
         return age > _START_SECONDS
 
-    def has_processes(self) -> bool:
+    def has_live_processes(self) -> bool:
         """Returns whether its launcher or one of its ranks still runs."""
         launched = self._launcher is not None and self._launcher.alive()
         return launched or any(follower.process.alive() for follower in self.ranks.values())
 
-    def _failed_lately(self) -> bool:
+    def _has_failed_lately(self) -> bool:
         """Returns whether a rank failed so recently that other nodes may not have its report yet."""
         failed = any(follower.ending()[1] for follower in self.newest())
         if failed and not self._failed_since:
@@ -350,17 +352,17 @@ class RunFollower:
 
     def newest(self) -> list[RankFollower]:
         """Returns one follower per rank: after a restart those of the newest attempt."""
-        return attempts.present(attempts.attempts_of(self.ranks.values()))
+        return attempts.current_followers(attempts.group_by_attempt(self.ranks.values()))
 
     def rings(self) -> tuple[str, ...]:
         """Returns the name of each rank's ring, in order of ranks."""
         by_rank = {follower.state.rank: follower.path.name for follower in self.newest()}
         return tuple(name for _, name in sorted(by_rank.items()))
 
-    def is_named(self) -> bool:
-        """Returns whether the run's name is known; see :meth:`RunCluster.can_name`."""
+    def is_name_known(self) -> bool:
+        """Returns whether the run's name is known; see :meth:`RunCluster.can_name_run`."""
         states = [follower.state for follower in self.newest()]
-        return self.ended or self.cluster.can_name(states)
+        return self.ended or self.cluster.can_name_run(states)
 
     def connect(self, lead: Callable[[str], Leader]) -> None:
         """Connects to the other nodes, where there are any; see :meth:`RunCluster.connect`."""
@@ -370,45 +372,49 @@ class RunFollower:
         """Goes on from the findings that an earlier collector showed last."""
         self._findings = FindingMemory(standing)
 
-    def _with_history(self, run: RunSnapshot) -> RunSnapshot:
+    def _with_history_end(self, run: RunSnapshot) -> RunSnapshot:
         """Returns *run* with when its history stopped, and why."""
         if self.record is not None and self.record.note and not self._history.note:
-            self._history = HistoryEnd(self.record.note, self._wall(), self.record.last_step)
+            self._history = HistoryEnd(
+                self.record.note, self._wall_seconds(), self.record.last_step
+            )
             write_history_end(self.folder, self._history)
-        note, wall, step = self._history
-        return replace(run, history_note=note, history_until=wall, history_step=step)
+        note, until_wall, step = self._history
+        return replace(run, history_note=note, history_until=until_wall, history_step=step)
 
     # ---- the snapshot --------------------------------------------------------------------------
 
     def snapshot(self, devices: Devices) -> RunSnapshot:
         """Returns the snapshot of the run, with risks and findings."""
-        now = time.monotonic_ns()
-        by_attempt = attempts.attempts_of(self.ranks.values())
-        followers = attempts.present(by_attempt)
+        now_ns = time.monotonic_ns()
+        by_attempt = attempts.group_by_attempt(self.ranks.values())
+        numbers = attempts.attempt_numbers(by_attempt)
+        followers = attempts.current_followers(by_attempt)
         if len(by_attempt) > self._attempts:  # figures of several ranks or steps begin anew
             self._skew, self._risks, self._stragglers = ArrivalSkew(), Risks(), ()
             self._findings = FindingMemory()
             self._attempts = len(by_attempt)
-        self._account_for(by_attempt)
+        self._update_ledger_base(by_attempt)
         # before the ranks are summarized: waits and transfers belong to these steps
         self._match_arrivals(followers)
         self.cluster.exchange(self._skew)
         self._host.new_round()
-        made = self._summarize(followers, now)
-        capture = self.captures.follow(made, now) if self.captures is not None else None
-        ranks = self._nccl.inspected(self._complete(followers, made, devices, now))
+        summaries = self._summarize_ranks(followers, now_ns)
+        capture = self.captures.follow(summaries, now_ns) if self.captures is not None else None
+        ranks = self._nccl.inspected(self._complete(followers, summaries, devices, now_ns))
         nodes = self.cluster.nodes()
         self._find_stragglers(ranks, nodes)
         self.cluster.report(ranks)
-        hangs = self.cluster.find_hangs([f.state for f in followers], ranks, now)
+        hangs = self.cluster.find_hangs([f.state for f in followers], ranks, now_ns)
         leads = not nodes or nodes[0].here  # one question of a job: RAS asks all its processes
+        folder = next((f for rank in ranks if (f := rank.process.get("folder"))), "")
         run = RunSnapshot(
             run=self.run,
-            command=tuple(masked([str(word) for word in self.info.get("command") or ()])),
+            command=tuple(mask_words([*map(str, self.info.get("command") or ())])),
             node=printable(socket.gethostname()),
             started_wall=self.started_wall,
-            taken_wall=self.ended_wall or self._wall(),
-            taken_ns=now,
+            taken_wall=self.ended_wall or self._wall_seconds(),
+            taken_ns=now_ns,
             ended=self.ended,
             ranks=ranks,
             findings=(),
@@ -416,40 +422,38 @@ class RunFollower:
             unread=self._unread(followers),
             stragglers=self._stragglers,
             hangs=hangs,
-            ras=self._nccl.ras(ranks, hangs if leads else (), now),
+            ras=self._nccl.ras(ranks, hangs if leads else (), now_ns),
             capture=capture,
-            trials=self.trials.follow(ranks, now),
+            trials=self.trials.follow(ranks, now_ns),
             alias=self.folder.name if self.folder.name != self.run else "",
             nodes=nodes,
             away=self.cluster.away,
             nodes_note=self.cluster.note,
-            attempts=attempts.earlier(by_attempt, self._launched_ns),
+            attempts=attempts.earlier_attempts(by_attempt, self._launched_ns),
             job=self._job(followers),
             planned_steps=int(self.info.get("steps") or 0),
             driver=devices.driver(),
-            cpu_users=self._cpu_users.read(now) if any(map(lacks_cpus, ranks)) else (),
-            energy=self._used(followers, ranks, now),
-            revision=self._revision.of(
-                next((f for r in ranks if (f := r.process.get("folder"))), "")
-            ),
-            attempt=next(reversed(attempts.numbers(by_attempt)), 1),
+            cpu_users=self._cpu_users.read(now_ns) if any(map(lacks_cpus, ranks)) else (),
+            energy=self._used(followers, ranks, now_ns),
+            revision=self._revision.of(folder),
+            attempt=next(reversed(numbers), 1),
         )
         if self._launched is not None:
-            run = self._launched.with_processes(run, attempts.numbers(by_attempt), self._clock_ns)
-        run = self._with_history(run)
-        judge_silences(followers, run)
-        findings = with_results(advise(run), run.trials)
+            run = self._launched.with_unreported(run, numbers, self._clock_ns)
+        run = self._with_history_end(run)
+        judge_rank_silences(followers, run)
+        findings = with_trial_results(advise(run), run.trials)
         return replace(run, findings=self._findings.shown(run, findings))
 
-    def _account_for(self, by_attempt: Sequence[Sequence[RankFollower]]) -> None:
+    def _update_ledger_base(self, by_attempt: Sequence[Sequence[RankFollower]]) -> None:
         """Updates from when on each rank's ledger goes, and its seconds in earlier attempts."""
-        began = attempts.beginnings(by_attempt, self._launched_ns)
+        starts_ns = attempts.attempt_starts_ns(by_attempt, self._launched_ns)
         self._since = {
-            follower.path: since
-            for members, since in zip(by_attempt, began, strict=False)
+            follower.path: since_ns
+            for members, since_ns in zip(by_attempt, starts_ns, strict=False)
             for follower in members
         }
-        self._before = attempts.totals_before(by_attempt, self._launched_ns)
+        self._before = attempts.earlier_ledger_totals(by_attempt, self._launched_ns)
 
     def _match_arrivals(self, followers: Sequence[RankFollower]) -> None:
         """Matches the collectives that ended at each rank with those of the other ranks."""
@@ -457,46 +461,50 @@ class RunFollower:
         for follower in followers:
             state = follower.state
             groups = {}
-            for group in {one.group for one in state.arrivals}:
+            for group in {arrival.group for arrival in state.arrivals}:
                 ranks = state.groups.get(group, {}).get("ranks", ())
                 local = len(local_ranks.intersection(ranks))
                 groups[group] = group_id(state, group), local, len(ranks)
             self._skew.all_arrived(state.rank, groups, state.arrivals)
             state.arrivals.clear()
 
-    def _summarize(self, followers: Sequence[RankFollower], now: int) -> list[RankSnapshot]:
+    def _summarize_ranks(
+        self, followers: Sequence[RankFollower], now_ns: int
+    ) -> list[RankSnapshot]:
         """Returns the snapshots of the ranks by their own events and processes."""
-        made = []
+        summaries = []
         for follower in followers:
-            since_ns, until_ns = self._since.get(follower.path, 0), self._ended_ns or now
+            since_ns, until_ns = self._since.get(follower.path, 0), self._ended_ns or now_ns
             observed = replace(
-                attempts.lifetime(follower, since_ns, until_ns),
-                halted=follower.halted(now),
+                attempts.observed_lifetime(follower, since_ns, until_ns),
+                halted=follower.halted(now_ns),
                 host=follower.host(self._host),
-                lock=follower.lock(now),
+                lock=follower.lock(now_ns),
             )
-            made.append(summarize(follower.state, observed))
-        return made
+            summaries.append(summarize_rank(follower.state, observed))
+        return summaries
 
     def _complete(
         self,
         followers: Sequence[RankFollower],
-        made: Sequence[RankSnapshot],
+        summaries: Sequence[RankSnapshot],
         devices: Devices,
-        now: int,
+        now_ns: int,
     ) -> tuple[RankSnapshot, ...]:
-        """Returns the snapshots *made* with what probes and the other ranks say of each rank."""
-        risks = self._risks.update(made, now)
-        killed = killed_for_memory(made)
+        """Returns the *summaries* with what probes and the other ranks say of each rank."""
+        risks = self._risks.update(summaries, now_ns)
+        killed = killed_for_memory(summaries)
         checks = self.captures.checks if self.captures is not None else {}
         on_device = Counter(str(f.state.meta.get("device_uuid", "")) for f in followers if f.alive)
         ranks = []
-        for follower, rank in zip(followers, made, strict=True):
+        for follower, rank in zip(followers, summaries, strict=True):
             number, uuid = rank.rank, str(follower.state.meta.get("device_uuid", ""))
-            whole = replace(
+            completed = replace(
                 rank,
                 ended=KILLED_FOR_MEMORY if number in killed else rank.ended,
-                device_stats=_shared(devices.read(uuid, now, rank.pid), on_device[uuid]),
+                device_stats=_with_process_count(
+                    devices.read(uuid, now_ns, rank.pid), on_device[uuid]
+                ),
                 disk=follower.disk(),
                 pressure=follower.pressure(),
                 workers=follower.workers(),
@@ -507,11 +515,11 @@ class RunFollower:
                 check=checks.get(number),
                 ledger_totals=dict(self._before[number] + Counter(rank.ledger_totals)),
             )
-            ranks.append(whole)
+            ranks.append(completed)
         return with_bubbles(tuple(ranks))
 
     def _used(
-        self, followers: Sequence[RankFollower], ranks: Sequence[RankSnapshot], now: int
+        self, followers: Sequence[RankFollower], ranks: Sequence[RankSnapshot], now_ns: int
     ) -> Energy:
         """The energy that this node has used for the run. Ranks that share a device count it once."""
         devices = {
@@ -519,13 +527,13 @@ class RunFollower:
             for follower, rank in zip(followers, ranks, strict=True)
             if rank.device_stats and (joules := rank.device_stats.energy_joules) is not None
         }
-        return self._energy.add(now, devices, self._rapl.read(), self._rapl.note)
+        return self._energy.add(now_ns, devices, self._rapl.read(), self._rapl.note)
 
     def _find_stragglers(self, ranks: Sequence[RankSnapshot], nodes: Sequence[NodeView]) -> None:
         """Updates the stragglers while all ranks are alive; after a death the last ones remain."""
         if all(rank.alive for rank in ranks):
             error = self.cluster.clock_error_seconds()
-            self._stragglers = stragglers(
+            self._stragglers = find_stragglers(
                 self._skew,
                 ranks,
                 lambda rank: next((node.node for node in nodes if node.has(rank)), ""),
@@ -535,21 +543,21 @@ class RunFollower:
 
     def _job(self, followers: Sequence[RankFollower]) -> str:
         """The name that the user gave to the job, else the id that its launcher or scheduler gave."""
-        given = (self.info.get("job"), *(follower.state.meta.get("job") for follower in followers))
-        return next((str(name) for name in given if name), "")
+        names = (self.info.get("job"), *(follower.state.meta.get("job") for follower in followers))
+        return next((str(name) for name in names if name), "")
 
     def _note(self) -> str:
-        said = [*self.bad_rings.values(), self.alerts.note, *self._tracked()]
-        if any(said):
-            return "; ".join(filter(None, said))
+        messages = [*self.bad_rings.values(), self.alerts.note, *self._tracking_notes()]
+        if any(messages):
+            return "; ".join(filter(None, messages))
         return "" if self.ranks or not self.ended else _NO_RANK
 
     def _unread(self, followers: Iterable[RankFollower]) -> tuple[int, ...]:
         """The ranks that have no ring but one that cannot be read, by the names of the files."""
-        found = {paths.rank_of_ring(name) for name in self.bad_rings}
-        return tuple(sorted(found - {follower.state.rank for follower in followers} - {-1}))
+        ring_ranks = {paths.rank_of_ring(name) for name in self.bad_rings}
+        return tuple(sorted(ring_ranks - {follower.state.rank for follower in followers} - {-1}))
 
-    def _tracked(self) -> Iterator[str]:
+    def _tracking_notes(self) -> Iterator[str]:
         """Yields what the processes of ``zeromon run --track`` cannot send."""
         for path in sorted(self.folder.glob(f"{paths.TRACK}*")):
             with suppress(OSError):
@@ -557,26 +565,26 @@ class RunFollower:
 
     # ---- keeping -------------------------------------------------------------------------------
 
-    def keep_steps(self) -> None:
+    def keep_new_steps(self) -> None:
         """Appends the new steps to the history."""
         if self.record is not None:
             present = self.newest()
-            for attempt in attempts.attempts_of(self.ranks.values()):
+            for attempt in attempts.group_by_attempt(self.ranks.values()):
                 for follower in attempt:
                     final = self.ended or follower not in present
-                    self.record.keep(follower.new_rows(final=final))
+                    self.record.keep(follower.new_history_rows(final=final))
 
-    def keep_totals(self) -> None:
+    def save_rank_totals(self) -> None:
         """Saves the totals, from which a restarted collector continues.
 
         An earlier attempt needs them only where its ring has overwritten what it began with.
         """
-        newest = self.newest()
+        current = self.newest()
         checkpoints = {name: self._earlier[name] for name in self._retry_ns}
         for follower in self.ranks.values():
-            if follower in newest or follower.reader.position > follower.reader.header.capacity:
+            if follower in current or follower.reader.position > follower.reader.header.capacity:
                 checkpoints[follower.path.name] = follower.totals()
-        replace_file(self.folder / TOTALS, checkpoint.encode(checkpoints))
+        replace_file(self.folder / TOTALS, checkpoint.encode_checkpoints(checkpoints))
 
     def keep(self, store: Store) -> None:
         """Moves the rings of an ended run from memory to the store."""
@@ -585,24 +593,24 @@ class RunFollower:
                 store.keep_ring(self.run, follower.path.name, follower.reader.memory)
         for follower in self.ranks.values():  # after every copy is complete
             follower.reader.close()
-        remove_files(self.folder)
+        remove_run_files(self.folder)
         if self.captures is not None:
-            self.captures.withdraw()
+            self.captures.withdraw_request()
         with suppress(OSError):
             self.folder.rmdir()
 
 
-def _shared(device: Device | None, ranks: int) -> Device | None:
+def _with_process_count(device: Device | None, ranks: int) -> Device | None:
     """Returns the *device* with the number of its processes, of which *ranks* are known here."""
     if device is None or ranks <= (device.processes or 0):
         return device
     return replace(device, processes=ranks)
 
 
-def read_folder(folder: Path) -> RunSnapshot:
+def snapshot_of_folder(folder: Path) -> RunSnapshot:
     """Returns the snapshot of a run, read from its rings without a collector."""
     run = RunFollower(folder)
-    run.recall(standing(Store().folder(run.run)))
+    run.recall(standing_findings(Store().folder(run.run)))
     for _ in range(SETTLING_POLLS + 1):
         run.poll()
     return run.snapshot(Devices())
@@ -623,7 +631,7 @@ class Nccl:
         """Returns the ranks with what Inspector has written of them."""
         rows, notes = {}, {}
         for rank in ranks:
-            reader = self._inspectors.get(rank.pid) or self._inspector(rank)
+            reader = self._inspectors.get(rank.pid) or self._inspector_reader(rank)
             if reader is not None:
                 rows[rank.rank], notes[rank.rank] = reader.read(), reader.note
         return tuple(
@@ -631,29 +639,29 @@ class Nccl:
             for rank in with_groups(ranks, rows)
         )
 
-    def _inspector(self, rank: RankSnapshot) -> InspectorReader | None:
-        variables = _variables(rank)
+    def _inspector_reader(self, rank: RankSnapshot) -> InspectorReader | None:
+        variables = _nccl_variables(rank)
         if not variables:
             return None
         try:
             folder = Path(os.readlink(f"/proc/{rank.pid}/cwd"))
         except OSError:
             folder = Path(rank.process.get("folder", ""))
-        made = self._inspectors[rank.pid] = InspectorReader(rank.pid, variables, folder)
-        return made
+        reader = self._inspectors[rank.pid] = InspectorReader(rank.pid, variables, folder)
+        return reader
 
     def ras(self, ranks: Sequence[RankSnapshot], hangs: Iterable[Hang], now_ns: int) -> Ras | None:
         """Returns RAS's newest answer while a collective of NCCL hangs; None before the first."""
-        asked = next((rank for rank in ranks if rank.alive and _uses_nccl(rank)), None)
-        if asked is None or not any(hang.seconds and not hang.pause for hang in hangs):
+        asked_rank = next((rank for rank in ranks if rank.alive and _uses_nccl(rank)), None)
+        if asked_rank is None or not any(hang.seconds and not hang.pause for hang in hangs):
             self._ras = RasReader()  # an answer about another hang is none about the next
             return None
-        self._ras.ask(_variables(asked), now_ns)
+        self._ras.ask(_nccl_variables(asked_rank), now_ns)
         answer = self._ras.answer
-        return ras_of(answer, ranks, is_here) if answer is not None else None
+        return ras_of(answer, ranks, is_local_address) if answer is not None else None
 
 
-def _variables(rank: RankSnapshot) -> Mapping[str, str]:
+def _nccl_variables(rank: RankSnapshot) -> Mapping[str, str]:
     return rank.process.get("variables", {})
 
 
@@ -667,7 +675,7 @@ TOTALS, _HISTORY_END = "totals.msgpack", "history.json"
 _RUN_FILES = (
     "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", paths.RUN_NAME, f".{paths.RUN_NAME}.*",
     "nodes.json", NOTE,
-    "meets", process.FILES, f".{process.FILES}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
+    "meets", process.TASKS, f".{process.TASKS}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
     trials.REQUEST, trials.WORDS, "rank*.loading", paths.NOTIFY, f".{paths.NOTIFY}.*",
     TOLD, f".{TOLD}.*", _HISTORY_END, f".{_HISTORY_END}.*", TOKEN, f".{TOKEN}.*",
     f"{paths.TRACK}*", f".{paths.TRACK}*",
@@ -686,37 +694,37 @@ class HistoryEnd(NamedTuple):
 def read_history_end(folder: Path) -> HistoryEnd:
     """Returns what an earlier collector noted about the end of the history."""
     with suppress(OSError, ValueError, TypeError):
-        note, wall, step = json.loads((folder / _HISTORY_END).read_text())
-        return HistoryEnd(printable(str(note)), float(wall), int(step))
+        note, until_wall, step = json.loads((folder / _HISTORY_END).read_text())
+        return HistoryEnd(printable(str(note)), float(until_wall), int(step))
     return HistoryEnd()
 
 
-def write_history_end(folder: Path, end: HistoryEnd) -> None:
+def write_history_end(folder: Path, history_end: HistoryEnd) -> None:
     """Notes it beside the rings, because the store may be unable to keep it."""
     with suppress(OSError):
-        replace_file(folder / _HISTORY_END, json.dumps(end))
+        replace_file(folder / _HISTORY_END, json.dumps(history_end))
 
 
-def remove_files(folder: Path) -> None:
+def remove_run_files(folder: Path) -> None:
     """Deletes zeromon's own files alone, because the user may have chosen the folder."""
     for pattern in _RUN_FILES:
         for path in folder.glob(pattern):
             if path.suffix == ".ring":
-                remove_ring(path)
+                remove_ring_file(path)
             path.unlink(missing_ok=True)
 
 
-def read_totals(path: Path) -> dict[str, Checkpoint]:
+def read_saved_totals(path: Path) -> dict[str, Checkpoint]:
     """Returns the totals that an earlier collector saved, by the names of the rings."""
     try:
-        return checkpoint.decode(path.read_bytes())
+        return checkpoint.decode_checkpoints(path.read_bytes())
     except OSError:
         return {}
 
 
-def clock_of(info: Mapping[str, Any]) -> int:
+def wall_clock_offset_ns(info: Mapping[str, Any]) -> int:
     """Returns wall clock less monotonic clock, ns, when the run began; now, where that is not known."""
-    began, mono_ns, now_ns = info.get("started"), info.get("mono_ns"), time.monotonic_ns()
-    if isinstance(began, float) and isinstance(mono_ns, int) and 0 < mono_ns <= now_ns:
-        return round(began * 1e9) - mono_ns
+    started, mono_ns, now_ns = info.get("started"), info.get("mono_ns"), time.monotonic_ns()
+    if isinstance(started, float) and isinstance(mono_ns, int) and 0 < mono_ns <= now_ns:
+        return round(started * 1e9) - mono_ns
     return time.time_ns() - now_ns

@@ -25,16 +25,16 @@ from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 from zeromon.snapshot import Capture, CaptureState, RankCapture, RankSnapshot, TraceCheck
 from zeromon.storage.run_store import DEPTH
-from zeromon.traces.analysis import RESULT_FILE, RankTrace, read_result
+from zeromon.traces.analysis import RESULT_FILE, RankTrace, read_analysis_result
 
-MOST_STEPS = 100
+MAX_CAPTURE_STEPS = 100
 POLL_SECONDS = 2.5
 """How long an agent may take to read a request."""
 _START_TIMEOUT_SECONDS = 60.0
 _SAVE_TIMEOUT_SECONDS = 600.0
 _ANALYSIS_SECONDS = 600.0
 _TOO_LONG = "their analysis was ended after 10 min"
-_MOST_REASONS = 4
+_MAX_REASONS = 4
 REQUEST = "trace.json"
 
 
@@ -53,9 +53,9 @@ class Captures:
         """Rank -> comparison of live figures with those of the last trace."""
 
     def request(
-        self, ranks: Sequence[RankSnapshot], steps: int, wanted: Sequence[int], now_ns: int
+        self, ranks: Sequence[RankSnapshot], steps: int, wanted_ranks: Sequence[int], now_ns: int
     ) -> Capture:
-        """Requests a trace of *steps* steps from the *wanted* ranks; () means all of them.
+        """Requests a trace of *steps* steps from *wanted_ranks*; () means all of them.
 
         Raises :class:`CaptureRefused` while another capture runs, or when a rank cannot record.
         """
@@ -65,65 +65,72 @@ class Captures:
                     f"trace {self.last.number} of this run is still {self.last.state}",
                     "One at a time: wait for it to end.",
                 )
-            chosen = _chosen(ranks, steps, wanted)
-            first = first_step(chosen)
-            taken = [int(p.name) for p in self._traces.glob("*") if p.name.isdigit()]
-            number = max(taken, default=0) + 1
+            chosen = _choose_ranks(ranks, steps, wanted_ranks)
+            start_step = first_safe_step(chosen)
+            numbers = [int(p.name) for p in self._traces.glob("*") if p.name.isdigit()]
+            number = max(numbers, default=0) + 1
             folder = self._traces / str(number)
-            os.close(paths.open_private(folder, DEPTH + 2))
-            made = Capture(
+            os.close(paths.open_private_folder(folder, DEPTH + 2))
+            capture = Capture(
                 number=number,
                 state=CaptureState.WAITING,
-                first=first,
+                first=start_step,
                 steps=steps,
                 ranks=tuple(rank.rank for rank in chosen),
                 folder=str(folder),
             )
-            self._write(made)
-            self.last, self._requested_ns = made, now_ns
-            return made
+            self._write(capture)
+            self.last, self._requested_ns = capture, now_ns
+            return capture
 
-    def _write(self, made: Capture) -> None:
-        content: dict[str, Any] = {"number": made.number, "first": made.first, "steps": made.steps}
-        content |= {"ranks": made.ranks, "folder": made.folder}
+    def _write(self, capture: Capture) -> None:
+        body: dict[str, Any] = {
+            "number": capture.number,
+            "first": capture.first,
+            "steps": capture.steps,
+        }
+        body |= {"ranks": capture.ranks, "folder": capture.folder}
         with os_errors_as(CaptureRefused, f"write {self._request_file}"):
-            replace_file(self._request_file, json.dumps(content))
+            replace_file(self._request_file, json.dumps(body))
 
     def follow(self, ranks: Sequence[RankSnapshot], now_ns: int) -> Capture | None:
         """Advances the last capture and returns it; None before the first."""
         with self._lock:
-            made = self.last
-            if made is not None and made.state in (CaptureState.WAITING, CaptureState.RECORDING):
-                self.last = self._recorded(made, ranks, now_ns)
-            elif made is not None and made.state == CaptureState.ANALYSING:
-                self.last = self._analysed(made, ranks)
+            capture = self.last
+            if capture is not None and capture.state in (
+                CaptureState.WAITING,
+                CaptureState.RECORDING,
+            ):
+                self.last = self._recorded(capture, ranks, now_ns)
+            elif capture is not None and capture.state == CaptureState.ANALYSING:
+                self.last = self._finish_analysis(capture, ranks)
             return self.last
 
-    def _recorded(self, made: Capture, ranks: Sequence[RankSnapshot], now_ns: int) -> Capture:
-        """Returns *made* updated by the ranks' answers; starts the analysis after the last answer."""
+    def _recorded(self, capture: Capture, ranks: Sequence[RankSnapshot], now_ns: int) -> Capture:
+        """Returns *capture* updated by the ranks' answers; starts the analysis after the last answer."""
         answers = {
             rank.rank: rank.capture
             for rank in ranks
-            if rank.capture is not None and rank.capture.request == made.number
+            if rank.capture is not None and rank.capture.request == capture.number
         }
-        begun = any(answer.state != CaptureState.WAITING for answer in answers.values())
+        has_begun = any(answer.state != CaptureState.WAITING for answer in answers.values())
         waited = (now_ns - self._requested_ns) / 1e9
-        timeout = _SAVE_TIMEOUT_SECONDS if begun else _start_timeout(ranks)
-        if _unanswered(made, ranks, answers) and waited < timeout:
-            return replace(made, state=CaptureState.RECORDING) if begun else made
-        self.withdraw()
-        paths = [Path(made.folder) / f"rank{rank}.json" for rank in made.ranks]
+        timeout = _SAVE_TIMEOUT_SECONDS if has_begun else _start_timeout_seconds(ranks)
+        if _is_unanswered(capture, ranks, answers) and waited < timeout:
+            return replace(capture, state=CaptureState.RECORDING) if has_begun else capture
+        self.withdraw_request()
+        paths = [Path(capture.folder) / f"rank{rank}.json" for rank in capture.ranks]
         files = tuple(str(path) for path in paths if path.exists())
-        note = _reasons(made, answers)
+        note = _missing_reasons(capture, answers)
         if not files:
-            why = note or f"no rank came to step {made.first} in {waited:.0f} s"
-            return replace(made, state=CaptureState.FAILED, note=why)
+            reason = note or f"no rank came to step {capture.first} in {waited:.0f} s"
+            return replace(capture, state=CaptureState.FAILED, note=reason)
         try:
-            self._analyse(made.folder, files)
+            self._analyse(capture.folder, files)
         except OSError as error:
             note = f"the traces are there, but cannot be analysed: {error.strerror}"
-            return replace(made, state=CaptureState.DONE, files=files, note=note)
-        return replace(made, state=CaptureState.ANALYSING, files=files, note=note)
+            return replace(capture, state=CaptureState.DONE, files=files, note=note)
+        return replace(capture, state=CaptureState.ANALYSING, files=files, note=note)
 
     def _analyse(self, folder: str, files: Sequence[str]) -> None:
         command = [sys.executable, "-m", "zeromon", "trace", "analyze", "--json", *files]
@@ -142,23 +149,25 @@ class Captures:
         finally:
             os.close(result)
 
-    def _analysed(self, made: Capture, ranks: Sequence[RankSnapshot]) -> Capture:
+    def _finish_analysis(self, capture: Capture, ranks: Sequence[RankSnapshot]) -> Capture:
         if self._analysis is not None and self._analysis.poll() is None:
             if time.monotonic() < self._analysis_until:
-                return made
+                return capture
             self._analysis.kill()
             self._analysis.wait()
-            made = replace(made, note=f"{made.note or 'the traces are there'}, {_TOO_LONG}")
+            capture = replace(
+                capture, note=f"{capture.note or 'the traces are there'}, {_TOO_LONG}"
+            )
         code = self._analysis.returncode if self._analysis is not None else 1
         self._analysis = None
         if code:
-            note = f"{made.note or 'the traces are there'}, but cannot be analysed"
-            return replace(made, state=CaptureState.DONE, note=note)
-        checks = compare(read_result(Path(made.folder)), ranks)
+            note = f"{capture.note or 'the traces are there'}, but cannot be analysed"
+            return replace(capture, state=CaptureState.DONE, note=note)
+        checks = compare_trace(read_analysis_result(Path(capture.folder)), ranks)
         self.checks.update(checks)
-        return replace(made, state=CaptureState.DONE, checks=checks)
+        return replace(capture, state=CaptureState.DONE, checks=checks)
 
-    def withdraw(self) -> None:
+    def withdraw_request(self) -> None:
         """Removes the request file."""
         with suppress(OSError):
             self._request_file.unlink()
@@ -169,41 +178,43 @@ class Captures:
         return self.last is not None and self.last.is_open
 
 
-def _start_timeout(ranks: Sequence[RankSnapshot]) -> float:
+def _start_timeout_seconds(ranks: Sequence[RankSnapshot]) -> float:
     """Returns how long the ranks may take to reach the first step, seconds."""
     longest = max((rank.step_seconds or 0.0 for rank in ranks), default=0.0)
     return max(_START_TIMEOUT_SECONDS, 20 * longest)
 
 
-def _unanswered(
-    made: Capture, ranks: Sequence[RankSnapshot], answers: Mapping[int, RankCapture]
+def _is_unanswered(
+    capture: Capture, ranks: Sequence[RankSnapshot], answers: Mapping[int, RankCapture]
 ) -> bool:
     """Returns whether a live rank has not finished the capture."""
     alive = {rank.rank for rank in ranks if rank.alive}
     finished = {rank for rank, answer in answers.items() if answer.state.is_over}
-    return any(rank in alive and rank not in finished for rank in made.ranks)
+    return any(rank in alive and rank not in finished for rank in capture.ranks)
 
 
-def _reasons(made: Capture, answers: Mapping[int, RankCapture]) -> str:
+def _missing_reasons(capture: Capture, answers: Mapping[int, RankCapture]) -> str:
     """Returns why ranks have no trace; "" where all have one."""
     reasons = [
         f"rank {rank}: {answers[rank].why}"
-        for rank in made.ranks
+        for rank in capture.ranks
         if rank in answers and answers[rank].why
     ]
-    reasons += [f"rank {rank} did not answer" for rank in made.ranks if rank not in answers]
-    return "; ".join(reasons[:_MOST_REASONS])
+    reasons += [f"rank {rank} did not answer" for rank in capture.ranks if rank not in answers]
+    return "; ".join(reasons[:_MAX_REASONS])
 
 
-def _chosen(ranks: Sequence[RankSnapshot], steps: int, wanted: Sequence[int]) -> list[RankSnapshot]:
-    if not 1 <= steps <= MOST_STEPS:
-        raise CaptureRefused(f"between 1 and {MOST_STEPS} steps, not {steps}")
+def _choose_ranks(
+    ranks: Sequence[RankSnapshot], steps: int, numbers: Sequence[int]
+) -> list[RankSnapshot]:
+    if not 1 <= steps <= MAX_CAPTURE_STEPS:
+        raise CaptureRefused(f"between 1 and {MAX_CAPTURE_STEPS} steps, not {steps}")
     alive = [rank for rank in ranks if rank.alive]
-    unknown = set(wanted) - {rank.rank for rank in alive}
+    unknown = set(numbers) - {rank.rank for rank in alive}
     if unknown:
         names = ", ".join(map(str, sorted(unknown)))
         raise CaptureRefused(f"no live rank {names} on this node")
-    chosen = [rank for rank in alive if not wanted or rank.rank in wanted]
+    chosen = [rank for rank in alive if not numbers or rank.rank in numbers]
     if not chosen:
         raise CaptureRefused("no rank of this run is alive", "A trace needs a live run.")
     if any(rank.steps < 1 for rank in chosen):
@@ -213,14 +224,16 @@ def _chosen(ranks: Sequence[RankSnapshot], steps: int, wanted: Sequence[int]) ->
     return chosen
 
 
-def first_step(ranks: Sequence[RankSnapshot]) -> int:
+def first_safe_step(ranks: Sequence[RankSnapshot]) -> int:
     """Returns the first step that no rank reaches before its agent has read the request."""
-    newest = max(rank.step for rank in ranks)
+    newest_step = max(rank.step for rank in ranks)
     fastest = min((rank.step_seconds or POLL_SECONDS) for rank in ranks)
-    return newest + 2 + math.ceil(POLL_SECONDS / max(fastest, 1e-4))
+    return newest_step + 2 + math.ceil(POLL_SECONDS / max(fastest, 1e-4))
 
 
-def compare(analysis: Sequence[RankTrace], ranks: Sequence[RankSnapshot]) -> dict[int, TraceCheck]:
+def compare_trace(
+    analysis: Sequence[RankTrace], ranks: Sequence[RankSnapshot]
+) -> dict[int, TraceCheck]:
     """Returns rank -> comparison of its live figures with its trace, over the steps of both."""
     checks = {}
     by_rank = {rank.rank: rank for rank in ranks}
@@ -229,20 +242,20 @@ def compare(analysis: Sequence[RankTrace], ranks: Sequence[RankSnapshot]) -> dic
         if rank is None:
             continue
         live = {step.step: step for step in rank.recent if step.timed}
-        both = [step for step in traced.steps if step.step in live]
-        if not both:
+        traced_steps = [step for step in traced.steps if step.step in live]
+        if not traced_steps:
             continue
-        own = [live[step.step] for step in both]
-        communication_ns = [step.communication_ns for step in own]
+        live_steps = [live[step.step] for step in traced_steps]
+        communication_ns = [step.communication_ns for step in live_steps]
         known_pace = pace(rank)
         checks[rank.rank] = TraceCheck(
-            steps=tuple(step.step for step in both),
-            live_exposed_seconds=sum(s.exposed_ns for s in own) / 1e9,
-            trace_exposed_seconds=sum(s.exposed_seconds for s in both),
+            steps=tuple(step.step for step in traced_steps),
+            live_exposed_seconds=sum(s.exposed_ns for s in live_steps) / 1e9,
+            trace_exposed_seconds=sum(s.exposed_seconds for s in traced_steps),
             live_communication_seconds=(
                 sum(communication_ns) / 1e9 if min(communication_ns) >= 0 else None
             ),
-            trace_communication_seconds=sum(s.communication_seconds for s in both),
+            trace_communication_seconds=sum(s.communication_seconds for s in traced_steps),
             launch_bound=known_pace is not None and known_pace.starved_ratio > DEVICE_BOUND,
         )
     return checks

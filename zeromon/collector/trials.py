@@ -14,19 +14,19 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from zeromon.collector.trace_capture import first_step
+from zeromon.collector.trace_capture import first_safe_step
 from zeromon.errors import TrialRefused, os_errors_as
-from zeromon.readout.remedy import CHANGES, obstacle
+from zeromon.readout.remedy import CHANGES, trial_obstacle
 from zeromon.ring.files import replace_file
-from zeromon.ring.trials import LEAST_SIZE, MARGIN, REQUEST, WORD, WORDS, Change, Plan
+from zeromon.ring.trials import MARGIN, MIN_BLOCK_STEPS, REQUEST, WORD, WORDS, Change, Plan
 from zeromon.snapshot import Finding, RankSnapshot, RankTrial, RunSnapshot, Trial, TrialState
-from zeromon.stats.noise import A_ROUND, LEAST_ROUNDS, gain_in_turns, half_width
+from zeromon.stats.noise import MIN_ROUNDS, ROUND_BLOCKS, gain_in_turns, half_width
 
-ROUNDS = 6
-MOST_ROUNDS = 12
+DEFAULT_ROUNDS = 6
+MAX_ROUNDS = 12
 _COLLECTIONS_SIZE = 20
 """Collections are rare: a block must hold some of them."""
-_MOST_STEPS = 480
+_MAX_STEPS = 480
 """A snapshot has no more of the last steps."""
 _START_TIMEOUT_SECONDS = 60.0
 _STALLED_SECONDS, _STALLED_STEPS = 30.0, 20
@@ -36,7 +36,7 @@ _SLOWER = 3.0
 
 
 class Trials:
-    """The trials of one run. :meth:`request` and :meth:`renew` are called from other threads."""
+    """The trials of one run. :meth:`request` and :meth:`renew_lease` are called from other threads."""
 
     def __init__(self, folder: Path) -> None:
         self._file, self._words = folder / REQUEST, folder / WORDS
@@ -54,52 +54,56 @@ class Trials:
             finding = next((f for f in run.findings if rule in (f.rule, f.code)), None)
             if finding is None:
                 raise TrialRefused(f"the run has no finding {rule}")
-            why = obstacle(run, finding)
-            if why:
-                raise TrialRefused(f"{finding.code} cannot be tried: {why}")
-            if not LEAST_ROUNDS <= rounds <= MOST_ROUNDS:
-                raise TrialRefused(f"between {LEAST_ROUNDS} and {MOST_ROUNDS} rounds, not {rounds}")
-            made = self._plan(run, finding, rounds)
-            self._write(made, rings)
-            self._all, self._requested_ns = (*self._all, made), now_ns
-            return made
+            reason = trial_obstacle(run, finding)
+            if reason:
+                raise TrialRefused(f"{finding.code} cannot be tried: {reason}")
+            if not MIN_ROUNDS <= rounds <= MAX_ROUNDS:
+                raise TrialRefused(f"between {MIN_ROUNDS} and {MAX_ROUNDS} rounds, not {rounds}")
+            trial = self._plan(run, finding, rounds)
+            self._write(trial, rings)
+            self._all, self._requested_ns = (*self._all, trial), now_ns
+            return trial
 
     def _plan(self, run: RunSnapshot, finding: Finding, rounds: int) -> Trial:
         change, remedy = CHANGES[finding.rule], finding.remedy
         assert remedy is not None  # obstacle() refused it
         rare = change is Change.SHARED_COLLECTIONS
-        size = min(_COLLECTIONS_SIZE if rare else LEAST_SIZE, _MOST_STEPS // (A_ROUND * rounds))
-        known = [t.number for t in self._all] + [r.trial.number for r in run.ranks if r.trial]
+        size = min(
+            _COLLECTIONS_SIZE if rare else MIN_BLOCK_STEPS, _MAX_STEPS // (ROUND_BLOCKS * rounds)
+        )
+        numbers = [t.number for t in self._all] + [r.trial.number for r in run.ranks if r.trial]
         return Trial(
-            number=max(known, default=0) + 1,
+            number=max(numbers, default=0) + 1,
             rule=finding.rule,
             code=finding.code,
             change=change,
             state=TrialState.WAITING,
-            first=first_step(run.ranks) + MARGIN + 2,  # and all have agreed
+            first=first_safe_step(run.ranks) + MARGIN + 2,  # and all have agreed
             size=size,
-            blocks=A_ROUND * rounds,
+            blocks=ROUND_BLOCKS * rounds,
             dialect=remedy.dialect,
             diff=remedy.diff,
             gain_low_seconds=remedy.gain_low_seconds,
             gain_high_seconds=remedy.gain_high_seconds,
         )
 
-    def _write(self, made: Trial, rings: tuple[str, ...]) -> None:
-        plan = Plan(made.number, Change(made.change), made.first, made.size, made.blocks, rings)
+    def _write(self, trial: Trial, rings: tuple[str, ...]) -> None:
+        plan = Plan(
+            trial.number, Change(trial.change), trial.first, trial.size, trial.blocks, rings
+        )
         with os_errors_as(TrialRefused, f"write {self._file}"):
             replace_file(self._words, bytes(WORD.size * len(rings)))
             replace_file(self._file, json.dumps(plan._asdict()))
 
-    def renew(self, number: int, *, go_on: bool) -> Trial:
+    def renew_lease(self, number: int, *, go_on: bool) -> Trial:
         """Renews the lease of trial *number*, or ends it."""
         with self._lock:
-            made = next((trial for trial in self._all if trial.number == number), None)
-            if made is None:
+            trial = next((trial for trial in self._all if trial.number == number), None)
+            if trial is None:
                 raise TrialRefused(f"the collector has no trial {number}")
-            if made.is_open:
+            if trial.is_open:
                 self._keep(go_on=go_on)
-            return made
+            return trial
 
     def _keep(self, *, go_on: bool) -> None:
         """Renews the file; or removes it, and the ranks undo the change before their next block."""
@@ -110,114 +114,124 @@ class Trials:
         """Advances the newest trial; returns all."""
         with self._lock:
             if self._all and self._all[-1].is_open:
-                self._all = (*self._all[:-1], self._advanced(self._all[-1], ranks, now_ns))
+                self._all = (*self._all[:-1], self._advance_trial(self._all[-1], ranks, now_ns))
             return self._all
 
-    def _advanced(self, made: Trial, ranks: Sequence[RankSnapshot], now_ns: int) -> Trial:
-        answers = [r.trial for r in ranks if r.trial and r.trial.number == made.number]
+    def _advance_trial(self, trial: Trial, ranks: Sequence[RankSnapshot], now_ns: int) -> Trial:
+        answers = [r.trial for r in ranks if r.trial and r.trial.number == trial.number]
         if any(not rank.alive for rank in ranks):
             self._keep(go_on=False)
-            return replace(made, state=TrialState.WITHDRAWN, note="a rank ended")
-        over = [answer for answer in answers if answer.state.is_over]
-        if len(over) < len(ranks):
+            return replace(trial, state=TrialState.WITHDRAWN, note="a rank ended")
+        finished = [answer for answer in answers if answer.state.is_over]
+        if len(finished) < len(ranks):
             waited = (now_ns - self._requested_ns) / 1e9
-            if not answers and waited > max(_START_TIMEOUT_SECONDS, 20 * _typical(ranks)):
+            if not answers and waited > max(
+                _START_TIMEOUT_SECONDS, 20 * _longest_step_seconds(ranks)
+            ):
                 self._keep(go_on=False)
                 return replace(
-                    made, state=TrialState.REFUSED, note=f"no rank answered in {waited:.0f} s"
+                    trial, state=TrialState.REFUSED, note=f"no rank answered in {waited:.0f} s"
                 )
-            return self._observed(made, answers, ranks, now_ns) if answers else made
+            return self._withdraw_if_slow(trial, answers, ranks, now_ns) if answers else trial
         self._keep(go_on=False)
-        note = next((answer.why for answer in over if answer.why), "")
-        ended = replace(made, state=over[0].state, note=made.note or note)
-        if any(answer.state is TrialState.REFUSED for answer in over):
-            return replace(ended, state=TrialState.REFUSED)
-        return judged(ended, ranks, min(answer.step for answer in over))
+        note = next((answer.why for answer in finished if answer.why), "")
+        final_trial = replace(trial, state=finished[0].state, note=trial.note or note)
+        if any(answer.state is TrialState.REFUSED for answer in finished):
+            return replace(final_trial, state=TrialState.REFUSED)
+        return judge_trial(final_trial, ranks, min(answer.step for answer in finished))
 
-    def _observed(
-        self, made: Trial, answers: Sequence[RankTrial], ranks: Sequence[RankSnapshot], now_ns: int
+    def _withdraw_if_slow(
+        self, trial: Trial, answers: Sequence[RankTrial], ranks: Sequence[RankSnapshot], now_ns: int
     ) -> Trial:
         """Ends a trial that stalls the job, or makes it much slower."""
-        state = next((answer.state for answer in answers if not answer.state.is_over), made.state)
-        now = replace(made, state=state)
+        state = next((answer.state for answer in answers if not answer.state.is_over), trial.state)
+        current = replace(trial, state=state)
         newest_ns = max((r.recent[-1].end_ns for r in ranks if r.recent), default=now_ns)
-        silent, step = (now_ns - newest_ns) / 1e9, _typical(ranks)
-        why = ""
+        silent, step = (now_ns - newest_ns) / 1e9, _longest_step_seconds(ranks)
+        reason = ""
         if silent > max(_STALLED_SECONDS, _STALLED_STEPS * step):
-            why = f"no step ended for {silent:.0f} s"
+            reason = f"no step ended for {silent:.0f} s"
         else:
-            off, on = _by_state(now, ranks, max(r.step for r in ranks) + 1)
-            if len(on) > 2 and off and statistics.median(on) > _SLOWER * statistics.median(off):
-                why = f"steps took more than {_SLOWER:.0f} times as long with the change"
-        if why and not made.note:
+            bare, tried = _seconds_by_state(current, ranks, max(r.step for r in ranks) + 1)
+            if (
+                len(tried) > 2
+                and bare
+                and statistics.median(tried) > _SLOWER * statistics.median(bare)
+            ):
+                reason = f"steps took more than {_SLOWER:.0f} times as long with the change"
+        if reason and not trial.note:
             self._keep(go_on=False)
-            return replace(now, note=why)
-        return now
+            return replace(current, note=reason)
+        return current
 
 
-def _typical(ranks: Sequence[RankSnapshot]) -> float:
+def _longest_step_seconds(ranks: Sequence[RankSnapshot]) -> float:
     return max((rank.step_seconds or 0.0 for rank in ranks), default=0.0)
 
 
 def _seconds_by_step(ranks: Sequence[RankSnapshot]) -> dict[int, float]:
     """Step -> its duration, the mean over the ranks; only steps that all of them have."""
-    found: dict[int, list[float]] = {}
+    durations: dict[int, list[float]] = {}
     for rank in ranks:
         for step in rank.recent:
-            found.setdefault(step.step, []).append(step.seconds)
-    return {n: statistics.fmean(each) for n, each in found.items() if len(each) == len(ranks)}
+            durations.setdefault(step.step, []).append(step.seconds)
+    return {
+        n: statistics.fmean(times) for n, times in durations.items() if len(times) == len(ranks)
+    }
 
 
-def _block(made: Trial, seconds: dict[int, float], number: int, end: int) -> list[float]:
-    """The steps of a block before *end*, without its first, which the switch may disturb."""
-    start = made.first + number * made.size
-    steps = range(start + 1, min(end, start + made.size))
+def _block_seconds(
+    trial: Trial, seconds: dict[int, float], number: int, end_step: int
+) -> list[float]:
+    """The steps of a block before *end_step*, without its first, which the switch may disturb."""
+    start = trial.first + number * trial.size
+    steps = range(start + 1, min(end_step, start + trial.size))
     return [seconds[step] for step in steps if step in seconds]
 
 
-def _by_state(
-    made: Trial, ranks: Sequence[RankSnapshot], end: int
+def _seconds_by_state(
+    trial: Trial, ranks: Sequence[RankSnapshot], end_step: int
 ) -> tuple[list[float], list[float]]:
     """The steps without and with the change."""
     seconds = _seconds_by_step(ranks)
-    both: tuple[list[float], list[float]] = ([], [])
-    for number in range(made.blocks):
-        both[Plan.is_on(number)].extend(_block(made, seconds, number, end))
-    return both
+    off_on: tuple[list[float], list[float]] = ([], [])
+    for number in range(trial.blocks):
+        off_on[Plan.is_on(number)].extend(_block_seconds(trial, seconds, number, end_step))
+    return off_on
 
 
-def judged(made: Trial, ranks: Sequence[RankSnapshot], end: int) -> Trial:
-    """Returns *made* with its result; *end*: the step before which the change was undone."""
+def judge_trial(trial: Trial, ranks: Sequence[RankSnapshot], end_step: int) -> Trial:
+    """Returns *trial* with its result; *end_step*: the step before which the change was undone."""
     seconds = _seconds_by_step(ranks)
-    rare = made.change == Change.SHARED_COLLECTIONS
-    figure = statistics.fmean if rare else statistics.median
-    whole = (end - made.first) // made.size
-    blocks = [_block(made, seconds, number, end) for number in range(whole)]
-    blocks = blocks[: len(blocks) // A_ROUND * A_ROUND]
+    rare = trial.change == Change.SHARED_COLLECTIONS
+    average = statistics.fmean if rare else statistics.median
+    block_count = (end_step - trial.first) // trial.size
+    blocks = [_block_seconds(trial, seconds, number, end_step) for number in range(block_count)]
+    blocks = blocks[: len(blocks) // ROUND_BLOCKS * ROUND_BLOCKS]
     if not blocks or not all(blocks):
-        note = made.note or "no whole round of blocks is known"
-        return replace(made, note=note)
+        note = trial.note or "no whole round of blocks is known"
+        return replace(trial, note=note)
     # a shared collection is part of the change; it runs between two steps
-    on_steps = made.size * sum(Plan.is_on(number) for number in range(len(blocks)))
+    on_steps = trial.size * sum(Plan.is_on(number) for number in range(len(blocks)))
     undo = statistics.fmean(r.trial.undo_seconds if r.trial else 0.0 for r in ranks)
     extra = undo / on_steps if rare else 0.0
-    figures = [figure(block) + extra * Plan.is_on(n) for n, block in enumerate(blocks)]
-    gain = gain_in_turns(figures)
+    block_seconds = [average(block) + extra * Plan.is_on(n) for n, block in enumerate(blocks)]
+    gain = gain_in_turns(block_seconds)
     assert gain is not None  # there is a whole round
     error = half_width(gain)
-    note = made.note
+    note = trial.note
     if error is None:
-        note = note or f"fewer than {LEAST_ROUNDS} rounds: the noise is unknown"
+        note = note or f"fewer than {MIN_ROUNDS} rounds: the noise is unknown"
     elif abs(gain.value) <= error:
         note = note or "the noise of the steps allows no verdict"
     return replace(
-        made, steps=sum(map(len, blocks)), gain_seconds=gain.value, error_seconds=error, note=note
+        trial, steps=sum(map(len, blocks)), gain_seconds=gain.value, error_seconds=error, note=note
     )
 
 
-def with_results(findings: Sequence[Finding], trials: Sequence[Trial]) -> tuple[Finding, ...]:
+def with_trial_results(findings: Sequence[Finding], trials: Sequence[Trial]) -> tuple[Finding, ...]:
     """*findings*, with what was tried beside what is predicted."""
-    results = {trial.rule: trial for trial in trials if trial.significant}
+    results = {trial.rule: trial for trial in trials if trial.is_significant}
     return tuple(
         replace(
             finding,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from zeromon.compare.environment import (
     Environment,
     Machine,
-    doubt,
-    environment,
+    cpu_slack,
+    doubt_reason,
+    environments_of,
     machine_of,
-    slack,
     span,
 )
 from zeromon.compare.figures import (
@@ -26,20 +26,20 @@ from zeromon.compare.figures import (
     Figure,
     Metric,
     RunFigures,
-    died,
+    has_died,
     peak_memory,
 )
 from zeromon.errors import CompareError
 from zeromon.memory import plan
 from zeromon.memory.models import whole_numel
-from zeromon.memory.reconcile import micro_batch
+from zeromon.memory.reconcile import micro_batch_of_rank
 from zeromon.readout.text import run_state
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring.strategy import Framework, Strategy
-from zeromon.stats.noise import Estimate, half_width, pooled
+from zeromon.stats.noise import Estimate, half_width, pooled_mean
 from zeromon.units import human_bytes, human_count, human_params, human_ratio
 
-MOST_POINTS = 400
+MAX_POINTS = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +56,16 @@ def memory_course(columns: Sequence[Sequence[RunFigures]]) -> Course:
     """Returns the memory of *columns* step by step, in which no peak is lost."""
     firsts = [runs[0] for runs in columns]
     on_device = all(run.peaks["reserved"] >= 0 for run in firsts)
-    lines = (run.reserved if on_device else run.resident for run in firsts)
-    return Course(metric=peak_memory(on_device=on_device), lines=tuple(map(_reduced, lines)))
+    curves = (run.reserved if on_device else run.resident for run in firsts)
+    return Course(metric=peak_memory(on_device=on_device), lines=tuple(map(_thin_out, curves)))
 
 
-def _reduced(points: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _thin_out(points: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """The highest point of each range of steps."""
-    known = [point for point in points if point[1] >= 0]
-    stretch = -(-len(known) // MOST_POINTS) or 1
-    ranges = (known[at : at + stretch] for at in range(0, len(known), stretch))
-    return tuple(max(part, key=lambda point: point[1]) for part in ranges)
+    known_points = [point for point in points if point[1] >= 0]
+    stretch = -(-len(known_points) // MAX_POINTS) or 1
+    ranges = (known_points[at : at + stretch] for at in range(0, len(known_points), stretch))
+    return tuple(max(window, key=lambda point: point[1]) for window in ranges)
 
 
 _TIGHT = plan.RESERVE
@@ -172,38 +172,40 @@ def compare(columns: Sequence[Sequence[RunFigures]]) -> Comparison:
 
     Raises :class:`CompareError` for runs in one column that are not repeats of one program.
     """
-    figures = {metric.name: [_figure(metric, runs) for runs in columns] for metric in METRICS}
+    by_name = {metric.name: [_figure_of(metric, runs) for runs in columns] for metric in METRICS}
     machines = [machine_of(runs) for runs in columns]
-    rows = {metric.name: row_of(metric, figures[metric.name], machines) for metric in METRICS}
+    rows = {metric.name: row_of(metric, by_name[metric.name], machines) for metric in METRICS}
     steps = rows["step_time"].cells
     doubts = [
-        doubt(machines[0], machine) if cell.doubtful else ""
+        doubt_reason(machines[0], machine) if cell.doubtful else ""
         for machine, cell in zip(machines, steps, strict=True)
     ]
-    made = tuple(
-        replace(_column(runs), lacked=machine.lacked, doubt=why)
-        for runs, machine, why in zip(columns, machines, doubts, strict=True)
+    summaries = tuple(
+        replace(_column_of_runs(runs), lacked=machine.lacked, doubt=reason)
+        for runs, machine, reason in zip(columns, machines, doubts, strict=True)
     )
     return Comparison(
-        columns=made,
+        columns=summaries,
         rows=tuple(rows.values()),
-        advice=advise(made, figures, machines),
-        environment=environment([[run.snapshot for run in runs] for runs in columns]),
+        advice=recommend_column(summaries, by_name, machines),
+        environment=environments_of([[run.snapshot for run in runs] for runs in columns]),
         memory=memory_course(columns),
     )
 
 
-def _figure(metric: Metric, runs: Sequence[RunFigures]) -> Figure:
-    figures = [metric.find(run) for run in runs]
-    unknown = [figure for figure in figures if isinstance(figure, str)]
-    return unknown[0] if unknown else pooled([f for f in figures if isinstance(f, Estimate)])
+def _figure_of(metric: Metric, runs: Sequence[RunFigures]) -> Figure:
+    run_figures = [metric.find(run) for run in runs]
+    unknown = [run_figure for run_figure in run_figures if isinstance(run_figure, str)]
+    return (
+        unknown[0] if unknown else pooled_mean([f for f in run_figures if isinstance(f, Estimate)])
+    )
 
 
-def row_of(metric: Metric, figures: Sequence[Figure], machines: Sequence[Machine]) -> Row:
-    """Returns the row of a metric; *figures* and *machines*: one for each column."""
-    cells = [_cell(metric, None, figures[0], machines[0], machines[0])]
-    for figure, machine in zip(figures[1:], machines[1:], strict=True):
-        cells.append(_cell(metric, figures[0], figure, machines[0], machine))
+def row_of(metric: Metric, column_figures: Sequence[Figure], machines: Sequence[Machine]) -> Row:
+    """Returns the row of a metric; *column_figures* and *machines*: one for each column."""
+    cells = [_compared_cell(metric, None, column_figures[0], machines[0], machines[0])]
+    for compared, machine in zip(column_figures[1:], machines[1:], strict=True):
+        cells.append(_compared_cell(metric, column_figures[0], compared, machines[0], machine))
     return Row(
         name=metric.name,
         label=metric.label,
@@ -213,25 +215,25 @@ def row_of(metric: Metric, figures: Sequence[Figure], machines: Sequence[Machine
     )
 
 
-def _cell(
-    metric: Metric, first: Figure | None, figure: Figure, of_first: Machine, machine: Machine
+def _compared_cell(
+    metric: Metric, base: Figure | None, target: Figure, of_base: Machine, machine: Machine
 ) -> Cell:
-    if isinstance(figure, str):
-        return Cell(value=None, why=figure)
-    own = Cell(
-        value=figure.value,
-        half_width=half_width(figure),
-        error=figure.error,
-        slack=slack(metric, machine, figure.value),
+    if isinstance(target, str):
+        return Cell(value=None, why=target)
+    cell = Cell(
+        value=target.value,
+        half_width=half_width(target),
+        error=target.error,
+        slack=cpu_slack(metric, machine, target.value),
     )
-    if not isinstance(first, Estimate):
-        return own
-    difference, noise = figure.value - first.value, metric.noise(first, figure)
-    low, high = span(metric, of_first, machine, first.value, figure.value)
-    differs = metric.differ(first, figure)
+    if not isinstance(base, Estimate):
+        return cell
+    difference, noise = target.value - base.value, metric.noise(base, target)
+    low, high = span(metric, of_base, machine, base.value, target.value)
+    differs = metric.differ(base, target)
     marked = differs and noise is not None and (low > noise or high < -noise)
     return replace(
-        own,
+        cell,
         difference=difference,
         noise=noise,
         low=low,
@@ -242,44 +244,44 @@ def _cell(
     )
 
 
-def _batch(m: RunFigures) -> tuple[object, ...]:
+def _common_batch_key(m: RunFigures) -> tuple[object, ...]:
     """The values that repeats have in common; tokens and the last batch of an epoch may vary."""
     rank = m.rank
-    return m.micro_steps, *((micro_batch(rank), rank.loader.get("length")) if rank else ())
+    return m.micro_steps, *((micro_batch_of_rank(rank), rank.loader.get("length")) if rank else ())
 
 
-def _column(runs: Sequence[RunFigures]) -> Column:
-    first = runs[0]
-    alike = {(_strategy(m), m.data_parallel, *_batch(m)) for m in runs}
-    if len(alike) > 1:
+def _column_of_runs(runs: Sequence[RunFigures]) -> Column:
+    first_run = runs[0]
+    variants = {(_label_of_strategy(m), m.data_parallel, *_common_batch_key(m)) for m in runs}
+    if len(variants) > 1:
         names = ", ".join(run.snapshot.run for run in runs)
-        text = "Repeats have one strategy, batch and number of ranks."
-        raise CompareError(f"{names} are not repeats of one program", text)
-    dead = [run for run in runs if died(run.snapshot)]
-    samples, tokens = samples_per_step(first.snapshot), tokens_per_step(first.snapshot)
+        hint = "Repeats have one strategy, batch and number of ranks."
+        raise CompareError(f"{names} are not repeats of one program", hint)
+    dead_runs = [run for run in runs if has_died(run.snapshot)]
+    samples, tokens = samples_per_step(first_run.snapshot), tokens_per_step(first_run.snapshot)
     return Column(
         runs=tuple(run.snapshot.run for run in runs),
-        strategy=_strategy(first),
-        params=whole_numel(first.snapshot)[0],
-        ranks=first.data_parallel,
-        micro_batch=micro_batch(first.rank) if first.rank is not None else None,
-        micro_steps=first.micro_steps,
+        strategy=_label_of_strategy(first_run),
+        params=whole_numel(first_run.snapshot)[0],
+        ranks=first_run.data_parallel,
+        micro_batch=micro_batch_of_rank(first_run.rank) if first_run.rank is not None else None,
+        micro_steps=first_run.micro_steps,
         effective_batch=None if isinstance(samples, str) else samples,
         tokens=None if isinstance(tokens, str) else tokens,
-        ended=run_state((dead or runs)[0].snapshot),
-        died=bool(dead),
+        ended=run_state((dead_runs or runs)[0].snapshot),
+        died=bool(dead_runs),
         steps=sum(len(run.seconds) for run in runs),
         taken=sum(run.taken for run in runs),
     )
 
 
-def _strategy(m: RunFigures) -> str:
-    how = m.rank.sharding_strategy if m.rank is not None else Strategy()
-    has_wrapper = how.framework is not Framework.UNKNOWN or not how.parts
+def _label_of_strategy(m: RunFigures) -> str:
+    sharding = m.rank.sharding_strategy if m.rank is not None else Strategy()
+    has_wrapper = sharding.framework is not Framework.UNKNOWN or not sharding.parts
     if m.described is None or not has_wrapper:
         return m.rank.strategy if m.rank is not None else "unknown"
     shards = m.described.optimizer_numel is not None
-    added = [*(["sharded optimizer"] if shards else []), *how.parts]
+    added = [*(["sharded optimizer"] if shards else []), *sharding.parts]
     return " + ".join([m.described.plan.label, *added])
 
 
@@ -300,38 +302,38 @@ def names_of(columns: Sequence[Column]) -> list[str]:
     ]
 
 
-def advise(
-    columns: Sequence[Column], figures: Mapping[str, Sequence[Figure]], machines: Sequence[Machine]
+def recommend_column(
+    columns: Sequence[Column], by_name: Mapping[str, Sequence[Figure]], machines: Sequence[Machine]
 ) -> Advice:
     """Returns the recommended column: one that finished and whose advantage exceeds the noise."""
     names = names_of(columns)
-    living = [i for i, column in enumerate(columns) if not column.died]
+    survivors = [i for i, column in enumerate(columns) if not column.died]
     deaths = [f"{names[i]} {column.ended}" for i, column in enumerate(columns) if column.died]
-    params = {p for i in living if (p := columns[i].params) is not None}
-    if not living or len(params) > 1:
+    params = {p for i in survivors if (p := columns[i].params) is not None}
+    if not survivors or len(params) > 1:
         sizes = ", ".join(map(human_params, sorted(params)))
-        why = f"their models differ ({sizes} parameters)" if living else "all of them died"
+        reason = f"their models differ ({sizes} parameters)" if survivors else "all of them died"
         return Advice(
-            take=None, fastest=None, smallest=None, text=f"take none: {why}", reasons=(*deaths,)
+            take=None, fastest=None, smallest=None, text=f"take none: {reason}", reasons=(*deaths,)
         )
-    contest = _contest(columns, figures, living, machines)
-    take, text = contest.winner()
-    reasons = [*contest.reasons(take), *deaths]
-    ranks = sorted({count for i in living if (count := columns[i].ranks) is not None})
+    contest = _build_contest(columns, by_name, survivors, machines)
+    pick, headline = contest.pick_winner()
+    reasons = [*contest.reasons(pick), *deaths]
+    ranks = sorted({count for i in survivors if (count := columns[i].ranks) is not None})
     if len(ranks) > 1 and contest.speeds:
         counts = ", ".join(map(str, ranks))
         reasons.append(
             f"speeds are totals over all ranks, and the number of ranks differs ({counts})"
         )
-    reasons += [f"{names[i]}: {columns[i].doubt}" for i in living if columns[i].doubt]
-    if take is not None:
-        reasons += [*_skipped(names[take], columns[take], figures["skipped_steps"][take])]
-        reasons.append(_limit(names[take], take, figures))
+    reasons += [f"{names[i]}: {columns[i].doubt}" for i in survivors if columns[i].doubt]
+    if pick is not None:
+        reasons += [*_skipped_note(names[pick], columns[pick], by_name["skipped_steps"][pick])]
+        reasons.append(_largest_wait_note(names[pick], pick, by_name))
     return Advice(
-        take=take,
-        fastest=_alone(contest.fast(contest.speeds)),
-        smallest=_alone(contest.small(contest.memory)),
-        text=text,
+        take=pick,
+        fastest=_sole_column(contest.fast(contest.speeds)),
+        smallest=_sole_column(contest.small(contest.memory)),
+        text=headline,
         reasons=tuple(reasons),
     )
 
@@ -356,32 +358,29 @@ class _Contest:
         """Returns the column with the fastest median step, and the columns within its noise."""
         if not among:
             return []
-        best = max(among, key=lambda i: among[i].value)
-        return [best, *(i for i in among if i != best and not self._slower(i, best))]
+        top = max(among, key=lambda i: among[i].value)
+        return [top, *(i for i in among if i != top and not self._is_slower(i, top))]
 
-    def _slower(self, one: int, best: int) -> bool:
-        """Returns whether column *one* is slower than *best* by more than the noise, pauses included.
+    def _is_slower(self, rival: int, top: int) -> bool:
+        """Returns whether column *rival* is slower than *top* by more than the noise, pauses included.
 
         What a lack of CPUs or a neighbour may have added to its steps is not counted.
         """
-        if self.achieved[one].value > self.achieved[best].value:
+        if self.achieved[rival].value > self.achieved[top].value:
             return False
-        fast, slow = self.speeds[best], self.speeds[one]
+        fast, slow = self.speeds[top], self.speeds[rival]
         noise = SPEED.noise(fast, slow)
-        most = span(SPEED, self.machines[best], self.machines[one], fast.value, slow.value).high
-        return SPEED.differ(fast, slow) and noise is not None and most < -noise
+        upper = span(SPEED, self.machines[top], self.machines[rival], fast.value, slow.value).high
+        return SPEED.differ(fast, slow) and noise is not None and upper < -noise
 
     def small(self, among: Mapping[int, Estimate]) -> list[int]:
         """Returns the column with the lowest peak, and the columns within its noise."""
         if not among:
             return []
-        best = min(among, key=lambda i: among[i].value)
-        return [
-            best,
-            *(i for i in among if i != best and not self.peak.differ(among[best], among[i])),
-        ]
+        top = min(among, key=lambda i: among[i].value)
+        return [top, *(i for i in among if i != top and not self.peak.differ(among[top], among[i]))]
 
-    def winner(self) -> tuple[int | None, str]:
+    def pick_winner(self) -> tuple[int | None, str]:
         """Returns the recommended column, None for a tie, and the recommendation as text."""
         if not self.speeds:
             return None, f"take none: their speed cannot be compared: {self.unit}"
@@ -391,83 +390,83 @@ class _Contest:
         roomy = {i: s for i, s in self.speeds.items() if self.headroom.get(i, 1.0) >= _TIGHT}
         speeds = roomy or self.speeds
         fast = self.fast(speeds)
-        if (best := _alone(fast)) is not None:
-            return best, f"take {self.names[best]}: {self._lead(best, speeds)}"
-        best = _alone(self.small({i: self.memory[i] for i in fast if i in self.memory}))
-        if best is not None and (rivals := self._rivals(best, fast)):
+        if (top := _sole_column(fast)) is not None:
+            return top, f"take {self.names[top]}: {self._lead(top, speeds)}"
+        top = _sole_column(self.small({i: self.memory[i] for i in fast if i in self.memory}))
+        if top is not None and (rivals := self._rivals_in_memory(top, fast)):
             names, equals = (" and ".join(self.names[i] for i in sorted(s)) for s in (fast, rivals))
-            return None, f"take any of {names}: {equals} equals {self.names[best]} within the noise"
-        if best is not None:
-            others = " and ".join(self.names[i] for i in fast if i != best)
-            return best, (
-                f"take {self.names[best]}: as fast as {others} within the noise, and it "
-                f"{self._less(best, fast)}"
+            return None, f"take any of {names}: {equals} equals {self.names[top]} within the noise"
+        if top is not None:
+            rival_names = " and ".join(self.names[i] for i in fast if i != top)
+            return top, (
+                f"take {self.names[top]}: as fast as {rival_names} within the noise, and it "
+                f"{self._memory_lead(top, fast)}"
             )
         names = ", ".join(self.names[i] for i in sorted(fast))
         return None, f"take any of {names}: neither speed nor memory differs significantly"
 
-    def _rivals(self, best: int, fast: Sequence[int]) -> list[int]:
-        """Returns columns outside *fast* over which *best*, by its noise, has no advantage."""
-        rest = [i for i in self.speeds if i not in fast and not self._slower(i, best)]
-        memory = {i: self.memory[i] for i in (best, *rest) if i in self.memory}
-        return [i for i in self.small(memory) if i != best]
+    def _rivals_in_memory(self, top: int, fast: Sequence[int]) -> list[int]:
+        """Returns columns outside *fast* over which *top*, by its noise, has no advantage."""
+        contenders = [i for i in self.speeds if i not in fast and not self._is_slower(i, top)]
+        memory = {i: self.memory[i] for i in (top, *contenders) if i in self.memory}
+        return [i for i in self.small(memory) if i != top]
 
-    def _lead(self, best: int, among: Mapping[int, Estimate]) -> str:
+    def _lead(self, top: int, among: Mapping[int, Estimate]) -> str:
         """Returns the lead in speed, such as ``12 % (± 2) faster than C (ZeRO-3)``, and the headroom."""
-        others = [i for i in among if i != best]
-        text = "the only one with room to spare"
-        if others:
-            second = max(others, key=lambda i: among[i].value)
-            behind = among[second]
-            gain = among[best].value / behind.value - 1
-            noise = (SPEED.noise(behind, among[best]) or 0.0) / behind.value
-            text = f"{gain * 100:.0f} % (± {noise * 100:.0f}) faster than {self.names[second]}"
-        if best in self.headroom:
-            text += f", with {human_ratio(self.headroom[best])} of its device free"
-        return text
+        rivals = [i for i in among if i != top]
+        lead = "the only one with room to spare"
+        if rivals:
+            second = max(rivals, key=lambda i: among[i].value)
+            runner_up = among[second]
+            gain = among[top].value / runner_up.value - 1
+            noise = (SPEED.noise(runner_up, among[top]) or 0.0) / runner_up.value
+            lead = f"{gain * 100:.0f} % (± {noise * 100:.0f}) faster than {self.names[second]}"
+        if top in self.headroom:
+            lead += f", with {human_ratio(self.headroom[top])} of its device free"
+        return lead
 
-    def _less(self, best: int, among: Sequence[int]) -> str:
+    def _memory_lead(self, top: int, among: Sequence[int]) -> str:
         """Returns the advantage in memory: ``needs 1.2 GiB (12.0 %) less than C (ZeRO-3)``."""
-        second = min((i for i in among if i != best), key=lambda i: self.memory[i].value)
-        less = self.memory[second].value - self.memory[best].value
-        share = human_ratio(less / self.memory[second].value)
-        return f"needs {human_bytes(less)} ({share}) less than {self.names[second]}"
+        second = min((i for i in among if i != top), key=lambda i: self.memory[i].value)
+        saved = self.memory[second].value - self.memory[top].value
+        share = human_ratio(saved / self.memory[second].value)
+        return f"needs {human_bytes(saved)} ({share}) less than {self.names[second]}"
 
-    def reasons(self, take: int | None) -> list[str]:
+    def reasons(self, pick: int | None) -> list[str]:
         """Returns further notes on the recommendation."""
-        lines = [
+        notes = [
             f"{self.names[i]} left {human_ratio(free)} of its device free: "
             "a longer batch may run out of memory"
             for i, free in self.headroom.items()
             if free < _TIGHT
         ]
-        if take is not None and self.unit == "steps/s":
-            lines.append("no batch size is known: steps of all runs count as equal work")
-        smallest = _alone(self.small(self.memory))
-        if smallest is not None and smallest != take and len(self.memory) > 1:
-            lines.append(f"{self.names[smallest]} {self._less(smallest, list(self.memory))}")
-        return lines
+        if pick is not None and self.unit == "steps/s":
+            notes.append("no batch size is known: steps of all runs count as equal work")
+        smallest = _sole_column(self.small(self.memory))
+        if smallest is not None and smallest != pick and len(self.memory) > 1:
+            notes.append(f"{self.names[smallest]} {self._memory_lead(smallest, list(self.memory))}")
+        return notes
 
 
-def _alone(best: Sequence[int]) -> int | None:
-    return best[0] if len(best) == 1 else None
+def _sole_column(leaders: Sequence[int]) -> int | None:
+    return leaders[0] if len(leaders) == 1 else None
 
 
-def _contest(
+def _build_contest(
     columns: Sequence[Column],
-    figures: Mapping[str, Sequence[Figure]],
-    living: Sequence[int],
+    by_name: Mapping[str, Sequence[Figure]],
+    survivors: Sequence[int],
     machines: Sequence[Machine],
 ) -> _Contest:
-    def known(name: str) -> dict[int, Estimate]:
-        return {i: f for i in living if isinstance(f := figures[name][i], Estimate)}
+    def known_figures(name: str) -> dict[int, Estimate]:
+        return {i: f for i in survivors if isinstance(f := by_name[name][i], Estimate)}
 
     def of_all(name: str) -> dict[int, Estimate]:
-        figures_by_column = known(name)
-        return figures_by_column if len(figures_by_column) == len(living) else {}
+        figures_by_column = known_figures(name)
+        return figures_by_column if len(figures_by_column) == len(survivors) else {}
 
     times, overall = of_all("step_time"), of_all("steps_per_second")
-    work, unit = _work(columns, living)
+    work, unit = _step_work(columns, survivors)
     if not times or not overall:
         work, unit = {}, "one has no step after the warm-up"
     peak = METRIC[peak_memory(on_device=bool(of_all("peak_reserved")))]
@@ -478,26 +477,26 @@ def _contest(
         achieved={i: overall[i].scaled(amount) for i, amount in work.items()},
         peak=peak,
         memory=of_all(peak.name),
-        headroom={i: f.value for i, f in known("headroom").items()},
+        headroom={i: f.value for i, f in known_figures("headroom").items()},
         machines=machines,
     )
 
 
-def _work(columns: Sequence[Column], living: Sequence[int]) -> tuple[dict[int, float], str]:
+def _step_work(columns: Sequence[Column], survivors: Sequence[int]) -> tuple[dict[int, float], str]:
     """Returns the work of a step by column and the unit of its rate; or {} and the reason."""
     for unit, amounts in (
-        ("tokens/s", {i: columns[i].tokens for i in living}),
-        ("samples/s", {i: columns[i].effective_batch for i in living}),
+        ("tokens/s", {i: columns[i].tokens for i in survivors}),
+        ("samples/s", {i: columns[i].effective_batch for i in survivors}),
     ):
-        known = {i: amount for i, amount in amounts.items() if amount}
-        if len(known) == len(living):
-            return known, unit
-    if any(columns[i].effective_batch for i in living):
+        known_amounts = {i: amount for i, amount in amounts.items() if amount}
+        if len(known_amounts) == len(survivors):
+            return known_amounts, unit
+    if any(columns[i].effective_batch for i in survivors):
         return {}, "not all reported their batch, and the batches may differ"
-    return dict.fromkeys(living, 1.0), "steps/s"
+    return dict.fromkeys(survivors, 1.0), "steps/s"
 
 
-def _skipped(name: str, column: Column, skipped: Figure) -> Iterator[str]:
+def _skipped_note(name: str, column: Column, skipped: Figure) -> Iterator[str]:
     """Yields a note on skipped steps, where they are many."""
     if isinstance(skipped, Estimate) and skipped.value > _WORTH_A_NOTE / 2 * column.steps:
         steps = human_count(skipped.value)
@@ -507,17 +506,17 @@ def _skipped(name: str, column: Column, skipped: Figure) -> Iterator[str]:
 _WAITS = {"exposed_share": "exposed communication", "data_wait_share": "waiting for data"}
 
 
-def _limit(name: str, take: int, figures: Mapping[str, Sequence[Figure]]) -> str:
+def _largest_wait_note(name: str, pick: int, by_name: Mapping[str, Sequence[Figure]]) -> str:
     """Returns a note on the largest wait in a step."""
     shares = {
-        what: f.value
-        for metric, what in _WAITS.items()
-        if isinstance(f := figures[metric][take], Estimate)
+        wait: f.value
+        for metric, wait in _WAITS.items()
+        if isinstance(f := by_name[metric][pick], Estimate)
     }
-    step, blocked = figures["step_time"][take], figures["offload_time"][take]
+    step, blocked = by_name["step_time"][pick], by_name["offload_time"][pick]
     if isinstance(step, Estimate) and isinstance(blocked, Estimate):
         shares["waiting for offloaded state"] = blocked.value / step.value
-    what = max(shares, key=lambda wait: shares[wait], default="")
-    if not what or shares[what] < _WORTH_A_NOTE:
+    longest = max(shares, key=lambda wait: shares[wait], default="")
+    if not longest or shares[longest] < _WORTH_A_NOTE:
         return f"no wait takes {_WORTH_A_NOTE * 100:.0f} % of a step of {name}: it computes"
-    return f"what limits {name}: {what}, {human_ratio(shares[what])} of a step"
+    return f"what limits {name}: {longest}, {human_ratio(shares[longest])} of a step"

@@ -34,33 +34,32 @@ class Environment:
     """Columns, from 0, whose runs did not record their environment."""
 
 
-def environment(columns: Sequence[Sequence[RunSnapshot]]) -> Environment:
+def environments_of(columns: Sequence[Sequence[RunSnapshot]]) -> Environment:
     """Returns what differs between the environments of *columns*; a column is repeats of one run."""
-    known = [[found for run in runs if (found := of_run(run))] for runs in columns]
-    told = [found for runs in known for found in runs]
-    names = dict.fromkeys(name for found in told for name in found)
+    groups = [[facts for run in runs if (facts := of_run(run))] for runs in columns]
+    records = [facts for runs in groups for facts in runs]
+    names = dict.fromkeys(name for facts in records for name in facts)
     rows = [
-        Difference(name=name, values=tuple(_value(name, runs) for runs in known)) for name in names
+        Difference(name=name, values=tuple(_value_of(name, runs) for runs in groups))
+        for name in names
     ]
     differ = [
-        row for row in rows if len({v for v in row.values if v != UNKNOWN}) > 1 or _doubtful(row)
+        row for row in rows if len({v for v in row.values if v != UNKNOWN}) > 1 or _is_doubtful(row)
     ]
     return Environment(
-        differences=(*_commands(columns), *_settings(columns), *differ),
-        same=len(rows) - len(differ) if all(known) else 0,
-        unknown=tuple(number for number, runs in enumerate(known) if not runs),
+        differences=(*_command_differences(columns), *_setting_differences(columns), *differ),
+        same=len(rows) - len(differ) if all(groups) else 0,
+        unknown=tuple(number for number, runs in enumerate(groups) if not runs),
     )
 
 
 def of_run(run: RunSnapshot) -> dict[str, str]:
     """Returns name -> value of the environment of a run, by its first rank; {} where it told none."""
-    first = next((rank for rank in run.ranks if rank.process.get("packages")), None)
-    if first is None:
+    rank = next((rank for rank in run.ranks if rank.process.get("packages")), None)
+    if rank is None:
         return {}
-    process = first.process
-    of_machine = zip(
-        _OF_MACHINE, (commit_text(run.revision), first.device, run.driver), strict=True
-    )
+    process = rank.process
+    of_machine = zip(_OF_MACHINE, (commit_text(run.revision), rank.device, run.driver), strict=True)
     return {
         **{name: value for name, value in of_machine if value},
         **process.get("packages", {}),
@@ -68,53 +67,53 @@ def of_run(run: RunSnapshot) -> dict[str, str]:
     }
 
 
-def _value(name: str, runs: Sequence[dict[str, str]]) -> str:
+def _value_of(name: str, runs: Sequence[dict[str, str]]) -> str:
     otherwise = UNKNOWN if name in _OF_MACHINE else NOT_SET
     return " / ".join(dict.fromkeys(run.get(name, otherwise) for run in runs)) or UNKNOWN
 
 
-def _doubtful(row: Difference) -> bool:
+def _is_doubtful(row: Difference) -> bool:
     """Returns whether equal values may hide a difference: two changed working copies of one commit."""
     return row.name == _COMMIT and any(CHANGED in value for value in row.values)
 
 
-def _commands(columns: Sequence[Sequence[RunSnapshot]]) -> list[Difference]:
+def _command_differences(columns: Sequence[Sequence[RunSnapshot]]) -> list[Difference]:
     """Returns the words of the commands that are not in all of them; [] where all are alike."""
     commands = [runs[0].command for runs in columns]
     if not all(commands) or len(set(commands)) == 1:
         return []
-    options = [_options(words) for words in commands]
+    options = [_options_with_values(command) for command in commands]
     common = set.intersection(*map(set, options))
-    own = (" ".join(one for one in words if one not in common) for words in options)
-    return [Difference(name="command", values=tuple(text or "nothing more" for text in own))]
+    extras = (" ".join(option for option in command if option not in common) for command in options)
+    return [Difference(name="command", values=tuple(extra or "nothing more" for extra in extras))]
 
 
-def _settings(columns: Sequence[Sequence[RunSnapshot]]) -> list[Difference]:
+def _setting_differences(columns: Sequence[Sequence[RunSnapshot]]) -> list[Difference]:
     """Returns the settings of DeepSpeed that differ, where all columns have them."""
-    told = [_first_settings(runs[0]) for runs in columns]
-    names = dict.fromkeys(name for found in told for name in found) if all(told) else {}
+    groups = [_first_rank_settings(runs[0]) for runs in columns]
+    names = dict.fromkeys(name for values in groups for name in values) if all(groups) else {}
     rows = (
-        Difference(name=name, values=tuple(found.get(name, NOT_SET) for found in told))
+        Difference(name=name, values=tuple(values.get(name, NOT_SET) for values in groups))
         for name in names
     )
     return [row for row in rows if len(set(row.values)) > 1]
 
 
-def _first_settings(run: RunSnapshot) -> dict[str, str]:
+def _first_rank_settings(run: RunSnapshot) -> dict[str, str]:
     rank = next((rank for rank in run.ranks if rank.settings), None)
-    return {one.name: one.effective for one in rank.settings} if rank is not None else {}
+    return {entry.name: entry.effective for entry in rank.settings} if rank is not None else {}
 
 
-def _options(words: Sequence[str]) -> list[str]:
+def _options_with_values(arguments: Sequence[str]) -> list[str]:
     """Returns the words of a command, each option with its value: ``--steps 12``."""
     joined: list[str] = []
-    for word in words:
-        last = joined[-1] if joined else ""
-        takes_value = last.startswith("-") and "=" not in last and " " not in last
-        if takes_value and not word.startswith("-"):
-            joined[-1] = f"{last} {word}"
+    for argument in arguments:
+        previous = joined[-1] if joined else ""
+        takes_value = previous.startswith("-") and "=" not in previous and " " not in previous
+        if takes_value and not argument.startswith("-"):
+            joined[-1] = f"{previous} {argument}"
         else:
-            joined.append(word)
+            joined.append(argument)
     return joined
 
 
@@ -124,7 +123,7 @@ REPEATS = 3
 """From so many repeats on their spread shows what the machine does."""
 _QUICK = 0.5
 """A difference is doubtful where the quickest steps show less than this part of it."""
-_LEAST_STEPS = 40
+_MIN_STEPS = 40
 _NOT_OF_TIME = frozenset(("headroom",))
 _WHOLE_STEPS = frozenset(("step_time",))
 
@@ -151,14 +150,14 @@ class Span(NamedTuple):
 
 def machine_of(runs: Sequence[RunFigures]) -> Machine:
     """Returns what *runs*, the repeats of one column, tell of their machine."""
-    seconds = [one for run in runs for one in run.seconds]
+    seconds = [step for run in runs for step in run.seconds]
     lacks = [
         share
         for run in runs
         for rank in run.snapshot.ranks
         if rank.pressure and (share := rank.pressure.steps_cpu_wait_ratio) is not None
     ]
-    enough = len(seconds) >= _LEAST_STEPS
+    enough = len(seconds) >= _MIN_STEPS
     return Machine(
         lacked=max(lacks, default=None),
         step=statistics.median(seconds) if seconds else 0.0,
@@ -167,7 +166,7 @@ def machine_of(runs: Sequence[RunFigures]) -> Machine:
     )
 
 
-def slack(metric: Metric, machine: Machine, value: float) -> float:
+def cpu_slack(metric: Metric, machine: Machine, value: float) -> float:
     """Returns by how much a lack of CPUs may have made *value* worse; 0 for what is no time."""
     lacked = min(machine.lacked or 0.0, 0.99)
     if metric.name in _WHOLE_STEPS:
@@ -179,39 +178,37 @@ def slack(metric: Metric, machine: Machine, value: float) -> float:
     return min(value, lacked * machine.step) if metric.unit == "s" else 0.0
 
 
-def span(metric: Metric, first: Machine, other: Machine, of_first: float, of_other: float) -> Span:
+def span(metric: Metric, base: Machine, target: Machine, of_base: float, of_target: float) -> Span:
     """Returns the bounds of the difference of a metric; both are the difference itself without doubt."""
-    difference = of_other - of_first
-    if min(first.repeats, other.repeats) >= REPEATS:
+    difference = of_target - of_base
+    if min(base.repeats, target.repeats) >= REPEATS:
         return Span(difference, difference)
-    worse, less = slack(metric, other, of_other), slack(metric, first, of_first)
+    worse, base_slack = cpu_slack(metric, target, of_target), cpu_slack(metric, base, of_base)
     if metric.more_is_better:
-        low, high = difference - less, difference + worse
+        low, high = difference - base_slack, difference + worse
     else:
-        low, high = difference - worse, difference + less
+        low, high = difference - worse, difference + base_slack
     if metric.unit == "1/s" or metric.name in _WHOLE_STEPS:
-        quick = _of_quick_steps(metric, first, other, of_first)
+        quick = _of_quick_steps(metric, base, target, of_base)
         if quick is not None and abs(quick) < _QUICK * abs(difference):
             low, high = min(low, quick), max(high, quick)
     return Span(low, high)
 
 
-def _of_quick_steps(
-    metric: Metric, first: Machine, other: Machine, of_first: float
-) -> float | None:
+def _of_quick_steps(metric: Metric, base: Machine, target: Machine, of_base: float) -> float | None:
     """Returns the difference as the quickest steps show it; None where they are too few."""
-    if not first.quick or not other.quick:
+    if not base.quick or not target.quick:
         return None
-    times = other.quick / first.quick
-    return of_first * ((1 / times if metric.unit == "1/s" else times) - 1)
+    times = target.quick / base.quick
+    return of_base * ((1 / times if metric.unit == "1/s" else times) - 1)
 
 
-def doubt(first: Machine, other: Machine) -> str:
+def doubt_reason(base: Machine, target: Machine) -> str:
     """Returns what makes times of two columns not comparable; "" where nothing does."""
-    if min(first.repeats, other.repeats) >= REPEATS or not first.step or not first.quick:
+    if min(base.repeats, target.repeats) >= REPEATS or not base.step or not base.quick:
         return ""
-    lacked = max(first.lacked or 0.0, other.lacked or 0.0)
-    median, quick = other.step / first.step - 1, other.quick / first.quick - 1
+    lacked = max(base.lacked or 0.0, target.lacked or 0.0)
+    median, quick = target.step / base.step - 1, target.quick / base.quick - 1
     if abs(quick) < _QUICK * abs(median):
         return (
             f"the medians differ by {human_ratio(median)}, the quickest tenths of the steps by "

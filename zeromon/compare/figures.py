@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from zeromon.errors import PlanError
 from zeromon.memory import plan
-from zeromon.memory.reconcile import Described, micro_batch, read_facts, role_bytes
+from zeromon.memory.reconcile import Described, micro_batch_of_rank, read_model_facts, role_bytes
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring.events import Op, Role
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.step import NOT_TIMED
 from zeromon.stats.bandwidth import BUS_FACTOR
-from zeromon.stats.noise import Estimate, estimate, half_width, typical
+from zeromon.stats.noise import Estimate, block_estimate, half_width, median_of
 
 Series = Mapping[str, Sequence[float]]
 """Columns of :func:`zeromon.storage.step_history.by_step`."""
@@ -26,7 +26,7 @@ Series = Mapping[str, Sequence[float]]
 Figure = Estimate | str
 """A figure, or the reason why it is unknown."""
 
-_WARM_UP_SHARE, _LEAST_WARM_UP, _MOST_WARM_UP = 0.1, 5, 100
+_WARM_UP_SHARE, _MIN_WARM_UP, _MAX_WARM_UP = 0.1, 5, 100
 _ENOUGH = 2000
 _NO_STEP = "the run has no step after the warm-up"
 _NO_DEVICE = "the run used no device"
@@ -69,7 +69,7 @@ class RunFigures:
     def described(self) -> Described | None:
         """The model of the run; None where no rank reported one."""
         rank = self.rank
-        return read_facts(rank.models[0]) if rank is not None and rank.models else None
+        return read_model_facts(rank.models[0]) if rank is not None and rank.models else None
 
     @property
     def data_parallel(self) -> int | None:
@@ -84,16 +84,16 @@ class RunFigures:
 
 def figures_of(snapshot: RunSnapshot, series: Series) -> RunFigures:
     """Returns the figures of a run: *snapshot* with the steps of *series* after the warm-up."""
-    settled = _settled(series["steps"])
+    rows = _rows_after_warm_up(series["steps"])
 
-    def column(name: str) -> list[float]:
-        return [series[name][i] for i in settled]
+    def settled_column(name: str) -> list[float]:
+        return [series[name][i] for i in rows]
 
-    def seconds(name: str) -> list[float]:
-        return [us / 1e6 for us in column(name)]
+    def seconds_of(name: str) -> list[float]:
+        return [us / 1e6 for us in settled_column(name)]
 
-    steps = seconds("duration_us")
-    exposed = zip(seconds("exposed_us"), steps, column("flags"), strict=True)
+    steps = seconds_of("duration_us")
+    exposed = zip(seconds_of("exposed_us"), steps, settled_column("flags"), strict=True)
     return RunFigures(
         snapshot=snapshot,
         seconds=tuple(steps),
@@ -101,33 +101,33 @@ def figures_of(snapshot: RunSnapshot, series: Series) -> RunFigures:
         exposed=tuple(
             (waits, step) for waits, step, flags in exposed if not int(flags) & NOT_TIMED
         ),
-        data_waits=tuple(zip(seconds("data_wait_us"), steps, strict=True)),
-        offload_waits=tuple(seconds("offload_blocked_us")),
-        payload=tuple(column("collective_bytes")),
-        micro_steps=round(statistics.median(column("micro_steps") or [0])),
+        data_waits=tuple(zip(seconds_of("data_wait_us"), steps, strict=True)),
+        offload_waits=tuple(seconds_of("offload_blocked_us")),
+        payload=tuple(settled_column("collective_bytes")),
+        micro_steps=round(statistics.median(settled_column("micro_steps") or [0])),
         peaks={
             name: int(max(series[f"{name}_bytes"], default=-1))
             for name in ("allocated", "reserved", "rss", "other")
         },
-        reserved=_points(series, "reserved_bytes"),
-        resident=_points(series, "rss_bytes"),
+        reserved=_points_by_step(series, "reserved_bytes"),
+        resident=_points_by_step(series, "rss_bytes"),
     )
 
 
-def _points(series: Series, name: str) -> tuple[tuple[int, int], ...]:
+def _points_by_step(series: Series, name: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(x), int(y)) for x, y in zip(series["step"], series[name], strict=True))
 
 
-def _settled(steps: Sequence[float]) -> list[int]:
+def _rows_after_warm_up(steps: Sequence[float]) -> list[int]:
     """Returns the rows after the warm-up; rows of several merged steps only if single steps are few."""
     count = len(steps)
-    warm_up = max(_LEAST_WARM_UP, min(_MOST_WARM_UP, round(count * _WARM_UP_SHARE)))
+    warm_up = max(_MIN_WARM_UP, min(_MAX_WARM_UP, round(count * _WARM_UP_SHARE)))
     rows = list(range(min(warm_up, count), count))
-    whole = [i for i in rows if steps[i] == 1]
-    return whole if len(whole) >= min(_ENOUGH, len(rows) / 2) else rows
+    single_steps = [i for i in rows if steps[i] == 1]
+    return single_steps if len(single_steps) >= min(_ENOUGH, len(rows) / 2) else rows
 
 
-def died(run: RunSnapshot) -> bool:
+def has_died(run: RunSnapshot) -> bool:
     """Returns whether a rank of the run failed without a stop from outside."""
     return any(rank.failed and not rank.stopped for rank in run.ranks)
 
@@ -136,47 +136,47 @@ def died(run: RunSnapshot) -> bool:
 
 
 def _step_time(m: RunFigures) -> Figure:
-    estimated = typical(m.seconds) if m.seconds else None
+    estimated = median_of(m.seconds) if m.seconds else None
     return estimated if estimated is not None and estimated.value > 0 else _NO_STEP
 
 
 def _mean_step_time(m: RunFigures) -> Figure:
-    return estimate(m.seconds, statistics.fmean) if sum(m.seconds) else _NO_STEP
+    return block_estimate(m.seconds, statistics.fmean) if sum(m.seconds) else _NO_STEP
 
 
 def _per_second(work: Callable[[RunSnapshot], float | str]) -> Callable[[RunFigures], Figure]:
     """Returns a function for the rate of *work*, by the mean step time, which includes pauses."""
 
-    def find(m: RunFigures) -> Figure:
+    def find_rate(m: RunFigures) -> Figure:
         amount = work(m.snapshot)
         if isinstance(amount, str) or not sum(m.seconds):
             return amount if isinstance(amount, str) else _NO_STEP
-        return estimate(m.seconds, statistics.fmean).inverted().scaled(amount)
+        return block_estimate(m.seconds, statistics.fmean).inverted().scaled(amount)
 
-    return find
+    return find_rate
 
 
-def _share(pairs: Sequence[tuple[float, float]]) -> float:
-    whole = sum(step for _, step in pairs)
-    return sum(part for part, _ in pairs) / whole if whole else 0.0
+def _share_of_time(pairs: Sequence[tuple[float, float]]) -> float:
+    total = sum(step for _, step in pairs)
+    return sum(waited for waited, _ in pairs) / total if total else 0.0
 
 
 def _exposed_share(m: RunFigures) -> Figure:
-    return estimate(m.exposed, _share) if _communicates(m) else _NO_COMMUNICATION
+    return block_estimate(m.exposed, _share_of_time) if _has_communication(m) else _NO_COMMUNICATION
 
 
 def _exposed_time(m: RunFigures) -> Figure:
-    if not _communicates(m):
+    if not _has_communication(m):
         return _NO_COMMUNICATION
-    return estimate([waits for waits, _ in m.exposed], statistics.fmean)
+    return block_estimate([waits for waits, _ in m.exposed], statistics.fmean)
 
 
-def _communicates(m: RunFigures) -> bool:
+def _has_communication(m: RunFigures) -> bool:
     return bool(m.exposed) and any(m.payload)
 
 
 def _data_wait_share(m: RunFigures) -> Figure:
-    return estimate(m.data_waits, _share) if m.data_waits else _NO_STEP
+    return block_estimate(m.data_waits, _share_of_time) if m.data_waits else _NO_STEP
 
 
 # ---- figures: bytes that move ----------------------------------------------------------------------
@@ -190,7 +190,7 @@ _SENT: Mapping[Op, Callable[[int], float]] = BUS_FACTOR | {
 """Bytes sent per byte of payload in a ring of n ranks, mean over the ranks."""
 
 
-def _sent(m: RunFigures) -> Figure:
+def _sent_per_step(m: RunFigures) -> Figure:
     """Returns the bytes that a rank sends in a step: the payload times the factor of a ring."""
     if not m.payload:
         return _NO_STEP
@@ -199,16 +199,16 @@ def _sent(m: RunFigures) -> Figure:
         for rank in m.snapshot.ranks
     ]
     payload = max((sum(nbytes for *_, nbytes in mix) for mix in mixes), default=0.0)
-    sent = max((sum(_sent_bytes(*row) for row in mix) for mix in mixes), default=0.0)
-    return estimate(m.payload, statistics.median).scaled(sent / payload if payload else 0.0)
+    sent = max((sum(_sent_bytes_of_row(*row) for row in mix) for mix in mixes), default=0.0)
+    return block_estimate(m.payload, statistics.median).scaled(sent / payload if payload else 0.0)
 
 
-def _sent_bytes(op: str, size: int, nbytes: float) -> float:
+def _sent_bytes_of_row(op: str, size: int, nbytes: float) -> float:
     factor = _SENT.get(Op.__members__.get(op.upper(), Op.NONE))
     return nbytes * factor(size) if factor is not None and size > 1 else 0.0
 
 
-def _offloads(m: RunFigures) -> bool | None:
+def _offloads_state(m: RunFigures) -> bool | None:
     """Returns whether state is offloaded; None where unknown."""
     if any(rank.transfers for rank in m.snapshot.ranks):
         return True
@@ -219,34 +219,34 @@ def _offloads(m: RunFigures) -> bool | None:
 
 def _offload_bytes(m: RunFigures) -> Figure:
     rates = [
-        sum(way.nbytes for way in rank.transfers) / rank.steps
+        sum(transfer.nbytes for transfer in rank.transfers) / rank.steps
         for rank in m.snapshot.ranks
         if rank.transfers and rank.steps
     ]
-    if not rates and _offloads(m) is not False:
+    if not rates and _offloads_state(m) is not False:
         return _NO_OFFLOAD_REPORT
     return Estimate(max(rates, default=0.0))
 
 
 def _offload_time(m: RunFigures) -> Figure:
-    if not m.offload_waits or _offloads(m) is None:
+    if not m.offload_waits or _offloads_state(m) is None:
         return _NO_OFFLOAD_REPORT
-    return estimate(m.offload_waits, statistics.fmean)
+    return block_estimate(m.offload_waits, statistics.fmean)
 
 
 # ---- figures: memory -------------------------------------------------------------------------------
 
 
-def _peak(name: str) -> Callable[[RunFigures], Figure]:
-    def find(m: RunFigures) -> Figure:
+def _peak_of(name: str) -> Callable[[RunFigures], Figure]:
+    def find_peak(m: RunFigures) -> Figure:
         if m.peaks[name] >= 0:
             return Estimate(m.peaks[name])
         return "resident memory was not sampled" if name == "rss" else _NO_DEVICE
 
-    return find
+    return find_peak
 
 
-def _headroom(m: RunFigures) -> Figure:
+def _free_at_peak(m: RunFigures) -> Figure:
     """Returns the share of the device that was free at the peak."""
     capacities = [
         rank.memory.capacity_bytes
@@ -259,17 +259,17 @@ def _headroom(m: RunFigures) -> Figure:
     return Estimate(max(0.0, 1 - used / min(capacities)))
 
 
-def _role(role: str, place: int) -> Callable[[RunFigures], Figure]:
-    def find(m: RunFigures) -> Figure:
-        held = [
-            sizes[place] for r in m.snapshot.ranks if (sizes := role_bytes(r, role)) is not None
+def _role_of(role: str, tier: int) -> Callable[[RunFigures], Figure]:
+    def find_bytes(m: RunFigures) -> Figure:
+        rank_bytes = [
+            sizes[tier] for r in m.snapshot.ranks if (sizes := role_bytes(r, role)) is not None
         ]
-        if held:
-            return Estimate(max(held))
+        if rank_bytes:
+            return Estimate(max(rank_bytes))
         has_census = any(rank.roles for rank in m.snapshot.ranks)
         return Estimate(0) if has_census else "no census of its memory was taken"
 
-    return find
+    return find_bytes
 
 
 def _largest_micro_batch(m: RunFigures) -> Figure:
@@ -280,8 +280,8 @@ def _largest_micro_batch(m: RunFigures) -> Figure:
         setup = plan.of_run(m.snapshot)
     except PlanError:
         return "the run reported no model metadata"
-    largest = plan.row(setup, setup.plan).largest_micro_batch
-    if largest is None or m.rank is None or micro_batch(m.rank) is None:
+    largest = plan.predict_row(setup, setup.plan).largest_micro_batch
+    if largest is None or m.rank is None or micro_batch_of_rank(m.rank) is None:
         return "the memory of a sample is unknown"
     return Estimate(largest)
 
@@ -289,18 +289,18 @@ def _largest_micro_batch(m: RunFigures) -> Figure:
 # ---- figures: events -------------------------------------------------------------------------------
 
 
-def _retries(m: RunFigures) -> Figure:
+def _retry_count(m: RunFigures) -> Figure:
     if not m.has_device:
         return _NO_DEVICE
     counts = [rank.memory.retries for rank in m.snapshot.ranks if rank.memory is not None]
-    return _events(max(counts)) if min(counts) >= 0 else "the allocator does not count them"
+    return _event_count(max(counts)) if min(counts) >= 0 else "the allocator does not count them"
 
 
-def _skipped(m: RunFigures) -> Figure:
-    return _events(max((rank.skipped_steps for rank in m.snapshot.ranks), default=0))
+def _skipped_steps(m: RunFigures) -> Figure:
+    return _event_count(max((rank.skipped_steps for rank in m.snapshot.ranks), default=0))
 
 
-def _events(count: int) -> Estimate:
+def _event_count(count: int) -> Estimate:
     """Returns a count with Poisson uncertainty, the square root of the count."""
     return Estimate(count, math.sqrt(count))
 
@@ -321,16 +321,16 @@ class Metric:
     least: float = 0.005
     """Lower bound of the noise: a share of the first run's figure, absolute for a ratio."""
 
-    def noise(self, first: Estimate, other: Estimate) -> float | None:
+    def noise(self, base: Estimate, target: Estimate) -> float | None:
         """Returns the noise that a significant difference exceeds; None where unknown."""
-        half = half_width(first, other)
-        least = self.least * (1.0 if self.unit == "ratio" else abs(first.value))
-        return None if half is None else max(half, least)
+        width = half_width(base, target)
+        min_noise = self.least * (1.0 if self.unit == "ratio" else abs(base.value))
+        return None if width is None else max(width, min_noise)
 
-    def differ(self, first: Estimate, other: Estimate) -> bool:
+    def differ(self, base: Estimate, target: Estimate) -> bool:
         """Returns whether the difference exceeds the noise."""
-        noise = self.noise(first, other)
-        return noise is not None and abs(other.value - first.value) > noise
+        noise = self.noise(base, target)
+        return noise is not None and abs(target.value - base.value) > noise
 
 
 _TIME = 0.02
@@ -357,24 +357,24 @@ METRICS = (
     Metric(name="exposed_time", label="exposed per step", unit="s", find=_exposed_time, least=_TIME),
     Metric(name="data_wait_share", label="waits for data", unit="ratio", find=_data_wait_share,
            least=_POINT),
-    Metric(name="sent_bytes", label="sent a step", unit="bytes", find=_sent),
+    Metric(name="sent_bytes", label="sent a step", unit="bytes", find=_sent_per_step),
     Metric(name="offload_bytes", label="offloaded a step", unit="bytes", find=_offload_bytes),
     Metric(name="offload_time", label="waits for offload", unit="s", find=_offload_time, least=_TIME),
-    Metric(name="peak_reserved", label="peak reserved", unit="bytes", find=_peak("reserved"),
+    Metric(name="peak_reserved", label="peak reserved", unit="bytes", find=_peak_of("reserved"),
            least=_DEVICE),
-    Metric(name="peak_allocated", label="peak allocated", unit="bytes", find=_peak("allocated"),
+    Metric(name="peak_allocated", label="peak allocated", unit="bytes", find=_peak_of("allocated"),
            least=_DEVICE),
-    Metric(name="peak_rss", label="peak RSS", unit="bytes", find=_peak("rss"), least=_RSS),
-    Metric(name="headroom", label="headroom", unit="ratio", find=_headroom, more_is_better=True,
+    Metric(name="peak_rss", label="peak RSS", unit="bytes", find=_peak_of("rss"), least=_RSS),
+    Metric(name="headroom", label="headroom", unit="ratio", find=_free_at_peak, more_is_better=True,
            least=_POINT),
     Metric(name="largest_micro_batch", label="largest micro-batch", unit="count",
            find=_largest_micro_batch, more_is_better=True),
-    Metric(name="allocation_retries", label="allocation retries", unit="count", find=_retries),
-    Metric(name="skipped_steps", label="skipped steps", unit="count", find=_skipped),
+    Metric(name="allocation_retries", label="allocation retries", unit="count", find=_retry_count),
+    Metric(name="skipped_steps", label="skipped steps", unit="count", find=_skipped_steps),
     *(
-        Metric(name=f"{place}.{role.label}", label=f"{place}: {role.label.replace('_', ' ')}",
-               unit="bytes", find=_role(role.label, at))
-        for at, place in enumerate(("device", "host", "disk"))
+        Metric(name=f"{tier}.{role.label}", label=f"{tier}: {role.label.replace('_', ' ')}",
+               unit="bytes", find=_role_of(role.label, at))
+        for at, tier in enumerate(("device", "host", "disk"))
         for role in Role
     ),
 )

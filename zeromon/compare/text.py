@@ -33,20 +33,20 @@ _TEXTS = {"s": human_seconds, "bytes": human_bytes, "ratio": human_ratio, "count
 def format_change(row: Row, number: int) -> str:
     """Returns a column's difference to the first, ``+12.3 %``, ``+5.2 pp`` or ``+3``; "" if unknown."""
     cell, base = row.cells[number], row.cells[0].value
-    return "" if cell.difference is None else _signed(cell.difference, base or 0.0, row.unit)
+    return "" if cell.difference is None else _signed_change(cell.difference, base or 0.0, row.unit)
 
 
 def format_cell(row: Row, number: int) -> str:
     """Returns the figure of a column with its difference: ``52.0 ms (+12.3 %, noise 1.1 %)``."""
     cell, base = row.cells[number], row.cells[0].value or 0.0
-    text = format_figure(cell.value, row.unit)
+    amount = format_figure(cell.value, row.unit)
     if cell.difference is None or cell.noise is None:
-        return text
-    noise = _signed(cell.noise, base, row.unit).lstrip("+")
-    return f"{text} ({format_change(row, number)}, noise {noise})"
+        return amount
+    noise = _signed_change(cell.noise, base, row.unit).lstrip("+")
+    return f"{amount} ({format_change(row, number)}, noise {noise})"
 
 
-def _signed(difference: float, base: float, unit: str) -> str:
+def _signed_change(difference: float, base: float, unit: str) -> str:
     if unit == "ratio":
         return f"{difference * 100:+.1f} pp"
     if unit == "count":
@@ -81,11 +81,11 @@ def course_title(comparison: Comparison) -> str:
     return f"Memory over the steps ({kind}, of the rank that has most)"
 
 
-def configuration(comparison: Comparison) -> list[Difference]:
+def configured_rows(comparison: Comparison) -> list[Difference]:
     """Returns what is not configured alike in all columns, then what differs in their environments."""
     rows = (
-        Difference(name=name, values=tuple(text(column) for column in comparison.columns))
-        for name, text in _CONFIGURED
+        Difference(name=name, values=tuple(describe(column) for column in comparison.columns))
+        for name, describe in _CONFIGURED
     )
     return [*(row for row in rows if len(set(row.values)) > 1), *comparison.environment.differences]
 
@@ -102,17 +102,17 @@ _CONFIGURED: tuple[tuple[str, Callable[[Column], str]], ...] = (
 
 def environment_lines(comparison: Comparison) -> list[str]:
     """Returns what differs in the environments of the columns, one line each, or that nothing does."""
-    found = comparison.environment
-    lines = [
+    environment = comparison.environment
+    sentences = [
         f"{row.name}: "
         + "; ".join(f"{letter(n)} {printable(value)}" for n, value in enumerate(row.values))
-        for row in found.differences
+        for row in environment.differences
     ]
-    if found.same and not lines:
-        lines = [f"the same in all {human_count(found.same)} values"]
-    if found.unknown:
-        lines.append(f"not recorded for {', '.join(map(letter, found.unknown))}")
-    return lines
+    if environment.same and not sentences:
+        sentences = [f"the same in all {human_count(environment.same)} values"]
+    if environment.unknown:
+        sentences.append(f"not recorded for {', '.join(map(letter, environment.unknown))}")
+    return sentences
 
 
 def grouped(comparison: Comparison) -> Iterator[tuple[str, list[Row]]]:
@@ -121,12 +121,12 @@ def grouped(comparison: Comparison) -> Iterator[tuple[str, list[Row]]]:
     for title, names in _GROUPS:
         yield title, [by_name[name] for name in names if has_content(by_name[name])]
     roles = [row for row in comparison.rows if "." in row.name and has_content(row)]
-    places = {row.name.partition(".")[0] for row in roles}
-    if len(places) == 1:
-        (place,) = places
+    tiers = {row.name.partition(".")[0] for row in roles}
+    if len(tiers) == 1:
+        (tier,) = tiers
         yield (
-            f"Memory by role ({place})",
-            [replace(row, label=row.label.removeprefix(f"{place}: ")) for row in roles],
+            f"Memory by role ({tier})",
+            [replace(row, label=row.label.removeprefix(f"{tier}: ")) for row in roles],
         )
     elif roles:
         yield "Memory by role", roles

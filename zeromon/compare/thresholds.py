@@ -48,12 +48,12 @@ class Threshold:
     """The bound in the metric's unit, or as a share."""
 
 
-def parse(text: str) -> Threshold:
-    """Returns the threshold in *text*; raises :class:`CompareError` with the allowed forms."""
-    match = _LIMIT.fullmatch(text)
+def parse_limit(expression: str) -> Threshold:
+    """Returns the threshold in *expression*; raises :class:`CompareError` with the allowed forms."""
+    match = _LIMIT.fullmatch(expression)
     if match is None:
         raise CompareError(
-            f"{text!r} is not a threshold",
+            f"{expression!r} is not a threshold",
             "Like peak_memory>+5%, step_time>+10ms, exposed_share>+5pp or peak_rss>60GiB.",
         )
     metric, sign, direction, number, unit = match.groups()
@@ -67,14 +67,14 @@ def parse(text: str) -> Threshold:
     if kind == "ratio":
         allowed = {"pp": 0.01} if direction else {"%": 0.01}
     if unit not in allowed:
-        given = f"in {unit}" if unit else "without a unit"
+        form = f"in {unit}" if unit else "without a unit"
         units = ", ".join(name or "no unit" for name in allowed)
-        what = "differences" if direction else "limits"
+        bounds = "differences" if direction else "limits"
         raise CompareError(
-            f"{text!r}: no threshold of {metric} is {given}", f"Its {what} are in: {units}."
+            f"{expression!r}: no threshold of {metric} is {form}", f"Its {bounds} are in: {units}."
         )
     return Threshold(
-        text.strip(), metric, sign == ">", bool(direction), share, amount * allowed[unit]
+        expression.strip(), metric, sign == ">", bool(direction), share, amount * allowed[unit]
     )
 
 
@@ -86,21 +86,21 @@ class Verdict(NamedTuple):
     """Thresholds that cannot be judged, which therefore do not pass."""
 
 
-def judge(comparison: Comparison, limits: Iterable[Threshold]) -> Verdict:
+def judge_limits(comparison: Comparison, limits: Iterable[Threshold]) -> Verdict:
     """Returns which thresholds the runs after the first exceed, and which cannot be judged.
 
     A run that died exceeds, whatever its figures are.
     """
-    others = list(enumerate(comparison.columns[1:], 1))
-    exceeded = [f"{_name(n, column)} {column.ended}" for n, column in others if column.died]
+    candidates = list(enumerate(comparison.columns[1:], 1))
+    exceeded = [f"{_run_name(n, column)} {column.ended}" for n, column in candidates if column.died]
     undecided = []
     for limit in limits:
         row = comparison.row(limit.metric)
-        for number, column in others:
+        for number, column in candidates:
             if not column.died:
                 case = _Case(limit, row, comparison.columns, number)
-                if why := case.unknown():
-                    undecided.append(why)
+                if reason := case.unknown():
+                    undecided.append(reason)
                 elif case.is_exceeded():
                     exceeded.append(f"{limit.text}: {case.name} has {format_cell(row, number)}")
                 elif case.is_undecided():
@@ -108,11 +108,11 @@ def judge(comparison: Comparison, limits: Iterable[Threshold]) -> Verdict:
     return Verdict(tuple(exceeded), tuple(undecided))
 
 
-def _name(number: int, column: Column) -> str:
+def _run_name(number: int, column: Column) -> str:
     return f"{letter(number)} ({column.runs[0]})"
 
 
-_MOST_REPEATS = 30
+_MAX_REPEATS = 30
 _FEW_STEPS = "about 50 steps are needed to estimate the noise"
 
 
@@ -128,18 +128,18 @@ class _Case:
     @property
     def name(self) -> str:
         """The column as sentences call it."""
-        return _name(self.number, self.columns[self.number])
+        return _run_name(self.number, self.columns[self.number])
 
     @property
-    def _cells(self) -> tuple[Cell, Cell]:
+    def _pair_of_cells(self) -> tuple[Cell, Cell]:
         return self.row.cells[0], self.row.cells[self.number]
 
     def unknown(self) -> str:
         """Returns why figure or noise are unknown; "" where they are known."""
-        first, cell = self._cells
-        for one, whose in ((first, "the first run"), (cell, self.name)):
-            if one.value is None and (self.limit.relative or one is cell):
-                return f"{self.limit.text} cannot be judged for {whose}: {one.why}"
+        base, cell = self._pair_of_cells
+        for compared, owner in ((base, "the first run"), (cell, self.name)):
+            if compared.value is None and (self.limit.relative or compared is cell):
+                return f"{self.limit.text} cannot be judged for {owner}: {compared.why}"
         if (cell.noise if self.limit.relative else cell.half_width) is None:
             return (
                 f"{self.limit.text} cannot be judged: {self.name} has too few steps; {_FEW_STEPS}"
@@ -147,9 +147,9 @@ class _Case:
         return ""
 
     @property
-    def _bounds(self) -> tuple[float, float, float]:
+    def _figure_bounds(self) -> tuple[float, float, float]:
         """The least and the most that the figure may be without what the machine added; its noise."""
-        _, cell = self._cells
+        _, cell = self._pair_of_cells
         value = cell.value or 0.0
         if self.limit.relative:
             return cell.low or 0.0, cell.high or 0.0, cell.noise or 0.0
@@ -158,55 +158,55 @@ class _Case:
 
     @property
     def _amount(self) -> float:
-        first, limit = self.row.cells[0], self.limit
-        return limit.amount * abs(first.value or 0.0) if limit.share else limit.amount
+        base, limit = self.row.cells[0], self.limit
+        return limit.amount * abs(base.value or 0.0) if limit.share else limit.amount
 
     def is_exceeded(self) -> bool:
         """Returns whether the figure is beyond the bound, whatever the noise and the machine added."""
-        low, high, noise = self._bounds
+        low, high, noise = self._figure_bounds
         return low - noise > self._amount if self.limit.above else high + noise < self._amount
 
     def is_undecided(self) -> bool:
         """Returns whether the figure may be beyond the bound, and twice beyond would not be found."""
-        low, high, noise = self._bounds
+        low, high, noise = self._figure_bounds
         may = high + noise > self._amount if self.limit.above else low - noise < self._amount
-        return may and noise + high - low > self._resolution
+        return may and noise + high - low > self._needed_noise
 
     @property
-    def _resolution(self) -> float:
+    def _needed_noise(self) -> float:
         """The noise up to which the threshold is judged: its amount, or what is noise of any run."""
-        metric, first = METRIC[self.row.name], self.row.cells[0].value or 0.0
-        least = metric.least * (1.0 if self.row.unit == "ratio" else abs(first))
-        return max(abs(self._amount), least)
+        metric, base_value = METRIC[self.row.name], self.row.cells[0].value or 0.0
+        min_noise = metric.least * (1.0 if self.row.unit == "ratio" else abs(base_value))
+        return max(abs(self._amount), min_noise)
 
     def needs(self) -> str:
         """Returns the sentence of an undecided case: what hides the answer, and what would give it."""
-        noise = self._bounds[2]
+        noise = self._figure_bounds[2]
         has = format_cell(self.row, self.number)
         head = f"{self.limit.text} cannot be judged: {self.name} has {has}"
-        if noise <= self._resolution:
-            lacked = [one for c in self.columns if (one := c.lacked)]
-            why = self.columns[self.number].doubt or (
+        if noise <= self._needed_noise:
+            lacked = [share for c in self.columns if (share := c.lacked)]
+            cause = self.columns[self.number].doubt or (
                 f"ranks had no CPU for up to {human_ratio(max(lacked))} of the time"
                 if lacked
                 else "the steps of the runs are spread differently"
             )
-            return f"{head}, and {why}; give {REPEATS} repeats of each, in turns: a.1,a.2,..."
-        count = self._repeats()
+            return f"{head}, and {cause}; give {REPEATS} repeats of each, in turns: a.1,a.2,..."
+        count = self._needed_repeats()
         if count is None:
-            return f"{head}, and more than {_MOST_REPEATS} repeats of each would be needed"
+            return f"{head}, and more than {_MAX_REPEATS} repeats of each would be needed"
         return (
             f"{head}, and the noise is larger than the limit; by this noise {count} repeats of each "
             "would do, in turns: a.1,a.2,..."
         )
 
-    def _repeats(self) -> int | None:
+    def _needed_repeats(self) -> int | None:
         """Returns how many repeats of each column bring the noise to the limit; None for too many."""
-        cells = self._cells if self.limit.relative else self._cells[1:]
+        cells = self._pair_of_cells if self.limit.relative else self._pair_of_cells[1:]
         runs = [len(self.columns[n].runs) for n in (0, self.number)][-len(cells) :]
         spread = sum((cell.error or 0.0) ** 2 * n for cell, n in zip(cells, runs, strict=True))
-        for count in range(max(2, *runs), _MOST_REPEATS + 1):
+        for count in range(max(2, *runs), _MAX_REPEATS + 1):
             error, freedom = math.sqrt(spread / count), len(cells) * (count - 1)
-            if (half_width(Estimate(0.0, error, freedom)) or 0.0) <= self._resolution:
+            if (half_width(Estimate(0.0, error, freedom)) or 0.0) <= self._needed_noise:
                 return count
         return None

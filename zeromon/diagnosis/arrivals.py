@@ -21,15 +21,15 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final, NamedTuple
 
-from zeromon.fold.state import MOST_ARRIVALS, Arrival
+from zeromon.fold.state import MAX_ARRIVALS, Arrival
 from zeromon.levels import WINDOW_STEPS
 from zeromon.ring.codes import StageAction
 from zeromon.snapshot import PipelineBubble, PipelineRow, RankSnapshot
 from zeromon.stats.intervals import Coverage
-from zeromon.stats.pipeline import balanced, order_of, simulate, with_more
+from zeromon.stats.pipeline import balanced_seconds, parse_schedule, simulate_schedule, with_more
 
 _KEPT_STEPS: Final = 512
-_KEPT_PENDING = MOST_ARRIVALS
+_KEPT_PENDING = MAX_ARRIVALS
 """Fewer would lose what one rank of several has called."""
 
 
@@ -91,7 +91,7 @@ class MatchedCollective(NamedTuple):
 
 
 class ArrivalSkew:
-    """Matches arrivals. :meth:`arrived` and :meth:`book` change it; all other methods only read."""
+    """Matches arrivals. :meth:`arrived` and :meth:`record_match` change it; the others only read."""
 
     def __init__(self) -> None:
         self.steps: OrderedDict[int, StepSkew] = OrderedDict()
@@ -111,32 +111,32 @@ class ArrivalSkew:
         """Records arrivals of *rank*; *groups*: id -> name, members on this node, and in all."""
         number, group, members, spreads = -1, "", 0, False
         pending: dict[int, Members] = {}
-        for one in arrivals:
-            if one.group != number:
-                number = one.group
+        for arrival in arrivals:
+            if arrival.group != number:
+                number = arrival.group
                 group, members, size = groups[number]
                 spreads = self.joined and size > members
                 pending = self._pending[group] if members > 1 or spreads else {}
             if members < 2 and not spreads:
                 continue
-            sequence = one.sequence
+            sequence = arrival.sequence
             inside = pending.get(sequence)
             if inside is None:
-                inside = pending[sequence] = self._made_room()
-            inside[rank] = one
+                inside = pending[sequence] = self._make_pending_entry()
+            inside[rank] = arrival
             if len(inside) == members:
                 del pending[sequence]
                 self._kept -= 1
-                part = partial_arrival(group, groups[number][2], inside)
+                partial = partial_arrival(group, groups[number][2], inside)
                 if spreads:
                     if len(self._waiting) >= _KEPT_PENDING:
                         del self._waiting[next(iter(self._waiting))]
                     self._waiting[group, sequence] = inside
-                    self.outgoing.append(part)
+                    self.outgoing.append(partial)
                 else:
-                    self._book(inside, alone(part))
+                    self._record_waits(inside, match_single_node(partial))
 
-    def _made_room(self) -> Members:
+    def _make_pending_entry(self) -> Members:
         """A new entry of the pending collectives.
 
         Where there are too many, the oldest of the group with most of them is removed.
@@ -148,16 +148,16 @@ class ArrivalSkew:
             self._kept += 1
         return {}
 
-    def book(self, match: MatchedCollective) -> None:
+    def record_match(self, match: MatchedCollective) -> None:
         """Records the leader's answer, whose times are already by this node's clock."""
         inside = self._waiting.pop((match.group, match.sequence), None)
         if inside is not None:
-            self._book(inside, match)
+            self._record_waits(inside, match)
 
-    def _book(self, inside: Members, match: MatchedCollective) -> None:
+    def _record_waits(self, inside: Members, match: MatchedCollective) -> None:
         """Records how long the members of one collective waited, and its transfer."""
-        last, at = match.last_rank, match.last_ns
-        step = (inside.get(last) or next(iter(inside.values()))).step
+        last_rank, at = match.last_rank, match.last_ns
+        step = (inside.get(last_rank) or next(iter(inside.values()))).step
         skew = self.steps.get(step)
         if skew is None:
             skew = self.steps[step] = StepSkew()
@@ -168,30 +168,30 @@ class ArrivalSkew:
             ):
                 old.wait.clear()  # no mean reads it any more
         skew.last_ns = max(skew.last_ns, at)
-        skew.late[last].add(at - match.late_ns, at)
+        skew.late[last_rank].add(at - match.late_ns, at)
         # its end is not known: at most the spread of the node's own arrivals earlier
         if match.node_late_ns:
-            skew.node_late[last].add(at - match.node_late_ns, at)
+            skew.node_late[last_rank].add(at - match.node_late_ns, at)
         transfer, waits = match.transfer_ns, skew.wait
-        for member, one in inside.items():
-            row, start, ended, blocked = one.row, one.issued_ns, one.ended_ns, one.blocked_ns
-            busy = ended - start if ended > start else 0
+        for member, call in inside.items():
+            row, start, end_ns, blocked = (call.row, call.issued_ns, call.ended_ns, call.blocked_ns)
+            busy = end_ns - start if end_ns > start else 0
             wait = waits.get(member)
             if wait is None:
                 wait = waits[member] = Coverage()
-            wait.add(max(start, one.waits_from_ns), at)
+            wait.add(max(start, call.waits_from_ns), at)
             # a rank whose end was recorded late did not wait all that time
-            most, waited = busy - transfer, at - start
-            if waited > most:
-                waited = most
-            moved = 0 if one.is_wait else transfer  # a wait is a part of a transfer
+            max_wait, waited = busy - transfer, at - start
+            if waited > max_wait:
+                waited = max_wait
+            moved = 0 if call.is_wait else transfer  # a wait is a part of a transfer
             row.matched(
-                one.timed_step, waited if waited > 0 else 0, moved, one.nbytes, one.on_device
+                call.timed_step, waited if waited > 0 else 0, moved, call.nbytes, call.on_device
             )
             row.matched_ns += blocked
-            end = start + busy
-            if at > end - blocked and blocked and member != last:
-                row.waited_for(last, min(at, end) - max(start, end - blocked))
+            busy_end = start + busy
+            if at > busy_end - blocked and blocked and member != last_rank:
+                row.waited_for(last_rank, min(at, busy_end) - max(start, busy_end - blocked))
 
     def wait_seconds(self, rank: int) -> float | None:
         """Mean seconds a step that *rank* waits for later ranks; None before the first matched step."""
@@ -201,65 +201,65 @@ class ArrivalSkew:
         """Mean seconds a step that all others wait for *rank*; None before the first matched step."""
         return self._mean_seconds(rank, lambda s: s.late)
 
-    def _mean_seconds(self, rank: int, read: Callable[[StepSkew], ByRank]) -> float | None:
-        newest = reversed(self.steps.items())
-        last = list(islice((s for step, s in newest if step > 1), WINDOW_STEPS))
-        last = last or list(islice(reversed(self.steps.values()), WINDOW_STEPS))
-        lengths = [0 if (known := read(s).get(rank)) is None else known.length for s in last]
+    def _mean_seconds(self, rank: int, by_rank: Callable[[StepSkew], ByRank]) -> float | None:
+        reversed_steps = reversed(self.steps.items())
+        recent = list(islice((s for step, s in reversed_steps if step > 1), WINDOW_STEPS))
+        recent = recent or list(islice(reversed(self.steps.values()), WINDOW_STEPS))
+        lengths = [0 if (span := by_rank(s).get(rank)) is None else span.length for s in recent]
         return statistics.fmean(lengths) / 1e9 if lengths else None
 
 
 def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
     """Summarizes the arrivals of one node's ranks in one collective."""
-    last, sequence, first, transfer = -1, 0, 0, 0
-    at, before, last_waits, others_wait = NEVER, NEVER, FAR, FAR
-    for rank, one in inside.items():
-        waits, start, lasted = one.waits_from_ns, one.issued_ns, one.ended_ns - one.issued_ns
+    last_rank, sequence, first_ns, transfer = -1, 0, 0, 0
+    at, before_ns, last_waits, others_wait = NEVER, NEVER, FAR, FAR
+    for rank, call in inside.items():
+        waits, start, lasted = (call.waits_from_ns, call.issued_ns, call.ended_ns - call.issued_ns)
         waits = max(waits, start)
-        if last < 0:
-            last, sequence, first, transfer = rank, one.sequence, start, lasted
+        if last_rank < 0:
+            last_rank, sequence, first_ns, transfer = rank, call.sequence, start, lasted
             at, last_waits = start, waits
             continue
         if start > at:
-            before, at, last = at, start, rank
+            before_ns, at, last_rank = at, start, rank
             waits, last_waits = last_waits, waits
-        elif start > before:
-            before = start
+        elif start > before_ns:
+            before_ns = start
         others_wait = min(others_wait, waits)
-        first = min(first, start)
+        first_ns = min(first_ns, start)
         transfer = min(transfer, lasted)
-    if one.is_wait:  # nobody's wait ends before the last has come, whatever the clocks say
-        at = min(at, min(one.ended_ns for one in inside.values()))
+    if call.is_wait:  # nobody's wait ends before the last has come, whatever the clocks say
+        at = min(at, min(call.ended_ns for call in inside.values()))
     return PartialArrival(
-        group, sequence, size, len(inside), first, at, last, before, max(1, transfer),
+        group, sequence, size, len(inside), first_ns, at, last_rank, before_ns, max(1, transfer),
         min(last_waits, others_wait), others_wait,
     )  # fmt: skip
 
 
-def alone(part: PartialArrival) -> MatchedCollective:
+def match_single_node(partial: PartialArrival) -> MatchedCollective:
     """The last arrival in a collective whose members are all on one node."""
-    at = part.last_ns
-    late = at - max(NEVER, part.before_ns, part.others_wait_ns)
+    at = partial.last_ns
+    late = at - max(NEVER, partial.before_ns, partial.others_wait_ns)
     return MatchedCollective(
-        part.group, part.sequence, at, part.last_rank, max(0, late), 0, part.transfer_ns
+        partial.group, partial.sequence, at, partial.last_rank, max(0, late), 0, partial.transfer_ns
     )
 
 
-def matched_collective(parts: Sequence[PartialArrival]) -> MatchedCollective:
-    """The rank that arrived last of all, and its delay; *parts*, one a node, are by one clock."""
-    last = max(parts, key=lambda part: part.last_ns)
-    rest = [part for part in parts if part is not last]
-    others = max((part.last_ns for part in rest), default=NEVER)
-    waits = min((part.waits_ns for part in rest), default=FAR)
-    since = max(others, last.before_ns, min(waits, last.others_wait_ns))
+def matched_collective(partials: Sequence[PartialArrival]) -> MatchedCollective:
+    """The rank that arrived last of all, and its delay; *partials*, one a node, are by one clock."""
+    last_node = max(partials, key=lambda partial: partial.last_ns)
+    other_nodes = [partial for partial in partials if partial is not last_node]
+    others_ns = max((partial.last_ns for partial in other_nodes), default=NEVER)
+    waits = min((partial.waits_ns for partial in other_nodes), default=FAR)
+    since_ns = max(others_ns, last_node.before_ns, min(waits, last_node.others_wait_ns))
     return MatchedCollective(
-        group=last.group,
-        sequence=last.sequence,
-        last_ns=last.last_ns,
-        last_rank=last.last_rank,
-        late_ns=max(0, last.last_ns - since),
-        node_late_ns=max(0, last.first_ns - max(others, waits)) if others > NEVER else 0,
-        transfer_ns=min(part.transfer_ns for part in parts),
+        group=last_node.group,
+        sequence=last_node.sequence,
+        last_ns=last_node.last_ns,
+        last_rank=last_node.last_rank,
+        late_ns=max(0, last_node.last_ns - since_ns),
+        node_late_ns=max(0, last_node.first_ns - max(others_ns, waits)) if others_ns > NEVER else 0,
+        transfer_ns=min(partial.transfer_ns for partial in partials),
     )
 
 
@@ -274,47 +274,50 @@ def with_bubbles(ranks: tuple[RankSnapshot, ...]) -> tuple[RankSnapshot, ...]:
     judged: dict[int, PipelineRow] = {}
     for rank, row in rows.items():
         if rank not in judged:
-            judged |= _judged(row, rows) | judged
+            judged |= _rows_with_bubbles(row, rows) | judged
     return tuple(replace(r, pipeline=judged[r.rank]) if r.rank in judged else r for r in ranks)
 
 
-def _judged(own: PipelineRow, rows: dict[int, PipelineRow]) -> dict[int, PipelineRow]:
-    """The ranks of the pipeline of *own* that are among *rows*, with their bubbles."""
-    members = sorted(set(own.stage_ranks))
-    seen = [member for member in members if member in rows]
-    if why := _unknown(own, members, rows):
-        return {member: replace(rows[member], unknown=why) for member in seen}
-    bubbles = _bubbles([rows[member] for member in members])
+def _rows_with_bubbles(row: PipelineRow, rows: dict[int, PipelineRow]) -> dict[int, PipelineRow]:
+    """The ranks of the pipeline of *row* that are among *rows*, with their bubbles."""
+    members = sorted(set(row.stage_ranks))
+    visible = [member for member in members if member in rows]
+    if reason := _unknown_reason(row, members, rows):
+        return {member: replace(rows[member], unknown=reason) for member in visible}
+    bubbles = _pipeline_bubbles([rows[member] for member in members])
     if bubbles is None:
-        why = "its ranks have not recorded whole calls of one schedule"
-        return {member: replace(rows[member], unknown=why) for member in seen}
+        reason = "its ranks have not recorded whole calls of one schedule"
+        return {member: replace(rows[member], unknown=reason) for member in visible}
     return {m: replace(rows[m], bubble=b) for m, b in zip(members, bubbles, strict=True)}
 
 
-def _unknown(own: PipelineRow, members: Sequence[int], rows: dict[int, PipelineRow]) -> str:
-    if own.on_device:
+def _unknown_reason(row: PipelineRow, members: Sequence[int], rows: dict[int, PipelineRow]) -> str:
+    if row.on_device:
         return "what a stage computes on a device is not timed yet"
-    away = [member for member in members if member not in rows]
-    if away:
-        return f"this node does not see rank {away[0]} of the pipeline"
+    unseen = [member for member in members if member not in rows]
+    if unseen:
+        return f"this node does not see rank {unseen[0]} of the pipeline"
     if any(not rows[member].span_seconds for member in members):
         return "no call of the schedule has been timed yet"
     return ""
 
 
-def _bubbles(rows: Sequence[PipelineRow]) -> list[PipelineBubble] | None:
+def _pipeline_bubbles(rows: Sequence[PipelineRow]) -> list[PipelineBubble] | None:
     """The bubble of each rank of a pipeline; None where the orders of the ranks do not fit."""
     if len({stage.stage for row in rows for stage in row.own}) < rows[0].stages:
         return None
-    orders = [order_of(row.order) for row in rows]
+    orders = [parse_schedule(row.order) for row in rows]
     seconds = {
-        (stage.stage, _ACTIONS[label]): spent
+        (stage.stage, _ACTIONS[label]): duration
         for row in rows
         for stage in row.own
-        for label, spent in stage.seconds.items()
+        for label, duration in stage.seconds.items()
     }
-    ideal, even = simulate(orders, seconds), simulate(orders, balanced(seconds))
-    if ideal is None or even is None:
+    ideal, balanced_runs = (
+        simulate_schedule(orders, seconds),
+        simulate_schedule(orders, balanced_seconds(seconds)),
+    )
+    if ideal is None or balanced_runs is None:
         return None
     span, shortest = max(row.span_seconds or 0.0 for row in rows), max(run.span for run in ideal)
     if not span or not shortest:
@@ -328,7 +331,7 @@ def _bubbles(rows: Sequence[PipelineRow]) -> list[PipelineBubble] | None:
             span_seconds=span,
             ideal_seconds=shortest,
             doubled_seconds=with_more(shortest, max(run.busy for run in ideal)),
-            balanced_seconds=max(run.span for run in even),
+            balanced_seconds=max(run.span for run in balanced_runs),
             slowest_stage=slowest.stage,
             slowest_seconds=slowest.work_seconds,
             mean_seconds=sum(stage.work_seconds for stage in stages) / len(stages),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from zeromon.probes.nccl_ras import Answer, Communicator, RasRank
-from zeromon.ring.codes import operation_named
+from zeromon.ring.codes import operation_by_name
 from zeromon.snapshot import (
     GroupProgress,
     InspectorRow,
@@ -23,36 +23,38 @@ _NOT_OURS = "NCCL's RAS answers for another job, or for processes of another nam
 
 
 def group_of(
-    size: int, places: Mapping[int, int], ranks: Sequence[RankSnapshot]
+    size: int, members: Mapping[int, int], ranks: Sequence[RankSnapshot]
 ) -> GroupProgress | None:
     """The one group in which rank ``places[p]`` is member p for all p; None for none and several."""
-    found = {
+    matches = {
         group.group_id: group
         for rank in ranks
-        if rank.rank in places.values()
+        if rank.rank in members.values()
         for group in rank.groups
         if len(group.ranks) == size
-        and all(0 <= place < size and group.ranks[place] == r for place, r in places.items())
+        and all(0 <= member < size and group.ranks[member] == r for member, r in members.items())
     }
-    return next(iter(found.values())) if len(found) == 1 else None
+    return next(iter(matches.values())) if len(matches) == 1 else None
 
 
 def with_groups(
     ranks: Sequence[RankSnapshot], rows: Mapping[int, tuple[InspectorRow, ...]]
 ) -> tuple[RankSnapshot, ...]:
     """The *ranks* with the *rows* of each rank, of which the process groups are found."""
-    places: dict[tuple[str, int], dict[int, int]] = {}
-    for rank, own in rows.items():
-        for row in own:
-            places.setdefault((row.communicator, row.size), {})[row.place] = rank
-    groups = {key: group_of(key[1], known, ranks) for key, known in places.items()}
+    members: dict[tuple[str, int], dict[int, int]] = {}
+    for rank, rank_rows in rows.items():
+        for row in rank_rows:
+            members.setdefault((row.communicator, row.size), {})[row.place] = rank
+    groups = {key: group_of(key[1], key_members, ranks) for key, key_members in members.items()}
 
-    def named(row: InspectorRow) -> InspectorRow:
+    def add_group(row: InspectorRow) -> InspectorRow:
         group = groups[row.communicator, row.size]
         return row if group is None else replace(row, group_id=group.group_id, group=group.label)
 
     return tuple(
-        replace(rank, inspected=tuple(map(named, rows[rank.rank]))) if rows.get(rank.rank) else rank
+        replace(rank, inspected=tuple(map(add_group, rows[rank.rank])))
+        if rows.get(rank.rank)
+        else rank
         for rank in ranks
     )
 
@@ -63,47 +65,47 @@ def ras_of(answer: Answer, ranks: Sequence[RankSnapshot], is_here: Callable[[str
         return Ras(note=answer.note)
     by_pid, local = {rank.pid: rank.rank for rank in ranks}, dict[str, bool]()
 
-    def rank_of(one: RasRank) -> int | None:
-        if one.host not in local:
-            local[one.host] = is_here(one.host)
-        return by_pid.get(one.pid) if local[one.host] else None
+    def rank_of(ras_rank: RasRank) -> int | None:
+        if ras_rank.host not in local:
+            local[ras_rank.host] = is_here(ras_rank.host)
+        return by_pid.get(ras_rank.pid) if local[ras_rank.host] else None
 
-    found, own = [], False
+    rows, is_ours = [], False
     for communicator in answer.communicators:
         members = [*communicator.ranks, *communicator.missing_ranks]
-        places = {one.rank: rank for one in members if (rank := rank_of(one)) is not None}
-        own = own or bool(places)
-        if places and _is_of_note(communicator):
-            group = group_of(communicator.size, places, ranks)
-            found.append(_row(communicator, group.group_id if group is not None else ""))
-    several = [one.group_id for one in found]
+        ours = {member.rank: rank for member in members if (rank := rank_of(member)) is not None}
+        is_ours = is_ours or bool(ours)
+        if ours and _is_of_note(communicator):
+            group = group_of(communicator.size, ours, ranks)
+            rows.append(_ras_row(communicator, group.group_id if group is not None else ""))
+    group_ids = [row.group_id for row in rows]
     return Ras(
-        note="" if own else _NOT_OURS,
+        note="" if is_ours else _NOT_OURS,
         communicators=tuple(
-            replace(one, group_id="") if several.count(one.group_id) > 1 else one for one in found
+            replace(row, group_id="") if group_ids.count(row.group_id) > 1 else row for row in rows
         ),
     )
 
 
 def _is_of_note(communicator: Communicator) -> bool:
     return bool(communicator.missing_ranks) or any(
-        any(one.collective_counts.values()) for one in communicator.ranks
+        any(peer.collective_counts.values()) for peer in communicator.ranks
     )
 
 
-def _row(communicator: Communicator, group_id: str) -> RasCommunicator:
+def _ras_row(communicator: Communicator, group_id: str) -> RasCommunicator:
     missing = communicator.missing_ranks
     failed = (
-        one.rank for one in communicator.ranks
-        if one.status.abort_flag or one.status.async_error not in (0, _IN_PROGRESS)
+        peer.rank for peer in communicator.ranks
+        if peer.status.abort_flag or peer.status.async_error not in (0, _IN_PROGRESS)
     )  # fmt: skip
     return RasCommunicator(
         communicator=communicator.hash,
         group_id=group_id,
         size=communicator.size,
-        counts=tuple(_counts(communicator.ranks)),
-        unresponsive=tuple(sorted(one.rank for one in missing if one.status.unresponsive)),
-        dead=tuple(sorted(one.rank for one in missing if one.status.considered_dead)),
+        counts=tuple(_operation_counts(communicator.ranks)),
+        unresponsive=tuple(sorted(peer.rank for peer in missing if peer.status.unresponsive)),
+        dead=tuple(sorted(peer.rank for peer in missing if peer.status.considered_dead)),
         failed=tuple(sorted(failed)),
     )
 
@@ -112,10 +114,10 @@ _IN_PROGRESS = 7
 """ncclInProgress."""
 
 
-def _counts(ranks: Sequence[RasRank]) -> Iterable[RasCount]:
-    for name in dict.fromkeys(name for one in ranks for name in one.collective_counts):
-        counts = {one.rank: one.collective_counts.get(name, 0) for one in ranks}
-        most = max(counts.values())
-        if most:
-            behind = tuple(sorted((place, n) for place, n in counts.items() if n < most))
-            yield RasCount(op=operation_named(name).label, most=most, behind=behind)
+def _operation_counts(ranks: Sequence[RasRank]) -> Iterable[RasCount]:
+    for name in dict.fromkeys(name for peer in ranks for name in peer.collective_counts):
+        counts = {peer.rank: peer.collective_counts.get(name, 0) for peer in ranks}
+        max_count = max(counts.values())
+        if max_count:
+            lagging = tuple(sorted((member, n) for member, n in counts.items() if n < max_count))
+            yield RasCount(op=operation_by_name(name).label, most=max_count, behind=lagging)

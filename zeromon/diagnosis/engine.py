@@ -32,60 +32,58 @@ class FindingMemory:
         """*standing*: the findings that an earlier collector showed last."""
         self._while_whole = tuple(standing)
         """The findings while every rank lived: what comes later is a consequence of the end."""
-        self._held = {(one.rule, one.rank): (one.came, one) for one in self._while_whole}
+        self._held = {(f.rule, f.rank): (f.came, f) for f in self._while_whole}
         """When a finding held last with the severity that is shown, and the finding."""
 
-    def shown(self, run: RunSnapshot, holding: Iterable[Finding]) -> tuple[Finding, ...]:
-        """Returns what to show of *run*, of which *holding* holds now; the most urgent first.
+    def shown(self, run: RunSnapshot, holding_now: Iterable[Finding]) -> tuple[Finding, ...]:
+        """Returns what to show of *run*, of which *holding_now* holds; the most urgent first.
 
         A finding comes at once and goes :data:`LINGER_SECONDS` after it held last. A rule that holds now
         for another rank is not shown for the rank before. What was shown while every rank lived stays
         after the end, with the time of the end. Stalls do not: a snapshot says what stalled to its end.
         """
-        wall, now = run.taken_wall, {(finding.rule, finding.rank): finding for finding in holding}
-        ceased = {rule for rule, _ in now} | STALLS
-        held = {
+        clock, current = (run.taken_wall, {(f.rule, f.rank): f for f in holding_now})
+        ceased = {rule for rule, _ in current} | STALLS
+        remembered = {
             key: item
             for key, item in self._held.items()
-            if key[0] not in ceased and wall - item[0] < LINGER_SECONDS
+            if key[0] not in ceased and clock - item[0] < LINGER_SECONDS
         }
-        for key, finding in now.items():
-            before = self._before(key, now)
-            came = before[1].came if before is not None else wall
-            held[key] = _steady(before, replace(finding, came=came), wall)
-        self._held = held
-        found = tuple(finding for _, finding in held.values())
+        for key, finding in current.items():
+            previous = self._before(key, current)
+            came_at = previous[1].came if previous is not None else clock
+            remembered[key] = _hold_severity(previous, replace(finding, came=came_at), clock)
+        self._held = remembered
+        findings = tuple(finding for _, finding in remembered.values())
         if not run.ended and all(rank.alive for rank in run.ranks):
-            self._while_whole = found
-            return _by_severity(found)
-        self._while_whole = tuple(replace(f, gone=f.gone or wall) for f in self._while_whole)
+            self._while_whole = findings
+            return _by_severity(findings)
+        self._while_whole = tuple(replace(f, gone=f.gone or clock) for f in self._while_whole)
         if run.ended:
-            rules = {finding.rule for finding in found}
-            found = (
-                *(replace(finding, gone=wall) for finding in found),
+            rules = {finding.rule for finding in findings}
+            findings = (
+                *(replace(finding, gone=clock) for finding in findings),
                 *(f for f in self._while_whole if f.rule not in rules | STALLS),
             )
-        return _by_severity(found)
+        return _by_severity(findings)
 
-    def _before(self, key: _Key, now: Container[_Key]) -> tuple[float, Finding] | None:
+    def _before(self, key: _Key, current: Container[_Key]) -> tuple[float, Finding] | None:
         """The finding shown of *key*; else the most severe of the ranks that its rule left for it."""
         if key in self._held:
             return self._held[key]
-        left = [
-            item for other, item in self._held.items() if other[0] == key[0] and other not in now
-        ]
-        return min(left, key=lambda item: item[1].severity.order, default=None)
+        candidates = [item for k, item in self._held.items() if k[0] == key[0] and k not in current]
+        return min(candidates, key=lambda item: item[1].severity.order, default=None)
 
 
-def _steady(
-    shown: tuple[float, Finding] | None, now: Finding, wall: float
+def _hold_severity(
+    prior: tuple[float, Finding] | None, fresh: Finding, clock: float
 ) -> tuple[float, Finding]:
-    """*now*, with the severity that is *shown* where that is higher and held a moment ago."""
-    if shown is None or shown[1].severity.order >= now.severity.order or now.rule in _EVENTS:
-        return wall, now
-    if wall - shown[0] >= LINGER_SECONDS:
-        return wall, now
-    return shown[0], replace(now, severity=shown[1].severity)
+    """*fresh*, with the severity of *prior* where that is higher and held a moment ago."""
+    if prior is None or prior[1].severity.order >= fresh.severity.order or fresh.rule in _EVENTS:
+        return clock, fresh
+    if clock - prior[0] >= LINGER_SECONDS:
+        return clock, fresh
+    return prior[0], replace(fresh, severity=prior[1].severity)
 
 
 def _by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:

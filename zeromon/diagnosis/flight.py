@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from zeromon.diagnosis.hangs import Member, hangs_of
 from zeromon.readout.hang import NOT_CALLED
-from zeromon.ring.codes import operation_named
+from zeromon.ring.codes import operation_by_name
 from zeromon.snapshot import GroupProgress, HangKind, InFlight
 from zeromon.traces.flight import Dump, Entry
 from zeromon.units import human_seconds
@@ -55,24 +55,26 @@ _Calls = dict[int, dict[int, Entry]]
 """Rank -> sequence number -> its call, of one group."""
 
 
-def findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
+def flight_findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
     """Returns the calls that differ between the members, then the hangs, the oldest first."""
     now_ns = max((dump.written_ns for dump in dumps), default=0)
     calls: dict[str, _Calls] = {}
     for dump in dumps:
         for entry in dump.entries:
-            of_ranks = calls.setdefault(entry.group, {one.rank: {} for one in dumps})
+            of_ranks = calls.setdefault(entry.group, {peer.rank: {} for peer in dumps})
             of_ranks[dump.rank][entry.sequence] = entry
-    names, ranks = _groups(dumps, calls)
+    names, ranks = _group_members(dumps, calls)
     certain = {group for dump in dumps for group, (_, members) in dump.groups.items() if members}
-    hangs = hangs_of([_member(dump, names, ranks, calls) for dump in dumps], now_ns)
-    found = []
+    hangs = hangs_of([_dump_member(dump, names, ranks, calls) for dump in dumps], now_ns)
+    findings = []
     differ: dict[str, int] = {}
     for group, of_group in calls.items():
-        if (first := _first_difference(of_group)) is not None:
-            sequence, kind = first
+        if (difference := _first_difference(of_group)) is not None:
+            sequence, kind = difference
             differ[group] = sequence
-            found.append(_finding(kind, names[group], sequence, ranks[group], of_group, now_ns))
+            findings.append(
+                _flight_finding(kind, names[group], sequence, ranks[group], of_group, now_ns)
+            )
     for hang in hangs:
         if hang.sequence < 0:
             members: tuple[int, ...] = hang.waiting
@@ -83,26 +85,26 @@ def findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
         kind = NO_DUMP if hang.kind == HangKind.UNSEEN_MEMBERS else str(hang.kind)
         if hang.kind == HangKind.ALL_INSIDE and hang.group_id not in certain:
             kind = ALL_SEEN
-        found.append(
-            _finding(kind, hang.group, hang.sequence, members, calls[hang.group_id], now_ns)
+        findings.append(
+            _flight_finding(kind, hang.group, hang.sequence, members, calls[hang.group_id], now_ns)
         )
-    return tuple(sorted(found, key=lambda one: (one.kind not in DIFFER, one.since_ns)))
+    return tuple(sorted(findings, key=lambda f: (f.kind not in DIFFER, f.since_ns)))
 
 
-def under_way(dumps: Sequence[Dump]) -> list[str]:
+def calls_under_way(dumps: Sequence[Dump]) -> list[str]:
     """Returns one line: the oldest call that has not ended and is too young to hang; [] without one."""
     now_ns = max((dump.written_ns for dump in dumps), default=0)
     young = [(e.created_ns, d.rank, e) for d in dumps for e in d.entries if not e.ended]
     if not young:
         return []
-    since, rank, entry = min(young, key=lambda one: one[0])
-    seconds = human_seconds(max(0, now_ns - since) / 1e9)
+    since_ns, rank, entry = min(young, key=lambda item: item[0])
+    seconds = human_seconds(max(0, now_ns - since_ns) / 1e9)
     return [
         f"rank {rank} is in {entry.op} #{abs(entry.sequence)} for {seconds}: too short for a hang"
     ]
 
 
-def _groups(
+def _group_members(
     dumps: Iterable[Dump], calls: dict[str, _Calls]
 ) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
     """Group -> what to call it, and -> its members; of gloo, those that have called it, or all."""
@@ -115,31 +117,31 @@ def _groups(
     for group, of_group in calls.items():
         names[group] = names[group] or group
         is_whole = names[group] == "world"
-        ranks[group] = ranks[group] or tuple(r for r, own in of_group.items() if own or is_whole)
+        ranks[group] = ranks[group] or tuple(r for r, log in of_group.items() if log or is_whole)
     return names, ranks
 
 
-def _member(
+def _dump_member(
     dump: Dump, names: dict[str, str], ranks: dict[str, tuple[int, ...]], calls: dict[str, _Calls]
 ) -> Member:
     groups = []
     for group, of_group in calls.items():
-        own = of_group.get(dump.rank, {})
-        last = own.get(max(own, default=-1))
+        of_rank = of_group.get(dump.rank, {})
+        last_call = of_rank.get(max(of_rank, default=-1))
         if dump.rank in ranks[group]:
             groups.append(
                 GroupProgress(
                     group_id=group,
                     label=names[group],
                     ranks=ranks[group],
-                    sequence=-1 if last is None else last.sequence,
-                    op="none" if last is None else _operation(last),
-                    nbytes=0 if last is None else last.nbytes,
+                    sequence=-1 if last_call is None else last_call.sequence,
+                    op="none" if last_call is None else _operation_label(last_call),
+                    nbytes=0 if last_call is None else last_call.nbytes,
                 )
             )
     flying = [
         InFlight(
-            op=_operation(entry), group=names[entry.group], sequence=entry.sequence, unit="",
+            op=_operation_label(entry), group=names[entry.group], sequence=entry.sequence, unit="",
             phase="", nbytes=entry.nbytes, issued_ns=entry.created_ns, group_id=entry.group,
         )
         for entry in dump.entries
@@ -148,18 +150,18 @@ def _member(
     return Member(rank=dump.rank, in_flight=tuple(flying), groups=tuple(groups))
 
 
-def _operation(entry: Entry) -> str:
-    found = operation_named(entry.op)
-    return found.label if found else entry.op
+def _operation_label(entry: Entry) -> str:
+    operation = operation_by_name(entry.op)
+    return operation.label if operation else entry.op
 
 
 def _first_difference(calls: _Calls) -> tuple[int, str] | None:
     """The first number under which calls differ that are still in dumps."""
-    for number in sorted({n for own in calls.values() for n in own if n >= 0}):
-        entries = [own[number] for own in calls.values() if number in own]
+    for number in sorted({n for of_rank in calls.values() for n in of_rank if n >= 0}):
+        entries = [of_rank[number] for of_rank in calls.values() if number in of_rank]
         if len({(entry.op, entry.sizes, entry.types) for entry in entries}) == 1:
             continue
-        operations = {_operation(entry) for entry in entries}
+        operations = {_operation_label(entry) for entry in entries}
         if len(operations) > 1:
             return number, HangKind.MISMATCHED_OPERATIONS
         if operations <= _SAME_SIZE:
@@ -170,19 +172,19 @@ def _first_difference(calls: _Calls) -> tuple[int, str] | None:
     return None
 
 
-def _finding(
+def _flight_finding(
     kind: str, group: str, sequence: int, members: Iterable[int], calls: _Calls, now_ns: int
 ) -> FlightFinding:
     rows, inside = [], []
     for rank in members:
-        own = calls.get(rank, {})
-        entry = own.get(sequence)
+        of_rank = calls.get(rank, {})
+        entry = of_rank.get(sequence)
         if entry is not None:
             inside.append(entry)
             state = DONE if entry.ended else WAITING
         else:
             state = MISSING if rank in calls else UNSEEN
-            entry = own.get(max((n for n in own if 0 <= n < sequence), default=sequence))
+            entry = of_rank.get(max((n for n in of_rank if 0 <= n < sequence), default=sequence))
         rows.append(RankCall(rank=rank, state=state, call=entry))
     since_ns = min(entry.created_ns for entry in inside)
     return FlightFinding(

@@ -29,7 +29,7 @@ from zeromon.snapshot import (
     RunSnapshot,
 )
 
-LEAST_NS = round(HANG_SECONDS * 1e9)
+MIN_HANG_NS = round(HANG_SECONDS * 1e9)
 TIMES_A_STEP = 10
 """A collective in flight for less than so many median steps is no hang."""
 _GONE_NS = 3_000_000_000
@@ -42,7 +42,7 @@ RecentCalls = Callable[[str], Sequence[CallHistory]]
 """Group -> the last calls of its members."""
 
 
-def hangs(run: RunSnapshot) -> tuple[Hang, ...]:
+def find_hangs(run: RunSnapshot) -> tuple[Hang, ...]:
     """The collectives that hang now, the oldest first."""
     return hangs_of(run.ranks, run.taken_ns)
 
@@ -80,25 +80,25 @@ def hangs_of(
 
     Of ranks that have ended, those that hung when they ended.
     """
-    moment = _moment(members, now_ns)
-    living = {rank.rank for rank in members if _is_alive_at(rank, moment, now_ns)}
+    moment_ns = _observed_ns(members, now_ns)
+    living_ranks = {rank.rank for rank in members if _is_alive_at(rank, moment_ns, now_ns)}
     stuck: dict[tuple[str, int], dict[int, InFlight]] = {}
     for rank in members:
-        for entry in rank.in_flight if rank.rank in living else ():
+        for entry in rank.in_flight if rank.rank in living_ranks else ():
             group = entry.group_id if entry.sequence >= 0 else f"{entry.group_id} of {rank.rank}"
             stuck.setdefault((group, entry.sequence), {})[rank.rank] = entry
     hanging = []
     for inside in stuck.values():
-        age_ns = moment - min(entry.issued_ns for entry in inside.values())
+        age_ns = moment_ns - min(entry.issued_ns for entry in inside.values())
         if age_ns > _GONE_NS:
-            hang = _hang(members, living, inside, moment)
+            hang = _build_hang(members, living_ranks, inside, moment_ns)
             steps_ns = TIMES_A_STEP * _step_ns(members, inside)
-            least_ns = steps_ns if _is_certain(hang) else max(LEAST_NS, steps_ns)
+            least_ns = steps_ns if _is_certain(hang) else max(MIN_HANG_NS, steps_ns)
             if age_ns > least_ns or hang.kind == HangKind.LEFT_MEMBER:  # it will not come
                 hanging.append(hang)
-    hanging = _deadlocks(_oldest_of_groups(sorted(hanging, key=lambda h: -h.seconds)))
+    hanging = _mark_deadlocks(_oldest_of_groups(sorted(hanging, key=lambda h: -h.seconds)))
     hanging = [since_difference(hang, recent) for hang in hanging]
-    return (*hanging, *_broken_off(members, {hang.group_id for hang in hanging}, recent))
+    return (*hanging, *_broken_off_hangs(members, {hang.group_id for hang in hanging}, recent))
 
 
 def _is_certain(hang: Hang) -> bool:
@@ -112,7 +112,7 @@ def _is_certain(hang: Hang) -> bool:
     return differs and set(hang.waiting) == set(hang.members)
 
 
-def _moment(members: Sequence[AnyRank], now_ns: int) -> int:
+def _observed_ns(members: Sequence[AnyRank], now_ns: int) -> int:
     """When the ranks are looked at: when they were stopped, else now, or when the last one ended."""
     stops = [rank.last_event_ns for rank in members if rank.stopped]
     if stops:
@@ -122,23 +122,23 @@ def _moment(members: Sequence[AnyRank], now_ns: int) -> int:
     return max((rank.last_event_ns for rank in members), default=now_ns)
 
 
-def _is_alive_at(rank: AnyRank, moment: int, now_ns: int) -> bool:
-    """Returns True if *rank* lived at *moment*; one that finished by itself did not."""
-    if rank.alive or moment == now_ns or not (rank.failed or rank.stopped):
+def _is_alive_at(rank: AnyRank, moment_ns: int, now_ns: int) -> bool:
+    """Returns True if *rank* lived at *moment_ns*; one that finished by itself did not."""
+    if rank.alive or moment_ns == now_ns or not (rank.failed or rank.stopped):
         return rank.alive
     was_halted = isinstance(rank, RankSnapshot) and rank.halted is not Halt.NONE
-    return was_halted or rank.last_event_ns >= moment - _GONE_NS
+    return was_halted or rank.last_event_ns >= moment_ns - _GONE_NS
 
 
 def _oldest_of_groups(hanging: Iterable[Hang]) -> list[Hang]:
     """The first hang of each group: what a group has in flight beside it waits for it."""
-    first: dict[tuple[str, tuple[int, ...]], Hang] = {}
+    by_group: dict[tuple[str, tuple[int, ...]], Hang] = {}
     for hang in hanging:
-        first.setdefault((hang.group_id, hang.waiting if hang.sequence < 0 else ()), hang)
-    return list(first.values())
+        by_group.setdefault((hang.group_id, hang.waiting if hang.sequence < 0 else ()), hang)
+    return list(by_group.values())
 
 
-def _broken_off(
+def _broken_off_hangs(
     ranks: Sequence[AnyRank], hanging: Iterable[str], recent: RecentCalls
 ) -> list[Hang]:
     """Collectives of other groups than *hanging* that a backend ended with an error.
@@ -149,13 +149,15 @@ def _broken_off(
     names = dict.fromkeys(group.group_id for rank in ranks for group in rank.groups)
     broken = []
     for name in names if failed else ():
-        members = {rank.rank: of for rank in ranks if (of := _progress(rank, name)) is not None}
+        members = {rank.rank: of for rank in ranks if (of := _progress_in(rank, name)) is not None}
         if name in hanging or not failed.intersection(members):
             continue
-        newest = max(group.sequence for group in members.values())
-        last = [_call(r, g) for r, g in members.items() if g.sequence == newest]
+        highest = max(group.sequence for group in members.values())
+        top_calls = [_member_call(r, g) for r, g in members.items() if g.sequence == highest]
         kind, calls = (
-            _difference(recent(name)) or _beside_reducer(ranks, name) or (_mismatch(last), last)
+            _first_difference(recent(name))
+            or _beside_reducer(ranks, name)
+            or (_mismatch_kind(top_calls), top_calls)
         )
         if kind is None or not failed.intersection(call.rank for call in calls):
             continue
@@ -166,7 +168,7 @@ def _broken_off(
                 op=calls[0].op,
                 group=group.label,
                 group_id=name,
-                sequence=calls[0].sequence if calls[0].sequence >= 0 else newest,
+                sequence=calls[0].sequence if calls[0].sequence >= 0 else highest,
                 nbytes=calls[0].nbytes,
                 seconds=0.0,
                 waiting=tuple(sorted(call.rank for call in calls)),
@@ -188,16 +190,16 @@ def _beside_reducer(
     what is aborted has met another call.
     """
     aborted = [
-        _call(rank.rank, entry)
+        _member_call(rank.rank, entry)
         for rank in ranks
         if isinstance(rank, RankSnapshot) and rank.ended == "SIGABRT"
         for entry in rank.in_flight
         if entry.group_id == name and entry.unit != REDUCER
     ]
     reduced = [
-        _call(rank.rank, of)
+        _member_call(rank.rank, of)
         for rank in ranks
-        if (of := _progress(rank, name)) is not None and of.unit == REDUCER
+        if (of := _progress_in(rank, name)) is not None and of.unit == REDUCER
     ]
     met = [call for call in reduced if aborted and call.sequence >= aborted[0].sequence - 1]
     if not met:
@@ -205,7 +207,7 @@ def _beside_reducer(
     return HangKind.MISMATCHED_UNITS, [replace(c, sequence=-1) for c in (*aborted[:1], *met)]
 
 
-def _difference(recent: Sequence[CallHistory]) -> tuple[HangKind, list[MemberCall]] | None:
+def _first_difference(recent: Sequence[CallHistory]) -> tuple[HangKind, list[MemberCall]] | None:
     """The first number under which members called different things, and these calls.
 
     Calls before it must agree, or it may not be the first. Some ranks name other units in each step, so
@@ -217,7 +219,7 @@ def _difference(recent: Sequence[CallHistory]) -> tuple[HangKind, list[MemberCal
             by_number.setdefault(call.sequence, []).append(call)
     shared = [calls for _, calls in sorted(by_number.items()) if len(calls) > 1]
     for agreed, calls in enumerate(shared):
-        if (kind := _mismatch(calls, of_units=True)) is not None:
+        if (kind := _mismatch_kind(calls, of_units=True)) is not None:
             is_lasting = kind is not HangKind.MISMATCHED_UNITS or 2 * agreed >= len(shared)
             if any(history.in_cpp for history in recent):
                 calls = [replace(call, sequence=-1) for call in calls]
@@ -237,15 +239,15 @@ def _with_repeats(calls: Iterable[MemberCall]) -> Iterator[MemberCall]:
         called.add(key)
 
 
-def _mismatch(calls: Sequence[MemberCall], *, of_units: bool = False) -> HangKind | None:
+def _mismatch_kind(calls: Sequence[MemberCall], *, of_units: bool = False) -> HangKind | None:
     """In what *calls* of one number differ; None where they agree, as far as is known."""
-    known = [call for call in calls if call.op != "none"]
-    ops = {call.op for call in known}
+    known_calls = [call for call in calls if call.op != "none"]
+    ops = {call.op for call in known_calls}
     if len(ops) > 1:
         return HangKind.MISMATCHED_OPERATIONS
-    if ops <= _SAME_SIZE and len({call.nbytes for call in known if call.nbytes >= 0}) > 1:
+    if ops <= _SAME_SIZE and len({call.nbytes for call in known_calls if call.nbytes >= 0}) > 1:
         return HangKind.MISMATCHED_SIZES
-    if of_units and len({call.unit for call in known if call.unit}) > 1:
+    if of_units and len({call.unit for call in known_calls if call.unit}) > 1:
         return HangKind.MISMATCHED_UNITS
     return None
 
@@ -254,42 +256,42 @@ def _step_ns(members: Sequence[AnyRank], inside: Mapping[int, InFlight]) -> floa
     return max((r.step_seconds or 0.0 for r in members if r.rank in inside), default=0.0) * 1e9
 
 
-def _hang(
-    ranks: Sequence[AnyRank], living: set[int], inside: dict[int, InFlight], moment: int
+def _build_hang(
+    ranks: Sequence[AnyRank], living_ranks: set[int], inside: dict[int, InFlight], moment_ns: int
 ) -> Hang:
     by_rank = {rank.rank: rank for rank in ranks}
-    oldest = min(inside.values(), key=lambda entry: entry.issued_ns)
-    group = _group(ranks, oldest.group_id)
-    alone = oldest.sequence < 0
-    members = sorted(inside) if group is None or alone else list(group.ranks)
-    calls = {member: _call(member, entry) for member, entry in inside.items()}
+    oldest_call = min(inside.values(), key=lambda entry: entry.issued_ns)
+    group = _known_group(ranks, oldest_call.group_id)
+    is_p2p = oldest_call.sequence < 0
+    members = sorted(inside) if group is None or is_p2p else list(group.ranks)
+    calls = {member: _member_call(member, entry) for member, entry in inside.items()}
     absent = [member for member in members if member not in inside]
     elsewhere = [member for member in absent if member not in by_rank]
-    dead = [member for member in absent if member in by_rank and member not in living]
+    died = [member for member in absent if member in by_rank and member not in living_ranks]
     missing = []
-    for member in (member for member in absent if member in living):
-        progress = _progress(by_rank[member], oldest.group_id)
-        if progress is None or progress.sequence < oldest.sequence:
+    for member in (member for member in absent if member in living_ranks):
+        progress = _progress_in(by_rank[member], oldest_call.group_id)
+        if progress is None or progress.sequence < oldest_call.sequence:
             missing.append(member)
         else:  # it has left its call of this number, which may have been another operation
             calls[member] = _present_call(by_rank[member], progress)
-    kind = HangKind.NO_PEER if alone else _kind([*calls.values()], missing, dead, elsewhere)
-    if kind == HangKind.DEAD_MEMBER and all(_has_left(by_rank[member]) for member in dead):
+    kind = HangKind.NO_PEER if is_p2p else _hang_kind([*calls.values()], missing, died, elsewhere)
+    if kind == HangKind.DEAD_MEMBER and all(_has_left(by_rank[member]) for member in died):
         kind = HangKind.LEFT_MEMBER
     return Hang(
         kind=kind,
-        op=oldest.op,
-        group=oldest.group,
-        group_id=oldest.group_id,
-        sequence=oldest.sequence,
-        nbytes=oldest.nbytes,
-        seconds=max(0, moment - oldest.issued_ns) / 1e9,
+        op=oldest_call.op,
+        group=oldest_call.group,
+        group_id=oldest_call.group_id,
+        sequence=oldest_call.sequence,
+        nbytes=oldest_call.nbytes,
+        seconds=max(0, moment_ns - oldest_call.issued_ns) / 1e9,
         waiting=tuple(sorted(inside)),
         missing=tuple(missing),
-        dead=tuple(dead),
+        dead=tuple(died),
         elsewhere=tuple(elsewhere),
         calls=tuple(calls[member] for member in sorted(calls)),
-        pause="" if dead or elsewhere else _pause([by_rank[rank] for rank in missing]),
+        pause="" if died or elsewhere else _shared_pause([by_rank[rank] for rank in missing]),
         dim=group.dim if group is not None else "",
         members=group.ranks if group is not None else (),
     )
@@ -297,11 +299,11 @@ def _hang(
 
 def since_difference(hang: Hang, recent: RecentCalls) -> Hang:
     """*hang*, and where its members had called different things before, that as its cause."""
-    first = _difference(recent(hang.group_id)) if hang.sequence >= 0 else None
-    return replace(hang, kind=first[0], calls=tuple(first[1])) if first is not None else hang
+    diff = _first_difference(recent(hang.group_id)) if hang.sequence >= 0 else None
+    return replace(hang, kind=diff[0], calls=tuple(diff[1])) if diff is not None else hang
 
 
-def _call(member: int, call: InFlight | GroupProgress) -> MemberCall:
+def _member_call(member: int, call: InFlight | GroupProgress) -> MemberCall:
     return MemberCall(
         rank=member, sequence=call.sequence, op=call.op, nbytes=call.nbytes, unit=call.unit,
         phase=call.phase,
@@ -310,39 +312,39 @@ def _call(member: int, call: InFlight | GroupProgress) -> MemberCall:
 
 def _present_call(rank: AnyRank, progress: GroupProgress) -> MemberCall:
     """Returns the call that *rank* is in, in a group; else its newest call there."""
-    inside = (one for one in rank.in_flight if one.group_id == progress.group_id)
-    return _call(rank.rank, next((one for one in inside if one.sequence >= 0), progress))
+    inside = (call for call in rank.in_flight if call.group_id == progress.group_id)
+    return _member_call(rank.rank, next((call for call in inside if call.sequence >= 0), progress))
 
 
 def _has_left(rank: AnyRank) -> bool:
     return isinstance(rank, RankSnapshot) and has_left(rank)
 
 
-def _pause(missing: Sequence[AnyRank]) -> str:
+def _shared_pause(missing: Sequence[AnyRank]) -> str:
     """The expected pause for which all others wait, where every missing rank is in one; else ""."""
     if not missing or not all(rank.pause for rank in missing):
         return ""
     return f"rank {missing[0].rank} {missing[0].pause}"
 
 
-def _group(ranks: Sequence[AnyRank], group_id: str) -> GroupProgress | None:
+def _known_group(ranks: Sequence[AnyRank], group_id: str) -> GroupProgress | None:
     """A group with its members, as the first rank has it that knows them."""
-    known = (_progress(rank, group_id) for rank in ranks)
-    return next((group for group in known if group is not None and group.ranks), None)
+    groups = (_progress_in(rank, group_id) for rank in ranks)
+    return next((group for group in groups if group is not None and group.ranks), None)
 
 
-def _progress(rank: AnyRank, group_id: str) -> GroupProgress | None:
+def _progress_in(rank: AnyRank, group_id: str) -> GroupProgress | None:
     return next((g for g in rank.groups if g.group_id == group_id), None)
 
 
-def _kind(
-    calls: Sequence[MemberCall], missing: list[int], dead: list[int], elsewhere: list[int]
+def _hang_kind(
+    calls: Sequence[MemberCall], missing: list[int], died: list[int], elsewhere: list[int]
 ) -> HangKind:
     if len({call.sequence for call in calls}) > 1:
         return HangKind.MISMATCHED_NUMBERS
-    if (mismatch := _mismatch(calls)) is not None:
+    if (mismatch := _mismatch_kind(calls)) is not None:
         return mismatch
-    if dead:
+    if died:
         return HangKind.DEAD_MEMBER
     if missing:
         return HangKind.MISSING_MEMBER
@@ -351,13 +353,13 @@ def _kind(
     return HangKind.ALL_INSIDE if all(call.op != "none" for call in calls) else HangKind.UNKNOWN
 
 
-def _deadlocks(hanging: list[Hang]) -> list[Hang]:
+def _mark_deadlocks(hanging: list[Hang]) -> list[Hang]:
     """Marks hangs of ranks that wait for each other in different groups."""
     waits_for: dict[int, set[int]] = {}
     for hang in hanging:
         for rank in hang.waiting:
             waits_for.setdefault(rank, set()).update(hang.missing)
-    circle = {rank for rank in waits_for if _reaches(rank, rank, waits_for)}
+    circle = {rank for rank in waits_for if _can_reach(rank, rank, waits_for)}
     return [
         replace(hang, kind=HangKind.DEADLOCK)
         if circle.intersection(hang.waiting) and circle.intersection(hang.missing)
@@ -366,7 +368,7 @@ def _deadlocks(hanging: list[Hang]) -> list[Hang]:
     ]  # fmt: skip
 
 
-def _reaches(start: int, goal: int, edges: dict[int, set[int]]) -> bool:
+def _can_reach(start: int, goal: int, edges: dict[int, set[int]]) -> bool:
     visited: set[int] = set()
     queue = list(edges.get(start, ()))
     while queue:

@@ -25,22 +25,22 @@ class Page(NamedTuple):
 
 
 @cache
-def pages() -> dict[str, Page]:
+def all_pages() -> dict[str, Page]:
     """All pages by code."""
     by_code = {}
     for file in files("zeromon.diagnosis.rules").iterdir():
         if file.name.startswith("ZM") and file.name.endswith(".md"):
-            head, _, text = file.read_text().partition("\n")
+            head, _, body = file.read_text().partition("\n")
             _, code, name = head.split()
-            by_code[code] = Page(code, name, text)
+            by_code[code] = Page(code, name, body)
     return dict(sorted(by_code.items()))
 
 
-def page(wanted: str) -> Page:
-    """Returns the page with the code or the name *wanted*; raises :class:`RuleNotFound`."""
-    known = pages()
-    by_name = {one.name: one for one in known.values()}
-    found = known.get(wanted.upper()) or by_name.get(wanted.lower().replace("-", "_"))
-    if found is None:
-        raise RuleNotFound(f"there is no rule {wanted}")
-    return found
+def find_page(code_or_name: str) -> Page:
+    """Returns the page with *code_or_name*; raises :class:`RuleNotFound`."""
+    by_code = all_pages()
+    by_name = {page.name: page for page in by_code.values()}
+    match = by_code.get(code_or_name.upper()) or by_name.get(code_or_name.lower().replace("-", "_"))
+    if match is None:
+        raise RuleNotFound(f"there is no rule {code_or_name}")
+    return match

@@ -31,15 +31,15 @@ _KEYWORD = re.compile(r"\b(\w+)=(?:[A-Za-z_]+\.)?([\w.]+)")
 """A keyword argument and its value, of an enumeration the member."""
 
 
-def setting(rank: RankSnapshot, name: str) -> str:
+def setting_of(rank: RankSnapshot, name: str) -> str:
     """The effective value of the DeepSpeed setting whose name ends with *name*; "" where unknown."""
     return next((s.effective for s in rank.settings if s.name.endswith(name)), "")
 
 
-def as_number(text: str) -> float | None:
+def as_number(literal: str) -> float | None:
     """A number as a setting shows it; None for anything else."""
     try:
-        number = float(text)
+        number = float(literal)
     except ValueError:
         return None
     return number if math.isfinite(number) else None
@@ -53,52 +53,52 @@ class Remaining(NamedTuple):
     """Settings of the remedy that are set already, as ``name=value``."""
 
 
-def remaining(remedy: Remedy, rank: RankSnapshot) -> Remaining:
+def remaining_remedy(remedy: Remedy, rank: RankSnapshot) -> Remaining:
     """Returns *remedy* without what *rank* has set already; None where nothing is left."""
-    lines = [(line, sets(line, remedy.dialect)) for line in remedy.diff.splitlines()]
-    old = {name: value for line, at in lines if line[:1] == "-" for name, value in at}
-    new = {name for line, at in lines if line[:1] == "+" for name, _ in at}
-    known = {name: _known(rank, remedy.dialect, name) for name in {*old, *new}}
+    rows = [(row, settings_in(row, remedy.dialect)) for row in remedy.diff.splitlines()]
+    old = {name: value for row, at in rows if row[:1] == "-" for name, value in at}
+    new = {name for row, at in rows if row[:1] == "+" for name, _ in at}
+    current = {name: _current_value(rank, remedy.dialect, name) for name in {*old, *new}}
     done: dict[str, str] = {}
-    for line, at in lines:
-        if line[:1] == "+" and all(_is_so(known[n], wanted, old.get(n, "")) for n, wanted in at):
-            done |= {name: known[name] or "" for name, _ in at}
-    gone = {name for name in old.keys() - new if known[name] == ""}
-    kept = [
-        _with_effective(line, at, known)
-        for line, at in lines
-        if not at or any(name not in done and name not in gone for name, _ in at)
+    for row, at in rows:
+        if row[:1] == "+" and all(_is_met(current[n], target, old.get(n, "")) for n, target in at):
+            done |= {name: current[name] or "" for name, _ in at}
+    absent = {name for name in old.keys() - new if current[name] == ""}
+    kept_rows = [
+        _with_effective(row, at, current)
+        for row, at in rows
+        if not at or any(name not in done and name not in absent for name, _ in at)
     ]
     already = tuple(f"{name}={value}" for name, value in done.items())
-    left = bool(remedy.rungs) or any(line[:1] in ("+", "-") for line in kept)
-    return Remaining(replace(remedy, diff="\n".join(kept)) if left else None, already)
+    has_changes = bool(remedy.rungs) or any(row[:1] in ("+", "-") for row in kept_rows)
+    return Remaining(replace(remedy, diff="\n".join(kept_rows)) if has_changes else None, already)
 
 
-def sets(line: str, dialect: str) -> list[tuple[str, str]]:
+def settings_in(row: str, dialect: str) -> list[tuple[str, str]]:
     """Returns the settings in a line of a diff: (name, value); [] for other code."""
-    text = line[1:].partition("  #")[0].strip()
-    if line[:1] not in ("+", "-"):
+    code = row[1:].partition("  #")[0].strip()
+    if row[:1] not in ("+", "-"):
         return []
     if dialect == ConfigFormat.ENVIRONMENT:
-        pairs = (word.partition("=") for word in text.split())
+        pairs = (assignment.partition("=") for assignment in code.split())
         return [(name, value) for name, _, value in pairs]
     if dialect == ConfigFormat.DEEPSPEED:
         try:
-            return list(_leaves(json.loads(f"{{{text}}}")))
+            return list(_tree_leaves(json.loads(f"{{{code}}}")))
         except ValueError:
             return []
-    return _KEYWORD.findall(text)
+    return _KEYWORD.findall(code)
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _tree_leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from _tree_leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
-def _known(rank: RankSnapshot, dialect: str, name: str) -> str | None:
+def _current_value(rank: RankSnapshot, dialect: str, name: str) -> str | None:
     """The value that *rank* has set; "" where it has set none, None where that is unknown."""
     if dialect == ConfigFormat.ENVIRONMENT:
         variables = rank.process.get("variables", {})
@@ -120,23 +120,23 @@ def _known(rank: RankSnapshot, dialect: str, name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _is_so(known: str | None, wanted: str, old: str) -> bool:
-    """Returns True if *known* is *wanted*, or lies beyond it as seen from *old*, which it replaces."""
-    if not known:
+def _is_met(current: str | None, target: str, old: str) -> bool:
+    """Returns True if *current* is *target*, or lies beyond it as seen from *old*, which it replaces."""
+    if not current:
         return False
-    now, goal, from_ = as_number(known), as_number(wanted), as_number(old)
-    if now is None or goal is None:
-        return set(wanted.split(",")) <= set(known.split(","))
-    return now == goal or (from_ is not None and (now - goal) * (goal - from_) > 0)
+    number, goal, from_ = as_number(current), as_number(target), as_number(old)
+    if number is None or goal is None:
+        return set(target.split(",")) <= set(current.split(","))
+    return number == goal or (from_ is not None and (number - goal) * (goal - from_) > 0)
 
 
-def _with_effective(line: str, at: list[tuple[str, str]], known: dict[str, str | None]) -> str:
-    """*line*; where it removes one DeepSpeed setting, with the value of it that is in effect."""
-    if len(at) != 1 or not line.startswith(f'- "{at[0][0]}": '):
-        return line
+def _with_effective(row: str, at: list[tuple[str, str]], current: dict[str, str | None]) -> str:
+    """*row*; where it removes one DeepSpeed setting, with the value of it that is in effect."""
+    if len(at) != 1 or not row.startswith(f'- "{at[0][0]}": '):
+        return row
     name, value = at[0]
-    now = known[name]
-    return f'- "{name}": {now}' if now and not _is_so(now, value, "") else line
+    live = current[name]
+    return f'- "{name}": {live}' if live and not _is_met(live, value, "") else row
 
 
 ANY = -1
@@ -158,7 +158,7 @@ class Waits(NamedTuple):
     """The training thread works meanwhile: a lack of CPUs makes each part of a step longer alike."""
 
 
-def explained(run: RunSnapshot, waits: Waits) -> float:
+def explained_share(run: RunSnapshot, waits: Waits) -> float:
     """Share of a step that a lack of CPUs may explain, at most all of *waits*.
 
     A thread that sleeps or waits for a collective is not runnable, so the kernel's time on a run queue
@@ -169,12 +169,12 @@ def explained(run: RunSnapshot, waits: Waits) -> float:
         return 0.0
     lacks = {rank.rank: cpu_lack(rank) for rank in run.ranks}
     if waits.rank == ANY:
-        most = max(lacks.values(), default=0.0)
+        lack_share = max(lacks.values(), default=0.0)
     else:
-        others = [lack for rank, lack in lacks.items() if rank != waits.rank]
-        usual = statistics.median(others) if waits.excess and others else 0.0
-        most = lacks.get(waits.rank, 0.0) - usual
-    return max(0.0, min(most, waits.share))
+        other_lacks = [lack for rank, lack in lacks.items() if rank != waits.rank]
+        usual_lack = statistics.median(other_lacks) if waits.excess and other_lacks else 0.0
+        lack_share = lacks.get(waits.rank, 0.0) - usual_lack
+    return max(0.0, min(lack_share, waits.share))
 
 
 def lacks_cpus(rank: RankSnapshot) -> bool:
@@ -226,20 +226,20 @@ class Rule:
     def __call__(self, run: RunSnapshot) -> Iterator[Finding]:
         """Returns the findings of this rule about *run*."""
         for match in itertools.islice(self.function(run), 1 if self.once else None):
-            remedy, already = _remaining(run, match)
-            severity, text, share = match.severity or self.severity, match.text, None
+            remedy, already = _remedy_of_match(run, match)
+            severity, evidence, share = match.severity or self.severity, match.text, None
             if already:
-                text += f"; already set: {', '.join(already)}"
+                evidence += f"; already set: {', '.join(already)}"
             if match.waits is not None:
-                share = match.waits.share - explained(run, match.waits)
+                share = match.waits.share - explained_share(run, match.waits)
                 severity = match.waits.level.severity_of_cost(share)
             yield Finding(
-                rule=self.name, code=self.code, severity=severity, rank=match.rank, text=text,
+                rule=self.name, code=self.code, severity=severity, rank=match.rank, text=evidence,
                 remedy=remedy, share=share,
             )  # fmt: skip
 
 
-def _remaining(run: RunSnapshot, match: Match) -> Remaining:
+def _remedy_of_match(run: RunSnapshot, match: Match) -> Remaining:
     """The remedy of *match* without what its rank, or for the whole run the first one, has set.
 
     None where it takes more of a memory that is running out.
@@ -251,7 +251,7 @@ def _remaining(run: RunSnapshot, match: Match) -> Remaining:
         run.ranks, pool_of(rank, match.remedy.takes)
     ):
         return Remaining(None, ())
-    return remaining(match.remedy, rank)
+    return remaining_remedy(match.remedy, rank)
 
 
 def rule(

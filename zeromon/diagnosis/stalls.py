@@ -24,18 +24,18 @@ class Stall(NamedTuple):
     """Since the last step ended; of a rank without steps, since it started."""
 
 
-def stalls(run: RunSnapshot) -> tuple[Stall, ...]:
+def find_stalls(run: RunSnapshot) -> tuple[Stall, ...]:
     """The stalled ranks of *run*, the longest stall first.
 
     Where one rank is stalled, the others that make no progress count, too: ranks end a step at nearly,
     and not exactly, the same time. Of a run that has ended, those that were stalled when it was stopped.
     """
-    now = run.taken_ns
+    now_ns = run.taken_ns
     if run.ended:
-        now = max((rank.last_event_ns for rank in run.ranks), default=now)
-    present = [rank for rank in run.ranks if (rank.failed if run.ended else rank.alive)]
-    quiet = [Stall(rank, _still(rank, now)) for rank in present if _is_quiet(rank, now)]
-    if not any(map(_is_long, quiet)):
+        now_ns = max((rank.last_event_ns for rank in run.ranks), default=now_ns)
+    ranks = [rank for rank in run.ranks if (rank.failed if run.ended else rank.alive)]
+    quiet = [Stall(rank, _idle_seconds(rank, now_ns)) for rank in ranks if _is_quiet(rank, now_ns)]
+    if not any(map(_is_long_stall, quiet)):
         return ()
     if is_ending(run) and max(stall.seconds for stall in quiet) < PAUSE_SECONDS:
         return ()  # the others have finished: it saves, evaluates or shuts down
@@ -52,28 +52,28 @@ def _is_quiet(rank: RankSnapshot, now_ns: int) -> bool:
     return is_still and (bool(rank.stack) or rank.halted is not Halt.NONE)
 
 
-def _still(rank: RankSnapshot, now_ns: int) -> float:
+def _idle_seconds(rank: RankSnapshot, now_ns: int) -> float:
     return (now_ns - (rank.recent[-1].end_ns if rank.recent else rank.started_ns)) / 1e9
 
 
-def _is_long(stall: Stall) -> bool:
+def _is_long_stall(stall: Stall) -> bool:
     lock = stall.rank.lock
     if not stall.rank.recent and (lock is None or not lock.is_stale):
         return stall.seconds >= START_SECONDS
     return stall.seconds >= STALL_SECONDS + STALL_STEPS * (stall.rank.step_seconds or 0.0)
 
 
-def worst_stall(found: Sequence[Stall]) -> tuple[Stall, Severity]:
-    """The stall of *found* that is most urgent, and how urgent it is.
+def worst_stall(stalls: Sequence[Stall]) -> tuple[Stall, Severity]:
+    """The stall of *stalls* that is most urgent, and how urgent it is.
 
     A rank that waits in a collective waits for others: it does not count beside one that does not.
     """
-    free = [stall for stall in found if not stall.rank.in_flight] or found
-    judged = [(stall, _severity(stall)) for stall in free]
+    free = [stall for stall in stalls if not stall.rank.in_flight] or stalls
+    judged = [(stall, _stall_severity(stall)) for stall in free]
     return min(judged, key=lambda pair: pair[1].order)
 
 
-def _severity(stall: Stall) -> Severity:
+def _stall_severity(stall: Stall) -> Severity:
     """Critical without an expected pause; a process that may be in a long call is a warning first."""
     pause = stall.rank.pause or (STARTS if stall.rank.halted is Halt.UNRESPONSIVE else "")
     return severity_of_pause(pause, stall.seconds)

@@ -28,7 +28,7 @@ _Steps = Sequence[tuple[int, StepSkew]]
 """Step numbers, ascending, with who was late in each."""
 
 
-def stragglers(
+def find_stragglers(
     skew: ArrivalSkew,
     ranks: Iterable[RankSnapshot],
     node_of: Callable[[int], str] = lambda _: "",
@@ -41,147 +41,152 @@ def stragglers(
     of the nodes' clocks against each other; a delay within twice that error is not reported. *earlier*:
     the stragglers of the previous call, which know since when they are late beyond the kept steps.
     """
-    known = {rank.rank: rank for rank in ranks}
+    by_rank = {rank.rank: rank for rank in ranks}
     steps = [(step, s) for step, s in skew.steps.items() if step > _WARM_UP]
-    step_seconds = max((r.step_seconds or 0.0 for r in known.values()), default=0.0)
-    if (len(known) < 2 and not skew.joined) or not step_seconds:
+    step_seconds = max((r.step_seconds or 0.0 for r in by_rank.values()), default=0.0)
+    if (len(by_rank) < 2 and not skew.joined) or not step_seconds:
         return ()
-    for each in (1, 2):  # optimizers that take turns: a rank is late in every other step only
-        turns = _turns(steps, each)
+    for every in (1, 2):  # optimizers that take turns: a rank is late in every other step only
+        turns = _merge_turns(steps, every)
         if len(turns) < WINDOW_STEPS:
             return ()
-        found = _of_turns(known, turns, each * step_seconds, node_of, each * error_seconds)
-        if found is not None:
-            is_early = found.since_step < _WARM_UP + 1 + _SETTLING
-            if is_early and not _spans(turns, WINDOW_SECONDS):
+        straggler = _of_turns(by_rank, turns, every * step_seconds, node_of, every * error_seconds)
+        if straggler is not None:
+            is_early = straggler.since_step < _WARM_UP + 1 + _SETTLING
+            if is_early and not _spans_seconds(turns, WINDOW_SECONDS):
                 return ()
-            before = [s for s in earlier if s.who == found.who and found.since_step == turns[0][0]]
-            since = min((found.since_step, *(s.since_step for s in before)))
-            late = found.late_seconds / each
-            return (replace(found, late_seconds=late, since_step=since),)
+            previous = [
+                s
+                for s in earlier
+                if s.straggler_name == straggler.straggler_name
+                and straggler.since_step == turns[0][0]
+            ]
+            earliest = min((straggler.since_step, *(s.since_step for s in previous)))
+            late = straggler.late_seconds / every
+            return (replace(straggler, late_seconds=late, since_step=earliest),)
     return ()
 
 
-def _turns(steps: _Steps, each: int) -> _Steps:
-    """*each* steps as one, up to the newest."""
-    if each == 1:
+def _merge_turns(steps: _Steps, every: int) -> _Steps:
+    """*every* steps as one, up to the newest."""
+    if every == 1:
         return steps
     turns = []
-    for first in range(len(steps) % each, len(steps), each):
-        turn = StepSkew(last_ns=steps[first + each - 1][1].last_ns)
-        for _, step in steps[first : first + each]:
-            for total, part in ((turn.late, step.late), (turn.node_late, step.node_late)):
-                for rank, late in part.items():
+    for start in range(len(steps) % every, len(steps), every):
+        turn = StepSkew(last_ns=steps[start + every - 1][1].last_ns)
+        for _, step in steps[start : start + every]:
+            for total, by_rank in ((turn.late, step.late), (turn.node_late, step.node_late)):
+                for rank, late in by_rank.items():
                     for interval in late:
                         total[rank].add(*interval)
-        turns.append((steps[first][0], turn))
+        turns.append((steps[start][0], turn))
     return turns
 
 
 def _of_turns(
-    known: dict[int, RankSnapshot],
+    by_rank: dict[int, RankSnapshot],
     steps: _Steps,
     step_seconds: float,
     node_of: Callable[[int], str],
     error_seconds: float,
 ) -> Straggler | None:
     """The late rank or node of *steps*; None where none is late enough, or without a reason."""
-    least = max(LATE.warning * step_seconds, 2 * error_seconds)
-    found = _late(steps, lambda s: s.late, lambda rank: rank, step_seconds, least)
-    if found is not None:
-        return _explained(found, known, steps, step_seconds, node_of)
-    found = _late(steps, lambda s: s.node_late, node_of, step_seconds, least)
-    return found and replace(found, node=node_of(found.rank), whole_node=True)
+    limit = max(LATE.warning * step_seconds, 2 * error_seconds)
+    straggler = _latest_straggler(steps, lambda s: s.late, lambda rank: rank, step_seconds, limit)
+    if straggler is not None:
+        return _explain_straggler(straggler, by_rank, steps, step_seconds, node_of)
+    straggler = _latest_straggler(steps, lambda s: s.node_late, node_of, step_seconds, limit)
+    return straggler and replace(straggler, node=node_of(straggler.rank), whole_node=True)
 
 
-def _spans(steps: _Steps, seconds: float) -> bool:
+def _spans_seconds(steps: _Steps, seconds: float) -> bool:
     return bool(steps) and steps[-1][1].last_ns - steps[0][1].last_ns >= seconds * 1e9
 
 
-def _last(steps: _Steps, seconds: float = WINDOW_SECONDS) -> _Steps:
+def _last_steps(steps: _Steps, seconds: float = WINDOW_SECONDS) -> _Steps:
     """The steps of the last *seconds*, and at least :data:`~zeromon.levels.WINDOW_STEPS`."""
-    begin = steps[-1][1].last_ns - seconds * 1e9
-    count = sum(s.last_ns >= begin for _, s in steps)
+    begin_ns = steps[-1][1].last_ns - seconds * 1e9
+    count = sum(s.last_ns >= begin_ns for _, s in steps)
     return steps[-max(count, WINDOW_STEPS) :]
 
 
-def _most_often(
-    last: _Steps,
-    read: Callable[[StepSkew], ByRank],
+def _most_often_late(
+    steps: _Steps,
+    late_of: Callable[[StepSkew], ByRank],
     name: Callable[[int], object],
     step_seconds: float,
 ) -> tuple[int, float]:
-    """The rank that was latest in enough of the *last* steps, and its median seconds; -1 for none.
+    """The rank that was latest in enough of the *steps*, and its median seconds; -1 for none.
 
     Where steps of different ranks overlap, the delay may be longer than a step; at most a step counts.
     """
-    latest = [_latest(read(s)) for _, s in last]
-    names = [name(rank) if rank >= 0 else None for rank in latest]
-    usual = max(set(names), key=names.count)
-    if usual in (None, "") or names.count(usual) < LATE_STEPS * len(last):
+    latest_ranks = [_latest_rank(late_of(s)) for _, s in steps]
+    names = [name(rank) if rank >= 0 else None for rank in latest_ranks]
+    common = max(set(names), key=names.count)
+    if common in (None, "") or names.count(common) < LATE_STEPS * len(steps):
         return -1, 0.0
-    rank = latest[names.index(usual)]
-    late = statistics.median(_late_ns(read(s), lambda one: name(one) == usual) for _, s in last)
+    rank = latest_ranks[names.index(common)]
+    late = statistics.median(_late_ns(late_of(s), lambda r: name(r) == common) for _, s in steps)
     return rank, min(step_seconds, late / 1e9)
 
 
-def _late(
+def _latest_straggler(
     steps: _Steps,
-    read: Callable[[StepSkew], ByRank],
+    late_of: Callable[[StepSkew], ByRank],
     name: Callable[[int], object],
     step_seconds: float,
-    least: float,
+    limit: float,
 ) -> Straggler | None:
-    """The rank that is latest, as :func:`_most_often` has it; None below *least* seconds."""
-    rank, late = _most_often(_last(steps), read, name, step_seconds)
-    if rank < 0 or late < least:
+    """The rank that is latest, as :func:`_most_often_late` has it; None below *limit* seconds."""
+    rank, late = _most_often_late(_last_steps(steps), late_of, name, step_seconds)
+    if rank < 0 or late < limit:
         return None
-    usual = name(rank)
+    late_name = name(rank)
     return Straggler(
         rank=rank,
         late_seconds=late,
         share=late / step_seconds,
         since_step=since_step(
-            steps, lambda s: _late_ns(read(s), lambda one: name(one) == usual), late * 1e9
+            steps, lambda s: _late_ns(late_of(s), lambda r: name(r) == late_name), late * 1e9
         ),
         phases=(),
         longer_seconds=0.0,
     )
 
 
-def _explained(
-    found: Straggler,
-    known: dict[int, RankSnapshot],
+def _explain_straggler(
+    straggler: Straggler,
+    by_rank: dict[int, RankSnapshot],
     steps: _Steps,
     step_seconds: float,
     node_of: Callable[[int], str],
 ) -> Straggler | None:
-    """*found* with its reason; None without one. Of a rank on another node only arrivals are known."""
-    rank, mine = found.rank, known.get(found.rank)
+    """*straggler* with its reason; None without. Of a rank on another node only arrivals are known."""
+    rank, mine = straggler.rank, by_rank.get(straggler.rank)
     if mine is None:
-        return replace(found, node=node_of(rank))
-    others = [r for r in known.values() if r.rank != rank]
-    least = REASON * found.share
-    phases, longer = longer_phases(mine, others, least * (mine.step_seconds or 0.0))
-    lacks = lack_of_cpus(mine, others, least)
-    why = lacks or cause(mine, others)
+        return replace(straggler, node=node_of(rank))
+    peers = [r for r in by_rank.values() if r.rank != rank]
+    min_share = REASON * straggler.share
+    phases, longer = longer_phases(mine, peers, min_share * (mine.step_seconds or 0.0))
+    lacks = lack_of_cpus(mine, peers, min_share)
+    reason = lacks or hardware_cause(mine, peers)
     # without CPUs, phases of identical ranks differ, too: several at once, or by less than they lack
     lack = cpu_lack(mine) * (mine.step_seconds or 0.0)
     is_unsteady = lacks or (lack > 0 and (len(phases) > 1 or longer < lack))
-    if (not phases and not why) or (is_unsteady and not _stays(steps, rank, step_seconds)):
+    if (not phases and not reason) or (is_unsteady and not _stays_late(steps, rank, step_seconds)):
         return None
-    return replace(found, phases=phases, longer_seconds=longer, cause=why)
+    return replace(straggler, phases=phases, longer_seconds=longer, cause=reason)
 
 
-def _stays(steps: _Steps, rank: int, step_seconds: float) -> bool:
+def _stays_late(steps: _Steps, rank: int, step_seconds: float) -> bool:
     """Returns True if *rank* is late in most steps of :data:`~zeromon.levels.UNSTEADY_SECONDS`."""
-    if not _spans(steps, UNSTEADY_SECONDS):
+    if not _spans_seconds(steps, UNSTEADY_SECONDS):
         return False
-    last = _last(steps, UNSTEADY_SECONDS)
-    return _most_often(last, lambda s: s.late, lambda one: one, step_seconds)[0] == rank
+    recent = _last_steps(steps, UNSTEADY_SECONDS)
+    return _most_often_late(recent, lambda s: s.late, lambda r: r, step_seconds)[0] == rank
 
 
-def _latest(late: ByRank) -> int:
+def _latest_rank(late: ByRank) -> int:
     """The rank that was late for longest; -1 for none."""
     return max(late, key=lambda rank: late[rank].length, default=-1)
 
@@ -210,26 +215,26 @@ _MANY_FAULTS = 20.0
 """Major page faults a second."""
 
 
-def lack_of_cpus(late: RankSnapshot, others: list[RankSnapshot], least: float) -> str:
-    """How much more *late* lacks a CPU than the others, in words; "" below *least* of the time."""
-    theirs = [r.pressure.cpu_wait_ratio for r in others if r.pressure is not None]
+def lack_of_cpus(late: RankSnapshot, peers: list[RankSnapshot], min_share: float) -> str:
+    """How much more *late* lacks a CPU than the others, in words; "" below *min_share* of the time."""
+    theirs = [r.pressure.cpu_wait_ratio for r in peers if r.pressure is not None]
     if late.pressure is None or not theirs:
         return ""
-    mine, usual = late.pressure.cpu_wait_ratio, statistics.median(theirs)
-    if mine - usual < least:
+    mine, usual_ratio = late.pressure.cpu_wait_ratio, statistics.median(theirs)
+    if mine - usual_ratio < min_share:
         return ""
     return (
         f"its main thread had no CPU to run on for {human_ratio(mine)} of the time, "
-        f"the others' {human_ratio(usual)}"
+        f"the others' {human_ratio(usual_ratio)}"
     )
 
 
-def cause(late: RankSnapshot, others: list[RankSnapshot]) -> str:
+def hardware_cause(late: RankSnapshot, peers: list[RankSnapshot]) -> str:
     """How the device or the memory of *late* differs from the others', in words; "" if not at all."""
     reasons = late.device_stats.throttle_reasons if late.device_stats else ()
-    if reasons and not any(r.device_stats and r.device_stats.throttle_reasons for r in others):
+    if reasons and not any(r.device_stats and r.device_stats.throttle_reasons for r in peers):
         return f"its device is throttled ({', '.join(reasons)})"
-    theirs = [r.pressure.major_faults_per_second for r in others if r.pressure is not None]
+    theirs = [r.pressure.major_faults_per_second for r in peers if r.pressure is not None]
     mine = late.pressure.major_faults_per_second if late.pressure is not None else 0.0
     if theirs and mine >= max(_MANY_FAULTS, 10 * statistics.median(theirs)):
         return f"{mine:.0f} of its pages a second come from disk"
@@ -237,25 +242,25 @@ def cause(late: RankSnapshot, others: list[RankSnapshot]) -> str:
 
 
 def longer_phases(
-    late: RankSnapshot, others: list[RankSnapshot], least: float
+    late: RankSnapshot, peers: list[RankSnapshot], limit: float
 ) -> tuple[tuple[str, ...], float]:
     """The phases in which *late* exceeds the others' median, and by how many seconds a step in all.
 
-    The longest first, and no more than make *least* seconds; none where all together make less. Waiting
+    The longest first, and no more than make *limit* seconds; none where all together make less. Waiting
     is left out.
     """
     mine = own_seconds(late.recent)
-    theirs = [own_seconds(rank.recent) for rank in others if rank.recent]
+    theirs = [own_seconds(rank.recent) for rank in peers if rank.recent]
     if not mine or not theirs:
         return (), 0.0
-    more = {
+    excess = {
         phase: seconds - statistics.median(t.get(phase, 0.0) for t in theirs)
         for phase, seconds in mine.items()
     }
-    phases = sorted((name for name in more if more[name] > 0), key=lambda name: -more[name])
-    sums = accumulate(more[name] for name in phases)
-    enough = next(((count, total) for count, total in enumerate(sums, 1) if total >= least), None)
-    if enough is None or sum(more.values()) < least:
+    phases = sorted((name for name in excess if excess[name] > 0), key=lambda name: -excess[name])
+    sums = accumulate(excess[name] for name in phases)
+    enough = next(((count, total) for count, total in enumerate(sums, 1) if total >= limit), None)
+    if enough is None or sum(excess.values()) < limit:
         return (), 0.0
     return tuple(phases[: enough[0]]), enough[1]
 
@@ -278,19 +283,19 @@ def widest_drift(run: RunSnapshot) -> Drift | None:
     if ahead is None:
         return None
     drifts = [
-        Drift(ahead, behind, group)
+        Drift(ahead, laggard, group)
         for group in ahead.groups
         if group.step_sequence >= 0 and _is_of_gradients(ahead, group)
-        for behind in ranks
-        if behind.step < ahead.step and _reached(behind, group) >= group.step_sequence
+        for laggard in ranks
+        if laggard.step < ahead.step and _reached_number(laggard, group) >= group.step_sequence
     ]
     return max(drifts, key=lambda drift: drift.ahead.step - drift.behind.step, default=None)
 
 
-def _reached(rank: RankSnapshot, group: GroupProgress) -> int:
+def _reached_number(rank: RankSnapshot, group: GroupProgress) -> int:
     """The number of *group* when the last step of *rank* ended; -1 where that step called none."""
-    own = (one.step_sequence for one in rank.groups if one.group_id == group.group_id)
-    return next(own, -1)
+    numbers = (g.step_sequence for g in rank.groups if g.group_id == group.group_id)
+    return next(numbers, -1)
 
 
 def _is_of_gradients(rank: RankSnapshot, group: GroupProgress) -> bool:

@@ -13,8 +13,8 @@ from typing import IO, Any
 
 import msgspec
 
-from zeromon.export.files import Export, replaced
-from zeromon.fold.lanes import COMMUNICATION, SPENT, WAITS, spans
+from zeromon.export.files import Export, replacement_file
+from zeromon.fold.lanes import COMMUNICATION, SPENT, WAITS, event_spans
 from zeromon.readout.breakdown import PHASES
 from zeromon.ring.events import Event, Exit, HostSample, MemorySample, Oom
 from zeromon.ring.slices import RingEvents
@@ -42,19 +42,19 @@ _ARGUMENTS = (
 _MEMORY = ("rss_bytes", "allocated_bytes", "reserved_bytes")
 
 
-def write(export: Export) -> str:
+def write_trace(export: Export) -> str:
     """Writes the trace, packed where the path ends in .gz; returns a note on rows without a slice."""
     run, encode, merged = export.run, msgspec.json.Encoder().encode, 0
-    first_us = _first_us(export)
+    first_us = _trace_start_us(export)
     with ExitStack() as closing:
-        path = closing.enter_context(replaced(export.path, force=export.force))
+        path = closing.enter_context(replacement_file(export.path, force=export.force))
         file: IO[bytes] | gzip.GzipFile = closing.enter_context(path.open("wb"))
         if export.path.suffix == ".gz":
             file = closing.enter_context(gzip.GzipFile("", "wb", 1, file))
         file.write(b'{"displayTimeUnit":"ms","otherData":')
         file.write(encode({"run": run.run, "command": " ".join(run.command), "start_us": first_us}))
         file.write(b',"traceEvents":[\n')
-        file.write(b",\n".join(map(encode, names(run))))
+        file.write(b",\n".join(map(encode, process_name_events(run))))
         for row in export.rows():
             merged += row["steps"] > 1
             file.writelines(b",\n" + encode(event) for event in step_events(row, first_us))
@@ -64,28 +64,28 @@ def write(export: Export) -> str:
     return f"{merged:,} rows are of many steps each: counters, no slices" if merged else ""
 
 
-def _first_us(export: Export) -> int:
+def _trace_start_us(export: Export) -> int:
     """The time 0 of the trace: the start-up before the first step."""
     import polars as pl
 
-    firsts = [piece.select(pl.col("start_us").min()).collect().item() for piece in export.steps]
+    firsts = [frame.select(pl.col("start_us").min()).collect().item() for frame in export.steps]
     startup = max((rank.startup_seconds or 0.0 for rank in export.run.ranks), default=0.0)
-    return min((int(first) for first in firsts if first is not None), default=0) - round(
+    return min((int(start_us) for start_us in firsts if start_us is not None), default=0) - round(
         1e6 * startup
     )
 
 
-def names(run: RunSnapshot) -> Iterator[TraceEvent]:
+def process_name_events(run: RunSnapshot) -> Iterator[TraceEvent]:
     """Yields the names and the order of processes and threads."""
     for rank in run.ranks:
         title = f"rank {rank.rank} ({rank.strategy}, {rank.device}, {rank.node or run.node})"
-        yield _named("process_name", rank.rank, 0, name=title)
-        yield _named("process_sort_index", rank.rank, 0, sort_index=rank.rank)
-        yield _named("thread_name", rank.rank, _STEPS, name="steps")
+        yield _name_event("process_name", rank.rank, 0, name=title)
+        yield _name_event("process_sort_index", rank.rank, 0, sort_index=rank.rank)
+        yield _name_event("thread_name", rank.rank, _STEPS, name="steps")
 
 
-def _named(what: str, rank: int, thread: int, **args: Any) -> TraceEvent:
-    return {"ph": "M", "name": what, "pid": rank, "tid": thread, "ts": 0, "args": args}
+def _name_event(kind: str, rank: int, thread: int, **args: Any) -> TraceEvent:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": thread, "ts": 0, "args": args}
 
 
 # ---- the history -----------------------------------------------------------------------------------
@@ -100,25 +100,25 @@ def step_events(row: dict[str, Any], first_us: int) -> Iterator[TraceEvent]:
     if row["steps"] == 1:
         args = {name: row[name] for name in _ARGUMENTS if row[name] is None or row[name] >= 0}
         args |= {name: True for name, bit in _FLAGS if row["flags"] & bit}
-        one = (start, row["duration_us"], f"step {row['step']}", args)
-        yield _slice(rank, _STEPS, "step", one)
+        step_slice = (start, row["duration_us"], f"step {row['step']}", args)
+        yield _slice_event(rank, _STEPS, "step", step_slice)
     memory = {name: row[name] for name in _MEMORY if row[name] >= 0}
     if memory:
-        yield _counter(rank, "memory, most of a step (bytes)", start, memory)
+        yield _counter_event(rank, "memory, most of a step (bytes)", start, memory)
     if not row["flags"] & NOT_TIMED:
         waits = {"exposed_us": row["exposed_us"]}
-        yield _counter(rank, "exposed communication (us a step)", start, waits)
+        yield _counter_event(rank, "exposed communication (us a step)", start, waits)
 
 
-def _slice(rank: int, thread: int, kind: str, one: Slice) -> TraceEvent:
-    start, duration, name, args = one
+def _slice_event(rank: int, thread: int, kind: str, trace_slice: Slice) -> TraceEvent:
+    start, duration, name, args = trace_slice
     return {
         "ph": "X", "cat": kind, "name": name, "pid": rank, "tid": thread, "ts": start,
         "dur": duration, "args": args,
     }  # fmt: skip
 
 
-def _counter(rank: int, name: str, at: float, values: Mapping[str, float]) -> TraceEvent:
+def _counter_event(rank: int, name: str, at: float, values: Mapping[str, float]) -> TraceEvent:
     return {"ph": "C", "name": name, "pid": rank, "tid": 0, "ts": at, "args": values}
 
 
@@ -129,48 +129,54 @@ def ring_events(ring: RingEvents, first_us: int) -> Iterator[TraceEvent]:
     """Yields the slices and instants of the events in the ring of a rank."""
     kinds: dict[int, list[Slice]] = {kind: [] for kind in _THREADS}
 
-    def us(t_ns: int) -> float:
+    def to_us(t_ns: int) -> float:
         return (t_ns + ring.wall_minus_mono_ns - first_us * 1000) / 1000
 
     for event in ring.events:
-        for kind, start_ns, end_ns, name, args in spans(ring, event):
+        for kind, start_ns, end_ns, name, args in event_spans(ring, event):
             if end_ns > start_ns:
-                kinds[kind].append((us(start_ns), (end_ns - start_ns) / 1000, name, args))
-        yield from _moments(ring, event, us(event.t_ns))
-    for kind, (first, title) in _THREADS.items():
-        for thread, slices in enumerate(lanes(kinds[kind])[:_LANES], first):
-            yield _named("thread_name", ring.rank, thread, name=title)
-            yield from (_slice(ring.rank, thread, title, one) for one in slices)
+                kinds[kind].append((to_us(start_ns), (end_ns - start_ns) / 1000, name, args))
+        yield from _sample_events(ring, event, to_us(event.t_ns))
+    for kind, (first_thread, title) in _THREADS.items():
+        for thread, slices in enumerate(spread_over_lanes(kinds[kind])[:_LANES], first_thread):
+            yield _name_event("thread_name", ring.rank, thread, name=title)
+            yield from (
+                _slice_event(ring.rank, thread, title, trace_slice) for trace_slice in slices
+            )
 
 
-def _moments(ring: RingEvents, e: Event, at: float) -> Iterator[TraceEvent]:
+def _sample_events(ring: RingEvents, e: Event, at: float) -> Iterator[TraceEvent]:
     """Yields memory samples, and how the rank ended."""
     if isinstance(e, MemorySample):
         values = {"allocated_bytes": e.allocated_bytes, "reserved_bytes": e.reserved_bytes}
-        yield _counter(ring.rank, "allocator, sampled (bytes)", at, values)
+        yield _counter_event(ring.rank, "allocator, sampled (bytes)", at, values)
     elif isinstance(e, HostSample) and e.rss_bytes >= 0:
-        yield _counter(ring.rank, "RSS, sampled (bytes)", at, {"rss_bytes": e.rss_bytes})
+        yield _counter_event(ring.rank, "RSS, sampled (bytes)", at, {"rss_bytes": e.rss_bytes})
     elif isinstance(e, Oom):
         args = {"requested_bytes": e.requested_bytes, "free_bytes": e.free_bytes}
-        yield _instant(ring.rank, "out of memory", at, args)
+        yield _instant_event(ring.rank, "out of memory", at, args)
     elif isinstance(e, Exit):
-        text = ring.texts.get(e.text, "")
-        yield _instant(ring.rank, f"end: {e.how.name.lower()}", at, {"text": text} if text else {})
+        message = ring.texts.get(e.text, "")
+        yield _instant_event(
+            ring.rank, f"end: {e.how.name.lower()}", at, {"text": message} if message else {}
+        )
 
 
-def _instant(rank: int, name: str, at: float, args: dict[str, Any]) -> TraceEvent:
+def _instant_event(rank: int, name: str, at: float, args: dict[str, Any]) -> TraceEvent:
     return {"ph": "i", "s": "p", "name": name, "pid": rank, "tid": _STEPS, "ts": at, "args": args}
 
 
-def lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
+def spread_over_lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
     """Distributes slices over as few lanes as keep them from overlapping."""
-    found: list[list[Slice]] = []
-    ends: list[float] = []
-    for one in sorted(slices, key=lambda s: (s[0], s[1])):
-        free = next((i for i, end in enumerate(ends) if end <= one[0]), len(ends))
-        if free == len(ends):
-            found.append([])
-            ends.append(0.0)
-        found[free].append(one)
-        ends[free] = one[0] + one[1]
-    return found
+    by_lane: list[list[Slice]] = []
+    end_times: list[float] = []
+    for trace_slice in sorted(slices, key=lambda s: (s[0], s[1])):
+        free = next(
+            (i for i, end_us in enumerate(end_times) if end_us <= trace_slice[0]), len(end_times)
+        )
+        if free == len(end_times):
+            by_lane.append([])
+            end_times.append(0.0)
+        by_lane[free].append(trace_slice)
+        end_times[free] = trace_slice[0] + trace_slice[1]
+    return by_lane

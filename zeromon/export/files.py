@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeromon.errors import ExportError, os_errors_as
-from zeromon.ring.files import replacing
+from zeromon.ring.files import replacing_file
 from zeromon.ring.slices import RingEvents
 from zeromon.snapshot import RunSnapshot
 
@@ -23,14 +23,14 @@ _BAR = 20
 
 
 @contextmanager
-def replaced(path: Path, *, force: bool) -> Iterator[Path]:
+def replacement_file(path: Path, *, force: bool) -> Iterator[Path]:
     """Yields a private file to write; it becomes *path* when the block ends without an error.
 
     Raises :class:`ExportError` when the disk refuses, or when *path* exists and *force* is false.
     """
     if not force and path.exists():
         raise ExportError(f"{path} exists already", "Give another -o, or --force to replace it.")
-    with os_errors_as(ExportError, f"write {path}"), replacing(path) as temporary:
+    with os_errors_as(ExportError, f"write {path}"), replacing_file(path) as temporary:
         yield temporary
 
 
@@ -79,7 +79,7 @@ class Export:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yields the rows of the step history by the names of its columns, and counts them as done."""
-        for piece in self.steps:
-            for row in piece.collect().iter_rows(named=True):
+        for frame in self.steps:
+            for row in frame.collect().iter_rows(named=True):
                 self.progress.add(1)
                 yield row

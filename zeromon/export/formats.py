@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from zeromon.export import chrome_trace, trackers
-from zeromon.export.files import Export, replaced
+from zeromon.export.files import Export, replacement_file
 from zeromon.storage.step_history import IDLE, NAMES, SKIPPED, UNTIMED
-from zeromon.units import no_formula
+from zeromon.units import formula_safe_cell
 
 if TYPE_CHECKING:
     import polars as pl
@@ -24,17 +24,17 @@ _MAY_BE_UNKNOWN = (
 )  # fmt: skip
 
 
-def table(export: Export) -> pl.LazyFrame:
+def export_table(export: Export) -> pl.LazyFrame:
     """Returns the step history with the exported columns."""
     import polars as pl
 
     run = export.run
-    strategies = {rank.rank: no_formula(rank.strategy) for rank in run.ranks}
+    strategies = {rank.rank: formula_safe_cell(rank.strategy) for rank in run.ranks}
     flags = {"idle": IDLE, "skipped": SKIPPED, "untimed": UNTIMED}
-    rest = [name for name in NAMES if name not in (*_KEYS, "flags")]
+    columns = [name for name in NAMES if name not in (*_KEYS, "flags")]
     return pl.concat(export.steps).select(
-        pl.lit(no_formula(run.run)).alias("run"),
-        pl.lit(no_formula(run.node)).alias("node"),
+        pl.lit(formula_safe_cell(run.run)).alias("run"),
+        pl.lit(formula_safe_cell(run.node)).alias("node"),
         pl.col("rank")
         .replace_strict(strategies, default="", return_dtype=pl.String)
         .alias("strategy"),
@@ -44,22 +44,22 @@ def table(export: Export) -> pl.LazyFrame:
             pl.when(pl.col(name) >= 0).then(pl.col(name))
             if name in _MAY_BE_UNKNOWN
             else pl.col(name)
-            for name in rest
+            for name in columns
         ),
     )
 
 
 def write_parquet(export: Export) -> str:
     """Writes Parquet; raises polars's PolarsError or OSError."""
-    with replaced(export.path, force=export.force) as file:
-        table(export).sink_parquet(file, compression="zstd")
+    with replacement_file(export.path, force=export.force) as file:
+        export_table(export).sink_parquet(file, compression="zstd")
     return ""
 
 
 def write_csv(export: Export) -> str:
     """Writes CSV; raises polars's PolarsError or OSError."""
-    with replaced(export.path, force=export.force) as file:
-        table(export).sink_csv(file)
+    with replacement_file(export.path, force=export.force) as file:
+        export_table(export).sink_csv(file)
     return ""
 
 
@@ -80,7 +80,7 @@ class Format(NamedTuple):
 FORMATS = {
     "parquet": Format(".parquet", write_parquet, "a table, a row a rank and step"),
     "csv": Format(".csv", write_csv, "the same for spreadsheets"),
-    "chrome-trace": Format(".trace.json", chrome_trace.write, "for ui.perfetto.dev"),
+    "chrome-trace": Format(".trace.json", chrome_trace.write_trace, "for ui.perfetto.dev"),
     "tensorboard": Format(
         "-tensorboard", trackers.write_tensorboard, "a run a rank; needs tensorboard"
     ),

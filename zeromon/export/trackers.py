@@ -21,12 +21,12 @@ from typing import Any
 
 from zeromon.errors import ExportError
 from zeromon.export.files import Export
-from zeromon.probes.installation import install_hint
+from zeromon.probes.installation import package_install_hint
 from zeromon.readout.breakdown import PHASES
 from zeromon.readout.ledger import job_ledger
-from zeromon.readout.throughput import progress
-from zeromon.readout.verdict import Health, verdict
-from zeromon.ring.model_metadata import without_secrets
+from zeromon.readout.throughput import how_far
+from zeromon.readout.verdict import Health, judge_run
+from zeromon.ring.model_metadata import url_without_secrets
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history import NOT_TIMED
 
@@ -44,14 +44,14 @@ _SCALARS = (
 """Tag of a scalar and its column."""
 _ONLY_TIMED = ("exposed_us", "communication_us")
 _SUFFIX = ".zeromon"
-MOST_RANKS = 64
+MAX_RANKS = 64
 """Maximum number of ranks; of more, a live tracker gets the maximum and the median of each scalar."""
 
 Row = dict[str, Any]
 """A row of the step history by the names of its columns."""
 
 
-def scalars(row: Row) -> Iterator[tuple[str, float]]:
+def step_scalars(row: Row) -> Iterator[tuple[str, float]]:
     """(tag, value) of a row, in seconds and bytes; what is unknown is left out."""
     untimed = row["flags"] & NOT_TIMED
     for tag, column in _SCALARS:
@@ -65,21 +65,21 @@ def scalars(row: Row) -> Iterator[tuple[str, float]]:
 
 def ledger_scalars(run: RunSnapshot) -> dict[str, float]:
     """Goodput and the seconds of each cause, of all ranks and attempts up to now."""
-    whole = job_ledger([run])
-    found = {} if whole.goodput is None else {"ledger/goodput_share": whole.goodput}
-    for row in whole.rows:
+    ledger = job_ledger([run])
+    tagged = {} if ledger.goodput is None else {"ledger/goodput_share": ledger.goodput}
+    for row in ledger.rows:
         tag = f"ledger/{row.cause}_seconds"
-        found[tag] = found.get(tag, 0.0) + row.seconds
-    return found
+        tagged[tag] = tagged.get(tag, 0.0) + row.seconds
+    return tagged
 
 
-def needed(module: str, package: str) -> Any:
+def import_needed(module: str, package: str) -> Any:
     """Imports *module*; raises :class:`ExportError` where *package* is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        text = f"that needs {package}, which is not installed"
-        raise ExportError(text, f"pip install {package}") from error
+        problem = f"that needs {package}, which is not installed"
+        raise ExportError(problem, f"pip install {package}") from error
 
 
 # ---- TensorBoard -----------------------------------------------------------------------------------
@@ -93,25 +93,27 @@ class EventFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._events = needed("tensorboard.compat.proto.event_pb2", "tensorboard")
-        self._summaries = needed("tensorboard.compat.proto.summary_pb2", "tensorboard")
-        self._writing = needed("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        self._events = import_needed("tensorboard.compat.proto.event_pb2", "tensorboard")
+        self._summaries = import_needed("tensorboard.compat.proto.summary_pb2", "tensorboard")
+        self._writing = import_needed("tensorboard.summary.writer.event_file_writer", "tensorboard")
         self._writers: dict[str, Any] = {}
 
     def add_row(self, row: Row) -> None:
         """Adds the scalars of a step of a rank."""
-        wall = (row["start_us"] + row["duration_us"]) / 1e6
-        self.add(f"rank{row['rank']}", wall, row["step"], scalars(row))
+        seconds = (row["start_us"] + row["duration_us"]) / 1e6
+        self.add(f"rank{row['rank']}", seconds, row["step"], step_scalars(row))
 
-    def add(self, name: str, wall: float, step: int, values: Iterable[tuple[str, float]]) -> None:
+    def add(
+        self, name: str, seconds: float, step: int, values: Iterable[tuple[str, float]]
+    ) -> None:
         """Adds *values* to the file in the folder *name*."""
         if name not in self._writers:
-            where = str(self._folder / name)
-            self._writers[name] = self._writing.EventFileWriter(where, filename_suffix=_SUFFIX)
+            path = str(self._folder / name)
+            self._writers[name] = self._writing.EventFileWriter(path, filename_suffix=_SUFFIX)
         value = self._summaries.Summary.Value
         summary = self._summaries.Summary(value=[value(tag=t, simple_value=v) for t, v in values])
         self._writers[name].add_event(
-            self._events.Event(wall_time=wall, step=step, summary=summary)
+            self._events.Event(wall_time=seconds, step=step, summary=summary)
         )
 
     def flush(self) -> None:
@@ -129,7 +131,7 @@ def write_tensorboard(export: Export) -> str:
     """Writes the event files of a run."""
     run, folder = export.run, export.path
     files, step = EventFiles(folder), 0
-    _make_room(export, f"rank*/events.*{_SUFFIX}", f"job/events.*{_SUFFIX}")
+    _remove_earlier_export(export, f"rank*/events.*{_SUFFIX}", f"job/events.*{_SUFFIX}")
     try:
         for row in export.rows():
             files.add_row(row)
@@ -140,7 +142,7 @@ def write_tensorboard(export: Export) -> str:
     return ""
 
 
-def _make_room(export: Export, *patterns: str) -> None:
+def _remove_earlier_export(export: Export, *patterns: str) -> None:
     """Removes the files of an earlier export with force, and nothing else."""
     ours = [path for pattern in patterns for path in export.path.glob(pattern)]
     if ours and not export.force:
@@ -157,29 +159,29 @@ def _make_room(export: Export, *patterns: str) -> None:
 def write_wandb(export: Export) -> str:
     """Writes an offline run for ``wandb sync``, with the step as x-axis and metrics by rank."""
     run = export.run
-    wandb, name = needed("wandb", "wandb"), wandb_id(run.run)
-    _make_room(export, f"wandb/offline-run-*-{name}")
+    wandb, name = import_needed("wandb", "wandb"), valid_wandb_id(run.run)
+    _remove_earlier_export(export, f"wandb/offline-run-*-{name}")
     folder = str(export.path)
     board = open_wandb(run, id=name, name=run.run, project="zeromon", dir=folder, mode="offline")
     step = 0
-    for step, rows in by_step(export.rows()):
-        board.log({"step": step, **named(rows)})
+    for step, rows in group_by_step(export.rows()):
+        board.log({"step": step, **named_scalars(rows)})
     board.log({"step": step, **ledger_scalars(run)})
     board.finish()
     wandb.teardown()  # only then the last of it is in the file
     return ""
 
 
-def open_wandb(run: RunSnapshot, settings: Row | None = None, **where: Any) -> Any:
-    """Opens a run of W&B that has scalars alone over the step; *where*: as wandb.init has it."""
+def open_wandb(run: RunSnapshot, settings: Row | None = None, **options: Any) -> Any:
+    """Opens a run of W&B that has scalars alone over the step; *options*: as wandb.init has it."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # no word of this to anybody
-    wandb = needed("wandb", "wandb")
-    first = run.ranks[0] if run.ranks else None
+    wandb = import_needed("wandb", "wandb")
+    rank = run.ranks[0] if run.ranks else None
     board = wandb.init(
         config={
             "node": run.node,
-            "strategy": first.strategy if first else "",
-            "ranks": first.world_size if first else 0,
+            "strategy": rank.strategy if rank else "",
+            "ranks": rank.world_size if rank else 0,
         },
         settings=wandb.Settings(
             silent=True,
@@ -191,56 +193,56 @@ def open_wandb(run: RunSnapshot, settings: Row | None = None, **where: Any) -> A
             x_save_requirements=False,
             **settings or {},
         ),
-        **where,
+        **options,
     )
     board.define_metric("step")
     board.define_metric("*", step_metric="step")
     return board
 
 
-def wandb_id(run: str) -> str:
+def valid_wandb_id(run: str) -> str:
     """Returns an id that wandb accepts, unique for the run."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", run)[:64]
     return name if name == run else f"{name}-{zlib.crc32(run.encode()):08x}"
 
 
-def live_steps(rows: Iterable[Row], ranks: int) -> Iterator[tuple[int, dict[str, float]]]:
+def live_step_scalars(rows: Iterable[Row], ranks: int) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields the scalars of *rows* by step, of a run of so many *ranks*.
 
     Of many ranks the largest and the median of each.
     """
     ordered = sorted(rows, key=lambda row: (row["step"], row["rank"]))
-    for step, together in by_step(ordered):
-        yield step, named(together) if ranks <= MOST_RANKS else _reduced(together)
+    for step, together in group_by_step(ordered):
+        yield step, named_scalars(together) if ranks <= MAX_RANKS else _reduced_scalars(together)
 
 
-def by_step(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
+def group_by_step(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
     """Yields the rows of all ranks by step, in the order in which the steps began."""
     together: list[Row] = []
-    seen = set[int]()
+    ranks = set[int]()
     for row in rows:
-        if together and (row["step"] != together[0]["step"] or row["rank"] in seen):
+        if together and (row["step"] != together[0]["step"] or row["rank"] in ranks):
             yield together[0]["step"], together
-            together, seen = [], set()
+            together, ranks = [], set()
         together.append(row)
-        seen.add(row["rank"])
+        ranks.add(row["rank"])
     if together:
         yield together[0]["step"], together
 
 
-def named(rows: Iterable[Row]) -> dict[str, float]:
+def named_scalars(rows: Iterable[Row]) -> dict[str, float]:
     """``rank0/time/step_seconds`` and the other scalars of *rows*, which are of different ranks."""
-    return {f"rank{row['rank']}/{tag}": value for row in rows for tag, value in scalars(row)}
+    return {f"rank{row['rank']}/{tag}": value for row in rows for tag, value in step_scalars(row)}
 
 
-def _reduced(rows: Iterable[Row]) -> dict[str, float]:
+def _reduced_scalars(rows: Iterable[Row]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for row in rows:
-        for tag, value in scalars(row):
+        for tag, value in step_scalars(row):
             values.setdefault(tag, []).append(value)
     return {
-        f"{name}/{tag}": of(found)
-        for tag, found in values.items()
+        f"{name}/{tag}": of(samples)
+        for tag, samples in values.items()
         for name, of in (("max", max), ("median", median))
     }
 
@@ -249,7 +251,7 @@ def _reduced(rows: Iterable[Row]) -> dict[str, float]:
 
 OpenRun = Mapping[str, str]
 _URL, _TOKEN, _CA = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "TOKEN", "CA_CERT"))
-_MOST_METRICS = 1000
+_MAX_METRICS = 1000
 """MLflow takes no more at once."""
 _SECONDS = 10.0
 
@@ -274,7 +276,7 @@ class _TensorBoard(LiveTracker):
     def push(self, run: RunSnapshot, rows: Sequence[Row]) -> None:
         for row in rows:
             self._files.add_row(row)
-        self._files.add("job", run.taken_wall, _step(run), ledger_scalars(run).items())
+        self._files.add("job", run.taken_wall, _last_step(run), ledger_scalars(run).items())
         self._files.flush()
 
     def close(self) -> None:
@@ -291,7 +293,7 @@ class _Wandb(LiveTracker):
         self._run = open_wandb(
             run,
             {"base_url": facts["base_url"]} if not is_offline and facts.get("base_url") else None,
-            id=wandb_id(f"{name}-zeromon"),
+            id=valid_wandb_id(f"{name}-zeromon"),
             name=f"{facts.get('name') or name}-zeromon",
             group=facts.get("group") or name,
             job_type="zeromon",
@@ -303,13 +305,13 @@ class _Wandb(LiveTracker):
         )
 
     def push(self, run: RunSnapshot, rows: Sequence[Row]) -> None:
-        for step, values in live_steps(rows, len(run.ranks)):
+        for step, values in live_step_scalars(rows, len(run.ranks)):
             self._run.log({"step": step, **values})
-        self._run.log({"step": _step(run), **ledger_scalars(run)})
+        self._run.log({"step": _last_step(run), **ledger_scalars(run)})
 
     def close(self) -> None:
         self._run.finish()
-        needed("wandb", "wandb").teardown()  # only then the last of it is in the file
+        import_needed("wandb", "wandb").teardown()  # only then the last of it is in the file
 
 
 class _Mlflow(LiveTracker):
@@ -322,22 +324,22 @@ class _Mlflow(LiveTracker):
         uri, ours = facts["tracking_uri"], os.environ.get("MLFLOW_TRACKING_URI", "")
         if uri.startswith("file:") or "://" not in uri:  # the script was allowed to
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        client = needed("mlflow", "mlflow-skinny").MlflowClient
-        self._client = client(ours if ours and without_secrets(ours) == uri else uri)
-        self._metric = needed("mlflow.entities", "mlflow-skinny").Metric
+        client = import_needed("mlflow", "mlflow-skinny").MlflowClient
+        self._client = client(ours if ours and url_without_secrets(ours) == uri else uri)
+        self._metric = import_needed("mlflow.entities", "mlflow-skinny").Metric
         self._id = facts["run_id"]
 
     def push(self, run: RunSnapshot, rows: Sequence[Row]) -> None:
-        now, metric = int(1000 * time.time()), self._metric
-        found = [
-            metric(f"zeromon/{tag}", float(value), now, step)
-            for step, values in live_steps(rows, len(run.ranks))
+        now_ms, metric = int(1000 * time.time()), self._metric
+        metrics = [
+            metric(f"zeromon/{tag}", float(value), now_ms, step)
+            for step, values in live_step_scalars(rows, len(run.ranks))
             for tag, value in values.items()
         ]
         for tag, value in ledger_scalars(run).items():
-            found.append(metric(f"zeromon/{tag}", value, now, _step(run)))
-        for first in range(0, len(found), _MOST_METRICS):
-            self._client.log_batch(self._id, metrics=found[first : first + _MOST_METRICS])
+            metrics.append(metric(f"zeromon/{tag}", value, now_ms, _last_step(run)))
+        for start in range(0, len(metrics), _MAX_METRICS):
+            self._client.log_batch(self._id, metrics=metrics[start : start + _MAX_METRICS])
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -370,20 +372,22 @@ class _Kubeflow(LiveTracker):
 
     def _status(self, run: RunSnapshot, rows: Sequence[Row]) -> dict[str, Any]:
         status: dict[str, Any] = {"lastUpdatedTime": datetime.now(timezone.utc).isoformat()}
-        values: dict[str, float] = {"current_step": _step(run)}
-        known = progress(run)
-        if known is not None:
-            values |= {"current_step": known.step, "total_steps": known.of}
-            done = verdict(run).health is Health.FINISHED
+        values: dict[str, float] = {"current_step": _last_step(run)}
+        reached = how_far(run)
+        if reached is not None:
+            values |= {"current_step": reached.step, "total_steps": reached.of}
+            done = judge_run(run).health is Health.FINISHED
             # 100 is for the end, as the callback of transformers has it
-            status["progressPercentage"] = 100 if done else min(99, 100 * known.step // known.of)
-            left = 0.0 if done else known.left_seconds
-            if left is not None:
-                status["estimatedRemainingSeconds"] = int(left)
+            status["progressPercentage"] = (
+                100 if done else min(99, 100 * reached.step // reached.of)
+            )
+            seconds_left = 0.0 if done else reached.left_seconds
+            if seconds_left is not None:
+                status["estimatedRemainingSeconds"] = int(seconds_left)
         for rank in run.ranks[:1]:
             values |= {row.name: row.value for row in rank.scalars if row.value is not None}
         if rows:
-            self._last = dict(scalars(max(rows, key=lambda row: (row["step"], -row["rank"]))))
+            self._last = dict(step_scalars(max(rows, key=lambda row: (row["step"], -row["rank"]))))
         values |= self._last
         goodput = ledger_scalars(run).get("ledger/goodput_share")
         values |= {} if goodput is None else {"ledger/goodput_share": goodput}
@@ -398,28 +402,28 @@ TRACKERS: dict[str, Callable[[RunSnapshot, OpenRun], LiveTracker]] = {
 _LIBRARIES = ("wandb", "mlflow", "tensorboard")
 
 
-def check(name: str) -> None:
+def check_tracker(name: str) -> None:
     """Raises :class:`ExportError` where nothing can be sent to the tracker *name* from here."""
     if name in _LIBRARIES:
         from importlib.util import find_spec
 
         if find_spec(name) is None:
-            text = f"tracking needs {name}, which is not installed beside zeromon"
-            raise ExportError(text, install_hint(name))
+            problem = f"tracking needs {name}, which is not installed beside zeromon"
+            raise ExportError(problem, package_install_hint(name))
     elif not (os.environ.get(_URL) and os.environ.get(_TOKEN)):
-        text = f"there is no {_URL} and {_TOKEN}"
+        problem = f"there is no {_URL} and {_TOKEN}"
         raise ExportError(
-            text, "Kubeflow Trainer sets them with its feature gate TrainJobRuntimeStatus."
+            problem, "Kubeflow Trainer sets them with its feature gate TrainJobRuntimeStatus."
         )
 
 
-def opened(name: str, run: RunSnapshot) -> OpenRun | None:
+def open_run_of(name: str, run: RunSnapshot) -> OpenRun | None:
     """The run that is open in the tracker *name*, of the first rank that has one; None without."""
     if name == "kubeflow":
         return {}
-    found: list[Any] = [rank.trackers.get(name) for rank in run.ranks]
-    return next((facts for facts in found if facts), None)
+    open_runs: list[Any] = [rank.trackers.get(name) for rank in run.ranks]
+    return next((facts for facts in open_runs if facts), None)
 
 
-def _step(run: RunSnapshot) -> int:
+def _last_step(run: RunSnapshot) -> int:
     return max((rank.step for rank in run.ranks), default=0)

@@ -83,43 +83,43 @@ class Checkpoint(msgspec.Struct):
     first_roles: dict[Role, int]
 
 
-_OF_ROW = tuple(field.name for field in fields(RowTotals))
-_AS_THEY_ARE = tuple(
+_ROW_FIELDS = tuple(field.name for field in fields(RowTotals))
+_COPIED_FIELDS = tuple(
     name
     for name in Checkpoint.__struct_fields__
     if name not in ("records", "born_ns", "ops", "traffic")
 )
 
 
-def checkpoint_of(state: RankState, records: int, born_ns: int = 0) -> Checkpoint:
+def checkpoint_of_state(state: RankState, records: int, born_ns: int = 0) -> Checkpoint:
     """Returns the totals of *state*, which has folded the records before number *records*."""
     return Checkpoint(
         records=records,
         born_ns=born_ns,
         ops=state.ops,
         traffic={
-            key: RowTotals(**{name: getattr(row, name) for name in _OF_ROW})
+            key: RowTotals(**{name: getattr(row, name) for name in _ROW_FIELDS})
             for key, row in state.traffic.items()
         },
-        **{name: getattr(state, name) for name in _AS_THEY_ARE},
+        **{name: getattr(state, name) for name in _COPIED_FIELDS},
     )
 
 
-def restore(state: RankState, totals: Checkpoint) -> None:
+def restore_totals(state: RankState, totals: Checkpoint) -> None:
     """Sets the totals of *state*, which has folded those records that the ring still holds."""
-    for name in _AS_THEY_ARE:
+    for name in _COPIED_FIELDS:
         present, saved = getattr(state, name), getattr(totals, name)
         if isinstance(present, dict):
             present.update(saved)
         else:
             setattr(state, name, saved)
-    for of_op, known in totals.ops.items():
+    for of_op, op_totals in totals.ops.items():
         # in place: rows of traffic refer to the object
         for field in fields(OpTotals):
-            setattr(state.ops[of_op], field.name, getattr(known, field.name))
+            setattr(state.ops[of_op], field.name, getattr(op_totals, field.name))
     for key, known_row in totals.traffic.items():
         row = stats_row(state, *key)
-        for name in _OF_ROW:
+        for name in _ROW_FIELDS:
             setattr(row, name, getattr(known_row, name))
 
 
@@ -129,13 +129,13 @@ _DECODER: msgspec.msgpack.Decoder[dict[str, Checkpoint]] = msgspec.msgpack.Decod
 )
 
 
-def encode(totals: dict[str, Checkpoint]) -> bytes:
+def encode_checkpoints(totals: dict[str, Checkpoint]) -> bytes:
     """Encodes the totals by name of the ring."""
     return _ENCODER.encode(totals)
 
 
-def decode(content: bytes) -> dict[str, Checkpoint]:
-    """Decodes what :func:`encode` wrote; {} for what is broken or of another version."""
+def decode_checkpoints(content: bytes) -> dict[str, Checkpoint]:
+    """Decodes what :func:`encode_checkpoints` wrote; {} for what is broken or of another version."""
     try:
         return _DECODER.decode(content)
     except (ValueError, RecursionError):

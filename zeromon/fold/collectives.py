@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from zeromon.fold.communication import CollectiveStats, OpTotals, size_bucket
-from zeromon.fold.state import MOST_IN_FLIGHT, Arrival, Call, RankState, folds, stats_row
+from zeromon.fold.communication import CollectiveStats, OpTotals, size_bucket_index
+from zeromon.fold.state import MAX_IN_FLIGHT, Arrival, Call, RankState, folds_event, stats_row
 from zeromon.ring.events import (
     OP,
     PHASE,
@@ -18,8 +18,8 @@ from zeromon.ring.events import (
     Raw,
     Stall,
     Untimed,
-    decode,
-    of_call,
+    decode_record,
+    pack_call_word,
 )
 from zeromon.snapshot.communication import SIZE_BOUNDS
 
@@ -31,49 +31,49 @@ _QUANTIZED: Final = frozenset((Dtype.INT8, Dtype.FLOAT8_E4M3FN, Dtype.FLOAT8_E5M
 _QUANTIZED_OPS: Final = frozenset((Op.ALL_GATHER, Op.ALL_TO_ALL, Op.REDUCE_SCATTER))
 _ISSUED: Final = int(Kind.ISSUED)
 _DONE: Final = int(Kind.DONE)
-_MOST_CALLS = 1 << 14
+_MAX_CALLS = 1 << 14
 
 
-def is_call(record: Raw) -> bool:
+def is_collective_call(record: Raw) -> bool:
     """Returns True if *record* says that a collective was issued or has ended."""
     return record[2] & 255 in (_ISSUED, _DONE)
 
 
-def call_of(state: RankState, word: int) -> Call | None:
+def shared_call_of(state: RankState, word2: int) -> Call | None:
     """Returns what the collectives with this word 2 have in common; None where it is not known."""
-    op, phase, flags = word >> 8 & 255, word >> 16 & 255, word >> 24 & 255
-    group, unit = word >> 32 & 0xFFFF, word >> 48
+    op, phase, flags = word2 >> 8 & 255, word2 >> 16 & 255, word2 >> 24 & 255
+    group, unit = word2 >> 32 & 0xFFFF, word2 >> 48
     if op >= len(OP) or phase >= len(PHASE):
         return None
-    is_issue = word & 255 == _ISSUED
+    is_issue = word2 & 255 == _ISSUED
     counts = not flags & (_INFERRED if is_issue else _FAILED)
     if counts:
         row = stats_row(state, OP[op], group, PHASE[phase], unit)
     else:
         row = CollectiveStats(OP[op], 1, 0, OpTotals())
-    if len(state.calls) >= _MOST_CALLS:
+    if len(state.calls) >= _MAX_CALLS:
         state.calls.clear()
-    call = state.calls[word] = Call(
+    call = state.calls[word2] = Call(
         is_issue, counts, OP[op], PHASE[phase], group, unit, bool(flags & _AHEAD),
         bool(flags & _DEVICE), state.group_calls[group], row,
     )  # fmt: skip
     return call
 
 
-def fold_call(state: RankState, call: Call, record: Raw) -> None:
-    """Folds the record of a collective; *call*: what :func:`call_of` returns for it."""
+def fold_call_record(state: RankState, call: Call, record: Raw) -> None:
+    """Folds the record of a collective; *call*: what :func:`shared_call_of` returns for it."""
     if call.counts:
         if call.is_issue:
-            _fold_issued(state, call, record)
+            _fold_issued_call(state, call, record)
         else:
-            _fold_done(state, call, record)
+            _fold_ended_call(state, call, record)
     elif call.is_issue:  # kept to show a hang
         call.of_group.inferred[record[4]] = record
     else:
-        _fold_failed(call, record)
+        _fold_failed_call(call, record)
 
 
-def _fold_issued(state: RankState, call: Call, record: Raw) -> None:
+def _fold_issued_call(state: RankState, call: Call, record: Raw) -> None:
     _, _, _, nbytes, sequence, dtype, engine, _ = record
     of_group, row = call.of_group, call.row
     totals = row.totals
@@ -84,12 +84,12 @@ def _fold_issued(state: RankState, call: Call, record: Raw) -> None:
     if sequence > 0:  # groups do not number sends and receives
         of_group.recent.append(record)
     if nbytes != row.bucket_of:
-        row.bucket_of, row.bucket = nbytes, size_bucket(nbytes)
+        row.bucket_of, row.bucket = nbytes, size_bucket_index(nbytes)
     row.sizes[row.bucket] += 1
     row.calls += 1
     row.nbytes += nbytes
     if call.unit and call.unit == state.background_unit:
-        if len(of_group.background) < MOST_IN_FLIGHT:
+        if len(of_group.background) < MAX_IN_FLIGHT:
             of_group.background[sequence] = record
         return
     if engine:
@@ -99,16 +99,16 @@ def _fold_issued(state: RankState, call: Call, record: Raw) -> None:
     window = state.window
     window.collectives += 1
     window.nbytes += nbytes
-    now = row.now if row.step == state.timed_steps else row.at(state.timed_steps)
-    now.calls += 1
-    now.nbytes += nbytes
+    step_sums = row.now if row.step == state.timed_steps else row.at(state.timed_steps)
+    step_sums.calls += 1
+    step_sums.nbytes += nbytes
     state.phase = call.phase
     state.unit = call.unit
-    if len(of_group.in_flight) < MOST_IN_FLIGHT:
+    if len(of_group.in_flight) < MAX_IN_FLIGHT:
         of_group.in_flight[sequence] = record
 
 
-def _fold_failed(call: Call, record: Raw) -> None:
+def _fold_failed_call(call: Call, record: Raw) -> None:
     of_group, sequence = call.of_group, record[6]
     if sequence > of_group.ended:
         of_group.ended = sequence
@@ -118,7 +118,7 @@ def _fold_failed(call: Call, record: Raw) -> None:
         of_group.failed = of_group.in_flight.pop(sequence)
 
 
-def _fold_done(state: RankState, call: Call, record: Raw) -> None:
+def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:
     _, t_ns, _, nbytes, issued_ns, blocked_ns, sequence, _ = record
     of_group, unit, row = call.of_group, call.unit, call.row
     issued = of_group.in_flight.get(sequence)
@@ -140,18 +140,18 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
     on_device = call.on_device and state.on_device
     if on_device:
         timed_steps = state.device_steps
-        now = row.at_device(timed_steps)
+        step_sums = row.at_device(timed_steps)
     else:
         timed_steps = state.timed_steps
-        now = row.now if row.step == timed_steps else row.at(timed_steps)
-    now.timed_bytes += nbytes
-    now.busy_ns += duration
-    now.exposed_ns += blocked_ns
+        step_sums = row.now if row.step == timed_steps else row.at(timed_steps)
+    step_sums.timed_bytes += nbytes
+    step_sums.busy_ns += duration
+    step_sums.exposed_ns += blocked_ns
     window = state.device_window if on_device else state.window
     window.timed += 1
     window.ended.append(record)
     if sequence > 0:
-        step = _step_of(state, issued_ns, on_device=call.on_device)
+        step = _collective_step(state, issued_ns, on_device=call.on_device)
         state.arrivals.append(
             Arrival(
                 call.group, sequence, issued_ns, t_ns, nbytes, blocked_ns, t_ns - blocked_ns, step,
@@ -179,29 +179,29 @@ def _fold_done(state: RankState, call: Call, record: Raw) -> None:
             window.late_ns += blocked_ns
 
 
-def _step_of(state: RankState, issued_ns: int, *, on_device: bool) -> int:
+def _collective_step(state: RankState, issued_ns: int, *, on_device: bool) -> int:
     """The step of a collective; of a device that in which it is, for the host is ahead."""
     if on_device and state.history:
         return state.history[-1].step + 1
     return state.step + 1 if issued_ns >= state.step_end_ns else state.step
 
 
-def _fold_event(state: RankState, e: Issued | Done) -> None:
+def _fold_call_event(state: RankState, e: Issued | Done) -> None:
     """Folds the event of a record as the record itself."""
     kind = _ISSUED if isinstance(e, Issued) else _DONE
-    word = of_call(kind, e.op, e.phase, e.flags, e.group, e.unit)
-    call = state.calls.get(word) or call_of(state, word)
+    word2 = pack_call_word(kind, e.op, e.phase, e.flags, e.group, e.unit)
+    call = state.calls.get(word2) or shared_call_of(state, word2)
     if call is not None:
         a, b, c, d = e[6:]
-        fold_call(state, call, (0, e.t_ns, word, a, b, c, d, 0))
+        fold_call_record(state, call, (0, e.t_ns, word2, a, b, c, d, 0))
 
 
-folds(Issued)(_fold_event)
-folds(Done)(_fold_event)
+folds_event(Issued)(_fold_call_event)
+folds_event(Done)(_fold_call_event)
 
 
-@folds(Counted)
-def _fold_counted(state: RankState, e: Counted) -> None:
+@folds_event(Counted)
+def _fold_counted_calls(state: RankState, e: Counted) -> None:
     state.untimed[e.group] = state.untimed.get(e.group, 0) + e.calls
     state.window.collectives += e.calls
     if e.why == Untimed.IN_CPP:
@@ -216,7 +216,7 @@ def _fold_counted(state: RankState, e: Counted) -> None:
     totals.count += e.calls
     totals.nbytes += e.nbytes
     if e.calls > 0 and e.why != Untimed.CONTROL_STEP:  # of a control step only the sum is known
-        _count_sizes(state, e.op, e.calls, e.nbytes)
+        _count_call_sizes(state, e.op, e.calls, e.nbytes)
     if e.dtype in _QUANTIZED and e.op in _QUANTIZED_OPS:
         totals.quantized_bytes += e.nbytes
     if e.engine:
@@ -226,17 +226,17 @@ def _fold_counted(state: RankState, e: Counted) -> None:
     state.window.nbytes += e.nbytes
 
 
-def _count_sizes(state: RankState, op: Op, calls: int, nbytes: int) -> None:
+def _count_call_sizes(state: RankState, op: Op, calls: int, nbytes: int) -> None:
     """Counts untimed calls by their size, which is the mean where several came together."""
     counts = state.sizes.get(op)
     if counts is None:
         counts = state.sizes[op] = [0] * (len(SIZE_BOUNDS) + 2)
-    counts[size_bucket(nbytes // calls)] += calls
+    counts[size_bucket_index(nbytes // calls)] += calls
     counts[-1] += nbytes
 
 
-@folds(Stall)
-def _fold_stall(state: RankState, e: Stall) -> None:
+@folds_event(Stall)
+def _fold_stream_stall(state: RankState, e: Stall) -> None:
     window = state.device_window if state.on_device else state.window
     window.timed += e.calls
     window.waited_only += e.calls
@@ -252,33 +252,33 @@ def _fold_stall(state: RankState, e: Stall) -> None:
     state.ops[e.op, group].exposed_ns += e.blocked_ns
     row = stats_row(state, e.op, group, e.phase, e.unit)
     row.exposed_ns += e.blocked_ns
-    now = row.at_device(state.device_steps) if state.on_device else row.at(state.timed_steps)
-    now.exposed_ns += e.blocked_ns
+    step_sums = row.at_device(state.device_steps) if state.on_device else row.at(state.timed_steps)
+    step_sums.exposed_ns += e.blocked_ns
     row.calls += e.calls
-    now.calls += e.calls
+    step_sums.calls += e.calls
     reduced = state.group_calls[group].reduced
     if e.calls and reduced is not None and reduced.calls > 0:  # by the newest step of the host
-        now.nbytes += reduced.nbytes * e.calls / reduced.calls
+        step_sums.nbytes += reduced.nbytes * e.calls / reduced.calls
     if e.sequence and e.reached_ns:  # the rank has arrived at the last of the calls, and waits
         state.arrivals.append(
             Arrival(
                 group, -e.sequence, e.reached_ns, e.reached_ns + e.blocked_ns, 0, e.blocked_ns,
-                e.reached_ns, _step_of(state, e.reached_ns, on_device=True), state.device_steps,
+                e.reached_ns, _collective_step(state, e.reached_ns, on_device=True), state.device_steps,
                 row, True, True,
             )
         )  # fmt: skip
 
 
-@folds(GroupSequence)
+@folds_event(GroupSequence)
 def _fold_group_sequence(state: RankState, e: GroupSequence) -> None:
-    before, seen = state.sequences.get(e.group, (0, 0))
-    if e.sequence - e.seen > before - seen:
+    last_sequence, last_seen = state.sequences.get(e.group, (0, 0))
+    if e.sequence - e.seen > last_sequence - last_seen:
         of_group = state.group_calls[e.group]
         of_group.before_cpp = of_group.last[4]
     state.sequences[e.group] = (e.sequence, e.seen)
 
 
-def in_flight(state: RankState, *, background: bool) -> list[Issued]:
+def in_flight_calls(state: RankState, *, background: bool) -> list[Issued]:
     """Returns the collectives that have not ended; *background*: also those of other threads."""
     records: list[Raw] = []
     for of_group in state.group_calls.values():
@@ -286,10 +286,10 @@ def in_flight(state: RankState, *, background: bool) -> list[Issued]:
         records += of_group.inferred.values()
         if background:
             records += of_group.background.values()
-    return [event for record in records if isinstance(event := decode(record), Issued)]
+    return [event for record in records if isinstance(event := decode_record(record), Issued)]
 
 
-def forget_ended(state: RankState, step_start_ns: int) -> None:
+def forget_ended_calls(state: RankState, step_start_ns: int) -> None:
     """Drops collectives that cannot be in flight any more.
 
     A collective that nobody waited for sends no DONE. It has ended when its step is over and a later

@@ -22,9 +22,9 @@ FAINT_NS = 1e-6
 """Shortest faded duration to divide by: less remains some hundred steps after the last call.
 
 After thousands of steps it would be a denormal number, whose quotients are wrong or none."""
-MOST_ROWS = 400
+MAX_ROWS = 400
 _FADES: Final = 64
-_FADED: Final = tuple(DECAY**ago for ago in range(_FADES))
+_FADED: Final = tuple(DECAY**steps for steps in range(_FADES))
 
 Key = tuple[Op, int, Phase, int]
 """Operation, group, phase, unit."""
@@ -58,23 +58,23 @@ class Sums:
         self.exposed_ns = self.wait_ns = self.transfer_ns = self.matched_bytes = 0.0
         self.matches = 0.0
 
-    def absorb(self, newest: Sums, share: float) -> None:
+    def absorb_step(self, step_sums: Sums, share: float) -> None:
         """Adds the sums of the newest step, and keeps *share* of all."""
-        self.calls = (self.calls + newest.calls) * share  # no loop: most rows do this each step
-        self.nbytes = (self.nbytes + newest.nbytes) * share
-        self.timed_bytes = (self.timed_bytes + newest.timed_bytes) * share
-        self.busy_ns = (self.busy_ns + newest.busy_ns) * share
-        self.exposed_ns = (self.exposed_ns + newest.exposed_ns) * share
-        self.wait_ns = (self.wait_ns + newest.wait_ns) * share
-        self.transfer_ns = (self.transfer_ns + newest.transfer_ns) * share
-        self.matched_bytes = (self.matched_bytes + newest.matched_bytes) * share
-        self.matches = (self.matches + newest.matches) * share
+        self.calls = (self.calls + step_sums.calls) * share  # no loop: most rows do this each step
+        self.nbytes = (self.nbytes + step_sums.nbytes) * share
+        self.timed_bytes = (self.timed_bytes + step_sums.timed_bytes) * share
+        self.busy_ns = (self.busy_ns + step_sums.busy_ns) * share
+        self.exposed_ns = (self.exposed_ns + step_sums.exposed_ns) * share
+        self.wait_ns = (self.wait_ns + step_sums.wait_ns) * share
+        self.transfer_ns = (self.transfer_ns + step_sums.transfer_ns) * share
+        self.matched_bytes = (self.matched_bytes + step_sums.matched_bytes) * share
+        self.matches = (self.matches + step_sums.matches) * share
 
     def per_step(self, steps: float) -> Sums:
         """Returns the means over so many *steps*."""
-        means = Sums()
-        means.absorb(self, 1 / steps)
-        return means
+        mean_sums = Sums()
+        mean_sums.absorb_step(self, 1 / steps)
+        return mean_sums
 
     def moved(self) -> tuple[float, float]:
         """Bytes, and the nanoseconds they took: of matched transfers if any, else of timed calls."""
@@ -115,16 +115,16 @@ class CollectiveStats:
         self.device: CollectiveStats | None = None
         """The sums of what a device has ended, by its own steps: the host is ahead of them."""
 
-    def sized(self, op: Op, size: int) -> None:
+    def set_group_size(self, op: Op, size: int) -> None:
         """Sets the number of ranks of the group."""
         self.size, self.bus_factor = size, bus_factor(op, size) or 0.0
         if self.device is not None:
-            self.device.sized(op, size)
+            self.device.set_group_size(op, size)
 
     def at(self, step: int) -> Sums:
         """Returns the sums of *step*, which the caller adds to."""
         if step > self.step:
-            self.past.absorb(self.now, _faded(step - self.step))
+            self.past.absorb_step(self.now, _remaining_share(step - self.step))
             self.now, self.step = Sums(), step
             self.best_busbw = max(self.best_busbw, self.busbw(self.past))
         return self.now
@@ -150,28 +150,28 @@ class CollectiveStats:
         if on_device and self.device is not None:
             self.device.matched(step, wait, transfer, nbytes)
             return
-        ago = self.step - step
-        if ago <= 0:
+        steps_ago = self.step - step
+        if steps_ago <= 0:
             sums, share = self.at(step), 1.0
         else:
-            sums, share = self.past, _faded(ago)
+            sums, share = self.past, _remaining_share(steps_ago)
         sums.matches += share
         sums.wait_ns += share * wait
         sums.transfer_ns += share * transfer
         sums.matched_bytes += share * nbytes
 
-    def waited_for(self, last: int, exposed_ns: int) -> None:
-        """Adds the exposed time of a matched call until rank *last* arrived; at most 0: none."""
-        if last >= 0 and exposed_ns > 0:
-            self.waits[last] = self.waits.get(last, 0) + exposed_ns
+    def waited_for(self, last_rank: int, exposed_ns: int) -> None:
+        """Adds the exposed time of a matched call until *last_rank* arrived; at most 0: none."""
+        if last_rank >= 0 and exposed_ns > 0:
+            self.waits[last_rank] = self.waits.get(last_rank, 0) + exposed_ns
 
     def before(self, step: int) -> Sums:
         """The decayed sums of all steps before *step*; the newest of them counts :data:`DECAY`."""
         if step <= self.step:
             return self.past
         sums = Sums()
-        sums.absorb(self.past, 1.0)
-        sums.absorb(self.now, _faded(step - self.step))
+        sums.absorb_step(self.past, 1.0)
+        sums.absorb_step(self.now, _remaining_share(step - self.step))
         return sums
 
     def busbw(self, sums: Sums) -> float:
@@ -180,17 +180,17 @@ class CollectiveStats:
         return nbytes / (busy / 1e9) * self.bus_factor if busy >= FAINT_NS else 0.0
 
 
-def _faded(steps: int) -> float:
+def _remaining_share(steps: int) -> float:
     """Returns the share of a sum that is left after so many steps."""
     return _FADED[steps] if steps < _FADES else math.pow(DECAY, steps)
 
 
-def weight(steps: int) -> float:
+def decay_weight(steps: int) -> float:
     """The sum of the decay weights of *steps* steps."""
     return DECAY * (1 - DECAY**steps) / (1 - DECAY)
 
 
-def rows(
+def traffic_rows(
     traffic: Mapping[Key, CollectiveStats],
     steps: int,
     device_steps: int,
@@ -204,20 +204,22 @@ def rows(
     """
     if not steps:
         return ()
-    kept = [
-        _row(
+    stats_rows = [
+        _traffic_row(
             key, item, steps, device_steps, group_names.get(key[1], ("unknown", 0, "")), unit_names
         )
         for key, item in traffic.items()
     ]
-    kept = [row for row in kept if row.calls >= _LEAST_CALLS or row.exposed_seconds > 1e-6]
-    return tuple(sorted(kept, key=lambda row: -row.exposed_seconds)[:MOST_ROWS])
+    stats_rows = [
+        row for row in stats_rows if row.calls >= _MIN_CALLS or row.exposed_seconds > 1e-6
+    ]
+    return tuple(sorted(stats_rows, key=lambda row: -row.exposed_seconds)[:MAX_ROWS])
 
 
-_LEAST_CALLS = 0.01
+_MIN_CALLS = 0.01
 
 
-def _row(
+def _traffic_row(
     key: Key,
     item: CollectiveStats,
     steps: int,
@@ -226,9 +228,11 @@ def _row(
     unit_names: Mapping[int, str],
 ) -> CollectiveStatsRow:
     op, _, phase, unit = key
-    sums = item.before(steps).per_step(weight(steps))
+    sums = item.before(steps).per_step(decay_weight(steps))
     if item.device is not None:
-        sums.absorb(item.device.before(device_steps).per_step(weight(max(1, device_steps))), 1.0)
+        sums.absorb_step(
+            item.device.before(device_steps).per_step(decay_weight(max(1, device_steps))), 1.0
+        )
     bandwidth = item.busbw(sums) or None
     nbytes, busy = sums.moved()
     return CollectiveStatsRow(
@@ -256,12 +260,12 @@ def _row(
 # ---- sizes ----------------------------------------------------------------------------------------
 
 
-def size_bucket(nbytes: int) -> int:
+def size_bucket_index(nbytes: int) -> int:
     """The index of the first bound that *nbytes* does not exceed."""
     return min(len(SIZE_BOUNDS), max(0, ((nbytes - 1).bit_length() - 9) // 2))
 
 
-def size_rows(
+def payload_size_rows(
     counted: Mapping[Op, list[int]], traffic: Mapping[Key, CollectiveStats]
 ) -> tuple[SizeRow, ...]:
     """Returns the calls by payload size, one row per operation, without barriers.
@@ -286,7 +290,7 @@ def size_rows(
 TINY_BYTES = 64 << 10
 
 
-def tiny(rows: Iterable[CollectiveStatsRow]) -> tuple[float, float, float, float]:
+def tiny_call_shares(rows: Iterable[CollectiveStatsRow]) -> tuple[float, float, float, float]:
     """Shares of calls, bytes and time of calls up to :data:`TINY_BYTES`, and such calls per step."""
     moving = [row for row in rows if row.op != "barrier" and row.calls > 0]
     small = [row for row in moving if row.nbytes / row.calls <= TINY_BYTES]
@@ -295,10 +299,10 @@ def tiny(rows: Iterable[CollectiveStatsRow]) -> tuple[float, float, float, float
         sum(row.nbytes for row in moving),
         sum(row.seconds for row in moving),
     )
-    few = sum(row.calls for row in small)
+    small_calls = sum(row.calls for row in small)
     return (
-        few / calls if calls else 0.0,
+        small_calls / calls if calls else 0.0,
         sum(row.nbytes for row in small) / nbytes if nbytes else 0.0,
         sum(row.seconds for row in small) / seconds if seconds else 0.0,
-        few,
+        small_calls,
     )

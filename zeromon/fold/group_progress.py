@@ -5,9 +5,9 @@ issues; torch's Flight Recorder lists what is in flight by the group's own numbe
 numbers can be compared between ranks, and an operation is shown only with the number that it has.
 """
 
-from zeromon.fold.collectives import in_flight
+from zeromon.fold.collectives import in_flight_calls
 from zeromon.fold.state import NO_CALLS, RankState, group_id, group_label
-from zeromon.ring.events import OP, PHASE, ExitKind, Flag, Issued, Raw, decode
+from zeromon.ring.events import OP, PHASE, ExitKind, Flag, Issued, Raw, decode_record
 from zeromon.snapshot import CallHistory, GroupProgress, InFlight, MemberCall
 
 REDUCER = "DDP's reducer"
@@ -24,23 +24,23 @@ def issued_in_cpp(state: RankState, group: int) -> int:
 
     The hooks of an attached agent number as the group does, so nothing is to be added there.
     """
-    sequence, seen = state.sequences.get(group, (0, 0))
-    return 0 if state.meta.get("attached") else max(0, sequence - seen)
+    sequence, hook_count = state.sequences.get(group, (0, 0))
+    return 0 if state.meta.get("attached") else max(0, sequence - hook_count)
 
 
-def progress_row(state: RankState, group: int, dim: str) -> GroupProgress:
+def group_progress_row(state: RankState, group: int, dim: str) -> GroupProgress:
     """How far the rank has come in *group*, with its newest call where that is known."""
     of_group = state.group_calls.get(group, NO_CALLS)
-    newest = _newest_call(state, group)
+    call = _newest_group_call(state, group)
     return GroupProgress(
         group_id=group_id(state, group), label=group_label(state, group),
-        ranks=tuple(state.groups[group].get("ranks", ())), sequence=newest.sequence, op=newest.op,
-        nbytes=newest.nbytes, unit=newest.unit, phase=newest.phase, dim=dim,
+        ranks=tuple(state.groups[group].get("ranks", ())), sequence=call.sequence, op=call.op,
+        nbytes=call.nbytes, unit=call.unit, phase=call.phase, dim=dim,
         step_sequence=of_group.step_until if of_group.step_until > of_group.step_from >= 0 else -1,
     )  # fmt: skip
 
 
-def _newest_call(state: RankState, group: int) -> MemberCall:
+def _newest_group_call(state: RankState, group: int) -> MemberCall:
     """The newest call in *group*; its operation is ``none`` where only its number is known."""
     of_group, in_cpp = state.group_calls.get(group, NO_CALLS), issued_in_cpp(state, group)
     counted = state.sequences.get(group, (-1, 0))[0]
@@ -55,23 +55,23 @@ def _newest_call(state: RankState, group: int) -> MemberCall:
     # of a control step, and of other C++, only the group's own count is known
     if number < 0 or is_from_cpp or counted > number + in_cpp:
         return MemberCall(rank=state.rank, sequence=counted)
-    return _call_of(state, of_group.last, in_cpp)
+    return _member_call(state, of_group.last, in_cpp)
 
 
-def _call_of(state: RankState, record: Raw, in_cpp: int = 0) -> MemberCall:
-    _, _, word, nbytes, sequence, *_ = record
+def _member_call(state: RankState, record: Raw, in_cpp: int = 0) -> MemberCall:
+    _, _, word2, nbytes, sequence, *_ = record
     return MemberCall(
-        rank=state.rank, sequence=sequence + in_cpp, op=OP[word >> 8 & 255].label, nbytes=nbytes,
-        unit=state.units.get(word >> 48, ""), phase=PHASE[word >> 16 & 255].label,
+        rank=state.rank, sequence=sequence + in_cpp, op=OP[word2 >> 8 & 255].label, nbytes=nbytes,
+        unit=state.units.get(word2 >> 48, ""), phase=PHASE[word2 >> 16 & 255].label,
     )  # fmt: skip
 
 
-def call_histories(state: RankState, group_name: str) -> list[CallHistory]:
+def group_call_histories(state: RankState, group_name: str) -> list[CallHistory]:
     """The last calls of a rank in the group *group_name*, by the numbers of the hooks; [] for none."""
     return [
         CallHistory(
             rank=state.rank,
-            calls=tuple(_call_of(state, record) for record in of_group.recent),
+            calls=tuple(_member_call(state, record) for record in of_group.recent),
             in_cpp=issued_in_cpp(state, group),
         )
         for group, of_group in state.group_calls.items()
@@ -82,9 +82,9 @@ def call_histories(state: RankState, group_name: str) -> list[CallHistory]:
 def in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
     """The oldest collectives in flight; of a rank that an exception ended, also the one that raised."""
     # where training stands still, it may wait for a thread that waits for other ranks
-    entries = in_flight(state, background=bool(state.meta.get("stack")))
+    entries = in_flight_calls(state, background=bool(state.meta.get("stack")))
     if state.exit is not None and state.exit.how == ExitKind.EXCEPTION:
-        entries += _raised(state)
+        entries += _raised_calls(state)
     rows = [
         InFlight(
             op=e.op.label, group=group_label(state, e.group), sequence=number,
@@ -92,22 +92,22 @@ def in_flight_rows(state: RankState) -> tuple[InFlight, ...]:
             group_id=group_id(state, e.group),
         )
         for group in {e.group for e in entries}
-        for number, e in _numbered(state, [e for e in entries if e.group == group]).items()
+        for number, e in _number_entries(state, [e for e in entries if e.group == group]).items()
     ]  # fmt: skip
     return tuple(sorted(rows, key=lambda row: row.issued_ns)[:_MAX_IN_FLIGHT])
 
 
-def _raised(state: RankState) -> list[Issued]:
+def _raised_calls(state: RankState) -> list[Issued]:
     """The calls that raised and were the newest of their group."""
     records = (
         of_group.failed
         for of_group in state.group_calls.values()
         if of_group.failed[4] > 0 and of_group.failed[4] == of_group.last[4]
     )
-    return [event for record in records if isinstance(event := decode(record), Issued)]
+    return [event for record in records if isinstance(event := decode_record(record), Issued)]
 
 
-def _numbered(state: RankState, entries: list[Issued]) -> dict[int, Issued]:
+def _number_entries(state: RankState, entries: list[Issued]) -> dict[int, Issued]:
     """Number of the group -> what is in flight, of one group.
 
     The Flight Recorder has the numbers of all, and names what a backend runs inside; a hook has the
@@ -119,7 +119,9 @@ def _numbered(state: RankState, entries: list[Issued]) -> dict[int, Issued]:
     numbered = dict(listed)
     for entry in entries:
         if not entry.flags & _INFERRED:
-            number = _listed_as(entry, listed) if listed and in_cpp else entry.sequence + in_cpp
+            number = (
+                _listed_call_number(entry, listed) if listed and in_cpp else entry.sequence + in_cpp
+            )
             if number is not None:
                 numbered[number] = entry
         elif not entry.sequence and not listed:  # the newest call of a control step
@@ -127,8 +129,8 @@ def _numbered(state: RankState, entries: list[Issued]) -> dict[int, Issued]:
     return numbered
 
 
-def _listed_as(hooked: Issued, listed: dict[int, Issued]) -> int | None:
+def _listed_call_number(hooked: Issued, listed: dict[int, Issued]) -> int | None:
     """The number under which the Flight Recorder lists a call; None where it has ended."""
-    after = {n: e.t_ns - hooked.t_ns for n, e in listed.items()}
-    near = {n: gap for n, gap in after.items() if -_CLOCK_SLACK_NS <= gap < _CALL_NS}
-    return min(near, key=lambda number: abs(near[number]), default=None)
+    gaps = {n: e.t_ns - hooked.t_ns for n, e in listed.items()}
+    near_gaps = {n: gap for n, gap in gaps.items() if -_CLOCK_SLACK_NS <= gap < _CALL_NS}
+    return min(near_gaps, key=lambda number: abs(near_gaps[number]), default=None)

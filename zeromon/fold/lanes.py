@@ -27,15 +27,15 @@ from zeromon.ring.model_metadata import BACKGROUND
 from zeromon.ring.slices import RingEvents
 from zeromon.snapshot.lanes import Lanes, LaneSpan, LaneStep, LateArrival, Stream
 
-MOST_STEPS, MOST_RANKS, MOST_SPANS = 20, 64, 4_000
+MAX_STEPS, MAX_RANKS, MAX_SPANS = 20, 64, 4_000
 LAG_STEPS = 10
-"""By how many steps one rank may be ahead of another in :func:`lanes_of`."""
+"""By how many steps one rank may be ahead of another in :func:`lanes_of_rings`."""
 _SAME_CLOCK_NS = 1_000_000_000
 SPENT, WAITS, COMMUNICATION = range(3)
-"""The kinds of :func:`spans`."""
+"""The kinds of :func:`event_spans`."""
 
 
-def spans(ring: RingEvents, e: Event) -> Iterator[tuple[int, int, int, str, dict[str, Any]]]:
+def event_spans(ring: RingEvents, e: Event) -> Iterator[tuple[int, int, int, str, dict[str, Any]]]:
     """(kind, start and end in nanoseconds, name, arguments) of what lasted."""
     if isinstance(e, PhaseSpan):
         inferred = {"inferred": True} if e.flags & Flag.INFERRED else {}
@@ -82,13 +82,13 @@ _Key = tuple[str, tuple[int, ...], int]
 """Name and ranks of a group, and the collective's sequence number in it."""
 
 
-def shifts_of(rings: Iterable[RingEvents]) -> dict[int, int]:
+def node_clock_shifts(rings: Iterable[RingEvents]) -> dict[int, int]:
     """Rank -> 0 for the ranks of one node, the one with most ranks: they share a monotonic clock.
 
     Rings are of one node where their clocks have been set off from the wall clock alike.
     """
     nodes: list[list[RingEvents]] = []
-    for ring in sorted(rings, key=lambda one: one.wall_minus_mono_ns):
+    for ring in sorted(rings, key=lambda r: r.wall_minus_mono_ns):
         is_same = (
             nodes and ring.wall_minus_mono_ns - nodes[-1][0].wall_minus_mono_ns < _SAME_CLOCK_NS
         )
@@ -99,25 +99,25 @@ def shifts_of(rings: Iterable[RingEvents]) -> dict[int, int]:
     return dict.fromkeys((ring.rank for ring in max(nodes, key=len, default=[])), 0)
 
 
-def _newest(rings: Iterable[RingEvents]) -> dict[int, RingEvents]:
+def _newest_rings(rings: Iterable[RingEvents]) -> dict[int, RingEvents]:
     """The ring of each rank that was written last; earlier attempts have rings, too."""
-    found: dict[int, RingEvents] = {}
-    for ring in sorted(rings, key=lambda one: one.wall_ns):
-        found[ring.rank] = ring
-    return dict(sorted(found.items()))
+    by_rank: dict[int, RingEvents] = {}
+    for ring in sorted(rings, key=lambda r: r.wall_ns):
+        by_rank[ring.rank] = ring
+    return dict(sorted(by_rank.items()))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _count_text(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def lanes_of(
+def lanes_of_rings(
     rings: Iterable[RingEvents],
     shifts: Mapping[int, int],
     *,
     steps: int = 1,
     ranks: Iterable[int] = (),
-    most_spans: int = MOST_SPANS,
+    max_spans: int = MAX_SPANS,
 ) -> Lanes:
     """Returns the last *steps* steps that all shown ranks have ended.
 
@@ -125,97 +125,99 @@ def lanes_of(
     rank that is not in it has no known clock and is left out. *ranks*: whom to show; () is all.
     """
     left_out: list[str] = []
-    wanted = set(ranks)
-    chosen = _newest(ring for ring in rings if not wanted or ring.rank in wanted).values()
-    known = [ring for ring in chosen if ring.rank in shifts]
-    if len(known) < len(chosen):
+    picked = set(ranks)
+    picks = _newest_rings(ring for ring in rings if not picked or ring.rank in picked).values()
+    synced = [ring for ring in picks if ring.rank in shifts]
+    if len(synced) < len(picks):
         left_out.append(
-            f"{_count(len(chosen) - len(known), 'rank')} of other nodes: the clocks are not aligned"
+            f"{_count_text(len(picks) - len(synced), 'rank')} of other nodes: the clocks are not aligned"
         )
-    if len(known) > MOST_RANKS:
+    if len(synced) > MAX_RANKS:
         left_out.append(
-            f"{_count(len(known) - MOST_RANKS, 'rank')}: at most {MOST_RANKS} are shown"
+            f"{_count_text(len(synced) - MAX_RANKS, 'rank')}: at most {MAX_RANKS} are shown"
         )
-    if steps > MOST_STEPS:
-        left_out.append(f"{_count(steps - MOST_STEPS, 'step')}: at most {MOST_STEPS} are shown")
-    found = {ring.rank: _steps(ring, shifts[ring.rank]) for ring in known[:MOST_RANKS]}
-    silent = [rank for rank, own in found.items() if not own]
+    if steps > MAX_STEPS:
+        left_out.append(f"{_count_text(steps - MAX_STEPS, 'step')}: at most {MAX_STEPS} are shown")
+    by_rank = {ring.rank: _whole_steps(ring, shifts[ring.rank]) for ring in synced[:MAX_RANKS]}
+    silent = [rank for rank, by_step in by_rank.items() if not by_step]
     if silent:
-        left_out.append(f"{_count(len(silent), 'rank')}: no whole step in the ring")
-    found = {rank: own for rank, own in found.items() if own}
-    common = set.intersection(*(set(own) for own in found.values())) if found else set()
-    if found and not common:
+        left_out.append(f"{_count_text(len(silent), 'rank')}: no whole step in the ring")
+    by_rank = {rank: by_step for rank, by_step in by_rank.items() if by_step}
+    common = set.intersection(*(set(by_step) for by_step in by_rank.values())) if by_rank else set()
+    if by_rank and not common:
         left_out.append("all steps: the rings have no step in common")
-    last = sorted(common)[-min(max(1, steps), MOST_STEPS) :]
-    return _timeline([own[n] for own in found.values() for n in last], most_spans, left_out)
+    window = sorted(common)[-min(max(1, steps), MAX_STEPS) :]
+    return _draw_lanes(
+        [by_step[n] for by_step in by_rank.values() for n in window], max_spans, left_out
+    )
 
 
-def _timeline(kept: list[_Step], most_spans: int, left_out: list[str]) -> Lanes:
-    zero = min((step.begin_ns for step in kept), default=0)
-    keyed = [pair for step in kept for pair in step.spans]
-    shown = sorted((span for span, _ in keyed), key=lambda s: s.begin_ns - s.end_ns)[:most_spans]
-    if len(shown) < len(keyed):
+def _draw_lanes(lane_steps: list[_Step], max_spans: int, left_out: list[str]) -> Lanes:
+    zero = min((step.begin_ns for step in lane_steps), default=0)
+    keyed = [pair for step in lane_steps for pair in step.spans]
+    longest = sorted((span for span, _ in keyed), key=lambda s: s.begin_ns - s.end_ns)[:max_spans]
+    if len(longest) < len(keyed):
         left_out.append(
-            f"{_count(len(keyed) - len(shown), 'span')}: the {most_spans} longest are shown"
+            f"{_count_text(len(keyed) - len(longest), 'span')}: the {max_spans} longest are shown"
         )
     return Lanes(
         zero_ns=zero,
-        steps=tuple(step.mark() for step in kept),
-        spans=tuple(sorted(shown, key=lambda s: (s.rank, s.begin_ns, -s.end_ns))),
-        arrivals=_late(keyed),
+        steps=tuple(step.mark() for step in lane_steps),
+        spans=tuple(sorted(longest, key=lambda s: (s.rank, s.begin_ns, -s.end_ns))),
+        arrivals=_late_arrivals(keyed),
         left_out=tuple(left_out),
     )
 
 
-def _late(keyed: Iterable[tuple[LaneSpan, _Key | None]]) -> tuple[LateArrival, ...]:
+def _late_arrivals(keyed: Iterable[tuple[LaneSpan, _Key | None]]) -> tuple[LateArrival, ...]:
     """The last rank of each collective that all ranks of its group are shown in."""
     inside: defaultdict[_Key, list[LaneSpan]] = defaultdict(list)
     for span, key in keyed:
         if key is not None:
             inside[key].append(span)
-    found = []
+    arrivals = []
     for (_, ranks, _), members in inside.items():
-        if len(members) < 2 or {one.rank for one in members} != set(ranks):
+        if len(members) < 2 or {span.rank for span in members} != set(ranks):
             continue
-        first, last = (choose(members, key=lambda s: s.begin_ns) for choose in (min, max))
-        found.append(
+        earliest, final = (choose(members, key=lambda s: s.begin_ns) for choose in (min, max))
+        arrivals.append(
             LateArrival(
-                name=last.name, unit=last.unit, group=last.group, step=last.step,
-                rank=last.rank, first_rank=first.rank,
-                at_ns=last.begin_ns, first_ns=first.begin_ns,
+                name=final.name, unit=final.unit, group=final.group, step=final.step,
+                rank=final.rank, first_rank=earliest.rank,
+                at_ns=final.begin_ns, first_ns=earliest.begin_ns,
             )
         )  # fmt: skip
-    return tuple(sorted(found, key=lambda one: one.at_ns))
+    return tuple(sorted(arrivals, key=lambda arrival: arrival.at_ns))
 
 
 # ---- one rank ---------------------------------------------------------------------------------------
 
 
-def _steps(ring: RingEvents, shift: int) -> dict[int, _Step]:
+def _whole_steps(ring: RingEvents, shift: int) -> dict[int, _Step]:
     """The whole steps of a ring by number, without the first: the ring may not hold its beginning."""
-    found: dict[int, _Step] = {}
+    by_number: dict[int, _Step] = {}
     pending: list[Event] | None = None
     for event in ring.events:
-        previous = next(reversed(found.values()), None)
+        previous = next(reversed(by_number.values()), None)
         if isinstance(event, StepMark):
             continued = bool(event.flags & Flag.CONTINUED)
-            if pending is not None and (event.step in found or not continued):
-                step = found.setdefault(event.step, _Step(ring.rank, event.step))
+            if pending is not None and (event.step in by_number or not continued):
+                step = by_number.setdefault(event.step, _Step(ring.rank, event.step))
                 step.begin_ns = step.begin_ns or event.start_ns + shift
                 step.end_ns = event.t_ns + shift
-                for one in pending:
-                    _add(ring, step, one, shift)
+                for pending_event in pending:
+                    _add_event(ring, step, pending_event, shift)
             pending = []
         elif previous and type(event) is BackwardComm and event.start_ns + shift < previous.end_ns:
-            _add(ring, previous, event, shift)
+            _add_event(ring, previous, event, shift)
         elif pending is not None:
             pending.append(event)
-    return found
+    return by_number
 
 
-def _add(ring: RingEvents, step: _Step, event: Event, shift: int) -> None:
+def _add_event(ring: RingEvents, step: _Step, event: Event, shift: int) -> None:
     """Adds an event to its step, and counts it as the fold does."""
-    drawn = _drawn(ring, event, step.step, shift)
+    drawn = _lane_spans(ring, event, step.step, shift)
     step.spans += drawn
     if isinstance(event, Counted):
         step.collectives += event.calls
@@ -229,37 +231,37 @@ def _add(ring: RingEvents, step: _Step, event: Event, shift: int) -> None:
         step.timed += any(span.stream is Stream.COMMUNICATION for span, _ in drawn)
 
 
-def _drawn(
+def _lane_spans(
     ring: RingEvents, event: Event, step: int, shift: int
 ) -> list[tuple[LaneSpan, _Key | None]]:
     """The spans of an event; a wait is the exposed part of its collective."""
-    parts = {kind: (begin, end, name, args) for kind, begin, end, name, args in spans(ring, event)}
-    waited = parts.pop(WAITS, None)
-    found: list[tuple[LaneSpan, _Key | None]] = []
+    by_kind = {kind: (t0, t1, name, args) for kind, t0, t1, name, args in event_spans(ring, event)}
+    waited = by_kind.pop(WAITS, None)
+    lane_spans: list[tuple[LaneSpan, _Key | None]] = []
     for kind in (SPENT, COMMUNICATION):
-        if kind not in parts:
+        if kind not in by_kind:
             continue
-        begin, end, name, args = parts[kind]
+        begin_ns, end_ns, name, args = by_kind[kind]
         unit = str(args.get("unit", ""))
         span = LaneSpan(
             rank=ring.rank, step=step, name=name, unit=unit, group=str(args.get("group", "")),
-            stream=_stream(event, kind, unit),
-            begin_ns=begin + shift, end_ns=max(begin, end) + shift,
+            stream=_lane_stream(event, kind, unit),
+            begin_ns=begin_ns + shift, end_ns=max(begin_ns, end_ns) + shift,
             exposed_ns=max(0, waited[1] - waited[0]) if waited else 0,
             nbytes=int(args.get("bytes", 0)),
             on_device=isinstance(event, Done) and bool(event.flags & Flag.DEVICE),
         )  # fmt: skip
-        found.append((span, _key(ring, event)))
-    return found
+        lane_spans.append((span, _collective_key(ring, event)))
+    return lane_spans
 
 
-def _stream(event: Event, kind: int, unit: str) -> Stream:
+def _lane_stream(event: Event, kind: int, unit: str) -> Stream:
     if unit == BACKGROUND or (getattr(event, "flags", 0) & Flag.ASYNC and kind == SPENT):
         return Stream.BACKGROUND
     return Stream.COMPUTE if kind == SPENT else Stream.COMMUNICATION
 
 
-def _key(ring: RingEvents, event: Event) -> _Key | None:
+def _collective_key(ring: RingEvents, event: Event) -> _Key | None:
     """Returns the key of a collective at all its ranks; groups do not number sends and receives."""
     if not isinstance(event, Done) or event.sequence <= 0:
         return None

@@ -21,21 +21,21 @@ _EXPECTED = (
 _LOADER = ("/torch/utils/data/dataloader.py:",)
 
 
-def expected_pause(stack: tuple[str, ...], *, evaluating: bool) -> str:
+def expected_pause_reason(stack: tuple[str, ...], *, evaluating: bool) -> str:
     """Returns what a rank with *stack* is expected to take long for; "" where the stack shows nothing.
 
     *evaluating*: whether a model was in evaluation mode when the stack was taken.
     """
-    for text, marks in _EXPECTED:
-        if _shows(stack, marks):
-            return text
+    for reason, marks in _EXPECTED:
+        if _shows_mark(stack, marks):
+            return reason
     return _EVALUATES if evaluating and not waits_for_batch(stack) else ""
 
 
 def waits_for_batch(stack: tuple[str, ...]) -> bool:
     """Returns True if *stack* shows that the rank waits for a batch of its DataLoader."""
-    return _shows(stack, _LOADER)
+    return _shows_mark(stack, _LOADER)
 
 
-def _shows(stack: tuple[str, ...], marks: tuple[str, ...]) -> bool:
+def _shows_mark(stack: tuple[str, ...], marks: tuple[str, ...]) -> bool:
     return any(mark in frame for frame in stack for mark in marks)

@@ -39,27 +39,27 @@ from zeromon.ring.events import (
     StepMark,
     TraceMark,
     TrialMark,
-    head,
+    pack_head,
 )
 from zeromon.ring.strategy import (
     MODEL_PARALLEL,
     DimensionMetadata,
     Strategy,
-    dim_of,
-    dimension_metadata,
-    name_of,
+    dim_by_name,
+    dim_name_of,
+    parse_dimension_metadata,
 )
 from zeromon.snapshot import RECENT_STEPS, Dimension, StepSummary
 from zeromon.snapshot.ledger import Cause
 from zeromon.stats.bandwidth import busbw
-from zeromon.stats.intervals import intersection, length, union
+from zeromon.stats.intervals import common_set, set_length, union_set
 from zeromon.stats.pipeline import Act
 
-_ON_DEVICE: Final = head(0, flags=Flag.DEVICE)
-_END: Final = _ON_DEVICE | head(0, flags=Flag.END_KNOWN)
+_ON_DEVICE: Final = pack_head(0, flags=Flag.DEVICE)
+_END: Final = _ON_DEVICE | pack_head(0, flags=Flag.END_KNOWN)
 
 
-def by_phase() -> list[int]:
+def zeros_by_phase() -> list[int]:
     """Returns a zero for each phase."""
     return [0] * len(Phase)
 
@@ -90,8 +90,8 @@ class Window:
         """The records of the collectives that have ended; of DDP, one that says what its reducer did."""
         self.blocked: list[Raw] = []
         """Those of them for which a caller was blocked."""
-        self.phase_ns = by_phase()
-        self.phase_exposed_ns = by_phase()
+        self.phase_ns = zeros_by_phase()
+        self.phase_exposed_ns = zeros_by_phase()
         self.collectives = self.timed = self.nbytes = 0
         self.waited_only = 0
         """Those of :attr:`timed` of which only the time that was waited for them is known."""
@@ -107,15 +107,15 @@ class Window:
         self.began_before = False
         """True if a wait began before its own collective; else :attr:`blocked` is communication."""
 
-    def follow(self, first: Window) -> None:
-        """Adds the communication of *first*, the part of the same step before this one."""
-        self.ended[:0], self.blocked[:0] = first.ended, first.blocked
-        self.collectives += first.collectives
-        self.timed += first.timed
-        self.waited_only += first.waited_only
-        self.stall_ns += first.stall_ns
-        self.began_before |= first.began_before
-        for phase, exposed in enumerate(first.phase_exposed_ns):
+    def follow(self, first_part: Window) -> None:
+        """Adds the communication of *first_part*, the part of the same step before this one."""
+        self.ended[:0], self.blocked[:0] = first_part.ended, first_part.blocked
+        self.collectives += first_part.collectives
+        self.timed += first_part.timed
+        self.waited_only += first_part.waited_only
+        self.stall_ns += first_part.stall_ns
+        self.began_before |= first_part.began_before
+        for phase, exposed in enumerate(first_part.phase_exposed_ns):
             self.phase_exposed_ns[phase] += exposed
 
     def communicated_ns(self) -> tuple[int, int]:
@@ -124,8 +124,8 @@ class Window:
         The first is -1 where it is not known: many collectives of a device ended before a stream waited.
         """
         if self.began_before:
-            waits = union((record[1] - record[5], record[1]) for record in self.blocked)
-            exposed = length(intersection(waits, union((r[4], r[1]) for r in self.ended)))
+            waits = union_set((record[1] - record[5], record[1]) for record in self.blocked)
+            exposed = set_length(common_set(waits, union_set((r[4], r[1]) for r in self.ended)))
         else:
             exposed = _covered_ns(self.blocked, of_waits=True)
         under_way = _covered_ns(self.ended, of_waits=False)
@@ -136,21 +136,21 @@ class Window:
 
 def _covered_ns(records: list[Raw], *, of_waits: bool) -> int:
     """The length of the union of what *records* of collectives last, or of their callers' waits."""
-    ordered, until = records, -(1 << 63)
+    ordered, until_ns = records, -(1 << 63)
     for record in records:
-        if record[1] < until:  # seldom: they are written as they end
+        if record[1] < until_ns:  # seldom: they are written as they end
             ordered = sorted(records, key=itemgetter(1))
             break
-        until = record[1]
-    total, begin = 0, ordered[-1][1] if ordered else 0
+        until_ns = record[1]
+    total, begin_ns = 0, ordered[-1][1] if ordered else 0
     for record in reversed(ordered):
-        end = record[1]
-        start = end - record[5] if of_waits else record[4]
-        if end < begin:
-            begin = end
-        if start < begin:
-            total += begin - start
-            begin = start
+        end_ns = record[1]
+        start = end_ns - record[5] if of_waits else record[4]
+        if end_ns < begin_ns:
+            begin_ns = end_ns
+        if start < begin_ns:
+            total += begin_ns - start
+            begin_ns = start
     return total
 
 
@@ -196,12 +196,12 @@ STEP_BUCKETS = (
 """Upper bounds of the step-time histogram, seconds. From 0.2 to 35 s each is at most 30 % above the one
 before: so far a quantile may be off."""
 
-MOST_IN_FLIGHT: Final = 4096
+MAX_IN_FLIGHT: Final = 4096
 """In one group."""
-MOST_ARRIVALS: Final = 8192
+MAX_ARRIVALS: Final = 8192
 LAST_WINDOWS: Final = 4
 """Optimizers that take turns have a model each, and DDP's times come with its next forward."""
-_MOST_ID = 200
+_MAX_ID_CHARS = 200
 _PAIRS = 128
 _BEATS = 61
 """Heartbeats, one a second: the accounted overhead covers the last minute."""
@@ -360,12 +360,12 @@ class ScalarTotals:
 class LedgerSums:
     """Nanoseconds of all steps, by phase; see :mod:`zeromon.fold.ledger`."""
 
-    spent_ns: list[int] = field(default_factory=by_phase)
-    exposed_ns: list[int] = field(default_factory=by_phase)
+    spent_ns: list[int] = field(default_factory=zeros_by_phase)
+    exposed_ns: list[int] = field(default_factory=zeros_by_phase)
     """The exposed part of it; of a step that was not timed, by the share of those before it."""
-    timed_ns: list[int] = field(default_factory=by_phase)
+    timed_ns: list[int] = field(default_factory=zeros_by_phase)
     """The part in steps whose communication was timed."""
-    timed_exposed_ns: list[int] = field(default_factory=by_phase)
+    timed_exposed_ns: list[int] = field(default_factory=zeros_by_phase)
     offload_ns: int = 0
     stall_ns: int = 0
     """Nanoseconds of stalls that are over."""
@@ -395,7 +395,7 @@ class Silence:
 
 @dataclass(slots=True)
 class RankState:
-    """The state of one rank. :func:`~zeromon.fold.fold.fold` and the rank's follower change it."""
+    """The state of one rank. :func:`~zeromon.fold.fold.fold_event` and the rank's follower change it."""
 
     rank: int = 0
     pid: int = 0
@@ -423,7 +423,7 @@ class RankState:
     history: deque[StepSummary] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     step_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
     step_ns: int = 0
-    phase_ns: list[int] = field(default_factory=by_phase)
+    phase_ns: list[int] = field(default_factory=zeros_by_phase)
     ops: defaultdict[tuple[Op, int], OpTotals] = field(
         default_factory=lambda: defaultdict(OpTotals)
     )
@@ -442,7 +442,7 @@ class RankState:
     background_unit: int = 0
     """The id of :data:`~zeromon.ring.model_metadata.BACKGROUND`; 0 until a collective has it."""
     arrivals: list[Arrival] = field(default_factory=list)
-    """Those that have ended since the collector last took them, the newest :data:`MOST_ARRIVALS`."""
+    """Those that have ended since the collector last took them, the newest :data:`MAX_ARRIVALS`."""
     traffic: dict[Key, CollectiveStats] = field(default_factory=dict)
     sizes: dict[Op, list[int]] = field(default_factory=dict)
     """Operation -> calls by size, then bytes, of the calls that were counted but not timed."""
@@ -471,7 +471,7 @@ class RankState:
     """True if its DataLoader had no more when a batch was last asked for."""
     loading: Loading | None = None
     loading_read: LoadingRead | None = None
-    setup_ns: list[int] = field(default_factory=by_phase)
+    setup_ns: list[int] = field(default_factory=zeros_by_phase)
     """Nanoseconds of :attr:`startup_ns`, by phase."""
     pipeline: PipelineCalls = field(default_factory=PipelineCalls)
     engines: defaultdict[int, EngineTotals] = field(
@@ -538,36 +538,36 @@ def group_size(state: RankState, group: int) -> int:
     return int(state.groups.get(group, {}).get("size", 1))
 
 
-def know_group(state: RankState, group: int, facts: dict[str, Any]) -> None:
+def note_group_facts(state: RankState, group: int, facts: dict[str, Any]) -> None:
     """Notes the *facts* of a group; rows that its first calls have made before get its size.
 
     A fact of another type than the agents write, from a damaged or hostile ring, is unknown.
     """
-    known = {"size": _is_count, "nodes": _is_count, "ranks": _are_ranks}
+    checks = {"size": _is_valid_count, "nodes": _is_valid_count, "ranks": _are_valid_ranks}
     state.groups[group] = {
-        name: fact for name, fact in facts.items() if name not in known or known[name](fact)
+        name: fact for name, fact in facts.items() if name not in checks or checks[name](fact)
     }
     for (op, of, _, _), row in state.traffic.items():
         if of == group:
-            row.sized(op, group_size(state, group))
+            row.set_group_size(op, group_size(state, group))
 
 
-def _is_count(fact: object) -> bool:
+def _is_valid_count(fact: object) -> bool:
     return type(fact) is int and 0 <= fact < 1 << 32
 
 
-def _are_ranks(fact: object) -> bool:
-    return isinstance(fact, list) and all(map(_is_count, fact))
+def _are_valid_ranks(fact: object) -> bool:
+    return isinstance(fact, list) and all(map(_is_valid_count, fact))
 
 
 def group_id(state: RankState, group: int) -> str:
     """A name of a group that is the same on all members: its label, its own name, and its ranks."""
     facts = state.groups.get(group, {})
-    ranks = ",".join(str(r) for r in facts.get("ranks", ())[:_MOST_ID])  # more have no room
-    return f"{facts.get('label', '?')}/{facts.get('name', '')}/{ranks}"[:_MOST_ID]
+    ranks = ",".join(str(r) for r in facts.get("ranks", ())[:_MAX_ID_CHARS])  # more have no room
+    return f"{facts.get('label', '?')}/{facts.get('name', '')}/{ranks}"[:_MAX_ID_CHARS]
 
 
-def recent_busbw(op: Op, totals: OpTotals, size: int) -> float | None:
+def recent_bus_bandwidth(op: Op, totals: OpTotals, size: int) -> float | None:
     """Bus bandwidth over the last steps, bytes/s; None where none is known any more.
 
     That is long after the last call, and for the totals of a damaged record.
@@ -596,57 +596,59 @@ HANDLERS: dict[type, Callable[[RankState, Any], None]] = {}
 """Type of an event -> the function that changes a state by it."""
 
 
-def folds(event: type[_E]) -> Callable[[_Handler[_E]], _Handler[_E]]:
+def folds_event(event: type[_E]) -> Callable[[_Handler[_E]], _Handler[_E]]:
     """Registers the function below as the one that folds every *event*."""
 
-    def register(handler: _Handler[_E]) -> _Handler[_E]:
+    def register_handler(handler: _Handler[_E]) -> _Handler[_E]:
         HANDLERS[event] = handler
         return handler
 
-    return register
+    return register_handler
 
 
 # ---- the dimensions of a rank's process groups, and its strategy with the model parallelism -----
 
 
-def _sent(state: RankState) -> list[DimensionMetadata]:
-    return dimension_metadata(state.meta.get("dimensions"))
+def _sent_dimensions(state: RankState) -> list[DimensionMetadata]:
+    return parse_dimension_metadata(state.meta.get("dimensions"))
 
 
-def names(state: RankState) -> dict[int, str]:
+def dimension_names(state: RankState) -> dict[int, str]:
     """Group -> the name of its dimension: as the agent found it, else by the label of the group."""
-    named = {number: name_of(group_label(state, number)) for number in state.groups}
-    for one in _sent(state):
-        named |= dict.fromkeys(one["groups"], one["name"])
+    named = {number: dim_name_of(group_label(state, number)) for number in state.groups}
+    for sent in _sent_dimensions(state):
+        named |= dict.fromkeys(sent["groups"], sent["name"])
     return named
 
 
-def dimensions(state: RankState) -> tuple[Dimension, ...]:
+def rank_dimensions(state: RankState) -> tuple[Dimension, ...]:
     """Returns the dimensions of the rank, each with the largest of its groups."""
-    found = {
-        one["name"]: Dimension(
-            name=one["name"], size=one["size"], nodes=one["nodes"], used=one["used"]
+    by_name = {
+        sent["name"]: Dimension(
+            name=sent["name"], size=sent["size"], nodes=sent["nodes"], used=sent["used"]
         )
-        for one in _sent(state)
+        for sent in _sent_dimensions(state)
     }
-    for number, name in names(state).items():
-        known = found.get(name) or Dimension(name=name)
-        found[name] = replace(
-            known,
-            size=max(known.size, group_size(state, number)),
-            nodes=max(known.nodes, int(state.groups.get(number, {}).get("nodes", 0))),
+    for number, name in dimension_names(state).items():
+        dimension = by_name.get(name) or Dimension(name=name)
+        by_name[name] = replace(
+            dimension,
+            size=max(dimension.size, group_size(state, number)),
+            nodes=max(dimension.nodes, int(state.groups.get(number, {}).get("nodes", 0))),
             used=True,
         )
-    return tuple(found.values())
+    return tuple(by_name.values())
 
 
-def label_of(state: RankState, found: Strategy) -> str:
-    """Returns the label of its strategy *found*; the agent's own where this version does not know it."""
-    return found.label if found != Strategy() else str(state.meta.get("strategy", found.label))
+def strategy_label(state: RankState, fields: Strategy) -> str:
+    """Returns the label of strategy *fields*; the agent's own where this version does not know it."""
+    return fields.label if fields != Strategy() else str(state.meta.get("strategy", fields.label))
 
 
-def strategy(state: RankState, dims: Iterable[Dimension]) -> Strategy:
+def rank_strategy(state: RankState, dims: Iterable[Dimension]) -> Strategy:
     """Returns the strategy that the agent sent, with those of the rank's *dims* that split the model."""
-    used = {dim_of(one.name) for one in dims if one.used and one.size > 1}
-    parts = tuple(dim for dim in MODEL_PARALLEL if dim in used)
-    return replace(Strategy.read(state.meta), parts=parts)
+    used = {
+        dim_by_name(dimension.name) for dimension in dims if dimension.used and dimension.size > 1
+    }
+    split_dims = tuple(dim for dim in MODEL_PARALLEL if dim in used)
+    return replace(Strategy.read(state.meta), parts=split_dims)

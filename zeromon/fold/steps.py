@@ -7,17 +7,17 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any, Final
 
-from zeromon.fold.collectives import forget_ended
-from zeromon.fold.ledger import add_step
+from zeromon.fold.collectives import forget_ended_calls
+from zeromon.fold.ledger import add_ledger_step
 from zeromon.fold.state import (
     STEP_BUCKETS,
     EndedPhase,
     PipelineCall,
     RankState,
     Window,
-    folds,
+    folds_event,
     group_size,
-    recent_busbw,
+    recent_bus_bandwidth,
 )
 from zeromon.ring.codes import ENQUEUED
 from zeromon.ring.events import (
@@ -36,7 +36,7 @@ from zeromon.ring.events import (
     UnitMark,
 )
 from zeromon.snapshot import PipelineRow, StageRow, StepSummary, UnitRow
-from zeromon.stats.pipeline import Act, text_of
+from zeromon.stats.pipeline import Act, schedule_notation
 
 _CONTINUED: Final = int(Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
 _ASYNC: Final = int(Flag.ASYNC)
@@ -54,37 +54,37 @@ _TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.DATA_WAIT)
 _NO_LAG_NS, _NO_LAG = 100_000, 0.05
 """A device that is no further behind the host at both ends of a phase, beside its length, waits for the
 host: it runs the last kernels that were enqueued."""
-_OWNS = (Phase.EVALUATION, Phase.GENERATION)
+_TAKES_INNER = (Phase.EVALUATION, Phase.GENERATION)
 
 
-@folds(PhaseSpan)
-def _fold_phase(state: RankState, e: PhaseSpan) -> None:
+@folds_event(PhaseSpan)
+def _fold_phase_span(state: RankState, e: PhaseSpan) -> None:
     if e.flags & _DEVICE:
         _fold_device_phase(state, e)
         return
     if e.activity or e.phase > _CPU_OPTIMIZER:
-        _count_activity(state, e)
+        _count_phase_activity(state, e)
     if e.flags & _ASYNC:
         return
     window = state.window
-    spent = own = max(0, e.t_ns - e.start_ns)
+    spent_ns = own_ns = max(0, e.t_ns - e.start_ns)
     while window.spans and window.spans[-1].start_ns >= e.start_ns:
         inner = window.spans.pop()
-        own -= inner.end_ns - inner.start_ns
-        if e.phase in _OWNS and inner.phase in _TRAINING:
-            own += inner.own_ns
+        own_ns -= inner.end_ns - inner.start_ns
+        if e.phase in _TAKES_INNER and inner.phase in _TRAINING:
+            own_ns += inner.own_ns
             window.phase_ns[inner.phase] -= inner.own_ns
-    window.spans.append(EndedPhase(e.start_ns, e.start_ns + spent, e.phase, max(0, own)))
-    window.phase_ns[e.phase] += max(0, own)
+    window.spans.append(EndedPhase(e.start_ns, e.start_ns + spent_ns, e.phase, max(0, own_ns)))
+    window.phase_ns[e.phase] += max(0, own_ns)
     if e.activity is Activity.WRAP:  # what has a cause of its own is no part of the set-up
-        state.activities[e.phase, e.activity, False].ns -= spent - max(0, own)
+        state.activities[e.phase, e.activity, False].ns -= spent_ns - max(0, own_ns)
     if e.phase is _DATA_WAIT:
         state.out_of_batches = bool(e.flags & _FAILED)
     if e.phase is _BACKWARD:
         counts = not e.flags & _CONTINUED
         state.micro_steps += counts
         window.micro_steps += counts
-        reshard_all(state)
+        reshard_all_units(state)
     if e.phase <= _CPU_OPTIMIZER:
         state.phase = _OTHER
 
@@ -92,17 +92,17 @@ def _fold_phase(state: RankState, e: PhaseSpan) -> None:
 def _fold_device_phase(state: RankState, e: PhaseSpan) -> None:
     """Adds a phase of the compute stream, work or wait, between two borders of the host's phases."""
     state.on_device = True
-    window, spent = state.device_window, max(0, e.t_ns - max(e.start_ns, state.loop_ns))
-    window.phase_ns[e.phase] += spent
+    window, spent_ns = state.device_window, max(0, e.t_ns - max(e.start_ns, state.loop_ns))
+    window.phase_ns[e.phase] += spent_ns
     # what its waits since the last border took; the host issued it in an earlier phase, maybe
     window.phase_exposed_ns[e.phase] += window.stall_ns - sum(window.phase_exposed_ns)
     # a host that waits for the device within a phase comes to its end together with it, too
     lag = max(e.lag_ns - state.reducer_wait_ns, state.device_lag_ns)
     state.device_lag_ns, state.reducer_wait_ns = e.lag_ns, 0
-    window.starved_ns += spent * (e.phase in ENQUEUED and lag <= _NO_LAG_NS + _NO_LAG * spent)
+    window.starved_ns += spent_ns * (e.phase in ENQUEUED and lag <= _NO_LAG_NS + _NO_LAG * spent_ns)
 
 
-def _count_activity(state: RankState, e: PhaseSpan) -> None:
+def _count_phase_activity(state: RankState, e: PhaseSpan) -> None:
     totals = state.activities[e.phase, e.activity, bool(e.flags & _ASYNC)]
     totals.count += 1
     totals.ns += e.t_ns - e.start_ns
@@ -112,24 +112,24 @@ def _count_activity(state: RankState, e: PhaseSpan) -> None:
     if e.file and e.nbytes > totals.file_bytes:
         totals.file, totals.file_bytes = e.file, e.nbytes
     if e.activity is Activity.SAVE:
-        _count_save(state, e)
+        _count_checkpoint_save(state, e)
 
 
-def _count_save(state: RankState, e: PhaseSpan) -> None:
+def _count_checkpoint_save(state: RankState, e: PhaseSpan) -> None:
     """Steps that ended during a save in the background are in no checkpoint."""
     ledger = state.ledger
     if e.flags & _ASYNC:
         during = [step for step in state.history if step.end_ns > e.start_ns]
         ledger.unsaved_steps = min(ledger.unsaved_steps, len(during))
-        spent = sum(step.end_ns - step.start_ns for step in during)
-        ledger.since_save_ns = min(ledger.since_save_ns, spent)
+        spent_ns = sum(step.end_ns - step.start_ns for step in during)
+        ledger.since_save_ns = min(ledger.since_save_ns, spent_ns)
         return
     ledger.checkpoints += bool(ledger.unsaved_steps or not ledger.checkpoints)
     ledger.since_save_ns = ledger.unsaved_steps = 0
 
 
-@folds(Start)
-def _fold_start(state: RankState, e: Start) -> None:
+@folds_event(Start)
+def _fold_loop_start(state: RankState, e: Start) -> None:
     """Begins the training loop: what came before it is no part of the first step."""
     state.startup_ns = e.t_ns - e.process_start_ns
     state.loop_ns = e.t_ns
@@ -140,8 +140,8 @@ def _fold_start(state: RankState, e: Start) -> None:
         row.forget()
 
 
-@folds(BatchMark)
-def _fold_batch(state: RankState, e: BatchMark) -> None:
+@folds_event(BatchMark)
+def _fold_batch_mark(state: RankState, e: BatchMark) -> None:
     state.window.samples, state.window.tokens = e.samples, e.tokens
     totals = state.batches
     totals.steps += 1
@@ -152,21 +152,21 @@ def _fold_batch(state: RankState, e: BatchMark) -> None:
     totals.padding = max(totals.padding, e.padding)
 
 
-@folds(StepMark)
-def _fold_step(state: RankState, e: StepMark) -> None:
+@folds_event(StepMark)
+def _fold_step_mark(state: RankState, e: StepMark) -> None:
     if e.flags & _DEVICE:
         _fold_device_step(state, e)
         return
     window, state.window = state.window, Window()
-    _end_step(state, e)
+    _end_host_step(state, e)
     if state.on_device:
-        window.scalars.setdefault("learning_rate", _newest(state, Scalar.LEARNING_RATE))
+        window.scalars.setdefault("learning_rate", _newest_scalar(state, Scalar.LEARNING_RATE))
         state.enqueued.append((e, window))
     else:
-        record_step(state, e, window)
+        record_timed_step(state, e, window)
 
 
-def _end_step(state: RankState, e: StepMark) -> None:
+def _end_host_step(state: RankState, e: StepMark) -> None:
     """Counts a step that the host has ended."""
     skipped = e.outcome is Outcome.SKIPPED
     state.skipped += skipped
@@ -176,8 +176,10 @@ def _end_step(state: RankState, e: StepMark) -> None:
         engine.skipped += skipped
     if not e.flags & _CONTINUED or not state.steps:
         # a restarted collector may have missed the first steps
-        before = state.meta.get("steps_before", 0)  # steps that ended before the agent was attached
-        state.step, state.steps = e.step, max(state.steps + 1, e.step - int(before))
+        earlier = state.meta.get(
+            "steps_before", 0
+        )  # steps that ended before the agent was attached
+        state.step, state.steps = e.step, max(state.steps + 1, e.step - int(earlier))
         state.step_end_ns = e.t_ns
         for group, (sequence, _) in state.sequences.items():
             of_group = state.group_calls[group]
@@ -185,8 +187,8 @@ def _end_step(state: RankState, e: StepMark) -> None:
         state.timed_steps += not e.flags & _IDLE
     state.phase = _OTHER
     state.unit = 0
-    reshard_all(state)
-    forget_ended(state, e.start_ns)
+    reshard_all_units(state)
+    forget_ended_calls(state, e.start_ns)
     _decay_bandwidths(state)
 
 
@@ -201,17 +203,17 @@ def _fold_device_step(state: RankState, e: StepMark) -> None:
         record_by_host(state)
     if state.enqueued and state.enqueued[0][0].step == e.step:
         _, counted = state.enqueued.popleft()
-        record_step(state, e, _on_device(window, counted))
+        record_timed_step(state, e, _merge_device_window(window, counted))
 
 
 def record_by_host(state: RankState) -> None:
     """Records the oldest step whose end on the device is not known, at the time of the host."""
     mark, window = state.enqueued.popleft()
     start = max(mark.start_ns, state.recorded_ns)
-    record_step(state, mark._replace(start_ns=start, t_ns=max(mark.t_ns, start)), window)
+    record_timed_step(state, mark._replace(start_ns=start, t_ns=max(mark.t_ns, start)), window)
 
 
-def _on_device(window: Window, counted: Window) -> Window:
+def _merge_device_window(window: Window, counted: Window) -> Window:
     """The step that the host has *counted*, with what the device did in it."""
     counted.launch_ns, counted.phase_ns = counted.phase_ns, window.phase_ns
     counted.starved_ns = window.starved_ns
@@ -220,27 +222,27 @@ def _on_device(window: Window, counted: Window) -> Window:
     return counted
 
 
-def record_step(state: RankState, e: StepMark, window: Window) -> None:
+def record_timed_step(state: RankState, e: StepMark, window: Window) -> None:
     """Adds a step of which the times are known to the history and the sums."""
     previous = state.history[-1] if state.history else None
     continued = bool(e.flags & _CONTINUED) and previous is not None
     state.device_steps += not (continued or e.flags & _IDLE)
     start = previous.start_ns if continued and previous else e.start_ns
-    summary = _step_summary(state, e, start, window)
-    spent = e.t_ns - e.start_ns
+    summary = _make_step_summary(state, e, start, window)
+    spent_ns = e.t_ns - e.start_ns
     state.recorded_ns = e.t_ns
-    state.step_ns += spent
-    state.ledger.since_save_ns += spent - min(spent, window.silent_ns)
+    state.step_ns += spent_ns
+    state.ledger.since_save_ns += spent_ns - min(spent_ns, window.silent_ns)
     state.ledger.unsaved_steps += not continued
     state.phase_ns = [a + b for a, b in zip(state.phase_ns, window.phase_ns, strict=True)]
-    state.phase_ns[_OTHER] += max(0, spent - sum(window.phase_ns[1:]))
+    state.phase_ns[_OTHER] += max(0, spent_ns - sum(window.phase_ns[1:]))
     if continued and previous:
-        state.history[-1] = _merge(previous, summary)
+        state.history[-1] = _merge_summaries(previous, summary)
         if state.last_windows:
             window.follow(state.last_windows.pop())
     else:
         if previous is not None:
-            add_step(state.ledger, previous)  # DDP's times of a step come after it
+            add_ledger_step(state.ledger, previous)  # DDP's times of a step come after it
         state.history.append(summary)
         state.step_bucket_counts[bisect_left(STEP_BUCKETS, summary.seconds)] += 1
         _pair_control_step(state)
@@ -250,20 +252,27 @@ def record_step(state: RankState, e: StepMark, window: Window) -> None:
 def _decay_bandwidths(state: RankState) -> None:
     """Takes the bandwidths of the step that has ended, and lets their sums forget a fifth of it."""
     for (op, group), totals in state.ops.items():
-        bandwidth = recent_busbw(op, totals, group_size(state, group))
+        bandwidth = recent_bus_bandwidth(op, totals, group_size(state, group))
         totals.best_busbw = max(totals.best_busbw, bandwidth or 0.0)
         totals.recent_bytes *= 0.8
         totals.recent_ns *= 0.8
-    for way in state.transfers.values():
-        if way.recent_ns >= 1:
-            way.best = max(way.best, way.recent_bytes / way.recent_ns)
-        before = way.of_step if way.step_bytes is None else way.step_bytes
-        way.step_bytes, way.of_step = 0.8 * before + 0.2 * way.of_step, 0
-        way.recent_bytes *= 0.8
-        way.recent_ns *= 0.8
+    for path_totals in state.transfers.values():
+        if path_totals.recent_ns >= 1:
+            path_totals.best = max(
+                path_totals.best, path_totals.recent_bytes / path_totals.recent_ns
+            )
+        mean_bytes = (
+            path_totals.of_step if path_totals.step_bytes is None else path_totals.step_bytes
+        )
+        path_totals.step_bytes, path_totals.of_step = (
+            0.8 * mean_bytes + 0.2 * path_totals.of_step,
+            0,
+        )
+        path_totals.recent_bytes *= 0.8
+        path_totals.recent_ns *= 0.8
 
 
-def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> StepSummary:
+def _make_step_summary(state: RankState, e: StepMark, start: int, window: Window) -> StepSummary:
     communication_ns, exposed_ns = window.communicated_ns()
     phases = list(window.phase_ns)
     phases[_OTHER] = max(0, e.t_ns - e.start_ns - sum(phases[1:]))
@@ -286,18 +295,18 @@ def _step_summary(state: RankState, e: StepMark, start: int, window: Window) -> 
         offload_blocked_ns=window.offload_ns,
         phase_exposed_ns=tuple(window.phase_exposed_ns),
         late_gather_ns=window.late_ns,
-        other_bytes=_other_bytes(state),
-        untimed=_untimed(state, window),
+        other_bytes=_other_device_bytes(state),
+        untimed=_untimed_count(state, window),
         silent_ns=window.silent_ns,
         starved_ns=window.starved_ns,
         launch_ns=tuple(window.launch_ns),
         samples=window.samples,
         tokens=window.tokens,
-        **{"learning_rate": _newest(state, Scalar.LEARNING_RATE), **window.scalars},
+        **{"learning_rate": _newest_scalar(state, Scalar.LEARNING_RATE), **window.scalars},
     )
 
 
-def _untimed(state: RankState, window: Window) -> int:
+def _untimed_count(state: RankState, window: Window) -> int:
     """1 also where nothing was seen and a group is written in Python, whose methods no hook sees."""
     if window.timed:
         return max(0, window.collectives - window.timed)
@@ -305,13 +314,13 @@ def _untimed(state: RankState, window: Window) -> int:
     return max(window.collectives, int(hides))
 
 
-def _newest(state: RankState, scalar: Scalar) -> float | None:
+def _newest_scalar(state: RankState, scalar: Scalar) -> float | None:
     """The newest value: the learning rate is only written when it has changed."""
     totals = state.scalars.get(scalar)
     return totals.value if totals is not None and math.isfinite(totals.value) else None
 
 
-def _other_bytes(state: RankState) -> int:
+def _other_device_bytes(state: RankState) -> int:
     """Returns device bytes beyond what the allocator had reserved, by the driver; -1: unknown."""
     device = state.memory_peak
     if device is None or device.free_bytes < 0 or device.capacity_bytes < 0:
@@ -328,22 +337,22 @@ _PEAKS = (
 )  # fmt: skip
 
 
-def _merge(first: StepSummary, second: StepSummary) -> StepSummary:
+def _merge_summaries(earlier: StepSummary, later: StepSummary) -> StepSummary:
     """Returns one summary of two optimizers of the same step."""
-    sums: dict[str, Any] = {n: getattr(first, n) + getattr(second, n) for n in _SUMMED}
-    peaks: dict[str, Any] = {n: max(getattr(first, n), getattr(second, n)) for n in _PEAKS}
-    exposed = zip(first.phase_exposed_ns, second.phase_exposed_ns, strict=False)
+    sums: dict[str, Any] = {n: getattr(earlier, n) + getattr(later, n) for n in _SUMMED}
+    peaks: dict[str, Any] = {n: max(getattr(earlier, n), getattr(later, n)) for n in _PEAKS}
+    exposed = zip(earlier.phase_exposed_ns, later.phase_exposed_ns, strict=False)
     return replace(
-        first,
+        earlier,
         **sums,
         **peaks,
-        end_ns=second.end_ns,
-        phase_ns=tuple(a + b for a, b in zip(first.phase_ns, second.phase_ns, strict=True)),
+        end_ns=later.end_ns,
+        phase_ns=tuple(a + b for a, b in zip(earlier.phase_ns, later.phase_ns, strict=True)),
         phase_exposed_ns=tuple(a + b for a, b in exposed),
-        launch_ns=tuple(a + b for a, b in zip(first.launch_ns, second.launch_ns, strict=False)),
-        skipped=first.skipped or second.skipped,
-        loss=second.loss if second.loss is not None else first.loss,
-        grad_norm=second.grad_norm if second.grad_norm is not None else first.grad_norm,
+        launch_ns=tuple(a + b for a, b in zip(earlier.launch_ns, later.launch_ns, strict=False)),
+        skipped=earlier.skipped or later.skipped,
+        loss=later.loss if later.loss is not None else earlier.loss,
+        grad_norm=later.grad_norm if later.grad_norm is not None else earlier.grad_norm,
     )
 
 
@@ -351,9 +360,11 @@ def _pair_control_step(state: RankState) -> None:
     """Keeps a control step and the mean of its neighbours, once the step after it has ended."""
     if len(state.history) < 3:
         return
-    before, idle, after = state.history[-3], state.history[-2], state.history[-1]
-    if idle.idle and not before.idle and not after.idle:
-        neighbours = (before.end_ns - before.start_ns + after.end_ns - after.start_ns) // 2
+    previous, idle, next_step = state.history[-3], state.history[-2], state.history[-1]
+    if idle.idle and not previous.idle and not next_step.idle:
+        neighbours = (
+            previous.end_ns - previous.start_ns + next_step.end_ns - next_step.start_ns
+        ) // 2
         state.idle_pairs.append((idle.end_ns - idle.start_ns, neighbours))
 
 
@@ -362,14 +373,14 @@ def _pair_control_step(state: RankState) -> None:
 _AHEAD = int(Flag.AHEAD)
 
 
-@folds(UnitMark)
-def _fold_unit(state: RankState, e: UnitMark) -> None:
+@folds_event(UnitMark)
+def _fold_unit_mark(state: RankState, e: UnitMark) -> None:
     unit = state.unit_totals[e.unit]
     state.phase = e.phase
     if e.event is UnitEvent.UNSHARD:
         unit.unshards += 1
         state.unit = e.unit
-        _unshard(state, e)
+        _count_gathered(state, e)
         if e.nbytes:
             state.gathers.setdefault(bool(e.flags & _AHEAD), [0, 0])[0] += e.nbytes
     elif e.event is UnitEvent.RESHARD:
@@ -379,7 +390,7 @@ def _fold_unit(state: RankState, e: UnitMark) -> None:
         state.window.allocated = max(state.window.allocated, e.allocated_bytes)
 
 
-def _unshard(state: RankState, e: UnitMark) -> None:
+def _count_gathered(state: RankState, e: UnitMark) -> None:
     """Counts a unit as gathered. ZeRO-3 gathers parameters one by one and reports their sum itself."""
     if e.gathered_bytes:
         state.unsharded_now = e.gathered_bytes
@@ -391,7 +402,7 @@ def _unshard(state: RankState, e: UnitMark) -> None:
         state.unsharded_peak = max(state.unsharded_peak, state.unsharded_now)
 
 
-def reshard_all(state: RankState) -> None:
+def reshard_all_units(state: RankState) -> None:
     """Counts all units as freed: after backward they are, and some backends send no mark for each."""
     state.unsharded.clear()
     state.unsharded_now = 0
@@ -414,11 +425,11 @@ def unit_rows(state: RankState) -> tuple[UnitRow, ...]:
 
 # ---- folds what the stages of a pipeline compute, and makes a rank's row of the pipeline --------
 
-_MOST_ACTIONS = 20_000
+_MAX_ACTIONS = 20_000
 
 
-@folds(StageRun)
-def _fold_stage(state: RankState, e: StageRun) -> None:
+@folds_event(StageRun)
+def _fold_stage_run(state: RankState, e: StageRun) -> None:
     pipeline = state.pipeline
     call = pipeline.now
     waited, pipeline.waited_ns = pipeline.waited_ns, 0
@@ -435,10 +446,10 @@ def _fold_stage(state: RankState, e: StageRun) -> None:
     if not call.order:
         call.first_ns = e.start_ns
     if waited:
-        place = e.stage, e.micro_batch
-        call.waited_ns[place] = call.waited_ns.get(place, 0) + waited
+        stage_batch = e.stage, e.micro_batch
+        call.waited_ns[stage_batch] = call.waited_ns.get(stage_batch, 0) + waited
     if not call.order or call.order[-1] != act:  # the loss is a second part of a forward
-        if len(call.order) < _MOST_ACTIONS:
+        if len(call.order) < _MAX_ACTIONS:
             call.order.append(act)
         row[0] += 1
     row[1] += e.t_ns - e.start_ns
@@ -446,7 +457,7 @@ def _fold_stage(state: RankState, e: StageRun) -> None:
     call.last_ns = e.t_ns
 
 
-def pipeline_row(state: RankState) -> PipelineRow | None:
+def pipeline_summary_row(state: RankState) -> PipelineRow | None:
     """The rank's part of its pipeline, as means of the last calls; None without a pipeline."""
     facts = state.meta.get("pipeline")
     if not isinstance(facts, dict):
@@ -459,26 +470,28 @@ def pipeline_row(state: RankState) -> PipelineRow | None:
         micro_batches=int(facts.get("micro_batches", 0)),
         stage_ranks=tuple(int(rank) for rank in facts.get("stage_ranks", ())),
         on_device=facts.get("device", "cpu") != "cpu",
-        own=tuple(_stage_row(stage, calls) for stage in sorted({act.stage for act in order})),
-        order=text_of(order),
-        busy_seconds=_mean([call.busy_ns for call in calls]),
-        span_seconds=_mean([call.span_ns for call in calls]),
+        own=tuple(
+            _pipeline_stage_row(stage, calls) for stage in sorted({act.stage for act in order})
+        ),
+        order=schedule_notation(order),
+        busy_seconds=_mean_seconds([call.busy_ns for call in calls]),
+        span_seconds=_mean_seconds([call.span_ns for call in calls]),
     )
 
 
-def _stage_row(stage: int, calls: Sequence[PipelineCall]) -> StageRow:
+def _pipeline_stage_row(stage: int, calls: Sequence[PipelineCall]) -> StageRow:
     seconds = {}
     for action in StageAction:
-        found = [c.spent_ns[stage, action] for c in calls if (stage, action) in c.spent_ns]
-        if found:
-            seconds[action.label] = sum(ns for _, ns in found) / sum(n for n, _ in found) / 1e9
+        runs = [c.spent_ns[stage, action] for c in calls if (stage, action) in c.spent_ns]
+        if runs:
+            seconds[action.label] = sum(ns for _, ns in runs) / sum(n for n, _ in runs) / 1e9
     chunks = 1 + max(act.micro_batch for act in calls[-1].order if act.stage == stage)
     waits = tuple(
-        _mean([call.waited_ns.get((stage, chunk), 0) for call in calls]) or 0.0
+        _mean_seconds([call.waited_ns.get((stage, chunk), 0) for call in calls]) or 0.0
         for chunk in range(chunks)
     )
     return StageRow(stage=stage, seconds=seconds, micro_batch_waits=waits)
 
 
-def _mean(values: Sequence[int]) -> float | None:
+def _mean_seconds(values: Sequence[int]) -> float | None:
     return fmean(values) / 1e9 if values else None

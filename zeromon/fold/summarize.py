@@ -7,32 +7,32 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
-from zeromon.fold.communication import rows as stats_rows, size_rows
-from zeromon.fold.group_progress import in_flight_rows, progress_row
+from zeromon.fold.communication import payload_size_rows, traffic_rows as stats_rows
+from zeromon.fold.group_progress import group_progress_row, in_flight_rows
 from zeromon.fold.ledger import (
     NOTHING_OBSERVED,
     Observed,
-    activity_rows,
-    has_exited,
+    has_exited_cleanly,
     ledger_rows,
     ledger_totals,
-    startup_parts,
+    loop_activity_rows,
+    startup_ns_by_part,
 )
-from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause
+from zeromon.fold.pauses import IN_DEBUGGER, STARTS, expected_pause_reason
 from zeromon.fold.saved_totals import PathTotals
 from zeromon.fold.state import (
     RankState,
     Spent,
-    dimensions,
-    folds,
+    dimension_names,
+    folds_event,
     group_label,
     group_size,
-    label_of,
-    names,
-    recent_busbw,
-    strategy,
+    rank_dimensions,
+    rank_strategy,
+    recent_bus_bandwidth,
+    strategy_label,
 )
-from zeromon.fold.steps import pipeline_row, unit_rows
+from zeromon.fold.steps import pipeline_summary_row, unit_rows
 from zeromon.levels import UNTIMED
 from zeromon.memory.reconcile import expected_rows
 from zeromon.ring.events import Loading, LoadingRead, Path, Phase
@@ -43,7 +43,7 @@ from zeromon.ring.model_metadata import (
     ModelMetadata,
     ProcessMetadata,
     TrackersMetadata,
-    declared,
+    declared_keys,
 )
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
@@ -67,28 +67,28 @@ from zeromon.snapshot import (
     TransferRow,
     TrialState,
 )
-from zeromon.snapshot.step import settled
+from zeromon.snapshot.step import settled_steps
 from zeromon.stats.bandwidth import overlap_ratio
-from zeromon.stats.noise import estimate
+from zeromon.stats.noise import block_estimate
 
 _WINDOW = 20
-_LONGEST_FRAME = 240
+_FRAME_CHARS = 240
 
 
-def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSnapshot:
+def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSnapshot:
     """Returns the frozen snapshot of *state* and of what was observed of its process."""
-    usual = settled(list(islice(reversed(state.history), _WINDOW))[::-1])
-    last = [s for s in usual if not s.idle]
-    timed = [s for s in last if s.timed]
-    collectives = sum(s.collectives for s in last)
-    known = [s for s in timed if s.communication_ns >= 0]
-    is_known = len(known) >= (1 - UNTIMED) * len(timed)
-    communication = sum(s.communication_ns for s in known) if is_known else 0
+    steady = settled_steps(list(islice(reversed(state.history), _WINDOW))[::-1])
+    active = [s for s in steady if not s.idle]
+    timed = [s for s in active if s.timed]
+    collectives = sum(s.collectives for s in active)
+    comm_known = [s for s in timed if s.communication_ns >= 0]
+    is_known = len(comm_known) >= (1 - UNTIMED) * len(timed)
+    communication = sum(s.communication_ns for s in comm_known) if is_known else 0
     exposed = sum(s.exposed_ns for s in timed)
-    spent = sum(s.end_ns - s.start_ns for s in timed)
-    cost = measured(state.idle_pairs)
+    spent_ns = sum(s.end_ns - s.start_ns for s in timed)
+    cost = measured_cost(state.idle_pairs)
     meta = state.meta
-    roles, models, dims = _role_rows(state), _models(state), names(state)
+    roles, models, dims = _memory_role_rows(state), _known_models(state), dimension_names(state)
     is_watched = not observed.ended.startswith(DETACHED)  # else what it does now is not known
     return RankSnapshot(
         rank=state.rank,
@@ -97,47 +97,49 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         pid=state.pid,
         node=str(meta.get("node", "")),
         device=str(meta.get("device", "cpu")),
-        strategy=label_of(state, fields := strategy(state, of_groups := dimensions(state))),
+        strategy=strategy_label(
+            state, fields := rank_strategy(state, axes := rank_dimensions(state))
+        ),
         strategy_fields=fields,
-        dimensions=of_groups,
+        dimensions=axes,
         alive=observed.alive,
         ended=observed.ended,
         failed=observed.failed,
         exception=state.texts.get(state.exit.text, "") if state.exit else "",
-        stack=_stack(state) if is_watched else (),
-        pause=_pause(state, observed),
+        stack=_stack_frames(state) if is_watched else (),
+        pause=_pause_reason(state, observed),
         halted=observed.halted,
         lock=observed.lock,
-        own_code=_own_code(state),
+        own_code=_own_code_lines(state),
         step=state.step,
         steps=state.steps,
-        step_seconds=statistics.median(s.seconds for s in usual) if usual else None,
+        step_seconds=statistics.median(s.seconds for s in steady) if steady else None,
         joined=meta.get("attached") is True,
-        step_mean_seconds=statistics.fmean(s.seconds for s in timed or last) if last else None,
+        step_mean_seconds=statistics.fmean(s.seconds for s in timed or active) if active else None,
         startup_seconds=state.startup_ns / 1e9 if state.startup_ns >= 0 else None,
-        startup_parts={name: ns / 1e9 for name, ns in startup_parts(state).items()},
+        startup_parts={name: ns / 1e9 for name, ns in startup_ns_by_part(state).items()},
         steps_seconds_total=state.step_ns / 1e9,
         step_buckets=tuple(state.step_bucket_counts),
         phase=state.phase.label,
         unit=state.units.get(state.unit, ""),
         phase_seconds={phase.label: state.phase_ns[phase] / 1e9 for phase in Phase},
-        collectives=_collective_rows(state, dims),
-        untimed=_by_label(state, state.untimed),
-        unattributed=_by_label(state, state.unattributed),
+        collectives=_collective_totals_rows(state, dims),
+        untimed=_counts_by_label(state, state.untimed),
+        unattributed=_counts_by_label(state, state.unattributed),
         untimed_in_cpp=state.in_cpp,
-        untimed_ratio=sum(s.untimed for s in last) / collectives if collectives else None,
-        overlap_ratio=overlap_ratio(communication, sum(s.exposed_ns for s in known)),
-        exposed_ratio=exposed / spent if spent else None,
+        untimed_ratio=sum(s.untimed for s in active) / collectives if collectives else None,
+        overlap_ratio=overlap_ratio(communication, sum(s.exposed_ns for s in comm_known)),
+        exposed_ratio=exposed / spent_ns if spent_ns else None,
         exposed_seconds=exposed / len(timed) / 1e9 if timed else None,
         in_flight=in_flight_rows(state) if is_watched else (),
         units=unit_rows(state),
-        memory=_device_memory(state),
+        memory=_device_memory_row(state),
         rss_bytes=state.host.rss_bytes if state.host else -1,
         host_available_bytes=state.available_bytes,
         pinned_bytes=state.pinned_bytes,
         dropped=state.dropped,
         errors=state.errors,
-        accounted_overhead_ratio=accounted(state.beats, state.meta),
+        accounted_overhead_ratio=accounted_ratio(state.beats, state.meta),
         overhead_ratio=cost[0] if cost else None,
         overhead_noise_ratio=cost[1] if cost else None,
         started_ns=state.first_event_ns,
@@ -147,32 +149,36 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
         micro_steps=state.micro_steps,
         backwards_since_step=state.window.micro_steps,
         skipped_steps=state.skipped,
-        pipeline=pipeline_row(state),
-        leaving=observed.alive and has_exited(state),
+        pipeline=pipeline_summary_row(state),
+        leaving=observed.alive and has_exited_cleanly(state),
         ledger_totals=ledger_totals(state, observed),
         ledger=ledger_rows(state, observed),
         resumed_step=resumed if isinstance(resumed := meta.get("resumed_step"), int) else None,
-        activities=activity_rows(state),
+        activities=loop_activity_rows(state),
         unsaved_seconds=state.ledger.since_save_ns / 1e9 if state.steps else None,
         unsaved_steps=state.ledger.unsaved_steps if state.steps else None,
         checkpoints=state.ledger.checkpoints,
-        engines=_engine_rows(state),
-        scalars=scalar_rows(state),
-        first_batches=first_batches(state),
-        batches=batch_row(state),
-        loading=loading_row(state),
+        engines=_deepspeed_engine_rows(state),
+        scalars=training_scalar_rows(state),
+        first_batches=first_batch_checksums(state),
+        batches=batch_totals_row(state),
+        loading=loader_totals_row(state),
         out_of_batches=state.out_of_batches,
-        goal=declared(GoalMetadata, state.meta.get("goal")),
-        settings=_settings(state),
+        goal=declared_keys(GoalMetadata, state.meta.get("goal")),
+        settings=_engine_settings(state),
         gathers=tuple(
             GatherRow(
                 outcome="ahead" if ahead else "late", nbytes=nbytes, exposed_seconds=exposed / 1e9
             )
             for ahead, (nbytes, exposed) in sorted(state.gathers.items())
         ),
-        transfers=tuple(_transfer_row(path, way) for path, way in sorted(state.transfers.items())),
+        transfers=tuple(
+            _offload_transfer_row(path, totals) for path, totals in sorted(state.transfers.items())
+        ),
         roles=roles,
-        groups=tuple(progress_row(state, group, dims[group]) for group in sorted(state.groups)),
+        groups=tuple(
+            group_progress_row(state, group, dims[group]) for group in sorted(state.groups)
+        ),
         traffic=stats_rows(
             state.traffic,
             state.timed_steps,
@@ -183,22 +189,22 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
             },
             state.units,
         ),
-        sizes=size_rows(state.sizes, state.traffic),
-        capture=_capture(state),
-        trial=_trial(state),
-        loader=declared(LoaderMetadata, state.meta.get("loader")),
-        process=declared(
+        sizes=payload_size_rows(state.sizes, state.traffic),
+        capture=_rank_capture(state),
+        trial=_rank_trial(state),
+        loader=declared_keys(LoaderMetadata, state.meta.get("loader")),
+        process=declared_keys(
             ProcessMetadata,
-            _facts_of(state, "process")
-            | _facts_of(state, "initial")
-            | _facts_of(state, "clipping")
-            | _facts_of(state, "ddp")
+            _metadata_facts_of(state, "process")
+            | _metadata_facts_of(state, "initial")
+            | _metadata_facts_of(state, "clipping")
+            | _metadata_facts_of(state, "ddp")
             | ({} if meta.get("attached") else {"local_world_size": meta.get("local_world_size")}),
         ),
-        compiled=declared(CompiledMetadata, state.meta.get("compiled")),
-        trackers=declared(TrackersMetadata, state.meta),
+        compiled=declared_keys(CompiledMetadata, state.meta.get("compiled")),
+        trackers=declared_keys(TrackersMetadata, state.meta),
         models=models,
-        planned=declared(ModelMetadata, state.meta.get("planned")),
+        planned=declared_keys(ModelMetadata, state.meta.get("planned")),
         expected=expected_rows(models, roles, state.unsharded_peak, state.steps),
         unsharded_peak_bytes=state.unsharded_peak,
         out_of_memory=_out_of_memory(state),
@@ -207,87 +213,91 @@ def summarize(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSn
     )
 
 
-def _role_rows(state: RankState) -> tuple[RoleRow, ...]:
+def _memory_role_rows(state: RankState) -> tuple[RoleRow, ...]:
     return tuple(
         RoleRow(
             role=role.label,
-            device_bytes=held.device_bytes,
-            host_bytes=held.host_bytes,
-            disk_bytes=held.disk_bytes,
-            pinned_bytes=held.pinned_bytes,
-            grown_bytes=held.device_bytes
-            + held.host_bytes
-            - state.first_roles.get(role, held.device_bytes + held.host_bytes),
+            device_bytes=census.device_bytes,
+            host_bytes=census.host_bytes,
+            disk_bytes=census.disk_bytes,
+            pinned_bytes=census.pinned_bytes,
+            grown_bytes=census.device_bytes
+            + census.host_bytes
+            - state.first_roles.get(role, census.device_bytes + census.host_bytes),
         )
-        for role, held in sorted(state.roles.items())
+        for role, census in sorted(state.roles.items())
     )
 
 
-def _models(state: RankState) -> tuple[ModelMetadata, ...]:
+def _known_models(state: RankState) -> tuple[ModelMetadata, ...]:
     """The models of the rank: those of torch, then those of DeepSpeed's engines."""
     of_torch = state.meta.get("models")
     raw = list(of_torch) if isinstance(of_torch, list) else []
     engines = (key for key in sorted(state.meta) if key.startswith("engine"))
-    raw += [_facts_of(state, key).get("model") for key in engines]
-    return tuple(model for one in raw if (model := declared(ModelMetadata, one)))
+    raw += [_metadata_facts_of(state, key).get("model") for key in engines]
+    return tuple(model for facts in raw if (model := declared_keys(ModelMetadata, facts)))
 
 
-def _facts_of(state: RankState, name: str) -> dict[str, Any]:
+def _metadata_facts_of(state: RankState, name: str) -> dict[str, Any]:
     facts = state.meta.get(name)
     return facts if isinstance(facts, dict) else {}
 
 
-def _engine_facts(state: RankState, number: int) -> dict[str, Any]:
-    return _facts_of(state, f"engine{number}")
+def _engine_metadata_facts(state: RankState, number: int) -> dict[str, Any]:
+    return _metadata_facts_of(state, f"engine{number}")
 
 
-def _engine_rows(state: RankState) -> tuple[EngineRow, ...]:
+def _deepspeed_engine_rows(state: RankState) -> tuple[EngineRow, ...]:
     return tuple(
         EngineRow(
             engine=number,
-            strategy=str(_engine_facts(state, number).get("strategy", "")),
-            strategy_fields=Strategy.read(_engine_facts(state, number)),
+            strategy=str(_engine_metadata_facts(state, number).get("strategy", "")),
+            strategy_fields=Strategy.read(_engine_metadata_facts(state, number)),
             steps=totals.steps,
             skipped=totals.skipped,
             collectives=totals.collectives,
             nbytes=totals.nbytes,
             exposed_seconds=totals.exposed_ns / 1e9,
-            loss_scale=_finite(totals.precision.loss_scale) if totals.precision else None,
+            loss_scale=_finite_or_none(totals.precision.loss_scale) if totals.precision else None,
             hysteresis=totals.precision.hysteresis if totals.precision else -1,
-            grad_norm=_finite(totals.precision.grad_norm) if totals.precision else None,
+            grad_norm=_finite_or_none(totals.precision.grad_norm) if totals.precision else None,
             nonfinite=totals.nonfinite,
-            dropped=_engine_facts(state, number).get("dropped") is True,
+            dropped=_engine_metadata_facts(state, number).get("dropped") is True,
         )
         for number, totals in sorted(state.engines.items())
     )
 
 
-def _finite(value: float | None) -> float | None:
+def _finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _settings(state: RankState) -> tuple[Setting, ...]:
+def _engine_settings(state: RankState) -> tuple[Setting, ...]:
     """Returns the settings of all DeepSpeed engines; leaves out malformed rows."""
     settings: list[Setting] = []
     numbers = {int(k[6:]) for k in state.meta if k.startswith("engine") and k[6:].isdigit()}
     for number in sorted(numbers):
-        for row in _engine_facts(state, number).get("settings", ()):
+        for row in _engine_metadata_facts(state, number).get("settings", ()):
             if isinstance(row, list) and len(row) == 3:
-                name, effective, written = (str(part) for part in row)
-                one = Setting(engine=number, name=name, effective=effective, written=written)
-                settings.append(one)
+                name, effective, written_value = (str(cell) for cell in row)
+                setting = Setting(
+                    engine=number, name=name, effective=effective, written=written_value
+                )
+                settings.append(setting)
     return tuple(settings)
 
 
-def _transfer_row(path: Path, way: PathTotals) -> TransferRow:
+def _offload_transfer_row(path: Path, totals: PathTotals) -> TransferRow:
     return TransferRow(
         path=path.label,
-        nbytes=way.nbytes,
-        seconds=way.busy_ns / 1e9,
-        blocked_seconds=way.blocked_ns / 1e9,
-        bytes_per_second=way.recent_bytes / way.recent_ns * 1e9 if way.recent_ns >= 1 else None,
-        best_bytes_per_second=way.best * 1e9,
-        step_bytes=way.step_bytes or 0.0,
+        nbytes=totals.nbytes,
+        seconds=totals.busy_ns / 1e9,
+        blocked_seconds=totals.blocked_ns / 1e9,
+        bytes_per_second=totals.recent_bytes / totals.recent_ns * 1e9
+        if totals.recent_ns >= 1
+        else None,
+        best_bytes_per_second=totals.best * 1e9,
+        step_bytes=totals.step_bytes or 0.0,
     )
 
 
@@ -303,7 +313,7 @@ def _out_of_memory(state: RankState) -> OutOfMemory | None:
     )
 
 
-def _capture(state: RankState) -> RankCapture | None:
+def _rank_capture(state: RankState) -> RankCapture | None:
     mark = state.trace
     if mark is None:
         return None
@@ -314,7 +324,7 @@ def _capture(state: RankState) -> RankCapture | None:
     )
 
 
-def _trial(state: RankState) -> RankTrial | None:
+def _rank_trial(state: RankState) -> RankTrial | None:
     mark = state.trial
     if mark is None:
         return None
@@ -327,7 +337,7 @@ def _trial(state: RankState) -> RankTrial | None:
     )
 
 
-def _by_label(state: RankState, counts: dict[int, int]) -> dict[str, int]:
+def _counts_by_label(state: RankState, counts: dict[int, int]) -> dict[str, int]:
     """Counts by group label; adds up the groups that share a label."""
     by_label: dict[str, int] = {}
     for group, count in counts.items():
@@ -336,7 +346,7 @@ def _by_label(state: RankState, counts: dict[int, int]) -> dict[str, int]:
     return by_label
 
 
-def _collective_rows(state: RankState, dims: dict[int, str]) -> tuple[CollectiveRow, ...]:
+def _collective_totals_rows(state: RankState, dims: dict[int, str]) -> tuple[CollectiveRow, ...]:
     """One row per operation and group label; adds up the groups that share a label."""
     rows: dict[tuple[str, str], CollectiveRow] = {}
     for (op, group), totals in sorted(state.ops.items()):
@@ -352,24 +362,24 @@ def _collective_rows(state: RankState, dims: dict[int, str]) -> tuple[Collective
             nodes=int(state.groups.get(group, {}).get("nodes", 0)),
             seconds=totals.duration_ns / 1e9,
             exposed_seconds=totals.exposed_ns / 1e9,
-            busbw_bytes_per_second=recent_busbw(op, totals, size),
+            busbw_bytes_per_second=recent_bus_bandwidth(op, totals, size),
             best_busbw_bytes_per_second=totals.best_busbw,
             dim=dims.get(group, ""),
         )
         key = (row.op, row.group)
-        rows[key] = _added(rows[key], row) if key in rows else row
+        rows[key] = _add_rows(rows[key], row) if key in rows else row
     return tuple(rows.values())
 
 
-def _added(first: CollectiveRow, second: CollectiveRow) -> CollectiveRow:
-    sums: dict[str, Any] = {n: getattr(first, n) + getattr(second, n) for n in _SUMMED}
+def _add_rows(total: CollectiveRow, row: CollectiveRow) -> CollectiveRow:
+    sums: dict[str, Any] = {n: getattr(total, n) + getattr(row, n) for n in _SUMMED}
     return replace(
-        first,
+        total,
         **sums,
-        nodes=max(first.nodes, second.nodes),
-        busbw_bytes_per_second=first.busbw_bytes_per_second or second.busbw_bytes_per_second,
+        nodes=max(total.nodes, row.nodes),
+        busbw_bytes_per_second=total.busbw_bytes_per_second or row.busbw_bytes_per_second,
         best_busbw_bytes_per_second=max(
-            first.best_busbw_bytes_per_second, second.best_busbw_bytes_per_second
+            total.best_busbw_bytes_per_second, row.best_busbw_bytes_per_second
         ),
     )
 
@@ -377,63 +387,65 @@ def _added(first: CollectiveRow, second: CollectiveRow) -> CollectiveRow:
 _SUMMED = ("count", "timed", "nbytes", "quantized_bytes", "seconds", "exposed_seconds")
 
 
-def _stack(state: RankState) -> tuple[str, ...]:
+def _stack_frames(state: RankState) -> tuple[str, ...]:
     """The Python stack of the training thread while it is stuck; the agent clears it afterwards."""
-    lines = state.meta.get("stack", ())
-    return tuple(str(line)[:_LONGEST_FRAME] for line in lines) if isinstance(lines, list) else ()
+    frames = state.meta.get("stack", ())
+    return tuple(str(frame)[:_FRAME_CHARS] for frame in frames) if isinstance(frames, list) else ()
 
 
-def _own_code(state: RankState) -> tuple[CodeLine, ...]:
-    facts = _facts_of(state, "own_code")
-    looks, lines = facts.get("looks"), facts.get("lines")
-    if not isinstance(looks, int) or looks < 1 or not isinstance(lines, list):
+def _own_code_lines(state: RankState) -> tuple[CodeLine, ...]:
+    facts = _metadata_facts_of(state, "own_code")
+    samples, rows = facts.get("looks"), facts.get("lines")
+    if not isinstance(samples, int) or samples < 1 or not isinstance(rows, list):
         return ()
     return tuple(
         CodeLine(
-            place=str(line[0])[:_LONGEST_FRAME], communicates=line[1] is True, ratio=line[2] / looks
+            place=str(row[0])[:_FRAME_CHARS], communicates=row[1] is True, ratio=row[2] / samples
         )
-        for line in lines
-        if isinstance(line, list) and len(line) == 3 and isinstance(line[2], int)
+        for row in rows
+        if isinstance(row, list) and len(row) == 3 and isinstance(row[2], int)
     )
 
 
-def _pause(state: RankState, observed: Observed) -> str:
+def _pause_reason(state: RankState, observed: Observed) -> str:
     if observed.halted is not Halt.NONE:  # the newest stack is of the time before
         return IN_DEBUGGER if observed.halted is Halt.TRACED else ""
     if observed.lock is not None and observed.lock.is_stale:
         return ""
-    pause = expected_pause(_stack(state), evaluating=state.meta.get("evaluating") is True)
+    pause = expected_pause_reason(
+        _stack_frames(state), evaluating=state.meta.get("evaluating") is True
+    )
     starts = state.steps == 0 and not state.meta.get("attached")
     return pause or (STARTS if starts else "")
 
 
-def _failed_allocations(counted: int, new: int) -> int:
+def _failed_allocation_count(counted: int, new: int) -> int:
     """Allocations that failed: what the allocator has *counted*, -1 where unknown, and *new* ones."""
     return max(0, counted) + new if new else counted
 
 
-def _device_memory(state: RankState) -> DeviceMemory | None:
-    now, device = state.memory, state.memory_peak
-    if now is None:
+def _device_memory_row(state: RankState) -> DeviceMemory | None:
+    sample, device = state.memory, state.memory_peak
+    if sample is None:
         return None
     return DeviceMemory(
-        allocated_bytes=now.allocated_bytes,
-        active_bytes=now.active_bytes,
-        reserved_bytes=now.reserved_bytes,
-        inactive_split_bytes=now.inactive_split_bytes,
+        allocated_bytes=sample.allocated_bytes,
+        active_bytes=sample.active_bytes,
+        reserved_bytes=sample.reserved_bytes,
+        inactive_split_bytes=sample.inactive_split_bytes,
         capacity_bytes=device.capacity_bytes if device else -1,
         free_bytes=device.free_bytes if device else -1,
         retries=device.retries if device else -1,
-        ooms=_failed_allocations(device.ooms if device else -1, state.new_ooms),
+        ooms=_failed_allocation_count(device.ooms if device else -1, state.new_ooms),
     )
 
 
 # ---- what watching costs a rank -----------------------------------------------------------------
 
-_LEAST_SECONDS = 5
+_MIN_SECONDS = 5
 
 
-def accounted(beats: Sequence[Spent], meta: Mapping[str, Any]) -> float | None:
+def accounted_ratio(beats: Sequence[Spent], meta: Mapping[str, Any]) -> float | None:
     """Returns the cost of the agent over the last minute as a share of the time.
 
     The time is that of steps: it begins after the first one, and ends with the last. None for an agent
@@ -443,21 +455,21 @@ def accounted(beats: Sequence[Spent], meta: Mapping[str, Any]) -> float | None:
     training = [beat for beat in beats if beat.step > 0]
     if not isinstance(record_ns, int) or not isinstance(call_ns, int) or not training:
         return None
-    first = training[0]
-    last = next(beat for beat in training if beat.step == training[-1].step)
-    lasted = last.t_ns - first.t_ns
-    if lasted < _LEAST_SECONDS * 10**9:
+    first_beat = training[0]
+    last_beat = next(beat for beat in training if beat.step == training[-1].step)
+    lasted = last_beat.t_ns - first_beat.t_ns
+    if lasted < _MIN_SECONDS * 10**9:
         return None
-    spent = (
-        (last.records - first.records) * record_ns
-        + (last.calls - first.calls) * call_ns
-        + last.spent_ns
-        - first.spent_ns
+    spent_ns = (
+        (last_beat.records - first_beat.records) * record_ns
+        + (last_beat.calls - first_beat.calls) * call_ns
+        + last_beat.spent_ns
+        - first_beat.spent_ns
     )
-    return max(0.0, spent / lasted)
+    return max(0.0, spent_ns / lasted)
 
 
-def measured(pairs: Iterable[tuple[int, int]]) -> tuple[float, float] | None:
+def measured_cost(pairs: Iterable[tuple[int, int]]) -> tuple[float, float] | None:
     """Returns by which share steps exceed control steps, and the standard error of that share.
 
     *pairs*, in order of time, are (control step, mean of its neighbours). The share is the median of the
@@ -467,60 +479,60 @@ def measured(pairs: Iterable[tuple[int, int]]) -> tuple[float, float] | None:
     ratios = [neighbours / control - 1 for control, neighbours in pairs if control > 0]
     if not ratios:
         return None
-    found = estimate(ratios, statistics.median)
-    return None if found.error is None else (found.value, found.error)
+    cost = block_estimate(ratios, statistics.median)
+    return None if cost.error is None else (cost.value, cost.error)
 
 
 # ---- what the training itself tells of a rank ---------------------------------------------------
 
 
-def scalar_rows(state: RankState) -> tuple[ScalarRow, ...]:
+def training_scalar_rows(state: RankState) -> tuple[ScalarRow, ...]:
     """Loss, gradient norm and learning rate, those that the host knows."""
     return tuple(
         ScalarRow(
             name=scalar.label,
-            value=known.value if math.isfinite(known.value) else None,
-            step=known.step,
-            nonfinite=known.nonfinite,
-            first_nonfinite_step=known.first_nonfinite_step,
+            value=totals.value if math.isfinite(totals.value) else None,
+            step=totals.step,
+            nonfinite=totals.nonfinite,
+            first_nonfinite_step=totals.first_nonfinite_step,
         )
-        for scalar, known in sorted(state.scalars.items())
+        for scalar, totals in sorted(state.scalars.items())
     )
 
 
-def first_batches(state: RankState) -> tuple[int, ...]:
+def first_batch_checksums(state: RankState) -> tuple[int, ...]:
     """The checksums of the first batches; () where unknown."""
     marks = state.meta.get("batches")
     return tuple(m for m in marks if isinstance(m, int)) if isinstance(marks, list) else ()
 
 
-def batch_row(state: RankState) -> BatchRow | None:
+def batch_totals_row(state: RankState) -> BatchRow | None:
     """Returns the totals of the model's inputs; None where nothing reports them."""
     return BatchRow(**asdict(state.batches)) if state.batches.steps else None
 
 
-@folds(Loading)
-def _fold_loading(state: RankState, e: Loading) -> None:
+@folds_event(Loading)
+def _fold_loader_totals(state: RankState, e: Loading) -> None:
     state.loading = e
 
 
-@folds(LoadingRead)
+@folds_event(LoadingRead)
 def _fold_loading_read(state: RankState, e: LoadingRead) -> None:
     state.loading_read = e
 
 
-def loading_row(state: RankState) -> LoadingRow | None:
+def loader_totals_row(state: RankState) -> LoadingRow | None:
     """Returns the work and reads for batches; None where no batch was timed."""
-    made, read = state.loading, state.loading_read or LoadingRead(0, 0, 0, 0)
-    if made is None:
+    loading, loading_read = state.loading, state.loading_read or LoadingRead(0, 0, 0, 0)
+    if loading is None:
         return None
     return LoadingRow(
-        batches=made.batches,
-        fetch_seconds=made.fetch_ns / 1e9,
-        transform_seconds=made.transform_ns / 1e9 if made.transform_ns else None,
-        collate_seconds=made.collate_ns / 1e9,
-        read_bytes=read.read_bytes,
-        disk_bytes=read.disk_bytes,
-        major_faults=read.major_faults,
-        nfs_bytes=read.nfs_bytes,
+        batches=loading.batches,
+        fetch_seconds=loading.fetch_ns / 1e9,
+        transform_seconds=loading.transform_ns / 1e9 if loading.transform_ns else None,
+        collate_seconds=loading.collate_ns / 1e9,
+        read_bytes=loading_read.read_bytes,
+        disk_bytes=loading_read.disk_bytes,
+        major_faults=loading_read.major_faults,
+        nfs_bytes=loading_read.nfs_bytes,
     )

@@ -12,13 +12,13 @@ from reprlib import (
 from typing import Any
 
 from zeromon.errors import PlanError
-from zeromon.memory.spec import Precision, ZeroStage, optimizer
+from zeromon.memory.spec import Precision, ZeroStage, optim_named
 
 AUTO = "auto"
 """A value that the framework fills in; also stands for a value that a script computes."""
 
 
-def number(value: Any) -> float | None:
+def parse_number(value: Any) -> float | None:
     """Returns a number or the number in a text; None for "auto" and anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
@@ -29,9 +29,9 @@ def number(value: Any) -> float | None:
     return parsed if -1e18 < parsed < 1e18 else None
 
 
-def whole(value: Any) -> int | None:
+def parse_whole(value: Any) -> int | None:
     """Returns a whole number, or a text of one, as an int; None for anything else."""
-    parsed = number(value)
+    parsed = parse_number(value)
     return int(parsed) if parsed is not None and parsed == int(parsed) else None
 
 
@@ -55,46 +55,48 @@ Changes = dict[str, Any]
 _PLACES = {"cpu": "host", "nvme": "nvme", "none": "device", None: "device"}
 
 
-def changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
+def changes_of_config(config: Mapping[str, Any], hidden: int = 0) -> Changes:
     """Returns the fields that a DeepSpeed or accelerate configuration sets.
 
     *hidden*: the width of the model, 0 if unknown. Raises :class:`PlanError` for other configurations
     and for invalid values.
     """
     if "distributed_type" in config or "deepspeed_config" in config or "fsdp_config" in config:
-        return accelerate_changes(config)
+        return changes_of_accelerate(config)
     if any(key in config for key in ("zero_optimization", "bf16", "fp16", "optimizer")) or any(
         str(key).startswith("train_") for key in config
     ):
-        return deepspeed_changes(config, hidden)
+        return changes_of_deepspeed(config, hidden)
     raise PlanError(
         "this is neither a DeepSpeed configuration nor one of accelerate",
         hint="DeepSpeed's has zero_optimization, accelerate's distributed_type.",
     )
 
 
-def deepspeed_changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
+def changes_of_deepspeed(config: Mapping[str, Any], hidden: int = 0) -> Changes:
     """Returns the fields that a DeepSpeed configuration sets; raises :class:`PlanError`."""
-    zero = dict(_section(config, "zero_optimization"))
+    zero = dict(_section_of(config, "zero_optimization"))
     if config.get("zero_optimization") is True:  # the oldest form
         zero = {"stage": 1}
     if hidden:
         for name, value in _WHERE_AUTO.items():
             if zero.get(name) == AUTO:
                 zero[name] = value(hidden)
-    level = _integer(zero, "stage", 0)
+    level = _int_setting(zero, "stage", 0)
     if level not in tuple(ZeroStage):
         raise PlanError(f"there is no ZeRO stage {level}; there are 0 to 3")
     stage = ZeroStage(level)
     fields: Changes = {"framework": "deepspeed", "stage": stage}
-    half = [_switch(config.get(part)) for part in ("bf16", "fp16")]
-    if True in half:
+    half_on = [_is_switched_on(config.get(dtype)) for dtype in ("bf16", "fp16")]
+    if True in half_on:
         fields["precision"] = Precision.mixed()
-    elif None not in half:  # fp32; from stage 1 on there is still a flat fp32 copy of the partition
+    elif (
+        None not in half_on
+    ):  # fp32; from stage 1 on there is still a flat fp32 copy of the partition
         fields["precision"] = replace(Precision.full(), has_master=stage > 0)
-    fields |= _gradient_types(config, fields.get("precision"))
-    fields["optimizer_on"] = _place(zero, "offload_optimizer", "cpu_offload")
-    fields["params_on"] = _place(zero, "offload_param", "")
+    fields |= _gradient_type_changes(config, fields.get("precision"))
+    fields["optimizer_on"] = _offload_tier(zero, "offload_optimizer", "cpu_offload")
+    fields["params_on"] = _offload_tier(zero, "offload_param", "")
     if not stage:
         fields["optimizer_on"] = "device"
     if stage < ZeroStage.PARAMETERS:
@@ -104,44 +106,44 @@ def deepspeed_changes(config: Mapping[str, Any], hidden: int = 0) -> Changes:
     overlap = zero.get("overlap_comm")
     contiguous = zero.get("contiguous_gradients", True)
     # settings of other stages are needed for the alternatives of the plan
-    fields["grad_bucket_numel"] = _integer(zero, "reduce_bucket_size", 500_000_000)
+    fields["grad_bucket_numel"] = _int_setting(zero, "reduce_bucket_size", 500_000_000)
     fields["grad_buckets"] = 2 if overlap is True and contiguous is not False else 1
-    fields["prefetch_numel"] = _integer(
-        zero, "stage3_prefetch_bucket_size", _integer(zero, "prefetch_bucket_size", 50_000_000)
+    fields["prefetch_numel"] = _int_setting(
+        zero, "stage3_prefetch_bucket_size", _int_setting(zero, "prefetch_bucket_size", 50_000_000)
     )
-    fields["live_numel"] = _integer(zero, "stage3_max_live_parameters", 1_000_000_000)
-    fields["persistence_numel"] = _integer(zero, "stage3_param_persistence_threshold", 100_000)
-    fields |= _offload_settings(zero)
-    hpz = _integer(zero, "zero_hpz_partition_size", 1)
+    fields["live_numel"] = _int_setting(zero, "stage3_max_live_parameters", 1_000_000_000)
+    fields["persistence_numel"] = _int_setting(zero, "stage3_param_persistence_threshold", 100_000)
+    fields |= _offload_buffer_sizes(zero)
+    hpz = _int_setting(zero, "zero_hpz_partition_size", 1)
     fields["secondary_ranks"] = hpz if hpz > 1 else 0
-    fields["accumulation"] = max(1, _integer(config, "gradient_accumulation_steps", 1))
-    micro = _integer(config, "train_micro_batch_size_per_gpu", 0)
+    fields["accumulation"] = max(1, _int_setting(config, "gradient_accumulation_steps", 1))
+    micro = _int_setting(config, "train_micro_batch_size_per_gpu", 0)
     if micro:
         fields["micro_batch"] = micro
-    chosen = _section(config, "optimizer")
+    chosen = _section_of(config, "optimizer")
     if chosen.get("type"):
-        momentum = _section(chosen, "params").get("momentum") or 0.0
-        known = optimizer(str(chosen["type"]), momentum if isinstance(momentum, float) else 0.0)
-        if known is not None:
-            fields["optimizer"] = known
+        momentum = _section_of(chosen, "params").get("momentum") or 0.0
+        named = optim_named(str(chosen["type"]), momentum if isinstance(momentum, float) else 0.0)
+        if named is not None:
+            fields["optimizer"] = named
     return fields
 
 
-def _offload_settings(zero: Mapping[str, Any]) -> Changes:
+def _offload_buffer_sizes(zero: Mapping[str, Any]) -> Changes:
     """Returns the sizes of sub-groups and buffers, with the defaults of DeepSpeed 0.19."""
     states, params = (
-        part if isinstance(part := zero.get(name), Mapping) else {}
+        section if isinstance(section := zero.get(name), Mapping) else {}
         for name in ("offload_optimizer", "offload_param")
     )
-    ratio = number(states.get("ratio", 1.0))
+    ratio = parse_number(states.get("ratio", 1.0))
     return {
-        "reuse_numel": _integer(zero, "stage3_max_reuse_distance", 1_000_000_000),
-        "sub_group_numel": _integer(zero, "sub_group_size", 1_000_000_000),
+        "reuse_numel": _int_setting(zero, "stage3_max_reuse_distance", 1_000_000_000),
+        "sub_group_numel": _int_setting(zero, "sub_group_size", 1_000_000_000),
         "offload_ratio": ratio if ratio is not None and 0 <= ratio <= 1 else 1.0,
-        "optimizer_buffers": _integer(states, "buffer_count", 4),
-        "param_buffer_numel": _integer(params, "buffer_count", 5)
-        * _integer(params, "buffer_size", 100_000_000),
-        "max_in_cpu": _integer(params, "max_in_cpu", 1_000_000_000),
+        "optimizer_buffers": _int_setting(states, "buffer_count", 4),
+        "param_buffer_numel": _int_setting(params, "buffer_count", 5)
+        * _int_setting(params, "buffer_size", 100_000_000),
+        "max_in_cpu": _int_setting(params, "max_in_cpu", 1_000_000_000),
         "pins": is_on((params if params.get("device") else states).get("pin_memory", True))
         is not False,
     }
@@ -151,35 +153,35 @@ _BYTES = {"fp32": 4, "float32": 4, "float": 4, "fp16": 2, "float16": 2, "half": 
           "bfloat16": 2}  # fmt: skip
 
 
-def _gradient_types(config: Mapping[str, Any], precision: Precision | None) -> Changes:
+def _gradient_type_changes(config: Mapping[str, Any], precision: Precision | None) -> Changes:
     """Returns the precision with the types in which gradients accumulate, and are reduced.
 
     ``DeepSpeedEngine.communication_data_type`` reduces in the type of the model by default.
     """
-    kept = _BYTES.get(str(_section(config, "data_types").get("grad_accum_dtype")).lower())
+    accum = _BYTES.get(str(_section_of(config, "data_types").get("grad_accum_dtype")).lower())
     sent = _BYTES.get(str(config.get("communication_data_type")).lower())
     if precision is None:
         precision = Precision.mixed()
-    if kept is None and sent is None:
+    if accum is None and sent is None:
         return {}
-    grads = kept or precision.grad_bytes
+    grads = accum or precision.grad_bytes
     sent = sent or precision.compute_bytes
     return {"precision": replace(precision, grad_bytes=grads, reduce_bytes=sent)}
 
 
-def accelerate_changes(config: Mapping[str, Any]) -> Changes:
+def changes_of_accelerate(config: Mapping[str, Any]) -> Changes:
     """Returns the fields that an accelerate configuration sets: DeepSpeed, FSDP or DDP."""
     kind = str(config.get("distributed_type", "")).upper()
     fields: Changes = {}
     ranks = config.get("num_processes")
     if isinstance(ranks, int) and ranks > 0:
         fields["ranks"] = ranks
-    half = str(config.get("mixed_precision", "no")) in ("bf16", "fp16", "fp8")
+    is_half = str(config.get("mixed_precision", "no")) in ("bf16", "fp16", "fp8")
     if "DEEPSPEED" in kind:
-        fields |= _accelerate_deepspeed(_section(config, "deepspeed_config"), half=half)
+        fields |= _accelerate_deepspeed(_section_of(config, "deepspeed_config"), is_half=is_half)
     elif "FSDP" in kind:
-        fields |= _accelerate_fsdp(_section(config, "fsdp_config"), half=half)
-        machines = _integer(config, "num_machines", 1)
+        fields |= _accelerate_fsdp_changes(_section_of(config, "fsdp_config"), is_half=is_half)
+        machines = _int_setting(config, "num_machines", 1)
         if (
             fields.pop("is_hybrid", False)
             and machines > 1
@@ -187,65 +189,65 @@ def accelerate_changes(config: Mapping[str, Any]) -> Changes:
         ):
             fields["shard_ranks"] = fields["ranks"] // machines
     else:
-        fields |= _plain(half=half)
+        fields |= _changes_of_ddp(is_half=is_half)
     return fields
 
 
-def _plain(*, half: bool) -> Changes:
+def _changes_of_ddp(*, is_half: bool) -> Changes:
     """Returns the fields of DDP; under autocast parameters and gradients stay in fp32."""
-    precision = Precision.policy() if half else Precision.full()
+    precision = Precision.policy() if is_half else Precision.full()
     return {"framework": "ddp", "stage": ZeroStage.NONE, "precision": precision}
 
 
-def _accelerate_deepspeed(part: Mapping[str, Any], *, half: bool) -> Changes:
-    zero: dict[str, Any] = {"stage": part.get("zero_stage", 2)}
+def _accelerate_deepspeed(section: Mapping[str, Any], *, is_half: bool) -> Changes:
+    zero: dict[str, Any] = {"stage": section.get("zero_stage", 2)}
     for role in ("optimizer", "param"):
-        zero[f"offload_{role}"] = {"device": part.get(f"offload_{role}_device", "none")}
-    accumulation = part.get("gradient_accumulation_steps", 1)
-    return deepspeed_changes(
+        zero[f"offload_{role}"] = {"device": section.get(f"offload_{role}_device", "none")}
+    accumulation = section.get("gradient_accumulation_steps", 1)
+    return changes_of_deepspeed(
         {
             "zero_optimization": zero,
-            "bf16": {"enabled": half},
+            "bf16": {"enabled": is_half},
             "gradient_accumulation_steps": accumulation,
         }
     )
 
 
-def _accelerate_fsdp(part: Mapping[str, Any], *, half: bool) -> Changes:
-    version = str(part.get("fsdp_version", 1))
+def _accelerate_fsdp_changes(section: Mapping[str, Any], *, is_half: bool) -> Changes:
+    version = str(section.get("fsdp_version", 1))
     # version 2 has no strategies, and reshards after forward by default
     key = "fsdp_reshard_after_forward" if version == "2" else "fsdp_sharding_strategy"
-    strategy = str(part.get(key, ""))
-    whole = strategy.upper() in ("SHARD_GRAD_OP", "2", "FALSE", "HYBRID_SHARD_ZERO2", "5")
-    stage = ZeroStage.GRADIENTS if whole else ZeroStage.PARAMETERS
+    strategy = str(section.get(key, ""))
+    is_stage_2 = strategy.upper() in ("SHARD_GRAD_OP", "2", "FALSE", "HYBRID_SHARD_ZERO2", "5")
+    stage = ZeroStage.GRADIENTS if is_stage_2 else ZeroStage.PARAMETERS
     if strategy.upper() in ("NO_SHARD", "3"):
-        return _plain(half=half)
-    offloads = part.get("fsdp_offload_params") in (True, "true")
+        return _changes_of_ddp(is_half=is_half)
+    offloads = section.get("fsdp_offload_params") in (True, "true")
     return {
         "framework": "fsdp2" if version == "2" else "fsdp1",
         "stage": stage,
         "is_hybrid": "HYBRID" in strategy.upper() or strategy in ("4", "5"),
         # accelerate keeps fp32 shards and computes in the lower precision
-        "precision": Precision.policy() if half else Precision.full(),
+        "precision": Precision.policy() if is_half else Precision.full(),
         "params_on": "host" if offloads and stage == ZeroStage.PARAMETERS else "device",
         "optimizer_on": "host" if offloads else "device",
     }
 
 
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = config.get(name) or {}
-    if part is True and name == "zero_optimization":
+def _section_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name) or {}
+    if section is True and name == "zero_optimization":
         return {}
-    if not isinstance(part, Mapping):
-        raise PlanError(f"{name} must be a section of its own, not {short_repr(part)}")
-    return part
+    if not isinstance(section, Mapping):
+        raise PlanError(f"{name} must be a section of its own, not {short_repr(section)}")
+    return section
 
 
-def _integer(config: Mapping[str, Any], name: str, default: int) -> int:
+def _int_setting(config: Mapping[str, Any], name: str, default: int) -> int:
     value = config.get(name, default)
     if value == AUTO or value is None:
         return default
-    exact = number(value)
+    exact = parse_number(value)
     if exact is None:
         raise PlanError(f"{name} must be a number, not {short_repr(value)}")
     if not 0 <= exact < 1e15 or exact != int(exact):
@@ -255,20 +257,20 @@ def _integer(config: Mapping[str, Any], name: str, default: int) -> int:
     return int(exact)
 
 
-def _switch(part: Any) -> bool | None:
+def _is_switched_on(section: Any) -> bool | None:
     """Returns whether a section like ``bf16`` is enabled; None for "auto"."""
-    enabled = part.get("enabled", False) if isinstance(part, Mapping) else part is True
+    enabled = section.get("enabled", False) if isinstance(section, Mapping) else section is True
     return None if enabled == AUTO else bool(is_on(enabled))
 
 
-def _place(zero: Mapping[str, Any], name: str, old: str) -> str:
-    part = zero.get(name)
-    if isinstance(part, Mapping):
-        device = part.get("device", "none")
+def _offload_tier(zero: Mapping[str, Any], name: str, old: str) -> str:
+    section = zero.get(name)
+    if isinstance(section, Mapping):
+        device = section.get("device", "none")
         device = "none" if device == AUTO else device
         if not isinstance(device, (str, type(None))) or device not in _PLACES:
             raise PlanError(f"{name}.device is {short_repr(device)}; known: none, cpu, nvme")
         return _PLACES[device]
-    if part not in (None, False):
-        raise PlanError(f"{name} must be a section with a device, not {short_repr(part)}")
+    if section not in (None, False):
+        raise PlanError(f"{name} must be a section with a device, not {short_repr(section)}")
     return "host" if old and zero.get(old) is True else "device"

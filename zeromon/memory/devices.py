@@ -39,27 +39,27 @@ class Device:
 _GIB, _TERA, _GIGA = 1 << 30, 1e12, 1e9
 
 
-def _device(gib: int, half: float, single: float, *gigabytes: float) -> Device:
-    memory, link, host = (each * _GIGA for each in gigabytes)
-    return Device(gib * _GIB, half * _TERA, single * _TERA, memory, link, host)
+def _device_peaks(gib: int, half_tflops: float, single_tflops: float, *gigabytes: float) -> Device:
+    memory, link, host = (rate * _GIGA for rate in gigabytes)
+    return Device(gib * _GIB, half_tflops * _TERA, single_tflops * _TERA, memory, link, host)
 
 
-_A100 = _device(80, 312, 19.5, 2039, 300, 32)
+_A100 = _device_peaks(80, 312, 19.5, 2039, 300, 32)
 DEVICES: Mapping[str, Device] = {
-    "a100-40": _device(40, 312, 19.5, 1555, 300, 32),
+    "a100-40": _device_peaks(40, 312, 19.5, 1555, 300, 32),
     "a100": _A100, "a100-80": _A100,
-    "h100": _device(80, 989, 67, 3350, 450, 64),
-    "h200": _device(141, 989, 67, 4800, 450, 64),
-    "b200": _device(180, 2250, 75, 8000, 900, 64),
-    "l4": _device(24, 121, 30.3, 300, 32, 32),
-    "l40s": _device(48, 362, 91.6, 864, 32, 32),
-    "a10": _device(24, 125, 31.2, 600, 32, 32),
-    "v100": _device(32, 125, 15.7, 900, 150, 16),
-    "v100-16": _device(16, 125, 15.7, 900, 150, 16),
-    "t4": _device(16, 65, 8.1, 320, 16, 16),
-    "rtx4090": _device(24, 165, 82.6, 1008, 32, 32),
-    "rtx3090": _device(24, 71, 35.6, 936, 32, 32),
-    "mi300x": _device(192, 1307, 163, 5300, 448, 64),
+    "h100": _device_peaks(80, 989, 67, 3350, 450, 64),
+    "h200": _device_peaks(141, 989, 67, 4800, 450, 64),
+    "b200": _device_peaks(180, 2250, 75, 8000, 900, 64),
+    "l4": _device_peaks(24, 121, 30.3, 300, 32, 32),
+    "l40s": _device_peaks(48, 362, 91.6, 864, 32, 32),
+    "a10": _device_peaks(24, 125, 31.2, 600, 32, 32),
+    "v100": _device_peaks(32, 125, 15.7, 900, 150, 16),
+    "v100-16": _device_peaks(16, 125, 15.7, 900, 150, 16),
+    "t4": _device_peaks(16, 65, 8.1, 320, 16, 16),
+    "rtx4090": _device_peaks(24, 165, 82.6, 1008, 32, 32),
+    "rtx3090": _device_peaks(24, 71, 35.6, 936, 32, 32),
+    "mi300x": _device_peaks(192, 1307, 163, 5300, 448, 64),
 }  # fmt: skip
 """Name -> peaks; of the SXM version where there are several."""
 
@@ -93,36 +93,36 @@ LINKS: Mapping[str, float] = {
 _SPEED = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)(gb|mb|g)(?:/s|ps)?")
 
 
-def link_peak(text: str) -> float:
+def parse_link_peak(speed: str) -> float:
     """Returns the bytes/s of ``ib-ndr``, ``8x400Gb``, ``25GB/s``: Gb are bits and GB bytes.
 
     Raises :class:`PlanError` for anything else.
     """
-    word = text.strip()
-    count, _, name = word.lower().rpartition("x")
+    trimmed = speed.strip()
+    count, _, name = trimmed.lower().rpartition("x")
     if name in LINKS and (count.isdigit() or not count):
         return LINKS[name] * int(count or 1)
-    match = _SPEED.fullmatch(word.lower())
+    match = _SPEED.fullmatch(trimmed.lower())
     if match is None or not float(match[2]):
-        known = ", ".join(LINKS)
+        names = ", ".join(LINKS)
         raise PlanError(
-            f"{text!r} is not the speed of a link",
-            hint=f"Like 25GB/s, 8x400Gb (bits), or one of {known}.",
+            f"{speed!r} is not the speed of a link",
+            hint=f"Like 25GB/s, 8x400Gb (bits), or one of {names}.",
         )
-    scale = {"g": 1e9, "m": 1e6}[match[3][0]] / (1 if "B" in word else 8)
+    scale = {"g": 1e9, "m": 1e6}[match[3][0]] / (1 if "B" in trimmed else 8)
     return int(match[1] or 1) * float(match[2]) * scale
 
 
-def device_named(text: str) -> Device | None:
-    """Returns the device that *text* names: a key of :data:`DEVICES`, or what NVML calls it."""
-    word = text.strip().lower()
-    if word in DEVICES:
-        return DEVICES[word]
-    said = re.sub(r"[^a-z0-9]", "", word.replace("nvidia", ""))
-    if "a100" in said and "40gb" in said:
+def find_named_device(label: str) -> Device | None:
+    """Returns the device that *label* names: a key of :data:`DEVICES`, or what NVML calls it."""
+    lowered = label.strip().lower()
+    if lowered in DEVICES:
+        return DEVICES[lowered]
+    compact = re.sub(r"[^a-z0-9]", "", lowered.replace("nvidia", ""))
+    if "a100" in compact and "40gb" in compact:
         return DEVICES["a100-40"]
-    found = [name for name in DEVICES if name in said]
-    return DEVICES[max(found, key=len)] if found else None
+    matches = [name for name in DEVICES if name in compact]
+    return DEVICES[max(matches, key=len)] if matches else None
 
 
 _HALVES = ("bfloat16", "float16")
@@ -131,13 +131,13 @@ _BEFORE_AMPERE = (DEVICES["v100"], DEVICES["v100-16"], DEVICES["t4"])
 
 def peak_flops(device: str, dtype: str) -> float | str:
     """Returns the dense peak of *device* for matrices of *dtype*, FLOP/s, or why it is unknown."""
-    known = device_named(device) if device else None
-    if known is None:
+    peaks = find_named_device(device) if device else None
+    if peaks is None:
         return f"no peak is known of {device or 'the device'}"
-    if dtype in ("bfloat16", "tf32") and known in _BEFORE_AMPERE:
+    if dtype in ("bfloat16", "tf32") and peaks in _BEFORE_AMPERE:
         return f"{device} has no {dtype.replace('bfloat', 'bf')}"
     if dtype == "tf32":  # by the data sheets of all of these
-        return known.half_flops / 2
+        return peaks.half_flops / 2
     if dtype not in (*_HALVES, "float32"):
         return f"no peak of {device} is known for {dtype or 'the unknown dtype of the model'}"
-    return known.half_flops if dtype in _HALVES else known.single_flops
+    return peaks.half_flops if dtype in _HALVES else peaks.single_flops

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from zeromon.memory.plan import Row, Setup, row
+from zeromon.memory.plan import Row, Setup, predict_row
 from zeromon.memory.predict import During
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.stats.noise import Estimate, half_width
 
-MOST_LAUNCHES = 4
+MAX_LAUNCHES = 4
 HOST, DEVICE = "host", "device"
 RESERVE = {HOST: 0.02, DEVICE: 0.06}
 """Share of a memory that stays free: pages of libraries that the kernel takes back and needs again at
@@ -73,8 +73,8 @@ class Trial:
         """Seconds of a step for each sample of a rank."""
         if self.seconds is None:
             return None
-        whole = Estimate(self.seconds, self.seconds_error, self.seconds_freedom)
-        return whole.scaled(1 / (self.micro_batch * self.accumulation))
+        step_estimate = Estimate(self.seconds, self.seconds_error, self.seconds_freedom)
+        return step_estimate.scaled(1 / (self.micro_batch * self.accumulation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,31 +89,31 @@ class Line:
         return self.fixed + self.each * micro_batch
 
 
-def line(trials: Sequence[Trial], pool: str) -> Line | None:
+def fitted_line(trials: Sequence[Trial], pool: str) -> Line | None:
     """Returns the line of the largest measured trials of one stage; None without two sizes.
 
     The largest decide: an allocator takes small batches from what it holds already. Sizes that differ
     little count together, because their peaks have noise.
     """
-    known = sorted(
+    points = sorted(
         {t.micro_batch: t.peaks[pool] for t in trials if t.fits and pool in t.peaks}.items()
     )
-    if len(known) < 2:
+    if len(points) < 2:
         return None
-    top = [point for point in known if point[0] >= _CLOSE * known[-1][0]]
-    small, low = known[max(0, len(known) - len(top) - 1)]
+    top = [point for point in points if point[0] >= _CLOSE * points[-1][0]]
+    small, low = points[max(0, len(points) - len(top) - 1)]
     large, high = fmean(size for size, _ in top), fmean(peak for _, peak in top)
-    each = max(0.0, (high - low) / (large - small))
-    return Line(high - each * large, each)
+    slope = max(0.0, (high - low) / (large - small))
+    return Line(high - slope * large, slope)
 
 
-def usable(trials: Sequence[Trial], pool: str) -> float | None:
+def usable_pool_bytes(trials: Sequence[Trial], pool: str) -> float | None:
     """Returns the bytes of *pool* that a trial may take, by the least room that any has seen."""
-    rooms = [t.rooms[pool] for t in trials if t.rooms.get(pool, 0) > 0]
-    return min(rooms) * (1 - RESERVE[pool]) if rooms else None
+    limits = [t.rooms[pool] for t in trials if t.rooms.get(pool, 0) > 0]
+    return min(limits) * (1 - RESERVE[pool]) if limits else None
 
 
-def largest(
+def largest_fitting_size(
     trials: Sequence[Trial], sizes: Sequence[int], moved: Mapping[str, float] | None = None
 ) -> int | None:
     """Returns the largest of *sizes* that fits by the lines of *trials*, 0 for none; None if unknown.
@@ -121,85 +121,87 @@ def largest(
     *moved*: pool -> bytes that another stage takes beyond that of *trials*.
     """
     pools = [pool for pool in (HOST, DEVICE) if any(pool in t.peaks for t in trials)]
-    limits = [(pool, line(trials, pool), usable(trials, pool)) for pool in pools]
-    if not limits or any(known is None for _, known, _ in limits):
+    limits = [(pool, fitted_line(trials, pool), usable_pool_bytes(trials, pool)) for pool in pools]
+    if not limits or any(trend is None for _, trend, _ in limits):
         return None
     fitting = [
         size
         for size in sizes
         if all(
-            room is None
-            or (known is not None and known.at(size) + (moved or {}).get(pool, 0.0) <= room)
-            for pool, known, room in limits
+            limit is None
+            or (trend is not None and trend.at(size) + (moved or {}).get(pool, 0.0) <= limit)
+            for pool, trend, limit in limits
         )
     ]
     return max(fitting, default=0)
 
 
-def second(first: Trial, sizes: Sequence[int]) -> int | None:
+def second_launch_size(launch: Trial, sizes: Sequence[int]) -> int | None:
     """Returns the size of the second launch: the largest that surely fits, by the first alone.
 
     A sample takes at most what the first launch took beyond the bytes of processes without a model.
     """
     bound = min(
         (
-            room // peak * first.micro_batch
+            limit // peak * launch.micro_batch
             if pool == DEVICE
-            else first.micro_batch
-            + (room - peak) * first.micro_batch // max(1, peak - first.base_bytes)
-            for pool, peak in first.peaks.items()
-            if (room := round(usable([first], pool) or 0)) and peak
+            else launch.micro_batch
+            + (limit - peak) * launch.micro_batch // max(1, peak - launch.base_bytes)
+            for pool, peak in launch.peaks.items()
+            if (limit := round(usable_pool_bytes([launch], pool) or 0)) and peak
         ),
-        default=first.micro_batch * 2,
+        default=launch.micro_batch * 2,
     )
-    most = min(max(bound, first.micro_batch + 1), first.micro_batch * _FIRST_JUMP)
-    larger = [size for size in sizes if size > first.micro_batch]
-    return max((size for size in larger if size <= most), default=min(larger, default=None))
+    max_size = min(max(bound, launch.micro_batch + 1), launch.micro_batch * _FIRST_JUMP)
+    larger = [size for size in sizes if size > launch.micro_batch]
+    return max((size for size in larger if size <= max_size), default=min(larger, default=None))
 
 
-def best_known(trials: Sequence[Trial]) -> int:
+def largest_that_ran(trials: Sequence[Trial]) -> int:
     """Returns the largest micro-batch that ran, 0 for none."""
     return max((t.micro_batch for t in trials if t.fits), default=0)
 
 
-def next_size(trials: Sequence[Trial], sizes: Sequence[int], left: int) -> int | None:
-    """Returns what to launch next of one stage, of *left* launches; None: nothing is to be learnt."""
-    if left <= 0 or not sizes:
+def next_size(trials: Sequence[Trial], sizes: Sequence[int], launches_left: int) -> int | None:
+    """Returns what to launch next of one stage, of *launches_left*; None: nothing is to be learnt."""
+    if launches_left <= 0 or not sizes:
         return None
     if not trials:
         return sizes[0]
     too_large = min((t.micro_batch for t in trials if not t.fits), default=1 << 60)
-    open_sizes = [size for size in sizes if best_known(trials) < size < too_large]
-    if not open_sizes or not best_known(trials):
+    open_sizes = [size for size in sizes if largest_that_ran(trials) < size < too_large]
+    if not open_sizes or not largest_that_ran(trials):
         return None
     measured = [t for t in trials if t.fits]
     if len({t.micro_batch for t in measured}) < 2:
         if too_large < 1 << 60:
             return open_sizes[len(open_sizes) // 2]
-        return second(measured[0], sizes)
-    goal = largest(measured, sizes)
+        return second_launch_size(measured[0], sizes)
+    goal = largest_fitting_size(measured, sizes)
     if goal is None:
         return None
     if goal in open_sizes:
         if too_large < 1 << 60:
-            return _leaving(_SHORTER, measured, open_sizes)
-        if left > 1 and goal > _FAR * best_known(trials):  # far beyond what was measured
-            return _leaving(_SHORT, measured, open_sizes)
+            return _size_leaving_free(_SHORTER, measured, open_sizes)
+        if launches_left > 1 and goal > _FAR * largest_that_ran(
+            trials
+        ):  # far beyond what was measured
+            return _size_leaving_free(_SHORT, measured, open_sizes)
         return goal
     # the line says that more fits than what was stopped
-    return _leaving(_SHORTER, measured, open_sizes) if goal >= too_large else None
+    return _size_leaving_free(_SHORTER, measured, open_sizes) if goal >= too_large else None
 
 
-def _leaving(share: float, trials: Sequence[Trial], sizes: Sequence[int]) -> int:
+def _size_leaving_free(share: float, trials: Sequence[Trial], sizes: Sequence[int]) -> int:
     """The largest of *sizes* that leaves a *share* of each memory free by the line."""
-    free = {pool: share * (usable(trials, pool) or 0.0) for pool in RESERVE}
-    return largest(trials, sizes, free) or sizes[0]
+    free = {pool: share * (usable_pool_bytes(trials, pool) or 0.0) for pool in RESERVE}
+    return largest_fitting_size(trials, sizes, free) or sizes[0]
 
 
-def loses(mine: Estimate, best: Estimate) -> bool:
-    """Returns whether *mine* seconds a sample exceed *best* by more than the noise of both."""
-    noise = half_width(mine, best)
-    return noise is not None and mine.value - best.value > noise
+def loses_beyond_noise(mine: Estimate, fastest: Estimate) -> bool:
+    """Returns whether *mine* seconds a sample exceed *fastest* by more than the noise of both."""
+    noise = half_width(mine, fastest)
+    return noise is not None and mine.value - fastest.value > noise
 
 
 # ---- the stages of a fit side by side -----------------------------------------------------------
@@ -246,58 +248,60 @@ class Stage:
     @property
     def samples_per_second(self) -> float | None:
         """Samples per second of all ranks."""
-        return _rate(self.samples, self.seconds)
+        return _count_per_second(self.samples, self.seconds)
 
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens per second of all ranks."""
-        return _rate(self.tokens, self.seconds)
+        return _count_per_second(self.tokens, self.seconds)
 
 
-def ranked(names: Sequence[str]) -> list[str]:
+def least_memory_first(names: Sequence[str]) -> list[str]:
     """Returns *names*, the stage that needs the least memory first, and unknown ones last."""
     return sorted(names, key=lambda name: -_NAMED.get(name.lower(), ("", -1))[1])
 
 
-def stages_of(
+def stages_of_trials(
     names: Sequence[str],
     trials: Sequence[Trial],
     sizes: Sequence[int],
     setup: Setup | None,
-    why: str,
+    cause: str,
 ) -> list[Stage]:
-    """Returns the stages; *setup*: of a run of the first one, None with *why* where unknown."""
-    first = [t for t in trials if t.stage == names[0]]
-    found = []
-    base = row(setup, setup.plan) if setup is not None else None
+    """Returns the stages; *setup*: of a run of the first one, None with *cause* where unknown."""
+    baseline = [t for t in trials if t.stage == names[0]]
+    stages = []
+    base = predict_row(setup, setup.plan) if setup is not None else None
     for name in names:
-        own = [t for t in trials if t.stage == name]
-        target = _plan(setup, name) if setup is not None and name != names[0] else None
+        runs = [t for t in trials if t.stage == name]
+        target = _plan_of_stage(setup, name) if setup is not None and name != names[0] else None
         if name == names[0] and setup is not None and base is not None and len(names) > 1:
-            found.append(_predicted(name, own, first, sizes, setup, base, base))
+            stages.append(_moved_stage(name, runs, baseline, sizes, setup, base, base))
         elif name == names[0]:
-            found.append(_measured(name, own, sizes, base))
+            stages.append(_ran_stage(name, runs, sizes, base))
         elif setup is None or base is None or target is None:
-            reason = why or f"the plan has no arithmetic for {name!r}"
-            found.append(replace(_measured(name, own, sizes, None), why="" if own else reason))
+            reason = cause or f"the plan has no arithmetic for {name!r}"
+            stages.append(replace(_ran_stage(name, runs, sizes, None), why="" if runs else reason))
         else:
-            found.append(_predicted(name, own, first, sizes, setup, base, row(setup, target)))
-    return found
+            stages.append(
+                _moved_stage(name, runs, baseline, sizes, setup, base, predict_row(setup, target))
+            )
+    return stages
 
 
-def recommend(stages: Sequence[Stage]) -> Stage | None:
+def recommend_fastest_stage(stages: Sequence[Stage]) -> Stage | None:
     """Returns the stage with the most samples a second at its largest micro-batch; None if none fits.
 
     A measured figure within 2 % of a predicted one wins.
     """
     fitting = [s for s in stages if s.largest]
-    known = [s for s in fitting if s.samples_per_second is not None]
-    if not known:
+    timed = [s for s in fitting if s.samples_per_second is not None]
+    if not timed:
         return max(fitting, key=lambda s: (s.measured, s.largest or 0), default=None)
-    return max(known, key=lambda s: (s.samples_per_second or 0.0) * (1.02 if s.measured else 1.0))
+    return max(timed, key=lambda s: (s.samples_per_second or 0.0) * (1.02 if s.measured else 1.0))
 
 
-def _plan(setup: Setup, name: str) -> ShardPlan | None:
+def _plan_of_stage(setup: Setup, name: str) -> ShardPlan | None:
     framework, level = _NAMED.get(name.lower(), (None, 0))
     if framework is None:
         return None
@@ -308,44 +312,44 @@ def _plan(setup: Setup, name: str) -> ShardPlan | None:
     return replace(base, framework=framework, stage=stage, reshards=stage == ZeroStage.PARAMETERS)
 
 
-def _measured(name: str, own: Sequence[Trial], sizes: Sequence[int], base: Row | None) -> Stage:
+def _ran_stage(name: str, runs: Sequence[Trial], sizes: Sequence[int], base: Row | None) -> Stage:
     """A stage by its own launches."""
-    size = best_known(own)
+    size = largest_that_ran(runs)
     if not size:
-        failed = next((t.outcome for t in own if t.outcome), "")
+        failed = next((t.outcome for t in runs if t.outcome), "")
         return Stage(
             name=name,
             largest=0 if failed else None,
             measured=bool(failed),
             why=failed or "no launch",
         )
-    trial = next(t for t in own if t.micro_batch == size and t.fits)
-    fits, alone = largest(own, sizes), _alone(own, sizes, size)
-    note = f"more may fit: {fits} by the line" if not alone and fits and fits > size else ""
+    trial = next(t for t in runs if t.micro_batch == size and t.fits)
+    fits, size_alone = largest_fitting_size(runs, sizes), _size_without_fit(runs, sizes, size)
+    note = f"more may fit: {fits} by the line" if not size_alone and fits and fits > size else ""
     if trial.seconds is None:
         note = "seconds: fewer than three steps ended in time"
-    return replace(_stage_of(trial, base, note), alone=alone)
+    return replace(_stage_of_trial(trial, base, note), alone=size_alone)
 
 
-def _alone(own: Sequence[Trial], sizes: Sequence[int], size: int) -> int | None:
+def _size_without_fit(runs: Sequence[Trial], sizes: Sequence[int], size: int) -> int | None:
     """Size that fits in the memory of zeromon fit, too, if *size* nearly fills the rest; else None."""
-    known, room = line(own, HOST), usable(own, HOST)
-    if known is None or room is None or known.at(size) < _NEAR * room:
+    trend, limit = fitted_line(runs, HOST), usable_pool_bytes(runs, HOST)
+    if trend is None or limit is None or trend.at(size) < _NEAR * limit:
         return None
-    held = max(t.own_bytes for t in own)
-    found = largest(own, sizes, {HOST: -held})
-    return found if found is not None and found > size else None
+    fit_bytes = max(t.own_bytes for t in runs)
+    fitting = largest_fitting_size(runs, sizes, {HOST: -fit_bytes})
+    return fitting if fitting is not None and fitting > size else None
 
 
-def _stage_of(trial: Trial, base: Row | None, why: str = "") -> Stage:
+def _stage_of_trial(trial: Trial, base: Row | None, note: str = "") -> Stage:
     return Stage(
         name=trial.stage,
         largest=trial.micro_batch,
         measured=True,
-        why=why,
+        why=note,
         peaks=dict(trial.peaks),
         rooms=dict(trial.rooms),
-        roles=_roles(base),
+        roles=_role_bytes(base),
         seconds=trial.seconds,
         exposed_seconds=trial.exposed_seconds,
         samples=trial.samples,
@@ -353,78 +357,78 @@ def _stage_of(trial: Trial, base: Row | None, why: str = "") -> Stage:
     )
 
 
-def _roles(found: Row | None) -> dict[str, int]:
-    return {} if found is None else found.memory.by_role("device")
+def _role_bytes(prediction: Row | None) -> dict[str, int]:
+    return {} if prediction is None else prediction.memory.by_role("device")
 
 
-def _predicted(
-    name: str, own: Sequence[Trial], first: Sequence[Trial], sizes: Sequence[int],
-    setup: Setup, base: Row, other: Row,
+def _moved_stage(
+    name: str, runs: Sequence[Trial], baseline: Sequence[Trial], sizes: Sequence[int],
+    setup: Setup, base: Row, target: Row,
 ) -> Stage:  # fmt: skip
     """A stage by the launches of the first one, moved by the difference of their states."""
-    more = _difference(base, other, "device")
-    pool = DEVICE if any(DEVICE in t.peaks for t in first) else HOST
-    moved = {pool: more * (1 if pool == DEVICE else setup.ranks_per_host)}
+    extra = _difference_of_states(base, target, "device")
+    pool = DEVICE if any(DEVICE in t.peaks for t in baseline) else HOST
+    moved = {pool: extra * (1 if pool == DEVICE else setup.ranks_per_host)}
     if pool == DEVICE:
-        moved[HOST] = _difference(base, other, "host") * setup.ranks_per_host
-    size = largest(first, sizes, moved)
-    too_large = min((t.micro_batch for t in own if not t.fits), default=1 << 60)
+        moved[HOST] = _difference_of_states(base, target, "host") * setup.ranks_per_host
+    size = largest_fitting_size(baseline, sizes, moved)
+    too_large = min((t.micro_batch for t in runs if not t.fits), default=1 << 60)
     if size is not None and size >= too_large:
-        size = max([best_known(own), *(n for n in sizes if n < too_large and n < size)])
-    ran = next((t for t in own if t.fits and t.micro_batch == size), None)
+        size = max([largest_that_ran(runs), *(n for n in sizes if n < too_large and n < size)])
+    ran = next((t for t in runs if t.fits and t.micro_batch == size), None)
     if ran is not None:
         untimed = "" if ran.seconds else "seconds: fewer than three steps ended in time"
-        return _stage_of(ran, other, untimed)
+        return _stage_of_trial(ran, target, untimed)
     if not size:
-        why = "no size fits, by the plan" if size == 0 else "one launch is no line"
-        return Stage(name=name, largest=size, measured=False, why=why, roles=_roles(other))
+        reason = "no size fits, by the plan" if size == 0 else "one launch is no line"
+        return Stage(name=name, largest=size, measured=False, why=reason, roles=_role_bytes(target))
     peaks = {
-        pool: known.at(size) + moved.get(pool, 0.0)
+        pool: trend.at(size) + moved.get(pool, 0.0)
         for pool in (HOST, DEVICE)
-        if (known := line(first, pool)) is not None
+        if (trend := fitted_line(baseline, pool)) is not None
     }
-    seconds, why = _seconds(first, size, base, other)
-    each = next((t for t in reversed(first) if t.fits), None)
-    scale = size / each.micro_batch if each is not None else 1.0
+    seconds, reason = _time_at(baseline, size, base, target)
+    reference = next((t for t in reversed(baseline) if t.fits), None)
+    scale = size / reference.micro_batch if reference is not None else 1.0
     return Stage(
         name=name,
         largest=size,
         measured=False,
-        why=why,
+        why=reason,
         peaks=peaks,
-        rooms=dict(each.rooms) if each is not None else {},
-        roles=_roles(other),
+        rooms=dict(reference.rooms) if reference is not None else {},
+        roles=_role_bytes(target),
         seconds=seconds,
-        exposed_seconds=other.time.parts.communication
-        if isinstance(other.time, StepTime)
+        exposed_seconds=target.time.parts.communication
+        if isinstance(target.time, StepTime)
         else None,
-        samples=each.samples * scale if each is not None and each.samples else None,
-        tokens=each.tokens * scale if each is not None and each.tokens else None,
+        samples=reference.samples * scale if reference is not None and reference.samples else None,
+        tokens=reference.tokens * scale if reference is not None and reference.tokens else None,
     )
 
 
-def _difference(base: Row, other: Row, place: str) -> int:
-    """Bytes that a rank holds more under *other*, while activations exist."""
+def _difference_of_states(base: Row, target: Row, tier: str) -> int:
+    """Bytes that a rank holds more under *target*, while activations exist."""
     during = During.BACKWARD
-    return other.memory.total(place, during) - base.memory.total(place, during)
+    return target.memory.total(tier, during) - base.memory.total(tier, during)
 
 
-def _seconds(first: Sequence[Trial], size: int, base: Row, other: Row) -> tuple[float | None, str]:
+def _time_at(runs: Sequence[Trial], size: int, base: Row, target: Row) -> tuple[float | None, str]:
     """Seconds of a step at *size*: the line of the first stage, and the difference by the plan."""
-    known = sorted((t.micro_batch, t.seconds) for t in first if t.fits and t.seconds)
-    if not known:
+    timed = sorted((t.micro_batch, t.seconds) for t in runs if t.fits and t.seconds)
+    if not timed:
         return None, "seconds: no step was timed"
-    if other is base:
-        more = 0.0
-    elif isinstance(base.time, StepTime) and isinstance(other.time, StepTime):
-        more = other.time.seconds - base.time.seconds
+    if target is base:
+        extra = 0.0
+    elif isinstance(base.time, StepTime) and isinstance(target.time, StepTime):
+        extra = target.time.seconds - base.time.seconds
     else:
-        said = base.time if isinstance(base.time, str) else other.time
-        return None, f"seconds: {said}"
-    (small, low), (large, high) = known[0], known[-1]
-    each = max(0.0, (high - low) / (large - small)) if large > small else high / large
-    return max(1e-9, high + each * (size - large) + more), ""
+        unknown = base.time if isinstance(base.time, str) else target.time
+        return None, f"seconds: {unknown}"
+    (small, low), (large, high) = timed[0], timed[-1]
+    slope = max(0.0, (high - low) / (large - small)) if large > small else high / large
+    return max(1e-9, high + slope * (size - large) + extra), ""
 
 
-def _rate(count: float | None, seconds: float | None) -> float | None:
+def _count_per_second(count: float | None, seconds: float | None) -> float | None:
     return count / seconds if count is not None and seconds else None

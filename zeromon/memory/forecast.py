@@ -28,10 +28,10 @@ HORIZON_STEPS = 1000
 _WARM_UP_STEPS = 10
 _WINDOWS = (32, 64, 128, 256, 512)
 _BLOCKS = 8
-_LEAST_CONCORDANT = 25  # of 28 pairs of blocks: p < 0.001 where there is no trend
-_LEAST_OF_NOISE = 4.0
-_LEAST_OF_CAPACITY = 0.001
-_MOST_WINDOWS_AHEAD = 4  # a trend is extrapolated over at most four times its window
+_MIN_CONCORDANT = 25  # of 28 pairs of blocks: p < 0.001 where there is no trend
+_MIN_RISE_OF_NOISE = 4.0
+_MIN_RISE_OF_CAPACITY = 0.001
+_MAX_WINDOWS_AHEAD = 4  # a trend is extrapolated over at most four times its window
 _GOES_ON = 6.0
 """Growth that would level off within so many times its rise so far is none."""
 _LONG_WINDOW = 256
@@ -39,10 +39,10 @@ _LONG_WINDOW = 256
 _ONSET_STEPS, _ONSET_NOISE = 3.0, 6.0
 """How far, in steps of growth or in deviations, a sample of a trend lies from its line at most."""
 _SPIKE_WINDOW = 512
-_SPIKE_LEAST = 64
+_MIN_SPIKE_SAMPLES = 64
 _SPIKE_STEPS = HORIZON_STEPS
-_LEAST_EVENTS = 8
-_MOST_SHAPE = 0.5
+_MIN_EVENTS = 8
+_MAX_SHAPE = 0.5
 _ALARM_CHANCE = 0.8
 _ALARM = OOM.warning
 _NO_ALARM = 0.9 * _ALARM
@@ -51,7 +51,7 @@ SAFE_LEVEL, _ALARM_LEVEL = 0.90, 0.97
 """A level of at most SAFE_LEVEL is no risk."""
 
 _SAME_ONSET_STEPS = 20
-_MOST_BENT = 0.25
+_MAX_BEND = 0.25
 """By this share of a growth its steps times the slope may differ from it."""
 
 Samples = Sequence[tuple[int, int]]
@@ -81,25 +81,25 @@ class Growth:
 
     def steps_left(self, capacity_bytes: float) -> tuple[float, float, float]:
         """Returns the (expected, soonest, latest) number of steps until *capacity_bytes*."""
-        room = max(0.0, capacity_bytes - self.now_bytes)
-        latest = room / self.slope_low if self.slope_low > 0 else math.inf
-        return room / self.slope, room / self.slope_high, latest
+        headroom = max(0.0, capacity_bytes - self.now_bytes)
+        steps_latest = headroom / self.slope_low if self.slope_low > 0 else math.inf
+        return headroom / self.slope, headroom / self.slope_high, steps_latest
 
 
 # ---- growth ---------------------------------------------------------------------------------------
 
 
-def growth(samples: Samples, capacity_bytes: int) -> Growth | None:
+def soonest_growth(samples: Samples, capacity_bytes: int) -> Growth | None:
     """Returns the trend that fills *capacity_bytes* soonest, over several windows; None without one."""
     candidates = []
     for window in _WINDOWS:
         if len(samples) < window:
             break
-        trend = _growth_in(samples[-window:], capacity_bytes)
+        trend = _growth_in_window(samples[-window:], capacity_bytes)
         if trend is not None:
-            left = trend.steps_left(capacity_bytes)[0]
-            if left <= _MOST_WINDOWS_AHEAD * window:
-                candidates.append((left, _with_onset(samples, trend)))
+            steps_left = trend.steps_left(capacity_bytes)[0]
+            if steps_left <= _MAX_WINDOWS_AHEAD * window:
+                candidates.append((steps_left, _with_onset_step(samples, trend)))
     return min(candidates, key=lambda pair: pair[0])[1] if candidates else None
 
 
@@ -111,37 +111,37 @@ def steady_growth(samples: Samples) -> Growth | None:
     trends = []
     for window in _WINDOWS:
         if len(samples) >= window:
-            part = samples[-window:]
-            rise = part[-1][1] - part[0][1]
-            trend = _growth_in(part, round(part[-1][1] + _GOES_ON * rise))
+            in_window = samples[-window:]
+            rise = in_window[-1][1] - in_window[0][1]
+            trend = _growth_in_window(in_window, round(in_window[-1][1] + _GOES_ON * rise))
             trends += [trend] if trend is not None else []
     if not trends:
         return None
-    newest = _with_onset(samples, trends[0])
-    return newest if newest.was_level or trends[-1].window >= _LONG_WINDOW else None
+    current = _with_onset_step(samples, trends[0])
+    return current if current.was_level or trends[-1].window >= _LONG_WINDOW else None
 
 
-def _with_onset(samples: Samples, trend: Growth) -> Growth:
+def _with_onset_step(samples: Samples, trend: Growth) -> Growth:
     """Returns *trend*, prolonged to the steps before its window, with its begin."""
-    end, first, was_level = samples[-1][0], samples[0], False
+    end_step, onset, was_level = samples[-1][0], samples[0], False
     bound = max(_ONSET_STEPS * trend.slope, _ONSET_NOISE * trend.noise)
     for step, used in reversed(samples):
-        above = used - (trend.middle_bytes + trend.slope * (step - end))
+        above = used - (trend.middle_bytes + trend.slope * (step - end_step))
         if abs(above) > bound:
             was_level = above > 0  # before a trend that slows down, it lies below
             break
-        first = step, used
-    grown = max(0.0, samples[-1][1] - first[1])
-    return replace(trend, since_step=first[0], grown_bytes=grown, was_level=was_level)
+        onset = step, used
+    grown = max(0.0, samples[-1][1] - onset[1])
+    return replace(trend, since_step=onset[0], grown_bytes=grown, was_level=was_level)
 
 
-def _growth_in(samples: Samples, capacity_bytes: int) -> Growth | None:
+def _growth_in_window(samples: Samples, capacity_bytes: int) -> Growth | None:
     size = len(samples) // _BLOCKS
     samples = samples[len(samples) - size * _BLOCKS :]
     blocks = [samples[i : i + size] for i in range(0, len(samples), size)]
     levels = [median([used for _, used in block]) for block in blocks]
     rising = sum(b > a for i, a in enumerate(levels) for b in levels[i + 1 :])
-    if rising < _LEAST_CONCORDANT:
+    if rising < _MIN_CONCORDANT:
         return None
     centres = [(block[0][0] + block[-1][0]) / 2 for block in blocks]
     slopes = sorted(
@@ -153,16 +153,16 @@ def _growth_in(samples: Samples, capacity_bytes: int) -> Growth | None:
     if not slopes:
         return None
     slope = median(slopes)
-    end = samples[-1][0]
-    middle = median(
-        [level - slope * (centre - end) for level, centre in zip(levels, centres, strict=True)]
+    end_step = samples[-1][0]
+    base_level = median(
+        [level - slope * (centre - end_step) for level, centre in zip(levels, centres, strict=True)]
     )
-    residuals = [used - (middle + slope * (step - end)) for step, used in samples]
+    residuals = [used - (base_level + slope * (step - end_step)) for step, used in samples]
     noise = 1.4826 * median([abs(r) for r in residuals])
-    rise = slope * (end - samples[0][0])
-    if slope <= 0 or rise < max(_LEAST_OF_NOISE * noise, _LEAST_OF_CAPACITY * capacity_bytes):
+    rise = slope * (end_step - samples[0][0])
+    if slope <= 0 or rise < max(_MIN_RISE_OF_NOISE * noise, _MIN_RISE_OF_CAPACITY * capacity_bytes):
         return None
-    if _levels_off(levels, capacity_bytes) or _is_stairs(levels):
+    if _is_levelling_off(levels, capacity_bytes) or _rises_by_jumps(levels):
         return None
     crest = sorted(residuals)[int(0.95 * (len(residuals) - 1))]
     tenth = len(slopes) // 10
@@ -170,8 +170,8 @@ def _growth_in(samples: Samples, capacity_bytes: int) -> Growth | None:
         slope=slope,
         slope_low=slopes[tenth],
         slope_high=max(slopes[-1 - tenth], slope),
-        now_bytes=middle + max(0.0, crest),
-        middle_bytes=middle,
+        now_bytes=base_level + max(0.0, crest),
+        middle_bytes=base_level,
         noise=noise,
         window=len(samples),
         since_step=samples[0][0],
@@ -179,22 +179,22 @@ def _growth_in(samples: Samples, capacity_bytes: int) -> Growth | None:
     )
 
 
-def _levels_off(levels: Sequence[float], capacity_bytes: float) -> bool:
+def _is_levelling_off(levels: Sequence[float], capacity_bytes: float) -> bool:
     """Returns whether growth slows down so much that it stays below the capacity.
 
     When growth shrinks by the factor r from half to half, what is still to come is d r / (1 - r), d
     being the growth of the second half.
     """
-    half = len(levels) // 2
-    first = levels[half - 1] - levels[0]
-    second = levels[-1] - levels[half]
-    if second <= 0:
+    midpoint = len(levels) // 2
+    first_rise = levels[midpoint - 1] - levels[0]
+    second_rise = levels[-1] - levels[midpoint]
+    if second_rise <= 0:
         return True
-    ratio = second / first if first > 0 else 1.0
-    return ratio < 1 and levels[-1] + second * ratio / (1 - ratio) < capacity_bytes
+    ratio = second_rise / first_rise if first_rise > 0 else 1.0
+    return ratio < 1 and levels[-1] + second_rise * ratio / (1 - ratio) < capacity_bytes
 
 
-def _is_stairs(levels: Sequence[float]) -> bool:
+def _rises_by_jumps(levels: Sequence[float]) -> bool:
     """Returns whether one or two jumps cause most of the rise, such as a larger batch or a new phase."""
     steps = sorted(b - a for a, b in pairwise(levels))
     rise = levels[-1] - levels[0]
@@ -212,20 +212,20 @@ def spike_probability(samples: Samples, capacity_bytes: int, steps: int = _SPIKE
     """
     values = [used for _, used in samples[-_SPIKE_WINDOW:]]
     ordered, count = sorted(values), len(values)
-    if count < _SPIKE_LEAST:
+    if count < _MIN_SPIKE_SAMPLES:
         return 0.0
-    threshold, middle, largest = ordered[int(0.9 * count)], ordered[count // 2], ordered[-1]
-    if capacity_bytes - largest > 3 * (largest - middle):
+    threshold, typical, largest = ordered[int(0.9 * count)], ordered[count // 2], ordered[-1]
+    if capacity_bytes - largest > 3 * (largest - typical):
         return 0.0  # too far for an extrapolation from the samples
-    excesses = _events(values, threshold)
-    if len(excesses) < _LEAST_EVENTS:
+    excesses = _largest_excess_events(values, threshold)
+    if len(excesses) < _MIN_EVENTS:
         return 0.0
-    shape, scale = pareto(excesses)
-    once = _tail(capacity_bytes - threshold, shape, scale) * len(excesses) / count
+    shape, scale = fit_generalized_pareto(excesses)
+    once = _tail_probability(capacity_bytes - threshold, shape, scale) * len(excesses) / count
     return 1 - (1 - once) ** steps
 
 
-def _events(values: Sequence[int], threshold: int) -> list[int]:
+def _largest_excess_events(values: Sequence[int], threshold: int) -> list[int]:
     """Returns the largest excess of each run of values over *threshold*, ascending."""
     events: list[int] = []
     inside = False
@@ -240,7 +240,7 @@ def _events(values: Sequence[int], threshold: int) -> list[int]:
     return sorted(events)
 
 
-def pareto(excesses: Sequence[float]) -> tuple[float, float]:
+def fit_generalized_pareto(excesses: Sequence[float]) -> tuple[float, float]:
     """Returns (shape, scale) of the generalized Pareto distribution of ascending *excesses*.
 
     Probability weighted moments, Hosking & Wallis 1987: a0 is the mean, a1 the mean of
@@ -250,12 +250,12 @@ def pareto(excesses: Sequence[float]) -> tuple[float, float]:
     a0 = sum(excesses) / n
     a1 = sum(y * (1 - (i + 0.65) / n) for i, y in enumerate(excesses)) / n
     if a0 <= 2 * a1 or a1 <= 0:  # a tail without a finite mean
-        return _MOST_SHAPE, max(a0 * (1 - _MOST_SHAPE), 1.0)
-    shape = min(_MOST_SHAPE, 2 - a0 / (a0 - 2 * a1))
+        return _MAX_SHAPE, max(a0 * (1 - _MAX_SHAPE), 1.0)
+    shape = min(_MAX_SHAPE, 2 - a0 / (a0 - 2 * a1))
     return shape, max(2 * a0 * a1 / (a0 - 2 * a1), 1.0)
 
 
-def _tail(excess: float, shape: float, scale: float) -> float:
+def _tail_probability(excess: float, shape: float, scale: float) -> float:
     """Returns P(Y > excess) of the generalized Pareto distribution."""
     if excess <= 0:
         return 1.0
@@ -268,38 +268,38 @@ def _tail(excess: float, shape: float, scale: float) -> float:
 # ---- one memory -----------------------------------------------------------------------------------
 
 
-def level_risk(used_bytes: float, capacity_bytes: float) -> float:
+def risk_of_level(used_bytes: float, capacity_bytes: float) -> float:
     """Returns the risk 0..1 of a level: 0 up to 90 % of the capacity, 0.5 at 97 %, 1 at 100 %."""
     if capacity_bytes <= 0:
         return 0.0
     level = used_bytes / capacity_bytes
     if level <= _ALARM_LEVEL:
-        return _clamp((level - SAFE_LEVEL) / (_ALARM_LEVEL - SAFE_LEVEL) * _ALARM)
-    return _clamp(_ALARM + (level - _ALARM_LEVEL) / (1 - _ALARM_LEVEL) * (1 - _ALARM))
+        return _clamp_ratio((level - SAFE_LEVEL) / (_ALARM_LEVEL - SAFE_LEVEL) * _ALARM)
+    return _clamp_ratio(_ALARM + (level - _ALARM_LEVEL) / (1 - _ALARM_LEVEL) * (1 - _ALARM))
 
 
-def growth_risk(steps_left: float) -> float:
+def risk_of_growth(steps_left: float) -> float:
     """Returns the risk 0..1 of growth: 1 at 0 steps, 0.5 at :data:`HORIZON_STEPS`, lower beyond."""
     if steps_left <= HORIZON_STEPS:
         return 1 - (1 - _ALARM) * steps_left / HORIZON_STEPS
     return _ALARM * HORIZON_STEPS / steps_left
 
 
-def spike_risk(chance: float) -> float:
+def risk_of_spike(chance: float) -> float:
     """Returns the risk 0..1 of a spike with probability *chance*: 0.5, an alarm, at 0.8."""
     if chance < _ALARM_CHANCE:
         return _ALARM * chance / _ALARM_CHANCE
     return _ALARM + (1 - _ALARM) * (chance - _ALARM_CHANCE) / (1 - _ALARM_CHANCE)
 
 
-def forecast(pool: Pool, samples: Samples, capacity_bytes: int) -> Risk | None:
+def forecast_risk(pool: Pool, samples: Samples, capacity_bytes: int) -> Risk | None:
     """Returns the risk that *pool* runs out; None while its capacity or its use is unknown."""
-    known = [(step, used) for step, used in samples if used >= 0]
-    if capacity_bytes <= 0 or not known:
+    valid = [(step, used) for step, used in samples if used >= 0]
+    if capacity_bytes <= 0 or not valid:
         return None
-    settled = [sample for sample in known if sample[0] > _WARM_UP_STEPS]
-    peak = max(used for _, used in known[-20:])
-    level = level_risk(peak, capacity_bytes)
+    past_warm_up = [sample for sample in valid if sample[0] > _WARM_UP_STEPS]
+    peak = max(used for _, used in valid[-20:])
+    level = risk_of_level(peak, capacity_bytes)
     risk = Risk(
         pool=pool,
         ratio=level,
@@ -307,18 +307,18 @@ def forecast(pool: Pool, samples: Samples, capacity_bytes: int) -> Risk | None:
         used_bytes=peak,
         capacity_bytes=capacity_bytes,
     )
-    trend = growth(settled, capacity_bytes)
+    trend = soonest_growth(past_warm_up, capacity_bytes)
     if trend is not None:
-        grown = _growing(risk, RiskCause.GROWTH, trend, capacity_bytes)
-        return grown if grown.ratio >= risk.ratio else _grown(risk, trend)
-    if (trend := steady_growth(settled)) is not None:
-        far = min(growth_risk(trend.steps_left(capacity_bytes)[0]), _NO_ALARM)
-        return replace(_grown(risk, trend), ratio=max(level, far))
-    spiked = spike_risk(spike_probability(settled, capacity_bytes))
+        grown = _risk_of_trend(risk, RiskCause.GROWTH, trend, capacity_bytes)
+        return grown if grown.ratio >= risk.ratio else _risk_with_past(risk, trend)
+    if (trend := steady_growth(past_warm_up)) is not None:
+        capped = min(risk_of_growth(trend.steps_left(capacity_bytes)[0]), _NO_ALARM)
+        return replace(_risk_with_past(risk, trend), ratio=max(level, capped))
+    spiked = risk_of_spike(spike_probability(past_warm_up, capacity_bytes))
     return replace(risk, ratio=spiked, cause=RiskCause.SPIKE) if spiked > risk.ratio else risk
 
 
-def _grown(risk: Risk, trend: Growth) -> Risk:
+def _risk_with_past(risk: Risk, trend: Growth) -> Risk:
     """Returns *risk* with what *trend* says of the past: the capacity is not foretold."""
     return replace(
         risk,
@@ -329,20 +329,20 @@ def _grown(risk: Risk, trend: Growth) -> Risk:
     )
 
 
-def _growing(risk: Risk, cause: RiskCause, trend: Growth, capacity_bytes: int) -> Risk:
+def _risk_of_trend(risk: Risk, cause: RiskCause, trend: Growth, capacity_bytes: int) -> Risk:
     """Returns *risk* as that of *trend*, until *capacity_bytes*."""
-    expected, soonest, latest = trend.steps_left(capacity_bytes)
+    expected, steps_soonest, steps_latest = trend.steps_left(capacity_bytes)
     return replace(
-        _grown(risk, trend),
-        ratio=growth_risk(expected),
+        _risk_with_past(risk, trend),
+        ratio=risk_of_growth(expected),
         cause=cause,
         steps_left=expected,
-        steps_soonest=soonest,
-        steps_latest=latest if latest != math.inf else None,
+        steps_soonest=steps_soonest,
+        steps_latest=steps_latest if steps_latest != math.inf else None,
     )
 
 
-def device_risk(
+def device_memory_risk(
     recent: Sequence[StepSummary], capacity_bytes: int, retries: int = 0
 ) -> Risk | None:
     """Returns the risk of the device: of allocated bytes, or of fragmentation and non-torch memory.
@@ -351,29 +351,29 @@ def device_risk(
     alarm by itself. *retries*: number of allocations so far that had to free cached blocks first.
     """
     allocated = [(s.step, s.allocated_bytes) for s in recent]
-    risk = forecast(Pool.DEVICE, allocated, capacity_bytes)
+    risk = forecast_risk(Pool.DEVICE, allocated, capacity_bytes)
     reserved = [(s.step, s.reserved_bytes) for s in recent if s.reserved_bytes >= 0]
     if risk is None or not reserved or risk.ratio >= OOM.warning:
         return risk
-    others = [(s.step, s.other_bytes) for s in recent if s.other_bytes >= 0]
-    for cause, samples in ((RiskCause.FRAGMENTATION, reserved), (RiskCause.NON_TORCH, others)):
-        settled = [sample for sample in samples if sample[0] > _WARM_UP_STEPS]
-        own = cause == RiskCause.FRAGMENTATION
-        room = capacity_bytes if own else _room_for_others(recent, capacity_bytes)
-        trend = growth(settled, room)
-        if trend is None or (own and risk.cause == RiskCause.GROWTH):
+    non_torch = [(s.step, s.other_bytes) for s in recent if s.other_bytes >= 0]
+    for cause, samples in ((RiskCause.FRAGMENTATION, reserved), (RiskCause.NON_TORCH, non_torch)):
+        past_warm_up = [sample for sample in samples if sample[0] > _WARM_UP_STEPS]
+        is_reserved = cause == RiskCause.FRAGMENTATION
+        limit = capacity_bytes if is_reserved else _room_for_others(recent, capacity_bytes)
+        trend = soonest_growth(past_warm_up, limit)
+        if trend is None or (is_reserved and risk.cause == RiskCause.GROWTH):
             continue
-        grown = _growing(risk, cause, trend, room)
+        grown = _risk_of_trend(risk, cause, trend, limit)
         if grown.ratio > risk.ratio:
             risk = replace(grown, used_bytes=samples[-1][1])
-    held, used = reserved[-1][1], allocated[-1][1]
+    last_reserved, used = reserved[-1][1], allocated[-1][1]
     if (
         retries > 0
-        and held >= _ALARM_LEVEL * capacity_bytes
-        and used < 0.9 * held
+        and last_reserved >= _ALARM_LEVEL * capacity_bytes
+        and used < 0.9 * last_reserved
         and risk.ratio < 0.6
     ):
-        risk = replace(risk, ratio=0.6, cause=RiskCause.FRAGMENTATION, used_bytes=held)
+        risk = replace(risk, ratio=0.6, cause=RiskCause.FRAGMENTATION, used_bytes=last_reserved)
     return risk
 
 
@@ -393,16 +393,16 @@ def with_earlier_onset(risk: Risk, earlier: Risk | None, recent: Sequence[StepSu
     if recent[0].step < risk.since_step <= earlier.since_step + _SAME_ONSET_STEPS:
         return risk  # an onset among the steps, which more steps after it tell more exactly
     grown = risk.used_bytes - (earlier.used_bytes - earlier.grown_bytes)
-    if abs(slope * (recent[-1].step - earlier.since_step) - grown) > _MOST_BENT * grown:
+    if abs(slope * (recent[-1].step - earlier.since_step) - grown) > _MAX_BEND * grown:
         return risk
     return replace(risk, since_step=earlier.since_step, grown_bytes=grown)
 
 
-def rank_risks(rank: RankSnapshot) -> tuple[Risk, ...]:
+def risks_of_rank(rank: RankSnapshot) -> tuple[Risk, ...]:
     """Returns the risk of a rank's device. The host's risk is the node's: see :func:`host_risk`."""
     if rank.memory is None:
         return ()
-    risk = device_risk(rank.recent, device_capacity(rank), rank.memory.retries)
+    risk = device_memory_risk(rank.recent, device_capacity_bytes(rank), rank.memory.retries)
     return () if risk is None else (risk,)
 
 
@@ -412,31 +412,31 @@ def host_risk(ranks: Sequence[RankSnapshot]) -> Risk | None:
     The use is the sum over the ranks at each step that all ranks have, because ranks of one run step
     together. The capacity is the current sum plus the memory that the kernel still has available.
     """
-    living = [rank for rank in ranks if rank.alive and rank.rss_bytes >= 0 and rank.recent]
-    if not living:
+    alive = [rank for rank in ranks if rank.alive and rank.rss_bytes >= 0 and rank.recent]
+    if not alive:
         return None
-    capacity = host_capacity(living)
-    held = [{s.step: s.rss_bytes for s in rank.recent if s.rss_bytes >= 0} for rank in living]
-    common = sorted(set.intersection(*(set(steps) for steps in held)))
-    sums = [(step, sum(steps[step] for steps in held)) for step in common]
-    risk = forecast(Pool.HOST, sums, capacity)
+    capacity = host_capacity_bytes(alive)
+    rss_by_step = [{s.step: s.rss_bytes for s in rank.recent if s.rss_bytes >= 0} for rank in alive]
+    common = sorted(set.intersection(*(set(steps) for steps in rss_by_step)))
+    sums = [(step, sum(steps[step] for steps in rss_by_step)) for step in common]
+    risk = forecast_risk(Pool.HOST, sums, capacity)
     if risk is None or risk.growth_bytes_per_step is None:
         return risk
-    since = [step for step in common if step >= risk.since_step]
+    growth_steps = [step for step in common if step >= risk.since_step]
     grown = {
-        one.rank: steps[since[-1]] - steps[since[0]]
-        for one, steps in zip(living, held, strict=True)
+        rank.rank: steps[growth_steps[-1]] - steps[growth_steps[0]]
+        for rank, steps in zip(alive, rss_by_step, strict=True)
     }
-    most = max(grown.values())
-    growing = tuple(number for number, nbytes in grown.items() if nbytes >= _MAIN_SHARE * most)
-    return replace(risk, growing_ranks=growing if len(growing) < len(living) else ())
+    peak = max(grown.values())
+    growing = tuple(number for number, nbytes in grown.items() if nbytes >= _MAIN_SHARE * peak)
+    return replace(risk, growing_ranks=growing if len(growing) < len(alive) else ())
 
 
 _MAIN_SHARE = 0.5
 """A rank that grows by less than this share of the one that grows most is not called growing."""
 
 
-def device_capacity(rank: RankSnapshot) -> int:
+def device_capacity_bytes(rank: RankSnapshot) -> int:
     """Returns the bytes that the allocator may reserve: reserved bytes plus headroom; -1: unknown."""
     memory = rank.memory
     if memory is None or memory.capacity_bytes < 0:
@@ -444,17 +444,17 @@ def device_capacity(rank: RankSnapshot) -> int:
     return memory.reserved_bytes + max(0, memory.headroom_bytes)
 
 
-def host_capacity(living: Sequence[RankSnapshot]) -> int:
-    """Returns the bytes that *living* ranks may hold together; -1 where unknown."""
-    rooms = [
+def host_capacity_bytes(alive_ranks: Sequence[RankSnapshot]) -> int:
+    """Returns the bytes that *alive_ranks* may hold together; -1 where unknown."""
+    headrooms = [
         rank.host.headroom_bytes
         if rank.host is not None and rank.host.headroom_bytes >= 0
         else rank.host_available_bytes
-        for rank in living
+        for rank in alive_ranks
     ]
-    known = [room for room in rooms if room >= 0]
-    return sum(rank.rss_bytes for rank in living) + min(known) if known else -1
+    valid = [headroom for headroom in headrooms if headroom >= 0]
+    return sum(rank.rss_bytes for rank in alive_ranks) + min(valid) if valid else -1
 
 
-def _clamp(value: float) -> float:
+def _clamp_ratio(value: float) -> float:
     return min(1.0, max(0.0, value))

@@ -1,8 +1,8 @@
 """The OOM ladder: the settings that free memory on one run, cheapest first. Pure.
 
 Each rung is one change of a :class:`~zeromon.memory.plan.Setup`, on top of the rungs above it. Its bytes
-are the difference of two predictions (:func:`zeromon.memory.plan.row`), its seconds that of their steps.
-The plan, the check, the live finding and the report of a death show the same ladder.
+are the difference of two predictions (:func:`zeromon.memory.plan.predict_row`), its seconds that of
+their steps. The plan, the check, the live finding and the report of a death show the same ladder.
 """
 
 from collections.abc import Callable
@@ -11,20 +11,20 @@ from functools import partial
 from typing import NamedTuple
 
 from zeromon.errors import PlanError
-from zeromon.memory.plan import Row, Setup, activations, of_run, row, sizes_of
-from zeromon.memory.predict import During, predict
+from zeromon.memory.plan import Row, Setup, activation_terms, of_run, predict_row, sizes_under_plan
+from zeromon.memory.predict import During, memory_of
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import OPTIMIZERS, Precision, ZeroStage
-from zeromon.memory.speeds import larger
+from zeromon.memory.speeds import with_larger_batch
 from zeromon.snapshot import Pool, Rung, RunSnapshot
 from zeromon.units import human_bytes, human_count, human_seconds
 
 RECOMPUTED = 0.5
 """The share of measured activations that checkpointing frees; an estimate, not measured."""
 
-_LEAST_SHARE = 0.005
+_MIN_FREED_SHARE = 0.005
 """A rung that frees less than this share of the memory in use is left out."""
-_LEAST_OF_NEED = 0.05
+_MIN_SHARE_OF_NEED = 0.05
 """A rung below this share of a run's need is left out, too, where it died or is about to."""
 
 _TILED_SHARE = 1 / 3
@@ -53,20 +53,20 @@ class _Change(NamedTuple):
 _Step = Callable[[Setup], _Change | None]
 
 
-def ladder(
+def ladder_rungs(
     setup: Setup,
     need_bytes: float | None,
-    places: tuple[str, ...] = ("device",),
+    tiers: tuple[str, ...] = ("device",),
     least_bytes: float = 0.0,
 ) -> tuple[Rung, ...]:
-    """Returns the rungs that free memory in *places*, in order.
+    """Returns the rungs that free memory in *tiers*, in order.
 
     *need_bytes*: how many bytes must become free; None where unknown, and then no rung is called enough.
     *least_bytes*: a rung that frees less is left out.
     """
     rungs: list[Rung] = []
-    freed, exact, before = 0, True, row(setup, setup.plan)
-    held = _peak(before, places)
+    freed, exact, row_before = 0, True, predict_row(setup, setup.plan)
+    peak_bytes = _peak_tier_bytes(row_before, tiers)
     for step in _STEPS:
         change = step(setup)
         if change is None:
@@ -75,13 +75,13 @@ def ladder(
             rungs.append(Rung(change=change.text, frees_bytes=None, price=change.price))
             continue
         try:
-            after = row(change.after, change.after.plan)
+            row_after = predict_row(change.after, change.after.plan)
         except PlanError:  # the framework refuses it
             continue
-        frees = _peak(before, places) - _peak(after, places)
-        if frees < max(_LEAST_SHARE * held, least_bytes):
+        frees = _peak_tier_bytes(row_before, tiers) - _peak_tier_bytes(row_after, tiers)
+        if frees < max(_MIN_FREED_SHARE * peak_bytes, least_bytes):
             continue
-        bound = _is_bound(setup, change.after)
+        bound = _is_upper_bound(setup, change.after)
         exact = exact and not bound
         enough = exact and need_bytes is not None and freed < need_bytes <= freed + frees
         rungs.append(
@@ -89,57 +89,57 @@ def ladder(
                 change=change.text,
                 frees_bytes=frees,
                 at_most=bound,
-                price=_price(before, after, change.price),
+                price=_price_of_change(row_before, row_after, change.price),
                 enough=enough,
             )
         )
-        setup, before, freed = change.after, after, freed + frees
+        setup, row_before, freed = change.after, row_after, freed + frees
     return tuple(rungs)
 
 
-def of_risk(run: RunSnapshot, pool: Pool, need_bytes: float | None) -> tuple[Rung, ...]:
+def ladder_of_risk(run: RunSnapshot, pool: Pool, need_bytes: float | None) -> tuple[Rung, ...]:
     """Returns the ladder of *run*, whose *pool* is full; empty where the model is unknown."""
     try:
         setup = of_run(run)
     except PlanError:
         return ()
     on_cpu = all(rank.memory is None for rank in run.ranks)
-    places = ("device",) if pool == Pool.DEVICE else ("host", "device") if on_cpu else ("host",)
-    return ladder(setup, need_bytes, places, _LEAST_OF_NEED * (need_bytes or 0.0))
+    tiers = ("device",) if pool == Pool.DEVICE else ("host", "device") if on_cpu else ("host",)
+    return ladder_rungs(setup, need_bytes, tiers, _MIN_SHARE_OF_NEED * (need_bytes or 0.0))
 
 
-def _peak(of: Row, places: tuple[str, ...]) -> int:
-    """Returns the bytes of *places* together at their peak."""
-    return max(sum(of.memory.total(place, part) for place in places) for part in During)
+def _peak_tier_bytes(of: Row, tiers: tuple[str, ...]) -> int:
+    """Returns the bytes of *tiers* together at their peak."""
+    return max(sum(of.memory.total(tier, during) for tier in tiers) for during in During)
 
 
-def _is_bound(before: Setup, after: Setup) -> bool:
+def _is_upper_bound(old: Setup, new: Setup) -> bool:
     """Returns True if the change gathers units whose sizes are unknown: it may free less."""
-    gathers = after.plan.stage == ZeroStage.PARAMETERS > before.plan.stage
-    return gathers and not sizes_of(after, after.plan).unit_numels
+    gathers = new.plan.stage == ZeroStage.PARAMETERS > old.plan.stage
+    return gathers and not sizes_under_plan(new, new.plan).unit_numels
 
 
-def _price(before: Row, after: Row, words: str) -> str:
-    """Returns what a change costs: *words*, the bytes that a rank sends, and the seconds of a step."""
-    said = [words] if words else []
-    sent = after.communication_bytes - before.communication_bytes
+def _price_of_change(old: Row, new: Row, note: str) -> str:
+    """Returns what a change costs: *note*, the bytes that a rank sends, and the seconds of a step."""
+    phrases = [note] if note else []
+    sent = new.communication_bytes - old.communication_bytes
     if sent:
-        more = "more" if sent > 0 else "less"
-        said.append(f"a rank sends {human_bytes(abs(sent))} {more} a step")
-    if isinstance(before.time, StepTime) and isinstance(after.time, StepTime):
-        longer = after.time.seconds - before.time.seconds
-        if abs(longer) > 0.001 * before.time.seconds:
-            how = "longer" if longer > 0 else "shorter"
-            said.append(f"a step is about {human_seconds(abs(longer))} {how}")
-    return "; ".join(said) or "none"
+        quantifier = "more" if sent > 0 else "less"
+        phrases.append(f"a rank sends {human_bytes(abs(sent))} {quantifier} a step")
+    if isinstance(old.time, StepTime) and isinstance(new.time, StepTime):
+        longer = new.time.seconds - old.time.seconds
+        if abs(longer) > 0.001 * old.time.seconds:
+            adjective = "longer" if longer > 0 else "shorter"
+            phrases.append(f"a step is about {human_seconds(abs(longer))} {adjective}")
+    return "; ".join(phrases) or "none"
 
 
 def _with(setup: Setup, **fields: object) -> Setup:
     return replace(setup, plan=replace(setup.plan, **fields))  # type: ignore[arg-type]
 
 
-def _json(name: str, now: object, then: object) -> str:
-    return f'"{name}": {now} -> {then}'
+def _as_json(name: str, old: object, new: object) -> str:
+    return f'"{name}": {old} -> {new}'
 
 
 # ---- buckets and gathered parameters --------------------------------------------------------------
@@ -148,84 +148,84 @@ def _json(name: str, now: object, then: object) -> str:
 def _bucket_views(s: Setup) -> _Change | None:
     if s.plan.framework != "ddp" or s.plan.bucket_views:
         return None
-    text = "gradient_as_bucket_view: False -> True"
-    return _Change(text, _with(s, bucket_views=True))
+    edit = "gradient_as_bucket_view: False -> True"
+    return _Change(edit, _with(s, bucket_views=True))
 
 
 def _reduce_bucket(s: Setup) -> _Change | None:
-    now = s.plan.grad_bucket_numel
-    if s.plan.framework != "deepspeed" or now <= _SMALL_BUCKET or not s.plan.stage:
+    numel = s.plan.grad_bucket_numel
+    if s.plan.framework != "deepspeed" or numel <= _SMALL_BUCKET or not s.plan.stage:
         return None
-    after = _with(s, grad_bucket_numel=_SMALL_BUCKET)
-    return _Change(_json("reduce_bucket_size", now, _SMALL_BUCKET), after, "more collectives")
+    setup = _with(s, grad_bucket_numel=_SMALL_BUCKET)
+    return _Change(_as_json("reduce_bucket_size", numel, _SMALL_BUCKET), setup, "more collectives")
 
 
-def _overlap(s: Setup) -> _Change | None:
+def _no_overlap(s: Setup) -> _Change | None:
     is_1_or_2 = s.plan.stage in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS)
     if s.plan.framework != "deepspeed" or s.plan.grad_buckets < 2 or not is_1_or_2:
         return None
     price = "compute hides no reduction of gradients"
-    return _Change(_json("overlap_comm", "true", "false"), _with(s, grad_buckets=1), price)
+    return _Change(_as_json("overlap_comm", "true", "false"), _with(s, grad_buckets=1), price)
 
 
-def _live_parameters(s: Setup) -> _Change | None:
+def _live_params(s: Setup) -> _Change | None:
     """Both, because the larger of them decides; not below one unit, which must be gathered."""
     if s.plan.framework != "deepspeed" or s.plan.stage != ZeroStage.PARAMETERS:
         return None
-    texts, fields = [], {}
-    for name, field, least in (
+    edits, fields = [], {}
+    for name, field, small in (
         ("stage3_max_live_parameters", "live_numel", _SMALL_LIVE),
         ("stage3_max_reuse_distance", "reuse_numel", _SMALL_LIVE),
         ("stage3_prefetch_bucket_size", "prefetch_numel", _SMALL_PREFETCH),
     ):
-        now = getattr(s.plan, field)
-        if now > least:
-            texts.append(_json(name, now, least))
-            fields[field] = least
+        numel = getattr(s.plan, field)
+        if numel > small:
+            edits.append(_as_json(name, numel, small))
+            fields[field] = small
     price = "compute hides less of the gathering of parameters"
-    return _Change(", ".join(texts), _with(s, **fields), price) if fields else None
+    return _Change(", ".join(edits), _with(s, **fields), price) if fields else None
 
 
-def _persistence(s: Setup) -> _Change | None:
-    now = s.plan.persistence_numel
-    if s.plan.framework != "deepspeed" or s.plan.stage != ZeroStage.PARAMETERS or not now:
+def _no_persist(s: Setup) -> _Change | None:
+    numel = s.plan.persistence_numel
+    if s.plan.framework != "deepspeed" or s.plan.stage != ZeroStage.PARAMETERS or not numel:
         return None
-    text = _json("stage3_param_persistence_threshold", now, 0)
-    return _Change(text, _with(s, persistence_numel=0), "small parameters are gathered, too")
+    edit = _as_json("stage3_param_persistence_threshold", numel, 0)
+    return _Change(edit, _with(s, persistence_numel=0), "small parameters are gathered, too")
 
 
-def _tiled(s: Setup) -> _Change | None:
+def _cut_linear(s: Setup) -> _Change | None:
     """Memory-centric tiling (Rajbhandari et al. 2021, arXiv 2104.07857, section 5.1.3)."""
     if s.plan.framework != "deepspeed" or s.plan.stage != ZeroStage.PARAMETERS:
         return None
-    sizes = sizes_of(s, s.plan)
-    now, units = sizes.linear_numel, sizes.unit_numels
-    if not units or now > units[0]:
+    sizes = sizes_under_plan(s, s.plan)
+    size, units = sizes.linear_numel, sizes.unit_numels
+    if not units or size > units[0]:
         return None
-    gathered = predict(sizes, s.plan).role("unsharded_param", during=During.BACKWARD)
-    each = s.plan.precision.compute_bytes
-    if now * each < _TILED_SHARE * gathered:
+    full = memory_of(sizes, s.plan).role("unsharded_param", during=During.BACKWARD)
+    itemsize = s.plan.precision.compute_bytes
+    if size * itemsize < _TILED_SHARE * full:
         return None
-    tile = -(-now // _TILES)
-    cut = tuple(sorted((units[0] - now + tile, *units[1:]), reverse=True))
+    tile = -(-size // _TILES)
+    cut = tuple(sorted((units[0] - size + tile, *units[1:]), reverse=True))
     tensor = sizes.largest_tensor_numel
-    tensor = min(tensor, max(tile, *cut)) if tensor == now else tensor
-    after = replace(
+    tensor = min(tensor, max(tile, *cut)) if tensor == size else tensor
+    setup = replace(
         s, known=replace(sizes, unit_numels=cut, largest_tensor_numel=tensor, linear_numel=tile)
     )
-    text = (
-        f"nn.Linear of {human_count(now)} weights, {now * each / gathered:.0%} of what is gathered -> "
+    edit = (
+        f"nn.Linear of {human_count(size)} weights, {size * itemsize / full:.0%} of what is gathered -> "
         f"deepspeed.zero.TiledLinear(..., out_splits={_TILES})"
     )
-    return _Change(text, after, "its weights are gathered in parts, one after the other")
+    return _Change(edit, setup, "its weights are gathered in parts, one after the other")
 
 
 def _second_copy(s: Setup) -> _Change | None:
-    now = s.plan.secondary_ranks
-    if not now or s.plan.stage != ZeroStage.PARAMETERS:
+    old = s.plan.secondary_ranks
+    if not old or s.plan.stage != ZeroStage.PARAMETERS:
         return None
     price = "backward gathers parameters between nodes"
-    return _Change(_json("zero_hpz_partition_size", now, 1), _with(s, secondary_ranks=0), price)
+    return _Change(_as_json("zero_hpz_partition_size", old, 1), _with(s, secondary_ranks=0), price)
 
 
 # ---- what is partitioned --------------------------------------------------------------------------
@@ -236,8 +236,8 @@ def _next_stage(s: Setup, below: ZeroStage) -> _Change | None:
     if s.plan.framework != "deepspeed" or s.plan.stage >= below or s.pipeline > 1 < s.plan.stage:
         return None
     stage = ZeroStage(s.plan.stage + 1)
-    after = _with(s, stage=stage, reshards=stage == ZeroStage.PARAMETERS)
-    return _Change(_json("stage", int(s.plan.stage), int(stage)), after)
+    setup = _with(s, stage=stage, reshards=stage == ZeroStage.PARAMETERS)
+    return _Change(_as_json("stage", int(s.plan.stage), int(stage)), setup)
 
 
 def _cheap_stage(s: Setup) -> _Change | None:
@@ -248,86 +248,86 @@ def _stage_3(s: Setup) -> _Change | None:
     is_2 = s.plan.stage == ZeroStage.GRADIENTS
     if s.plan.framework == "deepspeed":
         return _next_stage(s, ZeroStage.PARAMETERS) if is_2 else None
-    after = {"stage": ZeroStage.PARAMETERS, "reshards": True}
+    fields = {"stage": ZeroStage.PARAMETERS, "reshards": True}
     if s.plan.framework == "ddp":
-        text = "DistributedDataParallel(model) -> fully_shard(layer) for each layer, then the model"
-        return _Change(text, _with(s, framework="fsdp2", shard_ranks=0, **after))
+        edit = "DistributedDataParallel(model) -> fully_shard(layer) for each layer, then the model"
+        return _Change(edit, _with(s, framework="fsdp2", shard_ranks=0, **fields))
     if not is_2:
         return None
     if s.plan.framework == "fsdp1":
-        return _Change("sharding_strategy: SHARD_GRAD_OP -> FULL_SHARD", _with(s, **after))
-    return _Change("reshard_after_forward: False -> True", _with(s, **after))
+        return _Change("sharding_strategy: SHARD_GRAD_OP -> FULL_SHARD", _with(s, **fields))
+    return _Change("reshard_after_forward: False -> True", _with(s, **fields))
 
 
 def _not_hybrid(s: Setup) -> _Change | None:
     if not s.plan.framework.startswith("fsdp") or s.plan.shard_ranks == s.plan.ranks:
         return None
-    text = f"shards over {s.plan.shard_ranks} ranks (hybrid) -> over all {s.plan.ranks}"
-    return _Change(text, _with(s, shard_ranks=0), "parameters are gathered between nodes")
+    edit = f"shards over {s.plan.shard_ranks} ranks (hybrid) -> over all {s.plan.ranks}"
+    return _Change(edit, _with(s, shard_ranks=0), "parameters are gathered between nodes")
 
 
 # ---- activations and types ------------------------------------------------------------------------
 
 
-def _known_activations(s: Setup) -> bool:
-    return s.batch is not None and bool(activations(s))
+def _are_activations_known(s: Setup) -> bool:
+    return s.batch is not None and bool(activation_terms(s))
 
 
 _UNKNOWN = "activations are unknown here, so their bytes are not predicted"
 
 
 def _micro_batch(s: Setup, *, to_one: bool = False) -> _Change | None:
-    if not _known_activations(s) or s.batch is None:
+    if not _are_activations_known(s) or s.batch is None:
         return None if to_one else _Change("a smaller micro-batch, more accumulation", s, _UNKNOWN)
-    now = s.batch.sequences
-    then = 1 if to_one or now % 2 else now // 2
-    if now <= then:
+    sequences = s.batch.sequences
+    smaller = 1 if to_one or sequences % 2 else sequences // 2
+    if sequences <= smaller:
         return None
-    times = now // then
+    times = sequences // smaller
     measured = s.measured
     if measured is not None:
-        measured = replace(measured, speeds=larger(measured.speeds, 1 / times))
-    after = _with(s, accumulation=s.plan.accumulation * times)
-    after = replace(after, batch=replace(s.batch, sequences=then), measured=measured)
+        measured = replace(measured, speeds=with_larger_batch(measured.speeds, 1 / times))
+    setup = _with(s, accumulation=s.plan.accumulation * times)
+    setup = replace(setup, batch=replace(s.batch, sequences=smaller), measured=measured)
     accumulates = f"accumulation {s.plan.accumulation} -> {s.plan.accumulation * times}"
     price = "the same global batch; less work for a device at once"
-    return _Change(f"micro-batch {now} -> {then}, {accumulates}", after, price)
+    return _Change(f"micro-batch {sequences} -> {smaller}, {accumulates}", setup, price)
 
 
-def _checkpointing(s: Setup) -> _Change | None:
-    text = "activation checkpointing: off -> on"
-    if not _known_activations(s) or s.batch is None:
-        return _Change(text, s, f"forward is computed twice; {_UNKNOWN}")
+def _recompute_on(s: Setup) -> _Change | None:
+    edit = "activation checkpointing: off -> on"
+    if not _are_activations_known(s) or s.batch is None:
+        return _Change(edit, s, f"forward is computed twice; {_UNKNOWN}")
     if s.batch.checkpointing:
         return None
-    after, price = replace(s, batch=replace(s.batch, checkpointing=True)), ""
+    setup, price = replace(s, batch=replace(s.batch, checkpointing=True)), ""
     if s.measured_activation_bytes is not None:
-        kept = round(s.measured_activation_bytes * (1 - RECOMPUTED))
-        after = replace(after, measured_activation_bytes=kept)
+        stored_bytes = round(s.measured_activation_bytes * (1 - RECOMPUTED))
+        setup = replace(setup, measured_activation_bytes=stored_bytes)
         price = f"an estimate: {RECOMPUTED:.0%} of the measured activations"
     if s.measured is not None:
-        again = replace(
+        speeds = replace(
             s.measured.speeds, recompute_seconds=s.measured.speeds.forward_seconds or 0.0
         )
-        after = replace(after, measured=replace(s.measured, speeds=again))
+        setup = replace(setup, measured=replace(s.measured, speeds=speeds))
     twice = "forward is computed twice, a third more compute (Korthikanti et al. 2022)"
-    return _Change(text, after, "; ".join(filter(None, (twice, price))))
+    return _Change(edit, setup, "; ".join(filter(None, (twice, price))))
 
 
-def _half(s: Setup) -> _Change | None:
+def _to_bf16(s: Setup) -> _Change | None:
     p = s.plan
     if p.precision.compute_bytes < 4:
         return None
     if p.framework == "deepspeed":
-        text, precision = '"bf16": {"enabled": false} -> true', Precision.mixed()
+        edit, precision = '"bf16": {"enabled": false} -> true', Precision.mixed()
     else:
         precision = replace(p.precision, compute_bytes=2)
-        text = {
+        edit = {
             "ddp": "fp32 -> torch.autocast(device, torch.bfloat16)",
             "fsdp1": "fp32 -> MixedPrecision(param_dtype=torch.bfloat16)",
         }.get(p.framework, "fp32 -> MixedPrecisionPolicy(param_dtype=torch.bfloat16)")
     price = "accuracy: bf16 has 8 significant bits, and not every device computes in it"
-    return _Change(text, _with(s, precision=precision), price)
+    return _Change(edit, _with(s, precision=precision), price)
 
 
 def _optimizer_in_8_bits(s: Setup) -> _Change | None:
@@ -343,7 +343,7 @@ def _optimizer_in_8_bits(s: Setup) -> _Change | None:
 # ---- offload --------------------------------------------------------------------------------------
 
 
-def _offload(s: Setup) -> _Change | None:
+def _to_host(s: Setup) -> _Change | None:
     p = s.plan
     if p.optimizer_on != "device" or not p.stage:
         return None
@@ -351,12 +351,12 @@ def _offload(s: Setup) -> _Change | None:
     if p.optimizer.name == "adamw8bit":  # that of the host has fp32 states
         s, price = _with(s, optimizer=OPTIMIZERS["adamw"]), f"{price}, in fp32 again"
     if p.framework == "deepspeed":
-        text = '"offload_optimizer": {"device": "cpu"}'
-        return _Change(text, _with(s, optimizer_on="host"), price)
+        edit = '"offload_optimizer": {"device": "cpu"}'
+        return _Change(edit, _with(s, optimizer_on="host"), price)
     if p.stage != ZeroStage.PARAMETERS:
         return None
-    text = "CPUOffload(offload_params=True)" if p.framework == "fsdp1" else "CPUOffloadPolicy()"
-    return _Change(text, _with(s, optimizer_on="host", params_on="host"), price)
+    edit = "CPUOffload(offload_params=True)" if p.framework == "fsdp1" else "CPUOffloadPolicy()"
+    return _Change(edit, _with(s, optimizer_on="host", params_on="host"), price)
 
 
 def _offload_parameters(s: Setup) -> _Change | None:
@@ -365,28 +365,28 @@ def _offload_parameters(s: Setup) -> _Change | None:
         return None
     if p.optimizer_on == "device":
         return None
-    text = '"offload_param": {"device": "cpu"}'
-    return _Change(text, _with(s, params_on="host"), "parameters come from the host for each pass")
+    edit = '"offload_param": {"device": "cpu"}'
+    return _Change(edit, _with(s, params_on="host"), "parameters come from the host for each pass")
 
 
-def _unpinned(s: Setup) -> _Change | None:
+def _not_pinned(s: Setup) -> _Change | None:
     p = s.plan
     if not p.pins or p.optimizer_on == p.params_on == "device":
         return None
     return _Change(
-        _json("pin_memory", "true", "false"),
+        _as_json("pin_memory", "true", "false"),
         _with(s, pins=False),
         "copies to the device are slower",
     )
 
 
 def _sub_groups(s: Setup) -> _Change | None:
-    now = s.plan.sub_group_numel
-    if s.plan.optimizer_on != "nvme" or now <= _SMALL_GROUP:
+    old = s.plan.sub_group_numel
+    if s.plan.optimizer_on != "nvme" or old <= _SMALL_GROUP:
         return None
     price = "smaller reads and writes of NVMe"
     return _Change(
-        _json("sub_group_size", now, _SMALL_GROUP), _with(s, sub_group_numel=_SMALL_GROUP), price
+        _as_json("sub_group_size", old, _SMALL_GROUP), _with(s, sub_group_numel=_SMALL_GROUP), price
     )
 
 
@@ -394,23 +394,23 @@ def _to_nvme(s: Setup) -> _Change | None:
     p = s.plan
     if p.framework != "deepspeed" or p.stage != ZeroStage.PARAMETERS or p.optimizer_on != "host":
         return None
-    text = _json("offload_optimizer.device", '"cpu"', '"nvme"')
+    edit = _as_json("offload_optimizer.device", '"cpu"', '"nvme"')
     price = "states are read and written once a step; needs an nvme_path"
-    return _Change(text, _with(s, optimizer_on="nvme"), price)
+    return _Change(edit, _with(s, optimizer_on="nvme"), price)
 
 
 def _parameters_to_nvme(s: Setup) -> _Change | None:
     p = s.plan
     if p.framework != "deepspeed" or p.params_on != "host" or p.optimizer_on != "nvme":
         return None
-    text = _json("offload_param.device", '"cpu"', '"nvme"')
-    return _Change(text, _with(s, params_on="nvme"), "parameters are read for each pass")
+    edit = _as_json("offload_param.device", '"cpu"', '"nvme"')
+    return _Change(edit, _with(s, params_on="nvme"), "parameters are read for each pass")
 
 
 _STEPS: tuple[_Step, ...] = (
-    _bucket_views, _cheap_stage, _cheap_stage, _unpinned, _sub_groups, _reduce_bucket, _overlap,
-    _live_parameters, _persistence, _tiled, _half, _micro_batch, _checkpointing, _stage_3, _not_hybrid,
-    _live_parameters, _second_copy, partial(_micro_batch, to_one=True), _optimizer_in_8_bits, _offload,
+    _bucket_views, _cheap_stage, _cheap_stage, _not_pinned, _sub_groups, _reduce_bucket, _no_overlap,
+    _live_params, _no_persist, _cut_linear, _to_bf16, _micro_batch, _recompute_on, _stage_3, _not_hybrid,
+    _live_params, _second_copy, partial(_micro_batch, to_one=True), _optimizer_in_8_bits, _to_host,
     _offload_parameters, _to_nvme, _parameters_to_nvme,
 )  # fmt: skip
 """In order of price: what costs nothing, what compute may hide, recomputation and more bytes on the

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from zeromon.errors import PlanError
 from zeromon.memory.devices import DEVICES
-from zeromon.memory.models import alike, largest_part, model_of, ranks_of_dim, whole_numel
+from zeromon.memory.models import equal_ranks, largest_part, model_of, ranks_of_dim, whole_numel
 from zeromon.memory.predict import (
     ACTIVATION,
     Batch,
@@ -14,27 +14,27 @@ from zeromon.memory.predict import (
     MemoryBreakdown,
     Term,
     communication_bytes,
-    predict,
+    memory_of,
     sequences_that_fit,
     state_bytes,
     transformer_activations,
 )
 from zeromon.memory.reconcile import (
-    accumulating,
-    in_layers,
-    micro_batch,
-    read_facts,
+    micro_batch_of_rank,
+    read_model_facts,
+    sizes_in_layers,
     unattributed_memory,
+    with_micro_steps,
 )
 from zeromon.memory.seconds import StepTime, step_time
 from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Transformer, Unit, ZeroStage
-from zeromon.memory.speeds import Machine, RunSpeeds, measured_of, of_machine, of_measured
+from zeromon.memory.speeds import Machine, RunSpeeds, measured_of, speeds_of_machine, speeds_of_run
 from zeromon.ring.strategy import Dim
 from zeromon.snapshot import RunSnapshot
 from zeromon.units import human_bytes, human_seconds
 
 
-def frozen(models: Iterable[ModelSpec], plan: ShardPlan) -> Iterator[Term]:
+def frozen_terms(models: Iterable[ModelSpec], plan: ShardPlan) -> Iterator[Term]:
     """Yields the parameters of reference and reward models: sharded at stage 3, whole below it."""
     for model in models:
         split = plan.shard_ranks if plan.stage == ZeroStage.PARAMETERS else 1
@@ -45,15 +45,15 @@ def frozen(models: Iterable[ModelSpec], plan: ShardPlan) -> Iterator[Term]:
         )
 
 
-def kv_cache_bytes(t: Transformer, tokens: int, each: int = 2) -> int:
+def kv_cache_bytes(t: Transformer, tokens: int, itemsize: int = 2) -> int:
     """Returns the bytes of keys and values of *tokens*.
 
     Two vectors a layer and token; 800 KiB a token of OPT-13B (Kwon et al. 2023, arXiv 2309.06180).
     """
-    return 2 * t.layers * t.kv_width * each * tokens // t.tensor_ranks
+    return 2 * t.layers * t.kv_width * itemsize * tokens // t.tensor_ranks
 
 
-def generation(model: ModelSpec, plan: ShardPlan, tokens: int) -> Iterator[Term]:
+def generation_terms(model: ModelSpec, plan: ShardPlan, tokens: int) -> Iterator[Term]:
     """Yields what exists while the trained model generates *tokens*, the activations do not."""
     if tokens and model.architecture is not None:
         yield Term(
@@ -200,22 +200,22 @@ def of_run(run: RunSnapshot) -> Setup:
     """
     rank = largest_part(run)
     metadata = model_of(rank) if rank is not None else None
-    described = read_facts(metadata) if metadata is not None else None
+    described = read_model_facts(metadata) if metadata is not None else None
     if rank is None or metadata is None or described is None:
         raise PlanError(
             f"{run.run} reported no model metadata",
             hint="The metadata comes with the first optimizer step under FSDP, DDP or DeepSpeed.",
         )
-    ran = accumulating(rank, described.plan)
-    sizes, notes = in_layers(described.sizes, ran, metadata.get("blocks", []), rank), []
+    ran = with_micro_steps(rank, described.plan)
+    sizes, notes = sizes_in_layers(described.sizes, ran, metadata.get("blocks", []), rank), []
     if len(rank.models) > 1 and rank.pipeline is None:
         notes.append(f"the first of {len(rank.models)} models of the run")
     if not described.optimizer_known:
         optimizer = metadata.get("optimizer")
         notes.append(f"optimizer {optimizer}: its state is unknown and not counted")
-    whole, why = whole_numel(run)
-    if whole is None:
-        notes.append(f"parameters of the whole model are n/a: {why}")
+    numel, reason = whole_numel(run)
+    if numel is None:
+        notes.append(f"parameters of the whole model are n/a: {reason}")
     model = ModelSpec(
         name=run.run,
         units=(
@@ -226,10 +226,10 @@ def of_run(run: RunSnapshot) -> Setup:
         buffer_bytes=sizes.buffer_bytes,
         notes=tuple(notes),
     )
-    kept = next(
-        (rest.nbytes for rest in unattributed_memory(rank) if rest.kind == "activation_temp"), 0
+    activation_bytes = next(
+        (entry.nbytes for entry in unattributed_memory(rank) if entry.kind == "activation_temp"), 0
     )
-    size = micro_batch(rank) or 1
+    size = micro_batch_of_rank(rank) or 1
     capacity = rank.memory.capacity_bytes if rank.memory is not None else -1
     return Setup(
         model=model,
@@ -237,36 +237,36 @@ def of_run(run: RunSnapshot) -> Setup:
         device_bytes=capacity if capacity > 0 else _USUAL_BYTES,
         capacity_known=capacity > 0,
         batch=Batch(sequences=size, length=1, checkpointing=bool(metadata.get("recomputes")))
-        if kept
+        if activation_bytes
         else None,
-        measured_activation_bytes=kept // size if kept else None,
+        measured_activation_bytes=activation_bytes // size if activation_bytes else None,
         measured_compute_bytes=ran.precision.compute_bytes,
         known=sizes,
-        whole_numel=whole,
+        whole_numel=numel,
         tensor=ranks_of_dim(rank, Dim.TP),
         pipeline=ranks_of_dim(rank, Dim.PP),
-        measured=measured_of(run.run, alike(run, rank), sizes, ran, max(1, len(run.nodes))),
+        measured=measured_of(run.run, equal_ranks(run, rank), sizes, ran, max(1, len(run.nodes))),
     )
 
 
-def sizes_of(setup: Setup, plan: ShardPlan) -> Sizes:
+def sizes_under_plan(setup: Setup, plan: ShardPlan) -> Sizes:
     """Returns the sizes of the setup's model under *plan*, in elements."""
-    known = setup.known
-    if known is None:
+    sizes = setup.known
+    if sizes is None:
         return setup.model.sizes(plan)
     is_3 = plan.stage == ZeroStage.PARAMETERS
     is_fsdp = plan.framework in ("fsdp1", "fsdp2")
     return replace(
-        known,
-        shard_numel=-(-known.numel // plan.shard_ranks),
-        trainable_shard_numel=-(-known.trainable // plan.shard_ranks),
-        persistent_numel=known.persistent_numel if is_3 and plan.persistence_numel else 0,
-        kept_numel=0 if not is_fsdp else known.kept_numel if is_3 else known.numel,
-        unit_numels=known.unit_numels if is_3 else (),
+        sizes,
+        shard_numel=-(-sizes.numel // plan.shard_ranks),
+        trainable_shard_numel=-(-sizes.trainable // plan.shard_ranks),
+        persistent_numel=sizes.persistent_numel if is_3 and plan.persistence_numel else 0,
+        kept_numel=0 if not is_fsdp else sizes.kept_numel if is_3 else sizes.numel,
+        unit_numels=sizes.unit_numels if is_3 else (),
     )
 
 
-def activation_each(setup: Setup, plan: ShardPlan) -> int:
+def sequence_activation_bytes(setup: Setup, plan: ShardPlan) -> int:
     """Returns the measured activations of one sequence in the precision of *plan*, bytes."""
     scale = plan.precision.compute_bytes / (
         setup.measured_compute_bytes or plan.precision.compute_bytes
@@ -274,12 +274,12 @@ def activation_each(setup: Setup, plan: ShardPlan) -> int:
     return round((setup.measured_activation_bytes or 0) * scale)
 
 
-def activations(setup: Setup) -> tuple[Term, ...]:
+def activation_terms(setup: Setup) -> tuple[Term, ...]:
     """Returns the terms of the activations of one micro-batch; empty where unknown."""
     if setup.batch is None:
         return ()
     if setup.measured_activation_bytes is not None:
-        nbytes = activation_each(setup, setup.plan) * setup.batch.sequences
+        nbytes = sequence_activation_bytes(setup, setup.plan) * setup.batch.sequences
         return (Term(role=ACTIVATION, nbytes=nbytes, during=During.BACKWARD),)
     shape = setup.model.architecture
     if shape is None:
@@ -287,12 +287,12 @@ def activations(setup: Setup) -> tuple[Term, ...]:
     return transformer_activations(shape, setup.batch, setup.plan.precision.compute_bytes)
 
 
-def row(setup: Setup, plan: ShardPlan) -> Row:
+def predict_row(setup: Setup, plan: ShardPlan) -> Row:
     """Returns the prediction for *plan* on the machine of *setup*."""
-    sizes = sizes_of(setup, plan)
-    more = [*activations(replace(setup, plan=plan)), *frozen(setup.frozen, plan)]
-    more += generation(setup.model, plan, setup.generated_tokens)
-    memory = predict(sizes, plan, more)
+    sizes = sizes_under_plan(setup, plan)
+    extra_terms = [*activation_terms(replace(setup, plan=plan)), *frozen_terms(setup.frozen, plan)]
+    extra_terms += generation_terms(setup.model, plan, setup.generated_tokens)
+    memory = memory_of(sizes, plan, extra_terms)
     return Row(
         plan=plan,
         memory=memory,
@@ -300,39 +300,39 @@ def row(setup: Setup, plan: ShardPlan) -> Row:
         fits_host=memory.total("host") <= setup.usable_host_bytes,
         fits_nvme=memory.total("nvme") <= setup.usable_nvme_bytes,
         communication_bytes=communication_bytes(sizes, plan),
-        largest_micro_batch=_largest(setup, plan),
-        time=_time(setup, sizes, plan),
+        largest_micro_batch=_fitting_sequences(setup, plan),
+        time=_predict_step_time(setup, sizes, plan),
         given=setup.is_given and plan == setup.plan,
     )
 
 
-def _time(setup: Setup, sizes: Sizes, plan: ShardPlan) -> StepTime | str:
+def _predict_step_time(setup: Setup, sizes: Sizes, plan: ShardPlan) -> StepTime | str:
     """Returns the seconds of a step under *plan*, or what is not known of them."""
     if setup.tensor * setup.pipeline > 1:
         return "the time that tensor and pipeline parallelism send"
     if setup.measured is not None:
-        return step_time(sizes, plan, of_measured(setup.measured, setup.machine, plan))
-    return step_time(sizes, plan, of_machine(setup.machine, setup.model, setup.batch, plan))
+        return step_time(sizes, plan, speeds_of_run(setup.measured, setup.machine, plan))
+    return step_time(sizes, plan, speeds_of_machine(setup.machine, setup.model, setup.batch, plan))
 
 
-def _largest(setup: Setup, plan: ShardPlan) -> int | None:
+def _fitting_sequences(setup: Setup, plan: ShardPlan) -> int | None:
     """Returns the number of sequences that fit beside the model states in backward; None if unknown."""
     if setup.batch is None:
         return None
-    standing = predict(sizes_of(setup, plan), plan, frozen(setup.frozen, plan))
+    standing = memory_of(sizes_under_plan(setup, plan), plan, frozen_terms(setup.frozen, plan))
     if standing.total("device", During.STEP) > setup.usable_bytes:
         return 0
     free = setup.usable_bytes - standing.total("device", During.BACKWARD)
     if setup.measured_activation_bytes is not None:
-        each = activation_each(setup, plan)
-        return max(0, free) // each if each else None
+        nbytes_each = sequence_activation_bytes(setup, plan)
+        return max(0, free) // nbytes_each if nbytes_each else None
     if setup.model.architecture is None:
         return None
-    each = plan.precision.compute_bytes
-    return sequences_that_fit(max(0, free), setup.model.architecture, setup.batch, each)
+    nbytes_each = plan.precision.compute_bytes
+    return sequences_that_fit(max(0, free), setup.model.architecture, setup.batch, nbytes_each)
 
 
-def alternatives(base: ShardPlan) -> list[ShardPlan]:
+def alternative_plans(base: ShardPlan) -> list[ShardPlan]:
     """Returns the sharding plans that the framework of *base* offers, by ascending communication."""
     if base.framework == "deepspeed":
         kinds = [(stage, "device", "device") for stage in ZeroStage]
@@ -358,18 +358,18 @@ def alternatives(base: ShardPlan) -> list[ShardPlan]:
     return plans
 
 
-def table(setup: Setup) -> list[Row]:
+def plan_table(setup: Setup) -> list[Row]:
     """Returns a row for each alternative of the setup's plan, and for the plan itself."""
-    plans = alternatives(setup.plan)
+    plans = alternative_plans(setup.plan)
     if setup.plan not in plans:
         plans.insert(0, setup.plan)
     if setup.pipeline > 1 and setup.plan.framework == "deepspeed":
         # DeepSpeed refuses stages 2 and 3 under a pipeline
         plans = [plan for plan in plans if plan.stage < ZeroStage.GRADIENTS]
-    return [row(setup, plan) for plan in plans]
+    return [predict_row(setup, plan) for plan in plans]
 
 
-def recommended(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tuple[Row | None, str]:
+def recommend_row(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tuple[Row | None, str]:
     """Returns the best row that fits, None if nothing fits, and the reason in words.
 
     Offload costs most, then the bytes that a rank sends. Among equal rows the lowest stage is best for
@@ -378,13 +378,13 @@ def recommended(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tuple
     ordered = list(rows)
     fitting = [r for r in ordered if r.fits]
     if not fitting and any(r.fits_device for r in ordered):
-        least = min((r for r in ordered if r.fits_device), key=lambda r: r.host_bytes)
-        takes = f"the host's memory, {least.plan.label} {human_bytes(least.host_bytes)} a rank"
-        if least.fits_host:
-            disk = human_bytes(least.memory.total("nvme"))
-            takes = f"more NVMe than there is, {least.plan.label} {disk} a rank"
+        leanest = min((r for r in ordered if r.fits_device), key=lambda r: r.host_bytes)
+        need = f"the host's memory, {leanest.plan.label} {human_bytes(leanest.host_bytes)} a rank"
+        if leanest.fits_host:
+            disk = human_bytes(leanest.memory.total("nvme"))
+            need = f"more NVMe than there is, {leanest.plan.label} {disk} a rank"
         return None, (
-            f"nothing fits: what fits on the devices takes {takes}; more hosts, or more devices "
+            f"nothing fits: what fits on the devices takes {need}; more hosts, or more devices "
             "would help"
         )
     if not fitting:
@@ -393,75 +393,75 @@ def recommended(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tuple
             f"nothing fits: {smallest.plan.label} still needs {human_bytes(smallest.device_bytes)}; "
             "more devices, a smaller micro-batch or activation checkpointing would help"
         )
-    cost = min(_cost(r) for r in fitting)
-    equal = [r for r in fitting if _cost(r) == cost]
+    cost = min(_row_cost(r) for r in fitting)
+    equal = [r for r in fitting if _row_cost(r) == cost]
     roomiest = max(equal, key=lambda r: (r.largest_micro_batch or 0, -r.device_bytes))
-    best = min(equal, key=lambda r: r.plan.stage) if micro_batch_given else roomiest
-    given = next((r for r in ordered if r.given), None)
-    if given in equal and micro_batch_given:
-        best = given
+    chosen = min(equal, key=lambda r: r.plan.stage) if micro_batch_given else roomiest
+    preset = next((r for r in ordered if r.given), None)
+    if preset in equal and micro_batch_given:
+        chosen = preset
     reasons = []
-    if best.plan.optimizer_on != "device":
+    if chosen.plan.optimizer_on != "device":
         reasons.append("nothing fits without offload")
-    elif not best.plan.stage:
+    elif not chosen.plan.stage:
         reasons.append("everything fits without partitioning")
-    elif all(r.plan.stage >= best.plan.stage for r in fitting):
+    elif all(r.plan.stage >= chosen.plan.stage for r in fitting):
         reasons.append("no lower stage fits")
-    if given is not None:
-        reasons.append(_beside(given, best))
-    places = _moved(best), best.plan.stage
-    lower = [r for r in ordered if not r.fits_device and (_moved(r), r.plan.stage) < places]
+    if preset is not None:
+        reasons.append(_preset_beside_chosen(preset, chosen))
+    order = _tier_sum(chosen), chosen.plan.stage
+    lower = [r for r in ordered if not r.fits_device and (_tier_sum(r), r.plan.stage) < order]
     if lower:
         needs = human_bytes(lower[-1].device_bytes)
         reasons.append(f"{lower[-1].plan.label} would need {needs}")
-    reasons += _compared(best, roomiest, equal)
-    reasons.append(f"a rank sends {human_bytes(best.communication_bytes)} a step")
-    if isinstance(time := best.time, StepTime):
+    reasons += _equal_cost_phrases(chosen, roomiest, equal)
+    reasons.append(f"a rank sends {human_bytes(chosen.communication_bytes)} a step")
+    if isinstance(time := chosen.time, StepTime):
         interval = f"{human_seconds(time.least)} to {human_seconds(time.most)}"
         reasons.append(f"a step takes about {human_seconds(time.seconds)} ({interval})")
-        reasons += _faster(time, fitting)
-    return best, "; ".join(reasons)
+        reasons += _faster_row_phrase(time, fitting)
+    return chosen, "; ".join(reasons)
 
 
 GIVEN = "the given strategy"
 """The row of the configuration, the options or the run."""
 
 
-def _beside(given: Row, best: Row) -> str:
-    """Returns why *best* is chosen and not what was given."""
-    if given is best:
+def _preset_beside_chosen(preset: Row, chosen: Row) -> str:
+    """Returns why *chosen* is chosen and not what was given."""
+    if preset is chosen:
         return f"it is {GIVEN}, and nothing that fits costs less"
-    name = f"{GIVEN}, {given.plan.label},"
-    if not given.fits_device:
-        return f"{name} does not fit: it needs {human_bytes(given.device_bytes)}"
-    if not given.fits_host:
-        return f"{name} does not fit: it takes {human_bytes(given.host_bytes)} of the host a rank"
-    if not given.fits_nvme:
-        return f"{name} does not fit: it takes {human_bytes(given.memory.total('nvme'))} of NVMe a rank"
-    if _moved(given) > _moved(best):
+    name = f"{GIVEN}, {preset.plan.label},"
+    if not preset.fits_device:
+        return f"{name} does not fit: it needs {human_bytes(preset.device_bytes)}"
+    if not preset.fits_host:
+        return f"{name} does not fit: it takes {human_bytes(preset.host_bytes)} of the host a rank"
+    if not preset.fits_nvme:
+        return f"{name} does not fit: it takes {human_bytes(preset.memory.total('nvme'))} of NVMe a rank"
+    if _tier_sum(preset) > _tier_sum(chosen):
         return f"{name} fits too, and offloads without need"
-    if given.communication_bytes > best.communication_bytes:
-        return f"{name} fits too, and sends {human_bytes(given.communication_bytes)} a step"
-    return f"{name} fits too and sends as many bytes, and takes {human_bytes(given.device_bytes)}"
+    if preset.communication_bytes > chosen.communication_bytes:
+        return f"{name} fits too, and sends {human_bytes(preset.communication_bytes)} a step"
+    return f"{name} fits too and sends as many bytes, and takes {human_bytes(preset.device_bytes)}"
 
 
-def _compared(best: Row, roomiest: Row, equal: list[Row]) -> Iterator[str]:
-    """Yields how *best* compares with the other rows of equal cost."""
-    others = [r.plan.label for r in equal if r is not best]
-    most, mine = roomiest.largest_micro_batch, best.largest_micro_batch
-    if roomiest is best and others:
-        takes = "the least memory" if mine is None else f"the most sequences, {mine}"
-        yield f"of {', '.join([*others, best.plan.label])}, which send as many bytes, it takes {takes}"
-    elif most is not None and mine is not None and most > mine:
-        yield f"{roomiest.plan.label} sends as many bytes, and takes {most} sequences instead of {mine}"
-    elif (share := roomiest.device_bytes / max(1, best.device_bytes)) < _MUCH_LESS:
+def _equal_cost_phrases(chosen: Row, roomiest: Row, equal: list[Row]) -> Iterator[str]:
+    """Yields how *chosen* compares with the other rows of equal cost."""
+    labels = [r.plan.label for r in equal if r is not chosen]
+    limit, mine = roomiest.largest_micro_batch, chosen.largest_micro_batch
+    if roomiest is chosen and labels:
+        gain = "the least memory" if mine is None else f"the most sequences, {mine}"
+        yield f"of {', '.join([*labels, chosen.plan.label])}, which send as many bytes, it takes {gain}"
+    elif limit is not None and mine is not None and limit > mine:
+        yield f"{roomiest.plan.label} sends as many bytes, and takes {limit} sequences instead of {mine}"
+    elif (share := roomiest.device_bytes / max(1, chosen.device_bytes)) < _MUCH_LESS:
         yield f"{roomiest.plan.label} sends as many bytes, and takes {share * 100:.0f} % of the memory"
 
 
-def _faster(time: StepTime, fitting: list[Row]) -> Iterator[str]:
+def _faster_row_phrase(time: StepTime, fitting: list[Row]) -> Iterator[str]:
     """Yields a row whose step is much shorter, though it sends more bytes."""
-    known = [(r.time.seconds, r.plan.label) for r in fitting if isinstance(r.time, StepTime)]
-    seconds, label = min(known)
+    timed = [(r.time.seconds, r.plan.label) for r in fitting if isinstance(r.time, StepTime)]
+    seconds, label = min(timed)
     if seconds < _MUCH_LESS * time.seconds:
         yield f"{label} would take about {human_seconds(seconds)}, as compute hides more of it"
 
@@ -470,26 +470,26 @@ _MUCH_LESS = 0.9
 """A row that takes less than this share of another's memory or time is worth a sentence."""
 
 
-def _moved(r: Row) -> int:
+def _tier_sum(r: Row) -> int:
     """Returns how far the model states are from the device."""
     return PLACES.index(r.plan.optimizer_on) + PLACES.index(r.plan.params_on)
 
 
-def _cost(r: Row) -> tuple[int, int]:
+def _row_cost(r: Row) -> tuple[int, int]:
     """Returns what a row costs: offload counts most, then the bytes that a rank sends."""
-    return _moved(r), r.communication_bytes
+    return _tier_sum(r), r.communication_bytes
 
 
 GIB_AT_MOST = 4096
 """A size without a unit is in GiB up to this number; a larger one is in bytes."""
 
 
-def parse_size(text: str) -> int:
+def parse_size(size: str) -> int:
     """Returns the bytes of ``80GiB``, ``80GB``, ``h100`` or a plain number; else raises PlanError.
 
     A plain number is in GiB up to :data:`GIB_AT_MOST`, a larger one in bytes.
     """
-    key = text.strip().lower()
+    key = size.strip().lower()
     if key in DEVICES:
         return DEVICES[key].nbytes
     units = {
@@ -506,14 +506,14 @@ def parse_size(text: str) -> int:
     if 1 <= nbytes < 1e18:
         return round(nbytes)
     raise PlanError(
-        f"{text!r} is not a size of memory",
+        f"{size!r} is not a size of memory",
         hint=f"Like 80GiB, or one of {', '.join(sorted(DEVICES))}.",
     )
 
 
-def parse_count(text: str) -> int | None:
+def parse_count(count: str) -> int | None:
     """Returns the number of parameters in ``7B``, ``350M``, ``7e9`` or ``124439808``; else None."""
-    key = text.strip().lower().replace("_", "").replace(",", "")
+    key = count.strip().lower().replace("_", "").replace(",", "")
     scale = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}.get(key[-1:], 0)
     try:
         value = float(key[:-1] if scale else key) * (scale or 1)
@@ -522,43 +522,43 @@ def parse_count(text: str) -> int | None:
     return round(value) if 1 <= value < 1e18 else None
 
 
-_MOST_DEVICES = 4096
+_MAX_DEVICES = 4096
 _PER_HOST = 8
 
 
-def unique_bytes(sizes: Sizes, plan: ShardPlan) -> int:
+def unique_state_bytes(sizes: Sizes, plan: ShardPlan) -> int:
     """Returns the bytes of one copy of parameters, gradients and optimizer states."""
-    each = plan.precision
-    trained = each.plain_grad_bytes + state_bytes(plan.optimizer, plan) + 4 * each.has_master
-    return round(sizes.numel * each.param_bytes + sizes.trainable * trained)
+    widths = plan.precision
+    trained = widths.plain_grad_bytes + state_bytes(plan.optimizer, plan) + 4 * widths.has_master
+    return round(sizes.numel * widths.param_bytes + sizes.trainable * trained)
 
 
-def copies(sizes: Sizes, one: Row) -> float:
-    """Returns how many copies of the model states all ranks of *one* hold."""
-    return one.plan.ranks * one.memory.model_states / unique_bytes(sizes, one.plan)
+def state_copies(sizes: Sizes, row: Row) -> float:
+    """Returns how many copies of the model states all ranks of *row* hold."""
+    return row.plan.ranks * row.memory.model_states / unique_state_bytes(sizes, row.plan)
 
 
-def fewest_devices(setup: Setup, plan: ShardPlan) -> int | None:
+def fewest_fitting_devices(setup: Setup, plan: ShardPlan) -> int | None:
     """Returns the fewest data-parallel ranks on which *plan* fits: 1, 2, 4, a multiple of 8, or None.
 
     Hosts have 8 devices. More devices never take more of each, so the search is by halves.
     """
     for ranks in (1, 2, 4):
-        if _fits(setup, plan, ranks):
+        if _fits_on(setup, plan, ranks):
             return ranks
-    low, high = 0, _MOST_DEVICES // _PER_HOST
-    if not _fits(setup, plan, high * _PER_HOST):
+    low, high = 0, _MAX_DEVICES // _PER_HOST
+    if not _fits_on(setup, plan, high * _PER_HOST):
         return None
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _fits(setup, plan, middle * _PER_HOST) else (middle, high)
+        hosts = (low + high) // 2
+        low, high = (low, hosts) if _fits_on(setup, plan, hosts * _PER_HOST) else (hosts, high)
     return high * _PER_HOST
 
 
-def _fits(setup: Setup, plan: ShardPlan, ranks: int) -> bool:
+def _fits_on(setup: Setup, plan: ShardPlan, ranks: int) -> bool:
     group = plan.shard_ranks if plan.shard_ranks < plan.ranks else 0
     if group and ranks % group:
         return False
     changed = replace(plan, ranks=ranks, shard_ranks=group)
-    at = replace(setup, plan=changed, hosts=hosts_of(ranks * setup.tensor * setup.pipeline))
-    return row(at, changed).fits
+    candidate = replace(setup, plan=changed, hosts=hosts_of(ranks * setup.tensor * setup.pipeline))
+    return predict_row(candidate, changed).fits

@@ -48,28 +48,28 @@ class MemoryBreakdown:
 
     terms: tuple[Term, ...]
 
-    def total(self, place: str = "device", during: During | None = None) -> int:
-        """Returns the bytes in *place* at the peak, or in one part of the step."""
+    def total(self, tier: str = "device", during: During | None = None) -> int:
+        """Returns the bytes in *tier* at the peak, or in one part of the step."""
         if during is not None:
-            wanted = (During.ALWAYS, during)
-            return sum(t.nbytes for t in self.terms if t.place == place and t.during in wanted)
-        return max(self.total(place, part) for part in During)
+            phases = (During.ALWAYS, during)
+            return sum(t.nbytes for t in self.terms if t.place == tier and t.during in phases)
+        return max(self.total(tier, phase) for phase in During)
 
-    def role(self, role: str, place: str | None = None, during: During | None = None) -> int:
+    def role(self, role: str, tier: str | None = None, during: During | None = None) -> int:
         """Returns the bytes of *role*, in one place or in all places."""
-        wanted = tuple(During) if during is None else (During.ALWAYS, during)
+        phases = tuple(During) if during is None else (During.ALWAYS, during)
         return sum(
             t.nbytes
             for t in self.terms
-            if t.role == role and place in (None, t.place) and t.during in wanted
+            if t.role == role and tier in (None, t.place) and t.during in phases
         )
 
-    def by_role(self, place: str = "device") -> dict[str, int]:
-        """Returns role -> bytes in *place* at the peak of that place, without empty roles."""
-        parts = (During.BACKWARD, During.STEP, During.GENERATION)
-        during = max(parts, key=lambda part: self.total(place, part))
-        roles = dict.fromkeys(t.role for t in self.terms if t.place == place)
-        totals = {role: self.role(role, place, during) for role in roles}
+    def by_role(self, tier: str = "device") -> dict[str, int]:
+        """Returns role -> bytes in *tier* at its peak, without empty roles."""
+        phases = (During.BACKWARD, During.STEP, During.GENERATION)
+        during = max(phases, key=lambda phase: self.total(tier, phase))
+        roles = dict.fromkeys(t.role for t in self.terms if t.place == tier)
+        totals = {role: self.role(role, tier, during) for role in roles}
         return {role: nbytes for role, nbytes in totals.items() if nbytes}
 
     @property
@@ -78,70 +78,75 @@ class MemoryBreakdown:
 
         At their peak: the whole gradients of backward and the shard of the step never coexist.
         """
-        plain = MemoryBreakdown(
+        states = MemoryBreakdown(
             tuple(t for t in self.terms if not t.cause and t.role != ACTIVATION)
         )
-        roles = {term.role for term in plain.terms}
-        return max(sum(plain.role(role, during=part) for role in roles) for part in During)
+        roles = {term.role for term in states.terms}
+        return max(sum(states.role(role, during=phase) for role in roles) for phase in During)
 
 
 # ---- model states ---------------------------------------------------------------------------------
 
 
-def predict(sizes: Sizes, plan: ShardPlan, activations: Iterable[Term] = ()) -> MemoryBreakdown:
+def memory_of(sizes: Sizes, plan: ShardPlan, activations: Iterable[Term] = ()) -> MemoryBreakdown:
     """Returns the memory of one rank; *activations*: measured, or of :func:`transformer_activations`."""
-    terms = [*_params(sizes, plan), *_grads(sizes, plan), *_states(sizes, plan), *activations]
-    terms += swap_buffers(sizes, plan)
+    terms = [
+        *_param_terms(sizes, plan),
+        *_grad_terms(sizes, plan),
+        *_state_terms(sizes, plan),
+        *activations,
+    ]
+    terms += swap_buffer_terms(sizes, plan)
     if sizes.buffer_bytes:
         terms.append(Term(role="buffer", nbytes=sizes.buffer_bytes, cause="buffers of the model"))
     return MemoryBreakdown(tuple(t for t in terms if t.nbytes > 0))
 
 
-def _params(s: Sizes, p: ShardPlan) -> Iterator[Term]:
-    each = p.precision.param_bytes
+def _param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+    itemsize = p.precision.param_bytes
     if p.stage < ZeroStage.PARAMETERS and p.framework in ("deepspeed", "ddp"):
-        yield Term(role="unsharded_param", nbytes=round(s.numel * each))
+        yield Term(role="unsharded_param", nbytes=round(s.numel * itemsize))
     else:
         base = s.numel // p.shard_ranks
-        near = min(base, p.max_in_cpu) if p.params_on == "nvme" else 0
-        yield Term(role="sharded_param", nbytes=round(near * each), place="host")
-        yield Term(role="sharded_param", nbytes=round((base - near) * each), place=p.params_on)
-        yield from _padding("sharded_param", s.shard_numel - base, each, p.params_on)
-        yield from _gathered(s, p)
+        host = min(base, p.max_in_cpu) if p.params_on == "nvme" else 0
+        yield Term(role="sharded_param", nbytes=round(host * itemsize), place="host")
+        yield Term(role="sharded_param", nbytes=round((base - host) * itemsize), place=p.params_on)
+        yield from _padding_terms("sharded_param", s.shard_numel - base, itemsize, p.params_on)
+        yield from _gathered_param_terms(s, p)
     if p.precision.has_master:
         split = p.shard_ranks if p.stage else 1
         yield from _of_optimizer("master_param", s.trainable // split * 4, s, p)
         if p.stage == ZeroStage.PARAMETERS:
-            rest = s.trainable_shard_numel - s.trainable // split
-            yield from _padding("master_param", rest, 4, p.optimizer_on)
+            padding = s.trainable_shard_numel - s.trainable // split
+            yield from _padding_terms("master_param", padding, 4, p.optimizer_on)
 
 
-def _padding(role: str, numel: int, each: float, place: str = "device") -> Iterator[Term]:
+def _padding_terms(role: str, numel: int, itemsize: float, tier: str = "device") -> Iterator[Term]:
     if numel > 0:
-        nbytes = round(numel * each)
-        yield Term(role=role, nbytes=nbytes, cause="padding to equal shards", place=place)
+        nbytes = round(numel * itemsize)
+        yield Term(role=role, nbytes=nbytes, cause="padding to equal shards", place=tier)
 
 
-def _gathered(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+def _gathered_param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     """Yields the gathered parameters of stage 3, which exist beside the shards."""
-    each = p.precision.compute_bytes
+    itemsize = p.precision.compute_bytes
     if s.persistent_numel:
         yield Term(
             role="unsharded_param",
-            nbytes=round(s.persistent_numel * each),
+            nbytes=round(s.persistent_numel * itemsize),
             cause=f"parameters of at most {p.persistence_numel:,} elements stay gathered "
             "(stage3_param_persistence_threshold)",
         )
     if p.secondary_ranks:
         yield Term(
             role="secondary_param",
-            nbytes=math.ceil((s.numel - s.persistent_numel) / p.secondary_ranks) * each,
+            nbytes=math.ceil((s.numel - s.persistent_numel) / p.secondary_ranks) * itemsize,
             cause="ZeRO++ keeps a second copy, split within the node (zero_hpz_partition_size)",
         )
     if s.kept_numel:
         yield Term(
             role="unsharded_param",
-            nbytes=s.kept_numel * each,
+            nbytes=s.kept_numel * itemsize,
             cause="units that stay gathered from forward to backward (the root, or "
             "reshard_after_forward=False)",
             during=During.BACKWARD,
@@ -151,28 +156,28 @@ def _gathered(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     largest = s.unit_numels[0]
     yield Term(
         role="unsharded_param",
-        nbytes=largest * each,
+        nbytes=largest * itemsize,
         cause="the largest unit while it computes",
         during=During.BACKWARD,
     )
     if p.framework == "deepspeed":
         # each fetch requests another bucket, up to stage3_max_live_parameters
-        rest = s.numel - largest - s.persistent_numel
+        remain = s.numel - largest - s.persistent_numel
         bound = max(0, p.live_numel - largest) + s.largest_tensor_numel
-        ahead = min(rest, bound if p.live_numel else p.prefetch_numel) if p.prefetch_numel else 0
+        ahead = min(remain, bound if p.live_numel else p.prefetch_numel) if p.prefetch_numel else 0
         cause = "units fetched ahead (stage3_prefetch_bucket_size, stage3_max_live_parameters)"
         # half of the reuse distance lies before the end of forward; the live limit is not asked
-        if (kept := min(rest, p.reuse_numel // 2)) > ahead:
-            ahead, cause = kept, "units that backward uses again soon (stage3_max_reuse_distance)"
+        if (reused := min(remain, p.reuse_numel // 2)) > ahead:
+            ahead, cause = reused, "units that backward uses again soon (stage3_max_reuse_distance)"
     else:
         ahead = sum(s.unit_numels[1 : 2 if p.prefetch_units is None else 1 + p.prefetch_units])
         cause = "units gathered at once by prefetch"
     yield Term(
-        role="unsharded_param", nbytes=max(0, ahead) * each, cause=cause, during=During.BACKWARD
+        role="unsharded_param", nbytes=max(0, ahead) * itemsize, cause=cause, during=During.BACKWARD
     )
 
 
-def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     if p.framework == "ddp":
         yield from _in_their_type(s.trainable, p, "unsharded_grad")
         if not p.bucket_views:
@@ -185,15 +190,15 @@ def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     if p.stage == ZeroStage.NONE:
         yield from _in_their_type(s.trainable, p, "unsharded_grad")
         return
-    where = p.optimizer_on if p.framework == "deepspeed" else p.params_on
-    where = "host" if where == "nvme" else where  # DeepSpeed swaps only their fp32 copy
+    tier = p.optimizer_on if p.framework == "deepspeed" else p.params_on
+    tier = "host" if tier == "nvme" else tier  # DeepSpeed swaps only their fp32 copy
     if p.stage == ZeroStage.OPTIMIZER:
-        yield from _grads_of_stage_1(s, p, where)
+        yield from _grads_of_stage_1(s, p, tier)
     else:
-        yield from _in_their_type(s.trainable // p.shard_ranks, p, "sharded_grad", where)
+        yield from _in_their_type(s.trainable // p.shard_ranks, p, "sharded_grad", tier)
         if p.stage == ZeroStage.PARAMETERS:
-            rest = s.trainable_shard_numel - s.trainable // p.shard_ranks
-            yield from _padding("sharded_grad", rest, p.precision.grad_bytes, where)
+            padding = s.trainable_shard_numel - s.trainable // p.shard_ranks
+            yield from _padding_terms("sharded_grad", padding, p.precision.grad_bytes, tier)
         if p.accumulation > 1 and not p.reduces_each_micro_step:
             yield Term(
                 role="unsharded_grad",
@@ -201,48 +206,48 @@ def _grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
                 cause="whole gradients that accumulate (set_requires_gradient_sync, no_sync)",
             )
         elif s.unit_numels:
-            whole = round(s.trainable * p.precision.grad_bytes)
+            total_bytes = round(s.trainable * p.precision.grad_bytes)
             yield Term(
                 role="unsharded_grad",
-                nbytes=min(s.unit_numels[0] * p.precision.compute_bytes, whole),
+                nbytes=min(s.unit_numels[0] * p.precision.compute_bytes, total_bytes),
                 cause="gradients of the unit in backward, before they are reduced",
                 during=During.BACKWARD,
             )
     if p.framework == "deepspeed" and p.optimizer_on != "device" and p.precision.param_bytes < 4:
-        yield from offloaded_grads(s, p)
-    yield from _bucket(s, p)
+        yield from offloaded_grad_terms(s, p)
+    yield from _reduce_bucket_terms(s, p)
 
 
-def _grads_of_stage_1(s: Sizes, p: ShardPlan, where: str) -> Iterator[Term]:
+def _grads_of_stage_1(s: Sizes, p: ShardPlan, tier: str) -> Iterator[Term]:
     """Yields the whole gradients of backward, and the shard of the step.
 
     The paper keeps whole gradients; DeepSpeed frees them once its part is averaged, unless it
     accumulates them in fp32 (``BF16_Optimizer`` has a whole fp32 buffer).
     """
     shard = s.trainable // p.shard_ranks
-    if p.precision.grad_bytes > p.precision.plain_grad_bytes and where == "device":
+    if p.precision.grad_bytes > p.precision.plain_grad_bytes and tier == "device":
         yield from _in_their_type(s.trainable, p, "unsharded_grad")
         return
     yield from _in_their_type(s.trainable, p, "unsharded_grad", during=During.BACKWARD)
-    yield from _in_their_type(shard, p, "sharded_grad", where, During.STEP)
+    yield from _in_their_type(shard, p, "sharded_grad", tier, During.STEP)
 
 
 def _in_their_type(
-    numel: int, p: ShardPlan, role: str, place: str = "device", during: During = During.ALWAYS
+    numel: int, p: ShardPlan, role: str, tier: str = "device", during: During = During.ALWAYS
 ) -> Iterator[Term]:
     """Yields *numel* gradients in the type of the parameters, and what a wider type adds."""
-    plain = p.precision.plain_grad_bytes
-    yield Term(role=role, nbytes=round(numel * plain), place=place, during=during)
+    plain_bytes = p.precision.plain_grad_bytes
+    yield Term(role=role, nbytes=round(numel * plain_bytes), place=tier, during=during)
     yield Term(
         role=role,
-        nbytes=round(numel * (p.precision.grad_bytes - plain)),
+        nbytes=round(numel * (p.precision.grad_bytes - plain_bytes)),
         cause="gradients are kept in a wider type than the parameters (grad_accum_dtype)",
-        place=place,
+        place=tier,
         during=during,
     )
 
 
-def _bucket(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+def _reduce_bucket_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     at_once = p.grad_buckets if p.stage < ZeroStage.PARAMETERS else 1
     numel = p.grad_bucket_numel * at_once
     if p.stage < ZeroStage.PARAMETERS:  # stages 1 and 2 limit the bucket to the gradients
@@ -256,13 +261,13 @@ def _bucket(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     )
 
 
-def _states(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+def _state_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     split = p.shard_ranks if p.stage else 1
-    each = state_bytes(p.optimizer, p)
-    yield from _of_optimizer("optimizer_state", round(s.trainable // split * each), s, p)
+    state_size = state_bytes(p.optimizer, p)
+    yield from _of_optimizer("optimizer_state", round(s.trainable // split * state_size), s, p)
     if p.stage == ZeroStage.PARAMETERS:
-        rest = s.trainable_shard_numel - s.trainable // split
-        yield from _padding("optimizer_state", rest, each, p.optimizer_on)
+        padding = s.trainable_shard_numel - s.trainable // split
+        yield from _padding_terms("optimizer_state", padding, state_size, p.optimizer_on)
     if p.optimizer.is_factored:
         yield Term(
             role="optimizer_state", nbytes=s.factored_numel // split * 4, place=p.optimizer_on
@@ -278,10 +283,10 @@ def _of_optimizer(role: str, nbytes: int, s: Sizes, p: ShardPlan) -> Iterator[Te
 
 def state_bytes(optimizer: Optimizer, plan: ShardPlan) -> float:
     """Returns the bytes of optimizer state per trainable parameter, without the fp32 master."""
-    each = optimizer.state_bytes
-    if each == 4.0:  # the optimizer fixes no size: its state has the type of the updated tensor
-        each = 4.0 if plan.precision.has_master else plan.precision.state_bytes
-    return optimizer.full_states * each
+    itemsize = optimizer.state_bytes
+    if itemsize == 4.0:  # the optimizer fixes no size: its state has the type of the updated tensor
+        itemsize = 4.0 if plan.precision.has_master else plan.precision.state_bytes
+    return optimizer.full_states * itemsize
 
 
 # ---- activations ----------------------------------------------------------------------------------
@@ -300,8 +305,8 @@ class Batch:
     """Scores are never written to memory (FlashAttention, SDPA)."""
 
 
-def layer_activation_bytes(t: Transformer, b: Batch, each: int = 2) -> int:
-    """Returns the bytes that one layer keeps for backward; *each*: bytes per element.
+def layer_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2) -> int:
+    """Returns the bytes that one layer keeps for backward; *itemsize*: bytes per element.
 
     For an ungated MLP of width 4h, as many keys as queries and dropout this is equation 1 of
     Korthikanti et al. 2022, ``sbh (34 + 5 a s / h)`` at two bytes, without the second term when
@@ -313,34 +318,34 @@ def layer_activation_bytes(t: Transformer, b: Batch, each: int = 2) -> int:
     q, kv = t.attention_width, t.kv_width
     attention = q + 2 * kv + q  # q; k and v; input of the projection
     mlp = 4 * f if t.gated else 2 * f
-    whole = each * tokens * 4 * h  # two norms, and the inputs of attention and MLP
-    split = each * tokens * (attention + mlp)
+    unsplit = itemsize * tokens * 4 * h  # two norms, and the inputs of attention and MLP
+    split = itemsize * tokens * (attention + mlp)
     scores = t.heads * b.length * tokens
     if b.fused_attention:
         split += 4 * t.heads * tokens  # the log-sum-exp of each row
     else:
-        split += each * scores * (2 if t.dropout else 1)
+        split += itemsize * scores * (2 if t.dropout else 1)
     if t.dropout:  # masks of one byte
-        whole += 2 * tokens * h
+        unsplit += 2 * tokens * h
         split += 0 if b.fused_attention else scores
-    return whole + split // t.tensor_ranks
+    return unsplit + split // t.tensor_ranks
 
 
-def head_activation_bytes(t: Transformer, b: Batch, each: int = 2) -> int:
+def head_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2) -> int:
     """Returns the bytes of the output layer: norm, input, logits, and the fp32 logits of the loss."""
     tokens = b.sequences * b.length
-    return tokens * (2 * each * t.hidden + (each + 4) * t.vocab // t.tensor_ranks)
+    return tokens * (2 * itemsize * t.hidden + (itemsize + 4) * t.vocab // t.tensor_ranks)
 
 
-def transformer_activations(t: Transformer, b: Batch, each: int = 2) -> tuple[Term, ...]:
+def transformer_activations(t: Transformer, b: Batch, itemsize: int = 2) -> tuple[Term, ...]:
     """Returns the terms of the activations at their peak, the end of forward."""
-    layer = layer_activation_bytes(t, b, each)
-    head = head_activation_bytes(t, b, each)
-    kept = t.layers * layer
+    layer = layer_activation_bytes(t, b, itemsize)
+    head = head_activation_bytes(t, b, itemsize)
+    layer_bytes = t.layers * layer
     if b.checkpointing:
-        kept = t.layers * each * b.sequences * b.length * t.hidden
+        layer_bytes = t.layers * itemsize * b.sequences * b.length * t.hidden
     terms = [
-        Term(role=ACTIVATION, nbytes=kept, during=During.BACKWARD),
+        Term(role=ACTIVATION, nbytes=layer_bytes, during=During.BACKWARD),
         Term(role=ACTIVATION, nbytes=head, cause="logits and the loss", during=During.BACKWARD),
     ]
     if b.checkpointing and layer > head:  # a recomputed layer exists after the logits are freed
@@ -376,10 +381,10 @@ class SentBytes:
 
 def communication_bytes(sizes: Sizes, plan: ShardPlan) -> int:
     """Returns the bytes that one rank sends in a step."""
-    return round(sent_bytes(sizes, plan).total)
+    return round(sent_step_bytes(sizes, plan).total)
 
 
-def sent_bytes(sizes: Sizes, plan: ShardPlan) -> SentBytes:
+def sent_step_bytes(sizes: Sizes, plan: ShardPlan) -> SentBytes:
     """Returns what one rank sends in a step (section 7 of the ZeRO paper, ring collectives).
 
     An all-reduce sends 2 (n-1)/n of its size, a reduce-scatter or an all-gather (n-1)/n.
@@ -394,28 +399,30 @@ def sent_bytes(sizes: Sizes, plan: ShardPlan) -> SentBytes:
     times = micro if plan.reduces_each_micro_step else 1
     if plan.stage == ZeroStage.NONE:
         return SentBytes(reduced=2 * grads * times * share)
-    between = 2 * (grads / n) * (copies - 1) / copies if copies > 1 else 0.0
+    hybrid = 2 * (grads / n) * (copies - 1) / copies if copies > 1 else 0.0
     updated = sizes.trainable * compute * share
     if plan.stage == ZeroStage.OPTIMIZER:
-        return SentBytes(reduced=grads * share, gathered_after=updated, between=between)
+        return SentBytes(reduced=grads * share, gathered_after=updated, between=hybrid)
     reduced = grads * times * share
     if plan.stage == ZeroStage.GRADIENTS and plan.framework == "deepspeed":
-        return SentBytes(reduced=reduced, gathered_after=updated, between=between)
+        return SentBytes(reduced=reduced, gathered_after=updated, between=hybrid)
     if plan.stage == ZeroStage.GRADIENTS:
-        return SentBytes(reduced=reduced, gathered_forward=updated * micro, between=between)
+        return SentBytes(reduced=reduced, gathered_forward=updated * micro, between=hybrid)
     once = params * micro * share
     return SentBytes(
         reduced=reduced,
         gathered_forward=once,
         gathered_backward=once if plan.reshards else 0.0,
         gathered_after=sizes.persistent_numel * compute * share,
-        between=between,
+        between=hybrid,
     )
 
 
-def sequences_that_fit(free_bytes: int, t: Transformer, b: Batch, each: int = 2) -> int:
+def sequences_that_fit(free_bytes: int, t: Transformer, b: Batch, itemsize: int = 2) -> int:
     """Returns the largest micro-batch, in sequences, whose activations fit into *free_bytes*."""
-    need = sum(term.nbytes for term in transformer_activations(t, replace(b, sequences=1), each))
+    need = sum(
+        term.nbytes for term in transformer_activations(t, replace(b, sequences=1), itemsize)
+    )
     return max(0, free_bytes // need)
 
 
@@ -440,7 +447,7 @@ def on_host_share(s: Sizes, p: ShardPlan) -> float:
     return 1 - int((1 - p.offload_ratio) * count) / count
 
 
-def offloaded_grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+def offloaded_grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     """Yields the fp32 gradients of DeepSpeed's optimizer on the host, and staging of stages 1 and 2."""
     is_3 = p.stage == ZeroStage.PARAMETERS
     shard = s.trainable_shard_numel if is_3 else s.trainable // p.shard_ranks
@@ -470,21 +477,21 @@ def offloaded_grads(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         )
 
 
-def swap_buffers(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+def swap_buffer_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     """Yields the buffers between NVMe and the device, and what pinned allocations are rounded up by."""
     if p.framework != "deepspeed":
         return
-    piece = math.ceil(s.trainable // p.shard_ranks / sub_groups(s, p))
+    group_numel = math.ceil(s.trainable // p.shard_ranks / sub_groups(s, p))
     if p.optimizer_on == "nvme":
         yield Term(
             role="swap_buffer",
-            nbytes=p.optimizer_buffers * piece * 4,
+            nbytes=p.optimizer_buffers * group_numel * 4,
             cause="buffers of a sub-group for the optimizer on NVMe (buffer_count x sub_group_size)",
             place="host",
         )
     if p.params_on == "nvme" and p.param_buffer_numel:
-        rest = s.numel // p.shard_ranks > p.max_in_cpu
-        numel = p.param_buffer_numel + (piece if rest else 0)
+        is_spilled = s.numel // p.shard_ranks > p.max_in_cpu
+        numel = p.param_buffer_numel + (group_numel if is_spilled else 0)
         yield Term(
             role="swap_buffer",
             nbytes=round(numel * p.precision.param_bytes),
@@ -492,28 +499,28 @@ def swap_buffers(s: Sizes, p: ShardPlan) -> Iterator[Term]:
             place="host",
         )
     if p.pins:
-        pinned = [nbytes for nbytes in _pinned(s, p, piece) if nbytes > 0]
+        pinned = [nbytes for nbytes in _pinned_allocations(s, p, group_numel) if nbytes > 0]
         rounded = sum((1 << (nbytes - 1).bit_length()) - nbytes for nbytes in pinned)
         yield Term(role="swap_buffer", nbytes=rounded, cause=_ROUNDED, place="host")
 
 
-def _pinned(s: Sizes, p: ShardPlan, piece: int) -> Iterator[int]:
+def _pinned_allocations(s: Sizes, p: ShardPlan, group_numel: int) -> Iterator[int]:
     """Yields the bytes of each allocation that DeepSpeed pins; those of the swappers are not rounded."""
-    each = p.precision
+    precision = p.precision
     if p.stage == ZeroStage.PARAMETERS:
         if p.optimizer_on != "device":
-            yield round(s.trainable // p.shard_ranks * each.grad_bytes)
+            yield round(s.trainable // p.shard_ranks * precision.grad_bytes)
         if p.optimizer_on == "host":
             count = sub_groups(s, p)
-            yield from [piece * 4] * round(count * on_host_share(s, p))
+            yield from [group_numel * 4] * round(count * on_host_share(s, p))
         if p.params_on != "device":
             shard = s.numel // p.shard_ranks
-            near = min(shard, p.max_in_cpu) if p.params_on == "nvme" else shard
-            yield round(near * each.param_bytes)
+            host = min(shard, p.max_in_cpu) if p.params_on == "nvme" else shard
+            yield round(host * precision.param_bytes)
     elif p.optimizer_on == "host":
         shard = s.trainable // p.shard_ranks
         yield from (
             shard * 4,
             shard * 4,
-            round(shard * each.param_bytes),
+            round(shard * precision.param_bytes),
         )  # master, gradient, staging

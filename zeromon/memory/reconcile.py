@@ -11,12 +11,12 @@ from statistics import median
 from typing import Any
 
 from zeromon.errors import PlanError
-from zeromon.memory.predict import During, MemoryBreakdown, Term, predict
-from zeromon.memory.spec import ROOT, Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optimizer
+from zeromon.memory.predict import During, MemoryBreakdown, Term, memory_of
+from zeromon.memory.spec import ROOT, Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optim_named
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.snapshot import Cause, Device, ExpectedRow, Pool, RankSnapshot, RoleRow, Unattributed
 
-_MOST = 1 << 60
+_MAX_COUNT = 1 << 60
 _NEARLY_EACH = 0.9
 """From this share of the micro-steps on, each of them reduces."""
 
@@ -41,82 +41,82 @@ class Described:
     """Elements whose state this rank keeps, where the optimizer splits them by whole parameters."""
 
 
-def read_facts(facts: ModelMetadata) -> Described | None:
+def read_model_facts(facts: ModelMetadata) -> Described | None:
     """Reads the description in *facts*; None where a needed key is missing or has no valid value."""
     try:
-        return _read(facts)
+        return _describe_model(facts)
     except (KeyError, TypeError, ValueError, ArithmeticError, PlanError):
         return None
 
 
-def _read(facts: ModelMetadata) -> Described:
-    stage = ZeroStage(_count(facts["stage"]))
-    known = optimizer(str(facts.get("optimizer", "")), float(facts.get("momentum", 0.0)))
-    own = facts.get("optimizer_numel")
+def _describe_model(facts: ModelMetadata) -> Described:
+    stage = ZeroStage(_as_count(facts["stage"]))
+    matched = optim_named(str(facts.get("optimizer", "")), float(facts.get("momentum", 0.0)))
+    numel = facts.get("optimizer_numel")
     sizes = Sizes(
-        numel=_count(facts["numel"]),
-        trainable=_count(facts["trainable"]),
-        shard_numel=_count(facts["shard_numel"]),
-        trainable_shard_numel=_count(facts["trainable_shard_numel"]),
-        persistent_numel=_count(facts.get("persistent_numel", 0)),
-        unit_numels=tuple(_count(n) for n in facts.get("units", ())),
-        kept_numel=_count(facts.get("kept_numel", 0)),
-        largest_tensor_numel=_count(facts.get("largest_tensor_numel", 0)),
-        linear_numel=_count(facts.get("linear_numel", 0)),
-        buffer_bytes=_count(facts.get("buffer_bytes", 0)),
-        factored_numel=_count(facts.get("factored_numel", 0)),
+        numel=_as_count(facts["numel"]),
+        trainable=_as_count(facts["trainable"]),
+        shard_numel=_as_count(facts["shard_numel"]),
+        trainable_shard_numel=_as_count(facts["trainable_shard_numel"]),
+        persistent_numel=_as_count(facts.get("persistent_numel", 0)),
+        unit_numels=tuple(_as_count(n) for n in facts.get("units", ())),
+        kept_numel=_as_count(facts.get("kept_numel", 0)),
+        largest_tensor_numel=_as_count(facts.get("largest_tensor_numel", 0)),
+        linear_numel=_as_count(facts.get("linear_numel", 0)),
+        buffer_bytes=_as_count(facts.get("buffer_bytes", 0)),
+        factored_numel=_as_count(facts.get("factored_numel", 0)),
     )
     framework = str(facts["framework"])
     is_zero1 = framework == "ddp" and stage == ZeroStage.OPTIMIZER
     precision = Precision(
-        param_bytes=_each(facts["param_bytes"]),
-        compute_bytes=_count(facts["compute_bytes"]),
-        grad_bytes=_each(facts["grad_bytes"]),
+        param_bytes=_as_itemsize(facts["param_bytes"]),
+        compute_bytes=_as_count(facts["compute_bytes"]),
+        grad_bytes=_as_itemsize(facts["grad_bytes"]),
         has_master=bool(facts.get("has_master", False)),
-        state_bytes=_each(facts["param_bytes"]),
+        state_bytes=_as_itemsize(facts["param_bytes"]),
     )
     plan = ShardPlan(
         stage=ZeroStage.NONE if is_zero1 else stage,
-        ranks=_count(facts["ranks"]),
-        shard_ranks=_count(facts.get("shard_ranks", 0)),
+        ranks=_as_count(facts["ranks"]),
+        shard_ranks=_as_count(facts.get("shard_ranks", 0)),
         framework=framework,
         precision=precision,
-        optimizer=known or Optimizer(name="unknown", full_states=0),
+        optimizer=matched or Optimizer(name="unknown", full_states=0),
         optimizer_on=str(facts.get("optimizer_on", "device")),
         params_on=str(facts.get("params_on", "device")),
-        accumulation=_count(facts.get("accumulation", 1)),
-        grad_bucket_numel=_count(facts.get("grad_bucket_numel", 0)),
-        grad_buckets=_count(facts.get("grad_buckets", 1)),
-        prefetch_numel=_count(facts.get("prefetch_numel", 0)),
-        live_numel=_count(facts.get("live_numel", 0)),
-        reuse_numel=_count(facts.get("reuse_numel", 0)),
-        sub_group_numel=_count(facts.get("sub_group_numel", 0)),
-        persistence_numel=_count(facts.get("persistence_numel", 0)),
-        secondary_ranks=_count(facts.get("secondary_ranks", 0)),
+        accumulation=_as_count(facts.get("accumulation", 1)),
+        grad_bucket_numel=_as_count(facts.get("grad_bucket_numel", 0)),
+        grad_buckets=_as_count(facts.get("grad_buckets", 1)),
+        prefetch_numel=_as_count(facts.get("prefetch_numel", 0)),
+        live_numel=_as_count(facts.get("live_numel", 0)),
+        reuse_numel=_as_count(facts.get("reuse_numel", 0)),
+        sub_group_numel=_as_count(facts.get("sub_group_numel", 0)),
+        persistence_numel=_as_count(facts.get("persistence_numel", 0)),
+        secondary_ranks=_as_count(facts.get("secondary_ranks", 0)),
         bucket_views=bool(facts.get("bucket_views", False)),
-        bucket_cap_bytes=_count(facts.get("bucket_cap_bytes", 25 << 20)) or 25 << 20,
+        bucket_cap_bytes=_as_count(facts.get("bucket_cap_bytes", 25 << 20)) or 25 << 20,
     )
-    return Described(sizes, plan, known is not None, None if own is None else _count(own))
+    return Described(sizes, plan, matched is not None, None if numel is None else _as_count(numel))
 
 
-def accumulating(rank: RankSnapshot, plan: ShardPlan) -> ShardPlan:
+def with_micro_steps(rank: RankSnapshot, plan: ShardPlan) -> ShardPlan:
     """Returns *plan* with the micro-steps that *rank* takes, and whether each of them reduces.
 
     The wrappers of torch do not know either; DeepSpeed's settings tell both.
     """
-    taken = [step.micro_steps for step in rank.recent if step.micro_steps]
-    micro = round(median(taken)) if taken else 1
+    micro_counts = [step.micro_steps for step in rank.recent if step.micro_steps]
+    micro = round(median(micro_counts)) if micro_counts else 1
     if micro < 2 or plan.accumulation > 1:
         return plan
     reduces = [
         row.calls for row in rank.traffic
         if row.unit and row.phase == "backward" and row.op in ("all_reduce", "reduce_scatter")
     ]  # fmt: skip
-    each = median(reduces) >= _NEARLY_EACH * micro if reduces else None
-    return replace(plan, accumulation=micro, reduces_each=each)
+    reduces_each = median(reduces) >= _NEARLY_EACH * micro if reduces else None
+    return replace(plan, accumulation=micro, reduces_each=reduces_each)
 
 
-def in_layers(sizes: Sizes, ran: ShardPlan, blocks: list[int], rank: RankSnapshot) -> Sizes:
+def sizes_in_layers(sizes: Sizes, ran: ShardPlan, blocks: list[int], rank: RankSnapshot) -> Sizes:
     """Returns *sizes* with their units, one for each layer where the run gathers all at once.
 
     FSDP1 does not tell the sizes of its layers: their flat parameters are shards.
@@ -128,13 +128,13 @@ def in_layers(sizes: Sizes, ran: ShardPlan, blocks: list[int], rank: RankSnapsho
             named_units=_named_units(rank, ran, sizes.numel),
         )  # fmt: skip
     layers, largest = blocks if len(blocks) == 2 and ran.framework != "fsdp1" else (0, 0)
-    rest = max(0, sizes.numel - layers * largest) if layers else 0
+    root_numel = max(0, sizes.numel - layers * largest) if layers else 0
     return replace(
         sizes,
         unit_numels=(largest,) * min(layers, 4),
-        kept_numel=rest,
+        kept_numel=root_numel,
         layer_numel=largest,
-        root_numel=rest,
+        root_numel=root_numel,
     )
 
 
@@ -145,31 +145,31 @@ def _named_units(rank: RankSnapshot, plan: ShardPlan, numel: int) -> tuple[tuple
     """
     if not plan.framework.startswith("fsdp"):
         return ()
-    each = plan.precision.compute_bytes
+    itemsize = plan.precision.compute_bytes
     sizes = {
-        row.unit: round(row.nbytes / row.calls / each)
+        row.unit: round(row.nbytes / row.calls / itemsize)
         for row in rank.traffic
         if row.op == "all_gather" and row.unit and row.calls
     }
     if not numel <= sum(sizes.values()) <= numel * _PADDED:
         return ()
-    return tuple(sorted(sizes.items(), key=lambda unit: (unit[0] != ROOT, _natural(unit[0]))))
+    return tuple(sorted(sizes.items(), key=lambda unit: (unit[0] != ROOT, _natural_key(unit[0]))))
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _natural_key(name: str) -> list[tuple[int, str]]:
     """Sorts ``layers.10`` after ``layers.9``."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+    return [(int(level), "") if level.isdigit() else (-1, level) for level in name.split(".")]
 
 
-def _count(value: Any) -> int:
+def _as_count(value: Any) -> int:
     """*value* as a count; raises ValueError for anything else."""
     number = int(value)
-    if isinstance(value, str) or not 0 <= number < _MOST:
+    if isinstance(value, str) or not 0 <= number < _MAX_COUNT:
         raise ValueError(f"{value!r} is no count")
     return number
 
 
-def _each(value: Any) -> float:
+def _as_itemsize(value: Any) -> float:
     """*value* as bytes an element; raises ValueError for anything else."""
     number = float(value)
     if isinstance(value, str) or not 0 < number <= 64:
@@ -177,40 +177,40 @@ def _each(value: Any) -> float:
     return int(number) if number == int(number) else number
 
 
-def _described(models: Iterable[ModelMetadata]) -> list[Described]:
-    return [model for metadata in models if (model := read_facts(metadata)) is not None]
+def _describe_all_models(models: Iterable[ModelMetadata]) -> list[Described]:
+    return [model for metadata in models if (model := read_model_facts(metadata)) is not None]
 
 
-def terms_of(described: Described) -> list[Term]:
+def terms_of_model(described: Described) -> list[Term]:
     """The memory terms of one model, peaks of gathered parameters included."""
-    wanted = (During.ALWAYS, During.STEP)
+    phases = (During.ALWAYS, During.STEP)
     return [
-        term for term in _all_terms(described) if term.during in wanted or term.role in PEAK_ROLES
+        term for term in _all_terms(described) if term.during in phases or term.role in PEAK_ROLES
     ]
 
 
 def _all_terms(described: Described) -> list[Term]:
-    terms = list(predict(described.sizes, described.plan).terms)
+    terms = list(memory_of(described.sizes, described.plan).terms)
     if described.optimizer_numel is not None:  # split by whole parameters: this rank's own share
-        each = described.plan.optimizer.full_states * described.plan.precision.state_bytes
+        state_size = described.plan.optimizer.full_states * described.plan.precision.state_bytes
         terms = [t for t in terms if t.role != "optimizer_state"]
-        nbytes = round(described.optimizer_numel * each)
+        nbytes = round(described.optimizer_numel * state_size)
         terms.append(Term(role="optimizer_state", nbytes=nbytes))
     if not described.optimizer_known:
         terms = [t for t in terms if t.role != "optimizer_state"]
     return terms
 
 
-def host_bytes(models: Iterable[ModelMetadata], *, on_cpu: bool) -> int:
+def host_model_bytes(models: Iterable[ModelMetadata], *, on_cpu: bool) -> int:
     """Bytes of host memory of *models* at the peak of a step, without activations; 0 without a model.
 
     *on_cpu*: their device is the host.
     """
-    described = _described(models)
+    described = _describe_all_models(models)
     memory = MemoryBreakdown(tuple(term for model in described for term in _all_terms(model)))
-    places = ("host", "device") if on_cpu else ("host",)
+    tiers = ("host", "device") if on_cpu else ("host",)
     return max(
-        sum(memory.total(place, during) for place in places)
+        sum(memory.total(tier, during) for tier in tiers)
         for during in (During.BACKWARD, During.STEP)
     )
 
@@ -223,27 +223,27 @@ def expected_rows(
     Empty while no model is described or no census was taken. *steps*: optimizer steps so far; before
     the second step there is no optimizer state, and none is expected.
     """
-    described = _described(models)
+    described = _describe_all_models(models)
     measured = {row.role: row.device_bytes + row.host_bytes + row.disk_bytes for row in roles}
     if not described or not measured:
         return ()
-    terms = [term for model in described for term in terms_of(model)]
+    terms = [term for model in described for term in terms_of_model(model)]
     if steps < 2:
         terms = [t for t in terms if t.role != "optimizer_state"]
     if unsharded_peak_bytes > 0:  # on top of what stays gathered when backward is over
         stays = measured.get("unsharded_param", 0)
         # units that are gathered once and stay so are marked, too; the sum is never more than the whole
-        whole = sum(m.sizes.numel * m.plan.precision.compute_bytes for m in described)
-        measured["unsharded_param"] = min(stays + unsharded_peak_bytes, whole)
+        total = sum(m.sizes.numel * m.plan.precision.compute_bytes for m in described)
+        measured["unsharded_param"] = min(stays + unsharded_peak_bytes, total)
     names = dict.fromkeys([*(t.role for t in terms), *(r for r, n in measured.items() if n)])
     unknown = not all(model.optimizer_known for model in described)
     return tuple(
-        _row(name, measured.get(name), [t for t in terms if t.role == name], unknown=unknown)
+        _role_row(name, measured.get(name), [t for t in terms if t.role == name], unknown=unknown)
         for name in names
     )
 
 
-def _row(role: str, measured: int | None, terms: list[Term], *, unknown: bool) -> ExpectedRow:
+def _role_row(role: str, measured: int | None, terms: list[Term], *, unknown: bool) -> ExpectedRow:
     if role in UNSEEN_ROLES and not measured:
         measured = None
     causes: dict[str, int] = {}
@@ -257,7 +257,7 @@ def _row(role: str, measured: int | None, terms: list[Term], *, unknown: bool) -
         predicted_bytes=None
         if role == "optimizer_state" and unknown
         else sum(t.nbytes for t in terms),
-        causes=tuple(Cause(text=text, nbytes=nbytes) for text, nbytes in causes.items()),
+        causes=tuple(Cause(text=cause, nbytes=nbytes) for cause, nbytes in causes.items()),
     )
 
 
@@ -274,11 +274,11 @@ def role_bytes(rank: RankSnapshot, role: str) -> tuple[int, int, int] | None:
     return device, host, row.disk_bytes
 
 
-def micro_batch(rank: RankSnapshot) -> int | None:
+def micro_batch_of_rank(rank: RankSnapshot) -> int | None:
     """Samples of a forward, from the engine or the DataLoader of *rank*; None where neither has them."""
     of_engine = rank.models[0].get("micro_batch") if rank.models else None
     for samples in (of_engine, rank.loader.get("batch_size")):
-        if isinstance(samples, int) and 0 < samples < _MOST:
+        if isinstance(samples, int) and 0 < samples < _MAX_COUNT:
             return samples
     return None
 
@@ -298,45 +298,45 @@ def unattributed_memory(rank: RankSnapshot) -> tuple[Unattributed, ...]:
     memory = rank.memory
     if memory is not None:
         roles = sum(row.device_bytes for row in rank.roles)
-        peak = max([memory.allocated_bytes, *(s.allocated_bytes for s in rank.recent[-_LAST:])])
+        peak = max([memory.allocated_bytes, *(s.allocated_bytes for s in rank.recent[-_RECENT:])])
         if roles:
             nbytes = max(0, peak - roles - gathered)
-            rows += _apart(rank, Pool.DEVICE, "activation_temp", nbytes)
+            rows += _split_kept(rank, Pool.DEVICE, "activation_temp", nbytes)
         # the driver has freed what a dead process held, and torch's last figures stay
-        used = _held_bytes(rank.device_stats) if rank.alive else None
+        used = _held_device_bytes(rank.device_stats) if rank.alive else None
         if memory.reserved_bytes >= 0:
             slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
             rows.append(Unattributed(kind="reserved_unallocated", place="device", nbytes=slack))
         if used is not None and memory.reserved_bytes >= 0:
-            others = max(0, used - memory.reserved_bytes)
-            rows.append(Unattributed(kind="non_torch", place="device", nbytes=others))
-    held = sum(row.host_bytes for row in rank.roles)
-    if held and rank.rss_bytes >= 0:
-        rows += _apart(rank, Pool.HOST, "other", max(0, rank.rss_bytes - held))
+            non_torch = max(0, used - memory.reserved_bytes)
+            rows.append(Unattributed(kind="non_torch", place="device", nbytes=non_torch))
+    host_roles = sum(row.host_bytes for row in rank.roles)
+    if host_roles and rank.rss_bytes >= 0:
+        rows += _split_kept(rank, Pool.HOST, "other", max(0, rank.rss_bytes - host_roles))
     return tuple(rows)
 
 
-def _apart(rank: RankSnapshot, pool: Pool, kind: str, nbytes: int) -> Iterator[Unattributed]:
+def _split_kept(rank: RankSnapshot, pool: Pool, kind: str, nbytes: int) -> Iterator[Unattributed]:
     """*nbytes* of *kind* in *pool*, and apart from them what has grown there step by step."""
-    kept = min(nbytes, kept_bytes(rank, pool))
-    if kept:
-        yield Unattributed(kind="kept", place=pool, nbytes=kept)
-    yield Unattributed(kind=kind, place=pool, nbytes=nbytes - kept)
+    grown = min(nbytes, kept_bytes(rank, pool))
+    if grown:
+        yield Unattributed(kind="kept", place=pool, nbytes=grown)
+    yield Unattributed(kind=kind, place=pool, nbytes=nbytes - grown)
 
 
 def kept_bytes(rank: RankSnapshot, pool: Pool) -> int:
     """Returns the bytes of *pool* that *rank* gained since the growth there began; 0 without growth."""
-    since = next((r.since_step for r in rank.risks if r.pool == pool and r.since_step), 0)
-    steps = [step for step in rank.recent if step.step >= since] if since else []
+    since_step = next((r.since_step for r in rank.risks if r.pool == pool and r.since_step), 0)
+    steps = [step for step in rank.recent if step.step >= since_step] if since_step else []
     used = [s.rss_bytes if pool == Pool.HOST else s.allocated_bytes for s in steps]
     return max(0, used[-1] - used[0]) if used and used[0] >= 0 else 0
 
 
-def _held_bytes(device: Device | None) -> int | None:
+def _held_device_bytes(device: Device | None) -> int | None:
     """Bytes of the device that the rank's process holds; None where other processes may hold them."""
     if device is None or device.own_bytes is not None:
         return None if device is None else device.own_bytes
     return None if (device.processes or 0) > 1 else device.used_bytes
 
 
-_LAST = 20
+_RECENT = 20

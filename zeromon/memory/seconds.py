@@ -22,7 +22,7 @@ from zeromon.memory.spec import ROOT, ModelSpec, ShardPlan, Sizes, ZeroStage
 UNITS = 32
 """Assumed number of units of a model whose layers are unknown: those of a model of 7 B."""
 
-_MOST_BUCKETS = 256
+_MAX_BUCKETS = 256
 """Max buckets: of more, several are taken as one, with the latency of each."""
 
 _FIRST_BUCKET_BYTES = 1 << 20
@@ -73,91 +73,91 @@ class Timeline:
     link: float = 0.0
     exposed: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def send(self, seconds: float) -> float:
+    def issue_collective(self, seconds: float) -> float:
         """Issues a collective, and returns when it will have ended."""
         self.link = max(self.now, self.link) + seconds
         return self.link
 
-    def wait(self, end: float, name: str) -> None:
-        """Compute waits for a collective that ends at *end*."""
-        if end > self.now:
-            self.exposed[name] += end - self.now
-            self.now = end
+    def wait_until(self, end_time: float, name: str) -> None:
+        """Compute waits for a collective that ends at *end_time*."""
+        if end_time > self.now:
+            self.exposed[name] += end_time - self.now
+            self.now = end_time
 
 
-def pieces(sizes: Sizes, plan: ShardPlan) -> tuple[Piece, ...]:
+def gather_pieces(sizes: Sizes, plan: ShardPlan) -> tuple[Piece, ...]:
     """Returns what is gathered together, in the order of forward; the root first."""
     if sizes.named_units and plan.framework.startswith("fsdp"):
-        whole = sum(numel for _, numel in sizes.named_units)
-        return tuple(Piece(name, numel, numel / whole) for name, numel in sizes.named_units)
-    each = sizes.layer_numel or next(iter(sizes.unit_numels), 0) or sizes.numel / UNITS
+        total_numel = sum(numel for _, numel in sizes.named_units)
+        return tuple(Piece(name, numel, numel / total_numel) for name, numel in sizes.named_units)
+    unit_numel = sizes.layer_numel or next(iter(sizes.unit_numels), 0) or sizes.numel / UNITS
     root = min(sizes.root_numel, sizes.numel) if plan.framework.startswith("fsdp") else 0
-    rest = sizes.numel - root
-    count = max(1, math.ceil(rest / max(1, each))) if rest else 0
-    found = [Piece(ROOT, root, root / sizes.numel)] if root else []
-    sized = rest / max(1, count)
-    found += [Piece(f"unit {n}", sized, sized / sizes.numel) for n in range(count)]
-    return tuple(found)
+    layers_numel = sizes.numel - root
+    count = max(1, math.ceil(layers_numel / max(1, unit_numel))) if layers_numel else 0
+    units = [Piece(ROOT, root, root / sizes.numel)] if root else []
+    sized = layers_numel / max(1, count)
+    units += [Piece(f"unit {n}", sized, sized / sizes.numel) for n in range(count)]
+    return tuple(units)
 
 
-def exposed(sizes: Sizes, plan: ShardPlan, r: Rates) -> dict[str, float]:
+def exposed_by_unit(sizes: Sizes, plan: ShardPlan, r: Rates) -> dict[str, float]:
     """Returns the seconds of a step in which compute waits for communication, by unit or bucket."""
-    found: dict[str, float] = defaultdict(float)
+    waits: dict[str, float] = defaultdict(float)
     if plan.ranks == 1:
-        return found
-    last = _micro_step(sizes, plan, r, reduces=True)
-    others = plan.accumulation - 1
-    if others and not plan.reduces_each_micro_step:
-        other = _micro_step(sizes, plan, r, reduces=False)
+        return waits
+    final_step = _run_micro_step(sizes, plan, r, reduces=True)
+    earlier_count = plan.accumulation - 1
+    if earlier_count and not plan.reduces_each_micro_step:
+        earlier_step = _run_micro_step(sizes, plan, r, reduces=False)
     else:
-        other = last
-    for times, of in ((1, last), (others, other)):
+        earlier_step = final_step
+    for times, of in ((1, final_step), (earlier_count, earlier_step)):
         for name, seconds in of.items():
-            found[name] += times * seconds
-    after = _gathered_after(sizes, plan)
-    if after:
-        found[AFTER] += after / r.gather + r.latency
-    return {name: seconds for name, seconds in found.items() if seconds > 0}
+            waits[name] += times * seconds
+    after_bytes = _bytes_gathered_after(sizes, plan)
+    if after_bytes:
+        waits[AFTER] += after_bytes / r.gather + r.latency
+    return {name: seconds for name, seconds in waits.items() if seconds > 0}
 
 
 AFTER = "(after the step)"
 """The updated parameters, which stages 1 and 2 gather when the optimizer has ended."""
 
 
-def _micro_step(sizes: Sizes, plan: ShardPlan, r: Rates, *, reduces: bool) -> dict[str, float]:
+def _run_micro_step(sizes: Sizes, plan: ShardPlan, r: Rates, *, reduces: bool) -> dict[str, float]:
     t = Timeline()
-    units = pieces(sizes, plan)
+    units = gather_pieces(sizes, plan)
     gathers = plan.stage == ZeroStage.PARAMETERS or plan.framework.startswith("fsdp")
     if gathers:
-        _gathered_forward(t, units, sizes, plan, r)
+        _run_gathered_forward(t, units, sizes, plan, r)
     else:
         t.now = r.forward
     reducer = _Reducer(t, sizes, plan, r) if reduces else None
-    again = gathers and plan.reshards and plan.stage == ZeroStage.PARAMETERS
-    _backward(t, units, sizes, plan, r, reducer, again=again)
+    regathers = gathers and plan.reshards and plan.stage == ZeroStage.PARAMETERS
+    _run_backward(t, units, sizes, plan, r, reducer, regathers=regathers)
     if reducer is not None:
-        reducer.end()
+        reducer.finish_buckets()
     return t.exposed
 
 
 # ---- gathers --------------------------------------------------------------------------------------
 
 
-def _gather_seconds(piece: Piece, sizes: Sizes, plan: ShardPlan, r: Rates) -> float:
+def _unit_gather_seconds(unit: Piece, sizes: Sizes, plan: ShardPlan, r: Rates) -> float:
     n = plan.shard_ranks
-    nbytes = piece.numel * (1 - sizes.persistent_numel / sizes.numel) * plan.precision.compute_bytes
+    nbytes = unit.numel * (1 - sizes.persistent_numel / sizes.numel) * plan.precision.compute_bytes
     return nbytes * (n - 1) / n / r.gather + r.latency
 
 
-def _ahead(units: tuple[Piece, ...], plan: ShardPlan, r: Rates) -> int:
+def _units_ahead(units: tuple[Piece, ...], plan: ShardPlan, r: Rates) -> int:
     """Returns how many units are gathered while another computes."""
     if r.hides == Hides.NOTHING:
         return 0
     if plan.framework == "deepspeed" and r.hides == Hides.THREADS:
         return 0
     if plan.framework == "deepspeed":
-        each = max(piece.numel for piece in units)
-        return math.ceil(plan.prefetch_numel / each)
+        unit_numel = max(unit.numel for unit in units)
+        return math.ceil(plan.prefetch_numel / unit_numel)
     if plan.prefetch_units is not None:
         return plan.prefetch_units
     return 1 if r.hides == Hides.STREAMS else 0
@@ -170,37 +170,37 @@ class _Gathers:
         self, t: Timeline, order: tuple[Piece, ...], sizes: Sizes, plan: ShardPlan, r: Rates
     ) -> None:
         self._t, self._order = t, order
-        self._seconds = [_gather_seconds(piece, sizes, plan, r) for piece in order]
-        self._ahead = _ahead(order, plan, r) if order else 0
+        self._seconds = [_unit_gather_seconds(unit, sizes, plan, r) for unit in order]
+        self._ahead = _units_ahead(order, plan, r) if order else 0
         self._ends: list[float] = []
 
-    def take(self, index: int) -> None:
+    def wait_for_unit(self, index: int) -> None:
         """Waits for the unit *index*, and asks for those after it."""
-        self._ask(index)
-        self._t.wait(self._ends[index], self._order[index].name)
-        self._ask(min(index + self._ahead, len(self._order) - 1))
+        self._issue_gathers(index)
+        self._t.wait_until(self._ends[index], self._order[index].name)
+        self._issue_gathers(min(index + self._ahead, len(self._order) - 1))
 
     def ask_ahead(self) -> None:
         """Asks for what is gathered while something before the first unit computes."""
-        self._ask(min(self._ahead, len(self._order)) - 1)
+        self._issue_gathers(min(self._ahead, len(self._order)) - 1)
 
-    def _ask(self, last: int) -> None:
-        while len(self._ends) <= last:
-            self._ends.append(self._t.send(self._seconds[len(self._ends)]))
+    def _issue_gathers(self, index: int) -> None:
+        while len(self._ends) <= index:
+            self._ends.append(self._t.issue_collective(self._seconds[len(self._ends)]))
 
 
-def _gathered_forward(
+def _run_gathered_forward(
     t: Timeline, units: tuple[Piece, ...], sizes: Sizes, plan: ShardPlan, r: Rates
 ) -> None:
     """The root is gathered first, and computes its output layer last."""
     gathers = _Gathers(t, units, sizes, plan, r)
-    for index, piece in enumerate(units):
-        gathers.take(index)
-        t.now += 0.0 if piece.name == ROOT else piece.weight * r.forward
-    t.now += sum(piece.weight for piece in units if piece.name == ROOT) * r.forward
+    for index, unit in enumerate(units):
+        gathers.wait_for_unit(index)
+        t.now += 0.0 if unit.name == ROOT else unit.weight * r.forward
+    t.now += sum(unit.weight for unit in units if unit.name == ROOT) * r.forward
 
 
-def _backward(
+def _run_backward(
     t: Timeline,
     units: tuple[Piece, ...],
     sizes: Sizes,
@@ -208,25 +208,25 @@ def _backward(
     r: Rates,
     reducer: _Reducer | None,
     *,
-    again: bool,
+    regathers: bool,
 ) -> None:
     """From the last unit to the first; the root is still gathered, and its gradients end last."""
-    layers = tuple(piece for piece in reversed(units) if piece.name != ROOT)
-    roots = [piece for piece in units if piece.name == ROOT]
-    gathers = _Gathers(t, layers, sizes, plan, r) if again else None
+    layers = tuple(unit for unit in reversed(units) if unit.name != ROOT)
+    roots = [unit for unit in units if unit.name == ROOT]
+    gathers = _Gathers(t, layers, sizes, plan, r) if regathers else None
     if gathers is not None and roots:
         gathers.ask_ahead()
-    t.now += sum(piece.weight for piece in roots) * r.backward
-    for index, piece in enumerate(layers):
+    t.now += sum(unit.weight for unit in roots) * r.backward
+    for index, unit in enumerate(layers):
         if gathers is not None:
-            gathers.take(index)
+            gathers.wait_for_unit(index)
         if reducer is None:
-            t.now += piece.weight * r.backward
+            t.now += unit.weight * r.backward
         else:
-            reducer.compute(piece, piece.weight * r.backward)
-    for piece in roots:
+            reducer.compute_unit(unit, unit.weight * r.backward)
+    for unit in roots:
         if reducer is not None:
-            reducer.compute(piece, 0.0)
+            reducer.compute_unit(unit, 0.0)
 
 
 # ---- reductions -----------------------------------------------------------------------------------
@@ -239,73 +239,73 @@ class _Reducer:
         self._t, self._plan, self._r = t, plan, r
         self._trained = sizes.trainable / sizes.numel
         self._by_units = plan.framework.startswith("fsdp")
-        self._least = sizes.trainable / _MOST_BUCKETS
+        self._least = sizes.trainable / _MAX_BUCKETS
         self._calls = 1.0
         """Buckets that are taken as one, because there are very many."""
         if not self._by_units:
-            own = plan.grad_bucket_numel or sizes.trainable
+            bucket_numel = plan.grad_bucket_numel or sizes.trainable
             if plan.framework == "ddp":
-                own = round(plan.bucket_cap_bytes / plan.precision.sent_grad_bytes)
-            self._calls = max(1.0, self._least / max(1, own))
-        self._buckets = self._sizes(sizes)
+                bucket_numel = round(plan.bucket_cap_bytes / plan.precision.sent_grad_bytes)
+            self._calls = max(1.0, self._least / max(1, bucket_numel))
+        self._buckets = self._bucket_sizes(sizes)
         self._left = next(self._buckets)
         self._filled = 0.0
         self._number = 0
         self._ends: list[float] = []
         self._last = ""
         is_ddp = plan.framework == "ddp"
-        self._waits = not _reduces_beside(plan, r.hides)
+        self._waits = not _reduces_beside_compute(plan, r.hides)
         self._at_once = None if is_ddp else 1
 
-    def _sizes(self, sizes: Sizes) -> Iterator[float]:
+    def _bucket_sizes(self, sizes: Sizes) -> Iterator[float]:
         """Yields the elements of each bucket."""
         plan = self._plan
         if plan.framework == "ddp":
-            each = plan.precision.sent_grad_bytes
-            yield min(_FIRST_BUCKET_BYTES, plan.bucket_cap_bytes) / each
+            itemsize = plan.precision.sent_grad_bytes
+            yield min(_FIRST_BUCKET_BYTES, plan.bucket_cap_bytes) / itemsize
             while True:
-                yield max(plan.bucket_cap_bytes / each, self._least)
+                yield max(plan.bucket_cap_bytes / itemsize, self._least)
         while True:
             yield max(float(plan.grad_bucket_numel or sizes.trainable), self._least)
 
-    def compute(self, piece: Piece, seconds: float) -> None:
+    def compute_unit(self, unit: Piece, seconds: float) -> None:
         """Computes the gradients of a unit, and reduces the buckets that they fill."""
-        numel = piece.numel * self._trained
+        numel = unit.numel * self._trained
         if self._by_units:
             self._t.now += seconds
-            self._send(numel, piece.name)
+            self._reduce_bucket(numel, unit.name)
             return
         done = 0.0
         while numel - done >= self._left > 0:
             self._t.now += seconds * self._left / max(numel, 1)
             done += self._left
-            self._send(self._filled + self._left, f"bucket {self._number}")
+            self._reduce_bucket(self._filled + self._left, f"bucket {self._number}")
             self._filled, self._left = 0.0, next(self._buckets)
         self._t.now += seconds * (numel - done) / max(numel, 1) if numel else seconds
         self._filled += numel - done
         self._left -= numel - done
 
-    def end(self) -> None:
+    def finish_buckets(self) -> None:
         """Reduces the last bucket, and waits for all."""
         if self._filled > 0.5 and not self._by_units:
-            self._send(self._filled, f"bucket {self._number}")
+            self._reduce_bucket(self._filled, f"bucket {self._number}")
         if self._ends:
-            self._t.wait(self._ends[-1], self._last)
+            self._t.wait_until(self._ends[-1], self._last)
 
-    def _send(self, numel: float, name: str) -> None:
+    def _reduce_bucket(self, numel: float, name: str) -> None:
         """Reduces *numel* gradients; a second reduction waits for the one before the last."""
         if self._at_once and len(self._ends) >= self._at_once:
-            self._t.wait(self._ends[-self._at_once], self._last)
+            self._t.wait_until(self._ends[-self._at_once], self._last)
         seconds = _reduce_seconds(numel, self._plan, self._r)
         seconds += (self._calls - 1) * self._r.latency
-        self._ends.append(self._t.send(seconds))
+        self._ends.append(self._t.issue_collective(seconds))
         self._last = name
         self._number += 1
         if self._waits:
-            self._t.wait(self._ends[-1], name)
+            self._t.wait_until(self._ends[-1], name)
 
 
-def _reduces_beside(plan: ShardPlan, hides: Hides) -> bool:
+def _reduces_beside_compute(plan: ShardPlan, hides: Hides) -> bool:
     if plan.framework == "ddp":
         return hides >= Hides.THREADS
     if (
@@ -325,9 +325,9 @@ def _reduce_seconds(numel: float, plan: ShardPlan, r: Rates) -> float:
     """
     n = plan.shard_ranks if plan.stage else plan.ranks
     nbytes = numel * plan.precision.sent_grad_bytes
-    whole = plan.stage < ZeroStage.PARAMETERS and plan.framework in ("deepspeed", "ddp")
+    is_all_reduce = plan.stage < ZeroStage.PARAMETERS and plan.framework in ("deepspeed", "ddp")
     rate = 1 / r.reduce
-    if whole:
+    if is_all_reduce:
         rate = 2 / r.all_reduce if r.all_reduce else rate + 1 / r.gather
     seconds = nbytes * (n - 1) / n * rate + r.latency
     copies = plan.ranks // n
@@ -336,7 +336,7 @@ def _reduce_seconds(numel: float, plan: ShardPlan, r: Rates) -> float:
     return seconds
 
 
-def _gathered_after(sizes: Sizes, plan: ShardPlan) -> float:
+def _bytes_gathered_after(sizes: Sizes, plan: ShardPlan) -> float:
     """Returns the bytes that a rank gets of updated parameters, after the step."""
     if plan.framework != "deepspeed" or plan.stage == ZeroStage.NONE:
         return 0.0
@@ -416,7 +416,7 @@ class StepTime:
         return self.parts.total
 
 
-def forward_flops(model: ModelSpec, batch: Batch) -> tuple[float, float]:
+def forward_pass_flops(model: ModelSpec, batch: Batch) -> tuple[float, float]:
     """Returns the FLOPs of a forward of a micro-batch: of all, and of what checkpointing repeats.
 
     2 a weight and token: the matrices of a transformer count once, experts as far as a token uses
@@ -455,16 +455,16 @@ def step_time(
     sizes: Sizes, plan: ShardPlan, speeds: tuple[Speeds, Speeds, Speeds]
 ) -> StepTime | str:
     """Returns the time of a step at the likely, least and most speeds, or what is not known."""
-    unknown = missing(plan, speeds[0])
+    unknown = missing_speed(plan, speeds[0])
     if unknown:
         return unknown
-    waits = [exposed(sizes, plan, rates(each)) for each in speeds]
-    found = [parts(sizes, plan, s, wait) for s, wait in zip(speeds, waits, strict=True)]
-    totals = [each.total for each in found]
-    return StepTime(parts=found[0], least=min(totals), most=max(totals), exposed=waits[0])
+    waits = [exposed_by_unit(sizes, plan, schedule_rates(speed)) for speed in speeds]
+    by_speed = [parts_of_step(sizes, plan, s, wait) for s, wait in zip(speeds, waits, strict=True)]
+    totals = [breakdown.total for breakdown in by_speed]
+    return StepTime(parts=by_speed[0], least=min(totals), most=max(totals), exposed=waits[0])
 
 
-def missing(plan: ShardPlan, s: Speeds) -> str:
+def missing_speed(plan: ShardPlan, s: Speeds) -> str:
     """Returns the first speed that *plan* needs and that is unknown, in words; "" for none."""
     sends, moves = plan.ranks > 1, plan.optimizer_on != "device"
     on_nvme = "nvme" in (plan.optimizer_on, plan.params_on)
@@ -477,16 +477,16 @@ def missing(plan: ShardPlan, s: Speeds) -> str:
         (moves, s.pcie, "the speed between device and host: --pcie"),
         (on_nvme, s.nvme, "the speed of NVMe: --nvme-bandwidth"),
     )
-    return next((what for needs, known, what in needed if needs and not known), "")
+    return next((wording for needs, speed, wording in needed if needs and not speed), "")
 
 
-def parts(sizes: Sizes, plan: ShardPlan, s: Speeds, exposed: Mapping[str, float]) -> Parts:
+def parts_of_step(sizes: Sizes, plan: ShardPlan, s: Speeds, exposed: Mapping[str, float]) -> Parts:
     """Returns the seconds of a step at the speeds *s*, which are known; *exposed*: of the schedule."""
     micro = plan.accumulation
     forward = (s.forward_seconds or 0.0) * micro
     backward = (s.backward_seconds or 0.0) * micro
     recompute = s.recompute_seconds * micro
-    moved = _moved(sizes, plan, s)
+    moved = _offload_copy_seconds(sizes, plan, s)
     hidden = forward + backward if s.hides == Hides.STREAMS else 0.0
     return Parts(
         compute=forward + backward,
@@ -494,13 +494,13 @@ def parts(sizes: Sizes, plan: ShardPlan, s: Speeds, exposed: Mapping[str, float]
         communication=sum(exposed.values()),
         copies=sum(copied_bytes(sizes, plan)) / (s.update or s.host_update or math.inf),
         offload=max(0.0, moved[0] - hidden) + moved[1],
-        optimizer=_update(sizes, plan, s),
+        optimizer=_optimizer_update_seconds(sizes, plan, s),
         other=s.other_seconds,
         waiting=s.waiting_seconds if plan.ranks > 1 else 0.0,
     )
 
 
-def rates(s: Speeds) -> Rates:
+def schedule_rates(s: Speeds) -> Rates:
     """Returns what the schedule of a micro-step needs of the speeds *s*."""
     gather, reduce = s.gather or math.inf, s.reduce or math.inf
     return Rates(
@@ -536,8 +536,8 @@ def copied_bytes(sizes: Sizes, plan: ShardPlan) -> tuple[float, float]:
     reduced = once * plan.accumulation * (2 if is_3 and plan.framework == "deepspeed" else 1)
     if plan.framework == "fsdp1" or (plan.framework == "deepspeed" and not is_3):
         return 0.0, reduced
-    whole = (sizes.numel - sizes.persistent_numel) * plan.precision.compute_bytes
-    gathered = 2 * whole * (1 + 1 / plan.shard_ranks) * plan.accumulation
+    full_bytes = (sizes.numel - sizes.persistent_numel) * plan.precision.compute_bytes
+    gathered = 2 * full_bytes * (1 + 1 / plan.shard_ranks) * plan.accumulation
     return gathered, reduced + gathered * plan.reshards
 
 
@@ -556,7 +556,7 @@ def update_bytes(plan: ShardPlan) -> float:
     return 2 * state_bytes(plan.optimizer, plan) + 2 * updated + p.grad_bytes + copied
 
 
-def _update(sizes: Sizes, plan: ShardPlan, s: Speeds) -> float:
+def _optimizer_update_seconds(sizes: Sizes, plan: ShardPlan, s: Speeds) -> float:
     """Returns the seconds of the optimizer, on the device and on the host, one after the other."""
     nbytes = sizes.trainable / (plan.shard_ranks if plan.stage else 1) * update_bytes(plan)
     moved = on_host_share(sizes, plan)
@@ -564,7 +564,7 @@ def _update(sizes: Sizes, plan: ShardPlan, s: Speeds) -> float:
     return on_host + nbytes * (1 - moved) / (s.update or math.inf)
 
 
-def _moved(sizes: Sizes, plan: ShardPlan, s: Speeds) -> tuple[float, float]:
+def _offload_copy_seconds(sizes: Sizes, plan: ShardPlan, s: Speeds) -> tuple[float, float]:
     """Returns the seconds of copies beside forward and backward, and of those around the optimizer.
 
     Gradients leave the device once a micro-step, updated parameters come back once a step; offloaded
@@ -577,17 +577,17 @@ def _moved(sizes: Sizes, plan: ShardPlan, s: Speeds) -> tuple[float, float]:
     p, micro = plan.precision, plan.accumulation
     shard, share = sizes.trainable / plan.shard_ranks, on_host_share(sizes, plan)
     pcie, nvme = s.pcie or math.inf, s.nvme or math.inf
-    beside = shard * p.grad_bytes * micro * share / pcie
-    after = 0.0
+    overlapped = shard * p.grad_bytes * micro * share / pcie
+    at_step = 0.0
     if plan.params_on == "device":
-        after += shard * p.param_bytes * share / pcie
+        at_step += shard * p.param_bytes * share / pcie
     else:
-        whole = sizes.numel / plan.shard_ranks * p.compute_bytes * 2 * micro
-        beside += whole / pcie
+        param_bytes = sizes.numel / plan.shard_ranks * p.compute_bytes * 2 * micro
+        overlapped += param_bytes / pcie
         if plan.params_on == "nvme":
-            beside += whole / nvme
-            after += shard * p.param_bytes / nvme
+            overlapped += param_bytes / nvme
+            at_step += shard * p.param_bytes / nvme
     if plan.optimizer_on == "nvme":
         states = state_bytes(plan.optimizer, plan) + 4 * p.has_master
-        after += shard * share * (2 * states + 2 * 4) / nvme
-    return beside, after
+        at_step += shard * share * (2 * states + 2 * 4) / nvme
+    return overlapped, at_step

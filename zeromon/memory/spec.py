@@ -115,15 +115,15 @@ class ModelSpec:
 
     def sizes(self, plan: ShardPlan) -> Sizes:
         """Returns the sizes of the model under *plan*, with the padding of the plan's framework."""
-        shard = trainable_shard = persistent = kept = 0
+        shard = trainable_shard = persistent = kept_numel = 0
         is_fsdp = plan.framework in ("fsdp1", "fsdp2")
         freed = []
         for unit in self.units:
             if is_fsdp and (unit.name == ROOT or plan.stage < ZeroStage.PARAMETERS):
-                kept += unit.numel * unit.count
+                kept_numel += unit.numel * unit.count
             else:
                 freed += [unit.numel] * min(unit.count, 4)
-            padded = _padded(unit, plan)
+            padded = _padded_shard_numel(unit, plan)
             shard += padded * unit.count
             trainable_shard += padded * unit.count * unit.trainable
             if plan.persistence_numel and plan.stage == ZeroStage.PARAMETERS:
@@ -141,7 +141,7 @@ class ModelSpec:
             persistent_numel=persistent,
             unit_numels=tuple(freed[:4]) if self.has_units else (),
             # at stage 2 everything stays gathered, whatever the units
-            kept_numel=kept if self.has_units or plan.stage < ZeroStage.PARAMETERS else 0,
+            kept_numel=kept_numel if self.has_units or plan.stage < ZeroStage.PARAMETERS else 0,
             largest_tensor_numel=max((math.prod(s) for u in units for s in u.shapes), default=0),
             linear_numel=max(linear, default=0),
             buffer_bytes=self.buffer_bytes,
@@ -156,7 +156,7 @@ class ModelSpec:
         )
 
 
-def _padded(unit: Unit, plan: ShardPlan) -> int:
+def _padded_shard_numel(unit: Unit, plan: ShardPlan) -> int:
     """Returns the elements of *unit* in the shard of one rank, with padding."""
     ranks = plan.shard_ranks
     if plan.framework == "fsdp2":  # along the first dimension of each parameter
@@ -235,7 +235,7 @@ _ALIASES = {
 }  # fmt: skip
 
 
-def optimizer(name: str, momentum: float = 0.0) -> Optimizer | None:
+def optim_named(name: str, momentum: float = 0.0) -> Optimizer | None:
     """Returns the optimizer with *name*, from a configuration or its class; None when unknown."""
     key = name.lower().replace("-momentum", "_momentum").replace("_momentum", "-momentum")
     key = _ALIASES.get(key, key)
@@ -350,8 +350,8 @@ class ShardPlan:
 
     def __post_init__(self) -> None:
         if self.framework not in FRAMEWORKS:
-            known = ", ".join(FRAMEWORKS)
-            raise PlanError(f"unknown framework {self.framework!r}; known: {known}")
+            names = ", ".join(FRAMEWORKS)
+            raise PlanError(f"unknown framework {self.framework!r}; known: {names}")
         if self.ranks < 1:
             raise PlanError(f"a plan needs at least one rank, not {self.ranks}")
         if not self.shard_ranks:
@@ -367,13 +367,13 @@ class ShardPlan:
             )
         if self.accumulation < 1:
             raise PlanError(f"there is no accumulation over {self.accumulation} micro-steps")
-        for place in (self.optimizer_on, self.params_on):
-            if place == "nvme" and (
+        for tier in (self.optimizer_on, self.params_on):
+            if tier == "nvme" and (
                 self.framework != "deepspeed" or self.stage < ZeroStage.PARAMETERS
             ):
                 raise PlanError("only DeepSpeed's stage 3 offloads to NVMe")
-            if place not in PLACES:
-                raise PlanError(f"unknown place {place!r}; known: {', '.join(PLACES)}")
+            if tier not in PLACES:
+                raise PlanError(f"unknown place {tier!r}; known: {', '.join(PLACES)}")
         if self.params_on != "device" and self.stage != ZeroStage.PARAMETERS:
             raise PlanError("parameters are offloaded only at stage 3")
         if self.optimizer_on != "device" and not self.stage:
@@ -392,5 +392,5 @@ class ShardPlan:
         names = {"deepspeed": f"ZeRO-{self.stage}", "ddp": "DDP"}
         name = names.get(self.framework) or f"{self.framework.upper()} (ZeRO-{self.stage})"
         moved = {"optimizer": self.optimizer_on, "parameters": self.params_on}
-        places = [f"{what} on {where}" for what, where in moved.items() if where != "device"]
-        return " + ".join([name, *places])
+        offloads = [f"{state} on {tier}" for state, tier in moved.items() if tier != "device"]
+        return " + ".join([name, *offloads])

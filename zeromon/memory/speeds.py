@@ -13,14 +13,14 @@ from zeromon.memory.devices import (
     MEMORY,
     Device,
     Reached,
-    device_named,
+    find_named_device,
 )
 from zeromon.memory.predict import Batch
-from zeromon.memory.seconds import Hides, Speeds, copied_bytes, forward_flops, update_bytes
+from zeromon.memory.seconds import Hides, Speeds, copied_bytes, forward_pass_flops, update_bytes
 from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, ZeroStage
 from zeromon.ring.codes import Op, Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
-from zeromon.snapshot.step import settled
+from zeromon.snapshot.step import settled_steps
 from zeromon.stats.bandwidth import BUS_FACTOR
 from zeromon.units import human_count, human_rate
 
@@ -82,53 +82,53 @@ class RunSpeeds:
     than their bytes."""
 
 
-def of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: ShardPlan) -> Three:
+def speeds_of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: ShardPlan) -> Three:
     """Returns the speeds of *m* for a model under *plan*."""
-    found = []
-    flops = forward_flops(model, batch) if batch is not None else None
+    speeds = []
+    flops = forward_pass_flops(model, batch) if batch is not None else None
     frozen = 1 - model.trainable / model.params
     for at in ("likely", "least", "most"):
 
-        def part(share: Reached, peak: float | None, at: str = at) -> float | None:
+        def speed_of(share: Reached, peak: float | None, at: str = at) -> float | None:
             return None if peak is None else peak * float(getattr(share, at))
 
-        device, forward, again = m.device, None, 0.0
+        device, forward, recompute = m.device, None, 0.0
         if device is not None and flops is not None:
             rate = device.flops(plan.precision.compute_bytes) * getattr(m.compute, at)
-            forward, again = (each / rate for each in flops)
-        link = _times(part(LINK, m.link), m.link_times)
+            forward, recompute = (flop_count / rate for flop_count in flops)
+        link = _scale_rate(speed_of(LINK, m.link), m.link_times)
         host = m.host or getattr(HOST, at)
         hybrid = plan.shard_ranks < plan.ranks and plan.shard_ranks <= m.ranks_per_host
-        near = _times(part(LINK, m.within), m.link_times) if hybrid and m.within else link
-        found.append(
+        inner = _scale_rate(speed_of(LINK, m.within), m.link_times) if hybrid and m.within else link
+        speeds.append(
             Speeds(
                 forward_seconds=forward,
                 # no gradients of frozen weights
                 backward_seconds=None if forward is None else forward * (2 - frozen),
-                recompute_seconds=again if batch is not None and batch.checkpointing else 0.0,
-                gather=near,
-                reduce=near,
+                recompute_seconds=recompute if batch is not None and batch.checkpointing else 0.0,
+                gather=inner,
+                reduce=inner,
                 between=link,
                 latency=getattr(LATENCY, at),
-                update=part(MEMORY, device.memory) if device is not None else None,
+                update=speed_of(MEMORY, device.memory) if device is not None else None,
                 host_update=host / m.ranks_per_host,
-                pcie=part(LINK, m.pcie or (device.host if device is not None else None)),
+                pcie=speed_of(LINK, m.pcie or (device.host if device is not None else None)),
                 nvme=None if m.nvme is None else m.nvme / m.ranks_per_host,
                 hides=Hides.NOTHING if at == "least" else Hides.STREAMS,
             )
         )
-    return found[0], found[1], found[2]
+    return speeds[0], speeds[1], speeds[2]
 
 
-def of_measured(measured: RunSpeeds, m: Machine, plan: ShardPlan) -> Three:
+def speeds_of_run(measured: RunSpeeds, m: Machine, plan: ShardPlan) -> Three:
     """Returns the speeds of a run for *plan*; what it has not measured is that of *m*."""
     s = measured.speeds
-    if s.hides == Hides.THREADS and s.update and measured.kind != _kind(plan):
+    if s.hides == Hides.THREADS and s.update and measured.kind != _kind_of_plan(plan):
         s = replace(s, update=max(s.update, _CORE), host_update=max(s.host_update or 0.0, _CORE))
     if m.link:
         s = replace(s, gather=m.link, reduce=m.link, all_reduce=None)
-    links: dict[str, Any] = {name: _times(getattr(s, name), m.link_times) for name in _LINKS}
-    known = replace(
+    links: dict[str, Any] = {name: _scale_rate(getattr(s, name), m.link_times) for name in _LINKS}
+    merged = replace(
         s,
         **links,
         waiting_seconds=s.waiting_seconds
@@ -138,28 +138,28 @@ def of_measured(measured: RunSpeeds, m: Machine, plan: ShardPlan) -> Three:
         host_update=m.host / m.ranks_per_host if m.host else s.host_update,
         nvme=m.nvme / m.ranks_per_host if m.nvme else s.nvme,
     )
-    return known, _scaled(known, measured.slow), _scaled(known, measured.fast)
+    return merged, _slower_speeds(merged, measured.slow), _slower_speeds(merged, measured.fast)
 
 
-def larger(s: Speeds, factor: float) -> Speeds:
+def with_larger_batch(s: Speeds, factor: float) -> Speeds:
     """Returns *s* for a micro-batch that is so many times larger."""
     forward, backward = (s.forward_seconds or 0.0) * factor, (s.backward_seconds or 0.0) * factor
-    again = s.recompute_seconds * factor
-    return replace(s, forward_seconds=forward, backward_seconds=backward, recompute_seconds=again)
+    repeat = s.recompute_seconds * factor
+    return replace(s, forward_seconds=forward, backward_seconds=backward, recompute_seconds=repeat)
 
 
-def _times(rate: float | None, factor: float) -> float | None:
+def _scale_rate(rate: float | None, factor: float) -> float | None:
     return None if rate is None else rate * factor
 
 
-def _scaled(s: Speeds, factor: float) -> Speeds:
+def _slower_speeds(s: Speeds, factor: float) -> Speeds:
     """Returns *s*, so many times slower."""
     slower: dict[str, Any] = {
-        name: _times(getattr(s, name), 1 / factor)
+        name: _scale_rate(getattr(s, name), 1 / factor)
         for name in (*_LINKS, "update", "host_update", "pcie", "nvme")
     }
     return replace(
-        larger(s, factor),
+        with_larger_batch(s, factor),
         other_seconds=s.other_seconds * factor,
         waiting_seconds=s.waiting_seconds * factor,
         **slower,
@@ -179,34 +179,34 @@ def measured_of(
     there are no streams: all but DDP's reducer wait for each collective at once, so nothing is hidden;
     What the slowest rank computes longer than the median one is a wait of its own.
     """
-    busy = sorted((seconds, n) for n, each in enumerate(ranks) if (seconds := _busy(each)) > 0)
+    busy = sorted((seconds, n) for n, rank in enumerate(ranks) if (seconds := _busy_time(rank)) > 0)
     if not busy:
         return None
-    own, number = busy[(len(busy) - 1) // 2]
+    busy_time, number = busy[(len(busy) - 1) // 2]
     rank = ranks[number]
-    known = _timed(rank)
-    steps = _middle(known)
+    timed = _last_timed_steps(rank)
+    steps = _steps_near_median(timed)
     on_cpu = rank.memory is None
-    spent = {phase: _seconds(steps, phase) for phase in Phase}
-    if not spent[Phase.FORWARD] or not spent[Phase.BACKWARD]:
+    phases = {phase: _mean_phase_seconds(steps, phase) for phase in Phase}
+    if not phases[Phase.FORWARD] or not phases[Phase.BACKWARD]:
         return None
     copied = copied_bytes(sizes, plan)
-    whole = sizes.trainable / (plan.shard_ranks if plan.stage else 1) * update_bytes(plan)
-    rate = whole / ((spent[Phase.OPTIMIZER] + spent[Phase.CPU_OPTIMIZER]) or 1e-9)
+    updated_bytes = sizes.trainable / (plan.shard_ranks if plan.stage else 1) * update_bytes(plan)
+    rate = updated_bytes / ((phases[Phase.OPTIMIZER] + phases[Phase.CPU_OPTIMIZER]) or 1e-9)
     is_off = plan.optimizer_on != "device"
-    device = device_named(rank.device_stats.name) if rank.device_stats is not None else None
+    device = find_named_device(rank.device_stats.name) if rank.device_stats is not None else None
     paths = {t.path: t.bytes_per_second for t in rank.transfers if t.bytes_per_second}
     disk = [paths[path] for path in ("disk_read", "disk_write") if path in paths]
     sheet = MEMORY.likely * device.memory if device is not None else None
-    lengths = sorted(step.seconds for step in known)
-    middle = median(lengths)
-    late = min(busy[-1][0] - own, fmean(map(_exposed, steps)))
+    lengths = sorted(step.seconds for step in timed)
+    median_seconds = median(lengths)
+    late = min(busy[-1][0] - busy_time, fmean(map(_exposed_step_seconds, steps)))
     speeds = Speeds(
         waiting_seconds=late,
-        forward_seconds=max(0.0, spent[Phase.FORWARD] - copied[0] / rate) / plan.accumulation,
-        backward_seconds=max(0.0, spent[Phase.BACKWARD] - copied[1] / rate) / plan.accumulation,
-        other_seconds=spent[Phase.DATA_WAIT] + spent[Phase.OTHER],
-        **_links(ranks, on_cpu=on_cpu),
+        forward_seconds=max(0.0, phases[Phase.FORWARD] - copied[0] / rate) / plan.accumulation,
+        backward_seconds=max(0.0, phases[Phase.BACKWARD] - copied[1] / rate) / plan.accumulation,
+        other_seconds=phases[Phase.DATA_WAIT] + phases[Phase.OTHER],
+        **_measured_link_bandwidths(ranks, on_cpu=on_cpu),
         update=rate if on_cpu or not is_off else sheet,
         host_update=rate if on_cpu or is_off else None,
         pcie=rate if on_cpu else paths.get("device_to_host"),
@@ -216,37 +216,37 @@ def measured_of(
     return RunSpeeds(
         run=run,
         speeds=speeds,
-        slow=lengths[int(0.9 * (len(lengths) - 1))] / middle,
-        fast=lengths[int(0.1 * (len(lengths) - 1))] / middle,
+        slow=lengths[int(0.9 * (len(lengths) - 1))] / median_seconds,
+        fast=lengths[int(0.1 * (len(lengths) - 1))] / median_seconds,
         hosts=hosts,
         late_seconds=late,
-        kind=_kind(plan),
+        kind=_kind_of_plan(plan),
     )
 
 
-def _kind(plan: ShardPlan) -> tuple[str, bool]:
+def _kind_of_plan(plan: ShardPlan) -> tuple[str, bool]:
     return plan.framework, plan.framework == "deepspeed" and plan.stage == ZeroStage.PARAMETERS
 
 
-def _timed(rank: RankSnapshot) -> list[StepSummary]:
+def _last_timed_steps(rank: RankSnapshot) -> list[StepSummary]:
     recent = rank.recent[-_LAST_STEPS:]
-    return [step for step in settled(recent) if step.timed and step.phase_exposed_ns]
+    return [step for step in settled_steps(recent) if step.timed and step.phase_exposed_ns]
 
 
-def _busy(rank: RankSnapshot) -> float:
+def _busy_time(rank: RankSnapshot) -> float:
     """Returns the mean seconds of a step that *rank* does not wait for communication; 0 if unknown."""
-    steps = _middle(_timed(rank))
-    return fmean(step.seconds - _exposed(step) for step in steps) if steps else 0.0
+    steps = _steps_near_median(_last_timed_steps(rank))
+    return fmean(step.seconds - _exposed_step_seconds(step) for step in steps) if steps else 0.0
 
 
-def _exposed(step: StepSummary) -> float:
+def _exposed_step_seconds(step: StepSummary) -> float:
     return sum(step.phase_exposed_ns) / 1e9
 
 
 _LINKS = ("gather", "reduce", "all_reduce", "between")
 
 
-def _middle(steps: Sequence[StepSummary]) -> list[StepSummary]:
+def _steps_near_median(steps: Sequence[StepSummary]) -> list[StepSummary]:
     """Returns the half of *steps* whose length is nearest the median.
 
     The means of their phases add up to a step; the medians of all phases fall short of one.
@@ -256,35 +256,35 @@ def _middle(steps: Sequence[StepSummary]) -> list[StepSummary]:
     return ordered[quarter : len(ordered) - quarter]
 
 
-def _seconds(steps: Sequence[StepSummary], phase: Phase) -> float:
+def _mean_phase_seconds(steps: Sequence[StepSummary], phase: Phase) -> float:
     """Returns the mean seconds of *phase* in a step, without exposed communication."""
-    spent = [
+    seconds = [
         max(0, step.phase_ns[phase] - step.phase_exposed_ns[phase]) / 1e9
         for step in steps
         if min(len(step.phase_ns), len(step.phase_exposed_ns)) > phase
     ]
-    return fmean(spent) if spent else 0.0
+    return fmean(seconds) if seconds else 0.0
 
 
-def _links(ranks: Sequence[RankSnapshot], *, on_cpu: bool) -> dict[str, Any]:
+def _measured_link_bandwidths(ranks: Sequence[RankSnapshot], *, on_cpu: bool) -> dict[str, Any]:
     """Returns the bus bandwidth of gathers, reduce-scatters and all-reduces.
 
     gloo, which a CPU has, reduces and scatters by an all-reduce (``ProcessGroupGloo.cpp``).
     """
-    gather, reduce, both = (  # on the rank that waits least
-        max(filter(None, (_bandwidth_of(rank, op) for rank in ranks)), default=None)
+    gather, reduce, summed = (  # on the rank that waits least
+        max(filter(None, (_bandwidth_of_op(rank, op) for rank in ranks)), default=None)
         for op in (Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE)
     )
     if on_cpu:
-        both = both or (2 * reduce if reduce else gather)
-        return {"gather": gather or both, "reduce": both and both / 2, "all_reduce": both}
-    if reduce is None and both is not None:  # an all-reduce is a reduce-scatter and an all-gather
-        split = 2 / both - 1 / gather if gather else 0.0
-        reduce = 1 / split if split > 0 else both
-    return {"gather": gather or both, "reduce": reduce or gather}
+        summed = summed or (2 * reduce if reduce else gather)
+        return {"gather": gather or summed, "reduce": summed and summed / 2, "all_reduce": summed}
+    if reduce is None and summed is not None:  # an all-reduce is a reduce-scatter and an all-gather
+        split = 2 / summed - 1 / gather if gather else 0.0
+        reduce = 1 / split if split > 0 else summed
+    return {"gather": gather or summed, "reduce": reduce or gather}
 
 
-def _bandwidth_of(rank: RankSnapshot, op: Op) -> float | None:
+def _bandwidth_of_op(rank: RankSnapshot, op: Op) -> float | None:
     """Returns the bus bandwidth of *op* in bytes/s; None if unknown."""
     nbytes = seconds = 0.0
     for row in rank.traffic:
@@ -300,24 +300,24 @@ def _bandwidth_of(rank: RankSnapshot, op: Op) -> float | None:
 # ---- words ----------------------------------------------------------------------------------------
 
 
-def sources(m: Machine, measured: RunSpeeds | None, plan: ShardPlan) -> list[str]:
+def speed_sources(m: Machine, measured: RunSpeeds | None, plan: ShardPlan) -> list[str]:
     """Returns where the speeds come from, one sentence each."""
     if measured is not None:
         return [f"compute, links and optimizer as run {measured.run} measured them"]
-    said: list[str] = []
+    phrases: list[str] = []
     if m.device is not None:
         peak = m.device.flops(plan.precision.compute_bytes)
-        said.append(f"compute: {_share(m.compute)} of {human_count(peak / 1e12)} TFLOP/s")
+        phrases.append(f"compute: {_share_text(m.compute)} of {human_count(peak / 1e12)} TFLOP/s")
     if m.link is not None and plan.ranks > 1:
-        said.append(f"links: {_share(LINK)} of {human_rate(m.link)}")
+        phrases.append(f"links: {_share_text(LINK)} of {human_rate(m.link)}")
     host = human_rate(m.host or HOST.likely)
-    said.append(f"optimizer on the host: {host} of memory a host")
-    return said
+    phrases.append(f"optimizer on the host: {host} of memory a host")
+    return phrases
 
 
-def _share(reached: Reached) -> str:
+def _share_text(reached: Reached) -> str:
     """``45 % (30 to 60 %)``; ``45 %`` where it is given."""
-    likely, least, most = (
-        f"{100 * each:.0f}" for each in (reached.likely, reached.least, reached.most)
+    likely, lowest, highest = (
+        f"{100 * ratio:.0f}" for ratio in (reached.likely, reached.least, reached.most)
     )
-    return f"{likely} %" + ("" if least == most else f" ({least} to {most} %)")
+    return f"{likely} %" + ("" if lowest == highest else f" ({lowest} to {highest} %)")

@@ -1,8 +1,8 @@
 """Effects of a change of a setup: step, memory, throughput, and which changes are worth a look. Pure.
 
-A point is one setup, predicted by the same model as a plan (:func:`zeromon.memory.plan.row`). Two points
-of the same calibration have its error in common, so that their difference has a narrower interval than
-either: it is taken at the likely, the lowest and the highest speeds.
+A point is one setup, predicted by the same model as a plan (:func:`zeromon.memory.plan.predict_row`).
+Two points of the same calibration have its error in common, so that their difference has a narrower
+interval than either: it is taken at the likely, the lowest and the highest speeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zeromon.errors import PlanError
-from zeromon.memory.plan import Row, Setup, of_run, row, sizes_of
+from zeromon.memory.plan import Row, Setup, of_run, predict_row, sizes_under_plan
 from zeromon.memory.predict import ACTIVATION
-from zeromon.memory.seconds import StepTime, forward_flops
+from zeromon.memory.seconds import StepTime, forward_pass_flops
 from zeromon.memory.spec import ZeroStage
 from zeromon.snapshot import RunSnapshot
 
@@ -75,7 +75,7 @@ class Point:
         if self.row is None or self.setup is None:
             return False
         gathers = self.row.plan.stage == ZeroStage.PARAMETERS
-        units = sizes_of(self.setup, self.row.plan).unit_numels
+        units = sizes_under_plan(self.setup, self.row.plan).unit_numels
         return not self.counts_activations or (gathers and not units)
 
     @property
@@ -84,23 +84,23 @@ class Point:
         return self.row is not None and bool(self.row.memory.role(ACTIVATION))
 
 
-def failed(change: Mapping[str, str], error: PlanError) -> Point:
+def failed_point(change: Mapping[str, str], error: PlanError) -> Point:
     """Returns the point of a setup that does not exist."""
     return Point(change=change, setup=None, row=None, error=str(error))
 
 
-def point(change: Mapping[str, str], setup: Setup, work: Work, micro_batch: int = 0) -> Point:
+def point_of(change: Mapping[str, str], setup: Setup, work: Work, micro_batch: int = 0) -> Point:
     """Returns the prediction for *setup*; *micro_batch*: samples of a micro-step, 0: those of *work*."""
-    found = row(setup, setup.plan)
+    prediction = predict_row(setup, setup.plan)
     samples = float(setup.plan.ranks * setup.plan.accumulation * (micro_batch or work.micro_batch))
-    rate = None if isinstance(found.time, str) else samples / found.time.seconds
+    rate = None if isinstance(prediction.time, str) else samples / prediction.time.seconds
     used = None
     if rate is not None and work.flops and work.peak:
         used = work.flops * rate / (work.peak * setup.devices)
     return Point(
         change=change,
         setup=setup,
-        row=found,
+        row=prediction,
         samples=samples,
         tokens_per_second=None if rate is None or work.tokens is None else rate * work.tokens,
         mfu=used,
@@ -112,46 +112,46 @@ def work_of(setup: Setup) -> Work:
     if setup.batch is None or setup.batch.length <= 1:
         return Work()
     device, frozen = setup.machine.device, 1 - setup.model.trainable / setup.model.params
-    flops = forward_flops(setup.model, setup.batch)[0] * (3 - frozen) / setup.batch.sequences
-    parts = setup.tensor * setup.pipeline
+    flops = forward_pass_flops(setup.model, setup.batch)[0] * (3 - frozen) / setup.batch.sequences
+    model_parts = setup.tensor * setup.pipeline
     return Work(
         tokens=float(setup.batch.length),
-        flops=flops * parts,
+        flops=flops * model_parts,
         peak=None if device is None else device.flops(setup.plan.precision.compute_bytes),
         micro_batch=setup.batch.sequences,
     )
 
 
-def difference(base: Point, other: Point) -> tuple[float, float, float] | None:
-    """Returns by how many seconds a step of *other* is longer: likely, at least, at most."""
-    if base.time is None or other.time is None:
+def step_difference(base: Point, variant: Point) -> tuple[float, float, float] | None:
+    """Returns by how many seconds a step of *variant* is longer: likely, at least, at most."""
+    if base.time is None or variant.time is None:
         return None
-    ends = other.time.least - base.time.least, other.time.most - base.time.most
-    likely = other.time.seconds - base.time.seconds
-    return likely, min(likely, *ends), max(likely, *ends)
+    bounds = variant.time.least - base.time.least, variant.time.most - base.time.most
+    likely = variant.time.seconds - base.time.seconds
+    return likely, min(likely, *bounds), max(likely, *bounds)
 
 
-def shorter_by(run: RunSnapshot, **change: Any) -> float | None:
+def shorter_step_by(run: RunSnapshot, **change: Any) -> float | None:
     """Returns by how many seconds a step of *run* is shorter when *change* is made to its plan.
 
     None where the engine does not know the step, or the change does not exist.
     """
     try:
         setup = of_run(run)
-        other = replace(setup, plan=replace(setup.plan, **change))
-        more = difference(point({}, setup, Work()), point({}, other, Work()))
+        variant = replace(setup, plan=replace(setup.plan, **change))
+        longer = step_difference(point_of({}, setup, Work()), point_of({}, variant, Work()))
     except PlanError:
         return None
-    return None if more is None else -more[0]
+    return None if longer is None else -longer[0]
 
 
-def front(points: Sequence[Point]) -> list[Point]:
+def memory_time_front(points: Sequence[Point]) -> list[Point]:
     """Returns the points that no other beats in both memory and seconds a sample, by memory."""
-    known = [p for p in points if p.row is not None and p.row.fits and p.sample_seconds is not None]
-    found: list[Point] = []
-    least = float("inf")
-    for one in sorted(known, key=lambda p: (p.row.device_bytes if p.row else 0, p.sample_seconds)):
-        if one.sample_seconds is not None and one.sample_seconds < least:
-            found.append(one)
-            least = one.sample_seconds
-    return found
+    timed = [p for p in points if p.row is not None and p.row.fits and p.sample_seconds is not None]
+    frontier: list[Point] = []
+    fastest = float("inf")
+    for cand in sorted(timed, key=lambda p: (p.row.device_bytes if p.row else 0, p.sample_seconds)):
+        if cand.sample_seconds is not None and cand.sample_seconds < fastest:
+            frontier.append(cand)
+            fastest = cand.sample_seconds
+    return frontier

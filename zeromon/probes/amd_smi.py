@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from zeromon.probes.pcie import pcie_peak
+from zeromon.probes.pcie import pcie_peak_bandwidth
 from zeromon.snapshot import Device
 
 _POWERS = ("current_socket_power", "average_socket_power", "socket_power")
 """Names of the power, of which a generation of devices has one."""
-_MOST_WATTS = 0xFFFF
+_MAX_WATTS = 0xFFFF
 """A larger figure is the library's mark for none."""
 _THROTTLED = "a cause that AMD SMI does not name"
 
@@ -25,12 +25,12 @@ class AmdSmi:
     """AMD SMI through amdsmi; *library* is a parameter for tests."""
 
     def __init__(self, library: Any = None) -> None:
-        self._smi = library if library is not None else _library()
+        self._smi = library if library is not None else _load_library()
         self._handles: dict[str, Any] = {}
         for handle in self._start():
-            serial = self._get("amdsmi_get_gpu_asic_info", handle, key="asic_serial")
+            serial = self._query_device("amdsmi_get_gpu_asic_info", handle, key="asic_serial")
             if isinstance(serial, str):
-                self._handles[bare_serial(serial)] = handle
+                self._handles[bare_device_serial(serial)] = handle
 
     def _start(self) -> list[Any]:
         if self._smi is None:
@@ -41,24 +41,26 @@ class AmdSmi:
 
     def read(self, uuid: str, _: int, pid: int = 0) -> Device | None:
         """Returns the figures of the device with *uuid*; None for a device that is not listed."""
-        handle = self._handles.get(bare_serial(uuid))
+        handle = self._handles.get(bare_device_serial(uuid))
         if handle is None:
             return None
-        get, vram = partial(self._get, handle=handle), self._vram
-        power = self._get("amdsmi_get_power_info", handle)
-        watts = [_number(power.get(name)) for name in _POWERS] if power else []
-        busy = _number(get("amdsmi_get_gpu_activity", key="gfx_activity"))
+        get, vram = partial(self._query_device, handle=handle), self._vram_bytes
+        power = self._query_device("amdsmi_get_power_info", handle)
+        watts = [_known_number(power.get(name)) for name in _POWERS] if power else []
+        busy = _known_number(get("amdsmi_get_gpu_activity", key="gfx_activity"))
         name = get("amdsmi_get_gpu_asic_info", key="market_name")
         return Device(
             name=str(name or ""),
-            used_bytes=_number(vram("amdsmi_get_gpu_memory_usage", handle)),
-            total_bytes=_number(vram("amdsmi_get_gpu_memory_total", handle)),
+            used_bytes=_known_number(vram("amdsmi_get_gpu_memory_usage", handle)),
+            total_bytes=_known_number(vram("amdsmi_get_gpu_memory_total", handle)),
             own_bytes=self._own_bytes(handle, pid),
             utilization_ratio=busy / 100 if busy is not None else None,
-            power_watts=next((w for w in watts if w is not None and 0 < w < _MOST_WATTS), None),
+            power_watts=next((w for w in watts if w is not None and 0 < w < _MAX_WATTS), None),
             energy_joules=self._energy(handle),
             temperature_celsius=self._temperature(handle),
-            ecc_errors=_number(get("amdsmi_get_gpu_total_ecc_count", key="uncorrectable_count")),
+            ecc_errors=_known_number(
+                get("amdsmi_get_gpu_total_ecc_count", key="uncorrectable_count")
+            ),
             throttle_reasons=self._throttle(handle),
         )
 
@@ -71,15 +73,17 @@ class AmdSmi:
         handle = next(iter(self._handles.values()), None)
         if handle is None:
             return ""
-        return str(self._get("amdsmi_get_gpu_driver_info", handle, key="driver_version") or "")
+        return str(
+            self._query_device("amdsmi_get_gpu_driver_info", handle, key="driver_version") or ""
+        )
 
     def links(self, uuid: str) -> tuple[float | None, str]:
         """Peak bytes/s of the device's XGMI links in one direction, else of PCIe, and their kind."""
-        handle = self._handles.get(bare_serial(uuid))
+        handle = self._handles.get(bare_device_serial(uuid))
         if handle is None:
             return None, ""
         kind = getattr(getattr(self._smi, "AmdSmiLinkType", None), "AMDSMI_LINK_TYPE_XGMI", None)
-        links = self._get("amdsmi_get_link_metrics", handle, key="links") or ()
+        links = self._query_device("amdsmi_get_link_metrics", handle, key="links") or ()
         rates = [link["max_bandwidth"] for link in links if link["link_type"] == kind]
         rates = [rate for rate in rates if rate]
         if kind is not None and rates:
@@ -88,37 +92,41 @@ class AmdSmi:
 
     def host_link(self, uuid: str) -> tuple[float | None, str]:
         """Peak bytes/s of PCIe between device and host in one direction."""
-        handle = self._handles.get(bare_serial(uuid))
-        found = self._get("amdsmi_get_pcie_info", handle, key="pcie_static") if handle else None
-        return pcie_peak(
-            *((found["pcie_interface_version"], found["max_pcie_width"]) if found else (0, 0))
+        handle = self._handles.get(bare_device_serial(uuid))
+        pcie = (
+            self._query_device("amdsmi_get_pcie_info", handle, key="pcie_static")
+            if handle
+            else None
+        )
+        return pcie_peak_bandwidth(
+            *((pcie["pcie_interface_version"], pcie["max_pcie_width"]) if pcie else (0, 0))
         )
 
     # ---- single figures -----------------------------------------------------------------------
 
-    def _vram(self, function: str, handle: Any) -> Any:
+    def _vram_bytes(self, function: str, handle: Any) -> Any:
         return self._call(
             lambda: getattr(self._smi, function)(handle, self._smi.AmdSmiMemoryType.VRAM)
         )
 
     def _own_bytes(self, handle: Any, pid: int) -> int | None:
-        processes = self._get("amdsmi_get_gpu_process_list", handle) if pid else None
+        processes = self._query_device("amdsmi_get_gpu_process_list", handle) if pid else None
         for process in processes or ():
             if process["pid"] == pid:
-                held: int | None = _number(process["memory_usage"]["vram_mem"])
-                return held
+                nbytes: int | None = _known_number(process["memory_usage"]["vram_mem"])
+                return nbytes
         return None
 
     def _energy(self, handle: Any) -> float | None:
         """Joules since the driver was loaded: a counter, and its resolution in microjoules."""
-        found = self._get("amdsmi_get_energy_count", handle)
-        if not found:
+        counter = self._query_device("amdsmi_get_energy_count", handle)
+        if not counter:
             return None
-        return float(found["energy_accumulator"] * found["counter_resolution"]) / 1e6
+        return float(counter["energy_accumulator"] * counter["counter_resolution"]) / 1e6
 
     def _temperature(self, handle: Any) -> Any:
         smi = self._smi
-        return _number(
+        return _known_number(
             self._call(
                 lambda: smi.amdsmi_get_temp_metric(
                     handle, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
@@ -127,14 +135,14 @@ class AmdSmi:
         )
 
     def _throttle(self, handle: Any) -> tuple[str, ...]:
-        metrics = self._get("amdsmi_get_gpu_metrics_info", handle) or {}
+        metrics = self._query_device("amdsmi_get_gpu_metrics_info", handle) or {}
         names = ("indep_throttle_status", "throttle_status")
         return (_THROTTLED,) if any(metrics.get(name) is True for name in names) else ()
 
-    def _get(self, function: str, handle: Any, key: str = "") -> Any:
+    def _query_device(self, function: str, handle: Any, key: str = "") -> Any:
         """Returns what *function* says of the device, or a *key* of it; None where it says nothing."""
-        found = self._call(lambda: getattr(self._smi, function)(handle))
-        return found.get(key) if key and found is not None else found
+        answer = self._call(lambda: getattr(self._smi, function)(handle))
+        return answer.get(key) if key and answer is not None else answer
 
     def _call(self, function: Callable[[], Any]) -> Any:
         try:
@@ -143,12 +151,12 @@ class AmdSmi:
             return None
 
 
-def _number(value: Any) -> Any:
+def _known_number(value: Any) -> Any:
     """*value* where it is a number; None for the library's ``N/A``."""
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _library() -> Any:
+def _load_library() -> Any:
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints where its C library is missing
             return importlib.import_module("amdsmi")
@@ -156,11 +164,11 @@ def _library() -> Any:
         return None
 
 
-def bare_serial(uuid: str) -> str:
+def bare_device_serial(uuid: str) -> str:
     """Returns AMD's unique id in lower case without ``0x``, from itself or from torch's UUID of it."""
-    text = uuid.lower().removeprefix("gpu-").removeprefix("0x").replace("-", "")
+    serial_text = uuid.lower().removeprefix("gpu-").removeprefix("0x").replace("-", "")
     with contextlib.suppress(ValueError):
-        spelled = bytes.fromhex(text).decode("ascii")
+        spelled = bytes.fromhex(serial_text).decode("ascii")
         if len(spelled) == 16 and int(spelled, 16) >= 0:
             return spelled.lower()
-    return text
+    return serial_text

@@ -7,28 +7,30 @@ from pathlib import Path
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-def text_of(path: str | Path) -> str:
+def read_small_file(path: str | Path) -> str:
     """Returns the text of a small file, at less cost than a Python file. Raises :class:`OSError`."""
     fd = os.open(path, os.O_RDONLY)
     try:
         content = b""
-        while part := os.read(fd, 1 << 16):
-            content += part
+        while chunk := os.read(fd, 1 << 16):
+            content += chunk
     finally:
         os.close(fd)
     return content.decode(errors="replace")
 
 
-def folders(pid: int, controller: str, proc: Path = PROC, cgroup: Path = CGROUP) -> list[Path]:
+def cgroup_folders(
+    pid: int, controller: str, proc: Path = PROC, cgroup: Path = CGROUP
+) -> list[Path]:
     """Returns the cgroup folders of *controller* that contain *pid*, the innermost first."""
     try:
-        lines = text_of(proc / str(pid) / "cgroup").splitlines()
+        rows = read_small_file(proc / str(pid) / "cgroup").splitlines()
     except OSError:
         return []
     cgroups: list[Path] = []
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+    for row in rows:
+        _, _, tail = row.partition(":")
+        controllers, _, path = tail.partition(":")
         if controller in controllers.split(","):
             base = cgroup / controller
         elif not controllers:
@@ -42,8 +44,8 @@ def folders(pid: int, controller: str, proc: Path = PROC, cgroup: Path = CGROUP)
     return [level for level in cgroups if (level / "cgroup.procs").exists()]
 
 
-def lines_of(path: str | Path) -> list[list[str]]:
+def read_word_lines(path: str | Path) -> list[list[str]]:
     """Returns the words of each non-empty line; [] where the file cannot be read."""
     with suppress(OSError, ValueError):
-        return [words for line in text_of(path).splitlines() if (words := line.split())]
+        return [fields for row in read_small_file(path).splitlines() if (fields := row.split())]
     return []

@@ -5,14 +5,14 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from zeromon.probes.cgroups import CGROUP, PROC, folders, lines_of, text_of
+from zeromon.probes.cgroups import CGROUP, PROC, cgroup_folders, read_small_file, read_word_lines
 from zeromon.snapshot import CpuUser, Pressure
 
-_MINUTE = 61
+_MAX_READINGS = 61
 """Readings, one a second."""
-_LEAST_SECONDS = 5.0
+_MIN_SECONDS = 5.0
 """After so many seconds of steps a share of them is no chance."""
-_HOLDS = 0.8
+_HOLD_RATIO = 0.8
 _WARM_UP = 5
 """Steps that the figure of all steps leaves out."""
 
@@ -22,10 +22,10 @@ class PressureReader:
 
     def __init__(self, pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> None:
         self._schedstat, self._stat = f"{proc}/{pid}/schedstat", f"{proc}/{pid}/stat"
-        self._readings: deque[tuple[int, int, int]] = deque(maxlen=_MINUTE)
+        self._readings: deque[tuple[int, int, int]] = deque(maxlen=_MAX_READINGS)
         """(time ns, ns on a run queue, major faults) of each reading since the first step."""
         self._held = 0.0
-        self._cpus = cpus_of(pid, proc, cgroup)
+        self._cpus = usable_cpu_count(pid, proc, cgroup)
         self._steps = 0
         self._waited_ns = self._stepped_ns = 0
         """On a run queue, and in all, between readings with steps in between."""
@@ -36,9 +36,9 @@ class PressureReader:
         *steps*: those that the process has taken. Start-up and warm-up are left out.
         """
         with suppress(OSError, ValueError, IndexError):
-            waited = int(text_of(self._schedstat).split()[1])
+            waited = int(read_small_file(self._schedstat).split()[1])
             # the name in parentheses may contain spaces
-            fields = text_of(self._stat).rpartition(")")[2].split()
+            fields = read_small_file(self._stat).rpartition(")")[2].split()
             if self._readings and steps > self._steps >= _WARM_UP:
                 self._waited_ns += waited - self._readings[-1][1]
                 self._stepped_ns += now_ns - self._readings[-1][0]
@@ -48,14 +48,14 @@ class PressureReader:
             self._readings.append((now_ns, waited, int(fields[9])))
         if len(self._readings) < 2:
             return None
-        since_ns = min(since_ns, now_ns - round(_LEAST_SECONDS * 1e9))
-        first = next(
+        since_ns = min(since_ns, now_ns - round(_MIN_SECONDS * 1e9))
+        base = next(
             r for r in reversed(self._readings) if r[0] <= since_ns or r is self._readings[0]
         )
-        cpu_wait, faults = self._since(first)
-        is_settled = now_ns - self._readings[0][0] >= _LEAST_SECONDS * 1e9
+        cpu_wait, faults = self._since(base)
+        is_settled = now_ns - self._readings[0][0] >= _MIN_SECONDS * 1e9
         minute = self._since(self._readings[0])[0] if is_settled else 0.0
-        if not _HOLDS * self._held <= minute <= self._held:
+        if not _HOLD_RATIO * self._held <= minute <= self._held:
             self._held = minute
         return Pressure(
             cpu_wait_ratio=cpu_wait,
@@ -66,35 +66,35 @@ class PressureReader:
             steps_cpu_wait_ratio=self._waited_ns / self._stepped_ns if self._stepped_ns else None,
         )
 
-    def _since(self, first: tuple[int, int, int]) -> tuple[float, float]:
+    def _since(self, base: tuple[int, int, int]) -> tuple[float, float]:
         """Returns the share of the time without a CPU, and major faults per second."""
-        ended, waited, faults = self._readings[-1]
-        spent = max(1, ended - first[0])
-        return max(0.0, (waited - first[1]) / spent), max(0, faults - first[2]) / spent * 1e9
+        end_ns, waited, faults = self._readings[-1]
+        span_ns = max(1, end_ns - base[0])
+        return max(0.0, (waited - base[1]) / span_ns), max(0, faults - base[2]) / span_ns * 1e9
 
 
-def cpus_of(pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> float | None:
+def usable_cpu_count(pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> float | None:
     """Returns the CPUs that *pid* may use: the least of affinity and cgroup quotas; None if unknown."""
     limits: list[float] = []
     with suppress(OSError):
         limits.append(len(os.sched_getaffinity(pid)))
-    for folder in folders(pid, "cpu", proc, cgroup):
-        quota = [*_words(folder / "cpu.max"), *_words(folder / "cpu.cfs_quota_us")]
-        period = [*quota[1:], *_words(folder / "cpu.cfs_period_us")]
+    for folder in cgroup_folders(pid, "cpu", proc, cgroup):
+        quota = [*_first_words(folder / "cpu.max"), *_first_words(folder / "cpu.cfs_quota_us")]
+        period = [*quota[1:], *_first_words(folder / "cpu.cfs_period_us")]
         if quota and period and quota[0].isdigit() and period[0].isdigit():
             limits.append(int(quota[0]) / max(1, int(period[0])))
     return min(limits, default=None)
 
 
-def _words(file: Path) -> list[str]:
-    return next(iter(lines_of(file)), [])
+def _first_words(file: Path) -> list[str]:
+    return next(iter(read_word_lines(file)), [])
 
 
 # ---- finds the processes of this node that use most CPU time ------------------------------------
 
 _MAX_USERS = 8
-_LEAST_CPUS = 0.05
-_LONGEST_NAME = 60
+_MIN_CPUS = 0.05
+_MAX_NAME_CHARS = 60
 _INTERVAL_NS = 5_000_000_000
 """Between two readings of all processes, which cost some milliseconds."""
 _MAX_GAP_NS = 3 * _INTERVAL_NS
@@ -113,37 +113,39 @@ class CpuUsers:
         """Returns the largest users between the last two readings, the largest first."""
         if now_ns - self._read_ns < _INTERVAL_NS:
             return self._users
-        spent, parents = self._all_spent()
+        ticks_by_pid, parents = self._all_cpu_ticks()
         if now_ns - self._read_ns > _MAX_GAP_NS:  # nobody asked meanwhile
             self._spent = {}
         ticks = (now_ns - self._read_ns) / 1e9 * os.sysconf("SC_CLK_TCK")
-        both = spent.keys() & self._spent.keys()
-        used = {pid: (spent[pid] - self._spent[pid]) / ticks for pid in both}
-        most = sorted((pid for pid in used if used[pid] >= _LEAST_CPUS), key=lambda pid: -used[pid])
+        common_pids = ticks_by_pid.keys() & self._spent.keys()
+        used = {pid: (ticks_by_pid[pid] - self._spent[pid]) / ticks for pid in common_pids}
+        busiest = sorted(
+            (pid for pid in used if used[pid] >= _MIN_CPUS), key=lambda pid: -used[pid]
+        )
         self._users = tuple(
             CpuUser(pid=pid, name=self._name(pid), cpus=used[pid], parent=parents[pid])
-            for pid in most[:_MAX_USERS]
+            for pid in busiest[:_MAX_USERS]
         )
-        self._spent, self._read_ns = spent, now_ns
+        self._spent, self._read_ns = ticks_by_pid, now_ns
         return self._users
 
-    def _all_spent(self) -> tuple[dict[int, int], dict[int, int]]:
+    def _all_cpu_ticks(self) -> tuple[dict[int, int], dict[int, int]]:
         """Returns pid -> clock ticks of CPU time, and pid -> pid of the parent."""
-        spent: dict[int, int] = {}
+        ticks_by_pid: dict[int, int] = {}
         parents: dict[int, int] = {}
         for name in (folder.name for folder in self._proc.iterdir()):
             if name.isdigit():
                 with suppress(OSError, ValueError, IndexError):
-                    fields = text_of(f"{self._proc}/{name}/stat").rpartition(")")[2].split()
-                    spent[int(name)] = int(fields[11]) + int(fields[12])
+                    fields = read_small_file(f"{self._proc}/{name}/stat").rpartition(")")[2].split()
+                    ticks_by_pid[int(name)] = int(fields[11]) + int(fields[12])
                     parents[int(name)] = int(fields[1])
-        return spent, parents
+        return ticks_by_pid, parents
 
     def _name(self, pid: int) -> str:
         """The program and its first argument that is no option: ``python train.py``."""
         with suppress(OSError):
-            words = text_of(f"{self._proc}/{pid}/cmdline").split("\0")
-            named = [Path(word).name for word in words if word and not word.startswith("-")]
+            argv = read_small_file(f"{self._proc}/{pid}/cmdline").split("\0")
+            named = [Path(arg).name for arg in argv if arg and not arg.startswith("-")]
             if named:
-                return " ".join(named[:2])[:_LONGEST_NAME]
+                return " ".join(named[:2])[:_MAX_NAME_CHARS]
         return "a process"

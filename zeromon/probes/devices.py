@@ -20,8 +20,8 @@ class Devices:
 
     def read(self, uuid: str, now_ns: int, pid: int = 0) -> Device | None:
         """Returns the figures of a device, and of its memory what the process *pid* holds."""
-        found = (probe.read(uuid, now_ns, pid) for probe in self._probes if uuid)
-        return next((device for device in found if device is not None), None)
+        readings = (probe.read(uuid, now_ns, pid) for probe in self._probes if uuid)
+        return next((device for device in readings if device is not None), None)
 
     def uuids(self) -> list[str]:
         """The UUIDs of all devices."""

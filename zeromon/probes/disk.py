@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zeromon.probes.cgroups import CGROUP, PROC, folders, lines_of
+from zeromon.probes.cgroups import CGROUP, PROC, cgroup_folders, read_word_lines
 from zeromon.snapshot import Disk
 
 _SECTOR = 512  # the unit of /proc/diskstats, whatever the sector size of the device
-_KEPT = 11
+_MAX_READINGS = 11
 """Number of readings, one a second: figures cover the last ten seconds."""
-_LEAST_BUSY_SECONDS = 0.5
+_MIN_BUSY_SECONDS = 0.5
 """Below this a rate is not meaningful."""
 
 
@@ -36,7 +36,7 @@ class DiskReader:
         self._pid = pid
         self._proc = proc
         self._cgroup = cgroup
-        self._counters: deque[_Counters] = deque(maxlen=_KEPT)
+        self._counters: deque[_Counters] = deque(maxlen=_MAX_READINGS)
         self._rate: float | None = None
         self._at_once: float | None = None
         self._best = 0.0
@@ -45,7 +45,7 @@ class DiskReader:
 
     def read(self, path: str, now_ns: int) -> Disk | None:
         """Returns the I/O of the process and of the disk at *path*; None if both are unknown."""
-        facts: dict[str, Any] = {**_process_io(self._pid, self._proc)}
+        facts: dict[str, Any] = {**_process_io_bytes(self._pid, self._proc)}
         if not path:
             return Disk(**facts) if facts else None
         with suppress(OSError):
@@ -53,92 +53,99 @@ class DiskReader:
             facts["free_bytes"] = space.f_bavail * space.f_frsize
             facts["total_bytes"] = space.f_blocks * space.f_frsize
             number = Path(path).stat().st_dev
-            facts.update(_device(number, self._proc))
-            self._folders = self._folders or folders(self._pid, "blkio", self._proc, self._cgroup)
-            facts.update(io_limits(self._folders, number))
-        return self._with_rates(Disk(path=path, **facts), now_ns)
+            facts.update(_device_counters(number, self._proc))
+            self._folders = self._folders or cgroup_folders(
+                self._pid, "blkio", self._proc, self._cgroup
+            )
+            facts.update(cgroup_io_limits(self._folders, number))
+        return self._with_device_rates(Disk(path=path, **facts), now_ns)
 
-    def _with_rates(self, disk: Disk, now_ns: int) -> Disk:
+    def _with_device_rates(self, disk: Disk, now_ns: int) -> Disk:
         """Adds the rates of the device over the last readings to *disk*."""
         if disk.device_busy_seconds is None or disk.device_queue_seconds is None:
             return disk
         moved = (disk.device_read_bytes or 0) + (disk.device_written_bytes or 0)
-        now = _Counters(now_ns / 1e9, moved, disk.device_busy_seconds, disk.device_queue_seconds)
-        self._counters.append(now)
-        first = self._counters[0]
-        spent, busy = now.seconds - first.seconds, now.busy_seconds - first.busy_seconds
-        if spent <= 0:
+        current = _Counters(
+            now_ns / 1e9, moved, disk.device_busy_seconds, disk.device_queue_seconds
+        )
+        self._counters.append(current)
+        base = self._counters[0]
+        seconds, busy = current.seconds - base.seconds, current.busy_seconds - base.busy_seconds
+        if seconds <= 0:
             return disk
-        if busy >= _LEAST_BUSY_SECONDS:
-            self._rate = (now.moved_bytes - first.moved_bytes) / busy
-            self._at_once = (now.queue_seconds - first.queue_seconds) / busy
+        if busy >= _MIN_BUSY_SECONDS:
+            self._rate = (current.moved_bytes - base.moved_bytes) / busy
+            self._at_once = (current.queue_seconds - base.queue_seconds) / busy
             self._best = max(self._best, self._rate)
         return replace(
             disk,
-            busy_ratio=min(1.0, max(0.0, busy / spent)),
+            busy_ratio=min(1.0, max(0.0, busy / seconds)),
             requests_at_once=self._at_once,
             busy_bytes_per_second=self._rate,
             best_busy_bytes_per_second=self._best or None,
         )
 
 
-def _process_io(pid: int, proc: Path) -> dict[str, int]:
+def _process_io_bytes(pid: int, proc: Path) -> dict[str, int]:
     """Returns the bytes that the process read from and wrote to storage."""
     names = {"read_bytes:": "process_read_bytes", "write_bytes:": "process_written_bytes"}
     moved: dict[str, int] = {}
     with suppress(ValueError, IndexError):
-        for words in lines_of(f"{proc}/{pid}/io"):
-            if words[0] in names:
-                moved[names[words[0]]] = int(words[1])
+        for fields in read_word_lines(f"{proc}/{pid}/io"):
+            if fields[0] in names:
+                moved[names[fields[0]]] = int(fields[1])
     return moved
 
 
-def _device(number: int, proc: Path) -> dict[str, Any]:
+def _device_counters(number: int, proc: Path) -> dict[str, Any]:
     """The counters of a block device; empty for a file system without a device (tmpfs, overlay)."""
-    wanted = [str(os.major(number)), str(os.minor(number))]
+    device_number = [str(os.major(number)), str(os.minor(number))]
     with suppress(ValueError, IndexError):
-        for words in lines_of(proc / "diskstats"):
-            if words[:2] == wanted:
+        for fields in read_word_lines(proc / "diskstats"):
+            if fields[:2] == device_number:
                 return {
-                    "device": words[2],
-                    "device_read_bytes": int(words[5]) * _SECTOR,
-                    "device_written_bytes": int(words[9]) * _SECTOR,
-                    "device_busy_seconds": int(words[12]) / 1e3,
-                    "device_queue_seconds": int(words[13]) / 1e3,
+                    "device": fields[2],
+                    "device_read_bytes": int(fields[5]) * _SECTOR,
+                    "device_written_bytes": int(fields[9]) * _SECTOR,
+                    "device_busy_seconds": int(fields[12]) / 1e3,
+                    "device_queue_seconds": int(fields[13]) / 1e3,
                 }
     return {}
 
 
-def io_limits(cgroups: Iterable[Path], number: int) -> dict[str, float]:
+def cgroup_io_limits(cgroups: Iterable[Path], number: int) -> dict[str, float]:
     """Returns the lowest limits of *cgroups* for device *number*, bytes/s; {} without a limit."""
     device = f"{os.major(number)}:{os.minor(number)}"
     limits: dict[str, float] = {}
     for folder in cgroups:
-        for way, rate in (*_limits_v1(folder, device), *_limits_v2(folder, device)):
-            limits[way] = min(rate, limits.get(way, rate))
+        for limit_name, rate in (
+            *_cgroup_limits_v1(folder, device),
+            *_cgroup_limits_v2(folder, device),
+        ):
+            limits[limit_name] = min(rate, limits.get(limit_name, rate))
     return limits
 
 
 _READS, _WRITES = "read_limit_bytes_per_second", "write_limit_bytes_per_second"
 
 
-def _limits_v1(folder: Path, device: str) -> list[tuple[str, float]]:
+def _cgroup_limits_v1(folder: Path, device: str) -> list[tuple[str, float]]:
     """Lines like ``8:16 1048576``."""
     return [
-        (way, float(words[1]))
-        for way, name in ((_READS, "read"), (_WRITES, "write"))
-        for words in lines_of(folder / f"blkio.throttle.{name}_bps_device")
-        if words[0] == device and words[1].isdigit()
+        (limit_name, float(fields[1]))
+        for limit_name, name in ((_READS, "read"), (_WRITES, "write"))
+        for fields in read_word_lines(folder / f"blkio.throttle.{name}_bps_device")
+        if fields[0] == device and fields[1].isdigit()
     ]
 
 
-def _limits_v2(folder: Path, device: str) -> list[tuple[str, float]]:
+def _cgroup_limits_v2(folder: Path, device: str) -> list[tuple[str, float]]:
     """Lines like ``8:16 rbps=2097152 wbps=max riops=max wiops=120``."""
-    ways = {"rbps": _READS, "wbps": _WRITES}
+    limit_names = {"rbps": _READS, "wbps": _WRITES}
     return [
-        (ways[name], float(value))
-        for words in lines_of(folder / "io.max")
-        if words[0] == device
-        for name, _, value in (word.partition("=") for word in words[1:])
-        if name in ways and value.isdigit()
+        (limit_names[name], float(value))
+        for fields in read_word_lines(folder / "io.max")
+        if fields[0] == device
+        for name, _, value in (setting.partition("=") for setting in fields[1:])
+        if name in limit_names and value.isdigit()
     ]

@@ -18,7 +18,7 @@ class Rapl:
     """The counters of this host's processors and memory."""
 
     def __init__(self, root: Path = POWERCAP) -> None:
-        self._zones = list(_zones(root))
+        self._zones = list(_find_zones(root))
         self.note = (
             "" if self._zones else "no RAPL counters (virtual machine, or no such processor)"
         )
@@ -27,7 +27,10 @@ class Rapl:
         """Returns zone -> joules, and the range after which it begins anew; {} with :attr:`note`."""
         try:
             return {
-                str(zone): (_joules(zone / "energy_uj"), _joules(zone / "max_energy_range_uj"))
+                str(zone): (
+                    _read_joules(zone / "energy_uj"),
+                    _read_joules(zone / "max_energy_range_uj"),
+                )
                 for zone in self._zones
             }
         except PermissionError:
@@ -73,14 +76,14 @@ class EnergyMeter:
         )
 
     def _since(self, name: str, joules: float, wraps_at: float) -> float:
-        before = self._last.get(name, joules)
+        previous = self._last.get(name, joules)
         self._last[name] = joules
-        if joules >= before:
-            return joules - before
-        return joules + wraps_at - before if wraps_at else joules  # else it began at 0 again
+        if joules >= previous:
+            return joules - previous
+        return joules + wraps_at - previous if wraps_at else joules  # else it began at 0 again
 
 
-def _zones(root: Path) -> Iterator[Path]:
+def _find_zones(root: Path) -> Iterator[Path]:
     for zone in sorted(root.glob("*-rapl*:*")):
         try:
             name = (zone / "name").read_text().strip()
@@ -90,5 +93,5 @@ def _zones(root: Path) -> Iterator[Path]:
             yield zone
 
 
-def _joules(file: Path) -> float:
+def _read_joules(file: Path) -> float:
     return int(file.read_text()) / 1e6

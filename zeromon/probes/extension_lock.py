@@ -30,17 +30,17 @@ class ExtensionLockReader:
         if not path:
             self._newest = None
         elif self._newest is None or now_ns - self._read_ns >= _EVERY_NS:
-            self._newest, self._read_ns = read_lock(path, self._proc), now_ns
+            self._newest, self._read_ns = read_extension_lock(path, self._proc), now_ns
         return self._newest
 
 
-def read_lock(path: str, proc: Path = PROC) -> ExtensionLock | None:
+def read_extension_lock(path: str, proc: Path = PROC) -> ExtensionLock | None:
     """Returns the lock at *path* with its age and its owner; None where there is no such file."""
     try:
         file = Path(path).stat()
     except (OSError, ValueError):
         return None
-    owner = _owner(os.path.realpath(path), proc)
+    owner = _find_owner(os.path.realpath(path), proc)
     return ExtensionLock(
         path=path,
         age_seconds=max(0.0, time.time() - file.st_mtime),
@@ -49,18 +49,18 @@ def read_lock(path: str, proc: Path = PROC) -> ExtensionLock | None:
     )
 
 
-def _owner(path: str, proc: Path) -> int | None:
+def _find_owner(path: str, proc: Path) -> int | None:
     """The pid of a process that has the file at *path* open, among those that this user may ask."""
     for folder in proc.glob("[0-9]*"):
         with suppress(OSError):
-            for opened in (folder / "fd").iterdir():
+            for open_file in (folder / "fd").iterdir():
                 with suppress(OSError):
-                    if str(opened.readlink()) == path:
+                    if str(open_file.readlink()) == path:
                         return int(folder.name)
     return None
 
 
-def cache_folder(environment: Mapping[str, str]) -> Path:
+def extension_cache_folder(environment: Mapping[str, str]) -> Path:
     """Where torch keeps compiled extensions (``torch.utils.cpp_extension.get_default_build_root``)."""
     if environment.get("TORCH_EXTENSIONS_DIR"):
         return Path(environment["TORCH_EXTENSIONS_DIR"])
@@ -68,7 +68,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return Path(cache) / "torch_extensions"
 
 
-def cached_locks(folder: Path) -> list[ExtensionLock]:
+def cached_extension_locks(folder: Path) -> list[ExtensionLock]:
     """Returns the locks in the cache at *folder*, which has a folder for each Python and extension."""
     paths = sorted({*folder.glob("*/lock"), *folder.glob("*/*/lock")})
-    return [lock for path in paths if (lock := read_lock(str(path))) is not None]
+    return [lock for path in paths if (lock := read_extension_lock(str(path))) is not None]

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from zeromon.probes.cgroups import CGROUP, PROC, folders, lines_of, text_of
-from zeromon.probes.process import children_of, state_of
+from zeromon.probes.cgroups import CGROUP, PROC, cgroup_folders, read_small_file, read_word_lines
+from zeromon.probes.process import child_process_ids, process_state_letter
 from zeromon.snapshot import HostMemory
 
 _UNLIMITED = 1 << 60
@@ -39,7 +39,9 @@ class HostReader:
         """Returns the memory available to *pid*; after its death only if an earlier call read it."""
         levels = self._levels.get(pid)
         if levels is None:
-            levels = self._levels[pid] = tuple(folders(pid, "memory", self._proc, self._cgroup))
+            levels = self._levels[pid] = tuple(
+                cgroup_folders(pid, "memory", self._proc, self._cgroup)
+            )
         memory = self._now.get(levels)
         if memory is None:
             memory = self._now[levels] = self._read(levels)
@@ -47,46 +49,46 @@ class HostReader:
 
     def _read(self, levels: tuple[Path, ...]) -> HostMemory:
         # the innermost cgroup with a counter: outer cgroups include kills of other processes
-        kills = next((n for n in map(oom_kills, levels) if n >= 0), -1)
-        everywhere = _field(self._proc / "vmstat", "oom_kill")
-        first = self._first.setdefault(levels, (max(0, kills), max(0, everywhere)))
+        kills = next((n for n in map(count_oom_kills, levels) if n >= 0), -1)
+        everywhere = _read_field(self._proc / "vmstat", "oom_kill")
+        base_kills = self._first.setdefault(levels, (max(0, kills), max(0, everywhere)))
         tightest = min(
-            (level for level in map(read_level, levels) if level is not None),
+            (level for level in map(read_cgroup_memory, levels) if level is not None),
             key=lambda level: level.headroom_bytes,
             default=HostMemory(),
         )
-        kib = _field(self._proc / "meminfo", "MemAvailable:")
+        kib = _read_field(self._proc / "meminfo", "MemAvailable:")
         available = kib * 1024 if kib >= 0 else -1
         headroom = tightest.headroom_bytes if tightest.limit_bytes > 0 else available
         return replace(
             tightest,
             headroom_bytes=min(headroom, available) if available >= 0 else headroom,
-            oom_kills=kills - first[0] if kills >= 0 else -1,
-            oom_kills_everywhere=max(0, everywhere - first[1]),
+            oom_kills=kills - base_kills[0] if kills >= 0 else -1,
+            oom_kills_everywhere=max(0, everywhere - base_kills[1]),
         )
 
 
-def capacity(pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+def memory_capacity(pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     """Returns the bytes of *pid*'s machine, or the limit of its tightest cgroup; -1 where unknown."""
-    total = _field(proc / "meminfo", "MemTotal:")
-    levels = map(read_level, folders(pid, "memory", proc, cgroup))
+    total = _read_field(proc / "meminfo", "MemTotal:")
+    levels = map(read_cgroup_memory, cgroup_folders(pid, "memory", proc, cgroup))
     limits = [level.limit_bytes for level in levels if level is not None]
     return min([*limits, *([total * 1024] if total >= 0 else [])], default=-1)
 
 
-def read_level(folder: Path) -> HostMemory | None:
+def read_cgroup_memory(folder: Path) -> HostMemory | None:
     """Returns the memory of one cgroup; None for a cgroup without a limit."""
     for limit_name, usage_name, prefix in (
         ("memory.max", "memory.current", ""),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
-        limit = _number(folder / limit_name)
+        limit = _read_number(folder / limit_name)
         if not 0 < limit < _UNLIMITED:
             continue
-        usage = _number(folder / usage_name)
+        usage = _read_number(folder / usage_name)
         # the kernel reclaims the page cache before it kills a process
         reclaimable = sum(
-            max(0, _field(folder / "memory.stat", f"{prefix}{name}"))
+            max(0, _read_field(folder / "memory.stat", f"{prefix}{name}"))
             for name in ("inactive_file", "active_file")
         )
         return HostMemory(
@@ -98,31 +100,31 @@ def read_level(folder: Path) -> HostMemory | None:
     return None
 
 
-def oom_kills(folder: Path) -> int:
+def count_oom_kills(folder: Path) -> int:
     """Returns how many processes of the cgroup the OOM killer ended; -1 without a counter."""
-    kills = _field(folder / "memory.events", "oom_kill")
-    return kills if kills >= 0 else _field(folder / "memory.oom_control", "oom_kill")
+    kills = _read_field(folder / "memory.events", "oom_kill")
+    return kills if kills >= 0 else _read_field(folder / "memory.oom_control", "oom_kill")
 
 
-def _number(path: Path) -> int:
+def _read_number(path: Path) -> int:
     with suppress(OSError, ValueError):
-        return int(text_of(path))
+        return int(read_small_file(path))
     return -1
 
 
-def _field(path: Path, name: str) -> int:
+def _read_field(path: Path, name: str) -> int:
     """The number behind *name* in a file of "name number" lines, or -1."""
     with suppress(ValueError):
-        for words in lines_of(path):
-            if len(words) >= 2 and words[0] == name:
-                return int(words[1])
+        for fields in read_word_lines(path):
+            if len(fields) >= 2 and fields[0] == name:
+                return int(fields[1])
     return -1
 
 
 # ---- the host memory of a process and everything that it starts ---------------------------------
 
 _LOOK_FOR_CHILDREN_SECONDS = 0.2
-_KEPT = ("VmHWM:", "RssAnon:", "RssFile:", "RssShmem:")
+_STATUS_FIELDS = ("VmHWM:", "RssAnon:", "RssFile:", "RssShmem:")
 
 
 class Footprint:
@@ -149,19 +151,19 @@ class Footprint:
         total = 0
         self._living = set()
         for pid in self._pids:
-            lines = lines_of(self._proc / str(pid) / "status")
-            fields = {line[0]: int(line[1]) * 1024 for line in lines if line[0] in _KEPT}
+            rows = read_word_lines(self._proc / str(pid) / "status")
+            fields = {row[0]: int(row[1]) * 1024 for row in rows if row[0] in _STATUS_FIELDS}
             if not fields:
                 continue
             self._living.add(pid)
-            now = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0)
+            resident = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0)
             high, files = fields.get("VmHWM:", 0), fields.get("RssFile:", 0)
-            known, before = self._high.get(pid, (0, 0))
+            last_high, last_files = self._high.get(pid, (0, 0))
             # where memory ends the kernel takes files back: they are most when the peak begins
-            peak = high - max(files, before) if high > known else 0
-            self._most[pid] = max(self._most.get(pid, 0), now, peak)
+            peak = high - max(files, last_files) if high > last_high else 0
+            self._most[pid] = max(self._most.get(pid, 0), resident, peak)
             self._high[pid] = high, files
-            total += now
+            total += resident
         return total
 
     def peak(self) -> int:
@@ -177,37 +179,37 @@ class Footprint:
     def end(self, *, patience_seconds: float = 10.0) -> None:
         """Ends all processes by SIGTERM, and what remains by SIGKILL."""
         self._find(at_once=True)
-        _signal(self._pids, signal.SIGTERM)
+        _send_signal(self._pids, signal.SIGTERM)
         deadline = time.monotonic() + patience_seconds
-        while time.monotonic() < deadline and self._alive():
+        while time.monotonic() < deadline and self._is_alive():
             time.sleep(0.05)
         self.kill()
 
     def kill(self, *, all_but: Iterable[int] = ()) -> None:
         """Ends all processes by SIGKILL, at once, before they take more."""
         self._find(at_once=True)
-        _signal(self._pids - set(all_but), signal.SIGKILL)
+        _send_signal(self._pids - set(all_but), signal.SIGKILL)
 
-    def _alive(self) -> bool:
-        return any(state_of(pid, self._proc) not in ("", "Z") for pid in self._pids)
+    def _is_alive(self) -> bool:
+        return any(process_state_letter(pid, self._proc) not in ("", "Z") for pid in self._pids)
 
     def _find(self, *, at_once: bool = False) -> None:
         """Adds the children of the known processes; a child keeps its place when its parent ends."""
-        now = time.monotonic()
+        now_seconds = time.monotonic()
         if not self._deep:
             return
-        if not at_once and now - self._looked < _LOOK_FOR_CHILDREN_SECONDS:
+        if not at_once and now_seconds - self._looked < _LOOK_FOR_CHILDREN_SECONDS:
             return
-        self._looked = now
+        self._looked = now_seconds
         waiting = list(self._pids)
         while waiting:
-            found = children_of(waiting.pop(), self._proc) - self._pids
-            self._pids |= found
-            waiting += found
-        self._pids = {pid for pid in self._pids if state_of(pid, self._proc)}
+            children = child_process_ids(waiting.pop(), self._proc) - self._pids
+            self._pids |= children
+            waiting += children
+        self._pids = {pid for pid in self._pids if process_state_letter(pid, self._proc)}
 
 
-def _signal(pids: Iterable[int], number: int) -> None:
+def _send_signal(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with suppress(OSError):
             os.kill(pid, number)

@@ -12,19 +12,19 @@ _TOOLS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx inst
 """The file by which a tool's environment is known, and the command that makes one."""
 
 
-def install_hint(extra: str) -> str:
+def package_install_hint(extra: str) -> str:
     """How to install *extra* where this zeromon is, and not where a ``pip`` of the path would."""
-    found = (command for file, command in _TOOLS.items() if Path(sys.prefix, file).is_file())
-    return f"{next(found, 'pip install')} 'zeromon[{extra}]'"
+    commands = (command for file, command in _TOOLS.items() if Path(sys.prefix, file).is_file())
+    return f"{next(commands, 'pip install')} 'zeromon[{extra}]'"
 
 
-def training_python() -> str:
+def find_training_python() -> str:
     """Returns this Python if it has torch, else that of the path: a tool's environment has none."""
     has_torch = find_spec("torch") is not None
     return sys.executable if has_torch else shutil.which("python") or sys.executable
 
 
-def own_folders() -> tuple[str, str]:
+def own_package_folders() -> tuple[str, str]:
     """The folders of the packages ``zeromon`` and ``zeromon_agents``, for another Python to load."""
     agents = find_spec("zeromon_agents")
     if agents is None or agents.origin is None:

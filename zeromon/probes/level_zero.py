@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ctypes import Structure, byref, c_char, c_double, c_int32, c_int64, c_uint32, c_uint64
 from typing import Any
 
-from zeromon.probes.pcie import pcie_peak
+from zeromon.probes.pcie import pcie_peak_bandwidth
 from zeromon.snapshot import Device
 
 _TEXT = c_char * 64
@@ -118,7 +118,7 @@ class LevelZero:
 
     def read(self, uuid: str, _: int, pid: int = 0) -> Device | None:
         """Returns the figures of the device with *uuid*; None for a device that is not listed."""
-        key = _bare(uuid)
+        key = _bare_uuid(uuid)
         handle = self._handles.get(key)
         if handle is None:
             return None
@@ -134,13 +134,13 @@ class LevelZero:
             total_bytes=size or None,
             own_bytes=self._own_bytes(handle, pid),
             utilization_ratio=self._busy(key, handle),
-            power_watts=self._watts(key, energy),
+            power_watts=self._power_watts(key, energy),
             energy_joules=energy.value / 1e6 if energy is not None else None,
             temperature_celsius=self._temperature(handle),
             pcie_receive_bytes_per_second=self._rate(key, "received", pci, "received"),
             pcie_transmit_bytes_per_second=self._rate(key, "sent", pci, "sent"),
             throttle_reasons=self._throttle(handle),
-            ecc_errors=self._errors(handle),
+            ecc_errors=self._ecc_errors(handle),
         )
 
     def uuids(self) -> list[str]:
@@ -149,8 +149,8 @@ class LevelZero:
 
     def driver(self) -> str:
         """Returns the driver's version; "" without a device."""
-        first = next(iter(self._properties.values()), None)
-        return first.driver.decode(errors="replace") if first is not None else ""
+        properties = next(iter(self._properties.values()), None)
+        return properties.driver.decode(errors="replace") if properties is not None else ""
 
     def links(self, uuid: str) -> tuple[float | None, str]:
         """Peak bytes/s of PCIe: Xe Links tell no rate that sysman documents for one direction."""
@@ -158,15 +158,15 @@ class LevelZero:
 
     def host_link(self, uuid: str) -> tuple[float | None, str]:
         """Peak bytes/s of PCIe between device and host in one direction."""
-        handle = self._handles.get(_bare(uuid))
-        found = self._ask("zesDevicePciGetProperties", handle, _PciProperties) if handle else None
-        return pcie_peak(*((found.speed.generation, found.speed.width) if found else (0, 0)))
+        handle = self._handles.get(_bare_uuid(uuid))
+        pci = self._ask("zesDevicePciGetProperties", handle, _PciProperties) if handle else None
+        return pcie_peak_bandwidth(*((pci.speed.generation, pci.speed.width) if pci else (0, 0)))
 
     # ---- single figures -----------------------------------------------------------------------
 
     def _busy(self, key: str, handle: Any) -> float | None:
-        parts = self._parts("zesDeviceEnumEngineGroups", handle, "zesEngineGetProperties", _ENGINE)
-        engines = {part.type: engine for engine, part in parts}
+        groups = self._parts("zesDeviceEnumEngineGroups", handle, "zesEngineGetProperties", _ENGINE)
+        engines = {properties.type: engine for engine, properties in groups}
         engine = next((engines[kind] for kind in _ENGINES if kind in engines), None)
         stats = self._ask("zesEngineGetActivity", engine, _Counter) if engine is not None else None
         rate = self._rate(key, "busy", stats, "value")
@@ -178,7 +178,7 @@ class LevelZero:
             return None
         return self._ask("zesPowerGetEnergyCounter", domain, _Counter)
 
-    def _watts(self, key: str, energy: Any) -> float | None:
+    def _power_watts(self, key: str, energy: Any) -> float | None:
         rate = self._rate(key, "energy", energy, "value")
         return rate / 1e6 if rate is not None else None
 
@@ -186,23 +186,23 @@ class LevelZero:
         """Returns by how much a counter has grown a second since the last read."""
         if stats is None:
             return None
-        now = int(stats.timestamp), int(getattr(stats, field))
-        before = self._before.get((key, name))
-        self._before[key, name] = now
-        if before is None or now[0] <= before[0] or now[1] < before[1]:
+        sample = int(stats.timestamp), int(getattr(stats, field))
+        previous = self._before.get((key, name))
+        self._before[key, name] = sample
+        if previous is None or sample[0] <= previous[0] or sample[1] < previous[1]:
             return None
-        return (now[1] - before[1]) / ((now[0] - before[0]) / 1e6)
+        return (sample[1] - previous[1]) / ((sample[0] - previous[0]) / 1e6)
 
     def _temperature(self, handle: Any) -> float | None:
-        parts = self._parts(
+        candidates = self._parts(
             "zesDeviceEnumTemperatureSensors", handle, "zesTemperatureGetProperties", _TEMPERATURE
         )
-        sensors = {part.type: sensor for sensor, part in parts}
+        sensors = {properties.type: sensor for sensor, properties in candidates}
         sensor = next((sensors[kind] for kind in _SENSORS if kind in sensors), None)
-        found = c_double()
-        if sensor is None or not self._call("zesTemperatureGetState", sensor, byref(found)):
+        celsius = c_double()
+        if sensor is None or not self._call("zesTemperatureGetState", sensor, byref(celsius)):
             return None
-        return found.value
+        return celsius.value
 
     def _throttle(self, handle: Any) -> tuple[str, ...]:
         domains = self._states(
@@ -211,15 +211,15 @@ class LevelZero:
         mask = 0
         for domain in domains:
             mask |= domain.reasons
-        return tuple(text for bits, text in _THROTTLE if mask & bits)
+        return tuple(reason for bits, reason in _THROTTLE if mask & bits)
 
-    def _errors(self, handle: Any) -> int | None:
+    def _ecc_errors(self, handle: Any) -> int | None:
         total: int | None = None
-        for errors, part in self._parts(
+        for errors, properties in self._parts(
             "zesDeviceEnumRasErrorSets", handle, "zesRasGetProperties", _RAS
         ):
-            state = _made(_Errors)
-            if part.type == _UNCORRECTABLE and self._call(
+            state = _new_structure(_Errors)
+            if properties.type == _UNCORRECTABLE and self._call(
                 "zesRasGetState", errors, 0, byref(state)
             ):
                 total = (total or 0) + sum(state.categories)
@@ -229,10 +229,12 @@ class LevelZero:
         count = c_uint32()
         if not pid or not self._call("zesDeviceProcessesGetState", handle, byref(count), None):
             return None
-        processes = (_Process * count.value)(*(_made(_Process) for _ in range(count.value)))
+        processes = (_Process * count.value)(
+            *(_new_structure(_Process) for _ in range(count.value))
+        )
         if not self._call("zesDeviceProcessesGetState", handle, byref(count), processes):
             return None
-        return next((int(one.memory) for one in processes if one.pid == pid), None)
+        return next((int(process.memory) for process in processes if process.pid == pid), None)
 
     # ---- calls --------------------------------------------------------------------------------
 
@@ -242,8 +244,8 @@ class LevelZero:
         return function is not None and function(*arguments) == 0
 
     def _ask(self, name: str, handle: Any, kind: type[Structure]) -> Any:
-        found = _made(kind)
-        return found if self._call(name, handle, byref(found)) else None
+        structure = _new_structure(kind)
+        return structure if self._call(name, handle, byref(structure)) else None
 
     def _list(self, name: str, *parent: Any) -> list[Any]:
         count = c_uint32()
@@ -254,21 +256,21 @@ class LevelZero:
             return []
         return [ctypes.c_void_p(handle) for handle in handles[: count.value]]
 
-    def _states(self, enum: str, handle: Any, read: str, kind: type[Structure]) -> Iterator[Any]:
-        found = (self._ask(read, part, kind) for part in self._list(enum, handle))
-        return (state for state in found if state is not None)
+    def _states(self, enum: str, handle: Any, reader: str, kind: type[Structure]) -> Iterator[Any]:
+        states = (self._ask(reader, component, kind) for component in self._list(enum, handle))
+        return (state for state in states if state is not None)
 
-    def _parts(self, enum: str, handle: Any, read: str, stype: int) -> Iterator[tuple[Any, Any]]:
+    def _parts(self, enum: str, handle: Any, reader: str, stype: int) -> Iterator[tuple[Any, Any]]:
         """Yields the parts of the whole device, each with its properties."""
-        for part in self._list(enum, handle):
+        for component in self._list(enum, handle):
             properties = _Part(stype=stype)
-            if self._call(read, part, byref(properties)) and not properties.on_subdevice:
-                yield part, properties
+            if self._call(reader, component, byref(properties)) and not properties.on_subdevice:
+                yield component, properties
 
 
-def _made(kind: type[Structure]) -> Any:
+def _new_structure(kind: type[Structure]) -> Any:
     return kind(stype=_STYPES[kind]) if kind in _STYPES else kind()
 
 
-def _bare(uuid: str) -> str:
+def _bare_uuid(uuid: str) -> str:
     return uuid.lower().replace("-", "")

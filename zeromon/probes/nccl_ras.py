@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from zeromon.ring.codes import operation_named
+from zeromon.ring.codes import operation_by_name
 from zeromon.snapshot import InspectorRow
 
 ADDRESS = "localhost:28028"
@@ -25,7 +25,7 @@ _CONNECT_SECONDS = 1.0
 _ANSWER_SECONDS = 15.0
 """RAS itself gives ranks that do not answer 5 s."""
 _EVERY_NS = 10_000_000_000
-_MOST_BYTES = 1 << 26
+_MAX_ANSWER_BYTES = 1 << 26
 
 
 class Status(msgspec.Struct):
@@ -73,13 +73,13 @@ class Answer:
     communicators: list[Communicator] = field(default_factory=list)
 
 
-def address_of(variables: Mapping[str, str]) -> tuple[str, int]:
+def ras_service_address(variables: Mapping[str, str]) -> tuple[str, int]:
     """Returns host and port of the service; raises ValueError where the variable names none."""
     host, _, port = (variables.get("NCCL_RAS_ADDR") or ADDRESS).rpartition(":")
     return host.strip("[]"), int(port)
 
 
-def ask(host: str, port: int) -> Answer:
+def ask_ras(host: str, port: int) -> Answer:
     """Returns the state of the job; takes seconds."""
     try:
         with socket.create_connection((host, port), _CONNECT_SECONDS) as connection:
@@ -91,8 +91,8 @@ def ask(host: str, port: int) -> Answer:
                     return Answer("NCCL's RAS has no JSON: it is older than 2.28.7")
                 file.write(b"VERBOSE STATUS\n")
                 file.flush()
-                said = _NO_COMMA.sub(rb"\1,\2", file.read(_MOST_BYTES))
-                return Answer("", _DECODER.decode(said).communicators)
+                json_bytes = _NO_COMMA.sub(rb"\1,\2", file.read(_MAX_ANSWER_BYTES))
+                return Answer("", _DECODER.decode(json_bytes).communicators)
     except OSError as error:
         return Answer(f"NCCL's RAS at {host}:{port}: {error.strerror or error}")
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -118,7 +118,7 @@ class RasReader:
             self.answer = Answer("NCCL's RAS is off: NCCL_RAS_ENABLE=0")
             return
         try:
-            host, port = address_of(variables)
+            host, port = ras_service_address(variables)
         except ValueError:
             self.answer = Answer(f"NCCL_RAS_ADDR={variables['NCCL_RAS_ADDR']} is no host:port")
             return
@@ -126,7 +126,7 @@ class RasReader:
         self._thread.start()
 
     def _run(self, host: str, port: int) -> None:
-        self.answer = ask(host, port)
+        self.answer = ask_ras(host, port)
 
     def join(self, seconds: float) -> None:
         """Waits for an open question; for tests."""
@@ -134,18 +134,18 @@ class RasReader:
             self._thread.join(seconds)
 
 
-def is_here(host: str) -> bool:
+def is_local_address(host: str) -> bool:
     """Returns True if *host*, a numeric address, is one of this machine: a socket can be bound to it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as own:
-        own.bind((host.partition("%")[0], 0))
+    with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host.partition("%")[0], 0))
         return True
     return False
 
 
 # ---- reads what NCCL's profiler plugin Inspector writes -----------------------------------------
 
-_MOST_TAIL_BYTES = 1 << 18
+_MAX_TAIL_BYTES = 1 << 18
 """Read at once: some hundred records."""
 _WINDOW = 64
 
@@ -205,7 +205,7 @@ class InspectorReader:
         """Reads the new records and returns the rows, of which no process group is known yet."""
         if self._path is not None:
             try:
-                self._take(self._new_bytes(self._path))
+                self._take(self._read_new_bytes(self._path))
                 self.note = ""
                 if self._bad:
                     self.note = (
@@ -213,41 +213,41 @@ class InspectorReader:
                     )
             except OSError as error:
                 self.note = f"NCCL Inspector is on, but {self._path}: {error.strerror}"
-        return tuple(_row(op, totals) for (_, op), totals in self._totals.items())
+        return tuple(_inspector_row(op, totals) for (_, op), totals in self._totals.items())
 
-    def _new_bytes(self, path: Path) -> bytes:
+    def _read_new_bytes(self, path: Path) -> bytes:
         with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            if end < self._at:  # another file of the same name
+            file_size = file.seek(0, os.SEEK_END)
+            if file_size < self._at:  # another file of the same name
                 self._at, self._rest = 0, b""
-            start = max(self._at, end - _MOST_TAIL_BYTES)
+            start = max(self._at, file_size - _MAX_TAIL_BYTES)
             file.seek(start)
-            content = file.read(end - start)
+            content = file.read(file_size - start)
         if start > self._at:  # within a line
             content, self._rest = content.partition(b"\n")[2], b""
-        self._at = end
+        self._at = file_size
         return content
 
     def _take(self, content: bytes) -> None:
-        *lines, self._rest = (self._rest + content).split(b"\n")
-        for line in lines:
-            if not line.strip():
+        *rows, self._rest = (self._rest + content).split(b"\n")
+        for row in rows:
+            if not row.strip():
                 continue
             try:
-                record = _RECORD.decode(line)
+                record = _RECORD.decode(row)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 self._bad += 1
                 continue
-            one = record.coll_perf
-            if one is not None:
-                key = record.header.id, operation_named(one.coll).label
-                totals = self._totals.setdefault(key, _Totals(record.header, one))
-                totals.newest = one
-                totals.last.append(one)
+            collective = record.coll_perf
+            if collective is not None:
+                key = record.header.id, operation_by_name(collective.coll).label
+                totals = self._totals.setdefault(key, _Totals(record.header, collective))
+                totals.newest = collective
+                totals.last.append(collective)
 
 
-def _row(op: str, totals: _Totals) -> InspectorRow:
-    last, newest, count = totals.last, totals.newest, len(totals.last)
+def _inspector_row(op: str, totals: _Totals) -> InspectorRow:
+    recent, newest_call, count = totals.last, totals.newest, len(totals.last)
     return InspectorRow(
         communicator=totals.header.id,
         group_id="",
@@ -255,10 +255,10 @@ def _row(op: str, totals: _Totals) -> InspectorRow:
         size=totals.header.n_ranks,
         place=totals.header.rank,
         op=op,
-        number=newest.coll_sn,
-        nbytes=newest.coll_msg_size_bytes,
+        number=newest_call.coll_sn,
+        nbytes=newest_call.coll_msg_size_bytes,
         records=count,
-        seconds=sum(one.coll_exec_time_us for one in last) / count / 1e6,
-        busbw_bytes_per_second=sum(one.coll_busbw_gbs for one in last) / count * 1e9,
-        timing=newest.coll_timing_source,
+        seconds=sum(call.coll_exec_time_us for call in recent) / count / 1e6,
+        busbw_bytes_per_second=sum(call.coll_busbw_gbs for call in recent) / count * 1e9,
+        timing=newest_call.coll_timing_source,
     )

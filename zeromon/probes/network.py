@@ -4,22 +4,22 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def network_peak(sysfs: Path = Path("/sys/class")) -> tuple[float | None, str]:
+def network_peak_bandwidth(sysfs: Path = Path("/sys/class")) -> tuple[float | None, str]:
     """Returns the bytes/s of all active adapters in one direction, and their kind; (None, "") else.
 
     Counts InfiniBand and RoCE ports where there are any, else Ethernet devices with hardware: a bridge
     and a loopback have no speed of their own.
     """
-    ports = [rate for folder in sysfs.glob("infiniband/*/ports/*") if (rate := _port(folder))]
+    ports = [rate for folder in sysfs.glob("infiniband/*/ports/*") if (rate := _port_rate(folder))]
     if ports:
         return sum(ports), f"{len(ports)} InfiniBand ports" if len(ports) > 1 else "InfiniBand"
-    cards = [rate for folder in sysfs.glob("net/*") if (rate := _card(folder))]
+    cards = [rate for folder in sysfs.glob("net/*") if (rate := _card_rate(folder))]
     if cards:
         return sum(cards), f"{len(cards)} Ethernet devices" if len(cards) > 1 else "Ethernet"
     return None, ""
 
 
-def _port(folder: Path) -> float:
+def _port_rate(folder: Path) -> float:
     """A port's rate, as in ``400 Gb/sec (4X NDR)``; 0 where the port is down or reports no rate."""
     with suppress(OSError, ValueError, IndexError):
         if "ACTIVE" in (folder / "state").read_text():
@@ -28,7 +28,7 @@ def _port(folder: Path) -> float:
     return 0.0
 
 
-def _card(folder: Path) -> float:
+def _card_rate(folder: Path) -> float:
     """A network device's speed, bytes/s; sysfs has Mbit/s. 0 where the device is down."""
     with suppress(OSError, ValueError):
         if (folder / "device").exists() and (folder / "operstate").read_text().strip() == "up":
@@ -42,19 +42,19 @@ _LOCAL, _STATE, _UID = 1, 3, 7
 """Places of the columns."""
 
 
-def listening_users(port: int, tables: tuple[str, ...] = _TABLES) -> set[int] | None:
+def listening_user_ids(port: int, tables: tuple[str, ...] = _TABLES) -> set[int] | None:
     """Returns the uids that listen on *port*, at any address; None where the kernel does not tell."""
-    found: set[int] = set()
-    told = False
+    uids: set[int] = set()
+    is_known = False
     for table in tables:
         try:
-            lines = Path(table).read_text().splitlines()[1:]
+            rows = Path(table).read_text().splitlines()[1:]
         except OSError:
             continue
-        told = True
-        for line in lines:
-            words = line.split()
-            listens = len(words) > _UID and words[_STATE] == _LISTENS
-            if listens and int(words[_LOCAL].rpartition(":")[2], 16) == port:
-                found.add(int(words[_UID]))
-    return found if told else None
+        is_known = True
+        for row in rows:
+            columns = row.split()
+            listens = len(columns) > _UID and columns[_STATE] == _LISTENS
+            if listens and int(columns[_LOCAL].rpartition(":")[2], 16) == port:
+                uids.add(int(columns[_UID]))
+    return uids if is_known else None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from zeromon.probes.pcie import pcie_peak
+from zeromon.probes.pcie import pcie_peak_bandwidth
 from zeromon.snapshot import Device
 
 _THROTTLE = (
@@ -51,7 +51,7 @@ class Nvml:
             handle = self._call(partial(self._nvml.nvmlDeviceGetHandleByIndex, index))
             uuid = self._call(partial(self._nvml.nvmlDeviceGetUUID, handle))
             if uuid is not None:  # else the device is lost, and the others are not
-                self._handles[bare_uuid(uuid)] = handle
+                self._handles[bare_device_uuid(uuid)] = handle
         self._events = self._call(self._nvml.nvmlEventSetCreate)
         for handle in self._handles.values():
             kind = self._nvml.nvmlEventTypeXidCriticalError
@@ -64,13 +64,16 @@ class Nvml:
             if event is None:
                 return
             uuid = self._call(partial(self._nvml.nvmlDeviceGetUUID, event.device))
-            self._xids[bare_uuid(uuid or "")] = int(event.eventData)
+            self._xids[bare_device_uuid(uuid or "")] = int(event.eventData)
 
-    def _link_rates(self, uuid: str, handle: Any, now_ns: int) -> tuple[float | None, float | None]:
+    def _nvlink_byte_rates(
+        self, uuid: str, handle: Any, now_ns: int
+    ) -> tuple[float | None, float | None]:
         """NVLink bytes/s received and transmitted since the last call, over all links."""
         nvml = self._nvml
         fields = [
-            getattr(nvml, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{way}", None) for way in ("RX", "TX")
+            getattr(nvml, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{side}", None)
+            for side in ("RX", "TX")
         ]
         if None in fields:
             return None, None
@@ -78,14 +81,14 @@ class Nvml:
         if not values or any(value.nvmlReturn != 0 for value in values):
             return None, None
         received, sent = (int(value.value.ullVal) * _KIB for value in values)
-        before = self._links.get(uuid)
+        previous = self._links.get(uuid)
         self._links[uuid] = (now_ns, received, sent)
-        if before is None or now_ns <= before[0]:
+        if previous is None or now_ns <= previous[0]:
             return None, None
-        seconds = (now_ns - before[0]) / 1e9
-        return (received - before[1]) / seconds, (sent - before[2]) / seconds
+        seconds = (now_ns - previous[0]) / 1e9
+        return (received - previous[1]) / seconds, (sent - previous[2]) / seconds
 
-    def _activity(self, uuid: str, handle: Any) -> tuple[float | None, ...]:
+    def _activity_ratios(self, uuid: str, handle: Any) -> tuple[float | None, ...]:
         """Shares of the time since the last call in which SMs, tensor cores and DRAM were in use."""
         nvml, call = self._nvml, self._call
         support = call(lambda: nvml.nvmlGpmQueryDeviceSupport(handle))
@@ -95,24 +98,24 @@ class Nvml:
         if call(lambda: nvml.nvmlGpmSampleGet(handle, sample)) is None:
             call(lambda: nvml.nvmlGpmSampleFree(sample))
             return _NO_ACTIVITY
-        before = self._samples.get(uuid)
+        previous = self._samples.get(uuid)
         self._samples[uuid] = sample
-        if before is None:
+        if previous is None:
             return _NO_ACTIVITY
-        asked = nvml.c_nvmlGpmMetricsGet_t(
+        request = nvml.c_nvmlGpmMetricsGet_t(
             version=nvml.NVML_GPM_METRICS_GET_VERSION,
             numMetrics=len(_ACTIVITY),
-            sample1=before,
+            sample1=previous,
             sample2=sample,
         )
-        for place, name in enumerate(_ACTIVITY):
-            asked.metrics[place].metricId = getattr(nvml, f"NVML_GPM_METRIC_{name}")
-        found = call(lambda: nvml.nvmlGpmMetricsGet(asked))
-        call(lambda: nvml.nvmlGpmSampleFree(before))
-        if found is None:
+        for index, name in enumerate(_ACTIVITY):
+            request.metrics[index].metricId = getattr(nvml, f"NVML_GPM_METRIC_{name}")
+        response = call(lambda: nvml.nvmlGpmMetricsGet(request))
+        call(lambda: nvml.nvmlGpmSampleFree(previous))
+        if response is None:
             return _NO_ACTIVITY
-        metrics = found.metrics[: len(_ACTIVITY)]
-        return tuple(one.value / 100 if one.nvmlReturn == 0 else None for one in metrics)
+        metrics = response.metrics[: len(_ACTIVITY)]
+        return tuple(metric.value / 100 if metric.nvmlReturn == 0 else None for metric in metrics)
 
     def _held(self, handle: Any, pid: int) -> tuple[int | None, int | None]:
         """Returns the bytes that process *pid* holds, and how many processes are listed.
@@ -122,13 +125,13 @@ class Nvml:
         listed = self._call(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
         if listed is None:
             return None, None
-        held = (one.usedGpuMemory for one in listed if pid and one.pid == pid)
-        return next((int(n) for n in held if n is not None), None), len(listed)
+        used_bytes = (process.usedGpuMemory for process in listed if pid and process.pid == pid)
+        return next((int(n) for n in used_bytes if n is not None), None), len(listed)
 
     def read(self, uuid: str, now_ns: int, pid: int = 0) -> Device | None:
         """Returns the figures of the device with *uuid*; None for a device that NVML does not list."""
         self._collect_xids()
-        handle = self._handles.get(bare_uuid(uuid))
+        handle = self._handles.get(bare_device_uuid(uuid))
         if handle is None:
             return None
         nvml, call = self._nvml, self._call
@@ -142,15 +145,15 @@ class Nvml:
         transmit = call(
             lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
         )
-        link_receive, link_transmit = self._link_rates(uuid, handle, now_ns)
-        sm, tensor, dram = self._activity(uuid, handle)
+        link_receive, link_transmit = self._nvlink_byte_rates(uuid, handle, now_ns)
+        sm, tensor, dram = self._activity_ratios(uuid, handle)
         energy = call(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-        own, processes = self._held(handle, pid)
+        own_bytes, processes = self._held(handle, pid)
         return Device(
             name=name.decode() if isinstance(name, bytes) else str(name),
             used_bytes=int(memory.used) if memory else None,
             total_bytes=int(memory.total) if memory else None,
-            own_bytes=own,
+            own_bytes=own_bytes,
             processes=processes,
             utilization_ratio=use.gpu / 100 if use else None,
             sm_active_ratio=sm,
@@ -165,7 +168,7 @@ class Nvml:
             pcie_transmit_bytes_per_second=transmit * _KIB if transmit is not None else None,
             nvlink_receive_bytes_per_second=link_receive,
             nvlink_transmit_bytes_per_second=link_transmit,
-            xid=self._xids.get(bare_uuid(uuid)),
+            xid=self._xids.get(bare_device_uuid(uuid)),
             throttle_reasons=self._throttle(handle),
             ecc_errors=call(
                 lambda: nvml.nvmlDeviceGetTotalEccErrors(
@@ -187,41 +190,42 @@ class Nvml:
 
     def links(self, uuid: str) -> tuple[float | None, str]:
         """Peak bytes/s of the device's links in one direction, and their kind."""
-        handle = self._handles.get(bare_uuid(uuid))
+        handle = self._handles.get(bare_device_uuid(uuid))
         if handle is None:
             return None, ""
         nvml, call = self._nvml, self._call
-        most = getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)
+        max_links = getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)
         active = sum(
-            call(partial(nvml.nvmlDeviceGetNvLinkState, handle, link)) == 1 for link in range(most)
+            call(partial(nvml.nvmlDeviceGetNvLinkState, handle, link)) == 1
+            for link in range(max_links)
         )
         field = getattr(nvml, "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON", None)
         values = call(lambda: nvml.nvmlDeviceGetFieldValues(handle, [field])) if active else None
         if values and values[0].nvmlReturn == 0 and values[0].value.uiVal:
             return active * values[0].value.uiVal * 1e6, f"{active} NVLinks"
-        return self._pcie(handle)
+        return self._pcie_link(handle)
 
     def host_link(self, uuid: str) -> tuple[float | None, str]:
         """Bytes/s between device and host in one direction; unknown without PCIe (Grace Hopper)."""
-        handle = self._handles.get(bare_uuid(uuid))
+        handle = self._handles.get(bare_device_uuid(uuid))
         if handle is None:
             return None, ""
         field = getattr(self._nvml, "NVML_FI_DEV_C2C_LINK_COUNT", None)
         values = self._call(partial(self._nvml.nvmlDeviceGetFieldValues, handle, [field]))
         if field is not None and values and values[0].nvmlReturn == 0 and values[0].value.uiVal:
             return None, ""
-        return self._pcie(handle)
+        return self._pcie_link(handle)
 
-    def _pcie(self, handle: Any) -> tuple[float | None, str]:
+    def _pcie_link(self, handle: Any) -> tuple[float | None, str]:
         generation = self._call(lambda: self._nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
         width = self._call(lambda: self._nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
-        return pcie_peak(generation, width)
+        return pcie_peak_bandwidth(generation, width)
 
     def _throttle(self, handle: Any) -> tuple[str, ...]:
         mask = self._call(lambda: self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
         return tuple(
-            text
-            for name, text in _THROTTLE
+            reason
+            for name, reason in _THROTTLE
             if mask & getattr(self._nvml, f"nvmlClocksThrottleReason{name}", 0)
         )
 
@@ -233,7 +237,7 @@ class Nvml:
             return None
 
 
-def bare_uuid(uuid: str | bytes) -> str:
+def bare_device_uuid(uuid: str | bytes) -> str:
     """Returns *uuid* in lower case without NVML's prefix ``GPU-`` or ``MIG-``, as torch has it."""
-    text = uuid.decode() if isinstance(uuid, bytes) else uuid
-    return re.sub(r"^(GPU|MIG)-", "", text).lower()
+    decoded = uuid.decode() if isinstance(uuid, bytes) else uuid
+    return re.sub(r"^(GPU|MIG)-", "", decoded).lower()

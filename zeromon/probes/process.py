@@ -17,15 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from zeromon.errors import SourceError
-from zeromon.probes.cgroups import PROC, lines_of, text_of
+from zeromon.probes.cgroups import PROC, read_small_file, read_word_lines
 from zeromon.ring.files import replace_file
 from zeromon.snapshot import Halt, WorkerMemory
 from zeromon.units import printable
 
-MOST_BYTES = 64 << 10
+MAX_OUTPUT_BYTES = 64 << 10
 
 
-def output_of(pid: int) -> tuple[str, tuple[str, ...]]:
+def read_output_tail(pid: int) -> tuple[str, tuple[str, ...]]:
     """Returns the file and the last lines of the standard output of *pid*, a process of this user here.
 
     Raises :class:`SourceError` where it is a terminal or a pipe, which keep nothing, or another user's.
@@ -35,22 +35,22 @@ def output_of(pid: int) -> tuple[str, tuple[str, ...]]:
         path = str(link.readlink())
         if not stat.S_ISREG(link.stat().st_mode):
             raise SourceError(
-                f"the output of process {pid} goes to a {_kind(path)}, which keeps nothing",
+                f"the output of process {pid} goes to a {_output_kind(path)}, which keeps nothing",
                 "It can be read where it goes to a file: torchrun ... > train.log, or Slurm's file.",
             )
         with link.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - MOST_BYTES))
-            text = file.read(MOST_BYTES).decode(errors="replace")
+            file.seek(max(0, size - MAX_OUTPUT_BYTES))
+            output = file.read(MAX_OUTPUT_BYTES).decode(errors="replace")
     except OSError as error:
         raise SourceError(
             f"the output of process {pid} cannot be read: {error.strerror}"
         ) from error
-    lines = text.splitlines()
-    return printable(path), tuple(lines[1:] if size > MOST_BYTES else lines)
+    output_lines = output.splitlines()
+    return printable(path), tuple(output_lines[1:] if size > MAX_OUTPUT_BYTES else output_lines)
 
 
-def _kind(path: str) -> str:
+def _output_kind(path: str) -> str:
     if path.startswith("pipe:"):
         return "pipe"
     return "terminal" if path.startswith(("/dev/pts", "/dev/tty")) else "device"
@@ -76,9 +76,9 @@ class ProcessWatch:
         self._fd = -1
         self._status: int | None = None
         self.ended_ns = 0
-        """When the process ended, CLOCK_MONOTONIC; 0 without :meth:`note_end`."""
-        self._born = start_ticks(pid)
-        if born_before_ns is not None and started_after(pid, born_before_ns):
+        """When the process ended, CLOCK_MONOTONIC; 0 without :meth:`note_end_time`."""
+        self._born = process_start_ticks(pid)
+        if born_before_ns is not None and was_started_after(pid, born_before_ns):
             self._born = None
         if self._born is not None:
             # some builds of Python lack it, and some sandboxes refuse it: alive() then reads /proc
@@ -90,7 +90,7 @@ class ProcessWatch:
         if self._born is None:
             return False
         if self._fd < 0:
-            return start_ticks(self.pid) == self._born
+            return process_start_ticks(self.pid) == self._born
         return not self._ends_within(0)
 
     def _ends_within(self, milliseconds: int | None) -> bool:
@@ -98,7 +98,7 @@ class ProcessWatch:
         poll.register(self._fd, select.POLLIN)
         return bool(poll.poll(milliseconds))
 
-    def note_end(self) -> None:
+    def note_end_time(self) -> None:
         """Notes the moment of the end, from a thread that waits for it, where the kernel has pidfds."""
         if self._fd >= 0:
             threading.Thread(target=self._wait, daemon=True, name="zeromon-end").start()
@@ -127,41 +127,43 @@ class ProcessWatch:
     __del__ = _close
 
 
-def start_ticks(pid: int) -> int | None:
+def process_start_ticks(pid: int) -> int | None:
     """Returns when *pid* started, in clock ticks since boot; None when it does not run."""
     try:
-        fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        fields = read_small_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def children_of(pid: int, proc: Path = PROC) -> set[int]:
+def child_process_ids(pid: int, proc: Path = PROC) -> set[int]:
     """Returns the processes that *pid* has started."""
     files = (proc / str(pid) / "task").glob("*/children")
-    return {int(word) for file in files for words in lines_of(file) for word in words}
+    return {
+        int(pid_text) for file in files for fields in read_word_lines(file) for pid_text in fields
+    }
 
 
-def halt_of(pid: int) -> Halt:
+def main_thread_halt(pid: int) -> Halt:
     """Returns whether a signal or a debugger has stopped the main thread of *pid*."""
-    return {"T": Halt.SUSPENDED, "t": Halt.TRACED}.get(state_of(pid), Halt.NONE)
+    return {"T": Halt.SUSPENDED, "t": Halt.TRACED}.get(process_state_letter(pid), Halt.NONE)
 
 
-def state_of(pid: int, proc: Path = PROC) -> str:
+def process_state_letter(pid: int, proc: Path = PROC) -> str:
     """Returns the letter of the state of *pid*; "" where there is no such process."""
     with suppress(OSError, IndexError):
-        return text_of(proc / str(pid) / "stat").rpartition(")")[2].split()[0]
+        return read_small_file(proc / str(pid) / "stat").rpartition(")")[2].split()[0]
     return ""
 
 
-def started_after(pid: int, mono_ns: int) -> bool:
+def was_started_after(pid: int, mono_ns: int) -> bool:
     """Returns True if *pid* was started after *mono_ns*, so that it is another process."""
-    ticks = start_ticks(pid)
+    ticks = process_start_ticks(pid)
     # ticks include suspends, CLOCK_MONOTONIC does not: only a clear difference counts
     return ticks is None or ticks / _TICKS * 1e9 > mono_ns + 2e9
 
 
-def describe_status(status: int) -> str:
+def describe_wait_status(status: int) -> str:
     """Returns the wait status as text: ``finished``, ``exit code 1``, ``SIGKILL``."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
@@ -176,14 +178,14 @@ _PATIENCE_SECONDS = 10.0
 _FRAME = re.compile(r"^    (.+) \((.+):(\d+)\)$", re.MULTILINE)
 
 
-def py_spy() -> str | None:
+def find_py_spy() -> str | None:
     """The path of py-spy: on PATH, or beside the Python that runs zeromon."""
     return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
 
 
-def stack_of(pid: int, *options: str) -> str:
+def python_stack_text(pid: int, *options: str) -> str:
     """The Python stacks of a process, or why they are unavailable."""
-    spy = py_spy()
+    spy = find_py_spy()
     if spy is None:
         return "py-spy is not installed: pip install py-spy"
     try:
@@ -201,31 +203,33 @@ def stack_of(pid: int, *options: str) -> str:
     return done.stdout.strip()
 
 
-def main_frames(pid: int) -> tuple[str, ...]:
+def main_thread_frames(pid: int) -> tuple[str, ...]:
     """``train.py:21 in main``: the frames of a process's main thread, the innermost last.
 
     The process is not stopped meanwhile. () where the stack cannot be read.
     """
-    _, found, text = stack_of(pid, "--nonblocking", "--full-filenames").partition('"MainThread"')
-    frames = _FRAME.findall(text.partition("\nThread ")[0]) if found else []
-    return tuple(f"{file}:{line} in {function}" for function, file, line in reversed(frames))
+    _, marker, dump = python_stack_text(pid, "--nonblocking", "--full-filenames").partition(
+        '"MainThread"'
+    )
+    frames = _FRAME.findall(dump.partition("\nThread ")[0]) if marker else []
+    return tuple(f"{file}:{number} in {function}" for function, file, number in reversed(frames))
 
 
-FILES = "task.*.json"
+TASKS = "task.*.json"
 
 
-def announce(folder: Path) -> bool:
+def announce_task(folder: Path) -> bool:
     """Writes the file of this process, which becomes the task; returns whether it is the first alive."""
-    began = time.monotonic_ns()
-    facts = {"pid": os.getpid(), "mono_ns": began}
+    started_ns = time.monotonic_ns()
+    facts = {"pid": os.getpid(), "mono_ns": started_ns}
     replace_file(folder / f"task.{os.getpid()}.json", json.dumps(facts))
-    others = (known for path in folder.glob(FILES) if (known := _read(path)) is not None)
+    tasks = (task for path in folder.glob(TASKS) if (task := _read_task(path)) is not None)
     return not any(
-        born < began and ProcessWatch(pid, born).alive() for pid, born in others
+        born < started_ns and ProcessWatch(pid, born).alive() for pid, born in tasks
     )  # the file of this process is not older than itself
 
 
-def withdraw(folder: Path) -> None:
+def withdraw_task(folder: Path) -> None:
     """Removes the file of this process."""
     (folder / f"task.{os.getpid()}.json").unlink(missing_ok=True)
 
@@ -245,16 +249,16 @@ class TaskWatch:
 
     def alive(self) -> bool:
         """Returns True if a task lives; looks for new ones first."""
-        for path in self._folder.glob(FILES):
-            if path.name not in self._known and (found := _read(path)) is not None:
-                self._known[path.name] = ProcessWatch(*found)
+        for path in self._folder.glob(TASKS):
+            if path.name not in self._known and (task := _read_task(path)) is not None:
+                self._known[path.name] = ProcessWatch(*task)
         for name, process in self._known.items():
             if process is not None and not process.alive():
                 self._known[name] = None
         return any(process is not None for process in self._known.values())
 
 
-def _read(path: Path) -> tuple[int, int] | None:
+def _read_task(path: Path) -> tuple[int, int] | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         facts = json.loads(path.read_text())
         return int(facts["pid"]), int(facts["mono_ns"])
@@ -284,13 +288,15 @@ class WorkersReader:
         """Returns what they hold, by the reading of the last seconds; None without a worker."""
         if now_ns >= self._next_ns:
             self._next_ns = now_ns + _EVERY_NS
-            now = self._read(step)
-            if now is not None or now_ns > self._seen_ns + _KEPT_NS:
-                self._last, self._seen_ns = now, now_ns
+            memory = self._read(step)
+            if memory is not None or now_ns > self._seen_ns + _KEPT_NS:
+                self._last, self._seen_ns = memory, now_ns
         return self._last
 
     def _read(self, step: int) -> WorkerMemory | None:
-        sizes = {pid: nbytes for pid in self._workers() if (nbytes := self._pss(pid)) is not None}
+        sizes = {
+            pid: nbytes for pid in self._workers() if (nbytes := self._pss_bytes(pid)) is not None
+        }
         if not sizes:
             return None
         total = sum(sizes.values())
@@ -298,32 +304,32 @@ class WorkersReader:
             self._pids, self._first = frozenset(sizes), None
         elif self._first is None:
             self._first = step, total
-        began, before = self._first or (step, total)
+        step0, bytes0 = self._first or (step, total)
         return WorkerMemory(
             count=len(sizes),
             nbytes=total,
-            grown_bytes=total - before,
-            growth_bytes_per_step=(total - before) / (step - began) if step > began else None,
-            forked=not any(self._is_spawned(pid) for pid in sizes),
+            grown_bytes=total - bytes0,
+            growth_bytes_per_step=(total - bytes0) / (step - step0) if step > step0 else None,
+            forked=not any(self._is_spawned_worker(pid) for pid in sizes),
         )
 
     def _workers(self) -> list[int]:
-        pids = children_of(self._pid, self._proc)
+        pids = child_process_ids(self._pid, self._proc)
         return [pid for pid in pids if self._text(pid, "comm").strip() == _NAME]
 
-    def _is_spawned(self, pid: int) -> bool:
+    def _is_spawned_worker(self, pid: int) -> bool:
         return "multiprocessing" in self._text(pid, "cmdline")
 
-    def _pss(self, pid: int) -> int | None:
+    def _pss_bytes(self, pid: int) -> int | None:
         """A page that several processes share counts in equal parts in each of them."""
-        for words in lines_of(self._proc / str(pid) / "smaps_rollup"):
-            if words[0] == "Pss:":
-                return int(words[1]) * 1024
+        for fields in read_word_lines(self._proc / str(pid) / "smaps_rollup"):
+            if fields[0] == "Pss:":
+                return int(fields[1]) * 1024
         return None
 
     def _text(self, pid: int, name: str) -> str:
         with suppress(OSError):
-            return text_of(self._proc / str(pid) / name)
+            return read_small_file(self._proc / str(pid) / name)
         return ""
 
 
@@ -349,7 +355,7 @@ class Revision:
         self._until = 0.0
         self._text: str | None = None
         with suppress(OSError, ValueError):
-            self._text = _valid(self._file.read_text())
+            self._text = _valid_commit(self._file.read_text())
 
     def of(self, folder: str) -> str:
         """Returns ``COMMIT`` or ``COMMIT-dirty`` of *folder*; "" while unknown, and without git."""
@@ -375,12 +381,12 @@ class Revision:
         elif self._git.poll() is not None:
             assert self._git.stdout is not None
             with self._git.stdout as output:  # one line, which a pipe holds
-                self._text = _valid(output.read().decode(errors="replace"))
+                self._text = _valid_commit(output.read().decode(errors="replace"))
             with suppress(OSError):
                 replace_file(self._file, self._text)
         elif time.monotonic() > self._until:
             self._git.kill()
 
 
-def _valid(text: str) -> str:
-    return text.strip() if _COMMIT.fullmatch(text.strip()) else ""
+def _valid_commit(commit: str) -> str:
+    return commit.strip() if _COMMIT.fullmatch(commit.strip()) else ""

@@ -7,7 +7,7 @@ from zeromon.levels import DEVICE_BOUND, HOST_BOUND
 from zeromon.ring.codes import ENQUEUED
 from zeromon.ring.events import Phase
 from zeromon.snapshot import LoadingRow, RankSnapshot, StepSummary, WorkerMemory
-from zeromon.snapshot.step import settled
+from zeromon.snapshot.step import settled_steps
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 WINDOW = 20
@@ -20,16 +20,16 @@ PARTS = (
 """The parts of a step, in the order of every bar, legend and list; ``exposed`` is communication."""
 
 _USUAL = {"forward", "backward", "optimizer", "exposed", "data_wait", "other"}
-USUAL = tuple(part for part in PARTS if part in _USUAL)
+USUAL = tuple(label for label in PARTS if label in _USUAL)
 """The parts that a view names even where they are zero: most training loops have them."""
 
-PHASES = tuple(part for part in PARTS if part != "exposed")
+PHASES = tuple(label for label in PARTS if label != "exposed")
 """The phases, in the same order."""
 
 RECORDED = tuple(phase.label for phase in Phase)
 """The phases in the order of ``StepSummary.phase_ns``, which is that of the ring's records."""
 
-PART_NAMES = {part: part.replace("_", " ") for part in PARTS} | {
+PART_NAMES = {label: label.replace("_", " ") for label in PARTS} | {
     "cpu_optimizer": "CPU optimizer", "exposed": "exposed communication",
     "hidden": "hidden communication", "compile": "compilation", "other": "own code",
 }  # fmt: skip
@@ -42,14 +42,14 @@ def step_parts(step: StepSummary) -> dict[str, int]:
 
     Exposed communication stands apart only where it was timed by phase; elsewhere it is in its phase.
     """
-    parts = dict.fromkeys(PARTS, 0)
-    parts.update(zip(RECORDED, step.phase_ns, strict=False))
+    durations = dict.fromkeys(PARTS, 0)
+    durations.update(zip(RECORDED, step.phase_ns, strict=False))
     if step.phase_exposed_ns and step.timed:
         for label, exposed in zip(RECORDED, step.phase_exposed_ns, strict=False):
-            waits = min(parts[label], exposed)
-            parts[label] -= waits
-            parts["exposed"] += waits
-    return parts
+            waits = min(durations[label], exposed)
+            durations[label] -= waits
+            durations["exposed"] += waits
+    return durations
 
 
 def rank_parts(rank: RankSnapshot) -> dict[str, float]:
@@ -57,30 +57,30 @@ def rank_parts(rank: RankSnapshot) -> dict[str, float]:
 
     Empty before the first step.
     """
-    recent = settled(rank.recent[-WINDOW:])
-    return _mean_parts(_timed(recent) or recent)
+    recent = settled_steps(rank.recent[-WINDOW:])
+    return _mean_part_seconds(_timed_steps(recent) or recent)
 
 
 def own_seconds(recent: Sequence[StepSummary]) -> Mapping[str, float]:
     """Phase -> seconds a step without waiting for communication; empty where none was timed by phase."""
-    parts = _mean_parts(_timed(settled(recent[-WINDOW:])))
-    return {part: seconds for part, seconds in parts.items() if part != "exposed"}
+    averages = _mean_part_seconds(_timed_steps(settled_steps(recent[-WINDOW:])))
+    return {label: seconds for label, seconds in averages.items() if label != "exposed"}
 
 
 def exposed_is_known(rank: RankSnapshot) -> bool:
     """Returns whether one of the last steps was timed by phase."""
-    return bool(_timed(settled(rank.recent[-WINDOW:])))
+    return bool(_timed_steps(settled_steps(rank.recent[-WINDOW:])))
 
 
-def _timed(steps: Iterable[StepSummary]) -> list[StepSummary]:
+def _timed_steps(steps: Iterable[StepSummary]) -> list[StepSummary]:
     return [step for step in steps if step.timed and step.phase_exposed_ns]
 
 
-def _mean_parts(steps: Sequence[StepSummary]) -> dict[str, float]:
+def _mean_part_seconds(steps: Sequence[StepSummary]) -> dict[str, float]:
     if not steps:
         return {}
-    each = [step_parts(step) for step in steps]
-    return {part: sum(parts[part] for parts in each) / len(steps) / 1e9 for part in PARTS}
+    splits = [step_parts(step) for step in steps]
+    return {label: sum(split[label] for split in splits) / len(steps) / 1e9 for label in PARTS}
 
 
 # ---- whether a device or the host that enqueues its kernels sets the pace of training -----------
@@ -105,7 +105,9 @@ class Pace(NamedTuple):
 
 def pace(rank: RankSnapshot) -> Pace | None:
     """The pace of the last steps; None where no phase was timed on a device."""
-    steps = [step for step in settled(rank.recent[-WINDOW:]) if step.launch_ns and not step.idle]
+    steps = [
+        step for step in settled_steps(rank.recent[-WINDOW:]) if step.launch_ns and not step.idle
+    ]
     compute = sum(step.phase_ns[phase] for step in steps for phase in ENQUEUED)
     if not compute:
         return None
@@ -128,17 +130,17 @@ def launch_text(launch_seconds: dict[str, float]) -> str:
 
 def pace_text(rank: RankSnapshot) -> str:
     """Who sets the pace of a rank; "" where no phase was timed on a device."""
-    known = pace(rank)
-    if known is None:
+    measured = pace(rank)
+    if measured is None:
         return ""
-    starved, launches = human_ratio(known.starved_ratio), launch_text(known.launch_seconds)
-    if known.starved_ratio <= DEVICE_BOUND:
+    starved, launches = human_ratio(measured.starved_ratio), launch_text(measured.launch_seconds)
+    if measured.starved_ratio <= DEVICE_BOUND:
         return (
             f"device-bound: kernels were queued at the end of its phases; the host takes {launches}"
         )
-    word = "launch-bound" if known.starved_ratio >= HOST_BOUND else "partly launch-bound"
+    kind = "launch-bound" if measured.starved_ratio >= HOST_BOUND else "partly launch-bound"
     return (
-        f"{word}: the device waited for the host in {starved} of its phases ({launches} to enqueue)"
+        f"{kind}: the device waited for the host in {starved} of its phases ({launches} to enqueue)"
     )
 
 
@@ -146,37 +148,37 @@ def pace_text(rank: RankSnapshot) -> str:
 
 _FROM_STORAGE = 0.1
 """From this share on, what a loader reads comes from storage, and not from the page cache."""
-_LEAST_READ = 1 << 20
+_MIN_READ = 1 << 20
 
 
-def parts(made: LoadingRow) -> dict[str, float]:
+def load_parts(row: LoadingRow) -> dict[str, float]:
     """Seconds by part, the longest first; they sum to the time in which batches were made."""
-    rest = max(0.0, made.fetch_seconds - made.collate_seconds - (made.transform_seconds or 0.0))
-    found = {"collate": made.collate_seconds}
-    if made.transform_seconds is None:
-        found["read and transform"] = rest
+    reading = max(0.0, row.fetch_seconds - row.collate_seconds - (row.transform_seconds or 0.0))
+    durations = {"collate": row.collate_seconds}
+    if row.transform_seconds is None:
+        durations["read and transform"] = reading
     else:
-        found |= {"read": rest, "transform": made.transform_seconds}
-    return dict(sorted(found.items(), key=lambda part: -part[1]))
+        durations |= {"read": reading, "transform": row.transform_seconds}
+    return dict(sorted(durations.items(), key=lambda item: -item[1]))
 
 
-def from_disk(made: LoadingRow) -> float | None:
+def from_disk(row: LoadingRow) -> float | None:
     """The share of what was read that came from disks; None where next to nothing was read."""
-    return made.disk_bytes / _read(made) if _read(made) >= _LEAST_READ else None
+    return row.disk_bytes / _read(row) if _read(row) >= _MIN_READ else None
 
 
-def from_nfs(made: LoadingRow) -> float:
+def from_nfs(row: LoadingRow) -> float:
     """The largest share of it that NFS servers can have sent: other programs read there, too."""
-    return min(1.0, made.nfs_bytes / _read(made)) if _read(made) >= _LEAST_READ else 0.0
+    return min(1.0, row.nfs_bytes / _read(row)) if _read(row) >= _MIN_READ else 0.0
 
 
-def _read(made: LoadingRow) -> int:
-    return max(made.read_bytes, made.disk_bytes)
+def _read(row: LoadingRow) -> int:
+    return max(row.read_bytes, row.disk_bytes)
 
 
-def from_storage(made: LoadingRow) -> float | None:
+def from_storage(row: LoadingRow) -> float | None:
     """The share from a disk or a server, where it is enough to matter; None: from the page cache."""
-    share = max(from_disk(made) or 0.0, from_nfs(made))
+    share = max(from_disk(row) or 0.0, from_nfs(row))
     return share if share >= _FROM_STORAGE else None
 
 
@@ -187,16 +189,14 @@ def workers_text(workers: WorkerMemory | None) -> str:
 
 def loading_text(rank: RankSnapshot) -> str:
     """``batches: 512, 21 ms each: read and transform 81 %, collate 19 %``; "" where unknown."""
-    made = rank.loading
-    if made is None or made.fetch_seconds <= 0:
+    row = rank.loading
+    if row is None or row.fetch_seconds <= 0:
         return ""
-    shares = (f"{name} {human_ratio(s / made.fetch_seconds)}" for name, s in parts(made).items())
-    text = (
-        f"batches: {human_count(made.batches)}, {human_seconds(made.fetch_seconds / made.batches)}"
-    )
-    text += f" to make each: {', '.join(shares)}"
-    disk = from_disk(made)
+    shares = (f"{name} {human_ratio(s / row.fetch_seconds)}" for name, s in load_parts(row).items())
+    note = f"batches: {human_count(row.batches)}, {human_seconds(row.fetch_seconds / row.batches)}"
+    note += f" to make each: {', '.join(shares)}"
+    disk = from_disk(row)
     if disk is None:
-        return text
-    text += f"; {human_ratio(disk)} of {human_bytes(_read(made))} that were sampled came from disks"
-    return f"{text}, at most {human_ratio(from_nfs(made))} from NFS" if made.nfs_bytes else text
+        return note
+    note += f"; {human_ratio(disk)} of {human_bytes(_read(row))} that were sampled came from disks"
+    return f"{note}, at most {human_ratio(from_nfs(row))} from NFS" if row.nfs_bytes else note

@@ -138,7 +138,7 @@ def charts_of(ranks: Sequence[RankSnapshot]) -> tuple[ChartSpec, ...]:
     return tuple(spec for spec in CHARTS if spec.applies(ranks))
 
 
-def names(*, overview: bool = False) -> tuple[str, ...]:
+def list_names(*, overview: bool = False) -> tuple[str, ...]:
     """The names of all charts, or of those on the terminal's overview; one place on a page for each."""
     return tuple(dict.fromkeys(spec.name for spec in CHARTS if spec.overview or not overview))
 
@@ -146,8 +146,8 @@ def names(*, overview: bool = False) -> tuple[str, ...]:
 def limit_of(spec: ChartSpec, ranks: Sequence[RankSnapshot]) -> Limit | None:
     """The limit that the most endangered of *ranks* has; None for a chart without one."""
     pairs = [(rank, risk) for rank in ranks for risk in rank.risks if risk.pool == spec.pool]
-    worst = max(pairs, key=lambda pair: pair[1].ratio, default=None) if spec.pool else None
-    return Limit(*worst) if worst is not None else None
+    nearest = max(pairs, key=lambda pair: pair[1].ratio, default=None) if spec.pool else None
+    return Limit(*nearest) if nearest is not None else None
 
 
 def forecasts_of(limit: Limit | None) -> tuple[Forecast, ...]:
@@ -155,7 +155,7 @@ def forecasts_of(limit: Limit | None) -> tuple[Forecast, ...]:
     if limit is None or limit.risk.steps_left is None:
         return ()
     risk = limit.risk
-    ends = (
+    outcomes = (
         ("forecast", risk.steps_left),
         ("soonest", risk.steps_soonest),
         ("latest", risk.steps_latest),
@@ -164,7 +164,7 @@ def forecasts_of(limit: Limit | None) -> tuple[Forecast, ...]:
         Forecast(
             name, steps, risk.used_bytes, risk.capacity_bytes, risk.growth_bytes_per_step or 0.0
         )
-        for name, steps in ends
+        for name, steps in outcomes
         if steps is not None
     )
 
@@ -172,22 +172,22 @@ def forecasts_of(limit: Limit | None) -> tuple[Forecast, ...]:
 # ---- the charts -----------------------------------------------------------------------------------
 
 
-def _bytes(name: str) -> Read:
-    read = attrgetter(name)
-    return lambda step: nbytes if (nbytes := read(step)) >= 0 else None
+def _bytes_of(name: str) -> Read:
+    getter = attrgetter(name)
+    return lambda step: nbytes if (nbytes := getter(step)) >= 0 else None
 
 
 def _per_second(name: str) -> Read:
-    read = attrgetter(name)
+    getter = attrgetter(name)
 
-    def rate(step: Step) -> float | None:
-        count = read(step)
+    def rate_of(step: Step) -> float | None:
+        count = getter(step)
         return None if count is None or count < 0 or step.seconds <= 0 else count / step.seconds
 
-    return rate
+    return rate_of
 
 
-def _exposed(step: Step) -> float | None:
+def _exposed_time(step: Step) -> float | None:
     """None for a step whose communication was not timed."""
     return step.exposed_ns / 1e9 if step.timed else None
 
@@ -210,7 +210,7 @@ def _counts_samples(ranks: Sequence[RankSnapshot]) -> bool:
     return any(rank.batches is not None for rank in ranks) and not _counts_tokens(ranks)
 
 
-def _knows(scalar: Scalar) -> Callable[[Sequence[RankSnapshot]], bool]:
+def _knows_scalar(scalar: Scalar) -> Callable[[Sequence[RankSnapshot]], bool]:
     """Returns a test whether any rank knows *scalar*: without a logger no place is taken for it."""
     return lambda ranks: any(row.name == scalar.label for rank in ranks for row in rank.scalars)
 
@@ -218,20 +218,20 @@ def _knows(scalar: Scalar) -> Callable[[Sequence[RankSnapshot]], bool]:
 CHARTS: tuple[ChartSpec, ...] = (
     ChartSpec(name="step-time", title="step time", unit=figures.SECONDS, read=attrgetter("seconds")),
     ChartSpec(name="memory", title="device memory", quantity="reserved", unit=figures.BYTES,
-              read=_bytes("reserved_bytes"), beside=(("allocated", _bytes("allocated_bytes")),),
+              read=_bytes_of("reserved_bytes"), beside=(("allocated", _bytes_of("allocated_bytes")),),
               pool=Pool.DEVICE, overview=True, applies=_has_device),
-    ChartSpec(name="memory", title="host memory (RSS)", unit=figures.BYTES, read=_bytes("rss_bytes"),
+    ChartSpec(name="memory", title="host memory (RSS)", unit=figures.BYTES, read=_bytes_of("rss_bytes"),
               pool=Pool.HOST, shared=True, overview=True, applies=lambda ranks: not _has_device(ranks)),
-    ChartSpec(name="exposed", title="exposed communication", unit=figures.SECONDS, read=_exposed,
+    ChartSpec(name="exposed", title="exposed communication", unit=figures.SECONDS, read=_exposed_time,
               share=_exposed_share, overview=True),
     ChartSpec(name="throughput", title="tokens/s of a rank", unit=figures.COUNT,
               read=_per_second("tokens"), applies=_counts_tokens),
     ChartSpec(name="throughput", title="samples/s of a rank", unit=figures.COUNT,
               read=_per_second("samples"), applies=_counts_samples),
     ChartSpec(name="loss", title="loss", unit=figures.NUMBER, read=attrgetter("loss"),
-              applies=_knows(Scalar.LOSS)),
+              applies=_knows_scalar(Scalar.LOSS)),
     ChartSpec(name="grad-norm", title="gradient norm", unit=figures.NUMBER, read=attrgetter("grad_norm"),
-              applies=_knows(Scalar.GRAD_NORM)),
+              applies=_knows_scalar(Scalar.GRAD_NORM)),
 )  # fmt: skip
 """Every chart, in the order in which views show them."""
 
@@ -253,22 +253,22 @@ class RoleBands:
     """Role -> bytes at each of *steps*; last :data:`EVERYTHING_ELSE`, which no role accounts for."""
 
 
-def role_bands(moments: Iterable[RunSnapshot], number: int) -> RoleBands | None:
-    """The roles of rank *number* at *moments*, in their order; None where none has a memory census."""
-    found = {
+def role_bands(snapshots: Iterable[RunSnapshot], number: int) -> RoleBands | None:
+    """The roles of rank *number* at *snapshots*, in their order; None where none has a memory census."""
+    by_step = {
         rank.step: rank
-        for run in moments
+        for run in snapshots
         for rank in run.ranks
         if rank.rank == number and rank.roles and figures.held_bytes(rank) is not None
     }
-    if not found:
+    if not by_step:
         return None
-    on_device = any(rank.memory is not None for rank in found.values())
-    ranks = [rank for rank in found.values() if (rank.memory is not None) == on_device]
-    by_role = [_by_role(rank) for rank in ranks]
+    on_device = any(rank.memory is not None for rank in by_step.values())
+    ranks = [rank for rank in by_step.values() if (rank.memory is not None) == on_device]
+    by_role = [_bytes_by_role(rank) for rank in ranks]
     names = dict.fromkeys(name for row in by_role for name, nbytes in row.items() if nbytes)
     bands = {name: tuple(row.get(name, 0) for row in by_role) for name in names}
-    rest = (
+    remainders = (
         (figures.held_bytes(rank) or 0) - sum(row.values())
         for rank, row in zip(ranks, by_role, strict=True)
     )
@@ -276,11 +276,11 @@ def role_bands(moments: Iterable[RunSnapshot], number: int) -> RoleBands | None:
         rank=number,
         place="device" if on_device else "host",
         steps=tuple(rank.step for rank in ranks),
-        bands=bands | {EVERYTHING_ELSE: tuple(max(0, nbytes) for nbytes in rest)},
+        bands=bands | {EVERYTHING_ELSE: tuple(max(0, nbytes) for nbytes in remainders)},
     )
 
 
-def _by_role(rank: RankSnapshot) -> dict[str, int]:
+def _bytes_by_role(rank: RankSnapshot) -> dict[str, int]:
     on_device = rank.memory is not None
     return {
         row.role.replace("_", " "): row.device_bytes if on_device else row.host_bytes

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from zeromon.levels import UNTIMED
 from zeromon.ring.events import StageAction
-from zeromon.ring.strategy import MODEL_PARALLEL, Dim, dim_of
+from zeromon.ring.strategy import MODEL_PARALLEL, Dim, dim_by_name
 from zeromon.snapshot import (
     CollectiveRow,
     CollectiveStatsRow,
@@ -31,7 +31,7 @@ class DimensionRow:
 
 def by_dimension(rank: RankSnapshot) -> tuple[DimensionRow, ...]:
     """The dimensions in which *rank* communicates, the most exposed first, unknown ones before."""
-    rows = [_row(rank, one) for one in rank.dimensions if one.used and _says_something(rank, one)]
+    rows = [_dim_row(rank, d) for d in rank.dimensions if d.used and _says_something(rank, d)]
     return tuple(
         sorted(rows, key=lambda r: (r.exposed_seconds is not None, -(r.exposed_seconds or 0.0)))
     )
@@ -39,10 +39,10 @@ def by_dimension(rank: RankSnapshot) -> tuple[DimensionRow, ...]:
 
 def _says_something(rank: RankSnapshot, dimension: Dimension) -> bool:
     """Returns whether it has collectives, or splits the model, so that some must be there."""
-    return sum(_counts(rank, dimension.name)) > 0 or dim_of(dimension.name) in MODEL_PARALLEL
+    return sum(_calls_of(rank, dimension.name)) > 0 or dim_by_name(dimension.name) in MODEL_PARALLEL
 
 
-def _row(rank: RankSnapshot, dimension: Dimension) -> DimensionRow:
+def _dim_row(rank: RankSnapshot, dimension: Dimension) -> DimensionRow:
     traffic = of_dimension(rank, dimension.name)
     timed = is_timed(rank, dimension.name)
     return DimensionRow(
@@ -61,45 +61,45 @@ def of_dimension(rank: RankSnapshot, name: str) -> list[CollectiveStatsRow]:
 
 def is_timed(rank: RankSnapshot, name: str) -> bool:
     """Returns whether the dimension has collectives, and nearly all are timed or of control steps."""
-    timed, untimed = _counts(rank, name)
+    timed, untimed = _calls_of(rank, name)
     return timed > 0 and untimed <= UNTIMED * (timed + untimed)
 
 
-_MOST_IN_CONTROL_STEPS = 0.25
+_MAX_CONTROL_SHARE = 0.25
 """At most every eighth step is a control step: where more is not timed, no hook sees it."""
 
 
-def _counts(rank: RankSnapshot, name: str) -> tuple[int, int]:
+def _calls_of(rank: RankSnapshot, name: str) -> tuple[int, int]:
     """The collectives of the dimension: those that hooks time, and the others."""
     rows = [row for row in rank.collectives if row.dim == name]
     groups = {row.label for row in rank.groups if row.dim == name}
-    untimed = sum(rank.unattributed.get(label, 0) for label in groups) + sum(map(_missed, rows))
-    return sum(row.count - _missed(row) for row in rows), untimed
+    untimed = sum(rank.unattributed.get(label, 0) for label in groups) + sum(map(_missed_in, rows))
+    return sum(row.count - _missed_in(row) for row in rows), untimed
 
 
-def _missed(row: CollectiveRow) -> int:
+def _missed_in(row: CollectiveRow) -> int:
     if not row.seconds:
         return row.count
     missing = row.count - row.timed
     is_ddp = not row.timed  # its reducer times a backward as a whole
-    return 0 if is_ddp or missing <= _MOST_IN_CONTROL_STEPS * row.count else missing
+    return 0 if is_ddp or missing <= _MAX_CONTROL_SHARE * row.count else missing
 
 
 def mean_busbw(rows: Iterable[CollectiveStatsRow]) -> float | None:
     """The bus bandwidth of all *rows* together, by the time of each; None where none has one."""
-    moved = spent = 0.0
+    moved = duration = 0.0
     for row in rows:
         rate = row.busbw_bytes_per_second
         seconds = row.seconds if row.transfer_seconds is None else row.transfer_seconds
         if rate is not None:
-            moved, spent = moved + rate * seconds, spent + seconds
-    return moved / spent if spent > 0 else None
+            moved, duration = moved + rate * seconds, duration + seconds
+    return moved / duration if duration > 0 else None
 
 
 def is_worth_showing(rank: RankSnapshot) -> bool:
     """Returns whether dimensions say more than groups: there are several, or one splits the model."""
-    used = [one for one in rank.dimensions if one.used and one.size > 1]
-    return len(used) > 1 or any(dim_of(one.name) in MODEL_PARALLEL for one in used)
+    used = [dim for dim in rank.dimensions if dim.used and dim.size > 1]
+    return len(used) > 1 or any(dim_by_name(dim.name) in MODEL_PARALLEL for dim in used)
 
 
 def untimed_dimensions(rank: RankSnapshot) -> list[str]:
@@ -120,30 +120,32 @@ def exposed_by_dimension(rank: RankSnapshot) -> str:
 
 def dim_groups(rank: RankSnapshot) -> list[tuple[Dim, str, str, str]]:
     """Dimension, label, size and nodes of each process group; "" for an unknown number of nodes."""
-    found = {
-        (dim_of(row.dim), row.group, str(row.group_size), str(row.nodes or ""))
+    groups = {
+        (dim_by_name(row.dim), row.group, str(row.group_size), str(row.nodes or ""))
         for row in rank.collectives
         if row.dim
     }
-    return sorted(found)
+    return sorted(groups)
 
 
 def dim_totals(
-    rank: RankSnapshot, read: Callable[[CollectiveRow], float | None]
+    rank: RankSnapshot, measure: Callable[[CollectiveRow], float | None]
 ) -> list[tuple[tuple[Dim], float]]:
     """A total of the collectives, added up over the groups of each dimension."""
-    found: dict[tuple[Dim], float] = {}
+    totals: dict[tuple[Dim], float] = {}
     for row in rank.collectives:
-        value = read(row) if row.dim else None
+        value = measure(row) if row.dim else None
         if value is not None:
-            key = (dim_of(row.dim),)
-            found[key] = found.get(key, 0.0) + value
-    return sorted(found.items())
+            key = (dim_by_name(row.dim),)
+            totals[key] = totals.get(key, 0.0) + value
+    return sorted(totals.items())
 
 
 def dim_exposed(rank: RankSnapshot) -> list[tuple[tuple[Dim], float]]:
     """The exposed seconds of each dimension; without those of which too much is not timed."""
-    unknown = {dim_of(one) for one in {r.dim for r in rank.collectives} if not is_timed(rank, one)}
+    unknown = {
+        dim_by_name(name) for name in {r.dim for r in rank.collectives} if not is_timed(rank, name)
+    }
     totals = dim_totals(rank, lambda row: row.exposed_seconds)
     return [(key, seconds) for key, seconds in totals if key[0] not in unknown]
 
@@ -151,7 +153,7 @@ def dim_exposed(rank: RankSnapshot) -> list[tuple[tuple[Dim], float]]:
 def dim_busbw(rank: RankSnapshot) -> list[tuple[tuple[Dim], float | None]]:
     """The bus bandwidth of each dimension; None without a collective that has one."""
     return [
-        ((dim,), mean_busbw(row for row in rank.traffic if row.dim and dim_of(row.dim) is dim))
+        ((dim,), mean_busbw(row for row in rank.traffic if row.dim and dim_by_name(row.dim) is dim))
         for dim in Dim
     ]
 
@@ -191,14 +193,14 @@ def slowest_text(row: PipelineRow) -> str:
 
 def pipeline_lines(run: RunSnapshot) -> list[str]:
     """A sentence for each rank of a pipeline, and one for the slowest stage of each pipeline."""
-    lines, told = [], set()
+    sentences, described = [], set()
     for rank in run.ranks:
         row = rank.pipeline
         if row is None:
             continue
-        lines.append(f"rank {rank.rank}: {pipeline_text(row)}; {bubble_text(row)}")
+        sentences.append(f"rank {rank.rank}: {pipeline_text(row)}; {bubble_text(row)}")
         slowest = slowest_text(row)
-        if slowest and row.stage_ranks not in told:
-            told.add(row.stage_ranks)
-            lines.append(slowest)
-    return lines
+        if slowest and row.stage_ranks not in described:
+            described.add(row.stage_ranks)
+            sentences.append(slowest)
+    return sentences

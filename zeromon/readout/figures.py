@@ -129,8 +129,8 @@ def mean_step_seconds(rank: RankSnapshot) -> float | None:
 
 def run_step_seconds(ranks: Sequence[RankSnapshot]) -> float | None:
     """The mean step time of the median rank; None where no step is known."""
-    known = [seconds for rank in ranks if (seconds := mean_step_seconds(rank))]
-    return median(known) if known else None
+    step_times = [seconds for rank in ranks if (seconds := mean_step_seconds(rank))]
+    return median(step_times) if step_times else None
 
 
 STEP = Figure(
@@ -177,7 +177,7 @@ FIGURES = (
 )  # fmt: skip
 """All figures."""
 
-FIGURE = {figure.name: figure for figure in FIGURES}
+FIGURE = {entry.name: entry for entry in FIGURES}
 """The figures by name."""
 
 MAPPED = (EXPOSED, STEP, LATE, WAITS, MEMORY, RISK)
@@ -192,16 +192,16 @@ SPREAD_HEADS = ("least", "5 %", "median", "95 %", "most")
 def spread_rows(fleet: Fleet) -> list[tuple[Figure, list[str]]]:
     """The figures of :data:`SPREAD` that are known, with a text for each of :data:`SPREAD_HEADS`."""
     return [
-        (figure, [figure.unit.text(v) for v in (s.least, s.p5, s.median, s.p95, s.most)])
-        for figure in SPREAD
-        if (s := fleet.spreads.get(figure.field)) is not None
+        (entry, [entry.unit.text(v) for v in (s.least, s.p5, s.median, s.p95, s.most)])
+        for entry in SPREAD
+        if (s := fleet.spreads.get(entry.field)) is not None
     ]
 
 
-ON_NODES = tuple(figure for figure in FIGURES if figure.on_nodes)
+ON_NODES = tuple(entry for entry in FIGURES if entry.on_nodes)
 """Figures that a node of a large run has."""
 
-OVER_RANKS = tuple(figure for figure in FIGURES if figure.field)
+OVER_RANKS = tuple(entry for entry in FIGURES if entry.field)
 """Figures whose spread over all ranks of a large run is known."""
 
 FIELD_OF_METRIC = {metric: f.field for f in OVER_RANKS for metric in f.metrics}
@@ -220,22 +220,22 @@ NAMES = {
 _UNSEEN = "seen only through a logger: W&B, TensorBoard, MLflow, Trainer, Lightning"
 
 
-def telling(run: RunSnapshot) -> RankSnapshot | None:
+def best_informed(run: RunSnapshot) -> RankSnapshot | None:
     """The first of the ranks that know most of their loss, gradient norm and learning rate."""
     return max(run.ranks, key=lambda rank: len(rank.scalars), default=None)
 
 
 def training_text(rank: RankSnapshot) -> str:
     """Loss, gradient norm and learning rate that a logger got on *rank*, and why others are unknown."""
-    known = {row.name: row for row in rank.scalars}
-    parts = [
-        f"{called} {value_text(known[name])}" for name, called in NAMES.items() if name in known
+    scalars = {row.name: row for row in rank.scalars}
+    phrases = [
+        f"{called} {value_text(scalars[name])}" for name, called in NAMES.items() if name in scalars
     ]
-    missing = [called for name, called in NAMES.items() if name not in known]
+    missing = [called for name, called in NAMES.items() if name not in scalars]
     if missing:
-        which = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
-        parts.append(f"{which} n/a ({_UNSEEN})")
-    return ", ".join(parts)
+        names = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+        phrases.append(f"{names} n/a ({_UNSEEN})")
+    return ", ".join(phrases)
 
 
 def value_text(row: ScalarRow) -> str:

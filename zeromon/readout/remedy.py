@@ -7,7 +7,7 @@ from zeromon.ring.trials import Change
 from zeromon.snapshot import ConfigFormat, Finding, Remedy, Rung, RunSnapshot, Trial, TrialState
 from zeromon.units import human_bytes, human_count, human_seconds
 
-_LEAST_SHOWN_SECONDS = 5e-7
+_MIN_SHOWN_SECONDS = 5e-7
 """A shorter time is shown as ``0 us``."""
 
 
@@ -58,8 +58,8 @@ def remedy_text(remedy: Remedy) -> RemedyText:
         cause=f"because {remedy.cause}",
         dialect=remedy.dialect,
         diff=tuple(
-            DiffLine(line, {"+": "added", "-": "removed"}.get(line.strip()[:1], ""))
-            for line in (*remedy.diff.splitlines(), *ladder_lines(remedy.rungs))
+            DiffLine(diff_line, {"+": "added", "-": "removed"}.get(diff_line.strip()[:1], ""))
+            for diff_line in (*remedy.diff.splitlines(), *ladder_lines(remedy.rungs))
         ),
         expected=tuple(expected),
         price=remedy.price or "none",
@@ -68,10 +68,10 @@ def remedy_text(remedy: Remedy) -> RemedyText:
 
 def ladder_lines(rungs: Iterable[Rung]) -> tuple[str, ...]:
     """The OOM ladder as text, a line for each rung."""
-    return tuple(_rung(number, rung) for number, rung in enumerate(rungs, 1))
+    return tuple(_rung_text(number, rung) for number, rung in enumerate(rungs, 1))
 
 
-def _rung(number: int, rung: Rung) -> str:
+def _rung_text(number: int, rung: Rung) -> str:
     frees = human_bytes(rung.frees_bytes)
     bound = "at most " if rung.at_most else ""
     enough = " <- enough, with those above" if rung.enough else ""
@@ -84,7 +84,7 @@ def gain_text(change: Remedy | Trial) -> str:
     if low is None or high is None:
         return ""
     span = human_seconds(high)
-    return f"up to {span}" if low < _LEAST_SHOWN_SECONDS else f"{human_seconds(low)} to {span}"
+    return f"up to {span}" if low < _MIN_SHOWN_SECONDS else f"{human_seconds(low)} to {span}"
 
 
 def tried_text(tried: Remedy | Trial) -> str:
@@ -107,7 +107,7 @@ def effect_text(remedy: Remedy | None) -> str:
     if tried := tried_text(remedy):
         return f"tried {tried}"
     low, high = remedy.gain_low_seconds, remedy.gain_high_seconds
-    if low is not None and low >= _LEAST_SHOWN_SECONDS:
+    if low is not None and low >= _MIN_SHOWN_SECONDS:
         return f"-{human_seconds(low)} a step"
     if high:
         return f"up to -{human_seconds(high)}"
@@ -136,7 +136,7 @@ _REFUSED = {
 """Rule -> why its change is not tried, where one might expect that it is."""
 
 
-def obstacle(run: RunSnapshot, finding: Finding) -> str:
+def trial_obstacle(run: RunSnapshot, finding: Finding) -> str:
     """Why the change of *finding* cannot be tried in the live ranks; "" where it can."""
     change = CHANGES.get(finding.rule)
     if finding.remedy is None or not finding.remedy.diff:
@@ -164,22 +164,22 @@ def _obstacle_of_run(run: RunSnapshot) -> str:
 
 def progress_text(trial: Trial, step: int) -> str:
     """How far a trial is; *step*: the newest step that has ended."""
-    last = trial.first + trial.size * trial.blocks - 1
+    last_step = trial.first + trial.size * trial.blocks - 1
     if step < trial.first - 1:
         return f"trial {trial.number} waits for step {trial.first}, now {step}"
-    at = f"step {min(step, last)} of {trial.first} to {last}"
+    at = f"step {min(step, last_step)} of {trial.first} to {last_step}"
     return f"trial {trial.number}: {at}, change {trial.state}"
 
 
 def result_text(trial: Trial) -> str:
     """The result in one sentence."""
-    known = tried_text(trial)
+    change = tried_text(trial)
     if trial.state is TrialState.REFUSED:
         return f"not tried: {trial.note}"
-    if not known:
+    if not change:
         return f"n/a: {trial.note or 'the trial is under way'}"
-    text = f"{known} a step over {human_count(trial.steps)} steps"
-    if not trial.significant:
-        return f"n/a: {trial.note} ({text})"
+    result = f"{change} a step over {human_count(trial.steps)} steps"
+    if not trial.is_significant:
+        return f"n/a: {trial.note} ({result})"
     predicted = gain_text(trial)
-    return text + (f" ({predicted} less were predicted)" if predicted else "")
+    return result + (f" ({predicted} less were predicted)" if predicted else "")

@@ -14,7 +14,7 @@ from zeromon.fold.pauses import waits_for_batch
 from zeromon.levels import UNTIMED
 from zeromon.readout.breakdown import PART_NAMES
 from zeromon.ring.model_metadata import INSTALLED
-from zeromon.ring.strategy import Dim, dim_of
+from zeromon.ring.strategy import Dim, dim_by_name
 from zeromon.snapshot import (
     NOT_SEEN,
     Attempt,
@@ -45,33 +45,33 @@ def starting_text(run: RunSnapshot) -> str:
     if run.ended:
         return run.note or unreported_text(run.attempts) or "no rank ever reported"
     waited = human_seconds(max(0.0, run.taken_wall - run.started_wall))
-    parts = [f"no rank has reported after {waited}", *_processes(run.starting), run.note]
-    return "; ".join(filter(None, parts))
+    phrases = [f"no rank has reported after {waited}", *_process_texts(run.starting), run.note]
+    return "; ".join(filter(None, phrases))
 
 
 def restarting_text(run: RunSnapshot) -> str:
     """``attempt 2; pid 4242 is at train.py:21 in main``."""
-    return "; ".join((f"attempt {run.restarting}", *_processes(run.starting)))
+    return "; ".join((f"attempt {run.restarting}", *_process_texts(run.starting)))
 
 
 def unreported_text(attempts: Sequence[Attempt]) -> str:
     """``attempts 2 and 3 ended before a rank reported: rank 0, exit code 1``; "" without any."""
     if not attempts:
         return ""
-    names = [human_count(one.number) for one in attempts]
-    many = (
+    names = [human_count(attempt.number) for attempt in attempts]
+    numbers = (
         f"attempts {', '.join(names[:-1])} and {names[-1]}" if names[1:] else f"attempt {names[0]}"
     )
     deaths = attempts[-1].deaths
-    why = f": {death_text(deaths[0])}" if deaths else ""
-    return f"{many} ended before a rank reported{why}"
+    reason = f": {death_text(deaths[0])}" if deaths else ""
+    return f"{numbers} ended before a rank reported{reason}"
 
 
-def _processes(starting: Sequence[RankProcess]) -> list[str]:
-    some = starting[:_MAX_LISTED_PROCESSES]
-    shown = [f"pid {one.pid} {f'is at {one.at}' if one.at else 'runs'}" for one in some]
-    more = len(starting) - len(shown)
-    return [*shown, f"{human_count(more)} more"] if more else shown
+def _process_texts(starting: Sequence[RankProcess]) -> list[str]:
+    listed = starting[:_MAX_LISTED_PROCESSES]
+    phrases = [f"pid {proc.pid} {f'is at {proc.at}' if proc.at else 'runs'}" for proc in listed]
+    hidden = len(starting) - len(phrases)
+    return [*phrases, f"{human_count(hidden)} more"] if hidden else phrases
 
 
 # ---- the run ---------------------------------------------------------------------------------------
@@ -91,42 +91,42 @@ def run_state(run: RunSnapshot) -> str:
         return f"restarting, attempt {run.restarting}"
     if not run.ranks and not run.unfinished:
         return starting_text(run)
-    text = f"{_state(run)}, attempt {run.attempt}" if run.last_attempt > 1 else _state(run)
-    jobs = 1 + sum(one.finished for one in run.attempts)
-    unreported = unreported_text([one for one in run.attempts if one.number > run.attempt])
+    state = f"{_state_of(run)}, attempt {run.attempt}" if run.last_attempt > 1 else _state_of(run)
+    jobs = 1 + sum(entry.finished for entry in run.attempts)
+    unreported = unreported_text([entry for entry in run.attempts if entry.number > run.attempt])
     lost = record_text(run) if run.ended and not run.unfinished else ""
-    parts = [text, unreported, f"job {jobs} of this run" if jobs > 1 else ""]
-    parts.append(f"its record is incomplete: {lost}" if lost else "")
-    return "; ".join(filter(None, parts))
+    phrases = [state, unreported, f"job {jobs} of this run" if jobs > 1 else ""]
+    phrases.append(f"its record is incomplete: {lost}" if lost else "")
+    return "; ".join(filter(None, phrases))
 
 
 def record_text(run: RunSnapshot) -> str:
     """``the store was full from 14:03 on, step 61 of at least 100``; "" for a whole record."""
-    last, clock = max((rank.step for rank in run.ranks), default=0), "%Y-%m-%d %H:%M"
+    last_step, clock = max((rank.step for rank in run.ranks), default=0), "%Y-%m-%d %H:%M"
     if run.history_note:
         full = "no space left" in run.history_note.lower()
-        since = time.strftime(clock, time.localtime(run.history_until))
+        stop_time = time.strftime(clock, time.localtime(run.history_until))
         step = f"step {human_count(run.history_step)} of {'at least ' if run.unfinished else ''}"
-        how = f"the store {'was full' if full else 'could not be written'} from {since} on"
-        return f"{how}, {step}{human_count(last)}"
+        reason = f"the store {'was full' if full else 'could not be written'} from {stop_time} on"
+        return f"{reason}, {step}{human_count(last_step)}"
     if not run.unfinished:
         return ""
-    since = time.strftime(clock, time.localtime(run.taken_wall))
-    return f"nothing was written after {since}, step {human_count(last)}"
+    stop_time = time.strftime(clock, time.localtime(run.taken_wall))
+    return f"nothing was written after {stop_time}, step {human_count(last_step)}"
 
 
-def _state(run: RunSnapshot) -> str:
+def _state_of(run: RunSnapshot) -> str:
     if run.unfinished:
         return f"incomplete: {record_text(run)}"
     steps = max(rank.step for rank in run.ranks)
-    first = first_failed(run.ranks, run.hangs)
-    if first is not None:
-        return end_text(run, first)
+    failed = first_failed(run.ranks, run.hangs)
+    if failed is not None:
+        return end_text(run, failed)
     if all(rank.silent for rank in run.ranks):
         return f"{run.ranks[0].ended}, then at step {human_count(steps)}"
     if run.detached:
-        since = "the run has ended since" if run.ended else "the run goes on, and is not watched"
-        return f"detached after step {human_count(steps)}; {since}"
+        ending = "the run has ended since" if run.ended else "the run goes on, and is not watched"
+        return f"detached after step {human_count(steps)}; {ending}"
     if run.ended:
         return f"finished after {human_count(steps)} steps"
     if stall_finding(run) is not None:
@@ -141,14 +141,14 @@ def joined_text(run: RunSnapshot) -> str:
     joined = [rank for rank in run.ranks if rank.joined]
     if not joined:
         return ""
-    first = min(rank.first_step for rank in joined)
-    since = f"step {human_count(first)}" if any(rank.steps for rank in joined) else "its attach"
-    return f"watched since {since}: what was before is not known"
+    step = min(rank.first_step for rank in joined)
+    start = f"step {human_count(step)}" if any(rank.steps for rank in joined) else "its attach"
+    return f"watched since {start}: what was before is not known"
 
 
 def notes_of(run: RunSnapshot) -> list[str]:
     """The limits of what is known of *run*: notes of the snapshot's source, and of an attach."""
-    return [part for part in (*run.note.split("; "), joined_text(run)) if part]
+    return [note for note in (*run.note.split("; "), joined_text(run)) if note]
 
 
 def has_died(run: RunSnapshot) -> bool:
@@ -173,24 +173,24 @@ def pause_seconds(run: RunSnapshot) -> float | None:
 
     Rates of earlier steps are not the run's rates then. A pause that is expected counts as well.
     """
-    ends = [rank.recent[-1].end_ns for rank in run.ranks if rank.recent]
-    if run.ended or not ends or all(finding.rule not in STALLS for finding in run.findings):
+    end_times = [rank.recent[-1].end_ns for rank in run.ranks if rank.recent]
+    if run.ended or not end_times or all(finding.rule not in STALLS for finding in run.findings):
         return None
-    return max(0.0, (run.taken_ns - max(ends)) / 1e9)
+    return max(0.0, (run.taken_ns - max(end_times)) / 1e9)
 
 
 def pause_text(seconds: float) -> str:
     """``no step for 35 s``: how long no step has ended."""
-    return f"no step for {roughly(seconds)}"
+    return f"no step for {rough_time(seconds)}"
 
 
 def silent_text(run: RunSnapshot, silent: Sequence[RankSnapshot]) -> str:
     """``8 ranks on node0003 not seen for 40 s``."""
     count = len(silent) if run.fleet is None else max(len(silent), run.fleet.silent)
     nodes = sorted({rank.node for rank in silent})
-    more = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
-    where = f"on {', '.join(nodes[:2])}{more}"
-    return f"{human_count(count)} rank{'s' * (count != 1)} {where} {silent[0].ended}"
+    remainder = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
+    place_text = f"on {', '.join(nodes[:2])}{remainder}"
+    return f"{human_count(count)} rank{'s' * (count != 1)} {place_text} {silent[0].ended}"
 
 
 def silent_for(seconds: float) -> str:
@@ -208,8 +208,8 @@ def capture_text(capture: Capture, step: int) -> str:
     if capture.state == CaptureState.WAITING:
         return f"trace {capture.number}: begins with step {capture.first}, step {step} has ended"
     if capture.state == CaptureState.RECORDING:
-        last = capture.first + capture.steps - 1
-        return f"trace {capture.number}: {'saving' if step >= last else 'recording'}"
+        last_step = capture.first + capture.steps - 1
+        return f"trace {capture.number}: {'saving' if step >= last_step else 'recording'}"
     return f"trace {capture.number}: {capture.state}"
 
 
@@ -224,30 +224,30 @@ def doing(rank: RankSnapshot) -> str:
         return "not watched any more"
     if not rank.phase:
         return "running"  # read from Prometheus, which does not know more
-    parts = [f"in {rank.phase}" if rank.phase != "other" else "between phases"]
+    phrases = [f"in {rank.phase}" if rank.phase != "other" else "between phases"]
     if rank.unit:
-        parts.append(f"unit {rank.unit}")
+        phrases.append(f"unit {rank.unit}")
     if rank.in_flight:
-        oldest = rank.in_flight[0]
-        parts.append(f"{oldest.op} #{abs(oldest.sequence)} of {group_of(rank, oldest)} in flight")
+        entry = rank.in_flight[0]
+        phrases.append(f"{entry.op} #{abs(entry.sequence)} of {group_of(rank, entry)} in flight")
     elif rank.lock is not None:
         remedy = f": {removal_of(rank.lock)}" if rank.lock.is_stale else ""
-        parts.append(f"waiting for {lock_text(rank.lock)}{remedy}")
+        phrases.append(f"waiting for {lock_text(rank.lock)}{remedy}")
     elif rank.stack:
         if waits_for_batch(rank.stack):
-            parts.append("waiting for a batch of the DataLoader")
-        parts.append(f"at {script_line(rank.stack)}")
-    return ", ".join(parts)
+            phrases.append("waiting for a batch of the DataLoader")
+        phrases.append(f"at {script_line(rank.stack)}")
+    return ", ".join(phrases)
 
 
 def lock_text(lock: ExtensionLock) -> str:
     """A lock of torch's extension cache: its age, and who holds it."""
-    text = f"the lock of torch's extension cache {lock.path}, {human_seconds(lock.age_seconds)} old"
+    name = f"the lock of torch's extension cache {lock.path}, {human_seconds(lock.age_seconds)} old"
     if lock.owner is not None:
-        return f"{text}, held by pid {lock.owner}"
+        return f"{name}, held by pid {lock.owner}"
     if not lock.is_stale:
-        return f"{text}, of another user: its owner is n/a"
-    return f"{text}, held by no process of this node"
+        return f"{name}, of another user: its owner is n/a"
+    return f"{name}, held by no process of this node"
 
 
 def removal_of(lock: ExtensionLock) -> str:
@@ -257,28 +257,28 @@ def removal_of(lock: ExtensionLock) -> str:
 
 def group_of(rank: RankSnapshot, entry: InFlight) -> str:
     """In which group a collective of *rank* is: :func:`group_text`."""
-    group = next((one for one in rank.groups if one.group_id == entry.group_id), None)
-    known = ("", ()) if group is None else (group.dim, group.ranks)
-    return group_text(entry.group, *known)
+    group = next((row for row in rank.groups if row.group_id == entry.group_id), None)
+    membership = ("", ()) if group is None else (group.dim, group.ranks)
+    return group_text(entry.group, *membership)
 
 
-def group_text(label: str, dim: str, members: Sequence[int], *more: str) -> str:
+def group_text(label: str, dim: str, members: Sequence[int], *details: str) -> str:
     """``tp (ranks 2, 3)``: its dimension and members; ``group world`` where that says nothing more."""
-    kind = dim_of(dim)
+    kind = dim_by_name(dim)
     name = f"group {label}" if kind in (Dim.WORLD, Dim.OTHER) else dim
     listed = members if dim and kind is not Dim.WORLD else ()
-    parts = [members_text(listed), *more] if listed else more
-    return f"{name} ({'; '.join(parts)})" if parts else name
+    notes = [members_text(listed), *details] if listed else details
+    return f"{name} ({'; '.join(notes)})" if notes else name
 
 
 def members_text(members: Sequence[int]) -> str:
     """``ranks 2, 3``; of many, how many they are."""
-    if len(members) > _MOST_MEMBERS:
+    if len(members) > _MAX_MEMBERS:
         return f"{human_count(len(members))} ranks"
     return f"rank{'s' if len(members) > 1 else ''} {', '.join(map(str, members))}"
 
 
-_MOST_MEMBERS = 8
+_MAX_MEMBERS = 8
 
 
 def exposed_unknown(rank: RankSnapshot) -> str:
@@ -309,9 +309,9 @@ def in_graphs(rank: RankSnapshot) -> str:
     """``28 collectives issued from C++, untimed``, and what follows; "" without any."""
     if not rank.untimed_in_cpp:
         return ""
-    text = f"{human_count(rank.untimed_in_cpp)} collectives {_untimed_place(rank)}"
+    count_text = f"{human_count(rank.untimed_in_cpp)} collectives {_untimed_place(rank)}"
     bound = rank.exposed_ratio is not None and in_graphs_ratio(rank) > 0
-    return f"{text}; exposed communication is at least what is shown" if bound else text
+    return f"{count_text}; exposed communication is at least what is shown" if bound else count_text
 
 
 def in_graphs_ratio(rank: RankSnapshot) -> float:
@@ -349,8 +349,8 @@ def script_line(stack: Sequence[str]) -> str:
 
 def script_frame(stack: Sequence[str]) -> str:
     """The innermost frame of *stack* in the user's own code: neither installed nor Python's own."""
-    own = [frame for frame in stack if not any(part in frame for part in INSTALLED)]
-    return (own or list(stack))[-1]
+    own_frames = [frame for frame in stack if not any(marker in frame for marker in INSTALLED)]
+    return (own_frames or list(stack))[-1]
 
 
 def busiest_line(rank: RankSnapshot, *, communicates: bool = False) -> str:
@@ -359,14 +359,14 @@ def busiest_line(rank: RankSnapshot, *, communicates: bool = False) -> str:
     *communicates*: of those samples in which it waits for other ranks; else of the others.
     """
     functions: dict[tuple[str, str], list[CodeLine]] = {}
-    for seen in (one for one in rank.own_code if one.communicates is communicates):
-        file, _, function = seen.place.rpartition(":")
-        functions.setdefault((file, function.partition(" ")[2]), []).append(seen)
+    for code_line in (row for row in rank.own_code if row.communicates is communicates):
+        file, _, function = code_line.place.rpartition(":")
+        functions.setdefault((file, function.partition(" ")[2]), []).append(code_line)
     samples = max(functions.values(), key=lambda rows: sum(row.ratio for row in rows), default=[])
     if not samples:
         return ""
-    place = max(samples, key=lambda row: row.ratio).place.removesuffix(" in <module>")
-    return place.rpartition("/")[2] if place.startswith("/") else place
+    location = max(samples, key=lambda row: row.ratio).place.removesuffix(" in <module>")
+    return location.rpartition("/")[2] if location.startswith("/") else location
 
 
 UNATTRIBUTED_NAMES = {
@@ -379,7 +379,7 @@ UNATTRIBUTED_NAMES = {
 """Memory that no role accounts for, by :attr:`Unattributed.kind`."""
 
 
-def roughly(seconds: float) -> str:
+def rough_time(seconds: float) -> str:
     """``64 s``, ``12 min``, ``3.5 h``: a forecast has no more digits."""
     if seconds < 120:
         return f"{seconds:.0f} s"
@@ -389,19 +389,19 @@ def roughly(seconds: float) -> str:
 # ---- findings and stragglers -----------------------------------------------------------------------
 
 
-def subject(rank: int) -> str:
+def rank_prefix(rank: int) -> str:
     """``rank 3: ``; "" for -1, the whole run."""
     return f"rank {rank}: " if rank >= 0 else ""
 
 
 def finding_text(finding: Finding) -> str:
     """``rank 3: ...``: whom a finding is about, and its sentence."""
-    return f"{subject(finding.rank)}{finding.text}"
+    return f"{rank_prefix(finding.rank)}{finding.text}"
 
 
-def clock(wall: float) -> str:
-    """``2026-11-25 18:02:11``: *wall*, seconds since the epoch, in local time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
+def clock(wall_time: float) -> str:
+    """``2026-11-25 18:02:11``: *wall_time*, seconds since the epoch, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_time))
 
 
 def resolved_texts(findings: Iterable[Finding]) -> list[tuple[str, str]]:
@@ -410,40 +410,40 @@ def resolved_texts(findings: Iterable[Finding]) -> list[tuple[str, str]]:
     One row for each rule, the rule that was over last first.
     """
     by_rule: dict[str, list[Finding]] = {}
-    for one in findings:
-        if one.gone is not None:
-            by_rule.setdefault(one.code or one.rule, []).append(one)
+    for f in findings:
+        if f.gone is not None:
+            by_rule.setdefault(f.code or f.rule, []).append(f)
     rows = []
-    for rule, same in sorted(
-        by_rule.items(), key=lambda item: -max(one.gone or 0.0 for one in item[1])
+    for rule, repeats in sorted(
+        by_rule.items(), key=lambda item: -max(f.gone or 0.0 for f in item[1])
     ):
-        last = max(same, key=lambda one: one.gone or 0.0)
-        held = human_seconds(sum((one.gone or one.came) - one.came for one in same))
-        ranks = sorted({one.rank for one in same if one.rank >= 0})
-        often = f"{len(same)} times, " if len(same) > 1 else ""
-        whose = f", {members_text(ranks)}" if len(ranks) > 1 else ""
-        when = f"{often}{held}{whose}, last at {clock(last.came)}"
-        rows.append((rule, f"{when}: {finding_text(last)}"))
+        last_finding = max(repeats, key=lambda f: f.gone or 0.0)
+        stood = human_seconds(sum((f.gone or f.came) - f.came for f in repeats))
+        ranks = sorted({f.rank for f in repeats if f.rank >= 0})
+        often = f"{len(repeats)} times, " if len(repeats) > 1 else ""
+        owners = f", {members_text(ranks)}" if len(ranks) > 1 else ""
+        history = f"{often}{stood}{owners}, last at {clock(last_finding.came)}"
+        rows.append((rule, f"{history}: {finding_text(last_finding)}"))
     return rows
 
 
 def straggler_text(late: Straggler) -> str:
     """``rank 3: late by 10.0 ms per step (forward) since step 40; the others wait ...``."""
-    return f"{late.who}: {straggler_sentence(late)}"
+    return f"{late.straggler_name}: {straggler_sentence(late)}"
 
 
 def straggler_sentence(late: Straggler) -> str:
     """How late a straggler is and in which phases, since when, what it costs the others, and why."""
-    since = f" since step {human_count(late.since_step)}" if late.since_step else ""
+    start = f" since step {human_count(late.since_step)}" if late.since_step else ""
     cost = f"{human_seconds(late.late_seconds)} per step ({human_ratio(late.share)})"
-    why = f"; {late.cause}" if late.cause else ""
+    reason = f"; {late.cause}" if late.cause else ""
     if late.whole_node:
-        return f"all its ranks come after all others, which wait {cost}{since}{why}"
+        return f"all its ranks come after all others, which wait {cost}{start}{reason}"
     if not late.phases:
-        return f"late{since}; the others wait {cost}{why}"
-    where = " and ".join(PART_NAMES.get(phase, phase) for phase in late.phases)
+        return f"late{start}; the others wait {cost}{reason}"
+    phases = " and ".join(PART_NAMES.get(phase, phase) for phase in late.phases)
     longer = human_seconds(late.longer_seconds)
-    return f"late by {longer} per step ({where}){since}; the others wait {cost}{why}"
+    return f"late by {longer} per step ({phases}){start}; the others wait {cost}{reason}"
 
 
 # ---- the agent --------------------------------------------------------------------------------------
@@ -468,13 +468,13 @@ def overhead_bound(ranks: Sequence[RankSnapshot]) -> str:
 
 def overhead_measured(ranks: Sequence[RankSnapshot]) -> str:
     """``+0.4 ± 0.3 %`` against control steps; "" where the noise of all ranks allows no verdict."""
-    known = [
+    measured = [
         (ratio, _SURE * noise)
         for rank in ranks
         if (ratio := rank.overhead_ratio) is not None
         and (noise := rank.overhead_noise_ratio) is not None
     ]
-    ratio, width = max((k for k in known if k[1] <= max(_FINE, abs(k[0]))), default=(None, 0.0))
+    ratio, width = max((k for k in measured if k[1] <= max(_FINE, abs(k[0]))), default=(None, 0.0))
     return "" if ratio is None else f"{ratio * 100:+.1f} ± {width * 100:.1f} %"
 
 
@@ -483,36 +483,36 @@ def overhead_measured(ranks: Sequence[RankSnapshot]) -> str:
 _MAX_LISTED_RANKS = 4
 
 
-def end_text(run: RunSnapshot, first: RankSnapshot) -> str:
+def end_text(run: RunSnapshot, fatal: RankSnapshot) -> str:
     """How the run was stopped, or which rank ended it and how many died of that."""
     roles = roles_of(run)
-    if roles[first.rank] is DeathRole.STOPPED:
-        return f"{ended_text(first)} after step {human_count(first.step)}"
-    if roles[first.rank] is DeathRole.VICTIM and run.unread:
-        end = f"rank {first.rank} ended after step {human_count(first.step)} ({error_of(first)})"
-        return f"died: cause unknown, the record of {numbered(run.unread)} is lost; {end}"
+    if roles[fatal.rank] is DeathRole.STOPPED:
+        return f"{ended_text(fatal)} after step {human_count(fatal.step)}"
+    if roles[fatal.rank] is DeathRole.VICTIM and run.unread:
+        fate = f"rank {fatal.rank} ended after step {human_count(fatal.step)} ({error_of(fatal)})"
+        return f"died: cause unknown, the record of {numbered_ranks(run.unread)} is lost; {fate}"
     culprits = [rank for rank in run.ranks if roles.get(rank.rank) is DeathRole.CULPRIT]
-    alike = sum(rank.ended == first.ended for rank in culprits)
-    more = f" (and {alike - 1} more)" if alike > 1 else ""
-    name = first.ended if first.ended != "exception" else error_of(first).split()[0].rstrip(":")
-    how = f", {name}, after step {human_count(first.step)}"
-    if has_left(first):
-        how = f" left after step {human_count(first.step)} ({exit_text(first)})"
-    others = [rank.rank for rank in culprits if rank.ended != first.ended]
+    alike_count = sum(rank.ended == fatal.ended for rank in culprits)
+    count_text = f" (and {alike_count - 1} more)" if alike_count > 1 else ""
+    name = fatal.ended if fatal.ended != "exception" else error_of(fatal).split()[0].rstrip(":")
+    manner = f", {name}, after step {human_count(fatal.step)}"
+    if has_left(fatal):
+        manner = f" left after step {human_count(fatal.step)} ({exit_text(fatal)})"
+    other_ranks = [rank.rank for rank in culprits if rank.ended != fatal.ended]
     victims = [rank for rank, role in roles.items() if role is DeathRole.VICTIM]
     count = len(victims) if run.fleet is None else run.fleet.failed - len(culprits)
-    parts = [f"died: rank {first.rank}{more}{how}"]
-    parts += [f"{numbered(others)} failed, too"] if others else []
+    phrases = [f"died: rank {fatal.rank}{count_text}{manner}"]
+    phrases += [f"{numbered_ranks(other_ranks)} failed, too"] if other_ranks else []
     if count > 0:
-        named = numbered(victims) if count == len(victims) else f"{human_count(count)} ranks"
-        parts.append(f"{named} died of it")
-    return "; ".join(parts)
+        named = numbered_ranks(victims) if count == len(victims) else f"{human_count(count)} ranks"
+        phrases.append(f"{named} died of it")
+    return "; ".join(phrases)
 
 
 def error_of(rank: RankSnapshot) -> str:
     """How *rank* ended: ``SIGKILL``, or its exception: ``ValueError at t.py:32: bad sample 4711``."""
-    text = rank.exception if rank.ended == "exception" else ""
-    return f"{text[:_MAX_ERROR]}..." if len(text) > _MAX_ERROR else text or rank.ended
+    error = rank.exception if rank.ended == "exception" else ""
+    return f"{error[:_MAX_ERROR]}..." if len(error) > _MAX_ERROR else error or rank.ended
 
 
 _MAX_ERROR = 160
@@ -530,8 +530,8 @@ def exit_text(rank: RankSnapshot) -> str:
 
 def death_text(death: Death) -> str:
     """``rank 1, exception, ValueError: boom``: how a rank of an earlier attempt ended."""
-    parts = (f"rank {death.rank}", death.ended, death.exception)
-    return ", ".join(part for part in parts if part)
+    fields = (f"rank {death.rank}", death.ended, death.exception)
+    return ", ".join(field for field in fields if field)
 
 
 def host_evidence(rank: RankSnapshot) -> str:
@@ -539,44 +539,44 @@ def host_evidence(rank: RankSnapshot) -> str:
     host = rank.host
     if host is None:
         return ""
-    where = f"cgroup {host.cgroup}" if host.cgroup and host.oom_kills >= 0 else "machine"
+    source = f"cgroup {host.cgroup}" if host.cgroup and host.oom_kills >= 0 else "machine"
     times = "one such kill" if host.kills_at_end == 1 else f"{host.kills_at_end} such kills"
-    text = f"the {where} counted {times} then; this rank held {human_bytes(rank.rss_bytes)}"
-    return f"{text} of a limit of {human_bytes(host.limit_bytes)}" if host.limit_bytes > 0 else text
+    note = f"the {source} counted {times} then; this rank held {human_bytes(rank.rss_bytes)}"
+    return f"{note} of a limit of {human_bytes(host.limit_bytes)}" if host.limit_bytes > 0 else note
 
 
 def left_text(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
     """``left after step 60 (exit code 0) while rank 1 trained in step 61``."""
-    victims = [other for other in run.ranks if roles.get(other.rank) is DeathRole.VICTIM]
-    step = human_count(max((other.step for other in victims), default=0) + 1)
-    others = numbered([other.rank for other in victims])
-    how = f"left after step {human_count(rank.step)} ({exit_text(rank)})"
-    return f"{how} while {others} trained in step {step}"
+    victims = [peer for peer in run.ranks if roles.get(peer.rank) is DeathRole.VICTIM]
+    step = human_count(max((peer.step for peer in victims), default=0) + 1)
+    peers = numbered_ranks([peer.rank for peer in victims])
+    departure = f"left after step {human_count(rank.step)} ({exit_text(rank)})"
+    return f"{departure} while {peers} trained in step {step}"
 
 
 def consequence_text(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
     """``; it died of rank 0`` of a victim; "" of any other rank."""
     if roles.get(rank.rank) is not DeathRole.VICTIM:
         return ""
-    culprits = [other for other, role in roles.items() if role is DeathRole.CULPRIT]
+    culprits = [number for number, role in roles.items() if role is DeathRole.CULPRIT]
     if culprits:
-        return f"; it died of {numbered(culprits)}"
+        return f"; it died of {numbered_ranks(culprits)}"
     if run.unread:
-        return f"; the record of {numbered(run.unread)} is lost, and may have the cause"
+        return f"; the record of {numbered_ranks(run.unread)} is lost, and may have the cause"
     return "; another rank had failed"
 
 
 def unread_text(run: RunSnapshot) -> str:
     """``the record of rank 0 cannot be read: what it does, and how it ended, is unknown``."""
-    known = "what it does, and how it ended, is unknown"
-    return f"the record of {numbered(run.unread)} cannot be read: {known}"
+    unknown = "what it does, and how it ended, is unknown"
+    return f"the record of {numbered_ranks(run.unread)} cannot be read: {unknown}"
 
 
-def numbered(ranks: Sequence[int], most: int = _MAX_LISTED_RANKS) -> str:
-    """``rank 1``, ``ranks 1, 2, 3, 4 and 9 more``: at most *most* by number."""
-    more = len(ranks) - most
-    listed = ", ".join(map(str, ranks[:most]))
-    return f"rank{'s' * (len(ranks) > 1)} {listed}{f' and {more} more' if more > 0 else ''}"
+def numbered_ranks(ranks: Sequence[int], limit: int = _MAX_LISTED_RANKS) -> str:
+    """``rank 1``, ``ranks 1, 2, 3, 4 and 9 more``: at most *limit* by number."""
+    hidden = len(ranks) - limit
+    listed = ", ".join(map(str, ranks[:limit]))
+    return f"rank{'s' * (len(ranks) > 1)} {listed}{f' and {hidden} more' if hidden > 0 else ''}"
 
 
 # ---- what the spans of the last steps say -------------------------------------------------------
@@ -608,10 +608,10 @@ def compute_of(lanes: Lanes, rank: int) -> tuple[LaneSpan, ...]:
 
 def by_unit(spans: Iterable[LaneSpan]) -> list[UnitLane]:
     """The collectives of one rank by unit and name, those that begin first at the top."""
-    found: dict[tuple[str, str], list[LaneSpan]] = {}
+    rows: dict[tuple[str, str], list[LaneSpan]] = {}
     for span in spans:
-        found.setdefault((span.unit, span.name), []).append(span)
-    return [UnitLane(unit=unit, name=name, spans=tuple(own)) for (unit, name), own in found.items()]
+        rows.setdefault((span.unit, span.name), []).append(span)
+    return [UnitLane(unit=unit, name=name, spans=tuple(row)) for (unit, name), row in rows.items()]
 
 
 def exposed_part(span: LaneSpan) -> tuple[int, int]:
@@ -621,13 +621,13 @@ def exposed_part(span: LaneSpan) -> tuple[int, int]:
 
 def arrival_of(lanes: Lanes, span: LaneSpan) -> LateArrival | None:
     """Who came last to the collective of *span*; None where not all of its ranks are shown."""
-    own = (span.name, span.unit, span.group, span.step)
+    key = (span.name, span.unit, span.group, span.step)
     return next(
         (
-            one
-            for one in lanes.arrivals
-            if (one.name, one.unit, one.group, one.step) == own
-            and one.first_ns <= span.begin_ns <= one.at_ns <= span.end_ns
+            late
+            for late in lanes.arrivals
+            if (late.name, late.unit, late.group, late.step) == key
+            and late.first_ns <= span.begin_ns <= late.at_ns <= span.end_ns
         ),
         None,
     )
@@ -635,40 +635,40 @@ def arrival_of(lanes: Lanes, span: LaneSpan) -> LateArrival | None:
 
 def span_text(span: LaneSpan) -> str:
     """A collective or a phase with its size, its length and what of it was exposed."""
-    parts = [f"{span.unit} {span.name}".strip(), span.group]
+    fields = [f"{span.unit} {span.name}".strip(), span.group]
     if span.nbytes:
-        parts.append(human_bytes(span.nbytes))
-    parts.append(human_seconds((span.end_ns - span.begin_ns) / 1e9))
+        fields.append(human_bytes(span.nbytes))
+    fields.append(human_seconds((span.end_ns - span.begin_ns) / 1e9))
     if span.stream is not Stream.COMPUTE:
-        parts.append(f"{human_seconds(span.exposed_ns / 1e9)} exposed")
-    return f"rank {span.rank}, step {span.step}: " + ", ".join(part for part in parts if part)
+        fields.append(f"{human_seconds(span.exposed_ns / 1e9)} exposed")
+    return f"rank {span.rank}, step {span.step}: " + ", ".join(field for field in fields if field)
 
 
-def arrival_text(one: LateArrival) -> str:
+def arrival_text(late: LateArrival) -> str:
     """Who came last, and by how much."""
-    after = human_seconds((one.at_ns - one.first_ns) / 1e9)
-    return f"rank {one.rank} came last, {after} after rank {one.first_rank}"
+    delay = human_seconds((late.at_ns - late.first_ns) / 1e9)
+    return f"rank {late.rank} came last, {delay} after rank {late.first_rank}"
 
 
-def summary(lanes: Lanes) -> str:
+def lanes_summary(lanes: Lanes) -> str:
     """Which steps are shown, and the rank that came last most often; "" without a step."""
     steps = sorted({step.step for step in lanes.steps})
     if not steps:
         return ""
-    text = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    steps_text = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     if not lanes.arrivals:
-        return text
-    rank, count = Counter(one.rank for one in lanes.arrivals).most_common(1)[0]
-    longest = max(one.at_ns - one.first_ns for one in lanes.arrivals if one.rank == rank)
+        return steps_text
+    rank, count = Counter(late.rank for late in lanes.arrivals).most_common(1)[0]
+    longest = max(late.at_ns - late.first_ns for late in lanes.arrivals if late.rank == rank)
     return (
-        f"{text}: rank {rank} came last to {human_count(count)} of"
+        f"{steps_text}: rank {rank} came last to {human_count(count)} of"
         f" {human_count(len(lanes.arrivals))} collectives, by up to {human_seconds(longest / 1e9)}"
     )
 
 
-def gaps(lanes: Lanes, run: RunSnapshot) -> list[str]:
+def gaps_in(lanes: Lanes, run: RunSnapshot) -> list[str]:
     """Sentences on what the spans do not show; they are of *run*."""
-    missing = [f"left out: {text}" for text in lanes.left_out]
+    missing = [f"left out: {omission}" for omission in lanes.left_out]
     paused = pause_seconds(run)
     if paused is not None:
         missing.insert(0, f"{pause_text(paused)}: what is under way is not drawn")

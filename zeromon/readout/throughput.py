@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from zeromon.memory.devices import peak_flops
-from zeromon.memory.models import model_of, ranks_of_dim, whole_parts
+from zeromon.memory.models import model_of, ranks_of_dim, whole_model_parts
 from zeromon.memory.seconds import training_flops
 from zeromon.readout.breakdown import WINDOW
 from zeromon.readout.figures import run_step_seconds
-from zeromon.readout.text import pause_seconds, roughly
+from zeromon.readout.text import pause_seconds, rough_time
 from zeromon.ring.events import Padding
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Dim
 from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon.snapshot.step import settled
+from zeromon.snapshot.step import settled_steps
 from zeromon.units import human_count, human_ratio
 
 _UNTOLD = "neither a wrapped model nor a DataLoader has told its batches"
@@ -36,22 +36,22 @@ def token_ranks(rank: RankSnapshot) -> int | None:
 
 def samples_per_step(run: RunSnapshot) -> float | str:
     """Samples of a step of all ranks, mean of all steps, or why they are unknown."""
-    return _of_all(run, "samples", _mean)
+    return _of_all(run, "samples", _mean_per_step)
 
 
 def tokens_per_step(run: RunSnapshot) -> float | str:
     """Tokens of a step of all ranks, mean of all steps, or why they are unknown."""
-    return _of_all(run, "tokens", _mean)
+    return _of_all(run, "tokens", _mean_per_step)
 
 
 def samples_per_second(run: RunSnapshot) -> float | str:
     """Samples a second of all ranks in the last steps, or why they are unknown."""
-    return _STANDS if pause_seconds(run) is not None else _of_all(run, "samples", _rate)
+    return _STANDS if pause_seconds(run) is not None else _of_all(run, "samples", _rate_per_second)
 
 
 def tokens_per_second(run: RunSnapshot) -> float | str:
     """Tokens a second of all ranks in the last steps, or why they are unknown."""
-    return _STANDS if pause_seconds(run) is not None else _of_all(run, "tokens", _rate)
+    return _STANDS if pause_seconds(run) is not None else _of_all(run, "tokens", _rate_per_second)
 
 
 def own_part(rank: RankSnapshot, name: str) -> float | None:
@@ -59,35 +59,35 @@ def own_part(rank: RankSnapshot, name: str) -> float | None:
     count = getattr(rank.batches, name, 0)
     if rank.data_parallel_ranks is None or not count:
         return None
-    same = ranks_of_dim(rank, Dim.TP)
-    return count / (same if name == "tokens" else same * ranks_of_dim(rank, Dim.CP))
+    sharers = ranks_of_dim(rank, Dim.TP)
+    return count / (sharers if name == "tokens" else sharers * ranks_of_dim(rank, Dim.CP))
 
 
-def _no_tokens(run: RunSnapshot) -> str:
+def _no_tokens_reason(run: RunSnapshot) -> str:
     if run.origin:
         return "a Prometheus has their totals: rate(zeromon_tokens_total)"
     return _NO_TOKENS if any(rank.batches for rank in run.ranks) else _UNTOLD
 
 
 def _of_all(
-    run: RunSnapshot, name: str, read: Callable[[RankSnapshot, str], float | None]
+    run: RunSnapshot, name: str, measure: Callable[[RankSnapshot, str], float | None]
 ) -> float | str:
     """The mean of the ranks that know their ``samples`` or ``tokens``, times those with their own."""
-    known = [(rank, value) for rank in run.ranks if (value := read(rank, name)) is not None]
-    if not known:
-        return _no_tokens(run) if name == "tokens" else _UNTOLD
-    rank, _ = known[0]
+    measured = [(rank, value) for rank in run.ranks if (value := measure(rank, name)) is not None]
+    if not measured:
+        return _no_tokens_reason(run) if name == "tokens" else _UNTOLD
+    rank, _ = measured[0]
     ranks = token_ranks(rank) if name == "tokens" else rank.data_parallel_ranks
-    return _DIVIDED if ranks is None else fmean(value for _, value in known) * ranks
+    return _DIVIDED if ranks is None else fmean(value for _, value in measured) * ranks
 
 
-def _mean(rank: RankSnapshot, name: str) -> float | None:
+def _mean_per_step(rank: RankSnapshot, name: str) -> float | None:
     total = getattr(rank.batches, name, 0)
     return total / rank.batches.steps if rank.batches is not None and total else None
 
 
-def _rate(rank: RankSnapshot, name: str) -> float | None:
-    steps = settled(step for step in rank.recent[-WINDOW:] if getattr(step, name) >= 0)
+def _rate_per_second(rank: RankSnapshot, name: str) -> float | None:
+    steps = settled_steps(step for step in rank.recent[-WINDOW:] if getattr(step, name) >= 0)
     seconds = sum(step.seconds for step in steps)
     return sum(getattr(step, name) for step in steps) / seconds if seconds > 0 else None
 
@@ -100,32 +100,32 @@ def flops_per_token(run: RunSnapshot) -> float | str:
 
     What activation checkpointing repeats does not count.
     """
-    first = next((rank for rank in run.ranks if rank.models), None)
-    if first is not None and len(first.models) != 1 and first.pipeline is None:
+    rank = next((rank for rank in run.ranks if rank.models), None)
+    if rank is not None and len(rank.models) != 1 and rank.pipeline is None:
         return "the rank trains several models"
-    parts, why = whole_parts(run)
-    if why or first is None:
-        return why
-    if any("matrix_numel" not in part for part in parts):
+    shards, reason = whole_model_parts(run)
+    if reason or rank is None:
+        return reason
+    if any("matrix_numel" not in shard for shard in shards):
         return "the model does not say how many of its parameters a token uses"
-    weights = sum(part.get("matrix_numel", 0) for part in parts)
-    trained = sum(map(_trained, parts))
-    attention = sum(part.get("attention", 0) for part in parts)
-    return training_flops(weights, trained, attention, _length(run))
+    weights = sum(shard.get("matrix_numel", 0) for shard in shards)
+    trained = sum(map(_trained_numel, shards))
+    attention = sum(shard.get("attention", 0) for shard in shards)
+    return training_flops(weights, trained, attention, _mean_sequence_length(run))
 
 
-def _trained(part: ModelMetadata) -> float:
+def _trained_numel(shard: ModelMetadata) -> float:
     """Matrices that are trained, by the share of all parameters that are."""
-    share = part.get("trainable", 0) / max(1, part.get("numel", 0))
-    return part.get("matrix_numel", 0) * min(1.0, share)
+    share = shard.get("trainable", 0) / max(1, shard.get("numel", 0))
+    return shard.get("matrix_numel", 0) * min(1.0, share)
 
 
-def _length(run: RunSnapshot) -> float:
+def _mean_sequence_length(run: RunSnapshot) -> float:
     """Mean length of the sequence that a token is in."""
-    known = [rank.batches for rank in run.ranks if rank.batches is not None]
-    positions = sum(each.positions for each in known)
-    parts = ranks_of_dim(run.ranks[0], Dim.CP) if run.ranks else 1
-    return parts * sum(each.pairs for each in known) / positions if positions else 0.0
+    batches = [rank.batches for rank in run.ranks if rank.batches is not None]
+    positions = sum(batch.positions for batch in batches)
+    splits = ranks_of_dim(run.ranks[0], Dim.CP) if run.ranks else 1
+    return splits * sum(batch.pairs for batch in batches) / positions if positions else 0.0
 
 
 def device_peak(rank: RankSnapshot) -> float | str:
@@ -136,7 +136,7 @@ def device_peak(rank: RankSnapshot) -> float | str:
     return peak_flops(name or rank.device.partition(":")[0], dtype)
 
 
-def mfu(run: RunSnapshot, rate: float | str | None = None, peak: float = 0.0) -> float | str:
+def mfu_of_run(run: RunSnapshot, rate: float | str | None = None, peak: float = 0.0) -> float | str:
     """Model FLOPs utilization, or why it is unknown; *rate* and *peak*: what the user says of them."""
     rate = tokens_per_second(run) if rate is None else rate
     flops = flops_per_token(run)
@@ -155,28 +155,28 @@ def mfu(run: RunSnapshot, rate: float | str | None = None, peak: float = 0.0) ->
 
 def mfu_ratio(run: RunSnapshot) -> float | None:
     """Model FLOPs utilization; None where it is unknown."""
-    used = mfu(run)
+    used = mfu_of_run(run)
     return used if isinstance(used, float) else None
 
 
 def throughput_text(run: RunSnapshot) -> str:
     """``12,300 tokens/s, 96 samples/s, MFU 41 %``, each that is unknown with its reason."""
-    tokens, samples, used = tokens_per_second(run), samples_per_second(run), mfu(run)
-    each = tokens_per_step(run)
-    parts = []
+    tokens, samples, used = tokens_per_second(run), samples_per_second(run), mfu_of_run(run)
+    mean = tokens_per_step(run)
+    items = []
     if isinstance(tokens, float):
-        parts.append(f"{human_count(tokens)} tokens/s{padding_text(run)}")
-        parts.append(f"{human_count(each)} tokens a step" if isinstance(each, float) else "")
+        items.append(f"{human_count(tokens)} tokens/s{padding_text(run)}")
+        items.append(f"{human_count(mean)} tokens a step" if isinstance(mean, float) else "")
     if isinstance(samples, float):
-        parts.append(f"{human_count(samples)} samples/s")
-    said = [*filter(None, parts)]
+        items.append(f"{human_count(samples)} samples/s")
+    sentences = [*filter(None, items)]
     if isinstance(tokens, str):
-        said.append(f"tokens/s n/a: {tokens}")
+        sentences.append(f"tokens/s n/a: {tokens}")
     if isinstance(used, float):
-        said.append(f"MFU {human_ratio(used)}")
+        sentences.append(f"MFU {human_ratio(used)}")
     elif isinstance(tokens, float):
-        said.append(f"MFU n/a: {used}")
-    return ", ".join(said)
+        sentences.append(f"MFU n/a: {used}")
+    return ", ".join(sentences)
 
 
 def padding_text(run: RunSnapshot) -> str:
@@ -202,28 +202,28 @@ class Progress:
     """None at the end, and while no step ends."""
 
 
-def progress(run: RunSnapshot) -> Progress | None:
+def how_far(run: RunSnapshot) -> Progress | None:
     """How far the last rank is; None where nothing says how many steps there are.
 
     The time that is left is by the step time that views show, so that they agree with it.
     """
-    found = [(one, rank) for rank in run.ranks if (one := _goal(run, rank)) is not None]
-    if not found:
+    goals = [(goal, rank) for rank in run.ranks if (goal := _goal_of_rank(run, rank)) is not None]
+    if not goals:
         return None
-    (step, of, by), _ = min(found, key=lambda one: one[0][0])
-    each = run_step_seconds(run.ranks)
+    (step, of, by), _ = min(goals, key=lambda goal: goal[0][0])
+    step_seconds = run_step_seconds(run.ranks)
     moves = step < of and not run.ended and pause_seconds(run) is None
-    left = (of - step) * each if each and moves else None
-    return Progress(step=step, of=of, by=by, left_seconds=left)
+    seconds_left = (of - step) * step_seconds if step_seconds and moves else None
+    return Progress(step=step, of=of, by=by, left_seconds=seconds_left)
 
 
 def planned_steps(run: RunSnapshot, rank: RankSnapshot) -> int | None:
     """The number of the last step, as the rank counts; of the epoch where only that is known."""
-    known = _goal(run, rank)
-    return None if known is None else rank.step + known[1] - known[0]
+    goal = _goal_of_rank(run, rank)
+    return None if goal is None else rank.step + goal[1] - goal[0]
 
 
-def _goal(run: RunSnapshot, rank: RankSnapshot) -> tuple[int, int, str] | None:
+def _goal_of_rank(run: RunSnapshot, rank: RankSnapshot) -> tuple[int, int, str] | None:
     """The rank's step, of how many, and what says so."""
     goal = rank.goal
     step, of, by = rank.step, run.planned_steps, "--steps"
@@ -236,11 +236,11 @@ def _goal(run: RunSnapshot, rank: RankSnapshot) -> tuple[int, int, str] | None:
 
 def progress_text(run: RunSnapshot) -> str:
     """``step 120 of 1,000, about 12 min left``; what is not known is n/a."""
-    known = progress(run)
-    if known is None:
+    reached = how_far(run)
+    if reached is None:
         return "n/a: neither a trainer, a DataLoader with a length nor --steps says how many steps"
-    unit = " of this epoch" if known.by == "DataLoader" else ""
-    text = f"step {human_count(known.step)} of {human_count(known.of)}{unit}"
-    if known.left_seconds is None:
-        return text
-    return f"{text}, about {roughly(known.left_seconds)} left"
+    unit = " of this epoch" if reached.by == "DataLoader" else ""
+    sentence = f"step {human_count(reached.step)} of {human_count(reached.of)}{unit}"
+    if reached.left_seconds is None:
+        return sentence
+    return f"{sentence}, about {rough_time(reached.left_seconds)} left"

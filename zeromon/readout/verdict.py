@@ -13,14 +13,14 @@ from zeromon.readout.text import (
     finding_text,
     has_died,
     members_text,
+    rank_prefix,
     record_text,
     restarting_text,
-    roughly,
+    rough_time,
     run_state,
     silent_text,
     stall_finding,
     starting_text,
-    subject,
     unread_text,
 )
 from zeromon.ring.codes import TextEnum
@@ -101,8 +101,8 @@ class Verdict:
         """``slow: rank 1 is late ...``, or ``rank 1 is late ...; finished after 90 steps``."""
         if not self.outcome:
             return f"{self.health}: {self.cause}"
-        parts = [self.cause, self.outcome]
-        return "; ".join(reversed(parts) if self.severity is Severity.INFO else parts)
+        sentences = [self.cause, self.outcome]
+        return "; ".join(reversed(sentences) if self.severity is Severity.INFO else sentences)
 
 
 def exposed_severity(run: RunSnapshot) -> Severity | None:
@@ -110,94 +110,96 @@ def exposed_severity(run: RunSnapshot) -> Severity | None:
     return next((f.severity for f in run.findings if f.rule == "exposed_communication"), None)
 
 
-def beside(health: Health, run: RunSnapshot) -> str:
+def state_beside(health: Health, run: RunSnapshot) -> str:
     """The state of *run* beside the word for its health, without that word: ``after step 20``."""
     return run_state(run).removeprefix("died: ").removeprefix(f"{health} ")
 
 
-def verdict(run: RunSnapshot) -> Verdict:
+def judge_run(run: RunSnapshot) -> Verdict:
     """How *run* is, by what threatens it most; how an ended one was, by what threatened it last."""
     if run.unfinished:
-        return _plain(Health.INCOMPLETE, _incomplete(run))
+        return _of_health(Health.INCOMPLETE, _incomplete_run_cause(run))
     if run.restarting:
-        return _plain(Health.RESTARTING, restarting_text(run))
+        return _of_health(Health.RESTARTING, restarting_text(run))
     if not run.ranks:
-        ended = Health.DEAD if run.attempts else Health.UNKNOWN
-        return _plain(ended if run.ended else Health.STARTING, starting_text(run))
+        end_health = Health.DEAD if run.attempts else Health.UNKNOWN
+        return _of_health(end_health if run.ended else Health.STARTING, starting_text(run))
     if has_died(run):
         alive = not run.ended and any(rank.alive for rank in run.ranks)
-        return _plain(Health.DYING if alive else Health.DEAD, _death(run))
+        return _of_health(Health.DYING if alive else Health.DEAD, _first_death_sentence(run))
     is_stopped = any(rank.failed for rank in run.ranks)
     if all(rank.silent for rank in run.ranks) and not run.ended:
-        return _plain(Health.UNKNOWN, silent_text(run, run.ranks))
-    threat = _stalled(run) or _at_risk(run) or _lost_time(run)
+        return _of_health(Health.UNKNOWN, silent_text(run, run.ranks))
+    threat = _stall_threat(run) or _at_risk_verdict(run) or _lost_time(run)
     if run.detached and not is_stopped and (threat is None or threat.health is not Health.STALLED):
-        known = "what the ranks do now is not known; figures are the last ones"
-        return _plain(Health.NOT_WATCHED, known)
+        note = "what the ranks do now is not known; figures are the last ones"
+        return _of_health(Health.NOT_WATCHED, note)
     if is_stopped or run.ended:
         health = Health.STOPPED if is_stopped else Health.FINISHED
         trained = any(rank.steps for rank in run.ranks)
-        last = threat or _plain(health, _largest_wait(run) if trained else _no_step_text(run))
-        return replace(last, health=health, outcome=run_state(run))
-    return threat or _well(run)
+        final = threat or _of_health(health, _largest_wait(run) if trained else _no_step_text(run))
+        return replace(final, health=health, outcome=run_state(run))
+    return threat or _verdict_when_healthy(run)
 
 
-def _incomplete(run: RunSnapshot) -> str:
+def _incomplete_run_cause(run: RunSnapshot) -> str:
     """From when on the record is missing, and what threatened the run or ended a rank before."""
     if run.ranks and has_died(run):
-        died = _death(replace(run, unfinished=False, history_note=""))
+        died = _first_death_sentence(replace(run, unfinished=False, history_note=""))
         return f"{record_text(run)}; before: {died}"
-    threat = _stalled(run) or _memory_risk(run) or _lost_time(run) if run.ranks else None
+    threat = _stall_threat(run) or _memory_risk(run) or _lost_time(run) if run.ranks else None
     return record_text(run) if threat is None else f"{record_text(run)}; before: {threat.cause}"
 
 
 def state_and_cause(run: RunSnapshot) -> str:
     """The verdict in one line, for a list of runs: ``slow: rank 1 is late ...; running, step 105``."""
-    judged = verdict(run)
+    judged = judge_run(run)
     is_said = judged.outcome or not run.ranks or has_died(run) or run.unfinished
     return judged.text if is_said else f"{judged.text}; {run_state(run)}"
 
 
-def unanswered(run: RunSnapshot, seconds: float) -> Verdict:
+def unanswered_verdict(run: RunSnapshot, seconds: float) -> Verdict:
     """The verdict on a live run of which nothing is known for *seconds*."""
-    text = f"no answer from its collector for {human_seconds(seconds)}; before: {verdict(run).text}"
-    return Verdict(Health.UNKNOWN, Severity.WARNING, text)
+    note = (
+        f"no answer from its collector for {human_seconds(seconds)}; before: {judge_run(run).text}"
+    )
+    return Verdict(Health.UNKNOWN, Severity.WARNING, note)
 
 
-def _plain(health: Health, cause: str) -> Verdict:
+def _of_health(health: Health, cause: str) -> Verdict:
     return Verdict(health, health.severity, cause)
 
 
-def _stalled(run: RunSnapshot) -> Verdict | None:
+def _stall_threat(run: RunSnapshot) -> Verdict | None:
     """The collective that hangs, else the ranks without progress; None where a pause is expected."""
     hang = next((hang for hang in run.hangs if hang.seconds), None)
     if hang is not None and not hang.pause:
-        return _plain(Health.STALLED, hang_headline(run, hang))
-    found = stall_finding(run)
-    return _plain(Health.STALLED, finding_text(found)) if found is not None else None
+        return _of_health(Health.STALLED, hang_headline(run, hang))
+    finding = stall_finding(run)
+    return _of_health(Health.STALLED, finding_text(finding)) if finding is not None else None
 
 
-def _death(run: RunSnapshot) -> str:
+def _first_death_sentence(run: RunSnapshot) -> str:
     """Returns the cause of the first death and what led to it; for SIGABRT, the finding before it."""
     broken = next((hang for hang in run.hangs if HangKind(hang.kind).is_mismatch), None)
     if broken is not None:
         return hang_headline(run, broken)
-    first = first_failed(run.ranks, run.hangs)
+    failed = first_failed(run.ranks, run.hangs)
     severe = [f for f in run.findings if f.severity == Severity.CRITICAL]
     # its own cause; else a death on another node, before what else is wrong there
-    severe.sort(key=lambda f: (f.rule != "rank_died", first is None or f.rank != first.rank))
-    text = finding_text(severe[0]) if severe else run_state(run)
-    is_own = first is not None and (not severe or severe[0].rank == first.rank)
-    how = death_cause(first) if first is not None and is_own else ""
+    severe.sort(key=lambda f: (f.rule != "rank_died", failed is None or f.rank != failed.rank))
+    sentence = finding_text(severe[0]) if severe else run_state(run)
+    is_own = failed is not None and (not severe or severe[0].rank == failed.rank)
+    cause = death_cause(failed) if failed is not None and is_own else ""
     led = None
-    if how in (HOST_OOM, DEVICE_OOM):
+    if cause in (HOST_OOM, DEVICE_OOM):
         led = _memory_risk(run)
-    elif how in _ABORTED and not any(hang.dead for hang in run.hangs):  # else the hang followed
-        led = _stalled(run)
-    if led is not None and led.cause != text:
-        return f"{led.cause}; {text}"
-    before = _lost_time(run) if how == "SIGABRT" and run.ended and not run.hangs else None
-    return text if before is None else f"{text}; before: {before.cause}"
+    elif cause in _ABORTED and not any(hang.dead for hang in run.hangs):  # else the hang followed
+        led = _stall_threat(run)
+    if led is not None and led.cause != sentence:
+        return f"{led.cause}; {sentence}"
+    earlier = _lost_time(run) if cause == "SIGABRT" and run.ended and not run.hangs else None
+    return sentence if earlier is None else f"{sentence}; before: {earlier.cause}"
 
 
 _ABORTED = ("SIGABRT", "exception", "peer_lost")
@@ -206,17 +208,17 @@ _ABORTED = ("SIGABRT", "exception", "peer_lost")
 
 def _memory_risk(run: RunSnapshot) -> Verdict | None:
     """The memory that runs out; None while none does."""
-    found = next((f for f in run.findings if f.rule == "oom_risk"), None)
-    if found is None or found.severity is Severity.INFO:
+    finding = next((f for f in run.findings if f.rule == "oom_risk"), None)
+    if finding is None or finding.severity is Severity.INFO:
         return None
-    worst = nearest_oom([rank for rank in run.ranks if rank.rank == found.rank])
-    if worst is None:
-        return Verdict(Health.AT_RISK, found.severity, finding_text(found))
-    texts = risk_headline(*worst), risk_headline(*worst, short=True)
-    return Verdict(Health.AT_RISK, found.severity, *texts)
+    nearest = nearest_oom([rank for rank in run.ranks if rank.rank == finding.rank])
+    if nearest is None:
+        return Verdict(Health.AT_RISK, finding.severity, finding_text(finding))
+    headlines = risk_headline(*nearest), risk_headline(*nearest, short=True)
+    return Verdict(Health.AT_RISK, finding.severity, *headlines)
 
 
-def _at_risk(run: RunSnapshot) -> Verdict | None:
+def _at_risk_verdict(run: RunSnapshot) -> Verdict | None:
     if (risk := _memory_risk(run)) is not None:
         return risk
     silent = [rank for rank in run.ranks if rank.silent]
@@ -224,19 +226,19 @@ def _at_risk(run: RunSnapshot) -> Verdict | None:
         return Verdict(Health.AT_RISK, Severity.WARNING, silent_text(run, silent))
     if run.unread:
         return Verdict(Health.AT_RISK, Severity.WARNING, unread_text(run))
-    severe = _severe(run, Severity.CRITICAL) or _severe(run, Severity.WARNING)
+    severe = _severe_findings(run, Severity.CRITICAL) or _severe_findings(run, Severity.WARNING)
     return Verdict(Health.AT_RISK, severe[0].severity, finding_text(severe[0])) if severe else None
 
 
-def _health_of(finding: Finding) -> Health | None:
+def _health_of_finding(finding: Finding) -> Health | None:
     return _FAMILIES.get(finding.code) or _FAMILIES.get(finding.code[:3])
 
 
-def _severe(run: RunSnapshot, severity: Severity) -> list[Finding]:
+def _severe_findings(run: RunSnapshot, severity: Severity) -> list[Finding]:
     """The findings of *severity* about memory or results; of the critical ones, those about all else."""
     return [
         f for f in run.findings if f.severity == severity
-        and (severity is Severity.CRITICAL or _health_of(f) is Health.AT_RISK)
+        and (severity is Severity.CRITICAL or _health_of_finding(f) is Health.AT_RISK)
     ]  # fmt: skip
 
 
@@ -245,13 +247,13 @@ def _lost_time(run: RunSnapshot) -> Verdict | None:
     if any(hang.pause for hang in run.hangs):
         health = Health.SLOW if any(rank.steps for rank in run.ranks) else Health.STARTING
         return Verdict(health, Severity.WARNING, hang_headline(run, run.hangs[0]))
-    found = [
+    findings = [
         f for f in run.findings
-        if f.severity == Severity.WARNING and _health_of(f) is Health.SLOW
+        if f.severity == Severity.WARNING and _health_of_finding(f) is Health.SLOW
     ]  # fmt: skip
-    if not found:
+    if not findings:
         return None
-    return Verdict(Health.SLOW, Severity.WARNING, finding_text(_most_severe(found)))
+    return Verdict(Health.SLOW, Severity.WARNING, finding_text(_most_severe_finding(findings)))
 
 
 _EXPLAINS = 0.25
@@ -259,16 +261,16 @@ _NAMED = ("straggler", "slow_steps")
 """Rules that name the rank which others wait for: they stand before the waits that they explain."""
 
 
-def _most_severe(found: Sequence[Finding]) -> Finding:
+def _most_severe_finding(findings: Sequence[Finding]) -> Finding:
     """The finding about the largest share of a step; a busy machine only where nothing else is found."""
-    own = [finding for finding in found if finding.rule != "cpu_starved"] or found
-    most = max(own, key=lambda finding: finding.share or 0.0)
-    named = [finding for finding in own if finding.rule in _NAMED]
-    first = max(named, key=lambda finding: finding.share or 0.0, default=most)
-    return first if (first.share or 0.0) >= _EXPLAINS * (most.share or 0.0) else most
+    candidates = [finding for finding in findings if finding.rule != "cpu_starved"] or findings
+    largest = max(candidates, key=lambda finding: finding.share or 0.0)
+    named = [finding for finding in candidates if finding.rule in _NAMED]
+    blamed = max(named, key=lambda finding: finding.share or 0.0, default=largest)
+    return blamed if (blamed.share or 0.0) >= _EXPLAINS * (largest.share or 0.0) else largest
 
 
-def _unreported(run: RunSnapshot) -> list[int]:
+def _ranks_without_agent(run: RunSnapshot) -> list[int]:
     """The ranks of a run on one node that have no agent yet."""
     size = max((rank.process.get("local_world_size", 0) for rank in run.ranks), default=0)
     is_whole = all(rank.world_size == size for rank in run.ranks)
@@ -277,31 +279,31 @@ def _unreported(run: RunSnapshot) -> list[int]:
 
 def _no_step_text(run: RunSnapshot) -> str:
     """``no step has ended after 20 s; rank 0 is between phases, at train.py:21``."""
-    has, is_, left, seconds = "has", "is", "still in", run.taken_wall - run.started_wall
-    began = min((rank.started_ns for rank in run.ranks), default=run.taken_ns)
+    has, is_, verb, seconds = "has", "is", "still in", run.taken_wall - run.started_wall
+    started_ns = min((rank.started_ns for rank in run.ranks), default=run.taken_ns)
     step = "no step"
     if run.attempt > 1:  # launched long ago, and started again since
-        step, seconds = f"no step of attempt {run.attempt}", (run.taken_ns - began) / 1e9
+        step, seconds = f"no step of attempt {run.attempt}", (run.taken_ns - started_ns) / 1e9
     if run.ended:
-        has, is_, left = "had", "was", "never left"
+        has, is_, verb = "had", "was", "never left"
         seconds = max((rank.last_event_ns - rank.started_ns for rank in run.ranks), default=0) / 1e9
     stuck = next((rank for rank in run.ranks if rank.stack), None)
-    place = f"; rank {stuck.rank} {is_} {doing(stuck)}" if stuck is not None else ""
-    absent = _unreported(run)  # an agent starts when that call returns
-    joins = f"; {members_text(absent)} {left} init_process_group" if absent else ""
-    return f"{step} {has} ended after {human_seconds(max(0.0, seconds))}{joins}{place}"
+    activity = f"; rank {stuck.rank} {is_} {doing(stuck)}" if stuck is not None else ""
+    absent = _ranks_without_agent(run)  # an agent starts when that call returns
+    joins = f"; {members_text(absent)} {verb} init_process_group" if absent else ""
+    return f"{step} {has} ended after {human_seconds(max(0.0, seconds))}{joins}{activity}"
 
 
-def _well(run: RunSnapshot) -> Verdict:
+def _verdict_when_healthy(run: RunSnapshot) -> Verdict:
     if not any(rank.steps for rank in run.ranks):
-        return _plain(Health.STARTING, _no_step_text(run))
+        return _of_health(Health.STARTING, _no_step_text(run))
     if is_ending(run):
         return Verdict(Health.HEALTHY, None, "the script has ended, its processes end")
-    worst = nearest_oom(run.ranks)
-    if worst is not None and worst[1].steps_left is not None:  # in a long time
-        texts = risk_headline(*worst), risk_headline(*worst, short=True)
-        return Verdict(Health.HEALTHY, None, *texts)
-    memory = "the memory's limit is not known" if worst is None else "no memory is running out"
+    nearest = nearest_oom(run.ranks)
+    if nearest is not None and nearest[1].steps_left is not None:  # in a long time
+        headlines = risk_headline(*nearest), risk_headline(*nearest, short=True)
+        return Verdict(Health.HEALTHY, None, *headlines)
+    memory = "the memory's limit is not known" if nearest is None else "no memory is running out"
     return Verdict(Health.HEALTHY, None, f"{memory}; {_largest_wait(run)}")
 
 
@@ -312,18 +314,18 @@ _WAITS = (
 
 def _largest_wait(run: RunSnapshot) -> str:
     """``exposed communication 4.4 % of a step``: the largest part of a rank's step that is no work."""
-    known = [rank.exposed_ratio for rank in run.ranks if rank.exposed_ratio is not None]
-    if not known:
+    ratios = [rank.exposed_ratio for rank in run.ranks if rank.exposed_ratio is not None]
+    if not ratios:
         return f"exposed communication n/a: {exposed_unknown(run.ranks[0])}"
-    shares = {"exposed": max(known)}
+    shares = {"exposed": max(ratios)}
     for rank in run.ranks:
-        parts = rank_parts(rank)
-        whole = sum(parts.values())
-        for part in _WAITS[1:]:
-            share = parts.get(part, 0.0) / whole if whole else 0.0
-            shares[part] = max(shares.get(part, 0.0), share)
-    part = max(shares, key=lambda part: shares[part])
-    return f"{PART_NAMES[part]} {human_ratio(shares[part])} of a step"
+        seconds = rank_parts(rank)
+        total = sum(seconds.values())
+        for label in _WAITS[1:]:
+            share = seconds.get(label, 0.0) / total if total else 0.0
+            shares[label] = max(shares.get(label, 0.0), share)
+    label = max(shares, key=lambda label: shares[label])
+    return f"{PART_NAMES[label]} {human_ratio(shares[label])} of a step"
 
 
 # ---- sentences about memory that runs out, for every view ---------------------------------------
@@ -335,13 +337,13 @@ def risk_text(risk: Risk, rank: RankSnapshot) -> str:
     Of a rank that has ended, what was known before.
     """
     level = risk_level(risk)
-    grows = _growth_text(rank, risk)
+    grows = _memory_growth_text(rank, risk)
     if risk.steps_left is None:
         if grows:
             return f"{risk.pool} memory: {grows}, {level}"
-        why = "" if risk.cause == RiskCause.NONE else f" ({_CAUSES.get(risk.cause, risk.cause)})"
+        reason = "" if risk.cause == RiskCause.NONE else f" ({_CAUSES.get(risk.cause, risk.cause)})"
         in_use = "" if risk.pool == Pool.HOST else " in use"
-        return f"{risk.pool} memory: {level}{in_use}{why}"
+        return f"{risk.pool} memory: {level}{in_use}{reason}"
     full = f"step {human_count(rank.step + risk.steps_left)}"
     if not rank.alive:
         return f"{risk.pool} memory: {grows}, to {level}; it was to be full at about {full}"
@@ -349,21 +351,21 @@ def risk_text(risk: Risk, rank: RankSnapshot) -> str:
     if rank.step_seconds:
         details.append(human_seconds(risk.steps_left * rank.step_seconds))
     if risk.steps_soonest is not None and risk.steps_latest is not None:
-        soonest, latest = human_count(risk.steps_soonest), human_count(risk.steps_latest)
-        details.append(f"between {soonest} and {latest} steps")
-    text = f"{risk.pool} memory runs out at about {full} ({', '.join(details)})"
-    return f"{text}: {grows}, now {level}"
+        low, high = human_count(risk.steps_soonest), human_count(risk.steps_latest)
+        details.append(f"between {low} and {high} steps")
+    forecast = f"{risk.pool} memory runs out at about {full} ({', '.join(details)})"
+    return f"{forecast}: {grows}, now {level}"
 
 
-def _growth_text(rank: RankSnapshot, risk: Risk) -> str:
+def _memory_growth_text(rank: RankSnapshot, risk: Risk) -> str:
     """``use of rank 0 grows 4.0 MiB per step since step 61``; "" without growth."""
     if not risk.growth_bytes_per_step:
         return ""
-    what, ranks = _growing(rank, risk), risk.growing_ranks
-    whose = f" of {members_text(ranks)}" if ranks else ""
-    verb = ("grow" if what.endswith("s") else "grows") if rank.alive else "grew"
-    since = f" since step {human_count(risk.since_step)}" if risk.since_step else ""
-    return f"{what}{whose} {verb} {human_bytes(risk.growth_bytes_per_step)} per step{since}"
+    grower, ranks = _subject_of_trend(rank, risk), risk.growing_ranks
+    owners = f" of {members_text(ranks)}" if ranks else ""
+    verb = ("grow" if grower.endswith("s") else "grows") if rank.alive else "grew"
+    start = f" since step {human_count(risk.since_step)}" if risk.since_step else ""
+    return f"{grower}{owners} {verb} {human_bytes(risk.growth_bytes_per_step)} per step{start}"
 
 
 _CAUSES = {
@@ -383,8 +385,8 @@ def risk_level(risk: Risk) -> str:
     """
     if risk.pool != Pool.HOST:
         return f"{human_bytes(risk.used_bytes)} of {human_bytes(risk.capacity_bytes)}"
-    left = max(0, risk.capacity_bytes - risk.used_bytes)
-    available = human_bytes(left) if risk.capacity_bytes >= 0 else "n/a"
+    free = max(0, risk.capacity_bytes - risk.used_bytes)
+    available = human_bytes(free) if risk.capacity_bytes >= 0 else "n/a"
     return f"{human_bytes(risk.used_bytes)} in use by all ranks, {available} available"
 
 
@@ -392,19 +394,19 @@ def risk_headline(rank: RankSnapshot, risk: Risk, *, short: bool = False) -> str
     """``rank 3 runs out of device memory at about step 1,840, in 12 min: ... grow 31 MiB per step``."""
     is_host = risk.pool == Pool.HOST
     if risk.steps_left is None or not rank.alive:
-        return ("" if is_host else subject(rank.rank)) + risk_text(risk, rank)
+        return ("" if is_host else rank_prefix(rank.rank)) + risk_text(risk, rank)
     step = human_count(rank.step + risk.steps_left)
-    time = roughly(risk.steps_left * rank.step_seconds) if rank.step_seconds else ""
+    time = rough_time(risk.steps_left * rank.step_seconds) if rank.step_seconds else ""
     if short:
-        who = "host" if is_host else f"rank {rank.rank}: {risk.pool}"
-        what, rate = _growing(rank, risk), human_bytes(risk.growth_bytes_per_step)
-        return f"{who} memory full at ~step {step}{time and f', {time}'}: {what} +{rate}/step"
-    who = "the ranks run" if is_host else f"rank {rank.rank} runs"
-    text = f"{who} out of {risk.pool} memory at about step {step}{time and f', in {time}'}"
-    return f"{text}: {_growth_text(rank, risk)}"
+        owner = "host" if is_host else f"rank {rank.rank}: {risk.pool}"
+        grower, rate = _subject_of_trend(rank, risk), human_bytes(risk.growth_bytes_per_step)
+        return f"{owner} memory full at ~step {step}{time and f', {time}'}: {grower} +{rate}/step"
+    owner = "the ranks run" if is_host else f"rank {rank.rank} runs"
+    headline = f"{owner} out of {risk.pool} memory at about step {step}{time and f', in {time}'}"
+    return f"{headline}: {_memory_growth_text(rank, risk)}"
 
 
-def _growing(rank: RankSnapshot, risk: Risk) -> str:
+def _subject_of_trend(rank: RankSnapshot, risk: Risk) -> str:
     """The subject of the trend; of growth, the role that has grown most."""
     if risk.cause != RiskCause.GROWTH:
         return _TRENDS.get(risk.cause, _OTHERS)

@@ -11,7 +11,7 @@ from zeromon.readout.dimensions import (
 )
 from zeromon.readout.figures import TRAFFIC
 from zeromon.readout.text import exposed_unknown, in_graphs
-from zeromon.report.table import column_table, field_table, table
+from zeromon.report.table import aligned_table, column_table, field_table
 from zeromon.snapshot import CollectiveRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.units import (
@@ -24,7 +24,7 @@ from zeromon.units import (
 )
 
 
-def communication(run: RunSnapshot) -> str:
+def by_operation(run: RunSnapshot) -> str:
     """The collectives of the first rank by operation and group, in all."""
     rank = run.ranks[0]
     rows = column_table(
@@ -35,36 +35,36 @@ def communication(run: RunSnapshot) -> str:
         ("bytes", lambda row: human_bytes(row.nbytes)),
         ("time", lambda row: human_seconds(row.seconds) if row.seconds else "-"),
         ("exposed", lambda row: human_seconds(row.exposed_seconds) if row.seconds else "-"),
-        ("busbw", lambda row: human_rate(_bus_bandwidth(rank, row))),
+        ("busbw", lambda row: human_rate(_recent_bus_bandwidth(rank, row))),
     )
-    why = exposed_unknown(rank) if rank.steps else ""
-    nothing = f"  n/a: {why}" if why else "  none"
-    lines = [f"Communication of rank {rank.rank}", rows if rank.collectives else nothing]
+    reason = exposed_unknown(rank) if rank.steps else ""
+    nothing = f"  n/a: {reason}" if reason else "  none"
+    blocks = [f"Communication of rank {rank.rank}", rows if rank.collectives else nothing]
     if rank.untimed:
         unknown = sum(rank.unattributed.values())
         of_them = f", {human_count(unknown)} of them of unknown operation" if unknown else ""
-        lines.append(
+        blocks.append(
             f"  {human_count(sum(rank.untimed.values()))} collectives were counted but not timed"
             f" one by one{of_them}"
         )
-    if text := in_graphs(rank):
-        lines.append(f"  {text}")
-    return "\n".join(lines)
+    if note := in_graphs(rank):
+        blocks.append(f"  {note}")
+    return "\n".join(blocks)
 
 
-def _bus_bandwidth(rank: RankSnapshot, row: CollectiveRow) -> float | None:
+def _recent_bus_bandwidth(rank: RankSnapshot, row: CollectiveRow) -> float | None:
     """The bandwidth of the last steps; where calls are timed by bucket, as by DDP, that of all units."""
     units = [
-        one for one in rank.traffic
-        if (one.op, one.group) == (row.op, row.group) and one.busbw_bytes_per_second
+        unit for unit in rank.traffic
+        if (unit.op, unit.group) == (row.op, row.group) and unit.busbw_bytes_per_second
     ]  # fmt: skip
-    seconds = sum(one.nbytes / (one.busbw_bytes_per_second or 1.0) for one in units)
+    seconds = sum(unit.nbytes / (unit.busbw_bytes_per_second or 1.0) for unit in units)
     return row.busbw_bytes_per_second or (
         sum(u.nbytes for u in units) / seconds if seconds else None
     )
 
 
-def dimensions(run: RunSnapshot) -> str:
+def dim_block(run: RunSnapshot) -> str:
     """The communication of each dimension of the parallelism; "" where the groups say the same."""
     rank = most_exposed(run.ranks) or run.ranks[0]
     if not is_worth_showing(rank):
@@ -90,63 +90,63 @@ def dimensions(run: RunSnapshot) -> str:
 _OF_UNITS = ("unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed", "busbw", "best")
 
 
-def units(run: RunSnapshot, most: int) -> str:
+def by_unit(run: RunSnapshot, limit: int) -> str:
     """The communication by unit or bucket, on the rank that waits most; "" without any."""
     rank = most_exposed(run.ranks)
     if rank is None or not rank.traffic:
         return ""
-    lines = [
+    blocks = [
         f"What rank {rank.rank} waits for, a step (mean of the last ten)",
-        field_table(rank.traffic[:most], TRAFFIC, *_OF_UNITS),
+        field_table(rank.traffic[:limit], TRAFFIC, *_OF_UNITS),
     ]
-    rest = rank.traffic[most:]
-    if rest:
-        exposed = sum(row.exposed_seconds for row in rest)
-        lines.append(f"  ... and {len(rest)} more, {human_seconds(exposed)} exposed")
+    hidden = rank.traffic[limit:]
+    if hidden:
+        exposed = sum(row.exposed_seconds for row in hidden)
+        blocks.append(f"  ... and {len(hidden)} more, {human_seconds(exposed)} exposed")
     if rank.wait_seconds is not None:
         waits = human_seconds(rank.wait_seconds)
-        lines.append(
+        blocks.append(
             f"  in all it waits {waits} a step for ranks that come later; rows may overlap"
         )
-    peak = _link_peaks(rank)
-    return "\n".join(lines + ([peak] if peak else []))
+    peak = _link_peaks_text(rank)
+    return "\n".join(blocks + ([peak] if peak else []))
 
 
-def _link_peaks(rank: RankSnapshot) -> str:
+def _link_peaks_text(rank: RankSnapshot) -> str:
     links = rank.links
     if links is None:
         return ""
-    parts = []
-    for rate, what, kind, far in (
+    phrases = []
+    for rate, span, kind, net in (
         (links.device_bytes_per_second, "between devices", links.device_kind, False),
         (links.network_bytes_per_second, "between nodes", links.network_kind, True),
     ):
-        best = max(
-            (r.best_busbw_bytes_per_second for r in rank.traffic if (r.nodes > 1) is far), default=0
+        top = max(
+            (r.best_busbw_bytes_per_second for r in rank.traffic if (r.nodes > 1) is net), default=0
         )
-        if rate and best:
-            parts.append(
-                f"{human_rate(rate)} {what} ({kind}), of which the best is {human_ratio(best / rate)}"
+        if rate and top:
+            phrases.append(
+                f"{human_rate(rate)} {span} ({kind}), of which the best is {human_ratio(top / rate)}"
             )
-    return f"  the links' peak: {'; '.join(parts)}" if parts else ""
+    return f"  the links' peak: {'; '.join(phrases)}" if phrases else ""
 
 
-def sizes(run: RunSnapshot) -> str:
+def by_size(run: RunSnapshot) -> str:
     """How large the collectives of the rank that waits most are; "" without any."""
     rank = most_exposed(run.ranks)
     if rank is None or not rank.sizes:
         return ""
     bounds = [*(f"<= {human_bytes(bound).replace('.0', '')}" for bound in SIZE_BOUNDS), "larger"]
-    shown = [i for i in range(len(bounds)) if any(row.calls[i] for row in rank.sizes)]
+    used = [i for i in range(len(bounds)) if any(row.calls[i] for row in rank.sizes)]
     rows = [
-        (row.op, *(human_count(row.calls[i]) if row.calls[i] else "-" for i in shown))
+        (row.op, *(human_count(row.calls[i]) if row.calls[i] else "-" for i in used))
         for row in rank.sizes
     ]
-    header = ("op", *(bounds[i] for i in shown))
-    return f"Collectives of rank {rank.rank} by size (timed steps)\n{table(header, rows)}"
+    header = ("op", *(bounds[i] for i in used))
+    return f"Collectives of rank {rank.rank} by size (timed steps)\n{aligned_table(header, rows)}"
 
 
-def inspected(run: RunSnapshot) -> str:
+def nccl_block(run: RunSnapshot) -> str:
     """The measurements of NCCL Inspector on the rank that waits most; "" where it is off."""
     rank = most_exposed(run.ranks) or run.ranks[0]
     note = f"  {rank.inspector_note}" if rank.inspector_note else ""
@@ -164,11 +164,11 @@ def inspected(run: RunSnapshot) -> str:
         ("records", lambda row: human_count(row.records)),
         ("timed by", lambda row: row.timing or "n/a"),
     )
-    parts = [f"NCCL Inspector, rank {rank.rank}", rows if rank.inspected else "", note]
-    return "\n".join(part for part in parts if part)
+    blocks = [f"NCCL Inspector, rank {rank.rank}", rows if rank.inspected else "", note]
+    return "\n".join(block for block in blocks if block)
 
 
-def checked(rank: RankSnapshot) -> str:
+def check_text(rank: RankSnapshot) -> str:
     """How far the live figure is from the last trace; "" without one."""
     if rank.check is None or rank.check.error_ratio is None:
         return ""
@@ -179,16 +179,16 @@ def checked(rank: RankSnapshot) -> str:
     )
 
 
-_MOST_STAGES = 64
+_MAX_STAGES = 64
 
 
-def pipeline(run: RunSnapshot) -> str:
+def stage_block(run: RunSnapshot) -> str:
     """The computation and waits of each stage, and the bubble of each rank; "" without a pipeline."""
-    parts = [(rank.rank, rank.pipeline) for rank in run.ranks if rank.pipeline is not None]
-    if not parts:
+    pipes = [(rank.rank, rank.pipeline) for rank in run.ranks if rank.pipeline is not None]
+    if not pipes:
         return ""
     stages = sorted(
-        ((stage.stage, rank, stage) for rank, row in parts for stage in row.own),
+        ((stage.stage, rank, stage) for rank, row in pipes for stage in row.own),
         key=lambda item: item[:2],
     )
     used = [a for a in ACTIONS if any(a in stage.seconds for *_, stage in stages)]
@@ -199,11 +199,11 @@ def pipeline(run: RunSnapshot) -> str:
             *(human_seconds(stage.seconds[a]) if a in stage.seconds else "-" for a in used),
             human_seconds(stage.wait_seconds),
         )
-        for number, rank, stage in stages[:_MOST_STAGES]
+        for number, rank, stage in stages[:_MAX_STAGES]
     ]
     head = ("stage", "rank", *(a.replace("_", " ") for a in used), "messages, a call")
-    title = f"Pipeline: {pipeline_text(parts[0][1])} (seconds of one micro-batch, last ten calls)"
-    lines = [title, *([table(head, rows)] if rows else [])]
-    lines += [f"  rank {rank}: {bubble_text(row)}" for rank, row in parts[:_MOST_STAGES]]
-    slowest = {text: None for _, row in parts if (text := slowest_text(row))}
-    return "\n".join([*lines, *(f"  {text}" for text in slowest)])
+    title = f"Pipeline: {pipeline_text(pipes[0][1])} (seconds of one micro-batch, last ten calls)"
+    blocks = [title, *([aligned_table(head, rows)] if rows else [])]
+    blocks += [f"  rank {rank}: {bubble_text(row)}" for rank, row in pipes[:_MAX_STAGES]]
+    slowest = {sentence: None for _, row in pipes if (sentence := slowest_text(row))}
+    return "\n".join([*blocks, *(f"  {sentence}" for sentence in slowest)])

@@ -20,8 +20,8 @@ from zeromon.readout.figures import (
     SPREAD_HEADS,
     STEP,
     STEPS,
+    best_informed,
     spread_rows,
-    telling,
     training_text,
 )
 from zeromon.readout.ledger import (
@@ -30,7 +30,7 @@ from zeromon.readout.ledger import (
     cause_text,
     checkpoint_text,
     energy_text,
-    headline,
+    goodput_headline,
     job_ledger,
     startup_parts_text,
 )
@@ -44,91 +44,90 @@ from zeromon.readout.text import (
     run_state,
     state_text,
 )
-from zeromon.readout.throughput import progress, progress_text, throughput_text
-from zeromon.readout.verdict import verdict
+from zeromon.readout.throughput import how_far, progress_text, throughput_text
+from zeromon.readout.verdict import judge_run
 from zeromon.report.communication import (
-    checked,
-    communication,
-    dimensions,
-    inspected,
-    pipeline,
-    sizes,
-    units,
+    by_operation,
+    by_size,
+    by_unit,
+    check_text,
+    dim_block,
+    nccl_block,
+    stage_block,
 )
-from zeromon.report.deaths import attempts, deaths
-from zeromon.report.memory import memory, offload, roles
-from zeromon.report.table import column_table, table, wrap
+from zeromon.report.deaths import attempt_block, deaths
+from zeromon.report.memory import by_role, memory_block, offload
+from zeromon.report.table import aligned_table, column_table, wrap_paragraph
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Setting, Severity, StepRange
 from zeromon.storage.run_store import About
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
 
-_MOST_RANKS = 32
+_MAX_RANKS = 32
 _MARKS = {Severity.CRITICAL: "!!", Severity.WARNING: " !", Severity.INFO: "  "}
 
 
-def render(
+def render_run(
     run: RunSnapshot,
     ranges: Sequence[StepRange] = (),
-    about: About | None = None,
-    known: Iterable[Finding] = (),
+    annotation: About | None = None,
+    past: Iterable[Finding] = (),
 ) -> str:
     """The whole report of *run*.
 
-    *ranges*: the parts of a long run. *about*: what its user wrote about it. *known*: all findings of
-    its record, of which those are shown that were over before its end.
+    *ranges*: the parts of a long run. *annotation*: what its user wrote about it. *past*: all findings
+    of its record, of which those are shown that were over before its end.
     """
-    blocks = [head(run, about or About()), attempts(run), ledger([run])]
+    blocks = [head_block(run, annotation or About()), attempt_block(run), ledger_block([run])]
     if run.ranks:
         blocks += [
-            spreads(run), _ranks(run), _over_time(ranges), phases(run), activities(run),
-            pipeline(run),
-            communication(run), dimensions(run), units(run, 8), sizes(run), inspected(run),
-            memory(_shown(run)),
-            roles(run), offload(run), engines(run), deaths(run), settings(run, written_only=True),
+            spread_block(run), _rank_block(run), _over_time(ranges), phase_block(run), activities(run),
+            stage_block(run), by_operation(run), dim_block(run), by_unit(run, 8), by_size(run),
+            nccl_block(run), memory_block(_shown_ranks(run)), by_role(run), offload(run),
+            engine_block(run), deaths(run), settings(run, written_only=True),
         ]  # fmt: skip
-    blocks.append(_findings([f for f in run.findings if f.rule != "rank_died"]))  # see deaths()
-    blocks.append(_earlier(run, known))
+    blocks.append(_findings_of([f for f in run.findings if f.rule != "rank_died"]))  # see deaths()
+    blocks.append(_earlier_findings_block(run, past))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def head(run: RunSnapshot, about: About) -> str:
+def head_block(run: RunSnapshot, annotation: About) -> str:
     """The head of the report: the run's state, verdict, command, ranks and duration."""
-    first = run.ranks[0] if run.ranks else None
-    judged = verdict(run)
-    lines = [f"run {run.run}: {run_state(run)}", f"  verdict   {judged.health}: {judged.cause}"]
-    if about.tags:
-        lines.append(_wrapped(f"tags      {printable(', '.join(about.tags))}"))
-    if about.note:
-        lines.append(_wrapped(f"note      {printable(about.note)}"))
+    first_rank = run.ranks[0] if run.ranks else None
+    judged = judge_run(run)
+    rows = [f"run {run.run}: {run_state(run)}", f"  verdict   {judged.health}: {judged.cause}"]
+    if annotation.tags:
+        rows.append(_wrap_text(f"tags      {printable(', '.join(annotation.tags))}"))
+    if annotation.note:
+        rows.append(_wrap_text(f"note      {printable(annotation.note)}"))
     if run.command:
-        lines.append(f"  command   {' '.join(run.command)}")
+        rows.append(f"  command   {' '.join(run.command)}")
     if run.revision:
-        lines.append(f"  code      git commit {commit_text(run.revision)}")
-    if first is not None:
+        rows.append(f"  code      git commit {commit_text(run.revision)}")
+    if first_rank is not None:
         count = len(run.ranks) if run.fleet is None else run.fleet.ranks
-        ranks = f"{count} of {first.world_size} ranks on {run.node}"
-        lines.append(f"  ranks     {ranks}, {first.strategy}, {first.device}")
+        ranks = f"{count} of {first_rank.world_size} ranks on {run.node}"
+        rows.append(f"  ranks     {ranks}, {first_rank.strategy}, {first_rank.device}")
     started = [rank for rank in run.ranks if rank.startup_seconds is not None]
     if started:
         longest = max(started, key=lambda rank: rank.startup_seconds or 0.0)
-        parts = startup_parts_text(longest) or "imports, set-up, first batch"
-        setup = f"{human_seconds(longest.startup_seconds)} until the first step: {parts}"
-        lines.append(_wrapped(f"start-up  {setup}"))
+        stages = startup_parts_text(longest) or "imports, set-up, first batch"
+        setup = f"{human_seconds(longest.startup_seconds)} until the first step: {stages}"
+        rows.append(_wrap_text(f"start-up  {setup}"))
     if joined := joined_text(run):
-        lines.append(f"  watched   {joined.removeprefix('watched ')}")
+        rows.append(f"  watched   {joined.removeprefix('watched ')}")
     if used := energy_text(run):
-        lines.append(f"  energy    {used}")
-    lines.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
-    return "\n".join(lines)
+        rows.append(f"  energy    {used}")
+    rows.append(f"  duration  {human_seconds(max(0.0, run.taken_wall - run.started_wall))}")
+    return "\n".join(rows)
 
 
-def _shown(run: RunSnapshot) -> Sequence[RankSnapshot]:
-    return run.ranks[:_MOST_RANKS]
+def _shown_ranks(run: RunSnapshot) -> Sequence[RankSnapshot]:
+    return run.ranks[:_MAX_RANKS]
 
 
-def _ranks(run: RunSnapshot) -> str:
+def _rank_block(run: RunSnapshot) -> str:
     rows = column_table(
-        _shown(run),
+        _shown_ranks(run),
         ("rank", lambda rank: str(rank.rank)),
         ("steps", STEPS.text),
         ("step", STEP.text),
@@ -137,38 +136,38 @@ def _ranks(run: RunSnapshot) -> str:
         ("overlap", OVERLAP.text),
         ("state", state_text),
     )
-    more = (len(run.ranks) if run.fleet is None else run.fleet.ranks) - len(_shown(run))
-    tail = f"\n  ... and {more} more ranks" if more > 0 else ""
-    tail += "".join(f"\n  {line}" for line in map(checked, _shown(run)) if line)
-    tail += why_unknown(_shown(run))
-    tail += "\n" + _wrapped(throughput_text(run))
-    paces = [(known.starved_ratio, rank) for rank in run.ranks if (known := pace(rank)) is not None]
+    hidden = (len(run.ranks) if run.fleet is None else run.fleet.ranks) - len(_shown_ranks(run))
+    tail = f"\n  ... and {hidden} more ranks" if hidden > 0 else ""
+    tail += "".join(f"\n  {row}" for row in map(check_text, _shown_ranks(run)) if row)
+    tail += why_unknown(_shown_ranks(run))
+    tail += "\n" + _wrap_text(throughput_text(run))
+    paces = [(paced.starved_ratio, rank) for rank in run.ranks if (paced := pace(rank)) is not None]
     if paces:
-        _, slowest = max(paces, key=lambda one: one[0])
-        tail += "\n" + _wrapped(f"rank {slowest.rank} is {pace_text(slowest)}")
-    if progress(run) is not None:
-        tail += "\n" + _wrapped(progress_text(run))
-    if (teller := telling(run)) is not None:
-        tail += "\n" + _wrapped(f"training, by rank {teller.rank}: {training_text(teller)}")
+        _, slowest = max(paces, key=lambda pair: pair[0])
+        tail += "\n" + _wrap_text(f"rank {slowest.rank} is {pace_text(slowest)}")
+    if how_far(run) is not None:
+        tail += "\n" + _wrap_text(progress_text(run))
+    if (teller := best_informed(run)) is not None:
+        tail += "\n" + _wrap_text(f"training, by rank {teller.rank}: {training_text(teller)}")
     return f"Steps (mean of the last {WINDOW} timed steps, without the first)\n{rows}{tail}"
 
 
 def why_unknown(ranks: Sequence[RankSnapshot]) -> str:
     """Why exposed communication is n/a, once for the first rank where it is."""
-    why = next(((rank, text) for rank in ranks if (text := exposed_unknown(rank))), None)
-    if why is None:
+    gap = next(((rank, reason) for rank in ranks if (reason := exposed_unknown(rank))), None)
+    if gap is None:
         return ""
-    return "\n" + _wrapped(f"exposed communication of rank {why[0].rank} is n/a: {why[1]}")
+    return "\n" + _wrap_text(f"exposed communication of rank {gap[0].rank} is n/a: {gap[1]}")
 
 
-def spreads(run: RunSnapshot) -> str:
+def spread_block(run: RunSnapshot) -> str:
     """How figures spread over all ranks, where a snapshot has only some of them; "" where it has all."""
     fleet = run.fleet
     if fleet is None:
         return ""
-    rows = [(figure.label, *values) for figure, values in spread_rows(fleet)]
+    rows = [(entry.label, *values) for entry, values in spread_rows(fleet)]
     header = ("all ranks", *SPREAD_HEADS)
-    return f"How {human_count(fleet.ranks)} ranks spread\n{table(header, rows)}"
+    return f"How {human_count(fleet.ranks)} ranks spread\n{aligned_table(header, rows)}"
 
 
 def _over_time(ranges: Sequence[StepRange]) -> str:
@@ -186,53 +185,53 @@ def _over_time(ranges: Sequence[StepRange]) -> str:
     return f"Over the whole run (mean step, without the first; the most bytes on any rank)\n{rows}"
 
 
-def phases(run: RunSnapshot) -> str:
+def phase_block(run: RunSnapshot) -> str:
     """Where the time of a step goes, over all ranks."""
     of_ranks = [rank_parts(rank) for rank in run.ranks]
-    total = {part: sum(parts.get(part, 0.0) for parts in of_ranks) for part in PARTS}
-    spent = sum(total.values())
-    known = {"exposed"} if any(map(exposed_is_known, run.ranks)) else set()
-    always = known | set(USUAL) - {"exposed"}
-    shown = [part for part in PARTS if total[part] or part in always]
-    parts = [f"{PART_NAMES[part]} {human_ratio(total[part] / spent)}" for part in shown if spent]
+    sums = {name: sum(split.get(name, 0.0) for split in of_ranks) for name in PARTS}
+    total = sum(sums.values())
+    timed = {"exposed"} if any(map(exposed_is_known, run.ranks)) else set()
+    always = timed | set(USUAL) - {"exposed"}
+    names = [name for name in PARTS if sums[name] or name in always]
+    shares = [f"{PART_NAMES[name]} {human_ratio(sums[name] / total)}" for name in names if total]
     head = f"Where the time of a step goes (mean of the last {WINDOW} timed steps)"
-    return f"{head}\n{_wrapped(', '.join(parts) or 'no step yet')}"
+    return f"{head}\n{_wrap_text(', '.join(shares) or 'no step yet')}"
 
 
-def _wrapped(text: str) -> str:
-    return "\n".join(wrap(text, 98, "  ", "  "))
+def _wrap_text(paragraph: str) -> str:
+    return "\n".join(wrap_paragraph(paragraph, 98, "  ", "  "))
 
 
 _SHOWN_SECONDS = 1.0
 """A finding that only the end brought has no duration."""
 
 
-def _findings(findings: Sequence[Finding]) -> str:
+def _findings_of(findings: Sequence[Finding]) -> str:
     if not findings:
         return ""
-    lines = [line for finding in findings for line in finding_lines(finding)]
-    return "Findings (zeromon rule CODE explains them)\n" + "\n".join(lines)
+    rows = [row for finding in findings for row in finding_lines(finding)]
+    return "Findings (zeromon rule CODE explains them)\n" + "\n".join(rows)
 
 
-def _earlier(run: RunSnapshot, known: Iterable[Finding]) -> str:
+def _earlier_findings_block(run: RunSnapshot, findings: Iterable[Finding]) -> str:
     """The findings that were over before the run was, without mere information; "" without any."""
-    stood = {(one.rule, one.rank) for one in run.findings}
-    over = [f for f in known if f.severity != Severity.INFO and (f.rule, f.rank) not in stood]
-    lines = [_wrapped(f"{rule} {text}") for rule, text in resolved_texts(over)]
-    return "\n".join(("Earlier findings", *lines)) if lines else ""
+    stood = {(finding.rule, finding.rank) for finding in run.findings}
+    past = [f for f in findings if f.severity != Severity.INFO and (f.rule, f.rank) not in stood]
+    rows = [_wrap_text(f"{rule} {sentence}") for rule, sentence in resolved_texts(past)]
+    return "\n".join(("Earlier findings", *rows)) if rows else ""
 
 
 def finding_lines(finding: Finding) -> list[str]:
     """A finding, and its remedy where it has one."""
-    held = finding.gone - finding.came if finding.gone is not None and finding.came else 0.0
-    is_shown = held >= _SHOWN_SECONDS and finding.severity != Severity.INFO
-    until = f" (for {human_seconds(held)}, to the end)" if is_shown else ""
-    lines = [f"{_MARKS[finding.severity]} {finding.code} {finding_text(finding)}{until}"]
+    duration = finding.gone - finding.came if finding.gone is not None and finding.came else 0.0
+    is_shown = duration >= _SHOWN_SECONDS and finding.severity != Severity.INFO
+    period = f" (for {human_seconds(duration)}, to the end)" if is_shown else ""
+    rows = [f"{_MARKS[finding.severity]} {finding.code} {finding_text(finding)}{period}"]
     if finding.remedy is not None:
-        text = remedy_text(finding.remedy)
-        remedy = [text.reason, *(f"  {line.text}" for line in text.diff), text.outlook]
-        lines += [f"     {line}" for line in remedy]
-    return lines
+        change = remedy_text(finding.remedy)
+        remedy = [change.reason, *(f"  {row.text}" for row in change.diff), change.outlook]
+        rows += [f"     {row}" for row in remedy]
+    return rows
 
 
 # ---- where every second of a job went, as text --------------------------------------------------
@@ -240,44 +239,44 @@ def finding_lines(finding: Finding) -> list[str]:
 _BAR = 30
 
 
-def ledger(runs: Sequence[RunSnapshot], per: Sequence[tuple[str, float]] = ()) -> str:
+def ledger_block(runs: Sequence[RunSnapshot], per: Sequence[tuple[str, float]] = ()) -> str:
     """Every second of the ranks of *runs*, which are one job; "" where nothing is known.
 
     *per*: further columns, with what a second is worth in each (kWh, money).
     """
-    whole = job_ledger(runs)
-    if not whole.rows:
+    job = job_ledger(runs)
+    if not job.rows:
         return ""
-    work = [(whole.unit, whole.per_second)] if whole.unit else []
-    lines = [f"Ledger: {headline(whole)}", _table(whole, [*work, *per])]
-    lines += [f"  {note}" for note in (whole.unit_note, *whole.notes)]
+    work = [(job.unit, job.per_second)] if job.unit else []
+    blocks = [f"Ledger: {goodput_headline(job)}", _ledger_table(job, [*work, *per])]
+    blocks += [f"  {note}" for note in (job.unit_note, *job.notes)]
     saves = checkpoint_text(runs[-1])
-    return "\n".join([*lines, f"  {saves}"] if saves else lines)
+    return "\n".join([*blocks, f"  {saves}"] if saves else blocks)
 
 
-def _table(whole: JobLedger, per: Sequence[tuple[str, float]]) -> str:
-    def cells(name: str, seconds: float) -> tuple[str, ...]:
-        amounts = (seconds * each for _, each in per)
+def _ledger_table(job: JobLedger, per: Sequence[tuple[str, float]]) -> str:
+    def cells_of_row(name: str, seconds: float) -> tuple[str, ...]:
+        amounts = (seconds * factor for _, factor in per)
         worth = (human_count(a) if a >= 1000 else f"{a:.4g}" for a in amounts)
-        return name, human_seconds(seconds), human_ratio(seconds / whole.rank_seconds), *worth
+        return name, human_seconds(seconds), human_ratio(seconds / job.rank_seconds), *worth
 
-    rows = [cells(cause_text(row), row.seconds) for row in whole.rows]
+    rows = [cells_of_row(cause_text(row), row.seconds) for row in job.rows]
     header = ("cause", "of all ranks", "share", *(name for name, _ in per))
-    lines = table(header, [*rows, cells("sum", whole.rank_seconds)]).splitlines()
-    bars = ["", *("#" * round(_BAR * whole.share(row)) for row in whole.rows), ""]
-    return "\n".join(f"{line}  {bar}".rstrip() for line, bar in zip(lines, bars, strict=True))
+    body = aligned_table(header, [*rows, cells_of_row("sum", job.rank_seconds)]).splitlines()
+    bars = ["", *("#" * round(_BAR * job.share(row)) for row in job.rows), ""]
+    return "\n".join(f"{row}  {bar}".rstrip() for row, bar in zip(body, bars, strict=True))
 
 
 def activities(run: RunSnapshot) -> str:
     """The activities of the training loops beside training; "" where nothing was seen."""
-    texts = activity_texts(run)
-    return "Beside training\n" + "\n".join(f"  {text}" for text in texts) if texts else ""
+    notes = activity_texts(run)
+    return "Beside training\n" + "\n".join(f"  {note}" for note in notes) if notes else ""
 
 
 # ---- deepSpeed's engines and settings, as text --------------------------------------------------
 
 
-def engines(run: RunSnapshot) -> str:
+def engine_block(run: RunSnapshot) -> str:
     """The DeepSpeed engines of the first rank that has some; "" without any."""
     rank = next((r for r in run.ranks if r.engines), None)
     if rank is None:
@@ -303,27 +302,27 @@ def settings(run: RunSnapshot, *, written_only: bool) -> str:
     rank = next((r for r in run.ranks if r.settings), None)
     if rank is None:
         return ""
-    known = [s for s in rank.settings if s.written or not written_only or s.name in _ALWAYS_SHOWN]
-    engines = len({setting.engine for setting in known})
-    alike = Counter((s.name, s.effective, s.written) for s in known)
-    lines = dict.fromkeys(
+    listed = [s for s in rank.settings if s.written or not written_only or s.name in _ALWAYS_SHOWN]
+    engines = len({setting.engine for setting in listed})
+    counts = Counter((s.name, s.effective, s.written) for s in listed)
+    rows = dict.fromkeys(
         (
-            f"engine {s.engine}: " * (alike[s.name, s.effective, s.written] != engines) + s.name,
+            f"engine {s.engine}: " * (counts[s.name, s.effective, s.written] != engines) + s.name,
             s.effective,
-            _origin(s),
+            _setting_origin_note(s),
         )
-        for s in known
+        for s in listed
     )
-    width = max((len(name) for name, _, _ in lines), default=0)
-    text = "\n".join(f"  {name.ljust(width)}  {value}{note}" for name, value, note in lines)
+    width = max((len(name) for name, _, _ in rows), default=0)
+    body = "\n".join(f"  {name.ljust(width)}  {value}{note}" for name, value, note in rows)
     hint = "written, and what follows from it" if written_only else "as it took effect"
-    return f"Configuration ({hint})\n{text}"
+    return f"Configuration ({hint})\n{body}"
 
 
 _ALWAYS_SHOWN = ("zero_optimization.overlap_comm", "train_batch_size")
 
 
-def _origin(setting: Setting) -> str:
+def _setting_origin_note(setting: Setting) -> str:
     if not setting.written:
         return "  (default)"
     return "" if setting.written == setting.effective else f"  (written: {setting.written})"

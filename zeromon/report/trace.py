@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from zeromon.diagnosis.flight import DIFFER, FlightFinding, RankCall
-from zeromon.report.table import Column, column_table, fitted, table
+from zeromon.report.table import Column, aligned_table, column_table, fitted_table
 from zeromon.snapshot import Capture, CaptureState, TraceCheck
 from zeromon.traces.allocations import (
     COMMUNICATION,
@@ -17,13 +17,13 @@ from zeromon.traces.allocations import (
     Grown,
     Holding,
     Peak,
-    origin,
+    stack_origin,
 )
 from zeromon.traces.analysis import RankTrace
 from zeromon.traces.critical import CriticalPath
-from zeromon.traces.diff import LEAST_OF_FIGURE, OF_CALLS, Row, TraceDiff, Usage, What
+from zeromon.traces.diff import MIN_FIGURE_SHARE, OF_CALLS, Row, TraceDiff, Usage, What
 from zeromon.traces.idle import IdleTime, StreamTime
-from zeromon.traces.products import overall
+from zeromon.traces.products import overall_rates
 from zeromon.units import (
     human_bytes,
     human_calls,
@@ -35,7 +35,7 @@ from zeromon.units import (
     signed,
 )
 
-_MOST_ROWS, _FIRST_ROWS = 10, 6
+_MAX_ROWS, _FIRST_ROWS = 10, 6
 
 SECTIONS: Mapping[str, str] = {
     "kernels": "more families of kernels",
@@ -45,34 +45,34 @@ SECTIONS: Mapping[str, str] = {
 """Sections of ``zeromon trace analyze`` in place of the details of a first look -> help."""
 
 
-def captured(made: Capture, ranks: Sequence[RankTrace]) -> str:
+def capture_report(trace: Capture, ranks: Sequence[RankTrace]) -> str:
     """The result of a capture, with the analysis of its traces."""
-    if made.state == CaptureState.FAILED:
-        return f"trace {made.number} failed: {made.note}\n"
-    last = made.first + made.steps - 1
-    steps = f"step {made.first}" if made.steps == 1 else f"steps {made.first} to {last}"
-    lines = [f"Trace {made.number}: {steps} of {len(made.files)} ranks, in {made.folder}"]
-    lines += [f"  {Path(file).name}" for file in made.files]
-    if made.note:
-        lines.append(f"  {made.note}")
-    blocks = ["\n".join(lines)]
-    if made.checks:
-        blocks.append(checks(made))
+    if trace.state == CaptureState.FAILED:
+        return f"trace {trace.number} failed: {trace.note}\n"
+    last_step = trace.first + trace.steps - 1
+    steps = f"step {trace.first}" if trace.steps == 1 else f"steps {trace.first} to {last_step}"
+    rows = [f"Trace {trace.number}: {steps} of {len(trace.files)} ranks, in {trace.folder}"]
+    rows += [f"  {Path(file).name}" for file in trace.files]
+    if trace.note:
+        rows.append(f"  {trace.note}")
+    blocks = ["\n".join(rows)]
+    if trace.checks:
+        blocks.append(check_table(trace))
     if ranks:
         blocks.append(as_text(ranks).rstrip("\n"))
     return "\n\n".join(blocks) + "\n"
 
 
-def checks(made: Capture) -> str:
+def check_table(trace: Capture) -> str:
     """The live figures beside the trace's."""
-    check_of = made.checks
+    check_of = trace.checks
     rows = column_table(
         sorted(check_of),
         ("rank", str),
         ("steps", lambda rank: ", ".join(map(str, check_of[rank].steps))),
         ("exposed live", lambda rank: human_seconds(check_of[rank].live_exposed_seconds)),
         ("in trace", lambda rank: human_seconds(check_of[rank].trace_exposed_seconds)),
-        ("error", lambda rank: _error(check_of[rank])),
+        ("error", lambda rank: _check_error_text(check_of[rank])),
         ("comm live", lambda rank: human_seconds(check_of[rank].live_communication_seconds)),
         ("in trace", lambda rank: human_seconds(check_of[rank].trace_communication_seconds)),
     )
@@ -84,7 +84,7 @@ def checks(made: Capture) -> str:
     return f"The live figures against the trace\n{rows}{note}"
 
 
-def _error(check: TraceCheck) -> str:
+def _check_error_text(check: TraceCheck) -> str:
     if check.error_ratio is not None:
         return f"{check.error_ratio * 100:+.1f} %"
     return "n/a (launch-bound)" if check.launch_bound else "n/a"
@@ -97,32 +97,32 @@ def as_text(
 
     Without *rank*, the details are of the one with the most exposed communication.
     """
-    blocks = [_ranks(ranks)]
-    one = max(ranks, key=lambda r: r.exposed_seconds or 0.0)
-    one = next((r for r in ranks if r.rank == rank), one)
+    blocks = [_rank_time_block(ranks)]
+    chosen = max(ranks, key=lambda r: r.exposed_seconds or 0.0)
+    chosen = next((r for r in ranks if r.rank == rank), chosen)
     if not sections:
-        blocks += [_ops(one)] if one.ops else []
-        blocks += [_units(one)] if one.units else []
+        blocks += [_collective_op_block(chosen)] if chosen.ops else []
+        blocks += [_fsdp_unit_block(chosen)] if chosen.units else []
     if "kernels" in sections or not sections:
-        blocks += [_families(one, bool(sections))] if one.families else []
+        blocks += [_kernel_family_block(chosen, bool(sections))] if chosen.families else []
     if "gemm" in sections:
-        blocks.append(_products(one))
+        blocks.append(_matrix_product_block(chosen))
     if "idle" in sections:
-        blocks.append(_idle(one))
-    if "critical-path" in sections and one.critical_path is not None:
-        blocks.append(_critical_path(one.rank, one.critical_path))
+        blocks.append(_idle_stream_block(chosen))
+    if "critical-path" in sections and chosen.critical_path is not None:
+        blocks.append(_critical_path_block(chosen.rank, chosen.critical_path))
     notes = [f"  rank {r.rank} ({r.file}): {note}" for r in ranks for note in r.notes]
     if notes:
         blocks.append("Notes\n" + "\n".join(notes))
     return "\n\n".join(blocks) + "\n"
 
 
-def _ranks(ranks: Sequence[RankTrace]) -> str:
+def _rank_time_block(ranks: Sequence[RankTrace]) -> str:
     """One row a rank, of many ranks those that compute more or less than the others."""
-    usual = _median(ranks, lambda r: r.compute_seconds)
-    apart = sorted(ranks, key=lambda r: -abs((r.compute_seconds or 0.0) - usual))[:_MOST_ROWS]
+    median = _median_of(ranks, lambda r: r.compute_seconds)
+    outer = sorted(ranks, key=lambda r: -abs((r.compute_seconds or 0.0) - median))[:_MAX_ROWS]
     rows = column_table(
-        [r for r in ranks if r in apart],
+        [r for r in ranks if r in outer],
         ("rank", lambda r: str(r.rank)),
         ("span", lambda r: human_seconds(r.span_seconds)),
         ("compute", lambda r: human_share(r.compute_seconds, r.span_seconds)),
@@ -133,14 +133,14 @@ def _ranks(ranks: Sequence[RankTrace]) -> str:
         ("overlap", lambda r: human_ratio(r.overlap_ratio)),
         ("waits", lambda r: human_seconds(r.wait_seconds)),
     )
-    lines = ["Where the time of the device went, shares of the span", rows]
-    if len(apart) < len(ranks):
-        lines.append(f"  and {len(ranks) - len(apart)} ranks nearer to the median: --json has all")
+    blocks = ["Where the time of the device went, shares of the span", rows]
+    if len(outer) < len(ranks):
+        blocks.append(f"  and {len(ranks) - len(outer)} ranks nearer to the median: --json has all")
     idlest = max(ranks, key=lambda r: r.idle_seconds or 0.0)
     if idlest.idle is not None and idlest.idle.seconds:
-        lines.append(f"  idle of rank {idlest.rank}: {_causes(idlest.idle)}")
-    lines += [f"  {sentence}" for sentence in _differences(ranks)]
-    return "\n".join(lines)
+        blocks.append(f"  idle of rank {idlest.rank}: {_idle_cause_text(idlest.idle)}")
+    blocks += [f"  {sentence}" for sentence in _why_ranks_differ(ranks)]
+    return "\n".join(blocks)
 
 
 _CAUSES = (
@@ -150,17 +150,17 @@ _CAUSES = (
 )  # fmt: skip
 
 
-def _causes(idle: IdleTime) -> str:
+def _idle_cause_text(idle: IdleTime) -> str:
     """The causes of idle time from the largest on."""
-    parts = sorted(((getattr(idle, name), text) for name, text in _CAUSES), reverse=True)
+    causes = sorted(((getattr(idle, name), phrase) for name, phrase in _CAUSES), reverse=True)
     return ", ".join(
-        f"{human_ratio(seconds / idle.seconds)} {text}" for seconds, text in parts if seconds
+        f"{human_ratio(seconds / idle.seconds)} {phrase}" for seconds, phrase in causes if seconds
     )
 
 
-def _median(ranks: Sequence[RankTrace], of: Callable[[RankTrace], float | None]) -> float:
-    known = [value for value in map(of, ranks) if value is not None]
-    return statistics.median(known) if known else 0.0
+def _median_of(ranks: Sequence[RankTrace], of: Callable[[RankTrace], float | None]) -> float:
+    values = [value for value in map(of, ranks) if value is not None]
+    return statistics.median(values) if values else 0.0
 
 
 _REASONS: tuple[tuple[str, Callable[[RankTrace], float | None]], ...] = (
@@ -170,96 +170,96 @@ _REASONS: tuple[tuple[str, Callable[[RankTrace], float | None]], ...] = (
 )
 
 
-def _differences(ranks: Sequence[RankTrace]) -> list[str]:
+def _why_ranks_differ(ranks: Sequence[RankTrace]) -> list[str]:
     """Whom the ranks wait for and why, where they differ by more than a hundredth of the span."""
-    least = _median(ranks, lambda r: r.span_seconds) / 100
-    if len(ranks) < 2 or not least:
+    limit = _median_of(ranks, lambda r: r.span_seconds) / 100
+    if len(ranks) < 2 or not limit:
         return []
     waited = [(r.wait_seconds, r.rank, r) for r in ranks if r.wait_seconds is not None]
-    if waited and max(waited)[0] - min(waited)[0] > least:
+    if waited and max(waited)[0] - min(waited)[0] > limit:
         late = min(waited)[2]
-        others = _median([r for r in ranks if r is not late], lambda r: r.wait_seconds)
+        peer_wait = _median_of([r for r in ranks if r is not late], lambda r: r.wait_seconds)
         return [
             f"rank {late.rank} comes last: it waits {human_seconds(late.wait_seconds)}, "
-            f"the others {human_seconds(others)}{_why(late, ranks, least)}"
+            f"the others {human_seconds(peer_wait)}{_why_rank_is_late(late, ranks, limit)}"
         ]
-    told = [] if waited else ["waits n/a: the files do not have the same collectives"]
-    for text, of in _REASONS:
-        most = max(ranks, key=lambda r: of(r) or 0.0)
-        more = (of(most) or 0.0) - _median(ranks, of)
-        if more > least:
-            told.append(f"rank {most.rank}: {text} {human_seconds(more)} longer than the median")
-    return told or ["the ranks differ by less than 1 % of the span"]
+    notes = [] if waited else ["waits n/a: the files do not have the same collectives"]
+    for label, of in _REASONS:
+        top = max(ranks, key=lambda r: of(r) or 0.0)
+        extra = (of(top) or 0.0) - _median_of(ranks, of)
+        if extra > limit:
+            notes.append(f"rank {top.rank}: {label} {human_seconds(extra)} longer than the median")
+    return notes or ["the ranks differ by less than 1 % of the span"]
 
 
-def _why(late: RankTrace, ranks: Sequence[RankTrace], least: float) -> str:
+def _why_rank_is_late(late: RankTrace, ranks: Sequence[RankTrace], limit: float) -> str:
     """The reason why a rank is late: what it does longer than the median of the others."""
-    others = [r for r in ranks if r is not late]
-    more, text = max(((of(late) or 0.0) - _median(others, of), text) for text, of in _REASONS)
-    return f"; {text} {human_seconds(more)} longer than they" if more > least else ""
+    peers = [r for r in ranks if r is not late]
+    extra, label = max(((of(late) or 0.0) - _median_of(peers, of), label) for label, of in _REASONS)
+    return f"; {label} {human_seconds(extra)} longer than they" if extra > limit else ""
 
 
-def _products(rank: RankTrace) -> str:
+def _matrix_product_block(rank: RankTrace) -> str:
     """Matrix products and attention: what they reach of the peak and of the roofline."""
     title = f"Matrix products of rank {rank.rank}"
     if not rank.products:
         return f"{title}: n/a, the trace has no operators, or none that launched a kernel"
-    speed, peak, roofline = overall(rank.products)
-    seconds = sum(one.seconds for one in rank.products)
+    speed, peak, roofline = overall_rates(rank.products)
+    seconds = sum(product.seconds for product in rank.products)
     rows = column_table(
-        rank.products[:_MOST_ROWS],
+        rank.products[:_MAX_ROWS],
         ("operator", lambda p: p.op.replace("_attention", "").replace("_backward", " bwd")),
         ("MxNxK", lambda p: p.shape or "n/a"),
         ("type", lambda p: _DTYPES.get(p.dtype, p.dtype) or "n/a"),
         ("calls", lambda p: human_count(p.count)),
         ("time", lambda p: human_seconds(p.seconds)),
-        ("TFLOP/s", lambda p: _tera(p.flops / p.seconds if p.flops and p.seconds else None)),
+        ("TFLOP/s", lambda p: _tera_text(p.flops / p.seconds if p.flops and p.seconds else None)),
         ("peak", lambda p: human_ratio(p.peak_ratio)),
         ("roof", lambda p: human_ratio(p.roofline_ratio)),
     )
-    lines = [
+    blocks = [
         f"{title}, {human_seconds(seconds)}, {human_share(seconds, rank.span_seconds)} of the span",
-        f"  on {rank.device_name or 'an unknown device'}: {_tera(speed)} TFLOP/s, "
+        f"  on {rank.device_name or 'an unknown device'}: {_tera_text(speed)} TFLOP/s, "
         f"{human_ratio(peak)} of the peak, {human_ratio(roofline)} of the roofline",
         rows,
     ]
-    if len(rank.products) > _MOST_ROWS:
-        lines.append(f"  and {human_count(len(rank.products) - _MOST_ROWS)} more: --json has all")
-    lines += [f"  n/a: {why}" for why in dict.fromkeys(p.unknown for p in rank.products) if why]
-    return "\n".join(lines)
+    if len(rank.products) > _MAX_ROWS:
+        blocks.append(f"  and {human_count(len(rank.products) - _MAX_ROWS)} more: --json has all")
+    blocks += [f"  n/a: {gap}" for gap in dict.fromkeys(p.unknown for p in rank.products) if gap]
+    return "\n".join(blocks)
 
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
 
-def _tera(flops: float | None) -> str:
+def _tera_text(flops: float | None) -> str:
     return "n/a" if flops is None else f"{flops / 1e12:.1f}"
 
 
-def _idle(rank: RankTrace) -> str:
+def _idle_stream_block(rank: RankTrace) -> str:
     """The streams of a rank: why they are idle, and how far the host is ahead."""
     if not rank.streams:
         return f"Idle streams of rank {rank.rank}: n/a, the trace has no launches of the host"
-    streams = rank.streams[:_MOST_ROWS]
-    causes = [name for name, _ in _CAUSES if any(getattr(one.idle, name) for one in streams)]
-    name: Column[StreamTime] = ("stream", lambda one: f"{one.device}/{one.stream}")
+    streams = rank.streams[:_MAX_ROWS]
+    causes = [name for name, _ in _CAUSES if any(getattr(lane.idle, name) for lane in streams)]
+    name: Column[StreamTime] = ("stream", lambda lane: f"{lane.device}/{lane.stream}")
     idle = column_table(
         streams,
         name,
-        ("events", lambda one: human_count(one.events)),
-        ("idle", lambda one: human_share(one.idle.seconds, one.span_seconds)),
+        ("events", lambda lane: human_count(lane.events)),
+        ("idle", lambda lane: human_share(lane.idle.seconds, lane.span_seconds)),
         *(
-            (c, lambda one, c=c: human_share(getattr(one.idle, c), one.idle.seconds))
+            (c, lambda lane, c=c: human_share(getattr(lane.idle, c), lane.idle.seconds))
             for c in causes
         ),
     )
     queue = column_table(
         streams,
         name,
-        ("mean", lambda one: "n/a" if one.queue_mean is None else f"{one.queue_mean:.1f}"),
-        ("most", lambda one: human_count(one.queue_most)),
-        ("empty", lambda one: human_ratio(one.queue_empty_ratio)),
-        ("launch to start", lambda one: human_seconds(one.delay_seconds)),
+        ("mean", lambda lane: "n/a" if lane.queue_mean is None else f"{lane.queue_mean:.1f}"),
+        ("most", lambda lane: human_count(lane.queue_most)),
+        ("empty", lambda lane: human_ratio(lane.queue_empty_ratio)),
+        ("launch to start", lambda lane: human_seconds(lane.delay_seconds)),
     )
     return (
         f"Idle streams of rank {rank.rank}, and what the next event waited for\n{idle}\n\n"
@@ -267,59 +267,59 @@ def _idle(rank: RankTrace) -> str:
     )
 
 
-def _critical_path(rank: int, path: CriticalPath) -> str:
+def _critical_path_block(rank: int, path: CriticalPath) -> str:
     """The waits of the moments of a step, by kind, then by name."""
     kinds = ", ".join(
         f"{human_share(seconds, path.seconds)} {kind}" for kind, seconds in path.kinds.items()
     )
     rows = column_table(
-        path.parts[:_MOST_ROWS],
-        ("name", lambda part: part.name),
-        ("what", lambda part: part.kind),
-        ("parts", lambda part: human_count(part.count)),
-        ("time", lambda part: human_seconds(part.seconds)),
-        ("share", lambda part: human_share(part.seconds, path.seconds)),
+        path.parts[:_MAX_ROWS],
+        ("name", lambda row: row.name),
+        ("what", lambda row: row.kind),
+        ("parts", lambda row: human_count(row.count)),
+        ("time", lambda row: human_seconds(row.seconds)),
+        ("share", lambda row: human_share(row.seconds, path.seconds)),
         cuts=[0],
     )
-    lines = [
+    blocks = [
         f"Critical path of step {path.step} of rank {rank}, {human_seconds(path.seconds)}",
         f"  {kinds}",
         rows,
     ]
     if path.inferred:
-        lines.append(
+        blocks.append(
             f"  {human_count(path.inferred)} waits for another stream are inferred: the trace has no "
             "cuda_sync events (enable_cuda_sync_events)"
         )
-    return "\n".join(lines)
+    return "\n".join(blocks)
 
 
-def as_diff(names: Sequence[str], found: TraceDiff) -> str:
+def as_diff(names: Sequence[str], diff: TraceDiff) -> str:
     """The differences between the traces *names*; only those beyond noise have a row."""
     heads = [
         f"{letter}  {name}: {human_count(count)} step{'s' * (count != 1)} of a rank"
-        for letter, name, count in zip("AB", names, found.samples, strict=True)
+        for letter, name, count in zip("AB", names, diff.samples, strict=True)
     ]
     rows = column_table(
-        found.parts,
+        diff.parts,
         ("a step", lambda row: row.name),
         ("A", lambda row: human_seconds(row.before.seconds)),
         ("B", lambda row: human_seconds(row.after.seconds)),
         *_DIFFERENCE,
     )
     blocks = ["\n".join(heads), rows]
-    changed = [row for row in found.rows if row.change is not None]
+    changed = [row for row in diff.rows if row.change is not None]
     if changed:
-        blocks.append(_changes(changed))
-    elif not found.changed:
+        blocks.append(_changed_rows_table(changed))
+    elif not diff.changed:
         blocks.append("Nothing differs beyond noise.")
-    if found.changed and not any(row.change in OF_CALLS for row in found.changed):
+    if diff.changed and not any(row.change in OF_CALLS for row in diff.changed):
         blocks.append("Both make the same calls: they differ in time alone.")
-    ratio = found.common_ratio
-    if ratio is not None and abs(ratio - 1) > LEAST_OF_FIGURE:
-        way = f"{human_ratio(abs(ratio - 1))} {'longer' if ratio > 1 else 'shorter'}"
-        blocks.append(f"All kernels are {way} (median of the families): rows are beyond that.")
-    if min(found.samples) < 2:
+    ratio = diff.common_ratio
+    if ratio is not None and abs(ratio - 1) > MIN_FIGURE_SHARE:
+        change = f"{human_ratio(abs(ratio - 1))} {'longer' if ratio > 1 else 'shorter'}"
+        blocks.append(f"All kernels are {change} (median of the families): rows are beyond that.")
+    if min(diff.samples) < 2:
         blocks.append(
             "One step a side has no known noise: what differs by less than half has no row."
         )
@@ -333,29 +333,29 @@ _DIFFERENCE: tuple[Column[Row], ...] = (
 """The difference in time, and its uncertainty."""
 
 
-def _changes(rows: Sequence[Row]) -> str:
-    def cell(row: Row, one: Usage) -> str:
-        text = f"{human_calls(one.calls)} x, {human_seconds(one.seconds)}"
-        exposed = f", {human_seconds(one.exposed_seconds)} exposed"
-        return text if row.what is What.KERNEL else text + exposed
+def _changed_rows_table(rows: Sequence[Row]) -> str:
+    def usage_cell(row: Row, usage: Usage) -> str:
+        amount = f"{human_calls(usage.calls)} x, {human_seconds(usage.seconds)}"
+        exposed = f", {human_seconds(usage.exposed_seconds)} exposed"
+        return amount if row.what is What.KERNEL else amount + exposed
 
     cells = column_table(
-        rows[: 2 * _MOST_ROWS],
+        rows[: 2 * _MAX_ROWS],
         ("what differs, a step", lambda row: row.name),
         ("kind", lambda row: row.what.value),
         ("how", lambda row: str(row.change.value) if row.change is not None else ""),
-        ("A", lambda row: cell(row, row.before)),
-        ("B", lambda row: cell(row, row.after)),
+        ("A", lambda row: usage_cell(row, row.before)),
+        ("B", lambda row: usage_cell(row, row.after)),
         *_DIFFERENCE,
         cuts=[0],
     )
-    more = len(rows) - 2 * _MOST_ROWS
-    return cells + (f"\n  and {human_count(more)} more: --json has all" if more > 0 else "")
+    hidden = len(rows) - 2 * _MAX_ROWS
+    return cells + (f"\n  and {human_count(hidden)} more: --json has all" if hidden > 0 else "")
 
 
-def _ops(rank: RankTrace) -> str:
+def _collective_op_block(rank: RankTrace) -> str:
     rows = column_table(
-        rank.ops[:_MOST_ROWS],
+        rank.ops[:_MAX_ROWS],
         ("operation", lambda op: f"{op.op} {op.group}".strip()),
         ("calls", lambda op: human_count(op.count)),
         ("bytes", lambda op: human_bytes(op.nbytes) if op.nbytes else "-"),
@@ -366,9 +366,9 @@ def _ops(rank: RankTrace) -> str:
     return f"Communication of rank {rank.rank}\n{rows}"
 
 
-def _units(rank: RankTrace) -> str:
+def _fsdp_unit_block(rank: RankTrace) -> str:
     rows = column_table(
-        rank.units[:_MOST_ROWS],
+        rank.units[:_MAX_ROWS],
         ("unit", lambda unit: unit.unit),
         ("calls", lambda unit: human_count(unit.count)),
         ("time", lambda unit: human_seconds(unit.communication_seconds)),
@@ -377,13 +377,13 @@ def _units(rank: RankTrace) -> str:
     return f"FSDP units of rank {rank.rank}\n{rows}"
 
 
-def _families(rank: RankTrace, all_of_them: bool) -> str:
+def _kernel_family_block(rank: RankTrace, all_of_them: bool) -> str:
     rows = column_table(
         rank.families[: None if all_of_them else _FIRST_ROWS],
-        ("family", lambda one: one.name),
-        ("calls", lambda one: human_count(one.count)),
-        ("time", lambda one: human_seconds(one.seconds)),
-        ("of span", lambda one: human_share(one.seconds, rank.span_seconds)),
+        ("family", lambda family: family.name),
+        ("calls", lambda family: human_count(family.count)),
+        ("time", lambda family: human_seconds(family.seconds)),
+        ("of span", lambda family: human_share(family.seconds, rank.span_seconds)),
         cuts=[0],
     )
     return f"Kernels of rank {rank.rank} by family\n{rows}"
@@ -391,68 +391,68 @@ def _families(rank: RankTrace, all_of_them: bool) -> str:
 
 # ---- what hangs by the Flight Recorder's dumps, as text -----------------------------------------
 
-_MOST_CALLS = 12
-_MOST_SIZES = 3
+_MAX_CALLS = 12
+_MAX_SIZES = 3
 _LONGEST_RANKS = 10
 
 
-def flight_text(found: Sequence[FlightFinding], ranks: Sequence[int], notes: Sequence[str]) -> str:
+def flight_text(hangs: Sequence[FlightFinding], ranks: Sequence[int], notes: Sequence[str]) -> str:
     """A block for each finding; members in the same place share a row."""
-    blocks = [_block(one) for one in found]
-    if not found:
-        blocks = [f"Nothing hangs in the dumps of rank{'s' * (len(ranks) > 1)} {_spans(ranks)}"]
+    blocks = [_flight_finding_block(finding) for finding in hangs]
+    if not hangs:
+        blocks = [f"Nothing hangs in the dumps of rank{'s' * (len(ranks) > 1)} {_spans_of(ranks)}"]
     if notes:
         blocks.append("\n".join(["Notes", *(f"  {note}" for note in notes)]))
     return "\n\n".join(blocks) + "\n"
 
 
-def _block(one: FlightFinding) -> str:
-    since = datetime.fromtimestamp(one.since_ns / 1e9, timezone.utc)
+def _flight_finding_block(finding: FlightFinding) -> str:
+    start = datetime.fromtimestamp(finding.since_ns / 1e9, timezone.utc)
     lasts = (
         "it has ended on all members that called it"
-        if one.seconds is None
-        else f"{human_seconds(max(0.0, one.seconds))} before the newest dump"
+        if finding.seconds is None
+        else f"{human_seconds(max(0.0, finding.seconds))} before the newest dump"
     )
     head = (
-        f"!! {one.op} #{abs(one.sequence)} of {one.group}: {one.kind}\n"
-        f"   since {since:%Y-%m-%d %H:%M:%S} UTC, {lasts}"
+        f"!! {finding.op} #{abs(finding.sequence)} of {finding.group}: {finding.kind}\n"
+        f"   since {start:%Y-%m-%d %H:%M:%S} UTC, {lasts}"
     )
     rows: dict[tuple[str, ...], list[int]] = {}
-    for call in one.ranks:
-        rows.setdefault(_cells(call, one), []).append(call.rank)
+    for call in finding.ranks:
+        rows.setdefault(_member_call_cells(call, finding), []).append(call.rank)
     cells, below = [], []
-    for row, members in list(rows.items())[:_MOST_CALLS]:
-        label = spans = _spans(members)
+    for row, members in list(rows.items())[:_MAX_CALLS]:
+        label = spans = _spans_of(members)
         if len(spans) > _LONGEST_RANKS:
             label = f"{len(members):,} ranks"
             below.append(f"\n  {label}: {textwrap.shorten(spans, 300, placeholder=' ...')}")
         cells.append((label, *row))
-    if len(rows) > _MOST_CALLS:
-        rest = sum(len(members) for members in list(rows.values())[_MOST_CALLS:])
-        cells.append((f"and {rest:,} more", "", "", ""))
-    text = fitted(("ranks", "state", "call", "where"), cells, 2, 3)
-    return f"{head}\n{text}{''.join(below)}"
+    if len(rows) > _MAX_CALLS:
+        hidden = sum(len(members) for members in list(rows.values())[_MAX_CALLS:])
+        cells.append((f"and {hidden:,} more", "", "", ""))
+    table = fitted_table(("ranks", "state", "call", "where"), cells, 2, 3)
+    return f"{head}\n{table}{''.join(below)}"
 
 
-def _cells(row: RankCall, one: FlightFinding) -> tuple[str, ...]:
+def _member_call_cells(row: RankCall, finding: FlightFinding) -> tuple[str, ...]:
     state, call = row.state, row.call
     if call is None:
         return state, "-", NO_STACK
-    text = f"{call.op} #{abs(call.sequence)}"
-    if call.sequence == one.sequence:
+    call_text = f"{call.op} #{abs(call.sequence)}"
+    if call.sequence == finding.sequence:
         state = f"{state} ({call.state})"
     else:
-        text = f"last {text}"
-    if one.kind in DIFFER:
+        call_text = f"last {call_text}"
+    if finding.kind in DIFFER:
         sizes = call.sizes[0] or call.sizes[1]
-        shapes = " ".join(str(list(size)).replace(" ", "") for size in sizes[:_MOST_SIZES])
-        more = " ..." if len(sizes) > _MOST_SIZES else ""
+        shapes = " ".join(str(list(size)).replace(" ", "") for size in sizes[:_MAX_SIZES])
+        dots = " ..." if len(sizes) > _MAX_SIZES else ""
         types = call.types[0] or call.types[1]
-        text = f"{text} {shapes}{more} {' '.join(sorted(set(types)))}".rstrip()
-    return state, text, origin(call.stack, alone=True)
+        call_text = f"{call_text} {shapes}{dots} {' '.join(sorted(set(types)))}".rstrip()
+    return state, call_text, stack_origin(call.stack, own_only=True)
 
 
-def _spans(ranks: Sequence[int]) -> str:
+def _spans_of(ranks: Sequence[int]) -> str:
     """``0, 2-7``."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
@@ -465,13 +465,13 @@ def _spans(ranks: Sequence[int]) -> str:
 
 # ---- snapshots of torch's allocator as text -----------------------------------------------------
 
-_MOST_HELD = 10
+_MAX_HELD = 10
 _SHORT = {OPTIMIZER_STATE: "optimizer", COMMUNICATION: "comm buffers"}
 
 
 def memory_text(name: str, devices: Sequence[DeviceMemory]) -> str:
     """One file: for each device its segments, roles, the peak, and allocations that failed."""
-    blocks = [block for device in devices for block in _device(name, device)]
+    blocks = [block for device in devices for block in _device_memory_blocks(name, device)]
     return "\n\n".join(blocks or [f"{name} holds no memory"]) + "\n"
 
 
@@ -482,8 +482,8 @@ def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
         return "\n".join([*heads, "", "  every stack holds as much in both"]) + "\n"
     total = sum(row.after_bytes - row.before_bytes for row in rows)
     grown = column_table(
-        [*rows[:_MOST_HELD], *rows[_MOST_HELD:][-3:]],
-        ("where", lambda row: origin(row.stack)),
+        [*rows[:_MAX_HELD], *rows[_MAX_HELD:][-3:]],
+        ("where", lambda row: stack_origin(row.stack)),
         ("role", lambda row: _SHORT.get(row.role, row.role)),
         ("count", lambda row: f"{row.count:+,}"),
         ("B", lambda row: human_bytes(row.after_bytes)),
@@ -493,7 +493,7 @@ def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
     return "\n".join([*heads, "", f"{signed(human_bytes, total)} in all", grown]) + "\n"
 
 
-def _device(name: str, device: DeviceMemory) -> list[str]:
+def _device_memory_blocks(name: str, device: DeviceMemory) -> list[str]:
     reserved = device.reserved_bytes
     head = (
         f"Device {device.device} of {name}: {human_bytes(device.allocated_bytes)} allocated of "
@@ -513,60 +513,60 @@ def _device(name: str, device: DeviceMemory) -> list[str]:
         f"  fragmentation: {human_bytes(device.stranded_bytes)} ({share} of reserved) inactive in "
         f"segments in use\n  largest free block: {human_bytes(device.largest_inactive_bytes)}"
     )
-    blocks = [f"{head}\n{rows}\n{fragments}", _roles(device)]
+    blocks = [f"{head}\n{rows}\n{fragments}", _memory_role_table(device)]
     if device.peak is None:
         blocks.append(
             "The peak is n/a: the file has no history of allocations\n"
-            f"  torch.cuda.memory._record_memory_history() records it\n{_holdings(device.held)}"
+            f"  torch.cuda.memory._record_memory_history() records it\n{_held_table(device.held)}"
         )
     else:
-        blocks.append(f"{_peak(device.peak)}\n{_holdings(device.peak.held)}")
+        blocks.append(f"{_memory_peak_text(device.peak)}\n{_held_table(device.peak.held)}")
     if device.ooms:
-        blocks.append(_ooms(device))
+        blocks.append(_failed_allocation_table(device))
     return blocks
 
 
-def _peak(peak: Peak) -> str:
-    when = "" if peak.seconds is None else f", {human_seconds(peak.seconds)} after the first"
-    text = (
+def _memory_peak_text(peak: Peak) -> str:
+    delay = "" if peak.seconds is None else f", {human_seconds(peak.seconds)} after the first"
+    sentence = (
         f"The peak: {human_bytes(peak.nbytes)} allocated of {human_bytes(peak.reserved_bytes)} "
-        f"reserved\n  at event {peak.event + 1:,} of {peak.events:,}{when}"
+        f"reserved\n  at event {peak.event + 1:,} of {peak.events:,}{delay}"
     )
     if peak.untold_bytes:
-        text += (
+        sentence += (
             f"\n  {human_bytes(abs(peak.untold_bytes))} of it belong to no allocation of the file"
         )
-    return text
+    return sentence
 
 
-def _roles(device: DeviceMemory) -> str:
-    now, most = device.roles["now"], device.roles.get("peak", {})
+def _memory_role_table(device: DeviceMemory) -> str:
+    current, peak = device.roles["now"], device.roles.get("peak", {})
     rows = [
-        (role, human_bytes(most.get(role, 0)) if most else "n/a", human_bytes(now.get(role, 0)))
-        for role in dict.fromkeys([*most, *now])
+        (role, human_bytes(peak.get(role, 0)) if peak else "n/a", human_bytes(current.get(role, 0)))
+        for role in dict.fromkeys([*peak, *current])
     ]
-    return f"By role, as far as stacks tell\n{table(('role', 'at the peak', 'now'), rows)}"
+    return f"By role, as far as stacks tell\n{aligned_table(('role', 'at the peak', 'now'), rows)}"
 
 
-def _holdings(held: Sequence[Holding]) -> str:
-    text = column_table(
-        held[:_MOST_HELD],
-        ("where", lambda one: origin(one.stack)),
-        ("role", lambda one: _SHORT.get(one.role, one.role)),
-        ("count", lambda one: human_count(one.count)),
-        ("bytes", lambda one: human_bytes(one.nbytes)),
+def _held_table(holdings: Sequence[Holding]) -> str:
+    table = column_table(
+        holdings[:_MAX_HELD],
+        ("where", lambda item: stack_origin(item.stack)),
+        ("role", lambda item: _SHORT.get(item.role, item.role)),
+        ("count", lambda item: human_count(item.count)),
+        ("bytes", lambda item: human_bytes(item.nbytes)),
         cuts=[0],
     )
-    if len(held) > _MOST_HELD:
-        rest = held[_MOST_HELD:]
-        text += f"\n  and {human_bytes(sum(o.nbytes for o in rest))} of {len(rest):,} other stacks"
-    return text
+    if len(holdings) > _MAX_HELD:
+        tail = holdings[_MAX_HELD:]
+        table += f"\n  and {human_bytes(sum(o.nbytes for o in tail))} of {len(tail):,} other stacks"
+    return table
 
 
-def _ooms(device: DeviceMemory) -> str:
+def _failed_allocation_table(device: DeviceMemory) -> str:
     rows = column_table(
         device.ooms,
-        ("where", lambda oom: origin(oom.stack)),
+        ("where", lambda oom: stack_origin(oom.stack)),
         ("after", lambda oom: human_seconds(oom.seconds)),
         ("asked for", lambda oom: human_bytes(oom.nbytes)),
         ("allocated", lambda oom: human_bytes(oom.allocated_bytes)),

@@ -49,8 +49,8 @@ _PACKED = struct.Struct("@nnIInnnnn")
 _BODY = struct.Struct("<QqIIqqqq")
 _TAIL = struct.Struct("<II")
 _CHUNK = 256
-_PATIENCE = 3
-_MOST_THREADS = 64
+_MAX_TRIES = 3
+_MAX_THREADS = 64
 """Max threads that write records at the same moment."""
 
 WriteRecord = Callable[[int, int, int, int, int, int, int], None]
@@ -105,12 +105,12 @@ class RingHeader(NamedTuple):
     """CLOCK_MONOTONIC at the same moment."""
 
 
-def needs_crc() -> bool:
+def needs_record_crc() -> bool:
     """Returns True if this machine may reorder the stores of one record."""
     return platform.machine().lower() not in ("x86_64", "amd64")
 
 
-def ring_size(capacity: int = CAPACITY, names_size: int = NAMES_SIZE) -> int:
+def ring_file_size(capacity: int = CAPACITY, names_size: int = NAMES_SIZE) -> int:
     """Bytes of a ring file."""
     return HEADER_SIZE + names_size + capacity * RECORD_SIZE
 
@@ -144,36 +144,36 @@ class RingWriter:
         self._names_used = 0
         self._next_name = 1
         self._naming = threading.Lock()
-        self._crc = needs_crc() if crc is None else crc
-        self._map = self._create(rank, pid or os.getpid(), in_file=in_file)
+        self._crc = needs_record_crc() if crc is None else crc
+        self._map = self._create_ring(rank, pid or os.getpid(), in_file=in_file)
         self.muted: list[bool] = []  # filled when mute: its truth is the cheapest test there is
         self.slots = Slots(
             itertools.count(1).__next__,
-            _pack_crc if self._crc else _PACKED.pack_into,
+            _pack_with_crc if self._crc else _PACKED.pack_into,
             self._map[HEADER_SIZE + names_size :],
             capacity - 1,
         )
         self.write: WriteRecord = self._make_write()
 
-    def _create(self, rank: int, pid: int, *, in_file: bool) -> memoryview:
+    def _create_ring(self, rank: int, pid: int, *, in_file: bool) -> memoryview:
         def write_header(ring: memoryview) -> None:
             flags = FLAG_CRC if self._crc else 0
             clocks = (time.time_ns(), time.monotonic_ns())
             head = (MAGIC, VERSION, RECORD_SIZE, self.capacity, self._names_size)
             _HEADER.pack_into(ring, 0, *head, pid, flags, rank, *clocks)
 
-        size = ring_size(self.capacity, self._names_size)
+        size = ring_file_size(self.capacity, self._names_size)
         with os_errors_as(RingError, f"create {self.path}"):
-            return ring_file.create(self.path, size, write_header, in_file=in_file)
+            return ring_file.create_ring(self.path, size, write_header, in_file=in_file)
 
     def _make_write(self) -> WriteRecord:
-        following, pack, records, mask = self.slots
+        next_number, pack, records, mask = self.slots
         muted = self.muted
 
         def write(t: int, head: int, place: int, a: int, b: int, c: int, d: int) -> None:
             if muted:
                 return
-            n = following()
+            n = next_number()
             pack(records, (n & mask) * RECORD_SIZE, n, t, head, place, a, b, c, d, n)
 
         return write
@@ -182,36 +182,36 @@ class RingWriter:
         """Adds an entry to the name table and returns its id; 0 when the table is full."""
         if self.muted:
             return 0
-        text = json.dumps(payload, separators=(",", ":"), default=str).encode()
+        json_bytes = json.dumps(payload, separators=(",", ":"), default=str).encode()
         with self._naming:
-            return 0 if self.muted else self._append_name(kind, text)
+            return 0 if self.muted else self._append_name(kind, json_bytes)
 
-    def _append_name(self, kind: int, text: bytes) -> int:
-        end = self._names_used + _NAME.size + len(text)
-        if end > self._names_size or self._next_name > 0xFFFF:
+    def _append_name(self, kind: int, json_bytes: bytes) -> int:
+        end_offset = self._names_used + _NAME.size + len(json_bytes)
+        if end_offset > self._names_size or self._next_name > 0xFFFF:
             return 0
         number, self._next_name = self._next_name, self._next_name + 1
         at = HEADER_SIZE + self._names_used
-        self._map[at + _NAME.size : at + _NAME.size + len(text)] = text
-        _NAME.pack_into(self._map, at, number, kind, len(text), zlib.crc32(text))
-        self._names_used = end
-        _NAMES_USED.pack_into(self._map, _NAMES_USED_AT, end)
+        self._map[at + _NAME.size : at + _NAME.size + len(json_bytes)] = json_bytes
+        _NAME.pack_into(self._map, at, number, kind, len(json_bytes), zlib.crc32(json_bytes))
+        self._names_used = end_offset
+        _NAMES_USED.pack_into(self._map, _NAMES_USED_AT, end_offset)
         return number
 
-    def mute(self) -> None:
+    def mute_writer(self) -> None:
         """Writes nothing from now on: for a forked child, which would collide with its parent."""
         self.muted.append(True)
         self.slots.records.release()  # hooks that write without :attr:`write` fail, and are caught
 
     def close(self) -> None:
         """Writes nothing from now on, and gives the memory back."""
-        self.mute()
+        self.mute_writer()
         with self._naming:
             self._map.release()
 
 
 # fmt: off
-def _pack_crc(records: memoryview, at: int, n: int, t: int, head: int, place: int,
+def _pack_with_crc(records: memoryview, at: int, n: int, t: int, head: int, place: int,
               a: int, b: int, c: int, d: int, _: int) -> None:
     """Writes a record with its CRC, called as ``_PACKED.pack_into`` is."""
     record = _BODY.pack(n, t, head, place, a, b, c, d)
@@ -230,20 +230,20 @@ class RingReader:
         self._next = 1
         self._names_read = 0
         self._hole = (0, 0)
-        self._map, self._file = ring_file.open_ring(path)
+        self._map, self._file = ring_file.open_ring_memory(path)
         self.header = self._read_header(len(self._map))
         start = HEADER_SIZE + self.header.names_size
         # memoryviews let one C call pick the sequence words of many records
         records = self._map[start : start + self.header.capacity * RECORD_SIZE]
         self._records, self._heads, self._tails = records, records.cast("Q"), records.cast("I")
 
-    def _prove_size(self) -> None:
+    def _prove_mapped_size(self) -> None:
         """Raises :class:`RingError` where a mapped file was truncated: to read it would be SIGBUS."""
         if self._file is not None and self._file.size() < len(self._map):
             raise RingError(f"{self.path} was truncated to {self._file.size()} bytes")
 
     def _read_header(self, size: int) -> RingHeader:
-        magic, version, record_size, capacity, names, pid, flags, rank, wall, mono = (
+        magic, version, record_size, capacity, names, pid, flags, rank, wall_ns, mono = (
             _HEADER.unpack_from(self._map, 0)
         )
         if magic != MAGIC:
@@ -252,28 +252,28 @@ class RingReader:
             raise RingVersionError(
                 f"{self.path} has layout version {version}, this zeromon reads {VERSION}"
             )
-        if capacity < 1 or capacity & (capacity - 1) or size < ring_size(capacity, names):
+        if capacity < 1 or capacity & (capacity - 1) or size < ring_file_size(capacity, names):
             raise RingError(f"{self.path} is truncated: {size} bytes for {capacity} records")
-        return RingHeader(capacity, names, pid, flags, rank, wall, mono)
+        return RingHeader(capacity, names, pid, flags, rank, wall_ns, mono)
 
     def names(self) -> list[Name]:
         """The name-table entries added since the last call; stops at one that is not yet whole."""
-        self._prove_size()
-        found: list[Name] = []
+        self._prove_mapped_size()
+        entries: list[Name] = []
         (used,) = _NAMES_USED.unpack_from(self._map, _NAMES_USED_AT)
         used = min(used, self.header.names_size)
         while self._names_read + _NAME.size <= used:
             at = HEADER_SIZE + self._names_read
             number, kind, size, crc = _NAME.unpack_from(self._map, at)
-            text = bytes(self._map[at + _NAME.size : at + _NAME.size + size])
-            if self._names_read + _NAME.size + size > used or zlib.crc32(text) != crc:
+            json_bytes = bytes(self._map[at + _NAME.size : at + _NAME.size + size])
+            if self._names_read + _NAME.size + size > used or zlib.crc32(json_bytes) != crc:
                 break
             self._names_read += _NAME.size + size
             with suppress(ValueError, RecursionError):
-                payload = json.loads(text)
+                payload = json.loads(json_bytes)
                 if isinstance(payload, dict):
-                    found.append(Name(kind, number, payload))
-        return found
+                    entries.append(Name(kind, number, payload))
+        return entries
 
     def newest(self) -> int:
         """The highest sequence number in the ring; one pass over it."""
@@ -292,17 +292,17 @@ class RingReader:
         return itertools.chain.from_iterable(self._runs(final=final))
 
     def _runs(self, *, final: bool) -> Iterator[Iterable[Raw]]:
-        self._prove_size()
+        self._prove_mapped_size()
         capacity = self.header.capacity
         while True:
             slot = self._next & (capacity - 1)
             expected = list(range(self._next, self._next + min(_CHUNK, capacity - slot)))
-            whole = self._whole(slot, expected)
-            if whole == len(expected):
-                yield self._read_run(slot, expected)
+            whole_count = self._whole(slot, expected)
+            if whole_count == len(expected):
+                yield self._read_record_run(slot, expected)
                 continue
-            if whole:
-                yield self._read_run(slot, expected[:whole])
+            if whole_count:
+                yield self._read_record_run(slot, expected[:whole_count])
             head = self._heads[(self._next & (capacity - 1)) * 8]
             if head > self._next:
                 self._skip_lapped()
@@ -318,58 +318,60 @@ class RingReader:
         pairs = enumerate(zip(tails, expected, strict=True))
         return next((i for i, (tail, n) in pairs if tail != n & 0xFFFFFFFF), count)
 
-    def _read_run(self, slot: int, expected: list[int]) -> Iterable[Raw]:
+    def _read_record_run(self, slot: int, expected: list[int]) -> Iterable[Raw]:
         """Returns the whole ones of the *expected* records at *slot*; the next run begins after them."""
-        first, count = self._next, len(expected)
+        first_number, count = self._next, len(expected)
         self._next += count
         blob = bytes(self._records[slot * RECORD_SIZE : (slot + count) * RECORD_SIZE])
         heads = self._heads[slot * 8 : (slot + count) * 8 : 8].tolist()
         if heads == expected and not self.header.flags & FLAG_CRC:
             return RECORD.iter_unpack(blob)
-        return self._proven(blob, heads, first)
+        return self._proven_records(blob, heads, first_number)
 
-    def _proven(self, blob: bytes, heads: list[int], first: int) -> list[Raw]:
-        crc, found = bool(self.header.flags & FLAG_CRC), []
+    def _proven_records(self, blob: bytes, heads: list[int], first_number: int) -> list[Raw]:
+        crc, proven = bool(self.header.flags & FLAG_CRC), []
         for i, raw in enumerate(RECORD.iter_unpack(blob)):
             body = blob[i * RECORD_SIZE : (i + 1) * RECORD_SIZE - _TAIL.size]
-            if heads[i] == first + i == raw[0] and (not crc or zlib.crc32(body) == raw[7] >> 32):
-                found.append(raw)
+            if heads[i] == first_number + i == raw[0] and (
+                not crc or zlib.crc32(body) == raw[7] >> 32
+            ):
+                proven.append(raw)
             else:
-                self._lose(first + i, first + i + 1)
-        return found
+                self._count_lost(first_number + i, first_number + i + 1)
+        return proven
 
     def _skip_lapped(self) -> None:
         """The writer overtook us: go on a quarter of the ring ahead of where it writes."""
         capacity = self.header.capacity
-        following = max(self._next + 1, self.newest() - capacity + 1 + capacity // 4)
-        self._lose(self._next, following)
-        self._next = following
+        next_number = max(self._next + 1, self.newest() - capacity + 1 + capacity // 4)
+        self._count_lost(self._next, next_number)
+        self._next = next_number
 
     def _step_over_hole(self, *, final: bool) -> bool:
         """Passes a record that a thread began and has not finished; False when there is nothing."""
         if final:
-            following = min((n for n in self._heads[::8].tolist() if n > self._next), default=0)
-            self._lose(self._next, following)
-            self._next = following or self._next
-            return bool(following)
+            next_number = min((n for n in self._heads[::8].tolist() if n > self._next), default=0)
+            self._count_lost(self._next, next_number)
+            self._next = next_number or self._next
+            return bool(next_number)
         if not self._is_followed():
             return False
         tries = self._hole[1] + 1 if self._hole[0] == self._next else 1
         self._hole = (self._next, tries)
-        if tries <= _PATIENCE:
+        if tries <= _MAX_TRIES:
             return False
-        self._lose(self._next, self._next + 1)
+        self._count_lost(self._next, self._next + 1)
         self._next += 1
         return True
 
     def _is_followed(self) -> bool:
         """Returns True if a thread began one of the next records; a live ring is not searched whole."""
         mask, heads = self.header.capacity - 1, self._heads
-        following = range(self._next + 1, self._next + 1 + _MOST_THREADS)
-        return any(heads[(n & mask) * 8] >= n for n in following)
+        numbers = range(self._next + 1, self._next + 1 + _MAX_THREADS)
+        return any(heads[(n & mask) * 8] >= n for n in numbers)
 
-    def _lose(self, first: int, end: int) -> None:
-        self.lost += max(0, end - max(first, self.known))
+    def _count_lost(self, first_number: int, end_number: int) -> None:
+        self.lost += max(0, end_number - max(first_number, self.known))
 
     @property
     def position(self) -> int:
@@ -379,7 +381,7 @@ class RingReader:
     @property
     def memory(self) -> memoryview:
         """The whole ring, as a file of it would be."""
-        self._prove_size()
+        self._prove_mapped_size()
         return self._map
 
     def close(self) -> None:

@@ -303,7 +303,7 @@ ITEM_BYTES = {
 """Element type -> its size, bytes."""
 
 # a name comes before the names that it contains
-_PARTS = (
+_OP_FRAGMENTS = (
     ("reduce_scatter", Op.REDUCE_SCATTER), ("reducescatter", Op.REDUCE_SCATTER),
     ("all_gather", Op.ALL_GATHER), ("allgather", Op.ALL_GATHER), ("all_reduce", Op.ALL_REDUCE),
     ("allreduce", Op.ALL_REDUCE), ("all_to_all", Op.ALL_TO_ALL), ("alltoall", Op.ALL_TO_ALL),
@@ -316,7 +316,7 @@ _PARTS = (
 
 
 @lru_cache(maxsize=4096)
-def operation_named(name: str) -> Op:
+def operation_by_name(name: str) -> Op:
     """Returns the operation of a kernel or collective by its name; NONE for an unknown name."""
-    text = name.lower()
-    return next((op for part, op in _PARTS if part in text), Op.NONE)
+    lowered = name.lower()
+    return next((op for fragment, op in _OP_FRAGMENTS if fragment in lowered), Op.NONE)

@@ -17,8 +17,8 @@ word  field  meaning
 times are nanoseconds; CLOCK_MONOTONIC is one clock for all processes of a node. Nothing here reads a
 clock or touches a file.
 
-To add a record: add its number to :class:`Kind`, declare its class here with :func:`record`, and fold
-it in :mod:`zeromon.fold` with a function marked ``@folds(TheClass)``.
+To add a record: add its number to :class:`Kind`, declare its class here with :func:`declare_record`, and
+fold it in :mod:`zeromon.fold` with a function marked ``@folds_event(TheClass)``.
 """
 
 import re
@@ -80,12 +80,12 @@ Raw = tuple[int, ...]
 compiled code passes the tuple on as it is."""
 
 
-def head(kind: int, op: int = 0, phase: int = 0, flags: int = 0) -> int:
+def pack_head(kind: int, op: int = 0, phase: int = 0, flags: int = 0) -> int:
     """Returns the four one-byte fields as one 32-bit word."""
     return kind | op << 8 | phase << 16 | flags << 24
 
 
-def place(group: int = 0, unit: int = 0) -> int:
+def pack_place(group: int = 0, unit: int = 0) -> int:
     """Returns the two two-byte fields as one 32-bit word."""
     return group | unit << 16
 
@@ -108,15 +108,15 @@ def activity_of(code: int) -> Activity:
     return _ACTIVITIES.get(code, Activity.NONE)
 
 
-_ACTIVITIES = {int(one): one for one in Activity}
+_ACTIVITIES = {int(activity): activity for activity in Activity}
 
 
-def of_call(kind: int, op: int, phase: int, flags: int, group: int, unit: int) -> int:
+def pack_call_word(kind: int, op: int, phase: int, flags: int, group: int, unit: int) -> int:
     """Returns word 2: what all calls of one kind have in common."""
-    return head(kind, op, phase, flags) | place(group, unit) << 32
+    return pack_head(kind, op, phase, flags) | pack_place(group, unit) << 32
 
 
-def typed(dtype: int, engine: int) -> int:
+def pack_dtype(dtype: int, engine: int) -> int:
     """Returns dtype and engine as the one field that a COUNTED record has for both."""
     return dtype | engine << 8
 
@@ -135,7 +135,7 @@ class Event(Protocol):
 _E = TypeVar("_E", bound=Event)
 
 OP, PHASE = tuple(Op), tuple(Phase)
-_PARTS = {
+_FIELD_READS = {
     "seq": "r[0]", "t": "r[1]", "op": "(r[2] >> 8 & 255)", "phase": "(r[2] >> 16 & 255)",
     "flags": "(r[2] >> 24 & 255)", "group": "(r[2] >> 32 & 65535)", "unit": "(r[2] >> 48)",
     "a": "r[3]", "b": "r[4]", "c": "r[5]", "d": "r[6]",
@@ -146,7 +146,7 @@ _DECODERS: dict[int, Callable[[Raw], Event]] = {}
 _TRAINING_EVENTS: set[type] = set()
 
 
-def record(kind: Kind, layout: str, *, by_training: bool) -> Callable[[type[_E]], type[_E]]:
+def declare_record(kind: Kind, layout: str, *, by_training: bool) -> Callable[[type[_E]], type[_E]]:
     """Declares that a record of *kind* decodes to the class below.
 
     *layout* has one expression for each field of the class, in their order. An expression may name the
@@ -155,16 +155,16 @@ def record(kind: Kind, layout: str, *, by_training: bool) -> Callable[[type[_E]]
     heartbeat's, goes on while training stands still.
     """
 
-    def register(event: type[_E]) -> type[_E]:
+    def register_event(event: type[_E]) -> type[_E]:
         _LAYOUTS[int(kind)] = (event, layout)
         if by_training:
             _TRAINING_EVENTS.add(event)
         return event
 
-    return register
+    return register_event
 
 
-def _compile(kind: int) -> Callable[[Raw], Event] | None:
+def _compile_decoder(kind: int) -> Callable[[Raw], Event] | None:
     """Returns the decoder of *kind*, compiled from its layout; None for an unknown kind.
 
     Layouts are compiled when the first record of their kind is read: the agents never need them.
@@ -172,7 +172,7 @@ def _compile(kind: int) -> Callable[[Raw], Event] | None:
     if kind not in _LAYOUTS:
         return None
     event, layout = _LAYOUTS[kind]
-    fields = re.sub(rf"\b({'|'.join(_PARTS)})\b", lambda m: _PARTS[m[0]], layout)
+    fields = re.sub(rf"\b({'|'.join(_FIELD_READS)})\b", lambda m: _FIELD_READS[m[0]], layout)
     names = {**globals(), "event": event, "new": tuple.__new__}
     # a named tuple's own __new__ would be one more Python call a record
     decoder: Callable[[Raw], Event] = eval(f"lambda r: new(event, ({fields},))", names)
@@ -180,14 +180,14 @@ def _compile(kind: int) -> Callable[[Raw], Event] | None:
     return decoder
 
 
-def kind_of(raw: Raw) -> int:
+def kind_of_record(raw: Raw) -> int:
     """Returns the number of the kind of *raw*."""
     return raw[2] & 255
 
 
-def decode(raw: Raw) -> Event | None:
+def decode_record(raw: Raw) -> Event | None:
     """Returns the event of *raw*; None for a kind or a value that this version does not know."""
-    decoder = _DECODERS.get(raw[2] & 255) or _compile(raw[2] & 255)
+    decoder = _DECODERS.get(raw[2] & 255) or _compile_decoder(raw[2] & 255)
     if decoder is None:
         return None
     try:
@@ -196,7 +196,7 @@ def decode(raw: Raw) -> Event | None:
         return None
 
 
-def is_progress(event: Event, background_unit: int = 0) -> bool:
+def is_training_progress(event: Event, background_unit: int = 0) -> bool:
     """Returns True if *event* shows that training advances.
 
     *background_unit*: the unit of collectives that other threads issue; 0 without any.
@@ -211,7 +211,9 @@ def is_progress(event: Event, background_unit: int = 0) -> bool:
 # ---- the records ----------------------------------------------------------------------------------
 
 
-@record(Kind.ISSUED, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d", by_training=True)
+@declare_record(
+    Kind.ISSUED, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d", by_training=True
+)
 class Issued(NamedTuple):
     """A collective was issued to the backend; it is in flight until its :class:`Done`."""
 
@@ -228,7 +230,9 @@ class Issued(NamedTuple):
     """Number of the DeepSpeed engine that issued it; 0 for none."""
 
 
-@record(Kind.DONE, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d", by_training=True)
+@declare_record(
+    Kind.DONE, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d", by_training=True
+)
 class Done(NamedTuple):
     """A collective has ended. It blocked its caller, or the caller's stream, for ``blocked_ns``."""
 
@@ -244,7 +248,7 @@ class Done(NamedTuple):
     sequence: int
 
 
-@record(
+@declare_record(
     Kind.COUNTED,
     "t, OP[op], PHASE[phase], group, a, b, Untimed(c), d & 255, d >> 8",
     by_training=True,
@@ -263,7 +267,7 @@ class Counted(NamedTuple):
     engine: int = 0
 
 
-@record(Kind.PHASE, "t, PHASE[phase], flags, a, activity_of(op), b, c, d", by_training=True)
+@declare_record(Kind.PHASE, "t, PHASE[phase], flags, a, activity_of(op), b, c, d", by_training=True)
 class PhaseSpan(NamedTuple):
     """A rank spent ``[start_ns, t_ns]`` in one phase, without the phases that ended within it.
 
@@ -283,7 +287,7 @@ class PhaseSpan(NamedTuple):
     """How much later than the host a device came to the end of the phase."""
 
 
-@record(Kind.STEP, "t, flags, a, b, c, Outcome(op), d", by_training=True)
+@declare_record(Kind.STEP, "t, flags, a, b, c, Outcome(op), d", by_training=True)
 class StepMark(NamedTuple):
     """An optimizer step has ended, with all its micro-steps."""
 
@@ -296,7 +300,7 @@ class StepMark(NamedTuple):
     engine: int = 0
 
 
-@record(Kind.START, "t, a", by_training=True)
+@declare_record(Kind.START, "t, a", by_training=True)
 class Start(NamedTuple):
     """Until now the process set up: imports, process groups, model, first batch.
 
@@ -308,7 +312,9 @@ class Start(NamedTuple):
     process_start_ns: int
 
 
-@record(Kind.UNIT, "t, UnitEvent(op), PHASE[phase], flags, unit, a, b, c, d", by_training=True)
+@declare_record(
+    Kind.UNIT, "t, UnitEvent(op), PHASE[phase], flags, unit, a, b, c, d", by_training=True
+)
 class UnitMark(NamedTuple):
     """An FSDP unit was unsharded, waited for or resharded."""
 
@@ -326,7 +332,7 @@ class UnitMark(NamedTuple):
     """Bytes of all units that are unsharded now, where the backend reports them, else 0."""
 
 
-@record(Kind.MEMORY, "t, PHASE[phase], a, b, c, d", by_training=False)
+@declare_record(Kind.MEMORY, "t, PHASE[phase], a, b, c, d", by_training=False)
 class MemorySample(NamedTuple):
     """The counters of the caching allocator, bytes."""
 
@@ -338,7 +344,7 @@ class MemorySample(NamedTuple):
     inactive_split_bytes: int
 
 
-@record(Kind.MEMORY_PEAK, "t, a, b, c, d", by_training=False)
+@declare_record(Kind.MEMORY_PEAK, "t, a, b, c, d", by_training=False)
 class MemoryPeak(NamedTuple):
     """Counters of the allocator that only grow, and the memory of the device."""
 
@@ -351,7 +357,7 @@ class MemoryPeak(NamedTuple):
     """Bytes that this process may use, or -1."""
 
 
-@record(Kind.HOST, "t, a, b, c", by_training=False)
+@declare_record(Kind.HOST, "t, a, b, c", by_training=False)
 class HostSample(NamedTuple):
     """Memory of the process on the host, bytes; -1 where unknown."""
 
@@ -361,7 +367,7 @@ class HostSample(NamedTuple):
     pinned_bytes: int
 
 
-@record(Kind.GROUP_SEQUENCE, "t, group, a, b", by_training=False)
+@declare_record(Kind.GROUP_SEQUENCE, "t, group, a, b", by_training=False)
 class GroupSequence(NamedTuple):
     """A process group's own count of collectives beside the number that the hooks counted."""
 
@@ -371,7 +377,7 @@ class GroupSequence(NamedTuple):
     seen: int
 
 
-@record(Kind.BEAT, "t, a, PHASE[phase], b, seq, c, d", by_training=False)
+@declare_record(Kind.BEAT, "t, a, PHASE[phase], b, seq, c, d", by_training=False)
 class Heartbeat(NamedTuple):
     """The agent is alive; ``errors`` counts its own exceptions. Counts are since it began."""
 
@@ -386,7 +392,7 @@ class Heartbeat(NamedTuple):
     """Time of samples, and CPU time of the heartbeat's own thread."""
 
 
-@record(Kind.OOM, "t, a, b, c, d", by_training=False)
+@declare_record(Kind.OOM, "t, a, b, c, d", by_training=False)
 class Oom(NamedTuple):
     """The device allocator could not serve a request."""
 
@@ -399,7 +405,7 @@ class Oom(NamedTuple):
     """The largest free block in the allocator's cache, -1 where unknown."""
 
 
-@record(Kind.EXIT, "t, ExitKind(op), a", by_training=False)
+@declare_record(Kind.EXIT, "t, ExitKind(op), a", by_training=False)
 class Exit(NamedTuple):
     """The agent has ended. ``text`` is the id of a text in the name table, 0 for none."""
 
@@ -408,7 +414,9 @@ class Exit(NamedTuple):
     text: int
 
 
-@record(Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a, group, b, c, d", by_training=True)
+@declare_record(
+    Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a, group, b, c, d", by_training=True
+)
 class Stall(NamedTuple):
     """The compute stream stood still for collectives that it does not wait for by itself.
 
@@ -431,7 +439,7 @@ class Stall(NamedTuple):
     """The group's number of the last of these *calls*, equal on all ranks; 0 where unknown."""
 
 
-@record(Kind.BACKWARD_COMM, "t, group, a, b, c", by_training=True)
+@declare_record(Kind.BACKWARD_COMM, "t, group, a, b, c", by_training=True)
 class BackwardComm(NamedTuple):
     """One backward's communication as DDP's reducer timed it: ``[start_ns, t_ns]``."""
 
@@ -442,7 +450,7 @@ class BackwardComm(NamedTuple):
     buckets: int
 
 
-@record(Kind.BUCKET, "t, group, unit, a, b, c", by_training=True)
+@declare_record(Kind.BUCKET, "t, group, unit, a, b, c", by_training=True)
 class Bucket(NamedTuple):
     """A gradient bucket of DDP was complete; precedes the :class:`BackwardComm` of its backward."""
 
@@ -456,7 +464,7 @@ class Bucket(NamedTuple):
     """Number of the bucket within its model."""
 
 
-@record(Kind.TRACE, "t, TraceState(op), a, b, c", by_training=False)
+@declare_record(Kind.TRACE, "t, TraceState(op), a, b, c", by_training=False)
 class TraceMark(NamedTuple):
     """A rank has advanced with a requested trace."""
 
@@ -468,7 +476,7 @@ class TraceMark(NamedTuple):
     """Id of a text with the reason, 0 for none."""
 
 
-@record(Kind.TRIAL, "t, TrialState(op), a, b, c, d", by_training=False)
+@declare_record(Kind.TRIAL, "t, TrialState(op), a, b, c, d", by_training=False)
 class TrialMark(NamedTuple):
     """A rank has advanced with a change that is tried."""
 
@@ -483,7 +491,9 @@ class TrialMark(NamedTuple):
     """How long the change took to undo."""
 
 
-@record(Kind.PRECISION, "t, group, from_bits(a), b, from_bits(c) if d else None", by_training=True)
+@declare_record(
+    Kind.PRECISION, "t, group, from_bits(a), b, from_bits(c) if d else None", by_training=True
+)
 class Precision(NamedTuple):
     """Mixed precision at the end of an optimizer step."""
 
@@ -497,7 +507,7 @@ class Precision(NamedTuple):
     """Norm before clipping; infinite or NaN when the gradients were. None: unknown on this rank."""
 
 
-@record(Kind.ROLE, "t, Role(op), a, b, c, d", by_training=False)
+@declare_record(Kind.ROLE, "t, Role(op), a, b, c, d", by_training=False)
 class RoleBytes(NamedTuple):
     """Bytes of one role in this process, by location. Each storage is counted once."""
 
@@ -510,7 +520,7 @@ class RoleBytes(NamedTuple):
     """The page-locked part of ``host_bytes``."""
 
 
-@record(Kind.TRANSFER, "t, Path(op), a, b, c, d", by_training=True)
+@declare_record(Kind.TRANSFER, "t, Path(op), a, b, c, d", by_training=True)
 class Transfer(NamedTuple):
     """Offloaded state that moved in one step."""
 
@@ -524,7 +534,7 @@ class Transfer(NamedTuple):
     calls: int
 
 
-@record(Kind.STAGE, "t, StageAction(op), a, b, c", by_training=True)
+@declare_record(Kind.STAGE, "t, StageAction(op), a, b, c", by_training=True)
 class StageRun(NamedTuple):
     """A stage of a pipeline computed ``[start_ns, t_ns]`` for one micro-batch."""
 
@@ -537,7 +547,7 @@ class StageRun(NamedTuple):
     """The micro-batch's number; for a CALL, the count of its micro-batches."""
 
 
-@record(Kind.SCALAR, "t, Scalar(op), from_bits(a), b", by_training=False)
+@declare_record(Kind.SCALAR, "t, Scalar(op), from_bits(a), b", by_training=False)
 class ScalarValue(NamedTuple):
     """The loss, the norm of the gradients or the learning rate of a step, as the host knows it."""
 
@@ -548,7 +558,7 @@ class ScalarValue(NamedTuple):
     step: int
 
 
-@record(Kind.BATCH, "t, a, b, c, d, Padding(op)", by_training=True)
+@declare_record(Kind.BATCH, "t, a, b, c, d, Padding(op)", by_training=True)
 class BatchMark(NamedTuple):
     """Sizes of the model's inputs in the step that ends, all micro-steps together."""
 
@@ -563,5 +573,5 @@ class BatchMark(NamedTuple):
     padding: Padding
 
 
-record(Kind.LOADING, "t, a, b, c, d", by_training=False)(Loading)
-record(Kind.LOADING_READ, "t, a, b, c, d", by_training=False)(LoadingRead)
+declare_record(Kind.LOADING, "t, a, b, c, d", by_training=False)(Loading)
+declare_record(Kind.LOADING_READ, "t, a, b, c, d", by_training=False)(LoadingRead)

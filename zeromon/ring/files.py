@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 
 @contextmanager
-def replacing(path: Path, *, private: bool = True) -> Iterator[Path]:
+def replacing_file(path: Path, *, private: bool = True) -> Iterator[Path]:
     """Yields a new empty file beside *path*; it becomes *path* when the block ends without an error.
 
     A *private* file has mode 0600, also where the block makes a new file of that name; another one
@@ -39,12 +39,12 @@ def replacing(path: Path, *, private: bool = True) -> Iterator[Path]:
 
 
 def replace_file(path: Path, content: bytes | str, *, private: bool = True) -> None:
-    """Replaces the content of *path* by *content*, text as UTF-8; see :func:`replacing`."""
-    with replacing(path, private=private) as temporary:
+    """Replaces the content of *path* by *content*, text as UTF-8; see :func:`replacing_file`."""
+    with replacing_file(path, private=private) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in *path*; an empty one for anything else."""
     with suppress(OSError, ValueError):
         content = json.loads(path.read_text())
@@ -52,7 +52,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return {}
 
 
-def lock_file(path: Path) -> int | None:
+def try_lock_file(path: Path) -> int | None:
     """Takes the lock of *path*; returns its file descriptor, or None when it is held.
 
     Raises :class:`OSError` where *path* cannot be opened or its file system has no locks.
@@ -68,7 +68,7 @@ def lock_file(path: Path) -> int | None:
     return fd
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular_file(path: Path) -> BinaryIO:
     """The regular file *path*, open for reading.
 
     Raises :class:`OSError` for anything else: a named pipe without a writer would be waited for, and a

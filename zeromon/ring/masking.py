@@ -58,67 +58,69 @@ _SHAPES = re.compile(
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z]).{8,}")
 
 
-def masked(words: Sequence[str]) -> list[str]:
-    """*words* of a command with :data:`MASK` in place of secrets; of a text, its only word.
+def mask_words(arguments: Sequence[str]) -> list[str]:
+    """*arguments* of a command with :data:`MASK` in place of secrets; of a text, its only word.
 
     The value of an option is the rest of its word, or the next word.
     """
-    found: list[str] = []
-    for word in words:
-        before = found[-1] if found else ""
-        is_option = before.startswith("-") and "=" not in before and " " not in before
-        if is_option and is_secret(before) and not word.startswith("-"):
-            found.append(MASK)
+    masked_words: list[str] = []
+    for argument in arguments:
+        previous = masked_words[-1] if masked_words else ""
+        is_option = previous.startswith("-") and "=" not in previous and " " not in previous
+        if is_option and is_secret_name(previous) and not argument.startswith("-"):
+            masked_words.append(MASK)
         else:
-            found.append(_masked_text(word))
-    return found
+            masked_words.append(_mask_text(argument))
+    return masked_words
 
 
-def is_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Returns whether an option, variable or key named *name* has a secret as its value."""
-    parts = [part.lower() for part in _WORDS.findall(name)]
-    last, before = (parts or [""])[-1], parts[-2] if len(parts) > 1 else ""
-    if last in _ALWAYS:
+    segments = [segment.lower() for segment in _WORDS.findall(name)]
+    last_word, word_before = (segments or [""])[-1], segments[-2] if len(segments) > 1 else ""
+    if last_word in _ALWAYS:
         return True
-    if last == "token":
-        return before not in _TOKENIZERS
-    if last == "key":
-        return before in _KEYS or name.isupper() or name.lstrip("-") == "key"
-    return (last == "pass" and before in _PASSES) or (last == "auth" and before in _AUTHS)
+    if last_word == "token":
+        return word_before not in _TOKENIZERS
+    if last_word == "key":
+        return word_before in _KEYS or name.isupper() or name.lstrip("-") == "key"
+    return (last_word == "pass" and word_before in _PASSES) or (
+        last_word == "auth" and word_before in _AUTHS
+    )
 
 
-def _masked_text(text: str) -> str:
-    text = _LOGIN.sub(rf"\1:{MASK}@", text)
-    text = _USER.sub(MASK, text)
-    text = _SHAPES.sub(MASK, text)
-    text = _BEARER.sub(rf"\1 {MASK}", text)
-    return _without_values(_ASSIGNED, _without_values(_OPTION, text))
+def _mask_text(message: str) -> str:
+    message = _LOGIN.sub(rf"\1:{MASK}@", message)
+    message = _USER.sub(MASK, message)
+    message = _SHAPES.sub(MASK, message)
+    message = _BEARER.sub(rf"\1 {MASK}", message)
+    return _mask_named_values(_ASSIGNED, _mask_named_values(_OPTION, message))
 
 
-def _without_values(named: re.Pattern[str], text: str) -> str:
-    """*text* with masks in place of the values that follow what *named* finds."""
-    parts, done, position = [], 0, 0
-    while found := named.search(text, position):
-        position = found.end()
-        value = _VALUE.match(text, position) if is_secret(found[1]) else None
-        if value is not None and _has_secret(found[1], found[2], value[0]):
+def _mask_named_values(named: re.Pattern[str], message: str) -> str:
+    """*message* with masks in place of the values that follow what *named* finds."""
+    chunks, done, position = [], 0, 0
+    while match := named.search(message, position):
+        position = match.end()
+        value = _VALUE.match(message, position) if is_secret_name(match[1]) else None
+        if value is not None and _is_secret_value(match[1], match[2], value[0]):
             quote = value[0][0] if value[0][0] in "\"'" else ""
-            parts.append(f"{text[done:position]}{quote}{MASK}{quote}")
+            chunks.append(f"{message[done:position]}{quote}{MASK}{quote}")
             done = position = value.end()
-    return "".join((*parts, text[done:]))
+    return "".join((*chunks, message[done:]))
 
 
-def _has_secret(name: str, between: str, value: str) -> bool:
+def _is_secret_value(name: str, separator: str, value: str) -> bool:
     """Returns whether *value*, which follows the name of a secret, is the secret itself."""
     if value.strip("\"'") in ("None", "null", "True", "False", "true", "false", "", MASK):
         return False
-    if value.startswith("-") and not between.strip().startswith(("=", ":")):
+    if value.startswith("-") and not separator.strip().startswith(("=", ":")):
         return False  # an option without a value, and the next one
-    is_prose = between.strip(" ") == ":" and between != ":" and not name.isupper()
+    is_prose = separator.strip(" ") == ":" and separator != ":" and not name.isupper()
     # "unexpected token: }" has no secret
-    return not is_prose or _is_strong(name) or _RANDOM.fullmatch(value) is not None
+    return not is_prose or _is_strong_name(name) or _RANDOM.fullmatch(value) is not None
 
 
-def _is_strong(name: str) -> bool:
+def _is_strong_name(name: str) -> bool:
     """Returns whether *name* alone announces a secret, even within a sentence."""
     return _WORDS.findall(name)[-1].lower() in _ALWAYS

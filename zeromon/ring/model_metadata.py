@@ -160,10 +160,10 @@ class TrackersMetadata(TypedDict, total=False):
     """``folder`` of the first SummaryWriter that got a scalar."""
 
 
-def without_secrets(url: str) -> str:
+def url_without_secrets(url: str) -> str:
     """*url* without user, password, query and fragment; also of a database."""
-    scheme, mark, rest = url.partition("://")
-    return scheme + mark + re.split("[?#]", _LOGIN.sub("", rest, count=1))[0] if mark else url
+    scheme, mark, address = url.partition("://")
+    return scheme + mark + re.split("[?#]", _LOGIN.sub("", address, count=1))[0] if mark else url
 
 
 _LOGIN = re.compile(r"^(?:[^/?#]*@|[^/?#@:[]*:(?!\d+[/?#])[^@]*@)")
@@ -234,20 +234,22 @@ PACKAGES = (
 """Packages whose version may change what a run does or how fast it is."""
 
 
-def declared(kind: type[T], raw: Any) -> T:
+def declared_keys(kind: type[T], raw: Any) -> T:
     """The keys of *raw* that *kind* declares, with values of the declared types; empty otherwise."""
     if not isinstance(raw, Mapping):
         return kind()
     keys = kind.__annotations__.items()
-    return cast(T, {key: raw[key] for key, type_ in keys if key in raw and _is(raw[key], type_)})
+    return cast(
+        T, {key: raw[key] for key, type_ in keys if key in raw and _is_of_kind(raw[key], type_)}
+    )
 
 
-def _is(value: Any, kind: Any) -> bool:
+def _is_of_kind(value: Any, kind: Any) -> bool:
     if kind is bool:
         return isinstance(value, bool)
     if kind in (list[int], list[str]):
         item_kind = get_args(kind)[0]
-        return isinstance(value, list) and all(_is(item, item_kind) for item in value)
+        return isinstance(value, list) and all(_is_of_kind(item, item_kind) for item in value)
     if kind == dict[str, str]:
         return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
     return isinstance(value, kind) and not isinstance(value, bool)

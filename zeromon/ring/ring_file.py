@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zeromon.errors import RingError, os_errors_as
-from zeromon.ring.files import replace_file, replacing
+from zeromon.ring.files import replace_file, replacing_file
 
 MAGIC = b"ZEROMON\0"
 HEADER_SIZE = 4096
@@ -32,7 +32,7 @@ _POINTED = re.compile(rb"zeromon segment ([0-9]{1,10})\n")
 _DAY_SECONDS = 86400.0
 
 
-def create(
+def create_ring(
     path: Path, size: int, write_header: Callable[[memoryview], None], *, in_file: bool
 ) -> memoryview:
     """Returns the memory of a new ring with a header; *in_file*: in the file itself.
@@ -41,29 +41,31 @@ def create(
     """
     with suppress(OSError):
         if not in_file:
-            return _in_segment(path, size, write_header)
-    with replacing(path) as temporary, temporary.open("r+b") as file:
+            return _create_in_segment(path, size, write_header)
+    with replacing_file(path) as temporary, temporary.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
         ring = memoryview(mmap.mmap(file.fileno(), size))
         write_header(ring)
     return ring
 
 
-def _in_segment(path: Path, size: int, write_header: Callable[[memoryview], None]) -> memoryview:
-    segment_id, ring = create_segment(size)
+def _create_in_segment(
+    path: Path, size: int, write_header: Callable[[memoryview], None]
+) -> memoryview:
+    segment_id, ring = create_shared_segment(size)
     try:
-        text = os.fsencode(path.absolute())[: HEADER_SIZE - _PATH_AT - _PATH.size]
-        _PATH.pack_into(ring, _PATH_AT, len(text))
-        ring[_PATH_AT + _PATH.size : _PATH_AT + _PATH.size + len(text)] = text
+        path_bytes = os.fsencode(path.absolute())[: HEADER_SIZE - _PATH_AT - _PATH.size]
+        _PATH.pack_into(ring, _PATH_AT, len(path_bytes))
+        ring[_PATH_AT + _PATH.size : _PATH_AT + _PATH.size + len(path_bytes)] = path_bytes
         write_header(ring)
         replace_file(path, _POINTER.format(segment_id))
     except OSError:
-        remove(segment_id)
+        remove_segment(segment_id)
         raise
     return ring
 
 
-def open_ring(path: Path) -> tuple[memoryview, mmap.mmap | None]:
+def open_ring_memory(path: Path) -> tuple[memoryview, mmap.mmap | None]:
     """Returns the memory of the ring with the file *path*, and the mapping of the file if it is there.
 
     Raises :class:`RingError`.
@@ -79,45 +81,45 @@ def open_ring(path: Path) -> tuple[memoryview, mmap.mmap | None]:
         raise RingError(f"cannot read {path}: {error}") from error
     finally:
         os.close(fd)
-    pointed = _pointed(content)
-    found = _find_segment(path, pointed)
-    if found is not None:
-        return found[1], None
+    pointed = _pointed_segment(content)
+    segment = _find_segment(path, pointed)
+    if segment is not None:
+        return segment[1], None
     if pointed is not None:
         raise RingError(f"the memory of {path} is gone, or in another IPC namespace")
     raise RingError(f"{path} is not a ring: {size} bytes")
 
 
-def remove_ring(path: Path) -> None:
+def remove_ring_file(path: Path) -> None:
     """Deletes a ring's file, and its memory once no process uses it; raises :class:`OSError`."""
-    content = _beginning(path)
+    content = _read_beginning(path)
     if not content.startswith(MAGIC):
-        found = _find_segment(path, _pointed(content))
-        if found is not None:
-            remove(found[0])
+        segment = _find_segment(path, _pointed_segment(content))
+        if segment is not None:
+            remove_segment(segment[0])
     path.unlink(missing_ok=True)
 
 
-def remove_orphans(unused_seconds: float = _DAY_SECONDS) -> None:
+def remove_orphan_rings(unused_seconds: float = _DAY_SECONDS) -> None:
     """Removes this user's rings whose files were deleted, when no process used them for so long."""
-    for segment in listed():
+    for segment in listed_segments():
         unused = time.time() - segment.detached_wall
         is_unused = not segment.attached and segment.detached_wall and unused >= unused_seconds
         if is_unused and segment.uid == os.getuid() and segment.nbytes >= HEADER_SIZE:
             with suppress(OSError):
-                path = _path_of(attach(segment))
-                named = _pointed(_beginning(path))
+                path = _ring_path_of(attach_segment(segment))
+                named = _pointed_segment(_read_beginning(path))
                 if path.name and (not path.exists() or named not in (None, segment.id)):
-                    remove(segment.id)
+                    remove_segment(segment.id)
 
 
-def _pointed(content: bytes) -> int | None:
+def _pointed_segment(content: bytes) -> int | None:
     """Returns the id of the segment that the file of a ring names; None where it is damaged."""
     match = _POINTED.fullmatch(content)
     return int(match[1]) if match else None
 
 
-def _beginning(path: Path) -> bytes:
+def _read_beginning(path: Path) -> bytes:
     with suppress(OSError), path.open("rb") as file:
         return file.read(HEADER_SIZE)
     return b""
@@ -128,16 +130,16 @@ def _find_segment(path: Path, segment_id: int | None) -> tuple[int, memoryview] 
 
     Only *segment_id* is looked at where it is known; by now it may be that of another program.
     """
-    for segment in listed():
+    for segment in listed_segments():
         if segment_id in (None, segment.id) and segment.nbytes >= HEADER_SIZE:
             with suppress(OSError):
-                memory = attach(segment)
-                if _path_of(memory).parts[-2:] == path.absolute().parts[-2:]:
+                memory = attach_segment(segment)
+                if _ring_path_of(memory).parts[-2:] == path.absolute().parts[-2:]:
                     return segment.id, memory
     return None
 
 
-def _path_of(memory: memoryview) -> Path:
+def _ring_path_of(memory: memoryview) -> Path:
     """Returns the path of the file of a ring; an empty one for what is no ring."""
     (size,) = _PATH.unpack_from(memory, _PATH_AT)
     start = _PATH_AT + _PATH.size
@@ -172,7 +174,7 @@ class Segment(NamedTuple):
     """When the last of them ended, seconds since the epoch; 0 before."""
 
 
-def create_segment(nbytes: int) -> tuple[int, memoryview]:
+def create_shared_segment(nbytes: int) -> tuple[int, memoryview]:
     """Returns the id and the memory, all zeros, of a new segment of this user.
 
     Raises :class:`OSError` where the kernel has no such memory, or no more of it.
@@ -182,26 +184,26 @@ def create_segment(nbytes: int) -> tuple[int, memoryview]:
         segment_id = _libc.shmget(key, nbytes, _CREATE | _EXCLUSIVE | 0o600)
         if segment_id >= 0:
             try:
-                return segment_id, _memory(segment_id, nbytes, 0)
+                return segment_id, _map_segment(segment_id, nbytes, 0)
             except OSError:
-                remove(segment_id)
+                remove_segment(segment_id)
                 raise
         if ctypes.get_errno() != errno.EEXIST:
             break
-    raise _error()
+    raise _last_error()
 
 
-def attach(segment: Segment) -> memoryview:
+def attach_segment(segment: Segment) -> memoryview:
     """Returns the memory of *segment*, to be read; raises :class:`OSError`."""
-    return _memory(segment.id, segment.nbytes, _READ_ONLY).toreadonly()
+    return _map_segment(segment.id, segment.nbytes, _READ_ONLY).toreadonly()
 
 
-def remove(segment_id: int) -> None:
+def remove_segment(segment_id: int) -> None:
     """Removes a segment once no process has it mapped; one that is gone already is no error."""
     _libc.shmctl(segment_id, _REMOVE, None)
 
 
-def ipc_namespace() -> int:
+def ipc_namespace_number() -> int:
     """Returns the number of this process's IPC namespace; 0 where the kernel has none."""
     try:
         return os.stat("/proc/self/ns/ipc").st_ino
@@ -209,14 +211,14 @@ def ipc_namespace() -> int:
         return 0
 
 
-def listed() -> Iterator[Segment]:
+def listed_segments() -> Iterator[Segment]:
     """Yields the segments of this IPC namespace that may be zeromon's, of all users.
 
     One that is to be removed has no key any more, and can be read while a process uses it.
     """
     try:
         with open(_TABLE) as table:
-            head, *rows = (line.split() for line in table)
+            head, *rows = (entry.split() for entry in table)
     except (OSError, ValueError):
         return
     for row in rows:
@@ -225,16 +227,16 @@ def listed() -> Iterator[Segment]:
             yield Segment(*(column[name] for name in ("shmid", "size", "uid", "nattch", "dtime")))
 
 
-def _memory(segment_id: int, nbytes: int, flags: int) -> memoryview:
+def _map_segment(segment_id: int, nbytes: int, flags: int) -> memoryview:
     address = _libc.shmat(segment_id, None, flags)
     if address == _FAILED:
-        raise _error()
+        raise _last_error()
     array = (ctypes.c_ubyte * nbytes).from_address(address)
     # when the last view of it is released; at the end of the process a hook may still write
     weakref.finalize(array, _libc.shmdt, address).atexit = False
     return memoryview(array).cast("B")
 
 
-def _error() -> OSError:
+def _last_error() -> OSError:
     code = ctypes.get_errno()
     return OSError(code, os.strerror(code))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from zeromon.errors import RingError
 from zeromon.ring import paths
-from zeromon.ring.buffer import NameKind, RingReader, ring_size
+from zeromon.ring.buffer import NameKind, RingReader, ring_file_size
 from zeromon.ring.codes import Kind
-from zeromon.ring.events import Event, Raw, StepMark, decode, kind_of
+from zeromon.ring.events import Event, Raw, StepMark, decode_record, kind_of_record
 
-_MOST_BYTES = 16 * ring_size()
+_MAX_RING_BYTES = 16 * ring_file_size()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,38 +35,38 @@ class RingEvents:
         return self.events[-1].t_ns + self.wall_minus_mono_ns if self.events else 0
 
 
-def of_run(run: str, kept: Path, steps: int = 0) -> Iterator[RingEvents]:
-    """Yields the events of each ring; skips unreadable rings. *kept*: the folder of the run's record.
+def run_events(run: str, record_folder: Path, steps: int = 0) -> Iterator[RingEvents]:
+    """Yields the events of each ring; skips unreadable rings. *record_folder*: that of the run's record.
 
     *steps*: how many steps of each ring, the last ones; 0 is all.
     """
-    live = [path for root in paths.ring_roots() for path in (root / run).glob("rank*.ring")]
-    for path in sorted([*live, *kept.glob("rank*.ring.gz")]):
+    live = [path for root in paths.user_ring_roots() for path in (root / run).glob("rank*.ring")]
+    for path in sorted([*live, *record_folder.glob("rank*.ring.gz")]):
         with suppress(RingError, OSError, ValueError, EOFError):
-            yield _unpacked(path, steps) if path.suffix == ".gz" else read(path, steps)
+            yield _read_packed(path, steps) if path.suffix == ".gz" else read_ring(path, steps)
 
 
-def _unpacked(path: Path, steps: int) -> RingEvents:
+def _read_packed(path: Path, steps: int) -> RingEvents:
     with tempfile.TemporaryDirectory() as folder:
-        plain = Path(folder) / "ring"
-        _unpack(path, plain)
-        return read(plain, steps)
+        ring_path = Path(folder) / "ring"
+        _unpack_ring(path, ring_path)
+        return read_ring(ring_path, steps)
 
 
-def _unpack(path: Path, plain: Path) -> None:
+def _unpack_ring(path: Path, ring_path: Path) -> None:
     """Decompresses a ring; raises :class:`ValueError` beyond the size of any ring."""
-    with gzip.open(path) as packed, plain.open("wb") as file:
+    with gzip.open(path) as packed, ring_path.open("wb") as file:
         while chunk := packed.read(1 << 20):
-            if file.tell() > _MOST_BYTES:
+            if file.tell() > _MAX_RING_BYTES:
                 raise ValueError(f"{path} is no ring")
             file.write(chunk)
 
 
-def read(path: Path, steps: int = 0) -> RingEvents:
+def read_ring(path: Path, steps: int = 0) -> RingEvents:
     """Returns the events of the ring at *path*, of its last *steps* steps; 0 is all."""
     reader = RingReader(path)
     try:
-        found: dict[int, dict[int, str]] = {
+        names_by_kind: dict[int, dict[int, str]] = {
             NameKind.GROUP: {},
             NameKind.UNIT: {},
             NameKind.TEXT: {},
@@ -76,32 +76,34 @@ def read(path: Path, steps: int = 0) -> RingEvents:
         for name in reader.names():
             if name.kind == NameKind.GROUP:
                 ranks = name.payload.get("ranks")
-                known = tuple(ranks) if isinstance(ranks, list) else ()
-                members[name.id] = str(name.payload.get("name", "")), known
+                member_ranks = tuple(ranks) if isinstance(ranks, list) else ()
+                members[name.id] = str(name.payload.get("name", "")), member_ranks
             if name.kind in keys:
-                found[name.kind][name.id] = str(name.payload.get(keys[name.kind], ""))
-        raws = _last(reader.read(final=True), steps)
+                names_by_kind[name.kind][name.id] = str(name.payload.get(keys[name.kind], ""))
+        raws = _last_steps(reader.read(final=True), steps)
         return RingEvents(
             rank=reader.header.rank,
             wall_minus_mono_ns=reader.header.wall_ns - reader.header.mono_ns,
-            events=[event for raw in raws if (event := decode(raw)) is not None],
-            groups=found[NameKind.GROUP],
-            units=found[NameKind.UNIT],
-            texts=found[NameKind.TEXT],
+            events=[event for raw in raws if (event := decode_record(raw)) is not None],
+            groups=names_by_kind[NameKind.GROUP],
+            units=names_by_kind[NameKind.UNIT],
+            texts=names_by_kind[NameKind.TEXT],
             members=members,
         )
     finally:
         reader.close()
 
 
-def _last(raws: Sequence[Raw], steps: int) -> Sequence[Raw]:
+def _last_steps(raws: Sequence[Raw], steps: int) -> Sequence[Raw]:
     """The records from the mark before the last *steps* steps on; a step may have several marks."""
     if not steps:
         return raws
-    seen: set[int] = set()
+    step_numbers: set[int] = set()
     for at in range(len(raws) - 1, -1, -1):
-        if kind_of(raws[at]) == Kind.STEP and isinstance(mark := decode(raws[at]), StepMark):
-            seen.add(mark.step)
-            if len(seen) > steps:
+        if kind_of_record(raws[at]) == Kind.STEP and isinstance(
+            mark := decode_record(raws[at]), StepMark
+        ):
+            step_numbers.add(mark.step)
+            if len(step_numbers) > steps:
                 return raws[at:]
     return raws

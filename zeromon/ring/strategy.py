@@ -76,8 +76,10 @@ class Strategy:
     @property
     def label(self) -> str:
         """The text for people, JSON and the ``strategy`` label: ``deepspeed-zero3``, ``fsdp2 + tp``."""
-        own = [] if self.parts and self.framework is Framework.UNKNOWN else [self._framework_label]
-        return _JOIN.join([*own, *map(str, self.parts)])
+        prefix = (
+            [] if self.parts and self.framework is Framework.UNKNOWN else [self._framework_label]
+        )
+        return _JOIN.join([*prefix, *map(str, self.parts)])
 
     @property
     def _framework_label(self) -> str:
@@ -118,7 +120,7 @@ class Strategy:
     @staticmethod
     def parse(label: str) -> Strategy:
         """The strategy behind a label (from a Prometheus, or from a record without fields)."""
-        return _parse(label)
+        return _parse_label(label)
 
 
 _FSDP1_LABELS = {
@@ -131,20 +133,20 @@ _FSDP1_LABELS = {
 _STAGES = {Sharding.FULL: 3, Sharding.GRAD_OP: 2, Sharding.NONE: 0, Sharding.UNKNOWN: 3}
 
 
-def fsdp1(sharding: Sharding, *, hybrid: bool = False, offload: bool = False) -> Strategy:
+def fsdp1_strategy(sharding: Sharding, *, hybrid: bool = False, offload: bool = False) -> Strategy:
     """FSDP1 with one of torch's sharding strategies."""
-    kept = Offload.HOST if offload else Offload.NONE
-    return Strategy(Framework.FSDP1, _STAGES[sharding], sharding, kept, hybrid)
+    offload_to = Offload.HOST if offload else Offload.NONE
+    return Strategy(Framework.FSDP1, _STAGES[sharding], sharding, offload_to, hybrid)
 
 
-def fsdp2(*, reshards: bool, hybrid: bool = False, offload: bool = False) -> Strategy:
+def fsdp2_strategy(*, reshards: bool, hybrid: bool = False, offload: bool = False) -> Strategy:
     """FSDP2; *reshards*: parameters are freed after forward."""
     sharding = Sharding.FULL if reshards else Sharding.GRAD_OP
-    one = fsdp1(sharding, hybrid=hybrid, offload=offload)
-    return replace(one, framework=Framework.FSDP2)
+    base = fsdp1_strategy(sharding, hybrid=hybrid, offload=offload)
+    return replace(base, framework=Framework.FSDP2)
 
 
-def deepspeed(
+def deepspeed_strategy(
     stage: int, *, offload: Offload = Offload.NONE, hybrid: bool = False, plus_plus: bool = False
 ) -> Strategy:
     """A DeepSpeed engine."""
@@ -159,23 +161,23 @@ _JOIN = " + "
 
 
 @cache
-def _parse(label: str) -> Strategy:
-    by_label = {known.label: known for known in EVERY_FRAMEWORK}
+def _parse_label(label: str) -> Strategy:
+    by_label = {candidate.label: candidate for candidate in EVERY_FRAMEWORK}
     names = label.split(_JOIN)
-    parts = tuple(dim for dim in MODEL_PARALLEL if dim in names)
-    return replace(by_label.get(names[0], Strategy()), parts=parts)
+    dims = tuple(dim for dim in MODEL_PARALLEL if dim in names)
+    return replace(by_label.get(names[0], Strategy()), parts=dims)
 
 
 EVERY_FRAMEWORK: tuple[Strategy, ...] = (
     DDP,
     ZERO_REDUNDANCY,
-    fsdp2(reshards=True),
-    fsdp2(reshards=False),
-    *(fsdp1(sharding) for sharding in Sharding),
-    fsdp1(Sharding.FULL, hybrid=True),
-    fsdp1(Sharding.GRAD_OP, hybrid=True),
+    fsdp2_strategy(reshards=True),
+    fsdp2_strategy(reshards=False),
+    *(fsdp1_strategy(sharding) for sharding in Sharding),
+    fsdp1_strategy(Sharding.FULL, hybrid=True),
+    fsdp1_strategy(Sharding.GRAD_OP, hybrid=True),
     *(
-        deepspeed(stage, offload=offload, plus_plus=plus_plus)
+        deepspeed_strategy(stage, offload=offload, plus_plus=plus_plus)
         for stage in range(4)
         for offload in Offload
         for plus_plus in (False, True)
@@ -188,7 +190,7 @@ EVERY_FRAMEWORK: tuple[Strategy, ...] = (
 
 _MESH = "mesh_"
 """DeviceMesh describes the group of its dimension ``tp`` as ``mesh_tp``."""
-_LONGEST = 40
+_MAX_NAME_CHARS = 40
 
 
 class Dim(TextEnum):
@@ -224,34 +226,36 @@ _LONG = {"tensor", "pipeline", "context", "sequence", "expert"}
 
 
 @lru_cache
-def dim_of(name: str) -> Dim:
+def dim_by_name(name: str) -> Dim:
     """Returns what a group of this name is for; a name of several dimensions is ``other``."""
-    text = name.lower().removeprefix(_MESH).partition(":")[0]
-    words = text.split("_")
-    if text in ("world", "default_pg"):
+    bare_name = name.lower().removeprefix(_MESH).partition(":")[0]
+    tokens = bare_name.split("_")
+    if bare_name in ("world", "default_pg"):
         return Dim.WORLD
-    says = "parallel" in words or len(words) == 1
-    if "and" in words:
+    explicit = "parallel" in tokens or len(tokens) == 1
+    if "and" in tokens:
         return Dim.OTHER
-    if _DATA.intersection(words) or ("data" in words and says):
-        return _data_dim(words)
-    found = {_WORDS[word] for word in words if word in _WORDS and (says or word not in _LONG)}
-    if found == {Dim.TP, Dim.EP} and "expert" in words:
+    if _DATA.intersection(tokens) or ("data" in tokens and explicit):
+        return _data_parallel_dim(tokens)
+    dims = {
+        _WORDS[token] for token in tokens if token in _WORDS and (explicit or token not in _LONG)
+    }
+    if dims == {Dim.TP, Dim.EP} and "expert" in tokens:
         return Dim.TP  # Megatron: the tensor parallelism of the experts
-    return found.pop() if len(found) == 1 else Dim.OTHER
+    return dims.pop() if len(dims) == 1 else Dim.OTHER
 
 
-def _data_dim(words: list[str]) -> Dim:
-    if {"shard", "fsdp", "hpz"}.intersection(words):
+def _data_parallel_dim(tokens: list[str]) -> Dim:
+    if {"shard", "fsdp", "hpz"}.intersection(tokens):
         return Dim.DP_SHARD
-    return Dim.DP_REPLICATE if "replicate" in words else Dim.DP
+    return Dim.DP_REPLICATE if "replicate" in tokens else Dim.DP
 
 
-def name_of(label: str) -> str:
+def dim_name_of(label: str) -> str:
     """Returns the name of the dimension of a group with this *label*, else the label."""
     if label.startswith(_MESH):
         return label.removeprefix(_MESH)
-    dim = dim_of(label)
+    dim = dim_by_name(label)
     return label if dim is Dim.OTHER else str(dim)
 
 
@@ -268,25 +272,29 @@ class DimensionMetadata(TypedDict):
     """A collective was issued on it, or parameters or pipeline stages are divided along it."""
 
 
-def dimension_metadata(raw: Any) -> list[DimensionMetadata]:
+def parse_dimension_metadata(raw: Any) -> list[DimensionMetadata]:
     """Returns the well-formed entries of *raw*."""
-    return [_entry(one) for one in raw if _is_entry(one)] if isinstance(raw, list) else []
-
-
-def _is_entry(one: Any) -> bool:
     return (
-        isinstance(one, Mapping)
-        and isinstance(one.get("name"), str)
-        and isinstance(one.get("groups"), list)
-        and all(isinstance(one.get(key), int) for key in ("size", "nodes"))
+        [_dimension_entry(entry) for entry in raw if _is_dimension_entry(entry)]
+        if isinstance(raw, list)
+        else []
     )
 
 
-def _entry(one: Mapping[str, Any]) -> DimensionMetadata:
+def _is_dimension_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, Mapping)
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("groups"), list)
+        and all(isinstance(entry.get(key), int) for key in ("size", "nodes"))
+    )
+
+
+def _dimension_entry(entry: Mapping[str, Any]) -> DimensionMetadata:
     return {
-        "name": one["name"][:_LONGEST],
-        "size": one["size"],
-        "nodes": one["nodes"],
-        "groups": [number for number in one["groups"] if isinstance(number, int)],
-        "used": one.get("used") is True,
+        "name": entry["name"][:_MAX_NAME_CHARS],
+        "size": entry["size"],
+        "nodes": entry["nodes"],
+        "groups": [number for number in entry["groups"] if isinstance(number, int)],
+        "used": entry.get("used") is True,
     }

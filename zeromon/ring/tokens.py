@@ -44,12 +44,12 @@ def job_token(run_dir: Path | None = None) -> str:
     if environment.get(TOKEN):
         return environment[TOKEN]
     folder = run_dir or environment.get("ZEROMON_RUN_DIR")
-    if folder and (token := _content(Path(folder) / NAME)):
+    if folder and (token := _read_token(Path(folder) / NAME)):
         return token
-    return _content(Path(environment[TOKEN_FILE])) if environment.get(TOKEN_FILE) else ""
+    return _read_token(Path(environment[TOKEN_FILE])) if environment.get(TOKEN_FILE) else ""
 
 
-def hand_over(environment: MutableMapping[str, str], run_dir: Path) -> None:
+def hand_over_token(environment: MutableMapping[str, str], run_dir: Path) -> None:
     """Moves the job token from *environment* into a private file of the run's folder."""
     token = environment.pop(TOKEN, "")
     if token:
@@ -63,18 +63,18 @@ def server_token() -> str:
 
 def user_token() -> str:
     """The token of this user; one for this process alone where no private file can be made."""
-    path = token_file()
-    return _content(path) if path is not None else _unsaved_token()
+    path = user_token_file()
+    return _read_token(path) if path is not None else _unsaved_token()
 
 
-def token_file() -> Path | None:
+def user_token_file() -> Path | None:
     """The file with this user's token, made if need be; None where no folder can be written."""
-    for folder in _folders():
+    for folder in _token_folders():
         with suppress(OSError, RingError):
-            path = paths.make_private(folder) / NAME
+            path = paths.make_private_folder(folder) / NAME
             if not _is_private(path):
                 path.unlink(missing_ok=True)
-                _make(path)
+                _make_token_file(path)
             return path
     return None
 
@@ -84,25 +84,25 @@ def _unsaved_token() -> str:
     return secrets.token_urlsafe(24)
 
 
-def _folders() -> Iterator[Path]:
+def _token_folders() -> Iterator[Path]:
     """The folders that may have the file: one that outlives a reboot, else those of live runs."""
-    state = paths.state_folder()
+    state = paths.user_state_folder()
     if state is not None:
         yield state / "zeromon"
-    yield from paths.ring_roots()
+    yield from paths.user_ring_roots()
 
 
 def _is_private(path: Path) -> bool:
     """Returns whether only this user could have read or written the token in *path*."""
     try:
-        about = path.lstat()
+        file_stat = path.lstat()
     except OSError:
         return False
-    is_own = stat.S_ISREG(about.st_mode) and about.st_uid == os.getuid()
-    return is_own and not about.st_mode & 0o077 and bool(_content(path))
+    is_own = stat.S_ISREG(file_stat.st_mode) and file_stat.st_uid == os.getuid()
+    return is_own and not file_stat.st_mode & 0o077 and bool(_read_token(path))
 
 
-def _content(path: Path) -> str:
+def _read_token(path: Path) -> str:
     """The token in the file *path*; "" without one. A named pipe is not waited for."""
     with suppress(OSError, ValueError):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -111,23 +111,23 @@ def _content(path: Path) -> str:
     return ""
 
 
-def _make(path: Path) -> None:
+def _make_token_file(path: Path) -> None:
     """Makes the file with a new token, unless another process has just made it."""
-    made = path.with_name(f".{NAME}.{secrets.token_hex(8)}")
-    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    temporary = path.with_name(f".{NAME}.{secrets.token_hex(8)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with open(fd, "w", encoding="ascii") as file:
             file.write(f"{secrets.token_urlsafe(24)}\n")
         try:
             os.link(
-                made, path
+                temporary, path
             )  # unlike a rename, it does not replace what another process has made
         except FileExistsError:
             return
         except OSError:  # a file system without links
-            made.replace(path)
+            temporary.replace(path)
     finally:
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 CARD, REPORT, REPLY, READ = b"card", b"report", b"reply", b"read"
@@ -140,29 +140,31 @@ FRESH_SECONDS = 300.0
 """Clocks of the nodes may differ by so much, and a report may be as old."""
 
 _CARD_SECONDS = 3600.0
-_MOST_NONCES = 1 << 18
+_MAX_NONCES = 1 << 18
 
 
-def signature(token: str, *parts: bytes) -> str:
-    """Returns the HMAC of *parts*, in hexadecimal digits; each part counts with its length."""
-    made = hmac.new(token.encode(), digestmod="sha256")
-    for part in parts:
-        made.update(len(part).to_bytes(8, "big"))
-        made.update(part)
-    return made.hexdigest()
+def signature_of(token: str, *fields: bytes) -> str:
+    """Returns the HMAC of *fields*, in hexadecimal digits; each counts with its length."""
+    digest = hmac.new(token.encode(), digestmod="sha256")
+    for field in fields:
+        digest.update(len(field).to_bytes(8, "big"))
+        digest.update(field)
+    return digest.hexdigest()
 
 
-def is_signed(token: str, given: str, *parts: bytes) -> bool:
-    """Returns True if *given* is the signature of *parts*, in constant time; never without a token."""
-    return bool(token) and hmac.compare_digest(given.encode(), signature(token, *parts).encode())
+def has_valid_signature(token: str, given_signature: str, *fields: bytes) -> bool:
+    """Returns True if *given_signature* is that of *fields*, in constant time; never without a token."""
+    return bool(token) and hmac.compare_digest(
+        given_signature.encode(), signature_of(token, *fields).encode()
+    )
 
 
-def signed_card(token: str, card: Mapping[str, Any]) -> dict[str, Any]:
+def sign_node_card(token: str, card: Mapping[str, Any]) -> dict[str, Any]:
     """Returns *card* with its time and signature; without a token as it is."""
     if not token:
         return dict(card)
     dated = {**card, "signed": time.time()}
-    return {**dated, "signature": signature(token, CARD, _canonical(dated))}
+    return {**dated, "signature": signature_of(token, CARD, _canonical_json(dated))}
 
 
 def is_own_card(token: str, card: Mapping[str, Any]) -> bool:
@@ -170,14 +172,14 @@ def is_own_card(token: str, card: Mapping[str, Any]) -> bool:
     if not token:
         return True
     dated = {name: value for name, value in card.items() if name != "signature"}
-    when, given = card.get("signed"), card.get("signature")
-    if not isinstance(when, (int, float)) or not isinstance(given, str):
+    signed_at, card_signature = card.get("signed"), card.get("signature")
+    if not isinstance(signed_at, (int, float)) or not isinstance(card_signature, str):
         return False
-    fresh = abs(time.time() - when) < _CARD_SECONDS
-    return fresh and is_signed(token, given, CARD, _canonical(dated))
+    fresh = abs(time.time() - signed_at) < _CARD_SECONDS
+    return fresh and has_valid_signature(token, card_signature, CARD, _canonical_json(dated))
 
 
-def _canonical(card: Mapping[str, Any]) -> bytes:
+def _canonical_json(card: Mapping[str, Any]) -> bytes:
     return json.dumps(card, sort_keys=True).encode()
 
 
@@ -188,34 +190,37 @@ class Nonces:
         self._seen: OrderedDict[str, float] = OrderedDict()
         self._lock = threading.Lock()
 
-    def is_new(self, nonce: str, when: float) -> bool:
-        """Notes the *nonce* of a report of *when*, seconds since the epoch; False if old or known."""
-        now = time.time()
+    def is_new_nonce(self, nonce: str, sent_at: float) -> bool:
+        """Notes the *nonce* of a report of *sent_at*, seconds since the epoch; False if old or known."""
+        now_seconds = time.time()
         with self._lock:
             while self._seen:
-                oldest = next(iter(self._seen))
-                if now - self._seen[oldest] < 2 * FRESH_SECONDS and len(self._seen) < _MOST_NONCES:
+                expiring = next(iter(self._seen))
+                if (
+                    now_seconds - self._seen[expiring] < 2 * FRESH_SECONDS
+                    and len(self._seen) < _MAX_NONCES
+                ):
                     break
-                del self._seen[oldest]
-            if abs(now - when) > FRESH_SECONDS or not nonce or nonce in self._seen:
+                del self._seen[expiring]
+            if abs(now_seconds - sent_at) > FRESH_SECONDS or not nonce or nonce in self._seen:
                 return False
-            self._seen[nonce] = now
+            self._seen[nonce] = now_seconds
             return True
 
 
-def proof_headers(token: str, kind: bytes, content: bytes) -> dict[str, str]:
+def request_proof_headers(token: str, kind: bytes, content: bytes) -> dict[str, str]:
     """Returns the headers that prove the *content* of a request."""
-    when, nonce = repr(time.time()), secrets.token_hex(16)
-    proof = signature(token, kind, when.encode(), nonce.encode(), content)
-    return {TIME: when, NONCE: nonce, SIGNATURE: proof}
+    sent_at, nonce = repr(time.time()), secrets.token_hex(16)
+    proof = signature_of(token, kind, sent_at.encode(), nonce.encode(), content)
+    return {TIME: sent_at, NONCE: nonce, SIGNATURE: proof}
 
 
-def is_proved(
+def is_request_proved(
     headers: Mapping[str, str], kind: bytes, content: bytes, token: str, nonces: Nonces
 ) -> bool:
     """Returns True if a holder of *token* has sent the *content* just now, for the first time."""
-    when, nonce = headers.get(TIME, ""), headers.get(NONCE, "")
-    parts = kind, when.encode(), nonce.encode(), content
-    if not is_signed(token, headers.get(SIGNATURE, ""), *parts):
+    sent_at, nonce = headers.get(TIME, ""), headers.get(NONCE, "")
+    fields = kind, sent_at.encode(), nonce.encode(), content
+    if not has_valid_signature(token, headers.get(SIGNATURE, ""), *fields):
         return False
-    return nonces.is_new(nonce, float(when))
+    return nonces.is_new_nonce(nonce, float(sent_at))

@@ -14,7 +14,7 @@ from zeromon.ring.codes import TextEnum
 REQUEST, WORDS = "try.json", "try.words"
 MARGIN = 4
 """A rank agrees to a block so many steps before it."""
-LEAST_SIZE = MARGIN + 2
+MIN_BLOCK_STEPS = MARGIN + 2
 LEASE_SECONDS = 15.0
 """A request that was not renewed for so long is withdrawn."""
 WORD = struct.Struct("<II")

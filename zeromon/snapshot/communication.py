@@ -250,7 +250,7 @@ class Straggler:
     """All ranks of that node come after all others; *rank* is one of them."""
 
     @property
-    def who(self) -> str:
+    def straggler_name(self) -> str:
         """``rank 3``, ``rank 3 on node b``, ``node b``."""
         if self.whole_node:
             return f"node {self.node}"

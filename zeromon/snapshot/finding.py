@@ -165,7 +165,7 @@ class Trial:
         return not self.state.is_over
 
     @property
-    def significant(self) -> bool:
+    def is_significant(self) -> bool:
         """True if the gain or loss is larger than its uncertainty."""
         return (
             self.gain_seconds is not None

@@ -43,7 +43,7 @@ class Cause(TextEnum):
 _ORDER = {cause: number for number, cause in enumerate(Cause)}
 
 
-_LEAST_SECONDS = 1e-8
+_MIN_ROW_SECONDS = 1e-8
 """Min seconds of a row: less is the rounding of a sum."""
 
 
@@ -57,17 +57,17 @@ class LedgerRow:
     seconds: float
 
 
-def added(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
+def sum_by_cause(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
     """*rows* with one row for each cause and what it is of, in the order of the causes."""
     sums: dict[tuple[Cause, str], float] = {}
     for row in rows:
         sums[row.cause, row.of] = sums.get((row.cause, row.of), 0.0) + row.seconds
-    found = [
+    summed = [
         LedgerRow(cause=cause, of=of, seconds=seconds)
         for (cause, of), seconds in sums.items()
-        if seconds > _LEAST_SECONDS
+        if seconds > _MIN_ROW_SECONDS
     ]
-    return tuple(sorted(found, key=lambda row: (_ORDER[row.cause], -row.seconds, row.of)))
+    return tuple(sorted(summed, key=lambda row: (_ORDER[row.cause], -row.seconds, row.of)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

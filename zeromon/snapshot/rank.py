@@ -12,7 +12,7 @@ from zeromon.ring.model_metadata import (
     ProcessMetadata,
     TrackersMetadata,
 )
-from zeromon.ring.strategy import DATA_PARALLEL, SAME_BATCH, Strategy, dim_of
+from zeromon.ring.strategy import DATA_PARALLEL, SAME_BATCH, Strategy, dim_by_name
 from zeromon.snapshot.communication import (
     CollectiveRow,
     CollectiveStatsRow,
@@ -284,17 +284,17 @@ class RankSnapshot:
 
         None where neither a wrapper nor a mesh says how the ranks divide a batch.
         """
-        used = [one for one in self.dimensions if one.used]
+        used = [dimension for dimension in self.dimensions if dimension.used]
         sizes = dict.fromkeys(SAME_BATCH, 1)
-        for one in used:
-            dim = dim_of(one.name)
+        for dimension in used:
+            dim = dim_by_name(dimension.name)
             if dim in sizes:
-                sizes[dim] = max(sizes[dim], one.size)
+                sizes[dim] = max(sizes[dim], dimension.size)
         strategy = self.sharding_strategy
-        is_known = strategy != Strategy() or any(dim_of(d.name) in DATA_PARALLEL for d in used)
+        is_known = strategy != Strategy() or any(dim_by_name(d.name) in DATA_PARALLEL for d in used)
         if not is_known and self.world_size > 1:
             return None
-        if any(sizes.get(part) == 1 for part in strategy.parts):
+        if any(sizes.get(split_dim) == 1 for split_dim in strategy.parts):
             return None  # a Prometheus without the sizes
         return max(1, self.world_size) // math.prod(sizes.values())
 

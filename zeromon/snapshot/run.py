@@ -81,7 +81,7 @@ class RunSnapshot:
     @property
     def last_attempt(self) -> int:
         """The number of the newest attempt, whether its ranks have reported or not."""
-        failed = (one.number for one in self.attempts if not one.finished)
+        failed = (attempt.number for attempt in self.attempts if not attempt.finished)
         return max(self.attempt, self.restarting, *failed)
 
     @property
@@ -92,8 +92,8 @@ class RunSnapshot:
 
     def node_of(self, rank: int) -> str:
         """The node of a rank of another node; "" for one of this node, or where it is not known."""
-        found = next((node for node in self.nodes if node.has(rank)), None)
-        return found.node if found is not None and not found.here else ""
+        remote_node = next((node for node in self.nodes if node.has(rank)), None)
+        return remote_node.node if remote_node is not None and not remote_node.here else ""
 
     fleet: Fleet | None = None
     """The whole, where *ranks* are only a part of it."""

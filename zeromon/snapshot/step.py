@@ -118,14 +118,14 @@ class ScalarRow:
     """0 without one."""
 
 
-def settled(steps: Iterable[StepSummary]) -> list[StepSummary]:
+def settled_steps(steps: Iterable[StepSummary]) -> list[StepSummary]:
     """*steps* without the first one of the process; all of them where no other is known.
 
     The first one compiles, allocates and connects what the others use.
     """
-    known = list(steps)
-    first = next((place for place, step in enumerate(known) if step.step > 1), 0)
-    return known[first:]
+    step_list = list(steps)
+    start = next((index for index, step in enumerate(step_list) if step.step > 1), 0)
+    return step_list[start:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

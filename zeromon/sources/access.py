@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zeromon.errors import CollectorError
-from zeromon.ring.tokens import signature
+from zeromon.ring.tokens import signature_of
 
 ADDRESS, COOKIE = b"address", b"cookie"
 """Purposes of a derived key: opening a server by its address, or by a cookie."""
@@ -58,10 +58,10 @@ class Policy:
     open: Collection[str] = ()
     """The paths that need no token; what they answer is the same for every run."""
 
-    def acts(self, path: str) -> bool:
+    def is_action(self, path: str) -> bool:
         """Returns whether a request for *path* changes something."""
         return any(
-            path == one or (one.endswith("/") and path.startswith(one)) for one in self.actions
+            path == act or (act.endswith("/") and path.startswith(act)) for act in self.actions
         )
 
 
@@ -72,7 +72,7 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def refusal(request: Request, policy: Policy) -> Refusal | None:
+def refusal_of(request: Request, policy: Policy) -> Refusal | None:
     """Why *request* may not pass; None where it may.
 
     - On loopback the Host must name this machine: a web page elsewhere whose name was made to point here
@@ -80,14 +80,14 @@ def refusal(request: Request, policy: Policy) -> Refusal | None:
     - A request that a web page makes must come from a page of this server: its Origin is its Host.
     - Every request needs the token: all users of a node reach its loopback ports.
     """
-    acts = policy.acts(request.path)
+    is_action = policy.is_action(request.path)
     if request.length is None:
         return Refusal(400, "Content-Length is no number")
     if request.length > policy.most_body:
         return Refusal(413, "the body is too large")
-    if request.method not in (("POST",) if acts else policy.read_methods):
+    if request.method not in (("POST",) if is_action else policy.read_methods):
         return Refusal(405, f"{request.method} is not allowed here")
-    if policy.loopback and host_name(request.host) not in LOOPBACK:
+    if policy.loopback and host_without_port(request.host) not in LOOPBACK:
         return Refusal(403, f"this server is not {request.host[:100]}")
     if request.origin and request.origin.partition("://")[2] != request.host:
         return Refusal(403, "the request comes from a page of another server")
@@ -96,35 +96,35 @@ def refusal(request: Request, policy: Policy) -> Refusal | None:
     return None if is_token(request.token, policy.token) else Refusal(401, policy.token_hint)
 
 
-def body_length(text: str) -> int | None:
+def parse_body_length(header: str) -> int | None:
     """The size of a body that a Content-Length header says, bytes; None where it is no number."""
-    if not text.isascii() or not text.isdecimal():
+    if not header.isascii() or not header.isdecimal():
         return None
-    return int(text) if len(text) <= _MAX_LENGTH_DIGITS else 10**_MAX_LENGTH_DIGITS
+    return int(header) if len(header) <= _MAX_LENGTH_DIGITS else 10**_MAX_LENGTH_DIGITS
 
 
-def is_token(given: str, needed: str) -> bool:
-    """Returns whether *given* is the token *needed*, in constant time; False for an empty one."""
-    return bool(needed) and hmac.compare_digest(given.encode(), needed.encode())
+def is_token(token: str, needed: str) -> bool:
+    """Returns whether *token* is the token *needed*, in constant time; False for an empty one."""
+    return bool(needed) and hmac.compare_digest(token.encode(), needed.encode())
 
 
-def derived_key(token: str, kind: bytes, server: str) -> str:
+def derive_server_key(token: str, kind: bytes, server: str) -> str:
     """A key that opens *server* alone, and by which nobody finds *token*."""
-    return signature(token, kind, server.encode())[:_DERIVED_DIGITS]
+    return signature_of(token, kind, server.encode())[:_DERIVED_DIGITS]
 
 
-def host_name(host: str) -> str:
+def host_without_port(host: str) -> str:
     """A Host header without its port; as it is where what follows the name is no port."""
     if host.startswith("["):
-        name, _, rest = host[1:].partition("]")
-        return name if not rest or rest[1:].isdecimal() else host
+        name, _, suffix = host[1:].partition("]")
+        return name if not suffix or suffix[1:].isdecimal() else host
     name, _, port = host.rpartition(":")
     return name if name and port.isdecimal() else host
 
 
-def only_loopback(host: str, token: str) -> bool:
+def check_loopback_only(host: str, token: str) -> bool:
     """Returns whether *host* is loopback; raises :class:`CollectorError` if not and without *token*."""
-    if not (loopback := is_loopback(host)) and not token:
+    if not (loopback := is_loopback_host(host)) and not token:
         raise CollectorError(
             f"refusing to listen on {host} without a token",
             "Set ZEROMON_TOKEN, or listen on 127.0.0.1 and forward the port over ssh.",
@@ -132,7 +132,7 @@ def only_loopback(host: str, token: str) -> bool:
     return loopback
 
 
-def is_loopback(host: str) -> bool:
+def is_loopback_host(host: str) -> bool:
     """Returns whether only this machine can reach *host*, a name or an address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

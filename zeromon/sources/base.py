@@ -20,47 +20,47 @@ SPEEDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 
 
 class Playback:
-    """Moves from *begin* to *end*, seconds since the epoch, and stops there."""
+    """Moves from *begin_wall* to *end_wall*, seconds since the epoch, and stops there."""
 
     def __init__(
         self,
-        begin: float,
-        end: float,
+        begin_wall: float,
+        end_wall: float,
         speed: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.begin, self.end = begin, end
+        self.begin, self.end = begin_wall, end_wall
         self.speed = speed
         """Seconds of the run per second."""
         self.playing = True
         self._clock = clock
-        self._anchor = (clock(), begin)
+        self._anchor = (clock(), begin_wall)
         """A reading of the clock, and the moment of the run that belongs to it."""
 
     @property
     def position(self) -> float:
         """The moment that is shown, seconds since the epoch."""
-        then, wall = self._anchor
+        anchored_at, wall_time = self._anchor
         if self.playing:
-            wall += (self._clock() - then) * self.speed
-        return min(max(wall, self.begin), self.end)
+            wall_time += (self._clock() - anchored_at) * self.speed
+        return min(max(wall_time, self.begin), self.end)
 
     def play(self, speed: float | None = None) -> None:
         """Continues, at *speed* seconds of the run per second where one is given."""
-        self._hold()
+        self._set_anchor()
         self.speed = self.speed if speed is None else speed
         self.playing = True
 
     def pause(self) -> None:
         """Stops at the moment that is shown."""
-        self._hold()
+        self._set_anchor()
         self.playing = False
 
-    def seek(self, wall: float) -> None:
-        """Moves to *wall*, seconds since the epoch."""
-        self._anchor = (self._clock(), wall)
+    def seek(self, wall_time: float) -> None:
+        """Moves to *wall_time*, seconds since the epoch."""
+        self._anchor = (self._clock(), wall_time)
 
-    def _hold(self) -> None:
+    def _set_anchor(self) -> None:
         self._anchor = (self._clock(), self.position)
 
 
@@ -72,11 +72,11 @@ class Output(NamedTuple):
     lines: tuple[str, ...]
 
 
-def sampled(source: "Source", most: int) -> Iterator[RunSnapshot]:
-    """Yields *most* recorded snapshots, evenly over the time of the run; nothing without a record."""
-    first, last = source.span() or (0.0, 0.0)
-    for n in range(most if last else 0):
-        yield source.at(first + (last - first) * n / (most - 1))
+def sample_snapshots(source: "Source", count: int) -> Iterator[RunSnapshot]:
+    """Yields *count* recorded snapshots, evenly over the time of the run; nothing without a record."""
+    first_wall, last_wall = source.span() or (0.0, 0.0)
+    for n in range(count if last_wall else 0):
+        yield source.at(first_wall + (last_wall - first_wall) * n / (count - 1))
 
 
 class Source(Protocol):
@@ -104,14 +104,14 @@ class Source(Protocol):
     def span(self) -> tuple[float, float] | None:
         """The first and the last recorded moment, seconds since the epoch; None without a record."""
 
-    def at(self, wall: float) -> RunSnapshot:
-        """The snapshot at *wall*, seconds since the epoch, or the nearest before it."""
+    def at(self, wall_time: float) -> RunSnapshot:
+        """The snapshot at *wall_time*, seconds since the epoch, or the nearest before it."""
 
     def series(self, query: StepQuery = WHOLE_RUN) -> Series:
-        """The steps of the run as columns; see :func:`zeromon.storage.step_history.series`."""
+        """The steps of the run as columns; see :func:`zeromon.storage.step_history.series_of_steps`."""
 
     def findings(self) -> list[Finding]:
-        """Every finding that the run has or had; see :func:`zeromon.storage.recorder.findings`."""
+        """Every finding of the run; see :func:`zeromon.storage.recorder.findings_of_record`."""
 
     def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
         """The last *steps* steps of *ranks* as spans on one timeline; (): all ranks."""

@@ -75,7 +75,7 @@ class HttpClient:
         self._direct = direct
 
     @cached_property
-    def _opener(self) -> urllib.request.OpenerDirector:
+    def _url_opener(self) -> urllib.request.OpenerDirector:
         # made by the first request: it may load all certificates
         proxies = [urllib.request.ProxyHandler({})] if self._direct else []
         return urllib.request.build_opener(_NoRedirect, *proxies)
@@ -91,39 +91,39 @@ class HttpClient:
         """Sends a GET, or with a *body* a POST; raises :class:`HttpError` without status 200."""
         request = urllib.request.Request(url, body, {**self._headers, **(headers or {})})
         try:
-            with self._opener.open(request, timeout=timeout_seconds) as answer:
+            with self._url_opener.open(request, timeout=timeout_seconds) as answer:
                 content: bytes = answer.read(self._most_bytes + 1)
                 packed = answer.headers.get("Content-Encoding") == "gzip"
         except urllib.error.HTTPError as error:
-            raise Refused(error.code, _error_content(error)) from error
+            raise Refused(error.code, _error_answer_content(error)) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise Unreachable(timed_out=isinstance(reason, TimeoutError)) from error
         if len(content) > self._most_bytes:
             raise TooLarge(url)
         try:
-            whole = unpacked(content, self._most_bytes + 1) if packed else content
+            decoded = unpack_gzip(content, self._most_bytes + 1) if packed else content
         except zlib.error as error:
             raise BrokenOff(url) from error
-        if len(whole) > self._most_bytes:
+        if len(decoded) > self._most_bytes:
             raise TooLarge(url)
-        return Answer(whole, len(content))
+        return Answer(decoded, len(content))
 
 
-def unpacked(content: bytes, most: int) -> bytes:
-    """Returns the first *most* bytes of gzip *content*; raises zlib.error where it is not whole."""
+def unpack_gzip(content: bytes, max_bytes: int) -> bytes:
+    """Returns the first *max_bytes* of gzip *content*; raises zlib.error where it is not whole."""
     unpacking = zlib.decompressobj(wbits=31)
-    whole = unpacking.decompress(content, most)
-    if len(whole) < most and not unpacking.eof:
+    output = unpacking.decompress(content, max_bytes)
+    if len(output) < max_bytes and not unpacking.eof:
         raise zlib.error("the content ends early")
-    return whole
+    return output
 
 
-def _error_content(error: urllib.error.HTTPError) -> bytes:
+def _error_answer_content(error: urllib.error.HTTPError) -> bytes:
     """Returns the body of an error answer; b"" where it cannot be read."""
     try:
         content = error.read(1 << 16)
         packed = error.headers.get("Content-Encoding") == "gzip"
-        return unpacked(content, 1 << 16) if packed else content
+        return unpack_gzip(content, 1 << 16) if packed else content
     except (OSError, zlib.error):
         return b""

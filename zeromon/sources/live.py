@@ -21,23 +21,23 @@ from zeromon.errors import (
     SourceRefused,
     TrialRefused,
 )
-from zeromon.probes.network import listening_users
-from zeromon.probes.process import output_of
+from zeromon.probes.network import listening_user_ids
+from zeromon.probes.process import read_output_tail
 from zeromon.ring import paths
-from zeromon.ring.files import read_object
-from zeromon.ring.tokens import READ, job_token, proof_headers, server_token
+from zeromon.ring.files import read_json_object
+from zeromon.ring.tokens import READ, job_token, request_proof_headers, server_token
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot
 from zeromon.snapshot.lanes import Lanes
-from zeromon.sources.access import host_name, is_loopback
+from zeromon.sources.access import host_without_port, is_loopback_host
 from zeromon.sources.base import Output, Playback, Source
 from zeromon.sources.http_client import HttpClient, HttpError, Refused
-from zeromon.storage.run_store import WHOLE_RUN, StepQuery, Store, decode
+from zeromon.storage.run_store import WHOLE_RUN, StepQuery, Store, decode_snapshot
 from zeromon.storage.step_history import Series
 
 _TIMEOUT_SECONDS = 5
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 # a proxy of the environment does not reach the collectors
-_HTTP = HttpClient(most_bytes=_MOST_BYTES, direct=True)
+_HTTP = HttpClient(most_bytes=_MAX_BYTES, direct=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,91 +84,91 @@ class LiveSource:
 
     def latest(self) -> RunSnapshot:
         """Reads the newest snapshot; of its steps only those that are new since the last call."""
-        known = self._known
-        since = 0 if known is None else _known_until(known)
-        path = f"/api/runs/{quote(self.run)}" + (f"?since={since}" if since else "")
-        snapshot = decode(self._read(path))
-        self._known = snapshot if known is None else _joined(known, snapshot)
+        previous = self._known
+        since_ns = 0 if previous is None else _steps_known_until(previous)
+        path = f"/api/runs/{quote(self.run)}" + (f"?since={since_ns}" if since_ns else "")
+        snapshot = decode_snapshot(self._read_path(path))
+        self._known = snapshot if previous is None else _join_recent_steps(previous, snapshot)
         return self._known
 
     def span(self) -> tuple[float, float] | None:
         """Reads the first and the last moment of the collector's record."""
-        return _decoded(self._read(self._path("span")), _SPAN)
+        return _decode_answer(self._read_path(self._run_path("span")), _SPAN)
 
-    def at(self, wall: float) -> RunSnapshot:
-        """Reads the snapshot at *wall* from the collector's record."""
-        return decode(self._read(self._path(f"at?wall={wall!r}")))
+    def at(self, wall_time: float) -> RunSnapshot:
+        """Reads the snapshot at *wall_time* from the collector's record."""
+        return decode_snapshot(self._read_path(self._run_path(f"at?wall={wall_time!r}")))
 
     def series(self, query: StepQuery = WHOLE_RUN) -> Series:
         """Reads the steps that *query* selects from the collector's record."""
         fields = {name: value for name, value in asdict(query).items() if value is not None}
-        text = urlencode(fields, doseq=True)
-        return _decoded(self._read(self._path(f"series?{text}")), _SERIES)
+        encoded = urlencode(fields, doseq=True)
+        return _decode_answer(self._read_path(self._run_path(f"series?{encoded}")), _SERIES)
 
     def findings(self) -> list[Finding]:
         """Reads all findings from the collector's record."""
-        return _decoded(self._read(self._path("findings")), _FINDINGS)
+        return _decode_answer(self._read_path(self._run_path("findings")), _FINDINGS)
 
     def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
         """Reads the spans of the last *steps* steps that the collector's node has."""
-        text = urlencode({"steps": steps, "rank": list(ranks)}, doseq=True)
-        return _decoded(self._read(self._path(f"lanes?{text}")), _LANES)
+        encoded = urlencode({"steps": steps, "rank": list(ranks)}, doseq=True)
+        return _decode_answer(self._read_path(self._run_path(f"lanes?{encoded}")), _LANES)
 
     def output(self, pid: int) -> Output:
         """Reads the output on this machine; no collector passes it on."""
-        if not is_loopback(host_name(self.address)):
+        if not is_loopback_host(host_without_port(self.address)):
             raise SourceError(
                 "the output of a rank is read on its own node", "zeromon attach there."
             )
-        return Output(*output_of(pid))
+        return Output(*read_output_tail(pid))
 
-    def _read(self, path: str) -> bytes:
-        return _send(self.address, path, None, signs=self._signs)
+    def _read_path(self, path: str) -> bytes:
+        return _send_request(self.address, path, None, signs=self._signs)
 
-    def _path(self, what: str) -> str:
-        return f"/api/runs/{quote(self.run)}/{what}"
+    def _run_path(self, endpoint: str) -> str:
+        return f"/api/runs/{quote(self.run)}/{endpoint}"
 
     def trace(self, steps: int, ranks: Sequence[int] = ()) -> int:
         """Requests a trace from the collector; returns its number, raises :class:`CaptureRefused`."""
         body = {"run": self.run, "steps": steps, "ranks": list(ranks)}
-        made = json.loads(_send(self.address, "/api/trace", json.dumps(body).encode()))
-        return int(made["number"])
+        answer = json.loads(_send_request(self.address, "/api/trace", json.dumps(body).encode()))
+        return int(answer["number"])
 
     def try_change(self, rule: str, rounds: int) -> int:
         """Requests a trial of the remedy of *rule*; returns its number, raises :class:`TrialRefused`."""
-        return int(self._try({"run": self.run, "rule": rule, "rounds": rounds})["number"])
+        return int(self._post_trial({"run": self.run, "rule": rule, "rounds": rounds})["number"])
 
     def renew_trial(self, number: int, *, go_on: bool) -> None:
         """Lets trial *number* go on, which it needs every few seconds, or ends it."""
-        self._try({"run": self.run, "number": number, "go_on": go_on})
+        self._post_trial({"run": self.run, "number": number, "go_on": go_on})
 
-    def _try(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _post_trial(self, body: dict[str, Any]) -> dict[str, Any]:
         try:
-            made: dict[str, Any] = json.loads(
-                _send(self.address, "/api/try", json.dumps(body).encode())
+            answer: dict[str, Any] = json.loads(
+                _send_request(self.address, "/api/try", json.dumps(body).encode())
             )
         except CaptureRefused as error:
             raise TrialRefused(str(error), error.hint) from error
-        return made
+        return answer
 
     def request_detail(self, ranks: Sequence[int] = (), node: str = "") -> None:
         """Does nothing: every snapshot of a collector has all of its ranks."""
 
 
-def _known_until(run: RunSnapshot) -> int:
+def _steps_known_until(run: RunSnapshot) -> int:
     """When the last step that all living ranks have began, ns; that step may change once more."""
     return min((r.recent[-1].start_ns for r in run.ranks if r.alive and r.recent), default=0)
 
 
-def _joined(known: RunSnapshot, new: RunSnapshot) -> RunSnapshot:
-    """*new* with the steps of *known* in front of its own."""
-    before = {(rank.rank, rank.pid): rank.recent for rank in known.ranks}
+def _join_recent_steps(previous: RunSnapshot, new: RunSnapshot) -> RunSnapshot:
+    """*new* with the steps of *previous* in front of its own."""
+    old_steps = {(rank.rank, rank.pid): rank.recent for rank in previous.ranks}
     ranks = []
     for rank in new.ranks:
-        old = before.get((rank.rank, rank.pid), ())
+        old = old_steps.get((rank.rank, rank.pid), ())
         if rank.recent:
-            first = rank.recent[0].start_ns
-            old = tuple(step for step in old if step.start_ns < first)
+            first_ns = rank.recent[0].start_ns
+            old = tuple(step for step in old if step.start_ns < first_ns)
         ranks.append(replace(rank, recent=(*old, *rank.recent)[-RECENT_STEPS:]))
     return replace(new, ranks=tuple(ranks))
 
@@ -183,20 +183,22 @@ _LANES = msgspec.json.Decoder(Lanes)
 _RUNS = msgspec.json.Decoder(list[LiveRun])
 
 
-def _decoded(content: bytes, decoder: msgspec.json.Decoder[_Known]) -> _Known:
+def _decode_answer(content: bytes, decoder: msgspec.json.Decoder[_Known]) -> _Known:
     try:
         return decoder.decode(content)
     except (ValueError, RecursionError) as error:
         raise SourceError("this version of zeromon cannot decode the collector's answer") from error
 
 
-def _send(address: str, path: str, body: bytes | None, *, signs: bool = False) -> bytes:
+def _send_request(address: str, path: str, body: bytes | None, *, signs: bool = False) -> bytes:
     """Sends a GET, or with a *body* a POST; returns the content."""
     headers = {} if body is None else {"Content-Type": "application/json"}
-    token = token_for(address)
+    token = token_for_address(address)
     if token and signs:
-        headers |= proof_headers(token, READ, (path if "?" in path else f"{path}?").encode())
-    elif token and is_trusted(address):
+        headers |= request_proof_headers(
+            token, READ, (path if "?" in path else f"{path}?").encode()
+        )
+    elif token and is_trusted_address(address):
         headers["Authorization"] = f"Bearer {token}"
     try:
         return _HTTP.request(
@@ -204,7 +206,7 @@ def _send(address: str, path: str, body: bytes | None, *, signs: bool = False) -
         ).content
     except Refused as error:
         if error.status == 409:
-            raise _refused(error.content) from error
+            raise _refusal_of_trace(error.content) from error
         if error.status == 401:
             hint = "Set ZEROMON_TOKEN to that of its job, or to ~/.local/state/zeromon/token there."
             raise SourceRefused(f"{address} requires another token", hint) from error
@@ -215,20 +217,20 @@ def _send(address: str, path: str, body: bytes | None, *, signs: bool = False) -
         raise SourceError(f"no collector answers at {address}") from error
 
 
-def is_trusted(address: str) -> bool:
+def is_trusted_address(address: str) -> bool:
     """Returns whether *address*, ``host:port``, may have a token: locally only what this user runs.
 
     The port of a collector that has been killed is free for everybody on the node. What the kernel does
     not tell, and another machine, are trusted as the user named them.
     """
     authority = address.partition("/")[0]
-    if not is_loopback(host_name(authority)):
+    if not is_loopback_host(host_without_port(authority)):
         return True
-    users = listening_users(int(authority.rpartition(":")[2]))
+    users = listening_user_ids(int(authority.rpartition(":")[2]))
     return users is None or users <= {os.getuid(), 0}
 
 
-def _refused(content: bytes) -> CaptureRefused:
+def _refusal_of_trace(content: bytes) -> CaptureRefused:
     try:
         answer = json.loads(content)
         return CaptureRefused(str(answer["error"]), str(answer.get("hint", "")))
@@ -236,24 +238,24 @@ def _refused(content: bytes) -> CaptureRefused:
         return CaptureRefused("the collector refused the trace")
 
 
-def token_for(address: str) -> str:
+def token_for_address(address: str) -> str:
     """The token that the collector at *address* needs, as far as this user has it; "" without one."""
     authority = address.partition("/")[0]
-    if not is_loopback(host_name(authority)):
+    if not is_loopback_host(host_without_port(authority)):
         return job_token()
-    for facts in map(_collector_facts, paths.ring_roots()):
+    for facts in map(_read_collector_facts, paths.user_ring_roots()):
         if str(facts.get("port")) == authority.rpartition(":")[2] and facts.get("key"):
             return str(facts["key"])
     return server_token()
 
 
-def runs_at(address: str) -> list[LiveRun]:
+def runs_at_address(address: str) -> list[LiveRun]:
     """The runs that the collector at *address* follows."""
     port = address.rpartition(":")[2]
     if not (port.isdecimal() and 0 < int(port) < 1 << 16):
         raise SourceError(f"{port or address} is not a port", "Like: zeromon attach node0:9417")
     try:
-        listed = _RUNS.decode(_send(address, "/api/runs", None))
+        listed = _RUNS.decode(_send_request(address, "/api/runs", None))
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{address} is not a zeromon collector") from error
     return [replace(run, address=address) for run in listed]
@@ -261,47 +263,47 @@ def runs_at(address: str) -> list[LiveRun]:
 
 def collector_address(root: Path) -> str | None:
     """``host:port`` of the collector of *root*; None without one, and for a file of somebody else."""
-    facts = _collector_facts(root)
+    facts = _read_collector_facts(root)
     try:
         host, port = str(facts["host"]), int(facts["port"])
-        if listening_users(port) == set():
+        if listening_user_ids(port) == set():
             return None  # a collector that was killed has left its file
         return f"{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _collector_facts(root: Path) -> dict[str, Any]:
+def _read_collector_facts(root: Path) -> dict[str, Any]:
     """The facts that the collector of *root* writes; {} without one, and for a file of somebody else."""
     path = root / "collector.json"
-    if path.is_symlink() or paths.owner_of(path) not in (os.getuid(), paths.owner_of(root)):
+    if path.is_symlink() or paths.owner_uid_of(path) not in (os.getuid(), paths.owner_uid_of(root)):
         return {}
-    return read_object(path)
+    return read_json_object(path)
 
 
-def node_runs() -> list[LiveRun]:
+def runs_of_node() -> list[LiveRun]:
     """The runs of this user's collectors on this node, those that have not ended first."""
-    found: list[LiveRun] = []
-    for root in paths.ring_roots():
+    runs: list[LiveRun] = []
+    for root in paths.user_ring_roots():
         address = collector_address(root)
         if address is not None:
             try:
-                found += runs_at(address)
+                runs += runs_at_address(address)
             except SourceError:
                 continue
-    return sorted(found, key=lambda run: (run.ended, run.detached, run.run))
+    return sorted(runs, key=lambda run: (run.ended, run.detached, run.run))
 
 
-def find(target: str | None) -> list[LiveRun]:
+def find_live_runs(target: str | None) -> list[LiveRun]:
     """The runs that *target* may mean, at least one; raises :class:`RunNotFound` without any.
 
     *target*: a run id or its beginning, the pid of a rank, ``host:port`` of a collector, or None for all
     runs of this node. One that has ended or is not watched is only among them where no other matches.
     """
     if target and ":" in target:
-        candidates = runs_at(target)
+        candidates = runs_at_address(target)
     else:
-        candidates = node_runs()
+        candidates = runs_of_node()
         if target and target.isdigit():
             candidates = [run for run in candidates if int(target) in run.pids]
         elif target:
@@ -311,12 +313,12 @@ def find(target: str | None) -> list[LiveRun]:
     if not candidates and target and target in Store().names():
         raise RunNotFound(f"{target} has ended", f"zeromon report {target}")
     if not candidates:
-        what = f"no run matches {target}" if target else "no run is live on this node"
-        raise RunNotFound(what, "`zeromon report` and `attach --replay` show runs that have ended.")
+        note = f"no run matches {target}" if target else "no run is live on this node"
+        raise RunNotFound(note, "`zeromon report` and `attach --replay` show runs that have ended.")
     return candidates
 
 
-def only(candidates: Sequence[LiveRun]) -> LiveRun:
+def only_live_run(candidates: Sequence[LiveRun]) -> LiveRun:
     """The only one of *candidates*; raises :class:`RunAmbiguous` for several."""
     if len(candidates) > 1:
         raise RunAmbiguous(f"several runs are live: {', '.join(run.run for run in candidates)}")
@@ -325,7 +327,7 @@ def only(candidates: Sequence[LiveRun]) -> LiveRun:
 
 # ---- the new steps of a live run, of all its nodes, from the records of their collectors --------
 
-_MOST = 5000
+_MAX_NEW_STEPS = 5000
 """Maximum number of new steps of a rank; of more, those that stand out are read."""
 _LATE_US = 600_000_000
 """A step that ends so long after those of other ranks began is not waited for."""
@@ -363,23 +365,23 @@ class NewSteps:
         refusing = []
         for address, source in self._others.items():
             try:
-                there = source.latest()
+                snapshot = source.latest()
             except SourceRefused:  # noqa: PERF203
                 refusing += [node.node for node in run.nodes if node.address == address]
             except (SourceError, RunNotFound):
                 continue
             else:
-                ranks |= {rank.rank: rank for rank in there.ranks}
-                self._seen.append((source, there))
+                ranks |= {rank.rank: rank for rank in snapshot.ranks}
+                self._seen.append((source, snapshot))
         self.left_out = _LEFT_OUT.format(", ".join(refusing)) if refusing else ""
         return replace(run, ranks=tuple(ranks[number] for number in sorted(ranks)))
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the new steps, of the nodes that :meth:`run` has found; raises as that does."""
-        rows = self._rows(*self._seen[0])
+        rows = self._rows_of_source(*self._seen[0])
         for source, run in self._seen[1:]:
             with suppress(SourceError, RunNotFound):
-                rows += self._rows(source, run)
+                rows += self._rows_of_source(source, run)
         self._read = dict(self._known)
         for row in rows:
             self._read[row["rank"]] = max(self._read.get(row["rank"], 0), row["start_us"])
@@ -389,13 +391,13 @@ class NewSteps:
         """Marks the rows that were read: they do not have to come again."""
         self._known = self._read
 
-    def _rows(self, source: Source, run: RunSnapshot) -> list[dict[str, Any]]:
-        known = self._known
-        begun = [known[r.rank] for r in run.ranks if r.alive and r.rank in known]
-        latest = max((known[r.rank] for r in run.ranks if r.rank in known), default=0)
-        since = max(min(begun, default=latest), latest - _LATE_US)
-        series = source.series(StepQuery(since_us=since, most=_MOST))
+    def _rows_of_source(self, source: Source, run: RunSnapshot) -> list[dict[str, Any]]:
+        started = self._known
+        starts = [started[r.rank] for r in run.ranks if r.alive and r.rank in started]
+        latest_us = max((started[r.rank] for r in run.ranks if r.rank in started), default=0)
+        since_us = max(min(starts, default=latest_us), latest_us - _LATE_US)
+        series = source.series(StepQuery(since_us=since_us, most=_MAX_NEW_STEPS))
         rows = (
             dict(zip(series, values, strict=True)) for values in zip(*series.values(), strict=True)
         )
-        return [row for row in rows if row["start_us"] > known.get(row["rank"], -1)]
+        return [row for row in rows if row["start_us"] > started.get(row["rank"], -1)]

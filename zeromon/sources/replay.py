@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from zeromon.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.base import Output, Playback, Source
-from zeromon.sources.live import node_runs
+from zeromon.sources.live import runs_of_node
 from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
 
@@ -39,12 +39,12 @@ class StoreSource(Past):
         """Does nothing: a record has every rank."""
 
 
-def reopen_run(run: str, gone: bool) -> Source | None:
-    """A new source of *run*: a collector that follows it now, else, if *gone*, its record; or None."""
-    for known in node_runs():
-        if known.run == run:
-            return known.open()
-    return StoreSource(run) if gone and run in Store().names() else None
+def reopen_run_source(run: str, is_gone: bool) -> Source | None:
+    """A new source of *run*: a collector that follows it, else, if *is_gone*, its record; or None."""
+    for live_run in runs_of_node():
+        if live_run.run == run:
+            return live_run.open()
+    return StoreSource(run) if is_gone and run in Store().names() else None
 
 
 class ReplaySource(StoreSource):
@@ -77,11 +77,11 @@ class ReplaySource(StoreSource):
 
     def latest(self) -> RunSnapshot:
         """The snapshot at the position; at the very end the last one, which says how the run ended."""
-        now = self.playback.position
-        if now >= self.playback.end:
+        pos = self.playback.position
+        if pos >= self.playback.end:
             return super().latest()
-        if self._shown is None or not self._shown[0] <= now < self._shown[1]:
-            snapshot = self.at(now)
-            after = min((wall for wall in self.walls() if wall > now), default=self.playback.end)
-            self._shown = (snapshot.taken_wall, after, snapshot)
+        if self._shown is None or not self._shown[0] <= pos < self._shown[1]:
+            snapshot = self.at(pos)
+            later = min((t for t in self.snapshot_times() if t > pos), default=self.playback.end)
+            self._shown = (snapshot.taken_wall, later, snapshot)
         return self._shown[2]

@@ -1,7 +1,7 @@
 """Arithmetic on sets of half-open intervals of integers (nanoseconds).
 
 A set is a sorted list of disjoint, non-touching ``(start, end)`` pairs with start < end;
-:func:`union` makes one from any pairs. Pure.
+:func:`union_set` makes one from any pairs. Pure.
 """
 
 from bisect import bisect_left, bisect_right
@@ -10,78 +10,78 @@ from collections.abc import Iterable, Iterator
 Interval = tuple[int, int]
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
+def union_set(intervals: Iterable[Interval]) -> list[Interval]:
     """Returns the set that *intervals* cover; they may overlap and have any order."""
     merged: list[Interval] = []
     ordered = sorted(intervals)
     if not ordered:
         return merged
-    begin, until = ordered[0][0], ordered[0][0]
-    for start, end in ordered:
-        if start > until:
-            if until > begin:
-                merged.append((begin, until))
-            begin, until = start, start
-        if end > until:
-            until = end
-    if until > begin:
-        merged.append((begin, until))
+    low, high = ordered[0][0], ordered[0][0]
+    for start, stop in ordered:
+        if start > high:
+            if high > low:
+                merged.append((low, high))
+            low, high = start, start
+        if stop > high:
+            high = stop
+    if high > low:
+        merged.append((low, high))
     return merged
 
 
-def length(intervals: Iterable[Interval]) -> int:
+def set_length(intervals: Iterable[Interval]) -> int:
     """The total length of a set."""
-    return sum(end - start for start, end in intervals)
+    return sum(stop - start for start, stop in intervals)
 
 
 def union_length(intervals: Iterable[Interval]) -> int:
     """The length of what *intervals* cover; they may overlap and have any order."""
     ordered = sorted(intervals)
-    total, until = 0, ordered[0][0] if ordered else 0
-    for start, end in ordered:
-        if start > until:
-            until = start
-        if end > until:
-            total += end - until
-            until = end
+    total, high = 0, ordered[0][0] if ordered else 0
+    for start, stop in ordered:
+        if start > high:
+            high = start
+        if stop > high:
+            total += stop - high
+            high = stop
     return total
 
 
-def intersection(left: list[Interval], right: list[Interval]) -> list[Interval]:
+def common_set(set_a: list[Interval], set_b: list[Interval]) -> list[Interval]:
     """The intersection of two sets."""
     common: list[Interval] = []
     i = j = 0
-    while i < len(left) and j < len(right):
-        a, end = left[i]
-        start, b = right[j]
+    while i < len(set_a) and j < len(set_b):
+        a, stop = set_a[i]
+        start, b = set_b[j]
         if a > start:
             start = a
-        if end < b:
+        if stop < b:
             i += 1
         else:
-            end = b
+            stop = b
             j += 1
-        if start < end:
-            common.append((start, end))
+        if start < stop:
+            common.append((start, stop))
     return common
 
 
-def subtract(left: list[Interval], right: list[Interval]) -> list[Interval]:
-    """The difference of two sets: the part of *left* that is not in *right*."""
-    rest: list[Interval] = []
+def subtract_set(minuend: list[Interval], subtrahend: list[Interval]) -> list[Interval]:
+    """The difference of two sets: the part of *minuend* that is not in *subtrahend*."""
+    difference: list[Interval] = []
     j = 0
-    for start, end in left:
-        while j < len(right) and right[j][1] <= start:
+    for start, stop in minuend:
+        while j < len(subtrahend) and subtrahend[j][1] <= start:
             j += 1
         k = j
-        while k < len(right) and right[k][0] < end:
-            if right[k][0] > start:
-                rest.append((start, right[k][0]))
-            start = max(start, right[k][1])
+        while k < len(subtrahend) and subtrahend[k][0] < stop:
+            if subtrahend[k][0] > start:
+                difference.append((start, subtrahend[k][0]))
+            start = max(start, subtrahend[k][1])
             k += 1
-        if start < end:
-            rest.append((start, end))
-    return rest
+        if start < stop:
+            difference.append((start, stop))
+    return difference
 
 
 class Coverage:
@@ -96,25 +96,25 @@ class Coverage:
         """The end of the set."""
         self.length = 0
 
-    def add(self, start: int, end: int) -> None:
+    def add(self, start: int, stop: int) -> None:
         """Adds an interval, which may overlap those that are in the set."""
-        if end <= start:
+        if stop <= start:
             return
-        starts, ends = self._starts, self._ends
+        starts, stops = self._starts, self._ends
         if start > self._last:  # as most come: in order
             starts.append(start)
-            ends.append(end)
-            self._last = end
-            self.length += end - start
+            stops.append(stop)
+            self._last = stop
+            self.length += stop - start
             return
-        first, after = bisect_left(ends, start), bisect_right(starts, end)
-        if first < after:  # these overlap or touch it
-            self.length -= sum(ends[first:after]) - sum(starts[first:after])
-            start, end = min(start, starts[first]), max(end, ends[after - 1])
-        self.length += end - start
-        starts[first:after] = [start]
-        ends[first:after] = [end]
-        self._last = max(self._last, end)
+        lo, hi = bisect_left(stops, start), bisect_right(starts, stop)
+        if lo < hi:  # these overlap or touch it
+            self.length -= sum(stops[lo:hi]) - sum(starts[lo:hi])
+            start, stop = min(start, starts[lo]), max(stop, stops[hi - 1])
+        self.length += stop - start
+        starts[lo:hi] = [start]
+        stops[lo:hi] = [stop]
+        self._last = max(self._last, stop)
 
     def __iter__(self) -> Iterator[Interval]:
         """The intervals of the set, in order."""

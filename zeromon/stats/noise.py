@@ -19,10 +19,10 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 BLOCKS = 8
-LEAST = 5 * BLOCKS
+MIN_STEPS = 5 * BLOCKS
 """With fewer steps the noise is unknown."""
 
-_MOST_COMMON = 0.8
+_MAX_CORRELATION = 0.8
 _T99 = {
     1: 63.66, 2: 9.925, 3: 5.841, 4: 4.604, 5: 4.032, 6: 3.707, 7: 3.499, 8: 3.355, 9: 3.250,
     10: 3.169, 12: 3.055, 14: 2.977, 17: 2.898, 20: 2.845, 30: 2.750, 60: 2.660, 120: 2.617,
@@ -50,74 +50,74 @@ class Estimate:
         return Estimate(1 / self.value, error, self.freedom)
 
 
-def estimate(items: Sequence[Item], figure: Callable[[Sequence[Item]], float]) -> Estimate:
-    """Returns *figure* of all *items*, in order of time; its error is from its spread over blocks."""
-    value, count = figure(items), len(items)
-    if count < LEAST:
+def block_estimate(items: Sequence[Item], reduce: Callable[[Sequence[Item]], float]) -> Estimate:
+    """Returns *reduce* of all *items*, in order of time; its error is from its spread over blocks."""
+    value, count = reduce(items), len(items)
+    if count < MIN_STEPS:
         return Estimate(value, None, 0)
-    blocks = [figure(items[i * count // BLOCKS : (i + 1) * count // BLOCKS]) for i in range(BLOCKS)]
+    blocks = [reduce(items[i * count // BLOCKS : (i + 1) * count // BLOCKS]) for i in range(BLOCKS)]
     spread = statistics.variance(blocks)
     if spread == 0:
         return Estimate(value)
-    common = _in_common(blocks, spread)
+    common = _correlation_of_blocks(blocks, spread)
     error = math.sqrt(spread / BLOCKS * (1 + common) / (1 - common))
     freedom = max(3.0, (BLOCKS - 1) * (1 - common**2) / (1 + common**2))
     return Estimate(value, error, freedom)
 
 
-def _in_common(blocks: Sequence[float], spread: float) -> float:
+def _correlation_of_blocks(blocks: Sequence[float], spread: float) -> float:
     """Correlation of neighbouring blocks, 0..0.8, corrected for the bias of few blocks."""
-    middle = statistics.fmean(blocks)
-    correlation = sum((a - middle) * (b - middle) for a, b in pairwise(blocks)) / (
+    mean_block = statistics.fmean(blocks)
+    correlation = sum((a - mean_block) * (b - mean_block) for a, b in pairwise(blocks)) / (
         (len(blocks) - 1) * spread
     )
-    return min(_MOST_COMMON, max(0.0, correlation + 1 / len(blocks)))
+    return min(_MAX_CORRELATION, max(0.0, correlation + 1 / len(blocks)))
 
 
-def typical(values: Sequence[float]) -> Estimate:
+def median_of(values: Sequence[float]) -> Estimate:
     """Returns the median, which is robust to outliers.
 
     With equally many steps of two kinds, the median jumps between the two kinds. The median is then far
     from the mean of the middle half, and that distance is part of the error.
     """
-    median = estimate(values, statistics.median)
+    median = block_estimate(values, statistics.median)
     if median.error is None:
         return median
     ordered, quarter = sorted(values), len(values) // 4
-    middle = statistics.fmean(ordered[quarter : len(ordered) - quarter])
-    return Estimate(median.value, math.hypot(median.error, median.value - middle), median.freedom)
+    center = statistics.fmean(ordered[quarter : len(ordered) - quarter])
+    return Estimate(median.value, math.hypot(median.error, median.value - center), median.freedom)
 
 
-def pooled(estimates: Sequence[Estimate]) -> Estimate:
+def pooled_mean(estimates: Sequence[Estimate]) -> Estimate:
     """The mean over repeats of one run; its error is at least the spread of the repeats."""
     count = len(estimates)
     if count == 1:
         return estimates[0]
     value = statistics.fmean(e.value for e in estimates)
-    between = statistics.stdev(e.value for e in estimates) / math.sqrt(count)
+    between_error = statistics.stdev(e.value for e in estimates) / math.sqrt(count)
     errors = [e.error for e in estimates if e.error is not None]
-    within = math.sqrt(sum(e * e for e in errors)) / count if len(errors) == count else math.inf
-    if within < between or math.isinf(within):
-        return Estimate(value, between, count - 1)
-    return Estimate(value, within, min(e.freedom for e in estimates))
+    own_error = math.sqrt(sum(e * e for e in errors)) / count if len(errors) == count else math.inf
+    if own_error < between_error or math.isinf(own_error):
+        return Estimate(value, between_error, count - 1)
+    return Estimate(value, own_error, min(e.freedom for e in estimates))
 
 
 def half_width(*estimates: Estimate) -> float | None:
     """The 99 % uncertainty of the sum or difference of *estimates*; None where one error is unknown."""
-    known = [(e.error, e.freedom) for e in estimates if e.error is not None]
-    if len(known) < len(estimates):
+    error_terms = [(e.error, e.freedom) for e in estimates if e.error is not None]
+    if len(error_terms) < len(estimates):
         return None
-    error = math.sqrt(sum(e * e for e, _ in known))
+    error = math.sqrt(sum(e * e for e, _ in error_terms))
     if error == 0:
         return 0.0
-    parts = sum(e**4 / f for e, f in known if e)
-    freedom = error**4 / parts if parts else math.inf  # Welch and Satterthwaite
-    quantiles = [t for least, t in _T99.items() if least <= freedom + 1e-9]
+    freedom_sum = sum(e**4 / f for e, f in error_terms if e)
+    freedom = error**4 / freedom_sum if freedom_sum else math.inf  # Welch and Satterthwaite
+    quantiles = [t for row_freedom, t in _T99.items() if row_freedom <= freedom + 1e-9]
     return (quantiles[-1] if quantiles else _T99[1]) * error
 
 
-A_ROUND = 4
-LEAST_ROUNDS = 3
+ROUND_BLOCKS = 4
+MIN_ROUNDS = 3
 
 
 def gain_in_turns(blocks: Sequence[float]) -> Estimate | None:
@@ -127,14 +127,14 @@ def gain_in_turns(blocks: Sequence[float]) -> Estimate | None:
     that is linear over four blocks cancels. The differences of the rounds are the sample: blocks hold
     many steps, so neighbouring steps that resemble each other do not narrow the error.
     """
-    rounds = len(blocks) // A_ROUND
+    rounds = len(blocks) // ROUND_BLOCKS
     if not rounds:
         return None
-    each = []
-    for at in range(0, rounds * A_ROUND, A_ROUND):
-        off, on, on_again, off_again = blocks[at : at + A_ROUND]
-        each.append((off + off_again - on - on_again) / 2)
-    value = statistics.fmean(each)
-    if rounds < LEAST_ROUNDS:
+    gains = []
+    for index in range(0, rounds * ROUND_BLOCKS, ROUND_BLOCKS):
+        first_off, first_on, second_on, second_off = blocks[index : index + ROUND_BLOCKS]
+        gains.append((first_off + second_off - first_on - second_on) / 2)
+    value = statistics.fmean(gains)
+    if rounds < MIN_ROUNDS:
         return Estimate(value, None, 0)
-    return Estimate(value, statistics.stdev(each) / math.sqrt(rounds), rounds - 1)
+    return Estimate(value, statistics.stdev(gains) / math.sqrt(rounds), rounds - 1)

@@ -47,24 +47,24 @@ class Run(NamedTuple):
         return self.end - self.start
 
 
-def text_of(order: Iterable[Act]) -> str:
+def schedule_notation(order: Iterable[Act]) -> str:
     """Returns *order* in torch's notation: ``0F0 0F1 0B0``."""
     return " ".join(f"{a.stage}{LETTERS[a.action]}{a.micro_batch}" for a in order)
 
 
-def order_of(text: str) -> list[Act]:
-    """Reads what :func:`text_of` wrote."""
-    found = (_FORM.fullmatch(word) for word in text.split())
-    return [Act(int(m[1]), _ACTIONS[m[2]], int(m[3])) for m in found if m]
+def parse_schedule(notation: str) -> list[Act]:
+    """Reads what :func:`schedule_notation` wrote."""
+    matches = (_FORM.fullmatch(token) for token in notation.split())
+    return [Act(int(m[1]), _ACTIONS[m[2]], int(m[3])) for m in matches if m]
 
 
-def simulate(orders: Sequence[Sequence[Act]], seconds: Seconds) -> list[Run] | None:
+def simulate_schedule(orders: Sequence[Sequence[Act]], seconds: Seconds) -> list[Run] | None:
     """Returns when each rank computes, if it follows its order and messages take no time.
 
     None where the orders wait for each other, or for an action that none has.
     """
-    last = max((act.stage for order in orders for act in order), default=0)
-    ends: dict[tuple[int, bool, int], float] = {}
+    final = max((act.stage for order in orders for act in order), default=0)
+    times: dict[tuple[int, bool, int], float] = {}
     """(stage, forward?, micro-batch) -> when its result can be sent on."""
     free, busy = [0.0] * len(orders), [0.0] * len(orders)
     starts: list[float | None] = [None] * len(orders)
@@ -75,41 +75,41 @@ def simulate(orders: Sequence[Sequence[Act]], seconds: Seconds) -> list[Run] | N
         for rank, order in enumerate(orders):
             while done[rank] < len(order):
                 act = order[done[rank]]
-                ready = _ready(act, last, ends)
-                if ready is None:
+                ready_at = _input_time(act, final, times)
+                if ready_at is None:
                     break
-                start, spent = max(free[rank], ready), seconds.get((act.stage, act.action), 0.0)
+                start, cost = (max(free[rank], ready_at), seconds.get((act.stage, act.action), 0.0))
                 if starts[rank] is None:
                     starts[rank] = start
-                free[rank] = start + spent
-                busy[rank] += spent
+                free[rank] = start + cost
+                busy[rank] += cost
                 if act.action is not StageAction.BACKWARD_WEIGHT:
                     is_forward = act.action is StageAction.FORWARD
-                    ends[act.stage, is_forward, act.micro_batch] = free[rank]
+                    times[act.stage, is_forward, act.micro_batch] = free[rank]
                 done[rank] += 1
                 moved = True
     if any(count < len(order) for count, order in zip(done, orders, strict=True)):
         return None
-    return [Run(s or 0.0, end, b) for s, end, b in zip(starts, free, busy, strict=True)]
+    return [Run(s or 0.0, stop, b) for s, stop, b in zip(starts, free, busy, strict=True)]
 
 
-def _ready(act: Act, last: int, ends: Mapping[tuple[int, bool, int], float]) -> float | None:
+def _input_time(act: Act, final: int, times: Mapping[tuple[int, bool, int], float]) -> float | None:
     """When the input of *act* is there; None while that is open."""
     if act.action is StageAction.FORWARD:
-        return 0.0 if act.stage == 0 else ends.get((act.stage - 1, True, act.micro_batch))
-    if act.action is StageAction.BACKWARD_WEIGHT or act.stage == last:
+        return 0.0 if act.stage == 0 else times.get((act.stage - 1, True, act.micro_batch))
+    if act.action is StageAction.BACKWARD_WEIGHT or act.stage == final:
         return 0.0  # its own earlier action, which its rank's order has before it
-    return ends.get((act.stage + 1, False, act.micro_batch))
+    return times.get((act.stage + 1, False, act.micro_batch))
 
 
-def balanced(seconds: Seconds) -> dict[tuple[int, StageAction], float]:
+def balanced_seconds(seconds: Seconds) -> dict[tuple[int, StageAction], float]:
     """Returns *seconds* with the work of all stages spread evenly.
 
     Each stage keeps its own shares of forward and backward.
     """
     work: dict[int, float] = {}
-    for (stage, _), spent in seconds.items():
-        work[stage] = work.get(stage, 0.0) + spent
+    for (stage, _), duration in seconds.items():
+        work[stage] = work.get(stage, 0.0) + duration
     mean = sum(work.values()) / len(work) if work else 0.0
     return {key: s * mean / work[key[0]] if work[key[0]] else s for key, s in seconds.items()}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from zeromon.errors import RunNotFound, ZeromonError
-from zeromon.fold.lanes import LAG_STEPS, lanes_of, shifts_of
+from zeromon.fold.lanes import LAG_STEPS, lanes_of_rings, node_clock_shifts
 from zeromon.ring import paths, slices
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
 from zeromon.snapshot.lanes import Lanes
@@ -42,18 +42,18 @@ class Record:
         self._named, self._folder = folder, folder
         self._fd = -1
         self._last_wall = 0.0
-        self._shown = {(one.rule, one.rank): (_state(one), one) for one in standing(folder)}
+        self._shown = {(f.rule, f.rank): (_finding_state(f), f) for f in standing_findings(folder)}
         self._steps: step_history.Writer | None = None
         self._moments: snapshot_log.Writer | None = None
         try:
-            self._fd = paths.open_private(folder, DEPTH)
-            self._folder = paths.by_descriptor(self._fd)
+            self._fd = paths.open_private_folder(folder, DEPTH)
+            self._folder = paths.path_by_descriptor(self._fd)
             self._steps = step_history.Writer(self._folder / _HISTORY)
             self._moments = snapshot_log.Writer(self._folder / _MOMENTS)
         except _CANNOT as error:
-            self._stop(error)
+            self._stop_writing(error)
 
-    def _stop(self, error: Exception) -> None:
+    def _stop_writing(self, error: Exception) -> None:
         self.note = printable(str(error).replace(str(self._folder), str(self._named)))
         self.close()
 
@@ -75,45 +75,45 @@ class Record:
                 self._steps.append(rows)
                 self.last_step = max((row[1] for row in rows), default=self.last_step)
             except _CANNOT as error:
-                self._stop(error)
+                self._stop_writing(error)
 
     def see(self, run: RunSnapshot) -> None:
         """Appends the snapshot when it is due, and the findings that came or went since."""
         if self._moments is None:
             return
-        due = max(1.0, len(run.ranks) / _RANKS_A_SECOND) - 0.1
+        interval = max(1.0, len(run.ranks) / _RANKS_A_SECOND) - 0.1
         try:
             self._note_findings(run)
-            if run.ranks and (run.ended or abs(run.taken_wall - self._last_wall) >= due):
+            if run.ranks and (run.ended or abs(run.taken_wall - self._last_wall) >= interval):
                 self._moments.append(run)
                 self._last_wall = run.taken_wall
         except _CANNOT as error:
-            self._stop(error)
+            self._stop_writing(error)
         if run.ended:
             self.close()
 
     def _note_findings(self, run: RunSnapshot) -> None:
-        now = {(finding.rule, finding.rank): finding for finding in run.findings}
-        lines = [
-            one if one.came else replace(one, came=run.taken_wall)
-            for key, one in now.items()
-            if _state(one) != self._shown.get(key, (None, None))[0]
+        current = {(finding.rule, finding.rank): finding for finding in run.findings}
+        changed = [
+            finding if finding.came else replace(finding, came=run.taken_wall)
+            for key, finding in current.items()
+            if _finding_state(finding) != self._shown.get(key, (None, None))[0]
         ]
-        lines += [
-            replace(one, gone=one.gone or run.taken_wall)
-            for key, (_, one) in self._shown.items()
-            if key not in now and one.gone is None
+        changed += [
+            replace(finding, gone=finding.gone or run.taken_wall)
+            for key, (_, finding) in self._shown.items()
+            if key not in current and finding.gone is None
         ]
-        self._shown = {key: (_state(one), one) for key, one in now.items()}
-        if not lines:
+        self._shown = {key: (_finding_state(finding), finding) for key, finding in current.items()}
+        if not changed:
             return
         path = self._folder / _FINDINGS
-        with open(path, "ab", opener=paths.private_opener) as file:
+        with open(path, "ab", opener=paths.open_private_file) as file:
             if file.tell() < _MAX_FINDINGS_BYTES:
-                file.write(b"".join(_LINES.encode(line) + b"\n" for line in lines))
+                file.write(b"".join(_LINES.encode(finding) + b"\n" for finding in changed))
 
 
-def _state(finding: Finding) -> tuple[Severity, float | None]:
+def _finding_state(finding: Finding) -> tuple[Severity, float | None]:
     """The values whose change makes a record write a finding again: the text changes every second."""
     return finding.severity, finding.gone
 
@@ -124,23 +124,23 @@ _LINES = msgspec.json.Encoder()
 _LINE = msgspec.json.Decoder(Finding)
 
 
-def findings(folder: Path) -> list[Finding]:
+def findings_of_record(folder: Path) -> list[Finding]:
     """Returns all findings of the run in *folder*, in the order in which they came.
 
     The last line about a finding is the one that counts; a broken line is skipped.
     """
-    found: dict[tuple[str, int, float], Finding] = {}
+    by_key: dict[tuple[str, int, float], Finding] = {}
     with suppress(OSError), (folder / _FINDINGS).open(errors="replace") as file:
-        for line in file:
+        for json_line in file:
             with suppress(ValueError, RecursionError):
-                one = _LINE.decode(line)
-                found[one.rule, one.rank, one.came] = one
-    return list(found.values())
+                finding = _LINE.decode(json_line)
+                by_key[finding.rule, finding.rank, finding.came] = finding
+    return list(by_key.values())
 
 
-def standing(folder: Path) -> list[Finding]:
+def standing_findings(folder: Path) -> list[Finding]:
     """Returns the findings that the last writer of the record in *folder* showed last."""
-    return [finding for finding in findings(folder) if finding.gone is None]
+    return [finding for finding in findings_of_record(folder) if finding.gone is None]
 
 
 class Past:
@@ -151,22 +151,22 @@ class Past:
 
     def span(self) -> tuple[float, float] | None:
         """Returns the first and the last snapshot's time, seconds since the epoch; None without any."""
-        return snapshot_log.span(self._folder / _MOMENTS)
+        return snapshot_log.span_of_log(self._folder / _MOMENTS)
 
-    def walls(self) -> list[float]:
+    def snapshot_times(self) -> list[float]:
         """Returns the times of all snapshots, seconds since the epoch."""
-        return [moment.wall for moment in snapshot_log.moments(self._folder / _MOMENTS)]
+        return [entry.wall for entry in snapshot_log.logged_snapshots(self._folder / _MOMENTS)]
 
-    def at(self, wall: float) -> RunSnapshot:
-        """Returns the snapshot at *wall* or the last before it; raises :class:`RunNotFound`."""
-        snapshot = snapshot_log.at(self._folder / _MOMENTS, wall)
+    def at(self, wall_time: float) -> RunSnapshot:
+        """Returns the snapshot at *wall_time* or the last before it; raises :class:`RunNotFound`."""
+        snapshot = snapshot_log.snapshot_at_time(self._folder / _MOMENTS, wall_time)
         if snapshot is None:
             raise RunNotFound(
                 "nothing was kept of how this run was before",
                 "It ended too soon, or its record is of an older zeromon.",
             )
         shift = round(snapshot.taken_wall * 1e9) - snapshot.taken_ns
-        steps = step_history.last_steps(
+        steps = step_history.last_steps_before(
             self._folder / _HISTORY, round(snapshot.taken_wall * 1e6), RECENT_STEPS
         )
         ranks = [
@@ -179,14 +179,14 @@ class Past:
         return replace(snapshot, run=self._folder.name, ranks=tuple(ranks))
 
     def series(self, query: StepQuery = WHOLE_RUN) -> step_history.Series:
-        """The steps that *query* selects; see :func:`zeromon.storage.step_history.series`."""
-        return step_history.series(self._folder / _HISTORY, query)
+        """The steps that *query* selects; see :func:`zeromon.storage.step_history.series_of_steps`."""
+        return step_history.series_of_steps(self._folder / _HISTORY, query)
 
     def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
         """The last *steps* steps as spans, from the rings on this node and those in the record."""
-        rings = [*slices.of_run(self._folder.name, self._folder, steps + LAG_STEPS)]
-        return lanes_of(rings, shifts_of(rings), steps=steps, ranks=ranks)
+        rings = [*slices.run_events(self._folder.name, self._folder, steps + LAG_STEPS)]
+        return lanes_of_rings(rings, node_clock_shifts(rings), steps=steps, ranks=ranks)
 
     def findings(self) -> list[Finding]:
-        """See :func:`findings`."""
-        return findings(self._folder)
+        """See :func:`findings_of_record`."""
+        return findings_of_record(self._folder)

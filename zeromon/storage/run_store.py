@@ -22,9 +22,9 @@ import msgspec
 
 from zeromon.errors import RingError, RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.readout.figures import mean_step_seconds
-from zeromon.readout.verdict import state_and_cause, verdict
+from zeromon.readout.verdict import judge_run, state_and_cause
 from zeromon.ring import paths
-from zeromon.ring.files import replace_file, replacing
+from zeromon.ring.files import replace_file, replacing_file
 from zeromon.ring.paths import is_run_id as is_run_id
 from zeromon.snapshot import NOT_SEEN, RunSnapshot, Severity
 from zeromon.units import with_usual_numbers
@@ -32,7 +32,7 @@ from zeromon.units import with_usual_numbers
 _KEEP = 50
 _RESERVE = ".reserve"
 """The file of a live run's folder that keeps room for its last snapshot."""
-_LEAST_RESERVED = 1 << 18
+_MIN_RESERVED = 1 << 18
 _ABANDONED_SECONDS = 60.0
 """A collector saves every ten seconds; a record that was not for so long has none."""
 _NONE = "no run has been recorded yet"
@@ -43,15 +43,15 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(RunSnapshot)
 
 
-def encode(run: RunSnapshot) -> bytes:
+def encode_snapshot(run: RunSnapshot) -> bytes:
     """Returns a snapshot as JSON."""
     return _ENCODER.encode(run)
 
 
-def decode(text: bytes) -> RunSnapshot:
+def decode_snapshot(content: bytes) -> RunSnapshot:
     """Returns the snapshot of a JSON text; raises :class:`ZeromonError` for anything else."""
     try:
-        return _DECODER.decode(with_usual_numbers(text))
+        return _DECODER.decode(with_usual_numbers(content))
     except (ValueError, RecursionError) as error:
         hint = "It was cut short, or written by another version of zeromon."
         raise ZeromonError(f"not a run snapshot: {error}", hint) from error
@@ -96,14 +96,14 @@ class About:
     tags: tuple[str, ...] = ()
 
 
-def _replace_all(folder: Path, files: Mapping[str, bytes]) -> None:
+def _replace_all_files(folder: Path, files: Mapping[str, bytes]) -> None:
     for name, content in files.items():
         replace_file(folder / name, content)
 
 
-def _reserve(file: Path, nbytes: int) -> None:
+def _reserve_disk_space(file: Path, nbytes: int) -> None:
     """Lets *file* take at least *nbytes* of the disk, as far as there is room."""
-    nbytes = max(nbytes, _LEAST_RESERVED)
+    nbytes = max(nbytes, _MIN_RESERVED)
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with suppress(OSError):
         fd = os.open(file, flags, 0o600)
@@ -114,29 +114,29 @@ def _reserve(file: Path, nbytes: int) -> None:
             os.close(fd)
 
 
-def _unfinished(run: RunSnapshot) -> RunSnapshot:
+def _mark_run_unfinished(run: RunSnapshot) -> RunSnapshot:
     """Returns the last snapshot of a record without an end: what its ranks do is not known."""
-    ended = f"{NOT_SEEN} the rest of the run"
-    ranks = tuple(replace(r, alive=False, ended=ended) if r.alive else r for r in run.ranks)
+    outcome = f"{NOT_SEEN} the rest of the run"
+    ranks = tuple(replace(r, alive=False, ended=outcome) if r.alive else r for r in run.ranks)
     return replace(run, ended=True, unfinished=True, ranks=ranks)
 
 
-def writing(folder: Path, *, make: bool = False) -> AbstractContextManager[Path]:
+def open_run_folder(folder: Path, *, make: bool = False) -> AbstractContextManager[Path]:
     """Returns the folder of a run, for as long as something is written to it, as a path by a descriptor.
 
     No link is followed to it. Raises :class:`~zeromon.errors.RingError` for one of another user.
     """
-    return paths.anchored(folder, DEPTH, make=make)
+    return paths.anchored_folder(folder, DEPTH, make=make)
 
 
-def manifest_of(run: RunSnapshot) -> Manifest:
+def manifest_of_run(run: RunSnapshot) -> Manifest:
     """Returns the summary of a snapshot."""
-    first = run.ranks[0] if run.ranks else None
+    first_rank = run.ranks[0] if run.ranks else None
     exposed = [rank.exposed_ratio for rank in run.ranks if rank.exposed_ratio is not None]
-    seconds = [each for rank in run.ranks if (each := mean_step_seconds(rank)) is not None]
+    seconds = [mean for rank in run.ranks if (mean := mean_step_seconds(rank)) is not None]
     reserved = [rank.memory.reserved_bytes for rank in run.ranks if rank.memory is not None]
     severities = {finding.severity for finding in run.findings}
-    judged = verdict(run)
+    judged = judge_run(run)
     return Manifest(
         run=run.run,
         node=run.node,
@@ -145,8 +145,8 @@ def manifest_of(run: RunSnapshot) -> Manifest:
         taken_wall=run.taken_wall,
         ended=run.ended,
         verdict=state_and_cause(run),
-        strategy=first.strategy if first else "",
-        device=first.device if first else "",
+        strategy=first_rank.strategy if first_rank else "",
+        device=first_rank.device if first_rank else "",
         ranks=len(run.ranks),
         steps=max((rank.step for rank in run.ranks), default=0),
         step_seconds=max(seconds, default=None),
@@ -167,7 +167,7 @@ class Store:
     """The folder of all recorded runs."""
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = root or paths.store_root()
+        self.root = root or paths.record_store_root()
         self.runs = self.root / "runs"
 
     def folder(self, run: str) -> Path:
@@ -183,25 +183,28 @@ class Store:
 
         Room for the next one is reserved, so that the store may be full by then.
         """
-        files = {"manifest.json": _ENCODER.encode(manifest_of(run)), "snapshot.json": encode(run)}
-        with writing(self.folder(run.run), make=True) as folder:
+        files = {
+            "manifest.json": _ENCODER.encode(manifest_of_run(run)),
+            "snapshot.json": encode_snapshot(run),
+        }
+        with open_run_folder(self.folder(run.run), make=True) as folder:
             try:
-                _replace_all(folder, files)
+                _replace_all_files(folder, files)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 (folder / _RESERVE).unlink(missing_ok=True)
-                _replace_all(folder, files)
+                _replace_all_files(folder, files)
             if run.ended:
                 (folder / _RESERVE).unlink(missing_ok=True)
             else:
-                _reserve(folder / _RESERVE, 2 * sum(map(len, files.values())))
+                _reserve_disk_space(folder / _RESERVE, 2 * sum(map(len, files.values())))
 
     def free_name(self, run: str, started_wall: float) -> str:
         """Returns *run*, or *run*-2, ...: a name that no other run's record has."""
         for attempt in range(1, 10_000):
             name = run if attempt == 1 else f"{run}-{attempt}"
-            if paths.foreign(self.folder(name)):
+            if paths.foreign_reason(self.folder(name)):
                 continue
             if not (self.folder(name) / "snapshot.json").exists():
                 return name
@@ -213,49 +216,49 @@ class Store:
     def keep_ring(self, run: str, name: str, ring: memoryview) -> None:
         """Writes the *ring* of a dead rank, whose file is called *name*."""
         with (
-            writing(self.folder(run), make=True) as folder,
-            replacing(folder / f"{name}.gz") as temporary,
+            open_run_folder(self.folder(run), make=True) as folder,
+            replacing_file(folder / f"{name}.gz") as temporary,
             gzip.open(temporary, "wb", compresslevel=1) as packed,
         ):
             packed.write(ring)
 
     def refusal(self) -> str:
         """Why the store is not used: it is a link, or another user's; "" where it is."""
-        return paths.foreign(self.root, self.runs)
+        return paths.foreign_reason(self.root, self.runs)
 
     def names(self) -> list[str]:
         """Returns the names of the recorded runs, the newest first.
 
         A link, or a folder of another user, is no record.
         """
-        found: list[tuple[int, str]] = []
+        dated: list[tuple[int, str]] = []
         if self.refusal():
             return []
         with suppress(OSError):  # of a disk that is gone
             for path in self.runs.glob("*/snapshot.json"):
                 with suppress(OSError):
-                    if not paths.foreign(path.parent):
-                        found.append((path.stat().st_mtime_ns, path.parent.name))
-        return [name for _, name in sorted(found, reverse=True)]
+                    if not paths.foreign_reason(path.parent):
+                        dated.append((path.stat().st_mtime_ns, path.parent.name))
+        return [name for _, name in sorted(dated, reverse=True)]
 
-    def manifests(self) -> list[Manifest]:
+    def list_manifests(self) -> list[Manifest]:
         """Returns the summaries of all recorded runs, the newest first."""
         return [manifest for name in self.names() if (manifest := self._manifest(name)) is not None]
 
     def _manifest(self, name: str) -> Manifest | None:
         with suppress(OSError, ValueError, RecursionError):
-            found = _MANIFEST.decode((self.folder(name) / "manifest.json").read_bytes())
-            if found.health and (found.ended or self._is_written(name)):
-                return replace(found, run=name)
+            manifest = _MANIFEST.decode((self.folder(name) / "manifest.json").read_bytes())
+            if manifest.health and (manifest.ended or self._is_written(name)):
+                return replace(manifest, run=name)
         with suppress(OSError, ZeromonError):
-            return manifest_of(self.load(name))
+            return manifest_of_run(self.load(name))
         return None
 
     def load(self, name: str | None = None) -> RunSnapshot:
         """Returns the last snapshot of the run that :meth:`resolve` finds."""
         run = self.resolve(name)
-        kept = replace(decode((self.folder(run) / "snapshot.json").read_bytes()), run=run)
-        return kept if kept.ended or self._is_written(run) else _unfinished(kept)
+        final = replace(decode_snapshot((self.folder(run) / "snapshot.json").read_bytes()), run=run)
+        return final if final.ended or self._is_written(run) else _mark_run_unfinished(final)
 
     def _is_written(self, run: str) -> bool:
         """Returns whether a collector saved *run* so recently that it may still follow it."""
@@ -266,19 +269,19 @@ class Store:
         """Returns the full name of the run *name* or beginning with it; None means the newest."""
         names = self.names()
         if not names:
-            why = self.refusal()
-            raise RunNotFound(why, paths.OWN_FOLDER) if why else RunNotFound(_NONE)
+            reason = self.refusal()
+            raise RunNotFound(reason, paths.OWN_FOLDER) if reason else RunNotFound(_NONE)
         if name is None:
             return names[0]
         return name if name in names else self._only_match(name, names)
 
     def _only_match(self, name: str, names: list[str]) -> str:
-        matches = [known for known in names if known.startswith(name)]
+        matches = [full_name for full_name in names if full_name.startswith(name)]
         if len(matches) > 1:
             raise RunAmbiguous(f"several runs begin with {name}: {', '.join(matches[:5])}")
         if not matches:
-            near = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
-            hint = f"{'Near it are' if near else 'The newest are'}: {', '.join(near or names[:5])}"
+            like = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
+            hint = f"{'Near it are' if like else 'The newest are'}: {', '.join(like or names[:5])}"
             raise RunNotFound(f"no run is called {name}", hint)
         return matches[0]
 
@@ -288,10 +291,10 @@ class Store:
             return _ABOUT.decode((self.folder(run) / "about.json").read_bytes())
         return About()
 
-    def write_about(self, run: str, about: About) -> None:
+    def write_about(self, run: str, notes: About) -> None:
         """Replaces what the user wrote about *run*."""
-        with writing(self.folder(run)) as folder:
-            replace_file(folder / "about.json", _ENCODER.encode(about))
+        with open_run_folder(self.folder(run)) as folder:
+            replace_file(folder / "about.json", _ENCODER.encode(notes))
 
     def nbytes(self, run: str) -> int:
         """Returns the size of the record of *run*."""
@@ -300,19 +303,19 @@ class Store:
 
     def remove(self, run: str) -> None:
         """Deletes the record of *run*; raises :class:`OSError`."""
-        if why := paths.foreign(self.folder(run)):
-            raise RingError(why, paths.OWN_FOLDER)
-        with paths.anchored(self.runs, 1, make=False) as runs:
+        if reason := paths.foreign_reason(self.folder(run)):
+            raise RingError(reason, paths.OWN_FOLDER)
+        with paths.anchored_folder(self.runs, 1, make=False) as runs:
             shutil.rmtree(runs / run)
 
     def rename(self, run: str, name: str) -> None:
         """Gives the record of *run* another name, that no record has; raises :class:`OSError`."""
-        if why := paths.foreign(self.folder(run)):
-            raise RingError(why, paths.OWN_FOLDER)
-        with paths.anchored(self.runs, 1, make=False) as runs:
+        if reason := paths.foreign_reason(self.folder(run)):
+            raise RingError(reason, paths.OWN_FOLDER)
+        with paths.anchored_folder(self.runs, 1, make=False) as runs:
             (runs / run).rename(runs / name)
 
-    def prune(self, keep: int = _KEEP) -> None:
+    def prune_runs(self, keep: int = _KEEP) -> None:
         """Deletes all but the newest runs."""
         for name in self.names()[keep:]:
             with suppress(OSError):

@@ -26,7 +26,7 @@ from zeromon.traces.allocator import (
     Stack,
 )
 
-_MOST_OOMS = 20
+_MAX_OOMS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,50 +99,52 @@ class DeviceMemory:
     ooms: tuple[Oom, ...]
 
 
-def roles_of(held: Iterable[Holding]) -> dict[str, int]:
+def bytes_by_role(holdings: Iterable[Holding]) -> dict[str, int]:
     """Role -> bytes, the most first."""
-    found: dict[str, int] = defaultdict(int)
-    for one in held:
-        found[one.role] += one.nbytes
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    totals: dict[str, int] = defaultdict(int)
+    for holding in holdings:
+        totals[holding.role] += holding.nbytes
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
-def devices_of(snapshot: Snapshot) -> tuple[DeviceMemory, ...]:
+def memory_by_device(snapshot: Snapshot) -> tuple[DeviceMemory, ...]:
     """Returns the memory that each device of *snapshot* holds."""
-    known = {segment.device for segment in snapshot.segments} | set(snapshot.traces)
+    devices = {segment.device for segment in snapshot.segments} | set(snapshot.traces)
     return tuple(
-        _device(
+        _device_memory(
             number,
             [segment for segment in snapshot.segments if segment.device == number],
             snapshot.traces.get(number, Events()),
             snapshot.stacks,
         )
-        for number in sorted(known)
+        for number in sorted(devices)
     )
 
 
-def _device(
+def _device_memory(
     number: int, segments: list[Segment], events: Events, stacks: Sequence[Stack]
 ) -> DeviceMemory:
     kinds = [kind_of(stack) for stack in stacks]
     active = {b.address: b for segment in segments for b in segment.blocks if b.active}
     idle = [(s, b) for s in segments for b in s.blocks if not b.active]
-    rows = _rows(segments)
-    held = _holdings([(b.requested, b.stack, None) for b in active.values()], kinds, stacks)
-    roles = {"now": roles_of(held)}
+    rows = _segment_rows(segments)
+    holdings = _stack_holdings(
+        [(b.requested, b.stack, None) for b in active.values()], kinds, stacks
+    )
+    roles = {"now": bytes_by_role(holdings)}
     walk, peak = _Walk(events, active, segments), None
     if ALLOC in events.actions:
-        live = _live_at(walk.most_at, events, active)
+        live = _live_allocations_at(walk.most_at, events, active)
         peak = Peak(
             event=walk.most_at,
             events=len(events.actions),
-            seconds=_seconds(events, walk.most_at),
+            seconds=_seconds_since_first(events, walk.most_at),
             nbytes=walk.most,
             reserved_bytes=walk.reserved_at_most,
             untold_bytes=walk.most - sum(size for size, _, _ in live),
-            held=_holdings(live, kinds, stacks),
+            held=_stack_holdings(live, kinds, stacks),
         )
-        roles["peak"] = roles_of(peak.held)
+        roles["peak"] = bytes_by_role(peak.held)
     return DeviceMemory(
         device=number,
         reserved_bytes=sum(row.reserved_bytes for row in rows),
@@ -150,7 +152,7 @@ def _device(
         segments=rows,
         stranded_bytes=sum(b.nbytes for s, b in idle if any(o.active for o in s.blocks)),
         largest_inactive_bytes=max((block.nbytes for _, block in idle), default=0),
-        held=held,
+        held=holdings,
         peak=peak,
         roles=roles,
         ooms=tuple(
@@ -158,10 +160,10 @@ def _device(
                 nbytes=events.sizes[at],
                 device_free_bytes=events.addresses[at],
                 allocated_bytes=allocated,
-                seconds=_seconds(events, at),
+                seconds=_seconds_since_first(events, at),
                 stack=stacks[events.stacks[at]],
             )
-            for at, allocated in walk.ooms[-_MOST_OOMS:]
+            for at, allocated in walk.ooms[-_MAX_OOMS:]
         ),
     )
 
@@ -170,14 +172,14 @@ class _Walk:
     """The totals over a trace: the most that was allocated, and what failed."""
 
     def __init__(self, events: Events, active: dict[int, Block], segments: list[Segment]) -> None:
-        allocated = reserved = most = 0
+        allocated = reserved = peak_bytes = 0
         self.most_at, self.ooms = -1, list[tuple[int, int]]()
         reserved_at_most = 0
         for at, (action, size) in enumerate(zip(events.actions, events.sizes, strict=True)):
             if action == ALLOC:
                 allocated += size
-                if allocated > most:
-                    most, self.most_at, reserved_at_most = allocated, at, reserved
+                if allocated > peak_bytes:
+                    peak_bytes, self.most_at, reserved_at_most = allocated, at, reserved
             elif action == FREE_COMPLETED:
                 allocated -= size
             elif action == SEGMENT_GROWS:
@@ -186,78 +188,80 @@ class _Walk:
                 reserved -= size
             elif action == OOM:
                 self.ooms.append((at, allocated))
-        before = sum(block.requested for block in active.values()) - allocated
-        self.most = before + most
+        earlier_bytes = sum(block.requested for block in active.values()) - allocated
+        self.most = earlier_bytes + peak_bytes
         self.reserved_at_most = sum(s.nbytes for s in segments) - reserved + reserved_at_most
-        self.ooms = [(at, before + then) for at, then in self.ooms]
+        self.ooms = [(at, earlier_bytes + at_oom) for at, at_oom in self.ooms]
 
 
 _Live = tuple[int, int, int | None]
 """(bytes, number of the stack that made it, that of the one that freed it; None: it lives on)."""
 
 
-def _live_at(moment: int, events: Events, active: dict[int, Block]) -> list[_Live]:
-    """Returns the allocations that are live right after event *moment*."""
+def _live_allocations_at(
+    event_number: int, events: Events, active: dict[int, Block]
+) -> list[_Live]:
+    """Returns the allocations that are live right after *event_number*."""
     live: dict[int, tuple[int, int]] = {}
-    latest = UNKNOWN_STACK
+    last_made = UNKNOWN_STACK
     rows = zip(events.actions, events.addresses, events.sizes, events.stacks, strict=True)
-    for action, address, size, stack in islice(rows, moment + 1):
+    for action, address, size, stack in islice(rows, event_number + 1):
         if action == ALLOC:
-            latest = stack
+            last_made = stack
             live[address] = size, stack
         elif action == FREE_COMPLETED:
             live.pop(address, None)
-    ends: dict[int, int] = {}
+    freed_by: dict[int, int] = {}
     for action, address, size, stack in rows:
         if action == ALLOC:
-            latest = stack
-        if action in (ALLOC, FREE_REQUESTED, FREE_COMPLETED) and address not in ends:
+            last_made = stack
+        if action in (ALLOC, FREE_REQUESTED, FREE_COMPLETED) and address not in freed_by:
             if action != ALLOC and address not in live:  # it is older than the trace
                 live[address] = size, UNKNOWN_STACK
             # without a stack of its own a free has that of its allocation, or none
             is_told = stack and stack != live.get(address, (0, 0))[1]
-            ends[address] = stack if is_told else latest
+            freed_by[address] = stack if is_told else last_made
     for address, block in active.items():
-        if address not in ends and address not in live:
+        if address not in freed_by and address not in live:
             live[address] = block.requested, block.stack
-    return [(size, stack, ends.get(address)) for address, (size, stack) in live.items()]
+    return [(size, stack, freed_by.get(address)) for address, (size, stack) in live.items()]
 
 
-def _holdings(
+def _stack_holdings(
     live: Iterable[_Live], kinds: Sequence[str], stacks: Sequence[Stack]
 ) -> tuple[Holding, ...]:
     """Bytes by role and stack, the most first."""
     sums: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
-    for size, made, freed in live:
-        of = role(kinds[made], None if freed is None else kinds[freed])
-        row = sums[of, made]
+    for size, made_by, freed in live:
+        of = allocation_role(kinds[made_by], None if freed is None else kinds[freed])
+        row = sums[of, made_by]
         row[0] += size
         row[1] += 1
-    found = [
-        Holding(role=of, nbytes=nbytes, count=count, stack=stacks[made])
-        for (of, made), (nbytes, count) in sums.items()
+    holdings = [
+        Holding(role=of, nbytes=nbytes, count=count, stack=stacks[made_by])
+        for (of, made_by), (nbytes, count) in sums.items()
     ]
-    return tuple(sorted(found, key=lambda one: -one.nbytes))
+    return tuple(sorted(holdings, key=lambda holding: -holding.nbytes))
 
 
-def _seconds(events: Events, at: int) -> float | None:
+def _seconds_since_first(events: Events, at: int) -> float | None:
     """Since the first event; None where torch wrote no times."""
-    first = next(iter(events.times_us), 0)
-    return (events.times_us[max(at, 0)] - first) / 1e6 if first else None
+    first_us = next(iter(events.times_us), 0)
+    return (events.times_us[max(at, 0)] - first_us) / 1e6 if first_us else None
 
 
-def _rows(segments: Iterable[Segment]) -> tuple[SegmentRow, ...]:
+def _segment_rows(segments: Iterable[Segment]) -> tuple[SegmentRow, ...]:
     by_kind: dict[str, list[Segment]] = defaultdict(list)
     for segment in segments:
         by_kind[segment.kind].append(segment)
     rows = []
-    for kind, some in by_kind.items():
-        blocks = [block for segment in some for block in segment.blocks]
+    for kind, group in by_kind.items():
+        blocks = [block for segment in group for block in segment.blocks]
         rows.append(
             SegmentRow(
                 kind=kind,
-                count=len(some),
-                reserved_bytes=sum(segment.nbytes for segment in some),
+                count=len(group),
+                reserved_bytes=sum(segment.nbytes for segment in group),
                 allocated_bytes=sum(b.nbytes for b in blocks if b.allocated),
                 pending_bytes=sum(b.nbytes for b in blocks if b.active and not b.allocated),
                 inactive_bytes=sum(b.nbytes for b in blocks if not b.active),
@@ -278,20 +282,22 @@ class Grown:
     stack: Stack
 
 
-def growers(before: Iterable[Holding], after: Iterable[Holding]) -> tuple[Grown, ...]:
+def memory_growers(
+    old_holdings: Iterable[Holding], new_holdings: Iterable[Holding]
+) -> tuple[Grown, ...]:
     """The stacks of Python that hold another number of bytes now, those that grew most first."""
     sums: dict[tuple[str, Stack], list[int]] = defaultdict(lambda: [0, 0, 0])
-    for place, sign, held in ((0, -1, before), (1, 1, after)):
-        for one in held:
-            row = sums[one.role, tuple(told(one.stack))]
-            row[place] += one.nbytes
-            row[2] += sign * one.count
-    found = [
+    for column, sign, holdings in ((0, -1, old_holdings), (1, 1, new_holdings)):
+        for holding in holdings:
+            row = sums[holding.role, tuple(telling_frames(holding.stack))]
+            row[column] += holding.nbytes
+            row[2] += sign * holding.count
+    growths = [
         Grown(role=of, before_bytes=old, after_bytes=new, count=count, stack=stack)
         for (of, stack), (old, new, count) in sums.items()
         if old != new
     ]
-    return tuple(sorted(found, key=lambda one: one.before_bytes - one.after_bytes))
+    return tuple(sorted(growths, key=lambda grown: grown.before_bytes - grown.after_bytes))
 
 
 # ---- the frames of a stack that tell where it comes from ----------------------------------------
@@ -307,7 +313,7 @@ _OF_EVERY_CALL = re.compile(r":\d+:(?:\w+ )?(?:c10|at|std|torch::autograd::Node)
 NO_STACK = "no stack"
 
 
-def told(stack: Sequence[str]) -> list[str]:
+def telling_frames(stack: Sequence[str]) -> list[str]:
     """The frames of Python without what passes calls on; without any, those of C++ that tell."""
     frames = [frame for frame in stack if not _PLUMBING.search(frame)]
     python = [frame for frame in frames if _PYTHON.search(frame)]
@@ -316,23 +322,23 @@ def told(stack: Sequence[str]) -> list[str]:
 
 def frame_text(frame: str) -> str:
     """``linear.py:134 forward``."""
-    place, _, name = frame.partition(":")
-    line, _, name = name.partition(":")
-    place = place.rpartition("/")[2]
-    return name or place if place in ("", "??") else f"{place}:{line} {name}"
+    file_name, _, name = frame.partition(":")
+    line_number, _, name = name.partition(":")
+    file_name = file_name.rpartition("/")[2]
+    return name or file_name if file_name in ("", "??") else f"{file_name}:{line_number} {name}"
 
 
-def origin(stack: Sequence[str], *, alone: bool = False) -> str:
-    """The innermost frame of the user's own, *alone* or with what it has called; :data:`NO_STACK`."""
-    frames = told(stack)
+def stack_origin(stack: Sequence[str], *, own_only: bool = False) -> str:
+    """The user's own innermost frame, alone (*own_only*) or with what it called; :data:`NO_STACK`."""
+    frames = telling_frames(stack)
     if not frames:
         return NO_STACK
-    own = next(
+    own_frame = next(
         (frame for frame in frames if _PYTHON.search(frame) and not _LIBRARY.search(frame)), ""
     )
-    shown = (own,) if own and alone else (own, frames[0])
-    parts = dict.fromkeys(frame_text(frame) for frame in shown if frame)
-    return " from ".join(reversed(parts))
+    chosen = (own_frame,) if own_frame and own_only else (own_frame, frames[0])
+    phrases = dict.fromkeys(frame_text(frame) for frame in chosen if frame)
+    return " from ".join(reversed(phrases))
 
 
 # ---- what an allocation is for, by the frames that made it and those that freed it --------------
@@ -380,14 +386,14 @@ def kind_of(stack: Sequence[str]) -> str:
     return next((kind for frame in stack if (kind := _kind_of_frame(frame))), "")
 
 
-def role(made: str, freed: str | None) -> str:
-    """The role of an allocation by the kinds of its two stacks; *freed*: None for one that lives on."""
-    if made in (_BACKWARD, COMMUNICATION) and freed == _ZERO_GRAD:
+def allocation_role(made_by: str, freed_by: str | None) -> str:
+    """The role of an allocation by the kinds of its two stacks; *freed_by*: None where it lives on."""
+    if made_by in (_BACKWARD, COMMUNICATION) and freed_by == _ZERO_GRAD:
         return GRADIENT
-    if made == _BACKWARD:
-        return TEMPORARY if freed == _BACKWARD else GRADIENT
-    if made == _OPTIMIZER:
-        return OPTIMIZER_STATE if freed is None else TEMPORARY
-    if made == _FORWARD:
-        return TEMPORARY if freed == _FORWARD else ACTIVATION
-    return UNKNOWN if made in ("", _ZERO_GRAD) else made
+    if made_by == _BACKWARD:
+        return TEMPORARY if freed_by == _BACKWARD else GRADIENT
+    if made_by == _OPTIMIZER:
+        return OPTIMIZER_STATE if freed_by is None else TEMPORARY
+    if made_by == _FORWARD:
+        return TEMPORARY if freed_by == _FORWARD else ACTIVATION
+    return UNKNOWN if made_by in ("", _ZERO_GRAD) else made_by

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.errors import TraceError, os_errors_as
-from zeromon.ring.files import open_regular
-from zeromon.traces.plain_pickle import Shared, load
+from zeromon.ring.files import open_regular_file
+from zeromon.traces.plain_pickle import Shared, load_pickle
 
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_GROWS, SEGMENT_SHRINKS, OOM = range(1, 7)
 _ACTIONS = {
@@ -23,8 +23,8 @@ _ACTIONS = {
     "segment_unmap": SEGMENT_SHRINKS, "oom": OOM,
 }  # fmt: skip
 UNKNOWN_STACK = 0
-_MOST_STACKS = 200_000
-_MOST_CHARACTERS = 300
+_MAX_STACKS = 200_000
+_MAX_CHARACTERS = 300
 _HINT = "It writes snapshots: torch.cuda.memory._record_memory_history(), _dump_snapshot(FILE)."
 
 Stack = tuple[str, ...]
@@ -42,30 +42,30 @@ class Stacks:
 
     def number(self, frames: Any) -> int:
         """The number of a stack; :data:`UNKNOWN_STACK` for an empty one, and beyond a limit."""
-        known = self._shared.get(id(frames))
-        if known is not None:
-            return known[0]
+        shared = self._shared.get(id(frames))
+        if shared is not None:
+            return shared[0]
         stack = tuple(map(self._place, frames)) if isinstance(frames, list) else ()
         number = self._numbers.get(stack)
         if number is None:
-            if len(self.stacks) > _MOST_STACKS:
+            if len(self.stacks) > _MAX_STACKS:
                 return UNKNOWN_STACK
             number = self._numbers[stack] = len(self.stacks)
             self.stacks.append(stack)
-        if type(frames) is Shared and len(self._shared) < _MOST_STACKS:
+        if type(frames) is Shared and len(self._shared) < _MAX_STACKS:
             self._shared[id(frames)] = number, frames  # which keeps its id from another list
         return number
 
     def _place(self, frame: Any) -> str:
-        known = self._places.get(id(frame))
-        if known is not None:
-            return known[0]
-        found = frame if isinstance(frame, dict) else {}
-        file, name = (str(found.get(key))[:_MOST_CHARACTERS] for key in ("filename", "name"))
-        place = f"{file}:{found.get('line')}:{name}"
-        if len(self._places) < _MOST_STACKS:
-            self._places[id(frame)] = place, frame
-        return place
+        cached = self._places.get(id(frame))
+        if cached is not None:
+            return cached[0]
+        fields = frame if isinstance(frame, dict) else {}
+        file, name = (str(fields.get(key))[:_MAX_CHARACTERS] for key in ("filename", "name"))
+        location = f"{file}:{fields.get('line')}:{name}"
+        if len(self._places) < _MAX_STACKS:
+            self._places[id(frame)] = location, frame
+        return location
 
 
 @dataclass(slots=True)
@@ -121,28 +121,28 @@ class Snapshot:
     stacks: list[Stack]
 
 
-def read_snapshot(path: Path, told: Callable[[int], None] = lambda _: None) -> Snapshot:
+def read_snapshot(path: Path, on_read: Callable[[int], None] = lambda _: None) -> Snapshot:
     """Reads a file in pieces; raises :class:`TraceError` for any other file.
 
-    *told* is called with the number of bytes that were read, again and again.
+    *on_read* is called with the number of bytes that were read, again and again.
     """
     stacks, traces = Stacks(), dict[int, tuple[list[Any], Events]]()
 
-    def taken(owner: list[Any], items: list[Any]) -> bool:
+    def take_trace_events(owner: list[Any], items: list[Any]) -> bool:
         if type(items[0]) is not dict or "action" not in items[0]:
             return False
         _, events = traces.setdefault(id(owner), (owner, Events()))
         events.add(items, stacks.number)
         return True
 
-    with os_errors_as(TraceError, f"read {path}"), open_regular(path) as file:
+    with os_errors_as(TraceError, f"read {path}"), open_regular_file(path) as file:
 
-        def read(most: int) -> bytes:
-            data = file.read(most)
-            told(len(data))
+        def read_bytes(max_bytes: int) -> bytes:
+            data = file.read(max_bytes)
+            on_read(len(data))
             return data
 
-        content = load(read, path.name, taken)
+        content = load_pickle(read_bytes, path.name, take_trace_events)
     if isinstance(content, list):  # _snapshot()["segments"]
         content = {"segments": content}
     try:
@@ -150,19 +150,23 @@ def read_snapshot(path: Path, told: Callable[[int], None] = lambda _: None) -> S
             raise KeyError
         devices = enumerate(content.get("device_traces") or ())
         return Snapshot(
-            tuple(_segment(row, stacks) for row in content["segments"]),
-            {n: traces[id(one)][1] for n, one in devices if id(one) in traces},
+            tuple(_read_segment(row, stacks) for row in content["segments"]),
+            {
+                n: traces[id(device_trace)][1]
+                for n, device_trace in devices
+                if id(device_trace) in traces
+            },
             stacks.stacks,
         )
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         raise TraceError(f"{path} is no snapshot of torch's memory", _HINT) from None
 
 
-def _segment(row: dict[str, Any], stacks: Stacks) -> Segment:
-    found, at = [], int(row["address"])
+def _read_segment(row: dict[str, Any], stacks: Stacks) -> Segment:
+    blocks, at = [], int(row["address"])
     for block in row["blocks"]:
         state, nbytes = block["state"], int(block["size"])
-        found.append(
+        blocks.append(
             Block(
                 address=int(block.get("address", at)),
                 nbytes=nbytes,
@@ -173,7 +177,7 @@ def _segment(row: dict[str, Any], stacks: Stacks) -> Segment:
             )
         )
         at += nbytes
-    kind = str(row.get("segment_type", ""))[:_MOST_CHARACTERS]
+    kind = str(row.get("segment_type", ""))[:_MAX_CHARACTERS]
     if any(pool := row.get("segment_pool_id") or ()):
-        kind += ", pool " + ".".join(str(int(part)) for part in pool[:2])
-    return Segment(int(row.get("device", 0)), kind, int(row["total_size"]), tuple(found))
+        kind += ", pool " + ".".join(str(int(number)) for number in pool[:2])
+    return Segment(int(row.get("device", 0)), kind, int(row["total_size"]), tuple(blocks))

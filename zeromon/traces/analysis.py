@@ -16,10 +16,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from zeromon.ring.codes import operation_named
+from zeromon.ring.codes import operation_by_name
 from zeromon.ring.events import Op
 from zeromon.stats.bandwidth import busbw, overlap_ratio
-from zeromon.stats.intervals import Interval, intersection, length, subtract, union
+from zeromon.stats.intervals import Interval, common_set, set_length, subtract_set, union_set
 from zeromon.traces.critical import CriticalPath
 from zeromon.traces.events import (
     STEP_MARK,
@@ -29,10 +29,10 @@ from zeromon.traces.events import (
     Kind,
     Stream,
     TraceData,
-    family,
+    kernel_family,
 )
 from zeromon.traces.idle import IdleTime, StreamTime, idle_time
-from zeromon.traces.products import ProductTime, products
+from zeromon.traces.products import ProductTime, product_times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,59 +119,59 @@ class RankTrace:
 _TOP = 20
 
 
-def analyze(data: TraceData, rank: int) -> RankTrace:
+def analyze_trace(data: TraceData, rank: int) -> RankTrace:
     """Returns the analysis of one trace; a trace without device events has only notes."""
     by_kind: dict[Kind, list[Interval]] = {kind: [] for kind in Kind}
     for event in data.device:
         by_kind[event.kind].append((event.start_ns, event.end_ns))
-    compute, communication, copies = (union(by_kind[kind]) for kind in Kind)
-    exposed = subtract(communication, compute)
-    busy = union([*compute, *communication])
-    exposed_copies = subtract(copies, busy)
-    span = _span(data.device)
+    compute, communication, copies = (union_set(by_kind[kind]) for kind in Kind)
+    exposed = subtract_set(communication, compute)
+    busy = union_set([*compute, *communication])
+    exposed_copies = subtract_set(copies, busy)
+    span = _device_span(data.device)
     idle, streams = idle_time(data)
     notes = list(data.notes)
     if data.skipped:
         notes.append(f"{data.skipped} events could not be read")
-    parts = length(compute), length(exposed), length(exposed_copies)
+    part_ns = set_length(compute), set_length(exposed), set_length(exposed_copies)
 
-    def seconds(nanoseconds: int) -> float | None:
+    def to_seconds(nanoseconds: int) -> float | None:
         return nanoseconds / 1e9 if data.device else None
 
     return RankTrace(
         rank=rank,
         file=data.name,
-        span_seconds=seconds(span),
-        compute_seconds=seconds(parts[0]),
-        communication_seconds=seconds(length(communication)),
-        exposed_seconds=seconds(parts[1]),
-        exposed_copy_seconds=seconds(parts[2]),
-        idle_seconds=seconds(span - sum(parts)),
-        overlap_ratio=overlap_ratio(length(communication), parts[1]),
+        span_seconds=to_seconds(span),
+        compute_seconds=to_seconds(part_ns[0]),
+        communication_seconds=to_seconds(set_length(communication)),
+        exposed_seconds=to_seconds(part_ns[1]),
+        exposed_copy_seconds=to_seconds(part_ns[2]),
+        idle_seconds=to_seconds(span - sum(part_ns)),
+        overlap_ratio=overlap_ratio(set_length(communication), part_ns[1]),
         events=data.events_seen,
-        ops=_ops(data, compute),
-        units=_units(data, compute, communication),
-        steps=_steps(data, compute, communication),
-        kernels=_kernels(data.device, str),
-        families=_kernels(data.device, family),
+        ops=_operation_times(data, compute),
+        units=_unit_times(data, compute, communication),
+        steps=_step_times(data, compute, communication),
+        kernels=_kernel_times(data.device, str),
+        families=_kernel_times(data.device, kernel_family),
         idle=idle,
         streams=streams,
-        products=products(data),
+        products=product_times(data),
         device_name=data.device_name,
         notes=tuple(notes),
     )
 
 
-def _span(device: Sequence[DeviceEvent]) -> int:
+def _device_span(device: Sequence[DeviceEvent]) -> int:
     if not device:
         return 0
     return max(e.end_ns for e in device) - min(e.start_ns for e in device)
 
 
-def operation(event: DeviceEvent) -> Op:
+def kernel_operation(event: DeviceEvent) -> Op:
     """Returns the operation of a communication kernel, by its collective, else by its name."""
-    of_collective = operation_named(event.collective[0]) if event.collective else Op.NONE
-    return of_collective or operation_named(event.name)
+    of_collective = operation_by_name(event.collective[0]) if event.collective else Op.NONE
+    return of_collective or operation_by_name(event.name)
 
 
 _DEEPEST = 8
@@ -183,32 +183,36 @@ def launching_call(calls: Sequence[Call], at_ns: int) -> Call | None:
     Calls nest: the innermost one that names its process group wins, else the innermost one that names an
     operation.
     """
-    before = bisect_right(calls, at_ns, key=lambda call: call.start_ns)
-    around = [
+    count = bisect_right(calls, at_ns, key=lambda call: call.start_ns)
+    enclosing = [
         call
-        for call in reversed(calls[max(0, before - _DEEPEST) : before])
-        if call.end_ns >= at_ns and operation_named(call.collective[0])
+        for call in reversed(calls[max(0, count - _DEEPEST) : count])
+        if call.end_ns >= at_ns and operation_by_name(call.collective[0])
     ]
-    return next((call for call in around if call.collective[1]), around[0] if around else None)
+    return next(
+        (call for call in enclosing if call.collective[1]), enclosing[0] if enclosing else None
+    )
 
 
-def of_collective(event: DeviceEvent) -> tuple[str, str]:
+def operation_and_group(event: DeviceEvent) -> tuple[str, str]:
     """Returns the operation and the group of a communication kernel, "" for an unknown group."""
-    named = operation(event)
+    named = kernel_operation(event)
     return named.label if named else "unknown", event.collective[1] if event.collective else ""
 
 
-def _ops(data: TraceData, compute: list[Interval]) -> tuple[OpTime, ...]:
+def _operation_times(data: TraceData, compute: list[Interval]) -> tuple[OpTime, ...]:
     groups: dict[tuple[str, str], list[DeviceEvent]] = defaultdict(list)
     for event in data.device:
         if event.kind is Kind.COMMUNICATION:
-            groups[of_collective(event)].append(event)
-    rows = [_op(op, group, events, compute) for (op, group), events in groups.items()]
+            groups[operation_and_group(event)].append(event)
+    rows = [_operation_time(op, group, events, compute) for (op, group), events in groups.items()]
     return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
 
 
-def _op(op: str, group: str, events: list[DeviceEvent], compute: list[Interval]) -> OpTime:
-    spans = union((e.start_ns, e.end_ns) for e in events)
+def _operation_time(
+    op: str, group: str, events: list[DeviceEvent], compute: list[Interval]
+) -> OpTime:
+    spans = union_set((e.start_ns, e.end_ns) for e in events)
     sized = [e for e in events if e.collective and e.collective[2]]
     nbytes = sum(e.collective[2] for e in sized if e.collective)
     seconds = sum(e.end_ns - e.start_ns for e in sized) / 1e9
@@ -217,14 +221,16 @@ def _op(op: str, group: str, events: list[DeviceEvent], compute: list[Interval])
         op=op,
         group=group,
         count=len(events),
-        seconds=length(spans) / 1e9,
-        exposed_seconds=length(subtract(spans, compute)) / 1e9,
+        seconds=set_length(spans) / 1e9,
+        exposed_seconds=set_length(subtract_set(spans, compute)) / 1e9,
         nbytes=nbytes,
-        busbw_bytes_per_second=busbw(operation(sized[0]), nbytes, seconds, size) if sized else None,
+        busbw_bytes_per_second=busbw(kernel_operation(sized[0]), nbytes, seconds, size)
+        if sized
+        else None,
     )
 
 
-def _units(
+def _unit_times(
     data: TraceData, compute: list[Interval], communication: list[Interval]
 ) -> tuple[UnitTime, ...]:
     """Returns the communication of FSDP units, by FSDP's annotations on the device's timeline."""
@@ -235,13 +241,13 @@ def _units(
             spans[annotation.group(2)].append((mark.start_ns, mark.end_ns))
     rows = []
     for unit, marked in spans.items():
-        own = intersection(union(marked), communication)
-        seconds = length(own) / 1e9, length(subtract(own, compute)) / 1e9
+        covered = common_set(union_set(marked), communication)
+        seconds = (set_length(covered) / 1e9, set_length(subtract_set(covered, compute)) / 1e9)
         rows.append(UnitTime(unit, len(marked), *seconds))
     return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
 
 
-def _steps(
+def _step_times(
     data: TraceData, compute: list[Interval], communication: list[Interval]
 ) -> tuple[StepTime, ...]:
     """Returns the steps that the profiler marked, on the device's clock.
@@ -249,24 +255,26 @@ def _steps(
     The device's own marks count only without launches: where a step ends within another mark of the
     host, as that of ``Optimizer.step``, Kineto gives its kernels to the step before.
     """
-    border = _borders(data)
+    border = _device_borders(data)
     on_device = border is None and any(mark.on_device for mark in data.marks)
     windows = defaultdict[int, list[Interval]](list)
     for mark in data.marks:
         match = STEP_MARK.match(mark.name)
         if match and mark.on_device == on_device:
-            start, end = mark.start_ns, mark.end_ns
-            windows[int(match[1])].append((border(start), border(end)) if border else (start, end))
-    parts = compute, communication, subtract(communication, compute)
+            start_ns, end_ns = mark.start_ns, mark.end_ns
+            windows[int(match[1])].append(
+                (border(start_ns), border(end_ns)) if border else (start_ns, end_ns)
+            )
+    kinds = compute, communication, subtract_set(communication, compute)
     steps = []
     for step, spans in sorted(windows.items()):
-        window = union(spans)
-        seconds = (length(intersection(part, window)) / 1e9 for part in parts)
-        steps.append(StepTime(step, length(window) / 1e9, *seconds))
+        window = union_set(spans)
+        seconds = (set_length(common_set(intervals, window)) / 1e9 for intervals in kinds)
+        steps.append(StepTime(step, set_length(window) / 1e9, *seconds))
     return tuple(steps)
 
 
-def _borders(data: TraceData) -> Callable[[int], int] | None:
+def _device_borders(data: TraceData) -> Callable[[int], int] | None:
     """Returns what tells when the device comes to what the host enqueues at a moment.
 
     It comes there behind the kernels that were launched before, on the stream with most of them. None
@@ -274,18 +282,20 @@ def _borders(data: TraceData) -> Callable[[int], int] | None:
     """
     launched = defaultdict[Stream, list[Interval]](list)
     for event in data.device:
-        moment = data.launches.start_ns(event) if event.kind is Kind.COMPUTE else None
-        if moment is not None:
-            launched[event.stream].append((moment, event.end_ns))
+        launch_ns = data.launches.start_ns(event) if event.kind is Kind.COMPUTE else None
+        if launch_ns is not None:
+            launched[event.stream].append((launch_ns, event.end_ns))
     if not launched:
         return None
     busiest = max(launched.values(), key=len)
     kernels = sorted(busiest)
-    ends = list(accumulate((end for _, end in kernels), max, initial=0))
-    return lambda moment: max(moment, ends[bisect_left(kernels, (moment, 0))])
+    end_times = list(accumulate((end_ns for _, end_ns in kernels), max, initial=0))
+    return lambda host_ns: max(host_ns, end_times[bisect_left(kernels, (host_ns, 0))])
 
 
-def _kernels(device: Sequence[DeviceEvent], called: Callable[[str], str]) -> tuple[KernelTime, ...]:
+def _kernel_times(
+    device: Sequence[DeviceEvent], called: Callable[[str], str]
+) -> tuple[KernelTime, ...]:
     names = {name: called(name) for name in {event.name for event in device}}
     totals: dict[tuple[str, Kind], list[int]] = {}
     for event in device:
@@ -294,8 +304,8 @@ def _kernels(device: Sequence[DeviceEvent], called: Callable[[str], str]) -> tup
         row[1] += event.end_ns - event.start_ns
     top = sorted(totals.items(), key=lambda item: -item[1][1])[:_TOP]
     return tuple(
-        KernelTime(name=name, kind=kind.value, count=count, seconds=spent / 1e9)
-        for (name, kind), (count, spent) in top
+        KernelTime(name=name, kind=kind.value, count=count, seconds=total_ns / 1e9)
+        for (name, kind), (count, total_ns) in top
     )
 
 
@@ -303,17 +313,17 @@ Durations: TypeAlias = "dict[tuple[str, str], array[int]]"
 """(operation, group) -> nanoseconds of its collectives, in order."""
 
 
-def durations(data: TraceData) -> Durations:
-    """Returns the durations that :func:`waits` needs of one rank."""
-    found: Durations = {}
+def collective_durations(data: TraceData) -> Durations:
+    """Returns the durations that :func:`rank_waits` needs of one rank."""
+    by_operation: Durations = {}
     events = [e for e in data.device if e.kind is Kind.COMMUNICATION]
     for event in sorted(events, key=lambda e: e.start_ns):
-        spent = min(event.end_ns - event.start_ns, (1 << 63) - 1)
-        found.setdefault(of_collective(event), array("q")).append(spent)
-    return found
+        duration = min(event.end_ns - event.start_ns, (1 << 63) - 1)
+        by_operation.setdefault(operation_and_group(event), array("q")).append(duration)
+    return by_operation
 
 
-def waits(orders: Sequence[Durations]) -> list[int] | None:
+def rank_waits(orders: Sequence[Durations]) -> list[int] | None:
     """Returns by how many nanoseconds each rank's collectives exceed the shortest of all ranks.
 
     A collective's kernel runs from its rank's arrival to the common end, so the shortest one is the
@@ -325,9 +335,9 @@ def waits(orders: Sequence[Durations]) -> list[int] | None:
         return None
     totals = [0] * len(orders)
     for key in orders[0]:
-        for spent in zip(*(lists[key] for lists in orders), strict=True):
-            shortest = min(spent)
-            for rank, duration in enumerate(spent):
+        for matched in zip(*(lists[key] for lists in orders), strict=True):
+            shortest = min(matched)
+            for rank, duration in enumerate(matched):
                 totals[rank] += duration - shortest
     return totals
 
@@ -343,12 +353,12 @@ class _Result(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Result)
 
 
-def encode_result(ranks: Sequence[RankTrace]) -> bytes:
+def encode_analysis_result(ranks: Sequence[RankTrace]) -> bytes:
     """Returns the analysis of *ranks* as JSON."""
     return msgspec.json.encode({"ranks": ranks})
 
 
-def read_result(folder: Path) -> list[RankTrace]:
+def read_analysis_result(folder: Path) -> list[RankTrace]:
     """Reads the result in a capture's *folder*; [] when it is missing or broken."""
     try:
         return _DECODER.decode((folder / RESULT_FILE).read_bytes()).ranks

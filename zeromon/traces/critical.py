@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from zeromon.traces.events import DeviceEvent, Stream, TraceData, family
+from zeromon.traces.events import DeviceEvent, Stream, TraceData, kernel_family
 from zeromon.traces.idle import GAP_NS
 
 HOST, BETWEEN, LAUNCH, GAP = "host", "between operators", "launch", "kernel to kernel"
@@ -103,7 +103,7 @@ def critical_path(data: TraceData, host: HostStep) -> CriticalPath:
     kinds: Counter[str] = Counter()
     for (kind, _), ns in walk.spent.items():
         kinds[kind] += ns
-    parts = (
+    path_parts = (
         PathPart(kind=kind, name=name, count=walk.counts[kind, name], seconds=ns / 1e9)
         for (kind, name), ns in walk.spent.most_common(_TOP)
     )
@@ -111,7 +111,7 @@ def critical_path(data: TraceData, host: HostStep) -> CriticalPath:
         step=host.step,
         seconds=sum(kinds.values()) / 1e9,
         kinds={kind: ns / 1e9 for kind, ns in kinds.most_common()},
-        parts=tuple(parts),
+        parts=tuple(path_parts),
         inferred=walk.inferred,
     )
 
@@ -120,7 +120,7 @@ class _Flat:
     """Spans of a thread that nest, as spans in turn: each with the time of its own."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
-        self.spans = list(_flat(sorted(spans, key=lambda span: (span[0], -span[1]))))
+        self.spans = list(_flatten_spans(sorted(spans, key=lambda span: (span[0], -span[1]))))
         self.ends = [span[1] for span in self.spans]
 
     def before(self, at_ns: int) -> Span | None:
@@ -132,22 +132,22 @@ class _Flat:
         return self.spans[at - 1] if at else None
 
 
-def _flat(spans: Iterable[Span]) -> Iterator[Span]:
+def _flatten_spans(spans: Iterable[Span]) -> Iterator[Span]:
     stack: list[Span] = []
     at = 0
-    for start, end, name in [*spans, (1 << 200, 1 << 200, "")]:
-        while stack and stack[-1][1] <= start:
-            closed = stack.pop()
-            if closed[1] > at:
-                yield at, closed[1], closed[2]
-            at = max(at, closed[1])
-        if stack and start > at:
-            yield at, start, stack[-1][2]
-        at = max(at, start)
-        stack.append((start, min(end, stack[-1][1]) if stack else end, name))
+    for start_ns, end_ns, name in [*spans, (1 << 200, 1 << 200, "")]:
+        while stack and stack[-1][1] <= start_ns:
+            span = stack.pop()
+            if span[1] > at:
+                yield at, span[1], span[2]
+            at = max(at, span[1])
+        if stack and start_ns > at:
+            yield at, start_ns, stack[-1][2]
+        at = max(at, start_ns)
+        stack.append((start_ns, min(end_ns, stack[-1][1]) if stack else end_ns, name))
 
 
-def _ended(events: Sequence[DeviceEvent], at_ns: int) -> DeviceEvent | None:
+def _last_ended_event(events: Sequence[DeviceEvent], at_ns: int) -> DeviceEvent | None:
     """The last of *events* to end until *at_ns*."""
     at = bisect_right(events, at_ns, key=lambda e: e.end_ns)
     return events[at - 1] if at else None
@@ -174,13 +174,13 @@ class _Walk:
         self.before: dict[DeviceEvent, DeviceEvent] = {}
         self.streams: dict[Stream, list[DeviceEvent]] = defaultdict(list)
         for event in self.events:
-            own = self.streams[event.stream]
-            if own:
-                self.before[event] = own[-1]
-            own.append(event)
+            stream_events = self.streams[event.stream]
+            if stream_events:
+                self.before[event] = stream_events[-1]
+            stream_events.append(event)
         self.released: dict[DeviceEvent, list[DeviceEvent]] = defaultdict(list)
         for sync in host.syncs:
-            self._depends(sync)
+            self._add_release(sync)
         self.waits: dict[int, list[tuple[Blocking, DeviceEvent]]] = defaultdict(list)
         named = {sync.correlation: sync for sync in host.syncs}
         for call in sorted(host.calls, key=lambda call: call.end_ns):
@@ -193,9 +193,9 @@ class _Walk:
 
     def _recorded(self, sync: Sync) -> DeviceEvent | None:
         """The last event that was launched on the stream before the recorded moment."""
-        moment = self.host.moments.get(sync.record)
+        record_ns = self.host.moments.get(sync.record)
         on_stream = self.streams.get(sync.waits_on, [])
-        return None if moment is None else self._launched(on_stream, moment, -1)
+        return None if record_ns is None else self._launched(on_stream, record_ns, -1)
 
     def _launched(self, events: Sequence[DeviceEvent], at_ns: int, step: int) -> DeviceEvent | None:
         """The last event that was launched before *at_ns* (*step* -1), or the first one after (0)."""
@@ -206,12 +206,12 @@ class _Walk:
         launched = self.launches.start_ns(event)
         return event.start_ns if launched is None else launched
 
-    def _depends(self, sync: Sync) -> None:
-        moment = self.host.moments.get(sync.correlation)
+    def _add_release(self, sync: Sync) -> None:
+        wait_ns = self.host.moments.get(sync.correlation)
         source = self._recorded(sync)
-        if sync.name != "Stream Wait Event" or moment is None or source is None:
+        if sync.name != "Stream Wait Event" or wait_ns is None or source is None:
             return
-        waiting = self._launched(self.streams.get(sync.stream, []), moment, 0)
+        waiting = self._launched(self.streams.get(sync.stream, []), wait_ns, 0)
         if waiting is not None and source.end_ns <= waiting.start_ns:
             self.released[waiting].append(source)
 
@@ -222,27 +222,27 @@ class _Walk:
         if sync is not None and sync.name == "Event Sync":
             return self._recorded(sync)
         if sync is not None and sync.name == "Stream Sync":
-            return _ended(self.streams.get(sync.stream, ()), call.end_ns)
-        return _ended(self.by_end, call.end_ns)
+            return _last_ended_event(self.streams.get(sync.stream, ()), call.end_ns)
+        return _last_ended_event(self.by_end, call.end_ns)
 
     # ---- the way -----------------------------------------------------------------------------------
 
     def run(self) -> None:
         """From the end of the step to its start."""
-        last = self.by_end[-1] if self.by_end else None
+        last_event = self.by_end[-1] if self.by_end else None
         event: DeviceEvent | None = None
         thread: int | None = self.host.thread
-        if last is not None and last.end_ns >= self.at:
-            self.at, event = last.end_ns, last
+        if last_event is not None and last_event.end_ns >= self.at:
+            self.at, event = last_event.end_ns, last_event
         while self.at > self.host.start_ns:
             if event is not None:
                 event, thread = self._on_device(event)
             elif thread is not None:
                 event, thread = self._on_host(thread)
             else:
-                self._to(self.host.start_ns, "unknown", "launch not recorded")
+                self._go_back_to(self.host.start_ns, "unknown", "launch not recorded")
 
-    def _to(self, at_ns: int, kind: str, name: str) -> None:
+    def _go_back_to(self, at_ns: int, kind: str, name: str) -> None:
         """Goes back to *at_ns*."""
         at_ns = max(min(at_ns, self.at), self.host.start_ns)
         if at_ns < self.at:
@@ -254,23 +254,23 @@ class _Walk:
         if event in self.seen:  # a trace that contradicts itself
             return None, None
         self.seen.add(event)
-        name = self.families.setdefault(event.name, family(event.name))
-        self._to(event.start_ns, event.kind.value, name)
+        name = self.families.setdefault(event.name, kernel_family(event.name))
+        self._go_back_to(event.start_ns, event.kind.value, name)
         launch = self.launches.of(event)
         candidates = [*self.released.get(event, ()), *filter(None, [self.before.get(event)])]
-        before = max(candidates, key=lambda e: e.end_ns, default=None)
-        free = max(before.end_ns if before else 0, launch.start_ns if launch else 0)
+        previous = max(candidates, key=lambda e: e.end_ns, default=None)
+        free = max(previous.end_ns if previous else 0, launch.start_ns if launch else 0)
         if not self.host.syncs and event.start_ns - free >= GAP_NS:
-            other = _ended(self.by_end, event.start_ns)
-            if other is not None and other.end_ns > free:
-                before, self.inferred = other, self.inferred + 1
-        if launch is not None and (before is None or before.end_ns <= launch.start_ns):
-            self._to(launch.start_ns, LAUNCH, name)
+            last_ended = _last_ended_event(self.by_end, event.start_ns)
+            if last_ended is not None and last_ended.end_ns > free:
+                previous, self.inferred = last_ended, self.inferred + 1
+        if launch is not None and (previous is None or previous.end_ns <= launch.start_ns):
+            self._go_back_to(launch.start_ns, LAUNCH, name)
             return None, launch.thread
-        if before is None:
+        if previous is None:
             return None, None
-        self._to(before.end_ns, GAP, name)
-        return before, None
+        self._go_back_to(previous.end_ns, GAP, name)
+        return previous, None
 
     def _on_host(self, thread: int) -> tuple[DeviceEvent | None, int | None]:
         """One stretch of a thread: the operator or the gap before the moment, or a wait in it."""
@@ -284,28 +284,28 @@ class _Walk:
             start = waits[-1][0].end_ns
         kind_of_gap = span is None or span[1] < self.at
         if kind_of_gap:
-            other = self._other(thread, start)
-            self._between(thread, start if other is None else other[0])
-            if other is not None:
-                return None, other[1]
+            elsewhere = self._last_on_other_thread(thread, start)
+            self._between(thread, start if elsewhere is None else elsewhere[0])
+            if elsewhere is not None:
+                return None, elsewhere[1]
         elif span is not None:
-            self._to(start, HOST, span[2])
+            self._go_back_to(start, HOST, span[2])
         if waits and waits[-1][0].end_ns == self.at:
             call, waited = waits.pop()
             name = flat.before(call.end_ns) if flat else None
-            self._to(waited.end_ns, HOST, name[2] if name else NO_OPERATOR)
+            self._go_back_to(waited.end_ns, HOST, name[2] if name else NO_OPERATOR)
             return waited, None
         return None, thread
 
-    def _other(self, thread: int, start_ns: int) -> tuple[int, int] | None:
+    def _last_on_other_thread(self, thread: int, start_ns: int) -> tuple[int, int] | None:
         """(end, thread) of the operator of another thread that ended last after *start_ns*."""
-        found = [
-            (flat.ends[at - 1], other)
-            for other, flat in self.threads.items()
+        candidates = [
+            (flat.ends[at - 1], other_thread)
+            for other_thread, flat in self.threads.items()
             for at in (bisect_right(flat.ends, self.at),)
-            if other != thread and at and flat.ends[at - 1] > start_ns
+            if other_thread != thread and at and flat.ends[at - 1] > start_ns
         ]
-        return max(found, default=None)
+        return max(candidates, default=None)
 
     def _between(self, thread: int, start_ns: int) -> None:
         """Time without an operator, by the annotations around it."""
@@ -313,7 +313,7 @@ class _Walk:
         while self.at > start_ns:
             mark = marks.before(self.at) if marks else None
             if mark is None or mark[1] < self.at:
-                end = mark[1] if mark else start_ns
-                self._to(max(end, start_ns), BETWEEN, NO_OPERATOR)
+                end_ns = mark[1] if mark else start_ns
+                self._go_back_to(max(end_ns, start_ns), BETWEEN, NO_OPERATOR)
             else:
-                self._to(max(mark[0], start_ns), BETWEEN, mark[2])
+                self._go_back_to(max(mark[0], start_ns), BETWEEN, mark[2])

@@ -14,13 +14,21 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
-from zeromon.stats.intervals import Interval, intersection, length, subtract, union
+from zeromon.stats.intervals import Interval, common_set, set_length, subtract_set, union_set
 from zeromon.stats.noise import Estimate, half_width
-from zeromon.traces.analysis import of_collective
-from zeromon.traces.events import STEP_MARK, UNIT_MARK, DeviceEvent, Kind, Mark, TraceData, family
+from zeromon.traces.analysis import operation_and_group
+from zeromon.traces.events import (
+    STEP_MARK,
+    UNIT_MARK,
+    DeviceEvent,
+    Kind,
+    Mark,
+    TraceData,
+    kernel_family,
+)
 
-LEAST_FAMILIES = 8
-LEAST_OF_FIGURE, LEAST_OF_STEP, LEAST_UNKNOWN = 0.1, 0.01, 0.5
+MIN_FAMILIES = 8
+MIN_FIGURE_SHARE, MIN_STEP_SHARE, MIN_UNKNOWN_SHARE = 0.1, 0.01, 0.5
 
 
 class What(str, Enum):
@@ -102,38 +110,42 @@ class TraceDiff:
         return tuple(row for row in (*self.parts, *self.rows) if row.change is not None)
 
 
-def diff(before: Sequence[Sample], after: Sequence[Sample]) -> TraceDiff:
+def diff_samples(old_samples: Sequence[Sample], new_samples: Sequence[Sample]) -> TraceDiff:
     """Compares samples of two runs; each has at least one."""
-    keys = {key: None for sample in (*before, *after) for key in sample}
-    step = statistics.fmean(s[STEP].seconds for s in (*before, *after))
-    common = _common_ratio(before, after, keys)
-    rows = [_row(key, before, after, step, common) for key in keys]
+    keys = {key: None for sample in (*old_samples, *new_samples) for key in sample}
+    step = statistics.fmean(s[STEP].seconds for s in (*old_samples, *new_samples))
+    common = _common_time_ratio(old_samples, new_samples, keys)
+    rows = [_diff_row(key, old_samples, new_samples, step, common) for key in keys]
     rows.sort(key=lambda row: -row.weight)
     return TraceDiff(
-        samples=(len(before), len(after)),
-        parts=tuple(_row(key, before, after, step, None) for key in keys if key[0] is What.PART),
+        samples=(len(old_samples), len(new_samples)),
+        parts=tuple(
+            _diff_row(key, old_samples, new_samples, step, None)
+            for key in keys
+            if key[0] is What.PART
+        ),
         rows=tuple(row for row in rows if row.what is not What.PART),
         common_ratio=common,
     )
 
 
-def _common_ratio(
-    before: Sequence[Sample], after: Sequence[Sample], keys: Iterable[Key]
+def _common_time_ratio(
+    old_samples: Sequence[Sample], new_samples: Sequence[Sample], keys: Iterable[Key]
 ) -> float | None:
     ratios = []
     for key in keys:
-        old, new = _mean(before, key), _mean(after, key)
+        old, new = _mean_usage(old_samples, key), _mean_usage(new_samples, key)
         if key[0] is What.KERNEL and old.seconds and new.seconds and old.calls == new.calls:
             ratios.append(new.seconds / old.seconds)
-    return statistics.median(ratios) if len(ratios) >= LEAST_FAMILIES else None
+    return statistics.median(ratios) if len(ratios) >= MIN_FAMILIES else None
 
 
-def _mean(samples: Sequence[Sample], key: Key) -> Usage:
-    found = [sample.get(key, Usage()) for sample in samples]
-    return Usage(*(statistics.fmean(values) for values in zip(*found, strict=True)))
+def _mean_usage(samples: Sequence[Sample], key: Key) -> Usage:
+    usages = [sample.get(key, Usage()) for sample in samples]
+    return Usage(*(statistics.fmean(values) for values in zip(*usages, strict=True)))
 
 
-def _estimate(samples: Sequence[Sample], key: Key, of: Callable[[Usage], float]) -> Estimate:
+def _estimate_mean(samples: Sequence[Sample], key: Key, of: Callable[[Usage], float]) -> Estimate:
     values = [of(sample.get(key, Usage())) for sample in samples]
     if len(values) < 2:
         return Estimate(values[0], None, 0)
@@ -141,30 +153,34 @@ def _estimate(samples: Sequence[Sample], key: Key, of: Callable[[Usage], float])
     return Estimate(statistics.fmean(values), error, len(values) - 1)
 
 
-def _row(
-    key: Key, before: Sequence[Sample], after: Sequence[Sample], step: float, common: float | None
+def _diff_row(
+    key: Key,
+    old_samples: Sequence[Sample],
+    new_samples: Sequence[Sample],
+    step: float,
+    common: float | None,
 ) -> Row:
-    old, new = _mean(before, key), _mean(after, key)
+    old, new = _mean_usage(old_samples, key), _mean_usage(new_samples, key)
     factor = common if common is not None and key[0] is What.KERNEL else 1.0
-    least = LEAST_OF_STEP * step
+    min_seconds = MIN_STEP_SHARE * step
 
-    def differs(of: Callable[[Usage], float], least: float, factor: float = 1.0) -> float:
+    def real_change(of: Callable[[Usage], float], min_change: float, factor: float = 1.0) -> float:
         """The difference where it counts; else 0."""
-        one = _estimate(before, key, of).scaled(factor)
-        two = _estimate(after, key, of)
-        noise = half_width(one, two)
-        least_of_figure = LEAST_UNKNOWN if noise is None else LEAST_OF_FIGURE
-        change = two.value - one.value
-        floor = max(least, least_of_figure * max(one.value, two.value))
-        return change if abs(change) > max(noise or 0.0, floor) else 0.0
+        old_mean = _estimate_mean(old_samples, key, of).scaled(factor)
+        new_mean = _estimate_mean(new_samples, key, of)
+        noise = half_width(old_mean, new_mean)
+        least_of_figure = MIN_UNKNOWN_SHARE if noise is None else MIN_FIGURE_SHARE
+        change = new_mean.value - old_mean.value
+        threshold = max(min_change, least_of_figure * max(old_mean.value, new_mean.value))
+        return change if abs(change) > max(noise or 0.0, threshold) else 0.0
 
-    calls = differs(lambda usage: usage.calls, 0.4)
-    seconds = differs(lambda usage: usage.seconds, least, factor)
-    exposed = differs(lambda usage: usage.exposed_seconds, least)
+    calls = real_change(lambda usage: usage.calls, 0.4)
+    seconds = real_change(lambda usage: usage.seconds, min_seconds, factor)
+    exposed = real_change(lambda usage: usage.exposed_seconds, min_seconds)
     change: Change | None = None
-    if not any(key in sample for sample in before) and all(key in s for s in after):
+    if not any(key in sample for sample in old_samples) and all(key in s for s in new_samples):
         change = Change.APPEARED
-    elif not any(key in sample for sample in after) and all(key in s for s in before):
+    elif not any(key in sample for sample in new_samples) and all(key in s for s in old_samples):
         change = Change.GONE
     elif calls and key[0] is not What.PART:
         change = Change.MORE if calls > 0 else Change.FEWER
@@ -172,9 +188,12 @@ def _row(
         change = Change.LONGER if seconds > 0 else Change.SHORTER
     elif exposed:
         change = Change.EXPOSED if exposed > 0 else Change.HIDDEN
-    spent = [_estimate(samples, key, lambda usage: usage.seconds) for samples in (before, after)]
+    estimates = [
+        _estimate_mean(samples, key, lambda usage: usage.seconds)
+        for samples in (old_samples, new_samples)
+    ]
     return Row(
-        what=key[0], name=key[1], before=old, after=new, noise_seconds=half_width(*spent),
+        what=key[0], name=key[1], before=old, after=new, noise_seconds=half_width(*estimates),
         change=change,
     )  # fmt: skip
 
@@ -186,56 +205,60 @@ STEP: Key = (What.PART, "step")
 
 def samples_of(data: TraceData) -> list[Sample]:
     """The steps of one rank, by the profiler's annotations; the whole trace where it has none."""
-    windows = _windows(data)
-    events, marks = _cut(data.device, windows), _cut(data.marks, windows)
-    found = zip(windows, events, marks, strict=True)
-    return [_sample(window, own, marked) for window, own, marked in found if own]
+    windows = _step_windows(data)
+    events, marks = _split_by_window(data.device, windows), _split_by_window(data.marks, windows)
+    steps = zip(windows, events, marks, strict=True)
+    return [
+        _step_sample(window, step_events, marked)
+        for window, step_events, marked in steps
+        if step_events
+    ]
 
 
 Timed = TypeVar("Timed", DeviceEvent, Mark)
 
 
-def _cut(items: Iterable[Timed], windows: Sequence[Interval]) -> list[list[Timed]]:
+def _split_by_window(items: Iterable[Timed], windows: Sequence[Interval]) -> list[list[Timed]]:
     """The items that begin in each of *windows*."""
-    found: list[list[Timed]] = [[] for _ in windows]
+    groups: list[list[Timed]] = [[] for _ in windows]
     starts = [start for start, _ in windows]
     for item in items:
         at = bisect_right(starts, item.start_ns) - 1
         if at >= 0 and item.start_ns < windows[at][1]:
-            found[at].append(item)
-    return found
+            groups[at].append(item)
+    return groups
 
 
-def _windows(data: TraceData) -> list[Interval]:
+def _step_windows(data: TraceData) -> list[Interval]:
     by_place: dict[bool, list[Interval]] = {True: [], False: []}
     for mark in data.marks:
         if STEP_MARK.match(mark.name):
             by_place[mark.on_device].append((mark.start_ns, mark.end_ns))
-    found = sorted(by_place[True] or by_place[False])
-    if found or not data.device:
-        return found
+    windows = sorted(by_place[True] or by_place[False])
+    if windows or not data.device:
+        return windows
     return [(min(e.start_ns for e in data.device), max(e.end_ns for e in data.device))]
 
 
-def _sample(window: Interval, events: Sequence[DeviceEvent], marks: Sequence[Mark]) -> Sample:
+def _step_sample(window: Interval, events: Sequence[DeviceEvent], marks: Sequence[Mark]) -> Sample:
     of_kind = {
-        kind: union((e.start_ns, e.end_ns) for e in events if e.kind is kind) for kind in Kind
+        kind: union_set((e.start_ns, e.end_ns) for e in events if e.kind is kind) for kind in Kind
     }
     compute, communication, copies = (of_kind[kind] for kind in Kind)
-    busy = union([*compute, *communication])
-    parts = {
-        "compute": length(compute),
-        "exposed communication": length(subtract(communication, compute)),
-        "exposed copies": length(subtract(copies, busy)),
-        "idle": length(subtract([window], union([*busy, *copies]))),
+    busy = union_set([*compute, *communication])
+    part_ns = {
+        "compute": set_length(compute),
+        "exposed communication": set_length(subtract_set(communication, compute)),
+        "exposed copies": set_length(subtract_set(copies, busy)),
+        "idle": set_length(subtract_set([window], union_set([*busy, *copies]))),
     }
     sample: Sample = {STEP: Usage(1, (window[1] - window[0]) / 1e9)}
-    sample |= {(What.PART, name): Usage(1, ns / 1e9) for name, ns in parts.items()}
+    sample |= {(What.PART, name): Usage(1, ns / 1e9) for name, ns in part_ns.items()}
     spans: dict[Key, list[Interval]] = defaultdict(list)
-    families = {name: family(name) for name in {event.name for event in events}}
+    families = {name: kernel_family(name) for name in {event.name for event in events}}
     for event in events:
         if event.kind is Kind.COMMUNICATION:
-            name = " ".join(of_collective(event)).strip()
+            name = " ".join(operation_and_group(event)).strip()
             spans[(What.COLLECTIVE, name)].append((event.start_ns, event.end_ns))
         else:
             key = (What.KERNEL, families[event.name])
@@ -245,10 +268,10 @@ def _sample(window: Interval, events: Sequence[DeviceEvent], marks: Sequence[Mar
         unit = UNIT_MARK.match(mark.name)
         if unit and mark.on_device and unit.group(2):
             spans[(What.UNIT, unit.group(2))].append((mark.start_ns, mark.end_ns))
-    for key, own in spans.items():
-        covered = union(own)
+    for key, intervals in spans.items():
+        covered = union_set(intervals)
         if key[0] is What.UNIT:
-            covered = intersection(covered, communication)
-        exposed = length(subtract(covered, compute)) / 1e9
-        sample[key] = Usage(len(own), length(covered) / 1e9, exposed)
+            covered = common_set(covered, communication)
+        exposed = set_length(subtract_set(covered, compute)) / 1e9
+        sample[key] = Usage(len(intervals), set_length(covered) / 1e9, exposed)
     return sample

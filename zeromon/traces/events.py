@@ -12,19 +12,21 @@ _FUNCTOR = re.compile(r"at::native::(\w+)")
 _WRAPPERS = ("func_wrapper_t", "gpu_kernel_impl", "gpu_kernel_impl_nocast", "ReduceOp")
 
 
-def family(name: str) -> str:
+def kernel_family(name: str) -> str:
     """Returns the common name of kernels that differ in tile, types and number: ``volta_sgemm``.
 
     A template of torch is followed by what it applies: ``elementwise_kernel CUDAFunctor_add``.
     """
-    text = name.removeprefix("void ").replace("(anonymous namespace)::", "")
-    base, _, inner = text.partition("<")
+    plain_name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    base, _, inner = plain_name.partition("<")
     base = base.partition("(")[0]
     short = base.rpartition("::")[2] or base
     if short == "Kernel" and inner:  # of CUTLASS
         short = inner.partition(">")[0]
     elif inner and base.startswith("at::native::"):
-        functor = next((one for one in _FUNCTOR.findall(inner) if one not in _WRAPPERS), "")
+        functor = next(
+            (candidate for candidate in _FUNCTOR.findall(inner) if candidate not in _WRAPPERS), ""
+        )
         short = f"{short} {functor}".strip()
     elif base.startswith("aten::"):
         short = base
@@ -54,7 +56,7 @@ UNIT_MARK = re.compile(r"FSDP::(\w+)(?: \((.*)\))?$")
 STEP_MARK = re.compile(r"ProfilerStep#(\d+)$")
 
 
-def classify(category: str, name: str) -> Kind:
+def classify_event(category: str, name: str) -> Kind:
     """Returns the kind of an event by category and kernel name (NVIDIA, AMD, Intel, MTIA)."""
     if category in _COPIES or (category == _MTIA and name.startswith("dma")):
         return Kind.COPY

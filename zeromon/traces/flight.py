@@ -16,16 +16,16 @@ import msgspec
 
 from zeromon.errors import TraceError
 from zeromon.ring.codes import ITEM_BYTES
-from zeromon.ring.files import open_regular
-from zeromon.traces.plain_pickle import load
+from zeromon.ring.files import open_regular_file
+from zeromon.traces.plain_pickle import load_pickle
 from zeromon.units import with_usual_numbers
 
 RANK_IN_NAME = re.compile(r"(\d{1,7})(?:\.[a-z]+)?$")
 DUMP_HINT = (
     "A dump of torch's Flight Recorder has entries; its name ends with the rank: nccl_trace_rank_0."
 )
-_MOST_BYTES = 256 << 20
-_MOST_TEXT = 200
+_MAX_BYTES = 256 << 20
+_MAX_TEXT_LENGTH = 200
 T = TypeVar("T")
 
 
@@ -73,31 +73,31 @@ class Dump:
     entries: tuple[Entry, ...]
 
 
-def read_dump(path: Path) -> Dump:
+def read_flight_dump(path: Path) -> Dump:
     """Reads one file; raises :class:`TraceError` where it is no dump."""
     try:
         status = path.stat()
-        with open_regular(path) as file:
-            first = file.read(1)
+        with open_regular_file(path) as file:
+            first_byte = file.read(1)
             file.seek(0)
-            if first == b"\x80":
-                content = load(file.read, path.name)
+            if first_byte == b"\x80":
+                content = load_pickle(file.read, path.name)
             else:
-                content = msgspec.json.decode(with_usual_numbers(file.read(_MOST_BYTES)))
+                content = msgspec.json.decode(with_usual_numbers(file.read(_MAX_BYTES)))
         rank = content.get("rank")
         if not isinstance(rank, int):
             rank = int(RANK_IN_NAME.findall(path.name)[0])
-        entries = tuple(_entry(row) for row in content["entries"])
+        entries = tuple(_read_entry(row) for row in content["entries"])
         groups = {
-            _text(name): (
-                _text(one.get("desc")),
-                tuple(map(int, re.findall(r"\d{1,7}", one["ranks"]))),
+            _short_text(name): (
+                _short_text(config.get("desc")),
+                tuple(map(int, re.findall(r"\d{1,7}", config["ranks"]))),
             )
-            for name, one in (content.get("pg_config") or {}).items()
+            for name, config in (content.get("pg_config") or {}).items()
         }
         for row in content["entries"]:
             name, description = row["process_group"]
-            groups.setdefault(_text(name), (_text(description), ()))
+            groups.setdefault(_short_text(name), (_short_text(description), ()))
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
@@ -107,44 +107,48 @@ def read_dump(path: Path) -> Dump:
     )
 
 
-def _entry(row: dict[str, Any]) -> Entry:
-    alone = bool(row.get("is_p2p"))
+def _read_entry(row: dict[str, Any]) -> Entry:
+    is_p2p = bool(row.get("is_p2p"))
     sides = ("input", "output")
     return Entry(
-        group=_same(_text(row["process_group"][0])),
-        sequence=-_whole(row["p2p_seq_id"]) if alone else _whole(row["collective_seq_id"]),
-        op=_same(_text(row["profiling_name"]).rpartition(":")[2]),
-        sizes=_same(
+        group=_shared_object(_short_text(row["process_group"][0])),
+        sequence=-_read_count(row["p2p_seq_id"])
+        if is_p2p
+        else _read_count(row["collective_seq_id"]),
+        op=_shared_object(_short_text(row["profiling_name"]).rpartition(":")[2]),
+        sizes=_shared_object(
             tuple(
-                tuple(tuple(map(_whole, size)) for size in row.get(f"{side}_sizes") or ())
+                tuple(tuple(map(_read_count, size)) for size in row.get(f"{side}_sizes") or ())
                 for side in sides
             )
         ),
-        types=_same(tuple(tuple(map(_text, row.get(f"{side}_dtypes") or ())) for side in sides)),
-        state=_same(_text(row.get("state"))),
+        types=_shared_object(
+            tuple(tuple(map(_short_text, row.get(f"{side}_dtypes") or ())) for side in sides)
+        ),
+        state=_shared_object(_short_text(row.get("state"))),
         ended=bool(row.get("retired")) or row.get("state") == "completed",
-        created_ns=_whole(row["time_created_ns"]),
-        stack=_same(
+        created_ns=_read_count(row["time_created_ns"]),
+        stack=_shared_object(
             tuple(
-                f"{_text(one['filename'])}:{_text(one['line'])}:{_text(one['name'])}"
-                for one in row.get("frames") or ()
+                f"{_short_text(frame['filename'])}:{_short_text(frame['line'])}:{_short_text(frame['name'])}"
+                for frame in row.get("frames") or ()
             )
         ),
     )
 
 
 @lru_cache(maxsize=1 << 16)
-def _same(value: T) -> T:
+def _shared_object(value: T) -> T:
     """The first object that equals *value*: thousands of ranks make the same calls."""
     return value
 
 
-def _whole(value: Any) -> int:
+def _read_count(value: Any) -> int:
     """A number that counts something, or a time."""
     if not isinstance(value, int) or not 0 <= value < 1 << 63:
         raise ValueError
     return value
 
 
-def _text(value: Any) -> str:
-    return str(value)[:_MOST_TEXT]
+def _short_text(value: Any) -> str:
+    return str(value)[:_MAX_TEXT_LENGTH]

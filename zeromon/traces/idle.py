@@ -71,35 +71,38 @@ def idle_time(data: TraceData) -> tuple[IdleTime | None, tuple[StreamTime, ...]]
     by_stream: dict[Stream, list[DeviceEvent]] = defaultdict(list)
     for event in ordered:
         by_stream[event.stream].append(event)
-    ends = _Ends(data.device)
-    rows = [_stream(stream, own, data.launches, ends) for stream, own in by_stream.items()]
-    of_device = _idle(ordered, data.launches, lambda _begin, _event: "other")
+    event_ends = _Ends(data.device)
+    rows = [
+        _stream_time(stream, events, data.launches, event_ends)
+        for stream, events in by_stream.items()
+    ]
+    of_device = _idle_gaps(ordered, data.launches, lambda _begin_ns, _event: "other")
     return of_device, tuple(sorted(rows, key=lambda row: -row.events))
 
 
-def _idle(
+def _idle_gaps(
     events: Iterable[DeviceEvent],
     launches: Launches,
     released_by: Callable[[int, DeviceEvent], str],
 ) -> IdleTime:
     """The gaps between *events*, which are sorted by start."""
-    found: Counter[str] = Counter()
-    end: int | None = None
+    gaps_ns: Counter[str] = Counter()
+    end_ns: int | None = None
     for event in events:
-        if end is not None and event.start_ns > end:
+        if end_ns is not None and event.start_ns > end_ns:
             launched = launches.start_ns(event)
             if launched is None:
                 cause = "unknown"
-            elif launched > end:
+            elif launched > end_ns:
                 cause = "host"
-            elif event.start_ns - end < GAP_NS:
+            elif event.start_ns - end_ns < GAP_NS:
                 cause = "kernels"
             else:
-                cause = released_by(end, event)
-            found[cause] += event.start_ns - end
-        if end is None or event.end_ns > end:
-            end = event.end_ns
-    return IdleTime(**{cause: ns / 1e9 for cause, ns in found.items()})
+                cause = released_by(end_ns, event)
+            gaps_ns[cause] += event.start_ns - end_ns
+        if end_ns is None or event.end_ns > end_ns:
+            end_ns = event.end_ns
+    return IdleTime(**{cause: ns / 1e9 for cause, ns in gaps_ns.items()})
 
 
 class _Ends:
@@ -112,10 +115,10 @@ class _Ends:
     def _events(self) -> list[DeviceEvent]:
         return sorted(self._unsorted, key=lambda event: event.end_ns)
 
-    def cause(self, begin: int, event: DeviceEvent) -> str:
-        """Returns the kind of what ended last on another stream, after *begin* and before *event*."""
-        at = bisect_right(self._events, event.start_ns, key=lambda one: one.end_ns) - 1
-        while at >= 0 and self._events[at].end_ns > begin:
+    def cause(self, begin_ns: int, event: DeviceEvent) -> str:
+        """Returns the kind of what ended last on another stream, after *begin_ns* and before *event*."""
+        at = bisect_right(self._events, event.start_ns, key=lambda candidate: candidate.end_ns) - 1
+        while at >= 0 and self._events[at].end_ns > begin_ns:
             if self._events[at].stream != event.stream:
                 communicates = self._events[at].kind is Kind.COMMUNICATION
                 return "communication" if communicates else "streams"
@@ -123,41 +126,41 @@ class _Ends:
         return "other"
 
 
-def _stream(
-    stream: Stream, events: Sequence[DeviceEvent], launches: Launches, ends: _Ends
+def _stream_time(
+    stream: Stream, events: Sequence[DeviceEvent], launches: Launches, event_ends: _Ends
 ) -> StreamTime:
-    known = [(event, launch) for event in events for launch in (launches.of(event),) if launch]
-    starts = [event.start_ns for event, _ in known]
-    launched = sorted(min(launch.start_ns, event.start_ns) for event, launch in known)
-    mean, most, empty = _queue(launched, starts)
-    delays = sum(max(0, event.start_ns - launch.end_ns) for event, launch in known)
+    pairs = [(event, launch) for event in events for launch in (launches.of(event),) if launch]
+    starts = [event.start_ns for event, _ in pairs]
+    launched = sorted(min(launch.start_ns, event.start_ns) for event, launch in pairs)
+    mean, largest, empty = _queue_length_figures(launched, starts)
+    delays = sum(max(0, event.start_ns - launch.end_ns) for event, launch in pairs)
     return StreamTime(
         device=stream[0],
         stream=stream[1],
         events=len(events),
         span_seconds=(max(e.end_ns for e in events) - events[0].start_ns) / 1e9,
-        idle=_idle(events, launches, ends.cause),
+        idle=_idle_gaps(events, launches, event_ends.cause),
         queue_mean=mean,
-        queue_most=most,
+        queue_most=largest,
         queue_empty_ratio=empty,
-        delay_seconds=delays / len(known) / 1e9 if known else None,
+        delay_seconds=delays / len(pairs) / 1e9 if pairs else None,
     )
 
 
-def _queue(
+def _queue_length_figures(
     launched: Sequence[int], starts: Sequence[int]
 ) -> tuple[float | None, int | None, float | None]:
     """Mean, largest and empty share of a queue; both sorted, as many of each."""
     if not launched or starts[-1] == launched[0]:
         return None, None, None
     span = starts[-1] - launched[0]
-    waiting, most, empty, at, before = 0, 0, 0, 0, launched[0]
+    waiting, largest, empty, at, previous = 0, 0, 0, 0, launched[0]
     for start in starts:
         while at < len(launched) and launched[at] <= start:
-            empty += 0 if waiting else launched[at] - before
-            before = launched[at]
+            empty += 0 if waiting else launched[at] - previous
+            previous = launched[at]
             waiting, at = waiting + 1, at + 1
-            most = max(most, waiting)
-        empty += 0 if waiting else start - before
-        waiting, before = waiting - 1, start
-    return (sum(starts) - sum(launched)) / span, most, empty / span
+            largest = max(largest, waiting)
+        empty += 0 if waiting else start - previous
+        waiting, previous = waiting - 1, start
+    return (sum(starts) - sum(launched)) / span, largest, empty / span

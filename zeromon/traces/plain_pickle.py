@@ -23,12 +23,12 @@ _CHUNK = 1 << 18
 _MARGIN = 300
 """No instruction of the main loop is longer."""
 _BEHIND = b"\xff" * 2 * _MARGIN
-_MOST_ITEMS = 8_000_000
+_MAX_ITEMS = 8_000_000
 """Max items of all lists and dictionaries together, without what was handed over."""
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 """Max bytes of all text together."""
-_MOST_SHARED = 200_000
-_MOST_REFERENCES = 64_000_000
+_MAX_SHARED = 200_000
+_MAX_REFERENCES = 64_000_000
 _PUT, _MARK, _APPENDS, _SET_ITEMS, _DICT, _LIST, _END = b"\x94(eu}]."
 _GET, _LONG_GET, _LONG, _INT, _FLOAT, _APPEND, _SET_ITEM, _TUPLE = b"hj\x8aJGast"
 _REFERENCES = re.compile(rb"\x94\(((?:h.|j....)+)e(?!\()", re.DOTALL)
@@ -42,7 +42,7 @@ _BYTES = b"CB\x8e"
 _PUTS = {0x71: 1, 0x72: 4}
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
-_NAMES = {ord(one.code): one.name for one in pickletools.opcodes}
+_NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 _SKIPPED = {0x80: 1, 0x95: 8}
 """The version, and what says how much to read at once."""
 
@@ -51,10 +51,10 @@ class Shared(list[Any]):
     """A list that comes again and again in a file: one object, which may not be changed."""
 
 
-def load(read: Read, name: str, taken: Taken | None = None) -> Any:
+def load_pickle(read_bytes: Read, name: str, take_items: Taken | None = None) -> Any:
     """Returns the content of the pickle *name*; raises :class:`TraceError` for any other file."""
     try:
-        return _Machine(read, taken).run()
+        return _Machine(read_bytes, take_items).run()
     except _Refused as error:
         raise TraceError(f"{name}: {error}", HINT) from None
     except (IndexError, KeyError, TypeError, ValueError, OverflowError, struct.error):
@@ -71,9 +71,9 @@ class _Refused(Exception):
 class _Machine:
     """The state of the stack machine."""
 
-    def __init__(self, read: Read, taken: Taken | None) -> None:
-        self._read = read
-        self._taken = taken or (lambda _, __: False)
+    def __init__(self, read_bytes: Read, take_items: Taken | None) -> None:
+        self._read = read_bytes
+        self._taken = take_items or (lambda _, __: False)
         self._data = b""
         self._at = 0
         self._stack: list[Any] = []
@@ -91,22 +91,22 @@ class _Machine:
             self._more()
         return self._stack.pop()
 
-    def _more(self, least: int = 0) -> None:
-        """Reads on, *least* bytes or more; behind the end of the file comes no instruction."""
-        if max(len(self._stack), self._items) > _MOST_ITEMS or self._bytes > _MOST_BYTES:
+    def _more(self, min_bytes: int = 0) -> None:
+        """Reads on, *min_bytes* or more; behind the end of the file comes no instruction."""
+        if max(len(self._stack), self._items) > _MAX_ITEMS or self._bytes > _MAX_BYTES:
             raise _Refused("the pickle has too much to keep beside its events")
-        if len(self._memo) > _MOST_REFERENCES:
-            raise _Refused(f"the pickle has more than {_MOST_REFERENCES:,} objects")
-        new = self._read(_CHUNK + least)
-        if len(new) < least or not (new or self._data):
+        if len(self._memo) > _MAX_REFERENCES:
+            raise _Refused(f"the pickle has more than {_MAX_REFERENCES:,} objects")
+        new = self._read(_CHUNK + min_bytes)
+        if len(new) < min_bytes or not (new or self._data):
             raise _Refused("the pickle is truncated")
         self._data, self._at = self._data[self._at :] + (new or _BEHIND), 0
 
     def _step(self) -> bool:
         """Executes instructions until more data are needed; True at the end of the pickle."""
         data, at, stack, memo = self._data, self._at, self._stack, self._memo
-        marks, end, small = self._marks, len(data) - _MARGIN, _SMALL
-        while at < end:
+        marks, limit, small = self._marks, len(data) - _MARGIN, _SMALL
+        while at < limit:
             code = data[at]
             if code == _GET:
                 stack.append(memo[data[at + 1]])
@@ -115,9 +115,9 @@ class _Machine:
                 stack.append(memo[int.from_bytes(data[at + 1 : at + 5], "little")])
                 at += 5
             elif code == _LONG:
-                last = at + 2 + data[at + 1]
-                stack.append(int.from_bytes(data[at + 2 : last], "little", signed=True))
-                at = last
+                next_at = at + 2 + data[at + 1]
+                stack.append(int.from_bytes(data[at + 2 : next_at], "little", signed=True))
+                at = next_at
             elif code == _PUT:
                 memo.append(stack[-1])
                 at += 1
@@ -125,9 +125,9 @@ class _Machine:
                 marks.append((len(stack), len(memo)))
                 at += 1
             elif code in small:
-                last = at + 1 + small[code]
-                stack.append(int.from_bytes(data[at + 1 : last], "little", signed=code == _INT))
-                at = last
+                next_at = at + 1 + small[code]
+                stack.append(int.from_bytes(data[at + 1 : next_at], "little", signed=code == _INT))
+                at = next_at
             elif code == _LIST:
                 at = self._list(data, at + 1)
             elif code == _DICT:
@@ -137,19 +137,19 @@ class _Machine:
                 self._set_items(*marks.pop())
                 at += 1
             elif code == _APPENDS:
-                self._append(*marks.pop())
+                self._append_items(*marks.pop())
                 at += 1
             elif code == _END:
                 return True
             else:
                 self._at = at + 1
-                self._rare(code)
+                self._execute_rare(code)
                 data, at = self._data, self._at
-                end = len(data) - _MARGIN
+                limit = len(data) - _MARGIN
         self._at = at
         return False
 
-    def _rare(self, code: int) -> None:
+    def _execute_rare(self, code: int) -> None:
         """Executes the instruction *code*, which lies before the current place."""
         stack, data, at = self._stack, self._data, self._at
         if code in _PUTS:
@@ -163,59 +163,59 @@ class _Machine:
         elif code in _SIZES:
             stack.append(self._text(code))
         elif code == _APPEND:
-            self._append(len(stack) - 1, len(self._memo))
+            self._append_items(len(stack) - 1, len(self._memo))
         elif code == _SET_ITEM:
             self._set_items(len(stack) - 2, 0)
         elif code in _CONSTANTS:
             stack.append(_CONSTANTS[code])
         elif code in _TUPLES or code == _TUPLE:
-            begin = self._marks.pop()[0] if code == _TUPLE else len(stack) - _TUPLES[code]
-            stack[begin:] = [tuple(stack[begin:])]
+            start = self._marks.pop()[0] if code == _TUPLE else len(stack) - _TUPLES[code]
+            stack[start:] = [tuple(stack[start:])]
         elif code in _SKIPPED:
             self._at += _SKIPPED[code]
         else:
             name = _NAMES.get(code)
-            what = f"has {name}, which no plain data need" if name else "is truncated or damaged"
-            raise _Refused(f"the pickle {what}")
+            problem = f"has {name}, which no plain data need" if name else "is truncated or damaged"
+            raise _Refused(f"the pickle {problem}")
 
     def _text(self, code: int) -> str | bytes:
         """The text or the bytes at the current place."""
-        begin = self._at + _SIZES[code]
-        length = int.from_bytes(self._data[self._at : begin], "little")
-        self._at = begin
+        start = self._at + _SIZES[code]
+        length = int.from_bytes(self._data[self._at : start], "little")
+        self._at = start
         self._bytes += length
-        end = begin + length
-        if end > len(self._data) - _MARGIN:
-            self._more(max(0, end - len(self._data)))
-            end = length
-        content = self._data[end - length : end]
-        self._at = end
+        stop = start + length
+        if stop > len(self._data) - _MARGIN:
+            self._more(max(0, stop - len(self._data)))
+            stop = length
+        content = self._data[stop - length : stop]
+        self._at = stop
         return content if code in _BYTES else content.decode(errors="replace")
 
     def _list(self, data: bytes, at: int) -> int:
         """A new list, or the same as before where it has the same references; where it ends."""
-        found = _REFERENCES.match(data, at)
-        if found is None:
+        match = _REFERENCES.match(data, at)
+        if match is None:
             self._stack.append([])
             return at
-        known = self._shared.get(found[1])
-        if known is None:
-            known = Shared(
+        shared = self._shared.get(match[1])
+        if shared is None:
+            shared = Shared(
                 self._memo[int.from_bytes(short or long, "little")]
-                for short, long in _REFERENCE.findall(found[1])
+                for short, long in _REFERENCE.findall(match[1])
             )
-            self._items += len(known)
-            if len(self._shared) < _MOST_SHARED:
-                self._shared[found[1]] = known
-        self._stack.append(known)
-        self._memo.append(known)
-        return found.end()
+            self._items += len(shared)
+            if len(self._shared) < _MAX_SHARED:
+                self._shared[match[1]] = shared
+        self._stack.append(shared)
+        self._memo.append(shared)
+        return match.end()
 
-    def _set_items(self, begin: int, _: int) -> None:
-        """Sets all keys and values from *begin* on in the dictionary below them."""
+    def _set_items(self, start: int, _: int) -> None:
+        """Sets all keys and values from *start* on in the dictionary below them."""
         stack = self._stack
-        items = stack[begin:]
-        del stack[begin:]
+        items = stack[start:]
+        del stack[start:]
         keys = items[::2]
         "".join(keys)  # raises for a key that is no text: only the hash of text is random
         owner = stack[-1]
@@ -224,11 +224,11 @@ class _Machine:
         owner.update(zip(keys, items[1::2], strict=True))
         self._items += len(items)
 
-    def _append(self, begin: int, remembered: int) -> None:
-        """Appends all items from *begin* on to the list below them, unless they are handed over."""
+    def _append_items(self, start: int, remembered: int) -> None:
+        """Appends all items from *start* on to the list below them, unless they are handed over."""
         stack, memo = self._stack, self._memo
-        items = stack[begin:]
-        del stack[begin:]
+        items = stack[start:]
+        del stack[start:]
         owner = stack[-1]
         if type(owner) is not list:
             raise ValueError
@@ -237,7 +237,7 @@ class _Machine:
             self._items += len(items)
             return
         self._items -= sum(2 * len(item) for item in items)
-        gone = set(map(id, items))
-        for place in range(remembered, len(memo)):
-            if id(memo[place]) in gone:
-                memo[place] = None
+        forgotten = set(map(id, items))
+        for number in range(remembered, len(memo)):
+            if id(memo[number]) in forgotten:
+                memo[number] = None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from zeromon.memory.devices import device_named, peak_flops
+from zeromon.memory.devices import find_named_device, peak_flops
 from zeromon.ring.codes import ITEM_BYTES
 from zeromon.traces.events import Kind, Product, TraceData
 
@@ -39,7 +39,7 @@ _DTYPES = {"float": "float32", "double": "float64", "half": "float16"}
 _TF32 = re.compile(r"s1688|tf32|xf32", re.IGNORECASE)
 """Kernels that multiply float32 in TensorFloat-32."""
 _DEEPEST = 4
-_MOST = 1 << 40
+_MAX_SIZE = 1 << 40
 NO_SHAPES = "the trace has no shapes of operators: record_shapes=True"
 
 
@@ -77,96 +77,102 @@ def product_of(name: str, dims: Any, types: Any, values: Any) -> Product:
         item = ITEM_BYTES.get(dtype[:1].upper() + dtype[1:], 0)
         dtype = _DTYPES.get(dtype.lower(), dtype.lower())
         if short in ATTENTIONS:
-            return _attention(short, dtype, item, dims, values)
+            return _attention_product(short, dtype, item, dims, values)
         *batch, m, k = dims[at]
-        *again, second, n = dims[at + 1]
-        if second == k and batch == again and item and _possible(m, n, k, *batch):
-            many, both = prod(batch), m * k + k * n
-            nbytes = many * (both * item + m * n * max(item, 2))
+        *other_batch, second, n = dims[at + 1]
+        if second == k and batch == other_batch and item and _are_plausible_sizes(m, n, k, *batch):
+            batch_size, elements = prod(batch), m * k + k * n
+            nbytes = batch_size * (elements * item + m * n * max(item, 2))
             shape = "x".join(map(str, (*batch, m, n, k)))
-            return Product(short, shape, dtype, 2 * many * m * n * k, nbytes)
+            return Product(short, shape, dtype, 2 * batch_size * m * n * k, nbytes)
     except (ValueError, TypeError, IndexError, KeyError, AttributeError):
         pass
     return Product(short, "", "", None, 0)
 
 
-def _possible(*sizes: Any) -> bool:
-    return all(isinstance(size, int) and 0 < size < _MOST for size in sizes)
+def _are_plausible_sizes(*sizes: Any) -> bool:
+    return all(isinstance(size, int) and 0 < size < _MAX_SIZE for size in sizes)
 
 
-def _attention(short: str, dtype: str, item: int, dims: Any, values: Any) -> Product:
+def _attention_product(short: str, dtype: str, item: int, dims: Any, values: Any) -> Product:
     at, causal = ATTENTIONS[short]
     (batch, heads, queries, depth), key, value = dims[at : at + 3]
     keys, wide, is_causal = key[-2], value[-1], {"True": True, "False": False}[values[causal]]
     backward = short.endswith("_backward")
     flops = 2 * batch * heads * queries * keys * (depth + wide)
     flops = flops * (5 if backward else 2) // (4 if is_causal else 2)
-    both = batch * heads * queries * (depth + wide) + prod(key) + prod(value)
-    if not item or not _possible(batch, heads, queries, keys, depth, wide, *key, *value):
+    elements = batch * heads * queries * (depth + wide) + prod(key) + prod(value)
+    if not item or not _are_plausible_sizes(batch, heads, queries, keys, depth, wide, *key, *value):
         raise ValueError
     shape = "x".join(map(str, (batch, heads, queries, keys, depth))) + " causal" * is_causal
-    return Product(short, shape, dtype, flops, both * item * (2 if backward else 1))
+    return Product(short, shape, dtype, flops, elements * item * (2 if backward else 1))
 
 
-def products(data: TraceData) -> tuple[ProductTime, ...]:
+def product_times(data: TraceData) -> tuple[ProductTime, ...]:
     """The products of a trace, those that take the most time first."""
     if not data.products:
         return ()
     names = {event.name for event in data.device}
     tf32 = {name: bool(_TF32.search(name[:400])) for name in names}
-    for own in data.products.values():
-        own.sort(key=lambda one: one[0])
-    starts = {thread: [one[0] for one in own] for thread, own in data.products.items()}
+    for operators in data.products.values():
+        operators.sort(key=lambda operator: operator[0])
+    starts = {
+        thread: [operator[0] for operator in operators]
+        for thread, operators in data.products.items()
+    }
     calls: dict[tuple[int, int], tuple[int, bool]] = {}
     for event in data.device:
         launch = data.launches.of(event) if event.kind is Kind.COMPUTE else None
         if launch is None or launch.thread not in starts:
             continue
-        own = data.products[launch.thread]
-        last = bisect_right(starts[launch.thread], launch.start_ns) - 1
-        for at in range(last, max(-1, last - _DEEPEST), -1):
-            if own[at][1] >= launch.start_ns:
-                spent, is_tf32 = calls.get((launch.thread, at), (0, False))
+        operators = data.products[launch.thread]
+        nearest = bisect_right(starts[launch.thread], launch.start_ns) - 1
+        for at in range(nearest, max(-1, nearest - _DEEPEST), -1):
+            if operators[at][1] >= launch.start_ns:
+                spent_ns, is_tf32 = calls.get((launch.thread, at), (0, False))
                 is_tf32 = is_tf32 or tf32[event.name]
-                calls[launch.thread, at] = spent + event.end_ns - event.start_ns, is_tf32
+                calls[launch.thread, at] = spent_ns + event.end_ns - event.start_ns, is_tf32
                 break
-    found: dict[tuple[Product, str], list[int]] = defaultdict(list)
-    for (thread, at), (spent, is_tf32) in calls.items():
+    by_product: dict[tuple[Product, str], list[int]] = defaultdict(list)
+    for (thread, at), (spent_ns, is_tf32) in calls.items():
         product = data.products[thread][at][2]
         is_tf32 = is_tf32 and product.dtype == "float32"
-        found[product, "tf32" if is_tf32 else product.dtype].append(spent)
-    rows = [_row(one, dtype, spent, data.device_name) for (one, dtype), spent in found.items()]
+        by_product[product, "tf32" if is_tf32 else product.dtype].append(spent_ns)
+    rows = [
+        _product_row(product, dtype, durations_ns, data.device_name)
+        for (product, dtype), durations_ns in by_product.items()
+    ]
     return tuple(sorted(rows, key=lambda row: -row.seconds))
 
 
-def _row(product: Product, dtype: str, spent: list[int], device: str) -> ProductTime:
-    count, seconds = len(spent), sum(spent) / 1e9
+def _product_row(product: Product, dtype: str, durations_ns: list[int], device: str) -> ProductTime:
+    count, seconds = len(durations_ns), sum(durations_ns) / 1e9
     peak, unknown = None, NO_SHAPES
-    flops = nbytes = least = bound = None
+    flops = nbytes = least_seconds = bound = None
     if product.flops is not None:
         flops, nbytes = product.flops * count, product.nbytes * count
-        of_device, known = peak_flops(device, dtype), device_named(device)
-        if isinstance(of_device, str) or known is None:
+        of_device, hardware = peak_flops(device, dtype), find_named_device(device)
+        if isinstance(of_device, str) or hardware is None:
             unknown = str(of_device)
         elif flops > of_device * seconds:
             unknown = f"faster than {device} is in {dtype}: the kernel computes in another type"
         else:
             peak, unknown = of_device, ""
-            least = max(flops / peak, nbytes / known.memory)
-            bound = nbytes / known.memory > flops / peak
+            least_seconds = max(flops / peak, nbytes / hardware.memory)
+            bound = nbytes / hardware.memory > flops / peak
     return ProductTime(
         op=product.op, shape=product.shape, dtype=dtype, count=count, seconds=seconds, flops=flops,
-        nbytes=nbytes, peak_flops=peak, least_seconds=least, is_memory_bound=bound,
+        nbytes=nbytes, peak_flops=peak, least_seconds=least_seconds, is_memory_bound=bound,
         peak_ratio=flops / seconds / peak if flops and peak else None,
-        roofline_ratio=None if least is None else least / seconds, unknown=unknown,
+        roofline_ratio=None if least_seconds is None else least_seconds / seconds, unknown=unknown,
     )  # fmt: skip
 
 
-def overall(rows: Sequence[ProductTime]) -> tuple[float | None, float | None, float | None]:
+def overall_rates(rows: Sequence[ProductTime]) -> tuple[float | None, float | None, float | None]:
     """FLOP/s, share of the peak and share of the roofline of all *rows* that have them."""
     shaped = [row for row in rows if row.flops is not None and row.seconds]
     rated = [row for row in shaped if row.peak_flops and row.least_seconds is not None]
-    seconds, of_rated = (sum(row.seconds for row in some) for some in (shaped, rated))
+    seconds, of_rated = (sum(row.seconds for row in subset) for subset in (shaped, rated))
     return (
         sum(row.flops or 0 for row in shaped) / seconds if seconds else None,
         sum((row.flops or 0) / (row.peak_flops or 1) for row in rated) / of_rated

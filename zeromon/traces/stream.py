@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 
 from zeromon.errors import TraceError, os_errors_as
-from zeromon.ring.files import open_regular
+from zeromon.ring.files import open_regular_file
 from zeromon.traces.events import TraceData
 
 _CHUNK = 1 << 20
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 """Max bytes of what precedes the events, and of an event."""
 _REACH = 1 << 16
 """A boundary between events is found again in as many bytes before the newest ones."""
@@ -59,16 +59,16 @@ _SCANNER = json.JSONDecoder(strict=False)
 
 
 def complete_events(
-    path: Path, data: TraceData, told: Callable[[int], None] = lambda _: None
+    path: Path, data: TraceData, on_read: Callable[[int], None] = lambda _: None
 ) -> Iterator[Event]:
     """Yields the events with a duration (ph X) of the trace in *path*.
 
     Adds to *data* the numbers of seen and of skipped events, rank and device, and notes on damage.
-    *told* is called with the number of bytes of the file that were read, again and again.
+    *on_read* is called with the number of bytes of the file that were read, again and again.
     """
     with os_errors_as(TraceError, f"read {path}"):
-        for chunk in _chunks(_content(path, data, told), data):
-            for event in _decoded(chunk, data):
+        for chunk in _list_chunks(_read_content(path, data, on_read), data):
+            for event in _decode_chunk(chunk, data):
                 if not event.ph:
                     data.skipped += 1
                     continue
@@ -80,66 +80,66 @@ def complete_events(
 # ---- bytes ----------------------------------------------------------------------------------------
 
 
-def _content(path: Path, data: TraceData, told: Callable[[int], None]) -> Iterator[bytes]:
+def _read_content(path: Path, data: TraceData, on_read: Callable[[int], None]) -> Iterator[bytes]:
     """Yields the uncompressed content in chunks; notes in *data* a truncated or damaged file."""
-    with open_regular(path) as file:
-        first = file.read(_CHUNK)
-        if first[:2] != b"\x1f\x8b":
-            while first:
-                told(len(first))
-                yield first
-                first = file.read(_CHUNK)
+    with open_regular_file(path) as file:
+        chunk = file.read(_CHUNK)
+        if chunk[:2] != b"\x1f\x8b":
+            while chunk:
+                on_read(len(chunk))
+                yield chunk
+                chunk = file.read(_CHUNK)
             return
         unpack = zlib.decompressobj(wbits=31)
-        while first:
-            told(len(first))
+        while chunk:
+            on_read(len(chunk))
             try:
-                plain = unpack.decompress(first, _CHUNK)
-                while plain:
-                    yield plain
-                    plain = unpack.decompress(unpack.unconsumed_tail, _CHUNK)
+                unpacked = unpack.decompress(chunk, _CHUNK)
+                while unpacked:
+                    yield unpacked
+                    unpacked = unpack.decompress(unpack.unconsumed_tail, _CHUNK)
             except zlib.error:
                 data.notes.append(
                     "the gzip data is damaged; zeromon read the events before the damage"
                 )
                 return
             if unpack.eof and unpack.unused_data[:2] == b"\x1f\x8b":  # concatenated gzip members
-                first, unpack = unpack.unused_data, zlib.decompressobj(wbits=31)
-                told(-len(first))
+                chunk, unpack = unpack.unused_data, zlib.decompressobj(wbits=31)
+                on_read(-len(chunk))
                 continue
-            first = file.read(_CHUNK)
+            chunk = file.read(_CHUNK)
         if not unpack.eof:
             data.notes.append("the gzip file is truncated; zeromon read its complete events")
 
 
-def _chunks(content: Iterator[bytes], data: TraceData) -> Iterator[bytes]:
+def _list_chunks(content: Iterator[bytes], data: TraceData) -> Iterator[bytes]:
     """Yields pieces of the list of events, each a whole number of objects, without the brackets."""
-    pending = _skip_head(content, data)
+    pending = _skip_list_head(content, data)
     if pending is None:
         return
     searched = 0
     for chunk in content:
         pending += chunk
-        cut = _last_cut(pending, max(0, searched - _REACH))
+        cut = _last_object_end(pending, max(0, searched - _REACH))
         if cut > 0:
             yield pending[:cut]
             pending = pending[cut:].lstrip(b", \r\n\t")
-        elif len(pending) > _MOST_BYTES:
+        elif len(pending) > _MAX_BYTES:
             data.notes.append(
-                f"an event is larger than {_MOST_BYTES >> 20} MiB: zeromon read those before"
+                f"an event is larger than {_MAX_BYTES >> 20} MiB: zeromon read those before"
             )
             return
         searched = 0 if cut > 0 else len(pending)
     # the metadata of the head may also follow the list
-    _read_head(pending[-(1 << 16) :], data)
-    end, is_closed = _end_of_list(pending)
+    _read_head_facts(pending[-(1 << 16) :], data)
+    list_end, is_closed = _end_of_list(pending)
     if not is_closed:
         note = "the file is truncated or its end is damaged; zeromon read its complete events"
         data.notes.append(note)
-    yield pending[:end]
+    yield pending[:list_end]
 
 
-def _skip_head(content: Iterator[bytes], data: TraceData) -> bytes | None:
+def _skip_list_head(content: Iterator[bytes], data: TraceData) -> bytes | None:
     """Returns the text after the opening bracket of the events; None without one."""
     head = b""
     for chunk in content:
@@ -149,14 +149,14 @@ def _skip_head(content: Iterator[bytes], data: TraceData) -> bytes | None:
             return head[1:]
         opening = _LIST.search(head, searched)
         if opening:
-            _read_head(head[: opening.start()], data)
+            _read_head_facts(head[: opening.start()], data)
             return head[opening.end() :]
-        if len(head) > _MOST_BYTES:
+        if len(head) > _MAX_BYTES:
             break
     return None
 
 
-def _read_head(head: bytes, data: TraceData) -> None:
+def _read_head_facts(head: bytes, data: TraceData) -> None:
     rank = _RANK.search(head)
     if rank:
         data.rank = int(rank.group(1))
@@ -166,45 +166,45 @@ def _read_head(head: bytes, data: TraceData) -> None:
         data.device_name = f"{device.group(1).decode('utf-8', 'replace')} {gib}GB"
 
 
-def _last_cut(pending: bytes, begin: int) -> int:
-    """Returns the offset after the last object that another object follows, from *begin* on; else 0."""
-    last, start = 0, max(begin, len(pending) - _REACH)
+def _last_object_end(pending: bytes, begin_at: int) -> int:
+    """Returns the offset after the last object that another object follows, from *begin_at*; else 0."""
+    cut, start = 0, max(begin_at, len(pending) - _REACH)
     for boundary in _BETWEEN.finditer(pending, start):
-        last = boundary.start() + 1
-    if not last and start > begin:
-        for boundary in _BETWEEN.finditer(pending, begin):
-            last = boundary.start() + 1
-    return last
+        cut = boundary.start() + 1
+    if not cut and start > begin_at:
+        for boundary in _BETWEEN.finditer(pending, begin_at):
+            cut = boundary.start() + 1
+    return cut
 
 
-def _zero(number: re.Match[bytes]) -> bytes:
+def _padded_zero(number: re.Match[bytes]) -> bytes:
     return (number[1] + b"0").ljust(len(number[0]))
 
 
 def _end_of_list(pending: bytes) -> tuple[int, bool]:
     """Returns the offset of the end of the last event, and whether a bracket closes the list there."""
     # a character a byte, and zeros as long as what they replace: the offsets are those of the bytes
-    text = _NOT_FINITE.sub(_zero, pending).decode("latin-1")
-    at = end = 0
+    characters = _NOT_FINITE.sub(_padded_zero, pending).decode("latin-1")
+    at = event_end = 0
     while True:
-        gap = _GAP.match(text, at)
+        gap = _GAP.match(characters, at)
         at = gap.end() if gap else at
-        if text[at : at + 1] == "]":
-            return end, True
+        if characters[at : at + 1] == "]":
+            return event_end, True
         try:
-            at = _SCANNER.raw_decode(text, at)[1]
+            at = _SCANNER.raw_decode(characters, at)[1]
         except (ValueError, RecursionError):
             boundary = _BETWEEN.search(pending, at)
             if boundary is None:
-                return end, False
+                return event_end, False
             at = boundary.start() + 1
-        end = at
+        event_end = at
 
 
 # ---- events ---------------------------------------------------------------------------------------
 
 
-def _decoded(chunk: bytes, data: TraceData) -> Iterator[Event]:
+def _decode_chunk(chunk: bytes, data: TraceData) -> Iterator[Event]:
     """Yields the events of one chunk of the list, and counts those that cannot be read as skipped."""
     body = chunk.strip().rstrip(b",")
     if not body:
@@ -213,33 +213,33 @@ def _decoded(chunk: bytes, data: TraceData) -> Iterator[Event]:
         yield from _EVENTS.decode(b"[" + body + b"]")
         return
     except UNREADABLE:
-        mended = _mended(body)
-    for value in _values(mended):
-        event = _event(value)
+        mended = _mend_json(body)
+    for value in _split_values(mended):
+        event = _decode_event(value)
         if event:
             yield event
         else:
             data.skipped += 1
 
 
-def _event(value: bytes) -> Event | None:
+def _decode_event(value: bytes) -> Event | None:
     try:
         return _EVENT.decode(value)
     except UNREADABLE:
         return None
 
 
-def _mended(body: bytes) -> bytes:
+def _mend_json(body: bytes) -> bytes:
     """Returns *body* with null for numbers that are not finite, in UTF-8 without control characters."""
-    text = body.translate(_NO_CONTROL).decode("utf-8", "replace").encode()
-    return _NOT_FINITE.sub(rb"\1null", text)
+    cleaned = body.translate(_NO_CONTROL).decode("utf-8", "replace").encode()
+    return _NOT_FINITE.sub(rb"\1null", cleaned)
 
 
-def _values(body: bytes) -> list[bytes]:
+def _split_values(body: bytes) -> list[bytes]:
     """Returns the values of a list that may have damaged ones."""
     try:
         return [bytes(value) for value in _VALUES.decode(b"[" + body + b"]")]
     except UNREADABLE:
         cuts = [0, *(boundary.start() + 1 for boundary in _BETWEEN.finditer(body)), len(body)]
-        pieces = (body[start:end].strip(b", ") for start, end in pairwise(cuts))
-        return [piece for piece in pieces if piece]
+        objects = (body[start:stop].strip(b", ") for start, stop in pairwise(cuts))
+        return [json_object for json_object in objects if json_object]

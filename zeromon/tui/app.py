@@ -17,15 +17,15 @@ from textual.screen import Screen
 from zeromon.errors import ZeromonError
 from zeromon.focus import nearest_oom
 from zeromon.levels import Severity
-from zeromon.readout.verdict import Verdict, verdict
-from zeromon.report.render import render
+from zeromon.readout.verdict import Verdict, judge_run
+from zeromon.report.render import render_run
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.storage.run_store import Store
-from zeromon.tui.columns import csv_text, save, without_fonts
-from zeromon.tui.display_options import WHOLE, WINDOWS, DisplayOptions
+from zeromon.tui.columns import csv_text, save_new_file, svg_without_fonts
+from zeromon.tui.display_options import WHOLE_RUN, WINDOWS, DisplayOptions
 from zeromon.tui.event_log import LogEntry, Mark, Marks
-from zeromon.tui.feed import Feed, ObservedRun, Reconnect, reduce
+from zeromon.tui.feed import Feed, ObservedRun, Reconnect, fold_feed_message
 from zeromon.tui.line import clean
 from zeromon.tui.messages import (
     Announced,
@@ -34,20 +34,20 @@ from zeromon.tui.messages import (
     RunGone,
     SnapshotArrived,
     SourceFailed,
-    choices,
+    list_run_choices,
 )
-from zeromon.tui.playhead import Playhead, stride
-from zeromon.tui.plots import Trends, steps_of, telling
-from zeromon.tui.rank_filter import test_of
+from zeromon.tui.playhead import Playhead, seconds_per_stride
+from zeromon.tui.plots import Trends, steps_by_rank, telling_ranks
+from zeromon.tui.rank_filter import parse_rank_filter
 from zeromon.tui.screens.communication import Communication
 from zeromon.tui.screens.findings import Findings
-from zeromon.tui.screens.help import keys, sign
+from zeromon.tui.screens.help import list_all_keys, sign
 from zeromon.tui.screens.logs import Logs
 from zeromon.tui.screens.memory import Memory
 from zeromon.tui.screens.overview import Overview
 from zeromon.tui.screens.rank import RankView
 from zeromon.tui.screens.ranks import Ranks
-from zeromon.tui.screens.text import TextScreen, analysis, configuration
+from zeromon.tui.screens.text import TextScreen, configuration_text, trace_analysis_text
 from zeromon.tui.screens.timeline import Timeline
 from zeromon.tui.screens.view import TABS, Prompt, Runs, View
 from zeromon.tui.status_text import clock
@@ -107,7 +107,7 @@ class ZeromonApp(App[int]):
         source: Source,
         *,
         every_seconds: float = 1.0,
-        look: DisplayOptions | None = None,
+        options: DisplayOptions | None = None,
         theme: str = "",
         store: Store | None = None,
         reconnect: Callable[[str, bool], Source | None] | None = None,
@@ -115,12 +115,12 @@ class ZeromonApp(App[int]):
     ) -> None:
         no_color = "NO_COLOR" in os.environ  # as Textual reads it
         super().__init__(ansi_color=True if no_color else None)
-        for own in THEMES:
-            self.register_theme(own)
-        plain = no_color or self.console.color_system in ("standard", None)
-        self.theme = theme or ("ansi-dark" if plain else THEMES[0].name)
+        for own_theme in THEMES:
+            self.register_theme(own_theme)
+        ansi_only = no_color or self.console.color_system in ("standard", None)
+        self.theme = theme or ("ansi-dark" if ansi_only else THEMES[0].name)
         self.now = now
-        self.look = replace(look or DisplayOptions(), letters=no_color)
+        self.look = replace(options or DisplayOptions(), letters=no_color)
         self.rank_filter = ""
         self._store = store or Store()
         self._every_seconds = every_seconds
@@ -129,11 +129,11 @@ class ZeromonApp(App[int]):
 
     def _open(self, source: Source) -> None:
         """Turns to the run of *source*; forgets everything about another run."""
-        again: Reconnect | None = None
+        reconnect: Reconnect | None = None
         if self._reconnect is not None and source.relocatable:
-            again = partial(self._reconnect, source.run)
+            reconnect = partial(self._reconnect, source.run)
         self._head = Playhead(source)
-        self._feed = Feed(self._head, self.post_message, self._every_seconds, again)
+        self._feed = Feed(self._head, self.post_message, self._every_seconds, reconnect)
         self._known: ObservedRun | None = None
         self._judged: Verdict | None = None
         self._marks = Marks(None)
@@ -148,17 +148,17 @@ class ZeromonApp(App[int]):
         """Starts to read snapshots, and to show how old the newest one is."""
         self._write_to_terminal(KEEP_TITLE)
         self._feed.start()
-        self.set_interval(1.0, self._show_age)
+        self.set_interval(1.0, self._show_snapshot_age)
 
     def on_unmount(self) -> None:
         """Stops reading snapshots."""
         self._feed.stop()
         self._write_to_terminal(RESTORE_TITLE)
 
-    def _write_to_terminal(self, text: str) -> None:
+    def _write_to_terminal(self, sequence: str) -> None:
         """Writes what only the terminal reads; nothing where there is none."""
-        if text and self._driver is not None and not self._driver.is_headless:
-            self._driver.write(text)
+        if sequence and self._driver is not None and not self._driver.is_headless:
+            self._driver.write(sequence)
 
     # ---- messages ---------------------------------------------------------------------------------
 
@@ -166,24 +166,24 @@ class ZeromonApp(App[int]):
         """Shows the snapshot, and adds what has changed to the log."""
         if message.head is not self._head:
             return
-        before, known = self._known, reduce(self._known, message)
-        if known is before and not self.trouble:
+        previous, state = self._known, fold_feed_message(self._known, message)
+        if state is previous and not self.trouble:
             return
         self.trouble = ""
-        if before is None:
-            self._marks = Marks(self._store.folder(known.newest.run))
-        if before is None or known.series is not before.series:
-            self._trends.whole = steps_of(known.series) if known.series is not None else {}
-        if known is not before:
-            self._notify_of_traces(known.fresh)
+        if previous is None:
+            self._marks = Marks(self._store.folder(state.newest.run))
+        if previous is None or state.series is not previous.series:
+            self._trends.whole = steps_by_rank(state.series) if state.series is not None else {}
+        if state is not previous:
+            self._notify_of_traces(state.fresh)
         # the playhead may have moved since the thread read the snapshots
-        self._known = known if self._head.wall is not None else replace(known, moment=None)
-        judged = verdict(known.newest)
-        self._write_to_terminal(announcement(known.newest.run, judged, self._judged))
+        self._known = state if self._head.wall is not None else replace(state, moment=None)
+        judged = judge_run(state.newest)
+        self._write_to_terminal(verdict_announcement(state.newest.run, judged, self._judged))
         self._judged = judged
-        self._show_report_at_the_end(known.newest)
-        self._request_detail()
-        self.refresh_model()
+        self._show_report_at_the_end(state.newest)
+        self._request_rank_detail()
+        self.refresh_view_model()
 
     def _notify_of_traces(self, entries: Iterable[LogEntry]) -> None:
         """Announces how a trace ended; its progress is in the first line."""
@@ -203,25 +203,25 @@ class ZeromonApp(App[int]):
     def on_source_failed(self, message: SourceFailed) -> None:
         """Shows why there is no newer snapshot."""
         self.trouble = message.reason
-        self.refresh_model()
+        self.refresh_view_model()
 
     def on_run_gone(self, message: RunGone) -> None:
         """Shows that the collector no longer has the run."""
         self.trouble = "the run has ended: zeromon report" if self._known else message.reason
-        self.refresh_model()
+        self.refresh_view_model()
 
     def on_announced(self, message: Announced) -> None:
         """Shows the text in a corner of the screen."""
         self.notify(message.text, severity=message.severity, markup=False)
 
-    def refresh_model(self) -> None:
+    def refresh_view_model(self) -> None:
         """Makes the view model anew, and draws it."""
-        known, run = self._known, self._shown_run()
-        if known is not None and run is not None:
+        state, run = self._known, self._run_to_show()
+        if state is not None and run is not None:
             self.model = ViewModel(
-                run=run, ranks=self._filtered(run), look=self.look, trends=self._trends,
-                marks=tuple(self._marks.all), log=known.entries, rank_filter=self.rank_filter,
-                chosen=self._chosen, newest_wall=known.newest.taken_wall, span=known.span,
+                run=run, ranks=self._ranks_by_filter(run), look=self.look, trends=self._trends,
+                marks=tuple(self._marks.all), log=state.entries, rank_filter=self.rank_filter,
+                chosen=self._chosen, newest_wall=state.newest.taken_wall, span=state.span,
                 paused=self._head.paused, replay=self._head.replay is not None,
                 speed=self._head.speed, trouble=self.trouble,
             )  # fmt: skip
@@ -229,7 +229,7 @@ class ZeromonApp(App[int]):
         if view is not None:
             view.show()
 
-    def _shown_run(self) -> RunSnapshot | None:
+    def _run_to_show(self) -> RunSnapshot | None:
         """A recorded moment, the newest snapshot, or, while a moment is still read, what was shown."""
         if self._known is None:
             return None
@@ -243,14 +243,14 @@ class ZeromonApp(App[int]):
             return self.screen if isinstance(self.screen, View) else None
         return None
 
-    def _filtered(self, run: RunSnapshot) -> tuple[RankSnapshot, ...]:
-        test = test_of(self.rank_filter)
+    def _ranks_by_filter(self, run: RunSnapshot) -> tuple[RankSnapshot, ...]:
+        test = parse_rank_filter(self.rank_filter)
         return run.ranks if test is None else tuple(rank for rank in run.ranks if test(rank))
 
-    def _show_age(self) -> None:
+    def _show_snapshot_age(self) -> None:
         view = self._view()
         if view is not None:
-            view.show_age()
+            view.show_snapshot_age()
 
     # ---- which moment, which rank -----------------------------------------------------------------
 
@@ -263,9 +263,9 @@ class ZeromonApp(App[int]):
     def action_pause(self) -> None:
         """Holds the snapshot that is shown, or follows the newest one again."""
         if self.model is not None and self._known is not None:
-            self._head.toggle(self.model.run.taken_wall)
-            held = self.model.run if self._head.wall is not None else None
-            self._known = replace(self._known, moment=held)
+            self._head.toggle_pause(self.model.run.taken_wall)
+            held_run = self.model.run if self._head.wall is not None else None
+            self._known = replace(self._known, moment=held_run)
             self._moved()
 
     def action_seek(self, steps: int) -> None:
@@ -273,8 +273,8 @@ class ZeromonApp(App[int]):
         if self.model is None:
             return
         span = self.model.span
-        shown = self._head.wall if self._head.wall is not None else self.model.run.taken_wall
-        if not self._head.move(shown, steps * stride(span), span):
+        shown_wall = self._head.wall if self._head.wall is not None else self.model.run.taken_wall
+        if not self._head.move(shown_wall, steps * seconds_per_stride(span), span):
             self.notify("this run has no record to go back in", severity="warning")
         self._moved()
 
@@ -285,15 +285,15 @@ class ZeromonApp(App[int]):
 
     def action_speed(self, by: int) -> None:
         """Makes a replay faster or slower."""
-        if not self._head.faster(by):
+        if not self._head.change_replay_speed(by):
             self.notify(
                 "only a replay has a speed: zeromon attach RUN --replay", severity="warning"
             )
         self._moved()
 
     def _moved(self) -> None:
-        self._feed.wake()
-        self.refresh_model()
+        self._feed.read_at_once()
+        self.refresh_view_model()
 
     def action_rank(self, by: int) -> None:
         """Chooses the rank that screens of one rank show; 0: each screen chooses by itself."""
@@ -306,8 +306,8 @@ class ZeromonApp(App[int]):
             self._chosen = numbers[(numbers.index(self._chosen) + by) % len(numbers)]
         else:
             self._chosen = numbers[0 if by > 0 else -1]
-        self._request_detail()
-        self.refresh_model()
+        self._request_rank_detail()
+        self.refresh_view_model()
 
     @property
     def source(self) -> Source:
@@ -317,54 +317,54 @@ class ZeromonApp(App[int]):
     def open_rank(self, rank: int) -> None:
         """Opens the screen of one rank."""
         self._chosen = rank
-        self._request_detail()
-        self.refresh_model()
+        self._request_rank_detail()
+        self.refresh_view_model()
         self.push_screen(RankView())
 
     def open_node(self, node: FleetNode) -> None:
         """Shows the ranks of one node of a large run."""
         self.filter_ranks(node.node)
         self._node = node.address
-        self._request_detail()
-        self._feed.wake()
+        self._request_rank_detail()
+        self._feed.read_at_once()
 
-    def _request_detail(self) -> None:
+    def _request_rank_detail(self) -> None:
         """Makes a source that does not read all ranks read those that are shown."""
         ranks = [] if self._chosen is None else [self._chosen]
         self._head.source.request_detail(ranks, self._node)
 
-    def filter_ranks(self, text: str) -> None:
-        """Shows only the ranks that *text* selects; see :mod:`zeromon.tui.rank_filter`."""
-        if text != self.rank_filter:
+    def filter_ranks(self, filter_text: str) -> None:
+        """Shows only the ranks that *filter_text* selects; see :mod:`zeromon.tui.rank_filter`."""
+        if filter_text != self.rank_filter:
             self._node = ""
-            self.rank_filter = text
+            self.rank_filter = filter_text
             self._trends = Trends(whole=self._trends.whole)  # bands are of the ranks that are shown
-            self.refresh_model()
+            self.refresh_view_model()
 
     # ---- display options --------------------------------------------------------------------------
 
     def action_shares(self) -> None:
         """Switches between shares (of a step, of a limit) and time and bytes."""
-        self._show_as(replace(self.look, shares=not self.look.shares))
-        shown = "shares of a step, and of a known limit" if self.look.shares else "time and bytes"
-        self.notify(f"charts show {shown}", timeout=2)
+        self._change_display_options(replace(self.look, shares=not self.look.shares))
+        units = "shares of a step, and of a known limit" if self.look.shares else "time and bytes"
+        self.notify(f"charts show {units}", timeout=2)
 
     def action_window(self) -> None:
         """Chooses how many steps charts show."""
         window = WINDOWS[(WINDOWS.index(self.look.window) + 1) % len(WINDOWS)]
-        self._show_as(replace(self.look, window=window))
+        self._change_display_options(replace(self.look, window=window))
         self._trends.whole = {}
-        whole = window == WHOLE and self.model is not None
+        is_whole = window == WHOLE_RUN and self.model is not None
         self._feed.series_of = (
-            telling(self.model.ranks, self._chosen) if whole and self.model else None
+            telling_ranks(self.model.ranks, self._chosen) if is_whole and self.model else None
         )
-        self._feed.wake(wholly=whole)
-        names = {0: "as many steps as fit", WHOLE: "the whole run"}
+        self._feed.read_at_once(wholly=is_whole)
+        names = {0: "as many steps as fit", WHOLE_RUN: "the whole run"}
         self.notify(f"charts show {names.get(window, f'{window} steps')}", timeout=2)
 
-    def _show_as(self, look: DisplayOptions) -> None:
-        self.look = look
-        self.refresh_model()
+    def _change_display_options(self, options: DisplayOptions) -> None:
+        self.look = options
+        self.refresh_view_model()
 
     def action_next_theme(self) -> None:
         """Chooses the next of zeromon's themes; the palette offers all themes."""
@@ -375,41 +375,41 @@ class ZeromonApp(App[int]):
     def watch_theme(self) -> None:
         """Draws everything in the new theme's colours."""
         if self.is_running:
-            self.call_after_refresh(self.refresh_model)
+            self.call_after_refresh(self.refresh_view_model)
 
     # ---- actions ----------------------------------------------------------------------------------
 
     def action_trace(self) -> None:
         """Requests a trace of the next steps of all ranks; the first line shows its progress."""
         source = self._head.source
-        self._in_thread(lambda: source.trace(_TRACED_STEPS))
+        self._start_in_thread(lambda: source.trace(_TRACED_STEPS))
 
-    def _in_thread(self, do: Callable[[], object]) -> None:
-        def run() -> None:
+    def _start_in_thread(self, do: Callable[[], object]) -> None:
+        def run_and_announce() -> None:
             try:
                 do()
             except ZeromonError as error:
                 self.post_message(Announced(error.told, "warning"))
 
-        threading.Thread(target=run, daemon=True).start()
+        threading.Thread(target=run_and_announce, daemon=True).start()
 
     def action_mark(self) -> None:
         """Marks the moment that is shown, with a text of the user."""
         if self.model is None:
             return
-        wall = self.model.run.taken_wall
+        marked_wall = self.model.run.taken_wall
         step = max((rank.step for rank in self.model.run.ranks), default=0)
 
-        def keep(text: str | None) -> None:
-            if text is None:
+        def keep_mark(description: str | None) -> None:
+            if description is None:
                 return
-            kept = self._marks.add(Mark(wall, step, text))
-            where = f"in {self._marks.path}" if kept else "only until this view is closed"
-            self.notify(f"step {step} is marked, {where}", markup=False)
-            self.refresh_model()
+            is_stored = self._marks.add(Mark(marked_wall, step, description))
+            location = f"in {self._marks.path}" if is_stored else "only until this view is closed"
+            self.notify(f"step {step} is marked, {location}", markup=False)
+            self.refresh_view_model()
 
-        title = f"mark {clock(wall)}, step {step}"
-        self.push_screen(Prompt(title, "description (may be empty)"), keep)
+        title = f"mark {clock(marked_wall)}, step {step}"
+        self.push_screen(Prompt(title, "description (may be empty)"), keep_mark)
 
     def action_csv(self) -> None:
         """Writes the screen's table to a file."""
@@ -427,24 +427,24 @@ class ZeromonApp(App[int]):
         self.call_later(self.screen.call_after_refresh, self._snapshot)
 
     def _snapshot(self) -> None:
-        self._save(without_fonts(self.export_screenshot()), str(self.current_mode), ".svg")
+        self._save(svg_without_fonts(self.export_screenshot()), str(self.current_mode), ".svg")
 
-    def _save(self, text: str, what: str, suffix: str) -> None:
+    def _save(self, content: str, subject: str, suffix: str) -> None:
         run = self.model.run.run if self.model is not None else "run"
         try:
-            self.notify(f"written: {save(text, run, what, suffix)}", markup=False)
+            self.notify(f"written: {save_new_file(content, run, subject, suffix)}", markup=False)
         except OSError as error:
             self.notify(f"cannot write: {error}", severity="warning", markup=False)
 
     def action_runs(self) -> None:
         """Opens the list of this machine's runs."""
-        self._in_thread(lambda: self.post_message(Choices(choices(self._store))))
+        self._start_in_thread(lambda: self.post_message(Choices(list_run_choices(self._store))))
 
     def on_choices(self, message: Choices) -> None:
         """Shows the list of runs."""
-        self.push_screen(Runs(message.runs), self._turn_to)
+        self.push_screen(Runs(message.runs), self._switch_to_run)
 
-    def _turn_to(self, choice: RunChoice | None) -> None:
+    def _switch_to_run(self, choice: RunChoice | None) -> None:
         if choice is None:
             return
         try:
@@ -455,26 +455,26 @@ class ZeromonApp(App[int]):
         self._feed.stop()
         self._open(source)
         self._feed.start()
-        self.refresh_model()
+        self.refresh_view_model()
 
     def action_configuration(self) -> None:
         """Opens the configuration: engines, roles, offload, and every setting."""
-        self.push_screen(TextScreen("configuration", configuration))
+        self.push_screen(TextScreen("configuration", configuration_text))
 
     def action_report(self) -> None:
         """Opens the report, as `zeromon report` prints it."""
         past = self._known.past if self._known is not None else None
-        self.push_screen(TextScreen("report", lambda model: render(model.run, known=past or ())))
+        self.push_screen(TextScreen("report", lambda model: render_run(model.run, past=past or ())))
 
     def action_analysis(self) -> None:
         """Opens the analysis of the last trace, as `zeromon trace capture` prints it."""
-        self.push_screen(TextScreen("last trace", analysis))
+        self.push_screen(TextScreen("last trace", trace_analysis_text))
 
     def action_help(self) -> None:
         """Opens the list of all keys."""
         everywhere = [*self.BINDINGS, View.BINDINGS[0], *_PALETTE_KEY]
-        here = self.current_mode
-        self.push_screen(TextScreen("keys", lambda _scene: keys(everywhere, here)))
+        screen_name = self.current_mode
+        self.push_screen(TextScreen("keys", lambda _scene: list_all_keys(everywhere, screen_name)))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The command palette: every key's action, and the rank closest to its memory limit."""
@@ -486,10 +486,10 @@ class ZeromonApp(App[int]):
                     yield SystemCommand(
                         binding.description, f"key {sign(binding.key)}", partial(self._run, action)
                     )
-        worst = nearest_oom(self.model.ranks) if self.model is not None else None
-        if worst is not None:
-            open_it = partial(self.open_rank, worst[0].rank)
-            yield SystemCommand(f"Rank {worst[0].rank}", "the closest to its limit", open_it)
+        nearest = nearest_oom(self.model.ranks) if self.model is not None else None
+        if nearest is not None:
+            open_it = partial(self.open_rank, nearest[0].rank)
+            yield SystemCommand(f"Rank {nearest[0].rank}", "the closest to its limit", open_it)
 
     async def run_action(self, *action: Any, **namespaces: Any) -> bool:
         """Performs an action, unless the view is closing: keys typed after ``q`` are the shell's."""
@@ -507,15 +507,15 @@ RESTORE_TITLE = "\x1b[23;2t"
 """xterm's stack of titles; terminals without one ignore both."""
 
 
-def announcement(run: str, judged: Verdict, before: Verdict | None) -> str:
-    """The escape sequences for a verdict; "" for one whose health and severity are those of *before*.
+def verdict_announcement(run: str, judged: Verdict, prior: Verdict | None) -> str:
+    """The escape sequences for a verdict; "" for one whose health and severity are those of *prior*.
 
     The title (OSC 2, which tmux shows as that of the pane) has the health and the run. What has become
     critical while somebody watched rings the bell and makes a notification (OSC 9).
     """
-    if before is not None and (before.health, before.severity) == (judged.health, judged.severity):
+    if prior is not None and (prior.health, prior.severity) == (judged.health, judged.severity):
         return ""
-    text = f"\x1b]2;{clean(f'{judged.health} · {run} · zeromon')}\x07"
-    if before is not None and judged.severity is Severity.CRITICAL:
-        text += f"\x07\x1b]9;{clean(f'{run} {judged.text}')}\x07"
-    return text
+    sequence = f"\x1b]2;{clean(f'{judged.health} · {run} · zeromon')}\x07"
+    if prior is not None and judged.severity is Severity.CRITICAL:
+        sequence += f"\x07\x1b]9;{clean(f'{run} {judged.text}')}\x07"
+    return sequence

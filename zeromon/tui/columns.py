@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from zeromon.readout.figures import RATE, SECONDS, TEXT, Field, Fields, Unit
-from zeromon.tui.line import Line, Span, clean, fit, tail
-from zeromon.units import no_formula
+from zeromon.tui.line import Line, Span, clean, fit, text_tail
+from zeromon.units import formula_safe_cell
 
 Row = TypeVar("Row")
 
@@ -45,16 +45,16 @@ class Column(Generic[Row]):
         value = self.value(row)
         if value is None:
             return ("-" if self.unit in (SECONDS, RATE) else "n/a"), "dim"
-        text = clean(str(value)) if self.unit is TEXT else self.unit.text(value)
-        return text, self.tone if isinstance(self.tone, str) else self.tone(value)
+        cell_text = clean(str(value)) if self.unit is TEXT else self.unit.text(value)
+        return cell_text, self.tone if isinstance(self.tone, str) else self.tone(value)
 
     @property
-    def is_left(self) -> bool:
+    def is_left_aligned(self) -> bool:
         """True if cells are left-aligned."""
         return self.unit is TEXT if self.left is None else self.left
 
     @property
-    def heading(self) -> str:
+    def export_heading(self) -> str:
         """The column's name in an exported file."""
         stem = self.name.replace(" ", "_")
         return f"{stem}_{self.unit.name}" if self.unit.name not in ("", stem) else stem
@@ -63,15 +63,15 @@ class Column(Generic[Row]):
 Columns = tuple[Column[Row], ...]
 
 
-def placed(fields: Fields[Row], name: str, size: int, **look: Any) -> Column[Row]:
-    """The column of a field that other views show as well; *look*: other arguments of a column."""
+def column_of_field(fields: Fields[Row], name: str, size: int, **settings: Any) -> Column[Row]:
+    """The column of a field that other views show as well; *settings*: other arguments of a column."""
     field = fields[name]
     if field.show is not None:
-        look["cell"] = _shown(field, look.get("tone", ""))
-    return Column(name, size, field.read, field.unit, **look)
+        settings["cell"] = _cell_of_field(field, settings.get("tone", ""))
+    return Column(name, size, field.read, field.unit, **settings)
 
 
-def _shown(field: Field[Row], tone: str) -> Callable[[Row], Span]:
+def _cell_of_field(field: Field[Row], tone: str) -> Callable[[Row], Span]:
     return lambda row: (clean(field.text(row)), tone)
 
 
@@ -84,62 +84,62 @@ class TableExport(Generic[Row]):
     rows: Sequence[Row]
 
 
-_MOST_GROWTH = 48
+_MAX_GROWTH = 48
 """Cells: on a wide terminal the figures behind a column stay near it."""
 
 
-def laid_out(columns: Columns[Row], width: int) -> list[tuple[Column[Row], int]]:
+def fit_columns(columns: Columns[Row], width: int) -> list[tuple[Column[Row], int]]:
     """The columns that fit in *width*, with their widths; a growing column takes of what is left."""
     chosen = list(columns)
     while len(chosen) > 1 and sum(c.size for c in chosen) > width:
-        last = max(chosen, key=lambda c: (c.keep, columns.index(c)))
-        if last.keep == 0:
+        dropped = max(chosen, key=lambda c: (c.keep, columns.index(c)))
+        if dropped.keep == 0:
             break
-        chosen.remove(last)
-    rest = max(0, width - sum(c.size for c in chosen))
+        chosen.remove(dropped)
+    spare = max(0, width - sum(c.size for c in chosen))
     growing = next((c for c in chosen if c.grows), None)
     if growing is not chosen[-1]:
-        rest = min(_MOST_GROWTH, rest)
-    return [(c, c.size + (rest if c is growing else 0)) for c in chosen]
+        spare = min(_MAX_GROWTH, spare)
+    return [(c, c.size + (spare if c is growing else 0)) for c in chosen]
 
 
-def header(laid: Sequence[tuple[Column[Row], int]], order: str, *, down: bool) -> Line:
+def header_line(laid: Sequence[tuple[Column[Row], int]], order: str, *, down: bool) -> Line:
     """The line of column names; the column that rows are sorted by has an arrow."""
-    line: Line = []
+    spans: Line = []
     for column, size in laid:
         sign = ("▼" if down else "▲") if column.name == order else ""
-        text = fit(column.name + sign, size - 1, right=not column.is_left)
-        line += [(text, "accent" if sign else "title"), (" ", "")]
-    return line
+        label = fit(column.name + sign, size - 1, right=not column.is_left_aligned)
+        spans += [(label, "accent" if sign else "title"), (" ", "")]
+    return spans
 
 
-def cells_of(laid: Sequence[tuple[Column[Row], int]], row: Row) -> Line:
+def row_spans(laid: Sequence[tuple[Column[Row], int]], row: Row) -> Line:
     """One row as a line; adjacent cells without a tone share a span, which is faster to draw."""
-    line: Line = []
+    spans: Line = []
     bare = ""
     for column, size in laid:
-        text, tone = column.show(row)
+        cell_text, tone = column.show(row)
         if column.ends:
-            text = tail(text, size - 1)
-        text = fit(text, size - 1, right=not column.is_left)
+            cell_text = text_tail(cell_text, size - 1)
+        cell_text = fit(cell_text, size - 1, right=not column.is_left_aligned)
         if tone:
-            line += [(bare, ""), (text, tone)] if bare else [(text, tone)]
+            spans += [(bare, ""), (cell_text, tone)] if bare else [(cell_text, tone)]
             bare = " "
         else:
-            bare += text + " "
-    return [*line, (bare, "")]
+            bare += cell_text + " "
+    return [*spans, (bare, "")]
 
 
-def ordered(columns: Columns[Row], rows: Sequence[Row], order: str, *, down: bool) -> list[Row]:
+def sort_rows(columns: Columns[Row], rows: Sequence[Row], order: str, *, down: bool) -> list[Row]:
     """*rows* sorted by the column named *order*; rows without a value come last."""
     column = next((c for c in columns if c.name == order), None)
     if column is None:
         return list(rows)
-    read = column.value
-    known = [(value, row) for row in rows if (value := read(row)) is not None]
-    known.sort(key=lambda pair: pair[0], reverse=down)
-    unknown = [row for row in rows if read(row) is None] if len(known) < len(rows) else []
-    return [row for _, row in known] + unknown
+    sort_key = column.value
+    keyed_rows = [(value, row) for row in rows if (value := sort_key(row)) is not None]
+    keyed_rows.sort(key=lambda pair: pair[0], reverse=down)
+    unknown = [row for row in rows if sort_key(row) is None] if len(keyed_rows) < len(rows) else []
+    return [row for _, row in keyed_rows] + unknown
 
 
 # ---- files that the user saves ------------------------------------------------------------------
@@ -152,29 +152,29 @@ def csv_text(sheet: TableExport[Row]) -> str:
 
     Text that a spreadsheet would take for a formula gets an apostrophe in front.
     """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([column.heading or "severity" for column in sheet.columns])
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([column.export_heading or "severity" for column in sheet.columns])
     for row in sheet.rows:
-        writer.writerow([_cell(column.value(row)) for column in sheet.columns])
-    return out.getvalue()
+        writer.writerow([_csv_cell(column.value(row)) for column in sheet.columns])
+    return buffer.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def _csv_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return "" if value is None else value
-    return no_formula(clean(value))
+    return formula_safe_cell(clean(value))
 
 
-def without_fonts(svg: str) -> str:
+def svg_without_fonts(svg: str) -> str:
     """*svg* without the fonts that a viewer would download."""
     return _FONTS.sub("", svg)
 
 
-def save(text: str, run: str, what: str, suffix: str) -> Path:
-    """Writes *text* to a new private file in the working folder, or at home; raises OSError."""
-    moment = time.strftime("%H%M%S")
-    stem = re.sub(r"[^A-Za-z0-9._-]", "_", f"zeromon-{run}-{what}-{moment}")
+def save_new_file(content: str, run: str, subject: str, suffix: str) -> Path:
+    """Writes *content* to a new private file in the working folder, or at home; raises OSError."""
+    timestamp = time.strftime("%H%M%S")
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", f"zeromon-{run}-{subject}-{timestamp}")
     folder = Path.cwd() if os.access(Path.cwd(), os.W_OK) else Path.home()
     for number in range(1, 100):
         path = folder / (f"{stem}{suffix}" if number == 1 else f"{stem}-{number}{suffix}")
@@ -183,6 +183,6 @@ def save(text: str, run: str, what: str, suffix: str) -> Path:
         except FileExistsError:
             continue
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(content)
         return path
     raise FileExistsError(f"{folder} has too many files of that name")

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-WHOLE = -1
-WINDOWS = (0, 60, 120, 250, 500, WHOLE)
+WHOLE_RUN = -1
+WINDOWS = (0, 60, 120, 250, 500, WHOLE_RUN)
 """Numbers of steps that charts show; 0: as many as fit, WHOLE: all steps of the run."""
 
 
@@ -32,6 +32,6 @@ def nice_ceiling(value: float) -> float:
     return next((m * magnitude for m in steps if m * magnitude >= value * (1 - 1e-9)), value)
 
 
-def short(value: float) -> str:
+def format_three_digits(value: float) -> str:
     """*value* with three digits, or with all digits before the point."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

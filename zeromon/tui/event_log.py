@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 
 from zeromon.errors import ZeromonError
-from zeromon.readout.text import capture_text, finding_text, has_died, numbered, subject
+from zeromon.readout.text import capture_text, finding_text, has_died, numbered_ranks, rank_prefix
 from zeromon.snapshot import CaptureState, Finding, RankSnapshot, RunSnapshot, Severity
-from zeromon.storage.run_store import writing
+from zeromon.storage.run_store import open_run_folder
 from zeromon.tui.line import clean
 from zeromon.units import human_count
 
-_MOST_RANKS = 8
+_MAX_LISTED_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,74 +29,78 @@ class LogEntry:
     tone: str = ""
 
 
-def changes(before: RunSnapshot | None, after: RunSnapshot) -> list[LogEntry]:
-    """The events between *before* and *after*; the whole state where *before* is None."""
+def events_between_snapshots(previous: RunSnapshot | None, run: RunSnapshot) -> list[LogEntry]:
+    """The events between *previous* and *run*; the whole state where *previous* is None."""
     events = [
-        *_of_run(before, after), *_of_ranks(before, after), *_of_findings(before, after),
-        *_of_capture(before, after),
+        *_run_events(previous, run), *_rank_events(previous, run), *_finding_events(previous, run),
+        *_capture_events(previous, run),
     ]  # fmt: skip
-    return [LogEntry(after.taken_wall, clean(text), tone) for text, tone in events]
+    return [LogEntry(run.taken_wall, clean(message), tone) for message, tone in events]
 
 
-def opening(first: RunSnapshot, known: Iterable[Finding]) -> tuple[LogEntry, ...]:
+def opening_entries(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[LogEntry, ...]:
     """The entries for a first snapshot; findings with their time where the record has it."""
-    recorded = _past(known)
-    now = changes(None, replace(first, findings=()) if recorded else first)
-    return tuple(sorted([*recorded, *now], key=lambda entry: entry.wall))
+    recorded = _past_entries(findings)
+    current = events_between_snapshots(None, replace(run, findings=()) if recorded else run)
+    return tuple(sorted([*recorded, *current], key=lambda entry: entry.wall))
 
 
-def _past(known: Iterable[Finding]) -> list[LogEntry]:
-    found, made = list(known), []
-    moved = {(f.rule, f.gone) for f in found} & {(f.rule, f.came) for f in found if _moves(f)}
-    for one in found:
-        if (one.rule, one.came) not in moved:
-            made.append(
+def _past_entries(findings: Iterable[Finding]) -> list[LogEntry]:
+    past, entries = list(findings), []
+    moved = {(f.rule, f.gone) for f in past} & {(f.rule, f.came) for f in past if _may_move(f)}
+    for finding in past:
+        if (finding.rule, finding.came) not in moved:
+            entries.append(
                 LogEntry(
-                    one.came, clean(f"{one.code} {finding_text(one)}"), _TONES.get(one.severity, "")
+                    finding.came,
+                    clean(f"{finding.code} {finding_text(finding)}"),
+                    _TONES.get(finding.severity, ""),
                 )
             )
-        if one.gone is not None and (one.rule, one.gone) not in moved:
-            made.append(LogEntry(one.gone, clean(f"{one.code} {_no_longer(one)}"), "dim"))
-    return made
+        if finding.gone is not None and (finding.rule, finding.gone) not in moved:
+            entries.append(
+                LogEntry(finding.gone, clean(f"{finding.code} {_no_longer_text(finding)}"), "dim")
+            )
+    return entries
 
 
 _TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn"}
 _Events = Iterator[tuple[str, str]]
 
 
-def _of_run(before: RunSnapshot | None, after: RunSnapshot) -> _Events:
+def _run_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
     for old, new in (
-        ("" if before is None else before.note, after.note),
-        ("" if before is None else before.history_note, after.history_note),
+        ("" if previous is None else previous.note, run.note),
+        ("" if previous is None else previous.history_note, run.history_note),
     ):
         if new and new != old:
             yield new, "warn"
-    if before is not None and after.ended and not before.ended:
+    if previous is not None and run.ended and not previous.ended:
         yield "the run has ended", "bold"
 
 
-def _of_ranks(before: RunSnapshot | None, after: RunSnapshot) -> _Events:
-    old = {rank.rank: rank for rank in before.ranks} if before is not None else {}
-    fresh = [rank for rank in after.ranks if rank.rank not in old]
+def _rank_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
+    old = {rank.rank: rank for rank in previous.ranks} if previous is not None else {}
+    fresh = [rank for rank in run.ranks if rank.rank not in old]
     if fresh:
-        word = "follows" if before is None else "new:"
-        yield f"{word} {_named(fresh)}, {fresh[0].strategy} on {after.node}", ""
-    same: dict[str, list[RankSnapshot]] = {}
-    for rank in after.ranks:
+        verb = "follows" if previous is None else "new:"
+        yield f"{verb} {_rank_list(fresh)}, {fresh[0].strategy} on {run.node}", ""
+    ranks_by_fact: dict[str, list[RankSnapshot]] = {}
+    for rank in run.ranks:
         if (
             rank.ended or rank.errors or rank.dropped or rank.unseen
         ):  # most ranks have nothing to report
-            for text in _of_rank(old.get(rank.rank), rank):
-                same.setdefault(text, []).append(rank)
-    for text, ranks in same.items():
-        failed = has_died(after) and any(rank.failed for rank in ranks) and text.startswith("ended")
-        yield f"{_named(ranks)} {text}", "bad" if failed else "warn" if "errors" in text else ""
+            for fact in _rank_messages(old.get(rank.rank), rank):
+                ranks_by_fact.setdefault(fact, []).append(rank)
+    for fact, ranks in ranks_by_fact.items():
+        failed = has_died(run) and any(rank.failed for rank in ranks) and fact.startswith("ended")
+        yield f"{_rank_list(ranks)} {fact}", "bad" if failed else "warn" if "errors" in fact else ""
 
 
-def _of_rank(old: RankSnapshot | None, new: RankSnapshot) -> Iterator[str]:
+def _rank_messages(old: RankSnapshot | None, new: RankSnapshot) -> Iterator[str]:
     if new.ended and (old is None or not old.ended):
-        how = "the agent has left" if new.detached and new.alive else f"ended: {new.ended}"
-        yield how + (f"; {new.exception}" if new.exception else "")
+        ending = "the agent has left" if new.detached and new.alive else f"ended: {new.ended}"
+        yield ending + (f"; {new.exception}" if new.exception else "")
     errors = new.errors - (old.errors if old is not None else 0)
     if errors > 0:
         yield f"agent: {human_count(errors)} errors in hooks; training is not affected"
@@ -108,25 +112,25 @@ def _of_rank(old: RankSnapshot | None, new: RankSnapshot) -> Iterator[str]:
         yield f"agent: this version of the framework lacks {names}: not observed"
 
 
-def _named(ranks: list[RankSnapshot]) -> str:
-    return numbered([rank.rank for rank in ranks], _MOST_RANKS)
+def _rank_list(ranks: list[RankSnapshot]) -> str:
+    return numbered_ranks([rank.rank for rank in ranks], _MAX_LISTED_RANKS)
 
 
-def _of_findings(before: RunSnapshot | None, after: RunSnapshot) -> _Events:
-    old = {_key(f): f for f in before.findings} if before is not None else {}
-    new = {_key(f): f for f in after.findings}
-    came = [finding for key, finding in new.items() if key not in old]
-    gone = [finding for key, finding in old.items() if key not in new]
-    moved = {f.rule for f in gone} & {f.rule for f in came if _moves(f)}
-    for finding in came:
+def _finding_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
+    old = {_finding_key(f): f for f in previous.findings} if previous is not None else {}
+    new = {_finding_key(f): f for f in run.findings}
+    appeared = [finding for key, finding in new.items() if key not in old]
+    vanished = [finding for key, finding in old.items() if key not in new]
+    moved = {f.rule for f in vanished} & {f.rule for f in appeared if _may_move(f)}
+    for finding in appeared:
         if finding.rule not in moved:
             yield f"{finding.code} {finding_text(finding)}", _TONES.get(finding.severity, "")
-    for finding in gone:
+    for finding in vanished:
         if finding.rule not in moved:
-            yield f"{finding.code} {_no_longer(finding)}", "dim"
+            yield f"{finding.code} {_no_longer_text(finding)}", "dim"
 
 
-def _moves(finding: Finding) -> bool:
+def _may_move(finding: Finding) -> bool:
     """Returns whether a finding may move from rank to rank without an entry.
 
     Many rules name the worst rank, which changes from snapshot to snapshot.
@@ -134,30 +138,30 @@ def _moves(finding: Finding) -> bool:
     return finding.severity != Severity.CRITICAL
 
 
-def _no_longer(finding: Finding) -> str:
-    return f"{subject(finding.rank)}no longer: {finding.rule.replace('_', ' ')}"
+def _no_longer_text(finding: Finding) -> str:
+    return f"{rank_prefix(finding.rank)}no longer: {finding.rule.replace('_', ' ')}"
 
 
-def _key(finding: Finding) -> tuple[str, int]:
+def _finding_key(finding: Finding) -> tuple[str, int]:
     return finding.rule, finding.rank
 
 
-def _of_capture(before: RunSnapshot | None, after: RunSnapshot) -> _Events:
-    made, old = after.capture, before.capture if before is not None else None
-    if made is None or (old is not None and (old.number, old.state) == (made.number, made.state)):
+def _capture_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
+    new, old = run.capture, previous.capture if previous is not None else None
+    if new is None or (old is not None and (old.number, old.state) == (new.number, new.state)):
         return
-    if made.state == CaptureState.DONE:
-        yield f"trace {made.number}: {len(made.files)} files in {made.folder}", "good"
-    elif made.state == CaptureState.FAILED:
-        yield f"trace {made.number} failed: {made.note}", "warn"
-    elif made.is_open:
-        yield capture_text(made, max((rank.step for rank in after.ranks), default=0)), ""
+    if new.state == CaptureState.DONE:
+        yield f"trace {new.number}: {len(new.files)} files in {new.folder}", "good"
+    elif new.state == CaptureState.FAILED:
+        yield f"trace {new.number} failed: {new.note}", "warn"
+    elif new.is_open:
+        yield capture_text(new, max((rank.step for rank in run.ranks), default=0)), ""
 
 
 # ---- moments that the user marked ---------------------------------------------------------------
 
-_MOST_BYTES = 1 << 20
-_MOST_TEXT = 200
+_MAX_FILE_BYTES = 1 << 20
+_MAX_MARK_TEXT = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +182,17 @@ class Marks:
 
     def __init__(self, folder: Path | None) -> None:
         self.path = folder / "marks.jsonl" if folder is not None and folder.is_dir() else None
-        self.all: list[Mark] = sorted(_read(self.path), key=lambda mark: mark.wall)
+        self.all: list[Mark] = sorted(_read_marks_file(self.path), key=lambda mark: mark.wall)
 
     def add(self, mark: Mark) -> bool:
         """Adds *mark*; returns whether it was written to disk."""
-        mark = Mark(mark.wall, mark.step, clean(mark.text)[:_MOST_TEXT])
-        self.all = sorted([*self.all, mark], key=lambda other: other.wall)
+        mark = Mark(mark.wall, mark.step, clean(mark.text)[:_MAX_MARK_TEXT])
+        self.all = sorted([*self.all, mark], key=lambda entry: entry.wall)
         if self.path is None:
             return False
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         try:
-            with writing(self.path.parent) as folder:
+            with open_run_folder(self.path.parent) as folder:
                 descriptor = os.open(folder / self.path.name, flags, 0o600)
         except (OSError, ZeromonError):
             return False
@@ -197,7 +201,7 @@ class Marks:
         return True
 
 
-def _read(path: Path | None) -> Iterator[Mark]:
+def _read_marks_file(path: Path | None) -> Iterator[Mark]:
     """The marks in a file; skips lines that are no mark."""
     if path is None:
         return
@@ -206,8 +210,8 @@ def _read(path: Path | None) -> Iterator[Mark]:
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return
-            content = file.read(_MOST_BYTES)
-        for line in content.splitlines():
+            content = file.read(_MAX_FILE_BYTES)
+        for record in content.splitlines():
             with suppress(ValueError, RecursionError):
-                mark = _MARK.decode(line)
-                yield replace(mark, text=clean(mark.text)[:_MOST_TEXT])
+                mark = _MARK.decode(record)
+                yield replace(mark, text=clean(mark.text)[:_MAX_MARK_TEXT])

@@ -13,13 +13,13 @@ from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.storage.run_store import StepQuery
 from zeromon.storage.step_history import Series
-from zeromon.tui.event_log import LogEntry, changes, opening
+from zeromon.tui.event_log import LogEntry, events_between_snapshots, opening_entries
 from zeromon.tui.messages import RunGone, SnapshotArrived, SourceFailed
 from zeromon.tui.playhead import Playhead, Span
 
-_MOST_SHARE = 0.06
+_MAX_CPU_SHARE = 0.06
 """The largest share of a core for reading snapshots: a large run is read less often."""
-_MOST_SECONDS = 10.0
+_MAX_WAIT_SECONDS = 10.0
 _SLOWLY_SECONDS = 5.0
 """How often the feed reads what changes slowly: the span, the steps of the whole run."""
 _REPLAY_SECONDS = 0.25
@@ -60,7 +60,7 @@ class Feed:
         self._stopping = True
         self._awake.set()
 
-    def wake(self, *, wholly: bool = False) -> None:
+    def read_at_once(self, *, wholly: bool = False) -> None:
         """Reads at once, because the playhead was moved; *wholly*: reads also what changes slowly."""
         if wholly:
             self._slowly = -_SLOWLY_SECONDS
@@ -74,50 +74,50 @@ class Feed:
                 wait = self._look()
             except RunNotFound as error:
                 self._post(RunGone(str(error)))
-                self._renew(gone=True)
+                self._renew_lost_source(is_gone=True)
             except ZeromonError as error:
                 self._post(SourceFailed(str(error)))
-                self._renew(gone=self._ended)  # a collector ends after its last run
+                self._renew_lost_source(is_gone=self._ended)  # a collector ends after its last run
             except Exception as error:  # a bug of ours is no reason to stop reading
                 self._post(SourceFailed(f"the terminal view failed: {error!r}"))
             self._awake.wait(wait)
 
     def _look(self) -> float:
         """Posts what the source has; returns the seconds until the next reading."""
-        began = time.thread_time()
-        newest, moment = self.head.look()
-        self._ended = newest.ended
-        self._arrived(newest, moment)
+        cpu_start = time.thread_time()
+        run, recorded = self.head.look()
+        self._ended = run.ended
+        self._post_arrived_snapshots(run, recorded)
         if time.monotonic() - self._slowly >= _SLOWLY_SECONDS:
             self._slowly = time.monotonic()
             with suppress(ZeromonError):  # a snapshot without a record is still worth showing
-                self._look_slowly(newest)
-                self._arrived(newest, moment)
-        spent = time.thread_time() - began
+                self._read_slow_changes(run)
+                self._post_arrived_snapshots(run, recorded)
+        cpu_seconds = time.thread_time() - cpu_start
         every = min(self._every, _REPLAY_SECONDS) if self.head.replay else self._every
-        if newest.ended and self.head.replay is None:
+        if run.ended and self.head.replay is None:
             every = _SLOWLY_SECONDS
-        return min(_MOST_SECONDS, max(every, spent / _MOST_SHARE))
+        return min(_MAX_WAIT_SECONDS, max(every, cpu_seconds / _MAX_CPU_SHARE))
 
-    def _arrived(self, newest: RunSnapshot, moment: RunSnapshot | None) -> None:
-        self._post(SnapshotArrived(newest, moment, self._span, self._series, self._past, self.head))
+    def _post_arrived_snapshots(self, run: RunSnapshot, recorded: RunSnapshot | None) -> None:
+        self._post(SnapshotArrived(run, recorded, self._span, self._series, self._past, self.head))
 
-    def _look_slowly(self, newest: RunSnapshot) -> None:
+    def _read_slow_changes(self, run: RunSnapshot) -> None:
         source, ranks = self.head.source, self.series_of
-        if ranks is None and newest.origin:
+        if ranks is None and run.origin:
             ranks = ()  # its snapshots have no earlier steps
         self._span = source.span()
         if self._past is None:
             self._past = tuple(source.findings())
         self._series = None if ranks is None else source.series(StepQuery(ranks=tuple(ranks)))
 
-    def _renew(self, *, gone: bool) -> None:
-        source = self._reconnect(gone) if self._reconnect is not None else None
+    def _renew_lost_source(self, *, is_gone: bool) -> None:
+        source = self._reconnect(is_gone) if self._reconnect is not None else None
         if source is not None:
             self.head.source = source
 
 
-_MOST_ENTRIES = 2000
+_MAX_ENTRIES = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,41 +148,41 @@ class ObservedRun:
         return self.opening + self.news
 
 
-def reduce(known: ObservedRun | None, message: SnapshotArrived) -> ObservedRun:
-    """*known* with *message*; *known* itself where the message has nothing new.
+def fold_feed_message(state: ObservedRun | None, message: SnapshotArrived) -> ObservedRun:
+    """*state* with *message*; *state* itself where the message has nothing new.
 
     A source may be read more often than it has new snapshots, and drawing costs more than reading.
     """
-    newest, past = message.newest, message.past
-    if known is None:
+    run, past = message.newest, message.past
+    if state is None:
         return ObservedRun(
-            newest=newest, moment=message.moment, span=message.span, series=message.series, past=past,
-            first=newest, opening=opening(newest, past or ()),
+            newest=run, moment=message.moment, span=message.span, series=message.series, past=past,
+            first=run, opening=opening_entries(run, past or ()),
         )  # fmt: skip
-    if _is_same(known, message):
-        return known
-    began = known.opening
-    if known.past is None and past is not None:
-        began = opening(known.first, past)
+    if _has_nothing_new(state, message):
+        return state
+    start = state.opening
+    if state.past is None and past is not None:
+        start = opening_entries(state.first, past)
     # a replay that was moved back repeats what the log has already
-    forward = newest.taken_wall > known.newest.taken_wall
-    fresh = tuple(changes(known.newest, newest)) if forward else ()
+    forward = run.taken_wall > state.newest.taken_wall
+    fresh = tuple(events_between_snapshots(state.newest, run)) if forward else ()
     return ObservedRun(
-        newest=newest, moment=message.moment, span=message.span, series=message.series, past=past,
-        first=known.first, opening=began, news=(*known.news, *fresh)[-_MOST_ENTRIES:], fresh=fresh,
+        newest=run, moment=message.moment, span=message.span, series=message.series, past=past,
+        first=state.first, opening=start, news=(*state.news, *fresh)[-_MAX_ENTRIES:], fresh=fresh,
     )  # fmt: skip
 
 
-def _is_same(known: ObservedRun, message: SnapshotArrived) -> bool:
+def _has_nothing_new(state: ObservedRun, message: SnapshotArrived) -> bool:
     return (
-        _identity(known.newest) == _identity(message.newest)
-        and _identity(known.moment) == _identity(message.moment)
-        and known.span == message.span
-        and known.series is message.series
-        and known.past is message.past
+        _snapshot_identity(state.newest) == _snapshot_identity(message.newest)
+        and _snapshot_identity(state.moment) == _snapshot_identity(message.moment)
+        and state.span == message.span
+        and state.series is message.series
+        and state.past is message.past
     )
 
 
-def _identity(run: RunSnapshot | None) -> tuple[float, int, bool] | None:
+def _snapshot_identity(run: RunSnapshot | None) -> tuple[float, int, bool] | None:
     """The values that distinguish one snapshot of a run from another."""
     return None if run is None else (run.taken_wall, run.taken_ns, run.ended)

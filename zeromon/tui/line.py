@@ -20,13 +20,13 @@ _UNSEEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 def clean(text: str) -> str:
     """*text* without control characters, joiners and direction overrides: each is replaced."""
-    return text if text.isascii() and text.isprintable() else _cleaned(text)
+    return text if text.isascii() and text.isprintable() else _replace_controls(text)
 
 
 @lru_cache(4096)
-def _cleaned(text: str) -> str:
-    kept = unicodedata.normalize("NFC", text)
-    return "".join("·" if unicodedata.category(c) in _UNSEEN else c for c in kept)
+def _replace_controls(text: str) -> str:
+    normalized = unicodedata.normalize("NFC", text)
+    return "".join("·" if unicodedata.category(c) in _UNSEEN else c for c in normalized)
 
 
 def cells(text: str) -> int:
@@ -43,90 +43,90 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
     return gap + text if right else text + gap
 
 
-def tail(text: str, width: int) -> str:
+def text_tail(text: str, width: int) -> str:
     """The end of *text* in at most *width* cells: ends of names differ more than beginnings."""
     while cells(text) > width:
         text = "…" + text.removeprefix("…")[1:]
     return text
 
 
-def length(line: Iterable[Span]) -> int:
+def line_width(spans: Iterable[Span]) -> int:
     """The width of a line in cells."""
-    return sum(cells(text) for text, _ in line)
+    return sum(cells(chunk) for chunk, _ in spans)
 
 
-def cut(line: Line, width: int) -> Line:
-    """*line* in at most *width* cells, with an ellipsis where it is cut."""
-    if length(line) <= width:
-        return line
-    made: Line = []
-    for text, tone in line:
-        room = width - length(made)
-        if cells(text) >= room:
-            made.append((fit(text + " ", room), tone))
+def cut_line(spans: Line, width: int) -> Line:
+    """*spans* in at most *width* cells, with an ellipsis where it is cut."""
+    if line_width(spans) <= width:
+        return spans
+    kept_spans: Line = []
+    for chunk, tone in spans:
+        space = width - line_width(kept_spans)
+        if cells(chunk) >= space:
+            kept_spans.append((fit(chunk + " ", space), tone))
             break
-        made.append((text, tone))
-    return made
+        kept_spans.append((chunk, tone))
+    return kept_spans
 
 
-def padded(line: Line, width: int) -> Line:
-    """*line* in exactly *width* cells."""
-    made = cut(line, width)
-    gap = width - length(made)
-    return [*made, (" " * gap, "")] if gap > 0 else made
+def pad_line(spans: Line, width: int) -> Line:
+    """*spans* in exactly *width* cells."""
+    fitted = cut_line(spans, width)
+    gap = width - line_width(fitted)
+    return [*fitted, (" " * gap, "")] if gap > 0 else fitted
 
 
-def spread(left: Line, right: Line, width: int) -> Line:
+def join_at_ends(left: Line, right: Line, width: int) -> Line:
     """*left* and *right* at the two ends; cuts *left* where there is no room."""
-    right = cut(right, width)
-    room = width - length(right)
-    return [*padded(left, room), *right]
+    right = cut_line(right, width)
+    space = width - line_width(right)
+    return [*pad_line(left, space), *right]
 
 
-def beside(blocks: Iterable[tuple[list[Line], int]], gap: int = 2) -> list[Line]:
+def join_side_by_side(blocks: Iterable[tuple[list[Line], int]], gap: int = 2) -> list[Line]:
     """Blocks of the given widths, side by side."""
     chosen = list(blocks)
-    height = max((len(lines) for lines, _ in chosen), default=0)
-    made: list[Line] = [[] for _ in range(height)]
-    for index, (lines, width) in enumerate(chosen):
+    height = max((len(block) for block, _ in chosen), default=0)
+    joined: list[Line] = [[] for _ in range(height)]
+    for index, (block, width) in enumerate(chosen):
         for row in range(height):
             if index:
-                made[row].append((" " * gap, ""))
-            made[row] += padded(lines[row] if row < len(lines) else [], width)
-    return made
+                joined[row].append((" " * gap, ""))
+            joined[row] += pad_line(block[row] if row < len(block) else [], width)
+    return joined
 
 
-def merged(line: Line) -> Line:
-    """*line* with neighbours of one style joined."""
-    made: Line = []
-    for text, tone in line:
-        if made and made[-1][1] == tone:
-            made[-1] = made[-1][0] + text, tone
+def merge_equal_tones(spans: Line) -> Line:
+    """*spans* with neighbours of one style joined."""
+    joined: Line = []
+    for chunk, tone in spans:
+        if joined and joined[-1][1] == tone:
+            joined[-1] = joined[-1][0] + chunk, tone
         else:
-            made.append((text, tone))
-    return made
+            joined.append((chunk, tone))
+    return joined
 
 
-def plain(line: Iterable[Span]) -> str:
+def plain_text(spans: Iterable[Span]) -> str:
     """The text of a line without styles."""
-    return "".join(text for text, _ in line)
+    return "".join(chunk for chunk, _ in spans)
 
 
-def wrapped(text: str, width: int, tone: str = "", indent: str = "") -> list[Line]:
+def wrap_text(text: str, width: int, tone: str = "", indent: str = "") -> list[Line]:
     """*text* broken at spaces into lines of at most *width* cells."""
-    room = max(8, width - cells(indent))
-    lines, now = [], ""
-    for word in clean(text).split(" "):
-        while cells(word) > room:  # a name longer than the line
-            if now:
-                lines.append(now)
-                now = ""
-            head = set_cell_size(word, room).rstrip()
-            lines.append(head)
-            word = word[len(head) :]
-        joined = f"{now} {word}" if now else word
-        if cells(joined) > room:
-            lines.append(now)
-            joined = word
-        now = joined
-    return [[(indent + line, tone)] for line in [*lines, now]]
+    space = max(8, width - cells(indent))
+    rows, current = [], ""
+    for token in clean(text).split(" "):
+        while cells(token) > space:  # a name longer than the line
+            if current:
+                rows.append(current)
+                current = ""
+            head = set_cell_size(token, space).rstrip()
+            rows.append(head)
+            token = token[len(head) :]
+        joined = f"{current} {token}" if current else token
+        if cells(joined) > space:
+            rows.append(current)
+            joined = token
+        current = joined
+    return [[(indent + row, tone)] for row in [*rows, current]]

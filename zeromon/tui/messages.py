@@ -8,7 +8,7 @@ from textual.message import Message
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.lanes import Lanes
 from zeromon.sources.base import Output, Source
-from zeromon.sources.live import LiveSource, node_runs
+from zeromon.sources.live import LiveSource, runs_of_node
 from zeromon.sources.replay import StoreSource
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import Series
@@ -33,19 +33,19 @@ class RunChoice:
         return StoreSource(self.run, store)
 
 
-def choices(store: Store) -> tuple[RunChoice, ...]:
+def list_run_choices(store: Store) -> tuple[RunChoice, ...]:
     """Live runs, then recorded ones."""
     live = [
         RunChoice(
             run.run, run.state, clean(" ".join(run.command)), run.address,
         )
-        for run in node_runs()
+        for run in runs_of_node()
     ]  # fmt: skip
-    known = {choice.run for choice in live}
+    live_names = {choice.run for choice in live}
     recorded = [
-        RunChoice(one.run, clean(one.verdict), clean(" ".join(one.command)), "")
-        for one in store.manifests()
-        if one.run not in known
+        RunChoice(record.run, clean(record.verdict), clean(" ".join(record.command)), "")
+        for record in store.list_manifests()
+        if record.run not in live_names
     ]
     return (*live, *recorded)
 

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from zeromon.errors import RunNotFound, SourceError
 from zeromon.focus import nearest_oom
 from zeromon.readout.text import run_state
-from zeromon.readout.verdict import verdict
+from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.base import Source
-from zeromon.tui.event_log import LogEntry, changes
+from zeromon.tui.event_log import LogEntry, events_between_snapshots
 from zeromon.tui.feed import Reconnect
 from zeromon.tui.plots import step_of
 from zeromon.tui.status_text import clock
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 
-def follow(
+def write_until_ended(
     source: Source,
     write: Callable[[str], object],
     *,
@@ -25,17 +25,17 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
 ) -> RunSnapshot | None:
     """Writes steps and events until the run has ended; returns the last snapshot."""
-    before: RunSnapshot | None = None
+    prior: RunSnapshot | None = None
     printed, trouble = 0, ""
     while True:
         try:
             run, trouble = source.latest(), ""
         except RunNotFound as error:
-            again = reconnect(True) if reconnect is not None and before is not None else None
-            if again is None:
+            renewed = reconnect(True) if reconnect is not None and prior is not None else None
+            if renewed is None:
                 write(f"the run is gone: {error}")
-                return before
-            source = again
+                return prior
+            source = renewed
             continue
         except SourceError as error:
             if str(error) != trouble:
@@ -44,40 +44,40 @@ def follow(
             source = (reconnect(False) if reconnect is not None else None) or source
             sleep(every_seconds)
             continue
-        for line in lines(before, run, printed):
-            write(line)
-        printed, before = max(printed, _whole(run)), run
+        for output_line in lines_of_snapshot(prior, run, printed):
+            write(output_line)
+        printed, prior = max(printed, _last_whole_step(run)), run
         if run.ended:
             write(run_state(run))
             return run
         sleep(every_seconds)
 
 
-def lines(before: RunSnapshot | None, run: RunSnapshot, printed: int) -> Iterator[str]:
-    """The lines for *run*: events since *before*, and the steps after *printed* that all ranks ended."""
-    for note in changes(before, run):
+def lines_of_snapshot(prior: RunSnapshot | None, run: RunSnapshot, printed: int) -> Iterator[str]:
+    """The lines for *run*: events since *prior*, and the steps after *printed* that all ranks ended."""
+    for note in events_between_snapshots(prior, run):
         yield note_line(note)
-    judged = verdict(run)
-    if before is None or verdict(before).health is not judged.health:
+    judged = judge_run(run)
+    if prior is None or judge_run(prior).health is not judged.health:
         yield judged.text
-    newest = _whole(run)
-    oldest = min((rank.recent[0].step for rank in run.ranks if rank.recent), default=1)
-    first = newest if before is None else max(printed + 1, oldest)
-    if before is not None and first > printed + 1 and not run.origin:
-        yield f"steps {human_count(printed + 1)} to {human_count(first - 1)} were too fast to print"
-    steps: Iterable[int] = range(max(1, first), newest + 1)
+    last_step = _last_whole_step(run)
+    oldest_step = min((rank.recent[0].step for rank in run.ranks if rank.recent), default=1)
+    start = last_step if prior is None else max(printed + 1, oldest_step)
+    if prior is not None and start > printed + 1 and not run.origin:
+        yield f"steps {human_count(printed + 1)} to {human_count(start - 1)} were too fast to print"
+    steps: Iterable[int] = range(max(1, start), last_step + 1)
     if run.origin:  # there, a point stands for many steps
-        known = {one.step for rank in run.ranks for one in rank.recent}
-        steps = sorted(step for step in known if first <= step <= newest and step > printed)
+        recent = {stats.step for rank in run.ranks for stats in rank.recent}
+        steps = sorted(step for step in recent if start <= step <= last_step and step > printed)
     for step in steps:
         yield step_line(run, step)
 
 
-def _whole(run: RunSnapshot) -> int:
+def _last_whole_step(run: RunSnapshot) -> int:
     """The newest step that all living ranks have ended."""
-    ends = [rank.recent[-1].step for rank in run.ranks if rank.recent and not rank.ended]
-    ends = ends or [rank.recent[-1].step for rank in run.ranks if rank.recent]
-    return min(ends, default=0)
+    last_steps = [rank.recent[-1].step for rank in run.ranks if rank.recent and not rank.ended]
+    last_steps = last_steps or [rank.recent[-1].step for rank in run.ranks if rank.recent]
+    return min(last_steps, default=0)
 
 
 def note_line(note: LogEntry) -> str:
@@ -88,29 +88,29 @@ def note_line(note: LogEntry) -> str:
 
 def step_line(run: RunSnapshot, step: int) -> str:
     """One step over all ranks: the longest, the most exposed, and the fullest rank."""
-    steps = [(rank.rank, one) for rank in run.ranks if (one := step_of(rank.recent, step))]
+    steps = [(rank.rank, stats) for rank in run.ranks if (stats := step_of(rank.recent, step))]
     if not steps:
         return f"step {human_count(step)}: not known"
     slowest = max(steps, key=lambda pair: pair[1].seconds)
-    parts = [
+    facts = [
         f"step {human_count(step)}",
         f"{human_seconds(slowest[1].seconds)} (rank {slowest[0]})",
     ]
-    timed = [(rank, one) for rank, one in steps if one.timed and one.seconds > 0]
+    timed = [(rank, stats) for rank, stats in steps if stats.timed and stats.seconds > 0]
     share = "n/a (not timed)"
     if timed:
-        most = max(timed, key=lambda pair: pair[1].exposed_ns / pair[1].seconds)
-        share = f"{human_ratio(most[1].exposed_ns / 1e9 / most[1].seconds)} (rank {most[0]})"
-    parts.append(f"exposed {share}")
-    device = [(one.reserved_bytes, rank) for rank, one in steps if one.reserved_bytes >= 0]
+        peak = max(timed, key=lambda pair: pair[1].exposed_ns / pair[1].seconds)
+        share = f"{human_ratio(peak[1].exposed_ns / 1e9 / peak[1].seconds)} (rank {peak[0]})"
+    facts.append(f"exposed {share}")
+    device = [(stats.reserved_bytes, rank) for rank, stats in steps if stats.reserved_bytes >= 0]
     if device:
-        parts.append(f"reserved {human_bytes(max(device)[0])} (rank {max(device)[1]})")
+        facts.append(f"reserved {human_bytes(max(device)[0])} (rank {max(device)[1]})")
     else:
-        parts.append(f"RSS {human_bytes(sum(one.rss_bytes for _, one in steps))} (all ranks)")
-    worst = nearest_oom(run.ranks)
-    if worst is not None:
-        parts.append(f"OOM risk {human_ratio(worst[1].ratio)}")
-    skipped = [str(rank) for rank, one in steps if one.skipped]
+        facts.append(f"RSS {human_bytes(sum(stats.rss_bytes for _, stats in steps))} (all ranks)")
+    nearest = nearest_oom(run.ranks)
+    if nearest is not None:
+        facts.append(f"OOM risk {human_ratio(nearest[1].ratio)}")
+    skipped = [str(rank) for rank, stats in steps if stats.skipped]
     if skipped:
-        parts.append("skipped: gradients overflowed")
-    return "  ".join(parts)
+        facts.append("skipped: gradients overflowed")
+    return "  ".join(facts)

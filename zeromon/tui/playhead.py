@@ -12,10 +12,10 @@ _STRIDES_A_SPAN = 60
 Span = tuple[float, float]
 
 
-def stride(span: Span | None) -> float:
+def seconds_per_stride(span: Span | None) -> float:
     """Seconds that one key press moves: a sixtieth of the record, rounded up."""
-    whole = 0.0 if span is None else span[1] - span[0]
-    return next((s for s in _STRIDES if s >= whole / _STRIDES_A_SPAN), _STRIDES[-1])
+    span_seconds = 0.0 if span is None else span[1] - span[0]
+    return next((s for s in _STRIDES if s >= span_seconds / _STRIDES_A_SPAN), _STRIDES[-1])
 
 
 class Playhead:
@@ -42,26 +42,26 @@ class Playhead:
 
     def look(self) -> tuple[RunSnapshot, RunSnapshot | None]:
         """The newest snapshot, and the recorded one at *wall*; raises ZeromonError."""
-        wall = self.wall
-        return self.source.latest(), None if wall is None else self.source.at(wall)
+        shown_wall = self.wall
+        return self.source.latest(), None if shown_wall is None else self.source.at(shown_wall)
 
-    def toggle(self, shown: float) -> None:
-        """Holds the snapshot of the moment *shown*, or follows the newest one again."""
+    def toggle_pause(self, shown_wall: float) -> None:
+        """Holds the snapshot of the moment *shown_wall*, or follows the newest one again."""
         if self.replay is None:
-            self.wall = shown if self.wall is None else None
+            self.wall = shown_wall if self.wall is None else None
         elif self.replay.playing:
             self.replay.pause()
         else:
             self.replay.play()
 
-    def move(self, shown: float, seconds: float, span: Span | None) -> bool:
-        """Moves *seconds* from the moment *shown*; False for a run without a record.
+    def move(self, shown_wall: float, seconds: float, span: Span | None) -> bool:
+        """Moves *seconds* from the moment *shown_wall*; False for a run without a record.
 
         Beyond the end of a live run, the view follows the newest snapshot.
         """
         if span is None:
             return False
-        goal = max(span[0], shown + seconds)
+        goal = max(span[0], shown_wall + seconds)
         if self.replay is not None:
             self.replay.seek(min(goal, span[1]))
         else:
@@ -75,12 +75,12 @@ class Playhead:
         else:
             self.wall = None
 
-    def faster(self, by: int) -> bool:
+    def change_replay_speed(self, by: int) -> bool:
         """Chooses the next speed up or down; False for a source that is no replay."""
         if self.replay is None:
             return False
-        near = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
-        speed = SPEEDS[min(len(SPEEDS) - 1, max(0, near + by))]
+        index = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
+        speed = SPEEDS[min(len(SPEEDS) - 1, max(0, index + by))]
         if self.replay.playing:
             self.replay.play(speed)
         else:

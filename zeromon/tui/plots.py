@@ -10,13 +10,13 @@ from zeromon.readout.charts import FAR, ChartSpec, Forecast, Read
 from zeromon.readout.figures import BYTES, RATIO
 from zeromon.snapshot import RankSnapshot, StepSummary
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, Series, step_of as summary_of
-from zeromon.tui.display_options import WHOLE, DisplayOptions, nice_ceiling, short
+from zeromon.tui.display_options import WHOLE_RUN, DisplayOptions, format_three_digits, nice_ceiling
 from zeromon.tui.draw.chart import Curve, Plot
 from zeromon.units import byte_scale, human_bytes, human_count
 
-_MOST_KEPT = 4096
+_MAX_KEPT_STEPS = 4096
 _UNSETTLED = 2  # ranks may differ in their newest steps, which are read again
-_READS = 24_000
+_MAX_READS = 24_000
 
 
 class MinMedianMax(NamedTuple):
@@ -36,32 +36,32 @@ class Trend:
     Values of earlier steps are kept, so that a snapshot of a thousand ranks costs only its newest steps.
     """
 
-    def __init__(self, read: Read) -> None:
-        self._read = read
+    def __init__(self, reader: Read) -> None:
+        self._read = reader
         self._kept: dict[int, MinMedianMax | None] = {}
         self._settled = 0
 
     def bands(
-        self, ranks: Sequence[RankSnapshot], first: int, reads: int = _READS
+        self, ranks: Sequence[RankSnapshot], start: int, reads: int = _MAX_READS
     ) -> list[MinMedianMax]:
-        """The bands from step *first* on. Reads at most *reads* values, those of the newest steps first.
+        """The bands from step *start* on. Reads at most *reads* values, those of the newest steps first.
 
         The older steps follow with the next snapshots.
         """
-        newest = max((rank.recent[-1].step for rank in ranks if rank.recent), default=0)
-        for step in range(newest, max(0, first) - 1, -1):
+        last_step = max((rank.recent[-1].step for rank in ranks if rank.recent), default=0)
+        for step in range(last_step, max(0, start) - 1, -1):
             if step not in self._kept or step > self._settled:
                 if reads <= 0:
                     break
-                self._kept[step] = self._band(ranks, step)
+                self._kept[step] = self._band_of_step(ranks, step)
                 reads -= len(ranks)
-        self._settled = max(self._settled, newest - _UNSETTLED)
-        while len(self._kept) > _MOST_KEPT:
+        self._settled = max(self._settled, last_step - _UNSETTLED)
+        while len(self._kept) > _MAX_KEPT_STEPS:
             del self._kept[min(self._kept)]
-        shown = (self._kept.get(step) for step in range(max(0, first), newest + 1))
-        return [band for band in shown if band is not None]
+        bands = (self._kept.get(step) for step in range(max(0, start), last_step + 1))
+        return [band for band in bands if band is not None]
 
-    def _band(self, ranks: Sequence[RankSnapshot], step: int) -> MinMedianMax | None:
+    def _band_of_step(self, ranks: Sequence[RankSnapshot], step: int) -> MinMedianMax | None:
         values = []
         for rank in ranks:
             summary = step_of(rank.recent, step)
@@ -85,17 +85,17 @@ def step_of(recent: Sequence[StepSummary], step: int) -> StepSummary | None:
     return recent[at] if at < len(recent) and recent[at].step == step else None
 
 
-def points(steps: Sequence[StepSummary], read: Read, first: int) -> list[tuple[float, float]]:
-    """(step, value) of *steps*, from step *first* on."""
-    return [(s.step, value) for s in steps if s.step >= first and (value := read(s)) is not None]
+def points_of(steps: Sequence[StepSummary], reader: Read, start: int) -> list[tuple[float, float]]:
+    """(step, value) of *steps*, from step *start* on."""
+    return [(s.step, value) for s in steps if s.step >= start and (value := reader(s)) is not None]
 
 
 # ---- plots -----------------------------------------------------------------------------------
 
-MOST_LINES = 4
+MAX_RANK_LINES = 4
 """Up to this many ranks have a line each."""
-_ROOM = 1.05
-_AHEAD = 0.3  # of the chart's width, for the forecast
+_HEADROOM = 1.05
+_FORECAST_SHARE = 0.3  # of the chart's width, for the forecast
 
 
 @dataclass(slots=True)
@@ -103,14 +103,14 @@ class Trends:
     """The trends over earlier snapshots; one object for each choice of ranks."""
 
     whole: dict[int, tuple[StepSummary, ...]] = field(default_factory=dict)
-    """Steps of the whole run, of a few ranks; see :func:`steps_of`."""
+    """Steps of the whole run, of a few ranks; see :func:`steps_by_rank`."""
     _known: dict[Read, Trend] = field(default_factory=dict)
 
-    def of(self, read: Read) -> Trend:
-        """The trend of one figure; the same object for the same *read*."""
-        if read not in self._known:
-            self._known[read] = Trend(read)
-        return self._known[read]
+    def of(self, reader: Read) -> Trend:
+        """The trend of one figure; the same object for the same *reader*."""
+        if reader not in self._known:
+            self._known[reader] = Trend(reader)
+        return self._known[reader]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +124,17 @@ class TitledPlot:
     """The quantity per step (``share of a step``); "" where that is no question."""
 
 
-def steps_of(series: Series) -> dict[int, tuple[StepSummary, ...]]:
+def steps_by_rank(series: Series) -> dict[int, tuple[StepSummary, ...]]:
     """Rank -> its steps in *series*."""
     steps: dict[int, list[StepSummary]] = {}
     for row in zip(*(series[name] for name in NAMES), strict=True):
         steps.setdefault(row[0], []).append(summary_of(row, 0))
-    return {rank: tuple(known) for rank, known in steps.items()}
+    return {rank: tuple(rank_steps) for rank, rank_steps in steps.items()}
 
 
-def telling(ranks: Sequence[RankSnapshot], chosen: int | None) -> list[int]:
+def telling_ranks(ranks: Sequence[RankSnapshot], chosen: int | None) -> list[int]:
     """The ranks that get a line of their own: the chosen, fullest, most exposed and slowest one."""
-    if len(ranks) <= MOST_LINES:
+    if len(ranks) <= MAX_RANK_LINES:
         return [rank.rank for rank in ranks]
     reads: tuple[Callable[[RankSnapshot], float], ...] = (
         lambda r: r.rank == chosen,
@@ -142,19 +142,19 @@ def telling(ranks: Sequence[RankSnapshot], chosen: int | None) -> list[int]:
         lambda r: r.exposed_ratio or 0.0,
         lambda r: r.step_seconds or 0.0,
     )
-    return sorted({max(ranks, key=read).rank for read in reads})
+    return sorted({max(ranks, key=reader).rank for reader in reads})
 
 
-def plots_of(
+def plots_by_name(
     ranks: Sequence[RankSnapshot],
     trends: Trends,
-    look: DisplayOptions,
+    options: DisplayOptions,
     columns: int,
     marks: Sequence[float],
 ) -> dict[str, TitledPlot]:
     """Every chart of *ranks*, *columns* cells wide, by its name."""
     return {
-        spec.name: plot_of(spec, ranks, trends, look, columns, marks)
+        spec.name: plot_of(spec, ranks, trends, options, columns, marks)
         for spec in charts.charts_of(ranks)
     }
 
@@ -163,103 +163,105 @@ def plot_of(
     spec: ChartSpec,
     ranks: Sequence[RankSnapshot],
     trends: Trends,
-    look: DisplayOptions,
+    options: DisplayOptions,
     columns: int,
     marks: Sequence[float],
 ) -> TitledPlot:
     """One chart of *ranks*: its lines, its limit and its forecast."""
-    first, last = _span(ranks, trends, look, columns)
-    read = spec.share if look.shares and spec.share is not None else spec.read
-    curves = _with_gaps(_curves_of(spec, read, ranks, trends, first), look)
+    start, last_step = _drawn_steps(ranks, trends, options, columns)
+    reader = spec.share if options.shares and spec.share is not None else spec.read
+    curves = _curves_with_gaps(_curves_of_spec(spec, reader, ranks, trends, start), options)
     limit = charts.limit_of(spec, ranks)
     capacity = limit.nbytes if limit is not None else 0
-    ahead = _ahead(charts.forecasts_of(limit), (first, last))
-    top, low = _top(curves), _low(curves)
-    shows_limit = bool(capacity) and (top >= FAR * capacity or ahead is not None or look.shares)
-    high = (max(capacity, top) if shows_limit else top) * _ROOM
-    divisor, unit = _scale(spec, look, high, capacity)
+    ahead = _forecast_curve(charts.forecasts_of(limit), (start, last_step))
+    top, low = _highest_value(curves), _lowest_axis_value(curves)
+    shows_limit = bool(capacity) and (top >= FAR * capacity or ahead is not None or options.shares)
+    high = (max(capacity, top) if shows_limit else top) * _HEADROOM
+    divisor, unit = _axis_scale(spec, options, high, capacity)
     high = high if shows_limit else nice_ceiling(high / divisor) * divisor
-    end = max([last, *(x for x, _ in ahead.points)] if ahead else [last])
+    stop = max([last_step, *(x for x, _ in ahead.points)] if ahead else [last_step])
     plot = Plot(
-        curves=(*curves, ahead) if ahead is not None else curves, x=(first, end), y=(low, high),
-        axis=lambda value: short(value / divisor), unit=unit, marks=tuple(marks),
+        curves=(*curves, ahead) if ahead is not None else curves, x=(start, stop), y=(low, high),
+        axis=lambda value: format_three_digits(value / divisor), unit=unit, marks=tuple(marks),
         levels=((float(capacity), "capacity"),) if shows_limit else (),
         ticks=(0.0, capacity / 2, capacity) if shows_limit else (low, (low + high) / 2, high),
-        foot=(f"step {human_count(first)}", human_count(end)),
+        foot=(f"step {human_count(start)}", human_count(stop)),
     )  # fmt: skip
     limit_name = "used and available" if spec.shared else "limit"  # of the host: it moves
     title = f"{spec.title}; {limit_name} {human_bytes(capacity)}" if capacity else spec.title
-    a_step = "" if spec.share is None else "share of a step" if look.shares else "a step"
+    a_step = "" if spec.share is None else "share of a step" if options.shares else "a step"
     return TitledPlot(plot, title, a_step)
 
 
-def _scale(spec: ChartSpec, look: DisplayOptions, high: float, capacity: int) -> tuple[float, str]:
+def _axis_scale(
+    spec: ChartSpec, options: DisplayOptions, high: float, capacity: int
+) -> tuple[float, str]:
     """The divisor of values, and the unit that they have then."""
     if spec.unit is BYTES:
-        return (capacity / 100, "%") if look.shares and capacity else byte_scale(high)
-    unit = RATIO if look.shares and spec.share is not None else spec.unit
+        return (capacity / 100, "%") if options.shares and capacity else byte_scale(high)
+    unit = RATIO if options.shares and spec.share is not None else spec.unit
     return 1 / unit.scale, unit.symbol
 
 
-def _of_all(ranks: Sequence[RankSnapshot], trends: Trends) -> bool:
+def _covers_all_ranks(ranks: Sequence[RankSnapshot], trends: Trends) -> bool:
     """Returns whether *trends* has steps of all ranks together, and all ranks are drawn."""
-    return MOST in trends.whole and len(ranks) > MOST_LINES
+    return MOST in trends.whole and len(ranks) > MAX_RANK_LINES
 
 
-def _span(
-    ranks: Sequence[RankSnapshot], trends: Trends, look: DisplayOptions, columns: int
+def _drawn_steps(
+    ranks: Sequence[RankSnapshot], trends: Trends, options: DisplayOptions, columns: int
 ) -> tuple[int, int]:
     """The first and the last step that are drawn."""
-    if _of_all(ranks, trends):
+    if _covers_all_ranks(ranks, trends):
         steps = trends.whole[MOST]
-        last = steps[-1].step
-        return max(steps[0].step, last - look.window + 1 if look.window > 0 else 0), last
-    newest = max((rank.recent[-1].step for rank in ranks if rank.recent), default=0)
-    oldest = min((rank.recent[0].step for rank in ranks if rank.recent), default=0)
-    if look.window == WHOLE:
-        return min(1, oldest), newest
-    return max(oldest, newest - (look.window or max(2, columns * 2)) + 1), newest
+        final = steps[-1].step
+        return max(steps[0].step, final - options.window + 1 if options.window > 0 else 0), final
+    newest_step = max((rank.recent[-1].step for rank in ranks if rank.recent), default=0)
+    oldest_step = min((rank.recent[0].step for rank in ranks if rank.recent), default=0)
+    if options.window == WHOLE_RUN:
+        return min(1, oldest_step), newest_step
+    return max(oldest_step, newest_step - (options.window or max(2, columns * 2)) + 1), newest_step
 
 
-def _curves_of(
-    spec: ChartSpec, read: Read, ranks: Sequence[RankSnapshot], trends: Trends, first: int
+def _curves_of_spec(
+    spec: ChartSpec, reader: Read, ranks: Sequence[RankSnapshot], trends: Trends, start: int
 ) -> tuple[Curve, ...]:
-    curves = _curves(ranks, trends, read, first)
+    curves = _curves_of_ranks(ranks, trends, reader, start)
     if len(ranks) == 1 and spec.beside:
-        alone = Curve(spec.quantity or spec.title, "s0", curves[0].points)
+        own_curve = Curve(spec.quantity or spec.title, "s0", curves[0].points)
         tones = ("s2", "s1", "s3")
         return (
-            alone,
+            own_curve,
             *(
-                Curve(name, tone, points(ranks[0].recent, other, first))
-                for (name, other), tone in zip(spec.beside, tones, strict=False)
+                Curve(name, tone, points_of(ranks[0].recent, side_reader, start))
+                for (name, side_reader), tone in zip(spec.beside, tones, strict=False)
             ),
         )
     if spec.shared and len(ranks) > 1 and not trends.whole:
-        bands = trends.of(read).bands(ranks, first)
+        bands = trends.of(reader).bands(ranks, start)
         sums = [(band.step, band.total) for band in bands if band.total is not None]
-        whole = Curve("sum", "s3", sums)
-        return (whole, *curves) if len(ranks) < MOST_LINES else (whole, curves[0])
+        sum_curve = Curve("sum", "s3", sums)
+        return (sum_curve, *curves) if len(ranks) < MAX_RANK_LINES else (sum_curve, curves[0])
     return curves
 
 
-def _curves(
-    ranks: Sequence[RankSnapshot], trends: Trends, read: Read, first: int
+def _curves_of_ranks(
+    ranks: Sequence[RankSnapshot], trends: Trends, reader: Read, start: int
 ) -> tuple[Curve, ...]:
     """A curve for each rank; of many ranks the highest, the median and the lowest value."""
-    if _of_all(ranks, trends):
+    if _covers_all_ranks(ranks, trends):
         names = (("most", "s1", MOST), ("median", "s0", MEDIAN), ("least", "s2", LEAST))
         return tuple(
-            Curve(name, tone, points(trends.whole.get(of, ()), read, first))
+            Curve(name, tone, points_of(trends.whole.get(of, ()), reader, start))
             for name, tone, of in names
         )
     recorded = [rank for rank in ranks if rank.rank in trends.whole]
-    if recorded or len(ranks) <= MOST_LINES:
+    if recorded or len(ranks) <= MAX_RANK_LINES:
         return tuple(
-            Curve(f"rank {rank.rank}", f"s{index}", _points(rank, trends, read, first))
+            Curve(f"rank {rank.rank}", f"s{index}", _points_of_rank(rank, trends, reader, start))
             for index, rank in enumerate(recorded or ranks)
         )
-    bands = trends.of(read).bands(ranks, first)
+    bands = trends.of(reader).bands(ranks, start)
     return (
         Curve("most", "s1", [(band.step, band.most) for band in bands]),
         Curve("median", "s0", [(band.step, band.median) for band in bands]),
@@ -267,38 +269,38 @@ def _curves(
     )
 
 
-def _points(
-    rank: RankSnapshot, trends: Trends, read: Read, first: int
+def _points_of_rank(
+    rank: RankSnapshot, trends: Trends, reader: Read, start: int
 ) -> list[tuple[float, float]]:
     """The points of a rank: those of its record, and the newer ones of the snapshot."""
-    kept = trends.whole.get(rank.rank, ())
-    newer = points(rank.recent, read, kept[-1].step + 1 if kept else first)
-    return points(kept, read, 0) + newer
+    recorded = trends.whole.get(rank.rank, ())
+    newer = points_of(rank.recent, reader, recorded[-1].step + 1 if recorded else start)
+    return points_of(recorded, reader, 0) + newer
 
 
-def _with_gaps(curves: tuple[Curve, ...], look: DisplayOptions) -> tuple[Curve, ...]:
+def _curves_with_gaps(curves: tuple[Curve, ...], options: DisplayOptions) -> tuple[Curve, ...]:
     """Without colour, curves differ by their gaps."""
-    if not look.letters:
+    if not options.letters:
         return curves
     gaps = (0, 4, 1, 8)
     return tuple(replace(curve, gap=gaps[i % len(gaps)]) for i, curve in enumerate(curves))
 
 
-def _top(curves: Sequence[Curve]) -> float:
+def _highest_value(curves: Sequence[Curve]) -> float:
     return max((value for curve in curves for _, value in curve.points), default=0.0)
 
 
-def _low(curves: Sequence[Curve]) -> float:
+def _lowest_axis_value(curves: Sequence[Curve]) -> float:
     """The beginning of the axis: 0, but for a loss below it."""
     lowest = min((value for curve in curves for _, value in curve.points), default=0.0)
     return -nice_ceiling(-lowest) if lowest < 0 else 0.0
 
 
-def _ahead(forecasts: Sequence[Forecast], span: tuple[int, int]) -> Curve | None:
+def _forecast_curve(forecasts: Sequence[Forecast], span: tuple[int, int]) -> Curve | None:
     """The expected way to the limit, for a third of the drawn width or until the limit is reached."""
     if not forecasts or not forecasts[0].growth_bytes_per_step:
         return None
-    (first, last), way = span, forecasts[0]
-    steps = min(way.steps, max(8.0, (last - first) * _AHEAD / (1 - _AHEAD)))
-    ends = [(last, float(way.used_bytes)), (last + steps, way.after(steps))]
-    return Curve(way.name, "forecast", ends, gap=2)
+    (start, final), forecast = span, forecasts[0]
+    steps = min(forecast.steps, max(8.0, (final - start) * _FORECAST_SHARE / (1 - _FORECAST_SHARE)))
+    endpoints = [(final, float(forecast.used_bytes)), (final + steps, forecast.after(steps))]
+    return Curve(forecast.name, "forecast", endpoints, gap=2)

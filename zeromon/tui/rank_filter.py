@@ -31,28 +31,28 @@ _SIGNS = {
 }  # fmt: skip
 
 
-def _scaled(figure: Figure) -> Callable[[RankSnapshot], float | None]:
+def _scaled_reader(figure: Figure) -> Callable[[RankSnapshot], float | None]:
     """Ratios in %, bytes in GiB; seconds as they are."""
     scale = 1.0 if figure.unit is SECONDS else figure.unit.scale
 
-    def read(rank: RankSnapshot) -> float | None:
+    def read_scaled(rank: RankSnapshot) -> float | None:
         value = figure.of_rank(rank)
         return None if value is None else scale * value
 
-    return read
+    return read_scaled
 
 
 COMPARED: dict[str, Callable[[RankSnapshot], float | None]] = {
     "rank": lambda rank: rank.rank,
-    **{f.name: _scaled(f) for f in (STEPS, STEP, EXPOSED, OVERLAP, LATE, MEMORY, RISK)},
-    "wait": _scaled(WAITS),
+    **{f.name: _scaled_reader(f) for f in (STEPS, STEP, EXPOSED, OVERLAP, LATE, MEMORY, RISK)},
+    "wait": _scaled_reader(WAITS),
 }
 """Names that can be compared: seconds, %, GiB."""
 
 
-def test_of(text: str) -> Test | None:
-    """The test of a rank that *text* describes; None for an empty filter."""
-    tests = [_test(word) for word in text.lower().split()]
+def parse_rank_filter(filter_text: str) -> Test | None:
+    """The test of a rank that *filter_text* describes; None for an empty filter."""
+    tests = [_parse_condition(condition) for condition in filter_text.lower().split()]
     if not tests:
         return None
     if len(tests) == 1:
@@ -60,21 +60,21 @@ def test_of(text: str) -> Test | None:
     return lambda rank: all(test(rank) for test in tests)
 
 
-def _test(word: str) -> Test:
-    if _RANGES.fullmatch(word):
-        spans = [part.partition("-") for part in word.split(",")]
+def _parse_condition(condition: str) -> Test:
+    if _RANGES.fullmatch(condition):
+        spans = [range_text.partition("-") for range_text in condition.split(",")]
         bounds = [(int(low), int(high or low)) for low, _, high in spans]
         return lambda rank: any(low <= rank.rank <= high for low, high in bounds)
-    compared = _COMPARED.fullmatch(word)
+    compared = _COMPARED.fullmatch(condition)
     if compared is not None and compared[1] in COMPARED:
-        read, holds, bound = COMPARED[compared[1]], _SIGNS[compared[2]], float(compared[3])
+        reader, compare, bound = COMPARED[compared[1]], _SIGNS[compared[2]], float(compared[3])
 
         def holds_for(rank: RankSnapshot) -> bool:
-            value = read(rank)
-            return value is not None and holds(value, bound)
+            value = reader(rank)
+            return value is not None and compare(value, bound)
 
         return holds_for
     return lambda rank: any(
-        word in part.lower()
-        for part in (rank.node, rank.unit, rank.ended or rank.phase, rank.device, rank.strategy)
+        condition in name.lower()
+        for name in (rank.node, rank.unit, rank.ended or rank.phase, rank.device, rank.strategy)
     )

@@ -8,7 +8,7 @@ from zeromon.levels import OOM, Level
 from zeromon.readout import throughput
 from zeromon.readout.figures import run_step_seconds
 from zeromon.readout.text import overhead_text, pause_seconds
-from zeromon.readout.verdict import beside, exposed_severity, risk_level, verdict
+from zeromon.readout.verdict import exposed_severity, judge_run, risk_level, state_beside
 from zeromon.snapshot import RankSnapshot, Risk, RiskCause, RunSnapshot, Severity
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Line, clean
@@ -24,39 +24,39 @@ _TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "di
 _OF_FIGURE = _TONES | {Severity.INFO: ""}
 
 
-def head(run: RunSnapshot) -> Line:
+def head_line(run: RunSnapshot) -> Line:
     """The first line: run, its health in a word, state, strategy, ranks, node and device."""
-    known = verdict(run)
-    tone = _TONES[known.severity]
-    line: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold")]
-    line += [
-        (f" {_SIGNS[known.severity]} {known.health} ", tone),
-        (f"· {clean(beside(known.health, run))}", ""),
+    judged = judge_run(run)
+    tone = _TONES[judged.severity]
+    spans: Line = [(" zeromon ", "badge"), (f" {clean(run.run)} ", "bold")]
+    spans += [
+        (f" {_SIGNS[judged.severity]} {judged.health} ", tone),
+        (f"· {clean(state_beside(judged.health, run))}", ""),
     ]
     if run.ranks:
-        first = run.ranks[0]
+        first_rank = run.ranks[0]
         fleet = run.fleet
         present = fleet.ranks - fleet.silent if fleet is not None else len(run.ranks)
-        count = f"{human_count(present)} of {human_count(first.world_size)} ranks"
-        if present == first.world_size:
-            count = f"{human_count(first.world_size)} rank{'s' * (first.world_size != 1)}"
-        facts = [first.strategy, count, f"on {run.node}", first.device.partition(":")[0]]
-        line.append(("  " + " · ".join(clean(fact) for fact in facts if fact), "dim"))
-    return line
+        count = f"{human_count(present)} of {human_count(first_rank.world_size)} ranks"
+        if present == first_rank.world_size:
+            count = f"{human_count(first_rank.world_size)} rank{'s' * (first_rank.world_size != 1)}"
+        facts = [first_rank.strategy, count, f"on {run.node}", first_rank.device.partition(":")[0]]
+        spans.append(("  " + " · ".join(clean(fact) for fact in facts if fact), "dim"))
+    return spans
 
 
 _SIGNS = {None: "●", Severity.INFO: "■", Severity.WARNING: "▲", Severity.CRITICAL: "✖"}
 
 
-def risk(run: RunSnapshot, width: int = 200) -> Line:
+def verdict_line(run: RunSnapshot, width: int = 200) -> Line:
     """The most important fact about the run, as one sentence that fits in *width*."""
-    known = verdict(run)
-    tone = _TONES[known.severity]
-    text = clean(known.cause)
-    if len(text) + 3 > width and known.short:
-        text = clean(known.short)
-    sign = "·" if tone in ("good", "dim") else _SIGNS[known.severity]
-    return [(f" {sign} ", tone), (text, "" if tone == "good" else tone)]
+    judged = judge_run(run)
+    tone = _TONES[judged.severity]
+    sentence = clean(judged.cause)
+    if len(sentence) + 3 > width and judged.short:
+        sentence = clean(judged.short)
+    sign = "·" if tone in ("good", "dim") else _SIGNS[judged.severity]
+    return [(f" {sign} ", tone), (sentence, "" if tone == "good" else tone)]
 
 
 def level_and_cause(risk: Risk) -> str:
@@ -74,83 +74,83 @@ def risk_line(name: str, risk: Risk, tone: str) -> Line:
     ]
 
 
-def tokens_per_second(run: RunSnapshot, look: DisplayOptions) -> float | str:
+def tokens_per_second(run: RunSnapshot, options: DisplayOptions) -> float | str:
     """Tokens a second of all ranks, or why they are unknown; by ``--tokens-per-step`` where given."""
-    if not look.tokens_per_step:
+    if not options.tokens_per_step:
         return throughput.tokens_per_second(run)
-    each = run_step_seconds(run.ranks) if pause_seconds(run) is None else None
-    return look.tokens_per_step / each if each else "no step ends"
+    pace = run_step_seconds(run.ranks) if pause_seconds(run) is None else None
+    return options.tokens_per_step / pace if pace else "no step ends"
 
 
-def figures(run: RunSnapshot, look: DisplayOptions) -> list[tuple[str, str, str]]:
+def run_figures(run: RunSnapshot, options: DisplayOptions) -> list[tuple[str, str, str]]:
     """The run in numbers: (name, value, tone)."""
     ranks, spreads = run.ranks, run.fleet.spreads if run.fleet is not None else {}
-    each = spreads["step_seconds"].median if "step_seconds" in spreads else run_step_seconds(ranks)
+    pace = spreads["step_seconds"].median if "step_seconds" in spreads else run_step_seconds(ranks)
     shares = [rank.exposed_ratio for rank in ranks if rank.exposed_ratio is not None]
     overlaps = [rank.overlap_ratio for rank in ranks if rank.overlap_ratio is not None]
     exposed, overlap = max(shares, default=None), min(overlaps, default=None)
     if "overlap_ratio" in spreads:  # the ranks of the snapshot are not those that overlap least
         overlap = spreads["overlap_ratio"].least
-    worst = nearest_oom(ranks)
-    rate = tokens_per_second(run, look)
-    used = throughput.mfu(run, rate, look.peak_flops)
-    moves = each is not None and pause_seconds(run) is None
-    made = [
-        ("step", human_seconds(each) if each else "n/a", "bold" if moves else "dim"),
-        ("steps/s", f"{1 / each:.3g}" if each and moves else "n/a", "" if moves else "dim"),
-        ("exposed", human_ratio(exposed) + _off(ranks),
+    nearest = nearest_oom(ranks)
+    rate = tokens_per_second(run, options)
+    used = throughput.mfu_of_run(run, rate, options.peak_flops)
+    moves = pace is not None and pause_seconds(run) is None
+    rows = [
+        ("step", human_seconds(pace) if pace else "n/a", "bold" if moves else "dim"),
+        ("steps/s", f"{1 / pace:.3g}" if pace and moves else "n/a", "" if moves else "dim"),
+        ("exposed", human_ratio(exposed) + _trace_deviation(ranks),
          "dim" if exposed is None else _OF_FIGURE[exposed_severity(run)]),
         ("overlap", human_ratio(overlap), ""),
-        ("OOM risk", human_ratio(worst[1].ratio if worst else None),
-         tone_of(worst[1].ratio if worst else None, OOM)),
-        ("tokens/s", *_known(rate, human_count)),
-        ("MFU", *_known(used, human_ratio)),
+        ("OOM risk", human_ratio(nearest[1].ratio if nearest else None),
+         tone_of(nearest[1].ratio if nearest else None, OOM)),
+        ("tokens/s", *_figure_or_unknown(rate, human_count)),
+        ("MFU", *_figure_or_unknown(used, human_ratio)),
     ]  # fmt: skip
-    if throughput.progress(run) is not None:
-        made.append(("progress", throughput.progress_text(run), ""))
+    if throughput.how_far(run) is not None:
+        rows.append(("progress", throughput.progress_text(run), ""))
     if (cost := overhead_text(ranks)) != "n/a":
-        made.append(("agent's cost", cost, "dim"))
-    return made
+        rows.append(("agent's cost", cost, "dim"))
+    return rows
 
 
-def _known(value: float | str, text: Callable[[float], str]) -> tuple[str, str]:
+def _figure_or_unknown(value: float | str, text_of: Callable[[float], str]) -> tuple[str, str]:
     """A figure and its tone; of an unknown one only an error says more than n/a."""
     if isinstance(value, float):
-        return text(value), ""
+        return text_of(value), ""
     return value if value.startswith("error") else "n/a", "dim"
 
 
-def _off(ranks: Sequence[RankSnapshot]) -> str:
+def _trace_deviation(ranks: Sequence[RankSnapshot]) -> str:
     """The deviation of the live exposed time from the last trace."""
-    known = [r.check.error_ratio for r in ranks if r.check is not None]
-    off = max((abs(error) for error in known if error is not None), default=None)
-    return "" if off is None else f" (a trace differs by {off * 100:.0f} %)"
+    ratios = [r.check.error_ratio for r in ranks if r.check is not None]
+    deviation = max((abs(error) for error in ratios if error is not None), default=None)
+    return "" if deviation is None else f" (a trace differs by {deviation * 100:.0f} %)"
 
 
-def figures_line(run: RunSnapshot, look: DisplayOptions, width: int) -> Line:
+def figures_line(run: RunSnapshot, options: DisplayOptions, width: int) -> Line:
     """The run in numbers, as one line of *width*: what was asked for first, what is unknown last.
 
     A figure that does not fit is left out, whole.
     """
-    asked = {"step"}
-    asked |= {"tokens/s"} if look.tokens_per_step else set()
-    asked |= {"MFU"} if look.peak_flops else set()
-    asked |= {"progress"} if run.planned_steps else set()
-    line: Line = []
+    requested = {"step"}
+    requested |= {"tokens/s"} if options.tokens_per_step else set()
+    requested |= {"MFU"} if options.peak_flops else set()
+    requested |= {"progress"} if run.planned_steps else set()
+    row: Line = []
     for name, value, tone in sorted(
-        figures(run, look), key=lambda figure: (figure[0] not in asked, figure[1] == "n/a")
+        run_figures(run, options), key=lambda entry: (entry[0] not in requested, entry[1] == "n/a")
     ):
         spans = [(f" {name} ", "dim"), (f"{value} ", tone)]
-        if sum(len(text) for text, _ in (*line, *spans)) <= width + 1:  # the last blank is none
-            line += spans
-    return [*line[:-1], (line[-1][0].rstrip(), line[-1][1])] if line else line
+        if sum(len(chunk) for chunk, _ in (*row, *spans)) <= width + 1:  # the last blank is none
+            row += spans
+    return [*row[:-1], (row[-1][0].rstrip(), row[-1][1])] if row else row
 
 
-def clock(wall: float) -> str:
+def clock(wall_seconds: float) -> str:
     """``12:04:31``, local time."""
-    return time.strftime("%H:%M:%S", time.localtime(wall))
+    return time.strftime("%H:%M:%S", time.localtime(wall_seconds))
 
 
-def ago(seconds: float) -> str:
+def age_text(seconds: float) -> str:
     """An age for people, in whole seconds: ``3 s``."""
     return human_seconds(seconds) if seconds >= 120 else f"{seconds:.0f} s"

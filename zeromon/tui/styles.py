@@ -60,7 +60,7 @@ _BOLD_TOO = frozenset(("bad", "accent"))
 
 
 @lru_cache(1024)
-def style(tone: str, background: str) -> Style:
+def style_of_tone(tone: str, background: str) -> Style:
     """The style of *tone* on a ``dark`` or ``light`` background, in ``sixteen`` colours or ``none``."""
     if tone in _ATTRIBUTES:
         return _ATTRIBUTES[tone]
@@ -68,20 +68,20 @@ def style(tone: str, background: str) -> Style:
     if background == "none":
         return _PLAIN.get(name, Style())
     return Style(
-        color=_colour(name, background),
-        bgcolor=_colour(back, background) if back else None,
+        color=_colour_of_tone(name, background),
+        bgcolor=_colour_of_tone(back, background) if back else None,
         bold=True if name in _BOLD_TOO else None,
     )
 
 
-def _colour(tone: str, background: str) -> str | None:
+def _colour_of_tone(tone: str, background: str) -> str | None:
     if tone.startswith("heat"):
         level = int(tone[4:])
         return (_HEAT_SIXTEEN if background == "sixteen" else _HEAT_DARK)[level]
     return _PALETTES[background].get(tone)
 
 
-def background_of(theme: Theme, *, no_color: bool) -> str:
+def background_of_theme(theme: Theme, *, no_color: bool) -> str:
     """The kind of background that *theme* has."""
     if no_color:
         return "none"

@@ -10,7 +10,7 @@ from zeromon.tui.event_log import LogEntry, Mark
 from zeromon.tui.line import Line, clean
 from zeromon.tui.playhead import Span
 from zeromon.tui.plots import Trends
-from zeromon.tui.status_text import ago, clock
+from zeromon.tui.status_text import age_text, clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,52 +49,52 @@ class ViewModel:
         return chosen or otherwise or (self.ranks[0] if self.ranks else None)
 
 
-def status(model: ViewModel, now: float) -> Line:
+def status_line(model: ViewModel, now_seconds: float) -> Line:
     """How old the snapshot is, for the right end of the first line."""
-    made = model.run.capture
-    line: Line = []
-    if made is not None and made.is_open:
+    capture = model.run.capture
+    spans: Line = []
+    if capture is not None and capture.is_open:
         step = max((rank.step for rank in model.run.ranks), default=0)
-        line.append((f" {clean(capture_text(made, step))} ", "warn"))
+        spans.append((f" {clean(capture_text(capture, step))} ", "warn"))
     if model.rank_filter:
-        line.append((f" ranks: {clean(model.rank_filter)} ", "warn"))
+        spans.append((f" ranks: {clean(model.rank_filter)} ", "warn"))
     at = clock(model.run.taken_wall)
     if model.replay:
         sign = "⏸" if model.paused else "▶"
         return [
-            *line,
+            *spans,
             (f" {sign} replay {at} x{model.speed:g} ", "warn" if model.paused else "accent"),
         ]
-    age = max(0.0, now - model.newest_wall)
+    age = max(0.0, now_seconds - model.newest_wall)
     if model.trouble and not model.run.ended:
-        return [*line, (f" ▲ {ago(age)} old: {clean(model.trouble)} ", "warn")]
+        return [*spans, (f" ▲ {age_text(age)} old: {clean(model.trouble)} ", "warn")]
     if model.paused:
-        behind = max(0.0, model.newest_wall - model.run.taken_wall)
-        return [*line, (f" ⏸ paused {at}, {ago(behind)} behind ", "warn")]
+        lag = max(0.0, model.newest_wall - model.run.taken_wall)
+        return [*spans, (f" ⏸ paused {at}, {age_text(lag)} behind ", "warn")]
     if model.run.unfinished:
-        return [*line, (f" incomplete, last seen {at} ", "warn")]
+        return [*spans, (f" incomplete, last seen {at} ", "warn")]
     if model.run.ended:
-        return [*line, (f" ended {at} ", "dim")]
+        return [*spans, (f" ended {at} ", "dim")]
     if model.run.detached:
-        return [*line, (" detached ", "dim")]
+        return [*spans, (" detached ", "dim")]
     old = age > STALE_SECONDS + 2 * max(0.0, model.run.every_seconds - 1)
     pause = pause_seconds(model.run)
     if not old and pause is not None:
-        return [*line, (f" ▲ {pause_text(pause)} ", "warn")]
-    text = f" ▲ {ago(age)} old " if old else " ● live "
-    return [*line, (text, "warn" if old else "good")]
+        return [*spans, (f" ▲ {pause_text(pause)} ", "warn")]
+    label = f" ▲ {age_text(age)} old " if old else " ● live "
+    return [*spans, (label, "warn" if old else "good")]
 
 
-def scrubber(model: ViewModel, width: int) -> Line:
+def draw_scrubber(model: ViewModel, width: int) -> Line:
     """The recorded span, and the position of the snapshot in it."""
     if model.span is None or width < 40:
         return []
-    first, last = model.span
-    left, right = f" {clock(first)} ", f" {clock(last)} "
-    room = width - len(left) - len(right)
-    share = (model.run.taken_wall - first) / ((last - first) or 1)
-    at = min(room - 1, max(0, round(share * (room - 1))))
+    first_wall, last_wall = model.span
+    start_text, end_text = f" {clock(first_wall)} ", f" {clock(last_wall)} "
+    track = width - len(start_text) - len(end_text)
+    share = (model.run.taken_wall - first_wall) / ((last_wall - first_wall) or 1)
+    at = min(track - 1, max(0, round(share * (track - 1))))
     return [
-        (left, "dim"), ("━" * at, "accent"), ("●", "bold"), ("─" * (room - at - 1), "faint"),
-        (right, "dim"),
+        (start_text, "dim"), ("━" * at, "accent"), ("●", "bold"), ("─" * (track - at - 1), "faint"),
+        (end_text, "dim"),
     ]  # fmt: skip

@@ -69,10 +69,10 @@ FUNCTIONS = (
 
 _WITHOUT_GRADIENTS = (Phase.EVALUATION, Phase.GENERATION)
 """The phases that forwards within them belong to."""
-_LEAST_COLLECTION_NS = 200_000
+_MIN_COLLECTION_NS = 200_000
 """A shorter collection belongs to the phase in which it happened."""
-_MOST_FILES = 4096
-_MOST_NUMBER = (1 << 53) - 1
+_MAX_FILES = 4096
+_MAX_NUMBER = (1 << 53) - 1
 
 
 class _Begun(NamedTuple):
@@ -121,9 +121,9 @@ class Activities(Backend):
             self.wrap(module.DeepSpeedEngine, "eval", after=self._evaluates_engine)
 
     def _watch(self, module: Any, function: str, phase: Phase, activity: Activity) -> None:
-        before = functools.partial(self._begins, phase)
-        after = functools.partial(self._ends, activity)
-        hook = around(self.context, before, after, where=function)
+        begin_hook = functools.partial(self._begins, phase)
+        end_hook = functools.partial(self._ends, activity)
+        hook = around(self.context, begin_hook, end_hook, where=function)
         self.patches.wrap_in(module, function, hook)
 
     # ---- functions ----------------------------------------------------------------------------
@@ -134,45 +134,45 @@ class Activities(Backend):
             return SKIP  # a model beside the one that is trained
         if in_training and self.context.phase == Phase.DATA_WAIT:
             return SKIP  # a data set that reads its samples with torch.load
-        within = self.steps.evaluation.functions
-        if in_training and phase is Phase.GENERATION and Phase.EVALUATION in within:
+        phases = self.steps.evaluation.functions
+        if in_training and phase is Phase.GENERATION and Phase.EVALUATION in phases:
             return SKIP  # a framework evaluates what the model generates
         files = (*args[:3], *kwargs.values()) if phase is Phase.CHECKPOINT else ()
-        where = tuple(filter(_is_place, files))
+        paths = tuple(filter(_is_place, files))
         maps = bool(kwargs.get("mmap"))
-        begun = _Begun(phase, time.monotonic_ns(), self.context.phase, in_training, where, maps)
+        opening = _Begun(phase, time.monotonic_ns(), self.context.phase, in_training, paths, maps)
         if in_training:
             if not self._open:
                 self._nbytes = 0
-            self._open.append(begun)
+            self._open.append(opening)
             self.context.enter(phase)
             if phase in _WITHOUT_GRADIENTS:
-                within.append(phase)
-        return begun
+                phases.append(phase)
+        return opening
 
-    def _ends(self, activity: Activity, begun: _Begun | None, result: Any, *_: Any) -> None:
-        if begun is None:
+    def _ends(self, activity: Activity, opening: _Begun | None, result: Any, *_: Any) -> None:
+        if opening is None:
             return
-        now = time.monotonic_ns()
-        nbytes = 0 if result is RAISED else sum(map(_bytes_at, begun.where))
-        if not begun.in_training:
-            self._write(begun.phase, begun.start_ns, now, activity, nbytes, Flag.ASYNC)
+        end_ns = time.monotonic_ns()
+        nbytes = 0 if result is RAISED else sum(map(_bytes_at, opening.where))
+        if not opening.in_training:
+            self._write(opening.phase, opening.start_ns, end_ns, activity, nbytes, Flag.ASYNC)
             return
-        self._open.remove(begun)
-        self.context.enter(begun.before)
-        if begun.phase in _WITHOUT_GRADIENTS:
+        self._open.remove(opening)
+        self.context.enter(opening.before)
+        if opening.phase in _WITHOUT_GRADIENTS:
             self.steps.evaluation.functions.pop()
         # what a function within has written is a part of what is at the outer one's path
-        self._nbytes = max(self._nbytes, nbytes) if begun.where else self._nbytes + nbytes
-        if not any(one.phase is begun.phase for one in self._open):
-            loads = activity is Activity.LOAD and result is not RAISED and not begun.maps
-            file = next(filter(None, map(_file_at, begun.where)), 0) if loads else 0
-            self._write(begun.phase, begun.start_ns, now, activity, self._nbytes, 0, file)
+        self._nbytes = max(self._nbytes, nbytes) if opening.where else self._nbytes + nbytes
+        if not any(outer.phase is opening.phase for outer in self._open):
+            loads = activity is Activity.LOAD and result is not RAISED and not opening.maps
+            file = next(filter(None, map(_file_at, opening.where)), 0) if loads else 0
+            self._write(opening.phase, opening.start_ns, end_ns, activity, self._nbytes, 0, file)
             self._nbytes = 0
-        written = getattr(result, "upload_completion", result)
-        if activity is Activity.SAVE and callable(getattr(written, "add_done_callback", None)):
-            write = self.context.guard.guarded(functools.partial(self._written, now))
-            written.add_done_callback(write)
+        upload = getattr(result, "upload_completion", result)
+        if activity is Activity.SAVE and callable(getattr(upload, "add_done_callback", None)):
+            write = self.context.guard.guarded(functools.partial(self._written, end_ns))
+            upload.add_done_callback(write)
 
     def _written(self, start_ns: int, _: Any) -> None:
         """An asynchronous checkpoint is on the disk."""
@@ -194,61 +194,61 @@ class Activities(Backend):
 
     def _watch_compiler(self, module: Any) -> None:
         handler = module.callback_handler
-        begins, ends = map(self.context.guard.guarded, (self._compiles, self._compiled))
-        handler.register_start_callback(begins)
-        handler.register_end_callback(ends)
+        on_start, on_end = map(self.context.guard.guarded, (self._compile_begins, self._compiled))
+        handler.register_start_callback(on_start)
+        handler.register_end_callback(on_end)
         self._forget += [
-            functools.partial(handler.remove_start_callback, begins),
-            functools.partial(handler.remove_end_callback, ends),
+            functools.partial(handler.remove_start_callback, on_start),
+            functools.partial(handler.remove_end_callback, on_end),
         ]
 
-    def _compiles(self, *_: Any) -> None:
+    def _compile_begins(self, *_: Any) -> None:
         """The outermost compilation begins; torch calls this once for those within it."""
-        before, in_training = self.context.phase, self.steps.is_training_thread()
-        self._compilation = _Begun(Phase.COMPILE, time.monotonic_ns(), before, in_training)
+        prior_phase, in_training = self.context.phase, self.steps.is_training_thread()
+        self._compilation = _Begun(Phase.COMPILE, time.monotonic_ns(), prior_phase, in_training)
         if in_training:
             self.context.enter(Phase.COMPILE)
 
     def _compiled(self, *args: Any) -> None:
-        begun, self._compilation = self._compilation, None
-        if begun is None or self.context.mode == OFF:
+        opening, self._compilation = self._compilation, None
+        if opening is None or self.context.mode == OFF:
             return
         name = str(getattr(args[0], "compile_id", "") if args else "")
-        again = name.rpartition("/")[2].partition("_")[0]
-        activity = Activity.RECOMPILE if again.strip("0") else Activity.FIRST_COMPILE
-        flags = 0 if begun.in_training else Flag.ASYNC
-        if begun.in_training:
-            self.context.enter(begun.before)
-        self._write(begun.phase, begun.start_ns, time.monotonic_ns(), activity, 0, flags)
+        compile_number = name.rpartition("/")[2].partition("_")[0]
+        activity = Activity.RECOMPILE if compile_number.strip("0") else Activity.FIRST_COMPILE
+        flags = 0 if opening.in_training else Flag.ASYNC
+        if opening.in_training:
+            self.context.enter(opening.before)
+        self._write(opening.phase, opening.start_ns, time.monotonic_ns(), activity, 0, flags)
 
     def _watch_capture(self, module: Any) -> None:
-        self.wrap(module.graph, "__enter__", after=self._compiles)
+        self.wrap(module.graph, "__enter__", after=self._compile_begins)
         self.wrap(module.graph, "__exit__", after=self._capture_ends)
 
     def _capture_ends(self, *_: Any) -> None:
-        begun, self._compilation = self._compilation, None
-        if begun is not None:
-            self.context.enter(begun.before)
-            now = time.monotonic_ns()
-            self._write(begun.phase, begun.start_ns, now, Activity.GRAPH_CAPTURE)
+        opening, self._compilation = self._compilation, None
+        if opening is not None:
+            self.context.enter(opening.before)
+            end_ns = time.monotonic_ns()
+            self._write(opening.phase, opening.start_ns, end_ns, Activity.GRAPH_CAPTURE)
 
     # ---- garbage collection -------------------------------------------------------------------
 
     def _watch_collections(self, _: Any) -> None:
-        collects = self.context.guard.guarded(self._collects)
+        collects = self.context.guard.guarded(self._note_collection)
         gc.callbacks.append(collects)
         self._forget.append(functools.partial(gc.callbacks.remove, collects))
 
-    def _collects(self, moment: str, details: dict[str, int]) -> None:
-        if moment == "start":
+    def _note_collection(self, gc_phase: str, details: dict[str, int]) -> None:
+        if gc_phase == "start":
             self._collection_ns = time.monotonic_ns()
             return
-        now, start = time.monotonic_ns(), self._collection_ns
-        if now - start < _LEAST_COLLECTION_NS or self.context.mode == OFF:
+        end_ns, start = time.monotonic_ns(), self._collection_ns
+        if end_ns - start < _MIN_COLLECTION_NS or self.context.mode == OFF:
             return
         activity = Activity(Activity.COLLECT_YOUNGEST + min(2, details["generation"]))
         flags = 0 if self.steps.is_training_thread() else Flag.ASYNC
-        self._write(Phase.GARBAGE_COLLECTION, start, now, activity, 0, flags)
+        self._write(Phase.GARBAGE_COLLECTION, start, end_ns, activity, 0, flags)
 
     # ---- writing ------------------------------------------------------------------------------
 
@@ -282,24 +282,24 @@ def _is_place(value: Any) -> bool:
     return isinstance(value, (str, os.PathLike)) or callable(getattr(value, "tell", None))
 
 
-def _file_at(place: Any) -> int:
+def _file_at(target: Any) -> int:
     """Returns a number for the file at a path; 0 for a folder, or where there is none."""
     with suppress(OSError, ValueError):
-        if isinstance(place, (str, os.PathLike)) and Path(place).is_file():
-            status = os.stat(place)
-            return (status.st_dev << 40 ^ status.st_ino) & _MOST_NUMBER
+        if isinstance(target, (str, os.PathLike)) and Path(target).is_file():
+            status = os.stat(target)
+            return (status.st_dev << 40 ^ status.st_ino) & _MAX_NUMBER
     return 0
 
 
-def _bytes_at(place: Any) -> int:
+def _bytes_at(target: Any) -> int:
     """Returns the bytes that this rank has written to, or read from, a path or file; 0 if unknown."""
     with suppress(OSError, ValueError, TypeError):
-        if not isinstance(place, (str, os.PathLike)):
-            return int(place.tell())
-        path = Path(place)
+        if not isinstance(target, (str, os.PathLike)):
+            return int(target.tell())
+        path = Path(target)
         if not path.is_dir():
             return path.stat().st_size
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        files = itertools.islice(path.glob(f"__{rank}_*"), _MOST_FILES)
+        files = itertools.islice(path.glob(f"__{rank}_*"), _MAX_FILES)
         return sum(file.stat().st_size for file in files)
     return 0

@@ -39,9 +39,9 @@ class Units:
 
         *describe* names a new unit. It returns None for an owner without a unit, whose id is 0.
         """
-        kept = getattr(owner, "_zeromon_unit", None)
-        if kept is not None and kept[0] is self._context:
-            return int(kept[1])
+        cached = getattr(owner, "_zeromon_unit", None)
+        if cached is not None and cached[0] is self._context:
+            return int(cached[1])
         described = describe(owner)
         if described is None:
             return 0
@@ -80,11 +80,11 @@ class Units:
         """
         context = self._context
 
-        def enter(*args: Any, **_: Any) -> None:
+        def enter_unit(*args: Any, **_: Any) -> None:
             owner = args[subject]
-            kept = getattr(owner, "_zeromon_unit", None)  # as id_of, without the call
-            if kept is not None and kept[0] is context:
-                context.unit = unit = kept[1]
+            cached = getattr(owner, "_zeromon_unit", None)  # as id_of, without the call
+            if cached is not None and cached[0] is context:
+                context.unit = unit = cached[1]
             else:
                 context.unit = unit = self.id_of(owner, describe)
             if event is not None and (happens is None or happens(*args)):
@@ -92,7 +92,7 @@ class Units:
 
         # before torch 2.7 a frame does not leave its callees
         leave_to_python(happens, and_callees=True)
-        hook = around(context, enter, scoped=True, active_from=ON, traced=True)
+        hook = around(context, enter_unit, scoped=True, active_from=ON, traced=True)
         return lambda original: leave_to_python(hook(original), and_callees=False)
 
 

@@ -16,7 +16,7 @@ from zeromon_agents.hooks.pipelining import Pipelining
 from zeromon_agents.hooks.symmetric_memory import SymmetricMemory
 from zeromon_agents.observe import model_metadata
 from zeromon_agents.observe.census import Provider
-from zeromon_agents.observe.torch_roles import find
+from zeromon_agents.observe.torch_roles import find_instances
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.imports import ImportWatch
 
@@ -47,8 +47,8 @@ class Backends:
 
     def _own(self, name: str) -> tuple[Callable[..., Any], ...]:
         """The method *name* of the backends that have one of their own."""
-        own = (b for b in self._all if getattr(type(b), name) is not getattr(Backend, name))
-        return tuple(getattr(b, name) for b in own)
+        overriding = (b for b in self._all if getattr(type(b), name) is not getattr(Backend, name))
+        return tuple(getattr(b, name) for b in overriding)
 
     def install(self, imports: ImportWatch) -> None:
         """Patches the modules that are loaded, and the others as soon as they are imported."""
@@ -94,11 +94,13 @@ class Backends:
                 return described
         return model_metadata.of_replicated(module, optimizers)
 
-    def discover(self) -> None:
+    def register_existing(self) -> None:
         """Registers the models, optimizers and engines that existed before the agent was attached."""
-        objects, optimizers = find(name for backend in self._all for name in backend.classes)
+        objects, optimizers = find_instances(
+            name for backend in self._all for name in backend.classes
+        )
         for backend in self._all:
-            for instance in (one for name in backend.classes for one in objects.get(name, ())):
+            for instance in (entry for name in backend.classes for entry in objects.get(name, ())):
                 backend.adopt(instance)
         for optimizer in optimizers:
             self._models.register_optimizer(optimizer)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from zeromon.ring.buffer import NameKind
-from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, head, typed
+from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, pack_dtype, pack_head
 from zeromon_agents.hooks.process_groups import (
     DTYPES,
     PAYLOADS,
@@ -57,9 +57,9 @@ BLOCKED_NS = 20_000
 _caller, _Tensor = threading.get_ident, torch.Tensor
 
 
-def _entry(known: Any) -> Entry:
+def _entry_of_work(open_work: Any) -> Entry:
     """Returns an entry of :attr:`Collectives.open`; a tuple is a synchronous collective."""
-    return [*known, 0, None, -1] if type(known) is tuple else known
+    return [*open_work, 0, None, -1] if type(open_work) is tuple else open_work
 
 
 class Collectives:
@@ -95,9 +95,9 @@ class Collectives:
 
         *existed*: the group is older than the agent.
         """
-        known = self.groups.get(id(pg))
-        if known is not None:
-            return known
+        registered = self.groups.get(id(pg))
+        if registered is not None:
+            return registered
         described = describe_group(pg, self.framework_label)
         number = self._context.ring.name(NameKind.GROUP, described)
         forget = self.groups.pop
@@ -124,8 +124,8 @@ class Collectives:
 
     def is_apart(self, group: Group) -> bool:
         """Returns whether a thread of the program beside that of training calls *group*."""
-        group.apart |= (apart := self._context.is_apart())
-        return apart
+        group.apart |= (called_apart := self._context.is_apart())
+        return called_apart
 
     def end_warm_up(self) -> None:
         """Stops reading the group's sequence number at each collective."""
@@ -144,42 +144,42 @@ class Collectives:
         group_class, work_class = distributed.ProcessGroup, distributed.Work
         for name, payload in PAYLOADS.items():
             if name in vars(group_class):
-                original = patches.original(group_class, name)
+                original = patches.find_original(group_class, name)
                 patches.set(group_class, name, self._issue_hook(original, name, payload))
         if "_start_coalescing" in vars(group_class):
-            start, end = "_start_coalescing", "_end_coalescing"
-            begins = around(self._context, self._coalescing_begins, where=start)
-            ends = around(self._context, after=self._coalescing_ends, where=end)
-            patches.wrap(group_class, start, begins)
-            patches.wrap(group_class, end, ends)
+            start_name, end_name = "_start_coalescing", "_end_coalescing"
+            begin_hook = around(self._context, self._coalescing_begins, where=start_name)
+            end_hook = around(self._context, after=self._coalescing_ends, where=end_name)
+            patches.wrap(group_class, start_name, begin_hook)
+            patches.wrap(group_class, end_name, end_hook)
         if "shutdown" in vars(group_class):  # torch before 2.7 has none
             count = around(self._context, lambda *_: before_shutdown(), where="shutdown")
             patches.wrap(group_class, "shutdown", count)
         patches.wrap(work_class, "wait", self._wait_hook)
 
-    def _issue_hook(self, original: Any, name: str, where: Payload) -> Callable[..., Any]:  # noqa: C901
+    def _issue_hook(self, original: Any, name: str, slot: Payload) -> Callable[..., Any]:  # noqa: C901
         """Returns the wrapper of one method.
 
         The function is long because its body is inlined: it runs at every collective, and each call
         inside costs about 50 ns.
         """
-        context, groups, opened = self._context, self.groups, self.open
-        following, pack, records, mask = context.ring.slots
-        now = time.monotonic_ns
-        op, index, keyword, per_rank = where
-        issued = head(Kind.ISSUED, op)
-        op_word, failed = head(0, op), head(0, flags=Flag.FAILED)
-        is_async = head(0, flags=Flag.ASYNC)
+        context, groups, open_works = self._context, self.groups, self.open
+        next_slot, pack, records, mask = context.ring.slots
+        now_ns = time.monotonic_ns
+        op, index, keyword, per_rank = slot
+        issued = pack_head(Kind.ISSUED, op)
+        op_word, failed = pack_head(0, op), pack_head(0, flags=Flag.FAILED)
+        is_async = pack_head(0, flags=Flag.ASYNC)
         attached, timed = self.attached, self._device.device_type
         wants_callback = op not in (Op.SEND, Op.RECV, Op.BARRIER)
         point_to_point = op in (Op.SEND, Op.RECV)
         unless_told: bool | None = point_to_point or None
         asks = not point_to_point and hasattr(torch.distributed.AllreduceOptions, "asyncOp")
 
-        settled: Group | None = None  # that of the newest call, where a call takes one number
+        settled_group: Group | None = None  # that of the newest call, where a call takes one number
 
-        def method(pg: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901
-            nonlocal settled
+        def issue_with_hook(pg: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901
+            nonlocal settled_group
             mode = context.mode
             if (
                 not mode
@@ -188,7 +188,7 @@ class Collectives:
                     return original(pg, args[0], args[1])
                 return original(pg, *args, **kwargs)
             entry: Any = None
-            before, called_async, here = -1, unless_told, False
+            sequence_before, called_async, is_timed = -1, unless_told, False
             try:
                 group = groups.get(id(pg)) or self.group_of(pg)
                 if index < 0:  # the options of a barrier name its device
@@ -220,13 +220,13 @@ class Collectives:
                     group.numbers.append(sequence)
                 else:
                     sequence = group.issued - group.point_to_point
-                word, at, engine = context.head_word, group.id | context.unit, context.engine
+                head_word, at, engine = context.head_word, group.id | context.unit, context.engine
                 if _caller() != context.thread and self.is_apart(group):
-                    word, at, engine = 0, context.place_apart(group.id), 0
+                    head_word, at, engine = 0, context.place_apart(group.id), 0
                     mode = IDLE if group.on_device else ON
                 if group.on_device:
-                    here = payload is not None and payload.device.type == timed
-                    if here and self._device.captures():
+                    is_timed = payload is not None and payload.device.type == timed
+                    if is_timed and self._device.captures():
                         mode = OFF  # nothing runs, so nothing would end the record
                 if mode == ON:
                     if asks:
@@ -235,29 +235,29 @@ class Collectives:
                         except (AttributeError, IndexError):  # an overload without options
                             called_async = None
                     if called_async:
-                        word |= is_async
-                    started, n = now(), following()
+                        head_word |= is_async
+                    started, n = now_ns(), next_slot()
                     # fmt: off
-                    pack(records, (n & mask) * RECORD_SIZE, n, started, issued | word, at,
+                    pack(records, (n & mask) * RECORD_SIZE, n, started, issued | head_word, at,
                          nbytes, sequence, dtype, engine, n)
                     # fmt: on
                     if called_async is False:  # no callback fills in its end: a tuple costs less
-                        entry = op_word | word, at, nbytes, started, sequence
+                        entry = op_word | head_word, at, nbytes, started, sequence
                     else:
-                        entry = [op_word | word, at, nbytes, started, sequence, 0, None, 0]
-                    if here:
-                        entry = _entry(entry)
+                        entry = [op_word | head_word, at, nbytes, started, sequence, 0, None, 0]
+                    if is_timed:
+                        entry = _entry_of_work(entry)
                         self._device.issued(entry)
                 elif mode:
                     self.count(group.id, op, nbytes, dtype)
-                if group is settled:
+                if group is settled_group:
                     pass
                 elif name in group.even:
-                    settled = group
+                    settled_group = group
                 else:
                     extra = group.extras.get(name)
                     if extra is None:
-                        before = sequence_number(pg)
+                        sequence_before = sequence_number(pg)
                     elif extra and group.coalescing is None:
                         group.extra += extra
             except Guard.CAUGHT as error:
@@ -271,35 +271,35 @@ class Collectives:
             except BaseException:
                 with suppress(Guard.CAUGHT):  # the caller must get the call's own error
                     if entry is not None:
-                        entry = _entry(entry)
+                        entry = _entry_of_work(entry)
                         entry[WORD] |= failed
-                        self.done(entry, now(), 0)
+                        self.done(entry, now_ns(), 0)
                 raise
             try:
-                if before >= 0:
-                    self.note_sequence(group, pg, before, name)
+                if sequence_before >= 0:
+                    self.note_sequence(group, pg, sequence_before, name)
                 if entry is None:
-                    if id(work) in opened:
-                        self.outlives(opened.pop(id(work)))
-                    if context.mode == mode == IDLE and here and work is not None:
-                        opened[id(work)] = ()  # a step that is timed may wait for it
+                    if id(work) in open_works:
+                        self.keep_outlived(open_works.pop(id(work)))
+                    if context.mode == mode == IDLE and is_timed and work is not None:
+                        open_works[id(work)] = ()  # a step that is timed may wait for it
                 else:
-                    if here and index >= 0:  # the call of a barrier waits for its end
-                        entry[HELD_NS] = now() - started
+                    if is_timed and index >= 0:  # the call of a barrier waits for its end
+                        entry[HELD_NS] = now_ns() - started
                     if group.coalescing is not None:
-                        group.coalescing.append(_entry(entry))
+                        group.coalescing.append(_entry_of_work(entry))
                     elif work is None:
-                        entry = _entry(entry)
+                        entry = _entry_of_work(entry)
                         if entry[EVENT] is not None:
                             self._device.ran_here(entry)
                         else:
-                            self.done(entry, now(), now() - entry[ISSUED_NS])
+                            self.done(entry, now_ns(), now_ns() - entry[ISSUED_NS])
                     else:
-                        if opened.setdefault(id(work), entry) is not entry:
-                            self.outlives(opened[id(work)])
-                            opened[id(work)] = entry
+                        if open_works.setdefault(id(work), entry) is not entry:
+                            self.keep_outlived(open_works[id(work)])
+                            open_works[id(work)] = entry
                         if called_async is not False and entry[EVENT] is None:
-                            entry[HELD_NS] = now() - entry[ISSUED_NS]
+                            entry[HELD_NS] = now_ns() - entry[ISSUED_NS]
                             # on a device a callback would wait in a stream of its own
                             on_device = not getattr(payload, "is_cpu", True)
                             if wants_callback and not on_device:
@@ -308,60 +308,60 @@ class Collectives:
                 context.guard.note(error, name)
             return work
 
-        method.__name__ = name
+        issue_with_hook.__name__ = name
         # pybind recognizes by the code's name that a Python subclass calls its base class
-        method.__code__ = method.__code__.replace(co_name=name)
-        return leave_to_python(method, and_callees=True)
+        issue_with_hook.__code__ = issue_with_hook.__code__.replace(co_name=name)
+        return leave_to_python(issue_with_hook, and_callees=True)
 
     def _wait_hook(self, original: Any) -> Callable[..., Any]:
-        context, take, now = self._context, self.open.pop, time.monotonic_ns
-        following, pack, records, mask = context.ring.slots
-        waited_for, is_known = self.completions.waited_for.add, head(0, flags=Flag.END_KNOWN)
-        done = head(Kind.DONE) | is_known
-        failed = done | head(0, flags=Flag.FAILED)
+        context, pop_entry, now_ns = self._context, self.open.pop, time.monotonic_ns
+        next_slot, pack, records, mask = context.ring.slots
+        waited_for, is_known = self.completions.waited_for.add, pack_head(0, flags=Flag.END_KNOWN)
+        done = pack_head(Kind.DONE) | is_known
+        failed = done | pack_head(0, flags=Flag.FAILED)
 
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            entry: Any = take(id(work), None) if context.mode else None
+        def wait_with_hook(work: Any, *args: Any, **kwargs: Any) -> Any:
+            entry: Any = pop_entry(id(work), None) if context.mode else None
             if not entry:
                 if entry is not None and context.mode == ON:
                     return self.wait_for_entries(original, work, [], args, kwargs)
                 return original(work, *args, **kwargs) if args or kwargs else original(work)
             outcome, reached = failed, 0
             if type(entry) is tuple:
-                word, at, nbytes, issued, sequence = entry
+                head_word, at, nbytes, issued, sequence = entry
             elif type(entry[0]) is list or entry[EVENT] is not None:
                 entries = entry if type(entry[0]) is list else [entry]
                 return self.wait_for_entries(original, work, entries, args, kwargs)
             else:
-                word, at, nbytes, issued, sequence, _, _, held = entry
-                reached = now()
+                head_word, at, nbytes, issued, sequence, _, _, held_ns = entry
+                reached = now_ns()
             try:
                 result = original(work, *args, **kwargs) if args or kwargs else original(work)
                 outcome = done
                 return result
             finally:
-                left = now()
+                left_ns = now_ns()
                 try:
                     if not reached:  # synchronous: it has blocked since it was issued
-                        blocked = left - issued
+                        blocked = left_ns - issued
                     else:
-                        end = entry[END]
-                        if end and end < left:  # a callback saw the completion
-                            left = end
-                        elif not end and left - reached < BLOCKED_NS:
+                        end_ns = entry[END]
+                        if end_ns and end_ns < left_ns:  # a callback saw the completion
+                            left_ns = end_ns
+                        elif not end_ns and left_ns - reached < BLOCKED_NS:
                             outcome ^= is_known
-                        entry[END] = left
-                        blocked = held + (left - reached if left > reached else 0)
-                        waited_for((word, at))
-                    n = following()
+                        entry[END] = left_ns
+                        blocked = held_ns + (left_ns - reached if left_ns > reached else 0)
+                        waited_for((head_word, at))
+                    n = next_slot()
                     # fmt: off
-                    pack(records, (n & mask) * RECORD_SIZE, n, left, word | outcome, at,
+                    pack(records, (n & mask) * RECORD_SIZE, n, left_ns, head_word | outcome, at,
                          nbytes, issued, blocked, sequence, n)
                     # fmt: on
                 except Guard.CAUGHT as error:
                     context.guard.note(error, "Work.wait")
 
-        return leave_to_python(wait, and_callees=True)
+        return leave_to_python(wait_with_hook, and_callees=True)
 
     def wait_for_entries(
         self, original: Any, work: Any, entries: list[Entry], args: Any, kwargs: Any
@@ -380,10 +380,12 @@ class Collectives:
                 if timed is not None:
                     self._device.left_wait(timed)
                 else:
-                    left = time.monotonic_ns()
-                    for position, one in enumerate(entries):
-                        held = left - one[ISSUED_NS] if one[HELD_NS] < 0 else left - reached
-                        self.done(one, left, 0 if position else held)
+                    left_ns = time.monotonic_ns()
+                    for position, entry in enumerate(entries):
+                        blocked_ns = (
+                            left_ns - entry[ISSUED_NS] if entry[HELD_NS] < 0 else left_ns - reached
+                        )
+                        self.done(entry, left_ns, 0 if position else blocked_ns)
             except Guard.CAUGHT as error:
                 guard.note(error, "Work.wait")
 
@@ -414,25 +416,37 @@ class Collectives:
         """Records those broadcasts; the call returns when they have ended."""
         if state is None:
             return
-        group, before, began = state
-        calls, context = sequence_number(pg) - before, self._context
-        end, nbytes = time.monotonic_ns(), total_bytes(tensors) // max(1, calls)
+        group, sequence_before, began_ns = state
+        calls, context = sequence_number(pg) - sequence_before, self._context
+        end_ns, nbytes = time.monotonic_ns(), total_bytes(tensors) // max(1, calls)
         if group.seen_sequences is not None:
-            group.seen_sequences.update(range(before + 1, before + calls + 1))
+            group.seen_sequences.update(range(sequence_before + 1, sequence_before + calls + 1))
         for number in range(calls):
             group.issued += 1
             sequence = group.issued - group.point_to_point
             if self.attached:
-                sequence = before + number + 1
+                sequence = sequence_before + number + 1
                 group.numbers.append(sequence)
             if context.mode != ON:
                 self.count(group.id, Op.BROADCAST, nbytes, 0)
                 continue
-            word, at = context.head_word, group.id | context.unit
-            start, took = began + (end - began) * number // calls, (end - began) // calls
-            issued = head(Kind.ISSUED, Op.BROADCAST) | word
+            head_word, at = context.head_word, group.id | context.unit
+            start, took = (
+                began_ns + (end_ns - began_ns) * number // calls,
+                (end_ns - began_ns) // calls,
+            )
+            issued = pack_head(Kind.ISSUED, Op.BROADCAST) | head_word
             context.ring.write(start, issued, at, nbytes, sequence, 0, context.engine)
-            entry = [head(0, Op.BROADCAST) | word, at, nbytes, start, sequence, 0, None, 0]
+            entry = [
+                pack_head(0, Op.BROADCAST) | head_word,
+                at,
+                nbytes,
+                start,
+                sequence,
+                0,
+                None,
+                0,
+            ]
             # on a device the host waits for nothing: the time is that of the calls
             self.done(entry, start + took, 0 if group.on_device else took)
         group.matched = group.issued
@@ -443,7 +457,7 @@ class Collectives:
         """Counts a collective of a control step."""
         phase = self._context.phase
         self.last_counted = (op, phase, group, nbytes)
-        key = (group, op, phase, typed(dtype, self._context.engine))
+        key = (group, op, phase, pack_dtype(dtype, self._context.engine))
         row = self.counts.get(key)
         if row is None:
             self.counts[key] = [1, nbytes]
@@ -453,9 +467,9 @@ class Collectives:
 
     def done(self, entry: Entry, end_ns: int, blocked_ns: int) -> None:
         """Writes the end of *entry*."""
-        word, at, nbytes, issued, sequence, _, _, _ = entry
+        head_word, at, nbytes, issued, sequence, _, _, _ = entry
         entry[END] = end_ns
-        done = head(Kind.DONE, flags=Flag.END_KNOWN) | word
+        done = pack_head(Kind.DONE, flags=Flag.END_KNOWN) | head_word
         self._context.ring.write(end_ns, done, at, nbytes, issued, blocked_ns, sequence)
 
     def number_next(self, group: Group) -> int:
@@ -468,35 +482,35 @@ class Collectives:
         group.numbers.append(sequence)
         return sequence
 
-    def note_sequence(self, group: Group, pg: Any, before: int, name: str) -> None:
+    def note_sequence(self, group: Group, pg: Any, sequence_before: int, name: str) -> None:
         """Notes the sequence numbers that a call took, and how many one call of its method takes.
 
         Some methods take none (point-to-point on NCCL) or two (a list reduce-scatter on gloo).
         Coalesced calls are measured together, at the end of the coalescing.
         """
-        after = sequence_number(pg)
+        sequence_after = sequence_number(pg)
         if group.coalescing is None:
-            group.extra += after - before - 1
+            group.extra += sequence_after - sequence_before - 1
         if group.seen_sequences is not None:  # the warm-up looks at each call
-            group.seen_sequences.update(range(before + 1, after + 1))
+            group.seen_sequences.update(range(sequence_before + 1, sequence_after + 1))
         elif group.coalescing is None:
-            group.extras[name] = extra = after - before - 1
+            group.extras[name] = extra = sequence_after - sequence_before - 1
             if not extra:
                 group.even.add(name)
 
     def flush_step(self) -> None:
         """Writes, at the end of a step, the counts of a control step and the works never waited for."""
-        now = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         for (group, op, phase, kind), (count, nbytes) in self.counts.items():
             # fmt: off
-            self._context.write(now, Kind.COUNTED, op, phase, 0, group, 0, count, nbytes, 1, kind)
+            self._context.write(now_ns, Kind.COUNTED, op, phase, 0, group, 0, count, nbytes, 1, kind)
             # fmt: on
         self.counts.clear()
         self.last_counted = None
         if self.open or self._outlived:
             self._flush_unwaited()
 
-    def outlives(self, entry: Any) -> None:
+    def keep_outlived(self, entry: Any) -> None:
         """Keeps *entry*, whose work is gone, as the id of that work is another's now."""
         is_one = type(entry) is list and type(entry[0]) is not list
         if is_one and entry[EVENT] is None and len(self._outlived) < MAX_OPEN_WORKS:
@@ -548,12 +562,12 @@ class Completions:
         are issued at once few are called back, if their kind is waited for. For the others the time at
         which they are waited for is an upper bound of their end.
         """
-        last, kind = self._last, (entry[WORD], entry[PLACE])
+        last_entry, kind = self._last, (entry[WORD], entry[PLACE])
         is_small = entry[NBYTES] <= _SMALL_BYTES
-        if is_small and last is not None and not last[END] and kind in self.waited_for:
+        if is_small and last_entry is not None and not last_entry[END] and kind in self.waited_for:
             return
 
-        def completed(_: Any) -> None:
+        def note_completion(_: Any) -> None:
             if not entry[END]:
                 entry[END] = time.monotonic_ns()
             self._last_completed = entry
@@ -563,7 +577,7 @@ class Completions:
         except RuntimeError:  # of torch 2.6 a reduce-scatter on gloo: it ends when it is waited for
             return
         self._last = entry
-        future.add_done_callback(completed)
+        future.add_done_callback(note_completion)
 
     def settle(self, timeout_ns: int = _EXIT_TIMEOUT_NS) -> None:
         """Waits, before the interpreter exits, until the backend's thread has run the newest callback.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zeromon.ring.buffer import RingWriter
-from zeromon.ring.ring_file import remove_ring
+from zeromon.ring.ring_file import remove_ring_file
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import PAYLOADS, Group
 from zeromon_agents.observe.device_timer import DeviceTimer
@@ -54,66 +54,68 @@ class _Work:
         return future
 
 
-def calibrate() -> HookCost:
+def measure_hook_cost() -> HookCost:
     """Returns what the hooks cost here. It takes some ten milliseconds."""
     with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
         ring = RingWriter(Path(folder) / "scratch", rank=0, capacity=1 << 9, names_size=1 << 12)
-        remove_ring(ring.path)  # its memory, which nobody else would remove, goes with the last use
+        remove_ring_file(
+            ring.path
+        )  # its memory, which nobody else would remove, goes with the last use
         context = HookContext(ring, Guard())
         context.mode = ON
-        record = (_median(_collective(context)) - _median(_bare_collective)) / 2
-        call = _median(_wrapped(context)) - _median(_method)
+        record = (_median_ns(_hooked_collective(context)) - _median_ns(_bare_collective)) / 2
+        call = _median_ns(_wrapped_method(context)) - _median_ns(_bare_method)
         ring.close()
         if context.guard.errors:
             raise RuntimeError(f"the hooks failed while they were timed: {context.guard.first}")
     return HookCost(round(COLD * max(0.0, record)), round(COLD * max(0.0, call)))
 
 
-def _median(function: Callable[[], Any]) -> float:
+def _median_ns(function: Callable[[], Any]) -> float:
     """Nanoseconds of one call, the median of some rounds."""
     rounds = []
     for _ in range(_ROUNDS):
-        began = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         for _ in range(_CALLS):
             function()
-        rounds.append((time.perf_counter_ns() - began) / _CALLS)
+        rounds.append((time.perf_counter_ns() - began_ns) / _CALLS)
     return statistics.median(rounds)
 
 
-def _issue(*_: Any) -> _Work:
+def _bare_issue(*_: Any) -> _Work:
     return _Work()
 
 
-def _wait(_: Any) -> bool:
+def _bare_wait(_: Any) -> bool:
     return True
 
 
 def _bare_collective() -> None:
-    _wait(_issue())
+    _bare_wait(_bare_issue())
 
 
-def _collective(context: HookContext) -> Callable[[], None]:
+def _hooked_collective(context: HookContext) -> Callable[[], None]:
     """Issues a collective through the hook, and waits for it."""
     collectives = Collectives(context, DeviceTimer(context))
     pg, payload, options = object(), [torch.ones(1)], _Options()
     group = Group(1, None, size=2, on_device=False, base=0)
     group.seen_sequences, group.even = None, {"allreduce"}
     collectives.groups[id(pg)] = group
-    issue = collectives._issue_hook(_issue, "allreduce", PAYLOADS["allreduce"])
-    wait = collectives._wait_hook(_wait)
+    issue = collectives._issue_hook(_bare_issue, "allreduce", PAYLOADS["allreduce"])
+    wait = collectives._wait_hook(_bare_wait)
 
-    def call() -> None:
+    def issue_and_wait() -> None:
         wait(issue(pg, payload, options))
 
-    return call
+    return issue_and_wait
 
 
-def _method(*_: Any) -> None:
+def _bare_method(*_: Any) -> None:
     return None
 
 
-def _wrapped(context: HookContext) -> Callable[[], None]:
+def _wrapped_method(context: HookContext) -> Callable[[], None]:
     hook: Callable[[], None] = around(
         context, lambda *_: None, lambda *_: None, scoped=True, traced=True
-    )(_method)
+    )(_bare_method)
     return hook

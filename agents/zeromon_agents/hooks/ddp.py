@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import Flag, Kind, Op, Phase, head
+from zeromon.ring.events import Flag, Kind, Op, Phase, pack_head
 from zeromon.ring.model_metadata import ProcessMetadata
 from zeromon.ring.strategy import DDP, ZERO_REDUNDANCY
 from zeromon_agents.hooks.backend import Backend, FromCpp, ImportHook, Services
@@ -37,7 +37,7 @@ _DEFAULT_SAMPLE_RATE = 100
 """The sample rate of torch's reducer."""
 _INDEX_BYTES = 4
 """Bytes of a parameter's or a bucket's number in C++; also of whether a parameter was used."""
-_MOST_WAYS = 1000
+_MAX_WAYS = 1000
 _CLOCK_SLACK_NS = 10_000_000
 _BUCKETS_OF_MODEL = 1 << 44
 """More than the buckets that a model sends: those of several models have different numbers."""
@@ -102,14 +102,14 @@ class Ddp(Backend):
 
     def watch(self, module: Any) -> None:
         """Patches ``DistributedDataParallel`` of *module*."""
-        wrapper, begins = module.DistributedDataParallel, self._forward_begins
+        wrapper, forward_hook = module.DistributedDataParallel, self._forward_begins
         self.wrap(wrapper, "__init__", after=self._made)
-        self.wrap(wrapper, "forward", begins, self._forward_ends, traced=True)
+        self.wrap(wrapper, "forward", forward_hook, self._forward_ends, traced=True)
         # its constructor sends parameters, and each forward of a model with buffers sends those
-        begin, end = self.collectives.broadcasts_begin, self.collectives.broadcasts_end
-        self.wrap(module.dist, BROADCASTS, begin, end, where=BROADCASTS, traced=True)
+        begin_hook, end_hook = self.collectives.broadcasts_begin, self.collectives.broadcasts_end
+        self.wrap(module.dist, BROADCASTS, begin_hook, end_hook, where=BROADCASTS, traced=True)
         verifies = around(
-            self.context, lambda pg, *_: sequence_number(pg), self._verified, where=VERIFIES
+            self.context, lambda pg, *_: sequence_number(pg), self._note_check, where=VERIFIES
         )
         self.patches.wrap_in(module, VERIFIES, verifies)
 
@@ -127,7 +127,7 @@ class Ddp(Backend):
         agreed, backwards = self._agreed.pop(group, []), self.steps.micro_steps
         if not models:
             return None
-        most = [
+        max_times = [
             backwards if m.compiled or len(models) == 1 else min(m.forwards, backwards)
             for m in models
         ]
@@ -137,13 +137,13 @@ class Ddp(Backend):
         agreeing = [m for m in models if m.agreeing]
         if agreeing:  # the reducer tells the new buckets at the next forward
             agreeing[0].agreeing = False
-            if sum(most) != 1 or most[models.index(agreeing[0])] != 1 or calls < 3:
+            if sum(max_times) != 1 or max_times[models.index(agreeing[0])] != 1 or calls < 3:
                 return []
             indices = agreeing[0].parameters + 1 + calls - 2
             agreed.append((Op.BROADCAST, Phase.FORWARD, 2, _INDEX_BYTES * indices))
             agreed.append((Op.ALL_REDUCE, Phase.BACKWARD, calls - 2, sum(agreeing[0].buckets)))
             return agreed
-        sums = _sums(tuple([m.sizes for m in models]), tuple(most), calls)
+        sums = _possible_sums(tuple([m.sizes for m in models]), tuple(max_times), calls)
         if len(sums) != 1:
             return []
         if calls:
@@ -164,18 +164,18 @@ class Ddp(Backend):
     def end_step(self) -> None:
         """Reads the reducers of models whose forward is compiled."""
         self._calls.end()  # of a backward that raised
-        for known in self._known.values():
-            ddp = known.ref() if known.compiled else None
+        for model in self._known.values():
+            ddp = model.ref() if model.compiled else None
             if ddp is not None:
-                self._read(known, ddp)
+                self._read(model, ddp)
 
     def _made(self, _: None, result: Any, ddp: Any, *__: Any) -> None:
         if result is not RAISED:
             self._model(ddp)
 
-    def _verified(self, before: int | None, _: Any, pg: Any, parameters: Any, *__: Any) -> None:
+    def _note_check(self, number: int | None, _: Any, pg: Any, parameters: Any, *__: Any) -> None:
         """Notes that the ranks have compared their numbers of parameters, then sizes and strides."""
-        if before is not None and sequence_number(pg) == before + 2:
+        if number is not None and sequence_number(pg) == number + 2:
             group = self.collectives.group_of(pg)
             extents = 2 * sum(p.dim() for p in parameters)
             self._agreed[group.id] += [
@@ -211,34 +211,34 @@ class Ddp(Backend):
                 calls += model.unfinished * len(model.sizes)
                 copied += model.copies * copy_size(sum(model.buckets), model.parameters)
             model.unfinished = 0
-        given = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
-        node = next((t.grad_fn for t in given if getattr(t, "grad_fn", None) is not None), None)
+        losses = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
+        node = next((t.grad_fn for t in losses if getattr(t, "grad_fn", None) is not None), None)
         if not reduced_by or node is None or self.context.mode != ON:
             return
         guarded, queue = self.context.guard.guarded, torch.autograd.Variable._execution_engine
 
-        def begun(*_: Any) -> None:
+        def on_backward(*_: Any) -> None:
             handle.remove()
             if len(reduced_by) == 1:  # of several models it is not known whose bucket a call sends
                 (model,) = reduced_by
                 self._calls.begin(model.units, [len(indices) for indices in model.members])
-            queue.queue_callback(guarded(computed))
+            queue.queue_callback(guarded(on_computed))
 
-        def computed() -> None:
+        def on_computed() -> None:
             reached = self.device.mark()
             if reached is None:
                 self._calls.end()
             else:
-                queue.queue_callback(guarded(functools.partial(reduced, reached)))
+                queue.queue_callback(guarded(functools.partial(on_reduced, reached)))
 
-        def reduced(reached: Any) -> None:
+        def on_reduced(reached: Any) -> None:
             ddp = reduced_by[0].ref()
             number = 0 if ddp is None else max(0, sequence_number(ddp.process_group))
-            own = reduced_by[0].group, calls, number, self._calls.end(), copied
-            wait = HiddenWait(reached, *own)
+            wait_fields = reduced_by[0].group, calls, number, self._calls.end(), copied
+            wait = HiddenWait(reached, *wait_fields)
             self.device.waited_hidden(wait)
 
-        handle = node.register_prehook(guarded(begun))
+        handle = node.register_prehook(guarded(on_backward))
 
     def _model(self, ddp: Any) -> DdpModel:
         model = self._known.get(id(ddp))
@@ -266,45 +266,45 @@ class Ddp(Backend):
         if not model.on_cpu and model.are_final:
             return  # on a device, starts are of the host's clock and durations of the device's
         data = ddp.logger._get_ddp_logging_data()
-        figures = data.ints_map
+        counters = data.ints_map
         if not model.are_final:
-            self._read_buckets(model, ddp, data.strs_map, figures)
+            self._read_buckets(model, ddp, data.strs_map, counters)
         if not model.on_cpu:
             return
-        start, end = figures.get("backward_comm_time_start", 0), 0
+        start, end_ns = counters.get("backward_comm_time_start", 0), 0
         if start:
-            end = start + figures.get("backward_comm_time", 0)
-        compute_end = figures.get("backward_compute_time_end", 0)
+            end_ns = start + counters.get("backward_comm_time", 0)
+        compute_end = counters.get("backward_compute_time_end", 0)
         if not start or model.iteration == start or not compute_end:
             return
         model.iteration = start
-        now = time.monotonic_ns()
-        shift, since, model.read_ns = now - time.time_ns(), model.read_ns, now
-        first, last = min(start, compute_end) + shift, max(end, compute_end) + shift
-        if first < since - _CLOCK_SLACK_NS or last > now + _CLOCK_SLACK_NS:
+        now_ns = time.monotonic_ns()
+        shift, last_read_ns, model.read_ns = now_ns - time.time_ns(), model.read_ns, now_ns
+        first_ns, last_ns = min(start, compute_end) + shift, max(end_ns, compute_end) + shift
+        if first_ns < last_read_ns - _CLOCK_SLACK_NS or last_ns > now_ns + _CLOCK_SLACK_NS:
             return  # the wall clock, which the reducer reads, was set meanwhile
         if self.context.mode == ON and model.units:
-            began = figures.get("backward_compute_time_start", 0)
-            self._write_buckets(model, ddp.reducer, began + shift, figures.get("iteration", 0))
+            begin_ns = counters.get("backward_compute_time_start", 0)
+            self._write_buckets(model, ddp.reducer, begin_ns + shift, counters.get("iteration", 0))
         # fmt: off
-        self.context.write(end + shift, Kind.BACKWARD_COMM, 0, 0, 0, model.group, 0,
+        self.context.write(end_ns + shift, Kind.BACKWARD_COMM, 0, 0, 0, model.group, 0,
                              start + shift, compute_end + shift,
                              len(model.buckets) + len(model.used), 0)
         # fmt: on
 
     def _read_buckets(
-        self, model: DdpModel, ddp: Any, texts: dict[str, str], figures: dict[str, int]
+        self, model: DdpModel, ddp: Any, lists: dict[str, str], counters: dict[str, int]
     ) -> None:
-        rebuilt = bool(figures.get("has_rebuilt_buckets", 0))
-        text = texts.get("rebuilt_bucket_sizes") if rebuilt else texts.get("bucket_sizes")
-        model.buckets = [int(size) for size in (text or "").split(",") if size.strip()]
+        rebuilt = bool(counters.get("has_rebuilt_buckets", 0))
+        size_list = lists.get("rebuilt_bucket_sizes") if rebuilt else lists.get("bucket_sizes")
+        model.buckets = [int(size) for size in (size_list or "").split(",") if size.strip()]
         model.sizes = (*model.buckets, *model.used) if model.buckets else ()
         model.are_final = rebuilt or (model.finds_unused and bool(model.buckets))
         if not model.are_final:
             return
-        members = texts.get("rebuilt_per_bucket_param_indices") or ""
+        members = lists.get("rebuilt_per_bucket_param_indices") or ""
         model.members = (
-            [[int(i) for i in part.split()] for part in members.split(",")]
+            [[int(i) for i in indices.split()] for indices in members.split(",")]
             if rebuilt
             else _first_members(ddp, model.buckets)
         )
@@ -318,13 +318,13 @@ class Ddp(Backend):
 
     def _write_buckets(self, model: DdpModel, reducer: Any, began_ns: int, iteration: int) -> None:
         """Writes when each bucket could be sent: when its last gradient was complete."""
-        moments, ready = reducer.get_backward_stats(), 0
+        times_ns, ready_ns = reducer.get_backward_stats(), 0
         write, count = self.context.write, len(model.units)
         for number, (unit, members) in enumerate(zip(model.units, model.members, strict=True)):
-            ready = max(ready, max((moments[i] for i in members), default=0))
+            ready_ns = max(ready_ns, max((times_ns[i] for i in members), default=0))
             sequence = -(model.first_sequence + iteration * count + number + 1)
             # fmt: off
-            write(began_ns + ready, Kind.BUCKET, 0, 0, 0, model.group, unit,
+            write(began_ns + ready_ns, Kind.BUCKET, 0, 0, 0, model.group, unit,
                   model.buckets[number], sequence, number, 0)
             # fmt: on
 
@@ -350,17 +350,19 @@ def _first_members(ddp: Any, nbytes: list[int]) -> list[list[int]]:
 
 
 @functools.lru_cache(64)
-def _sums(sizes: tuple[tuple[int, ...], ...], most: tuple[int, ...], calls: int) -> frozenset[int]:
+def _possible_sums(
+    sizes: tuple[tuple[int, ...], ...], max_times: tuple[int, ...], calls: int
+) -> frozenset[int]:
     """Returns how many bytes *calls* buckets may have, in every way that whole models add up to them.
 
     Model *i* sends its ``sizes[i]`` between 0 and ``most[i]`` times. The next step asks the same again.
     """
-    if prod(times + 1 for times in most) > _MOST_WAYS:
+    if prod(times + 1 for times in max_times) > _MAX_WAYS:
         return frozenset()
     return frozenset(
-        sum(n * sum(own) for n, own in zip(times, sizes, strict=True))
-        for times in product(*(range(n + 1) for n in most))
-        if sum(n * len(own) for n, own in zip(times, sizes, strict=True)) == calls
+        sum(n * sum(bucket_sizes) for n, bucket_sizes in zip(times, sizes, strict=True))
+        for times in product(*(range(n + 1) for n in max_times))
+        if sum(n * len(bucket_sizes) for n, bucket_sizes in zip(times, sizes, strict=True)) == calls
     )
 
 
@@ -369,14 +371,14 @@ class ZeroRedundancy(Backend):
 
     def rank_metadata(self, optimizers: list[Any]) -> dict[str, Any]:
         """Returns the strategy where the first optimizer is a ``ZeroRedundancyOptimizer``."""
-        first = type(optimizers[0]).__name__ if optimizers else ""
-        return ZERO_REDUNDANCY.metadata() if first == "ZeroRedundancyOptimizer" else {}
+        class_name = type(optimizers[0]).__name__ if optimizers else ""
+        return ZERO_REDUNDANCY.metadata() if class_name == "ZeroRedundancyOptimizer" else {}
 
 
 _ID = HOOK_ID - 1
 """Before the hook that counts what no other hook has seen."""
-_ISSUED = head(Kind.ISSUED, Op.ALL_REDUCE, flags=Flag.ASYNC)
-_DONE = head(0, Op.ALL_REDUCE, flags=Flag.ASYNC)
+_ISSUED = pack_head(Kind.ISSUED, Op.ALL_REDUCE, flags=Flag.ASYNC)
+_DONE = pack_head(0, Op.ALL_REDUCE, flags=Flag.ASYNC)
 
 
 class ReducerCalls:
@@ -400,7 +402,7 @@ class ReducerCalls:
             self._groups[group.id] = group
             guarded = self._context.guard.guarded
             pg.register_pre_hook(_ID, guarded(lambda call: self._before(group, call)))
-            pg.register_post_hook(_ID, guarded(self._after))
+            pg.register_post_hook(_ID, guarded(self._after_call))
 
     def stop(self) -> None:
         """Removes the hooks."""
@@ -433,23 +435,23 @@ class ReducerCalls:
             return
         if call.name.name != "ALLREDUCE" or not call.async_op:
             return
-        ready = self._device.mark()
-        if ready is None:
+        ready_event = self._device.mark()
+        if ready_event is None:
             return
         context, number = self._context, len(self._buckets)
         sequence = self._collectives.number_next(group)
         self._seen[group.id] = group.issued
         nbytes = sum(tensor.nbytes for tensor in call.input_tensors)
         dtype = DTYPES[call.input_tensors[0].dtype]
-        place = group.id | (self._units[number] if number < len(self._units) else 0)
+        at = group.id | (self._units[number] if number < len(self._units) else 0)
         issued_ns = time.monotonic_ns()
         issued = _ISSUED | context.head_word
-        context.ring.write(issued_ns, issued, place, nbytes, sequence, dtype, context.engine)
-        entry = [_DONE | context.head_word, place, nbytes, issued_ns, sequence, 0, ready, 0]
+        context.ring.write(issued_ns, issued, at, nbytes, sequence, dtype, context.engine)
+        entry = [_DONE | context.head_word, at, nbytes, issued_ns, sequence, 0, ready_event, 0]
         self._newest = Bucket(entry, self._tensors[number] if number < len(self._tensors) else 1)
         self._buckets.append(self._newest)
 
-    def _after(self, call: Any) -> None:
+    def _after_call(self, call: Any) -> None:
         bucket, self._newest = self._newest, None
         if bucket is None or call.work is None:
             return

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from zeromon.ring.strategy import Dim, DimensionMetadata, dim_of
+from zeromon.ring.strategy import Dim, DimensionMetadata, dim_by_name
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
-from zeromon_agents.hooks.process_groups import members, nodes_of, sequence_number, text_of
+from zeromon_agents.hooks.process_groups import member_ranks, nodes_of, sequence_number, text_of
 from zeromon_agents.observe.torch_roles import fsdp1_handles, fsdp2_groups
 from zeromon_agents.runtime.around import RAISED
 
 MESH = "torch.distributed.device_mesh"
 STAGE = "torch.distributed.pipelining.stage"
-_MOST_PENDING = 256
-_MOST_WRITTEN = 32
+_MAX_PENDING = 256
+_MAX_DIMENSIONS = 32
 _LONGEST = 40
 _UNCLEAR = (Dim.OTHER, Dim.WORLD)
 
@@ -53,34 +53,34 @@ class Dimensions(Backend):
 
     def adopt(self, instance: Any) -> None:
         """Notes a mesh or a stage."""
-        made = self._stage_made if hasattr(instance, "stage_index") else self._mesh_made
-        made(None, None, instance)
+        note_instance = self._stage_made if hasattr(instance, "stage_index") else self._mesh_made
+        note_instance(None, None, instance)
 
     def look(self) -> None:
         """Writes the dimensions if meshes, groups, models, optimizers or stages are new."""
         fresh, self._new = self._new, []
         new_names = [self._read(mesh) for ref in fresh if (mesh := ref()) is not None]
         models, collectives = self.models, self.collectives
-        seen = (
+        counts = (
             len(models.modules), len(models.optimizers), len(collectives.groups), len(self._stages),
         )  # fmt: skip
-        if seen == self._seen and not any(new_names):
+        if counts == self._seen and not any(new_names):
             return
-        self._seen = seen
-        found = self.dimensions()
+        self._seen = counts
+        dimensions = self.dimensions()
         # none are left where the script has destroyed its groups
-        if found and found != self._written:
-            self._written = found
-            self.context.add_metadata(dimensions=found)
+        if dimensions and dimensions != self._written:
+            self._written = dimensions
+            self.context.add_metadata(dimensions=dimensions)
 
     # ---- hooks --------------------------------------------------------------------------------
 
     def _mesh_made(self, _: None, result: Any, mesh: Any, *__: Any) -> None:
         if result is RAISED:
             return
-        if len(self._new) >= _MOST_PENDING:  # most are slices that are gone
+        if len(self._new) >= _MAX_PENDING:  # most are slices that are gone
             self._new = [ref for ref in self._new if ref() is not None]
-        if len(self._new) < _MOST_PENDING:
+        if len(self._new) < _MAX_PENDING:
             self._new.append(weakref.ref(mesh))
 
     def _stage_made(self, _: None, result: Any, stage: Any, *__: Any) -> None:
@@ -108,34 +108,36 @@ class Dimensions(Backend):
 
     def dimensions(self) -> list[DimensionMetadata]:
         """Returns the dimensions whose groups are named by a mesh or known by their use."""
-        used = self._uses()
+        used = self._used_groups()
         groups = {id(pg): pg for pg, _ in used.values()}
         groups |= {key: pg for key, (ref, _) in self._named.items() if (pg := ref()) is not None}
-        found: dict[str, DimensionMetadata] = {}
+        dims: dict[str, DimensionMetadata] = {}
         for key, pg in groups.items():
-            use, sure = (used[key][1], True) if key in used else ("", False)
+            use, is_sure = (used[key][1], True) if key in used else ("", False)
             name = self._name(key, use)
             if name:
-                self._add(found, name, pg, sure=sure)
-        return list(found.values())[:_MOST_WRITTEN]
+                self._add(dims, name, pg, is_sure=is_sure)
+        return list(dims.values())[:_MAX_DIMENSIONS]
 
     def _name(self, key: int, use: str) -> str:
         """Returns the clearest name: a mesh's that says what it is, else the use, else a mesh's."""
         names = self._named[key][1] if key in self._named else []
-        clear = next((name for name in names if dim_of(name) not in _UNCLEAR), "")
+        clear = next((name for name in names if dim_by_name(name) not in _UNCLEAR), "")
         return (clear or use or next(iter(names), ""))[:_LONGEST]
 
-    def _add(self, found: dict[str, DimensionMetadata], name: str, pg: Any, *, sure: bool) -> None:
-        known = self.collectives.groups.get(id(pg))
-        one = found.setdefault(
+    def _add(
+        self, dims: dict[str, DimensionMetadata], name: str, pg: Any, *, is_sure: bool
+    ) -> None:
+        group = self.collectives.groups.get(id(pg))
+        dim = dims.setdefault(
             name, {"name": name, "size": 1, "nodes": 0, "groups": [], "used": False}
         )
-        one["size"] = max(one["size"], pg.size())
-        one["nodes"] = max(one["nodes"], nodes_of(members(pg)))
-        one["groups"] += [known.id] if known is not None else []
-        one["used"] = one["used"] or sure or known is not None or sequence_number(pg) > 0
+        dim["size"] = max(dim["size"], pg.size())
+        dim["nodes"] = max(dim["nodes"], nodes_of(member_ranks(pg)))
+        dim["groups"] += [group.id] if group is not None else []
+        dim["used"] = dim["used"] or is_sure or group is not None or sequence_number(pg) > 0
 
-    def _uses(self) -> dict[int, tuple[Any, str]]:
+    def _used_groups(self) -> dict[int, tuple[Any, str]]:
         """Id of a group -> the group, and what a framework uses it for."""
         modules, optimizers = self.models.live()
         data = {id(pg): (pg, str(dim)) for m in modules for pg, dim in data_groups(m)}
@@ -180,12 +182,12 @@ def data_groups(module: Any) -> Iterator[tuple[Any, Dim]]:
 
 def split_along(params: Iterable[Any]) -> Iterator[Any]:
     """Yields the groups along which DTensors among *params* are divided."""
-    asked: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     for param in params:
         mesh = getattr(param, "device_mesh", None) if hasattr(type(param), "placements") else None
         for dim, placement in enumerate(param.placements if mesh is not None else ()):
-            if placement.is_shard() and (id(mesh), dim) not in asked:
-                asked.add((id(mesh), dim))
+            if placement.is_shard() and (id(mesh), dim) not in visited:
+                visited.add((id(mesh), dim))
                 pg = group_of_mesh(mesh, dim)
                 if pg is not None:
                     yield pg

@@ -12,7 +12,7 @@ from typing import Any
 
 from zeromon.ring.events import UnitEvent
 from zeromon.ring.model_metadata import ModelMetadata
-from zeromon.ring.strategy import Offload, Sharding, Strategy, fsdp1
+from zeromon.ring.strategy import Offload, Sharding, Strategy, fsdp1_strategy
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
 from zeromon_agents.observe import model_metadata
 from zeromon_agents.observe.torch_roles import fsdp1_handles
@@ -22,11 +22,11 @@ RUNTIME = "torch.distributed.fsdp._runtime_utils"
 WRAPPER = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 STRATEGIES = {
-    "FULL_SHARD": fsdp1(Sharding.FULL),
-    "SHARD_GRAD_OP": fsdp1(Sharding.GRAD_OP),
-    "HYBRID_SHARD": fsdp1(Sharding.FULL, hybrid=True),
-    "_HYBRID_SHARD_ZERO2": fsdp1(Sharding.GRAD_OP, hybrid=True),
-    "NO_SHARD": fsdp1(Sharding.NONE),
+    "FULL_SHARD": fsdp1_strategy(Sharding.FULL),
+    "SHARD_GRAD_OP": fsdp1_strategy(Sharding.GRAD_OP),
+    "HYBRID_SHARD": fsdp1_strategy(Sharding.FULL, hybrid=True),
+    "_HYBRID_SHARD_ZERO2": fsdp1_strategy(Sharding.GRAD_OP, hybrid=True),
+    "NO_SHARD": fsdp1_strategy(Sharding.NONE),
 }
 """Every ``ShardingStrategy`` of torch, by name."""
 
@@ -59,9 +59,9 @@ class Fsdp1(Backend):
 
     def watch_wrapper(self, module: Any) -> None:
         """Patches the wrapper's constructor, and its forward, of which only the outermost one counts."""
-        wrapper, begins = module.FullyShardedDataParallel, self._forward_begins
+        wrapper, forward_hook = module.FullyShardedDataParallel, self._forward_begins
         self.wrap(wrapper, "__init__", after=self._note)
-        self.wrap(wrapper, "forward", begins, self._forward_ends, traced=True)
+        self.wrap(wrapper, "forward", forward_hook, self._forward_ends, traced=True)
 
     def adopt(self, instance: Any) -> None:
         """Registers an outermost wrapper; before its first forward every wrapper counts as one."""
@@ -114,8 +114,8 @@ class Fsdp1(Backend):
 
     def _register(self, root: Any) -> None:
         """Writes the strategy at the first forward of *root*, and keeps the names of its units."""
-        known = self._roots.get(id(root))
-        if known is not None and known() is root:
+        registered = self._roots.get(id(root))
+        if registered is not None and registered() is root:
             return
         self._roots[id(root)] = weakref.ref(root)
         self.models.register_module(root)
@@ -123,12 +123,14 @@ class Fsdp1(Backend):
         for fqn, module in root.named_modules():
             handle = getattr(module, "_handle", None)
             if handle is not None:
-                self._fqns[id(handle)] = unwrapped(fqn)
+                self._fqns[id(handle)] = unwrapped_name(fqn)
 
 
 def strategy_of(root: Any) -> Strategy:
     """Returns how the wrapper *root* shards its model."""
-    strategy = STRATEGIES.get(getattr(root.sharding_strategy, "name", ""), fsdp1(Sharding.UNKNOWN))
+    strategy = STRATEGIES.get(
+        getattr(root.sharding_strategy, "name", ""), fsdp1_strategy(Sharding.UNKNOWN)
+    )
     offloads = getattr(getattr(root, "cpu_offload", None), "offload_params", False)
     return replace(strategy, offload=Offload.HOST) if offloads else strategy
 
@@ -150,6 +152,6 @@ def _unsharded_bytes(handle: Any) -> int:
     return int(math.prod(getattr(flat, "_unpadded_unsharded_size", flat.shape)) * dtype.itemsize)
 
 
-def unwrapped(fqn: str) -> str:
+def unwrapped_name(fqn: str) -> str:
     """Returns *fqn* without FSDP's wrappers; ``(root)`` for the outermost module."""
     return ".".join(p for p in fqn.split(".") if p and p != "_fsdp_wrapped_module") or "(root)"

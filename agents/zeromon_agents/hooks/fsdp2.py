@@ -14,7 +14,7 @@ import torch
 
 from zeromon.ring.events import Phase, UnitEvent
 from zeromon.ring.model_metadata import ModelMetadata
-from zeromon.ring.strategy import Strategy, fsdp2
+from zeromon.ring.strategy import Strategy, fsdp2_strategy
 from zeromon_agents.hooks.backend import Backend, ImportHook
 from zeromon_agents.observe import model_metadata
 from zeromon_agents.observe.torch_roles import fsdp2_groups, param_groups
@@ -37,7 +37,7 @@ class Fsdp2(Backend):
 
     def watch_param_group(self, module: Any) -> None:
         """Patches FSDPParamGroup of *module*."""
-        context, within = self.context, self.units.within
+        context, within_unit = self.context, self.units.within
         hooks = {
             "unshard": around(
                 context, self._unshard_begins, self._unshard_ends, scoped=True, active_from=ON
@@ -45,9 +45,9 @@ class Fsdp2(Backend):
             "wait_for_unshard": around(
                 context, self._wait_begins, self._wait_ends, scoped=True, active_from=ON
             ),
-            "reshard": within(self.describe_unit, UnitEvent.RESHARD, will_reshard),
-            "post_backward": within(self.describe_unit),
-            "finalize_backward": within(self.describe_unit),
+            "reshard": within_unit(self.describe_unit, UnitEvent.RESHARD, will_reshard),
+            "post_backward": within_unit(self.describe_unit),
+            "finalize_backward": within_unit(self.describe_unit),
             "post_forward": around(context, self._post_forward),
         }
         for name, hook in hooks.items():
@@ -143,11 +143,11 @@ def strategy_of(fsdp_state: Any) -> Strategy:
     )
     group = next(iter(param_groups(fsdp_state)), None)
     if group is None:
-        return fsdp2(reshards=reshards)
+        return fsdp2_strategy(reshards=reshards)
     replicas = int(getattr(getattr(group, "mesh_info", None), "replicate_mesh_size", 1))
     params = getattr(group, "fsdp_params", ())
     offloads = any(getattr(param, "offload_to_cpu", False) for param in params)
-    return fsdp2(reshards=reshards, hybrid=replicas > 1, offload=offloads)
+    return fsdp2_strategy(reshards=reshards, hybrid=replicas > 1, offload=offloads)
 
 
 def _unsharded_bytes(param: Any) -> int:

@@ -22,7 +22,7 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.utils import _python_dispatch
 
-from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, head
+from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Op, pack_head
 from zeromon_agents.hooks.c10d import BLOCKED_NS, Collectives
 from zeromon_agents.hooks.process_groups import DTYPES, Group, sequence_number, total_bytes
 from zeromon_agents.observe.device_timer import DeviceTimer
@@ -74,12 +74,12 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 the operator again."""
 GROUP = "group_name"
 """The argument of every operator that issues: a group's name, or the group."""
-_MOST_PENDING = 4096
-_ISSUED, _DONE = head(Kind.ISSUED), head(Kind.DONE)
-_FAILED, _END_KNOWN = head(0, flags=Flag.FAILED), head(0, flags=Flag.END_KNOWN)
+_MAX_PENDING = 4096
+_ISSUED, _DONE = pack_head(Kind.ISSUED), pack_head(Kind.DONE)
+_FAILED, _END_KNOWN = pack_head(0, flags=Flag.FAILED), pack_head(0, flags=Flag.END_KNOWN)
 _DONE_FAILED = _DONE | _FAILED
 # A name of the module costs a call less than one of the enclosing function, which each call copies.
-_now, _caller, _Tensor = time.monotonic_ns, threading.get_ident, torch.Tensor
+_now_ns, _caller, _Tensor = time.monotonic_ns, threading.get_ident, torch.Tensor
 _depth = torch._C._len_torch_dispatch_stack
 
 
@@ -108,7 +108,7 @@ class Functional:
                     continue
                 schema = [argument.name for argument in operator.default._schema.arguments]
                 for owner in (operator, *(getattr(operator, o) for o in operator.overloads())):
-                    original = patches.original(owner, "_op")
+                    original = patches.find_original(owner, "_op")
                     hook = self._hook(name, original, str(operator), schema)
                     patches.set(owner, "_op", in_place_of(original, hook))
 
@@ -133,12 +133,12 @@ class Functional:
         if not isinstance(group, str):
             return self._collectives.group_of(group)
         pg = distributed_c10d._resolve_process_group(group)
-        known = self._names[group] = self._collectives.group_of(pg)
-        return known
+        registered = self._names[group] = self._collectives.group_of(pg)
+        return registered
 
     def flush_step(self) -> None:
         """Forgets the oldest collectives that nobody waits for."""
-        while len(self.pending) > _MOST_PENDING:
+        while len(self.pending) > _MAX_PENDING:
             del self.pending[next(iter(self.pending))]
 
     def issue_hook(  # noqa: C901 (inlined as that of c10d)
@@ -147,33 +147,33 @@ class Functional:
         """Returns the wrapper of an operator that issues."""
         context, collectives, pending = self._context, self._collectives, self.pending
         groups, names = collectives.groups, self._names
-        following, pack, records, mask = context.ring.slots
+        next_slot, pack, records, mask = context.ring.slots
         name = qualified.rpartition(".")[2]
         op, per_rank = OPERATORS[name]
         keyword, group_at = schema[0], schema.index(GROUP)
         point_to_point, fresh = op in (Op.SEND, Op.RECV), not name.endswith(("_", "_out"))
-        own_word = head(0, op, flags=Flag.ASYNC)
+        own_word = pack_head(0, op, flags=Flag.ASYNC)
         counts_calls = not point_to_point and not collectives.attached
         timed = self._device.device_type
-        settled: Group | None = None  # that of the newest call, where a call takes one number
+        settled_group: Group | None = None  # that of the newest call, where a call takes one number
 
-        def issue(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
-            nonlocal settled
+        def issue_with_hook(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
+            nonlocal settled_group
             mode = context.mode
             if not mode:
                 return original(*args, **kwargs)
             group: Any = None
             entry = None
-            before, began = -1, 0
+            sequence_before, began_ns = -1, 0
             try:
                 payload = args[0] if args else kwargs[keyword]
-                single = type(payload) is _Tensor
-                first = payload if single or type(payload) is not list else payload[0]
+                is_single = type(payload) is _Tensor
+                tensor = payload if is_single or type(payload) is not list else payload[0]
                 # a mode or a subclass calls the operator again, with plain tensors
                 if (
-                    (single or type(first) in _PLAIN)
+                    (is_single or type(tensor) in _PLAIN)
                     and not (_python_dispatch._is_in_torch_dispatch_mode and _depth())
-                    and not first.is_meta
+                    and not tensor.is_meta
                 ):
                     try:
                         pg = args[group_at]
@@ -183,7 +183,7 @@ class Functional:
                         group = names[pg] if type(pg) is str else groups[id(pg)]
                     except KeyError:
                         group = self._group_of(pg)
-                    nbytes = payload.nbytes if single else total_bytes(payload)
+                    nbytes = payload.nbytes if is_single else total_bytes(payload)
                     if per_rank:
                         nbytes *= group.size
                     group.issued = number = group.issued + 1
@@ -195,36 +195,36 @@ class Functional:
                     else:
                         sequence = sequence_number(group.ref()) + 1
                         group.numbers.append(sequence)
-                    dtype = DTYPES[first.dtype]
-                    word, at = own_word | context.head_word, group.id | context.unit
-                    engine, here = context.engine, False
+                    dtype = DTYPES[tensor.dtype]
+                    head_word, at = own_word | context.head_word, group.id | context.unit
+                    engine, is_timed = context.engine, False
                     if _caller() != context.thread and collectives.is_apart(group):
-                        word, at, engine = own_word, context.place_apart(group.id), 0
+                        head_word, at, engine = own_word, context.place_apart(group.id), 0
                         mode = IDLE if group.on_device else ON
                     if group.on_device:
-                        here = first.device.type == timed
-                        if here and self._device.captures():
+                        is_timed = tensor.device.type == timed
+                        if is_timed and self._device.captures():
                             mode = OFF  # nothing runs, so nothing would end the record
                     if mode == ON:
-                        began, n = _now(), following()
+                        began_ns, n = _now_ns(), next_slot()
                         # fmt: off
-                        pack(records, (n & mask) * RECORD_SIZE, n, began, word | _ISSUED, at,
+                        pack(records, (n & mask) * RECORD_SIZE, n, began_ns, head_word | _ISSUED, at,
                              nbytes, sequence, dtype, engine, n)
                         # fmt: on
-                        if here:
-                            entry = [word, at, nbytes, began, sequence, 0, None, 0]
+                        if is_timed:
+                            entry = [head_word, at, nbytes, began_ns, sequence, 0, None, 0]
                             if name == BLOCKING:
                                 self._device.issued(entry)
                     elif mode:
                         collectives.count(group.id, op, nbytes, dtype)
-                    if group is settled:
+                    if group is settled_group:
                         pass
                     elif qualified in group.even:
-                        settled = group
+                        settled_group = group
                     else:
                         extra = group.extras.get(qualified)
                         if extra is None:
-                            before = sequence_number(group.ref())
+                            sequence_before = sequence_number(group.ref())
                         elif extra:
                             group.extra += extra
             except Guard.CAUGHT as error:
@@ -233,52 +233,55 @@ class Functional:
                 result = original(*args, **kwargs) if kwargs else original(*args)
             except BaseException:
                 with suppress(Guard.CAUGHT):  # the caller must get the call's own error
-                    if began:
-                        entry = [word | _FAILED, at, nbytes, began, sequence, 0, None, 0]
-                        collectives.done(entry, _now(), 0)
+                    if began_ns:
+                        entry = [head_word | _FAILED, at, nbytes, began_ns, sequence, 0, None, 0]
+                        collectives.done(entry, _now_ns(), 0)
                 raise
             try:
-                if before >= 0:
-                    collectives.note_sequence(group, group.ref(), before, qualified)
-                if began:
-                    held = _now() - began
+                if sequence_before >= 0:
+                    collectives.note_sequence(group, group.ref(), sequence_before, qualified)
+                if began_ns:
+                    held_ns = _now_ns() - began_ns
                     if entry is not None:
-                        entry[HELD_NS] = held
+                        entry[HELD_NS] = held_ns
                         if entry[EVENT] is None:  # it begins when what the call copied is there
                             self._device.issued(entry)
                     elif fresh and type(result) is _Tensor:
-                        key = result.data_ptr() or _key(result)
-                        pending[key] = word, at, nbytes, began, sequence, held
+                        key = result.data_ptr() or _storage_key(result)
+                        pending[key] = head_word, at, nbytes, began_ns, sequence, held_ns
                         return result
-                    self._keep(result, entry or [word, at, nbytes, began, sequence, 0, None, held])
+                    self._keep(
+                        result,
+                        entry or [head_word, at, nbytes, began_ns, sequence, 0, None, held_ns],
+                    )
             except Guard.CAUGHT as error:
                 context.guard.note(error, qualified)
             return result
 
-        return issue
+        return issue_with_hook
 
     def _keep(self, result: Any, entry: Entry) -> None:
         """Keeps *entry* of an operator with several results, or whose result is its argument."""
-        several = type(result) is list
-        for tensor in result if several else (result,):
-            key = _key(tensor)
-            known = self.pending.get(key)
-            if known is None and not several and entry[EVENT] is None:
+        is_list = type(result) is list
+        for tensor in result if is_list else (result,):
+            key = _storage_key(tensor)
+            pending_entry = self.pending.get(key)
+            if pending_entry is None and not is_list and entry[EVENT] is None:
                 self.pending[key] = (*entry[:END], entry[HELD_NS])
             else:
-                self.pending[key] = [*_entries(known), entry]
+                self.pending[key] = [*_entries_of(pending_entry), entry]
 
     def wait_hook(self, original: Any) -> Callable[..., Any]:
         """Returns the wrapper of ``wait_tensor``."""
-        context, pending, take = self._context, self.pending, self.pending.pop
-        following, pack, records, mask = context.ring.slots
+        context, pending, pop = self._context, self.pending, self.pending.pop
+        next_slot, pack, records, mask = context.ring.slots
 
-        def wait(tensor: Any) -> Any:
+        def wait_with_hook(tensor: Any) -> Any:
             entry = None
             if pending and context.mode:
                 try:
                     if type(tensor) is _Tensor or type(tensor) in _PLAIN:
-                        entry = take(tensor.data_ptr(), None) or take(_key(tensor), None)
+                        entry = pop(tensor.data_ptr(), None) or pop(_storage_key(tensor), None)
                 except Guard.CAUGHT as error:
                     context.guard.note(error, WAIT)
             if entry is None:
@@ -286,55 +289,57 @@ class Functional:
             if type(entry) is list:
                 if len(entry) > 1 or entry[0][EVENT] is not None or entry[0][END]:
                     return self._wait_for_entries(original, tensor, entry)
-                entry[0][END] = _now()  # for the waits for the other results of the operator
+                entry[0][END] = _now_ns()  # for the waits for the other results of the operator
                 entry = (*entry[0][:END], entry[0][HELD_NS])
-            word, at, nbytes, issued, sequence, held = entry
-            reached, outcome = _now(), _DONE_FAILED
+            head_word, at, nbytes, issued, sequence, held_ns = entry
+            reached, outcome = _now_ns(), _DONE_FAILED
             try:
                 result = original(tensor)
                 outcome = _DONE
                 return result
             finally:
-                left = _now()
+                left_ns = _now_ns()
                 try:
-                    blocked = left - reached
+                    blocked = left_ns - reached
                     if blocked > BLOCKED_NS:
                         outcome |= _END_KNOWN
-                    n = following()
+                    n = next_slot()
                     # fmt: off
-                    pack(records, (n & mask) * RECORD_SIZE, n, left, word | outcome, at,
-                         nbytes, issued, blocked + held, sequence, n)
+                    pack(records, (n & mask) * RECORD_SIZE, n, left_ns, head_word | outcome, at,
+                         nbytes, issued, blocked + held_ns, sequence, n)
                     # fmt: on
                 except Guard.CAUGHT as error:
                     context.guard.note(error, WAIT)
 
-        return wait
+        return wait_with_hook
 
     def _wait_all_hook(self, original: Any) -> Callable[..., Any]:
         """Returns the wrapper of ``wait_tensors`` (since torch 2.14)."""
-        context, take, note = self._context, self.pending.pop, self._context.guard.note
+        context, pop, note = self._context, self.pending.pop, self._context.guard.note
 
-        def wait(tensors: Any) -> Any:
-            found: list[Entry] = []
+        def wait_with_hook(tensors: Any) -> Any:
+            entries: list[Entry] = []
             if context.mode:
                 try:
-                    keys = [_key(t) for t in tensors if type(t) in _PLAIN]
-                    found = [e for key in keys if (k := take(key, None)) for e in _entries(k)]
+                    keys = [_storage_key(t) for t in tensors if type(t) in _PLAIN]
+                    entries = [e for key in keys if (k := pop(key, None)) for e in _entries_of(k)]
                 except Guard.CAUGHT as error:
                     note(error, WAIT_ALL)
-            return self._wait_for_entries(original, tensors, found) if found else original(tensors)
+            return (
+                self._wait_for_entries(original, tensors, entries) if entries else original(tensors)
+            )
 
-        return wait
+        return wait_with_hook
 
     def _blocking_hook(self, issue: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the wrapper of an operator that waits itself, around that of its issue."""
         collectives, note = self._collectives, self._context.guard.note
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def issue_and_wait(*args: Any, **kwargs: Any) -> Any:
             result = issue(*args, **kwargs)
             try:
                 if type(result) in _PLAIN:
-                    for entry in _entries(self.pending.pop(_key(result), None)):
+                    for entry in _entries_of(self.pending.pop(_storage_key(result), None)):
                         if entry[EVENT] is not None:
                             self._device.ran_here(entry)
                         else:
@@ -343,22 +348,22 @@ class Functional:
                 note(error, BLOCKING)
             return result
 
-        return run
+        return issue_and_wait
 
     def _batch_hook(self, original: Any, schema: list[str]) -> Callable[..., Any]:
         """Returns the wrapper of ``batch_p2p_ops``: each tensor that it returns can be waited for."""
         context, note = self._context, self._context.guard.note
 
-        def batch(*args: Any, **kwargs: Any) -> Any:
+        def issue_batch(*args: Any, **kwargs: Any) -> Any:
             entries: list[Entry] = []
-            group, before, calls = None, 0, 0
+            group, sequence_before, calls = None, 0, 0
             if context.mode:
                 try:
-                    given = dict(zip(schema, args, strict=False)) | kwargs
-                    if is_real(given["tensors"]):
-                        group, calls = self._group_of(given[GROUP]), len(given["tensors"])
-                        before = sequence_number(group.ref())
-                        entries = self._issue_batch(group, given)
+                    arguments = dict(zip(schema, args, strict=False)) | kwargs
+                    if is_real(arguments["tensors"]):
+                        group, calls = self._group_of(arguments[GROUP]), len(arguments["tensors"])
+                        sequence_before = sequence_number(group.ref())
+                        entries = self._issue_batch(group, arguments)
                 except Guard.CAUGHT as error:
                     note(error, BATCH)
             try:
@@ -371,7 +376,7 @@ class Functional:
                 raise
             try:
                 if group is not None:
-                    group.extra += sequence_number(group.ref()) - before - calls
+                    group.extra += sequence_number(group.ref()) - sequence_before - calls
                 for position, entry in enumerate(entries):
                     entry[HELD_NS] = 0 if position else time.monotonic_ns() - entry[ISSUED_NS]
                     self._keep(results[position], entry)
@@ -379,34 +384,39 @@ class Functional:
                 note(error, BATCH)
             return results
 
-        return batch
+        return issue_batch
 
-    def _issue_batch(self, group: Group, given: dict[str, Any]) -> list[Entry]:
+    def _issue_batch(self, group: Group, arguments: dict[str, Any]) -> list[Entry]:
         """Writes the issue of each send and receive, or counts it in a control step."""
         context, entries = self._context, list[Entry]()
-        for name, tensor in zip(given["op_list"], given["tensors"], strict=True):
+        for name, tensor in zip(arguments["op_list"], arguments["tensors"], strict=True):
             op, _ = OPERATORS[name]
             group.issued += 1
             group.point_to_point += 1
             nbytes, dtype = tensor.nbytes, DTYPES.get(tensor.dtype, 0)
-            here = group.on_device and tensor.device.type == self._device.device_type
-            if here and self._device.captures():
+            is_timed = group.on_device and tensor.device.type == self._device.device_type
+            if is_timed and self._device.captures():
                 continue
             if context.mode != ON:
                 self._collectives.count(group.id, op, nbytes, dtype)
                 continue
-            word, at = head(0, op, flags=Flag.ASYNC) | context.head_word, group.id | context.unit
-            now, sequence = time.monotonic_ns(), -group.point_to_point
-            context.ring.write(now, word | _ISSUED, at, nbytes, sequence, dtype, context.engine)
-            entry: Entry = [word, at, nbytes, now, sequence, 0, None, 0]
-            if here:
+            head_word, at = (
+                pack_head(0, op, flags=Flag.ASYNC) | context.head_word,
+                group.id | context.unit,
+            )
+            now_ns, sequence = time.monotonic_ns(), -group.point_to_point
+            context.ring.write(
+                now_ns, head_word | _ISSUED, at, nbytes, sequence, dtype, context.engine
+            )
+            entry: Entry = [head_word, at, nbytes, now_ns, sequence, 0, None, 0]
+            if is_timed:
                 self._device.issued(entry)
             entries.append(entry)
         return entries
 
-    def _wait_for_entries(self, original: Any, tensor: Any, known: list[Entry]) -> Any:
+    def _wait_for_entries(self, original: Any, tensor: Any, all_entries: list[Entry]) -> Any:
         """Waits for device work, or for the collectives whose result one tensor is."""
-        entries = [entry for entry in known if not entry[END]]
+        entries = [entry for entry in all_entries if not entry[END]]
         if not entries:  # another result of the same operator was waited for
             return original(tensor)
         try:
@@ -419,13 +429,13 @@ class Functional:
 def operators_of(namespace: str) -> set[str]:
     """Returns the names of the operators of a namespace, also of those that nothing has used yet."""
     names = (name.partition("::") for name in torch._C._dispatch_get_all_op_names())
-    return {name.partition(".")[0] for where, _, name in names if where == namespace}
+    return {name.partition(".")[0] for prefix, _, name in names if prefix == namespace}
 
 
 def unknown_operators() -> list[str]:
     """Returns a newer torch's operators of the namespaces, which may communicate."""
     return sorted(
-        {n for where in NAMESPACES for n in operators_of(where)} - set(OPERATORS) - OTHERS
+        {n for namespace in NAMESPACES for n in operators_of(namespace)} - set(OPERATORS) - OTHERS
     )
 
 
@@ -436,14 +446,14 @@ def is_real(tensors: Any) -> bool:
     return all(type(tensor) in _PLAIN and not tensor.is_meta for tensor in tensors)
 
 
-def _entries(known: Any) -> list[Entry]:
+def _entries_of(pending_entry: Any) -> list[Entry]:
     """Returns what :attr:`Functional.pending` holds as entries."""
-    if type(known) is tuple:
-        return [[*known[:END], 0, None, known[END]]]
-    return known or []
+    if type(pending_entry) is tuple:
+        return [[*pending_entry[:END], 0, None, pending_entry[END]]]
+    return pending_entry or []
 
 
-def _key(tensor: Any) -> int:
+def _storage_key(tensor: Any) -> int:
     """Returns the key of the storage of *tensor*: its memory, or itself where it has none."""
     storage = tensor.untyped_storage()
     address: int = storage.data_ptr() or -storage._cdata

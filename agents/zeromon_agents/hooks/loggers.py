@@ -27,46 +27,49 @@ class Loggers(Backend):
         lightning, clip = ("lightning.pytorch", "pytorch_lightning"), "clip_grad_norm_"
         torch_utils = ("torch.nn.utils", "torch.nn.utils.clip_grad")
         to_scalars, add_scalar = "convert_tensors_to_scalars", "SummaryWriter.add_scalar"
-        clips = (self._clips, self._clipped)
+        clips = (self._clip_begins, self._clip_ends)
         return (
-            self._hook("transformers.trainer", "Trainer.log", self._trainer),
+            self._hook("transformers.trainer", "Trainer.log", self._trainer_logs),
             self._hook(
                 "transformers.trainer_callback", "CallbackHandler.on_train_begin", self._hf_begins
             ),
             *(
-                self._hook(f"{name}.{_CONNECTOR}", to_scalars, None, self._lightning)
+                self._hook(f"{name}.{_CONNECTOR}", to_scalars, None, self._lightning_logs)
                 for name in lightning
             ),
             *(
                 self._hook(f"{name}.loops.fit_loop", "_FitLoop.on_run_start", self._fit_begins)
                 for name in lightning
             ),
-            self._hook("torch.utils.tensorboard.writer", add_scalar, self._tag),
-            self._hook("tensorboardX.writer", add_scalar, self._tag),
-            self._hook("wandb.sdk.wandb_run", "Run.log", self._mapping),
+            self._hook("torch.utils.tensorboard.writer", add_scalar, self._tag_logged),
+            self._hook("tensorboardX.writer", add_scalar, self._tag_logged),
+            self._hook("wandb.sdk.wandb_run", "Run.log", self._give_mapping),
             self._hook("deepspeed.monitor.monitor", "MonitorMaster.write_events", self._events),
             self._hook(WRAPPER, f"FullyShardedDataParallel.{clip}", *clips),
             *(self._hook(module, clip, *clips) for module in torch_utils),
-            *(self._hook(module, "clip_grads_with_norm_", self._scales) for module in torch_utils),
+            *(
+                self._hook(module, "clip_grads_with_norm_", self._scale_begins)
+                for module in torch_utils
+            ),
         )
 
     def _hook(
         self,
         module: str,
         function: str,
-        before: Callable[..., Any] | None,
-        after: Callable[..., None] | None = None,
+        before_hook: Callable[..., Any] | None,
+        after_hook: Callable[..., None] | None = None,
     ) -> ImportHook:
-        def watch(loaded: Any) -> None:
-            hook = around(self.context, before, after, where=function, traced=True)
+        def watch_module(loaded: Any) -> None:
+            hook = around(self.context, before_hook, after_hook, where=function, traced=True)
             self.patches.wrap_in(loaded, function, hook)
 
-        return module, watch
+        return module, watch_module
 
-    def _trainer(self, _: Any, logs: Any = None, *__: Any, **___: Any) -> None:
+    def _trainer_logs(self, _: Any, logs: Any = None, *__: Any, **___: Any) -> None:
         for key, scalar in _TRAINER_KEYS.items():
             if isinstance(logs, Mapping) and key in logs:
-                self.scalars.give(scalar, logs[key], "Trainer")
+                self.scalars.give_scalar(scalar, logs[key], "Trainer")
 
     def _hf_begins(self, _: Any, __: Any, state: Any, *___: Any, **____: Any) -> None:
         self.steps.goal.tell(int(state.max_steps), int(state.global_step), "Trainer")
@@ -79,16 +82,16 @@ class Loggers(Backend):
             limits.append(math.ceil(batches / trainer.accumulate_grad_batches) * epochs)
         self.steps.goal.tell(min(limits, default=0), trainer.global_step, "Lightning")
 
-    def _lightning(self, _: None, result: Any, *__: Any) -> None:
+    def _lightning_logs(self, _: None, result: Any, *__: Any) -> None:
         if result is not RAISED:
-            self._mapping(None, result)
+            self._give_mapping(None, result)
 
-    def _mapping(self, _: Any, data: Any = None, *__: Any, **___: Any) -> None:
+    def _give_mapping(self, _: Any, data: Any = None, *__: Any, **___: Any) -> None:
         if isinstance(data, Mapping):
             for name, value in data.items():
                 self.scalars.give_named(name, value)
 
-    def _tag(
+    def _tag_logged(
         self, writer: Any, tag: Any = None, scalar_value: Any = None, *__: Any, **___: Any
     ) -> None:
         self.scalars.give_named(tag, scalar_value)
@@ -102,15 +105,15 @@ class Loggers(Backend):
         for name, value, *_samples in event_list or ():
             self.scalars.give_named(name, value)
 
-    def _clips(self, _: Any, max_norm: Any = None, *__: Any, **___: Any) -> None:
-        self.scalars.clips(max_norm)
+    def _clip_begins(self, _: Any, max_norm: Any = None, *__: Any, **___: Any) -> None:
+        self.scalars.note_clipping(max_norm)
 
-    def _scales(
+    def _scale_begins(
         self, _: Any, max_norm: Any = None, total_norm: Any = None, *__: Any, **___: Any
     ) -> None:
-        self.scalars.clips(max_norm)
-        self._clipped(None, total_norm)
+        self.scalars.note_clipping(max_norm)
+        self._clip_ends(None, total_norm)
 
-    def _clipped(self, _: None, norm: Any, *__: Any) -> None:
+    def _clip_ends(self, _: None, norm: Any, *__: Any) -> None:
         if norm is not RAISED:
-            self.scalars.give(Scalar.GRAD_NORM, norm, "clip_grad_norm_")
+            self.scalars.give_scalar(Scalar.GRAD_NORM, norm, "clip_grad_norm_")

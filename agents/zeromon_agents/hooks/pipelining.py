@@ -22,7 +22,7 @@ SCHEDULES = "torch.distributed.pipelining.schedules"
 MESSAGES = ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops")
 """The stage methods that the schedules call before they send or receive."""
 
-_MOST_SCHEDULES = 32
+_MAX_SCHEDULES = 32
 
 
 class Begun(NamedTuple):
@@ -54,12 +54,12 @@ class Pipelining(Backend):
             "backward_one_chunk": self._backward_begins,
             "backward_weight_one_chunk": self._weight_begins,
         }
-        for name, begins in computes.items():
-            hook = around(self.context, begins, self._ends)
+        for name, begin_hook in computes.items():
+            hook = around(self.context, begin_hook, self._ends)
             self.patches.wrap_in(module._PipelineStageBase, name, hook)
         for name in MESSAGES:
-            place = around(self.context, self._place)
-            self.patches.wrap_in(module._PipelineStageBase, name, place)
+            place_hook = around(self.context, self._place)
+            self.patches.wrap_in(module._PipelineStageBase, name, place_hook)
 
     def watch_schedules(self, module: Any) -> None:
         """Patches the two base classes whose ``step`` the script calls, and the loss."""
@@ -75,12 +75,12 @@ class Pipelining(Backend):
         self.steps.pipeline_begins(schedule, args, kwargs)
         if not schedule._has_backward:  # an evaluation
             return None
-        described = describe(schedule)
-        if described != self._written and self._number < _MOST_SCHEDULES:
+        described = describe_schedule(schedule)
+        if described != self._written and self._number < _MAX_SCHEDULES:
             self._written = described
             self._number += 1
             self.context.add_metadata(pipeline=described)
-            self._register(_stages(schedule))
+            self._register(_rank_stages(schedule))
         return time.monotonic_ns()
 
     def _register(self, stages: Iterable[Any]) -> None:
@@ -91,11 +91,11 @@ class Pipelining(Backend):
             self.models.register_module(module)
         self._models = [weakref.ref(module) for module in modules]
 
-    def _call_ends(self, began: int | None, _: Any, schedule: Any, *__: Any) -> None:
+    def _call_ends(self, from_ns: int | None, _: Any, schedule: Any, *__: Any) -> None:
         self.steps.pipeline_ends()
-        if began is not None and self.context.mode == ON:
+        if from_ns is not None and self.context.mode == ON:
             micro_batches = schedule._n_microbatches
-            self.context.emit(Kind.STAGE, began, self._number, micro_batches, op=StageAction.CALL)
+            self.context.emit(Kind.STAGE, from_ns, self._number, micro_batches, op=StageAction.CALL)
 
     # ---- one action ---------------------------------------------------------------------------
 
@@ -132,10 +132,10 @@ class Pipelining(Backend):
         self.steps.backward_begins()
         return Begun(action, stage, chunk, time.monotonic_ns())
 
-    def _ends(self, begun: Begun | None, *_: Any) -> None:
-        if begun is None:
+    def _ends(self, opening: Begun | None, *_: Any) -> None:
+        if opening is None:
             return
-        action, stage, chunk, start_ns = begun
+        action, stage, chunk, start_ns = opening
         # the host sees only the launch of what a device computes
         if self.context.mode == ON and stage.has_backward and stage.device.type == "cpu":
             self.context.emit(Kind.STAGE, start_ns, stage.stage_index, chunk, op=action)
@@ -146,28 +146,28 @@ class Pipelining(Backend):
 
     def _place(self, stage: Any, *_: Any, **__: Any) -> None:
         """Assigns to *stage* what is sent, received or reduced from here on."""
-        self.context.unit = self.units.id_of(stage, _unit)
+        self.context.unit = self.units.id_of(stage, _stage_unit)
 
 
-def _unit(stage: Any) -> tuple[str, dict[str, Any]]:
+def _stage_unit(stage: Any) -> tuple[str, dict[str, Any]]:
     return f"stage {stage.stage_index}", {"kind": "pipeline"}
 
 
 def _is_wrapped(module: Any) -> bool:
     """Returns whether FSDP wraps the module or a part of it: its hooks register what it wraps."""
     return any(
-        hasattr(part, "_get_fsdp_state") or hasattr(part, "_handle") for part in module.modules()
+        hasattr(child, "_get_fsdp_state") or hasattr(child, "_handle") for child in module.modules()
     )
 
 
-def _stages(schedule: Any) -> list[Any]:
+def _rank_stages(schedule: Any) -> list[Any]:
     """Returns the stages of this rank."""
     return getattr(schedule, "_stages", None) or [schedule._stage]
 
 
-def describe(schedule: Any) -> dict[str, Any]:
+def describe_schedule(schedule: Any) -> dict[str, Any]:
     """Returns the metadata of a schedule; ``stage_ranks``: the global rank of each stage."""
-    stages = _stages(schedule)
+    stages = _rank_stages(schedule)
     group = stages[0].group or torch.distributed.group.WORLD
     ranks = torch.distributed.get_process_group_ranks(group)
     placed = stages[0].stage_index_to_group_rank

@@ -72,7 +72,7 @@ def text_of(pg: Any, attribute: str) -> str | None:
         return None
 
 
-def members(pg: Any) -> list[int]:
+def member_ranks(pg: Any) -> list[int]:
     """Returns the ranks of a process group, as the world numbers them."""
     ranks = torch.distributed.distributed_c10d._world.pg_group_ranks
     return sorted(ranks.get(pg, {})) or list(range(pg.size()))
@@ -96,11 +96,11 @@ def describe_group(pg: Any, framework: Callable[[Any], str] = lambda _: "") -> d
 
     *framework* returns the name that a framework gave to a group, and "" for any other group.
     """
-    ranks = members(pg)
+    ranks = member_ranks(pg)
     name, desc = text_of(pg, "group_name") or "", text_of(pg, "group_desc")
-    given = framework(pg)
-    if given:
-        label = given
+    framework_label = framework(pg)
+    if framework_label:
+        label = framework_label
     elif desc == "default_pg":
         label = "world"
     elif desc and desc != "undefined":

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.codes import operation_named
-from zeromon.ring.events import Kind, Op, Untimed, typed
+from zeromon.ring.codes import operation_by_name
+from zeromon.ring.events import Kind, Op, Untimed, pack_dtype
 from zeromon_agents.hooks.backend import Backend, ImportHook
 from zeromon_agents.hooks.functional import GROUP, in_place_of, is_real, operators_of
 from zeromon_agents.hooks.process_groups import DTYPES
@@ -22,12 +22,12 @@ MODULE = "torch.distributed._symmetric_memory"
 NAMESPACE = "symm_mem"
 
 
-def communicating() -> Iterator[tuple[str, Op, list[str]]]:
+def collective_operators() -> Iterator[tuple[str, Op, list[str]]]:
     """Yields (name, operation, arguments) of each operator that is a collective of a named group."""
     for name in operators_of(NAMESPACE):
         schema = torch._C._jit_get_schemas_for_operator(f"{NAMESPACE}::{name}")[0]
         arguments = [argument.name for argument in schema.arguments]
-        op = operation_named(name)
+        op = operation_by_name(name)
         if op is not Op.NONE and GROUP in arguments:
             yield name, op, arguments
 
@@ -40,22 +40,25 @@ class SymmetricMemory(Backend):
         return ((MODULE, self._watch),)
 
     def _watch(self, _: Any) -> None:
-        for name, op, arguments in communicating():
+        for name, op, arguments in collective_operators():
             operator = getattr(getattr(torch.ops, NAMESPACE), name)
-            for owner in (operator, *(getattr(operator, each) for each in operator.overloads())):
-                original = self.patches.original(owner, "_op")
+            for owner in (
+                operator,
+                *(getattr(operator, overload) for overload in operator.overloads()),
+            ):
+                original = self.patches.find_original(owner, "_op")
                 hook = self.hook(original, op, arguments.index(GROUP), arguments[0])
                 self.patches.set(owner, "_op", in_place_of(original, hook))
 
-    def hook(self, original: Any, op: Op, group_at: int, first: str) -> Callable[..., Any]:
-        """Returns the wrapper of an operator whose first argument has the name *first*."""
+    def hook(self, original: Any, op: Op, group_at: int, first_name: str) -> Callable[..., Any]:
+        """Returns the wrapper of an operator whose first argument has the name *first_name*."""
         context = self.context
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call_with_hook(*args: Any, **kwargs: Any) -> Any:
             group, issued = None, 0
             if context.mode:
                 try:
-                    payload = args[0] if args else kwargs[first]
+                    payload = args[0] if args else kwargs[first_name]
                     if is_real([payload]):
                         pg = args[group_at] if group_at < len(args) else kwargs[GROUP]
                         if isinstance(pg, str):
@@ -74,10 +77,10 @@ class SymmetricMemory(Backend):
                         nbytes = result.nbytes * group.size  # of a product, where it is fused
                     # fmt: off
                     context.write(time.monotonic_ns(), Kind.COUNTED, op, context.phase, 0, group.id, 0,
-                                  1, nbytes, Untimed.IN_CPP, typed(dtype, context.engine))
+                                  1, nbytes, Untimed.IN_CPP, pack_dtype(dtype, context.engine))
                     # fmt: on
             except Guard.CAUGHT as error:
                 context.guard.note(error, NAMESPACE)
             return result
 
-        return call
+        return call_with_hook

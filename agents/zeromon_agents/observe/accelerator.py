@@ -36,13 +36,13 @@ class Accelerator:
 
         ``is_available()`` would initialize the driver, after which a forked process cannot use it.
         """
-        known = getattr(self.module, "is_initialized", None)
-        return bool(known()) if known is not None else False
+        query = getattr(self.module, "is_initialized", None)
+        return bool(query()) if query is not None else False
 
     def describe(self, index: int) -> dict[str, str]:
         """Returns the metadata of a device: its place, name and UUID, "" where unknown."""
-        read = getattr(self.module, "get_device_properties", None)
-        properties = read(index) if read is not None else None
+        get_properties = getattr(self.module, "get_device_properties", None)
+        properties = get_properties(index) if get_properties is not None else None
         return {
             "device": f"{self.type}:{index}",
             "device_name": str(getattr(properties, "name", "")),
@@ -52,8 +52,8 @@ class Accelerator:
     @cached_property
     def memory_speed(self) -> float:
         """The bytes that the current device's memory moves in a second at most; 0 if unknown."""
-        read = getattr(self.module, "get_device_properties", None)
-        properties = read(self.module.current_device()) if read is not None else None
+        query = getattr(self.module, "get_device_properties", None)
+        properties = query(self.module.current_device()) if query is not None else None
         kilohertz = getattr(properties, "memory_clock_rate", 0)  # torch before 2.8 lacks both
         return 2e3 * kilohertz * getattr(properties, "memory_bus_width", 0) / 8
 
@@ -61,73 +61,73 @@ class Accelerator:
 
     def allocator(self) -> str:
         """Returns what allocates memory on the device: :data:`NATIVE`, :data:`ASYNC`, ``pluggable``."""
-        ask = getattr(self.module, "get_allocator_backend", None)
-        found = str(ask()) if ask is not None else NATIVE
+        get_backend = getattr(self.module, "get_allocator_backend", None)
+        backend = str(get_backend()) if get_backend is not None else NATIVE
         is_uncached = self.type == "cuda" and any(name in os.environ for name in _UNCACHED)
-        return UNCACHED if found == NATIVE and is_uncached else found
+        return UNCACHED if backend == NATIVE and is_uncached else backend
 
     def memory_stats(self) -> Mapping[str, Any] | None:
         """Returns the allocator's counters as ``torch.cuda.memory_stats_as_nested_dict`` nests them."""
-        read = getattr(self.module, "memory_stats_as_nested_dict", None)
-        if read is not None:
-            return read(self.module.current_device()) or None
-        ask = getattr(torch._C, "_accelerator_getDeviceStats", None)
-        if ask is not None and torch._C._accelerator_isAllocatorInitialized():
-            return dict(ask(self.module.current_device()))
+        get_stats = getattr(self.module, "memory_stats_as_nested_dict", None)
+        if get_stats is not None:
+            return get_stats(self.module.current_device()) or None
+        get_device_stats = getattr(torch._C, "_accelerator_getDeviceStats", None)
+        if get_device_stats is not None and torch._C._accelerator_isAllocatorInitialized():
+            return dict(get_device_stats(self.module.current_device()))
         return None
 
     def memory_info(self) -> tuple[int, int]:
         """Returns the bytes that are free on the device and the bytes of it; -1 where unknown."""
-        read = getattr(self.module, "mem_get_info", None)
-        if read is None:
-            read = getattr(torch._C, "_accelerator_getMemoryInfo", None)
-        if read is None:
+        get_info = getattr(self.module, "mem_get_info", None)
+        if get_info is None:
+            get_info = getattr(torch._C, "_accelerator_getMemoryInfo", None)
+        if get_info is None:
             return -1, -1
         with suppress(RuntimeError):  # an allocator of PrivateUse1 need not tell
-            free, total = read(self.module.current_device())
+            free, total = get_info(self.module.current_device())
             return int(free), int(total)
         return -1, -1
 
     def memory_fraction(self) -> float:
         """Returns the share of the device that ``set_per_process_memory_fraction`` leaves to us."""
-        read = getattr(self.module, "get_per_process_memory_fraction", None)
-        if read is None:
-            read = getattr(torch._C, f"_{self.type}_getMemoryFraction", None)
+        query = getattr(self.module, "get_per_process_memory_fraction", None)
+        if query is None:
+            query = getattr(torch._C, f"_{self.type}_getMemoryFraction", None)
         # cudaMallocAsync without a limit says 2**64 bytes over those of the device
-        return min(1.0, float(read(self.module.current_device()))) if read is not None else 1.0
+        return min(1.0, float(query(self.module.current_device()))) if query is not None else 1.0
 
     def pinned_bytes(self) -> int:
         """Returns the bytes that torch's caching host allocator holds pinned; -1 where unknown."""
-        read = getattr(self.module, "host_memory_stats", None)
-        return int(read().get("allocated_bytes.current", -1)) if read is not None else -1
+        get_stats = getattr(self.module, "host_memory_stats", None)
+        return int(get_stats().get("allocated_bytes.current", -1)) if get_stats is not None else -1
 
     def out_of_memory_observers(self) -> Callable[..., None] | None:
         """Returns the function that attaches an observer of failed allocations; None without one."""
         name = f"_{self.type}_attach_out_of_memory_observer"
         vendor = getattr(sys.modules.get(f"torch_{self.type}"), "_C", None)  # torch_npu's own
-        places = (
+        owners = (
             (torch._C, name),
             (vendor, name),
             (self.module, name.removeprefix(f"_{self.type}_")),
         )
-        found = (getattr(place, attribute, None) for place, attribute in places)
-        return next((attach for attach in found if attach is not None), None)
+        attachers = (getattr(owner, attribute, None) for owner, attribute in owners)
+        return next((attach for attach in attachers if attach is not None), None)
 
 
-def current() -> Accelerator | None:
+def current_accelerator() -> Accelerator | None:
     """Returns the accelerator that this torch was built for; None on a build for the CPU."""
-    found = None
+    device = None
     with suppress(RuntimeError):  # torch 2.6 raises where later versions return None
-        found = torch.accelerator.current_accelerator()
-    if found is None or found.type == "cpu":
+        device = torch.accelerator.current_accelerator()
+    if device is None or device.type == "cpu":
         return None
-    module = getattr(torch, found.type, None)
-    return Accelerator(found.type, module) if module is not None else None
+    module = getattr(torch, device.type, None)
+    return Accelerator(device.type, module) if module is not None else None
 
 
-def capturing() -> bool:
+def is_capturing() -> bool:
     """Returns whether this thread's stream captures a graph: then no query to the device is allowed."""
-    device = ready()
+    device = ready_device()
     return device is not None and bool(device.is_current_stream_capturing())
 
 
@@ -144,10 +144,10 @@ def known_index(device: Accelerator) -> int | None:
     return 0 if device.module.device_count() == 1 else None
 
 
-def ready() -> Accelerator | None:
+def ready_device() -> Accelerator | None:
     """Returns the accelerator where this process uses it already, else None."""
-    found = current()
-    return found if found is not None and found.is_initialized() else None
+    device = current_accelerator()
+    return device if device is not None and device.is_initialized() else None
 
 
 _RELAXED = 2
@@ -166,7 +166,7 @@ def leave_captures_alone(index: int | None = None) -> bool:
     *index* the thread takes that device, whose context the driver may want. Returns False while the
     driver is not in use: it is not loaded here.
     """
-    device, done = ready(), False
+    device, done = ready_device(), False
     if device is None:
         return False
     if index is not None:

@@ -18,7 +18,7 @@ from zeromon_agents.observe.accelerator import ASYNC, UNCACHED, Accelerator
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, HookContext
 
-_MOST_BLOCK_SEARCHES = 3
+_MAX_BLOCK_SEARCHES = 3
 _WRITTEN = ("allocated_bytes", "active_bytes", "reserved_bytes", "inactive_split_bytes")
 """The fields of a MEMORY record, in order."""
 _NOT_COUNTED = {ASYNC: ("inactive_split_bytes", "num_alloc_retries", "num_ooms")}
@@ -27,7 +27,7 @@ _NOT_COUNTED = {ASYNC: ("inactive_split_bytes", "num_alloc_retries", "num_ooms")
 
 def allocated_bytes() -> int:
     """Returns the bytes allocated on the current device; -1 without one, and where they are unknown."""
-    device = accelerator.ready()
+    device = accelerator.ready_device()
     kind = device.allocator() if device is not None else UNCACHED
     if (
         device is None
@@ -35,8 +35,8 @@ def allocated_bytes() -> int:
         or (kind == ASYNC and device.is_current_stream_capturing())
     ):
         return -1
-    read = getattr(device.module, "memory_allocated", None)
-    return int(read()) if read is not None else -1
+    get_allocated = getattr(device.module, "memory_allocated", None)
+    return int(get_allocated()) if get_allocated is not None else -1
 
 
 class Allocator:
@@ -78,7 +78,7 @@ class Allocator:
 
     def _meet(self) -> Accelerator | None:
         """Takes the accelerator once the process uses it, and observes its failed allocations."""
-        device = accelerator.ready()
+        device = accelerator.ready_device()
         if device is None:
             return None
         self._device, self.kind = device, device.allocator()
@@ -116,7 +116,7 @@ class Allocator:
                 return
             self._ooms += 1
             largest = -1
-            if self._ooms <= _MOST_BLOCK_SEARCHES:  # a script may catch many such errors
+            if self._ooms <= _MAX_BLOCK_SEARCHES:  # a script may catch many such errors
                 with suppress(Guard.CAUGHT):
                     largest = largest_free_block(device)
             context.emit(Kind.OOM, requested, total, free, largest)
@@ -169,10 +169,10 @@ class Host:
 
     def sample(self, *, force: bool = False) -> None:
         """Writes a sample of host memory, at most ten per second without *force*."""
-        now = time.monotonic_ns()
-        if now < self._next_ns and not force:
+        now_ns = time.monotonic_ns()
+        if now_ns < self._next_ns and not force:
             return
-        self._next_ns = now + _EVERY_NS
+        self._next_ns = now_ns + _EVERY_NS
         rss = resident_bytes(self._statm)
         available = available_bytes(self._proc) if force else -1
         self._context.emit(Kind.HOST, rss, available, pinned_bytes() if force else -1)
@@ -193,13 +193,13 @@ def resident_bytes(statm: str) -> int:
 def available_bytes(proc: Path) -> int:
     """Returns the kernel's MemAvailable in bytes; -1 where unknown."""
     with suppress(OSError, ValueError):
-        for line in (proc / "meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+        for row in (proc / "meminfo").read_text().splitlines():
+            if row.startswith("MemAvailable:"):
+                return int(row.split()[1]) * 1024
     return -1
 
 
 def pinned_bytes() -> int:
     """Returns the bytes that torch's caching host allocator holds pinned; -1 where unknown."""
-    device = accelerator.ready()
+    device = accelerator.ready_device()
     return device.pinned_bytes() if device is not None else -1

@@ -19,7 +19,7 @@ from zeromon_agents.runtime.hook_context import HookContext
 
 _IDS, _EMBEDDED, _MASK = "input_ids", "inputs_embeds", "attention_mask"
 _NOT_INPUTS = frozenset((_MASK, "labels", "target", "targets", "position_ids", "token_type_ids"))
-_MOST_MODELS = 8
+_MAX_MODELS = 8
 
 
 class Count:
@@ -61,11 +61,11 @@ class Batches:
         """Counts what the model with the id *model* is called with."""
         if not torch.is_grad_enabled():
             return
-        found, counts = sizes_of(args, kwargs or {}), self._of_models
-        if found is not None and (model in counts or len(counts) < _MOST_MODELS):
+        sizes, counts = sizes_of(args, kwargs or {}), self._of_models
+        if sizes is not None and (model in counts or len(counts) < _MAX_MODELS):
             if model not in counts:
                 counts[model] = Count()
-            counts[model].add(found, _mask(args, kwargs or {}))
+            counts[model].add(sizes, _attention_mask(args, kwargs or {}))
 
     def loaded(self, batch: Any) -> int:
         """Counts a batch of a DataLoader; returns its tokens a sequence, 0 where it holds none.
@@ -73,28 +73,28 @@ class Batches:
         Of a tuple the first part counts, because targets follow.
         """
         inputs = batch[:1] if isinstance(batch, (list, tuple)) else (batch,)
-        found = sizes_of(inputs, {})
-        if found is None:
+        sizes = sizes_of(inputs, {})
+        if sizes is None:
             return 0
         count = self._of_loader
         if count is None:  # a step that ends meanwhile forgets it
             count = self._of_loader = Count()
-        count.add(found, _mask(inputs, {}))
-        return found[1]
+        count.add(sizes, _attention_mask(inputs, {}))
+        return sizes[1]
 
     def forget(self) -> None:
         """Forgets what was counted since the last step."""
         self._of_models.clear()
         self._of_loader = None
 
-    def write(self, now: int) -> None:
+    def write(self, now_ns: int) -> None:
         """Writes the count of the step that ends: that of the model which received most."""
         counts = self._of_models.values()
-        most = max(counts, key=lambda one: (one.positions, one.samples), default=None)
-        count = most or (None if self.whole else self._of_loader)
+        largest = max(counts, key=lambda tally: (tally.positions, tally.samples), default=None)
+        count = largest or (None if self.whole else self._of_loader)
         if count is not None and count.samples:
             # fmt: off
-            self._context.write(now, Kind.BATCH, count.padding, 0, 0, 0, 0,
+            self._context.write(now_ns, Kind.BATCH, count.padding, 0, 0, 0, 0,
                                 count.samples, count.tokens if count.positions else -1,
                                 count.positions, count.pairs)
             # fmt: on
@@ -107,16 +107,16 @@ def sizes_of(args: Any, kwargs: Mapping[str, Any]) -> tuple[int, int] | None:
     Token ids are ``input_ids``, else the first matrix of integers; ``inputs_embeds`` has a vector for
     each token. Without those, the first dimension of the first tensor counts samples.
     """
-    first = None
-    for name, value in _inputs(args, kwargs):
+    first_shape = None
+    for name, value in _named_inputs(args, kwargs):
         shape = getattr(value, "shape", None)
         if name in _NOT_INPUTS or not shape or not hasattr(value, "is_floating_point"):
             continue
         is_ids = len(shape) == 2 and not (value.is_floating_point() or value.dtype is torch.bool)
         if is_ids or (name == _EMBEDDED and len(shape) == 3):
             return int(shape[0]), int(shape[1])
-        first = shape if first is None else first
-    return None if first is None else (int(first[0]), 0)
+        first_shape = shape if first_shape is None else first_shape
+    return None if first_shape is None else (int(first_shape[0]), 0)
 
 
 def _is_mapping(value: Any) -> bool:
@@ -124,52 +124,52 @@ def _is_mapping(value: Any) -> bool:
     return type(value) is not torch.Tensor and isinstance(value, Mapping)
 
 
-def _inputs(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _named_inputs(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields names and values, what is in mappings and lists included; ``input_ids`` first."""
-    for held in (kwargs, *filter(_is_mapping, args)):
-        if held.get(_IDS) is not None:
-            yield _IDS, held[_IDS]
+    for mapping in (kwargs, *filter(_is_mapping, args)):
+        if mapping.get(_IDS) is not None:
+            yield _IDS, mapping[_IDS]
     for value in args:
         if _is_mapping(value):
             yield from value.items()
         elif isinstance(value, (list, tuple)):
-            yield from (("", part) for part in value)
+            yield from (("", element) for element in value)
         else:
             yield "", value
     yield from kwargs.items()
 
 
-def _mask(args: Any, kwargs: Mapping[str, Any]) -> Any:
-    for held in (kwargs, *args):
-        if _is_mapping(held) and held.get(_MASK) is not None:
-            return held[_MASK]
+def _attention_mask(args: Any, kwargs: Mapping[str, Any]) -> Any:
+    for argument in (kwargs, *args):
+        if _is_mapping(argument) and argument.get(_MASK) is not None:
+            return argument[_MASK]
     return None
 
 
 # ---- what ranks begin with and should have equal or different -----------------------------------
 
 _BATCHES = 3
-_MOST_TRIES = 64
-_MOST_TENSORS = 64
-_MOST_NUMBERS = 1024
+_MAX_TRIES = 64
+_MAX_TENSORS = 64
+_MAX_NUMBERS = 1024
 
 
-def checksum(tensors: list[Any], most: int = _MOST_NUMBERS) -> int | None:
-    """Returns a checksum of about *most* numbers, spread over *tensors*; None where one is elsewhere."""
+def tensors_checksum(tensors: list[Any], max_numbers: int = _MAX_NUMBERS) -> int | None:
+    """Returns a checksum of about *max_numbers*, spread over *tensors*; None where one is elsewhere."""
     if not tensors or not all(map(_is_here, tensors)):
         return None
-    every = max(1, -(-len(tensors) // _MOST_TENSORS))
+    every = max(1, -(-len(tensors) // _MAX_TENSORS))
     chosen = tensors[::every]
-    each, found = max(1, most // len(chosen)), 0
+    per_tensor, crc = max(1, max_numbers // len(chosen)), 0
     for tensor in chosen:
         flat = (
             tensor.detach().reshape(-1)
             if tensor.is_contiguous()
             else tensor.detach()[:1].reshape(-1)
         )
-        some = flat[:: max(1, -(-flat.numel() // each))]
-        found = zlib.crc32(array("d", some.to(torch.float64).tolist()).tobytes(), found)
-    return found
+        sample = flat[:: max(1, -(-flat.numel() // per_tensor))]
+        crc = zlib.crc32(array("d", sample.to(torch.float64).tolist()).tobytes(), crc)
+    return crc
 
 
 def _is_here(tensor: Any) -> bool:
@@ -196,18 +196,18 @@ class Beginnings:
         """Writes the checksum of *optimizer*'s parameters, unless they are shards or on a device."""
         params = [p for group in optimizer.param_groups for p in group["params"]]
         if all(type(p) is torch.nn.Parameter and not hasattr(p, "ds_id") for p in params):
-            mark = checksum(params)
+            mark = tensors_checksum(params)
             if mark is not None:
                 nbytes = sum(p.numel() * p.element_size() for p in params)
-                known: ProcessMetadata = {"params_mark": mark, "params_bytes": nbytes}
-                self._context.add_metadata(initial=known)
+                initial: ProcessMetadata = {"params_mark": mark, "params_bytes": nbytes}
+                self._context.add_metadata(initial=initial)
 
     def batch_arrived(self, batch: Any) -> None:
         """Keeps the checksum of a batch that came from a DataLoader."""
-        if len(self._batches) < _BATCHES and self._tries < _MOST_TRIES:
+        if len(self._batches) < _BATCHES and self._tries < _MAX_TRIES:
             self._tries += 1
-            tensors = [t for t in islice(_tensors(batch), _MOST_TENSORS) if t.numel()]
-            self._newest = checksum(tensors)
+            tensors = [t for t in islice(_batch_tensors(batch), _MAX_TENSORS) if t.numel()]
+            self._newest = tensors_checksum(tensors)
 
     def batch_trained(self) -> None:
         """A backward begins: the newest batch is one of training, and not of an evaluation."""
@@ -218,12 +218,12 @@ class Beginnings:
         self._newest = None
 
 
-def _tensors(batch: Any) -> Iterator[Any]:
+def _batch_tensors(batch: Any) -> Iterator[Any]:
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():
-            yield from _tensors(value)
+            yield from _batch_tensors(value)
     elif isinstance(batch, (list, tuple)):
         for value in batch:
-            yield from _tensors(value)
+            yield from _batch_tensors(value)

@@ -21,13 +21,13 @@ Provider = Callable[[], Claims]
 
 LARGE = 16 << 20
 _PAGE = mmap.PAGESIZE
-_MOST_FAILURES = 3
+_MAX_FAILURES = 3
 _OFTEN_UNTIL, _OFTEN, _SELDOM, _AT = 64, 9, 65, 4  # never a control step
 
 
-def census_step(step: int, before: int = 0) -> bool:
-    """Returns whether *step* takes a census: the first 3 after *before*, then 1 in 9, later 1 in 65."""
-    watched = step - before
+def census_step(step: int, steps_before: int = 0) -> bool:
+    """Returns whether *step* takes a census: the first 3 after *steps_before*, 1 in 9, later 1 in 65."""
+    watched = step - steps_before
     if watched <= 3:
         return True
     return step % (_OFTEN if watched <= _OFTEN_UNTIL else _SELDOM) == _AT
@@ -60,7 +60,7 @@ def tensors_in(content: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(value)
 
 
-def count(
+def role_counts(
     claims: Claims, note: Callable[[BaseException, str], None] | None = None
 ) -> dict[Role, Count]:
     """Returns bytes by role and place. A storage belongs to the first role that claims it.
@@ -69,7 +69,7 @@ def count(
     gigabyte takes no memory. A tensor without memory of its own (meta, fake) counts as 0 bytes, a sparse
     one as its indices and values. An error of one tensor goes to *note*, or to the caller without it.
     """
-    seen: set[int] = set()
+    addresses: set[int] = set()
     sums: dict[Role, list[int]] = {}
     for role, content in claims:
         row = sums.get(role)
@@ -79,7 +79,7 @@ def count(
             row[2] += content.nbytes
         elif content is not None:
             try:
-                _add(content, row, seen)
+                _add_tensors(content, row, addresses)
             except Guard.CAUGHT as error:  # one unreadable tensor does not end the census
                 if note is None:
                     raise
@@ -87,9 +87,9 @@ def count(
     return {role: Count(*row) for role, row in sums.items()}
 
 
-def _add(content: Any, row: list[int], seen: set[int]) -> None:
+def _add_tensors(content: Any, row: list[int], addresses: set[int]) -> None:
     """Adds a tensor or a flat list of tensors to *row*; flattens what is nested deeper."""
-    pins, device, host = accelerator.ready() is not None, 0, 0
+    pins, device, host = accelerator.ready_device() is not None, 0, 0
     for tensor in content if type(content) is list else (content,):
         if tensor is None:
             continue
@@ -100,16 +100,16 @@ def _add(content: Any, row: list[int], seen: set[int]) -> None:
             if isinstance(tensor, torch.Tensor):
                 _add_parts(tensor, row)
             else:
-                _add(list(tensors_in(tensor)), row, seen)
+                _add_tensors(list(tensors_in(tensor)), row, addresses)
             continue
-        if not address or address in seen:
+        if not address or address in addresses:
             continue
-        seen.add(address)
+        addresses.add(address)
         nbytes = storage.nbytes()
         if not tensor.is_cpu:
             device += nbytes
             continue
-        host += nbytes if nbytes < LARGE else touched(address, nbytes)
+        host += nbytes if nbytes < LARGE else touched_bytes(address, nbytes)
         if pins and tensor.is_pinned():
             row[3] += nbytes
     row[0] += device
@@ -120,17 +120,17 @@ def _add_parts(tensor: Any, row: list[int]) -> None:
     """Adds a tensor without a storage of its own, such as a sparse one."""
     if tensor.layout is torch.strided or tensor.device.type == "meta":
         return
-    parts = (tensor._indices(), tensor._values()) if tensor.is_sparse else ()
-    for part in parts:
-        row[1 if part.is_cpu else 0] += part.untyped_storage().nbytes()
+    components = (tensor._indices(), tensor._values()) if tensor.is_sparse else ()
+    for component in components:
+        row[1 if component.is_cpu else 0] += component.untyped_storage().nbytes()
 
 
-def touched(address: int, nbytes: int) -> int:
+def touched_bytes(address: int, nbytes: int) -> int:
     """Returns the resident bytes of ``[address, address + nbytes)``; *nbytes* where unknown."""
-    first = address // _PAGE * _PAGE
-    pages = (address + nbytes - first + _PAGE - 1) // _PAGE
+    first_page = address // _PAGE * _PAGE
+    pages = (address + nbytes - first_page + _PAGE - 1) // _PAGE
     vector = ctypes.create_string_buffer(pages)
-    if _mincore is None or _mincore(first, pages * _PAGE, vector) != 0:
+    if _mincore is None or _mincore(first_page, pages * _PAGE, vector) != 0:
         return nbytes
     absent = vector.raw.count(b"\0")
     return min(nbytes, (pages - absent) * _PAGE)
@@ -162,9 +162,9 @@ class Census:
         self._sources.append(source)
 
     def _all_claims(self) -> Claims:
-        for provider in [one for source in self._sources for one in source()]:
+        for provider in [offered for source in self._sources for offered in source()]:
             failures = self._failures.get(provider, 0)
-            if failures >= _MOST_FAILURES:
+            if failures >= _MAX_FAILURES:
                 continue
             try:
                 yield from provider()
@@ -174,7 +174,7 @@ class Census:
 
     def take(self) -> None:
         """Counts, and writes one record for each role; zeros once for a role that is gone."""
-        counts = count(self._all_claims(), self._context.guard.note)
+        counts = role_counts(self._all_claims(), self._context.guard.note)
         for role in sorted(self._written | set(counts)):
             of_role = counts.get(role, Count())
             self._context.emit(

@@ -31,27 +31,27 @@ class Compiled:
         breaks = Counter(utils.counters.get("graph_break", {}))
         # absent from torch 2.6
         metrics: list[Any] = getattr(utils, "get_compilation_metrics", list)()
-        again = Counter(filter(None, (getattr(one, "recompile_reason", None) for one in metrics)))
+        recompiles = Counter(filter(None, (getattr(m, "recompile_reason", None) for m in metrics)))
         return {
             "frames": frames,
             "graph_breaks": breaks.total(),
-            "recompiles": again.total(),
-            "break_reasons": _most(breaks.items()),
-            "recompile_reasons": _most(again.items()),
+            "recompiles": recompiles.total(),
+            "break_reasons": _frequent_reasons(breaks.items()),
+            "recompile_reasons": _frequent_reasons(recompiles.items()),
         }
 
 
-def _most(counted: Iterable[tuple[str, int]]) -> list[str]:
+def _frequent_reasons(counted: Iterable[tuple[str, int]]) -> list[str]:
     """The most frequent reasons: ``3 x s.n == 0``."""
     reasons: Counter[str] = Counter()
     for reason, count in counted:
-        reasons[_short(reason)] += count
+        reasons[_short_reason(reason)] += count
     return [f"{count} x {reason}" for reason, count in reasons.most_common(_SHOWN)]
 
 
-def _short(reason: str) -> str:
+def _short_reason(reason: str) -> str:
     """The explanation of a break, or the guard without its cache entry (``0/1:``) and its values."""
     _, _, explained = reason.partition("Explanation: ")
-    line = (explained or reason).partition("\n")[0].partition("  #")[0].partition(". expected ")[0]
-    entry, _, guard = line.partition(": ")
-    return (guard if entry.replace("/", "").isdigit() else line).strip()[:_LONGEST]
+    head = (explained or reason).partition("\n")[0].partition("  #")[0].partition(". expected ")[0]
+    entry, _, guard = head.partition(": ")
+    return (guard if entry.replace("/", "").isdigit() else head).strip()[:_LONGEST]

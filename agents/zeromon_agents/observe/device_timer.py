@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.events import Flag, Kind, Op, Phase, head
-from zeromon_agents.observe.accelerator import Accelerator, current
+from zeromon.ring.events import Flag, Kind, Op, Phase, pack_head
+from zeromon_agents.observe.accelerator import Accelerator, current_accelerator
 from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.hook_context import (
     EVENT,
@@ -93,32 +93,34 @@ class HiddenWait:
     left: Any = None
 
 
-def waits_of_each(span: int, ends: Sequence[int], sizes: Sequence[int]) -> list[int]:
+def waits_of_each(span: int, ends_ns: Sequence[int], sizes: Sequence[int]) -> list[int]:
     """Returns the nanoseconds that the compute stream stands still for each bucket.
 
-    *span*: nanoseconds from the first wait to the end of the last copy. *ends*: when each collective
+    *span*: nanoseconds from the first wait to the end of the last copy. *ends_ns*: when each collective
     ends, from the first wait on; below 0 before it. *sizes*: :attr:`Bucket.copy_size` of each. Copies
     take a time in proportion to it, so that waits and copies add up to *span*.
     """
     low, high = 0.0, span / max(1, sum(sizes))
     for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        _, total = _waits(middle, ends, sizes)
-        low, high = (low, middle) if total > span else (middle, high)
-    return [round(wait) for wait in _waits(low, ends, sizes)[0]]
+        copy_ns = (low + high) / 2
+        _, total = _bucket_waits(copy_ns, ends_ns, sizes)
+        low, high = (low, copy_ns) if total > span else (copy_ns, high)
+    return [round(wait) for wait in _bucket_waits(low, ends_ns, sizes)[0]]
 
 
-def _waits(copy_ns: float, ends: Sequence[int], sizes: Sequence[int]) -> tuple[list[float], float]:
+def _bucket_waits(
+    copy_ns: float, ends_ns: Sequence[int], sizes: Sequence[int]
+) -> tuple[list[float], float]:
     """Returns the wait for each bucket, and their sum with copies of *copy_ns* for each unit of size."""
     at, waits = 0.0, []
-    for end, size in zip(ends, sizes, strict=True):
-        waits.append(max(0.0, end - at))
+    for end_ns, size in zip(ends_ns, sizes, strict=True):
+        waits.append(max(0.0, end_ns - at))
         at += waits[-1] + copy_ns * size
     return waits, at
 
 
 _ON_DEVICE = int(Flag.DEVICE)
-_IS_ASYNC = head(0, flags=Flag.ASYNC)
+_IS_ASYNC = pack_head(0, flags=Flag.ASYNC)
 _POOL = 4096
 _POLL_AT = 256
 _POLL_NS = 1_000_000_000
@@ -210,7 +212,7 @@ class DeviceTimer:
 
     def __init__(self, context: HookContext, accelerator: Accelerator | None = None) -> None:
         self._context = context
-        device = accelerator or current() or Accelerator("", None)
+        device = accelerator or current_accelerator() or Accelerator("", None)
         self._device = device
         self.device_type = device.type
         """The type of the tensors whose collectives are timed here."""
@@ -271,8 +273,8 @@ class DeviceTimer:
                 return
         if not self._is_announced:  # that steps are timed on the device: the first end comes late
             self._is_announced = True
-            now = time.monotonic_ns()
-            self._context.write(now, Kind.PHASE, 0, phase, _ON_DEVICE, 0, 0, now, 0, 0, 0)
+            now_ns = time.monotonic_ns()
+            self._context.write(now_ns, Kind.PHASE, 0, phase, _ON_DEVICE, 0, 0, now_ns, 0, 0, 0)
         if len(self._pending) >= _POOL or self._device.is_current_stream_capturing():
             self._misses_border = True
             return
@@ -300,8 +302,8 @@ class DeviceTimer:
     def left_wait(self, waiting: tuple[Sequence[Entry], Any]) -> None:
         """Records that the stream has left the wait."""
         entries, reached = waiting
-        known = entries or [[self._context.head_word, 0]]
-        wait = Waited(self._side_stream(), reached, self._mark(), known, (), time.monotonic_ns())
+        targets = entries or [[self._context.head_word, 0]]
+        wait = Waited(self._side_stream(), reached, self._mark(), targets, (), time.monotonic_ns())
         # where a control step issued it, only how long the stream stands still is known
         self._keep(wait if entries else Waited(wait.stream, reached, wait.left, [], (wait,)))
 
@@ -330,7 +332,7 @@ class DeviceTimer:
         """Records that the compute stream may have waited for the collectives of *wait* up to here."""
         wait.left = self.mark()
         if wait.left is not None:
-            is_whole = len(wait.buckets) == wait.calls and all(one.is_known for one in wait.buckets)
+            is_whole = len(wait.buckets) == wait.calls and all(b.is_known for b in wait.buckets)
             if not is_whole or self._last_border is None:
                 wait.buckets = ()
             self._pending.append(wait)
@@ -378,13 +380,13 @@ class DeviceTimer:
         """Returns ``Event.wait`` that times waits for streams which waited for collectives."""
         context = self._context
 
-        def wait(event: Any, stream: Any = None) -> Any:
-            behind = getattr(event, _BEHIND, None)
-            if not behind or context.mode != ON:
+        def wait_with_hook(event: Any, stream: Any = None) -> Any:
+            other_waits = getattr(event, _BEHIND, None)
+            if not other_waits or context.mode != ON:
                 return original(event) if stream is None else original(event, stream)
-            return self.waits_for(behind, stream, lambda at: original(event, at))
+            return self.waits_for(other_waits, stream, lambda at: original(event, at))
 
-        return wait
+        return wait_with_hook
 
     def _synchronize_hook(
         self, waits_of: Callable[..., tuple[Waited, ...]]
@@ -395,51 +397,53 @@ class DeviceTimer:
         """
         context = self._context
 
-        def hook(original: Any) -> Callable[..., Any]:
-            def synchronize(*args: Any, **kwargs: Any) -> Any:
+        def hook_function(original: Any) -> Callable[..., Any]:
+            def synchronize_with_hook(*args: Any, **kwargs: Any) -> Any:
                 compute = self._compute_stream
                 if not self._waits or context.mode != ON or compute is None:
                     return original(*args, **kwargs)
-                behind: tuple[Waited, ...] = ()
+                other_waits: tuple[Waited, ...] = ()
                 try:
-                    behind = waits_of(*args, **kwargs) if not context.is_apart() else ()
+                    other_waits = waits_of(*args, **kwargs) if not context.is_apart() else ()
                 except context.guard.CAUGHT as error:
                     context.guard.note(error, "synchronize")
-                if not behind:
+                if not other_waits:
                     return original(*args, **kwargs)
-                return self.waits_for(behind, compute, lambda _: original(*args, **kwargs))
+                return self.waits_for(other_waits, compute, lambda _: original(*args, **kwargs))
 
-            return synchronize
+            return synchronize_with_hook
 
-        return hook
+        return hook_function
 
-    def waits_for(self, behind: tuple[Waited, ...], stream: Any, wait: Callable[[Any], Any]) -> Any:
-        """Runs and times *wait*, which makes *stream* wait for another one with the waits *behind*."""
+    def waits_for(
+        self, earlier: tuple[Waited, ...], stream: Any, wait: Callable[[Any], Any]
+    ) -> Any:
+        """Runs and times *wait*, which makes *stream* wait for another one with the waits *earlier*."""
         note, reached = self._context.guard.note, None
         if stream is None:
             stream = self._device.current_stream()
         try:
-            behind = tuple(one for one in behind if not one.passed and one.depth < _DEPTH)
-            if behind and not self._device.is_current_stream_capturing():
+            earlier = tuple(w for w in earlier if not w.passed and w.depth < _DEPTH)
+            if earlier and not self._device.is_current_stream_capturing():
                 reached = self._mark(stream)
         except self._context.guard.CAUGHT as error:
             note(error, "Event.wait")
         result = wait(stream)
         if reached is not None:
             try:
-                self._waits_behind(behind, stream, reached)
+                self._waits_behind(earlier, stream, reached)
             except self._context.guard.CAUGHT as error:
                 note(error, "Event.wait")
         return result
 
-    def _waits_behind(self, behind: tuple[Waited, ...], stream: Any, reached: Any) -> None:
-        self._keep(Waited(self._side_stream(stream), reached, self._mark(stream), [], behind))
+    def _waits_behind(self, other_waits: tuple[Waited, ...], stream: Any, reached: Any) -> None:
+        self._keep(Waited(self._side_stream(stream), reached, self._mark(stream), [], other_waits))
 
     def _record_hook(self, original: Any) -> Callable[..., Any]:
         """Returns ``Event.record`` that notes at the event the waits that its stream has enqueued."""
         note, caught = self._context.guard.note, self._context.guard.CAUGHT
 
-        def record(event: Any, stream: Any = None) -> Any:
+        def record_with_hook(event: Any, stream: Any = None) -> Any:
             try:
                 if self._waits:
                     at = self._device.current_stream() if stream is None else stream
@@ -450,7 +454,7 @@ class DeviceTimer:
                 note(error, "Event.record")
             return original(event) if stream is None else original(event, stream)
 
-        return record
+        return record_with_hook
 
     # ---- helpers ------------------------------------------------------------------------------
 
@@ -469,11 +473,11 @@ class DeviceTimer:
 
     def _keep(self, wait: Waited) -> None:
         if wait.stream is None:
-            for behind in wait.behind:
-                behind.pass_all()
+            for passed_wait in wait.behind:
+                passed_wait.pass_all()
         else:
-            known = [one for one in self._waits.get(wait.stream, ()) if not one.passed]
-            self._waits[wait.stream] = (*known[1 - _REMEMBERED :], wait)
+            kept_waits = [w for w in self._waits.get(wait.stream, ()) if not w.passed]
+            self._waits[wait.stream] = (*kept_waits[1 - _REMEMBERED :], wait)
         if len(self._pending) >= _POLL_AT:
             self.poll()  # no step has polled for long, as in an evaluation
         if len(self._pending) < _POOL:
@@ -481,14 +485,14 @@ class DeviceTimer:
 
     def _write_border(self, border: Border) -> None:
         """Writes the phase that ends at *border*, if its beginning is known, and the step."""
-        write, last, reached = self._context.write, self._last_border, border.before_ns
-        if last is not None:
-            spent = _elapsed_ns(last.left, border.left)
+        write, last_border, reached = self._context.write, self._last_border, border.before_ns
+        if last_border is not None:
+            elapsed_ns = _elapsed_ns(last_border.left, border.left)
             # a clock that runs fast would carry all later borders away from the host's
-            reached = max(reached, self._border_ns + spent - spent // _DRIFT)
-            self._free.append(last.left)
+            reached = max(reached, self._border_ns + elapsed_ns - elapsed_ns // _DRIFT)
+            self._free.append(last_border.left)
         reached = min(reached, time.monotonic_ns())
-        if last is not None and not border.after_gap:
+        if last_border is not None and not border.after_gap:
             # fmt: off
             write(reached, Kind.PHASE, 0, border.phase, _ON_DEVICE, 0, 0,
                   self._border_ns, 0, 0, max(0, reached - border.entered_ns))
@@ -504,15 +508,15 @@ class DeviceTimer:
 
     def _host_ns(self, event: Any, earliest_ns: int = 0) -> int:
         """Returns when, by the host's clock, the device came to *event*: not before *earliest_ns*."""
-        last = self._last_border
-        if last is None:
+        last_border = self._last_border
+        if last_border is None:
             return earliest_ns
-        at = self._border_ns + _elapsed_ns(last.left, event)
+        at = self._border_ns + _elapsed_ns(last_border.left, event)
         self._border_ns += max(0, earliest_ns - at)  # all that follows came so much later, too
         return max(at, earliest_ns)
 
     def _write_hidden(self, wait: HiddenWait) -> None:
-        blocked = _nanoseconds(wait.reached, wait.left)
+        blocked = _duration_ns(wait.reached, wait.left)
         if wait.copied and (speed := self._device.memory_speed):  # a copy reads and writes
             blocked = max(0, blocked - round(2e9 * wait.copied / speed))
         self._free.extend((wait.reached, wait.left))
@@ -523,69 +527,71 @@ class DeviceTimer:
         # fmt: on
 
     def _write_buckets(self, wait: HiddenWait) -> None:
-        span, at = _nanoseconds(wait.reached, wait.left), wait.reached
+        span, at = _duration_ns(wait.reached, wait.left), wait.reached
         issued = (b.entry[ISSUED_NS] - _elapsed_ns(at, b.entry[EVENT]) for b in wait.buckets)
         origin = self._host_ns(at, max(issued))
-        ends = [_elapsed_ns(wait.reached, bucket.end) for bucket in wait.buckets]
-        waits = waits_of_each(span, ends, [bucket.copy_size for bucket in wait.buckets])
-        began = None
-        for bucket, end, waited in zip(wait.buckets, ends, waits, strict=True):
+        ends_ns = [_elapsed_ns(wait.reached, bucket.end) for bucket in wait.buckets]
+        waits = waits_of_each(span, ends_ns, [bucket.copy_size for bucket in wait.buckets])
+        start = None
+        for bucket, end_ns, waited in zip(wait.buckets, ends_ns, waits, strict=True):
             entry = bucket.entry
-            ready = max(_elapsed_ns(at, entry[EVENT]), entry[ISSUED_NS] + entry[HELD_NS] - origin)
+            ready_ns = max(
+                _elapsed_ns(at, entry[EVENT]), entry[ISSUED_NS] + entry[HELD_NS] - origin
+            )
             # a group runs one after the other
-            began = ready if began is None else max(ready, began)
-            left = min(_elapsed_ns(wait.reached, bucket.left), end)  # later, the host was slow
-            word = head(Kind.DONE, flags=Flag.DEVICE | Flag.END_KNOWN) | entry[WORD]
+            start = ready_ns if start is None else max(ready_ns, start)
+            leave = min(_elapsed_ns(wait.reached, bucket.left), end_ns)  # later, the host was slow
+            done = pack_head(Kind.DONE, flags=Flag.DEVICE | Flag.END_KNOWN) | entry[WORD]
             # fmt: off
-            self._context.ring.write(origin + end, word, entry[PLACE], entry[NBYTES], origin + began,
-                                     waited + max(0, left - ready), entry[SEQUENCE])
+            self._context.ring.write(origin + end_ns, done, entry[PLACE], entry[NBYTES], origin + start,
+                                     waited + max(0, leave - ready_ns), entry[SEQUENCE])
             # fmt: on
-            began = end
+            start = end_ns
             self._free.extend((entry[EVENT], bucket.left, bucket.end))
         self._free.extend((wait.reached, wait.left))
 
     def _write_done(self, wait: Waited) -> None:
-        blocked = _nanoseconds(wait.reached, wait.left)
-        spent = [_nanoseconds(entry[EVENT], wait.left) for entry in wait.entries]
+        blocked = _duration_ns(wait.reached, wait.left)
+        elapsed = [_duration_ns(entry[EVENT], wait.left) for entry in wait.entries]
         # the device comes to each after the host has issued it
-        issued = (e[ISSUED_NS] + ns for e, ns in zip(wait.entries, spent, strict=True))
-        end = self._host_ns(wait.left, max(issued))
+        issued = (e[ISSUED_NS] + ns for e, ns in zip(wait.entries, elapsed, strict=True))
+        end_ns = self._host_ns(wait.left, max(issued))
         flags = Flag.DEVICE
         # a stream that did not stall, or that waited for its host, came after the end: an upper bound
-        if blocked > _NO_STALL_NS and end > wait.left_ns + _NO_STALL_NS:
+        if blocked > _NO_STALL_NS and end_ns > wait.left_ns + _NO_STALL_NS:
             flags |= Flag.END_KNOWN
         if wait.stream is not None:
             blocked = 0
-        for entry, since in zip(wait.entries, spent, strict=True):
+        for entry, elapsed_ns in zip(wait.entries, elapsed, strict=True):
             # it does not begin before the host has launched it
-            began = min(end, max(end - since, entry[ISSUED_NS] + entry[HELD_NS]))
-            word = head(Kind.DONE, flags=flags) | entry[WORD]
+            began_ns = min(end_ns, max(end_ns - elapsed_ns, entry[ISSUED_NS] + entry[HELD_NS]))
+            head_word = pack_head(Kind.DONE, flags=flags) | entry[WORD]
             if entry[EVENT] is wait.reached:
-                blocked = min(blocked, end - began)
+                blocked = min(blocked, end_ns - began_ns)
             else:
                 self._free.append(entry[EVENT])
             # fmt: off
-            self._context.ring.write(end, word, entry[PLACE], entry[NBYTES], began,
+            self._context.ring.write(end_ns, head_word, entry[PLACE], entry[NBYTES], began_ns,
                                      blocked, entry[SEQUENCE])
             # fmt: on
             blocked = 0  # once, for all of them
 
     def _write_stalls(self, wait: Waited) -> None:
         """Writes for which collectives of other streams the compute stream stood still, and how long."""
-        origin, now, until = wait.reached, time.monotonic_ns(), 0
-        stalled = _nanoseconds(origin, wait.left)
-        spans = [span for behind in wait.behind for span in behind.stalls(origin, 0, stalled)]
-        for start, end, entry in sorted(spans, key=itemgetter(0)):  # of several streams at once
-            if end > until:
-                word = head(Kind.STALL, flags=Flag.DEVICE) | entry[WORD]
-                blocked, until = end - max(start, until), end
-                self._context.ring.write(now, word, entry[PLACE], blocked, 0, 0, 0)
+        origin, now_ns, until_ns = wait.reached, time.monotonic_ns(), 0
+        stalled = _duration_ns(origin, wait.left)
+        spans = [span for inner in wait.behind for span in inner.stalls(origin, 0, stalled)]
+        for start, end_ns, entry in sorted(spans, key=itemgetter(0)):  # of several streams at once
+            if end_ns > until_ns:
+                head_word = pack_head(Kind.STALL, flags=Flag.DEVICE) | entry[WORD]
+                blocked, until_ns = end_ns - max(start, until_ns), end_ns
+                self._context.ring.write(now_ns, head_word, entry[PLACE], blocked, 0, 0, 0)
 
 
-def _nanoseconds(start: Any, end: Any) -> int:
-    return max(0, _elapsed_ns(start, end))
+def _duration_ns(start_event: Any, end_event: Any) -> int:
+    return max(0, _elapsed_ns(start_event, end_event))
 
 
-def _elapsed_ns(start: Any, end: Any) -> int:
-    """Returns the time between two events; negative where *end* came before *start*."""
-    return round(float(start.elapsed_time(end)) * 1e6)
+def _elapsed_ns(start_event: Any, end_event: Any) -> int:
+    """Returns the time between two events; negative where *end_event* came before *start_event*."""
+    return round(float(start_event.elapsed_time(end_event)) * 1e6)

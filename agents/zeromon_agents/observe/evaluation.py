@@ -70,17 +70,17 @@ class Evaluation:
         self._untrained = not torch.is_grad_enabled()
         return not self._untrained
 
-    def batch_requested(self, now: int, between_steps: bool) -> None:
+    def batch_requested(self, now_ns: int, between_steps: bool) -> None:
         """Ends the evaluation where the request is the next one of training.
 
-        A batch that nothing with gradients followed, and no backward, is an evaluation up to *now*
+        A batch that nothing with gradients followed, and no backward, is an evaluation up to *now_ns*
         *between_steps* of the training, also without a call of ``eval()``.
         """
         if self._untrained and between_steps and not self.is_open:
-            self.on_end(self._asked_ns, now)
+            self.on_end(self._asked_ns, now_ns)
         if self._since and self._seen_ns and torch.is_grad_enabled():
-            self._close(now)
-        self._asked_ns = now
+            self._close(now_ns)
+        self._asked_ns = now_ns
         self._untrained = not (self.is_open or torch.is_grad_enabled())
 
     def backward_begins(self) -> None:
@@ -97,7 +97,7 @@ class Evaluation:
         self._close(0)
 
     def _close(self, end_ns: int) -> None:
-        since, self._since, self._untrained = self._since, 0, False
+        since_ns, self._since, self._untrained = self._since, 0, False
         self._patches.restore()
-        if end_ns > since:
-            self.on_end(since, end_ns)
+        if end_ns > since_ns:
+            self.on_end(since_ns, end_ns)

@@ -37,7 +37,7 @@ BATCHES, FETCH, TRANSFORM, COLLATE, READ, DISK, FAULTS, NFS = range(8)
 """Count; nanoseconds; of batches that were sampled bytes read, those from disks, major faults, and
 what this node has got from NFS servers meanwhile, for whomever."""
 _EVERY_NS = 200_000_000
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 _MAJOR_FAULTS = 9
 """The index among the fields of /proc/PID/stat that follow the program's name."""
 
@@ -51,11 +51,11 @@ class _Collate:
         self.function, self.spent_ns = function, 0
 
     def __call__(self, samples: Any) -> Any:
-        began = time.monotonic_ns()
+        began_ns = time.monotonic_ns()
         try:
             return self.function(samples)
         finally:
-            self.spent_ns += time.monotonic_ns() - began
+            self.spent_ns += time.monotonic_ns() - began_ns
 
 
 class Fetches:
@@ -66,7 +66,7 @@ class Fetches:
     ) -> None:
         self.sums: Sums = [0] * 8
         """In the training process all so far; in a worker what it has not written yet."""
-        self._guard, self._file, self._trains = guard, file, trains
+        self._guard, self._file, self._is_training = guard, file, trains
         self._rank = os.getpid() if file is not None else 0
         """The process that trains; 0 in a worker that it has spawned."""
         self._here = self._rank
@@ -84,23 +84,23 @@ class Fetches:
         """Patches the compositions of transforms of *module*."""
         for name, method in TRANSFORMS:
             if name == module.__name__:
-                self._patches.wrap_in(module, method, self._transforming)
+                self._patches.wrap_in(module, method, self._hook_transform)
 
     def close(self) -> None:
         """Restores what was patched."""
         self._patches.restore()
 
     def _fetching(self, original: Any) -> Any:
-        def fetch(fetcher: Any, *args: Any) -> Any:
-            begun = self._begins(fetcher)
+        def fetch_with_hook(fetcher: Any, *args: Any) -> Any:
+            beginning = self._begins(fetcher)
             try:
                 return original(fetcher, *args)
             finally:
-                if begun is not None:
-                    self._ends(fetcher, *begun)
+                if beginning is not None:
+                    self._ends(fetcher, *beginning)
 
-        fetch.__wrapped__ = original  # type: ignore[attr-defined]
-        return fetch
+        fetch_with_hook.__wrapped__ = original  # type: ignore[attr-defined]
+        return fetch_with_hook
 
     def _begins(self, fetcher: Any) -> tuple[int, Sums | None] | None:
         """Returns when a batch begins, and what the process has read if that is sampled."""
@@ -112,28 +112,28 @@ class Fetches:
                 fetcher.collate_fn = _Collate(fetcher.collate_fn)
             fetcher.collate_fn.spent_ns = 0
             self._open[thread] = [0, 0]
-            now, read = time.monotonic_ns(), None
-            if now >= self._next_sample_ns:
-                self._next_sample_ns, read = now + _EVERY_NS, _read_so_far()
-            return time.monotonic_ns(), read
+            now_ns, counts_before = time.monotonic_ns(), None
+            if now_ns >= self._next_sample_ns:
+                self._next_sample_ns, counts_before = now_ns + _EVERY_NS, _read_so_far()
+            return time.monotonic_ns(), counts_before
         except Guard.CAUGHT as error:
             self._guard.note(error, "fetch")
             return None
 
-    def _ends(self, fetcher: Any, began: int, read: Sums | None) -> None:
+    def _ends(self, fetcher: Any, began_ns: int, counts_before: Sums | None) -> None:
         try:
-            now = time.monotonic_ns()
+            now_ns = time.monotonic_ns()
             transform_ns, _ = self._open.pop(threading.get_ident())
             self.sums[BATCHES] += 1
-            self.sums[FETCH] += now - began
+            self.sums[FETCH] += now_ns - began_ns
             self.sums[TRANSFORM] += transform_ns
             self.sums[COLLATE] += fetcher.collate_fn.spent_ns
-            after = _read_so_far() if read is not None else None
-            if read is not None and after is not None:
-                for index, (a, b) in enumerate(zip(read, after, strict=True)):
+            counts_after = _read_so_far() if counts_before is not None else None
+            if counts_before is not None and counts_after is not None:
+                for index, (a, b) in enumerate(zip(counts_before, counts_after, strict=True)):
                     self.sums[READ + index] += b - a
-            if self._here != self._rank and now >= self._next_write_ns:
-                self._next_write_ns = now + _EVERY_NS
+            if self._here != self._rank and now_ns >= self._next_write_ns:
+                self._next_write_ns = now_ns + _EVERY_NS
                 self._write()
         except Guard.CAUGHT as error:
             self._guard.note(error, "fetch")
@@ -142,7 +142,7 @@ class Fetches:
         """Returns whether this is the training process while it trains, or its DataLoader's worker."""
         pid = os.getpid()
         if pid == self._rank:
-            return self._trains()
+            return self._is_training()
         if pid != self._here:  # forked: what the parent has counted is not this worker's
             self._here, self.sums[:] = pid, [0] * 8
             if self._file is None:
@@ -159,22 +159,22 @@ class Fetches:
                     os.close(file)
         self.sums[:] = [0] * 8
 
-    def _transforming(self, original: Any) -> Any:
-        def transform(*args: Any, **kwargs: Any) -> Any:
+    def _hook_transform(self, original: Any) -> Any:
+        def transform_with_hook(*args: Any, **kwargs: Any) -> Any:
             entry = self._open.get(threading.get_ident())
             if entry is None:
                 return original(*args, **kwargs)
             entry[1] += 1
-            began = time.monotonic_ns()
+            began_ns = time.monotonic_ns()
             try:
                 return original(*args, **kwargs)
             finally:
                 entry[1] -= 1
                 if not entry[1]:
-                    entry[0] += time.monotonic_ns() - began
+                    entry[0] += time.monotonic_ns() - began_ns
 
-        transform.__wrapped__ = original  # type: ignore[attr-defined]
-        return transform
+        transform_with_hook.__wrapped__ = original  # type: ignore[attr-defined]
+        return transform_with_hook
 
 
 class Loading:
@@ -191,7 +191,7 @@ class Loading:
         """Reads what workers have written, and writes all sums; called by the heartbeat."""
         self._read()
         sums = [
-            own + others for own, others in zip(self.fetches.sums, self._of_workers, strict=True)
+            ours + theirs for ours, theirs in zip(self.fetches.sums, self._of_workers, strict=True)
         ]
         if sums[BATCHES]:
             emit(Kind.LOADING, *sums[:READ])
@@ -201,12 +201,12 @@ class Loading:
         with suppress(OSError), open(self._file, "r+b", buffering=0) as file:
             file.seek(self._offset)
             content = file.read()
-            whole = len(content) - len(content) % _RECORD.size
-            self._offset += whole
-            if self._offset >= _MOST_BYTES and whole == len(content):
+            whole_bytes = len(content) - len(content) % _RECORD.size
+            self._offset += whole_bytes
+            if self._offset >= _MAX_BYTES and whole_bytes == len(content):
                 file.truncate(0)  # a record that was written since is lost
                 self._offset = 0
-            for record in _RECORD.iter_unpack(content[:whole]):
+            for record in _RECORD.iter_unpack(content[:whole_bytes]):
                 self._of_workers = [a + b for a, b in zip(self._of_workers, record, strict=True)]
 
     def close(self) -> None:
@@ -237,13 +237,13 @@ def _read_so_far() -> Sums | None:
     """Returns bytes that this thread has read, those from disks, and its major faults; None: unknown."""
     try:
         with open("/proc/thread-self/io") as file:
-            lines = dict(line.split(": ") for line in file)
+            counters = dict(row.split(": ") for row in file)
         with open("/proc/thread-self/stat") as file:
             fields = file.read().rpartition(")")[2].split()
     except (OSError, ValueError):
         return None
     faults = int(fields[_MAJOR_FAULTS])
-    return [int(lines["rchar"]), int(lines["read_bytes"]), faults, nfs_bytes()]
+    return [int(counters["rchar"]), int(counters["read_bytes"]), faults, nfs_bytes()]
 
 
 def nfs_bytes(path: str = "/proc/self/mountstats") -> int:
@@ -253,7 +253,7 @@ def nfs_bytes(path: str = "/proc/self/mountstats") -> int:
     """
     try:
         with open(path) as file:
-            rows = [line.split() for line in file if line.startswith("\tbytes:")]
+            rows = [row.split() for row in file if row.startswith("\tbytes:")]
         return sum(int(row[5]) for row in rows)
     except (OSError, ValueError, IndexError):
         return 0

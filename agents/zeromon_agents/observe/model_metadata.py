@@ -13,41 +13,41 @@ import torch
 
 from zeromon.ring.model_metadata import ModelMetadata, factored_numel
 from zeromon_agents.observe.census import LARGE
-from zeromon_agents.observe.torch_roles import inner, local_of, param_groups
+from zeromon_agents.observe.torch_roles import local_of, param_groups, unwrapped_optimizer
 
-_MOST_UNITS = 4
+_MAX_UNITS = 4
 
 
 def of_fsdp2(module: Any, groups: list[Any], optimizers: list[Any]) -> ModelMetadata | None:
     """Returns the metadata of a ``fully_shard`` root with the FSDPParamGroups *groups*."""
-    sizes = _fsdp2(groups, param_groups(module._get_fsdp_state()))
+    sizes = _fsdp2_sizes(groups, param_groups(module._get_fsdp_state()))
     states = (
-        part._get_fsdp_state() for part in module.modules() if hasattr(part, "_get_fsdp_state")
+        child._get_fsdp_state() for child in module.modules() if hasattr(child, "_get_fsdp_state")
     )
     sizes["forward_prefetch"] = any(
         bool(getattr(state, "_states_to_forward_prefetch", ())) for state in states
     )
-    return _complete(sizes, module, optimizers)
+    return _complete_sizes(sizes, module, optimizers)
 
 
 def of_fsdp1(module: Any, handles: list[Any], optimizers: list[Any]) -> ModelMetadata | None:
     """Returns the metadata of an FSDP1 root with the flat parameters of *handles*."""
     flats = [handle.flat_param for handle in handles]
-    whole = [math.prod(getattr(f, "_unpadded_unsharded_size", f.shape)) for f in flats]
-    parts = [getattr(f, "_local_shard", f).numel() for f in flats]
+    numels = [math.prod(getattr(f, "_unpadded_unsharded_size", f.shape)) for f in flats]
+    shard_numels = [getattr(f, "_local_shard", f).numel() for f in flats]
     trains = [f.requires_grad for f in flats]
-    first = handles[0]
-    name = getattr(getattr(first, "_sharding_strategy", None), "name", "FULL_SHARD")
+    handle_0 = handles[0]
+    name = getattr(getattr(handle_0, "_sharding_strategy", None), "name", "FULL_SHARD")
     stored = getattr(flats[0], "_local_shard", flats[0]).dtype
-    compute = getattr(first, "_fwd_bwd_param_dtype", None) or stored
+    compute = getattr(handle_0, "_fwd_bwd_param_dtype", None) or stored
     hybrid = "HYBRID" in name
     stage = (
         0 if name == "NO_SHARD" else 2 if name in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2") else 3
     )
     world = torch.distributed.get_world_size()
     roots = [getattr(module, "_handle", None) is handle for handle in handles]
-    kept = sum(n for n, root in zip(whole, roots, strict=True) if root or stage == 2)
-    freed = [n for n, root in zip(whole, roots, strict=True) if not root and stage == 3]
+    kept_numel = sum(n for n, root in zip(numels, roots, strict=True) if root or stage == 2)
+    freed = [n for n, root in zip(numels, roots, strict=True) if not root and stage == 3]
     sizes: ModelMetadata = {
         "framework": "fsdp1" if stage else "ddp",
         "bucket_views": True,  # nothing is copied into buckets
@@ -55,21 +55,21 @@ def of_fsdp1(module: Any, handles: list[Any], optimizers: list[Any]) -> ModelMet
         "backward_prefetch": str(getattr(getattr(module, "backward_prefetch", None), "name", "")),
         "stage": stage,
         "ranks": world,
-        "shard_ranks": first.world_size if hybrid or stage else world,
-        "numel": sum(whole),
-        "trainable": sum(n for n, t in zip(whole, trains, strict=True) if t),
-        "shard_numel": sum(parts),
-        "trainable_shard_numel": sum(n for n, t in zip(parts, trains, strict=True) if t),
-        "kept_numel": kept,
-        "largest_unit_numel": max(whole),
-        "units": _sizes(freed),
+        "shard_ranks": handle_0.world_size if hybrid or stage else world,
+        "numel": sum(numels),
+        "trainable": sum(n for n, t in zip(numels, trains, strict=True) if t),
+        "shard_numel": sum(shard_numels),
+        "trainable_shard_numel": sum(n for n, t in zip(shard_numels, trains, strict=True) if t),
+        "kept_numel": kept_numel,
+        "largest_unit_numel": max(numels),
+        "units": _largest_units(freed),
         "param_bytes": stored.itemsize,
         "compute_bytes": compute.itemsize,
         "compute_dtype": name_of(compute),
         "grad_bytes": stored.itemsize,
-        **(_offloaded(bool(getattr(first, "_offload_params", False)), stage) if stage else {}),
+        **(_offload_on(bool(getattr(handle_0, "_offload_params", False)), stage) if stage else {}),
     }
-    return _complete(sizes, module, optimizers, handles)
+    return _complete_sizes(sizes, module, optimizers, handles)
 
 
 def of_replicated(module: Any, optimizers: list[Any]) -> ModelMetadata | None:
@@ -78,15 +78,15 @@ def of_replicated(module: Any, optimizers: list[Any]) -> ModelMetadata | None:
     A rank has everything that tensor parallelism leaves to it.
     """
     params = [p for p in module.parameters() if p.device.type != "meta"]
-    whole = sum(map(_whole_numel, params))
+    whole_numel = sum(map(_whole_numel, params))
     requires = [p.requires_grad for p in params]
     params = [local_of(p) for p in params]
     numel = sum(p.numel() for p in params)
     trainable = [p for p, does in zip(params, requires, strict=True) if does]
-    each = max((p.element_size() for p in params), default=4)
-    widest = next((p.dtype for p in params if p.element_size() == each), torch.float32)
+    element_bytes = max((p.element_size() for p in params), default=4)
+    widest = next((p.dtype for p in params if p.element_size() == element_bytes), torch.float32)
     # the arithmetic uses the mean of the dtypes
-    stored = sum(p.nbytes for p in params) / numel if numel else each
+    stored = sum(p.nbytes for p in params) / numel if numel else element_bytes
     stored = int(stored) if stored == int(stored) else stored
     group, cap = getattr(module, "process_group", None), getattr(module, "bucket_bytes_cap", None)
     sizes: ModelMetadata = {
@@ -94,31 +94,31 @@ def of_replicated(module: Any, optimizers: list[Any]) -> ModelMetadata | None:
         "stage": 0,
         "ranks": group.size() if group is not None else 1,
         "numel": numel,
-        "whole_numel": whole,
+        "whole_numel": whole_numel,
         "trainable": sum(p.numel() for p in trainable),
         "shard_numel": numel,
         "trainable_shard_numel": sum(p.numel() for p in trainable),
         "factored_numel": sum(factored_numel(p.shape) for p in trainable),
         "param_bytes": stored,
-        "compute_bytes": each,
+        "compute_bytes": element_bytes,
         "compute_dtype": name_of(widest),
         "grad_bytes": stored,
         "bucket_views": bool(getattr(module, "gradient_as_bucket_view", group is None)),
         **({"bucket_cap_bytes": cap} if isinstance(cap, int) else {}),
     }
-    return _complete(sizes, module, optimizers)
+    return _complete_sizes(sizes, module, optimizers)
 
 
-def _complete(
+def _complete_sizes(
     sizes: ModelMetadata, module: Any, optimizers: list[Any], handles: Sequence[Any] = ()
 ) -> ModelMetadata | None:
     """Adds layers, buffers and optimizer to *sizes*; None where the model has no parameters."""
     if not sizes["numel"]:
         return None
-    sizes["blocks"] = blocks(module, handles)
-    sizes.update(facts(module, handles, sizes["blocks"][0]))
-    sizes["buffer_bytes"] = sum(map(_nbytes, module.buffers()))
-    sizes["recomputes"] = recomputes(module)
+    sizes["blocks"] = longest_blocks(module, handles)
+    sizes.update(matrix_facts(module, handles, sizes["blocks"][0]))
+    sizes["buffer_bytes"] = sum(map(_buffer_nbytes, module.buffers()))
+    sizes["recomputes"] = has_checkpointing(module)
     mine = {id(p) for p in module.parameters()}
     for optimizer in optimizers:
         groups_of = getattr(optimizer, "param_groups", ())
@@ -128,7 +128,7 @@ def _complete(
     return sizes
 
 
-def blocks(module: Any, handles: Sequence[Any] = ()) -> list[int]:
+def longest_blocks(module: Any, handles: Sequence[Any] = ()) -> list[int]:
     """[layers, elements of the largest] of the longest list of layers in *module*; [0, 0] without one.
 
     Sharded parameters count as whole ones; those of FSDP1 by the flat parameters of its *handles*.
@@ -137,9 +137,9 @@ def blocks(module: Any, handles: Sequence[Any] = ()) -> list[int]:
     for owner, _, shape in flat_parameters(handles):
         flat[id(owner)] += math.prod(shape)
 
-    def numel(layer: Any) -> int:
+    def layer_numel(layer: Any) -> int:
         if flat:
-            return sum(flat[id(part)] for part in layer.modules())
+            return sum(flat[id(child)] for child in layer.modules())
         return sum(_whole_numel(p) for p in layer.parameters())
 
     lists = [
@@ -148,15 +148,15 @@ def blocks(module: Any, handles: Sequence[Any] = ()) -> list[int]:
     longest = max(lists, key=len, default=None)
     if longest is None or len(longest) < 2:
         return [0, 0]
-    return [len(longest), max(map(numel, longest))]
+    return [len(longest), max(map(layer_numel, longest))]
 
 
-def recomputes(module: Any) -> bool:
+def has_checkpointing(module: Any) -> bool:
     """Returns whether *module* has activation checkpointing: torch's wrapper or transformers' switch."""
     return any(
-        type(part).__name__ == "CheckpointWrapper"
-        or getattr(part, "gradient_checkpointing", False) is True
-        for part in module.modules()
+        type(child).__name__ == "CheckpointWrapper"
+        or getattr(child, "gradient_checkpointing", False) is True
+        for child in module.modules()
     )
 
 
@@ -167,52 +167,55 @@ def _whole_numel(param: Any) -> int:
 
 def of_optimizer(optimizer: Any) -> ModelMetadata:
     """The metadata of an optimizer: its class, and whether its state is partitioned."""
-    held = inner(optimizer)
-    defaults = getattr(held, "defaults", {})
-    facts: ModelMetadata = {"optimizer": type(held).__name__, "momentum": _momentum(defaults)}
+    inner_optimizer = unwrapped_optimizer(optimizer)
+    defaults = getattr(inner_optimizer, "defaults", {})
+    facts: ModelMetadata = {
+        "optimizer": type(inner_optimizer).__name__,
+        "momentum": _momentum_of(defaults),
+    }
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
         facts["stage"] = 1
-        own = [p for group in held.param_groups for p in group["params"]]
-        facts["optimizer_numel"] = sum(p.numel() for p in own)
+        own_params = [p for group in inner_optimizer.param_groups for p in group["params"]]
+        facts["optimizer_numel"] = sum(p.numel() for p in own_params)
     return facts
 
 
-def _momentum(defaults: dict[str, Any]) -> float:
+def _momentum_of(defaults: dict[str, Any]) -> float:
     value = defaults.get("momentum")
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def _sizes(units: Iterable[int]) -> list[int]:
-    return sorted(units, reverse=True)[:_MOST_UNITS]
+def _largest_units(units: Iterable[int]) -> list[int]:
+    return sorted(units, reverse=True)[:_MAX_UNITS]
 
 
-def _fsdp2(groups: list[Any], of_root: list[Any]) -> ModelMetadata:
-    numel = trainable = shard = trainable_shard = factored = kept = of_all = largest = 0
+def _fsdp2_sizes(groups: list[Any], of_root: list[Any]) -> ModelMetadata:
+    numel = trainable = shard = trainable_shard = factored = kept_numel = of_all = largest = 0
     units = []
     for group in groups:
         unit = 0
         for param in group.fsdp_params:
-            whole, part = math.prod(param._orig_size), param._sharded_param_data.numel()
-            unit, numel, shard = unit + whole, numel + whole, shard + part
+            whole_size, shard_size = math.prod(param._orig_size), param._sharded_param_data.numel()
+            unit, numel, shard = unit + whole_size, numel + whole_size, shard + shard_size
             of_all += _whole_numel(param.sharded_param)
             if param.sharded_param.requires_grad:
-                trainable, trainable_shard = trainable + whole, trainable_shard + part
+                trainable, trainable_shard = trainable + whole_size, trainable_shard + shard_size
                 factored += factored_numel(param._orig_size)
         largest = max(largest, unit)
-        is_root = any(group is other for other in of_root)
+        is_root = any(group is root_group for root_group in of_root)
         if is_root or getattr(group, "post_forward_mesh_info", None) is None:
-            kept += unit  # gathered while others compute
+            kept_numel += unit  # gathered while others compute
         else:
             units.append(unit)
-    first = groups[0].fsdp_params[0]
-    offloads = bool(getattr(first, "offload_to_cpu", False))
+    first_param = groups[0].fsdp_params[0]
+    offloads = bool(getattr(first_param, "offload_to_cpu", False))
     mesh = groups[0].mesh_info
     ranks = int(getattr(mesh, "shard_mesh_size", 1))
-    compute = getattr(first, "param_dtype", None) or first.orig_dtype
+    compute = getattr(first_param, "param_dtype", None) or first_param.orig_dtype
     return {
         "framework": "fsdp2",
         "stage": 3 if units else 2,
-        "kept_numel": kept,
+        "kept_numel": kept_numel,
         "largest_unit_numel": largest,
         "ranks": ranks * int(getattr(mesh, "replicate_mesh_size", 1)),
         "shard_ranks": ranks,
@@ -222,19 +225,19 @@ def _fsdp2(groups: list[Any], of_root: list[Any]) -> ModelMetadata:
         "shard_numel": shard,
         "trainable_shard_numel": trainable_shard,
         "factored_numel": factored,
-        "units": _sizes(units),
-        "param_bytes": first.orig_dtype.itemsize,
+        "units": _largest_units(units),
+        "param_bytes": first_param.orig_dtype.itemsize,
         "compute_bytes": compute.itemsize,
         "compute_dtype": name_of(compute),
-        "grad_bytes": first.orig_dtype.itemsize,
-        **_offloaded(offloads, 3 if units else 2),
+        "grad_bytes": first_param.orig_dtype.itemsize,
+        **_offload_on(offloads, 3 if units else 2),
     }
 
 
-def _offloaded(offloads: bool, stage: int) -> ModelMetadata:
+def _offload_on(offloads: bool, stage: int) -> ModelMetadata:
     """Where FSDP keeps shards and optimizer state; at stage 2 parameters stay whole on the device."""
-    where = "host" if offloads else "device"
-    return {"optimizer_on": where, "params_on": where if stage == 3 else "device"}
+    location = "host" if offloads else "device"
+    return {"optimizer_on": location, "params_on": location if stage == 3 else "device"}
 
 
 def name_of(dtype: Any) -> str:
@@ -243,46 +246,46 @@ def name_of(dtype: Any) -> str:
 
 
 def of_deepspeed(
-    module: Any, zero: Any, *, ranks: int, half: bool, optimizer_on: str, params_on: str
+    module: Any, zero: Any, *, ranks: int, is_half: bool, optimizer_on: str, params_on: str
 ) -> ModelMetadata:
     """The metadata of the model of a DeepSpeed engine, made or planned; *zero*: its ZeRO settings."""
     stage = int(zero.stage)
     params = list(module.parameters())
-    whole = {id(p): int(getattr(p, "ds_numel", 0) or p.numel()) for p in params}
-    part = {id(p): -(-n // ranks) for p in params if (n := whole[id(p)])}
+    numel_of = {id(p): int(getattr(p, "ds_numel", 0) or p.numel()) for p in params}
+    shard_of = {id(p): -(-n // ranks) for p in params if (n := numel_of[id(p)])}
     trainable = [p for p in params if p.requires_grad]
-    persistent = sum(whole[id(p)] for p in params if getattr(p, "ds_persist", False))
+    persistent = sum(numel_of[id(p)] for p in params if getattr(p, "ds_persist", False))
     modules = module.modules() if stage == 3 else ()
     units = [
-        sum(whole[id(p)] for p in m.parameters(recurse=getattr(m, "_z3_leaf", False)))
+        sum(numel_of[id(p)] for p in m.parameters(recurse=getattr(m, "_z3_leaf", False)))
         for m in modules
     ]
-    size = 2 if half else 4
+    size = 2 if is_half else 4
     bucket = int(zero.reduce_bucket_size)
     if bucket * size >= LARGE and all(p.device.type == "cpu" for p in params):
-        bucket = min(bucket, sum(whole.values()))  # pages beyond that are never touched
+        bucket = min(bucket, sum(numel_of.values()))  # pages beyond that are never touched
     hpz = int(getattr(zero, "zero_hpz_partition_size", 1))
     return {
         "framework": "deepspeed",
         "stage": stage,
         "ranks": ranks,
-        "numel": sum(whole.values()),
-        "trainable": sum(whole[id(p)] for p in trainable),
-        "shard_numel": sum(part.values()),
-        "trainable_shard_numel": sum(part[id(p)] for p in trainable if id(p) in part),
+        "numel": sum(numel_of.values()),
+        "trainable": sum(numel_of[id(p)] for p in trainable),
+        "shard_numel": sum(shard_of.values()),
+        "trainable_shard_numel": sum(shard_of[id(p)] for p in trainable if id(p) in shard_of),
         "factored_numel": sum(factored_numel(getattr(p, "ds_shape", p.shape)) for p in trainable),
         "persistent_numel": persistent,
-        "largest_tensor_numel": max(whole.values(), default=0),
-        "linear_numel": _largest_linear(module, whole),
+        "largest_tensor_numel": max(numel_of.values(), default=0),
+        "linear_numel": _largest_linear(module, numel_of),
         "persistence_numel": int(getattr(zero, "param_persistence_threshold", 0))
         if stage == 3
         else 0,
-        "units": _sizes(units),
+        "units": _largest_units(units),
         "param_bytes": size,
         "compute_bytes": size,
         "grad_bytes": size,
         # in fp32 the flat partition is a copy of the parameters all the same
-        "has_master": half or stage > 0,
+        "has_master": is_half or stage > 0,
         "optimizer_on": optimizer_on,
         "params_on": params_on,
         "grad_bucket_numel": bucket if stage else 0,
@@ -294,19 +297,19 @@ def of_deepspeed(
         "reuse_numel": int(getattr(zero, "max_reuse_distance", 0)) if stage == 3 else 0,
         "sub_group_numel": int(getattr(zero, "sub_group_size", 0)) if stage == 3 else 0,
         "secondary_ranks": hpz if stage == 3 and hpz > 1 else 0,
-        "buffer_bytes": sum(map(_nbytes, module.buffers())),
-        **facts(module, (), blocks(module)[0]),
+        "buffer_bytes": sum(map(_buffer_nbytes, module.buffers())),
+        **matrix_facts(module, (), longest_blocks(module)[0]),
     }
 
 
-def _largest_linear(module: Any, whole: dict[int, int]) -> int:
+def _largest_linear(module: Any, numel_of: dict[int, int]) -> int:
     """Elements of the largest weight of a linear layer that no other module holds."""
     holders = Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
     weights = (id(m.weight) for m in module.modules() if isinstance(m, torch.nn.Linear))
-    return max((whole.get(weight, 0) for weight in weights if holders[weight] == 1), default=0)
+    return max((numel_of.get(weight, 0) for weight in weights if holders[weight] == 1), default=0)
 
 
-def _nbytes(tensor: Any) -> int:
+def _buffer_nbytes(tensor: Any) -> int:
     """Bytes of a buffer; 0 of a sparse one."""
     is_plain = tensor.layout is torch.strided and tensor.device.type != "meta"
     return int(tensor.numel() * tensor.element_size()) if is_plain else 0
@@ -315,14 +318,14 @@ def _nbytes(tensor: Any) -> int:
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
-def facts(module: Any, handles: Sequence[Any], layers: int) -> ModelMetadata:
+def matrix_facts(module: Any, handles: Sequence[Any], layers: int) -> ModelMetadata:
     """Returns the matrices and the attention of *module*; empty where its experts are not described.
 
     *handles*: those of FSDP1, whose flat parameters know the shapes. *layers*: of its longest list.
     """
-    config = getattr(_inner(module), "config", None)
+    config = getattr(_inner_model(module), "config", None)
     numel, widest, of_expert = 0.0, 0, _expert_share(config)
-    for owner, name, shape in flat_parameters(handles) if handles else _parameters(module):
+    for owner, name, shape in flat_parameters(handles) if handles else _owned_parameters(module):
         is_expert = "experts" in name and "shared" not in name
         share = of_expert if is_expert else 1.0
         if share is None:
@@ -331,33 +334,33 @@ def facts(module: Any, handles: Sequence[Any], layers: int) -> ModelMetadata:
             widest = max(widest, int(shape[-1]))
         elif len(shape) >= 2:
             numel += math.prod(shape) * share
-    return {"matrix_numel": round(numel), "attention": _attention(config, layers, widest)}
+    return {"matrix_numel": round(numel), "attention": _attention_width(config, layers, widest)}
 
 
-def _parameters(module: Any) -> Iterator[tuple[Any, str, Any]]:
+def _owned_parameters(module: Any) -> Iterator[tuple[Any, str, Any]]:
     """Yields owner, name and whole shape of each parameter; a shared one is a linear layer's."""
-    found: dict[int, tuple[Any, str, Any]] = {}
+    by_id: dict[int, tuple[Any, str, Any]] = {}
     for name, owner in module.named_modules():
         for param in owner.parameters(recurse=False):
-            known = found.get(id(param))
-            if known is None or isinstance(known[0], torch.nn.Embedding):
-                found[id(param)] = owner, name, getattr(param, "ds_shape", None) or param.shape
-    yield from found.values()
+            earlier = by_id.get(id(param))
+            if earlier is None or isinstance(earlier[0], torch.nn.Embedding):
+                by_id[id(param)] = owner, name, getattr(param, "ds_shape", None) or param.shape
+    yield from by_id.values()
 
 
 def flat_parameters(handles: Iterable[Any]) -> Iterator[tuple[Any, str, Any]]:
     """Yields owner, name and shape of each parameter in the flat parameters of FSDP1's *handles*."""
     for handle in handles:
         flat = handle.flat_param
-        others = {id(info.prim_module): info.module for info in flat._shared_param_infos}
+        sharing = {id(info.prim_module): info.module for info in flat._shared_param_infos}
         for info, shape in zip(flat._param_infos, flat._shapes, strict=True):
             owner = info.module
             if isinstance(owner, torch.nn.Embedding):
-                owner = others.get(id(owner), owner)
+                owner = sharing.get(id(owner), owner)
             yield owner, info.module_name, shape
 
 
-def _inner(module: Any) -> Any:
+def _inner_model(module: Any) -> Any:
     while hasattr(module, "module") and not hasattr(module, "config"):
         module = module.module
     return module
@@ -370,11 +373,14 @@ def _expert_share(config: Any) -> float | None:
     return used / count if isinstance(used, int) and isinstance(count, int) else None
 
 
-def _attention(config: Any, layers: int, widest: int) -> int:
+def _attention_width(config: Any, layers: int, widest: int) -> int:
     """Returns layers times the width of the queries; by the *widest* table without a configuration."""
     depth = getattr(config, "num_hidden_layers", None)
     width = getattr(config, "hidden_size", None)
-    heads, each = getattr(config, "num_attention_heads", None), getattr(config, "head_dim", None)
-    if isinstance(heads, int) and isinstance(each, int):
-        width = heads * each
+    heads, head_dim = (
+        getattr(config, "num_attention_heads", None),
+        getattr(config, "head_dim", None),
+    )
+    if isinstance(heads, int) and isinstance(head_dim, int):
+        width = heads * head_dim
     return depth * width if isinstance(depth, int) and isinstance(width, int) else layers * widest

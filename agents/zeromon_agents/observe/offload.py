@@ -71,36 +71,36 @@ class Disk:
             return
         self._watched.add(handle)
         for method, path in (("pread", Path.DISK_READ), ("pwrite", Path.DISK_WRITE)):
-            submit = around(self._context, partial(self._submitted, path), where=path.label)
+            submit = around(self._context, partial(self._request_submitted, path), where=path.label)
             self._patches.wrap_in(handle, f"async_{method}", submit)
-            transferred = partial(self._transferred, path)
-            transfer = around(self._context, _now, transferred, where=path.label)
+            transferred = partial(self._request_transferred, path)
+            transfer = around(self._context, _now_ns, transferred, where=path.label)
             self._patches.wrap_in(handle, f"sync_{method}", transfer)
-        wait = around(self._context, _now, self._waited, where="aio wait", active_from=OFF)
+        wait = around(self._context, _now_ns, self._waited, where="aio wait", active_from=OFF)
         self._patches.wrap_in(handle, "wait", wait)
 
-    def _submitted(self, path: Path, handle: Any, buffer: Any, *_: Any, **__: Any) -> None:
+    def _request_submitted(self, path: Path, handle: Any, buffer: Any, *_: Any, **__: Any) -> None:
         nbytes = self._pending.setdefault(id(handle), (time.monotonic_ns(), {}))[1]
         nbytes[path] = nbytes.get(path, 0) + buffer.nbytes
 
-    def _transferred(
+    def _request_transferred(
         self, path: Path, started: int, _: Any, __: Any, buffer: Any, *___: Any
     ) -> None:
         if self._context.mode != OFF:
-            spent = time.monotonic_ns() - started
-            self._transfers.add(path, buffer.nbytes, spent, spent)
+            spent_ns = time.monotonic_ns() - started
+            self._transfers.add(path, buffer.nbytes, spent_ns, spent_ns)
 
     def _waited(self, reached: int, _: Any, handle: Any, *__: Any) -> None:
         """Divides a wait between the reads and the writes that ended with it, by their bytes."""
         submitted, nbytes_of = self._pending.pop(id(handle), (0, {}))
         if self._context.mode == OFF:
             return
-        left = time.monotonic_ns()
+        left_ns = time.monotonic_ns()
         total = sum(nbytes_of.values()) or 1
         for path, nbytes in nbytes_of.items():
-            blocked = round((left - reached) * nbytes / total)
-            self._transfers.add(path, nbytes, left - submitted, blocked)
+            blocked = round((left_ns - reached) * nbytes / total)
+            self._transfers.add(path, nbytes, left_ns - submitted, blocked)
 
 
-def _now(*_: Any, **__: Any) -> int:
+def _now_ns(*_: Any, **__: Any) -> int:
     return time.monotonic_ns()

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon_agents.runtime.hook_context import OFF, HookContext
-from zeromon_agents.runtime.safe_point import outwards
+from zeromon_agents.runtime.safe_point import frames_outwards
 
 _LOOKS_A_SECOND = 4
 _PAUSE_SECONDS = 0.017
 """Between two looks; no multiple of what steps usually take."""
-_LEAST_LOOKS = 8
-_MOST_LOOKS = 256
+_MIN_LOOKS = 8
+_MAX_LOOKS = 256
 """Then all counts are halved: what the script does now outweighs what it did before."""
 _SENT_LINES = 6
-_MOST_RECORDS = 24
+_MAX_RECORDS = 24
 _RECORD_SECONDS = 10.0
 
 
@@ -55,7 +55,7 @@ class OwnCode:
 
     def remember_loop(self) -> None:
         """Takes the callers of the optimizer's step, on the training thread."""
-        frames = outwards(sys._getframe())
+        frames = frames_outwards(sys._getframe())
         self._loop = frozenset(f.f_code for f in frames if not _is_torch(f.f_code))
 
     def look(self) -> None:
@@ -66,53 +66,53 @@ class OwnCode:
                 break
             if number:
                 time.sleep(_PAUSE_SECONDS)
-            self._count(self._line(sys._current_frames().get(context.thread)))
+            self._count(self._innermost_line(sys._current_frames().get(context.thread)))
         self._send()
 
-    def _count(self, line: Line | None) -> None:
+    def _count(self, script_line: Line | None) -> None:
         if self._context.step != self._step:
             self._counts.update(self._of_step)
             self._step, self._of_step = self._context.step, []
-        if line is not None and self._context.phase == Phase.OTHER:
-            self._of_step.append(line)
-            del self._of_step[:-_MOST_LOOKS]
+        if script_line is not None and self._context.phase == Phase.OTHER:
+            self._of_step.append(script_line)
+            del self._of_step[:-_MAX_LOOKS]
 
-    def _line(self, innermost: FrameType | None) -> Line | None:
+    def _innermost_line(self, innermost: FrameType | None) -> Line | None:
         """Returns the innermost line of the script below the training loop; None where that is unknown.
 
         Where the loop is a library's, such as a trainer's, and calls nothing of the script, that of the
         library.
         """
         library, communicates = None, False
-        for frame in outwards(innermost):
+        for frame in frames_outwards(innermost):
             code = frame.f_code
             communicates = communicates or "/torch/distributed/" in code.co_filename
             in_loop = code in self._loop
-            if not any(part in code.co_filename for part in INSTALLED):
+            if not any(marker in code.co_filename for marker in INSTALLED):
                 is_own = in_loop or self._is_below_loop(frame)
-                return Line(_place(frame), communicates) if is_own else None
+                return Line(_frame_place(frame), communicates) if is_own else None
             if library is None and (in_loop or _is_package(code)):
                 library = frame
             if in_loop:
-                return Line(_place(library or frame), communicates)
+                return Line(_frame_place(library or frame), communicates)
         return None
 
     def _is_below_loop(self, frame: FrameType) -> bool:
-        return any(outer.f_code in self._loop for outer in outwards(frame))
+        return any(outer.f_code in self._loop for outer in frames_outwards(frame))
 
     def _send(self) -> None:
         """Writes the counts when they say more than before: each record stays in the name table."""
         total = sum(self._counts.values())
-        if total >= _MOST_LOOKS:
-            self._counts = Counter({line: n // 2 for line, n in self._counts.items() if n > 1})
-        most, now = self._counts.most_common(_SENT_LINES), time.monotonic()
-        if total < _LEAST_LOOKS or now < self._next_record or self._records >= _MOST_RECORDS:
+        if total >= _MAX_LOOKS:
+            self._counts = Counter({spot: n // 2 for spot, n in self._counts.items() if n > 1})
+        top_lines, now_seconds = self._counts.most_common(_SENT_LINES), time.monotonic()
+        if total < _MIN_LOOKS or now_seconds < self._next_record or self._records >= _MAX_RECORDS:
             return
-        if most[0][0] != self._sent or total >= 2 * self._sent_total:
-            self._sent, self._sent_total = most[0][0], total
-            self._records, self._next_record = self._records + 1, now + self._record_seconds
-            lines = [[*line, count] for line, count in most]
-            self._context.add_metadata(own_code={"looks": total, "lines": lines})
+        if top_lines[0][0] != self._sent or total >= 2 * self._sent_total:
+            self._sent, self._sent_total = top_lines[0][0], total
+            self._records, self._next_record = self._records + 1, now_seconds + self._record_seconds
+            rows = [[*spot, count] for spot, count in top_lines]
+            self._context.add_metadata(own_code={"looks": total, "lines": rows})
 
 
 def _is_torch(code: CodeType) -> bool:
@@ -123,7 +123,7 @@ def _is_package(code: CodeType) -> bool:
     return "-packages/" in code.co_filename and not _is_torch(code)
 
 
-def _place(frame: Any) -> str:
+def _frame_place(frame: Any) -> str:
     """``train.py:111 in log_metrics``; of an installed package its path within the packages."""
     name = frame.f_code.co_filename.rpartition("-packages/")[2].removeprefix(f"{os.getcwd()}/")
     return f"{name[-100:]}:{frame.f_lineno} in {frame.f_code.co_name[:40]}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.masking import is_secret, masked
+from zeromon.ring.masking import is_secret_name, mask_words
 from zeromon.ring.model_metadata import (
     PACKAGES,
     VARIABLE_FAMILIES,
@@ -28,7 +28,7 @@ from zeromon_agents.observe.model_metadata import name_of
 from zeromon_agents.runtime.hook_context import HookContext
 
 _RETURNS_WORK = re.compile(r"-> \S*\bWork$", re.MULTILINE)
-_LONGEST, _MOST = 200, 100
+_LONGEST, _MAX_VARIABLES = 200, 100
 _START_TICKS = 19
 """The index of the start time among the fields of /proc/PID/stat that follow the program's name."""
 _NO_COLLECTIVE = frozenset(("_end_coalescing", "reconfigure"))
@@ -49,9 +49,9 @@ def process_start_ns() -> int:
 def of_process(autocast: str, allocator: str) -> ProcessMetadata:
     """Returns the settings of this process. Call it on the training thread, whose threads count."""
     return {
-        "variables": variables(),
-        "packages": packages(),
-        "folder": folder(),
+        "variables": recorded_variables(),
+        "packages": package_versions(),
+        "folder": script_folder(),
         "threads": torch.get_num_threads(),
         "autocast": autocast,
         "allocator": allocator,
@@ -59,35 +59,35 @@ def of_process(autocast: str, allocator: str) -> ProcessMetadata:
         "unknown_collectives": [
             *unknown_collectives(torch._C._distributed_c10d.ProcessGroup),
             *unknown_operators(),
-            *overridden(type(pg) for pg in torch.distributed.distributed_c10d._world.pg_map),
+            *own_collectives(type(pg) for pg in torch.distributed.distributed_c10d._world.pg_map),
         ],
     }
 
 
-def variables() -> dict[str, str]:
+def recorded_variables() -> dict[str, str]:
     """Returns the environment variables that are recorded; the value of a secret is not among them."""
     names = sorted(n for n in os.environ if n.startswith(VARIABLE_FAMILIES))
-    known = [n for n in names if not is_secret(n)]
-    every = dict.fromkeys((*VARIABLES, *known[:_MOST]))
-    return {name: masked([os.environ.get(name, "")])[0][:_LONGEST] for name in every}
+    public_names = [n for n in names if not is_secret_name(n)]
+    every = dict.fromkeys((*VARIABLES, *public_names[:_MAX_VARIABLES]))
+    return {name: mask_words([os.environ.get(name, "")])[0][:_LONGEST] for name in every}
 
 
-def packages() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Returns the versions of what this process has loaded; imports nothing."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         version = vars(sys.modules[name]).get("__version__") if name in sys.modules else None
         if isinstance(version, str):
-            found[name] = version[:_LONGEST]
+            versions[name] = version[:_LONGEST]
     built = {"cuda": torch.version.cuda, "hip": torch.version.hip}
-    found |= {name: version for name, version in built.items() if version}
+    versions |= {name: version for name, version in built.items() if version}
     if torch.distributed.is_nccl_available():
         with suppress(AttributeError, RuntimeError):  # a build that does not say
-            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+            versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return versions
 
 
-def folder() -> str:
+def script_folder() -> str:
     """Returns the folder of the script that runs; the process's own for a module or a console."""
     script = Path(sys.argv[0]) if sys.argv else Path()
     try:
@@ -101,21 +101,21 @@ def unknown_collectives(group_class: type) -> list[str]:
 
     They are counted, and not timed.
     """
-    known = _NO_COLLECTIVE.union(PAYLOADS)
+    expected = _NO_COLLECTIVE.union(PAYLOADS)
     methods = {
-        n: getattr(m, "__doc__", None) for n, m in vars(group_class).items() if n not in known
+        n: getattr(m, "__doc__", None) for n, m in vars(group_class).items() if n not in expected
     }
-    return sorted(name for name, text in methods.items() if _RETURNS_WORK.search(text or ""))
+    return sorted(name for name, doc in methods.items() if _RETURNS_WORK.search(doc or ""))
 
 
-def overridden(groups: Iterable[type]) -> list[str]:
+def own_collectives(groups: Iterable[type]) -> list[str]:
     """Returns the collectives that classes of process groups written in Python have of their own.
 
     They pass no hook, and such a group has no sequence number by which they could be counted.
     """
     base = torch._C._distributed_c10d.ProcessGroup
-    own = {c for group in groups for c in group.__mro__ if issubclass(c, base) and c is not base}
-    return sorted(f"{c.__name__}.{name}" for c in own for name in PAYLOADS if name in vars(c))
+    kinds = {c for group in groups for c in group.__mro__ if issubclass(c, base) and c is not base}
+    return sorted(f"{c.__name__}.{name}" for c in kinds for name in PAYLOADS if name in vars(c))
 
 
 def autocast_dtype(device_type: str) -> str:
@@ -127,7 +127,7 @@ def autocast_dtype(device_type: str) -> str:
 
 # ---- how many steps the training will take, where something in the process says so --------------
 
-_MOST_EPOCHS = 256
+_MAX_EPOCHS = 256
 
 
 class Goal:
@@ -141,25 +141,25 @@ class Goal:
         self._is_over = True
         self._epochs = 0
 
-    def tell(self, steps: int, taken: int, by: str) -> None:
-        """Writes that the trainer *by*, which has taken *taken* steps, ends after *steps*."""
+    def tell(self, steps: int, steps_taken: int, by: str) -> None:
+        """Writes that the trainer *by*, which has taken *steps_taken* steps, ends after *steps*."""
         if steps > 0:
             self._trainer_told = True
-            self._write({"steps": steps, "before": taken - self._context.step, "by": by})
+            self._write({"steps": steps, "before": steps_taken - self._context.step, "by": by})
 
     def batch_trained(self, iterator: Any) -> None:
         """Writes the length of an epoch at its first backward.
 
         A script that leaves an iterator before its end does not train whole epochs.
         """
-        if self._trainer_told or self._epochs >= _MOST_EPOCHS:
+        if self._trainer_told or self._epochs >= _MAX_EPOCHS:
             return
         if iterator is None or (self._iterator is not None and self._iterator() is iterator):
             return
-        self._epochs = self._epochs + 1 if self._is_over else _MOST_EPOCHS
+        self._epochs = self._epochs + 1 if self._is_over else _MAX_EPOCHS
         self._iterator, self._is_over = weakref.ref(iterator), False
-        batches = _batches(iterator)
-        if batches and self._epochs < _MOST_EPOCHS:
+        batches = _epoch_batches(iterator)
+        if batches and self._epochs < _MAX_EPOCHS:
             self._write({"batches": batches, "before": -self._context.step, "by": "DataLoader"})
         else:
             self._write({})
@@ -173,7 +173,7 @@ class Goal:
         self._context.add_metadata(goal=goal)
 
 
-def _batches(iterator: Any) -> int:
+def _epoch_batches(iterator: Any) -> int:
     try:
         return len(iterator)
     except (TypeError, AttributeError, NotImplementedError):

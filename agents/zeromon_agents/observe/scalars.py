@@ -18,7 +18,7 @@ import torch
 
 from zeromon.ring.events import Kind, Scalar, float_bits
 from zeromon.ring.model_metadata import ProcessMetadata
-from zeromon_agents.observe.accelerator import Accelerator, current
+from zeromon_agents.observe.accelerator import Accelerator, current_accelerator
 from zeromon_agents.observe.step import Steps, known_number
 from zeromon_agents.runtime.hook_context import OFF, ON, HookContext
 
@@ -34,13 +34,13 @@ def scalar_of(name: str) -> Scalar | None:
 
     A mean over an epoch and a value of an evaluation are no values of a step.
     """
-    words = set(_WORDS.findall(name.lower()))
-    if "loss" in words and words <= _OF_LOSS:
+    name_words = set(_WORDS.findall(name.lower()))
+    if "loss" in name_words and name_words <= _OF_LOSS:
         return Scalar.LOSS
-    if words <= _OF_NORM and words - _OF_ANY > {"norm"}:
+    if name_words <= _OF_NORM and name_words - _OF_ANY > {"norm"}:
         return Scalar.GRAD_NORM
-    is_rate = "lr" in words or {"learning", "rate"} <= words
-    return Scalar.LEARNING_RATE if is_rate and words <= _OF_RATE else None
+    is_rate = "lr" in name_words or {"learning", "rate"} <= name_words
+    return Scalar.LEARNING_RATE if is_rate and name_words <= _OF_RATE else None
 
 
 class Scalars:
@@ -55,11 +55,11 @@ class Scalars:
         self._clip_norm = 0.0
         self.optimizer_steps = context.guard.guarded(self._optimizer_steps)
         steps.on_loss.append(context.guard.guarded(self._backward_begins))
-        device = current()
+        device = current_accelerator()
         is_known = device is not None and device.type == "cuda"
         self.device = DeviceScalars(device) if device is not None and is_known else None
 
-    def give(self, scalar: Scalar, value: Any, source: Hashable) -> None:
+    def give_scalar(self, scalar: Scalar, value: Any, source: Hashable) -> None:
         """Writes *value*, unless it is on a device or another *source* was first."""
         number = known_number(value)
         if number is None or self._context.mode == OFF:
@@ -72,9 +72,9 @@ class Scalars:
         """Writes *value* where *name* is one of those that :func:`scalar_of` knows."""
         scalar = scalar_of(name) if isinstance(name, str) else None
         if scalar is not None:
-            self.give(scalar, value, name)
+            self.give_scalar(scalar, value, name)
 
-    def clips(self, max_norm: Any) -> None:
+    def note_clipping(self, max_norm: Any) -> None:
         """Writes what the script limits the norm of its gradients to, once."""
         limit = known_number(max_norm)
         if not self._clip_norm and limit and math.isfinite(limit):
@@ -142,15 +142,15 @@ class DeviceScalars:
 
     def read_later(self, number: torch.Tensor, give: Callable[[float], None]) -> None:
         """Calls *give* in a later step with the value of *number*, a tensor of no dimension."""
-        now = time.monotonic_ns()
-        if now - self._copied_ns < _INTERVAL_NS or len(self._pending) >= _SLOTS:
+        now_ns = time.monotonic_ns()
+        if now_ns - self._copied_ns < _INTERVAL_NS or len(self._pending) >= _SLOTS:
             return
         if self._device.is_current_stream_capturing():
             return
         # modes of the script, as one that counts FLOPs, would see the copy
         with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             if number.dtype not in self._slots:
-                self._slots[number.dtype] = _pinned(number.dtype)
+                self._slots[number.dtype] = _pinned_slots(number.dtype)
             slots = self._slots[number.dtype]
             if slots is None:
                 return
@@ -159,7 +159,7 @@ class DeviceScalars:
         event = self._events.pop() if self._events else self._device.Event()
         self._record(event, self._device.current_stream(number.device))
         self._pending.append((event, slot, give))
-        self._copied_ns, self._copies = now, self._copies + 1
+        self._copied_ns, self._copies = now_ns, self._copies + 1
 
     def poll(self) -> None:
         """Reads the numbers whose copies have ended. Never blocks."""
@@ -171,7 +171,7 @@ class DeviceScalars:
             give(slot.item())
 
 
-def _pinned(dtype: torch.dtype) -> torch.Tensor | None:
+def _pinned_slots(dtype: torch.dtype) -> torch.Tensor | None:
     try:
         return torch.empty(_SLOTS, dtype=dtype, device="cpu", pin_memory=True)
     except RuntimeError:  # no more memory may be pinned

@@ -37,18 +37,18 @@ _CONTINUED, _IDLE = int(Flag.CONTINUED), int(Flag.IDLE)
 """As integers: what an enumeration of flags computes with itself are several calls in Python."""
 _SETTLED = 10
 _OFTEN, _OFTEN_UNTIL, _SELDOM = 8, 250, 64
-_MOST_LOADER_RECORDS = 32
-_MOST_COUNTS = 64
+_MAX_LOADER_RECORDS = 32
+_MAX_COUNTS = 64
 _WATCHED_PARAMETERS = 8
 
 
-def control_step(step: int, before: int = 0) -> bool:
+def control_step(step: int, steps_before: int = 0) -> bool:
     """Returns whether *step* is a control step, in which hooks count but do not time.
 
     The same steps are control steps on every rank. They are frequent at first, so that the overhead is
-    known soon, and rare later. *before* is the number of steps taken before the agent was attached.
+    known soon, and rare later. *steps_before* is the number taken before the agent was attached.
     """
-    watched = step - before
+    watched = step - steps_before
     if watched <= _SETTLED:
         return False
     return step % (_OFTEN if watched < _OFTEN_UNTIL else _SELDOM) == 0
@@ -57,7 +57,7 @@ def control_step(step: int, before: int = 0) -> bool:
 def steps_taken(optimizer: Any) -> int:
     """Returns the number of steps in *optimizer*'s state; 0 where it keeps none, or on a device."""
     states = getattr(optimizer, "state", {})
-    counts = (state.get("step") for state in islice(states.values(), _MOST_COUNTS))
+    counts = (state.get("step") for state in islice(states.values(), _MAX_COUNTS))
     return max((int(n) for n in map(known_number, counts) if n is not None), default=0)
 
 
@@ -89,8 +89,8 @@ class ParameterVersions:
     def remember(self) -> None:
         """Remembers the versions at the end of a backward: FSDP has sharded its parameters again."""
         if not self._parameters and isinstance(module := self.module(), torch.nn.Module):
-            trained = (one for one in module.parameters() if one.requires_grad)
-            self._parameters = [weakref.ref(one) for one in islice(trained, _WATCHED_PARAMETERS)]
+            trained = (p for p in module.parameters() if p.requires_grad)
+            self._parameters = [weakref.ref(p) for p in islice(trained, _WATCHED_PARAMETERS)]
         self._versions = self._read()
 
     def have_changed(self) -> bool:
@@ -98,9 +98,9 @@ class ParameterVersions:
         return bool(self._versions) and self._versions != self._read()
 
     def _read(self) -> list[int]:
-        known = [one for reference in self._parameters if (one := reference()) is not None]
+        parameters = [p for reference in self._parameters if (p := reference()) is not None]
         # what is compiled may update a DTensor, or its local part alone
-        return [one._version + getattr(one, "_local_tensor", one)._version for one in known]
+        return [p._version + getattr(p, "_local_tensor", p)._version for p in parameters]
 
 
 class Steps:
@@ -179,13 +179,13 @@ class Steps:
 
     # ---- the first step -----------------------------------------------------------------------
 
-    def _may_start(self, now: int) -> None:
+    def _may_start(self, now_ns: int) -> None:
         """Begins the first step, again with each batch and forward until the first backward."""
         if not self.in_loop and not self.attached_mid_step:
             if self.on_start is not None:
                 self.on_start()
-            self.step_start_ns = now
-            self._context.write(now, Kind.START, 0, 0, 0, 0, 0, process_start_ns(), 0, 0, 0)
+            self.step_start_ns = now_ns
+            self._context.write(now_ns, Kind.START, 0, 0, 0, 0, 0, process_start_ns(), 0, 0, 0)
 
     # ---- forward ------------------------------------------------------------------------------
 
@@ -224,11 +224,11 @@ class Steps:
 
     def _close_forward(self) -> None:
         if self._forward_from:
-            began, self._forward_from = self._forward_from, 0
+            began_ns, self._forward_from = self._forward_from, 0
             self._loss_from = self._forward_seen_ns
             self.evaluation.seen()
-            self._context.enter(self._unmarked())
-            self._span(Phase.FORWARD, began, self._forward_seen_ns)
+            self._context.enter(self._bare_phase())
+            self._span(Phase.FORWARD, began_ns, self._forward_seen_ns)
 
     # ---- backward -----------------------------------------------------------------------------
 
@@ -239,19 +239,19 @@ class Steps:
             return
         if self._parameters.are_needed:
             self.end_unhooked_step()
-        now = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         self._context.thread = threading.get_ident()
         self.evaluation.backward_begins()
         if self._forward_from:
             self._close_forward()
         elif self._loss_from:  # what the wrapped module returned becomes a loss
-            self._infer_forward(self._loss_from, now)
+            self._infer_forward(self._loss_from, now_ns)
         elif not self._has_wrapper and self._free_since:
-            self._infer_forward(self._free_since, now)
+            self._infer_forward(self._free_since, now_ns)
         elif not self._has_wrapper:
-            self._may_start(now)
+            self._may_start(now_ns)
         self.in_loop, self._loss_from = True, 0
-        self._backward_from = now
+        self._backward_from = now_ns
         self._context.enter(Phase.BACKWARD)
         if self.on_backward is not None and not self.micro_steps:
             self.on_backward()
@@ -273,18 +273,18 @@ class Steps:
         if self._backward_depth or not self._backward_from:
             return
         closure = self._optimizer_from and self.micro_steps  # L-BFGS evaluates the loss again
-        again = bool(closure) or (self._in_pipeline and self._counted)
-        self.micro_steps += not again
+        is_repeat = bool(closure) or (self._in_pipeline and self._counted)
+        self.micro_steps += not is_repeat
         self._counted = True
         self._free_since = time.monotonic_ns()
-        flags = _CONTINUED if again else 0
-        began, self._backward_from = self._backward_from, 0
+        flags = _CONTINUED if is_repeat else 0
+        began_ns, self._backward_from = self._backward_from, 0
         if self._parameters.are_needed:
             self._parameters.remember()
             if self._parameters.showed_step:  # unless it turns out to be another micro-step
                 self._optimizer_from = self._free_since
         self._context.enter(Phase.OPTIMIZER if self._optimizer_from else Phase.OTHER)
-        self._span(Phase.BACKWARD, began, self._free_since, flags)
+        self._span(Phase.BACKWARD, began_ns, self._free_since, flags)
 
     # ---- pipeline -----------------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ class Steps:
                 self._open_optimizers.pop()
             if not self._open_optimizers and self._context.mode != OFF and self._optimizer_from:
                 counts = self.attached_mid_step or not self._context.step
-                self._end_step(taken=steps_taken(optimizer) if counts else 0)
+                self._end_step(total_steps=steps_taken(optimizer) if counts else 0)
         except Guard.CAUGHT as error:
             self._context.guard.note(error, "optimizer_ends")
 
@@ -363,8 +363,8 @@ class Steps:
         self._cpu_optimizer_from = 0
         self._begin_optimizer_phase()
 
-    def engine_step_ends(self, outcome: Outcome | None, engine: int, taken: int = 0) -> None:
-        """Ends the step of DeepSpeed engine number *engine*, which has taken *taken* steps in all.
+    def engine_step_ends(self, outcome: Outcome | None, engine: int, total_steps: int = 0) -> None:
+        """Ends the step of DeepSpeed engine number *engine*, which has taken *total_steps* steps in all.
 
         *outcome* is None when the step raised: the phase ends, and no step is counted.
         """
@@ -377,7 +377,7 @@ class Steps:
             self._optimizer_from = 0
             self._context.enter(Phase.OTHER)
             return
-        self._end_step(outcome, engine, taken)
+        self._end_step(outcome, engine, total_steps)
 
     def _begin_optimizer_phase(self) -> None:
         if self._context.mode != OFF:
@@ -388,71 +388,71 @@ class Steps:
     def _inner_optimizer_begins(self) -> None:
         """Starts the phase of an offloaded optimizer within a DeepSpeed engine's step."""
         if self.offloads_optimizer and self._optimizer_from:
-            now = time.monotonic_ns()
-            self._span(Phase.OPTIMIZER, self._optimizer_from, now)
-            self._optimizer_from = self._cpu_optimizer_from = now
+            now_ns = time.monotonic_ns()
+            self._span(Phase.OPTIMIZER, self._optimizer_from, now_ns)
+            self._optimizer_from = self._cpu_optimizer_from = now_ns
             self._context.enter(Phase.CPU_OPTIMIZER)
 
     def _inner_optimizer_ends(self) -> None:
         if self._cpu_optimizer_from:
-            now = time.monotonic_ns()
-            self._span(Phase.CPU_OPTIMIZER, self._cpu_optimizer_from, now)
-            self._optimizer_from, self._cpu_optimizer_from = now, 0
+            now_ns = time.monotonic_ns()
+            self._span(Phase.CPU_OPTIMIZER, self._cpu_optimizer_from, now_ns)
+            self._optimizer_from, self._cpu_optimizer_from = now_ns, 0
             self._context.enter(Phase.OPTIMIZER)
 
     def _end_step(
-        self, outcome: Outcome = Outcome.APPLIED, engine: int = 0, taken: int = 0
+        self, outcome: Outcome = Outcome.APPLIED, engine: int = 0, total_steps: int = 0
     ) -> None:
         context = self._context
-        now = time.monotonic_ns()
+        t_ns = time.monotonic_ns()
         if self.attached_mid_step:
-            self._end_partial_step(now, taken)
+            self._end_partial_step(t_ns, total_steps)
             return
-        self._span(Phase.OPTIMIZER, self._optimizer_from, now)
+        self._span(Phase.OPTIMIZER, self._optimizer_from, t_ns)
         self._optimizer_from = 0
-        if taken and not context.step:  # the optimizer counts those before a restart, too
-            context.add_metadata(resumed_step=taken - 1)
+        if total_steps and not context.step:  # the optimizer counts those before a restart, too
+            context.add_metadata(resumed_step=total_steps - 1)
         self._before_step_mark(context.step + 1)
-        now = time.monotonic_ns()  # the agent's own work at the end of a step belongs to the step
+        t_ns = time.monotonic_ns()  # the agent's own work at the end of a step belongs to the step
         context.unit = 0
         flags = _IDLE if context.mode == IDLE else 0
         # an engine that steps twice without a backward has taken two steps
-        again = engine and engine == self._last_engine
-        if self.micro_steps or not context.step or again:
+        is_repeat = engine and engine == self._last_engine
+        if self.micro_steps or not context.step or is_repeat:
             context.step += 1
             self._last_micro_steps = self.micro_steps
         else:  # no backward since the last optimizer: a second optimizer of the same step
             flags |= _CONTINUED
-        self.batches.write(now)
+        self.batches.write(t_ns)
         fields = context.step, self.step_start_ns, self._last_micro_steps, engine
-        context.write(now, Kind.STEP, outcome, 0, flags, 0, 0, *fields)
-        self.step_start_ns = self._free_since = now
+        context.write(t_ns, Kind.STEP, outcome, 0, flags, 0, 0, *fields)
+        self.step_start_ns = self._free_since = t_ns
         self.micro_steps = self._loss_from = 0
-        context.enter(self._unmarked(), (outcome, flags, *fields))
+        context.enter(self._bare_phase(), (outcome, flags, *fields))
         self._last_engine = engine
-        following = context.step + 1
+        next_step = context.step + 1
         if context.mode != OFF:  # another thread may have switched the agent off
-            control = control_step(following, context.steps_before) and self.on_boundary is None
+            control = control_step(next_step, context.steps_before) and self.on_boundary is None
             context.mode = IDLE if control else ON
         boundary = self.on_boundary  # another thread may set it to None
         if boundary is not None:
-            boundary(following)
+            boundary(next_step)
             # starting or stopping a trace between two steps belongs to neither step
             self.step_start_ns = self._free_since = time.monotonic_ns()
-        context.detailed = context.mode == ON and following % DETAIL_EVERY == _DETAIL_AT
+        context.detailed = context.mode == ON and next_step % DETAIL_EVERY == _DETAIL_AT
         context.timing = context.detailed
 
-    def _end_partial_step(self, now: int, taken: int) -> None:
+    def _end_partial_step(self, now_ns: int, total_steps: int) -> None:
         """Ends the step during which the agent was attached: the next step is seen whole."""
         context = self._context
         self.attached_mid_step, self.in_loop = False, True
-        context.step = context.steps_before = taken
-        context.add_metadata(steps_before=taken)
+        context.step = context.steps_before = total_steps
+        context.add_metadata(steps_before=total_steps)
         self._before_first_step()
         self.micro_steps = self._forward_from = self._optimizer_from = 0
         self.batches.forget()
-        self.step_start_ns = self._free_since = now
-        context.enter(Phase.OTHER, (Outcome.APPLIED, 0, taken, now, 0, 0))
+        self.step_start_ns = self._free_since = now_ns
+        context.enter(Phase.OTHER, (Outcome.APPLIED, 0, total_steps, now_ns, 0, 0))
         context.unit, context.mode = 0, ON
 
     # ---- data ---------------------------------------------------------------------------------
@@ -475,9 +475,9 @@ class Steps:
             self._data_from = 0
             self.evaluation.seen()
             self._may_start(self._free_since)
-            self._context.enter(self._unmarked())  # also of a later micro-step: it has a batch
+            self._context.enter(self._bare_phase())  # also of a later micro-step: it has a batch
 
-    def _unmarked(self) -> Phase:
+    def _bare_phase(self) -> Phase:
         """Returns the phase of what follows a step or a batch unmarked: forward, without a wrapper."""
         unmarked = Phase.FORWARD if self.in_loop and not self._has_wrapper else Phase.OTHER
         return self.evaluation.phase or unmarked
@@ -537,13 +537,13 @@ class Steps:
         A loader that no backward follows is one of an evaluation. A script makes a new iterator each
         epoch, and may alternate between two loaders, so the number of records is bounded.
         """
-        written = self._loader_written
-        same_length = written.get("length", self._length) == self._length
+        last_written = self._loader_written
+        same_length = last_written.get("length", self._length) == self._length
         loader: LoaderMetadata = {
             **self._loader_settings,
             "length": self._length if same_length else 0,
         }
-        if loader != written and self._loader_records < _MOST_LOADER_RECORDS:
+        if loader != last_written and self._loader_records < _MAX_LOADER_RECORDS:
             self._loader_written = loader
             self._loader_records += 1
             self._context.add_metadata(loader=loader)

@@ -44,8 +44,8 @@ class Models:
 
         Hooks call this at every forward, so it returns at once for a known module.
         """
-        known = self.modules.get(id(module))
-        if known is not None and known() is module:
+        registered = self.modules.get(id(module))
+        if registered is not None and registered() is module:
             return False
         self.modules[id(module)] = weakref.ref(module, self._dropped)
         self.changed = True
@@ -61,8 +61,8 @@ class Models:
 
     def register_optimizer(self, optimizer: Any) -> None:
         """Registers an optimizer. Called before every step, so it returns at once for a known one."""
-        known = self.optimizers.get(id(optimizer))
-        if known is None or known() is not optimizer:
+        registered = self.optimizers.get(id(optimizer))
+        if registered is None or registered() is not optimizer:
             self.optimizers[id(optimizer)] = weakref.ref(optimizer)
             self.changed = True
 
@@ -95,17 +95,17 @@ class Models:
             of_modules.update(map(id, params))
         for optimizer in optimizers:
             try:
-                yield from _of_optimizer(inner(optimizer), of_modules)
+                yield from _of_optimizer(unwrapped_optimizer(optimizer), of_modules)
             except Guard.CAUGHT as error:  # noqa: PERF203
                 self._note(error, "census of an optimizer")
 
 
-def inner(optimizer: Any) -> Any:
+def unwrapped_optimizer(optimizer: Any) -> Any:
     """Returns the optimizer that holds the state, inside ZeroRedundancyOptimizer or another wrapper."""
     for name in ("optim", "optimizer"):
-        held = getattr(optimizer, name, None)
-        if isinstance(held, torch.optim.Optimizer):
-            return held
+        wrapped = getattr(optimizer, name, None)
+        if isinstance(wrapped, torch.optim.Optimizer):
+            return wrapped
     return optimizer
 
 
@@ -146,12 +146,12 @@ def _of_module(module: Any, params: list[Any]) -> Claims:
     for child in module.modules():  # one walk for all: a large model has thousands of modules
         if hasattr(type(child), "_get_fsdp_state"):
             groups += param_groups(child._get_fsdp_state())
-        own = child.__dict__
-        handle = own.get("_handle")
+        attributes = child.__dict__
+        handle = attributes.get("_handle")
         if handle is not None and hasattr(handle, "flat_param"):
             yield from _of_fsdp1(handle)
-        params += [p for p in own["_parameters"].values() if p is not None]
-        buffers += [b for b in own["_buffers"].values() if b is not None]
+        params += [p for p in attributes["_parameters"].values() if p is not None]
+        buffers += [b for b in attributes["_buffers"].values() if b is not None]
     sharded: set[int] = set()
     if groups:
         yield from _of_fsdp2(groups, sharded)
@@ -165,37 +165,37 @@ def _of_fsdp2(groups: list[Any], sharded: set[int]) -> Claims:
     shards: list[Any] = []
     second: list[Any] = []
     grads: list[Any] = []
-    whole: list[Any] = []
-    whole_grads: list[Any] = []
+    full_params: list[Any] = []
+    full_grads: list[Any] = []
     for group in groups:
         # a sharded group has freed the rest; an unknown state is searched
         is_sharded = getattr(getattr(group, "_sharded_state", None), "name", "") == "SHARDED"
         for param in group.fsdp_params:
-            own = param.__dict__
-            shard = own.get("sharded_param")
+            attributes = param.__dict__
+            shard = attributes.get("sharded_param")
             sharded.add(id(shard))
-            shards.append(own.get("_sharded_param_data"))
+            shards.append(attributes.get("_sharded_param_data"))
             if shard is not None and shard.grad is not None:
                 grads.append(local_of(shard.grad))
-            copy = own.get("_sharded_post_forward_param_data")
+            copy = attributes.get("_sharded_post_forward_param_data")
             if copy is not None:
                 second.append(copy)
-            grad = own.get("unsharded_accumulated_grad")
+            grad = attributes.get("unsharded_accumulated_grad")
             if grad is not None:
-                whole_grads.append(grad)
+                full_grads.append(grad)
             if is_sharded:
                 continue
-            whole += own.get("all_gather_outputs") or ()
-            gathered = own.get("_unsharded_param")
+            full_params += attributes.get("all_gather_outputs") or ()
+            gathered = attributes.get("_unsharded_param")
             if gathered is not None:
-                whole.append(gathered)
+                full_params.append(gathered)
                 if gathered.grad is not None:
-                    whole_grads.append(gathered.grad)
+                    full_grads.append(gathered.grad)
     yield Role.SHARDED_PARAM, shards
     yield Role.SHARDED_GRAD, grads
-    yield Role.UNSHARDED_PARAM, whole
+    yield Role.UNSHARDED_PARAM, full_params
     yield Role.SECONDARY_PARAM, second
-    yield Role.UNSHARDED_GRAD, whole_grads
+    yield Role.UNSHARDED_GRAD, full_grads
 
 
 def _in_flight(groups: list[Any]) -> Claims:
@@ -207,44 +207,44 @@ def _in_flight(groups: list[Any]) -> Claims:
     context = getattr(groups[0], "comm_ctx", None)
     state = getattr(context, "all_gather_state", None)
     if state is not None:
-        held = getattr(state, "all_gather_result", None)
-        yield Role.ALL_GATHER, getattr(held, "all_gather_output", None)
+        result = getattr(state, "all_gather_result", None)
+        yield Role.ALL_GATHER, getattr(result, "all_gather_output", None)
     states = getattr(context, "reduce_scatter_states", None)
-    one = getattr(context, "reduce_scatter_state", None)
-    for reduced in states or ([one] if one is not None else ()):
+    single_state = getattr(context, "reduce_scatter_state", None)
+    for reduced in states or ([single_state] if single_state is not None else ()):
         yield Role.REDUCE_SCATTER, getattr(reduced, "reduce_scatter_input", None)
 
 
 def _of_fsdp1(handle: Any) -> Claims:
     flat = handle.flat_param
-    whole = not getattr(handle, "uses_sharded_strategy", True)
+    is_whole = not getattr(handle, "uses_sharded_strategy", True)
     for name, role in _FLAT:
-        if whole and role is Role.SHARDED_PARAM:
+        if is_whole and role is Role.SHARDED_PARAM:
             role = Role.UNSHARDED_PARAM
         yield role, getattr(flat, name, None)
     grad = flat.grad
     shard = getattr(flat, "_local_shard", None)
-    is_shard = not whole and (grad is None or shard is None or grad.shape == shard.shape)
+    is_shard = not is_whole and (grad is None or shard is None or grad.shape == shard.shape)
     yield (Role.SHARDED_GRAD if is_shard else Role.UNSHARDED_GRAD), grad
 
 
 def of_parameters(params: Iterable[Any]) -> Claims:
     """Yields (role, tensors) of parameters that no wrapper flattened: whole ones and DTensor shards."""
-    whole: list[Any] = []
+    full_params: list[Any] = []
     shards: list[Any] = []
     grads: list[Any] = []
     shard_grads: list[Any] = []
     for param in params:
         grad = param.grad
         if getattr(type(param), "placements", None) is None:  # no DTensor
-            whole.append(param)
+            full_params.append(param)
             if grad is not None:
                 grads.append(grad)
             continue
-        (shards if is_shard(param) else whole).append(local_of(param))
+        (shards if is_shard(param) else full_params).append(local_of(param))
         if grad is not None:
             (shard_grads if is_shard(grad) else grads).append(local_of(grad))
-    yield Role.UNSHARDED_PARAM, whole
+    yield Role.UNSHARDED_PARAM, full_params
     yield Role.SHARDED_PARAM, shards
     yield Role.UNSHARDED_GRAD, grads
     yield Role.SHARDED_GRAD, shard_grads
@@ -271,17 +271,17 @@ def _of_optimizer(optimizer: Any, of_modules: set[int]) -> Claims:
             states += [t for t in map(local_of, state.values()) if getattr(t, "ndim", 0)]
     yield Role.OPTIMIZER_STATE, states
     masters: list[Any] = []
-    others: list[Any] = []
+    unclaimed: list[Any] = []
     for group in getattr(optimizer, "param_groups", ()):
         for param in group.get("params", ()):
             if id(param) in of_modules:
                 continue
             # in no wrapped model: the fp32 master of a model in low precision
             is_master = of_modules and param.dtype == torch.float32 and not is_shard(param)
-            (masters if is_master else others).append(param)
+            (masters if is_master else unclaimed).append(param)
     yield Role.MASTER_PARAM, masters
     yield Role.SHARDED_GRAD, [param.grad for param in masters]
-    yield from of_parameters(others)
+    yield from of_parameters(unclaimed)
 
 
 # ---- finds models, optimizers and engines that exist already, in a run that stands still --------
@@ -290,37 +290,37 @@ ClassName = tuple[str, str]
 """Module and name of a class."""
 
 
-def find(names: Iterable[ClassName]) -> tuple[dict[ClassName, list[Any]], list[Any]]:
+def find_instances(names: Iterable[ClassName]) -> tuple[dict[ClassName, list[Any]], list[Any]]:
     """Returns the instances of the named classes and their subclasses, and all optimizers.
 
     A class whose module is not loaded has no instances.
     """
-    kinds = {name: _loaded(name) for name in names}
-    optimizers = subclasses(torch.optim.Optimizer)
-    instances = _instances(optimizers.union(*kinds.values()))
+    kinds = {name: _loaded_classes(name) for name in names}
+    optimizers = all_subclasses(torch.optim.Optimizer)
+    instances = _instances_of(optimizers.union(*kinds.values()))
     return (
         {name: [o for o in instances if type(o) in kinds[name]] for name in kinds},
         [o for o in instances if type(o) in optimizers and o.param_groups],
     )
 
 
-def _instances(kinds: set[type]) -> list[Any]:
+def _instances_of(kinds: set[type]) -> list[Any]:
     return [o for o in gc.get_referrers(*kinds) if type(o) in kinds]
 
 
-def subclasses(kind: type) -> set[type]:
+def all_subclasses(kind: type) -> set[type]:
     """Returns *kind* and all classes that derive from it."""
     classes: set[type] = set()
     waiting = [kind]
     while waiting:
-        one = waiting.pop()
-        if one not in classes:
-            classes.add(one)
-            waiting += type.__subclasses__(one)
+        subclass = waiting.pop()
+        if subclass not in classes:
+            classes.add(subclass)
+            waiting += type.__subclasses__(subclass)
     return classes
 
 
-def _loaded(name: ClassName) -> set[type]:
+def _loaded_classes(name: ClassName) -> set[type]:
     module, attribute = name
     kind = getattr(sys.modules.get(module), attribute, None)
-    return subclasses(kind) if isinstance(kind, type) else set()
+    return all_subclasses(kind) if isinstance(kind, type) else set()

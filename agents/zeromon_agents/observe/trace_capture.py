@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zeromon.ring.events import Kind, TraceState
-from zeromon.ring.files import replacing
+from zeromon.ring.files import replacing_file
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.runtime.around import Patches, around
@@ -25,7 +25,7 @@ from zeromon_agents.runtime.hook_context import OFF, HookContext
 
 PROFILER = "torch.autograd.profiler"
 REQUEST = "trace.json"
-_MOST_STEPS = 100
+_MAX_STEPS = 100
 
 
 class Request(NamedTuple):
@@ -63,11 +63,11 @@ class Capture:
     def watch_profiler(self, module: Any, patches: Patches) -> None:
         """Patches torch.profiler to notice when the script starts and stops a profiler of its own."""
         profile = module.profile
-        starts, ends = self._profiler_starts, self._profiler_ends
+        start_hook, end_hook = self._profiler_starts, self._profiler_ends
         for name, hook in (
-            ("_prepare_trace", starts),
-            ("_start_trace", starts),
-            ("__exit__", ends),
+            ("_prepare_trace", start_hook),
+            ("_start_trace", start_hook),
+            ("__exit__", end_hook),
         ):
             patches.wrap(profile, name, around(self._context, hook, active_from=OFF))
 
@@ -106,9 +106,9 @@ class Capture:
     def flush(self) -> None:
         """Writes a recorded trace. The end of the process waits for it."""
         with self._saving:
-            ready, self._to_save = self._to_save, None
-            if ready is not None:
-                self._save(*ready)
+            recorded, self._to_save = self._to_save, None
+            if recorded is not None:
+                self._save(*recorded)
 
     def _accept(self) -> None:
         with self._file.open() as file:
@@ -116,7 +116,7 @@ class Capture:
         ranks = content.get("ranks")
         if ranks and self._rank not in ranks:
             return
-        steps = min(_MOST_STEPS, max(1, int(content["steps"])))
+        steps = min(_MAX_STEPS, max(1, int(content["steps"])))
         request = Request(
             int(content["number"]), int(content["first"]), steps, Path(content["folder"])
         )
@@ -133,7 +133,7 @@ class Capture:
     def _save(self, request: Request, profile: Any) -> None:
         path = request.folder / f"rank{self._rank}.json"
         try:
-            with replacing(path) as partial:
+            with replacing_file(path) as partial:
                 profile.export_chrome_trace(str(partial))
                 if partial.stat().st_size == 0:  # Kineto only logs that it cannot write
                     raise OSError("torch.profiler wrote nothing")
@@ -144,21 +144,21 @@ class Capture:
 
     # ---- the training thread ------------------------------------------------------------------
 
-    def _boundary(self, following: int) -> None:
-        """Starts, marks or stops the recording between two steps; *following* is the next step."""
+    def _boundary(self, next_step: int) -> None:
+        """Starts, marks or stops the recording between two steps; *next_step* is the next step."""
         request = self._request
         if request is None:
             self._steps.on_boundary = None
             return
-        if accelerator.capturing():  # torch.profiler synchronizes, which would end the capture
+        if accelerator.is_capturing():  # torch.profiler synchronizes, which would end the capture
             return
         if self._profile is None:
             if self._withdrawn:
                 self._end(TraceState.REFUSED, "it was withdrawn")
                 return
-            if following < request.first:
+            if next_step < request.first:
                 return
-            if following > request.first:
+            if next_step > request.first:
                 self._end(
                     TraceState.REFUSED, f"step {request.first} was over when it was requested"
                 )
@@ -166,10 +166,10 @@ class Capture:
             self._start(request)
             return
         self._end_mark()
-        if following >= request.first + request.steps:
+        if next_step >= request.first + request.steps:
             self._stop(request)
         else:
-            self._begin_mark(following)
+            self._begin_mark(next_step)
 
     def _start(self, request: Request) -> None:
         if self._script_profilers > 0 or torch.autograd._profiler_enabled():
@@ -178,20 +178,20 @@ class Capture:
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]
-        device = accelerator.ready()
+        device = accelerator.ready_device()
         if device is not None:  # a type without an activity of its own is torch's private one
-            known = ProfilerActivity.__members__
-            activities.append(known.get(device.type.upper(), known["PrivateUse1"]))
-        made = profile(activities=activities)
+            by_name = ProfilerActivity.__members__
+            activities.append(by_name.get(device.type.upper(), by_name["PrivateUse1"]))
+        profiler = profile(activities=activities)
         self._own_call = True
         try:
-            made.start()
+            profiler.start()
         except Guard.CAUGHT as error:
             self._end(TraceState.FAILED, f"torch.profiler: {error}")
             return
         finally:
             self._own_call = False
-        self._profile = made
+        self._profile = profiler
         self._write_state(TraceState.RECORDING, request)
         self._begin_mark(request.first)
 
@@ -206,33 +206,33 @@ class Capture:
             mark.__exit__(None, None, None)
 
     def _stop(self, request: Request) -> None:
-        made, self._profile = self._profile, None
+        profiler, self._profile = self._profile, None
         try:
-            made.stop()
+            profiler.stop()
         except Guard.CAUGHT as error:
             self._end(TraceState.FAILED, f"torch.profiler: {error}")
             return
-        self._to_save = request, made
+        self._to_save = request, profiler
         self._request = None
         self._steps.on_boundary = None
 
-    def close(self, why: str) -> None:
+    def close(self, reason: str) -> None:
         """Ends a recording and discards it, or ends a request that waits for its first step."""
         if self._request is None:
             return
-        made, self._profile = self._profile, None
-        if made is not None:
+        profiler, self._profile = self._profile, None
+        if profiler is not None:
             self._end_mark()
-            made.stop()
-        self._end(TraceState.REFUSED, why)
+            profiler.stop()
+        self._end(TraceState.REFUSED, reason)
 
-    def _end(self, state: TraceState, why: str) -> None:
+    def _end(self, state: TraceState, reason: str) -> None:
         request, self._request = self._request, None
         self._steps.on_boundary = None
         if request is not None:
-            self._write_state(state, request, why)
+            self._write_state(state, request, reason)
 
-    def _write_state(self, state: TraceState, request: Request, text: str = "") -> None:
+    def _write_state(self, state: TraceState, request: Request, sentence: str = "") -> None:
         context = self._context
-        reason = context.text(text) if text else 0
-        context.emit(Kind.TRACE, request.number, context.step + 1, reason, op=state)
+        text_id = context.text(sentence) if sentence else 0
+        context.emit(Kind.TRACE, request.number, context.step + 1, text_id, op=state)

@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any
 
-from zeromon.ring.model_metadata import TrackersMetadata, without_secrets
+from zeromon.ring.model_metadata import TrackersMetadata, url_without_secrets
 
 _LONGEST = 500
 _WANDB = {
@@ -31,26 +31,26 @@ class Trackers:
         if self._failed:
             return {}
         self._failed = True
-        found: TrackersMetadata = {}
+        opened_runs: TrackersMetadata = {}
         run = getattr(sys.modules.get("wandb"), "run", None)
         settings = getattr(run, "_settings", None)
         key = getattr(settings, "run_id", None)
         if key and key != self._wandb and getattr(settings, "mode", "") != "disabled":
             self._wandb = key
-            facts = {name: _text(getattr(settings, of, "")) for name, of in _WANDB.items()}
+            facts = {name: _short_text(getattr(settings, of, "")) for name, of in _WANDB.items()}
             facts["folder"] = os.path.abspath(facts["folder"])
-            facts["base_url"] = without_secrets(facts["base_url"])
-            found["wandb"] = facts
+            facts["base_url"] = url_without_secrets(facts["base_url"])
+            opened_runs["wandb"] = facts
         active = _mlflow_run()
         if active and active != self._mlflow:
             self._mlflow = active
-            uri = _absolute(_text(sys.modules["mlflow"].get_tracking_uri()))
-            found["mlflow"] = {"run_id": active, "tracking_uri": without_secrets(uri)}
+            uri = _absolute_uri(_short_text(sys.modules["mlflow"].get_tracking_uri()))
+            opened_runs["mlflow"] = {"run_id": active, "tracking_uri": url_without_secrets(uri)}
         self._failed = False
-        return found
+        return opened_runs
 
 
-def _text(value: Any) -> str:
+def _short_text(value: Any) -> str:
     return str(value or "")[:_LONGEST]
 
 
@@ -61,10 +61,10 @@ def _mlflow_run() -> str:
         return ""
     stacks = [stack] if isinstance(stack, list) else list(stack.get_all_thread_values().values())
     # a thread may end its run meanwhile
-    return next((_text(last.info.run_id) for runs in stacks for last in runs[-1:]), "")
+    return next((_short_text(run.info.run_id) for runs in stacks for run in runs[-1:]), "")
 
 
-def _absolute(uri: str) -> str:
+def _absolute_uri(uri: str) -> str:
     """*uri*, where it names a file or a folder its absolute path; ``databricks`` is a place, too."""
     if uri.startswith(_SQLITE):
         return _SQLITE + os.path.abspath(uri.removeprefix(_SQLITE))

@@ -88,8 +88,8 @@ class Trials:
 
     # ---- the training thread ------------------------------------------------------------------
 
-    def _boundary(self, following: int) -> None:
-        """Runs between two steps; *following* is the next one."""
+    def _boundary(self, next_step: int) -> None:
+        """Runs between two steps; *next_step* is the next one."""
         plan = self._plan
         if plan is None:
             self._steps.on_boundary = None
@@ -98,32 +98,32 @@ class Trials:
         try:
             if self._is_on:
                 next(self._change)
-            if following != self._last:
-                self._last = following
-                self._advance(plan, following)
+            if next_step != self._last:
+                self._last = next_step
+                self._advance_plan(plan, next_step)
         except Guard.CAUGHT as error:
-            self._end(plan, following, TrialState.WITHDRAWN, f"{type(error).__name__}: {error}")
+            self._end(plan, next_step, TrialState.WITHDRAWN, f"{type(error).__name__}: {error}")
         finally:
             self._context.mode = mode
-            then = self._then if self._plan is None else None
-            if then is not None:
+            follow_up = self._then if self._plan is None else None
+            if follow_up is not None:
                 self._then = None
-                then()
+                follow_up()
 
-    def _advance(self, plan: Plan, following: int) -> None:
+    def _advance_plan(self, plan: Plan, next_step: int) -> None:
         start = plan.start(self._block)
-        if following > start:
-            why = f"step {start} was over when the rank read the request"
-            self._end(plan, following, TrialState.REFUSED, why)
-        elif following == start:
-            self._enter(plan, following)
-        elif following == start - MARGIN or (self._block == 0 and following < start - MARGIN):
+        if next_step > start:
+            reason = f"step {start} was over when the rank read the request"
+            self._end(plan, next_step, TrialState.REFUSED, reason)
+        elif next_step == start:
+            self._enter_block(plan, next_step)
+        elif next_step == start - MARGIN or (self._block == 0 and next_step < start - MARGIN):
             if self._models.order is None:
                 self._models.order = []  # the next step shows in which order units run
             elif not self._agreed and self._block < plan.blocks:
-                self._agree(plan)
+                self._agree_to_block(plan)
 
-    def _agree(self, plan: Plan) -> None:
+    def _agree_to_block(self, plan: Plan) -> None:
         """Writes this rank's word for the next block, unless the request is gone."""
         if not self._why:
             self._why = self._withdrawn()
@@ -150,55 +150,55 @@ class Trials:
             return "it was withdrawn"
         return "" if age < LEASE_SECONDS else f"the command was silent for {age:.0f} s"
 
-    def _enter(self, plan: Plan, following: int) -> None:
+    def _enter_block(self, plan: Plan, next_step: int) -> None:
         """Begins a block, or ends the trial: with the last block, or where a rank did not agree."""
         block = self._block
         if block == plan.blocks:
-            self._end(plan, following, TrialState.DONE)
+            self._end(plan, next_step, TrialState.DONE)
             return
-        silent = self._silent(plan, block)
+        silent = self._silent_ranks(plan, block)
         if silent:
             state = TrialState.WITHDRAWN if block else TrialState.REFUSED
-            self._end(plan, following, state, self._why or f"rank {silent[0]} did not agree")
+            self._end(plan, next_step, state, self._why or f"rank {silent[0]} did not agree")
             return
         cost_ns = 0
-        on = plan.is_on(block)
-        if on and not self._is_on:
+        is_on = plan.is_on(block)
+        if is_on and not self._is_on:
             next(self._change)
             self._is_on = True
-        elif not on:
-            cost_ns = self._undo()
-        self._write(TrialState.ON if on else TrialState.OFF, plan, following, cost_ns=cost_ns)
+        elif not is_on:
+            cost_ns = self._undo_change()
+        self._write(TrialState.ON if is_on else TrialState.OFF, plan, next_step, cost_ns=cost_ns)
         self._block, self._agreed = block + 1, False
 
-    def _silent(self, plan: Plan, block: int) -> list[int]:
+    def _silent_ranks(self, plan: Plan, block: int) -> list[int]:
         """Returns the ranks that have not agreed to *block*."""
         ranks = range(len(plan.rings))
-        words = os.pread(self._word, WORD.size * len(ranks), 0)
-        agreed = list(WORD.iter_unpack(words)) + [(0, 0)] * len(ranks)
+        agreements = os.pread(self._word, WORD.size * len(ranks), 0)
+        agreed = list(WORD.iter_unpack(agreements)) + [(0, 0)] * len(ranks)
         return [r for r in ranks if agreed[r][0] != plan.number or agreed[r][1] <= block]
 
-    def _undo(self) -> int:
+    def _undo_change(self) -> int:
         """Undoes the change; returns how long that took, nanoseconds."""
         change: Generator[None] | None
         change, self._change = self._change, None
         self._is_on = False
-        began = time.monotonic_ns()
+        began_ns = time.monotonic_ns()
         if change is not None:
             change.close()
-        return time.monotonic_ns() - began
+        return time.monotonic_ns() - began_ns
 
-    def _end(self, plan: Plan, step: int, state: TrialState, why: str = "") -> None:
+    def _end(self, plan: Plan, step: int, state: TrialState, reason: str = "") -> None:
         self._plan, self._models.order = None, None
         self._steps.on_boundary = None
         try:
-            cost_ns = self._undo()
+            cost_ns = self._undo_change()
         except Guard.CAUGHT as error:
-            cost_ns, why = 0, f"cannot be undone: {type(error).__name__}: {error}"
+            cost_ns, reason = 0, f"cannot be undone: {type(error).__name__}: {error}"
             self._context.guard.note(error, "undo of a trial")
         os.close(self._word)
         self._word = -1
-        self._write(state, plan, step, why, cost_ns)
+        self._write(state, plan, step, reason, cost_ns)
 
     def after(self, work: Any) -> bool:
         """Ends the trial as soon as all ranks can, then calls *work*; returns False without a trial."""
@@ -207,17 +207,17 @@ class Trials:
         self._why, self._then = "the agent stops", work
         return True
 
-    def close(self, why: str) -> None:
+    def close(self, reason: str) -> None:
         """Undoes a change at once: the script itself removes the agent, at one place of all ranks."""
         plan = self._plan
         if plan is not None:
-            self._end(plan, self._context.step + 1, TrialState.WITHDRAWN, why)
+            self._end(plan, self._context.step + 1, TrialState.WITHDRAWN, reason)
 
     def _write(
-        self, state: TrialState, plan: Plan, step: int, why: str = "", cost_ns: int = 0
+        self, state: TrialState, plan: Plan, step: int, reason: str = "", cost_ns: int = 0
     ) -> None:
-        text = self._context.text(why) if why else 0
-        self._context.emit(Kind.TRIAL, plan.number, step, text, cost_ns, op=state)
+        text_id = self._context.text(reason) if reason else 0
+        self._context.emit(Kind.TRIAL, plan.number, step, text_id, cost_ns, op=state)
 
 
 # ---- the changes that can be tried in a live rank -----------------------------------------------
@@ -247,30 +247,30 @@ def shared_collections(_: Models) -> Iterator[None]:
 def keep_gathered(models: Models) -> Iterator[None]:
     """FSDP2 keeps the parameters of each unit from its forward to its backward."""
     groups = [group for root in models.live()[0] for group in fsdp2_groups(root)]
-    before = [(g, info) for g in groups if (info := g.post_forward_mesh_info) is not None]
-    if not before:
+    prior_infos = [(g, info) for g in groups if (info := g.post_forward_mesh_info) is not None]
+    if not prior_infos:
         raise Unfit("no unit of FSDP2 frees its parameters after forward")
     yield
     try:
-        for group, _ in before:
+        for group, _ in prior_infos:
             group.post_forward_mesh_info = None
         while True:
             yield
-            _free(before)
+            _free_gathered(prior_infos)
     finally:
-        for group, info in before:
+        for group, info in prior_infos:
             group.post_forward_mesh_info = info
-        _free(before)
+        _free_gathered(prior_infos)
 
 
-def _free(units: list[tuple[Any, Any]]) -> None:
+def _free_gathered(units: list[tuple[Any, Any]]) -> None:
     """Frees what a forward without a backward has left: the optimizer does not update these copies."""
     for group, _ in units:
         if group.is_unsharded:
             group.reshard()
 
 
-def prefetch(models: Models) -> Iterator[None]:
+def prefetch_next(models: Models) -> Iterator[None]:
     """Each unit of FSDP2 asks for the parameters of the next one, in the order of the last forward."""
     roots = models.live()[0]
     by_group = {
@@ -285,8 +285,8 @@ def prefetch(models: Models) -> Iterator[None]:
     if len(units) < 2:
         raise Unfit("fewer than two units of FSDP2 ran in the last step")
     states = [unit._get_fsdp_state() for unit in units]
-    before = [(s, s._states_to_forward_prefetch, s._states_to_backward_prefetch) for s in states]
-    if any(forward or backward for _, forward, backward in before):
+    originals = [(s, s._states_to_forward_prefetch, s._states_to_backward_prefetch) for s in states]
+    if any(forward or backward for _, forward, backward in originals):
         raise Unfit("the script has set what units prefetch")
     groups = [group for root in roots for group in fsdp2_groups(root)]
     asynchronous = [(group, group.unshard_async_op) for group in groups]
@@ -295,13 +295,13 @@ def prefetch(models: Models) -> Iterator[None]:
     try:
         for group in groups if on_cpu else ():  # gloo has no stream to run ahead on
             group.unshard_async_op = True
-        for this, following in pairwise(units):
-            this.set_modules_to_forward_prefetch([following])
-            following.set_modules_to_backward_prefetch([this])
+        for this, next_unit in pairwise(units):
+            this.set_modules_to_forward_prefetch([next_unit])
+            next_unit.set_modules_to_backward_prefetch([this])
         while True:
             yield
     finally:
-        for state, forward, backward in before:
+        for state, forward, backward in originals:
             state._states_to_forward_prefetch = forward
             state._states_to_backward_prefetch = backward
         for group, was in asynchronous:
@@ -311,5 +311,5 @@ def prefetch(models: Models) -> Iterator[None]:
 CHANGES: dict[Change, Callable[[Models], Iterator[None]]] = {
     Change.SHARED_COLLECTIONS: shared_collections,
     Change.KEEP_GATHERED: keep_gathered,
-    Change.PREFETCH: prefetch,
+    Change.PREFETCH: prefetch_next,
 }

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from zeromon.ring.codes import ITEM_BYTES, operation_named
+from zeromon.ring.codes import ITEM_BYTES, operation_by_name
 from zeromon.ring.events import Kind, Op, Phase, Untimed
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import Group, sequence_number, text_of
@@ -29,7 +29,7 @@ from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, HookContext
 
 WARM_UP_STEPS = 3
-_MOST_ENTRIES = 400  # a dump costs about 9 us per entry, once, in a warm-up step
+_MAX_ENTRIES = 400  # a dump costs about 9 us per entry, once, in a warm-up step
 
 Reducers = Callable[[int, int], list[tuple[Op, int, int, int]] | None]
 """Names a number of collectives of a group: see :meth:`~.hooks.backend.Backend.reducers_sent`."""
@@ -46,8 +46,8 @@ class UntracedCollectives:
 
     def account(self, step: int) -> None:
         """Writes what C++ has issued since the last call; *step* counts from the start of the agent."""
-        known = torch.distributed.distributed_c10d._world.pg_map
-        if len(known) > len(self._collectives.groups):
+        pg_map = torch.distributed.distributed_c10d._world.pg_map
+        if len(pg_map) > len(self._collectives.groups):
             self._collectives.register_groups()
         flight: list[dict[str, Any]] | None = None
         for group in list(self._collectives.groups.values()):
@@ -61,9 +61,9 @@ class UntracedCollectives:
             missing = sequence - hooked - group.explained
             if missing > 0:
                 self.dispatched.watch(group, pg)
-                few = sequence + group.base < _MOST_ENTRIES
-                early = step <= WARM_UP_STEPS and not accelerator.capturing()
-                if early and flight is None and few:
+                is_short = sequence + group.base < _MAX_ENTRIES
+                early = step <= WARM_UP_STEPS and not accelerator.is_capturing()
+                if early and flight is None and is_short:
                     flight = read_flight_recorder()
                 self._explain(group, pg, missing, flight)
             shift = group.base if self._collectives.attached else 0
@@ -74,23 +74,23 @@ class UntracedCollectives:
         self, group: Group, pg: Any, missing: int, flight: list[dict[str, Any]] | None
     ) -> None:
         group.explained += missing
-        found = self.dispatched.take(group)
+        dispatched = self.dispatched.take(group)
         sent = self._reducers(group.id, missing)
-        why, named = (Untimed.IN_CPP, []) if sent is None else (Untimed.REDUCER, sent)
+        cause, named = (Untimed.IN_CPP, []) if sent is None else (Untimed.REDUCER, sent)
         if flight:
             listed = self._from_flight_recorder(group, flight, text_of(pg, "group_name"))
             if sum(calls for calls, _ in listed.values()) == missing:
                 # the phase in which C++ issues it, as only the number of calls is known
                 phases = {Op.ALL_REDUCE: Phase.BACKWARD}
                 named = [(op, phases.get(op, Phase.OTHER), *s) for op, s in listed.items()]
-        if found and sum(calls for calls, _ in found.values()) == missing:
-            named = [(*key, *sums) for key, sums in found.items()]
+        if dispatched and sum(calls for calls, _ in dispatched.values()) == missing:
+            named = [(*key, *sums) for key, sums in dispatched.items()]
         if not named:
-            named, why = [(Op.NONE, Phase.OTHER, missing, 0)], Untimed.IN_CPP
-        now = time.monotonic_ns()
+            named, cause = [(Op.NONE, Phase.OTHER, missing, 0)], Untimed.IN_CPP
+        now_ns = time.monotonic_ns()
         for op, phase, calls, nbytes in named:
             # fmt: off
-            self._context.write(now, Kind.COUNTED, op, phase, 0, group.id, 0, calls, nbytes, why, 0)
+            self._context.write(now_ns, Kind.COUNTED, op, phase, 0, group.id, 0, calls, nbytes, cause, 0)
             # fmt: on
 
     def _from_flight_recorder(
@@ -115,7 +115,7 @@ class UntracedCollectives:
 
 def op_of(profiling_name: str) -> Op:
     """Returns the operation of a Flight Recorder name such as ``gloo:all_reduce``."""
-    return operation_named(profiling_name.rpartition(":")[2])
+    return operation_by_name(profiling_name.rpartition(":")[2])
 
 
 def payload_bytes(op: Op, entry: dict[str, Any]) -> int:
@@ -141,16 +141,16 @@ def read_flight_recorder(*, only_active: bool = False) -> list[dict[str, Any]]:
     of_others = getattr(module, "_dump_fr_trace", None)
     dumps = [] if of_nccl is None else [of_nccl]
     if of_others is not None:
-        by_name = [functools.partial(of_others, backend=name) for name in sorted(_backends())]
+        by_name = [functools.partial(of_others, backend=name) for name in sorted(_backend_names())]
         dumps += by_name if "backend:" in (of_others.__doc__ or "") else [of_others]
-    wanted = {"includeCollectives": True, "includeStackTraces": False, "onlyActive": only_active}
-    contents = [pickle.loads(dump(**wanted)) for dump in dumps]
+    options = {"includeCollectives": True, "includeStackTraces": False, "onlyActive": only_active}
+    contents = [pickle.loads(dump(**options)) for dump in dumps]
     return [
-        entry for one in contents if isinstance(one, dict) for entry in one.get("entries") or []
+        entry for dump in contents if isinstance(dump, dict) for entry in dump.get("entries") or []
     ]
 
 
-def _backends() -> set[str]:
+def _backend_names() -> set[str]:
     """Returns the backends that this process's groups use, by the names that these give themselves."""
     names = set()
     for pg in list(torch.distributed.distributed_c10d._world.pg_map):
@@ -201,17 +201,17 @@ class Dispatched:
         calls, nbytes = self._calls.get(group.id), self._bytes.get(group.id)
         if not calls or nbytes is None:
             return {}
-        found = {key: (count, nbytes[key]) for key, count in calls.items()}
+        totals = {key: (count, nbytes[key]) for key, count in calls.items()}
         calls.clear()
         nbytes.clear()
-        return found
+        return totals
 
     def _hook(self, group: Group) -> Callable[[Any], None]:
         context, note = self._context, self._context.guard.note
         calls, nbytes = self._calls[group.id], self._bytes[group.id]
         group.matched = group.issued
 
-        def before(args: Any) -> None:
+        def count_call(args: Any) -> None:
             if context.mode == OFF:
                 return
             try:
@@ -219,17 +219,17 @@ class Dispatched:
                     if group.matched >= 0:
                         group.matched = group.issued
                     return
-                op = operation_named(args.name.name)
+                op = operation_by_name(args.name.name)
                 key = (op, context.phase)
                 calls[key] += 1
-                nbytes[key] += _payload(op, args, group.size)
+                nbytes[key] += _announced_bytes(op, args, group.size)
             except Guard.CAUGHT as error:
                 note(error, "pre-hook of a process group")
 
-        return before
+        return count_call
 
 
-def _payload(op: Op, args: Any, size: int) -> int:
+def _announced_bytes(op: Op, args: Any, size: int) -> int:
     """Returns the payload S: the unsharded bytes."""
     inputs, outputs = (
         sum(t.nbytes for t in ts) for ts in (args.input_tensors, args.output_tensors)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zeromon.ring.events import Role
-from zeromon.ring.masking import MASK, is_secret, masked
+from zeromon.ring.masking import MASK, is_secret_name, mask_words
 from zeromon_agents.observe.census import Claims, OnDisk
 
 FLAT: tuple[tuple[str, Role], ...] = (
@@ -44,11 +44,11 @@ _MASTERS = (
 """Those that hold master weights, and the role of the masters' gradients."""
 
 
-def claims(engine: Any) -> Claims:
+def zero_claims(engine: Any) -> Claims:
     """Yields (role, tensors) of *engine* at any ZeRO stage."""
     optimizer = engine.optimizer
     params = list(engine.module.parameters())
-    yield from _swapped(optimizer, params)
+    yield from _swapped_claims(optimizer, params)
     for name, role in FLAT:
         yield role, getattr(optimizer, name, None)
     for name, role in _MASTERS:
@@ -74,7 +74,7 @@ def _of_parameters(params: list[Any]) -> Claims:
         yield Role.UNSHARDED_GRAD, getattr(param, "grad_accum", None)
 
 
-def _swapped(optimizer: Any, params: list[Any]) -> Claims:
+def _swapped_claims(optimizer: Any, params: list[Any]) -> Claims:
     """Yields swap buffers first, because a parameter that was read in is a view of one."""
     swapper = next((s for s in (getattr(p, "nvme_swapper", None) for p in params) if s), None)
     if swapper is not None:
@@ -94,14 +94,14 @@ def _swapped(optimizer: Any, params: list[Any]) -> Claims:
         size = info.numel() * info.dtype().itemsize
         yield Role.MASTER_PARAM, OnDisk(size)
         yield Role.OPTIMIZER_STATE, OnDisk(size * (info.num_tensors() - 1))
-        lengths = (piece.length for piece in info.swapped_gradients.values())
+        lengths = (gradient.length for gradient in info.swapped_gradients.values())
         yield Role.SHARDED_GRAD, OnDisk(sum(lengths) * info.dtype().itemsize)
         yield Role.SHARDED_GRAD, list(info.unswapped_gradients.values())
 
 
 # ---- settings of a DeepSpeed engine -------------------------------------------------------------
 
-_MOST = 96
+_MAX_SETTINGS = 96
 _SHOWN = (
     "stage", "overlap_comm", "reduce_scatter", "contiguous_gradients", "reduce_bucket_size",
     "allgather_bucket_size", "sub_group_size", "round_robin_gradients",
@@ -118,54 +118,54 @@ Row = tuple[str, str, str]
 """Name as in the JSON file, effective value, written value ("" where the user left it out)."""
 
 
-def settings(engine: Any) -> list[Row]:
+def engine_settings(engine: Any) -> list[Row]:
     """Returns the settings of *engine* that matter, then all others that the user wrote."""
     raw = getattr(engine._config, "_param_dict", None)
-    written = dict(leaves(raw)) if isinstance(raw, dict) else {}
+    user_settings = dict(tree_leaves(raw)) if isinstance(raw, dict) else {}
     rows: dict[str, Row] = {}
-    for name, value in effective(engine):
-        rows[name] = (name, text(value), text(written.pop(name, "")))
-    for name, value in written.items():  # what DeepSpeed does not know may be of other tools
-        shown = text(MASK if is_secret(name) else value)
-        rows[name] = (name, shown, shown)
-    return list(rows.values())[:_MOST]
+    for name, value in effective_settings(engine):
+        rows[name] = (name, setting_text(value), setting_text(user_settings.pop(name, "")))
+    for name, value in user_settings.items():  # what DeepSpeed does not know may be of other tools
+        setting = setting_text(MASK if is_secret_name(name) else value)
+        rows[name] = (name, setting, setting)
+    return list(rows.values())[:_MAX_SETTINGS]
 
 
-def effective(engine: Any) -> Iterator[tuple[str, Any]]:
+def effective_settings(engine: Any) -> Iterator[tuple[str, Any]]:
     """Yields (name, effective value)."""
     config = engine._config
     zero = config.zero_config
     dump = zero.model_dump(by_alias=True)
-    shown = _SHOWN + (_SHOWN_AT_3 if int(zero.stage) == 3 else ())
-    for name in shown:
+    names = _SHOWN + (_SHOWN_AT_3 if int(zero.stage) == 3 else ())
+    for name in names:
         if name in dump:
             yield f"zero_optimization.{name}", dump[name]
-    for part in ("offload_optimizer", "offload_param"):
-        yield from leaves(dump.get(part) or {}, f"zero_optimization.{part}.")
+    for section in ("offload_optimizer", "offload_param"):
+        yield from tree_leaves(dump.get(section) or {}, f"zero_optimization.{section}.")
     for name in _BATCH:
         yield name, getattr(engine, name)()
     yield "bf16.enabled", engine.bfloat16_enabled()
     yield "fp16.enabled", engine.fp16_enabled()
-    half = getattr(config, "float16_config", None)
-    if engine.fp16_enabled() and getattr(half, "loss_scale", None) == 0:
+    fp16_config = getattr(config, "float16_config", None)
+    if engine.fp16_enabled() and getattr(fp16_config, "loss_scale", None) == 0:
         for name in _SCALE:
-            yield f"fp16.{name}", getattr(half, name)
+            yield f"fp16.{name}", getattr(fp16_config, name)
     yield "gradient_clipping", engine.gradient_clipping()
     yield "communication_data_type", engine.communication_data_type
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     yield "optimizer.type", type(inner).__name__
 
 
-def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def tree_leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (keys joined by dots, value) of the leaves of nested dicts."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{key}.")
+            yield from tree_leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def text(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """Returns *value* as JSON would write it, at most 120 characters."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -175,4 +175,4 @@ def text(value: Any) -> str:
         value = value.value
     if isinstance(value, float) and value.is_integer() and abs(value) >= 1e6:
         value = int(value)
-    return masked([str(value).removeprefix("torch.")])[0][:120]
+    return mask_words([str(value).removeprefix("torch.")])[0][:120]

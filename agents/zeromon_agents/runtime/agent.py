@@ -27,14 +27,14 @@ from zeromon import __version__
 from zeromon.ring import paths
 from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import ExitKind, Flag, Kind
-from zeromon.ring.files import lock_file
-from zeromon.ring.masking import masked
+from zeromon.ring.files import try_lock_file
+from zeromon.ring.masking import mask_words
 from zeromon.ring.model_metadata import INSTALLED
-from zeromon.ring.ring_file import ipc_namespace
+from zeromon.ring.ring_file import ipc_namespace_number
 from zeromon_agents.hooks.backend import Services, Units
 from zeromon_agents.hooks.backends import Backends
 from zeromon_agents.hooks.c10d import Collectives
-from zeromon_agents.hooks.calibration import calibrate
+from zeromon_agents.hooks.calibration import measure_hook_cost
 from zeromon_agents.hooks.functional import Functional
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.allocator import Allocator, Host
@@ -66,7 +66,7 @@ _HUNG_AFTER_NS = 5_000_000_000
 _LOOKS_AT_EACH, _LOOKS_EVERY_NS = 20, 100_000_000
 
 
-def _job() -> str:
+def _launcher_job_id() -> str:
     """Returns the id that a scheduler or a launcher gives to all attempts of a job; "" without one."""
     slurm, elastic = os.environ.get("SLURM_JOB_ID"), os.environ.get("TORCHELASTIC_RUN_ID", "none")
     if slurm:
@@ -95,7 +95,7 @@ class Agent:
         pid = attachment.pid if attachment else os.getpid()
         name = f"rank{rank_info.rank}.{pid}.{secrets.token_hex(2)}.ring"
         self.guard = Guard()
-        in_file = attachment is not None and attachment.ipc != ipc_namespace()
+        in_file = attachment is not None and attachment.ipc != ipc_namespace_number()
         self.ring = RingWriter(run_dir / name, rank=rank_info.rank, pid=pid, in_file=in_file)
         self.context = context = HookContext(self.ring, self.guard)
         self.patches, self.imports = Patches(), ImportWatch()
@@ -121,7 +121,7 @@ class Agent:
         self.census.add(self.backends.providers)
         self.allocator, self.host = Allocator(context), Host(context)
         self.own_code = OwnCode(context)
-        self.loading = Loading(self.guard, self.ring.path, self._trains)
+        self.loading = Loading(self.guard, self.ring.path, self._is_training)
         self._write_loading = self.guard.guarded(self._emit_loading)
         self.stall_detector = StallDetector(
             context, self.collectives, self.models.evaluates, attached=attachment is not None
@@ -134,7 +134,7 @@ class Agent:
         self._sampling_device = (self.allocator.sample,)
         self._accounting = guarded(untraced.account)
         self._stop_counting = guarded(untraced.dispatched.stop)
-        self._describing = guarded(self._describe)
+        self._describing = guarded(self._describe_process)
         self._metadata: dict[str, Any] = {}
         self._compiled, self._trackers = Compiled(), Trackers()
         self._describe_from, self._wrote_process, self._looks_from_ns = 0, False, 0
@@ -150,13 +150,17 @@ class Agent:
 
     def _rendezvous(self) -> Rendezvous | None:
         """Returns what introduces this node to the others; None on one node, or on another rank."""
-        here = self.rank_info
-        if here.world_size <= max(1, here.local_world_size):
+        rank_info = self.rank_info
+        if rank_info.world_size <= max(1, rank_info.local_world_size):
             return None
-        if not here.is_node_leader(self.run_dir):
+        if not rank_info.is_node_leader(self.run_dir):
             return None
         return Rendezvous(
-            self.run_dir, here.rank, here.local_world_size, here.world_size, self.guard
+            self.run_dir,
+            rank_info.rank,
+            rank_info.local_world_size,
+            rank_info.world_size,
+            self.guard,
         )
 
     # ---- life ---------------------------------------------------------------------------------
@@ -164,7 +168,7 @@ class Agent:
     def start(self) -> None:
         """Installs every hook; a hook on a module that is not loaded follows after its import."""
         self._write_rank_metadata()
-        self.guard.guarded(self._calibrate)()
+        self.guard.guarded(self._write_hook_cost)()
         self.collectives.register_groups(existed=True)
         self.guard.on_limit = self.pause
         self.steps.on_start = self.guard.guarded(self._count_the_rest)
@@ -190,7 +194,7 @@ class Agent:
         # the step during which the agent was attached is counted and not timed
         self.context.mode = IDLE if self.steps.attached_mid_step else ON
         self.context.detailed = True
-        self._heart = threading.Thread(target=self._heartbeat, name="zeromon", daemon=True)
+        self._heart = threading.Thread(target=self._beat_until_stopped, name="zeromon", daemon=True)
         self._heart.start()
         if self.rendezvous is not None:
             self.rendezvous.start()
@@ -209,19 +213,19 @@ class Agent:
         self.imports.close()
         self._write_loading()
         self.loading.close()
-        kept = self.patches.restore()
+        kept_names = self.patches.restore()
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         atexit.unregister(self._at_exit)
         self.context.emit(Kind.EXIT, op=ExitKind.DETACHED)
         self._end_threads()
         self.ring.close()
-        return kept
+        return kept_names
 
     def _emit_loading(self) -> None:
         self.loading.write(self.context.emit)
 
-    def _trains(self) -> bool:
+    def _is_training(self) -> bool:
         """Returns whether a batch that is made now is one of training."""
         return self.context.mode != OFF and not self.steps.evaluation.is_open
 
@@ -233,12 +237,12 @@ class Agent:
     # ---- metadata -----------------------------------------------------------------------------
 
     def _write_rank_metadata(self) -> None:
-        here = self.rank_info
+        rank_info = self.rank_info
         self.context.add_metadata(
-            rank=here.rank,
-            local_rank=here.local_rank,
-            world_size=here.world_size,
-            local_world_size=here.local_world_size,
+            rank=rank_info.rank,
+            local_rank=rank_info.local_rank,
+            world_size=rank_info.world_size,
+            local_world_size=rank_info.local_world_size,
             node=socket.gethostname(),
             pid=os.getpid(),
             torch=torch.__version__,
@@ -248,15 +252,15 @@ class Agent:
             process_start_ns=process_start_ns(),
             device="cpu",
             restarts=first_number(("TORCHELASTIC_RESTART_COUNT",), 0),
-            job=_job(),
+            job=_launcher_job_id(),
         )
 
-    def _calibrate(self) -> None:
-        self.context.add_metadata(**calibrate()._asdict())
+    def _write_hook_cost(self) -> None:
+        self.context.add_metadata(**measure_hook_cost()._asdict())
 
     def _write_device_metadata(self, *, training: bool) -> None:
         """Writes once which device the rank uses; the heartbeat may not know it."""
-        device = accelerator.ready() if self._device_index is None else None
+        device = accelerator.ready_device() if self._device_index is None else None
         if device is None:
             return
         index = device.module.current_device() if training else accelerator.known_index(device)
@@ -270,14 +274,14 @@ class Agent:
             return
         self.models.register_optimizer(optimizer)
         self.scalars.optimizer_steps(optimizer)
-        following = self.context.step + 1
-        if following == 1:  # before the optimizer creates its state, which may end the process
+        next_step = self.context.step + 1
+        if next_step == 1:  # before the optimizer creates its state, which may end the process
             if self.attachment is None:
                 self.steps.beginnings.read_parameters(optimizer)
             self._describing(0)
-        due = self.context.mode == ON and census_step(following, self.context.steps_before)
-        if due and self._census_of != following and not accelerator.capturing():
-            self._census_of = following
+        is_due = self.context.mode == ON and census_step(next_step, self.context.steps_before)
+        if is_due and self._census_of != next_step and not accelerator.is_capturing():
+            self._census_of = next_step
             self.census.take()
 
     def _backward_begins(self) -> None:
@@ -291,7 +295,7 @@ class Agent:
             self._write_device_metadata(training=True)
             self.allocator.sample_tensors()
 
-    def _describe(self, step: int) -> None:
+    def _describe_process(self, step: int) -> None:
         """Writes the process once, and the models when one is new; at twice the step the next time.
 
         A script may create optimizers without end, and each description stays in the name table.
@@ -327,7 +331,7 @@ class Agent:
         self._count(watched)
         if self.context.mode == IDLE:
             return
-        device = accelerator.ready()
+        device = accelerator.ready_device()
         if device and device.is_current_stream_capturing():
             return
         self._look(watched)
@@ -339,9 +343,9 @@ class Agent:
 
     def _look(self, watched: int) -> None:
         """Looks for what seldom changes: at each of the first steps, then at most ten times a second."""
-        now = time.monotonic_ns()
-        if watched <= _LOOKS_AT_EACH or now >= self._looks_from_ns or self.models.changed:
-            self._looks_from_ns = now + _LOOKS_EVERY_NS
+        now_ns = time.monotonic_ns()
+        if watched <= _LOOKS_AT_EACH or now_ns >= self._looks_from_ns or self.models.changed:
+            self._looks_from_ns = now_ns + _LOOKS_EVERY_NS
             self.guard.run(self.backends.looks)
             self._describing(watched)
 
@@ -364,7 +368,7 @@ class Agent:
 
     # ---- every second -------------------------------------------------------------------------
 
-    def _heartbeat(self) -> None:
+    def _beat_until_stopped(self) -> None:
         beats = 0
         while not self._stopping.is_set():
             try:
@@ -376,9 +380,9 @@ class Agent:
 
     def _one_heartbeat(self, beats: int) -> None:
         self._is_apart = self._is_apart or accelerator.leave_captures_alone(self._device_index)
-        spent = self.context.spent_ns + self.context.hooks_ns + time.thread_time_ns()
+        spent_ns = self.context.spent_ns + self.context.hooks_ns + time.thread_time_ns()
         self.context.emit(
-            Kind.BEAT, self.guard.errors, self.context.step, self.context.calls, spent
+            Kind.BEAT, self.guard.errors, self.context.step, self.context.calls, spent_ns
         )
         self.host.sample(force=True)
         self._write_loading()
@@ -393,7 +397,7 @@ class Agent:
         if self.attachment is None:
             self._write_hang_of_control_step()
         elif stalled and not self.models.modules:
-            self.backends.discover()
+            self.backends.register_existing()
             if self.models.changed:
                 self._write_models()
         self.capture.check()
@@ -411,13 +415,13 @@ class Agent:
 
     def _write_hang_of_control_step(self) -> None:
         """Writes the newest collective of a control step that does not end."""
-        last, context = self.collectives.last_counted, self.context
-        if context.mode != IDLE or last is None or self._hang_written_of == context.step:
+        last_count, context = self.collectives.last_counted, self.context
+        if context.mode != IDLE or last_count is None or self._hang_written_of == context.step:
             return
         if time.monotonic_ns() - self.steps.step_start_ns < _HUNG_AFTER_NS:
             return
         self._hang_written_of = context.step
-        op, phase, group, nbytes = last
+        op, phase, group, nbytes = last_count
         # fmt: off
         context.write(self.steps.step_start_ns, Kind.ISSUED, op, phase, Flag.INFERRED, group, 0,
                       nbytes, 0, 0, 0)
@@ -427,7 +431,7 @@ class Agent:
 
     def in_forked_child(self) -> None:
         """Mutes the agent in a forked worker, which shares the mapping of its parent's ring."""
-        self.ring.mute()
+        self.ring.mute_writer()
         self.context.mode = OFF
         self.steps.on_boundary = None
         if sys.excepthook == self._on_exception:
@@ -441,9 +445,9 @@ class Agent:
         with suppress(Guard.CAUGHT):
             self._count_the_rest()
             self._write_loading()
-            said = masked([str(error)[:_MAX_ERROR_LETTERS]])[0]
-            text = self.context.text(f"{kind.__name__}{_raised_at(trace)}: {said}")
-            self.context.emit(Kind.EXIT, text, op=ExitKind.EXCEPTION)
+            error_text = mask_words([str(error)[:_MAX_ERROR_LETTERS]])[0]
+            text_id = self.context.text(f"{kind.__name__}{_raised_at(trace)}: {error_text}")
+            self.context.emit(Kind.EXIT, text_id, op=ExitKind.EXCEPTION)
             self._end_is_written = True
         self._excepthook(kind, error, trace)
 
@@ -473,12 +477,12 @@ class Agent:
 
 def _raised_at(trace: TracebackType | None) -> str:
     """`` at train.py:32``: the innermost line of the script in *trace*; "" without one."""
-    place = ""
-    for frame, line in traceback.walk_tb(trace):
+    location = ""
+    for frame, line_number in traceback.walk_tb(trace):
         name = frame.f_code.co_filename
-        if not any(part in name for part in INSTALLED):
-            place = f" at {os.path.basename(name)}:{line}"
-    return place
+        if not any(marker in name for marker in INSTALLED):
+            location = f" at {os.path.basename(name)}:{line_number}"
+    return location
 
 
 # ---- starts the collector of this node when none runs -------------------------------------------
@@ -515,7 +519,7 @@ def ensure_collector(root: Path, settings: Mapping[str, str] = MappingProxyType(
 def collector_runs(root: Path) -> bool:
     """Returns whether a process holds the collector's lock of *root*; True where no lock can be made."""
     try:
-        fd = lock_file(root / paths.LOCK)
+        fd = try_lock_file(root / paths.LOCK)
     except OSError:
         return True  # no collector could be started there either
     if fd is None:

@@ -43,21 +43,21 @@ def leave_to_python(function: Function, *, and_callees: bool) -> Function:
     return function
 
 
-def _untraced(hook: Function) -> Function:
+def _untraced_hook(hook: Function) -> Function:
     """Returns *hook* with what it calls left to Python; before torch 2.7 no frame leaves its callees."""
     evaluation: Any = getattr(torch._C._dynamo, "eval_frame", None)
     newer = hasattr(evaluation, "set_code_exec_strategy")
     if hook is None or newer or not hasattr(evaluation, "set_eval_frame"):
         return leave_to_python(hook, and_callees=True)
 
-    def outside(*args: Any, **kwargs: Any) -> Any:
+    def call_outside(*args: Any, **kwargs: Any) -> Any:
         tracer = evaluation.set_eval_frame(None)
         try:
             return hook(*args, **kwargs)  # type: ignore[operator]
         finally:
             evaluation.set_eval_frame(tracer)
 
-    return leave_to_python(outside, and_callees=False)  # type: ignore[return-value]
+    return leave_to_python(call_outside, and_callees=False)  # type: ignore[return-value]
 
 
 def around(
@@ -82,71 +82,72 @@ def around(
     the function: it then traces the function alone, and decides by its file, as without the wrapper.
     """
     leave_to_python(HookContext.sample, and_callees=True)
-    before, after = _untraced(before), _untraced(after)
-    decorate = _decorator(context, before, after, where, active_from, scoped, traced)
+    before, after = _untraced_hook(before), _untraced_hook(after)
+    decorate = _hook_decorator(context, before, after, where, active_from, scoped, traced)
     if traced:
         return decorate
     return lambda original: leave_to_python(decorate(original), and_callees=False)
 
 
-def _decorator(
+def _hook_decorator(
     context: HookContext,
-    before: Callable[..., Any] | None,
-    after: Callable[..., None] | None,
-    where: str,
+    before_hook: Callable[..., Any] | None,
+    after_hook: Callable[..., None] | None,
+    hook_name: str,
     active_from: int,
     scoped: bool,
     traced: bool,
 ) -> Callable[[Any], Any]:
-    note, is_compiling, now = context.guard.note, torch.compiler.is_compiling, time.perf_counter_ns
+    note, now_ns = context.guard.note, time.perf_counter_ns
+    is_compiling = torch.compiler.is_compiling
 
-    def decorate(original: Any) -> Any:
+    def decorate_function(original: Any) -> Any:
         name = getattr(original, "__name__", "hook")
-        label = where or getattr(original, "__qualname__", name)
+        label = hook_name or getattr(original, "__qualname__", name)
 
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def hooked_call(*args: Any, **kwargs: Any) -> Any:
             if (traced and is_compiling()) or context.mode < active_from:
                 return original(*args, **kwargs) if kwargs else original(*args)
             context.calls += 1
             unit, engine = context.unit, context.engine
             state, result = None, RAISED
-            began = now() - context.spent_ns if context.timing else 0
-            if before is not None:
+            began_ns = now_ns() - context.spent_ns if context.timing else 0
+            if before_hook is not None:
                 try:  # an empty ** costs a copy, so it is left out where it can be
-                    state = before(*args, **kwargs) if kwargs else before(*args)
+                    state = before_hook(*args, **kwargs) if kwargs else before_hook(*args)
                 except Guard.CAUGHT as error:
                     note(error, label)
-            if began:
-                context.sample(began, calls=1)
+            if began_ns:
+                context.sample(began_ns, calls=1)
             try:
                 result = original(*args, **kwargs) if kwargs else original(*args)
                 return result
             finally:
-                if after is not None and state is not SKIP:
-                    began = now() - context.spent_ns if context.timing else 0
+                if after_hook is not None and state is not SKIP:
+                    began_ns = now_ns() - context.spent_ns if context.timing else 0
                     try:
-                        after(state, result, *args)
+                        after_hook(state, result, *args)
                     except Guard.CAUGHT as error:
                         note(error, label)
-                    if began:
-                        context.sample(began)
+                    if began_ns:
+                        context.sample(began_ns)
                 if scoped:
                     context.unit, context.engine = unit, engine
 
-        wrapper.__code__ = wrapper.__code__.replace(co_name=name)  # what a profiler shows
-        wrapped: Any = functools.wraps(original)(wrapper)
+        hooked_call.__code__ = hooked_call.__code__.replace(co_name=name)  # what a profiler shows
+        wrapped: Any = functools.wraps(original)(hooked_call)
         code = getattr(original, "__code__", None)
         if traced and code is not None:
             # dynamo takes a code for torch's by its file, and traces what _torchdynamo_inline names; a
             # traceback shows the line of the function
-            line = max(1, code.co_firstlineno - _CALL)
+            first_line = max(1, code.co_firstlineno - _CALL)
             wrapped.__code__ = wrapped.__code__.replace(
-                co_filename=code.co_filename, co_firstlineno=line
+                co_filename=code.co_filename, co_firstlineno=first_line
             )
             wrapped._torchdynamo_inline = original
         return wrapped
 
-    return decorate
+    return decorate_function
 
 
 # ---- replaces attributes of classes and modules, and restores exactly what was there before -----
@@ -164,7 +165,7 @@ class Patches:
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
-    def original(self, owner: Any, name: str) -> Any:
+    def find_original(self, owner: Any, name: str) -> Any:
         """Returns what *owner* itself holds under *name*. Raises KeyError when *owner* inherits it."""
         return vars(owner)[name]
 
@@ -174,8 +175,8 @@ class Patches:
         setattr(owner, name, replacement)
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        """Replaces *owner*.*name* by ``wrapper(original)``. Raises KeyError as :meth:`original`."""
-        self.set(owner, name, wrapper(self.original(owner, name)))
+        """Replaces *owner*.*name* by ``wrapper(original)``. Raises KeyError as :meth:`find_original`."""
+        self.set(owner, name, wrapper(self.find_original(owner, name)))
 
     def wrap_in(self, module: Any, function: str, wrapper: Callable[[Any], Any]) -> None:
         """Wraps a function or a ``Class.method`` of *module*, if its version has it."""
@@ -190,13 +191,13 @@ class Patches:
         An attribute that another tool has replaced since keeps the other tool's version, because
         restoring the original would remove that patch. The wrapper underneath then only passes calls on.
         """
-        kept: list[str] = []
+        kept_names: list[str] = []
         while self._replaced:
             owner, name, original, replacement = self._replaced.pop()
             if vars(owner).get(name, _ABSENT) is not replacement:
-                kept.append(f"{getattr(owner, '__name__', owner)}.{name}")
+                kept_names.append(f"{getattr(owner, '__name__', owner)}.{name}")
             elif original is _ABSENT:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
-        return kept
+        return kept_names

@@ -25,8 +25,8 @@ def attach(
     if not grouped and not any_process:
         return {"refused": "it has no process group", "hint": "It is a launcher or a data worker."}
     if BOOTSTRAP.agent is not None:
-        return {"watched": BOOTSTRAP.agent.run_dir.name, **_identity(BOOTSTRAP.agent)}
-    return _identity(BOOTSTRAP.attach(Path(run_dir), Attachment(pid, settings, ipc)))
+        return {"watched": BOOTSTRAP.agent.run_dir.name, **_rank_identity(BOOTSTRAP.agent)}
+    return _rank_identity(BOOTSTRAP.attach(Path(run_dir), Attachment(pid, settings, ipc)))
 
 
 def detach() -> dict[str, Any]:
@@ -37,10 +37,10 @@ def detach() -> dict[str, Any]:
         return {"refused": "it is not watched", "hint": "zeromon attach shows what is."}
     if agent.capture.recording:
         return {"refused": "a trace is being recorded", "hint": "Try again when it is saved."}
-    return {"kept": BOOTSTRAP.stop(), **_identity(agent)}
+    return {"kept": BOOTSTRAP.stop(), **_rank_identity(agent)}
 
 
-def _identity(agent: Agent) -> dict[str, Any]:
+def _rank_identity(agent: Agent) -> dict[str, Any]:
     return {
         "rank": agent.rank_info.rank,
         "world_size": agent.rank_info.world_size,

@@ -58,13 +58,13 @@ class Bootstrap:
         self._waits = True
         self._torch_from_ns = torch_from_ns
         self._clock.start("torch", torch_from_ns)
-        original = self._patches.original(c10d, "init_process_group")
+        original = self._patches.find_original(c10d, "init_process_group")
 
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
-            began = time.monotonic_ns()
+            began_ns = time.monotonic_ns()
             result = original(*args, **kwargs)
-            self.start_safely(began)
+            self.start_safely(began_ns)
             return result
 
         for name in (c10d.__name__, "torch.distributed", "torch.distributed.device_mesh"):
@@ -113,10 +113,13 @@ class Bootstrap:
         """
         if self._optimizer_hooks:
             return
-        before = getattr(optimizer_module, "register_optimizer_step_pre_hook", None)
-        after = getattr(optimizer_module, "register_optimizer_step_post_hook", None)
-        if before is not None and after is not None:
-            self._optimizer_hooks = [before(self._before_step), after(self._after_step)]
+        add_pre_hook = getattr(optimizer_module, "register_optimizer_step_pre_hook", None)
+        add_post_hook = getattr(optimizer_module, "register_optimizer_step_post_hook", None)
+        if add_pre_hook is not None and add_post_hook is not None:
+            self._optimizer_hooks = [
+                add_pre_hook(self._before_step),
+                add_post_hook(self._after_step),
+            ]
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if torch.compiler.is_compiling():
@@ -144,8 +147,8 @@ class Bootstrap:
         try:
             self.agent = start_in_run()
             self._watch_forks()
-            parts = self._set_up(joined_from_ns or joined_ns, joined_ns)
-            self.agent.context.add_metadata(set_up=parts)
+            durations = self._set_up(joined_from_ns or joined_ns, joined_ns)
+            self.agent.context.add_metadata(set_up=durations)
         except Guard.CAUGHT as error:
             self._failed = True
             hint = getattr(error, "hint", "")
@@ -156,34 +159,34 @@ class Bootstrap:
         from zeromon.ring.codes import SetUp
         from zeromon_agents.observe.process_metadata import process_start_ns
 
-        known = {
+        durations = {
             SetUp.PROCESS_GROUPS: joined_ns - joined_from_ns,
             SetUp.AGENT: time.monotonic_ns() - joined_ns,
         }
         if self._torch_from_ns:
-            known[SetUp.LAUNCH] = self._torch_from_ns - process_start_ns()
-            known[SetUp.IMPORTS] = self._clock.spent_ns(joined_from_ns, joined_ns)
-        return {str(part): ns for part, ns in known.items() if ns > 0}
+            durations[SetUp.LAUNCH] = self._torch_from_ns - process_start_ns()
+            durations[SetUp.IMPORTS] = self._clock.spent_ns(joined_from_ns, joined_ns)
+        return {str(stage): ns for stage, ns in durations.items() if ns > 0}
 
     def stop(self) -> list[str]:
         """Stops the agent and removes the bootstrap's own wrappers; returns names that stay patched."""
-        kept: list[str] = []
+        kept_names: list[str] = []
         self._waits = False
         if self.agent is not None:
-            kept = self.agent.stop()
+            kept_names = self.agent.stop()
             self.agent = None
-        kept += self._patches.restore()
+        kept_names += self._patches.restore()
         if self._optimizer_hooks:
             import torch.optim.optimizer as optimizers
 
             file = optimizers.__file__ or ""
             if not run_when_not_executing(file, self._remove_hooks, lambda: self.agent is None):
-                kept.append("torch's global optimizer hooks")
+                kept_names.append("torch's global optimizer hooks")
         self._watch.close()
         self._clock.stop()
         self._c10d = None
         self._failed = False
-        return kept
+        return kept_names
 
     def _remove_hooks(self) -> None:
         for hook in self._optimizer_hooks:
@@ -208,9 +211,9 @@ def install(c10d: ModuleType, torch_from_ns: int = 0) -> None:
 
 def report_failure(error: BaseException, hint: str = "") -> None:
     """Writes to stderr that this process is not watched, and why."""
-    text = f"zeromon: this process is not watched ({type(error).__name__}: {error})"
+    message = f"zeromon: this process is not watched ({type(error).__name__}: {error})"
     with suppress(OSError):  # stderr may be closed
-        os.write(2, f"{text}{'. ' + hint if hint else ''}\n".encode())
+        os.write(2, f"{message}{'. ' + hint if hint else ''}\n".encode())
 
 
 def start_agent(run_dir: Path, attachment: Attachment | None = None) -> Agent:
@@ -238,7 +241,7 @@ def start_in_run() -> Agent:
     import zeromon_agents.runtime.agent  # noqa: F401  # takes long, so before the folder is made
     from zeromon.errors import RingError
 
-    for _ in range(_MOST_REMOVALS):
+    for _ in range(_MAX_REMOVALS):
         folder = run_directory()
         try:
             return start_agent(folder)
@@ -248,7 +251,7 @@ def start_in_run() -> Agent:
     return start_agent(run_directory())
 
 
-_MOST_REMOVALS = 2
+_MAX_REMOVALS = 2
 
 
 def missing_parts() -> list[str]:
@@ -258,28 +261,28 @@ def missing_parts() -> list[str]:
     distributed = getattr(torch._C, "_distributed_c10d", None)
     group = getattr(distributed, "ProcessGroup", None)
     number, step_hook = "_get_sequence_number_for_group", "register_optimizer_step_post_hook"
-    wanted = {
+    presence = {
         "torch.distributed": distributed is not None,
         f"ProcessGroup.{number}": hasattr(group, number),
         "Work": hasattr(distributed, "Work"),
         step_hook: hasattr(optimizer, step_hook),
     }
-    return [name for name, there in wanted.items() if not there]
+    return [name for name, is_present in presence.items() if not is_present]
 
 
 def run_directory() -> Path:
     """Returns the folder of this run: given by ``zeromon run``, or named by what all ranks share."""
     from zeromon.ring import paths
 
-    given = os.environ.get("ZEROMON_RUN_DIR")
-    if given:
-        folder = paths.make_private(Path(given))
+    given_path = os.environ.get("ZEROMON_RUN_DIR")
+    if given_path:
+        folder = paths.make_private_folder(Path(given_path))
         describe_run(folder)  # on the nodes without a `zeromon run`
         return folder
-    root = paths.choose_root()
+    root = paths.choose_ring_root()
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
     name = "".join(c if c.isalnum() else "_" for c in script)[:24].strip("_") or "python"
-    key = "|".join(os.environ.get(part, "") for part in _SHARED_BY_RANKS)
+    key = "|".join(os.environ.get(variable, "") for variable in _SHARED_BY_RANKS)
     if not key.strip("|"):
         key = f"{os.getpid()}.{time.time_ns()}"
     base = f"{name}-{zlib.crc32(key.encode()):08x}"
@@ -288,7 +291,7 @@ def run_directory() -> Path:
         folder = root / (base if attempt == 1 else f"{base}-{attempt}")
         if not list(folder.glob(f"rank{rank}.*.ring")):
             break  # a folder with a ring of this rank belongs to an earlier run
-    folder = paths.make_private(folder)
+    folder = paths.make_private_folder(folder)
     describe_run(folder)
     return folder
 
@@ -309,5 +312,5 @@ def describe_run(folder: Path) -> None:
     except FileExistsError:
         return
     with os.fdopen(fd, "w") as file:
-        began = {"started": time.time(), "mono_ns": time.monotonic_ns()}
-        json.dump({"run": folder.name, "command": sys.argv[:50], **began}, file)
+        start_times = {"started": time.time(), "mono_ns": time.monotonic_ns()}
+        json.dump({"run": folder.name, "command": sys.argv[:50], **start_times}, file)

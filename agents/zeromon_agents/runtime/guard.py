@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec
 
-from zeromon.ring.masking import masked
+from zeromon.ring.masking import mask_words
 
 P = ParamSpec("P")
 
@@ -28,12 +28,12 @@ class Guard:
         self._reported = False
         self.on_limit: Callable[[], None] | None = None
 
-    def note(self, error: BaseException, where: str) -> None:
-        """Counts *error*, raised by the hook named *where*."""
+    def note(self, error: BaseException, hook_name: str) -> None:
+        """Counts *error*, raised by the hook named *hook_name*."""
         self.errors += 1
         if self.first is None:
-            text = masked([str(error)[:10_000]])[0]
-            self.first = f"{where}: {type(error).__name__}: {text}"[:500]
+            message = mask_words([str(error)[:10_000]])[0]
+            self.first = f"{hook_name}: {type(error).__name__}: {message}"[:500]
         if self.errors == _LIMIT and self.on_limit is not None:
             self.on_limit()
 
@@ -56,10 +56,10 @@ class Guard:
         """Returns *hook* wrapped so that it counts its errors and raises none of them."""
 
         @functools.wraps(hook)
-        def safe(*args: P.args, **kwargs: P.kwargs) -> None:
+        def guarded_hook(*args: P.args, **kwargs: P.kwargs) -> None:
             try:
                 hook(*args, **kwargs)
             except Guard.CAUGHT as error:
                 self.note(error, hook.__qualname__)
 
-        return safe
+        return guarded_hook

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Phase, head, place
+from zeromon.ring.events import RECORD_SIZE, Flag, Kind, Phase, pack_head, pack_place
 from zeromon.ring.model_metadata import BACKGROUND
 from zeromon_agents.runtime.guard import Guard
 
@@ -39,31 +39,34 @@ HELD_NS is how long the issuing call took, or -1 for a synchronous collective on
 to its end."""
 
 
-_PHASE_WORDS, _AHEAD_WORD = [head(0, phase=phase) for phase in Phase], head(0, flags=Flag.AHEAD)
+_PHASE_WORDS, _AHEAD_WORD = (
+    [pack_head(0, phase=phase) for phase in Phase],
+    pack_head(0, flags=Flag.AHEAD),
+)
 
 
 _Fields = Callable[[int, int, int, int, int, int, int, int, int, int, int], None]
 
 
-def _writer(ring: RingWriter) -> _Fields:
+def _record_writer(ring: RingWriter) -> _Fields:
     """Returns what writes a record; a unit as :meth:`HookContext.unit_id` returns it.
 
     Between two hooks the training displaces what the last one had in the caches, so that each Python
     function is as slow as at its first call. This is one function; hooks of collectives have none.
     """
-    following, pack, records, mask = ring.slots
+    next_slot, pack, records, mask = ring.slots
     muted = ring.muted
 
     # fmt: off
-    def write(t_ns: int, kind: int, op: int, phase: int, flags: int, group: int, unit: int,
+    def write_record(t_ns: int, kind: int, op: int, phase: int, flags: int, group: int, unit: int,
               a: int, b: int, c: int, d: int) -> None:
         if not muted:
-            n = following()
+            n = next_slot()
             pack(records, (n & mask) * RECORD_SIZE, n, t_ns,
                  kind | op << 8 | phase << 16 | flags << 24, group | unit, a, b, c, d, n)
     # fmt: on
 
-    return write
+    return write_record
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +109,7 @@ class HookContext:
     _units: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.write = _writer(self.ring)
+        self.write = _record_writer(self.ring)
 
     def is_apart(self) -> bool:
         """Returns whether the caller runs on another thread of the program than that of training.
@@ -136,7 +139,7 @@ class HookContext:
         unit = self._units.get(fqn)
         if unit is None:
             number = self.ring.name(NameKind.UNIT, {"fqn": fqn, **describe})
-            self._units[fqn] = unit = place(0, number)
+            self._units[fqn] = unit = pack_place(0, number)
         return unit
 
     def place_apart(self, group: int) -> int:
@@ -160,18 +163,18 @@ class HookContext:
     def timed(self, work: Callable[P, R]) -> Callable[P, R]:
         """Returns *work* wrapped so that its duration is added, once, to :attr:`spent_ns`."""
 
-        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            began = time.perf_counter_ns() - self.spent_ns
+        def timed_work(*args: P.args, **kwargs: P.kwargs) -> R:
+            began_ns = time.perf_counter_ns() - self.spent_ns
             try:
                 return work(*args, **kwargs)
             finally:  # not added: what such a call inside of this one has added is contained
-                self.spent_ns = time.perf_counter_ns() - began
+                self.spent_ns = time.perf_counter_ns() - began_ns
 
-        return wrapper
+        return timed_work
 
-    def text(self, text: str) -> int:
-        """Stores *text* and returns its id, which a record can carry; 0 when the name table is full."""
-        return self.ring.name(NameKind.TEXT, {"text": text[:4000]})
+    def text(self, message: str) -> int:
+        """Stores *message*, returns its id, which a record can carry; 0 when the name table is full."""
+        return self.ring.name(NameKind.TEXT, {"text": message[:4000]})
 
     def emit(
         self,

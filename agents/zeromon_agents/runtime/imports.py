@@ -113,17 +113,17 @@ class ImportClock(MetaPathFinder):
     def spent_ns(self, but_from_ns: int, but_until_ns: int) -> int:
         """Returns the time in imports but for those that began between the two times."""
         times = ((a, b) for a, b in self._imports if not but_from_ns <= a < but_until_ns)
-        return sum(until - since for since, until in times)
+        return sum(end_ns - start_ns for start_ns, end_ns in times)
 
     def find_spec(self, fullname: str, *_: Any) -> None:
         """Notes the search for *fullname*."""
         if threading.get_ident() == self._main:
-            now = time.monotonic_ns()
+            now_ns = time.monotonic_ns()
             spec = getattr(sys.modules.get(self._outermost), "__spec__", None)
             if getattr(spec, "_initializing", False):
-                self._imports[-1][1] = now
+                self._imports[-1][1] = now_ns
             else:
                 self._outermost = fullname
-                self._imports.append([now, now])
+                self._imports.append([now_ns, now_ns])
 
     leave_to_python(find_spec, and_callees=True)

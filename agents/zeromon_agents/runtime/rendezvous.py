@@ -24,14 +24,14 @@ import torch
 
 from zeromon.ring.files import replace_file
 from zeromon.ring.paths import read_run_name
-from zeromon.ring.tokens import is_own_card, job_token, signed_card
+from zeromon.ring.tokens import is_own_card, job_token, sign_node_card
 from zeromon_agents.runtime.guard import Guard
 
 _TIMEOUT_SECONDS = 600.0
 _NAME_SECONDS = 30.0
 _COUNT_SECONDS = 5.0
 """After this time all ranks of a node have created their rings."""
-_MOST_NODES = 65536
+_MAX_NODES = 65536
 NOTE = "nodes.note"
 """Why other nodes are unknown, a sentence; in the run's folder."""
 
@@ -49,7 +49,7 @@ class JobStore:
 
     def nodes(self) -> list[bytes]:
         """Returns all nodes; reads only new ones, because a published node does not change."""
-        count = min(_MOST_NODES, int(self._store.add("zeromon/nodes", 0)))
+        count = min(_MAX_NODES, int(self._store.add("zeromon/nodes", 0)))
         while len(self._known) < count:
             key = f"zeromon/node/{len(self._known) + 1}"
             if not self._store.check([key]):
@@ -64,8 +64,8 @@ def rendezvous_store() -> JobStore | None:
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
     store = distributed.distributed_c10d._get_default_store()
-    own = connection_of(store)
-    return None if own is None else JobStore(own)
+    own_store = connection_of(store)
+    return None if own_store is None else JobStore(own_store)
 
 
 def connection_of(store: Any) -> Any:
@@ -77,11 +77,11 @@ def connection_of(store: Any) -> Any:
     while hasattr(below, "underlying_store"):
         below = below.underlying_store
     if isinstance(below, torch.distributed.TCPStore):
-        made = torch.distributed.TCPStore(
+        tcp_store = torch.distributed.TCPStore(
             below.host, below.port, is_master=False, wait_for_workers=False
         )
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart has a new store
-        return torch.distributed.PrefixStore(f"zeromon/{attempt}", made)
+        return torch.distributed.PrefixStore(f"zeromon/{attempt}", tcp_store)
     return None
 
 
@@ -96,8 +96,8 @@ def is_first_on_node(run_dir: Path) -> bool:
 
 def ranks_in(run_dir: Path) -> list[int]:
     """Returns the ranks that have a ring in *run_dir*, in ascending order."""
-    texts = (path.name.split(".")[0].removeprefix("rank") for path in run_dir.glob("rank*.ring"))
-    return sorted({int(text) for text in texts if text.isdigit()})
+    numerals = (path.name.split(".")[0].removeprefix("rank") for path in run_dir.glob("rank*.ring"))
+    return sorted({int(numeral) for numeral in numerals if numeral.isdigit()})
 
 
 class Rendezvous:
@@ -128,31 +128,31 @@ class Rendezvous:
         with suppress(RuntimeError, OSError):  # the job and its store may end meanwhile
             self._meet()
 
-    def _note(self, text: str) -> None:
+    def _note(self, sentence: str) -> None:
         """Tells the collector why nodes are missing."""
         with suppress(OSError):
-            replace_file(self._run_dir / NOTE, text.encode())
+            replace_file(self._run_dir / NOTE, sentence.encode())
 
     def _meet(self) -> None:
         store, node = rendezvous_store(), self._node()
         if store is None or node is None:
             return
         token = job_token(self._run_dir)
-        store.publish(json.dumps(signed_card(token, node)).encode())
-        began, known, refused = time.monotonic(), 0, 0
-        while time.monotonic() - began < _TIMEOUT_SECONDS:
+        store.publish(json.dumps(sign_node_card(token, node)).encode())
+        start_seconds, node_count, refused = time.monotonic(), 0, 0
+        while time.monotonic() - start_seconds < _TIMEOUT_SECONDS:
             published = store.nodes()
-            found = (node_of(content, token) for content in published)
-            nodes = [one for one in found if one is not None]
+            decoded = (node_of(content, token) for content in published)
+            nodes = [peer for peer in decoded if peer is not None]
             if len(published) - len(nodes) > refused:
                 refused = len(published) - len(nodes)
                 self._note(f"published nodes ignored for another ZEROMON_TOKEN, or none: {refused}")
-            if len(nodes) > known:
-                known = len(nodes)
+            if len(nodes) > node_count:
+                node_count = len(nodes)
                 replace_file(self._run_dir / "nodes.json", json.dumps(nodes).encode())
-            if sum(one["ranks"] for one in nodes) >= self._world:
+            if sum(peer["ranks"] for peer in nodes) >= self._world:
                 return
-            if self._stopping.wait(0.2 if time.monotonic() - began < 10 else 5.0):
+            if self._stopping.wait(0.2 if time.monotonic() - start_seconds < 10 else 5.0):
                 return
 
     def _node(self) -> dict[str, Any] | None:
@@ -160,21 +160,21 @@ class Rendezvous:
 
         On the first node the collector must also have named the run.
         """
-        began = time.monotonic()
-        while time.monotonic() - began < _NAME_SECONDS:
-            first, ranks = self._rank, self._local
-            if not ranks and time.monotonic() - began > _COUNT_SECONDS:
-                here = ranks_in(self._run_dir)
-                first, ranks = min(here, default=first), len(here)
+        start_seconds = time.monotonic()
+        while time.monotonic() - start_seconds < _NAME_SECONDS:
+            first_rank, ranks = self._rank, self._local
+            if not ranks and time.monotonic() - start_seconds > _COUNT_SECONDS:
+                local_ranks = ranks_in(self._run_dir)
+                first_rank, ranks = min(local_ranks, default=first_rank), len(local_ranks)
                 if ranks >= self._world:
                     return None  # all ranks are on this node
             address = collector_at(self._run_dir.parent)
-            name, started = ("", 0.0) if first else read_run_name(self._run_dir)
-            if ranks and address and (name or first):
+            name, started = ("", 0.0) if first_rank else read_run_name(self._run_dir)
+            if ranks and address and (name or first_rank):
                 return {
                     "node": socket.gethostname(),
                     "address": address,
-                    "first_rank": first,
+                    "first_rank": first_rank,
                     "ranks": ranks,
                     "run": name,
                     "started": started,
@@ -245,9 +245,9 @@ class RankInfo:
 
     def __init__(self) -> None:
         distributed = torch.distributed
-        ready = distributed.is_available() and distributed.is_initialized()
-        self.rank = distributed.get_rank() if ready else int(os.environ.get("RANK", 0))
-        world = distributed.get_world_size() if ready else int(os.environ.get("WORLD_SIZE", 1))
+        has_group = distributed.is_available() and distributed.is_initialized()
+        self.rank = distributed.get_rank() if has_group else int(os.environ.get("RANK", 0))
+        world = distributed.get_world_size() if has_group else int(os.environ.get("WORLD_SIZE", 1))
         self.world_size = world
         local_rank = first_number(_LOCAL_RANK, -1)
         self.local_rank = self.rank if local_rank < 0 else local_rank
@@ -263,4 +263,4 @@ class RankInfo:
 def first_number(names: Sequence[str], otherwise: int) -> int:
     """Returns the first of these environment variables that is a number, or *otherwise*."""
     values = (os.environ.get(name, "") for name in names)
-    return next((int(text) for text in values if text.isdigit()), otherwise)
+    return next((int(numeral) for numeral in values if numeral.isdigit()), otherwise)

@@ -17,24 +17,26 @@ _one_at_a_time = threading.Lock()
 """Two at once would take the other's long interval for the program's own, and leave it behind."""
 
 
-def run_when_not_executing(file: str, act: Callable[[], None], wanted: Callable[[], bool]) -> bool:
+def run_when_not_executing(
+    file: str, act: Callable[[], None], is_wanted: Callable[[], bool]
+) -> bool:
     """Runs *act* as soon as no thread executes code of *file*.
 
-    Returns whether it ran within two seconds. After that a thread goes on trying while *wanted* returns
-    True.
+    Returns whether it ran within two seconds. After that a thread goes on trying while *is_wanted*
+    returns True.
     """
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while not _try_once(file, act):
         if time.monotonic() > deadline:
-            later = (file, act, wanted)
+            later = (file, act, is_wanted)
             threading.Thread(target=_keep_trying, args=later, name="zeromon", daemon=True).start()
             return False
         time.sleep(_PAUSE_SECONDS)
     return True
 
 
-def _keep_trying(file: str, act: Callable[[], None], wanted: Callable[[], bool]) -> None:
-    while wanted() and not _try_once(file, act):
+def _keep_trying(file: str, act: Callable[[], None], is_wanted: Callable[[], bool]) -> None:
+    while is_wanted() and not _try_once(file, act):
         time.sleep(10 * _PAUSE_SECONDS)
 
 
@@ -57,10 +59,10 @@ def _try_once(file: str, act: Callable[[], None]) -> bool:
 
 def is_within(frame: FrameType | None, file: str) -> bool:
     """Returns whether *frame* or one of its callers executes code of *file*."""
-    return any(outer.f_code.co_filename == file for outer in outwards(frame))
+    return any(outer.f_code.co_filename == file for outer in frames_outwards(frame))
 
 
-def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def frames_outwards(frame: FrameType | None) -> Iterator[FrameType]:
     """Yields *frame* and its callers, the innermost first."""
     while frame is not None:
         yield frame

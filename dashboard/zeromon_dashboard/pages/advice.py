@@ -8,18 +8,19 @@ from dash import html
 from zeromon.readout.text import resolved_texts
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import finding_list, heading
+from zeromon_dashboard.widgets import finding_list, section_heading
 
 
-def content(known: Known) -> Page:
+def content(view: Known) -> Page:
     """All findings, and the findings of the past."""
-    resolved = resolved_texts(known.findings)
+    resolved = resolved_texts(view.findings)
     return Page(
         {
-            "findings": {"children": finding_list(known.run.findings, len(known.run.findings))},
+            "findings": {"children": finding_list(view.run.findings, len(view.run.findings))},
             "earlier": {
                 "children": [
-                    dmc.Text([html.B(rule), f" {text}"], size="sm") for rule, text in resolved
+                    dmc.Text([html.B(rule), f" {sentence}"], size="sm")
+                    for rule, sentence in resolved
                 ]
                 or [dmc.Text("No finding has been resolved yet.", c="dimmed", size="sm")]
             },
@@ -27,10 +28,10 @@ def content(known: Known) -> Page:
     )
 
 
-def skeleton(parts: Parts, _: Route) -> list[Any]:
+def skeleton(props: Parts, _: Route) -> list[Any]:
     """The components that the content goes into."""
     return [
-        dmc.Stack(id="findings", gap="xs", **parts["findings"]),
-        heading("Earlier"),
-        dmc.Stack(id="earlier", gap=2, **parts["earlier"]),
+        dmc.Stack(id="findings", gap="xs", **props["findings"]),
+        section_heading("Earlier"),
+        dmc.Stack(id="earlier", gap=2, **props["earlier"]),
     ]

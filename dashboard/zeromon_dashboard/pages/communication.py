@@ -12,12 +12,19 @@ from zeromon.readout.text import group_of, in_graphs
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_seconds
 from zeromon_dashboard import figures
-from zeromon_dashboard.charts import nothing
+from zeromon_dashboard.charts import empty_figure
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import field_columns, field_rows, graph, grid, heading, two_columns
+from zeromon_dashboard.widgets import (
+    data_grid,
+    field_columns,
+    field_rows,
+    graph_panel,
+    section_heading,
+    two_columns,
+)
 
-_MOST_TRAFFIC = 200
+_MAX_TRAFFIC_ROWS = 200
 _NO_OWN_TIME = "Own time: needs two ranks that have timed the same steps"
 
 _TRAFFIC = (
@@ -35,29 +42,29 @@ _TRAFFIC = (
 )
 
 
-def content(known: Known) -> Page:
+def content(view: Known) -> Page:
     """The table of one rank's collectives, those in flight, and their figures."""
-    rank = known.rank
-    own_time = figures.own_time(known.run, known.series, known.where.steps)
-    busbw = figures.busbw(rank) if rank else None
-    sizes = figures.sizes(rank) if rank else None
+    rank = view.rank
+    own_time = figures.own_time_figure(view.run, view.series, view.where.steps)
+    busbw = figures.bandwidth_figure(rank) if rank else None
+    sizes = figures.sizes_figure(rank) if rank else None
     return Page(
         {
-            "traffic": {"rowData": stats_rows(rank)},
-            "traffic-title": {"children": traffic_title(rank)},
+            "traffic": {"rowData": traffic_table_rows(rank)},
+            "traffic-title": {"children": traffic_table_title(rank)},
             "pipeline": {
-                "children": [dmc.Text(one, size="sm") for one in pipeline_lines(known.run)]
+                "children": [dmc.Text(sentence, size="sm") for sentence in pipeline_lines(view.run)]
             },
-            "in-flight": {"children": _in_flight(known.run)},
-            "own-time": {"figure": own_time or nothing(_NO_OWN_TIME)},
-            "busbw": {"figure": busbw or nothing("Bus bandwidth: no transfer is timed yet")},
-            "sizes": {"figure": sizes or nothing("Sizes: no collective has been counted yet")},
-            "capture-state": {"children": _capture(known.run)},
+            "in-flight": {"children": _in_flight_items(view.run)},
+            "own-time": {"figure": own_time or empty_figure(_NO_OWN_TIME)},
+            "busbw": {"figure": busbw or empty_figure("Bus bandwidth: no transfer is timed yet")},
+            "sizes": {"figure": sizes or empty_figure("Sizes: no collective has been counted yet")},
+            "capture-state": {"children": _capture_state_text(view.run)},
         }
     )
 
 
-def traffic_title(rank: RankSnapshot | None) -> str:
+def traffic_table_title(rank: RankSnapshot | None) -> str:
     """The title of the table of collectives."""
     if rank is None:
         return "no rank yet"
@@ -65,29 +72,32 @@ def traffic_title(rank: RankSnapshot | None) -> str:
     return f"Collectives of rank {rank.rank}, per step" + (f"; {untimed}" if untimed else "")
 
 
-def skeleton(parts: Parts, _: Route) -> list[Any]:
+def skeleton(props: Parts, _: Route) -> list[Any]:
     """The components that the content goes into."""
     return [
-        dmc.Title(id="traffic-title", order=2, size="h5", **parts["traffic-title"]),
-        grid(
+        dmc.Title(id="traffic-title", order=2, size="h5", **props["traffic-title"]),
+        data_grid(
             "traffic",
-            field_columns(TRAFFIC, *_TRAFFIC, down="exposed"),
-            parts["traffic"],
+            field_columns(TRAFFIC, *_TRAFFIC, sort_field="exposed"),
+            props["traffic"],
             360,
             "no collective of a rank has been counted yet",
         ),
-        dmc.Stack(id="pipeline", gap=4, **parts["pipeline"]),
+        dmc.Stack(id="pipeline", gap=4, **props["pipeline"]),
         two_columns(
             html.Div(
-                [heading("In flight"), dmc.Stack(id="in-flight", gap=4, **parts["in-flight"])]
+                [
+                    section_heading("In flight"),
+                    dmc.Stack(id="in-flight", gap=4, **props["in-flight"]),
+                ]
             ),
             html.Div(
                 [
-                    heading("Trace"),
+                    section_heading("Trace"),
                     dmc.Group(
                         [
                             dmc.Button("Capture a trace of 2 steps", id="capture"),
-                            dmc.Text(id="capture-state", size="sm", **parts["capture-state"]),
+                            dmc.Text(id="capture-state", size="sm", **props["capture-state"]),
                         ],
                         gap="sm",
                     ),
@@ -95,44 +105,44 @@ def skeleton(parts: Parts, _: Route) -> list[Any]:
                 ]
             ),
         ),
-        graph("own-time", parts),
-        two_columns(graph("busbw", parts), graph("sizes", parts)),
+        graph_panel("own-time", props),
+        two_columns(graph_panel("busbw", props), graph_panel("sizes", props)),
     ]
 
 
-def stats_rows(rank: RankSnapshot | None) -> list[dict[str, Any]]:
+def traffic_table_rows(rank: RankSnapshot | None) -> list[dict[str, Any]]:
     """The rows of the table of collectives, those with the most exposed time first."""
-    return field_rows(rank.traffic[:_MOST_TRAFFIC] if rank else (), TRAFFIC, *_TRAFFIC)
+    return field_rows(rank.traffic[:_MAX_TRAFFIC_ROWS] if rank else (), TRAFFIC, *_TRAFFIC)
 
 
-def _in_flight(run: RunSnapshot) -> list[Any]:
-    now = run.taken_ns
+def _in_flight_items(run: RunSnapshot) -> list[Any]:
+    taken_ns = run.taken_ns
     waiting = [
-        (now - one.issued_ns, rank.rank, one, group_of(rank, one))
+        (taken_ns - collective.issued_ns, rank.rank, collective, group_of(rank, collective))
         for rank in run.ranks
-        for one in rank.in_flight
+        for collective in rank.in_flight
     ]
     waiting.sort(key=lambda item: item[:2], reverse=True)
-    lines: list[Any] = [
+    alerts: list[Any] = [
         dmc.Alert(hang_text(run, hang), color="red", title="A collective hangs")
         for hang in run.hangs
     ]
     if not waiting or run.ended:
-        return lines or [dmc.Text("No collective is in flight.", c="dimmed", size="sm")]
-    return lines + [
+        return alerts or [dmc.Text("No collective is in flight.", c="dimmed", size="sm")]
+    return alerts + [
         dmc.Text(
-            f"rank {rank}: {one.op} {human_bytes(one.nbytes)} in {group}"
-            f"{f', {one.unit}' if one.unit else ''}, for {human_seconds(ns / 1e9)}",
+            f"rank {rank}: {collective.op} {human_bytes(collective.nbytes)} in {group}"
+            f"{f', {collective.unit}' if collective.unit else ''}, for {human_seconds(ns / 1e9)}",
             size="sm",
         )
-        for ns, rank, one, group in waiting[:8]
+        for ns, rank, collective, group in waiting[:8]
     ]
 
 
-def _capture(run: RunSnapshot) -> str:
+def _capture_state_text(run: RunSnapshot) -> str:
     capture = run.capture
     if capture is None:
         return "No trace was taken of this run."
-    what = f"trace {capture.number}, step {capture.first} to {capture.first + capture.steps - 1}"
-    place = f", in {capture.folder}" if capture.files else ""
-    return f"{what}: {capture.state}{place}{f' ({capture.note})' if capture.note else ''}"
+    summary = f"trace {capture.number}, step {capture.first} to {capture.first + capture.steps - 1}"
+    folder = f", in {capture.folder}" if capture.files else ""
+    return f"{summary}: {capture.state}{folder}{f' ({capture.note})' if capture.note else ''}"

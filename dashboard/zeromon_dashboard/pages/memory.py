@@ -13,50 +13,60 @@ from zeromon.readout.text import UNATTRIBUTED_NAMES
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.units import human_bytes, human_count
 from zeromon_dashboard import figures
-from zeromon_dashboard.charts import nothing
+from zeromon_dashboard.charts import empty_figure
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import card, card_parts, cards, drawn, graph, risk_card, two_columns
+from zeromon_dashboard.widgets import (
+    card_parts,
+    card_row,
+    drawn_charts,
+    figure_card,
+    graph_panel,
+    risk_card,
+    two_columns,
+)
 
 
-def content(known: Known) -> Page:
+def content(view: Known) -> Page:
     """The charts and cards of one rank's memory: the chosen one, else the nearest to its limit."""
-    nearest = nearest_oom(known.chosen.ranks)
-    rank = nearest[0] if nearest is not None else known.rank
-    counted = rank if rank is not None and rank.roles else first_counted(known.chosen.ranks)
-    roles = figures.roles(counted) if counted else None
-    within = figures.within_step(counted) if counted else None
+    nearest = nearest_oom(view.chosen.ranks)
+    rank = nearest[0] if nearest is not None else view.rank
+    counted = rank if rank is not None and rank.roles else first_counted(view.chosen.ranks)
+    roles = figures.roles_figure(counted) if counted else None
+    peaks = figures.unit_peaks_figure(counted) if counted else None
     return Page(
         {
-            **card_parts(risk_card(known.chosen), *_fragmentation(rank)),
-            "roles": {"figure": roles or nothing("Memory by role: no census has been taken yet")},
-            "within": {"figure": within or nothing("Peaks by unit: nothing is on a device")},
-            "rests": {"children": _rests(counted)},
+            **card_parts(risk_card(view.chosen), *_fragmentation_cards(rank)),
+            "roles": {
+                "figure": roles or empty_figure("Memory by role: no census has been taken yet")
+            },
+            "within": {"figure": peaks or empty_figure("Peaks by unit: nothing is on a device")},
+            "rests": {"children": _unattributed_memory_text(counted)},
         },
-        drawn(known, "memory"),
+        drawn_charts(view, "memory"),
     )
 
 
-def skeleton(parts: Parts, _: Route) -> list[Any]:
+def skeleton(props: Parts, _: Route) -> list[Any]:
     """The components that the content goes into."""
     return [
-        cards(parts),
-        graph("memory", parts),
-        two_columns(graph("roles", parts), graph("within", parts)),
+        card_row(props),
+        graph_panel("memory", props),
+        two_columns(graph_panel("roles", props), graph_panel("within", props)),
         dcc.Loading(html.Div(id="roles-over"), delay_show=300, type="dot"),
-        dmc.Text(id="rests", size="sm", c="dimmed", **parts["rests"]),
+        dmc.Text(id="rests", size="sm", c="dimmed", **props["rests"]),
     ]
 
 
-def over_the_record(moments: Iterable[RunSnapshot], rank: int) -> Any:
-    """The chart of memory by role over the recorded *moments*; nothing without a census in them."""
-    found = role_bands(moments, rank)
-    if found is None:
+def over_the_record(snapshots: Iterable[RunSnapshot], rank: int) -> Any:
+    """The chart of memory by role over the recorded *snapshots*; nothing without a census in them."""
+    bands = role_bands(snapshots, rank)
+    if bands is None:
         return None
-    return graph("roles-chart", {"roles-chart": {"figure": figures.roles_over(found)}})
+    return graph_panel("roles-chart", {"roles-chart": {"figure": figures.role_bands_figure(bands)}})
 
 
-def _fragmentation(rank: RankSnapshot | None) -> list[Any]:
+def _fragmentation_cards(rank: RankSnapshot | None) -> list[Any]:
     if rank is None:
         return []
     memory = rank.memory
@@ -81,16 +91,16 @@ def _fragmentation(rank: RankSnapshot | None) -> list[Any]:
             ("Fragmentation", slack, f"reserved, not allocated; {split}; {retries}; "),
         ]
     return [
-        card(name, human_bytes(nbytes), f"{note}rank {rank.rank}")
+        figure_card(name, human_bytes(nbytes), f"{note}rank {rank.rank}")
         for name, nbytes, note in figures_of
     ]
 
 
-def _rests(rank: RankSnapshot | None) -> str:
+def _unattributed_memory_text(rank: RankSnapshot | None) -> str:
     """The memory that no role accounts for."""
-    rests = unattributed_memory(rank) if rank is not None else ()
-    of_rank = f"rank {rank.rank}: " if rank is not None and rests else ""
+    remainders = unattributed_memory(rank) if rank is not None else ()
+    of_rank = f"rank {rank.rank}: " if rank is not None and remainders else ""
     return of_rank + "; ".join(
-        f"{UNATTRIBUTED_NAMES[rest.kind]} ({rest.place}): {human_bytes(rest.nbytes)}"
-        for rest in rests
+        f"{UNATTRIBUTED_NAMES[remainder.kind]} ({remainder.place}): {human_bytes(remainder.nbytes)}"
+        for remainder in remainders
     )

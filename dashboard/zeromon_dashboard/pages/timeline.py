@@ -5,7 +5,7 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import dcc, html
 
-from zeromon.readout.text import gaps, summary
+from zeromon.readout.text import gaps_in, lanes_summary
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.lanes import Lanes
 from zeromon_dashboard import figures
@@ -22,7 +22,7 @@ def content(_: Known) -> Page:
     return Page({})
 
 
-def skeleton(_: Parts, where: Route) -> list[Any]:
+def skeleton(_: Parts, route: Route) -> list[Any]:
     """The number of steps, and the place for their lanes."""
     return [
         dmc.Group(
@@ -35,7 +35,7 @@ def skeleton(_: Parts, where: Route) -> list[Any]:
                     id="perfetto",
                     className="plain",
                     download="",
-                    href=f"/trace/{where.run}.json.gz",
+                    href=f"/trace/{route.run}.json.gz",
                     title="every step of the record, and the events that the rings still have",
                 ),
             ]
@@ -44,10 +44,10 @@ def skeleton(_: Parts, where: Route) -> list[Any]:
     ]
 
 
-def timeline(found: Lanes, run: RunSnapshot) -> list[Any]:
+def timeline_view(lanes: Lanes, run: RunSnapshot) -> list[Any]:
     """The lanes of *run*, and what they do not show."""
-    missing = [dmc.Text(text, size="xs", c="dimmed") for text in gaps(found, run)]
-    if not found.steps:
+    missing = [dmc.Text(gap, size="xs", c="dimmed") for gap in gaps_in(lanes, run)]
+    if not lanes.steps:
         return [dmc.Text("No ring of this run is on this node: no step can be shown."), *missing]
-    chart = dcc.Graph(id="lanes-chart", figure=figures.lanes(found), config=CONFIG)
-    return [dmc.Text(summary(found).capitalize(), fw=600), chart, *missing]
+    chart = dcc.Graph(id="lanes-chart", figure=figures.lanes_figure(lanes), config=CONFIG)
+    return [dmc.Text(lanes_summary(lanes).capitalize(), fw=600), chart, *missing]

@@ -10,21 +10,21 @@ from zeromon_dashboard import figures
 from zeromon_dashboard.charts import MIB
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import CONFIG, column, grid, number
+from zeromon_dashboard.widgets import CONFIG, data_grid, number_column, text_column
 
-MOST_POINTS = 2000
+MAX_POINTS = 2000
 _EXAMPLES = "stage=0,1,2,3 micro-batch=1,2,4   reshard=no   prefetch=2   link=2   straggler=median"
 
 COLUMNS = (
-    column("change", "change", minWidth=200, pinned="left"),
-    number("step", "step, ms"),
-    column("interval", "from to", 180),
-    number("difference", "difference, ms"),
-    number("exposed", "exposed, ms"),
-    number("memory", "device, MiB"),
-    column("fits", "fits", 90),
-    number("mfu", "MFU, %"),
-    number("tokens", "tokens/s"),
+    text_column("change", "change", minWidth=200, pinned="left"),
+    number_column("step", "step, ms"),
+    text_column("interval", "from to", 180),
+    number_column("difference", "difference, ms"),
+    number_column("exposed", "exposed, ms"),
+    number_column("memory", "device, MiB"),
+    text_column("fits", "fits", 90),
+    number_column("mfu", "MFU, %"),
+    number_column("tokens", "tokens/s"),
 )
 
 
@@ -33,14 +33,14 @@ def content(_: Known) -> Page:
     return Page({})
 
 
-def skeleton(_: Parts, where: Route) -> list[Any]:
+def skeleton(_: Parts, route: Route) -> list[Any]:
     """The changes that are asked for, and the place for what they would do."""
     return [
         dmc.Group(
             [
                 dmc.TextInput(
                     id="changes",
-                    value=where.changes,
+                    value=route.changes,
                     placeholder=_EXAMPLES,
                     label="Changes: NAME=VALUE,... Each value is a row; several names are combined.",
                     description="Empty: the usual changes, one by one. "
@@ -56,30 +56,37 @@ def skeleton(_: Parts, where: Route) -> list[Any]:
     ]
 
 
-def prediction(found: dict[str, Any]) -> list[Any]:
+def prediction_view(plan: dict[str, Any]) -> list[Any]:
     """The table and the chart of what ``zeromon plan --changes --json`` prints."""
-    points = found["points"]
-    told = [f"speeds: {text}" for text in found["speeds"]] if points[0].get("step_seconds") else []
-    told += [f"note: {text}" for text in found["notes"]]
-    told += list(
+    points = plan["points"]
+    notes = (
+        [f"speeds: {speed}" for speed in plan["speeds"]] if points[0].get("step_seconds") else []
+    )
+    notes += [f"note: {note}" for note in plan["notes"]]
+    notes += list(
         dict.fromkeys(f"{figures.change_text(p)}: {p['error']}" for p in points if p.get("error"))
     )
     needs = dict.fromkeys(p.get("step_seconds_unknown") for p in points)
-    told += [f"seconds n/a without {what}" for what in needs if what]
-    shown: list[Any] = [
-        grid("prediction", COLUMNS, {"rowData": [_row(n, p) for n, p in enumerate(points)]}, 520)
+    notes += [f"seconds n/a without {missing}" for missing in needs if missing]
+    components: list[Any] = [
+        data_grid(
+            "prediction",
+            COLUMNS,
+            {"rowData": [_predicted_point_row(n, p) for n, p in enumerate(points)]},
+            520,
+        )
     ]
     if any(p.get("step_seconds") is not None for p in points):
-        figure = figures.whatif(found)
-        shown.append(dcc.Graph(id="pareto", figure=figure, config=CONFIG))
-    return [*shown, *(dmc.Text(line, size="xs", c="dimmed") for line in told)]
+        chart = figures.whatif_figure(plan)
+        components.append(dcc.Graph(id="pareto", figure=chart, config=CONFIG))
+    return [*components, *(dmc.Text(note, size="xs", c="dimmed") for note in notes)]
 
 
-def _tenths(value: float) -> float:
+def _round_tenths(value: float) -> float:
     return round(value, 1)
 
 
-def _row(number_: int, point: dict[str, Any]) -> dict[str, Any]:
+def _predicted_point_row(number_: int, point: dict[str, Any]) -> dict[str, Any]:
     marked = "* " if point.get("pareto") else ""
     row: dict[str, Any] = {"id": str(number_), "change": marked + figures.change_text(point)}
     if "bytes" not in point:
@@ -87,16 +94,16 @@ def _row(number_: int, point: dict[str, Any]) -> dict[str, Any]:
     row |= {
         "memory": round(point["bytes"]["device"] / MIB),
         "fits": {None: "n/a", True: "yes", False: "no"}[point["fits"]],
-        "mfu": None if point["mfu"] is None else _tenths(100 * point["mfu"]),
+        "mfu": None if point["mfu"] is None else _round_tenths(100 * point["mfu"]),
         "tokens": None if point["tokens_per_second"] is None else round(point["tokens_per_second"]),
     }
     if point["step_seconds"] is None:
         return row | {"interval": "n/a"}
-    parts, gain = point["step_parts"], point["difference_seconds"]
-    least, most = map(human_seconds, point["step_seconds_interval"])
+    step_parts, gain = point["step_parts"], point["difference_seconds"]
+    low, high = map(human_seconds, point["step_seconds_interval"])
     return row | {
-        "step": _tenths(1e3 * point["step_seconds"]),
-        "interval": f"{least} to {most}",
-        "difference": None if gain is None else _tenths(1e3 * gain),
-        "exposed": _tenths(1e3 * (parts["communication"] + parts["waiting"])),
+        "step": _round_tenths(1e3 * point["step_seconds"]),
+        "interval": f"{low} to {high}",
+        "difference": None if gain is None else _round_tenths(1e3 * gain),
+        "exposed": _round_tenths(1e3 * (step_parts["communication"] + step_parts["waiting"])),
     }

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support import Node, train_command
 
-from zeromon.fold.fold import fold
+from zeromon.fold.fold import fold_event
 from zeromon.fold.state import RankState
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import Done, Flag, Issued, Op, Phase
 from zeromon_agents.runtime.guard import Guard
@@ -50,24 +50,24 @@ def issued(at_s: float, sequence: int, unit: int) -> Issued:
 
 
 def flying(state: RankState) -> list[int]:
-    return [one.sequence for one in summarize(state).in_flight]
+    return [one.sequence for one in summarize_rank(state).in_flight]
 
 
 def test_what_a_thread_waits_for_is_in_flight_only_where_training_stands_still() -> None:
     state = RankState(groups={1: {"label": "world", "ranks": [0, 1]}}, background_unit=APART)
-    fold(state, issued(1, 1, OF_TRAINING))
+    fold_event(state, issued(1, 1, OF_TRAINING))
     done = Done(
         2 * SECOND, Op.ALL_GATHER, Phase.FORWARD, Flag.END_KNOWN, 1, OF_TRAINING, 8, SECOND, 0, 1
     )
-    fold(state, done)
-    fold(state, issued(3, 2, APART))
+    fold_event(state, done)
+    fold_event(state, issued(3, 2, APART))
     assert flying(state) == []
     assert state.progress_ns == 2 * SECOND, "no progress of training"
     assert state.phase is Phase.FORWARD and state.unit == OF_TRAINING
     state.meta["stack"] = ["train.py:1 in <module>"]
     assert flying(state) == [2]
     late = Done(9 * SECOND, Op.ALL_GATHER, Phase.FORWARD, 0, 1, APART, 8, 3 * SECOND, 6 * SECOND, 2)
-    fold(state, late)
+    fold_event(state, late)
     assert flying(state) == []
     assert (
         state.exposed_ns == 0 and not state.window.blocked and not state.window.phase_exposed_ns[1]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Heartbeat, Kind, decode
-from zeromon_agents.hooks.calibration import calibrate
+from zeromon.ring.events import Heartbeat, Kind, decode_record
+from zeromon_agents.hooks.calibration import measure_hook_cost
 from zeromon_agents.runtime.around import around
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, ON, HookContext
@@ -22,7 +22,7 @@ def context(tmp_path: Path) -> HookContext:
 
 def test_the_hooks_are_timed_before_training() -> None:
     """A hook that failed would be cheaper: then there is no figure at all."""
-    cost = calibrate()
+    cost = measure_hook_cost()
     assert 0 < cost.record_ns < 10**7 and 0 < cost.call_ns < 10**7
 
 
@@ -48,6 +48,6 @@ def test_a_heartbeat_carries_what_was_spent(context: HookContext) -> None:
     for _ in range(3):
         context.emit(Kind.HOST)
     context.emit(Kind.BEAT, 0, 7, 11, 13)
-    *_, beat = (decode(raw) for raw in RingReader(context.ring.path).read())
+    *_, beat = (decode_record(raw) for raw in RingReader(context.ring.path).read())
     assert isinstance(beat, Heartbeat)
     assert (beat.step, beat.records, beat.calls, beat.spent_ns) == (7, 4, 11, 13)

@@ -17,11 +17,16 @@ from trace_format import checked
 from zeromon.compare.figures import METRIC, figures_of
 from zeromon.export import chrome_trace
 from zeromon.export.files import Export, Progress
-from zeromon.readout.throughput import flops_per_token, mfu, samples_per_step, tokens_per_step
+from zeromon.readout.throughput import (
+    flops_per_token,
+    mfu_of_run,
+    samples_per_step,
+    tokens_per_step,
+)
 from zeromon.ring import slices
 from zeromon.ring.strategy import Strategy
 from zeromon.stats.noise import Estimate
-from zeromon.storage.step_history import pieces, steps
+from zeromon.storage.step_history import frame_of_steps, readable_segment_tables
 
 STEPS = 12
 FSDP2 = pytest.param("fsdp2", marks=pytest.mark.fsdp2)
@@ -129,7 +134,7 @@ def test_a_comparison_says_what_a_ring_sends_and_what_a_step_trains_on(
     _, nbytes = flight_counts(run.facts)
     found = figures_of(
         run.result.snapshot,
-        steps(shared_node.store.history(run.result.run)).to_dict(as_series=False),
+        frame_of_steps(shared_node.store.history(run.result.run)).to_dict(as_series=False),
     )
     snapshot = run.result.snapshot
     assert (samples_per_step(snapshot), tokens_per_step(snapshot)) == (2 * ranks, 2 * ranks * 32)
@@ -137,7 +142,7 @@ def test_a_comparison_says_what_a_ring_sends_and_what_a_step_trains_on(
     width, layers, length = 32, 3, 32
     weights = 256 * width + layers * 12 * width**2
     assert flops_per_token(snapshot) == 6 * weights + 12 * layers * length * width
-    assert mfu(snapshot) == "no peak is known of cpu"
+    assert mfu_of_run(snapshot) == "no peak is known of cpu"
     sent = METRIC["sent_bytes"].find(found)
     assert isinstance(sent, Estimate)
     share = (ranks - 1) / ranks
@@ -161,9 +166,9 @@ def test_a_trace_of_the_record_has_every_collective_as_a_slice(
     run = trained(shared_node, strategy, 2)
     folder = shared_node.store.folder(run.result.run)
     path = shared_node.folder / f"{strategy}.json"
-    found, _ = pieces(folder / "history")
-    rings = slices.of_run(run.result.run, folder)
-    chrome_trace.write(
+    found, _ = readable_segment_tables(folder / "history")
+    rings = slices.run_events(run.result.run, folder)
+    chrome_trace.write_trace(
         Export(
             run=run.result.snapshot, steps=found, rings=rings, path=path, force=False,
             progress=Progress(1),

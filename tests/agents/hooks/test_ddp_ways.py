@@ -15,11 +15,11 @@ from support import LAUNCH, PROGRAMS, Node
 from zeromon.collector.rank import RankFollower
 from zeromon.diagnosis.arrivals import ArrivalSkew
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.stragglers import stragglers
+from zeromon.diagnosis.stragglers import find_stragglers
 from zeromon.fold.fold import fold_records
 from zeromon.fold.state import group_id
-from zeromon.fold.summarize import summarize
-from zeromon.ring.events import StepMark, decode
+from zeromon.fold.summarize import summarize_rank
+from zeromon.ring.events import StepMark, decode_record
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.ledger import Cause
 
@@ -48,7 +48,7 @@ def snapshots(rings: list[Path], ends_ns: list[int]) -> list[RunSnapshot]:
     for follower in followers:
         follower._learn_names()
         records = list(follower.reader.records(final=True))
-        marks = [n for n, r in enumerate(records, 1) if isinstance(decode(r), StepMark)]
+        marks = [n for n, r in enumerate(records, 1) if isinstance(decode_record(r), StepMark)]
         cuts = [0, *(max(n for n in marks if records[n - 1][1] < end) for end in ends_ns)]
         parts.append([records[a:b] for a, b in itertools.pairwise(cuts)])
     found = []
@@ -60,8 +60,8 @@ def snapshots(rings: list[Path], ends_ns: list[int]) -> list[RunSnapshot]:
             groups = {group: (group_id(state, group), 2, 2) for group in state.groups}
             skew.all_arrived(state.rank, groups, state.arrivals)
             state.arrivals.clear()
-        ranks = [summarize(follower.state) for follower in followers]
-        base = run(*ranks, stragglers=stragglers(skew, ranks))
+        ranks = [summarize_rank(follower.state) for follower in followers]
+        base = run(*ranks, stragglers=find_stragglers(skew, ranks))
         found.append(run(*ranks, stragglers=base.stragglers, findings=advise(base)))
     return found
 

@@ -16,7 +16,7 @@ import pytest
 from flight import AS_GLOO_SAYS, by_gloo_op, flight_counts
 from support import ENDED_WELL, LAUNCH, PROGRAMS, ROOT, Node, Result, free_port, train_command
 
-from zeromon.memory.reconcile import host_bytes
+from zeromon.memory.reconcile import host_model_bytes
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.snapshot import RankSnapshot
 
@@ -471,6 +471,6 @@ def test_what_an_engine_will_keep_is_told_before_it_is_made(
     differ = {key for key, value in planned[0].items() if value != became[key]}
     # the optimizer by the configuration's name for it; what stays gathered is decided later
     assert differ <= {"optimizer", "persistent_numel"}
-    on_host = [host_bytes([facts], on_cpu=True) for facts in (planned[0], became)]
+    on_host = [host_model_bytes([facts], on_cpu=True) for facts in (planned[0], became)]
     assert on_host[0] == pytest.approx(on_host[1], rel=0.01)
     assert run.rank.planned == {}

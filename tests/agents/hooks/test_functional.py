@@ -20,13 +20,13 @@ from virtual_device import VirtualDevice
 
 from zeromon.readout.text import in_graphs
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Done, Issued, Op, Phase, Untimed, decode
+from zeromon.ring.events import Done, Issued, Op, Phase, Untimed, decode_record
 from zeromon.snapshot import RankSnapshot
 from zeromon_agents.hooks import functional as functional_hooks
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.functional import Functional, operators_of, unknown_operators
 from zeromon_agents.hooks.process_groups import Group
-from zeromon_agents.hooks.symmetric_memory import NAMESPACE, SymmetricMemory, communicating
+from zeromon_agents.hooks.symmetric_memory import NAMESPACE, SymmetricMemory, collective_operators
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.untraced import WARM_UP_STEPS
 from zeromon_agents.runtime.guard import Guard
@@ -205,7 +205,7 @@ LOCAL = {
 def test_every_operator_of_symmetric_memory_is_counted_or_known_not_to_be_a_collective() -> None:
     """A new torch that adds one must not go unseen; the module defines some of them."""
     assert (
-        operators_of(NAMESPACE) - {name for name, *_ in communicating()} - ONE_SIDED - LOCAL
+        operators_of(NAMESPACE) - {name for name, *_ in collective_operators()} - ONE_SIDED - LOCAL
         == set()
     )
 
@@ -322,5 +322,5 @@ def test_a_result_is_known_by_its_memory(tmp_path: Path) -> None:
     for empty in empties:
         wait(empty)
     assert not functional.pending and not context.guard.errors
-    kinds = Counter(type(decode(raw)) for raw in RingReader(ring.path).read())
+    kinds = Counter(type(decode_record(raw)) for raw in RingReader(ring.path).read())
     assert kinds == {Issued: 8, Done: 8}

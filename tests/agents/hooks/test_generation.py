@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Phase, PhaseSpan, decode
+from zeromon.ring.events import Phase, PhaseSpan, decode_record
 from zeromon_agents.hooks.activities import FUNCTIONS, Activities
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.runtime.around import Patches
@@ -55,7 +55,7 @@ class Loop:
         return [
             e.phase
             for raw in self.reader.read(final=True)
-            if isinstance(e := decode(raw), PhaseSpan)
+            if isinstance(e := decode_record(raw), PhaseSpan)
         ]
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_loaded_whole_has_a_number(loop: Loop, tmp_path: Path) ->
     torch.load(str(path), mmap=False)
     torch.load(path, mmap=True)
     torch.load(object())
-    events = [decode(raw) for raw in loop.reader.read(final=True)]
+    events = [decode_record(raw) for raw in loop.reader.read(final=True)]
     spans = [event for event in events if isinstance(event, PhaseSpan)]
     assert [span.nbytes for span in spans] == [1000, 1000, 1000, 0]
     first, second, *others = (span.file for span in spans)

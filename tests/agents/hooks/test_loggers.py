@@ -15,7 +15,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.events import Scalar
 from zeromon_agents.hooks.deepspeed.steps import EngineSteps
-from zeromon_agents.observe.batches import checksum
+from zeromon_agents.observe.batches import tensors_checksum
 from zeromon_agents.observe.scalars import Scalars, scalar_of
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import ON, HookContext
@@ -39,12 +39,14 @@ def test_names_that_loggers_use(name: str, means: Scalar | None) -> None:
 
 def test_a_checksum_is_of_what_is_on_the_cpu_alone() -> None:
     same = [torch.arange(5000.0), torch.ones(3, 4)]
-    assert checksum(same) == checksum([tensor.clone() for tensor in same])
-    assert checksum(same) != checksum([torch.arange(5000.0).flip(0), torch.ones(3, 4)])
-    assert checksum([torch.ones(9, dtype=torch.bfloat16)]) is not None
-    assert checksum([torch.ones(2, device="meta")]) is checksum([]) is None
-    assert checksum([torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])]) is None
-    assert checksum([torch.ones(8, 8).t(), nn.Parameter(torch.ones(1))]) is not None
+    assert tensors_checksum(same) == tensors_checksum([tensor.clone() for tensor in same])
+    assert tensors_checksum(same) != tensors_checksum(
+        [torch.arange(5000.0).flip(0), torch.ones(3, 4)]
+    )
+    assert tensors_checksum([torch.ones(9, dtype=torch.bfloat16)]) is not None
+    assert tensors_checksum([torch.ones(2, device="meta")]) is tensors_checksum([]) is None
+    assert tensors_checksum([torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])]) is None
+    assert tensors_checksum([torch.ones(8, 8).t(), nn.Parameter(torch.ones(1))]) is not None
 
 
 def made_context(folder: Path) -> HookContext:

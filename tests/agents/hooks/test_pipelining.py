@@ -11,7 +11,7 @@ import torch
 from torch.distributed.pipelining import schedules, stage
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import StageAction, StageRun, decode
+from zeromon.ring.events import StageAction, StageRun, decode_record
 from zeromon_agents.hooks.backend import Units
 from zeromon_agents.hooks.pipelining import MESSAGES, Pipelining
 from zeromon_agents.observe.step import Steps
@@ -51,7 +51,7 @@ def made(tmp_path: Path) -> tuple[Pipelining, HookContext, RingReader]:
 
 
 def written(reader: RingReader) -> list[tuple[StageAction, int, int]]:
-    events = (decode(raw) for raw in reader.read(final=True))
+    events = (decode_record(raw) for raw in reader.read(final=True))
     return [(e.action, e.stage, e.micro_batch) for e in events if isinstance(e, StageRun)]
 
 

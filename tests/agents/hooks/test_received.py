@@ -14,7 +14,7 @@ from support import PROGRAMS, ROOT
 
 from zeromon.collector.rank import RankFollower
 from zeromon.export.prometheus.metrics import METRICS, rows_of
-from zeromon.fold.summarize import summarize
+from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 
@@ -49,7 +49,7 @@ def snapshot(folder: Path) -> RunSnapshot:
     def rank_of(ring: Path) -> RankSnapshot:
         follower = RankFollower(ring)
         follower.poll()
-        return summarize(follower.state)
+        return summarize_rank(follower.state)
 
     return run(*sorted(map(rank_of, folder.glob("*.ring")), key=lambda rank: rank.rank))
 

@@ -33,7 +33,7 @@ def npu(monkeypatch: pytest.MonkeyPatch) -> VirtualDevice:
 
 
 def test_the_device_module_is_chosen_by_the_type(npu: VirtualDevice) -> None:
-    found = accelerator.ready()
+    found = accelerator.ready_device()
     assert found is not None and found.module is npu
     assert found.describe(3) == {
         "device": "npu:3",
@@ -46,20 +46,20 @@ def test_a_device_that_is_not_in_use_is_not_touched(
     npu: VirtualDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(npu, "is_initialized", lambda: False)
-    assert accelerator.current() is not None
-    assert accelerator.ready() is None
+    assert accelerator.current_accelerator() is not None
+    assert accelerator.ready_device() is None
 
 
 def test_torch_without_an_accelerator_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """2.6 raises, later versions return None."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
-    assert accelerator.current() is None
+    assert accelerator.current_accelerator() is None
 
     def refuse() -> None:
         raise RuntimeError("Cannot access accelerator device when none is available.")
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", refuse)
-    assert accelerator.current() is None
+    assert accelerator.current_accelerator() is None
 
 
 def test_a_young_backend_has_no_graphs_and_torchs_own_events() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import MemoryPeak, MemorySample, Oom, decode
+from zeromon.ring.events import MemoryPeak, MemorySample, Oom, decode_record
 from zeromon_agents.observe import accelerator, allocator
 from zeromon_agents.observe.accelerator import Accelerator
 from zeromon_agents.runtime.guard import Guard
@@ -74,11 +74,11 @@ class Parts:
         self.context.mode = ON
         self.reader = RingReader(ring.path)
         self.device = Accelerator(type, module)
-        patch.setattr(accelerator, "ready", lambda: self.device)
+        patch.setattr(accelerator, "ready_device", lambda: self.device)
         self.allocator = allocator.Allocator(self.context)
 
     def events(self) -> list[Any]:
-        return [decode(raw) for raw in self.reader.read()]
+        return [decode_record(raw) for raw in self.reader.read()]
 
 
 @pytest.fixture(params=["cuda", "xpu", "npu", "mine"])
@@ -141,7 +141,7 @@ def test_a_vendors_observers_are_found_by_the_type(monkeypatch: pytest.MonkeyPat
 def test_a_device_that_is_not_in_use_has_no_figures(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accelerator, "ready", lambda: None)
+    monkeypatch.setattr(accelerator, "ready_device", lambda: None)
     parts.allocator.sample()
     assert parts.allocator.sample_tensors() is None
     assert parts.events() == []

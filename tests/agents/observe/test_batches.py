@@ -112,7 +112,7 @@ def test_flops_of_the_example_are_those_that_torch_counts() -> None:
     """Within 1 %, forward and backward. Scores count in full, also those that the mask hides."""
     width, layers, length = 128, 3, 64
     model = example().GPT(width, layers, 4, length, False)
-    facts = model_metadata.facts(model, (), layers)
+    facts = model_metadata.matrix_facts(model, (), layers)
     assert facts == {
         "matrix_numel": 256 * width + layers * 12 * width**2,
         "attention": layers * width,
@@ -139,10 +139,13 @@ class Config:
 def test_tables_experts_and_shared_weights() -> None:
     model: Any = nn.Module()
     model.table, model.head = nn.Embedding(10, 4), nn.Linear(4, 10)
-    assert model_metadata.facts(model, (), 2) == {"matrix_numel": 40, "attention": 8}
+    assert model_metadata.matrix_facts(model, (), 2) == {"matrix_numel": 40, "attention": 8}
     model.head.weight = model.table.weight  # then it is a matrix, once
-    assert model_metadata.facts(model, (), 2)["matrix_numel"] == 40
+    assert model_metadata.matrix_facts(model, (), 2)["matrix_numel"] == 40
     model.experts = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(8))
-    assert model_metadata.facts(model, (), 2) == {}
+    assert model_metadata.matrix_facts(model, (), 2) == {}
     model.config = Config()
-    assert model_metadata.facts(model, (), 2) == {"matrix_numel": 40 + 2 * 16, "attention": 7 * 128}
+    assert model_metadata.matrix_facts(model, (), 2) == {
+        "matrix_numel": 40 + 2 * 16,
+        "attention": 7 * 128,
+    }

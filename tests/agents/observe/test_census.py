@@ -10,13 +10,20 @@ import pytest
 import torch
 
 from zeromon.ring.events import Role
-from zeromon_agents.observe.census import Count, OnDisk, census_step, count, tensors_in, touched
+from zeromon_agents.observe.census import (
+    Count,
+    OnDisk,
+    census_step,
+    role_counts,
+    tensors_in,
+    touched_bytes,
+)
 
 MIB = 1 << 20
 
 
 def host(*claims: tuple[Role, Any]) -> dict[Role, int]:
-    return {role: found.host for role, found in count(claims).items()}
+    return {role: found.host for role, found in role_counts(claims).items()}
 
 
 def test_views_and_shared_storages_count_once_and_for_the_first_role() -> None:
@@ -44,7 +51,7 @@ def test_pages_that_nothing_touched_cost_nothing() -> None:
 
 def test_touched_says_all_where_the_kernel_does_not_say() -> None:
     """An address that is not mapped."""
-    assert touched(4096, 123) == 123
+    assert touched_bytes(4096, 123) == 123
 
 
 def test_meta_and_empty_and_odd_things_are_nothing() -> None:
@@ -68,13 +75,13 @@ def test_sparse_and_quantized_tensors() -> None:
 
 
 def test_what_is_on_disk_counts_there() -> None:
-    assert count([(Role.MASTER_PARAM, OnDisk(77))]) == {Role.MASTER_PARAM: Count(disk=77)}
+    assert role_counts([(Role.MASTER_PARAM, OnDisk(77))]) == {Role.MASTER_PARAM: Count(disk=77)}
 
 
 def test_nothing_is_kept_alive() -> None:
     tensor = torch.zeros(10)
     gone = weakref.ref(tensor)
-    count([(Role.BUFFER, [tensor])])
+    role_counts([(Role.BUFFER, [tensor])])
     del tensor
     gc.collect()
     assert gone() is None

@@ -15,7 +15,17 @@ import pytest
 from virtual_device import EPOCH_NS, Group, VirtualDevice
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Done, Flag, Op, Phase, PhaseSpan, Stall, decode, head, place
+from zeromon.ring.events import (
+    Done,
+    Flag,
+    Op,
+    Phase,
+    PhaseSpan,
+    Stall,
+    decode_record,
+    pack_head,
+    pack_place,
+)
 from zeromon_agents.observe import device_timer
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.runtime.around import Patches
@@ -32,7 +42,7 @@ class Parts(NamedTuple):
     patches: Patches
 
     def events(self) -> list[object]:
-        return [decode(raw) for raw in self.reader.read()]
+        return [decode_record(raw) for raw in self.reader.read()]
 
     def gather(self, duration_ns: int, copied_ns: int = 0) -> None:
         """The current stream gathers, waits, and copies."""
@@ -68,8 +78,8 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 def entry(issued_ns: int = EPOCH_NS) -> list[object]:
     """An all-gather of 64 bytes that was issued."""
-    word = head(0, Op.ALL_GATHER, Phase.FORWARD)
-    return [word, place(1, 2), 64, issued_ns, 9, 0, None, 0]
+    word = pack_head(0, Op.ALL_GATHER, Phase.FORWARD)
+    return [word, pack_place(1, 2), 64, issued_ns, 9, 0, None, 0]
 
 
 def test_nothing_is_written_before_the_device_has_passed(parts: Parts) -> None:

@@ -138,10 +138,10 @@ def test_a_fetch_that_raises_is_counted_and_passed_on(loading: Loading) -> None:
 
 
 def test_evaluation_and_a_folder_that_is_gone(loading: Loading, tmp_path: Path) -> None:
-    loading.fetches._trains = lambda: False
+    loading.fetches._is_training = lambda: False
     batches(Stream())
     assert written(loading) == {}
-    loading.fetches._trains = lambda: True
+    loading.fetches._is_training = lambda: True
     (tmp_path / "rank0.1.loading").unlink()
     assert len(batches(Stream(), workers=1)) == 2
     assert written(loading) == {}

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Path as Way, Transfer, decode
+from zeromon.ring.events import Path as Way, Transfer, decode_record
 from zeromon_agents.observe.offload import Disk, Transfers
 from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
@@ -80,7 +80,7 @@ class World:
     def told(self) -> dict[Way, Transfer]:
         """What the step's records say."""
         self.transfers.flush()
-        events = (decode(raw) for raw in self.reader.read())
+        events = (decode_record(raw) for raw in self.reader.read())
         return {event.path: event for event in events if isinstance(event, Transfer)}
 
 

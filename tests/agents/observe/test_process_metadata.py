@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from zeromon_agents.observe.process_metadata import folder, packages, variables
+from zeromon_agents.observe.process_metadata import (
+    package_versions,
+    recorded_variables,
+    script_folder,
+)
 
 
 def test_no_secret_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,14 +21,14 @@ def test_no_secret_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HUB_TOKEN", "hidden")
     monkeypatch.setenv("AWS_REGION", "elsewhere")
     monkeypatch.setenv("TRITON_CACHE_DIR", "x" * 5000)
-    found = variables()
+    found = recorded_variables()
     assert found["NCCL_IB_HCA"] == "mlx5"
     assert not found.keys() & {"TORCH_HUB_TOKEN", "AWS_REGION"}
     assert len(found["TRITON_CACHE_DIR"]) == 200
 
 
 def test_versions_are_of_what_is_loaded() -> None:
-    assert packages()["torch"] == str(torch.__version__)
+    assert package_versions()["torch"] == str(torch.__version__)
     code = (
         "import sys; from zeromon_agents.observe.process_metadata import packages; found = packages();"
         "assert 'transformers' not in sys.modules and 'transformers' not in found"
@@ -36,6 +40,6 @@ def test_the_folder_is_the_script_s(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     script = tmp_path / "train.py"
     script.touch()
     monkeypatch.setattr(sys, "argv", [str(script), "--steps", "3"])
-    assert folder() == str(tmp_path)
+    assert script_folder() == str(tmp_path)
     monkeypatch.setattr(sys, "argv", ["-c"])
-    assert folder() == str(Path.cwd())
+    assert script_folder() == str(Path.cwd())

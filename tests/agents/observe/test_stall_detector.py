@@ -17,7 +17,7 @@ from builders import rank, run, summary
 
 from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.rules.health import collective_in_flight, stalled
-from zeromon.fold.pauses import expected_pause
+from zeromon.fold.pauses import expected_pause_reason
 from zeromon.levels import STALL_SECONDS, STALL_STEPS, Severity
 from zeromon.snapshot import GroupProgress, InFlight, RankSnapshot, RunSnapshot
 from zeromon_agents.hooks.process_groups import Group
@@ -103,7 +103,7 @@ class Rank:
             for n, (b, e) in enumerate(zip(self.ends[-9:], self.ends[-8:], strict=False))
         )
         seconds = sorted((s.end_ns - s.start_ns) / 1e9 for s in recent)
-        pause = expected_pause(stack, evaluating=bool(self.metadata.get("evaluating")))
+        pause = expected_pause_reason(stack, evaluating=bool(self.metadata.get("evaluating")))
         return replace(
             base, rank=self.number, stack=stack, pause=pause, recent=recent,
             step_seconds=seconds[len(seconds) // 2] if seconds else None,

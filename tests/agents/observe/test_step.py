@@ -10,7 +10,7 @@ import torch
 from support import Node, train_command
 
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Flag, Phase, PhaseSpan, Start, StepMark, decode, head
+from zeromon.ring.events import Flag, Phase, PhaseSpan, Start, StepMark, decode_record, pack_head
 from zeromon_agents.observe.process_metadata import process_start_ns
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.runtime.around import Patches
@@ -53,7 +53,7 @@ def test_startup_is_not_in_the_first_step(
     made = time.monotonic_ns()
     one_step(steps, wrapped=wrapped, loaded=loaded)
     one_step(steps, wrapped=wrapped, loaded=loaded)
-    events = [decode(raw) for raw in reader.read(final=True)]
+    events = [decode_record(raw) for raw in reader.read(final=True)]
     starts = [event for event in events if isinstance(event, Start)]
     first, second = [event for event in events if isinstance(event, StepMark)]
     assert first.start_ns == starts[-1].t_ns >= made + loaded * PAUSE_S * 1e9
@@ -71,7 +71,9 @@ def test_an_evaluation_before_the_training_is_startup(loop: tuple[Steps, RingRea
     steps.forward_ends()
     evaluated = time.monotonic_ns()
     one_step(steps, wrapped=True, loaded=False)
-    (first,) = [e for raw in reader.read(final=True) if isinstance(e := decode(raw), StepMark)]
+    (first,) = [
+        e for raw in reader.read(final=True) if isinstance(e := decode_record(raw), StepMark)
+    ]
     assert first.start_ns >= evaluated
 
 
@@ -80,8 +82,10 @@ def test_after_an_attach_nothing_is_known_of_the_startup(loop: tuple[Steps, Ring
     steps.attached_mid_step = True
     for _ in range(3):
         one_step(steps, wrapped=True, loaded=True)
-        assert steps._context.head_word == head(0, phase=Phase.OTHER)  # that of collectives now
-    assert not [e for raw in reader.read(final=True) if isinstance(e := decode(raw), Start)]
+        assert steps._context.head_word == pack_head(
+            0, phase=Phase.OTHER
+        )  # that of collectives now
+    assert not [e for raw in reader.read(final=True) if isinstance(e := decode_record(raw), Start)]
 
 
 def test_a_schedule_of_micro_batches_is_one_micro_step(loop: tuple[Steps, RingReader]) -> None:
@@ -99,7 +103,7 @@ def test_a_schedule_of_micro_batches_is_one_micro_step(loop: tuple[Steps, RingRe
         steps.backward_ends()
     steps.pipeline_ends()
     assert steps.micro_steps == 1
-    events = [decode(raw) for raw in reader.read(final=True)]
+    events = [decode_record(raw) for raw in reader.read(final=True)]
     assert sum(isinstance(event, Start) for event in events) == 1
     backwards = [e for e in events if isinstance(e, PhaseSpan) and e.phase is Phase.BACKWARD]
     assert [bool(e.flags & Flag.CONTINUED) for e in backwards] == [False, True, True]
@@ -227,7 +231,7 @@ def test_a_closure_of_the_optimizer_is_one_micro_step(
             steps.backward_ends()
             assert steps._context.phase == Phase.OPTIMIZER
         steps.optimizer_ends(None)
-    events = [decode(raw) for raw in reader.read(final=True)]
+    events = [decode_record(raw) for raw in reader.read(final=True)]
     assert [one.micro_steps for one in events if isinstance(one, StepMark)] == [1, 1]
     counted = [e for e in events if isinstance(e, PhaseSpan) and e.phase is Phase.BACKWARD
                and not e.flags & Flag.CONTINUED]  # fmt: skip
@@ -243,7 +247,7 @@ def test_a_request_that_brings_no_batch_is_marked(loop: tuple[Steps, RingReader]
         batches = list(torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2))  # type: ignore[arg-type]
     finally:
         patches.restore()
-    spans = [e for r in reader.records() if isinstance(e := decode(r), PhaseSpan)]
+    spans = [e for r in reader.records() if isinstance(e := decode_record(r), PhaseSpan)]
     asked = [bool(e.flags & Flag.FAILED) for e in spans if e.phase is Phase.DATA_WAIT]
     assert (len(batches), asked) == (2, [False, False, True])
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zeromon.ring.events import Role
-from zeromon_agents.observe.census import count
+from zeromon_agents.observe.census import role_counts
 from zeromon_agents.observe.model_metadata import of_fsdp1, of_fsdp2, of_replicated
 from zeromon_agents.observe.torch_roles import Models, fsdp1_handles, fsdp2_groups
 
@@ -38,7 +38,7 @@ def found(*things: Any) -> dict[Role, int]:
     for thing in things:
         is_module = isinstance(thing, nn.Module)
         (models.register_module if is_module else models.register_optimizer)(thing)
-    rows = count(models.claims())
+    rows = role_counts(models.claims())
     return {role: row.device + row.host for role, row in rows.items() if row.device + row.host}
 
 
@@ -96,10 +96,10 @@ def test_a_model_that_grows_in_mid_run_and_one_that_goes() -> None:
     models = Models()
     models.register_module(model)
     model.append(nn.Linear(WIDTH, WIDTH, bias=False))
-    assert count(models.claims())[Role.UNSHARDED_PARAM].host == 3 * LINEAR
+    assert role_counts(models.claims())[Role.UNSHARDED_PARAM].host == 3 * LINEAR
     del model
     gc.collect()
-    assert count(models.claims()) == {}
+    assert role_counts(models.claims()) == {}
     assert models.modules == {}
 
 
@@ -139,7 +139,7 @@ def test_one_that_cannot_be_read_does_not_cost_the_others() -> None:
     optimizer.param_groups = 3
     models.register_module(model)
     models.register_optimizer(optimizer)
-    assert count(models.claims())[Role.UNSHARDED_PARAM].host == 2 * LINEAR
+    assert role_counts(models.claims())[Role.UNSHARDED_PARAM].host == 2 * LINEAR
     assert noted == ["census of an optimizer"]
 
 

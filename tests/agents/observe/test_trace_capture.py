@@ -14,8 +14,8 @@ from support import LAUNCH, Node, train_command
 from zeromon.errors import CaptureRefused
 from zeromon.ring.events import TraceState
 from zeromon.snapshot import Capture, RunSnapshot
-from zeromon.traces.diff import OF_CALLS, Change, diff, samples_of
-from zeromon.traces.kineto import read
+from zeromon.traces.diff import OF_CALLS, Change, diff_samples, samples_of
+from zeromon.traces.kineto import read_trace
 
 
 def asking(node: Node, steps: int, ranks: tuple[int, ...] = ()) -> Callable[[RunSnapshot], None]:
@@ -73,8 +73,8 @@ def test_all_ranks_record_exactly_those_steps(node: Node) -> None:
     assert set(metrics["zeromon_exposed_communication_error_ratio"]) == {("0",), ("1",)}
     # the request is gone, and so is the run's folder
     assert not list((node.root).glob("*/trace.json"))
-    ranks = [samples_of(read(Path(file))) for file in made.files]
-    calls = {row.name: row.change for row in diff(*ranks).changed if row.change in OF_CALLS}
+    ranks = [samples_of(read_trace(Path(file))) for file in made.files]
+    calls = {row.name: row.change for row in diff_samples(*ranks).changed if row.change in OF_CALLS}
     assert calls == {}  # the ranks run one program
 
 
@@ -95,9 +95,9 @@ def test_a_diff_of_two_traces_names_the_gathers_that_one_saves(node: Node) -> No
         result = node.run([*LAUNCH, "2", *program], seen=asking(node, 4))
         assert result.code == 0, result.output
         samples.append(
-            [s for f in captured(result.snapshot).files for s in samples_of(read(Path(f)))]
+            [s for f in captured(result.snapshot).files for s in samples_of(read_trace(Path(f)))]
         )
-    found = {row.name: row for row in diff(*samples).changed}
+    found = {row.name: row for row in diff_samples(*samples).changed}
     gathers = found["all_gather"]
     assert (gathers.change, gathers.before.calls, gathers.after.calls) == (Change.FEWER, 10, 5)
     assert "reduce_scatter" not in {row.name for row in found.values() if row.change in OF_CALLS}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zeromon.ring.model_metadata import TrackersMetadata, declared, without_secrets
+from zeromon.ring.model_metadata import TrackersMetadata, declared_keys, url_without_secrets
 from zeromon_agents.hooks.loggers import Loggers
 from zeromon_agents.observe.trackers import Trackers
 
@@ -32,7 +32,7 @@ SECRET = "s3cr3t"
     ],
 )  # fmt: skip
 def test_an_address_is_told_without_its_secrets(url: str, shown: str) -> None:
-    assert without_secrets(url) == shown
+    assert url_without_secrets(url) == shown
 
 
 def test_a_process_without_trackers_and_one_that_uses_none_tell_nothing(
@@ -73,7 +73,7 @@ def test_a_run_of_wandb_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert (facts["id"], facts["project"], facts["name"]) == (run.id, "p", "n")
         assert (facts["mode"], facts["folder"]) == ("offline", str(tmp_path))
         assert trackers.news() == {}
-        assert declared(TrackersMetadata, {"wandb": facts, "rank": 0}) == {"wandb": facts}
+        assert declared_keys(TrackersMetadata, {"wandb": facts, "rank": 0}) == {"wandb": facts}
     finally:
         run.finish()
 
@@ -110,5 +110,5 @@ def test_the_first_writer_of_tensorboard_is_told() -> None:
     hooks.context = SimpleNamespace(add_metadata=lambda **facts: told.append(facts))  # type: ignore[assignment]
     hooks.scalars = SimpleNamespace(give_named=lambda *_: None)  # type: ignore[assignment]
     for folder in ("/runs/a", "/runs/a/hparams"):
-        hooks._tag(SimpleNamespace(log_dir=folder), "loss", 1.0)
+        hooks._tag_logged(SimpleNamespace(log_dir=folder), "loss", 1.0)
     assert told == [{"tensorboard": {"folder": "/runs/a"}}]

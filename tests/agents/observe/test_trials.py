@@ -17,7 +17,7 @@ import pytest
 from zeromon.ring.events import TrialState
 from zeromon.ring.trials import LEASE_SECONDS, MARGIN, REQUEST, WORDS, Change, Plan
 from zeromon_agents.observe import trials
-from zeromon_agents.observe.trials import CHANGES, Unfit, keep_gathered, prefetch
+from zeromon_agents.observe.trials import CHANGES, Unfit, keep_gathered, prefetch_next
 
 FIRST, SIZE, BLOCKS = 20, 6, 8
 
@@ -244,7 +244,7 @@ def test_keep_gathered_frees_what_no_backward_freed() -> None:
 def test_prefetch_follows_the_order_in_which_units_ran() -> None:
     models, layers, groups = units(3)
     models.order = [groups[0], groups[2], groups[1], groups[3]]  # the root, 1, 0, 2
-    change = prefetch(models)
+    change = prefetch_next(models)
     next(change)
     assert not any(layer.state._states_to_forward_prefetch for layer in layers)
     next(change)
@@ -253,10 +253,10 @@ def test_prefetch_follows_the_order_in_which_units_ran() -> None:
     assert layers[2].state._states_to_forward_prefetch == []
     assert all(group.unshard_async_op for group in groups)
     with pytest.raises(Unfit, match="has set"):
-        next(prefetch(models))
+        next(prefetch_next(models))
     change.close()
     assert not any(layer.state._states_to_forward_prefetch for layer in layers)
     assert not any(group.unshard_async_op for group in groups)
     models.order = []
     with pytest.raises(Unfit, match="fewer than two"):
-        next(prefetch(models))
+        next(prefetch_next(models))

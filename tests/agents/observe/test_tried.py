@@ -11,7 +11,7 @@ import pytest
 from support import Node, train_command
 
 from zeromon.ring.files import replace_file
-from zeromon.ring.trials import LEAST_SIZE, REQUEST, WORDS, Change, Plan
+from zeromon.ring.trials import MIN_BLOCK_STEPS, REQUEST, WORDS, Change, Plan
 from zeromon.snapshot import RunSnapshot, TrialState
 
 BEFORE, LEAD = 80, 20
@@ -20,7 +20,7 @@ BEFORE, LEAD = 80, 20
 def tried(node: Node, change: Change, blocks: int, timeout: float = 180) -> RunSnapshot:
     """Asks for a trial as soon as the first of two equal trainings is over."""
     first = BEFORE + LEAD
-    steps = LEAD + blocks * LEAST_SIZE + 10
+    steps = LEAD + blocks * MIN_BLOCK_STEPS + 10
 
     def look(run: RunSnapshot) -> None:
         folder: Path = node.root / run.run
@@ -28,7 +28,7 @@ def tried(node: Node, change: Change, blocks: int, timeout: float = 180) -> RunS
             os.utime(folder / REQUEST)
         elif run.ranks and len(run.ranks) == 2 and min(rank.step for rank in run.ranks) == BEFORE:
             rings = tuple(sorted(path.name for path in folder.glob("rank*.ring")))
-            plan = Plan(1, change, first, LEAST_SIZE, blocks, rings)
+            plan = Plan(1, change, first, MIN_BLOCK_STEPS, blocks, rings)
             (folder / WORDS).write_bytes(bytes(16))
             with suppress(FileNotFoundError):
                 replace_file(folder / REQUEST, json.dumps(plan._asdict()))
@@ -40,7 +40,10 @@ def tried(node: Node, change: Change, blocks: int, timeout: float = 180) -> RunS
     for rank in result.snapshot.ranks:
         assert rank.errors == 0
         assert rank.trial is not None
-        assert (rank.trial.state, rank.trial.step) == (TrialState.DONE, first + blocks * LEAST_SIZE)
+        assert (rank.trial.state, rank.trial.step) == (
+            TrialState.DONE,
+            first + blocks * MIN_BLOCK_STEPS,
+        )
     return result.snapshot
 
 

@@ -20,7 +20,7 @@ from zeromon_agents.hooks.process_groups import (
     sequence_number,
     text_of,
 )
-from zeromon_agents.observe.process_metadata import overridden, unknown_collectives
+from zeromon_agents.observe.process_metadata import own_collectives, unknown_collectives
 from zeromon_agents.observe.untraced import Dispatched, read_flight_recorder
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, ON
@@ -142,12 +142,12 @@ def test_a_hook_of_the_dispatcher_names_what_no_other_hook_saw() -> None:
 def test_buckets_of_several_models_are_told_apart_or_left_unknown() -> None:
     """Three buckets of 10 B and one of 7 B: four calls are one round of each."""
     models, once = ((10, 10, 10), (7,)), (1, 1)
-    assert ddp._sums(models, once, 4) == {37}
-    assert ddp._sums(models, once, 3) == {30}
-    assert ddp._sums(models, once, 2) == set()
-    assert ddp._sums(models, (1, 3), 3) == {30, 21}
-    assert ddp._sums(((7,),), (4,), 3) == {21}
-    assert ddp._sums(models, (100, 100), 3) == set()
+    assert ddp._possible_sums(models, once, 4) == {37}
+    assert ddp._possible_sums(models, once, 3) == {30}
+    assert ddp._possible_sums(models, once, 2) == set()
+    assert ddp._possible_sums(models, (1, 3), 3) == {30, 21}
+    assert ddp._possible_sums(((7,),), (4,), 3) == {21}
+    assert ddp._possible_sums(models, (100, 100), 3) == set()
     assert "self._has_rebuilt_buckets = True" in inspect.getsource(DistributedDataParallel)
 
 
@@ -188,7 +188,7 @@ def test_a_process_group_written_in_python_is_told() -> None:
     class Inherits(Mine): ...
 
     pg = Mine(0, 1)
-    assert overridden([type(pg), Inherits, MODULE.ProcessGroup, object]) == ["Mine.allreduce"]
+    assert own_collectives([type(pg), Inherits, MODULE.ProcessGroup, object]) == ["Mine.allreduce"]
     with pytest.raises(RuntimeError):
         _ = pg.group_name
     assert text_of(pg, "group_name") == "" and text_of(object(), "group_name") is None

@@ -16,8 +16,8 @@ import pytest
 from attaching import Job
 from support import Node, free_port, wait_for
 
-from zeromon.attach.loader import Outcome, attach, detach
-from zeromon.attach.rank_processes import processes
+from zeromon.attach.loader import Outcome, attach_ranks, detach_ranks
+from zeromon.attach.rank_processes import running_processes
 from zeromon.cli import main
 from zeromon.readout.text import run_state
 from zeromon.ring import paths
@@ -75,12 +75,12 @@ def story(kind: str, node: Node) -> Joined:
         job.wait_until(20)
         ranks = job.ranks()
         for outcomes in (told.outcomes, told.again):
-            folder, joined = attach(ranks, node.root)
+            folder, joined = attach_ranks(ranks, node.root)
             told.folders.append(folder)
             outcomes += joined
             assert not any(outcome.refused for outcome in joined), joined
             told.snapshots.append(watch(node, folder, len(ranks)))
-            told.left += detach(ranks, node.root)
+            told.left += detach_ranks(ranks, node.root)
         node.collector.tick()
         told.after_leaving = node.snapshot(folder.name)
         told.rings_kept = [line for rank in ranks for line in rings_of(rank.pid)]
@@ -220,12 +220,12 @@ def test_a_rank_in_another_ipc_namespace_keeps_its_ring_in_a_file(node: Node) ->
     job = Job("plain", node.folder / "job", around=("unshare", "--ipc"))
     try:
         job.wait_until(20)
-        folder, (outcome,) = attach(job.ranks(), node.root)
+        folder, (outcome,) = attach_ranks(job.ranks(), node.root)
         assert not outcome.refused
         (rank,) = watch(node, folder, 1).ranks
         assert rank.errors == 0
         assert [path.stat().st_size > 1 << 20 for path in folder.glob("rank*.ring")] == [True]
-        detach(job.ranks(), node.root)
+        detach_ranks(job.ranks(), node.root)
         assert rings_of(outcome.pid) == []
         job.finish()
     finally:
@@ -288,7 +288,7 @@ def test_attach_names_the_collective_that_hung_before_it_came(
 
 
 def paths_run() -> str:
-    (folder,) = (p for p in paths.choose_root().glob("*/") if paths.is_run_id(p.name))
+    (folder,) = (p for p in paths.choose_ring_root().glob("*/") if paths.is_run_id(p.name))
     return folder.name
 
 
@@ -322,9 +322,9 @@ def test_an_environment_without_zeromon_and_one_with_an_old_torch(node: Node) ->
     try:
         for target in targets:
             assert target.stdout is not None and target.stdout.readline() == "up\n"
-        _, (new,) = attach([processes()[targets[0].pid]], node.root)
+        _, (new,) = attach_ranks([running_processes()[targets[0].pid]], node.root)
         assert (new.refused, new.rank) == ("", 0)
-        _, (old,) = attach([processes()[targets[1].pid]], node.root)
+        _, (old,) = attach_ranks([running_processes()[targets[1].pid]], node.root)
         assert "has no Work; use torch 2.6+" in old.refused
         for target in targets:
             assert target.communicate("\n", timeout=30)[0] == "True True\n"

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from support import wait_for
 
 from zeromon.collector.cluster_client import RunCluster
-from zeromon.ring.tokens import signed_card
+from zeromon.ring.tokens import sign_node_card
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.rendezvous import (
     JobStore,
@@ -158,10 +158,10 @@ def published(card: dict[str, object]) -> bytes:
 
 def test_only_a_holder_of_the_token_publishes_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store of a job has no authentication: whoever reaches its port can write into it."""
-    signed = signed_card("secret", CARD)
+    signed = sign_node_card("secret", CARD)
     assert b"secret" not in published(signed)
     assert node_of(published(signed), "secret") == CARD
-    assert node_of(published(signed_card("other", CARD)), "secret") is None
+    assert node_of(published(sign_node_card("other", CARD)), "secret") is None
     assert node_of(published(CARD), "secret") is None
     assert node_of(published(signed | {"address": "10.9.9.9:1"}), "secret") is None
     assert node_of(published(signed | {"signature": 5}), "secret") is None

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from scores import Case, Truth, Values
 
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import Dtype, Flag, Kind, Op, Phase, head, place
+from zeromon.ring.events import Dtype, Flag, Kind, Op, Phase, pack_head, pack_place
 
 RANKS, STEPS, WINDOW = 3, 120, 20
 A_PHASE = 6
@@ -227,21 +227,21 @@ class Simulation:
                 used = self.allocated(rank, number)
                 free = CAPACITY - NON_TORCH - used - RESERVED_MORE
                 held = (used, used, used + RESERVED_MORE, 0)
-                ring.write(step.end, head(Kind.MEMORY), 0, *held)
-                ring.write(step.end, head(Kind.MEMORY_PEAK), 0, 0, 0, free, CAPACITY)
-                ring.write(step.end, head(Kind.HOST), 0, RSS, 1 << 40, 0, 0)
-                ring.write(step.end, head(Kind.STEP), 0, number, step.start, 1, 0)
+                ring.write(step.end, pack_head(Kind.MEMORY), 0, *held)
+                ring.write(step.end, pack_head(Kind.MEMORY_PEAK), 0, 0, 0, free, CAPACITY)
+                ring.write(step.end, pack_head(Kind.HOST), 0, RSS, 1 << 40, 0, 0)
+                ring.write(step.end, pack_head(Kind.STEP), 0, number, step.start, 1, 0)
 
     @staticmethod
     def _records(step: Step, group: int, sequence: int) -> list[tuple[int, tuple[int, ...]]]:
         records = []
         for phase, (start, end) in step.phases.items():
-            records.append((end, (head(Kind.PHASE, 0, phase), 0, start, 0, 0, 0)))
+            records.append((end, (pack_head(Kind.PHASE, 0, phase), 0, start, 0, 0, 0)))
         for c in step.collectives:
             sequence += 1
-            issued = head(Kind.ISSUED, Op.ALL_REDUCE, c.phase)
-            done = head(Kind.DONE, Op.ALL_REDUCE, c.phase, Flag.END_KNOWN)
-            at, blocked = place(group), max(0, c.end - c.reached)
+            issued = pack_head(Kind.ISSUED, Op.ALL_REDUCE, c.phase)
+            done = pack_head(Kind.DONE, Op.ALL_REDUCE, c.phase, Flag.END_KNOWN)
+            at, blocked = pack_place(group), max(0, c.end - c.reached)
             records.append((c.issued, (issued, at, MIB, sequence, Dtype.FLOAT32, 0)))
             records.append((c.end, (done, at, MIB, c.issued, blocked, sequence)))
         return records

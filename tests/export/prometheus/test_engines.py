@@ -26,10 +26,10 @@ from served import Fixed
 from support import free_port
 
 from zeromon.cli import main
-from zeromon.collector.http import start_server
+from zeromon.collector.http import start_http_server
 from zeromon.export.prometheus import rules
-from zeromon.export.prometheus.rules import AGGREGATES, recorded
-from zeromon.ring.tokens import token_file
+from zeromon.export.prometheus.rules import AGGREGATES, recording_rule
+from zeromon.ring.tokens import user_token_file
 from zeromon.snapshot import HostMemory
 from zeromon.units import printable
 
@@ -116,7 +116,7 @@ def hostile_run() -> Fixed:
 
 @pytest.fixture(scope="module")
 def still() -> Iterator[tuple[str, str]]:
-    server = start_server(hostile_run(), "127.0.0.1", 0)
+    server = start_http_server(hostile_run(), "127.0.0.1", 0)
     jobs = [scrape(static_configs=[{"targets": [f"127.0.0.1:{server.server_port}"]}])]
     with both(jobs, "min(count_over_time(zeromon_rank_up[1m]))", 3) as urls:
         yield urls
@@ -125,7 +125,9 @@ def still() -> Iterator[tuple[str, str]]:
 
 def queries() -> Iterator[str]:
     """What our rules and dashboards ask for, but rates, which the two define differently."""
-    found = [recorded(each, level)["expr"] for level in ("run", "node") for each in AGGREGATES]
+    found = [
+        recording_rule(each, level)["expr"] for level in ("run", "node") for each in AGGREGATES
+    ]
     found += [
         q.expr for board in BOARDS for row in board.rows for p in row.panels for q in p.queries
     ]
@@ -179,7 +181,7 @@ def test_a_moving_run_is_the_same_within_what_a_scrape_is_off() -> None:
     seen = "min(count_over_time(zeromon_rank_up[1m]))"
     with Fleet(2, 8) as fleet:
         made = rules.scrape_document(
-            [f"http://{fleet.address}/sd"], [], token_file=str(token_file())
+            [f"http://{fleet.address}/sd"], [], token_file=str(user_token_file())
         )
         with both(made["scrape_configs"], seen, 7) as urls:
             compare(urls)

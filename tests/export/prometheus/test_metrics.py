@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from served import Fixed, get
 
-from zeromon.collector.http import start_server
+from zeromon.collector.http import start_http_server
 from zeromon.diagnosis.engine import advise
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.export.prometheus.metrics import METRICS
@@ -20,7 +20,7 @@ from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health as Verdict
 from zeromon.snapshot import CTRL_C, DETACHED, Finding
 from zeromon.sources.prometheus.client import Sample
-from zeromon.sources.prometheus.decode import gathered, rank_of
+from zeromon.sources.prometheus.decode import rank_of, samples_by_rank
 from zeromon.units import printable
 
 
@@ -28,7 +28,7 @@ def test_every_metric_is_exposed_under_its_name_in_text_and_openmetrics() -> Non
     """Both formats parse; every series has run and rank; names are those of the table."""
     full = full_run()
     view = Fixed(replace(full, ranks=(replace(full.ranks[0], failed=True, ended="SIGKILL"),)))
-    server = start_server(view, "127.0.0.1", 0)
+    server = start_http_server(view, "127.0.0.1", 0)
     _, text = get(server.server_port, "/metrics")
     _, opened = get(server.server_port, "/metrics", Accept="application/openmetrics-text")
     server.shutdown()
@@ -47,7 +47,7 @@ def test_every_metric_is_exposed_under_its_name_in_text_and_openmetrics() -> Non
 
 def test_what_is_unknown_is_absent() -> None:
     """A CPU rank has no device memory, not one of zero bytes."""
-    server = start_server(Fixed(run(rank(0))), "127.0.0.1", 0)
+    server = start_http_server(Fixed(run(rank(0))), "127.0.0.1", 0)
     _, text = get(server.server_port, "/metrics")
     server.shutdown()
     assert b"zeromon_memory_allocated_bytes" not in text
@@ -57,7 +57,7 @@ def test_what_is_unknown_is_absent() -> None:
 def test_hostile_names_stay_inside_their_label() -> None:
     """Quotes and newlines of a node's name do not make series of their own."""
     evil = 'n"} 1\nzeromon_evil{x="'
-    server = start_server(Fixed(run(rank(0, node=evil))), "127.0.0.1", 0)
+    server = start_http_server(Fixed(run(rank(0, node=evil))), "127.0.0.1", 0)
     _, text = get(server.server_port, "/metrics")
     server.shutdown()
     families = list(text_string_to_metric_families(text.decode()))
@@ -125,9 +125,9 @@ def test_gauges_of_a_rank_end_when_the_agent_leaves_it() -> None:
     found = values(Writer().write((run(left),), None, openmetrics=False).decode())
     assert "zeromon_exposed_communication_ratio" not in found
     assert "zeromon_steps_total" in found
-    facts = gathered([Sample({"__name__": f"zeromon_{name}", "rank": "0"}, (0.0, "1"))
+    facts = samples_by_rank([Sample({"__name__": f"zeromon_{name}", "rank": "0"}, (0.0, "1"))
                       for name in ("rank_up", "rank_detached")], [])  # fmt: skip
-    assert rank_of(*next(iter(facts.items())), now=10.0, run_step=3).detached
+    assert rank_of(*next(iter(facts.items())), taken_wall=10.0, run_step=3).detached
 
 
 def dead(number: int, ended: str, **facts: Any) -> Any:

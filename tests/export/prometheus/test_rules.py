@@ -15,10 +15,10 @@ from prometheus_server import needs_promtool, promtool, series
 from support import ROOT
 
 from zeromon.cli import main
-from zeromon.diagnosis.pages import page
+from zeromon.diagnosis.pages import find_page
 from zeromon.export.prometheus import rules
 from zeromon.export.prometheus.metrics import METRICS
-from zeromon.ring.tokens import token_file
+from zeromon.ring.tokens import user_token_file
 
 EVIL = 'e"vil\\n{{ . }}'
 """As much of a run's name as a user could set, and more."""
@@ -34,7 +34,7 @@ def rule_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_promtool
 def test_rules_are_rules(rule_file: Path) -> None:
     limits = rules.Thresholds()
-    count = 2 * len(rules.AGGREGATES) + len(rules.alerts(limits))
+    count = 2 * len(rules.AGGREGATES) + len(rules.all_alerts(limits))
     assert f"{count} rules found" in promtool("check", "rules", rule_file)
 
 
@@ -52,7 +52,7 @@ def test_rules_speak_of_metrics_that_are(rule_file: Path) -> None:
             assert named, rule
             assert named <= known, rule
             if "alert" in rule:
-                assert page(rule["annotations"]["runbook"].removeprefix("zeromon rule "))
+                assert find_page(rule["annotations"]["runbook"].removeprefix("zeromon rule "))
 
 
 def info(values: str = "1x200", **labels: Any) -> dict[str, str]:
@@ -138,7 +138,7 @@ CASES: dict[str, tuple[list[dict[str, str]], str, str, dict[str, str], tuple[str
 
 
 def test_every_alert_has_a_case() -> None:
-    assert {alert.name for alert in rules.alerts(rules.Thresholds())} == set(CASES)
+    assert {alert.name for alert in rules.all_alerts(rules.Thresholds())} == set(CASES)
 
 
 def judged(
@@ -175,7 +175,7 @@ def judged(
 def test_an_alert_fires_says_who_and_resolves(name: str, rule_file: Path, tmp_path: Path) -> None:
     """promtool itself runs the rules over what would be scraped."""
     scraped, firing, resolved, labels, words = CASES[name]
-    alert = next(a for a in rules.alerts(rules.Thresholds()) if a.name == name)
+    alert = next(a for a in rules.all_alerts(rules.Thresholds()) if a.name == name)
     told = judged(tmp_path, rule_file, scraped, name, at=f"5m {resolved}", expected=[])
     assert told.returncode == 0, told.stdout + told.stderr
     # asked for nothing, promtool prints what fires; asked for that, it agrees
@@ -346,7 +346,7 @@ def test_configurations_are_configurations(tmp_path: Path, rule_file: Path) -> N
         assert "SUCCESS" in promtool("check", "config", path)
         jobs = yaml.safe_load(path.read_text())["scrape_configs"]
         if "--token-file" not in words:  # that of this user
-            assert jobs[0]["authorization"] == {"credentials_file": str(token_file())}
+            assert jobs[0]["authorization"] == {"credentials_file": str(user_token_file())}
     (job,) = yaml.safe_load(path.read_text())["scrape_configs"]
     assert job["authorization"] == {"credentials_file": str(token)}
     assert job["http_sd_configs"][0]["authorization"] == {"credentials_file": str(token)}
@@ -392,7 +392,7 @@ def test_what_the_docs_configure_is_a_configuration(number: int, tmp_path: Path)
 def test_the_docs_name_every_alert_and_its_page() -> None:
     text = (ROOT / "docs" / "prometheus.md").read_text()
     told = set(re.findall(r"^\| (Zeromon\w+) .*\| (\w+) \| (ZM\d+) \|$", text, re.MULTILINE))
-    assert told == {(a.name, a.severity, a.code) for a in rules.alerts(rules.Thresholds())}
+    assert told == {(a.name, a.severity, a.code) for a in rules.all_alerts(rules.Thresholds())}
     count = 2 * len(rules.AGGREGATES)
     assert f"prints {count} recording rules" in text
     assert len(BLOCKS) == 4

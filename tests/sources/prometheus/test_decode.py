@@ -19,22 +19,22 @@ from hypothesis import given, strategies as st
 from zeromon.errors import RunNotFound, SourceError, ZeromonError
 from zeromon.readout.text import finding_text
 from zeromon.snapshot import Finding
-from zeromon.sources.http_client import unpacked
+from zeromon.sources.http_client import unpack_gzip
 from zeromon.sources.prometheus import client, promql
-from zeromon.sources.prometheus.client import Sample, Server, one_of, quoted
+from zeromon.sources.prometheus.client import Sample, Server, one_of, quote_promql_literal
 from zeromon.sources.prometheus.decode import (
     dedupe_jobs,
     findings_of,
-    gathered,
-    hangs_of,
+    hangs_of_ranks,
     history_of,
     key_of,
     rank_of,
+    samples_by_rank,
     with_deaths,
 )
 from zeromon.sources.prometheus.promql import Choice
 from zeromon.sources.prometheus.reader import usual_gap
-from zeromon.sources.prometheus.source import PrometheusSource, find, runs_of
+from zeromon.sources.prometheus.source import PrometheusSource, find_listed_runs, runs_of
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -144,9 +144,9 @@ def test_an_answer_that_unpacks_to_more_than_the_limit_is_refused(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1 MiB of blanks has 1 KiB packed; no more than the limit is ever unpacked."""
-    monkeypatch.setattr(client, "_MOST_BYTES", 1 << 16)
+    monkeypatch.setattr(client, "_MAX_BYTES", 1 << 16)
     bomb = gzip.compress(b" " * (1 << 20))
-    assert len(unpacked(bomb, 1000)) == 1000
+    assert len(unpack_gzip(bomb, 1000)) == 1000
     fake.answer = lambda handler: reply(handler, bomb, Content_Encoding="gzip")
     with pytest.raises(SourceError, match="more than"):
         Server(fake.url).vector("up")
@@ -217,7 +217,7 @@ def test_a_name_that_cannot_be_a_runs_is_asked_of_nobody(fake: Fake, name: str) 
 def test_a_selector_is_the_users_own(fake: Fake) -> None:
     fake.answer = lambda handler: reply(handler, vector(({"run": "train", "of": "ranks"}, "2")))
     server = Server(fake.url)
-    (found,) = find(server, 'train{cluster="a"}')
+    (found,) = find_listed_runs(server, 'train{cluster="a"}')
     with pytest.raises(ZeromonError):
         found.open(server).latest()
     asked = [parse_qs(urlsplit(path).query).get("query", [""])[0] for path, _ in fake.asked]
@@ -229,7 +229,7 @@ def test_a_selector_is_the_users_own(fake: Fake) -> None:
 
 @given(st.text())
 def test_text_in_a_question_stays_text(text: str) -> None:
-    inner = quoted(text)[1:-1]
+    inner = quote_promql_literal(text)[1:-1]
     assert '"' not in inner.replace("\\\\", "").replace('\\"', "")
     assert "\n" not in inner
 
@@ -237,11 +237,11 @@ def test_text_in_a_question_stays_text(text: str) -> None:
 def test_a_choice_of_names_matches_them_alone() -> None:
     assert one_of(["a.b:1", "[::1]:2"]) == r'"a\\.b:1|\\[::1\\]:2"'
     assert Choice("r", ranks=(1, 20)).of("x") == 'zeromon_x{run="r",rank=~"1|20"}'
-    assert "\n" not in promql.whole(Choice("r"), "60s")
+    assert "\n" not in promql.whole_run(Choice("r"), "60s")
 
 
 def test_a_sample_has_a_tenth_of_the_ranks_and_every_local_rank() -> None:
-    asked = promql.sample(Choice("r", 'job="a"')).of("x")
+    asked = promql.sample_tenth(Choice("r", 'job="a"')).of("x")
     pattern = asked.partition('rank=~"')[2].partition('"')[0]
     chosen = [n for n in range(16_384) if re.fullmatch(pattern, str(n))]
     assert 'job="a"' in asked
@@ -271,9 +271,9 @@ def test_labels_of_strangers_break_nothing() -> None:
         sample("memory_role_bytes", role=evil, place=evil),
         sample("group_info", group=evil, size="many", nodes=""),
     ]  # fmt: skip
-    facts = gathered(columns, [])
+    facts = samples_by_rank(columns, [])
     assert [key.rank for key in facts] == [0]
-    rank = rank_of(*next(iter(facts.items())), now=10.0, run_step=3)
+    rank = rank_of(*next(iter(facts.items())), taken_wall=10.0, run_step=3)
     assert (rank.pid, rank.world_size, rank.node, rank.alive) == (0, 0, evil, True)
     (finding,) = findings_of(facts, {}, 1)
     assert (finding.rule, finding.code, finding.rank) == (evil, "", 0)
@@ -282,12 +282,12 @@ def test_labels_of_strangers_break_nothing() -> None:
 def test_a_hang_is_named_by_its_operation_and_group() -> None:
     """One that names neither is of an older collector."""
     named = {"kind": "a member has not come", "op": "all_gather", "group": "dp"}
-    facts = gathered([
+    facts = samples_by_rank([
         sample("hang", role="waiting", **named), sample("hang", rank="1", role="missing", **named),
         sample("hang", rank="2", role="waiting", kind="deadlock"),
         sample("collective_in_flight_seconds", value=12.0),
     ], [])  # fmt: skip
-    one, other = hangs_of(facts)
+    one, other = hangs_of_ranks(facts)
     assert (one.op, one.group, one.waiting, one.missing, one.seconds) == (
         "all_gather", "dp", (0,), (1,), 12.0,
     )  # fmt: skip
@@ -306,9 +306,9 @@ def test_a_rank_that_began_again_elsewhere_is_one_rank() -> None:
     """It died where it was; it is no second job."""
     dead = [sample("rank_up", value=0, instance="a"), sample("steps_total", value=90, instance="a")]
     lives = [sample("rank_up", instance="b"), sample("steps_total", value=4, instance="b")]
-    kept, others = dedupe_jobs(gathered([*dead, *lives], []))
+    kept, others = dedupe_jobs(samples_by_rank([*dead, *lives], []))
     assert ([key.instance for key in kept], others) == (["b"], ())
-    kept, others = dedupe_jobs(gathered([*lives, sample("rank_up", instance="c")], []))
+    kept, others = dedupe_jobs(samples_by_rank([*lives, sample("rank_up", instance="c")], []))
     assert ([key.instance for key in kept], others) == (["b"], ("c",))
 
 

@@ -24,7 +24,7 @@ from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.sources.live import LiveSource
 from zeromon.sources.prometheus import client, history, reader, source as source_module
 from zeromon.sources.prometheus.client import Server
-from zeromon.sources.prometheus.source import PrometheusSource, find, runs_of
+from zeromon.sources.prometheus.source import PrometheusSource, find_listed_runs, runs_of
 from zeromon.storage.run_store import StepQuery, Store
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST
 
@@ -207,11 +207,11 @@ def test_the_ledger_is_the_collectors(both: Both) -> None:
 def test_the_list_of_runs_says_what_each_run_is(both: Both, world: World, tmp_path: Path) -> None:
     """One that lives with its present figures, one that has ended with its steps; none began in 1970."""
     from zeromon_dashboard.hub import Hub
-    from zeromon_dashboard.runs_page import run_rows
+    from zeromon_dashboard.runs_page import run_table_rows
 
     server = Server(world.server.url)
     hub = Hub(Store(tmp_path), server=server)
-    rows = {row["run"]: row for row in run_rows(hub.runs())}
+    rows = {row["run"]: row for row in run_table_rows(hub.runs())}
     ended, lives = rows["real"], rows["fleet"]
     assert (ended["state"], ended["steps"]) == ("finished", both.live.ranks[0].steps)
     assert (ended["strategy"], ended["ranks"]) == ("fsdp2", 2)
@@ -223,7 +223,7 @@ def test_the_list_of_runs_says_what_each_run_is(both: Both, world: World, tmp_pa
     assert 380 < lives["step"] < 460
     assert lives["exposed"] > 10
     unknown = replace(hub.runs()[0], manifest=replace(hub.runs()[0].manifest, started_wall=0.0))
-    assert run_rows([unknown])[0]["started"] == "n/a"
+    assert run_table_rows([unknown])[0]["started"] == "n/a"
 
 
 def test_while_it_runs_its_step_is_a_mean_of_steps_that_were(both: Both) -> None:
@@ -520,7 +520,7 @@ def test_two_jobs_of_one_name_are_not_mixed(world: World) -> None:
     run = fresh(url, "twins").latest()
     assert "two jobs are called twins" in run.note
     assert len({rank.rank for rank in run.ranks}) == len(run.ranks)
-    (twin,) = find(Server(url), 'twins{job="twin"}')
+    (twin,) = find_listed_runs(Server(url), 'twins{job="twin"}')
     only = twin.open(Server(url))
     assert [rank.world_size for rank in only.latest().ranks] == [4] * 4
     assert only.latest().note == ""
@@ -538,7 +538,7 @@ def test_a_run_that_is_gone_is_shown_as_it_was_last(world: World) -> None:
     assert run.ranks[0].steps >= steps
     found = {one.run: one.state for one in runs_of(Server(server.url))}
     assert found["short"] == "2 ranks, not seen now"
-    assert [run.run for run in find(Server(server.url), "short")] == ["short"]
+    assert [run.run for run in find_listed_runs(Server(server.url), "short")] == ["short"]
     assert fresh(server.url, "short").at(run.taken_wall - 2).ranks[0].steps <= run.ranks[0].steps
 
 
@@ -563,7 +563,7 @@ def test_a_server_without_our_series_says_so() -> None:
     with Prometheus([]) as server:
         assert runs_of(Server(server.url)) == []
         with pytest.raises(RunNotFound, match="has no series of zeromon") as refused:
-            find(Server(server.url), None)
+            find_listed_runs(Server(server.url), None)
         assert "docs/prometheus.md" in refused.value.hint
         with pytest.raises(RunNotFound, match="knows no run gone"):
             fresh(server.url, "gone").latest()

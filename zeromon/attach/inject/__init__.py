@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zeromon.attach.inject import gdb, parked
-from zeromon.attach.inject.elf import Target, images, mappings, wait_for
-from zeromon.attach.inject.refusal import START, check, replaced, why_not_traced
+from zeromon.attach.inject.elf import Target, elf_images, read_mappings, wait_until_true
+from zeromon.attach.inject.refusal import START, check_attachable, replaced_error, why_not_traced
 from zeromon.errors import AttachRefused
 
 SYMBOLS = (
@@ -57,23 +57,25 @@ class Injected(NamedTuple):
     """How long it was stopped."""
 
 
-def inject(pid: int, line: str, began: Callable[[], bool], *, by_gdb: bool = False) -> Injected:
-    """Runs *line* in process *pid*, once or twice; the line must not raise, and must claim its work.
+def inject_line(
+    pid: int, code: str, has_begun: Callable[[], bool], *, by_gdb: bool = False
+) -> Injected:
+    """Runs *code* in process *pid*, once or twice; it must not raise, and must claim its work.
 
-    *began* returns whether the line has begun. *by_gdb*: as on a processor for which there is no code.
+    *has_begun* returns whether it has begun. *by_gdb*: as on a processor for which there is no code.
     Raises :class:`AttachRefused`.
     """
-    check(pid)
-    target = look(pid)
-    native = platform.machine() == "x86_64" and parked.processor_can()
+    check_attachable(pid)
+    target = resolve_target(pid)
+    native = platform.machine() == "x86_64" and parked.processor_has_xsave()
     if by_gdb or not native:
-        prove_gdb()
-        return Injected("gdb", pid, gdb.execute(target, line, began))
-    return _in_a_thread_of_ours(target, line)
+        prove_gdb_works()
+        return Injected("gdb", pid, gdb.execute_line(target, code, has_begun))
+    return _in_a_thread_of_ours(target, code)
 
 
 @cache
-def prove_gdb() -> None:
+def prove_gdb_works() -> None:
     """Raises :class:`AttachRefused` where gdb harms a process of ours on this machine, once tried.
 
     gdb 13 cannot write the registers of a processor with AMX: a process that sleeps dies of
@@ -85,9 +87,9 @@ def prove_gdb() -> None:
         try:
             assert child.stdout is not None
             child.stdout.readline()
-            gdb.execute(look(child.pid), f"open({str(ran)!r}, 'w')", ran.exists)
-            wait_for(lambda: ran.exists() or child.poll() is not None, _PROOF_SECONDS)
-            if not ran.exists() or not _sleeps_on(child):
+            gdb.execute_line(resolve_target(child.pid), f"open({str(ran)!r}, 'w')", ran.exists)
+            wait_until_true(lambda: ran.exists() or child.poll() is not None, _PROOF_SECONDS)
+            if not ran.exists() or not _is_still_alive(child):
                 raise AttachRefused("a process of zeromon's own died of it or did not run the line")
         except AttachRefused as error:
             raise AttachRefused(
@@ -99,7 +101,7 @@ def prove_gdb() -> None:
             child.wait()
 
 
-def _sleeps_on(child: subprocess.Popen[bytes]) -> bool:
+def _is_still_alive(child: subprocess.Popen[bytes]) -> bool:
     """Returns whether *child* still lives a moment after it was let go."""
     try:
         child.wait(0.3)
@@ -108,17 +110,17 @@ def _sleeps_on(child: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def _in_a_thread_of_ours(target: Target, line: str) -> Injected:
+def _in_a_thread_of_ours(target: Target, code: str) -> Injected:
     """Runs in a child process: the kernel releases traced threads when their tracer ends."""
     outcome: list[Injected | BaseException] = []
 
-    def trace() -> None:
+    def trace_target() -> None:
         try:
-            outcome.append(Injected(*parked.plant(target, line, look)))
+            outcome.append(Injected(*parked.plant_code(target, code, resolve_target)))
         except (AttachRefused, OSError) as error:
             outcome.append(error)
 
-    tracer = threading.Thread(target=trace, daemon=True)
+    tracer = threading.Thread(target=trace_target, daemon=True)
     tracer.start()
     tracer.join(_STOP_PATIENCE_SECONDS)
     if not outcome:
@@ -132,46 +134,46 @@ def _in_a_thread_of_ours(target: Target, line: str) -> Injected:
     return outcome[0]
 
 
-def look(pid: int) -> Target:
+def resolve_target(pid: int) -> Target:
     """Resolves the addresses in process *pid*, without stopping it. Raises :class:`AttachRefused`."""
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
 
-            def read(address: int, length: int) -> bytes:
+            def read_memory(address: int, length: int) -> bytes:
                 return os.pread(memory.fileno(), length, address)
 
-            return _look(pid, read)
+            return _resolve_addresses(pid, read_memory)
     except PermissionError as error:
         raise why_not_traced(pid) from error
     except (FileNotFoundError, ProcessLookupError) as error:
         raise AttachRefused(f"process {pid} has ended") from error
     except struct.error as error:  # there were fewer bytes than the headers said
-        raise replaced(pid) from error
+        raise replaced_error(pid) from error
     except (OSError, ValueError) as error:
         raise AttachRefused(f"the memory of process {pid} cannot be read: {error}") from error
 
 
-def _look(pid: int, read: Callable[[int, int], bytes]) -> Target:
-    found: dict[str, int] = {}
+def _resolve_addresses(pid: int, read_memory: Callable[[int, int], bytes]) -> Target:
+    addresses: dict[str, int] = {}
     padding: tuple[int, int] = (0, 0)
     executable = str(Path(f"/proc/{pid}/exe").readlink()).removesuffix(" (deleted)")
-    for image in images(mappings(pid), read):
+    for image in elf_images(read_mappings(pid), read_memory):
         name = Path(image.path).name
         python = "libpython" in name or image.path.removesuffix(" (deleted)") == executable
         libc = name.startswith(("libc.so", "libc-", "ld-musl", "libpthread"))
         if python or libc:
-            for symbol, address in image.symbols(SYMBOLS + _OPTIONAL, read).items():
-                found.setdefault(symbol, address)
+            for symbol, address in image.symbols(SYMBOLS + _OPTIONAL, read_memory).items():
+                addresses.setdefault(symbol, address)
         if image.padding()[1] > padding[1]:
             padding = image.padding()
-    if not found.keys() >= set(_NEEDED):
-        what = Path(executable).name
-        if not mappings(pid):  # it is on its way out
+    if not addresses.keys() >= set(_NEEDED):
+        program = Path(executable).name
+        if not read_mappings(pid):  # it is on its way out
             raise AttachRefused(f"process {pid} has ended")
-        raise AttachRefused(f"process {pid} is not Python: it runs {what}", "Give a rank's pid.")
-    if _WITHOUT_GIL in found:
+        raise AttachRefused(f"process {pid} is not Python: it runs {program}", "Give a rank's pid.")
+    if _WITHOUT_GIL in addresses:
         raise AttachRefused(
             f"process {pid} runs a Python without a GIL (a free-threaded build)",
             "The injected line would run in parallel to its other threads. Use a build with the GIL.",
         )
-    return Target(pid, found, *padding)
+    return Target(pid, addresses, *padding)

@@ -33,16 +33,16 @@ class Mapping(NamedTuple):
     path: str
 
 
-def mappings(pid: int, proc: Path = Path("/proc")) -> list[Mapping]:
+def read_mappings(pid: int, proc: Path = Path("/proc")) -> list[Mapping]:
     """All mappings of a process; raises OSError."""
-    found = []
-    for line in (proc / str(pid) / "maps").read_text(errors="replace").splitlines():
-        span, mode, offset, _, _, *path = line.split(None, 5)
-        start, _, end = span.partition("-")
-        found.append(
-            Mapping(int(start, 16), int(end, 16), mode, int(offset, 16), path[0] if path else "")
+    maps = []
+    for row in (proc / str(pid) / "maps").read_text(errors="replace").splitlines():
+        span, mode, offset, _, _, *path = row.split(None, 5)
+        start, _, stop = span.partition("-")
+        maps.append(
+            Mapping(int(start, 16), int(stop, 16), mode, int(offset, 16), path[0] if path else "")
         )
-    return found
+    return maps
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,19 @@ class Image:
 
     def padding(self) -> tuple[int, int]:
         """(address, length) of the padding between the end of its code and the end of that page."""
-        best = (0, 0)
+        largest = (0, 0)
         for kind, flags, address, size in self.segments:
-            end = self.base + address + size
-            if kind == _LOAD and flags & _EXECUTABLE and -end % _PAGE > best[1]:
-                best = (end, -end % _PAGE)
-        return best
+            code_end = self.base + address + size
+            if kind == _LOAD and flags & _EXECUTABLE and -code_end % _PAGE > largest[1]:
+                largest = (code_end, -code_end % _PAGE)
+        return largest
 
-    def symbols(self, names: tuple[str, ...], read: Read) -> dict[str, int]:
+    def symbols(self, names: tuple[str, ...], read_memory: Read) -> dict[str, int]:
         """Addresses of those of *names* that the object exports."""
         table = next((s for s in self.segments if s[0] == _DYNAMIC), None)
         if table is None:
             return {}
-        raw = read(self.base + table[2], table[3] & ~15)
+        raw = read_memory(self.base + table[2], table[3] & ~15)
         dynamic = dict(struct.iter_unpack("<QQ", raw))
         if not {_STRTAB, _SYMTAB, _GNU_HASH} <= dynamic.keys():
             return {}
@@ -77,29 +77,31 @@ class Image:
             tag: dynamic[tag] if dynamic[tag] >= self.base else dynamic[tag] + self.base
             for tag in (_STRTAB, _SYMTAB, _GNU_HASH)
         }
-        found = {}
+        addresses = {}
         for name in names:
-            address = self._look_up(name.encode(), at, read)
+            address = self._look_up(name.encode(), at, read_memory)
             if address:
-                found[name] = address
-        return found
+                addresses[name] = address
+        return addresses
 
-    def _look_up(self, name: bytes, at: dict[int, int], read: Read) -> int:
+    def _look_up(self, name: bytes, at: dict[int, int], read_memory: Read) -> int:
         """The address of one symbol through the GNU hash table, or 0."""
         table = at[_GNU_HASH]
-        buckets, first, bloom, _ = struct.unpack("<IIII", read(table, 16))
+        buckets, first_index, bloom, _ = struct.unpack("<IIII", read_memory(table, 16))
         if not buckets:
             return 0
-        wanted = gnu_hash(name)
+        wanted_hash = gnu_hash(name)
         bucket_at = table + 16 + 8 * bloom
-        (index,) = struct.unpack("<I", read(bucket_at + 4 * (wanted % buckets), 4))
-        while index >= first:
-            (link,) = struct.unpack("<I", read(bucket_at + 4 * (buckets + index - first), 4))
-            if link | 1 == wanted | 1:
-                text, _, _, section, value = struct.unpack(
-                    "<IBBHQ", read(at[_SYMTAB] + 24 * index, 16)
+        (index,) = struct.unpack("<I", read_memory(bucket_at + 4 * (wanted_hash % buckets), 4))
+        while index >= first_index:
+            (link,) = struct.unpack(
+                "<I", read_memory(bucket_at + 4 * (buckets + index - first_index), 4)
+            )
+            if link | 1 == wanted_hash | 1:
+                name_at, _, _, section, value = struct.unpack(
+                    "<IBBHQ", read_memory(at[_SYMTAB] + 24 * index, 16)
                 )
-                spelt = read(at[_STRTAB] + text, _LONGEST_NAME).partition(b"\0")[0]
+                spelt = read_memory(at[_STRTAB] + name_at, _LONGEST_NAME).partition(b"\0")[0]
                 if spelt == name and section and value:
                     return self.base + int(value)
             if link & 1:
@@ -116,27 +118,27 @@ def gnu_hash(name: bytes) -> int:
     return value
 
 
-def images(maps: list[Mapping], read: Read) -> Iterator[Image]:
+def elf_images(maps: list[Mapping], read_memory: Read) -> Iterator[Image]:
     """The ELF objects among the mappings."""
     for mapping in maps:
         if mapping.offset or not mapping.path.startswith("/") or "r" not in mapping.mode:
             continue
         with suppress(OSError):  # unmapped meanwhile, or a truncated file
-            head = read(mapping.start, 64)
+            head = read_memory(mapping.start, 64)
             if head[:6] == b"\x7fELF\x02\x01":
-                yield _image(mapping, head, read)
+                yield _elf_image(mapping, head, read_memory)
 
 
-def _image(mapping: Mapping, head: bytes, read: Read) -> Image:
+def _elf_image(mapping: Mapping, head: bytes, read_memory: Read) -> Image:
     (table,) = struct.unpack_from("<Q", head, 32)
     size, count = struct.unpack_from("<HH", head, 54)
-    raw = read(mapping.start + table, size * count)
+    raw = read_memory(mapping.start + table, size * count)
     segments = []
     for number in range(count):
         kind, flags, _, address, _, nbytes = struct.unpack_from("<IIQQQQ", raw, number * size)
         segments.append((kind, flags, address, nbytes))
-    first = min((a for kind, _, a, _ in segments if kind == _LOAD), default=0)
-    return Image(mapping.path, mapping.start - (first & -_PAGE), tuple(segments))
+    lowest = min((a for kind, _, a, _ in segments if kind == _LOAD), default=0)
+    return Image(mapping.path, mapping.start - (lowest & -_PAGE), tuple(segments))
 
 
 # ---- the process in which the injection runs a line, and the addresses that this needs ----------
@@ -166,7 +168,7 @@ def waits_for_interpreter(pid: int) -> bool:
     return False
 
 
-def wait_for(question: Callable[[], bool], seconds: float) -> bool:
+def wait_until_true(question: Callable[[], bool], seconds: float) -> bool:
     """Waits up to *seconds* for *question* to become true; returns whether it did."""
     deadline = time.monotonic() + seconds
     while not question():

@@ -11,15 +11,15 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from zeromon.attach.inject.elf import Target, wait_for
+from zeromon.attach.inject.elf import Target, wait_until_true
 from zeromon.errors import AttachRefused
 
 _PATIENCE_SECONDS = 20.0
 _QUEUE_SECONDS = 2.0
 
 
-def execute(target: Target, line: str, began: Callable[[], bool]) -> int:
-    """Runs *line* in the main thread by gdb; returns the duration in ns. Raises AttachRefused.
+def execute_line(target: Target, code: str, has_begun: Callable[[], bool]) -> int:
+    """Runs *code* in the main thread by gdb; returns the duration in ns. Raises AttachRefused.
 
     A thread that waits runs it at once. A thread that computes finds it queued; when the thread begins
     to wait before it executes the queue, the call is repeated.
@@ -27,23 +27,27 @@ def execute(target: Target, line: str, began: Callable[[], bool]) -> int:
     gdb = shutil.which("gdb")
     if gdb is None:
         raise AttachRefused("this processor needs gdb to attach", "apt-get install gdb")
-    text = line.encode() + b"\0"
-    if len(text) > target.room:
-        raise AttachRefused(f"process {target.pid} has no room for {len(text)} bytes of code")
+    encoded = code.encode() + b"\0"
+    if len(encoded) > target.room:
+        raise AttachRefused(f"process {target.pid} has no room for {len(encoded)} bytes of code")
     with open(f"/proc/{target.pid}/mem", "r+b", buffering=0) as memory:
-        os.pwrite(memory.fileno(), text, target.padding)
-    waits = _main_waits(target.pid)
-    spent = _run(gdb, target, waits=waits)
-    if not waits and not wait_for(began, _QUEUE_SECONDS) and _main_waits(target.pid):
-        spent += _run(gdb, target, waits=True)
-    return spent
+        os.pwrite(memory.fileno(), encoded, target.padding)
+    waits = _main_thread_waits(target.pid)
+    stopped_ns = _run_gdb(gdb, target, waits=waits)
+    if (
+        not waits
+        and not wait_until_true(has_begun, _QUEUE_SECONDS)
+        and _main_thread_waits(target.pid)
+    ):
+        stopped_ns += _run_gdb(gdb, target, waits=True)
+    return stopped_ns
 
 
-def _run(gdb: str, target: Target, *, waits: bool) -> int:
+def _run_gdb(gdb: str, target: Target, *, waits: bool) -> int:
     started = time.monotonic_ns()
     try:
         done = subprocess.run(
-            [gdb, *_options(target, waits=waits)],
+            [gdb, *_gdb_options(target, waits=waits)],
             capture_output=True,
             text=True,
             timeout=_PATIENCE_SECONDS,
@@ -57,18 +61,18 @@ def _run(gdb: str, target: Target, *, waits: bool) -> int:
     return time.monotonic_ns() - started
 
 
-def _options(target: Target, *, waits: bool) -> list[str]:
-    symbols, text = target.symbols, target.padding
+def _gdb_options(target: Target, *, waits: bool) -> list[str]:
+    symbols, code_at = target.symbols, target.padding
     if waits:  # a pending call would wait with it
         commands = [
             f"set $state = ((int(*)(void)){symbols['PyGILState_Ensure']})()",
-            f"set $result = ((int(*)(void*)){symbols['PyRun_SimpleString']})((void*){text})",
+            f"set $result = ((int(*)(void*)){symbols['PyRun_SimpleString']})((void*){code_at})",
             f"call ((void(*)(int)){symbols['PyGILState_Release']})($state)",
         ]
     else:
         call = f"((int(*)(void*,void*)){symbols['Py_AddPendingCall']})"
         run = symbols["PyRun_SimpleString"]
-        commands = [f"set $result = {call}((void*){run}, (void*){text})"]
+        commands = [f"set $result = {call}((void*){run}, (void*){code_at})"]
     quiet = ["-iex", "set auto-solib-add off", "-iex", "set debuginfod enabled off"]
     commands = ["set unwindonsignal on", *commands, 'printf "zeromon: %d\\n", $result']
     return [
@@ -76,6 +80,6 @@ def _options(target: Target, *, waits: bool) -> list[str]:
     ]  # fmt: skip
 
 
-def _main_waits(pid: int) -> bool:
+def _main_thread_waits(pid: int) -> bool:
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] != "R"

@@ -24,11 +24,11 @@ from zeromon.attach.inject.elf import (
     THREAD_NAME,
     Mapping,
     Target,
-    mappings,
-    wait_for,
+    read_mappings,
+    wait_until_true,
     waits_for_interpreter,
 )
-from zeromon.attach.inject.refusal import replaced
+from zeromon.attach.inject.refusal import replaced_error
 from zeromon.errors import AttachRefused
 
 _MAGIC = b"zeromon1"
@@ -86,7 +86,7 @@ _CALM = {
 }
 _FUTEX = 202
 _PARKED = {**_CALM, _FUTEX: "futex"}
-_ORDER = {number: place for place, number in enumerate(_PARKED)}
+_ORDER = {number: order for order, number in enumerate(_PARKED)}
 
 
 class _Registers(ctypes.Structure):
@@ -119,35 +119,39 @@ _libc.ptrace.restype = ctypes.c_long
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 
 
-def _ptrace(request: int, tid: int, data: int = 0) -> None:
+def _ptrace_call(request: int, tid: int, data: int = 0) -> None:
     if _libc.ptrace(request, tid, 0, data) == -1:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
 
-def plant(target: Target, line: str, look: Callable[[int], Target]) -> tuple[str, int, int]:
-    """Runs *line* in a new thread of *target*; returns the stopped thread, and for how long (ns).
+def plant_code(target: Target, code: str, resolve: Callable[[int], Target]) -> tuple[str, int, int]:
+    """Runs *code* in a new thread of *target*; returns the stopped thread, and for how long (ns).
 
-    *look* resolves the addresses again: the memory that is opened here must be that of *target*. Raises
+    *resolve* finds the addresses again: the memory that is opened here must be that of *target*. Raises
     :class:`AttachRefused`, or OSError when the process may not be traced or ends.
     """
-    text = line.encode() + b"\0"
-    if _DATA.size + len(_CODE) + len(text) > target.room:
-        raise AttachRefused(f"process {target.pid} has no room for {len(text)} bytes of code")
+    encoded = code.encode() + b"\0"
+    if _DATA.size + len(_CODE) + len(encoded) > target.room:
+        raise AttachRefused(f"process {target.pid} has no room for {len(encoded)} bytes of code")
     memory = os.open(f"/proc/{target.pid}/mem", os.O_RDWR)
     try:
-        if look(target.pid) != target:
-            raise replaced(target.pid)
-        _claim(target, memory)
+        if resolve(target.pid) != target:
+            raise replaced_error(target.pid)
+        _claim_padding(target, memory)
         deadline = time.monotonic() + _TRIES_SECONDS
         while True:
-            for place in parked_threads(target):
-                stopped = _through(target, memory, text, place)
+            for thread in parked_threads(target):
+                stopped = _run_in_thread(target, memory, encoded, thread)
                 if stopped:
-                    which = "main" if place.tid == target.pid else "helper"
-                    return f"{which} thread in {_PARKED[place.call]}", place.tid, stopped
+                    role = "main" if thread.tid == target.pid else "helper"
+                    return f"{role} thread in {_PARKED[thread.call]}", thread.tid, stopped
             # a pending call of one that waits would wait with it
-            stopped = _through(target, memory, text, None) if _state(target.pid) == "R" else 0
+            stopped = (
+                _run_in_thread(target, memory, encoded, None)
+                if _main_thread_state(target.pid) == "R"
+                else 0
+            )
             if stopped:
                 return "main thread, by a pending call", target.pid, stopped
             if time.monotonic() > deadline:
@@ -156,12 +160,12 @@ def plant(target: Target, line: str, look: Callable[[int], Target]) -> tuple[str
         os.close(memory)
 
 
-def _claim(target: Target, memory: int) -> None:
+def _claim_padding(target: Target, memory: int) -> None:
     """The padding must be empty, or of an injection that has ended."""
-    found = os.pread(memory, target.room, target.padding)
-    if found.strip(b"\0") and not found.startswith(_MAGIC):
+    content = os.pread(memory, target.room, target.padding)
+    if content.strip(b"\0") and not content.startswith(_MAGIC):
         raise AttachRefused(f"something else has put code into process {target.pid}")
-    if not wait_for(lambda: not waits_for_interpreter(target.pid), 1.0):
+    if not wait_until_true(lambda: not waits_for_interpreter(target.pid), 1.0):
         raise AttachRefused(
             f"an earlier attach still waits for the interpreter of process {target.pid}",
             "C code holds its interpreter's lock; try again later. py-spy dump shows the stacks.",
@@ -170,49 +174,49 @@ def _claim(target: Target, memory: int) -> None:
 
 def parked_threads(target: Target) -> list[ParkedThread]:
     """Threads found waiting in the same call repeatedly; helpers first, the longest-waiting first."""
-    seen: Counter[ParkedThread] = Counter()
+    sightings: Counter[ParkedThread] = Counter()
     for _ in range(_ROUNDS):
         for task in Path(f"/proc/{target.pid}/task").iterdir():
-            place = _where(target.pid, int(task.name))
-            if place is not None:
-                seen[place] += 1
+            thread = _parked_call(target.pid, int(task.name))
+            if thread is not None:
+                sightings[thread] += 1
         time.sleep(_GAP_SECONDS)
-    maps = mappings(target.pid)
-    avoid = _allocators(target, maps)
-    good = [
-        place
-        for place, times in seen.items()
+    maps = read_mappings(target.pid)
+    avoid = _lock_ranges(target, maps)
+    steady = [
+        thread
+        for thread, times in sightings.items()
         if times >= 2
-        and not any(start <= place.code < end for start, end in avoid)
-        and _has_stack(maps, place.stack)
+        and not any(start <= thread.code < stop for start, stop in avoid)
+        and _has_stack_room(maps, thread.stack)
     ]
-    return sorted(good, key=lambda p: (p.tid == target.pid, _ORDER[p.call], -seen[p]))
+    return sorted(steady, key=lambda p: (p.tid == target.pid, _ORDER[p.call], -sightings[p]))
 
 
-def _where(pid: int, tid: int) -> ParkedThread | None:
+def _parked_call(pid: int, tid: int) -> ParkedThread | None:
     """The call in which a thread is parked; None when it runs, or waits in any other call."""
     try:
         with open(f"/proc/{pid}/task/{tid}/syscall") as file:
-            words = file.read().split()
+            fields = file.read().split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    if len(words) < 9 or int(words[0]) not in _PARKED:
+    if len(fields) < 9 or int(fields[0]) not in _PARKED:
         return None
-    return ParkedThread(tid, int(words[0]), int(words[7], 16), int(words[8], 16))
+    return ParkedThread(tid, int(fields[0]), int(fields[7], 16), int(fields[8], 16))
 
 
-def _allocators(target: Target, maps: list[Mapping]) -> list[tuple[int, int]]:
+def _lock_ranges(target: Target, maps: list[Mapping]) -> list[tuple[int, int]]:
     """Code in which a waiting thread may hold a lock that ``pthread_create`` needs."""
-    found = [
+    ranges = [
         (mapping.start, mapping.end)
         for mapping in maps
         if "malloc" in mapping.path.rpartition("/")[2] or "/ld-linux" in mapping.path
     ]
     locks = (target.symbols.get(n) for n in ("__lll_lock_wait_private", "__lll_lock_wait"))
-    return found + [(lock, lock + _LENGTH_OF_LOCK) for lock in locks if lock]
+    return ranges + [(lock, lock + _LENGTH_OF_LOCK) for lock in locks if lock]
 
 
-def _state(pid: int) -> str:
+def _main_thread_state(pid: int) -> str:
     """The state of the main thread, as in /proc; raises OSError for a process that has ended."""
     with open(f"/proc/{pid}/stat") as file:
         state = file.read().rpartition(")")[2].split()[0]
@@ -221,51 +225,53 @@ def _state(pid: int) -> str:
     return state
 
 
-def _through(target: Target, memory: int, text: bytes, place: ParkedThread | None) -> int:
-    """Makes a thread execute the code: the one at *place*, or else the main thread as it runs.
+def _run_in_thread(target: Target, memory: int, encoded: bytes, thread: ParkedThread | None) -> int:
+    """Makes a thread execute the code: *thread* where it is parked, or else the main thread as it runs.
 
     Returns how long it was stopped, ns; 0 when it had moved and nothing was done.
     """
-    tid = place.tid if place else target.pid
-    loader = [m for m in mappings(target.pid) if "/ld-linux" in m.path] if place is None else []
-    os.pwrite(memory, _prepared(target, text, pending=place is None), target.padding)
+    tid = thread.tid if thread else target.pid
+    loader = (
+        [m for m in read_mappings(target.pid) if "/ld-linux" in m.path] if thread is None else []
+    )
+    os.pwrite(memory, _padding_content(target, encoded, pending=thread is None), target.padding)
     try:
-        _ptrace(_SEIZE, tid)
+        _ptrace_call(_SEIZE, tid)
     except OSError as error:
         if error.errno == errno.ESRCH and tid != target.pid:
             return 0
         raise
-    began = time.monotonic_ns()
-    _ptrace(_INTERRUPT, tid)
+    started = time.monotonic_ns()
+    _ptrace_call(_INTERRUPT, tid)
     _wait_for_stop(tid)
     try:
         registers = _Registers()
-        _ptrace(_GETREGS, tid, ctypes.addressof(registers))
-        if not _has_code(tid, target):
-            raise replaced(target.pid)
+        _ptrace_call(_GETREGS, tid, ctypes.addressof(registers))
+        if not _has_injected_code(tid, target):
+            raise replaced_error(target.pid)
         starts = any(mapping.start <= registers.rip < mapping.end for mapping in loader)
-        if not starts and (place is None or _is_still(registers, place)):
-            back = _way_back(registers, memory)
+        if not starts and (thread is None or _is_still_parked(registers, thread)):
+            back = _return_registers(registers, memory)
             if back is not None:
                 os.pwrite(memory, struct.pack("<Q", back[0]), target.padding + _BACK_AT)
                 registers.rax, registers.orig_rax = back[1], (1 << 64) - 1
                 registers.rip = target.padding + _DATA.size
-                _ptrace(_SETREGS, tid, ctypes.addressof(registers))
-                return max(1, time.monotonic_ns() - began)
+                _ptrace_call(_SETREGS, tid, ctypes.addressof(registers))
+                return max(1, time.monotonic_ns() - started)
         return 0
     finally:
         with suppress(OSError):  # killed meanwhile
-            _ptrace(_DETACH, tid)
+            _ptrace_call(_DETACH, tid)
 
 
-def _has_code(tid: int, target: Target) -> bool:
+def _has_injected_code(tid: int, target: Target) -> bool:
     """Returns whether the stopped thread *tid* has the code in its memory: execve replaces all of it."""
     with suppress(OSError), open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:
         return os.pread(memory.fileno(), len(_MAGIC), target.padding) == _MAGIC
     return False
 
 
-def _prepared(target: Target, text: bytes, *, pending: bool) -> bytes:
+def _padding_content(target: Target, encoded: bytes, *, pending: bool) -> bytes:
     symbols = target.symbols
     data = _DATA.pack(
         _MAGIC,
@@ -279,7 +285,7 @@ def _prepared(target: Target, text: bytes, *, pending: bool) -> bytes:
         0,
         THREAD_NAME.encode(),
     )
-    return data + _CODE + text
+    return data + _CODE + encoded
 
 
 def _wait_for_stop(tid: int) -> None:
@@ -294,32 +300,32 @@ def _wait_for_stop(tid: int) -> None:
         elif status >> 16 == _EVENT_STOP:
             return
         else:
-            _ptrace(_CONT, tid, os.WSTOPSIG(status))
+            _ptrace_call(_CONT, tid, os.WSTOPSIG(status))
     raise AttachRefused("a thread did not stop: it is in an uninterruptible wait")
 
 
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
+def _signed_register(register: int) -> int:
+    return register - (1 << 64) if register >> 63 else register
 
 
-def _is_still(registers: _Registers, place: ParkedThread) -> bool:
+def _is_still_parked(registers: _Registers, thread: ParkedThread) -> bool:
     """Returns whether it was interrupted in the same call and at the same stack depth as before."""
-    waits = _signed(registers.rax) in (*_RESTARTS, _RESTART_BLOCK, _INTERRUPTED)
-    return waits and (registers.orig_rax, registers.rsp) == (place.call, place.stack)
+    waits = _signed_register(registers.rax) in (*_RESTARTS, _RESTART_BLOCK, _INTERRUPTED)
+    return waits and (registers.orig_rax, registers.rsp) == (thread.call, thread.stack)
 
 
-def _way_back(registers: _Registers, memory: int) -> tuple[int, int] | None:
+def _return_registers(registers: _Registers, memory: int) -> tuple[int, int] | None:
     """(address, rax) to continue the thread as the kernel would have continued it; None: unknown."""
-    result = _signed(registers.rax)
-    again = _signed(registers.orig_rax) >= 0 and result in (*_RESTARTS, _RESTART_BLOCK)
-    if not again:
+    result = _signed_register(registers.rax)
+    restarts = _signed_register(registers.orig_rax) >= 0 and result in (*_RESTARTS, _RESTART_BLOCK)
+    if not restarts:
         return registers.rip, registers.rax
     if os.pread(memory, 2, registers.rip - 2) != _SYSCALL:
         return None
     return registers.rip - 2, (_RESTART_SYSCALL if result == _RESTART_BLOCK else registers.orig_rax)
 
 
-def _has_stack(maps: list[Mapping], stack: int) -> bool:
+def _has_stack_room(maps: list[Mapping], stack: int) -> bool:
     """Returns whether a thread's stack has room for the code and its calls."""
     for mapping in maps:
         if mapping.start <= stack < mapping.end:
@@ -327,8 +333,8 @@ def _has_stack(maps: list[Mapping], stack: int) -> bool:
     return False
 
 
-def processor_can() -> bool:
+def processor_has_xsave() -> bool:
     """Returns whether this processor has the instruction that saves vector registers."""
     with suppress(OSError), open("/proc/cpuinfo") as file:
-        return any(line.startswith("flags") and " xsave " in f"{line.strip()} " for line in file)
+        return any(row.startswith("flags") and " xsave " in f"{row.strip()} " for row in file)
     return False

@@ -24,15 +24,15 @@ _YAMA = {
 _LOOK = "Without any right to trace: py-spy dump as root, or zeromon run from the start."
 
 
-def check(pid: int) -> None:
+def check_attachable(pid: int) -> None:
     """Raises :class:`AttachRefused` for a process that zeromon must not change."""
     status = status_of(pid)
     if not status:
         raise AttachRefused(f"there is no process {pid}", "ps -C python lists running processes.")
-    if pid == 1 or is_ours(pid):
-        what = "init" if pid == 1 else "zeromon itself or an ancestor of it"
+    if pid == 1 or is_own_process(pid):
+        role = "init" if pid == 1 else "zeromon itself or an ancestor of it"
         raise AttachRefused(
-            f"refusing to attach to process {pid} ({what})", "Give the pid of a rank."
+            f"refusing to attach to process {pid} ({role})", "Give the pid of a rank."
         )
     state = status.get("State", "?")[:1]
     if state in "ZX":
@@ -49,15 +49,15 @@ def check(pid: int) -> None:
         )
     owner = status.get("Uid", "?").split()[1]
     if owner != str(os.geteuid()):
-        user = _name_of(owner)
+        user = _user_name_of(owner)
         raise AttachRefused(
             f"process {pid} belongs to {user}", f"sudo -u {user} zeromon attach {pid}"
         )
 
 
-def is_ours(pid: int) -> bool:
+def is_own_process(pid: int) -> bool:
     """Returns whether *pid* is this process, or one of its ancestors."""
-    return pid == os.getpid() or pid in _ancestors(os.getpid())
+    return pid == os.getpid() or pid in _ancestor_pids(os.getpid())
 
 
 def why_not_traced(pid: int) -> AttachRefused:
@@ -67,12 +67,12 @@ def why_not_traced(pid: int) -> AttachRefused:
     refused = f"process {pid} may not be traced from here"
     if "VmSize" not in status:  # it has given its memory back
         return AttachRefused(f"process {pid} has ended")
-    can, why, hint = right_to_trace()
+    can, reason, hint = right_to_trace()
     if not can:
-        return AttachRefused(f"{refused}: {why}", hint)
+        return AttachRefused(f"{refused}: {reason}", hint)
     if may_trace:
-        where = "it is in another user namespace, or a security module forbids it"
-        return AttachRefused(f"{refused}: {where}", _LOOK)
+        cause = "it is in another user namespace, or a security module forbids it"
+        return AttachRefused(f"{refused}: {cause}", _LOOK)
     if int(status.get("CapPrm", "0"), 16) & ~int(ours.get("CapEff", "0"), 16):
         return AttachRefused(
             f"{refused}: it has capabilities that this shell lacks",
@@ -87,7 +87,7 @@ def why_not_traced(pid: int) -> AttachRefused:
 
 def right_to_trace(proc: Path = Path("/proc")) -> tuple[bool, str, str]:
     """Returns whether this user may trace its own processes, the reason, and a hint."""
-    may_trace = int(_status_in(proc / "self").get("CapEff", "0"), 16) & _PTRACE_BIT
+    may_trace = int(_status_in_folder(proc / "self").get("CapEff", "0"), 16) & _PTRACE_BIT
     scope = _yama_scope(proc)
     if scope in _YAMA and (not may_trace or scope == 3):
         name, hint = _YAMA[scope]
@@ -97,7 +97,7 @@ def right_to_trace(proc: Path = Path("/proc")) -> tuple[bool, str, str]:
     return True, "allowed for processes of the same user", ""
 
 
-def replaced(pid: int) -> AttachRefused:
+def replaced_error(pid: int) -> AttachRefused:
     """The error for process *pid*: facts that were read about it are no longer true."""
     return AttachRefused(
         f"process {pid} is ending or starting another program", "Try again in a moment."
@@ -106,23 +106,23 @@ def replaced(pid: int) -> AttachRefused:
 
 def status_of(pid: int) -> dict[str, str]:
     """``/proc/PID/status``; empty when there is no such process."""
-    return _status_in(Path(f"/proc/{pid}"))
+    return _status_in_folder(Path(f"/proc/{pid}"))
 
 
-def _status_in(folder: Path) -> dict[str, str]:
+def _status_in_folder(folder: Path) -> dict[str, str]:
     with suppress(OSError):
-        lines = (folder / "status").read_text(errors="replace").splitlines()
-        return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        rows = (folder / "status").read_text(errors="replace").splitlines()
+        return {key: value.strip() for key, _, value in (row.partition(":") for row in rows)}
     return {}
 
 
-def _ancestors(pid: int) -> set[int]:
-    found: set[int] = set()
-    while pid > 1 and pid not in found:
+def _ancestor_pids(pid: int) -> set[int]:
+    pids: set[int] = set()
+    while pid > 1 and pid not in pids:
         parent = int(status_of(pid).get("PPid", "0"))
-        found.add(parent)
+        pids.add(parent)
         pid = parent
-    return found
+    return pids
 
 
 def _yama_scope(proc: Path) -> int:
@@ -131,7 +131,7 @@ def _yama_scope(proc: Path) -> int:
     return 0
 
 
-def _name_of(uid: str) -> str:
+def _user_name_of(uid: str) -> str:
     import pwd
 
     with suppress(KeyError, ValueError):

@@ -8,15 +8,15 @@ from zeromon.check.problem import Config, Machine, Problem
 Check = Callable[[Config, Machine], Iterable[Problem]]
 
 CHECKS: tuple[Check, ...] = (
-    fields.names, fields.values, fields.deprecated,
-    conflicts.duplicates, conflicts.two_precisions, conflicts.two_names, conflicts.stage_conflicts,
+    fields.unknown_names, fields.wrong_values, fields.deprecated_names,
+    conflicts.duplicate_keys, conflicts.two_precisions, conflicts.two_names, conflicts.stage_conflicts,
     conflicts.bf16_needs, conflicts.no_effect,
     performance.fp32_gradients, performance.overlap_comm, performance.bucket_size,
     performance.fp16_with_zero3, performance.loss_scale, performance.no_mixed_precision,
-    performance.pinned_memory, performance.nvme,
+    performance.pinned_memory, performance.nvme_settings,
     batch.batch_size, batch.missing_batch, batch.batch_product, batch.save_without_gather,
-    hygiene.optimizer, hygiene.scheduler,
-    readers.hjson, readers.unfilled,
-    hygiene.gradients, hygiene.gradient_types, hygiene.bf16_device, hygiene.clipping,
+    hygiene.unknown_optimizer, hygiene.unknown_scheduler,
+    readers.hjson_file, readers.unfilled_autos,
+    hygiene.gradient_layout, hygiene.gradient_types, hygiene.bf16_device, hygiene.missing_clipping,
     hygiene.large_prefetch, hygiene.dead_paths,
 )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from zeromon.check.deepspeed.readers import ZERO, has_auto, stage_of
-from zeromon.check.problem import AUTO, Config, Machine, Problem, is_on, whole
+from zeromon.check.problem import AUTO, Config, Machine, Problem, is_on, parse_whole
 
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _OTHER_PARALLELISM = ("tensor_parallel", "sequence_parallel_size", "expert_parallel", "pipeline")
@@ -22,8 +22,8 @@ class _Batch(NamedTuple):
 
 
 def _batch_of(config: Config, machine: Machine) -> _Batch | None:
-    """Returns the batch settings; None where a value is wrong, which :func:`values` reports."""
-    total, micro, steps = (whole(config.get(name)) for name in _BATCH)
+    """Returns the batch settings; None where a value is wrong, which :func:`wrong_values` reports."""
+    total, micro, steps = (parse_whole(config.get(name)) for name in _BATCH)
     if (total or 1) < 1 or (micro or 1) < 1 or (steps or 1) < 1:
         return None
     ranks = None if any(map(config.has, _OTHER_PARALLELISM)) else machine.devices or config.ranks
@@ -39,23 +39,23 @@ def batch_size(config: Config, machine: Machine) -> Iterator[Problem]:
     if not total:
         return
     if micro and steps:
-        each = micro * steps
-        if ranks and total != each * ranks:
-            product = f"{micro} x {steps} x {ranks} ranks is {each * ranks}"
+        size = micro * steps
+        if ranks and total != size * ranks:
+            product = f"{micro} x {steps} x {ranks} ranks is {size * ranks}"
             message = f"train_batch_size is {total}, but {product}"
-            fix = config.write("train_batch_size", each * ranks)
+            fix = config.write("train_batch_size", size * ranks)
             yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
-        elif total % each:
-            message = f"train_batch_size of {total} is no multiple of {micro} x {steps} = {each}"
+        elif total % size:
+            message = f"train_batch_size of {total} is no multiple of {micro} x {steps} = {size}"
             fix = config.write("train_batch_size", AUTO)
             yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
     elif ranks or micro or steps:
-        known = (micro or 1) * (steps or 1) * (ranks or 1)
-        if total % known and AUTO not in (config.get(name) for name in _BATCH):
-            parts = [str(n) for n in (micro, steps) if n]
-            parts += [f"{ranks} ranks"] if ranks else []
-            message = f"train_batch_size of {total} is no multiple of {' x '.join(parts)}"
-            fix = config.write("train_batch_size", -(-total // known) * known)
+        factor = (micro or 1) * (steps or 1) * (ranks or 1)
+        if total % factor and AUTO not in (config.get(name) for name in _BATCH):
+            factors = [str(n) for n in (micro, steps) if n]
+            factors += [f"{ranks} ranks"] if ranks else []
+            message = f"train_batch_size of {total} is no multiple of {' x '.join(factors)}"
+            fix = config.write("train_batch_size", -(-total // factor) * factor)
             yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
 
 
@@ -90,8 +90,8 @@ def batch_product(config: Config, machine: Machine) -> Iterator[Problem]:
 def save_without_gather(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields stage 3 without gathering of the weights: a saved model consists of shards."""
     name = "stage3_gather_16bit_weights_on_model_save"
-    others = ("gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
-    if stage_of(config) != 3 or any(config.has(ZERO, other) for other in others):
+    aliases = ("gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+    if stage_of(config) != 3 or any(config.has(ZERO, alias) for alias in aliases):
         return
     value = config.get(ZERO, name)
     if value != AUTO and not is_on(value):

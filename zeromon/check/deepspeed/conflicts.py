@@ -10,8 +10,8 @@ from zeromon.check.problem import (
     Path,
     Problem,
     is_on,
-    number,
-    schema,
+    load_schema,
+    parse_number,
     without_effect,
 )
 
@@ -46,11 +46,11 @@ _NEED_ZERO = (
 )
 
 
-def duplicates(config: Config, _: Machine) -> Iterator[Problem]:
+def duplicate_keys(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields keys that the file gives twice."""
     for path in config.duplicates:
-        where = "DeepSpeed refuses that, others take the last"
-        message = f"{'.'.join(path)} is given twice: {where}"
+        outcome = "DeepSpeed refuses that, others take the last"
+        message = f"{'.'.join(path)} is given twice: {outcome}"
         severity = "error" if config.dialect == "json" else "warning"
         yield config.problem("ZM105", severity, path, message, "keep one")
 
@@ -59,7 +59,7 @@ def two_precisions(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields fp16 and bf16 together."""
     if precision_of(config, "fp16") and precision_of(config, "bf16"):
         message = "fp16 and bf16 are both enabled, and DeepSpeed takes one"
-        yield config.problem("ZM105", "error", ("fp16", "enabled"), message, _off(config))
+        yield config.problem("ZM105", "error", ("fp16", "enabled"), message, _fp16_off(config))
 
 
 def two_names(config: Config, _: Machine) -> Iterator[Problem]:
@@ -68,7 +68,7 @@ def two_names(config: Config, _: Machine) -> Iterator[Problem]:
         if config.has(ZERO, old) and config.has(ZERO, new):
             message = f"{old} and {new} are both given, and DeepSpeed refuses that"
             yield config.problem("ZM105", "error", (ZERO, old), message, f"remove {old}")
-    for name, field in schema()["deepspeed"]["sections"][ZERO]["fields"].items():
+    for name, field in load_schema()["deepspeed"]["sections"][ZERO]["fields"].items():
         if "alias" in field and config.has(ZERO, name) and config.has(ZERO, field["alias"]):
             message = f"{name} and {field['alias']} are one setting, and DeepSpeed refuses both"
             yield config.problem("ZM105", "error", (ZERO, name), message, f"remove {name}")
@@ -83,7 +83,7 @@ def stage_conflicts(config: Config, _: Machine) -> Iterator[Problem]:
     stage = stage_of(config)
     if stage is None:
         return
-    ratio = number(config.get(ZERO, "offload_optimizer", "ratio"))
+    ratio = parse_number(config.get(ZERO, "offload_optimizer", "ratio"))
     if ratio is not None and ratio < 1 and stage < 3:
         path: Path = (ZERO, "offload_optimizer", "ratio")
         message = f"a part of the optimizer is offloaded only at stage 3, and this is stage {stage}"
@@ -98,11 +98,11 @@ def stage_conflicts(config: Config, _: Machine) -> Iterator[Problem]:
         yield config.problem(
             "ZM105", "error", path, message, config.write("gradient_allreduce_op", "mean")
         )
-    for part, name in _NEED_ZERO:
-        if is_on(config.get(part, name)) and not stage:
+    for section, name in _NEED_ZERO:
+        if is_on(config.get(section, name)) and not stage:
             message = f"{name} needs ZeRO stage 1, 2 or 3, and this is stage 0"
             fix = config.write(name, False)
-            yield config.problem("ZM105", "error", (part, name), message, fix)
+            yield config.problem("ZM105", "error", (section, name), message, fix)
 
 
 def bf16_needs(config: Config, _: Machine) -> Iterator[Problem]:
@@ -117,7 +117,7 @@ def bf16_needs(config: Config, _: Machine) -> Iterator[Problem]:
         yield config.problem("ZM105", "error", ("bf16", "bf16_optimizer_states"), message, fix)
 
 
-def _off(config: Config) -> str:
+def _fp16_off(config: Config) -> str:
     inner = config.write("enabled", False)
     return f"fp16: {{{inner}}}" if config.dialect == "yaml" else f'"fp16": {{{inner}}}'
 
@@ -130,7 +130,7 @@ def no_effect(config: Config, _: Machine) -> Iterator[Problem]:
     ignored = {0: (*_NOT_STAGE_0, *_ONLY_STAGE_3), 3: _ONLY_STAGES_1_AND_2}.get(
         stage, _ONLY_STAGE_3
     )
-    unused = [name for name in config.section(ZERO) if name in ignored and _is_set(config, name)]
+    unused = [name for name in config.section(ZERO) if name in ignored and _has_value(config, name)]
     if unused:
         message, fix = without_effect(unused, f"at stage {stage}")
         yield config.problem("ZM106", "info", (ZERO, unused[0]), message, fix)
@@ -141,7 +141,7 @@ def no_effect(config: Config, _: Machine) -> Iterator[Problem]:
         yield config.problem("ZM106", "warning", path, message, config.write("device", "cpu"))
 
 
-def _is_set(config: Config, name: str) -> bool:
+def _has_value(config: Config, name: str) -> bool:
     """Returns whether a setting has a value; an offload to the device ``none`` has no value."""
     value = config.get(ZERO, name)
     if isinstance(value, Mapping):

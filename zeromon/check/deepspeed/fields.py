@@ -11,10 +11,10 @@ from zeromon.check.problem import (
     Path,
     Problem,
     Schema,
-    meant,
-    number,
-    schema,
-    whole,
+    did_you_mean,
+    load_schema,
+    parse_number,
+    parse_whole,
 )
 
 _RENAMED = {("aio", "thread_count"): "intra_op_parallelism", ("bfloat16",): "bf16"}
@@ -23,13 +23,13 @@ _REMARKS = ("_", "//", "#", "comment")
 """Prefixes of keys that users add as comments."""
 
 
-def names(config: Config, _: Machine) -> Iterator[Problem]:
+def unknown_names(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields unknown names. DeepSpeed ignores them at the top level and refuses them in its models."""
-    known = schema()["deepspeed"]
-    fields = set(_fields(known["sections"][ZERO]))
+    library = load_schema()["deepspeed"]
+    fields = set(_fields_by_name(library["sections"][ZERO]))
     for name in config.data:
         key = str(name)
-        if key in known["top"] or key in known["removed"] or (key,) in _RENAMED:
+        if key in library["top"] or key in library["removed"] or (key,) in _RENAMED:
             continue
         if key in fields:
             yield config.problem(
@@ -37,87 +37,89 @@ def names(config: Config, _: Machine) -> Iterator[Problem]:
                 f"move it into {ZERO}",
             )  # fmt: skip
         elif not key.lower().startswith(_REMARKS):
-            near = meant(key, known["top"], 0.8)
+            hint = did_you_mean(key, library["top"], 0.8)
             yield config.problem(
-                "ZM102", "warning" if near else "info", (key,),
+                "ZM102", "warning" if hint else "info", (key,),
                 f"DeepSpeed does not know {key} and silently ignores it",
-                near or "remove it, if nothing else reads it",
+                hint or "remove it, if nothing else reads it",
             )  # fmt: skip
-    for name, part in known["sections"].items():
-        yield from _unknown(config, (name,), part, known)
+    for name, section in library["sections"].items():
+        yield from _unknown_fields(config, (name,), section, library)
 
 
-def _fields(part: Schema) -> dict[str, Schema]:
+def _fields_by_name(section: Schema) -> dict[str, Schema]:
     """Returns the fields of a section by name and alias."""
-    fields: dict[str, Schema] = dict(part["fields"])
-    for field in part["fields"].values():
+    fields: dict[str, Schema] = dict(section["fields"])
+    for field in section["fields"].values():
         if "alias" in field:
             fields[field["alias"]] = field
     return fields
 
 
-def _unknown(config: Config, path: Path, part: Schema, known: Schema) -> Iterator[Problem]:
-    fields = _fields(part)
+def _unknown_fields(
+    config: Config, path: Path, section: Schema, library: Schema
+) -> Iterator[Problem]:
+    fields = _fields_by_name(section)
     for name, value in config.section(*path).items():
-        here = (*path, str(name))
+        field_path = (*path, str(name))
         field = fields.get(str(name))
         if field is None:
-            if here in _RENAMED or (path == (ZERO,) and name in known["removed_zero"]):
+            if field_path in _RENAMED or (path == (ZERO,) and name in library["removed_zero"]):
                 continue
-            strict = part["strict"]
-            says = "refuses it" if strict else "silently ignores it"
+            strict = section["strict"]
+            reaction = "refuses it" if strict else "silently ignores it"
             yield config.problem(
-                "ZM102", "error" if strict else "warning", here,
-                f"{'.'.join(path)} has no {name}, and DeepSpeed {says}",
-                meant(name, fields) or "remove it",
+                "ZM102", "error" if strict else "warning", field_path,
+                f"{'.'.join(path)} has no {name}, and DeepSpeed {reaction}",
+                did_you_mean(name, fields) or "remove it",
             )  # fmt: skip
         elif field["type"] == "section" and isinstance(value, Mapping):
-            yield from _unknown(config, here, field["section"], known)
+            yield from _unknown_fields(config, field_path, field["section"], library)
 
 
-def values(config: Config, _: Machine) -> Iterator[Problem]:
+def wrong_values(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields values whose type or range DeepSpeed's models refuse or misread."""
-    for name, part in schema()["deepspeed"]["sections"].items():
+    for name, section in load_schema()["deepspeed"]["sections"].items():
         value = config.get(name)
         if name == ZERO and isinstance(value, bool):
             continue  # the old form
         if config.has(name) and not isinstance(value, Mapping):
             if value not in (None, AUTO):
-                message = f"{name} must be a section of its own, not {_shown(value)}"
+                message = f"{name} must be a section of its own, not {_value_text(value)}"
                 fix = config.write("enabled", True)
                 fix = f'"{name}": {{{fix}}}' if config.dialect != "yaml" else f"put it into {name}"
                 yield config.problem("ZM103", "error", (name,), message, fix)
             continue
-        yield from _wrong(config, (name,), part)
-    yield from _ranges(config)
+        yield from _wrong_fields(config, (name,), section)
+    yield from _out_of_range(config)
 
 
-def _wrong(config: Config, path: Path, part: Schema) -> Iterator[Problem]:
-    fields = _fields(part)
-    if part.get("coerced"):
+def _wrong_fields(config: Config, path: Path, section: Schema) -> Iterator[Problem]:
+    fields = _fields_by_name(section)
+    if section.get("coerced"):
         return
     for name, value in config.section(*path).items():
         field = fields.get(str(name))
         if field is None or value == AUTO:
             continue
-        here = (*path, str(name))
+        field_path = (*path, str(name))
         if field["type"] == "section":
             if isinstance(value, Mapping):
-                yield from _wrong(config, here, field["section"])
+                yield from _wrong_fields(config, field_path, field["section"])
                 continue
             if value is None and (field.get("optional") or field["section"].get("coerced")):
                 continue
-        fault = _fault(value, field, strict=part["strict"])
+        fault = _value_fault(value, field, strict=section["strict"])
         if fault:
-            severity = "error" if part["strict"] else "warning"
-            message = f"{'.'.join(here)} {fault}, not {_shown(value)}"
+            severity = "error" if section["strict"] else "warning"
+            message = f"{'.'.join(field_path)} {fault}, not {_value_text(value)}"
             yield config.problem(
-                "ZM103", severity, here, message, _right(config, name, value, field)
+                "ZM103", severity, field_path, message, _right_value(config, name, value, field)
             )
 
 
-def _right(config: Config, name: str, value: Any, field: Schema) -> str:
-    exact = number(value)
+def _right_value(config: Config, name: str, value: Any, field: Schema) -> str:
+    exact = parse_number(value)
     if field["type"] == "int" and isinstance(value, str) and exact is not None:
         return config.write(name, int(exact))
     if field["type"] == "choice":
@@ -129,31 +131,35 @@ def _right(config: Config, name: str, value: Any, field: Schema) -> str:
 _SWITCHES = {"true", "false", "t", "f", "yes", "no", "y", "n", "on", "off", "1", "0"}
 
 
-def _fault(value: Any, field: Schema, *, strict: bool) -> str:
+def _value_fault(value: Any, field: Schema, *, strict: bool) -> str:
     """Returns the requirement that a value violates after pydantic's coercion; "" for a valid value."""
     kind = field["type"]
     if value is None:
-        return "" if field.get("optional") or not strict else f"must be {_a(kind, field)}"
+        return "" if field.get("optional") or not strict else f"must be {_type_phrase(kind, field)}"
     if kind == "any":
         return ""
     if not strict:  # DeepSpeed does not convert it: the text "false" is true
-        return f"must be {_a(kind, field)}" if kind == "bool" and isinstance(value, str) else ""
-    coerced = _coerced(value, kind, field)
+        return (
+            f"must be {_type_phrase(kind, field)}"
+            if kind == "bool" and isinstance(value, str)
+            else ""
+        )
+    coerced = _coerced_value(value, kind, field)
     if coerced is None:
-        return f"must be {_a(kind, field)}"
+        return f"must be {_type_phrase(kind, field)}"
     if kind in ("int", "float"):
         signs = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
-        good = {
+        satisfies = {
             "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
             "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
         }  # fmt: skip
-        for bound, words in signs.items():
-            if bound in field and not good[bound](coerced, field[bound]):
-                return f"must be {words} {field[bound]:g}"
+        for bound, phrase in signs.items():
+            if bound in field and not satisfies[bound](coerced, field[bound]):
+                return f"must be {phrase} {field[bound]:g}"
     return ""
 
 
-def _a(kind: str, field: Schema) -> str:
+def _type_phrase(kind: str, field: Schema) -> str:
     if kind == "choice":
         return f"one of {', '.join(map(str, field['choices']))}"
     return {
@@ -162,22 +168,22 @@ def _a(kind: str, field: Schema) -> str:
     }[kind]  # fmt: skip
 
 
-def _coerced(value: Any, kind: str, field: Schema) -> Any:
+def _coerced_value(value: Any, kind: str, field: Schema) -> Any:
     """Returns the value after pydantic's lax coercion; None where pydantic refuses the value."""
     if kind == "bool":
-        fine = value in (0, 1) if isinstance(value, (bool, int, float)) else False
-        return True if fine or (isinstance(value, str) and value.lower() in _SWITCHES) else None
+        is_valid = value in (0, 1) if isinstance(value, (bool, int, float)) else False
+        return True if is_valid or (isinstance(value, str) and value.lower() in _SWITCHES) else None
     if kind == "choice":
-        exact = number(value) if isinstance(value, (str, float)) else value
-        fine = any(value == c or (isinstance(c, int) and exact == c) for c in field["choices"])
-        return True if fine else None
+        exact = parse_number(value) if isinstance(value, (str, float)) else value
+        is_valid = any(value == c or (isinstance(c, int) and exact == c) for c in field["choices"])
+        return True if is_valid else None
     if kind == "section":
         return value if isinstance(value, Mapping) else None
     if kind in ("str", "Path"):
         return value if isinstance(value, str) else None
     if isinstance(value, bool):
         return int(value)
-    exact = number(value)
+    exact = parse_number(value)
     if exact is None or kind == "float":
         return exact
     if isinstance(value, str):  # pydantic takes no exponent in a text for an int: "5e8"
@@ -186,15 +192,15 @@ def _coerced(value: Any, kind: str, field: Schema) -> Any:
     return exact if exact == int(exact) else None
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "null"
-    text = f'"{value}"' if isinstance(value, str) else str(value).lower()
-    text = "a section" if isinstance(value, Mapping) else text
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    literal = f'"{value}"' if isinstance(value, str) else str(value).lower()
+    literal = "a section" if isinstance(value, Mapping) else literal
+    return literal if len(literal) <= 40 else f"{literal[:37]}..."
 
 
-def _ranges(config: Config) -> Iterator[Problem]:
+def _out_of_range(config: Config) -> Iterator[Problem]:
     """Yields values that DeepSpeed's code refuses beyond its models."""
     for name in (
         "train_batch_size",
@@ -202,21 +208,23 @@ def _ranges(config: Config) -> Iterator[Problem]:
         "gradient_accumulation_steps",
     ):
         value = config.get(name)
-        if config.has(name) and value not in (AUTO, None) and not (whole(value) or 0) > 0:
-            message = f"{name} must be a whole number from 1 on, not {_shown(value)}"
+        if config.has(name) and value not in (AUTO, None) and not (parse_whole(value) or 0) > 0:
+            message = f"{name} must be a whole number from 1 on, not {_value_text(value)}"
             yield config.problem("ZM103", "error", (name,), message, f'a number, or "{AUTO}"')
         elif isinstance(value, str) and value != AUTO:  # compared as it is, and never equal
-            message = f"{name} must be a number, not the text {_shown(value)}"
-            fix = config.write(name, whole(value))
+            message = f"{name} must be a number, not the text {_value_text(value)}"
+            fix = config.write(name, parse_whole(value))
             yield config.problem("ZM103", "error", (name,), message, fix)
     for name in ("communication_data_type", "seq_parallel_communication_data_type"):
         value = config.get(name)
         if value not in (None, AUTO) and str(value).lower() not in ("fp16", "bf16", "fp32"):
-            message = f"{name} must be fp16, bf16 or fp32, not {_shown(value)}"
+            message = f"{name} must be fp16, bf16 or fp32, not {_value_text(value)}"
             yield config.problem("ZM103", "error", (name,), message, config.write(name, "bf16"))
-    if precision_of(config, "fp16") and not number(config.get("fp16", "loss_scale", default=0)):
+    if precision_of(config, "fp16") and not parse_number(
+        config.get("fp16", "loss_scale", default=0)
+    ):
         for name in ("loss_scale_window", "min_loss_scale"):
-            value = number(config.get("fp16", name))
+            value = parse_number(config.get("fp16", name))
             if value is not None and value <= 0:
                 message = f"fp16.{name} must be more than 0 where the loss scale is dynamic"
                 default = {"loss_scale_window": 1000, "min_loss_scale": 1}[name]
@@ -224,19 +232,19 @@ def _ranges(config: Config) -> Iterator[Problem]:
                 yield config.problem("ZM103", "error", ("fp16", name), message, fix)
 
 
-def deprecated(config: Config, _: Machine) -> Iterator[Problem]:
+def deprecated_names(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields deprecated, renamed and removed names."""
-    known = schema()["deepspeed"]
-    version = f"DeepSpeed {known['version']}"
-    for name, why in known["removed"].items():
+    library = load_schema()["deepspeed"]
+    version = f"DeepSpeed {library['version']}"
+    for name, note in library["removed"].items():
         if config.has(name):
             message = (
-                f"{version} refuses {name}: {why[:1].lower() if why[1:2].islower() else why[:1]}"
+                f"{version} refuses {name}: {note[:1].lower() if note[1:2].islower() else note[:1]}"
             )
-            yield config.problem("ZM104", "error", (name,), message + why[1:], f"remove {name}")
-    for name, why in known["removed_zero"].items():
+            yield config.problem("ZM104", "error", (name,), message + note[1:], f"remove {name}")
+    for name, note in library["removed_zero"].items():
         if config.has(ZERO, name):
-            message = f"{version} refuses {name}: {why}"
+            message = f"{version} refuses {name}: {note}"
             yield config.problem("ZM104", "error", (ZERO, name), message, f"remove {name}")
     if isinstance(config.get(ZERO), bool):
         message = f"{ZERO} as true or false is the form of the first releases, and means stage 1"
@@ -249,23 +257,25 @@ def deprecated(config: Config, _: Machine) -> Iterator[Problem]:
             message += ", and ignored under its old name" if ignored else ""
             severity = "warning" if ignored else "info"
             yield config.problem("ZM104", severity, path, message, f"write {name}")
-    for name, field in known["sections"][ZERO]["fields"].items():
+    for name, field in library["sections"][ZERO]["fields"].items():
         if "deprecated" in field and config.has(ZERO, name):
             new = field["deprecated"]
             message = f"{name} is deprecated: DeepSpeed's name for it is {new}"
-            yield config.problem("ZM104", "warning", (ZERO, name), message, _new(config, name, new))
-    if (number(config.get("optimizer", "params", "max_grad_norm")) or 0) > 0:
+            yield config.problem(
+                "ZM104", "warning", (ZERO, name), message, _new_setting(config, name, new)
+            )
+    if (parse_number(config.get("optimizer", "params", "max_grad_norm")) or 0) > 0:
         path = ("optimizer", "params", "max_grad_norm")
         message = "DeepSpeed does not support max_grad_norm as a parameter of the optimizer"
         fix = config.write("gradient_clipping", config.get(*path)) + " at the top"
         yield config.problem("ZM104", "warning", path, message, fix)
 
 
-def _new(config: Config, old: str, new: str) -> str:
+def _new_setting(config: Config, old: str, new: str) -> str:
     if old in ("cpu_offload", "cpu_offload_param"):
         inner = config.write("device", "cpu")
         return f'"{new}": {{{inner}}}' if config.dialect != "yaml" else f"{new}: {{{inner}}}"
     if old == "cpu_offload_use_pin_memory":
         return f"{config.write('pin_memory', config.get(ZERO, old))} in {new}"
-    fields = schema()["deepspeed"]["sections"][ZERO]["fields"]
+    fields = load_schema()["deepspeed"]["sections"][ZERO]["fields"]
     return config.write(fields.get(new, {}).get("alias", new), config.get(ZERO, old))

@@ -10,11 +10,11 @@ from zeromon.check.problem import (
     Machine,
     Path,
     Problem,
+    did_you_mean,
     is_on,
-    listed,
-    meant,
-    number,
-    schema,
+    join_names,
+    load_schema,
+    parse_number,
 )
 from zeromon.units import human_bytes
 
@@ -25,7 +25,7 @@ _LARGE_PREFETCH = 500_000_000
 """Ten times DeepSpeed's default of ``stage3_prefetch_bucket_size``."""
 
 
-def gradients(config: Config, _: Machine) -> Iterator[Problem]:
+def gradient_layout(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields gradients that are not contiguous, or all-reduced where each rank needs its part only."""
     stage = stage_of(config)
     if not stage:
@@ -48,12 +48,12 @@ def gradients(config: Config, _: Machine) -> Iterator[Problem]:
 
 def gradient_types(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields a type of accumulated gradients that DeepSpeed refuses without ZeRO."""
-    kept = config.get("data_types", "grad_accum_dtype")
-    half = next((name for name in ("bf16", "fp16") if precision_of(config, name)), None)
-    if stage_of(config) == 0 and half and kept in ("fp32", "bf16", "fp16") and kept != half:
+    accum = config.get("data_types", "grad_accum_dtype")
+    dtype = next((name for name in ("bf16", "fp16") if precision_of(config, name)), None)
+    if stage_of(config) == 0 and dtype and accum in ("fp32", "bf16", "fp16") and accum != dtype:
         path: Path = ("data_types", "grad_accum_dtype")
-        message = f"DeepSpeed refuses {half} with gradients in {kept} at stage 0"
-        yield config.problem("ZM105", "error", path, message, config.write(path[-1], half))
+        message = f"DeepSpeed refuses {dtype} with gradients in {accum} at stage 0"
+        yield config.problem("ZM105", "error", path, message, config.write(path[-1], dtype))
 
 
 def bf16_device(config: Config, machine: Machine) -> Iterator[Problem]:
@@ -64,7 +64,7 @@ def bf16_device(config: Config, machine: Machine) -> Iterator[Problem]:
         yield config.problem("ZM406", "warning", ("bf16", "enabled"), message, fix)
 
 
-def clipping(config: Config, _: Machine) -> Iterator[Problem]:
+def missing_clipping(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields fp16 without a limit of the gradient norm."""
     if precision_of(config, "fp16") and not config.get("gradient_clipping"):
         message = "fp16 without gradient_clipping: a spike of the norm is applied as it is"
@@ -75,18 +75,18 @@ def clipping(config: Config, _: Machine) -> Iterator[Problem]:
 def large_prefetch(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields a prefetch of ten times the default: elements, not bytes."""
     path = (ZERO, "stage3_prefetch_bucket_size")
-    size = number(config.get(*path))
+    size = parse_number(config.get(*path))
     if stage_of(config) == 3 and size is not None and size >= _LARGE_PREFETCH:
-        takes = human_bytes(2 * size)
-        message = f"{size:,.0f} elements are gathered ahead, {takes} in half precision"
+        memory = human_bytes(2 * size)
+        message = f"{size:,.0f} elements are gathered ahead, {memory} in half precision"
         yield config.problem("ZM303", "info", path, message, config.write(path[-1], 50_000_000))
 
 
 def dead_paths(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields an ``nvme_path`` beside an offload to the host, which never reads it."""
     for name in ("offload_optimizer", "offload_param"):
-        given = config.get(ZERO, name, "nvme_path")
-        if config.get(ZERO, name, "device") == "cpu" and given not in (None, "", AUTO, "none"):
+        folder = config.get(ZERO, name, "nvme_path")
+        if config.get(ZERO, name, "device") == "cpu" and folder not in (None, "", AUTO, "none"):
             message = f"{name} goes to host memory, and nvme_path has no effect"
             fix = f"{config.write('device', 'nvme')}, or remove nvme_path"
             yield config.problem("ZM106", "info", (ZERO, name, "nvme_path"), message, fix)
@@ -98,55 +98,55 @@ _ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
 _OTHER_NAMES = {"learning_rate": "lr", "beta": "betas", "epsilon": "eps", "wd": "weight_decay"}
 
 
-def optimizer(config: Config, _: Machine) -> Iterator[Problem]:
+def unknown_optimizer(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields an optimizer that neither DeepSpeed nor torch has, and parameters that it refuses."""
-    known = schema()["deepspeed"]
+    library = load_schema()["deepspeed"]
     path: Path = ("optimizer", "type")
     kind = config.get(*path)
     if not isinstance(kind, str):
         return
     if kind.lower() in _ONE_BIT:
-        yield from _one_bit(config, kind)
+        yield from _one_bit_optimizer(config, kind)
         return
-    own, torch = known["optimizers"], known["torch_optimizers"]
-    if kind.lower() not in own and kind not in torch:
-        every = {name.lower(): name for name in (*own, *torch)}
-        near = get_close_matches(kind.lower(), every, 1, 0.6)
-        fix = f"did you mean {every[near[0]]}?" if near else f"one of {', '.join(torch)}"
-        message = f"there is no optimizer {kind} in DeepSpeed {known['version']} or torch.optim"
+    optimizers, torch = library["optimizers"], library["torch_optimizers"]
+    if kind.lower() not in optimizers and kind not in torch:
+        every = {name.lower(): name for name in (*optimizers, *torch)}
+        matches = get_close_matches(kind.lower(), every, 1, 0.6)
+        fix = f"did you mean {every[matches[0]]}?" if matches else f"one of {', '.join(torch)}"
+        message = f"there is no optimizer {kind} in DeepSpeed {library['version']} or torch.optim"
         yield config.problem("ZM103", "error", path, message, fix)
         return
-    taken = own[kind.lower()] if kind.lower() in own else torch[kind]
-    if taken is not None:
-        yield from _refused(config, "optimizer", kind, {*taken, "max_grad_norm"})
+    accepted = optimizers[kind.lower()] if kind.lower() in optimizers else torch[kind]
+    if accepted is not None:
+        yield from _refused_parameters(config, "optimizer", kind, {*accepted, "max_grad_norm"})
 
 
-def _one_bit(config: Config, kind: str) -> Iterator[Problem]:
+def _one_bit_optimizer(config: Config, kind: str) -> Iterator[Problem]:
     stage = stage_of(config)
     if stage:
         message = f"{kind} is not compatible with ZeRO, and this is stage {stage}"
     else:
-        message = f"DeepSpeed {schema()['deepspeed']['version']} no longer has {kind}"
+        message = f"DeepSpeed {load_schema()['deepspeed']['version']} no longer has {kind}"
     fix = config.write("type", "AdamW")
     yield config.problem("ZM105", "error", ("optimizer", "type"), message, fix)
 
 
-def scheduler(config: Config, _: Machine) -> Iterator[Problem]:
+def unknown_scheduler(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields an unknown scheduler, and parameters that a scheduler needs or refuses."""
-    known = schema()["deepspeed"]["schedulers"]
+    schedulers = load_schema()["deepspeed"]["schedulers"]
     path: Path = ("scheduler", "type")
     kind = config.get(*path)
     if not isinstance(kind, str):
         return
-    if kind not in known:
-        fix = meant(kind, known) or "one of WarmupLR, WarmupDecayLR, OneCycle"
+    if kind not in schedulers:
+        fix = did_you_mean(kind, schedulers) or "one of WarmupLR, WarmupDecayLR, OneCycle"
         message = f"DeepSpeed does not recognize the scheduler {kind}"
         yield config.problem("ZM103", "error", path, message, fix)
         return
-    given = config.section("scheduler", "params")
-    missing = [name for name in known[kind]["required"] if name not in given]
+    params = config.section("scheduler", "params")
+    missing = [name for name in schedulers[kind]["required"] if name not in params]
     if missing:
-        message = f"{kind} needs {listed(missing)}"
+        message = f"{kind} needs {join_names(missing)}"
         fix = " and ".join(config.write(name, "auto") for name in missing)
         fix = (
             f"{fix} with transformers, else a number"
@@ -154,16 +154,18 @@ def scheduler(config: Config, _: Machine) -> Iterator[Problem]:
             else "add it"
         )
         yield config.problem("ZM103", "error", path, message, fix)
-    yield from _refused(config, "scheduler", kind, known[kind]["all"])
+    yield from _refused_parameters(config, "scheduler", kind, schedulers[kind]["all"])
 
 
-def _refused(config: Config, part: str, kind: str, taken: Collection[str]) -> Iterator[Problem]:
+def _refused_parameters(
+    config: Config, section: str, kind: str, accepted: Collection[str]
+) -> Iterator[Problem]:
     """Yields parameters that the constructor of *kind* does not have."""
-    for name in config.section(part, "params"):
-        if str(name) not in taken:
+    for name in config.section(section, "params"):
+        if str(name) not in accepted:
             better = _OTHER_NAMES.get(str(name))
-            near = f"did you mean {better}?" if better else meant(name, taken)
+            hint = f"did you mean {better}?" if better else did_you_mean(name, accepted)
             message = f"{kind} has no parameter {name}, and refuses it"
             yield config.problem(
-                "ZM102", "error", (part, "params", str(name)), message, near or f"remove {name}"
+                "ZM102", "error", (section, "params", str(name)), message, hint or f"remove {name}"
             )

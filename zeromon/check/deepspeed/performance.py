@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 
 from zeromon.check.deepspeed.readers import ZERO, precision_of, stage_of
-from zeromon.check.problem import Config, Machine, Problem, is_on, number
+from zeromon.check.problem import Config, Machine, Problem, is_on, parse_number
 from zeromon.units import human_bytes
 
-_LEAST_BUCKET = 1_000_000
+_MIN_BUCKET = 1_000_000
 _LARGE_SHARE = 0.1
 
 
@@ -38,7 +38,7 @@ def overlap_comm(config: Config, _: Machine) -> Iterator[Problem]:
         )
         yield config.problem("ZM302", "info", path, message, fix)
         return
-    size = number(config.get(ZERO, "reduce_bucket_size", default=5e8))
+    size = parse_number(config.get(ZERO, "reduce_bucket_size", default=5e8))
     price = f" of {human_bytes(size * 2)}" if size else ""
     message = f"overlap_comm is off: at stage {stage} backward waits for the reduction of gradients"
     yield config.problem("ZM302", "info", path, message, f"{fix}; costs a second bucket{price}")
@@ -55,10 +55,10 @@ def bucket_size(config: Config, machine: Machine) -> Iterator[Problem]:
     overlaps = is_on(config.get(ZERO, "overlap_comm")) and stage < 3
     for name, default in sizes.items():
         path = (ZERO, name)
-        size = number(config.get(*path, default=default))
+        size = parse_number(config.get(*path, default=default))
         if size is None or size <= 0:
             continue
-        if size < _LEAST_BUCKET:
+        if size < _MIN_BUCKET:
             message = f"{name} of {size:,.0f} elements makes many small messages"
             yield config.problem("ZM303", "warning", path, message, config.write(name, 50_000_000))
         nbytes = size * 2 * (2 if overlaps and name == "reduce_bucket_size" else 1)
@@ -78,18 +78,18 @@ def fp16_with_zero3(config: Config, _: Machine) -> Iterator[Problem]:
 
 def loss_scale(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields loss scaling that is fixed, starts too high, or changes too fast."""
-    part = config.section("fp16")
-    if not part or precision_of(config, "fp16") is False:
+    section = config.section("fp16")
+    if not section or precision_of(config, "fp16") is False:
         return
-    fixed = number(part.get("loss_scale", 0))
+    fixed = parse_number(section.get("loss_scale", 0))
     if fixed is not None and fixed > 0:
         message = f"the loss scale is fixed at {fixed:g}: it does not follow an overflow"
         fix = config.write("loss_scale", 0)
         yield config.problem("ZM404", "warning", ("fp16", "loss_scale"), message, fix)
         return
     window, hysteresis = (
-        number(part.get(name)) or usual
-        for name, usual in (("loss_scale_window", 1000), ("hysteresis", 2))
+        parse_number(section.get(name)) or default
+        for name, default in (("loss_scale_window", 1000), ("hysteresis", 2))
     )
     often = (
         f"skips about {hysteresis:g} of {window + 1 + hysteresis:g} steps to find its limit again"
@@ -99,10 +99,10 @@ def loss_scale(config: Config, _: Machine) -> Iterator[Problem]:
         ("loss_scale_window", lambda x: 0 < x < 100, often, 1000),
         ("hysteresis", lambda x: x < 1, "is counted down to 1, so the scale is never lowered", 2),
     )
-    for name, is_bad, why, better in limits:
-        value = number(part.get(name))
+    for name, is_bad, effect, better in limits:
+        value = parse_number(section.get(name))
         if value is not None and is_bad(value):
-            message = f"{name} of {value:g} {why}"
+            message = f"{name} of {value:g} {effect}"
             fix = config.write(name, better)
             yield config.problem("ZM404", "warning", ("fp16", name), message, fix)
 
@@ -126,9 +126,9 @@ def no_mixed_precision(config: Config, _: Machine) -> Iterator[Problem]:
 def pinned_memory(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields offload through pageable memory, whose copies do not overlap; the default is pinned."""
     for name in ("offload_optimizer", "offload_param"):
-        part = config.section(ZERO, name)
-        used = part.get("device") in ("cpu", "nvme")
-        if used and is_on(part.get("pin_memory")) is False:
+        section = config.section(ZERO, name)
+        used = section.get("device") in ("cpu", "nvme")
+        if used and is_on(section.get("pin_memory")) is False:
             message = f"{name} copies through pageable memory: slower, and without overlap"
             path = (ZERO, name, "pin_memory")
             yield config.problem(
@@ -136,7 +136,7 @@ def pinned_memory(config: Config, _: Machine) -> Iterator[Problem]:
             )
 
 
-def nvme(config: Config, _: Machine) -> Iterator[Problem]:
+def nvme_settings(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields offload to NVMe without a path, or with a queue that limits the bandwidth."""
     used = [
         name
@@ -150,8 +150,8 @@ def nvme(config: Config, _: Machine) -> Iterator[Problem]:
             message = f"{name} goes to NVMe, but nvme_path is missing"
             fix = config.write("nvme_path", "/local_nvme")
             yield config.problem("ZM504", "error", (ZERO, name, "device"), message, fix)
-    part = config.section("aio")
-    if not part:
+    aio = config.section("aio")
+    if not aio:
         message = "NVMe without an aio section runs with a queue depth of 8 on one thread"
         fix = f'"aio": {{{config.write("queue_depth", 32)}}}; ds_nvme_tune measures what is best'
         yield config.problem("ZM504", "info", (ZERO, used[0], "device"), message, fix)
@@ -160,10 +160,10 @@ def nvme(config: Config, _: Machine) -> Iterator[Problem]:
         ("queue_depth", 4, 1024, 32), ("block_size", 64 << 10, 64 << 20, 1 << 20),
         ("intra_op_parallelism", 1, 64, 1),
     )  # fmt: skip
-    for name, least, most, better in limits:
-        value = number(part.get(name))
-        if value is not None and not least <= value <= most:
-            side = "low" if value < least else "high"
+    for name, minimum, maximum, better in limits:
+        value = parse_number(aio.get(name))
+        if value is not None and not minimum <= value <= maximum:
+            side = "low" if value < minimum else "high"
             message = f"aio.{name} of {value:g} is too {side} for the bandwidth of a drive"
             yield config.problem(
                 "ZM504", "warning", ("aio", name), message, config.write(name, better)

@@ -3,29 +3,38 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zeromon.check.problem import AUTO, Config, Machine, Path, Problem, is_on, listed, whole
+from zeromon.check.problem import (
+    AUTO,
+    Config,
+    Machine,
+    Path,
+    Problem,
+    is_on,
+    join_names,
+    parse_whole,
+)
 
 ZERO = "zero_optimization"
 
 
 def stage_of(config: Config) -> int | None:
     """Returns the ZeRO stage, 0 by default; None for "auto" and for invalid values."""
-    part = config.get(ZERO)
-    if isinstance(part, bool):
-        return int(part)
+    section = config.get(ZERO)
+    if isinstance(section, bool):
+        return int(section)
     value = config.get(ZERO, "stage", default=0)
-    stage = int(value) if isinstance(value, bool) else whole(value)
+    stage = int(value) if isinstance(value, bool) else parse_whole(value)
     return stage if stage in (0, 1, 2, 3) else None
 
 
 def precision_of(config: Config, name: str) -> bool | None:
     """Returns whether *name*, bf16 or fp16, is enabled; None for "auto"."""
-    part = config.get(name)
-    if name == "bf16" and part is None:
-        part = config.get("bfloat16")
-    if part is True or part is False or part is None:
-        return bool(part)
-    value = part.get("enabled", False) if isinstance(part, Mapping) else False
+    section = config.get(name)
+    if name == "bf16" and section is None:
+        section = config.get("bfloat16")
+    if section is True or section is False or section is None:
+        return bool(section)
+    value = section.get("enabled", False) if isinstance(section, Mapping) else False
     return None if value == AUTO else bool(is_on(value))
 
 
@@ -48,45 +57,45 @@ _HJSON_FIX = "remove comments and trailing commas, and quote keys with double qu
 def not_json(config: Config, reader: str) -> tuple[str, str]:
     """Returns message and fix for a file of Hjson that *reader* reads as JSON."""
     refused = config.refused
-    where = f"line {refused.line}: {refused.message}" if refused is not None else ""
-    return f"{reader} reads {config.file} as JSON, and it is Hjson ({where})", _HJSON_FIX
+    position = f"line {refused.line}: {refused.message}" if refused is not None else ""
+    return f"{reader} reads {config.file} as JSON, and it is Hjson ({position})", _HJSON_FIX
 
 
-def hjson(config: Config, _: Machine) -> Iterator[Problem]:
+def hjson_file(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields a file of Hjson: an error where "auto" shows that transformers or accelerate reads it."""
     if config.refused is None:
         return
-    place = config.refused.line, config.refused.column
+    position = config.refused.line, config.refused.column
     message = (
         f"this is Hjson, not JSON ({config.refused.message}): DeepSpeed reads it, "
         "transformers and accelerate refuse it"
     )
     severity = "error" if has_auto(config) else "info"
-    yield Problem(config.file, *place, "ZM101", severity, message, _HJSON_FIX)
+    yield Problem(config.file, *position, "ZM101", severity, message, _HJSON_FIX)
 
 
 def has_auto(config: Config) -> bool:
     """Returns whether a value of *config* is "auto", which transformers or accelerate fills in."""
-    return any(True for _ in _autos(config.data, ()))
+    return any(True for _ in _auto_paths(config.data, ()))
 
 
-def _autos(data: Mapping[str, Any], path: Path) -> Iterator[Path]:
+def _auto_paths(data: Mapping[str, Any], path: Path) -> Iterator[Path]:
     for name, value in data.items():
-        here = (*path, str(name))
+        key_path = (*path, str(name))
         if isinstance(value, Mapping):
-            yield from _autos(value, here)
+            yield from _auto_paths(value, key_path)
         elif value == AUTO:
-            yield here
+            yield key_path
 
 
-def unfilled(config: Config, _: Machine) -> Iterator[Problem]:
+def unfilled_autos(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields settings whose "auto" nothing replaces; in scripts it stands for any computed value."""
-    left = [path for path in _autos(config.data, ()) if ".".join(path) not in _FILLED]
-    if config.dialect == "python" or config.has("autotuning") or not left:
+    paths = [auto for auto in _auto_paths(config.data, ()) if ".".join(auto) not in _FILLED]
+    if config.dialect == "python" or config.has("autotuning") or not paths:
         return
-    names = listed(".".join(path) for path in left)
+    names = join_names(".".join(auto) for auto in paths)
     message = (
         f'nothing replaces "{AUTO}" in {names}: accelerate and Trainer refuse that, and DeepSpeed '
         "alone takes its default"
     )
-    yield config.problem("ZM103", "error", left[0], message, "give a number, or remove it")
+    yield config.problem("ZM103", "error", paths[0], message, "give a number, or remove it")

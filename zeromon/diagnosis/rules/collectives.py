@@ -9,12 +9,12 @@ from zeromon.diagnosis.rules.common import (
     MIB,
     Gain,
     bucket_cap_mb,
-    exposed,
-    raised,
+    exposed_seconds,
+    raised_settings,
     share_of_step,
-    worst,
+    worst_rank,
 )
-from zeromon.fold.communication import TINY_BYTES, tiny
+from zeromon.fold.communication import TINY_BYTES, tiny_call_shares
 from zeromon.levels import EXPOSED, Level
 from zeromon.readout.text import busiest_line
 from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
@@ -42,35 +42,35 @@ also save time outside of the wait."""
 @rule("ZM312")
 def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
     """Communication is many small pieces, and the run waits for their latency."""
-    rank = worst(run)
+    rank = worst_rank(run)
     if rank is None or not rank.exposed_ratio:
         return
-    if (of_script := _of_script(rank)) is not None:
+    if (of_script := _script_all_reduces(rank)) is not None:
         yield of_script
         return
-    calls, nbytes, seconds, many = tiny(rank.traffic)
+    calls, nbytes, seconds, count = tiny_call_shares(rank.traffic)
     waits = seconds * rank.exposed_ratio
     dear = (
-        many >= _MANY_TINY
+        count >= _MANY_TINY
         and seconds >= 0.5
         and nbytes <= 0.75 * seconds
         and waits >= _NOTICEABLE.warning
     )
     # where all collectives are small, bytes do not distinguish them: then their number does
-    only = many >= 2 * _MANY_TINY and calls >= 0.9 and waits >= EXPOSED.warning
+    only = count >= 2 * _MANY_TINY and calls >= 0.9 and waits >= EXPOSED.warning
     if not dear and not only:
         return
     small = [r for r in rank.traffic if r.calls > 0 and r.nbytes / r.calls <= TINY_BYTES]
     moving = [row for row in small if row.op != "barrier" and row.unit]
     persistent = [row for row in moving if row.unit == PERSISTENT]
-    fixed = _calls(persistent) > 0.5 * _calls(moving)
+    fixed = _call_count(persistent) > 0.5 * _call_count(moving)
     yield Match(
-        f"{human_count(many)} collectives a step ({human_ratio(calls)}) move "
+        f"{human_count(count)} collectives a step ({human_ratio(calls)}) move "
         f"{human_bytes(TINY_BYTES)} or less: {human_ratio(nbytes)} of the bytes, "
         f"{human_ratio(seconds)} of the time"
-        + (f"; {human_count(_calls(persistent))} of them {_FIXED}" if fixed else ""),
+        + (f"; {human_count(_call_count(persistent))} of them {_FIXED}" if fixed else ""),
         rank.rank,
-        None if fixed else _fewer(rank, moving),
+        None if fixed else _fewer_calls(rank, moving),
         waits=Waits(waits, _NOTICEABLE),
     )
 
@@ -84,19 +84,23 @@ _WRAPPED = (
 )
 
 
-def _of_script(rank: RankSnapshot) -> Match | None:
+def _script_all_reduces(rank: RankSnapshot) -> Match | None:
     """Many small all-reduces that the script issues itself: they belong to no unit or bucket."""
-    own = [row for row in rank.traffic if row.op == "all_reduce" and not row.unit]
-    calls, waits, nbytes = _calls(own), exposed(own), sum(row.nbytes for row in own)
+    rows = [row for row in rank.traffic if row.op == "all_reduce" and not row.unit]
+    calls, waits, nbytes = (
+        _call_count(rows),
+        exposed_seconds(rows),
+        sum(row.nbytes for row in rows),
+    )
     share = share_of_step(rank, waits)
     if calls < _MANY_TINY or share < _NOTICEABLE.warning or nbytes > calls * MIB:
         return None
-    line = busiest_line(rank, communicates=True)
+    location = busiest_line(rank, communicates=True)
     params = rank.process.get("params_bytes", 0)
     averages = rank.sharding_strategy == Strategy() and 0 < AVERAGED * params <= nbytes
     return Match(
         f"the script itself issues {human_count(calls)} all_reduces per step, of "
-        f"{human_bytes(nbytes / calls)} each{f', mostly at {line}' if line else ''}: "
+        f"{human_bytes(nbytes / calls)} each{f', mostly at {location}' if location else ''}: "
         f"{human_ratio(share)} of a step waits for them",
         rank.rank,
         Remedy(
@@ -118,22 +122,22 @@ _FIXED = (
 )
 
 
-def _calls(traffic: Iterable[CollectiveStatsRow]) -> float:
+def _call_count(traffic: Iterable[CollectiveStatsRow]) -> float:
     return sum(row.calls for row in traffic)
 
 
-def _fewer(rank: RankSnapshot, moving: Sequence[CollectiveStatsRow]) -> Remedy | None:
+def _fewer_calls(rank: RankSnapshot, moving: Sequence[CollectiveStatsRow]) -> Remedy | None:
     """Merges small collectives; each call that goes saves what the step waits for it.
 
     None where the pieces are as large already as the configuration can make them.
     """
-    larger = _coarser(rank)
+    larger = _coarser_pieces(rank)
     if larger is None:
         return None
-    calls, waits = _calls(moving), exposed(moving)
+    calls, waits = _call_count(moving), exposed_seconds(moving)
     total = sum(row.nbytes for row in moving)
-    left = max(1.0, total / (_TORCH_BUCKET_MB * MIB)) * len({(r.op, r.phase) for r in moving})
-    saved = waits * max(0.0, 1 - left / calls) if calls else 0.0
+    calls_left = max(1.0, total / (_TORCH_BUCKET_MB * MIB)) * len({(r.op, r.phase) for r in moving})
+    saved = waits * max(0.0, 1 - calls_left / calls) if calls else 0.0
     if not saved:
         return None
     return Remedy(
@@ -162,7 +166,7 @@ _THRESHOLD = (("zero_optimization.stage3_param_persistence_threshold", "100000",
 """Names, defaults and advised values, which are DeepSpeed's defaults."""
 
 
-def _coarser(rank: RankSnapshot) -> _Coarser | None:
+def _coarser_pieces(rank: RankSnapshot) -> _Coarser | None:
     """Returns the change that makes pieces larger; None where they have their usual size already."""
     strategy = rank.sharding_strategy
     if strategy.framework in (Framework.DDP, Framework.ZERO_REDUNDANCY):
@@ -174,7 +178,7 @@ def _coarser(rank: RankSnapshot) -> _Coarser | None:
         return _Coarser(ConfigFormat.DDP, diff, "a larger bucket is complete later")
     if strategy.is_deepspeed:
         at_3 = strategy.stage == 3
-        old, new = raised(rank, _THRESHOLD if at_3 else _BUCKETS)
+        old, new = raised_settings(rank, _THRESHOLD if at_3 else _BUCKETS)
         diff = f'- "zero_optimization": {{{old}}}\n+ "zero_optimization": {{{new}}}'
         price = (
             "parameters of up to so many elements stay gathered on every rank"
@@ -182,7 +186,7 @@ def _coarser(rank: RankSnapshot) -> _Coarser | None:
             else "buffers of so many elements"
         )
         return _Coarser(ConfigFormat.DEEPSPEED, diff, price) if new else None
-    if strategy.framework is Framework.UNKNOWN or _whole_layers(rank):
+    if strategy.framework is Framework.UNKNOWN or _has_whole_layers(rank):
         return None
     larger = "a larger unit is gathered at once"
     if strategy.framework is Framework.FSDP1:
@@ -196,7 +200,7 @@ def _coarser(rank: RankSnapshot) -> _Coarser | None:
     return _Coarser(ConfigFormat.FSDP2, diff, larger)
 
 
-def _whole_layers(rank: RankSnapshot) -> bool:
+def _has_whole_layers(rank: RankSnapshot) -> bool:
     """Returns True if each of the largest units of *rank* holds a layer of its model, or more."""
     model = rank.models[0] if rank.models else ModelMetadata()
     largest, units = model.get("blocks", [0, 0])[1], model.get("units", [])

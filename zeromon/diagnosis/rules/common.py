@@ -3,19 +3,19 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypedDict
 
-from zeromon.diagnosis.rule import as_number, setting
+from zeromon.diagnosis.rule import as_number, setting_of
 from zeromon.focus import is_running_out, most_exposed, pool_of
 from zeromon.levels import AVOIDABLE
-from zeromon.memory.whatif import shorter_by
+from zeromon.memory.whatif import shorter_step_by
 from zeromon.ring.events import Phase
-from zeromon.ring.strategy import MODEL_PARALLEL, Framework, Strategy, dim_of
+from zeromon.ring.strategy import MODEL_PARALLEL, Framework, Strategy, dim_by_name
 from zeromon.snapshot import CollectiveStatsRow, ConfigFormat, Pool, RankSnapshot, RunSnapshot
-from zeromon.snapshot.step import settled
+from zeromon.snapshot.step import settled_steps
 from zeromon.units import human_ratio, human_seconds
 
-LEAST_STEPS = 20
+MIN_STEPS = 20
 """A rank with fewer steps is not judged by its medians."""
-LEAST_SHARE = AVOIDABLE.warning
+MIN_SHARE = AVOIDABLE.warning
 AVERAGED = 0.9
 """The share of the parameters' bytes that a step all-reduces over all ranks, where they are replicas."""
 WINDOW = 20
@@ -52,22 +52,22 @@ _BY_ENGINE = Gain(0.6, 1.4)
 """Shares of what the engine of ``zeromon plan`` predicts. Measured: 0.7 to 1.1 (docs/advice.md)."""
 
 
-def gain(run: RunSnapshot, shares: Gain, seconds: float, **change: Any) -> GainSeconds:
+def predicted_gain(run: RunSnapshot, shares: Gain, seconds: float, **change: Any) -> GainSeconds:
     """The least and the most seconds that *change* of the plan gains: by the engine, where it knows.
 
     Else *shares* of the avoidable *seconds*.
     """
-    predicted = shorter_by(run, **change)
+    predicted = shorter_step_by(run, **change)
     if predicted is not None and predicted > 0:
         return _BY_ENGINE.seconds(predicted)
     return shares.seconds(seconds)
 
 
-def worst(run: RunSnapshot) -> RankSnapshot | None:
+def worst_rank(run: RunSnapshot) -> RankSnapshot | None:
     """The most exposed rank, once it has enough steps to be judged by; see :mod:`zeromon.focus`."""
     rank = most_exposed(run.ranks)
-    ready = rank is not None and rank.steps >= LEAST_STEPS and rank.step_seconds
-    return rank if ready else None
+    is_ready = rank is not None and rank.steps >= MIN_STEPS and rank.step_seconds
+    return rank if is_ready else None
 
 
 def device_type(rank: RankSnapshot) -> str:
@@ -75,12 +75,12 @@ def device_type(rank: RankSnapshot) -> str:
     return rank.device.partition(":")[0] or "cuda"
 
 
-def rows(rank: RankSnapshot, op: str, phase: str = "") -> list[CollectiveStatsRow]:
+def unit_rows(rank: RankSnapshot, op: str, phase: str = "") -> list[CollectiveStatsRow]:
     """Rows of one operation that belong to a unit or bucket; of all phases where none is given."""
     return [row for row in rank.traffic if row.op == op and row.unit and phase in ("", row.phase)]
 
 
-def exposed(traffic: Iterable[CollectiveStatsRow]) -> float:
+def exposed_seconds(traffic: Iterable[CollectiveStatsRow]) -> float:
     """The exposed seconds of *traffic* a step."""
     return sum(row.exposed_seconds for row in traffic)
 
@@ -91,7 +91,7 @@ _WHOLE = 0.98
 
 def waits_in_each_bucket(rank: RankSnapshot) -> bool:
     """Returns whether DDP sends several buckets a step on a device, and none of them is hidden."""
-    buckets = rows(rank, "all_reduce", "backward")
+    buckets = unit_rows(rank, "all_reduce", "backward")
     waited = [row for row in buckets if row.exposed_seconds >= _WHOLE * row.seconds > 0]
     is_on_device = rank.sharding_strategy.is_ddp and rank.device != "cpu"
     return is_on_device and len(waited) == len(buckets) > 1
@@ -114,9 +114,12 @@ class PhaseTime(NamedTuple):
 
 def phase_time(rank: RankSnapshot, phase: Phase) -> PhaseTime:
     """Mean seconds of *phase* per step, and its share of the same steps."""
-    last = [step for step in settled(rank.recent[-WINDOW:]) if len(step.phase_ns) > phase]
-    spent, whole = sum(s.phase_ns[phase] for s in last), sum(s.end_ns - s.start_ns for s in last)
-    return PhaseTime(spent / len(last) / 1e9, spent / whole) if whole else PhaseTime(0.0, 0.0)
+    steps = [step for step in settled_steps(rank.recent[-WINDOW:]) if len(step.phase_ns) > phase]
+    took_ns, total = (
+        sum(s.phase_ns[phase] for s in steps),
+        sum(s.end_ns - s.start_ns for s in steps),
+    )
+    return PhaseTime(took_ns / len(steps) / 1e9, took_ns / total) if total else PhaseTime(0.0, 0.0)
 
 
 def unsharded_bytes(rank: RankSnapshot) -> int:
@@ -135,7 +138,7 @@ def room_bytes(run: RunSnapshot, rank: RankSnapshot) -> int:
         return rank.memory.headroom_bytes
     if rank.host is None or rank.host.headroom_bytes < 0:
         return -1
-    return rank.host.headroom_bytes // sum(other.node == rank.node for other in run.ranks)
+    return rank.host.headroom_bytes // sum(peer.node == rank.node for peer in run.ranks)
 
 
 def bucket_cap_mb(rank: RankSnapshot) -> float | None:
@@ -144,17 +147,17 @@ def bucket_cap_mb(rank: RankSnapshot) -> float | None:
     return caps[0] / MIB if caps else None
 
 
-def raised(rank: RankSnapshot, wanted: Iterable[tuple[str, str, str]]) -> tuple[str, str]:
+def raised_settings(rank: RankSnapshot, advice: Iterable[tuple[str, str, str]]) -> tuple[str, str]:
     """The members of a JSON object that DeepSpeed has now, and those to have: only what is not so.
 
-    *wanted*: for each setting the end of its name, its default, and the value to have. A number is never
+    *advice*: for each setting the end of its name, its default, and the value to have. A number is never
     lowered.
     """
     old, new = [], []
-    for name, usual, better in wanted:
-        now, key = setting(rank, name) or usual, name.rpartition(".")[2]
-        if now != better and (as_number(now) or 0.0) < (as_number(better) or 1.0):
-            old.append(f'"{key}": {now}')
+    for name, default, better in advice:
+        current, key = setting_of(rank, name) or default, name.rpartition(".")[2]
+        if current != better and (as_number(current) or 0.0) < (as_number(better) or 1.0):
+            old.append(f'"{key}": {current}')
             new.append(f'"{key}": {better}')
     return ", ".join(old), ", ".join(new)
 
@@ -189,15 +192,15 @@ class FarGathers(NamedTuple):
 
 def far_gathers(rank: RankSnapshot) -> FarGathers | None:
     """The gathers of *rank* that cross nodes; None where they cost little."""
-    far = [
+    gathers = [
         row
         for row in rank.traffic
-        if row.op == "all_gather" and row.nodes > 1 and dim_of(row.dim) not in MODEL_PARALLEL
+        if row.op == "all_gather" and row.nodes > 1 and dim_by_name(row.dim) not in MODEL_PARALLEL
     ]
-    nodes = max((row.nodes for row in far), default=0)
-    seconds = exposed(far)
+    nodes = max((row.nodes for row in gathers), default=0)
+    seconds = exposed_seconds(gathers)
     share = share_of_step(rank, seconds)
-    if nodes < 2 or share < 2 * LEAST_SHARE:
+    if nodes < 2 or share < 2 * MIN_SHARE:
         return None
     return FarGathers(nodes, max(1, rank.world_size // nodes), seconds, share)
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
     ACROSS_NODES,
-    LEAST_SHARE,
+    MIN_SHARE,
     Gain,
     device_type,
-    exposed,
+    exposed_seconds,
     share_of_step,
     waits_in_each_bucket,
-    worst,
+    worst_rank,
 )
 from zeromon.focus import SETTLED_STEPS, most_exposed
 from zeromon.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
@@ -26,7 +26,7 @@ from zeromon.readout.dimensions import (
     slowest_text,
 )
 from zeromon.readout.text import straggler_sentence
-from zeromon.ring.strategy import Dim, dim_of
+from zeromon.ring.strategy import Dim, dim_by_name
 from zeromon.snapshot import (
     ConfigFormat,
     PipelineBubble,
@@ -43,9 +43,9 @@ from zeromon.units import human_ratio, human_seconds
 def straggler(run: RunSnapshot) -> Iterable[Match]:
     """The other ranks wait for one rank or node, step after step."""
     for late in run.stragglers:
-        where = f"{'' if late.whole_node else 'on '}node {late.node}: " if late.node else ""
+        prefix = f"{'' if late.whole_node else 'on '}node {late.node}: " if late.node else ""
         lacks = Waits(late.share, LATE, late.rank, excess=True)
-        yield Match(f"{where}{straggler_sentence(late)}", late.rank, waits=lacks)
+        yield Match(f"{prefix}{straggler_sentence(late)}", late.rank, waits=lacks)
 
 
 _FAR_SECONDS = 0.005
@@ -62,17 +62,17 @@ def distant_node(run: RunSnapshot) -> Iterable[Match]:
     """
     trips = {n: n.round_trip_seconds for n in run.nodes if n.round_trip_seconds is not None}
     share = max((rank.exposed_ratio or 0.0 for rank in run.ranks), default=0.0)
-    far = {node: trip for node, trip in trips.items() if trip >= _FAR_SECONDS}
-    near = [trip for node, trip in trips.items() if node not in far]
-    if not far or share < EXPOSED.warning or run.ended:
+    far_trips = {node: trip for node, trip in trips.items() if trip >= _FAR_SECONDS}
+    nearer = [trip for node, trip in trips.items() if node not in far_trips]
+    if not far_trips or share < EXPOSED.warning or run.ended:
         return
-    if not near and len(far) > 1:
-        far = {run.nodes[0]: statistics.median(far.values())}
-    for node, trip in far.items():
-        usual = f", to the others {human_seconds(statistics.median(near))}" if near else ""
-        if not near or trip >= _FAR_TIMES * statistics.median(near):
+    if not nearer and len(far_trips) > 1:
+        far_trips = {run.nodes[0]: statistics.median(far_trips.values())}
+    for node, trip in far_trips.items():
+        contrast = f", to the others {human_seconds(statistics.median(nearer))}" if nearer else ""
+        if not nearer or trip >= _FAR_TIMES * statistics.median(nearer):
             yield Match(
-                f"a round trip to node {node.node} takes {human_seconds(trip)}{usual}; "
+                f"a round trip to node {node.node} takes {human_seconds(trip)}{contrast}; "
                 f"{human_ratio(share)} of a step waits for communication",
                 node.first_rank,
             )
@@ -81,14 +81,14 @@ def distant_node(run: RunSnapshot) -> Iterable[Match]:
 @rule("ZM317")
 def tensor_parallel_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     """A tensor-parallel group spans nodes, and the run waits for it. Reported once."""
-    rank = worst(run)
-    far = [one for one in rank.dimensions if one.nodes > 1] if rank is not None else []
-    dimension = next((one for one in far if one.used and dim_of(one.name) is Dim.TP), None)
+    rank = worst_rank(run)
+    far_dims = [d for d in rank.dimensions if d.nodes > 1] if rank is not None else []
+    dimension = next((d for d in far_dims if d.used and dim_by_name(d.name) is Dim.TP), None)
     if rank is None or dimension is None:
         return
-    waits = exposed(of_dimension(rank, dimension.name))
+    waits = exposed_seconds(of_dimension(rank, dimension.name))
     share = share_of_step(rank, waits)
-    if share < LEAST_SHARE:
+    if share < MIN_SHARE:
         return
     yield Match(
         f"{dimension.name} of {dimension.size} ranks spans {dimension.nodes} nodes, and its collectives "
@@ -116,22 +116,22 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
     share = rank.exposed_ratio
     if share < EXPOSED.warning:
         return
-    most = rank.traffic[0] if rank.traffic else None
-    where = ""
-    if most is not None and most.exposed_seconds > 0:
-        what = f"{most.op}, {most.phase.replace('_', ' ')}"
-        where = f"; most in {most.unit or 'calls without a unit'} ({what}), "
-        where += human_seconds(most.exposed_seconds)
+    top_row = rank.traffic[0] if rank.traffic else None
+    detail = ""
+    if top_row is not None and top_row.exposed_seconds > 0:
+        call = f"{top_row.op}, {top_row.phase.replace('_', ' ')}"
+        detail = f"; most in {top_row.unit or 'calls without a unit'} ({call}), "
+        detail += human_seconds(top_row.exposed_seconds)
     late = rank.wait_seconds or 0.0
     if late > 0.5 * (rank.exposed_seconds or 0.0):
-        where += f"; {human_seconds(late)} of a step waits for ranks that come later"
-    text = (
+        detail += f"; {human_seconds(late)} of a step waits for ranks that come later"
+    evidence = (
         f"{human_ratio(share)} of a step ({human_seconds(rank.exposed_seconds)}) waits for "
-        f"communication{where}"
+        f"communication{detail}"
     )
     if dimensions := exposed_by_dimension(rank):
-        text += f"; by dimension: {dimensions}"
-    yield Match(text, rank.rank, waits=Waits(share, EXPOSED))
+        evidence += f"; by dimension: {dimensions}"
+    yield Match(evidence, rank.rank, waits=Waits(share, EXPOSED))
 
 
 @rule("ZM314", once=True)
@@ -143,10 +143,10 @@ def poor_overlap(run: RunSnapshot) -> Iterable[Match]:
             continue
         if overlap < POOR_OVERLAP and share >= AVOIDABLE.critical:
             hidden = human_ratio(overlap) if overlap >= 0.0005 else "nothing"
-            text = f"{hidden} of the communication is hidden behind compute"
+            evidence = f"{hidden} of the communication is hidden behind compute"
             if waits_in_each_bucket(rank):
-                text += ": the compute stream waits in each of DDP's all-reduces"
-            yield Match(text, rank.rank, _other_backend(rank))
+                evidence += ": the compute stream waits in each of DDP's all-reduces"
+            yield Match(evidence, rank.rank, _other_backend(rank))
 
 
 _AT_MOST = Gain(0.0, 1.0)
@@ -184,25 +184,25 @@ def pipeline_bubble(run: RunSnapshot) -> Iterable[Match]:
 
     Reported once for each pipeline, for the rank with the largest bubble.
     """
-    worst: dict[tuple[int, ...], tuple[RankSnapshot, PipelineRow, PipelineBubble]] = {}
+    largest: dict[tuple[int, ...], tuple[RankSnapshot, PipelineRow, PipelineBubble]] = {}
     for rank in run.ranks:
         row = rank.pipeline
         if row is None or row.bubble is None or rank.steps < SETTLED_STEPS:
             continue
-        known = worst.get(row.stage_ranks)
-        if known is None or row.bubble.measured_ratio > known[2].measured_ratio:
-            worst[row.stage_ranks] = rank, row, row.bubble
-    for rank, row, bubble in worst.values():
+        previous = largest.get(row.stage_ranks)
+        if previous is None or row.bubble.measured_ratio > previous[2].measured_ratio:
+            largest[row.stage_ranks] = rank, row, row.bubble
+    for rank, row, bubble in largest.values():
         by_more = bubble.ideal_seconds - bubble.doubled_seconds
         by_split = bubble.ideal_seconds - bubble.balanced_seconds
         share = max(by_more, by_split) / bubble.span_seconds
-        if share >= LEAST_SHARE:
-            remedy = _split(row, by_split) if by_split > by_more else _more(row, by_more)
-            text = f"{pipeline_text(row)}: {bubble_text(row)}; {slowest_text(row)}"
-            yield Match(text, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
+        if share >= MIN_SHARE:
+            remedy = _new_split(row, by_split) if by_split > by_more else _add_batches(row, by_more)
+            evidence = f"{pipeline_text(row)}: {bubble_text(row)}; {slowest_text(row)}"
+            yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 
-def _more(row: PipelineRow, gain: float) -> Remedy:
+def _add_batches(row: PipelineRow, gain: float) -> Remedy:
     count = row.micro_batches
     return Remedy(
         cause="each stage waits while the pipeline fills and drains, once a call of the schedule",
@@ -213,7 +213,7 @@ def _more(row: PipelineRow, gain: float) -> Remedy:
     )
 
 
-def _split(row: PipelineRow, gain: float) -> Remedy:
+def _new_split(row: PipelineRow, gain: float) -> Remedy:
     bubble = row.bubble
     assert bubble is not None
     surplus = human_seconds(bubble.slowest_seconds - bubble.mean_seconds)

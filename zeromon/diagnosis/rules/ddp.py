@@ -6,18 +6,18 @@ from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
-    LEAST_SHARE,
     MIB,
+    MIN_SHARE,
     WINDOW,
     Gain,
     bucket_cap_mb,
-    exposed,
-    gain,
-    rows,
+    exposed_seconds,
+    predicted_gain,
     share_of_step,
+    unit_rows,
     unsharded_bytes,
     waits_in_each_bucket,
-    worst,
+    worst_rank,
 )
 from zeromon.levels import AVOIDABLE
 from zeromon.readout.breakdown import own_seconds
@@ -47,26 +47,26 @@ _NO_SYNC = {
 @rule("ZM308")
 def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
     """Every micro-step reduces its gradients, although only the last one of a step needs to."""
-    rank = worst(run)
+    rank = worst_rank(run)
     if rank is None:
         return
     strategy = rank.sharding_strategy
     if strategy.framework not in _NO_SYNC:
         return
-    whole = strategy.stage == 0  # gradients are whole anyway, also under FSDP1's NO_SHARD
+    is_whole = strategy.stage == 0  # gradients are whole anyway, also under FSDP1's NO_SHARD
     micro = round(statistics.median(step.micro_steps for step in rank.recent[-WINDOW:]))
-    reduces = rows(rank, "all_reduce" if whole else "reduce_scatter", "backward")
-    if micro < 2 or not reduces:
+    grads = unit_rows(rank, "all_reduce" if is_whole else "reduce_scatter", "backward")
+    if micro < 2 or not grads:
         return
-    calls = statistics.median(row.calls for row in reduces)
-    saved = exposed(reduces) * (micro - 1) / micro
+    calls = statistics.median(row.calls for row in grads)
+    saved = exposed_seconds(grads) * (micro - 1) / micro
     share = share_of_step(rank, saved)
-    if calls < 0.9 * micro or share < LEAST_SHARE:
+    if calls < 0.9 * micro or share < MIN_SHARE:
         return
-    held = human_bytes(unsharded_bytes(rank))
+    size = human_bytes(unsharded_bytes(rank))
     form, diff = _NO_SYNC[strategy.framework]
     yield Match(
-        f"each of {micro} micro-steps reduces its gradients: {human_seconds(exposed(reduces))} a "
+        f"each of {micro} micro-steps reduces its gradients: {human_seconds(exposed_seconds(grads))} a "
         f"step, of which {human_seconds(saved)} ({human_ratio(share)}) are avoidable",
         rank.rank,
         Remedy(
@@ -74,8 +74,8 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
             dialect=form,
             diff=diff,
             **_SAVED_REDUCES.seconds(saved),
-            price="none" if whole else f"gradients stay unsharded between micro-steps ({held})",
-            takes=None if whole else Pool.DEVICE,
+            price="none" if is_whole else f"gradients stay unsharded between micro-steps ({size})",
+            takes=None if is_whole else Pool.DEVICE,
         ),
         waits=Waits(share, AVOIDABLE, is_needless=True),
     )
@@ -84,7 +84,7 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
 _BUCKETS_WANTED = 8
 _NEARLY = 1.5
 """A limit that exceeds the advised one by no more than this factor is as good."""
-_LEAST_BUCKET_BYTES = 1 * MIB
+_MIN_BUCKET_BYTES = 1 * MIB
 """Smaller buckets cost more in latency than they hide."""
 _HIDDEN_REDUCES = Gain(0.3, 1.0)
 """Shares of the hideable time. Measured: 0.62 (docs/advice.md)."""
@@ -93,21 +93,21 @@ _HIDDEN_REDUCES = Gain(0.3, 1.0)
 @rule("ZM315")
 def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
     """Gradients go in so few buckets that hardly any of them is sent during backward."""
-    rank = worst(run)
+    rank = worst_rank(run)
     if rank is None or not rank.sharding_strategy.is_ddp or waits_in_each_bucket(rank):
         return  # smaller buckets would be waited for as well (ZM314)
-    buckets = rows(rank, "all_reduce", "backward")
-    waits, lasts = exposed(buckets), sum(row.seconds for row in buckets)
+    buckets = unit_rows(rank, "all_reduce", "backward")
+    waits, lasts = exposed_seconds(buckets), sum(row.seconds for row in buckets)
     total = sum(row.nbytes / max(row.calls, 1.0) for row in buckets)
-    wanted = min(_BUCKETS_WANTED, int(total // _LEAST_BUCKET_BYTES))
+    count = min(_BUCKETS_WANTED, int(total // _MIN_BUCKET_BYTES))
     share = share_of_step(rank, waits)
-    if share < LEAST_SHARE or not 0 < len(buckets) <= 2 or wanted < 3 or waits < 0.5 * lasts:
+    if share < MIN_SHARE or not 0 < len(buckets) <= 2 or count < 3 or waits < 0.5 * lasts:
         return
-    cap = total / wanted / MIB
+    cap = total / count / MIB
     if (bucket_cap_mb(rank) or math.inf) <= _NEARLY * cap:
         return  # it is set already: the parameters are too large for more buckets
-    hideable = min(waits * (1 - 1 / wanted), own_seconds(rank.recent).get("backward", 0.0))
-    gained = gain(run, _HIDDEN_REDUCES, hideable, bucket_cap_bytes=round(cap * MIB))
+    hideable = min(waits * (1 - 1 / count), own_seconds(rank.recent).get("backward", 0.0))
+    gained = predicted_gain(run, _HIDDEN_REDUCES, hideable, bucket_cap_bytes=round(cap * MIB))
     yield Match(
         f"{human_bytes(total)} of gradients go in {len(buckets)} "
         f"bucket{'s' if len(buckets) > 1 else ''}: {human_seconds(waits)} a step "
@@ -119,7 +119,7 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
             diff=f"- DistributedDataParallel(model)\n"
             f"+ DistributedDataParallel(model, bucket_cap_mb={cap:.2g})",
             **gained,
-            price=f"{wanted} all-reduces where there were {len(buckets)}",
+            price=f"{count} all-reduces where there were {len(buckets)}",
         ),
         waits=Waits(share, AVOIDABLE),
     )

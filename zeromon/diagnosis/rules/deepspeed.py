@@ -3,18 +3,18 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting
+from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting_of
 from zeromon.diagnosis.rules.common import (
     ACROSS_NODES,
-    LEAST_SHARE,
+    MIN_SHARE,
     Gain,
     device_type,
-    exposed,
+    exposed_seconds,
     far_gathers,
     room_bytes,
     share_of_step,
     unsharded_bytes,
-    worst,
+    worst_rank,
 )
 from zeromon.focus import SETTLED_STEPS
 from zeromon.levels import AVOIDABLE, Level
@@ -56,11 +56,11 @@ class _Late(NamedTuple):
 @rule("ZM313")
 def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
     """ZeRO-3 gathers parameters only when it needs them, and waits. Reported for the worst rank."""
-    late = [one for rank in run.ranks if (one := _late_gathers(rank)) is not None]
+    late = [starved for rank in run.ranks if (starved := _late_gathers(rank)) is not None]
     if not late:
         return
     waits, share, rank = max(late, key=lambda gathers: gathers.waits)
-    value = setting(rank, _PREFETCH_SIZE) or "unknown"
+    value = setting_of(rank, _PREFETCH_SIZE) or "unknown"
     seconds = waits * (rank.step_seconds or 0.0)
     number = as_number(value)
     larger = (
@@ -91,8 +91,8 @@ def _late_gathers(rank: RankSnapshot) -> _Late | None:
     if len(timed) < SETTLED_STEPS:
         return None
     share = late.nbytes / (sum(row.nbytes for row in rank.gathers) or 1)
-    spent = max(1, sum(step.end_ns - step.start_ns for step in timed))
-    waits = sum(step.late_gather_ns for step in timed) / spent
+    total_ns = max(1, sum(step.end_ns - step.start_ns for step in timed))
+    waits = sum(step.late_gather_ns for step in timed) / total_ns
     return (
         _Late(waits, share, rank)
         if share >= _OFTEN_LATE and waits >= _LATE_GATHERS.warning
@@ -109,20 +109,20 @@ _LOWER_STAGE = Gain(0.4, 1.4)
 @rule("ZM202")
 def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
     """ZeRO-3 gathers parameters that there is room to keep."""
-    rank = worst(run)
+    rank = worst_rank(run)
     if rank is None or not _is_stage_3(rank.sharding_strategy):
         return
-    gathers = [row for row in rank.traffic if row.op == "all_gather"]
-    share, held = share_of_step(rank, exposed(gathers)), unsharded_bytes(rank)
+    rows = [row for row in rank.traffic if row.op == "all_gather"]
+    share, nbytes = share_of_step(rank, exposed_seconds(rows)), unsharded_bytes(rank)
     ranks = max(1, rank.world_size)
-    more = held * (ranks - 1) // ranks * 2  # parameters, and gradients until they are reduced
-    if share < LEAST_SHARE or not held or room_bytes(run, rank) < _ROOM * more:
+    extra = nbytes * (ranks - 1) // ranks * 2  # parameters, and gradients until they are reduced
+    if share < MIN_SHARE or not nbytes or room_bytes(run, rank) < _ROOM * extra:
         return
     if any(model.get("params_on") == "host" for model in rank.models):
         return
-    saved = exposed(gathers) / 2  # stage 2 gathers each parameter once a step, stage 3 twice
+    saved = exposed_seconds(rows) / 2  # stage 2 gathers each parameter once a step, stage 3 twice
     yield Match(
-        f"gathering parameters waits {human_seconds(exposed(gathers))} a step "
+        f"gathering parameters waits {human_seconds(exposed_seconds(rows))} a step "
         f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} per rank are free",
         rank.rank,
         Remedy(
@@ -131,7 +131,7 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
             dialect=ConfigFormat.DEEPSPEED,
             diff='- "stage": 3\n+ "stage": 2',
             **_LOWER_STAGE.seconds(saved),
-            price=f"{human_bytes(more)} more on each rank",
+            price=f"{human_bytes(extra)} more on each rank",
             takes=Pool.DEVICE,
         ),
         waits=Waits(share, AVOIDABLE),
@@ -147,28 +147,28 @@ _QUANTIZED = '\n+ "zero_quantized_weights": true  # needs its CUDA kernels'
 @rule("ZM311")
 def zero_plus_plus(run: RunSnapshot) -> Iterable[Match]:
     """ZeRO-3 gathers parameters over the network, where a second partition on each node would do."""
-    rank = worst(run)
+    rank = worst_rank(run)
     if rank is None or not _is_stage_3(rank.sharding_strategy):
         return
-    far = far_gathers(rank)
-    if far is None or rank.sharding_strategy.hybrid:
+    gathers = far_gathers(rank)
+    if gathers is None or rank.sharding_strategy.hybrid:
         return  # hpZ is on already
-    more = unsharded_bytes(rank) // far.local_ranks
-    if room_bytes(run, rank) < _ROOM * more or not more:
+    extra_bytes = unsharded_bytes(rank) // gathers.local_ranks
+    if room_bytes(run, rank) < _ROOM * extra_bytes or not extra_bytes:
         return
     yield Match(
-        far.text,
+        gathers.text,
         rank.rank,
         Remedy(
-            cause=far.cause,
+            cause=gathers.cause,
             dialect=ConfigFormat.DEEPSPEED,
-            diff=f'+ "zero_hpz_partition_size": {far.local_ranks}'
+            diff=f'+ "zero_hpz_partition_size": {gathers.local_ranks}'
             + _QUANTIZED * (device_type(rank) == "cuda"),
-            **ACROSS_NODES.seconds(far.seconds),
-            price=f"{human_bytes(more)} more on each rank",
+            **ACROSS_NODES.seconds(gathers.seconds),
+            price=f"{human_bytes(extra_bytes)} more on each rank",
             takes=Pool.DEVICE,
         ),
-        waits=Waits(far.share, AVOIDABLE),
+        waits=Waits(gathers.share, AVOIDABLE),
     )
 
 
@@ -186,10 +186,10 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
         stage = rank.sharding_strategy.stage
         if not rank.sharding_strategy.is_deepspeed or not stage or rank.world_size < 2:
             continue
-        if setting(rank, "zero_optimization.reduce_scatter") != "false":
+        if setting_of(rank, "zero_optimization.reduce_scatter") != "false":
             continue
         grads = sum(m.get("trainable", 0) * m.get("grad_bytes", 0) for m in rank.models)
-        more = grads * (rank.world_size - 1) / rank.world_size
+        saved = grads * (rank.world_size - 1) / rank.world_size
         diff = '- "reduce_scatter": false\n+ "reduce_scatter": true'
         if stage < 3:  # without this, whole buckets are all-reduced there
             diff += '\n+ "use_multi_rank_bucket_allreduce": false'
@@ -200,8 +200,8 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
                 cause="reduce_scatter is off: a reduce-scatter sends half the bytes",
                 dialect=ConfigFormat.DEEPSPEED,
                 diff=diff,
-                effect=f"a rank sends {human_bytes(more)} less each time that gradients are reduced"
-                if more
+                effect=f"a rank sends {human_bytes(saved)} less each time that gradients are reduced"
+                if saved
                 else "half the bytes of the reduction",
                 price="more calls, and smaller ones" if stage < 3 else "none",
             ),
@@ -211,16 +211,16 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
 @rule("ZM302")
 def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
     """DeepSpeed reduces gradients on the stream that computes."""
-    rank = worst(run)
-    if rank is None or rank.device == "cpu" or setting(rank, "overlap_comm") != "false":
+    rank = worst_rank(run)
+    if rank is None or rank.device == "cpu" or setting_of(rank, "overlap_comm") != "false":
         return  # on a CPU there is no other stream
     buckets = [r for r in rank.traffic if r.unit.startswith("bucket") and r.phase == "backward"]
-    share = share_of_step(rank, exposed(buckets))
-    if share < LEAST_SHARE:
+    share = share_of_step(rank, exposed_seconds(buckets))
+    if share < MIN_SHARE:
         return
-    hideable = min(exposed(buckets), own_seconds(rank.recent).get("backward", 0.0))
+    hideable = min(exposed_seconds(buckets), own_seconds(rank.recent).get("backward", 0.0))
     yield Match(
-        f"reducing gradients waits {human_seconds(exposed(buckets))} a step "
+        f"reducing gradients waits {human_seconds(exposed_seconds(buckets))} a step "
         f"({human_ratio(share)}), and overlap_comm is off",
         rank.rank,
         Remedy(

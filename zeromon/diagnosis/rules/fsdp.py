@@ -5,19 +5,19 @@ from collections.abc import Iterable
 from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
     ACROSS_NODES,
-    LEAST_SHARE,
-    LEAST_STEPS,
+    MIN_SHARE,
+    MIN_STEPS,
     Gain,
     device_type,
-    exposed,
+    exposed_seconds,
     far_gathers,
-    gain,
     is_sharding_fsdp,
+    predicted_gain,
     room_bytes,
-    rows,
     share_of_step,
+    unit_rows,
     unsharded_bytes,
-    worst,
+    worst_rank,
 )
 from zeromon.levels import AVOIDABLE
 from zeromon.memory.spec import ZeroStage
@@ -36,7 +36,7 @@ _PREFETCHED = Gain(0.4, 1.0)
 @rule("ZM305")
 def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
     """Units gather their parameters only when they need them, and wait for them."""
-    rank = worst(run)
+    rank = worst_rank(run)
     if rank is None or not is_sharding_fsdp(rank.sharding_strategy):
         return
     form, diff = _prefetch_diff(rank)
@@ -44,18 +44,18 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
         return  # it is on already
     hideable, late = 0.0, 0.0
     for phase in ("forward", "backward"):
-        gathers = rows(rank, "all_gather", phase)
+        gathers = unit_rows(rank, "all_gather", phase)
         on_need = [row for row in gathers if row.exposed_seconds >= _ON_NEED * row.seconds > 0]
         if len(on_need) < 2:
             continue
-        late += exposed(on_need)
+        late += exposed_seconds(on_need)
         # the first unit of a phase has nothing before it to hide behind
-        behind = exposed(on_need) * (1 - 1 / len(on_need))
-        hideable += min(behind, own_seconds(rank.recent).get(phase, 0.0))
+        coverable = exposed_seconds(on_need) * (1 - 1 / len(on_need))
+        hideable += min(coverable, own_seconds(rank.recent).get(phase, 0.0))
     share = share_of_step(rank, late)
-    if share < LEAST_SHARE or hideable <= 0:
+    if share < MIN_SHARE or hideable <= 0:
         return
-    largest = max((row.nbytes for row in rows(rank, "all_gather")), default=0)
+    largest = max((row.nbytes for row in unit_rows(rank, "all_gather")), default=0)
     yield Match(
         f"units gather their parameters when they need them: {human_seconds(late)} a step "
         f"({human_ratio(share)}) of exposed all-gathers",
@@ -77,21 +77,21 @@ def _prefetch_diff(rank: RankSnapshot) -> tuple[ConfigFormat, str]:
     model = rank.models[0] if rank.models else ModelMetadata()
     forward = model.get("forward_prefetch", False)
     if rank.sharding_strategy.framework is Framework.FSDP1:
-        off = [] if forward else ["forward_prefetch=True"]
+        missing = [] if forward else ["forward_prefetch=True"]
         if model.get("backward_prefetch") != "BACKWARD_PRE":
-            off.append("backward_prefetch=BackwardPrefetch.BACKWARD_PRE")
+            missing.append("backward_prefetch=BackwardPrefetch.BACKWARD_PRE")
         to = "- FullyShardedDataParallel(model)\n+ FullyShardedDataParallel(model, {})"
-        return ConfigFormat.FSDP1, to.format(", ".join(off)) if off else ""
+        return ConfigFormat.FSDP1, to.format(", ".join(missing)) if missing else ""
     if forward:
         return ConfigFormat.FSDP2, ""
-    lines = [
+    rows = [
         "+ for this, following in itertools.pairwise(model.layers):",
         "+     this.set_modules_to_forward_prefetch([following])",
         "+     following.set_modules_to_backward_prefetch([this])",
     ]
     if rank.device == "cpu":
-        lines.insert(0, "+ model._set_unshard_async_op(True)  # gloo has no stream to run ahead on")
-    return ConfigFormat.FSDP2, "\n".join(lines)
+        rows.insert(0, "+ model._set_unshard_async_op(True)  # gloo has no stream to run ahead on")
+    return ConfigFormat.FSDP2, "\n".join(rows)
 
 
 _NOT_GATHERED = Gain(0.6, 1.2)
@@ -103,21 +103,21 @@ _ROOM = 2
 @rule("ZM306")
 def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
     """Parameters are gathered again in backward, although there is room to keep them."""
-    rank = worst(run)
+    rank = worst_rank(run)
     if rank is None:
         return
     strategy = rank.sharding_strategy
     if not strategy.is_fsdp or strategy.stage < 3:
         return
-    again = rows(rank, "all_gather", "backward")
-    share, held = share_of_step(rank, exposed(again)), unsharded_bytes(rank)
-    if share < LEAST_SHARE or not held or room_bytes(run, rank) < _ROOM * held:
+    repeats = unit_rows(rank, "all_gather", "backward")
+    share, model_bytes = share_of_step(rank, exposed_seconds(repeats)), unsharded_bytes(rank)
+    if share < MIN_SHARE or not model_bytes or room_bytes(run, rank) < _ROOM * model_bytes:
         return
     form, diff = _keep_gathered(strategy)
-    kept = {"stage": ZeroStage.GRADIENTS, "reshards": False}
-    gained = gain(run, _NOT_GATHERED, exposed(again), **kept)
+    change = {"stage": ZeroStage.GRADIENTS, "reshards": False}
+    gained = predicted_gain(run, _NOT_GATHERED, exposed_seconds(repeats), **change)
     yield Match(
-        f"gathering parameters again in backward waits {human_seconds(exposed(again))} a step "
+        f"gathering parameters again in backward waits {human_seconds(exposed_seconds(repeats))} a step "
         f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} per rank are free",
         rank.rank,
         Remedy(
@@ -125,7 +125,7 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
             dialect=form,
             diff=diff,
             **gained,
-            price=f"all parameters stay gathered from forward to backward ({human_bytes(held)})",
+            price=f"all parameters stay gathered from forward to backward ({human_bytes(model_bytes)})",
             takes=Pool.DEVICE,
         ),
         waits=Waits(share, AVOIDABLE),
@@ -140,16 +140,16 @@ def _keep_gathered(strategy: Strategy) -> tuple[ConfigFormat, str]:
     if strategy.framework is Framework.FSDP2:
         diff = "- fully_shard(layer)\n+ fully_shard(layer, reshard_after_forward=False)"
         return ConfigFormat.FSDP2, diff
-    now, keeps = "FULL_SHARD", "SHARD_GRAD_OP"
+    current, keeps = "FULL_SHARD", "SHARD_GRAD_OP"
     if strategy.hybrid:
-        now, keeps = "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"
+        current, keeps = "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"
     return ConfigFormat.FSDP1, (
-        f"- sharding_strategy=ShardingStrategy.{now}\n+ sharding_strategy=ShardingStrategy.{keeps}"
+        f"- sharding_strategy=ShardingStrategy.{current}\n+ sharding_strategy=ShardingStrategy.{keeps}"
     )
 
 
-_LEAST_LAYERS = 4
-_MOST_OF_THE_MODEL = 0.6
+_MIN_LAYERS = 4
+_MIN_UNIT_SHARE = 0.6
 _WORTH_FREEING = 0.3
 """Min share of the peak of gathered parameters; splitting a unit costs more all-gathers."""
 
@@ -173,25 +173,25 @@ def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
     """One unit holds most of the model, and is gathered as a whole. Reported once."""
     for rank in run.ranks:
         model = next((m for m in rank.models if m.get("framework") in _WRAPS), None)
-        if model is None or rank.steps < LEAST_STEPS or rank.unsharded_peak_bytes <= 0:
+        if model is None or rank.steps < MIN_STEPS or rank.unsharded_peak_bytes <= 0:
             continue
-        numel, each = model.get("numel", 0), model.get("compute_bytes", 4)
+        numel, itemsize = model.get("numel", 0), model.get("compute_bytes", 4)
         count, largest = model.get("blocks", (0, 0))
         largest = (
             largest * numel // max(1, model.get("whole_numel", numel))
         )  # tensor parallel: its part
         biggest = model.get("largest_unit_numel", 0)
-        if count < _LEAST_LAYERS or biggest < _MOST_OF_THE_MODEL * numel or largest <= 0:
+        if count < _MIN_LAYERS or biggest < _MIN_UNIT_SHARE * numel or largest <= 0:
             continue
         # two blocks at once, and what is outside of them
-        peak = (numel - count * largest + 2 * largest) * each
+        peak = (numel - count * largest + 2 * largest) * itemsize
         frees = rank.unsharded_peak_bytes - peak
         if frees < _WORTH_FREEING * rank.unsharded_peak_bytes:
             continue
         form, diff = _WRAPS[model["framework"]]
         yield Match(
-            f"one unit of {human_bytes(biggest * each)} is gathered as a whole; the model has "
-            f"{human_count(count)} layers of {human_bytes(largest * each)}",
+            f"one unit of {human_bytes(biggest * itemsize)} is gathered as a whole; the model has "
+            f"{human_count(count)} layers of {human_bytes(largest * itemsize)}",
             rank.rank,
             Remedy(
                 cause="only the root is wrapped: nothing is freed before the whole model has computed",
@@ -209,30 +209,30 @@ _SHARDED = ("sharded_param", "sharded_grad", "optimizer_state", "master_param")
 @rule("ZM307")
 def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     """Parameters are gathered over the network, where a copy on each node would do."""
-    rank = worst(run)
+    rank = worst_rank(run)
     if rank is None or not is_sharding_fsdp(rank.sharding_strategy):
         return
-    far = far_gathers(rank)
-    if far is None:
+    gathers = far_gathers(rank)
+    if gathers is None:
         return
-    held = sum(r.device_bytes or r.host_bytes for r in rank.roles if r.role in _SHARDED)
-    more = held * (far.nodes - 1)
-    if room_bytes(run, rank) < _ROOM * more or not more:
+    shard_bytes = sum(r.device_bytes or r.host_bytes for r in rank.roles if r.role in _SHARDED)
+    extra = shard_bytes * (gathers.nodes - 1)
+    if room_bytes(run, rank) < _ROOM * extra or not extra:
         return
-    form, diff = _within_nodes(rank, far.nodes, far.local_ranks)
+    form, diff = _within_nodes(rank, gathers.nodes, gathers.local_ranks)
     yield Match(
-        far.text,
+        gathers.text,
         rank.rank,
         Remedy(
-            cause=far.cause,
+            cause=gathers.cause,
             dialect=form,
             diff=diff,
-            **ACROSS_NODES.seconds(far.seconds),
-            price=f"{human_bytes(more)} more on each rank, and an all-reduce of gradients between "
+            **ACROSS_NODES.seconds(gathers.seconds),
+            price=f"{human_bytes(extra)} more on each rank, and an all-reduce of gradients between "
             "the nodes",
             takes=Pool.DEVICE,
         ),
-        waits=Waits(far.share, AVOIDABLE),
+        waits=Waits(gathers.share, AVOIDABLE),
     )
 
 

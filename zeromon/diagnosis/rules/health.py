@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE
-from zeromon.diagnosis.stalls import severity_of_pause, stalls, worst_stall
+from zeromon.diagnosis.stalls import find_stalls, severity_of_pause, worst_stall
 from zeromon.diagnosis.stragglers import widest_drift
 from zeromon.focus import first_failed, has_left, roles_of
 from zeromon.fold.pauses import STARTS
 from zeromon.readout.hang import hang_text, named_ranks
-from zeromon.readout.ledger import Checkpoints, checkpoints, unsaved_text
+from zeromon.readout.ledger import Checkpoints, checkpoints_of, unsaved_text
 from zeromon.readout.text import (
     consequence_text,
     death_text,
@@ -18,7 +18,7 @@ from zeromon.readout.text import (
     host_evidence,
     left_text,
     node_lost,
-    roughly,
+    rough_time,
     script_line,
 )
 from zeromon.snapshot import (
@@ -34,29 +34,29 @@ from zeromon.snapshot import (
 )
 from zeromon.units import human_count, human_ratio, human_seconds
 
-_MOST_STALLED = 4
+_MAX_STALL_PLACES = 4
 
 
 @rule("ZM001", severity=Severity.CRITICAL)
 def rank_died(run: RunSnapshot) -> Iterable[Match]:
     """A rank ended abnormally, and its user did not stop the run with Ctrl-C."""
     roles = roles_of(run)
-    first = first_failed(run.ranks, run.hangs)
-    for rank in run.ranks if first is not None and first.stopped != CTRL_C else ():
+    first_failure = first_failed(run.ranks, run.hangs)
+    for rank in run.ranks if first_failure is not None and first_failure.stopped != CTRL_C else ():
         if (role := roles.get(rank.rank)) is not None:
             yield Match(_end_of(run, rank, roles), rank.rank, severity=_SEVERITY_OF_DEATH[role])
-    away = [rank for rank in run.away if rank.failed]
-    for other in away:
-        yield Match(f"{other.ended} on node {other.node}, {other.doing}", other.rank)
+    failed_away = [rank for rank in run.away if rank.failed]
+    for peer in failed_away:
+        yield Match(f"{peer.ended} on node {peer.node}, {peer.doing}", peer.rank)
 
 
 def _end_of(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
     """How *rank* ended, and what that has to do with the ends of the others."""
     if has_left(rank):
         return left_text(run, rank, roles)
-    why = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
-    text = f"{error_of(rank)} after step {rank.step}, {doing(rank)}{why and f'; {why}'}"
-    return text + consequence_text(run, rank, roles)
+    cause = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
+    message = f"{error_of(rank)} after step {rank.step}, {doing(rank)}{cause and f'; {cause}'}"
+    return message + consequence_text(run, rank, roles)
 
 
 _SEVERITY_OF_DEATH = {
@@ -71,13 +71,13 @@ def restarted(run: RunSnapshot) -> Iterable[Match]:
     """The launcher ended all ranks and started them again."""
     failed = [attempt for attempt in run.attempts if not attempt.finished]
     if failed:
-        last = failed[-1]
-        known = [attempt.lost_steps for attempt in failed]
-        lost = "n/a" if None in known else human_count(sum(filter(None, known)))
-        why = death_text(last.deaths[0]) if last.deaths else "no rank is known to have failed"
+        prior = failed[-1]
+        lost_steps = [attempt.lost_steps for attempt in failed]
+        lost = "n/a" if None in lost_steps else human_count(sum(filter(None, lost_steps)))
+        reason = death_text(prior.deaths[0]) if prior.deaths else "no rank is known to have failed"
         yield Match(
-            f"attempt {run.last_attempt}; attempt {last.number} ended after"
-            f" {human_count(last.steps)} steps: {why}; steps lost in all: {lost}"
+            f"attempt {run.last_attempt}; attempt {prior.number} ended after"
+            f" {human_count(prior.steps)} steps: {reason}; steps lost in all: {lost}"
         )
 
 
@@ -85,7 +85,7 @@ _TOO_LONG = 2.0
 """From so many times the best interval on, saves and failures together lose a quarter more time."""
 _NEVER_SECONDS = 3600.0
 """Steps for so long without any checkpoint are worth a word."""
-_LEAST_SAVES = 3
+_MIN_SAVES = 3
 _COSTLY = 0.05
 """The share of the time from which saves on the training thread are worth a change."""
 
@@ -93,41 +93,41 @@ _COSTLY = 0.05
 @rule("ZM015")
 def checkpoint_interval(run: RunSnapshot) -> Iterable[Match]:
     """The last checkpoint is old, or saves take much of the time, against what failures cost."""
-    found = checkpoints(run)
+    saves = checkpoints_of(run)
     rank = next((rank for rank in run.ranks if rank.alive and rank.rank == 0), None)
-    if found is None or rank is None or run.ended:  # often rank 0 alone saves
+    if saves is None or rank is None or run.ended:  # often rank 0 alone saves
         return
-    best, severity = found.best_seconds, Severity.WARNING if found.measured else Severity.INFO
-    if best is None:
-        if found.unsaved_seconds > _NEVER_SECONDS and not rank.joined:
-            yield Match(f"at risk: {unsaved_text(found)}")
+    optimum, severity = (saves.best_seconds, Severity.WARNING if saves.measured else Severity.INFO)
+    if optimum is None:
+        if saves.unsaved_seconds > _NEVER_SECONDS and not rank.joined:
+            yield Match(f"at risk: {unsaved_text(saves)}")
         return
-    every = "of this run" if found.measured else "assumed"
-    why = (
-        f"; with a failure every {human_seconds(found.failure_seconds)} ({every}), a save of "
-        f"{human_seconds(found.cost_seconds)} every {human_seconds(best)} loses least"
+    every = "of this run" if saves.measured else "assumed"
+    comparison = (
+        f"; with a failure every {human_seconds(saves.failure_seconds)} ({every}), a save of "
+        f"{human_seconds(saves.cost_seconds)} every {human_seconds(optimum)} loses least"
     )
-    is_costly = found.count >= _LEAST_SAVES and (found.share or 0.0) >= _COSTLY
-    if found.unsaved_seconds > _TOO_LONG * best:
-        text = f"at risk: {unsaved_text(found)}{why}"
-        yield Match(text, remedy=_save_every(found, rank, best), severity=severity)
-    elif is_costly and (found.interval_seconds or best) * _TOO_LONG < best:
-        text = f"saves take {human_ratio(found.share)} of the time, one every "
-        text += f"{human_seconds(found.interval_seconds)}{why}"
-        yield Match(text, remedy=_save_every(found, rank, best), severity=severity)
+    is_costly = saves.count >= _MIN_SAVES and (saves.share or 0.0) >= _COSTLY
+    if saves.unsaved_seconds > _TOO_LONG * optimum:
+        evidence = f"at risk: {unsaved_text(saves)}{comparison}"
+        yield Match(evidence, remedy=_save_every(saves, rank, optimum), severity=severity)
+    elif is_costly and (saves.interval_seconds or optimum) * _TOO_LONG < optimum:
+        evidence = f"saves take {human_ratio(saves.share)} of the time, one every "
+        evidence += f"{human_seconds(saves.interval_seconds)}{comparison}"
+        yield Match(evidence, remedy=_save_every(saves, rank, optimum), severity=severity)
 
 
-def _save_every(found: Checkpoints, rank: RankSnapshot, best: float) -> Remedy:
-    steps = round(best / rank.step_seconds) if rank.step_seconds else None
-    when = f"step % {steps} == 0" if steps else f"seconds since the last save > {best:.0f}"
+def _save_every(saves: Checkpoints, rank: RankSnapshot, interval: float) -> Remedy:
+    steps = round(interval / rank.step_seconds) if rank.step_seconds else None
+    condition = f"step % {steps} == 0" if steps else f"seconds since the last save > {interval:.0f}"
     return Remedy(
         cause="the interval between checkpoints is far from the square root of 2 x cost of a save x "
         "time between failures (Young 1974)",
         dialect=ConfigFormat.PYTHON,
         diff=f"+ savers = torch.distributed.new_group(backend='gloo')  # once\n"
-        f"+ if {when}:\n+     {ASYNC_SAVE}",
+        f"+ if {condition}:\n+     {ASYNC_SAVE}",
         effect="saves and steps taken again together cost least; async_save writes in the background",
-        price="none known" if found.measured else "the time between failures is an assumption",
+        price="none known" if saves.measured else "the time between failures is an assumption",
     )
 
 
@@ -137,7 +137,7 @@ def collective_in_flight(run: RunSnapshot) -> Iterable[Match]:
     for hang in run.hangs:
         if hang.seconds:
             severity = severity_of_pause(hang.pause, hang.seconds)
-            yield Match(hang_text(run, hang), _blamed(hang), severity=severity)
+            yield Match(hang_text(run, hang), _blamed_rank(hang), severity=severity)
 
 
 @rule("ZM003", severity=Severity.CRITICAL)
@@ -145,7 +145,7 @@ def collective_mismatch(run: RunSnapshot) -> Iterable[Match]:
     """The backend ended a collective with an error because its members called different things."""
     for hang in run.hangs:
         if not hang.seconds:
-            yield Match(hang_text(run, hang), _blamed(hang))
+            yield Match(hang_text(run, hang), _blamed_rank(hang))
 
 
 @rule("ZM016", severity=Severity.CRITICAL)
@@ -153,10 +153,10 @@ def steps_apart(run: RunSnapshot) -> Iterable[Match]:
     """Ranks have ended different numbers of steps in the same collectives."""
     drift = widest_drift(run)
     if drift is not None:
-        ahead, behind = drift.ahead, drift.behind
+        ahead, laggard = drift.ahead, drift.behind
         yield Match(
-            f"{human_count(ahead.step - behind.step)} steps ahead of rank {behind.rank} in the same "
-            f"collectives ({human_count(ahead.step)} against {human_count(behind.step)}): gradients of "
+            f"{human_count(ahead.step - laggard.step)} steps ahead of rank {laggard.rank} in the same "
+            f"collectives ({human_count(ahead.step)} against {human_count(laggard.step)}): gradients of "
             "different steps are mixed",
             ahead.rank,
         )
@@ -167,36 +167,36 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
     """No step ends any more, and no collective that hangs says why."""
     if any(hang.seconds for hang in run.hangs):
         return
-    found = stalls(run)
-    if not found:
+    stalls = find_stalls(run)
+    if not stalls:
         return
-    step = max(stall.rank.step for stall in found) + 1
-    lasts = f"no step has ended for {found[0].seconds:.0f} s"
+    step = max(stall.rank.step for stall in stalls) + 1
+    lasts = f"no step has ended for {stalls[0].seconds:.0f} s"
     if run.ended:
-        lasts = f"stalled at step {human_count(step)} for {roughly(found[0].seconds)}"
-    elif not any(stall.rank.recent for stall in found):
-        lasts = f"no step has ended since the start, {found[0].seconds:.0f} s ago"
-    places: dict[tuple[str, str], list[RankSnapshot]] = {}
-    for stall in found:
-        places.setdefault((stall.rank.pause, doing(stall.rank)), []).append(stall.rank)
-    told = [_stalled_at(ranks, is_over=run.ended) for ranks in places.values()]
-    if len(told) > _MOST_STALLED:
-        told[_MOST_STALLED:] = [f"and in {len(told) - _MOST_STALLED} other places"]
-    worst, severity = worst_stall(found)
-    blamed = -1 if len(told) == 1 < len(found) else worst.rank.rank
-    yield Match(f"{lasts}: {'; '.join(told)}", blamed, severity=severity)
+        lasts = f"stalled at step {human_count(step)} for {rough_time(stalls[0].seconds)}"
+    elif not any(stall.rank.recent for stall in stalls):
+        lasts = f"no step has ended since the start, {stalls[0].seconds:.0f} s ago"
+    by_activity: dict[tuple[str, str], list[RankSnapshot]] = {}
+    for stall in stalls:
+        by_activity.setdefault((stall.rank.pause, doing(stall.rank)), []).append(stall.rank)
+    phrases = [_stalled_ranks_text(ranks, is_over=run.ended) for ranks in by_activity.values()]
+    if len(phrases) > _MAX_STALL_PLACES:
+        phrases[_MAX_STALL_PLACES:] = [f"and in {len(phrases) - _MAX_STALL_PLACES} other places"]
+    top_stall, severity = worst_stall(stalls)
+    blamed = -1 if len(phrases) == 1 < len(stalls) else top_stall.rank.rank
+    yield Match(f"{lasts}: {'; '.join(phrases)}", blamed, severity=severity)
 
 
-def _stalled_at(ranks: Sequence[RankSnapshot], *, is_over: bool) -> str:
+def _stalled_ranks_text(ranks: Sequence[RankSnapshot], *, is_over: bool) -> str:
     """``ranks 0, 1 are between phases, at t.py:32 in main``: of ranks that do the same."""
-    first, who = ranks[0], named_ranks(sorted(rank.rank for rank in ranks))
-    if first.pause and first.stack and first.pause != STARTS:
-        return f"{who}{':' if ranks[1:] else ''} {first.pause} (at {script_line(first.stack)})"
+    head, names = ranks[0], named_ranks(sorted(rank.rank for rank in ranks))
+    if head.pause and head.stack and head.pause != STARTS:
+        return f"{names}{':' if ranks[1:] else ''} {head.pause} (at {script_line(head.stack)})"
     verb = ("were" if is_over else "are") if ranks[1:] else ("was" if is_over else "is")
-    return f"{who} {verb} {doing(first)}"
+    return f"{names} {verb} {doing(head)}"
 
 
-def _blamed(hang: Hang) -> int:
+def _blamed_rank(hang: Hang) -> int:
     """A member that is missing, else one that waits; -1 where a record names none."""
     return next(iter((*hang.dead, *hang.missing, *hang.elsewhere, *hang.waiting)), -1)
 
@@ -206,8 +206,8 @@ def node_silent(run: RunSnapshot) -> Iterable[Match]:
     """The collector of another node no longer reports, while the run goes on here."""
     for node in run.nodes:
         if node.silent:
-            last = node.first_rank + node.ranks - 1
-            ranks = f"ranks {node.first_rank} to {last}" if node.ranks > 1 else f"rank {last}"
+            final = node.first_rank + node.ranks - 1
+            ranks = f"ranks {node.first_rank} to {final}" if node.ranks > 1 else f"rank {final}"
             yield Match(f"{node_lost(node)} ({ranks}): it is down, or the network to it is cut")
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from zeromon.diagnosis.rule import Match, Waits, lacks_cpus, rule
-from zeromon.diagnosis.rules.common import ASYNC_SAVE, LEAST_STEPS, Gain
+from zeromon.diagnosis.rules.common import ASYNC_SAVE, MIN_STEPS, Gain
 from zeromon.levels import AVOIDABLE, DEVICE_IDLE, LATE, OWN_CODE, Severity
 from zeromon.readout.breakdown import PART_NAMES, rank_parts, step_parts
 from zeromon.readout.text import busiest_line
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, StepSummary
-from zeromon.snapshot.step import settled
+from zeromon.snapshot.step import settled_steps
 from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 _FIRST_STEPS = 10
@@ -32,18 +32,18 @@ _PERSISTENT = 0.5
 """The share of the waits for new workers that persistent ones save at least."""
 
 
-def _recent(rank: RankSnapshot) -> list[StepSummary]:
+def _judged_steps(rank: RankSnapshot) -> list[StepSummary]:
     """The last steps that are judged; [] while they are few."""
-    steps = settled(rank.recent)
-    return steps if len(steps) >= LEAST_STEPS else []
+    steps = settled_steps(rank.recent)
+    return steps if len(steps) >= MIN_STEPS else []
 
 
-def _mean(steps: Sequence[StepSummary], phase: Phase) -> float:
+def _mean_seconds(steps: Sequence[StepSummary], phase: Phase) -> float:
     """Mean seconds of *phase* in a step."""
     return sum(_of_phase(steps, phase)) / len(steps) / 1e9 if steps else 0.0
 
 
-def _may_have(rank: RankSnapshot, phase: Phase) -> bool:
+def _may_have_phase(rank: RankSnapshot, phase: Phase) -> bool:
     """Returns True if any step of the run had *phase*; else its last steps need not be read for it."""
     return rank.phase_seconds.get(phase.label, math.inf) > 0
 
@@ -56,17 +56,17 @@ def _of_phase(steps: Sequence[StepSummary], phase: Phase) -> list[int]:
 @rule("ZM606")
 def garbage_collection(run: RunSnapshot) -> Iterable[Match]:
     """Python's garbage collector stops the ranks, each at a step of its own. Reported once."""
-    collecting = [rank for rank in run.ranks if _may_have(rank, Phase.GARBAGE_COLLECTION)]
-    judged = {r.rank: _uncompiled(r) for r in collecting}
-    means = {rank: _mean(steps, Phase.GARBAGE_COLLECTION) for rank, steps in judged.items()}
-    rank = max(collecting, key=lambda r: means[r.rank], default=None)
-    if rank is None or not means[rank.rank]:
+    collecting = [rank for rank in run.ranks if _may_have_phase(rank, Phase.GARBAGE_COLLECTION)]
+    judged = {r.rank: _uncompiled_steps(r) for r in collecting}
+    costs = {rank: _mean_seconds(steps, Phase.GARBAGE_COLLECTION) for rank, steps in judged.items()}
+    rank = max(collecting, key=lambda r: costs[r.rank], default=None)
+    if rank is None or not costs[rank.rank]:
         return
     steps = judged[rank.rank]
     step_seconds = statistics.fmean(step.seconds for step in steps)
-    pauses = [spent for spent in _of_phase(steps, Phase.GARBAGE_COLLECTION) if spent]
+    pauses = [pause_ns for pause_ns in _of_phase(steps, Phase.GARBAGE_COLLECTION) if pause_ns]
     # the others wait for a rank that collects, so collections at different steps add up
-    own, together = means[rank.rank], sum(means.values())
+    rank_mean, together = costs[rank.rank], sum(costs.values())
     if together < AVOIDABLE.warning * step_seconds:
         return
     yield Match(
@@ -79,7 +79,7 @@ def garbage_collection(run: RunSnapshot) -> Iterable[Match]:
             dialect=ConfigFormat.PYTHON,
             diff="+ gc.collect(); gc.freeze(); gc.disable()  # before the loop\n"
             f"+ if step % {_EVERY} == 0: gc.collect(1)  # in the loop, at the same step of all ranks",
-            gain_low_seconds=_TOGETHER.low * own,
+            gain_low_seconds=_TOGETHER.low * rank_mean,
             gain_high_seconds=_TOGETHER.high * together,
             price="memory of reference cycles is freed later",
             takes=Pool.HOST,
@@ -88,12 +88,12 @@ def garbage_collection(run: RunSnapshot) -> Iterable[Match]:
     )
 
 
-def _uncompiled(rank: RankSnapshot) -> list[StepSummary]:
+def _uncompiled_steps(rank: RankSnapshot) -> list[StepSummary]:
     """The last steps without those in which dynamo compiled, which collects garbage itself."""
-    steps = _recent(rank)
-    compiled = _of_phase(steps, Phase.COMPILE) if _may_have(rank, Phase.COMPILE) else []
+    steps = _judged_steps(rank)
+    compiled = _of_phase(steps, Phase.COMPILE) if _may_have_phase(rank, Phase.COMPILE) else []
     return (
-        [s for s, spent in zip(steps, compiled, strict=True) if not spent]
+        [s for s, compile_ns in zip(steps, compiled, strict=True) if not compile_ns]
         if any(compiled)
         else steps
     )
@@ -102,40 +102,40 @@ def _uncompiled(rank: RankSnapshot) -> list[StepSummary]:
 @rule("ZM607")
 def recompilations(run: RunSnapshot) -> Iterable[Match]:
     """torch.compile compiles again in steps of a run that has long begun. Reported once."""
-    compiling = [rank for rank in run.ranks if _may_have(rank, Phase.COMPILE)]
-    means = {r.rank: _mean(_later(r), Phase.COMPILE) for r in compiling}
-    rank = max(compiling, key=lambda r: means[r.rank], default=None)
-    if rank is None or not means[rank.rank]:
+    compiling = [rank for rank in run.ranks if _may_have_phase(rank, Phase.COMPILE)]
+    costs = {r.rank: _mean_seconds(_later_steps(r), Phase.COMPILE) for r in compiling}
+    rank = max(compiling, key=lambda r: costs[r.rank], default=None)
+    if rank is None or not costs[rank.rank]:
         return
-    steps = _later(rank)
-    compiled = [spent for spent in _of_phase(steps, Phase.COMPILE) if spent]
-    share = means[rank.rank] / statistics.fmean(step.seconds for step in steps)
+    steps = _later_steps(rank)
+    compiled = [compile_ns for compile_ns in _of_phase(steps, Phase.COMPILE) if compile_ns]
+    share = costs[rank.rank] / statistics.fmean(step.seconds for step in steps)
     if len(compiled) < 2 or share < AVOIDABLE.warning:
         return
     reasons = rank.compiled.get("recompile_reasons", [])
-    why = f": {reasons[0]}" if reasons else "; TORCH_LOGS=recompiles names the guard that fails"
+    reason = f": {reasons[0]}" if reasons else "; TORCH_LOGS=recompiles names the guard that fails"
     yield Match(
         f"{len(compiled)} of the last {len(steps)} steps compiled again, "
-        f"{human_seconds(means[rank.rank])} a step ({human_ratio(share)}){why}",
+        f"{human_seconds(costs[rank.rank])} a step ({human_ratio(share)}){reason}",
         rank.rank,
         Remedy(
             cause="a graph is compiled for each new shape or number that it was specialized for",
             dialect=ConfigFormat.PYTHON,
-            diff=_general(reasons),
-            **_STATIC.seconds(means[rank.rank]),
+            diff=_dynamic_diff(reasons),
+            **_STATIC.seconds(costs[rank.rank]),
             price="a kernel for all shapes may be slower than one for each",
         ),
         waits=Waits(share, AVOIDABLE),
     )
 
 
-def _later(rank: RankSnapshot) -> list[StepSummary]:
+def _later_steps(rank: RankSnapshot) -> list[StepSummary]:
     """The last steps without those in which compiling is expected."""
-    steps = _recent(rank)
+    steps = _judged_steps(rank)
     return steps[max(0, _FIRST_STEPS - (rank.steps - len(steps))) :]
 
 
-def _general(reasons: Sequence[str]) -> str:
+def _dynamic_diff(reasons: Sequence[str]) -> str:
     """Returns the diff that keeps a graph from being compiled again, by why it was."""
     if reasons and "size mismatch" not in reasons[0] and "stride mismatch" not in reasons[0]:
         return (
@@ -168,23 +168,25 @@ _SEE = {
 @rule("ZM608", severity=Severity.INFO)
 def slow_steps(run: RunSnapshot) -> Iterable[Match]:
     """Single steps take far longer than the usual one, and the loop tells why. Reported once."""
-    alone = max(filter(None, map(_pauses, run.ranks)), key=lambda one: one.share, default=None)
-    if alone is not None and not _pause_together(run, alone):
+    pauses = max(filter(None, map(_find_pauses, run.ranks)), key=lambda p: p.share, default=None)
+    if pauses is not None and not _pause_together(run, pauses):
         yield Match(
-            _pauses_text(alone), alone.rank, waits=Waits(alone.share, LATE, alone.rank, excess=True)
+            _pauses_text(pauses),
+            pauses.rank,
+            waits=Waits(pauses.share, LATE, pauses.rank, excess=True),
         )
         return
-    found = [(rank, slow) for rank in run.ranks if (slow := slowest(rank)) is not None]
-    rank, slow = max(found, key=lambda one: one[1].lost_seconds, default=(None, None))
+    slow_ranks = [(rank, slow) for rank in run.ranks if (slow := find_slow_steps(rank)) is not None]
+    rank, slow = max(slow_ranks, key=lambda pair: pair[1].lost_seconds, default=(None, None))
     if rank is None or slow is None:
         return
-    numbers = ", ".join(str(step.step) for step in slow.steps[-4:])
-    more = "..., " if len(slow.steps) > 4 else ""
+    ids = ", ".join(str(step.step) for step in slow.steps[-4:])
+    dots = "..., " if len(slow.steps) > 4 else ""
     name = PART_NAMES[slow.cause.label]
-    remedy = _persistent(rank, slow) or _in_background(rank, slow)
+    remedy = _persistent_workers(rank, slow) or _in_background(rank, slow)
     see = "" if remedy else _SEE.get(slow.cause, "")
     yield Match(
-        f"{human_count(len(slow.steps))} of the last {len(_later(rank))} steps ({more}{numbers}) took "
+        f"{human_count(len(slow.steps))} of the last {len(_later_steps(rank))} steps ({dots}{ids}) took "
         f"{human_seconds(slow.lost_seconds)} more than the usual {human_seconds(slow.usual_seconds)}: "
         f"{human_seconds(slow.of_cause_seconds)} of it {name}{see}",
         rank.rank,
@@ -211,30 +213,30 @@ _LONG, _STEADY = 4, 4
 """A pause shorter than 4 usual steps counts only if at least 4 pauses are evenly spaced."""
 
 
-def _pauses(rank: RankSnapshot) -> Pauses | None:
+def _find_pauses(rank: RankSnapshot) -> Pauses | None:
     """The pauses of *rank*; None where few, in most steps, or short in sum."""
-    later = _later(rank)
+    later = _later_steps(rank)
     steps = [step for step in later if step.timed]
     if not steps:
         return None
-    parts = [step_parts(step) for step in steps]
-    own = [sum(part.values()) - part["exposed"] for part in parts]
-    usual = statistics.median(own)
-    least = _SLOW * statistics.median(step.end_ns - step.start_ns for step in steps)
-    long = [place for place, spent in enumerate(own) if spent > least]
-    if not _MIN_PAUSES <= len(long) <= (len(own) - long[0]) / 2:  # more often: late, no pauses
+    splits = [step_parts(step) for step in steps]
+    busy_ns = [sum(split.values()) - split["exposed"] for split in splits]
+    usual_ns = statistics.median(busy_ns)
+    min_ns = _SLOW * statistics.median(step.end_ns - step.start_ns for step in steps)
+    long = [index for index, nanoseconds in enumerate(busy_ns) if nanoseconds > min_ns]
+    if not _MIN_PAUSES <= len(long) <= (len(busy_ns) - long[0]) / 2:  # more often: late, no pauses
         return None
-    numbers = _without_stray(_with_untimed(later, tuple(steps[place].step for place in long)))
-    pause = statistics.median(own[place] - usual for place in long)
-    lost = sum(own[place] - usual for place in long) * len(numbers) / len(long)
-    began = next(step.start_ns for step in later if step.step == numbers[0])
-    share = lost / (steps[-1].end_ns - began)
+    numbers = _without_stray(_with_untimed(later, tuple(steps[index].step for index in long)))
+    pause = statistics.median(busy_ns[index] - usual_ns for index in long)
+    lost = sum(busy_ns[index] - usual_ns for index in long) * len(numbers) / len(long)
+    began_ns = next(step.start_ns for step in later if step.step == numbers[0])
+    share = lost / (steps[-1].end_ns - began_ns)
     if share < LATE.warning:
         return None
-    sums = {p: sum(parts[place][p] for place in long) for p in parts[0] if p != "exposed"}
-    saves = all(parts[place]["checkpoint"] for place in long)
+    sums = {p: sum(splits[index][p] for index in long) for p in splits[0] if p != "exposed"}
+    saves = all(splits[index]["checkpoint"] for index in long)
     is_regular = _is_regular(numbers)
-    if pause < _LONG * least / _SLOW and not (is_regular and len(numbers) >= _STEADY):
+    if pause < _LONG * min_ns / _SLOW and not (is_regular and len(numbers) >= _STEADY):
         return None
     cause = "checkpoint" if saves else max(sums, key=lambda p: sums[p])
     return Pauses(rank.rank, numbers, pause / 1e9, share, cause, is_regular)
@@ -256,13 +258,13 @@ _FAR_AHEAD = 1.5
 
 def _without_stray(paused: tuple[int, ...]) -> tuple[int, ...]:
     """*paused* without a first one far ahead of the rhythm, as of a slow step when training starts."""
-    gaps = _gaps(paused)
+    gaps = _step_gaps(paused)
     is_stray = len(paused) > _STEADY and gaps[0] > _FAR_AHEAD * statistics.median(gaps)
     return paused[1:] if is_stray else paused
 
 
-def _gaps(steps: Sequence[int]) -> list[int]:
-    return [after - before for before, after in itertools.pairwise(steps)]
+def _step_gaps(steps: Sequence[int]) -> list[int]:
+    return [later - earlier for earlier, later in itertools.pairwise(steps)]
 
 
 def _is_regular(steps: Sequence[int]) -> bool:
@@ -270,58 +272,58 @@ def _is_regular(steps: Sequence[int]) -> bool:
 
     Neighbouring steps have no rhythm: every gap is a multiple of one step.
     """
-    gaps = _gaps(steps)
+    gaps = _step_gaps(steps)
     every = statistics.median(gaps)
     return every > 1 and all(
         abs(gap - max(1, round(gap / every)) * every) <= every / 4 for gap in gaps
     )
 
 
-def _pause_together(run: RunSnapshot, alone: Pauses) -> bool:
+def _pause_together(run: RunSnapshot, pauses: Pauses) -> bool:
     """Returns True if the other ranks pause in these steps, too, or there is none."""
-    others = [one for rank in run.ranks if rank.rank != alone.rank and (one := _pauses(rank))]
+    peers = [p for rank in run.ranks if rank.rank != pauses.rank and (p := _find_pauses(rank))]
     return len(run.ranks) < 2 or any(
-        len(set(one.steps) & set(alone.steps)) > len(alone.steps) / 2 for one in others
+        len(set(p.steps) & set(pauses.steps)) > len(pauses.steps) / 2 for p in peers
     )
 
 
-def _pauses_text(alone: Pauses) -> str:
+def _pauses_text(pauses: Pauses) -> str:
     """``pauses for 1.0 s about every 20 steps (since step 61)``, and where."""
-    rhythm = f"in {len(alone.steps)} steps"
-    if alone.is_regular:
-        rhythm = f"about every {statistics.median(_gaps(alone.steps)):.0f} steps"
-    does = "saves a checkpoint" if alone.phase == "checkpoint" else "pauses"
-    where = "" if alone.phase == "checkpoint" else f" ({PART_NAMES[alone.phase]})"
+    rhythm = f"in {len(pauses.steps)} steps"
+    if pauses.is_regular:
+        rhythm = f"about every {statistics.median(_step_gaps(pauses.steps)):.0f} steps"
+    does = "saves a checkpoint" if pauses.phase == "checkpoint" else "pauses"
+    detail = "" if pauses.phase == "checkpoint" else f" ({PART_NAMES[pauses.phase]})"
     return (
-        f"{does} for {human_seconds(alone.seconds)} {rhythm}{where} since step "
-        f"{human_count(alone.steps[0])}, {human_ratio(alone.share)} of the time; the other ranks wait"
+        f"{does} for {human_seconds(pauses.seconds)} {rhythm}{detail} since step "
+        f"{human_count(pauses.steps[0])}, {human_ratio(pauses.share)} of the time; the other ranks wait"
     )
 
 
-def slowest(rank: RankSnapshot) -> Slow | None:
+def find_slow_steps(rank: RankSnapshot) -> Slow | None:
     """The slow steps of *rank*; None where none of :data:`_CAUSES` makes most of them."""
-    steps = _later(rank)
+    steps = _later_steps(rank)
     if not steps:
         return None
     took = [step.end_ns - step.start_ns for step in steps]
-    usual = statistics.median(took)
-    if max(took) <= _SLOW * usual:
+    usual_ns = statistics.median(took)
+    if max(took) <= _SLOW * usual_ns:
         return None
-    slow = [step for step, each in zip(steps, took, strict=True) if each > _SLOW * usual]
-    lost = sum(each - usual for each in took if each > _SLOW * usual)
+    slow = [step for step, step_ns in zip(steps, took, strict=True) if step_ns > _SLOW * usual_ns]
+    lost = sum(step_ns - usual_ns for step_ns in took if step_ns > _SLOW * usual_ns)
     if lost < AVOIDABLE.warning * sum(took):
         return None
-    more = {
+    excess = {
         phase: sum(_of_phase(slow, phase)) - len(slow) * statistics.median(_of_phase(steps, phase))
         for phase in _CAUSES
     }
-    cause = max(more, key=lambda phase: more[phase])
-    if more[cause] <= lost / 2:
+    cause = max(excess, key=lambda phase: excess[phase])
+    if excess[cause] <= lost / 2:
         return None
-    return Slow(slow, usual / 1e9, lost / 1e9, cause, more[cause] / 1e9)
+    return Slow(slow, usual_ns / 1e9, lost / 1e9, cause, excess[cause] / 1e9)
 
 
-def _persistent(rank: RankSnapshot, slow: Slow) -> Remedy | None:
+def _persistent_workers(rank: RankSnapshot, slow: Slow) -> Remedy | None:
     """Workers that stay, where the slow steps wait for workers that an epoch starts anew."""
     workers = rank.loader.get("num_workers", 0)
     if (
@@ -330,7 +332,7 @@ def _persistent(rank: RankSnapshot, slow: Slow) -> Remedy | None:
         or rank.loader.get("persistent_workers", True)
     ):
         return None
-    count = len(_later(rank))
+    count = len(_later_steps(rank))
     return Remedy(
         cause="each epoch starts its workers again, which import and open everything",
         dialect=ConfigFormat.DATA_LOADER,
@@ -351,9 +353,9 @@ def _in_background(rank: RankSnapshot, slow: Slow) -> Remedy | None:
         return None
     if rank.world_size < 2 or rank.sharding_strategy.is_deepspeed:
         return None  # there is no process group, or an engine writes its own format
-    each = round(sum(row.nbytes for row in saves) / max(1, rank.checkpoints))
-    size = f" ({human_bytes(each)} on this rank)" if each else ""
-    wait = slow.of_cause_seconds / len(_later(rank))
+    nbytes = round(sum(row.nbytes for row in saves) / max(1, rank.checkpoints))
+    size = f" ({human_bytes(nbytes)} on this rank)" if nbytes else ""
+    wait = slow.of_cause_seconds / len(_later_steps(rank))
     return Remedy(
         cause="the training thread writes each checkpoint itself",
         dialect=ConfigFormat.PYTHON,
@@ -375,11 +377,11 @@ def own_code(run: RunSnapshot) -> Iterable[Match]:
     share = shares.get(rank.rank, 0.0) if rank is not None else 0.0
     if rank is None or share < OWN_CODE.warning:
         return
-    line, seconds = busiest_line(rank), rank_parts(rank)["other"]
-    where = f", mostly at {line}" if line else ""
+    location, seconds = busiest_line(rank), rank_parts(rank)["other"]
+    detail = f", mostly at {location}" if location else ""
     is_alone = min(shares.values()) < share / 2
     yield Match(
-        f"{human_ratio(share)} of a step ({human_seconds(seconds)}) is the script's own code{where}",
+        f"{human_ratio(share)} of a step ({human_seconds(seconds)}) is the script's own code{detail}",
         rank.rank if is_alone else -1,
         waits=Waits(share, OWN_CODE, is_work=True),
     )
@@ -394,5 +396,5 @@ def _shows_own_code(rank: RankSnapshot) -> bool:
 
 
 def _own_share(rank: RankSnapshot) -> float:
-    parts = rank_parts(rank)
-    return parts["other"] / whole if (whole := sum(parts.values())) else 0.0
+    phases = rank_parts(rank)
+    return phases["other"] / total if (total := sum(phases.values())) else 0.0

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterable
 
-from zeromon.diagnosis.rule import Match, rule, setting
+from zeromon.diagnosis.rule import Match, rule, setting_of
 from zeromon.diagnosis.rules.common import is_sharding_fsdp, next_stage
 from zeromon.levels import OOM
 from zeromon.memory.forecast import SAFE_LEVEL
-from zeromon.memory.ladder import FORMATS, RECOMPUTED, of_risk
+from zeromon.memory.ladder import FORMATS, RECOMPUTED, ladder_of_risk
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.breakdown import workers_text
 from zeromon.readout.verdict import risk_text
@@ -39,14 +39,14 @@ def oom_risk(run: RunSnapshot) -> Iterable[Match]:
                 continue
             reported_host = reported_host or of_host
             engines = _engines_that_grow(run, rank, risk)
-            kept = (
+            engine_note = (
                 f"; {engines} DeepSpeed engines are alive, each with its state" if engines else ""
             )
-            remedy = _climb(run, rank, risk)
+            remedy = _oom_ladder(run, rank, risk)
             if risk.cause == RiskCause.GROWTH:
                 remedy = _DESTROYED if engines else _KEEP_LESS
             yield Match(
-                risk_text(risk, rank) + (kept or _what_grows(risk, rank)),
+                risk_text(risk, rank) + (engine_note or _what_else_grows(risk, rank)),
                 rank.rank,
                 remedy,
                 severity,
@@ -55,11 +55,11 @@ def oom_risk(run: RunSnapshot) -> Iterable[Match]:
 
 def _engines_that_grow(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> int:
     """The living engines of *rank*, where what several of them hold is half of a growth; else 0."""
-    living = sum(not engine.dropped for engine in rank.engines)
+    living_engines = sum(not engine.dropped for engine in rank.engines)
     ranks = run.ranks if risk.pool == Pool.HOST else [rank]
-    grown = sum(max(0, row.grown_bytes) for one in ranks for row in one.roles)
+    grown = sum(max(0, row.grown_bytes) for peer in ranks for row in peer.roles)
     is_theirs = risk.cause == RiskCause.GROWTH and grown >= risk.grown_bytes / 2
-    return living if living > 1 and is_theirs else 0
+    return living_engines if living_engines > 1 and is_theirs else 0
 
 
 _DESTROYED = Remedy(
@@ -71,7 +71,7 @@ _DESTROYED = Remedy(
 )
 
 
-_LEAST_GROWN = 0.10
+_MIN_GROWTH_SHARE = 0.10
 """Growth that is less than this share of what is in use now may be that of caches."""
 _SOON_SECONDS = 1800.0
 """Growth that would fill a memory in this time, at its rate, is a warning."""
@@ -83,14 +83,14 @@ def _severity_of_growth(rank: RankSnapshot, risk: Risk) -> Severity | None:
     if (
         risk.cause != RiskCause.GROWTH
         or not rate
-        or risk.grown_bytes < _LEAST_GROWN * risk.used_bytes
+        or risk.grown_bytes < _MIN_GROWTH_SHARE * risk.used_bytes
     ):
         return None
-    left = (risk.capacity_bytes - risk.used_bytes) / rate * (rank.step_seconds or 0.0)
-    return Severity.WARNING if left < _SOON_SECONDS else Severity.INFO
+    seconds_left = (risk.capacity_bytes - risk.used_bytes) / rate * (rank.step_seconds or 0.0)
+    return Severity.WARNING if seconds_left < _SOON_SECONDS else Severity.INFO
 
 
-def _what_grows(risk: Risk, rank: RankSnapshot) -> str:
+def _what_else_grows(risk: Risk, rank: RankSnapshot) -> str:
     """Returns a note that no model state grows, where a census shows it; "" without a trend."""
     if risk.cause != RiskCause.GROWTH or not rank.roles:
         return ""
@@ -103,12 +103,12 @@ _OF_STRATEGY = (RiskCause.STATIC, RiskCause.SPIKE)
 """Causes that a smaller model state, bucket or batch removes."""
 
 
-def _climb(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> Remedy | None:
+def _oom_ladder(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> Remedy | None:
     """The OOM ladder; None where another rule has the remedy, or where the model is unknown."""
     if risk.cause not in _OF_STRATEGY or not rank.models:
         return None
     need = risk.used_bytes - SAFE_LEVEL * risk.capacity_bytes
-    rungs = of_risk(run, risk.pool, need)
+    rungs = ladder_of_risk(run, risk.pool, need)
     if not rungs:
         return None
     return Remedy(
@@ -134,15 +134,15 @@ _KEEP_LESS = Remedy(
 @rule("ZM212")
 def workers_grow(run: RunSnapshot) -> Iterable[Match]:
     """DataLoader workers take more memory with each step. Reported once, for those that grow most."""
-    growing = {r.rank: r.workers for r in run.ranks if r.workers and _grows(r.workers)}
+    growing = {r.rank: r.workers for r in run.ranks if r.workers and _is_growing(r.workers)}
     rates = {number: workers.growth_bytes_per_step or 0.0 for number, workers in growing.items()}
     rank = max(run.ranks, key=lambda r: rates.get(r.rank, 0.0), default=None)
     if rank is None or rank.rank not in growing:
         return
-    room = rank.host.headroom_bytes if rank.host is not None else -1
-    steps = room / sum(rates.values()) if room >= 0 else math.inf
+    headroom = rank.host.headroom_bytes if rank.host is not None else -1
+    steps = headroom / sum(rates.values()) if headroom >= 0 else math.inf
     is_soon = steps * (rank.step_seconds or 0.0) < _SOON_SECONDS
-    full = f"; host memory is full of them in {human_count(steps)} steps" if room >= 0 else ""
+    full = f"; host memory is full of them in {human_count(steps)} steps" if headroom >= 0 else ""
     yield Match(
         f"its DataLoader workers grow {human_bytes(rates[rank.rank])} per step, now "
         f"{workers_text(growing[rank.rank])}{full}",
@@ -152,9 +152,9 @@ def workers_grow(run: RunSnapshot) -> Iterable[Match]:
     )
 
 
-def _grows(workers: WorkerMemory) -> bool:
+def _is_growing(workers: WorkerMemory) -> bool:
     return workers.growth_bytes_per_step is not None and (
-        workers.grown_bytes >= _LEAST_GROWN * workers.nbytes
+        workers.grown_bytes >= _MIN_GROWTH_SHARE * workers.nbytes
     )
 
 
@@ -169,7 +169,7 @@ _SHARED_SAMPLES = Remedy(
 )
 
 
-_LEAST_FREE = 0.05
+_MIN_FREE_SHARE = 0.05
 """The share of a disk below which the next checkpoint or swap file may not fit."""
 
 
@@ -181,7 +181,7 @@ def disk_space(run: RunSnapshot) -> Iterable[Match]:
         disk = rank.disk
         if disk is None or disk.free_bytes is None or not disk.total_bytes or disk.path in reported:
             continue
-        if disk.free_bytes < _LEAST_FREE * disk.total_bytes and rank.alive:
+        if disk.free_bytes < _MIN_FREE_SHARE * disk.total_bytes and rank.alive:
             reported.add(disk.path)
             yield Match(
                 f"{human_bytes(disk.free_bytes)} of {human_bytes(disk.total_bytes)} are free "
@@ -205,24 +205,28 @@ def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
         step = next_stage(rank.sharding_strategy)
         if risk is None or step is None:
             continue
-        if risk.ratio < OOM.warning or risk.cause == RiskCause.GROWTH or _climb(run, rank, risk):
+        if (
+            risk.ratio < OOM.warning
+            or risk.cause == RiskCause.GROWTH
+            or _oom_ladder(run, rank, risk)
+        ):
             continue
         on_device = risk.pool == Pool.DEVICE
         if step.moves and not on_device:
             continue  # it would move them to the memory that is full
-        held = sum(
+        nbytes = sum(
             row.device_bytes if on_device else row.host_bytes
             for row in rank.roles
             if row.role in step.roles
         )
         ranks = max(1, rank.world_size)
-        frees = held * (ranks - 1) // ranks
+        frees = nbytes * (ranks - 1) // ranks
         if frees < _WORTH_FREEING * max(1, risk.capacity_bytes):
             continue
         roles = ", ".join(role.replace("_", " ") for role in step.roles)
-        where = "stay on the device" if step.moves else f"are on every one of {ranks} ranks"
+        placement = "stay on the device" if step.moves else f"are on every one of {ranks} ranks"
         yield Match(
-            f"{risk.pool} memory is nearly full, and {human_bytes(held)} of it ({roles}) {where}",
+            f"{risk.pool} memory is nearly full, and {human_bytes(nbytes)} of it ({roles}) {placement}",
             rank.rank,
             Remedy(
                 cause=f"{rank.strategy} does not {'offload' if step.moves else 'divide'} them",
@@ -244,29 +248,29 @@ def activations_dominate(run: RunSnapshot) -> Iterable[Match]:
     """Most of a device that is nearly full is activations. Reported once."""
     for rank in run.ranks:
         risk = next((r for r in rank.risks if r.pool == Pool.DEVICE), None)
-        held = sum(m.nbytes for m in unattributed_memory(rank) if m.kind == "activation_temp")
+        nbytes = sum(m.nbytes for m in unattributed_memory(rank) if m.kind == "activation_temp")
         if risk is None or risk.ratio < OOM.warning:
             continue
-        if held < _MOSTLY_ACTIVATIONS * max(1, risk.capacity_bytes):
+        if nbytes < _MOSTLY_ACTIVATIONS * max(1, risk.capacity_bytes):
             continue
         recomputes = any(model.get("recomputes") for model in rank.models)
         yield Match(
-            f"activations and temporaries take {human_bytes(held)} of "
+            f"activations and temporaries take {human_bytes(nbytes)} of "
             f"{human_bytes(risk.capacity_bytes)} at the peak of a step"
             + ("; activation checkpointing is on already" if recomputes else ""),
             rank.rank,
-            None if recomputes else _recompute(held),
+            None if recomputes else _recompute_remedy(nbytes),
         )
 
 
-def _recompute(held: float) -> Remedy:
-    """Recomputes the activations, of which *held* bytes are kept."""
+def _recompute_remedy(nbytes: float) -> Remedy:
+    """Recomputes the activations, of which *nbytes* bytes are kept."""
     return Remedy(
         cause="every layer's activations are kept for backward",
         dialect=ConfigFormat.PYTHON,
         diff="+ for layer in model.layers:\n"
         "+     apply_activation_checkpointing(layer)  # or gradient_checkpointing_enable()",
-        frees_bytes=int(RECOMPUTED * held),
+        frees_bytes=int(RECOMPUTED * nbytes),
         price="about a third more compute: forward is done twice (Korthikanti et al. 2022)",
     )
 
@@ -280,7 +284,7 @@ def fragmentation(run: RunSnapshot) -> Iterable[Match]:
     """The allocator holds memory that it cannot use, or will. Reported once."""
     for rank in run.ranks:
         memory = rank.memory
-        if memory is not None and setting(rank, "contiguous_gradients") == "false":
+        if memory is not None and setting_of(rank, "contiguous_gradients") == "false":
             yield _scattered_gradients(rank)
         if memory is None or all(risk.cause != RiskCause.FRAGMENTATION for risk in rank.risks):
             continue
@@ -292,7 +296,7 @@ def fragmentation(run: RunSnapshot) -> Iterable[Match]:
             Remedy(
                 cause="blocks of changing sizes leave gaps that no allocation fits into",
                 dialect=ConfigFormat.ENVIRONMENT,
-                diff=_expandable(rank),
+                diff=_expandable_segments(rank),
                 frees_bytes=int(_USABLE_SLACK * slack),
                 price="none known on Linux; not with CUDA IPC of tensors",
             ),
@@ -315,17 +319,17 @@ def _scattered_gradients(rank: RankSnapshot) -> Match:
     )
 
 
-def _expandable(rank: RankSnapshot) -> str:
+def _expandable_segments(rank: RankSnapshot) -> str:
     """The variable with expandable segments, beside the options that it has already."""
     variables = rank.process.get("variables", {})
     name = (
         "PYTORCH_ALLOC_CONF" if variables.get("PYTORCH_ALLOC_CONF") else "PYTORCH_CUDA_ALLOC_CONF"
     )
-    now, wanted = variables.get(name, ""), "expandable_segments:True"
-    if not now or wanted in now.split(","):
-        return f"+ {name}={wanted}"
-    others = [option for option in now.split(",") if not option.startswith("expandable_segments")]
-    return f"- {name}={now}\n+ {name}={','.join([*others, wanted])}"
+    conf, segments = variables.get(name, ""), "expandable_segments:True"
+    if not conf or segments in conf.split(","):
+        return f"+ {name}={segments}"
+    options = [option for option in conf.split(",") if not option.startswith("expandable_segments")]
+    return f"- {name}={conf}\n+ {name}={','.join([*options, segments])}"
 
 
 _MUCH = 1 << 30
@@ -337,7 +341,7 @@ def _loaded_by_all(run: RunSnapshot) -> Iterable[Match]:
     shards = [
         rank
         for rank in run.ranks
-        if (how := rank.sharding_strategy).stage == 3 or is_sharding_fsdp(how)
+        if (strategy := rank.sharding_strategy).stage == 3 or is_sharding_fsdp(strategy)
     ]
     loads = [
         max(
@@ -347,12 +351,12 @@ def _loaded_by_all(run: RunSnapshot) -> Iterable[Match]:
         )
         for rank in shards
     ]
-    first = loads[0] if loads else None
-    if first is None or len(loads) < 2 or first.file_bytes < _MUCH:
+    first_load = loads[0] if loads else None
+    if first_load is None or len(loads) < 2 or first_load.file_bytes < _MUCH:
         return
-    if any(load is None or load.file != first.file for load in loads):
+    if any(load is None or load.file != first_load.file for load in loads):
         return
-    rank, nbytes = shards[0], first.file_bytes
+    rank, nbytes = shards[0], first_load.file_bytes
     yield Match(
         f"each of {len(loads)} ranks of this node loaded the same checkpoint of {human_bytes(nbytes)} "
         f"whole: {human_bytes(nbytes * len(loads))} of host memory, where all load at once",
@@ -377,10 +381,10 @@ def whole_model_on_every_rank(run: RunSnapshot) -> Iterable[Match]:
         built = max((model.get("built_bytes", 0) for model in rank.models), default=0)
         if built < _MUCH or rank.world_size < 2:
             continue
-        here = len(run.ranks)
+        rank_count = len(run.ranks)
         yield Match(
             f"each rank built {human_bytes(built)} of parameters before stage 3 divided them: "
-            f"{human_bytes(built * here)} on this node",
+            f"{human_bytes(built * rank_count)} on this node",
             rank.rank,
             Remedy(
                 cause="the model was not made within deepspeed.zero.Init",

@@ -22,8 +22,8 @@ def no_step(run: RunSnapshot) -> Iterable[Match]:
     for rank in run.ranks:
         if rank.backwards_since_step <= _MANY_BACKWARDS:
             continue
-        usual = max((step.micro_steps for step in rank.recent), default=0)
-        if rank.backwards_since_step > _TIMES_USUAL * usual:
+        micro_steps = max((step.micro_steps for step in rank.recent), default=0)
+        if rank.backwards_since_step > _TIMES_USUAL * micro_steps:
             yield Match(
                 f"{rank.backwards_since_step} backward passes since the last optimizer step; "
                 "without steps there is nothing to measure by",
@@ -60,8 +60,8 @@ def agent_errors(run: RunSnapshot) -> Iterable[Match]:
     """Hooks raised errors, which the agent caught."""
     for rank in run.ranks:
         if rank.errors:
-            text = f"{rank.errors} hook calls failed; training is not affected"
-            yield Match(text, rank.rank)
+            evidence = f"{rank.errors} hook calls failed; training is not affected"
+            yield Match(evidence, rank.rank)
 
 
 @rule("ZM007")
@@ -85,7 +85,7 @@ def untimed_collectives(run: RunSnapshot) -> Iterable[Match]:
     """Collectives issued from C++ have no times."""
     for rank in run.ranks:
         if rank.exposed_ratio is None and (rank.untimed_ratio or 0.0) > UNTIMED:
-            text = f"exposed communication and late ranks are unknown: {exposed_unknown(rank)}"
-            yield Match(text, rank.rank)
-        elif (text := in_graphs(rank)) and in_graphs_ratio(rank) > _MANY_UNTIMED:
-            yield Match(text, rank.rank)
+            evidence = f"exposed communication and late ranks are unknown: {exposed_unknown(rank)}"
+            yield Match(evidence, rank.rank)
+        elif (evidence := in_graphs(rank)) and in_graphs_ratio(rank) > _MANY_UNTIMED:
+            yield Match(evidence, rank.rank)

@@ -8,24 +8,24 @@ of its cgroup.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting
+from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting_of
 from zeromon.diagnosis.rules.common import (
     Gain,
     PhaseTime,
     next_stage,
     phase_time,
-    raised,
+    raised_settings,
     room_bytes,
     share_of_step,
-    worst,
+    worst_rank,
 )
 from zeromon.focus import SETTLED_STEPS, is_running_out
 from zeromon.levels import BLOCKED, Level
-from zeromon.memory.forecast import host_capacity
-from zeromon.memory.reconcile import host_bytes
+from zeromon.memory.forecast import host_capacity_bytes
+from zeromon.memory.reconcile import host_model_bytes
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import ModelMetadata
-from zeromon.ring.strategy import Framework, deepspeed
+from zeromon.ring.strategy import Framework, deepspeed_strategy
 from zeromon.snapshot import (
     ConfigFormat,
     Pool,
@@ -47,16 +47,16 @@ _SHALLOW = 4
 
 def waited_share(rank: RankSnapshot) -> float:
     """The share of the last steps in which the training thread waited for offloaded state to move."""
-    last = [step for step in rank.recent[-_LAST_STEPS:] if step.step > _WARM_UP]
-    spent = sum(step.end_ns - step.start_ns for step in last)
-    return sum(step.offload_blocked_ns for step in last) / spent if spent else 0.0
+    recent = [step for step in rank.recent[-_LAST_STEPS:] if step.step > _WARM_UP]
+    total_ns = sum(step.end_ns - step.start_ns for step in recent)
+    return sum(step.offload_blocked_ns for step in recent) / total_ns if total_ns else 0.0
 
 
 @rule("ZM503")
 def offload_waits(run: RunSnapshot) -> Iterable[Match]:
     """Steps wait while offloaded state moves. Reported for the worst rank."""
-    ready = [rank for rank in run.ranks if rank.steps >= SETTLED_STEPS and rank.transfers]
-    rank = max(ready, key=waited_share, default=None)
+    judged = [rank for rank in run.ranks if rank.steps >= SETTLED_STEPS and rank.transfers]
+    rank = max(judged, key=waited_share, default=None)
     if rank is None:
         return
     share = waited_share(rank)
@@ -69,7 +69,7 @@ def offload_waits(run: RunSnapshot) -> Iterable[Match]:
     rate = human_rate(transfer.bytes_per_second)
     yield Match(
         f"{human_ratio(share)} of a step waits for offloaded state to move; most for "
-        f"{transfer.path}, at {rate}{_compared(run, rank, transfer)}",
+        f"{transfer.path}, at {rate}{_compare_with_peak(run, rank, transfer)}",
         rank.rank,
         _disk_remedy(run, rank, transfer, waits) if disk else _within_host(waits),
         waits=Waits(share, BLOCKED, rank.rank),
@@ -78,16 +78,16 @@ def offload_waits(run: RunSnapshot) -> Iterable[Match]:
 
 def _bound_by_link(rank: RankSnapshot) -> Iterable[Match]:
     """The least time that copies take at the rate of the link: on a device nothing shows their waits."""
-    rate, says = rank.path_peak("host_to_device")
-    most = _most_between_host_and_device(rank)
+    rate, link = rank.path_peak("host_to_device")
+    nbytes = _most_between_host_and_device(rank)
     if rank.device == "cpu" or not rate:
         return
-    share = share_of_step(rank, most / rate)
+    share = share_of_step(rank, nbytes / rate)
     if share < BLOCKED.critical:
         return
     yield Match(
-        f"{human_bytes(most)} a step go one way between device and host: at what {says} that takes "
-        f"{human_seconds(most / rate)} at least, {human_ratio(share)} of a step",
+        f"{human_bytes(nbytes)} a step go one way between device and host: at what {link} that takes "
+        f"{human_seconds(nbytes / rate)} at least, {human_ratio(share)} of a step",
         rank.rank,
         _less_often(rank, "the link needs that long for so many bytes"),
     )
@@ -98,24 +98,24 @@ def _most_between_host_and_device(rank: RankSnapshot) -> float:
     return max((row.step_bytes for row in rank.transfers if "host" in row.path), default=0.0)
 
 
-def _compared(run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow) -> str:
+def _compare_with_peak(run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow) -> str:
     """The rate of *transfer* compared with its peak, in words; "" where no peak is known."""
-    rate, says = rank.path_peak(transfer.path)
-    text = ""
+    rate, origin = rank.path_peak(transfer.path)
+    comparison = ""
     if rate:
-        share = human_ratio(_together(run, transfer.path) / rate)
-        text = f", {share} of the {human_rate(rate)} that {says}"
+        share = human_ratio(_path_rate(run, transfer.path) / rate)
+        comparison = f", {share} of the {human_rate(rate)} that {origin}"
     disk = rank.disk
     if transfer.path.startswith("disk") and disk is not None and disk.busy_bytes_per_second:
         name = disk.device or "the disk"
-        text += (
+        comparison += (
             f"; {name} moves {human_rate(disk.busy_bytes_per_second)} while it is busy, with "
             f"{disk.requests_at_once or 0.0:.1f} requests at once"
         )
-    return text
+    return comparison
 
 
-def _together(run: RunSnapshot, path: str) -> float:
+def _path_rate(run: RunSnapshot, path: str) -> float:
     """Bytes/s along *path*: of all ranks of the node on a disk, which they share; else of one."""
     rates = [t.bytes_per_second or 0.0 for r in run.ranks for t in r.transfers if t.path == path]
     return sum(rates) if path.startswith("disk") else max(rates, default=0.0)
@@ -143,7 +143,7 @@ def _disk_remedy(
 ) -> Remedy:
     """The remedy for the limit: of the cgroup, of requests to the disk, or of the disk itself."""
     achieved, limit, disk = (
-        _together(run, transfer.path),
+        _path_rate(run, transfer.path),
         rank.path_peak(transfer.path)[0],
         rank.disk,
     )
@@ -177,8 +177,8 @@ _AIO: tuple[tuple[str, str, str], ...] = (
 
 def _more_requests(rank: RankSnapshot, cause: str, gain: Gain, waits: float) -> Remedy:
     """Settings that give the disk more requests at once; *gain*: shares of the time *waits*."""
-    old, new = raised(rank, _AIO)
-    diff = f'- "aio": {{{old}}}\n+ "aio": {{{new}}}' + _pipelined(rank)
+    old, new = raised_settings(rank, _AIO)
+    diff = f'- "aio": {{{old}}}\n+ "aio": {{{new}}}' + _pipeline_lines(rank)
     return Remedy(
         cause=cause,
         dialect=ConfigFormat.DEEPSPEED,
@@ -190,14 +190,16 @@ def _more_requests(rank: RankSnapshot, cause: str, gain: Gain, waits: float) -> 
     )
 
 
-def _pipelined(rank: RankSnapshot) -> str:
+def _pipeline_lines(rank: RankSnapshot) -> str:
     """Lines that let the optimizer's next and last sub-groups move while one is updated."""
-    if setting(rank, "offload_optimizer.device") != "nvme":
+    if setting_of(rank, "offload_optimizer.device") != "nvme":
         return ""
-    off = [
-        n for n in ("read", "write") if setting(rank, f"offload_optimizer.pipeline_{n}") == "false"
+    disabled = [
+        n
+        for n in ("read", "write")
+        if setting_of(rank, f"offload_optimizer.pipeline_{n}") == "false"
     ]
-    return "".join(f'\n- "pipeline_{n}": false\n+ "pipeline_{n}": true' for n in off)
+    return "".join(f'\n- "pipeline_{n}": false\n+ "pipeline_{n}": true' for n in disabled)
 
 
 _PARTS = (
@@ -208,17 +210,17 @@ _PARTS = (
 
 def _fewer_bytes(run: RunSnapshot, rank: RankSnapshot, cause: str, waits: float) -> Remedy:
     """Keeps what fits in the host's memory off the disk, parameters first: they move most often."""
-    room = rank.host.headroom_bytes if rank.host is not None else -1
-    room = -1 if is_running_out(run.ranks, Pool.HOST) else room
-    for part, roles in _PARTS:
-        held = sum(row.disk_bytes for r in run.ranks for row in r.roles if row.role in roles)
-        if 0 < 1.2 * held < room:
+    headroom = rank.host.headroom_bytes if rank.host is not None else -1
+    headroom = -1 if is_running_out(run.ranks, Pool.HOST) else headroom
+    for key, roles in _PARTS:
+        disk_bytes = sum(row.disk_bytes for r in run.ranks for row in r.roles if row.role in roles)
+        if 0 < 1.2 * disk_bytes < headroom:
             return Remedy(
                 cause=cause,
                 dialect=ConfigFormat.DEEPSPEED,
-                diff=f'- "{part}": {{"device": "nvme"}}\n+ "{part}": {{"device": "cpu"}}',
+                diff=f'- "{key}": {{"device": "nvme"}}\n+ "{key}": {{"device": "cpu"}}',
                 **_OFF_THE_DISK.seconds(waits),
-                price=f"{human_bytes(held)} of the {human_bytes(room)} that the host has left",
+                price=f"{human_bytes(disk_bytes)} of the {human_bytes(headroom)} that the host has left",
                 takes=Pool.HOST,
             )
     return _less_often(rank, cause)
@@ -226,7 +228,7 @@ def _fewer_bytes(run: RunSnapshot, rank: RankSnapshot, cause: str, waits: float)
 
 def _less_often(rank: RankSnapshot, cause: str) -> Remedy:
     """Accumulates more micro-steps: the optimizer's bytes move once a step, whatever its batch."""
-    micro = as_number(setting(rank, "gradient_accumulation_steps")) or 1
+    micro = as_number(setting_of(rank, "gradient_accumulation_steps")) or 1
     return Remedy(
         cause=cause,
         dialect=ConfigFormat.DEEPSPEED,
@@ -255,20 +257,20 @@ def _within_host(waits: float) -> Remedy:
 def no_effect(run: RunSnapshot) -> Iterable[Match]:
     """A path of NVMe is set, and the state goes to the host's memory. Reported once."""
     for rank in run.ranks:
-        for part in ("offload_optimizer", "offload_param"):
-            path = setting(rank, f"{part}.nvme_path")
-            if setting(rank, f"{part}.device") != "cpu" or path in ("", "null", "None", "none"):
+        for key in ("offload_optimizer", "offload_param"):
+            path = setting_of(rank, f"{key}.nvme_path")
+            if setting_of(rank, f"{key}.device") != "cpu" or path in ("", "null", "None", "none"):
                 continue
-            held = sum(row.host_bytes for row in rank.roles if row.role in dict(_PARTS)[part])
+            size = sum(row.host_bytes for row in rank.roles if row.role in dict(_PARTS)[key])
             yield Match(
-                f"{part} keeps {human_bytes(held)} in the host's memory; its nvme_path {path} has no "
+                f"{key} keeps {human_bytes(size)} in the host's memory; its nvme_path {path} has no "
                 "effect",
                 rank.rank,
                 Remedy(
-                    cause=f"the device of {part} is cpu",
+                    cause=f"the device of {key} is cpu",
                     dialect=ConfigFormat.DEEPSPEED,
-                    diff=f'- "{part}": {{"device": "cpu"}}\n+ "{part}": {{"device": "nvme"}}',
-                    effect=f"{human_bytes(held)} of the host's memory become free; or remove nvme_path",
+                    diff=f'- "{key}": {{"device": "cpu"}}\n+ "{key}": {{"device": "nvme"}}',
+                    effect=f"{human_bytes(size)} of the host's memory become free; or remove nvme_path",
                     price="states are read from the disk and written to it each step",
                 ),
             )
@@ -278,30 +280,30 @@ def no_effect(run: RunSnapshot) -> Iterable[Match]:
 def pinned_memory_off(run: RunSnapshot) -> Iterable[Match]:
     """A device exchanges offloaded state with memory that is not page-locked. Reported once."""
     for rank in run.ranks:
-        parts = [
-            part
-            for part in ("offload_optimizer", "offload_param")
-            if setting(rank, f"{part}.pin_memory") == "false"
-            and setting(rank, f"{part}.device") in ("cpu", "nvme")
+        keys = [
+            key
+            for key in ("offload_optimizer", "offload_param")
+            if setting_of(rank, f"{key}.pin_memory") == "false"
+            and setting_of(rank, f"{key}.device") in ("cpu", "nvme")
         ]
         moved = _most_between_host_and_device(rank)
-        if rank.device == "cpu" or not parts or not moved or rank.steps < SETTLED_STEPS:
+        if rank.device == "cpu" or not keys or not moved or rank.steps < SETTLED_STEPS:
             continue
-        rate, says = rank.path_peak("host_to_device")
-        held = sum(row.host_bytes - row.pinned_bytes for row in rank.roles)
-        best = f", which {says.removesuffix(' can do')} takes at {human_rate(rate)}" if rate else ""
+        rate, link = rank.path_peak("host_to_device")
+        pageable = sum(row.host_bytes - row.pinned_bytes for row in rank.roles)
+        note = f", which {link.removesuffix(' can do')} takes at {human_rate(rate)}" if rate else ""
         yield Match(
-            f"{human_bytes(moved)} a step go one way between the device and pageable memory{best}",
+            f"{human_bytes(moved)} a step go one way between the device and pageable memory{note}",
             rank.rank,
             Remedy(
                 cause="the driver copies from pageable memory through a buffer of its own, and the "
                 "caller waits for it",
                 dialect=ConfigFormat.DEEPSPEED,
                 diff="\n".join(
-                    f'  "{part}":\n- "pin_memory": false\n+ "pin_memory": true' for part in parts
+                    f'  "{key}":\n- "pin_memory": false\n+ "pin_memory": true' for key in keys
                 ),
                 effect="copies run beside computation, at the rate of the link",
-                price=f"{human_bytes(max(0, held))} of the host's memory that cannot be swapped out",
+                price=f"{human_bytes(max(0, pageable))} of the host's memory that cannot be swapped out",
                 takes=Pool.HOST,
             ),
         )
@@ -321,34 +323,34 @@ def host_memory_short(run: RunSnapshot) -> Iterable[Match]:
     """
     if any(rank.steps >= 2 for rank in run.ranks):
         return  # the state exists, and the forecast watches its growth
-    needs = {rank.rank: _host_needs(rank) for rank in run.ranks}
-    room = _host_room(run)
-    if room < 0 or sum(needs.values()) <= _ROOMY * room:
+    needs = {rank.rank: _host_bytes_needed(rank) for rank in run.ranks}
+    capacity = _host_room_bytes(run)
+    if capacity < 0 or sum(needs.values()) <= _ROOMY * capacity:
         return
-    most = max(run.ranks, key=lambda rank: needs[rank.rank])
+    neediest = max(run.ranks, key=lambda rank: needs[rank.rank])
     ranks = f"{len(run.ranks)} rank{'s' * (len(run.ranks) > 1)}"
     limit = next((r.host.cgroup for r in run.ranks if r.host and r.host.limit_bytes > 0), "")
     yield Match(
         f"model states of {ranks} take {human_bytes(sum(needs.values()))} of this host, and it "
-        f"has {human_bytes(room)} for them" + (f" (cgroup {limit})" if limit else ""),
-        remedy=_off_the_host(most),
-        severity=Severity.CRITICAL if sum(needs.values()) > room else None,
+        f"has {human_bytes(capacity)} for them" + (f" (cgroup {limit})" if limit else ""),
+        remedy=_off_the_host(neediest),
+        severity=Severity.CRITICAL if sum(needs.values()) > capacity else None,
     )
 
 
-def _host_needs(rank: RankSnapshot) -> int:
+def _host_bytes_needed(rank: RankSnapshot) -> int:
     models = [*rank.models, *([rank.planned] if rank.planned else [])]
-    return host_bytes(models, on_cpu=rank.device == "cpu")
+    return host_model_bytes(models, on_cpu=rank.device == "cpu")
 
 
-def _host_room(run: RunSnapshot) -> int:
+def _host_room_bytes(run: RunSnapshot) -> int:
     """Bytes that the ranks may hold together; -1 where unknown.
 
     Dead ranks hold nothing: the limit counts, or without one what their end has set free.
     """
-    living = [rank for rank in run.ranks if rank.alive]
-    if living:
-        return host_capacity(living)
+    alive_ranks = [rank for rank in run.ranks if rank.alive]
+    if alive_ranks:
+        return host_capacity_bytes(alive_ranks)
     hosts = [rank.host for rank in run.ranks if rank.host is not None]
     return min(
         (h.limit_bytes if h.limit_bytes > 0 else h.headroom_bytes for h in hosts), default=-1
@@ -362,7 +364,7 @@ def _off_the_host(rank: RankSnapshot) -> Remedy | None:
     stage, offloads = model.get("stage"), model.get("optimizer_on") == "host"
     strategy = rank.sharding_strategy
     if model.get("framework") == "deepspeed" and stage is not None:
-        strategy = deepspeed(stage)
+        strategy = deepspeed_strategy(stage)
     if strategy.is_deepspeed and (strategy.stage == 3 or offloads):
         diff = '- "offload_optimizer": {"device": "cpu"}\n' if offloads else ""
         diff += '+ "stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}'
@@ -423,13 +425,13 @@ _MARGIN = 1.2
 @rule("ZM501")
 def cpu_optimizer_slow(run: RunSnapshot) -> Iterable[Match]:
     """The optimizer on the host takes a large share of the step, and the device has no room for it."""
-    rank, (seconds, share), held = _host_optimizer(run)
-    if rank is None or _fits_on_device(run, rank, held):
+    rank, (seconds, share), state_bytes = _host_optimizer(run)
+    if rank is None or _fits_on_device(run, rank, state_bytes):
         return
     yield Match(
         f"the optimizer on the host takes {human_seconds(seconds)} a step ({human_ratio(share)})",
         rank.rank,
-        _part_on_device(seconds, held)
+        _part_on_device(seconds, state_bytes)
         if rank.sharding_strategy.stage == 3
         else _less_often(rank, _UPDATES),
         waits=Waits(share, _HOST_OPTIMIZER, rank.rank),
@@ -439,23 +441,23 @@ def cpu_optimizer_slow(run: RunSnapshot) -> Iterable[Match]:
 @rule("ZM505", severity=Severity.WARNING)
 def offload_without_need(run: RunSnapshot) -> Iterable[Match]:
     """The optimizer on the host takes a large share of the step, and fits on the device."""
-    rank, (seconds, share), held = _host_optimizer(run)
-    if rank is None or not _fits_on_device(run, rank, held):
+    rank, (seconds, share), state_bytes = _host_optimizer(run)
+    if rank is None or not _fits_on_device(run, rank, state_bytes):
         return
     diff = '- "offload_optimizer": {"device": "cpu"}'
     yield Match(
         f"the optimizer on the host takes {human_seconds(seconds)} a step ({human_ratio(share)})"
-        f", and the device has room for its {human_bytes(held)}",
+        f", and the device has room for its {human_bytes(state_bytes)}",
         rank.rank,
-        _off_the_cpu(diff, _ALL_ON_DEVICE, seconds, held),
+        _off_the_cpu(diff, _ALL_ON_DEVICE, seconds, state_bytes),
     )
 
 
-def _part_on_device(seconds: float, held: int) -> Remedy:
-    """Leaves a part of the *held* bytes of state on the device, or hides their update: at stage 3."""
+def _part_on_device(seconds: float, state_bytes: int) -> Remedy:
+    """Leaves a part of the *state_bytes* of state on the device, or hides their update: at stage 3."""
     diff = '+ "offload_optimizer": {"device": "cpu", "ratio": 0.7}  # the rest on the device'
     return replace(
-        _off_the_cpu(diff, _PART_ON_DEVICE, seconds, _MOVED * held),
+        _off_the_cpu(diff, _PART_ON_DEVICE, seconds, _MOVED * state_bytes),
         effect="instead, SuperOffload (super_offload) updates while the device computes the next batch",
     )
 
@@ -465,16 +467,16 @@ def _host_optimizer(run: RunSnapshot) -> tuple[RankSnapshot | None, PhaseTime, i
 
     The rank is None where that takes a small share of the step.
     """
-    rank = worst(run)
+    rank = worst_rank(run)
     if rank is None:
         return None, PhaseTime(0.0, 0.0), 0
-    spent = phase_time(rank, Phase.CPU_OPTIMIZER)
-    held = sum(row.host_bytes for row in rank.roles if row.role in _OPTIMIZER_ROLES)
-    return rank if spent.share >= _HOST_OPTIMIZER.warning else None, spent, held
+    took = phase_time(rank, Phase.CPU_OPTIMIZER)
+    nbytes = sum(row.host_bytes for row in rank.roles if row.role in _OPTIMIZER_ROLES)
+    return (rank if took.share >= _HOST_OPTIMIZER.warning else None, took, nbytes)
 
 
-def _fits_on_device(run: RunSnapshot, rank: RankSnapshot, held: int) -> bool:
-    return rank.memory is not None and room_bytes(run, rank) > _MARGIN * held > 0
+def _fits_on_device(run: RunSnapshot, rank: RankSnapshot, state_bytes: int) -> bool:
+    return rank.memory is not None and room_bytes(run, rank) > _MARGIN * state_bytes > 0
 
 
 def _off_the_cpu(diff: str, gain: Gain, seconds: float, nbytes: float) -> Remedy:

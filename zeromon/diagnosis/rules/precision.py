@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from zeromon.diagnosis.rule import Match, as_number, rule, setting
-from zeromon.diagnosis.rules.common import LEAST_SHARE, LEAST_STEPS, device_type
+from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
+from zeromon.diagnosis.rules.common import MIN_SHARE, MIN_STEPS, device_type
 from zeromon.ring.strategy import Framework
 from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
 from zeromon.units import human_ratio
 
 _LAST_STEPS = 50
-_LEAST_OF_A_STORM = 10
+_MIN_STORM_STEPS = 10
 _USUAL_WINDOW, _USUAL_HYSTERESIS = 1000, 2
-_LEAST_TRIES = 3
+_MIN_TRIES = 3
 _MANY_LOST = 5
 
 
@@ -23,31 +23,31 @@ _MANY_LOST = 5
 def overflow_storm(run: RunSnapshot) -> Iterable[Match]:
     """fp16 gradients overflow so often that training does not progress. Reported once."""
     for rank in run.ranks:
-        last = [step.skipped for step in rank.recent[-_LAST_STEPS:]]
-        skipped = sum(last)
-        if len(last) < _LEAST_OF_A_STORM or skipped < max(5, 0.2 * len(last)):
+        skips = [step.skipped for step in rank.recent[-_LAST_STEPS:]]
+        skipped = sum(skips)
+        if len(skips) < _MIN_STORM_STEPS or skipped < max(5, 0.2 * len(skips)):
             continue
         if scale_tries(rank) is not None:  # the scale fits: it is only tried too often
             continue
-        if setting(rank, "bf16.enabled") == "true":  # nothing overflows: ZM409 says what is
+        if setting_of(rank, "bf16.enabled") == "true":  # nothing overflows: ZM409 says what is
             continue
         scale = next((e.loss_scale for e in rank.engines if e.loss_scale is not None), None)
         at = f"; the loss scale is down to {scale:g}" if scale is not None else ""
-        floor = next((s.effective for s in rank.settings if s.name.endswith("min_loss_scale")), "1")
-        if scale is not None and scale <= (as_number(floor) or 1.0):
+        limit = next((s.effective for s in rank.settings if s.name.endswith("min_loss_scale")), "1")
+        if scale is not None and scale <= (as_number(limit) or 1.0):
             at += ", its floor, and cannot be halved any more"
-        newest = [step.step for step in rank.recent[-_LAST_STEPS:] if step.skipped][-3:]
-        at += f"; the newest: {', '.join(map(str, newest))}"
+        newest_steps = [step.step for step in rank.recent[-_LAST_STEPS:] if step.skipped][-3:]
+        at += f"; the newest: {', '.join(map(str, newest_steps))}"
         yield Match(
-            f"{skipped} of the last {len(last)} steps were skipped for overflow{at}",
+            f"{skipped} of the last {len(skips)} steps were skipped for overflow{at}",
             remedy=_lower_scale(rank, scale, skipped),
-            severity=Severity.CRITICAL if all(last[-_LEAST_OF_A_STORM:]) else None,
+            severity=Severity.CRITICAL if all(skips[-_MIN_STORM_STEPS:]) else None,
         )
 
 
 def _lower_scale(rank: RankSnapshot, scale: float | None, skipped: int) -> Remedy:
     """Begins where the scale has come to, or leaves fp16."""
-    hysteresis = as_number(setting(rank, "fp16.hysteresis"))
+    hysteresis = as_number(setting_of(rank, "fp16.hysteresis"))
     if hysteresis is not None and hysteresis < 1:
         return Remedy(
             cause="DeepSpeed halves the scale when the hysteresis has been counted down to 1; this one "
@@ -58,12 +58,12 @@ def _lower_scale(rank: RankSnapshot, scale: float | None, skipped: int) -> Remed
             price="none",
         )
     power = max(0, int(math.log2(scale))) if scale and scale >= 1 else 12
-    began = as_number(setting(rank, "fp16.initial_scale_power"))
+    initial_power = as_number(setting_of(rank, "fp16.initial_scale_power"))
     lower = f'+ "fp16": {{"initial_scale_power": {power}}}\n  or, where the device has it:\n'
     return Remedy(
         cause="gradients times the loss scale do not fit into fp16",
         dialect=ConfigFormat.DEEPSPEED,
-        diff=(lower if began is None or power < began else "")
+        diff=(lower if initial_power is None or power < initial_power else "")
         + '- "fp16": {"enabled": true}\n+ "bf16": {"enabled": true}',
         effect=f"the {skipped} steps are not lost{_of_the_norm(rank)}",
         price="none; bf16 has fewer bits of mantissa and needs no scale",
@@ -72,7 +72,7 @@ def _lower_scale(rank: RankSnapshot, scale: float | None, skipped: int) -> Remed
 
 def _of_the_norm(rank: RankSnapshot) -> str:
     """Returns the advice where the gradients themselves are too large; clipping follows the overflow."""
-    limit = as_number(setting(rank, "gradient_clipping"))
+    limit = as_number(setting_of(rank, "gradient_clipping"))
     clips = "" if limit else ', and "gradient_clipping": 1.0 against the spikes before an overflow'
     return f"; where the loss grows, too, lower the learning rate{clips}"
 
@@ -80,7 +80,7 @@ def _of_the_norm(rank: RankSnapshot) -> str:
 @rule("ZM404", once=True)
 def loss_scale_settings(run: RunSnapshot) -> Iterable[Match]:
     """The dynamic loss scale skips steps: it tries its limit too often, or began too high."""
-    matches = (_scale_tried(rank) or _scale_began_high(rank) for rank in run.ranks)
+    matches = (_scale_tried_often(rank) or _scale_began_high(rank) for rank in run.ranks)
     return filter(None, matches)
 
 
@@ -100,7 +100,7 @@ def scale_tries(rank: RankSnapshot) -> Tries | None:
     overflows then is skipped, ``hysteresis`` times until the scale is halved again. So an overflow that
     comes that many steps after the last one is a try.
     """
-    window = round(as_number(setting(rank, "fp16.loss_scale_window")) or 0)
+    window = round(as_number(setting_of(rank, "fp16.loss_scale_window")) or 0)
     if window < 1:
         return None
     slack = max(1, window // 10)
@@ -111,33 +111,33 @@ def scale_tries(rank: RankSnapshot) -> Tries | None:
             tries[-1] = tries[-1][0], number  # the hysteresis of the same
         else:
             tries.append((number, number))
-    gaps = [after[0] - before[1] - 1 for before, after in itertools.pairwise(tries)]
+    gaps = [later[0] - earlier[1] - 1 for earlier, later in itertools.pairwise(tries)]
     regular = sum(gap > window and (gap - 1) % window <= slack for gap in gaps)
-    if regular < max(_LEAST_TRIES, 0.75 * len(gaps)):
+    if regular < max(_MIN_TRIES, 0.75 * len(gaps)):
         return None
     cycles = rank.recent[tries[0][1] + 1 : tries[-1][1] + 1]
     return Tries(len(gaps), sum(step.skipped for step in cycles), len(cycles))
 
 
-def _scale_tried(rank: RankSnapshot) -> Match | None:
+def _scale_tried_often(rank: RankSnapshot) -> Match | None:
     tries = scale_tries(rank)
     if tries is None or tries.lost < 0.01 * tries.steps:
         return None
-    share, each = tries.lost / tries.steps, tries.lost / tries.times
-    window, longer = setting(rank, "fp16.loss_scale_window"), _USUAL_WINDOW
+    share, per_try = tries.lost / tries.steps, tries.lost / tries.times
+    window, longer = setting_of(rank, "fp16.loss_scale_window"), _USUAL_WINDOW
     diff = f'- "loss_scale_window": {window}\n+ "loss_scale_window": {longer}'
-    if each > _USUAL_HYSTERESIS:
-        diff += f'\n- "hysteresis": {each:.0f}\n+ "hysteresis": {_USUAL_HYSTERESIS}'
-    left = min(each, _USUAL_HYSTERESIS)
+    if per_try > _USUAL_HYSTERESIS:
+        diff += f'\n- "hysteresis": {per_try:.0f}\n+ "hysteresis": {_USUAL_HYSTERESIS}'
+    remaining = min(per_try, _USUAL_HYSTERESIS)
     return Match(
         f"{human_ratio(share)} of the steps are skipped because the loss scale is doubled until it "
-        f"overflows: {tries.times} times in {tries.steps} steps, {each:.2g} skipped each time",
-        severity=Severity.WARNING if share >= LEAST_SHARE else None,
+        f"overflows: {tries.times} times in {tries.steps} steps, {per_try:.2g} skipped each time",
+        severity=Severity.WARNING if share >= MIN_SHARE else None,
         remedy=Remedy(
             cause=f"DeepSpeed doubles the scale after every {window} steps without an overflow",
             dialect=ConfigFormat.DEEPSPEED,
             diff=diff,
-            effect=f"{human_ratio(left / (longer + 1 + left))} of the steps are skipped",
+            effect=f"{human_ratio(remaining / (longer + 1 + remaining))} of the steps are skipped",
             price=f"a scale that one bad batch has halved is doubled again only after {longer} steps",
         ),
     )
@@ -145,22 +145,22 @@ def _scale_tried(rank: RankSnapshot) -> Match | None:
 
 def _scale_began_high(rank: RankSnapshot) -> Match | None:
     """Matches a run that is known from its first step, and whose scale has settled since."""
-    power = as_number(setting(rank, "fp16.initial_scale_power"))
-    hysteresis = as_number(setting(rank, "fp16.hysteresis")) or 1
+    power = as_number(setting_of(rank, "fp16.initial_scale_power"))
+    hysteresis = as_number(setting_of(rank, "fp16.hysteresis")) or 1
     lost = sum(1 for _ in itertools.takewhile(lambda step: step.skipped, rank.recent))
-    since = rank.recent[lost:]
-    if power is None or lost < _MANY_LOST or rank.recent[0].step != 1 or len(since) < LEAST_STEPS:
+    later = rank.recent[lost:]
+    if power is None or lost < _MANY_LOST or rank.recent[0].step != 1 or len(later) < MIN_STEPS:
         return None
-    if sum(step.skipped for step in since) > LEAST_SHARE * len(since):
+    if sum(step.skipped for step in later) > MIN_SHARE * len(later):
         return None
-    settled = max(0, round(power - (lost - hysteresis + 1)))
+    settled_power = max(0, round(power - (lost - hysteresis + 1)))
     return Match(
         f"the first {lost} steps were skipped, until the loss scale had come down from 2^{power:g} "
-        f"to 2^{settled}",
+        f"to 2^{settled_power}",
         remedy=Remedy(
             cause="the initial scale is too large for these gradients",
             dialect=ConfigFormat.DEEPSPEED,
-            diff=f'- "initial_scale_power": {power:g}\n+ "initial_scale_power": {settled}',
+            diff=f'- "initial_scale_power": {power:g}\n+ "initial_scale_power": {settled_power}',
             effect=f"the next run does not lose {lost} steps",
             price="none",
         ),
@@ -172,8 +172,8 @@ def half_precision_unused(run: RunSnapshot) -> Iterable[Match]:
     """A device that computes bf16 many times as fast computes in fp32. Reported once."""
     for rank in run.ranks:
         name = rank.device_stats.name if rank.device_stats else ""
-        whole = [m for m in rank.models if m.get("compute_bytes", 0) == 4]
-        if not whole or rank.steps < LEAST_STEPS or not any(part in name for part in _HAS_BF16):
+        fp32_models = [m for m in rank.models if m.get("compute_bytes", 0) == 4]
+        if not fp32_models or rank.steps < MIN_STEPS or not any(chip in name for chip in _HAS_BF16):
             continue
         if rank.process.get("autocast"):
             continue
@@ -221,7 +221,7 @@ def bf16_emulated(run: RunSnapshot) -> Iterable[Match]:
             autocast or any(m.get("compute_dtype") == _BF16 for m in rank.models)
         ):
             continue
-        form, diff = _in_fp16(rank, autocast=autocast)
+        form, diff = _diff_to_fp16(rank, autocast=autocast)
         yield Match(
             f"the model computes in bf16 on {name}, whose compute capability is below 8.0",
             rank.rank,
@@ -235,20 +235,20 @@ def bf16_emulated(run: RunSnapshot) -> Iterable[Match]:
         )
 
 
-def _in_fp16(rank: RankSnapshot, *, autocast: bool) -> tuple[ConfigFormat, str]:
+def _diff_to_fp16(rank: RankSnapshot, *, autocast: bool) -> tuple[ConfigFormat, str]:
     """The configuration format, and the diff from bf16 to fp16."""
     strategy = rank.sharding_strategy
     form, scaler = ConfigFormat.PYTHON, "torch.amp.GradScaler()"
     code = f'with torch.autocast("{device_type(rank)}", dtype=torch.{{}}):'
-    now = code.format(_BF16) if autocast else "model.to(torch.bfloat16)"
+    current = code.format(_BF16) if autocast else "model.to(torch.bfloat16)"
     if not autocast and strategy.is_deepspeed:
         return ConfigFormat.DEEPSPEED, '- "bf16": {"enabled": true}\n+ "fp16": {"enabled": true}'
     if not autocast and strategy.framework in (Framework.FSDP1, Framework.FSDP2):
-        first = strategy.framework is Framework.FSDP1
-        form = ConfigFormat.FSDP1 if first else ConfigFormat.FSDP2
-        code = f"MixedPrecision{'' if first else 'Policy'}(param_dtype=torch.{{}})"
-        now, scaler = code.format(_BF16), "ShardedGradScaler()" if first else scaler
-    return form, f"- {now}\n+ {code.format('float16')}\n+ scaler = {scaler}"
+        is_fsdp1 = strategy.framework is Framework.FSDP1
+        form = ConfigFormat.FSDP1 if is_fsdp1 else ConfigFormat.FSDP2
+        code = f"MixedPrecision{'' if is_fsdp1 else 'Policy'}(param_dtype=torch.{{}})"
+        current, scaler = code.format(_BF16), "ShardedGradScaler()" if is_fsdp1 else scaler
+    return form, f"- {current}\n+ {code.format('float16')}\n+ scaler = {scaler}"
 
 
 _BF16 = "bfloat16"

@@ -5,11 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from zeromon.diagnosis.rule import Match, as_number, rule, setting
-from zeromon.diagnosis.rules.common import AVERAGED, LEAST_STEPS
+from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
+from zeromon.diagnosis.rules.common import AVERAGED, MIN_STEPS
 from zeromon.levels import NORM_SPIKE, NORM_SPIKE_RATIO
 from zeromon.ring.events import Scalar
-from zeromon.ring.strategy import Dim, Framework, dim_of
+from zeromon.ring.strategy import Dim, Framework, dim_by_name
 from zeromon.snapshot import (
     ConfigFormat,
     RankSnapshot,
@@ -30,44 +30,44 @@ _NAMES = {Scalar.LOSS.label: "the loss", Scalar.GRAD_NORM.label: "the gradient n
 def not_finite(run: RunSnapshot) -> Iterable[Match]:
     """The loss, or the gradient norm, is infinite or NaN: since which step, and on which rank first."""
     for name, called in _NAMES.items():
-        known = {r.rank: row for r in run.ranks if (row := _scalar(r, name)) is not None}
-        bad = {n: row for n, row in known.items() if row.first_nonfinite_step}
+        rows = {r.rank: row for r in run.ranks if (row := _scalar_row(r, name)) is not None}
+        nans = {n: row for n, row in rows.items() if row.first_nonfinite_step}
         if name == Scalar.GRAD_NORM.label:  # a gradient scaler skips such a step, and goes on
-            half = {r.rank for r in run.ranks if r.process.get("autocast") == "float16"}
-            bad = {n: row for n, row in bad.items() if n not in half}
-        if not bad:
+            half_ranks = {r.rank for r in run.ranks if r.process.get("autocast") == "float16"}
+            nans = {n: row for n, row in nans.items() if n not in half_ranks}
+        if not nans:
             continue
-        began = min(row.first_nonfinite_step for row in bad.values())
-        first = [n for n, row in bad.items() if row.first_nonfinite_step == began]
-        row = bad[first[0]]
-        lasts = f"since step {began}" if row.value is None else f"in step {began}"
+        began_step = min(row.first_nonfinite_step for row in nans.values())
+        first_ranks = [n for n, row in nans.items() if row.first_nonfinite_step == began_step]
+        row = nans[first_ranks[0]]
+        lasts = f"since step {began_step}" if row.value is None else f"in step {began_step}"
         yield Match(
-            f"{called} is infinite or NaN {lasts}, {_where(first, bad, known, run)}; "
+            f"{called} is infinite or NaN {lasts}, {_where_first(first_ranks, nans, rows, run)}; "
             f"{row.nonfinite} step{'s' * (row.nonfinite != 1)} so far",
-            first[0] if len(first) == 1 else -1,
+            first_ranks[0] if len(first_ranks) == 1 else -1,
             severity=None if row.value is None else Severity.WARNING,
         )
 
 
-def _scalar(rank: RankSnapshot, name: str) -> ScalarRow | None:
+def _scalar_row(rank: RankSnapshot, name: str) -> ScalarRow | None:
     return next((row for row in rank.scalars if row.name == name), None)
 
 
-def _where(
-    first: list[int], bad: dict[int, ScalarRow], known: dict[int, ScalarRow], run: RunSnapshot
+def _where_first(
+    ranks: list[int], nans: dict[int, ScalarRow], rows: dict[int, ScalarRow], run: RunSnapshot
 ) -> str:
     """On which ranks a value was not finite first, as far as ranks know it."""
-    if len(first) > 1:
+    if len(ranks) > 1:
         return (
-            f"on {len(first)} ranks in the same step: it has one cause, or is a mean over the ranks"
+            f"on {len(ranks)} ranks in the same step: it has one cause, or is a mean over the ranks"
         )
-    if len(known) < max(1, run.ranks[0].world_size):
-        return f"on rank {first[0]}; only {len(known)} of {run.ranks[0].world_size} ranks know it"
-    later = [n for n in bad if n not in first]
+    if len(rows) < max(1, run.ranks[0].world_size):
+        return f"on rank {ranks[0]}; only {len(rows)} of {run.ranks[0].world_size} ranks know it"
+    later = [n for n in nans if n not in ranks]
     followed = (
-        f"; rank {later[0]} follows in step {bad[later[0]].first_nonfinite_step}" if later else ""
+        f"; rank {later[0]} follows in step {nans[later[0]].first_nonfinite_step}" if later else ""
     )
-    return f"on rank {first[0]} first{followed}"
+    return f"on rank {ranks[0]} first{followed}"
 
 
 # ---- spikes -----------------------------------------------------------------------------------------
@@ -84,53 +84,53 @@ class _Spike(NamedTuple):
     deviations: float
 
 
-def spikes(steps: Iterable[StepSummary]) -> Iterator[_Spike]:
+def norm_spikes(steps: Iterable[StepSummary]) -> Iterator[_Spike]:
     """The steps whose gradient norm is far above those before it, by median and MAD."""
     past: list[float] = []
     for step in steps:
         norm = step.grad_norm
         if norm is None:
             continue
-        if len(past) >= LEAST_STEPS:
+        if len(past) >= MIN_STEPS:
             median = statistics.median(past)
-            spread = 1.4826 * statistics.median(abs(one - median) for one in past)
-            away = (
+            spread = 1.4826 * statistics.median(abs(old_norm - median) for old_norm in past)
+            deviations = (
                 (norm - median) / spread if spread else float(norm > median) * NORM_SPIKE.critical
             )
-            if away >= NORM_SPIKE.warning and norm >= NORM_SPIKE_RATIO * median:
-                yield _Spike(step.step, norm, median, away)
+            if deviations >= NORM_SPIKE.warning and norm >= NORM_SPIKE_RATIO * median:
+                yield _Spike(step.step, norm, median, deviations)
         past = [*past[1 - _PAST :], norm]
 
 
 @rule("ZM410")
 def grad_norm_spikes(run: RunSnapshot) -> Iterable[Match]:
     """The gradient norm jumps far above its own past. Reported for the rank with the most spikes."""
-    found = [(rank, each) for rank in run.ranks if (each := list(spikes(rank.recent)))]
-    if not found:
+    spiked = [(rank, jumps) for rank in run.ranks if (jumps := list(norm_spikes(rank.recent)))]
+    if not spiked:
         return
-    rank, each = max(found, key=lambda pair: len(pair[1]))
-    newest = each[-1]
-    limit = _clipping(rank)
+    rank, jumps = max(spiked, key=lambda pair: len(pair[1]))
+    jump = jumps[-1]
+    limit = _clipping_limit(rank)
     clips = "no clipping is known" if limit is None else f"clipped to {limit:g}"
     yield Match(
-        f"the gradient norm was {newest.norm:.3g} in step {newest.step}, "
-        f"{newest.norm / newest.median:.1f} times the median before it; {human_count(len(each))} such "
-        f"step{'s' * (len(each) != 1)} of the last {len(rank.recent)}; {clips}",
+        f"the gradient norm was {jump.norm:.3g} in step {jump.step}, "
+        f"{jump.norm / jump.median:.1f} times the median before it; {human_count(len(jumps))} such "
+        f"step{'s' * (len(jumps) != 1)} of the last {len(rank.recent)}; {clips}",
         rank.rank,
-        _calmer(rank, limit, newest.median),
-        NORM_SPIKE.severity_of_cost(newest.deviations) if len(each) > 1 else None,
+        _calmer_remedy(rank, limit, jump.median),
+        NORM_SPIKE.severity_of_cost(jump.deviations) if len(jumps) > 1 else None,
     )
 
 
-def _clipping(rank: RankSnapshot) -> float | None:
+def _clipping_limit(rank: RankSnapshot) -> float | None:
     """Returns the limit of the norm: by DeepSpeed, or by the script; None without a limit."""
-    limit = as_number(setting(rank, "gradient_clipping")) or rank.process.get("clip_norm")
+    limit = as_number(setting_of(rank, "gradient_clipping")) or rank.process.get("clip_norm")
     return float(limit) if limit else None
 
 
-def _calmer(rank: RankSnapshot, limit: float | None, median: float) -> Remedy:
+def _calmer_remedy(rank: RankSnapshot, limit: float | None, median: float) -> Remedy:
     """Clips gradients; where they are clipped already, takes smaller steps."""
-    rate = _scalar(rank, Scalar.LEARNING_RATE.label)
+    rate = _scalar_row(rank, Scalar.LEARNING_RATE.label)
     lower = "a lower learning rate, or a longer warm-up, removes spikes that clipping only limits"
     if limit is None:
         deepspeed = rank.sharding_strategy.is_deepspeed
@@ -144,13 +144,13 @@ def _calmer(rank: RankSnapshot, limit: float | None, median: float) -> Remedy:
             effect=f"a spike moves the parameters no further than a usual step; {lower}",
             price=f"below the usual norm of {median:.3g} it scales every step",
         )
-    now = f"{rate.value:g}" if rate is not None and rate.value else "n/a"
-    half = f"{rate.value / 2:g}" if rate is not None and rate.value else "half of it"
+    current = f"{rate.value:g}" if rate is not None and rate.value else "n/a"
+    halved = f"{rate.value / 2:g}" if rate is not None and rate.value else "half of it"
     return Remedy(
         cause="gradients are clipped already: the learning rate is too high, the warm-up too short, or "
         "some batches are broken",
         dialect=ConfigFormat.PYTHON,
-        diff=f"- learning_rate: {now}\n+ learning_rate: {half}",
+        diff=f"- learning_rate: {current}\n+ learning_rate: {halved}",
         effect="fewer spikes",
         price="more steps to the same loss",
     )
@@ -179,21 +179,21 @@ def same_samples(run: RunSnapshot) -> Iterable[Match]:
     for rank in run.ranks:
         if len(set(rank.first_batches)) > 1 and _are_replicas(rank):
             by_marks[rank.first_batches].append(rank)
-    same = max(by_marks.values(), key=len, default=[])
-    if len(same) < 2:
+    twins = max(by_marks.values(), key=len, default=[])
+    if len(twins) < 2:
         return
-    first = same[0]
-    sampler = first.loader.get("sampler")
+    twin = twins[0]
+    sampler = twin.loader.get("sampler")
     diff = _OWN_PARTS.get(sampler or "", "")
     of_iterable = "an IterableDataset" if sampler == _OF_ITERABLE else sampler
     yield Match(
-        f"the first {len(first.first_batches)} batches of {len(same)} of {len(run.ranks)} ranks "
-        f"({_list(same)}) are the same ({of_iterable or 'no sampler'})",
+        f"the first {len(twin.first_batches)} batches of {len(twins)} of {len(run.ranks)} ranks "
+        f"({_rank_list(twins)}) are the same ({of_iterable or 'no sampler'})",
         remedy=Remedy(
             cause="nothing gives each rank a part of the data of its own",
             dialect=ConfigFormat.PYTHON,
             diff=diff,
-            effect=f"a step sees {len(same)} times as many different samples",
+            effect=f"a step sees {len(twins)} times as many different samples",
             price="none",
         )
         if diff
@@ -229,17 +229,17 @@ def initial_parameters_differ(run: RunSnapshot) -> Iterable[Match]:
         if (mark := rank.process.get("params_mark")) is not None
         and rank.sharding_strategy.framework in (Framework.UNKNOWN, Framework.DDP)
         and _are_replicas(rank)
-        and not any(dim.used and dim_of(dim.name) is Dim.EP for dim in rank.dimensions)
+        and not any(dim.used and dim_by_name(dim.name) is Dim.EP for dim in rank.dimensions)
     }
     if len(set(marks.values())) < 2:
         return
-    first, other = next((a, b) for a in marks for b in marks if marks[a] != marks[b])
+    first_rank, other_rank = next((a, b) for a in marks for b in marks if marks[a] != marks[b])
     seeds = {r.rank: r.process.get("seed") for r in run.ranks if r.rank in marks}
-    differ = "differ, too" if seeds[first] != seeds[other] else "are equal"
+    differ = "differ, too" if seeds[first_rank] != seeds[other_rank] else "are equal"
     yield Match(
-        f"rank {other} began with other parameters than rank {first}; their seeds "
-        f"({seeds[first]}, {seeds[other]}) {differ}",
-        other,
+        f"rank {other_rank} began with other parameters than rank {first_rank}; their seeds "
+        f"({seeds[first_rank]}, {seeds[other_rank]}) {differ}",
+        other_rank,
         Remedy(
             cause="the same gradients are applied to different parameters, which never become equal",
             dialect=ConfigFormat.PYTHON,
@@ -250,6 +250,6 @@ def initial_parameters_differ(run: RunSnapshot) -> Iterable[Match]:
     )
 
 
-def _list(ranks: list[RankSnapshot]) -> str:
-    shown = ", ".join(str(rank.rank) for rank in ranks[:8])
-    return f"{shown}, ..." if len(ranks) > 8 else shown
+def _rank_list(ranks: list[RankSnapshot]) -> str:
+    listing = ", ".join(str(rank.rank) for rank in ranks[:8])
+    return f"{listing}, ..." if len(ranks) > 8 else listing

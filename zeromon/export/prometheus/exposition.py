@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.utils import floatToGoString
 
 from zeromon.export.prometheus import metrics
-from zeromon.export.prometheus.metrics import Row, Spec, cumulative, rows_of
+from zeromon.export.prometheus.metrics import Row, Spec, cumulative_buckets, rows_of
 from zeromon.snapshot import Health, RankSnapshot, RunSnapshot
 from zeromon.units import printable
 
@@ -35,9 +35,9 @@ class Exposition:
     ) -> tuple[list[tuple[str, str]], bytes]:
         """Headers and body about *runs* and their collector, by what a request accepts."""
         _, content_type = choose_encoder(accept)
-        opened = content_type.startswith("application/openmetrics-text")
+        is_openmetrics = content_type.startswith("application/openmetrics-text")
         with self._one_at_a_time:
-            body = self._writer.write(runs, health, openmetrics=opened)
+            body = self._writer.write(runs, health, openmetrics=is_openmetrics)
         headers = [("Content-Type", content_type), ("Vary", "Accept, Accept-Encoding")]
         if gzip_accepted(encodings):
             body = gzip.compress(body, GZIP_LEVEL, mtime=0)
@@ -62,34 +62,34 @@ class Writer:
     ) -> bytes:
         """The series of *runs* and of their collector."""
         self._scrapes += 1
-        known = {} if self._scrapes % _FORGET_AFTER == 0 else self._known
+        cached = {} if self._scrapes % _FORGET_AFTER == 0 else self._known
         self._known = {}
         blocks: list[list[str]] = [[] for _ in self._specs]
         for run in runs:
             readers = [rows_of(spec, run) for spec in self._specs]
             for rank in run.ranks:
                 key = (run.run, rank.rank)
-                prefixes = known.get(key) or [{} for _ in self._specs]
+                prefixes = cached.get(key) or [{} for _ in self._specs]
                 self._known[key] = prefixes
-                each = zip(self._specs, readers, blocks, prefixes, strict=True)
-                for spec, read, block, mine in each:
-                    add = _add_histogram if spec.kind == "histogram" else _add
-                    add(spec, run, rank, read(rank), block, mine)
-        lines: list[str] = []
+                series = zip(self._specs, readers, blocks, prefixes, strict=True)
+                for spec, read_rows, block, mine in series:
+                    add = _add_histogram if spec.kind == "histogram" else _add_samples
+                    add(spec, run, rank, read_rows(rank), block, mine)
+        samples: list[str] = []
         for spec, block in zip(self._specs, blocks, strict=True):
             if block:
-                lines.append(head(spec, openmetrics=openmetrics))
-                lines += block
+                samples.append(metric_head(spec, openmetrics=openmetrics))
+                samples += block
         for spec in self._own:
             if health is not None and spec.own is not None:
-                lines.append(head(spec, openmetrics=openmetrics))
-                lines.append(f"{spec.name} {number(spec.own(health))}\n")
+                samples.append(metric_head(spec, openmetrics=openmetrics))
+                samples.append(f"{spec.name} {format_number(spec.own(health))}\n")
         if openmetrics:
-            lines.append("# EOF\n")
-        return "".join(lines).encode()
+            samples.append("# EOF\n")
+        return "".join(samples).encode()
 
 
-def _add(
+def _add_samples(
     spec: Spec, run: RunSnapshot, rank: RankSnapshot, rows: Iterable[Row], block: list[str],
     prefixes: _Prefixes,
 ) -> None:  # fmt: skip
@@ -98,8 +98,8 @@ def _add(
             prefix = prefixes.get(values)
             if prefix is None:
                 labels = zip(spec.labels, values, strict=True)
-                prefix = prefixes[values] = prefix_of(spec.name, run, rank, *labels)
-            block.append(f"{prefix}{number(value)}\n")
+                prefix = prefixes[values] = sample_line_prefix(spec.name, run, rank, *labels)
+            block.append(f"{prefix}{format_number(value)}\n")
 
 
 def _add_histogram(
@@ -108,41 +108,45 @@ def _add_histogram(
 ) -> None:  # fmt: skip
     for _, total in rows:
         if not prefixes:
-            for bound, _ in cumulative(spec, rank):
-                prefixes[bound,] = prefix_of(f"{spec.name}_bucket", run, rank, ("le", bound))
-            for part in ("count", "sum"):
-                prefixes[part,] = prefix_of(f"{spec.name}_{part}", run, rank)
+            for bound, _ in cumulative_buckets(spec, rank):
+                prefixes[bound,] = sample_line_prefix(
+                    f"{spec.name}_bucket", run, rank, ("le", bound)
+                )
+            for suffix in ("count", "sum"):
+                prefixes[suffix,] = sample_line_prefix(f"{spec.name}_{suffix}", run, rank)
         count = 0
-        for bound, count in cumulative(spec, rank):
+        for bound, count in cumulative_buckets(spec, rank):
             block.append(f"{prefixes[bound,]}{count}\n")
         block.append(f"{prefixes['count',]}{count}\n")
-        block.append(f"{prefixes['sum',]}{number(total or 0.0)}\n")
+        block.append(f"{prefixes['sum',]}{format_number(total or 0.0)}\n")
 
 
-def prefix_of(name: str, run: RunSnapshot, rank: RankSnapshot, *labels: tuple[str, str]) -> str:
+def sample_line_prefix(
+    name: str, run: RunSnapshot, rank: RankSnapshot, *labels: tuple[str, str]
+) -> str:
     """A sample's line up to its number."""
     pairs = (("run", run.run), ("rank", str(rank.rank)), *labels)
-    return f"{name}{{{','.join(f'{label}={quoted(value)}' for label, value in pairs)}}} "
+    return f"{name}{{{','.join(f'{label}={quote_label(value)}' for label, value in pairs)}}} "
 
 
-def quoted(value: str) -> str:
+def quote_label(value: str) -> str:
     """A label's value between its quotes."""
     escaped = printable(value).replace("\\", r"\\").replace('"', r"\"")
     return f'"{escaped}"'
 
 
-def head(spec: Spec, *, openmetrics: bool) -> str:
+def metric_head(spec: Spec, *, openmetrics: bool) -> str:
     """The lines before the samples of a metric."""
     if not openmetrics:
         kind = "gauge" if spec.kind == "info" else spec.kind
         return f"# HELP {spec.name} {spec.help}\n# TYPE {spec.name} {kind}\n"
-    text = f"# HELP {spec.family} {spec.help}\n# TYPE {spec.family} {spec.kind}\n"
-    return f"{text}# UNIT {spec.family} {spec.base_unit}\n" if spec.base_unit else text
+    header = f"# HELP {spec.family} {spec.help}\n# TYPE {spec.family} {spec.kind}\n"
+    return f"{header}# UNIT {spec.family} {spec.base_unit}\n" if spec.base_unit else header
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A sample's number; ``+Inf`` and ``NaN`` as the formats write them."""
-    text = repr(value)
-    if text[-1] > "9":  # inf, nan
+    digits = repr(value)
+    if digits[-1] > "9":  # inf, nan
         return str(floatToGoString(value))  # type: ignore[no-untyped-call]
-    return text
+    return digits

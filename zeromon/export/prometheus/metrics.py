@@ -15,7 +15,7 @@ from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.dimensions import dim_busbw, dim_exposed, dim_groups, dim_totals
 from zeromon.readout.ledger import checkpoint_bytes
 from zeromon.readout.throughput import mfu_ratio, own_part, planned_steps
-from zeromon.readout.verdict import LEVELS, Health as RunHealth, verdict
+from zeromon.readout.verdict import LEVELS, Health as RunHealth, judge_run
 from zeromon.snapshot import (
     CollectiveStatsRow,
     Device,
@@ -36,12 +36,12 @@ Rows = Callable[[RunSnapshot], RankRows]
 """Takes what is of the whole run once, and returns how to read the rows of each of its ranks."""
 
 
-def _each(read: RankRows) -> Rows:
+def _by_rank(read_rows: RankRows) -> Rows:
     """A metric that needs nothing of the run."""
-    return lambda run: read
+    return lambda run: read_rows
 
 
-def _none(rank: RankSnapshot) -> Iterable[Row]:
+def _no_rows(rank: RankSnapshot) -> Iterable[Row]:
     return ()
 
 
@@ -53,7 +53,7 @@ class Spec(NamedTuple):
     unit: str
     help: str
     labels: tuple[str, ...]
-    rows: Rows = _each(_none)
+    rows: Rows = _by_rank(_no_rows)
     own: Callable[[Health], float] | None = None
     """Returns the value of a metric that is the collector's own, and has no labels."""
     lasting: bool = False
@@ -76,55 +76,55 @@ def rows_of(spec: Spec, run: RunSnapshot) -> RankRows:
     if spec.kind != "gauge" or spec.lasting:
         return spec.rows(run)
     if run.ended:
-        return _none
-    read = spec.rows(run)
-    return lambda rank: () if rank.detached else read(rank)
+        return _no_rows
+    read_rows = spec.rows(run)
+    return lambda rank: () if rank.detached else read_rows(rank)
 
 
-def _one(read: Callable[[RankSnapshot], float | None]) -> Rows:
+def _one_value(read_value: Callable[[RankSnapshot], float | None]) -> Rows:
     """A metric with one value a rank."""
-    return _each(lambda rank: (((), read(rank)),))
+    return _by_rank(lambda rank: (((), read_value(rank)),))
 
 
-def _one_run(read: Callable[[RunSnapshot], float | None]) -> Rows:
+def _one_run_value(read_value: Callable[[RunSnapshot], float | None]) -> Rows:
     """A metric with one value a run."""
 
-    def rows(run: RunSnapshot) -> RankRows:
-        found = (((), read(run)),)
-        return lambda rank: found
+    def run_rows(run: RunSnapshot) -> RankRows:
+        value_row = (((), read_value(run)),)
+        return lambda rank: value_row
 
-    return rows
+    return run_rows
 
 
-def _first(read: Callable[[RunSnapshot, RankSnapshot], Iterable[Row]]) -> Rows:
+def _first_rank_rows(read_rows: Callable[[RunSnapshot, RankSnapshot], Iterable[Row]]) -> Rows:
     """A metric of the first rank of a run that the collector knows."""
-    return lambda run: lambda rank: read(run, rank) if rank is run.ranks[0] else ()
+    return lambda run: lambda rank: read_rows(run, rank) if rank is run.ranks[0] else ()
 
 
-def _memory(read: Callable[[DeviceMemory], int]) -> Rows:
+def _allocator_value(read_value: Callable[[DeviceMemory], int]) -> Rows:
     """A figure of the device's allocator; absent on CPU ranks and where it is -1."""
-    return _one(lambda rank: _known(read(rank.memory)) if rank.memory else None)
+    return _one_value(lambda rank: _known_or_none(read_value(rank.memory)) if rank.memory else None)
 
 
-def _device(read: Callable[[Device], float | None]) -> Rows:
-    return _one(lambda rank: read(rank.device_stats) if rank.device_stats else None)
+def _device_value(read_value: Callable[[Device], float | None]) -> Rows:
+    return _one_value(lambda rank: read_value(rank.device_stats) if rank.device_stats else None)
 
 
-def _known(value: int) -> int | None:
+def _known_or_none(value: int) -> int | None:
     return value if value >= 0 else None
 
 
-def _info(rank: RankSnapshot) -> Iterable[Row]:
+def _info_rows(rank: RankSnapshot) -> Iterable[Row]:
     facts = (rank.local_rank, rank.world_size, rank.node, rank.device, rank.strategy, rank.pid)
     return ((tuple(str(fact) for fact in facts), 1),)
 
 
-def _health(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    present = verdict(run).health
+def _health_rows(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+    present = judge_run(run).health
     return (((str(health),), int(health is present)) for health in RunHealth)
 
 
-def _bubble(rank: RankSnapshot) -> Iterable[Row]:
+def _bubble_rows(rank: RankSnapshot) -> Iterable[Row]:
     """Measured and ideal bubble; absent without a pipeline and where they are unknown."""
     bubble = rank.pipeline.bubble if rank.pipeline else None
     if bubble is not None:
@@ -132,308 +132,310 @@ def _bubble(rank: RankSnapshot) -> Iterable[Row]:
         yield ("ideal",), bubble.ideal_ratio
 
 
-def _hangs(run: RunSnapshot) -> RankRows:
-    found: dict[int, set[tuple[str, ...]]] = {}
+def _hang_rows(run: RunSnapshot) -> RankRows:
+    labels_of: dict[int, set[tuple[str, ...]]] = {}
     for hang in run.hangs:
         if hang.pause or run.ended:  # expected, or over; an alert asks for any series
             continue
         for role in ("waiting", "missing", "dead"):
             for rank in getattr(hang, role):
-                found.setdefault(rank, set()).add((role, hang.kind, hang.op, hang.group))
-    return lambda rank: ((labels, 1) for labels in sorted(found.get(rank.rank, ())))
+                labels_of.setdefault(rank, set()).add((role, hang.kind, hang.op, hang.group))
+    return lambda rank: ((labels, 1) for labels in sorted(labels_of.get(rank.rank, ())))
 
 
-def _in_flight(run: RunSnapshot) -> RankRows:
-    def rows(rank: RankSnapshot) -> Iterable[Row]:
-        oldest = rank.in_flight[0].issued_ns if rank.in_flight and rank.alive else None
-        return (((), (run.taken_ns - oldest) / 1e9 if oldest else 0.0),)
+def _in_flight_rows(run: RunSnapshot) -> RankRows:
+    def rank_rows(rank: RankSnapshot) -> Iterable[Row]:
+        issued_ns = rank.in_flight[0].issued_ns if rank.in_flight and rank.alive else None
+        return (((), (run.taken_ns - issued_ns) / 1e9 if issued_ns else 0.0),)
 
-    return rows
+    return rank_rows
 
 
-def _findings(run: RunSnapshot) -> RankRows:
+def _finding_rows(run: RunSnapshot) -> RankRows:
     """The present findings; of a run that has ended only those about how it ended."""
-    found: dict[int, set[tuple[str, ...]]] = {}
-    for one in run.findings:
-        if not run.ended or one.rule == "rank_died":
-            found.setdefault(one.rank, set()).add((one.rule, one.severity))
-    of_all = found.get(-1, set())
-    return lambda rank: ((row, 1) for row in of_all | found.get(rank.rank, set()))
+    rules_of: dict[int, set[tuple[str, ...]]] = {}
+    for finding in run.findings:
+        if not run.ended or finding.rule == "rank_died":
+            rules_of.setdefault(finding.rank, set()).add((finding.rule, finding.severity))
+    of_all = rules_of.get(-1, set())
+    return lambda rank: ((row, 1) for row in of_all | rules_of.get(rank.rank, set()))
 
 
-def _death(run: RunSnapshot) -> RankRows:
+def _death_rows(run: RunSnapshot) -> RankRows:
     roles = roles_of(run)
     return lambda rank: (((death_cause(rank), role), 1),) if (role := roles.get(rank.rank)) else ()
 
 
-def _engines(read: Callable[[EngineRow], float | None]) -> Rows:
+def _engine_values(read_value: Callable[[EngineRow], float | None]) -> Rows:
     """A figure of each DeepSpeed engine."""
-    return _each(lambda rank: (((str(e.engine),), read(e)) for e in rank.engines))
+    return _by_rank(lambda rank: (((str(e.engine),), read_value(e)) for e in rank.engines))
 
 
-def _groups(rank: RankSnapshot) -> Iterable[Row]:
-    found = {(c.group, str(c.group_size), str(c.nodes or "")) for c in rank.collectives}
-    return ((row, 1) for row in sorted(found))
+def _group_rows(rank: RankSnapshot) -> Iterable[Row]:
+    groups = {(c.group, str(c.group_size), str(c.nodes or "")) for c in rank.collectives}
+    return ((row, 1) for row in sorted(groups))
 
 
-def _settings(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
+def _setting_rows(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
     for (
         setting
     ) in rank.settings:  # all ranks run with the same configuration: once a node is enough
         yield (str(setting.engine), setting.name, setting.effective, setting.written), 1
 
 
-def _expected(read: Callable[[ExpectedRow], int | None]) -> Rows:
+def _expected_values(read_value: Callable[[ExpectedRow], int | None]) -> Rows:
     """A figure of each role whose memory is predicted."""
-    return _each(lambda rank: (((row.role,), read(row)) for row in rank.expected))
+    return _by_rank(lambda rank: (((row.role,), read_value(row)) for row in rank.expected))
 
 
-def _roles(rank: RankSnapshot) -> Iterable[Row]:
+def _role_rows(rank: RankSnapshot) -> Iterable[Row]:
     for row in rank.roles:
-        places = (("device", row.device_bytes), ("host", row.host_bytes), ("disk", row.disk_bytes))
-        for place, nbytes in places:
+        by_pool = (("device", row.device_bytes), ("host", row.host_bytes), ("disk", row.disk_bytes))
+        for pool, nbytes in by_pool:
             if nbytes:
-                yield (row.role, place), nbytes
+                yield (row.role, pool), nbytes
 
 
-def _links(rank: RankSnapshot) -> Iterable[Row]:
+def _link_rows(rank: RankSnapshot) -> Iterable[Row]:
     if rank.links is not None:
         yield ("device",), rank.links.device_bytes_per_second
         yield ("network",), rank.links.network_bytes_per_second
         yield ("host",), rank.links.host_bytes_per_second
 
 
-def _traffic(read: Callable[[CollectiveStatsRow], float | None]) -> Rows:
+def _traffic_values(read_value: Callable[[CollectiveStatsRow], float | None]) -> Rows:
     """A figure of communication, added up over the units: their names are too many for labels."""
 
-    def rows(rank: RankSnapshot) -> Iterable[Row]:
-        found: dict[tuple[str, ...], float] = {}
+    def rank_rows(rank: RankSnapshot) -> Iterable[Row]:
+        totals: dict[tuple[str, ...], float] = {}
         for row in rank.traffic:
-            value = read(row)
+            value = read_value(row)
             if value is not None:
                 key = row.op, row.group, row.phase
-                found[key] = found.get(key, 0.0) + value
-        return sorted(found.items())
+                totals[key] = totals.get(key, 0.0) + value
+        return sorted(totals.items())
 
-    return _each(rows)
+    return _by_rank(rank_rows)
 
 
-def _sizes(rank: RankSnapshot) -> Iterable[Row]:
+def _size_rows(rank: RankSnapshot) -> Iterable[Row]:
     return (((), float(sum(row.nbytes for row in rank.sizes))),) if rank.sizes else ()
 
 
-def _disk(read: Callable[[Disk], float | None]) -> Rows:
-    return _one(lambda rank: read(rank.disk) if rank.disk else None)
+def _disk_value(read_value: Callable[[Disk], float | None]) -> Rows:
+    return _one_value(lambda rank: read_value(rank.disk) if rank.disk else None)
 
 
-def _host(read: Callable[[HostMemory], float | None]) -> Rows:
-    return _one(lambda rank: read(rank.host) if rank.host else None)
+def _host_value(read_value: Callable[[HostMemory], float | None]) -> Rows:
+    return _one_value(lambda rank: read_value(rank.host) if rank.host else None)
 
 
 _HISTOGRAMS: dict[str, tuple[Sequence[float], Callable[[RankSnapshot], Sequence[int]]]] = {
     "zeromon_step_seconds": (STEP_BUCKETS, lambda rank: rank.step_buckets),
     "zeromon_collective_size_bytes": (
         SIZE_BOUNDS,
-        lambda rank: [sum(one) for one in zip(*(row.calls for row in rank.sizes), strict=True)],
+        lambda rank: [
+            sum(counts) for counts in zip(*(row.calls for row in rank.sizes), strict=True)
+        ],
     ),
 }
 """Upper bounds, and how to read the counts by them."""
 
 
-def cumulative(spec: Spec, rank: RankSnapshot) -> Iterator[tuple[str, int]]:
+def cumulative_buckets(spec: Spec, rank: RankSnapshot) -> Iterator[tuple[str, int]]:
     """The buckets of a histogram: upper bound, and how many are not above it."""
-    bounds, read = _HISTOGRAMS[spec.name]
+    bounds, read_counts = _HISTOGRAMS[spec.name]
     labels = (*map(str, bounds), "+Inf")
-    return zip(labels, accumulate(read(rank)), strict=True)
+    return zip(labels, accumulate(read_counts(rank)), strict=True)
 
 
 # fmt: off
 METRICS: tuple[Spec, ...] = (
     Spec("zeromon_rank_info", "info", "", "Identity of a rank: where it runs, and its strategy; the value is always 1.",
-         ("local_rank", "world_size", "node", "device", "strategy", "pid"), _each(_info)),
-    Spec("zeromon_rank_up", "gauge", "bool", "1 while the process of the rank lives.", (), _one(lambda r: int(r.alive)), lasting=True),
+         ("local_rank", "world_size", "node", "device", "strategy", "pid"), _by_rank(_info_rows)),
+    Spec("zeromon_rank_up", "gauge", "bool", "1 while the process of the rank lives.", (), _one_value(lambda r: int(r.alive)), lasting=True),
     Spec("zeromon_rank_failed", "gauge", "bool", "1 when the rank ended abnormally.",
-         (), _one(lambda r: int(r.failed)), lasting=True),
+         (), _one_value(lambda r: int(r.failed)), lasting=True),
     Spec("zeromon_rank_detached", "gauge", "bool", "1 for a rank from which the agent was removed: its other gauges are unknown, and absent.",
-         (), _one(lambda r: int(r.detached)), lasting=True),
+         (), _one_value(lambda r: int(r.detached)), lasting=True),
     Spec("zeromon_rank_death", "gauge", "bool", "1 for a rank that ended abnormally: its cause (left: without an error, while others needed it), and its role: culprit (ended the run), victim (ended because of another rank) or stopped (by a person or a scheduler).",
-         ("cause", "role"), _death, lasting=True),
+         ("cause", "role"), _death_rows, lasting=True),
     Spec("zeromon_run_health", "gauge", "bool", "The verdict on a run, at its first rank: one series per word (healthy, slow, at risk, stalled, dying, dead, stopped, finished, starting, restarting, not watched, unknown, incomplete), of which exactly one is 1.",
-         ("health",), _first(_health), lasting=True),
+         ("health",), _first_rank_rows(_health_rows), lasting=True),
     Spec("zeromon_run_severity", "gauge", "level", "The severity of that verdict, at the first rank: 0 all is well, 1 over or not known, 2 warning, 3 critical.",
-         (), _first(lambda run, _: (((), LEVELS[verdict(run).severity]),)), lasting=True),
+         (), _first_rank_rows(lambda run, _: (((), LEVELS[judge_run(run).severity]),)), lasting=True),
     Spec("zeromon_run_started_timestamp_seconds", "gauge", "seconds", "Start of the run, at its first rank, since the epoch.",
-         (), _first(lambda run, _: (((), run.started_wall),)), lasting=True),
+         (), _first_rank_rows(lambda run, _: (((), run.started_wall),)), lasting=True),
     Spec("zeromon_restarts_total", "counter", "restarts", "Times that the launcher started the ranks of the run again after they had ended.",
-         (), _one_run(lambda run: run.last_attempt - 1)),
-    Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps of the job; after an attach those before it count by the optimizer's state.", (), _one(lambda r: r.step)),
-    Spec("zeromon_steps_skipped_total", "counter", "steps", "Optimizer steps that were skipped because gradients overflowed.", (), _one(lambda r: r.skipped_steps)),
-    Spec("zeromon_pipeline_bubble_ratio", "gauge", "ratio", "Idle share of a pipeline's time on the rank: measured, and what the schedule's order leaves idle with the measured times (ideal).", ("basis",), _each(_bubble)),
-    Spec("zeromon_micro_steps_total", "counter", "steps", "Backward passes.", (), _one(lambda r: r.micro_steps)),
+         (), _one_run_value(lambda run: run.last_attempt - 1)),
+    Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps of the job; after an attach those before it count by the optimizer's state.", (), _one_value(lambda r: r.step)),
+    Spec("zeromon_steps_skipped_total", "counter", "steps", "Optimizer steps that were skipped because gradients overflowed.", (), _one_value(lambda r: r.skipped_steps)),
+    Spec("zeromon_pipeline_bubble_ratio", "gauge", "ratio", "Idle share of a pipeline's time on the rank: measured, and what the schedule's order leaves idle with the measured times (ideal).", ("basis",), _by_rank(_bubble_rows)),
+    Spec("zeromon_micro_steps_total", "counter", "steps", "Backward passes.", (), _one_value(lambda r: r.micro_steps)),
     Spec("zeromon_step_seconds", "histogram", "seconds", "Duration of an optimizer step with all its micro-steps.",
-         (), _one(lambda r: r.steps_seconds_total)),
+         (), _one_value(lambda r: r.steps_seconds_total)),
     Spec("zeromon_startup_seconds", "gauge", "seconds", "Start-up: from the start of the process to its first step, with imports, process groups, model and first batch; absent where it was not seen.",
-         (), _one(lambda r: r.startup_seconds)),
+         (), _one_value(lambda r: r.startup_seconds)),
     Spec("zeromon_phase_seconds_total", "counter", "seconds", "Time in each phase of the steps: forward, backward, optimizer, cpu_optimizer (offloaded), data_wait, generation, evaluation, checkpoint, garbage_collection, compile, other.",
-         ("phase",), _each(lambda r: (((p,), s) for p, s in r.phase_seconds.items()))),
+         ("phase",), _by_rank(lambda r: (((p,), s) for p, s in r.phase_seconds.items()))),
     Spec("zeromon_ledger_seconds_total", "counter", "seconds", "Every second of the rank since its launch, over all attempts, in one cause: compute, exposed, data, offload, checkpoint, evaluation, generation, garbage_collection, compile, set_up, stall, hang, other, shut_down, dead, lost.",
-         ("cause",), _each(lambda r: (((cause,), s) for cause, s in r.ledger_totals.items()))),
+         ("cause",), _by_rank(lambda r: (((cause,), s) for cause, s in r.ledger_totals.items()))),
     Spec("zeromon_unsaved_seconds", "gauge", "seconds", "Steps since the last checkpoint that was seen to be saved, or since the first step: what a death loses now.",
-         (), _one(lambda r: r.unsaved_seconds)),
+         (), _one_value(lambda r: r.unsaved_seconds)),
     Spec("zeromon_checkpoint_bytes_total", "counter", "bytes", "Bytes that the rank saved or loaded in checkpoints, where the file or folder told them.",
-         ("activity",), _each(checkpoint_bytes)),
+         ("activity",), _by_rank(checkpoint_bytes)),
     Spec("zeromon_collectives_total", "counter", "collectives", "Collectives of known operation, timed or only counted.",
-         ("op", "group"), _each(lambda r: (((c.op, c.group), c.count) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.count) for c in r.collectives))),
     Spec("zeromon_collective_bytes_total", "counter", "bytes", "Payload S of the collectives: for all-gather and reduce-scatter the full, unsharded size.",
-         ("op", "group"), _each(lambda r: (((c.op, c.group), c.nbytes) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.nbytes) for c in r.collectives))),
     Spec("zeromon_collective_quantized_bytes_total", "counter", "bytes", "Payload of the collectives that was sent in 8 bits (ZeRO++ qwZ and qgZ).",
-         ("op", "group"), _each(lambda r: (((c.op, c.group), c.quantized_bytes or None) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.quantized_bytes or None) for c in r.collectives))),
     Spec("zeromon_group_info", "info", "", "A process group: its size, and the number of nodes that it spans (empty when unknown); the value is always 1.",
-         ("group", "size", "nodes"), _each(_groups)),
+         ("group", "size", "nodes"), _by_rank(_group_rows)),
     Spec("zeromon_collective_seconds_total", "counter", "seconds", "Time from issue to completion, summed over the timed collectives; absent where none was timed.",
-         ("op", "group"), _each(lambda r: (((c.op, c.group), c.seconds or None) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.seconds or None) for c in r.collectives))),
     Spec("zeromon_collective_exposed_seconds_total", "counter", "seconds", "Exposed communication: time in which collectives blocked the compute stream, on CPU backends the calling thread; absent where no collective was timed.",
-         ("op", "group"), _each(lambda r: (((c.op, c.group), c.exposed_seconds if c.seconds else None) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.exposed_seconds if c.seconds else None) for c in r.collectives))),
     Spec("zeromon_collectives_untimed_total", "counter", "collectives", "Collectives that were counted and not timed: issued from C++ (as compiled graphs do), or in a control step.",
-         ("group",), _each(lambda r: (((g,), n) for g, n in r.untimed.items()))),
+         ("group",), _by_rank(lambda r: (((g,), n) for g, n in r.untimed.items()))),
     Spec("zeromon_collectives_untimed_ratio", "gauge", "ratio", "Share of the collectives of the last steps that were not timed, control steps left out; above 0.1 the exposed communication of a step is unknown, and its metrics are absent.",
-         (), _one(lambda r: r.untimed_ratio)),
+         (), _one_value(lambda r: r.untimed_ratio)),
     Spec("zeromon_collectives_unattributed_total", "counter", "collectives", "Collectives of unknown operation, counted by sequence number; not part of zeromon_collectives_total.",
-         ("group",), _each(lambda r: (((g,), n) for g, n in r.unattributed.items()))),
+         ("group",), _by_rank(lambda r: (((g,), n) for g, n in r.unattributed.items()))),
     Spec("zeromon_collective_busbw_bytes_per_second", "gauge", "bytes/second", "Bus bandwidth over the last steps, as nccl-tests defines it; the time includes the wait for late ranks.",
-         ("op", "group"), _each(lambda r: (((c.op, c.group), c.busbw_bytes_per_second) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.busbw_bytes_per_second) for c in r.collectives))),
     Spec("zeromon_collective_best_busbw_bytes_per_second", "gauge", "bytes/second", "Highest bus bandwidth of the operation and group so far.",
-         ("op", "group"), _each(lambda r: (((c.op, c.group), c.best_busbw_bytes_per_second or None) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.best_busbw_bytes_per_second or None) for c in r.collectives))),
     Spec("zeromon_dim_info", "info", "", "The dimension of a process group: dp, dp_replicate, dp_shard, tp, pp, cp, ep, world (all ranks, use unknown) or other; the value is always 1.",
-         ("dim", "group", "size", "nodes"), _each(lambda r: ((row, 1) for row in dim_groups(r)))),
+         ("dim", "group", "size", "nodes"), _by_rank(lambda r: ((row, 1) for row in dim_groups(r)))),
     Spec("zeromon_dim_bytes_total", "counter", "bytes", "Payload S of the collectives in a dimension of the parallelism (dp_shard, tp, ...).",
-         ("dim",), _each(lambda r: dim_totals(r, lambda c: c.nbytes))),
+         ("dim",), _by_rank(lambda r: dim_totals(r, lambda c: c.nbytes))),
     Spec("zeromon_dim_exposed_seconds_total", "counter", "seconds", "Exposed communication in a dimension of the parallelism; absent where more than a tenth of its collectives is not timed.",
-         ("dim",), _each(dim_exposed)),
+         ("dim",), _by_rank(dim_exposed)),
     Spec("zeromon_dim_busbw_bytes_per_second", "gauge", "bytes/second", "Bus bandwidth of all collectives in a dimension of the parallelism together, over about the last ten timed steps.",
-         ("dim",), _each(dim_busbw)),
+         ("dim",), _by_rank(dim_busbw)),
     Spec("zeromon_link_peak_bytes_per_second", "gauge", "bytes/second", "Peak bandwidth of a link in one direction: device (NVLink, else PCIe), network (all adapters of the node), host (PCIe); absent where unknown.",
-         ("link",), _each(_links)),
+         ("link",), _by_rank(_link_rows)),
     Spec("zeromon_communication_step_seconds", "gauge", "seconds", "Communication per step, mean over about the last ten timed steps; overlapping collectives count separately.",
-         ("op", "group", "phase"), _traffic(lambda t: t.seconds or None)),
+         ("op", "group", "phase"), _traffic_values(lambda t: t.seconds or None)),
     Spec("zeromon_communication_step_exposed_seconds", "gauge", "seconds", "Exposed communication per step, mean over about the last ten timed steps.",
-         ("op", "group", "phase"), _traffic(lambda t: t.exposed_seconds)),
+         ("op", "group", "phase"), _traffic_values(lambda t: t.exposed_seconds)),
     Spec("zeromon_communication_step_wait_seconds", "gauge", "seconds", "Wait for ranks that arrive later, per step, mean over about the last ten timed steps; absent while no collective is matched.",
-         ("op", "group", "phase"), _traffic(lambda t: t.wait_seconds)),
+         ("op", "group", "phase"), _traffic_values(lambda t: t.wait_seconds)),
     Spec("zeromon_communication_step_transfer_seconds", "gauge", "seconds", "Transfer time per step, mean over about the last ten timed steps: the shortest duration over the ranks.",
-         ("op", "group", "phase"), _traffic(lambda t: t.transfer_seconds)),
-    Spec("zeromon_collective_size_bytes", "histogram", "bytes", "Payload S of the collectives in timed steps, without barriers; collectives issued from C++ count with their mean size.", (), _each(_sizes)),
+         ("op", "group", "phase"), _traffic_values(lambda t: t.transfer_seconds)),
+    Spec("zeromon_collective_size_bytes", "histogram", "bytes", "Payload S of the collectives in timed steps, without barriers; collectives issued from C++ count with their mean size.", (), _by_rank(_size_rows)),
     Spec("zeromon_overlap_ratio", "gauge", "ratio", "Share of communication that is hidden behind compute, over the last timed steps; absent without communication, and where its end is not known.",
-         (), _one(lambda r: r.overlap_ratio)),
+         (), _one_value(lambda r: r.overlap_ratio)),
     Spec("zeromon_exposed_communication_ratio", "gauge", "ratio", "Exposed communication as a share of the step, over the last timed steps; absent where too many collectives are not timed.",
-         (), _one(lambda r: r.exposed_ratio)),
+         (), _one_value(lambda r: r.exposed_ratio)),
     Spec("zeromon_exposed_communication_error_ratio", "gauge", "ratio", "Relative error of the live exposed time against the last trace on demand of the same steps; absent without a trace.",
-         (), _one(lambda r: r.check.error_ratio if r.check else None)),
-    Spec("zeromon_collective_in_flight_seconds", "gauge", "seconds", "Age of the oldest collective that has not ended; 0 when there is none.", (), _in_flight),
-    Spec("zeromon_wait_for_late_rank_seconds", "gauge", "seconds", "Time per step that the rank waits for ranks that arrive later, mean of the last 20 steps.", (), _one(lambda r: r.wait_seconds)),
-    Spec("zeromon_late_seconds", "gauge", "seconds", "Time per step that the other ranks wait for this rank alone, mean of the last 20 steps.", (), _one(lambda r: r.late_seconds)),
+         (), _one_value(lambda r: r.check.error_ratio if r.check else None)),
+    Spec("zeromon_collective_in_flight_seconds", "gauge", "seconds", "Age of the oldest collective that has not ended; 0 when there is none.", (), _in_flight_rows),
+    Spec("zeromon_wait_for_late_rank_seconds", "gauge", "seconds", "Time per step that the rank waits for ranks that arrive later, mean of the last 20 steps.", (), _one_value(lambda r: r.wait_seconds)),
+    Spec("zeromon_late_seconds", "gauge", "seconds", "Time per step that the other ranks wait for this rank alone, mean of the last 20 steps.", (), _one_value(lambda r: r.late_seconds)),
     Spec("zeromon_hang", "gauge", "bool", "1 for each rank of a hanging collective, none while a missing rank is in an expected pause: role waiting, missing or dead; kind as in zeromon doctor.",
-         ("role", "kind", "op", "group"), _hangs),
+         ("role", "kind", "op", "group"), _hang_rows),
     Spec("zeromon_gather_bytes_total", "counter", "bytes", "ZeRO-3: unsharded bytes of gathered parameters in timed steps; outcome ahead: prefetched, late: fetched when needed.",
-         ("outcome",), _each(lambda r: (((g.outcome,), g.nbytes) for g in r.gathers))),
+         ("outcome",), _by_rank(lambda r: (((g.outcome,), g.nbytes) for g in r.gathers))),
     Spec("zeromon_gather_exposed_seconds_total", "counter", "seconds", "ZeRO-3: time in which parameter gathers blocked the compute stream, on CPU backends the calling thread.",
-         ("outcome",), _each(lambda r: (((g.outcome,), g.exposed_seconds) for g in r.gathers))),
+         ("outcome",), _by_rank(lambda r: (((g.outcome,), g.exposed_seconds) for g in r.gathers))),
     Spec("zeromon_engine_info", "info", "", "A DeepSpeed engine; the value is always 1.",
-         ("engine", "strategy"), _each(lambda r: (((str(e.engine), e.strategy), 1) for e in r.engines))),
-    Spec("zeromon_engine_steps_total", "counter", "steps", "Optimizer steps of a DeepSpeed engine: its global_steps since zeromon watches it.", ("engine",), _engines(lambda e: e.steps)),
-    Spec("zeromon_engine_steps_skipped_total", "counter", "steps", "Optimizer steps that a DeepSpeed engine skipped because of an overflow.", ("engine",), _engines(lambda e: e.skipped)),
-    Spec("zeromon_engine_collectives_total", "counter", "collectives", "Collectives issued while a DeepSpeed engine ran.", ("engine",), _engines(lambda e: e.collectives)),
-    Spec("zeromon_engine_collective_bytes_total", "counter", "bytes", "Payload S of the collectives issued while a DeepSpeed engine ran.", ("engine",), _engines(lambda e: e.nbytes)),
-    Spec("zeromon_engine_collective_exposed_seconds_total", "counter", "seconds", "Exposed communication of the collectives issued while a DeepSpeed engine ran.", ("engine",), _engines(lambda e: e.exposed_seconds)),
-    Spec("zeromon_loss_scale", "gauge", "scale", "Loss scale of fp16 training; absent without loss scaling.", ("engine",), _engines(lambda e: e.loss_scale)),
-    Spec("zeromon_loss_scale_hysteresis", "gauge", "overflows", "Number of overflows until the loss scale is lowered.", ("engine",), _engines(lambda e: _known(e.hysteresis))),
-    Spec("zeromon_gradient_norm", "gauge", "norm", "Norm of the gradients before clipping, where it is available without a read from the device.", ("engine",), _engines(lambda e: e.grad_norm)),
+         ("engine", "strategy"), _by_rank(lambda r: (((str(e.engine), e.strategy), 1) for e in r.engines))),
+    Spec("zeromon_engine_steps_total", "counter", "steps", "Optimizer steps of a DeepSpeed engine: its global_steps since zeromon watches it.", ("engine",), _engine_values(lambda e: e.steps)),
+    Spec("zeromon_engine_steps_skipped_total", "counter", "steps", "Optimizer steps that a DeepSpeed engine skipped because of an overflow.", ("engine",), _engine_values(lambda e: e.skipped)),
+    Spec("zeromon_engine_collectives_total", "counter", "collectives", "Collectives issued while a DeepSpeed engine ran.", ("engine",), _engine_values(lambda e: e.collectives)),
+    Spec("zeromon_engine_collective_bytes_total", "counter", "bytes", "Payload S of the collectives issued while a DeepSpeed engine ran.", ("engine",), _engine_values(lambda e: e.nbytes)),
+    Spec("zeromon_engine_collective_exposed_seconds_total", "counter", "seconds", "Exposed communication of the collectives issued while a DeepSpeed engine ran.", ("engine",), _engine_values(lambda e: e.exposed_seconds)),
+    Spec("zeromon_loss_scale", "gauge", "scale", "Loss scale of fp16 training; absent without loss scaling.", ("engine",), _engine_values(lambda e: e.loss_scale)),
+    Spec("zeromon_loss_scale_hysteresis", "gauge", "overflows", "Number of overflows until the loss scale is lowered.", ("engine",), _engine_values(lambda e: _known_or_none(e.hysteresis))),
+    Spec("zeromon_gradient_norm", "gauge", "norm", "Norm of the gradients before clipping, where it is available without a read from the device.", ("engine",), _engine_values(lambda e: e.grad_norm)),
     Spec("zeromon_training_scalar", "gauge", "", "Newest loss, gradient norm (before clipping) and learning rate, where a logger of the process or the optimizer has them on the host; absent while infinite or NaN.",
-         ("name",), _each(lambda r: (((s.name,), s.value) for s in r.scalars))),
-    Spec("zeromon_training_scalar_nonfinite_total", "counter", "steps", "Steps in which it was infinite or NaN.", ("name",), _each(lambda r: (((s.name,), s.nonfinite) for s in r.scalars))),
-    Spec("zeromon_samples_total", "counter", "samples", "Samples that the model of the rank was called with in training; ranks that get the same batch (tensor and context parallelism) divide it, so the sum over ranks is that of the job.", (), _one(lambda r: own_part(r, "samples"))),
-    Spec("zeromon_tokens_total", "counter", "tokens", "Tokens of such batches, without padding where the attention mask is on the host; ranks of tensor parallelism divide them. Absent where batches hold none.", (), _one(lambda r: own_part(r, "tokens"))),
-    Spec("zeromon_mfu_ratio", "gauge", "ratio", "Model FLOPs utilization of the run in the last steps: FLOPs by the shapes of the model over the dense peak of its devices; absent where one of them is unknown.", (), _one_run(mfu_ratio)),
+         ("name",), _by_rank(lambda r: (((s.name,), s.value) for s in r.scalars))),
+    Spec("zeromon_training_scalar_nonfinite_total", "counter", "steps", "Steps in which it was infinite or NaN.", ("name",), _by_rank(lambda r: (((s.name,), s.nonfinite) for s in r.scalars))),
+    Spec("zeromon_samples_total", "counter", "samples", "Samples that the model of the rank was called with in training; ranks that get the same batch (tensor and context parallelism) divide it, so the sum over ranks is that of the job.", (), _one_value(lambda r: own_part(r, "samples"))),
+    Spec("zeromon_tokens_total", "counter", "tokens", "Tokens of such batches, without padding where the attention mask is on the host; ranks of tensor parallelism divide them. Absent where batches hold none.", (), _one_value(lambda r: own_part(r, "tokens"))),
+    Spec("zeromon_mfu_ratio", "gauge", "ratio", "Model FLOPs utilization of the run in the last steps: FLOPs by the shapes of the model over the dense peak of its devices; absent where one of them is unknown.", (), _one_run_value(mfu_ratio)),
     Spec("zeromon_planned_steps", "gauge", "steps", "Steps after which the run ends, by its trainer or zeromon run --steps; with the length of an epoch alone, the last step of the epoch.", (), lambda run: lambda r: (((), planned_steps(run, r)),)),
-    Spec("zeromon_gradients_nonfinite_total", "counter", "steps", "Steps whose gradient norm was infinite or NaN.", ("engine",), _engines(lambda e: e.nonfinite)),
+    Spec("zeromon_gradients_nonfinite_total", "counter", "steps", "Steps whose gradient norm was infinite or NaN.", ("engine",), _engine_values(lambda e: e.nonfinite)),
     Spec("zeromon_setting_info", "info", "", "A setting of the configuration: effective value, and written value (empty: default); from the lowest rank of the node. The value is always 1.",
-         ("engine", "name", "effective", "written"), _first(_settings)),
+         ("engine", "name", "effective", "written"), _first_rank_rows(_setting_rows)),
     Spec("zeromon_offload_bytes_total", "counter", "bytes", "Bytes of offloaded state that were moved, by path: device_to_host, host_to_device, disk_read, disk_write.",
-         ("path",), _each(lambda r: (((t.path,), t.nbytes) for t in r.transfers))),
+         ("path",), _by_rank(lambda r: (((t.path,), t.nbytes) for t in r.transfers))),
     Spec("zeromon_offload_seconds_total", "counter", "seconds", "Time in which offloaded state was moving; absent where only the bytes are known.",
-         ("path",), _each(lambda r: (((t.path,), t.seconds or None) for t in r.transfers))),
+         ("path",), _by_rank(lambda r: (((t.path,), t.seconds or None) for t in r.transfers))),
     Spec("zeromon_offload_blocked_seconds_total", "counter", "seconds", "Time in which moving offloaded state blocked the training thread.",
-         ("path",), _each(lambda r: (((t.path,), t.blocked_seconds if t.seconds else None) for t in r.transfers))),
+         ("path",), _by_rank(lambda r: (((t.path,), t.blocked_seconds if t.seconds else None) for t in r.transfers))),
     Spec("zeromon_offload_bytes_per_second", "gauge", "bytes/second", "Achieved rate of moving offloaded state over the last steps; a lower bound.",
-         ("path",), _each(lambda r: (((t.path,), t.bytes_per_second) for t in r.transfers))),
+         ("path",), _by_rank(lambda r: (((t.path,), t.bytes_per_second) for t in r.transfers))),
     Spec("zeromon_offload_best_bytes_per_second", "gauge", "bytes/second", "Highest achieved rate of moving offloaded state so far.",
-         ("path",), _each(lambda r: (((t.path,), t.best_bytes_per_second or None) for t in r.transfers))),
+         ("path",), _by_rank(lambda r: (((t.path,), t.best_bytes_per_second or None) for t in r.transfers))),
     Spec("zeromon_offload_peak_bytes_per_second", "gauge", "bytes/second", "Peak rate of the path: the PCIe link, or the cgroup's limit of a disk; absent where unknown.",
-         ("path",), _each(lambda r: (((t.path,), r.path_peak(t.path)[0]) for t in r.transfers))),
+         ("path",), _by_rank(lambda r: (((t.path,), r.path_peak(t.path)[0]) for t in r.transfers))),
     Spec("zeromon_memory_role_bytes", "gauge", "bytes", "Memory by ZeRO role and place (device, host, disk) at the last census, before an optimizer step.",
-         ("role", "place"), _each(_roles)),
+         ("role", "place"), _by_rank(_role_rows)),
     Spec("zeromon_memory_role_plain_bytes", "gauge", "bytes", "Analytical bytes of a role by the ZeRO paper, on device, host and disk together.",
-         ("role",), _expected(lambda e: e.plain_bytes)),
+         ("role",), _expected_values(lambda e: e.plain_bytes)),
     Spec("zeromon_memory_role_predicted_bytes", "gauge", "bytes", "Predicted bytes of a role: the analytical bytes plus the additions of framework and settings; absent where unknown.",
-         ("role",), _expected(lambda e: e.predicted_bytes)),
+         ("role",), _expected_values(lambda e: e.predicted_bytes)),
     Spec("zeromon_memory_role_unexplained_bytes", "gauge", "bytes", "Measured minus predicted bytes of a role; absent where no census reaches.",
-         ("role",), _expected(lambda e: e.unexplained_bytes)),
+         ("role",), _expected_values(lambda e: e.unexplained_bytes)),
     Spec("zeromon_memory_rest_bytes", "gauge", "bytes", "Bytes that no role accounts for, by kind: kept (by each step of a growth), activation_temp, reserved_unallocated, non_torch (device), other (host).",
-         ("kind", "place"), _each(lambda r: (((m.kind, m.place), m.nbytes) for m in unattributed_memory(r)))),
-    Spec("zeromon_memory_allocated_bytes", "gauge", "bytes", "Caching allocator: bytes in tensors.", (), _memory(lambda m: m.allocated_bytes)),
-    Spec("zeromon_memory_active_bytes", "gauge", "bytes", "Caching allocator: bytes that are allocated, or freed and still in use by a stream.", (), _memory(lambda m: m.active_bytes)),
-    Spec("zeromon_memory_reserved_bytes", "gauge", "bytes", "Caching allocator: bytes taken from the device.", (), _memory(lambda m: m.reserved_bytes)),
-    Spec("zeromon_memory_inactive_split_bytes", "gauge", "bytes", "Caching allocator: free parts of split blocks, a measure of fragmentation.", (), _memory(lambda m: m.inactive_split_bytes)),
-    Spec("zeromon_memory_capacity_bytes", "gauge", "bytes", "Device memory that this process may use.", (), _memory(lambda m: m.capacity_bytes)),
-    Spec("zeromon_memory_headroom_bytes", "gauge", "bytes", "Device memory that is left: capacity - (reserved + non-torch).", (), _memory(lambda m: m.headroom_bytes)),
-    Spec("zeromon_memory_allocation_retries_total", "counter", "retries", "Caching allocator: allocations that succeeded only after a flush of the cache.", (), _memory(lambda m: m.retries)),
-    Spec("zeromon_memory_out_of_memory_total", "counter", "errors", "Caching allocator: allocations that failed.", (), _memory(lambda m: m.ooms)),
-    Spec("zeromon_host_memory_rss_bytes", "gauge", "bytes", "Resident set size of the process of the rank.", (), _one(lambda r: _known(r.rss_bytes))),
-    Spec("zeromon_host_memory_limit_bytes", "gauge", "bytes", "Tightest memory limit of the cgroups of the rank; absent without a limit.", (), _host(lambda h: _known(h.limit_bytes))),
-    Spec("zeromon_host_memory_available_bytes", "gauge", "bytes", "Available host memory of the node (MemAvailable).", (), _one(lambda r: _known(r.host_available_bytes))),
-    Spec("zeromon_host_memory_headroom_bytes", "gauge", "bytes", "Host memory that the tightest cgroup, or the machine, can still give.", (), _host(lambda h: _known(h.headroom_bytes))),
-    Spec("zeromon_host_oom_kills_total", "counter", "kills", "Processes in the cgroup of the rank that the kernel killed for memory since zeromon watches the run.", (), _host(lambda h: _known(h.oom_kills))),
-    Spec("zeromon_cpu_wait_ratio", "gauge", "ratio", "Share of the last 20 steps, and at least five seconds, in which the main thread of the rank could run and had no CPU.", (), _one(lambda r: r.pressure.cpu_wait_ratio if r.pressure else None)),
-    Spec("zeromon_major_faults_per_second", "gauge", "faults/second", "Page faults of the rank that needed a read from disk, over the last ten seconds.", (), _one(lambda r: r.pressure.major_faults_per_second if r.pressure else None)),
-    Spec("zeromon_host_memory_pinned_bytes", "gauge", "bytes", "Page-locked bytes held by torch's host allocator.", (), _one(lambda r: _known(r.pinned_bytes))),
+         ("kind", "place"), _by_rank(lambda r: (((m.kind, m.place), m.nbytes) for m in unattributed_memory(r)))),
+    Spec("zeromon_memory_allocated_bytes", "gauge", "bytes", "Caching allocator: bytes in tensors.", (), _allocator_value(lambda m: m.allocated_bytes)),
+    Spec("zeromon_memory_active_bytes", "gauge", "bytes", "Caching allocator: bytes that are allocated, or freed and still in use by a stream.", (), _allocator_value(lambda m: m.active_bytes)),
+    Spec("zeromon_memory_reserved_bytes", "gauge", "bytes", "Caching allocator: bytes taken from the device.", (), _allocator_value(lambda m: m.reserved_bytes)),
+    Spec("zeromon_memory_inactive_split_bytes", "gauge", "bytes", "Caching allocator: free parts of split blocks, a measure of fragmentation.", (), _allocator_value(lambda m: m.inactive_split_bytes)),
+    Spec("zeromon_memory_capacity_bytes", "gauge", "bytes", "Device memory that this process may use.", (), _allocator_value(lambda m: m.capacity_bytes)),
+    Spec("zeromon_memory_headroom_bytes", "gauge", "bytes", "Device memory that is left: capacity - (reserved + non-torch).", (), _allocator_value(lambda m: m.headroom_bytes)),
+    Spec("zeromon_memory_allocation_retries_total", "counter", "retries", "Caching allocator: allocations that succeeded only after a flush of the cache.", (), _allocator_value(lambda m: m.retries)),
+    Spec("zeromon_memory_out_of_memory_total", "counter", "errors", "Caching allocator: allocations that failed.", (), _allocator_value(lambda m: m.ooms)),
+    Spec("zeromon_host_memory_rss_bytes", "gauge", "bytes", "Resident set size of the process of the rank.", (), _one_value(lambda r: _known_or_none(r.rss_bytes))),
+    Spec("zeromon_host_memory_limit_bytes", "gauge", "bytes", "Tightest memory limit of the cgroups of the rank; absent without a limit.", (), _host_value(lambda h: _known_or_none(h.limit_bytes))),
+    Spec("zeromon_host_memory_available_bytes", "gauge", "bytes", "Available host memory of the node (MemAvailable).", (), _one_value(lambda r: _known_or_none(r.host_available_bytes))),
+    Spec("zeromon_host_memory_headroom_bytes", "gauge", "bytes", "Host memory that the tightest cgroup, or the machine, can still give.", (), _host_value(lambda h: _known_or_none(h.headroom_bytes))),
+    Spec("zeromon_host_oom_kills_total", "counter", "kills", "Processes in the cgroup of the rank that the kernel killed for memory since zeromon watches the run.", (), _host_value(lambda h: _known_or_none(h.oom_kills))),
+    Spec("zeromon_cpu_wait_ratio", "gauge", "ratio", "Share of the last 20 steps, and at least five seconds, in which the main thread of the rank could run and had no CPU.", (), _one_value(lambda r: r.pressure.cpu_wait_ratio if r.pressure else None)),
+    Spec("zeromon_major_faults_per_second", "gauge", "faults/second", "Page faults of the rank that needed a read from disk, over the last ten seconds.", (), _one_value(lambda r: r.pressure.major_faults_per_second if r.pressure else None)),
+    Spec("zeromon_host_memory_pinned_bytes", "gauge", "bytes", "Page-locked bytes held by torch's host allocator.", (), _one_value(lambda r: _known_or_none(r.pinned_bytes))),
     Spec("zeromon_oom_risk_ratio", "gauge", "ratio", "Risk of running out of memory, by pool (device, host): 0 is no end in sight, 1 is out of memory now.",
-         ("pool",), _each(lambda r: (((k.pool,), k.ratio) for k in r.risks if r.alive))),
+         ("pool",), _by_rank(lambda r: (((k.pool,), k.ratio) for k in r.risks if r.alive))),
     Spec("zeromon_oom_steps_left", "gauge", "steps", "Steps until the memory capacity is reached; absent without a trend.",
-         ("pool", "cause"), _each(lambda r: (((k.pool, k.cause), k.steps_left) for k in r.risks if r.alive and k.steps_left is not None))),
-    Spec("zeromon_finding", "gauge", "bool", "1 for each present finding; zeromon rule explains a rule.", ("rule", "severity"), _findings, lasting=True),
-    Spec("zeromon_events_dropped_total", "counter", "records", "Records of the rank that were overwritten before the collector read them.", (), _one(lambda r: r.dropped)),
-    Spec("zeromon_agent_errors_total", "counter", "errors", "Errors inside the agent's hooks; training is not affected.", (), _one(lambda r: r.errors)),
-    Spec("zeromon_agent_accounted_overhead_ratio", "gauge", "ratio", "Cost of the agent as a share of the last minute, estimated by its calls, records and samples.", (), _one(lambda r: r.accounted_overhead_ratio)),
-    Spec("zeromon_agent_overhead_ratio", "gauge", "ratio", "Cost of the agent: duration of steps with hooks over control steps, minus 1; compare it with its noise.", (), _one(lambda r: r.overhead_ratio)),
-    Spec("zeromon_agent_overhead_noise_ratio", "gauge", "ratio", "Standard error of zeromon_agent_overhead_ratio.", (), _one(lambda r: r.overhead_noise_ratio)),
-    Spec("zeromon_disk_free_bytes", "gauge", "bytes", "Free space of the file system that state is offloaded to.", (), _disk(lambda d: d.free_bytes)),
-    Spec("zeromon_disk_total_bytes", "gauge", "bytes", "Size of the file system that state is offloaded to.", (), _disk(lambda d: d.total_bytes)),
-    Spec("zeromon_disk_device_read_bytes_total", "counter", "bytes", "/proc/diskstats: bytes that all processes read from the offload disk since boot.", (), _disk(lambda d: d.device_read_bytes)),
-    Spec("zeromon_disk_device_written_bytes_total", "counter", "bytes", "/proc/diskstats: bytes that all processes wrote to the offload disk since boot.", (), _disk(lambda d: d.device_written_bytes)),
-    Spec("zeromon_disk_device_busy_seconds_total", "counter", "seconds", "/proc/diskstats: time in which the offload disk had requests under way.", (), _disk(lambda d: d.device_busy_seconds)),
-    Spec("zeromon_disk_device_queue_seconds_total", "counter", "seconds", "/proc/diskstats: time of all requests to the offload disk, summed; divided by the busy seconds it is the mean queue depth.", (), _disk(lambda d: d.device_queue_seconds)),
-    Spec("zeromon_process_disk_read_bytes_total", "counter", "bytes", "/proc/PID/io: bytes that the process of the rank read from storage.", (), _disk(lambda d: d.process_read_bytes)),
-    Spec("zeromon_process_disk_written_bytes_total", "counter", "bytes", "/proc/PID/io: bytes that the process of the rank wrote to storage.", (), _disk(lambda d: d.process_written_bytes)),
-    Spec("zeromon_device_memory_used_bytes", "gauge", "bytes", "Memory in use on the device by all processes.", (), _device(lambda d: d.used_bytes)),
-    Spec("zeromon_device_memory_total_bytes", "gauge", "bytes", "Total memory of the device.", (), _device(lambda d: d.total_bytes)),
-    Spec("zeromon_device_utilization_ratio", "gauge", "ratio", "Share of time with a kernel running.", (), _device(lambda d: d.utilization_ratio)),
-    Spec("zeromon_device_memory_own_bytes", "gauge", "bytes", "Memory in use on the device by the process of the rank, where the driver tells it.", (), _device(lambda d: d.own_bytes)),
-    Spec("zeromon_device_sm_active_ratio", "gauge", "ratio", "NVML GPM: share of time with a streaming multiprocessor in use, mean of all.", (), _device(lambda d: d.sm_active_ratio)),
-    Spec("zeromon_device_tensor_active_ratio", "gauge", "ratio", "NVML GPM: share of time with the tensor cores in use.", (), _device(lambda d: d.tensor_active_ratio)),
-    Spec("zeromon_device_dram_active_ratio", "gauge", "ratio", "NVML GPM: share of the bandwidth of device memory in use.", (), _device(lambda d: d.dram_active_ratio)),
-    Spec("zeromon_device_energy_joules_total", "counter", "joules", "Energy that the device has used since the driver was loaded.", (), _device(lambda d: d.energy_joules)),
+         ("pool", "cause"), _by_rank(lambda r: (((k.pool, k.cause), k.steps_left) for k in r.risks if r.alive and k.steps_left is not None))),
+    Spec("zeromon_finding", "gauge", "bool", "1 for each present finding; zeromon rule explains a rule.", ("rule", "severity"), _finding_rows, lasting=True),
+    Spec("zeromon_events_dropped_total", "counter", "records", "Records of the rank that were overwritten before the collector read them.", (), _one_value(lambda r: r.dropped)),
+    Spec("zeromon_agent_errors_total", "counter", "errors", "Errors inside the agent's hooks; training is not affected.", (), _one_value(lambda r: r.errors)),
+    Spec("zeromon_agent_accounted_overhead_ratio", "gauge", "ratio", "Cost of the agent as a share of the last minute, estimated by its calls, records and samples.", (), _one_value(lambda r: r.accounted_overhead_ratio)),
+    Spec("zeromon_agent_overhead_ratio", "gauge", "ratio", "Cost of the agent: duration of steps with hooks over control steps, minus 1; compare it with its noise.", (), _one_value(lambda r: r.overhead_ratio)),
+    Spec("zeromon_agent_overhead_noise_ratio", "gauge", "ratio", "Standard error of zeromon_agent_overhead_ratio.", (), _one_value(lambda r: r.overhead_noise_ratio)),
+    Spec("zeromon_disk_free_bytes", "gauge", "bytes", "Free space of the file system that state is offloaded to.", (), _disk_value(lambda d: d.free_bytes)),
+    Spec("zeromon_disk_total_bytes", "gauge", "bytes", "Size of the file system that state is offloaded to.", (), _disk_value(lambda d: d.total_bytes)),
+    Spec("zeromon_disk_device_read_bytes_total", "counter", "bytes", "/proc/diskstats: bytes that all processes read from the offload disk since boot.", (), _disk_value(lambda d: d.device_read_bytes)),
+    Spec("zeromon_disk_device_written_bytes_total", "counter", "bytes", "/proc/diskstats: bytes that all processes wrote to the offload disk since boot.", (), _disk_value(lambda d: d.device_written_bytes)),
+    Spec("zeromon_disk_device_busy_seconds_total", "counter", "seconds", "/proc/diskstats: time in which the offload disk had requests under way.", (), _disk_value(lambda d: d.device_busy_seconds)),
+    Spec("zeromon_disk_device_queue_seconds_total", "counter", "seconds", "/proc/diskstats: time of all requests to the offload disk, summed; divided by the busy seconds it is the mean queue depth.", (), _disk_value(lambda d: d.device_queue_seconds)),
+    Spec("zeromon_process_disk_read_bytes_total", "counter", "bytes", "/proc/PID/io: bytes that the process of the rank read from storage.", (), _disk_value(lambda d: d.process_read_bytes)),
+    Spec("zeromon_process_disk_written_bytes_total", "counter", "bytes", "/proc/PID/io: bytes that the process of the rank wrote to storage.", (), _disk_value(lambda d: d.process_written_bytes)),
+    Spec("zeromon_device_memory_used_bytes", "gauge", "bytes", "Memory in use on the device by all processes.", (), _device_value(lambda d: d.used_bytes)),
+    Spec("zeromon_device_memory_total_bytes", "gauge", "bytes", "Total memory of the device.", (), _device_value(lambda d: d.total_bytes)),
+    Spec("zeromon_device_utilization_ratio", "gauge", "ratio", "Share of time with a kernel running.", (), _device_value(lambda d: d.utilization_ratio)),
+    Spec("zeromon_device_memory_own_bytes", "gauge", "bytes", "Memory in use on the device by the process of the rank, where the driver tells it.", (), _device_value(lambda d: d.own_bytes)),
+    Spec("zeromon_device_sm_active_ratio", "gauge", "ratio", "NVML GPM: share of time with a streaming multiprocessor in use, mean of all.", (), _device_value(lambda d: d.sm_active_ratio)),
+    Spec("zeromon_device_tensor_active_ratio", "gauge", "ratio", "NVML GPM: share of time with the tensor cores in use.", (), _device_value(lambda d: d.tensor_active_ratio)),
+    Spec("zeromon_device_dram_active_ratio", "gauge", "ratio", "NVML GPM: share of the bandwidth of device memory in use.", (), _device_value(lambda d: d.dram_active_ratio)),
+    Spec("zeromon_device_energy_joules_total", "counter", "joules", "Energy that the device has used since the driver was loaded.", (), _device_value(lambda d: d.energy_joules)),
     Spec("zeromon_host_energy_joules_total", "counter", "joules", "Energy that all processors and DRAM of the node have used since the run was first watched (RAPL), alike on each of its ranks.",
-         (), _one_run(lambda run: run.energy.host_joules if run.energy else None)),
-    Spec("zeromon_device_power_watts", "gauge", "watts", "Power draw of the device.", (), _device(lambda d: d.power_watts)),
-    Spec("zeromon_device_temperature_celsius", "gauge", "celsius", "Temperature of the device.", (), _device(lambda d: d.temperature_celsius)),
-    Spec("zeromon_device_pcie_receive_bytes_per_second", "gauge", "bytes/second", "PCIe traffic to the device.", (), _device(lambda d: d.pcie_receive_bytes_per_second)),
-    Spec("zeromon_device_pcie_transmit_bytes_per_second", "gauge", "bytes/second", "PCIe traffic from the device.", (), _device(lambda d: d.pcie_transmit_bytes_per_second)),
-    Spec("zeromon_device_nvlink_receive_bytes_per_second", "gauge", "bytes/second", "NVLink traffic to the device, all links.", (), _device(lambda d: d.nvlink_receive_bytes_per_second)),
-    Spec("zeromon_device_nvlink_transmit_bytes_per_second", "gauge", "bytes/second", "NVLink traffic from the device, all links.", (), _device(lambda d: d.nvlink_transmit_bytes_per_second)),
+         (), _one_run_value(lambda run: run.energy.host_joules if run.energy else None)),
+    Spec("zeromon_device_power_watts", "gauge", "watts", "Power draw of the device.", (), _device_value(lambda d: d.power_watts)),
+    Spec("zeromon_device_temperature_celsius", "gauge", "celsius", "Temperature of the device.", (), _device_value(lambda d: d.temperature_celsius)),
+    Spec("zeromon_device_pcie_receive_bytes_per_second", "gauge", "bytes/second", "PCIe traffic to the device.", (), _device_value(lambda d: d.pcie_receive_bytes_per_second)),
+    Spec("zeromon_device_pcie_transmit_bytes_per_second", "gauge", "bytes/second", "PCIe traffic from the device.", (), _device_value(lambda d: d.pcie_transmit_bytes_per_second)),
+    Spec("zeromon_device_nvlink_receive_bytes_per_second", "gauge", "bytes/second", "NVLink traffic to the device, all links.", (), _device_value(lambda d: d.nvlink_receive_bytes_per_second)),
+    Spec("zeromon_device_nvlink_transmit_bytes_per_second", "gauge", "bytes/second", "NVLink traffic from the device, all links.", (), _device_value(lambda d: d.nvlink_transmit_bytes_per_second)),
     Spec("zeromon_device_throttled", "gauge", "bool", "1 for each present reason for throttled clocks.",
-         ("reason",), _each(lambda r: (((t,), 1) for t in (r.device_stats.throttle_reasons if r.device_stats else ())))),
-    Spec("zeromon_device_ecc_errors_total", "counter", "errors", "Uncorrected ECC errors since the driver was loaded.", (), _device(lambda d: d.ecc_errors)),
-    Spec("zeromon_device_xid", "gauge", "code", "Code of the newest Xid error; absent without one.", (), _device(lambda d: d.xid)),
+         ("reason",), _by_rank(lambda r: (((t,), 1) for t in (r.device_stats.throttle_reasons if r.device_stats else ())))),
+    Spec("zeromon_device_ecc_errors_total", "counter", "errors", "Uncorrected ECC errors since the driver was loaded.", (), _device_value(lambda d: d.ecc_errors)),
+    Spec("zeromon_device_xid", "gauge", "code", "Code of the newest Xid error; absent without one.", (), _device_value(lambda d: d.xid)),
     Spec("zeromon_collector_runs", "gauge", "runs", "Collector (no run and rank): live runs that it follows.", (), own=lambda h: h.runs),
     Spec("zeromon_collector_ticks_total", "counter", "ticks", "Collector: number of ticks, in each of which it reads all rings; about one per second.", (), own=lambda h: h.ticks),
     Spec("zeromon_collector_tick_seconds_total", "counter", "seconds", "Collector: time spent in ticks.", (), own=lambda h: h.busy_seconds),

@@ -50,12 +50,12 @@ class Aggregate(NamedTuple):
     """Where it is not the metric of that name."""
 
 
-def _rate(counter: str) -> str:
+def _rate_of(counter: str) -> str:
     return f"rate({counter}[{WINDOW}])"
 
 
 RANK_STEP_SECONDS = (
-    f"{_rate('zeromon_step_seconds_sum')} / ({_rate('zeromon_step_seconds_count')} > 0)"
+    f"{_rate_of('zeromon_step_seconds_sum')} / ({_rate_of('zeromon_step_seconds_count')} > 0)"
 )
 """PromQL: the mean duration of a rank's last steps."""
 
@@ -69,7 +69,7 @@ AGGREGATES: tuple[Aggregate, ...] = (
     Aggregate("steps", "min", each="zeromon_steps_total"),
     Aggregate("step_seconds", "avg", each=RANK_STEP_SECONDS),
     Aggregate("step_seconds", "max", each=RANK_STEP_SECONDS),
-    Aggregate("phase_ratio", "avg", ("phase",), _rate("zeromon_phase_seconds_total")),
+    Aggregate("phase_ratio", "avg", ("phase",), _rate_of("zeromon_phase_seconds_total")),
     Aggregate("exposed_communication_ratio", "avg"),
     Aggregate("exposed_communication_ratio", "max"),
     Aggregate("overlap_ratio", "avg"),
@@ -88,7 +88,7 @@ AGGREGATES: tuple[Aggregate, ...] = (
         "collective_bytes_per_second",
         "sum",
         ("op", "group"),
-        _rate("zeromon_collective_bytes_total"),
+        _rate_of("zeromon_collective_bytes_total"),
     ),
     Aggregate("collective_busbw_bytes_per_second", "min", ("op", "group")),
     Aggregate("memory_allocated_bytes", "max"),
@@ -106,20 +106,20 @@ AGGREGATES: tuple[Aggregate, ...] = (
 """The recorded figures, each once a run and once a node."""
 
 
-def of_node(each: str) -> str:
-    """The expression *each* of ranks, with the label ``node`` added."""
-    return f"({each}) * on ({RANK}) group_left (node) {NODES}"
+def with_node_label(expr: str) -> str:
+    """The expression *expr* of ranks, with the label ``node`` added."""
+    return f"({expr}) * on ({RANK}) group_left (node) {NODES}"
 
 
-def recorded(aggregate: Aggregate, level: str) -> dict[str, str]:
+def recording_rule(aggregate: Aggregate, level: str) -> dict[str, str]:
     """The recording rule of *aggregate* at *level*, ``run`` or ``node``."""
     labels = ("run",) if level == "run" else ("run", "node")
-    each = aggregate.each or f"zeromon_{aggregate.what}"
-    each = each if level == "run" else of_node(each)
+    expr = aggregate.each or f"zeromon_{aggregate.what}"
+    expr = expr if level == "run" else with_node_label(expr)
     by = ", ".join((*labels, *aggregate.by))
     return {
         "record": f"zeromon:{level}_{aggregate.what}:{aggregate.how}",
-        "expr": f"{aggregate.how} by ({by}) ({each})",
+        "expr": f"{aggregate.how} by ({by}) ({expr})",
     }
 
 
@@ -143,7 +143,7 @@ _RISK = (
 )
 
 
-def _found(query: str) -> str:
+def _ranks_template(query: str) -> str:
     """A template that lists the ranks that *query* returns; ``%q`` in *query* is the alert's run."""
     return (
         f"{{{{ range $rank := printf `{query}` $labels.run | query }}}}rank "
@@ -151,17 +151,17 @@ def _found(query: str) -> str:
     )
 
 
-def alerts(limits: Thresholds) -> tuple[Alert, ...]:
+def all_alerts(limits: Thresholds) -> tuple[Alert, ...]:
     """All alerts, by subject: failed ranks and hangs, memory, collectors, lost time, lost records."""
     return (
-        *_of_failures(limits), *_of_memory(limits), *_of_collectors(limits), *_of_time(limits),
-        *_of_records(limits),
+        *_alerts_of_failures(limits), *_alerts_of_memory(limits), *_alerts_of_collectors(limits),
+        *_alerts_of_time(limits), *_alerts_of_records(limits),
     )  # fmt: skip
 
 
-def _of_failures(limits: Thresholds) -> tuple[Alert, ...]:
+def _alerts_of_failures(limits: Thresholds) -> tuple[Alert, ...]:
     nodes_lately = f"max by ({RANK}, node) (last_over_time(zeromon_rank_info[{limits.memory}]))"
-    missing = of_node('zeromon_hang{run=%q, role=~"missing|dead"}')
+    missing = with_node_label('zeromon_hang{run=%q, role=~"missing|dead"}')
     died = 'zeromon_rank_death{role="culprit"}'
     return (
         Alert(
@@ -181,7 +181,7 @@ def _of_failures(limits: Thresholds) -> tuple[Alert, ...]:
             _AT_ONCE,
             "{{ $labels.op }} in {{ $labels.group }} of {{ $labels.run }} hangs",
             "{{ $labels.kind }}: {{ $value }} ranks wait in it or are missing. Missing or dead: "
-            f"{_found(missing)}zeromon doctor on its node shows the stacks.",
+            f"{_ranks_template(missing)}zeromon doctor on its node shows the stacks.",
         ),
         Alert(
             "ZeromonStalled", "ZM013", "critical",
@@ -194,19 +194,19 @@ def _of_failures(limits: Thresholds) -> tuple[Alert, ...]:
     )  # fmt: skip
 
 
-def _of_memory(limits: Thresholds) -> tuple[Alert, ...]:
+def _alerts_of_memory(limits: Thresholds) -> tuple[Alert, ...]:
     risk = f"zeromon_oom_risk_ratio >= %s {ALIVE}"
     return (
         Alert(
             "ZeromonOutOfMemory", "ZM201", "critical",
-            of_node(risk % limits.oom_critical),
+            with_node_label(risk % limits.oom_critical),
             _AT_ONCE,
             f"{_WHO} is about to run out of {{{{ $labels.pool }}}} memory",
             _RISK,
         ),
         Alert(
             "ZeromonOutOfMemoryForecast", "ZM201", "warning",
-            of_node(risk % limits.oom_warning),
+            with_node_label(risk % limits.oom_warning),
             limits.patience,
             f"{_WHO} may run out of {{{{ $labels.pool }}}} memory",
             _RISK,
@@ -214,7 +214,7 @@ def _of_memory(limits: Thresholds) -> tuple[Alert, ...]:
     )  # fmt: skip
 
 
-def _of_collectors(limits: Thresholds) -> tuple[Alert, ...]:
+def _alerts_of_collectors(limits: Thresholds) -> tuple[Alert, ...]:
     silent = f"last_over_time(zeromon_rank_up[{limits.silent}]) == 1 unless zeromon_rank_up"
     nodes_then = f"max by ({RANK}, node) (last_over_time(zeromon_rank_info[{limits.silent}]))"
     return (
@@ -238,14 +238,14 @@ def _of_collectors(limits: Thresholds) -> tuple[Alert, ...]:
     )  # fmt: skip
 
 
-def _of_time(limits: Thresholds) -> tuple[Alert, ...]:
+def _alerts_of_time(limits: Thresholds) -> tuple[Alert, ...]:
     late = f'zeromon_finding{{rule="straggler", severity="warning"}} {ALIVE}'
     exposed = f"zeromon_exposed_communication_ratio%s {ALIVE}"
-    worst = of_node(f"topk(1, {exposed % '{run=%q}'})")  # zeromon.focus
+    worst_rank = with_node_label(f"topk(1, {exposed % '{run=%q}'})")  # zeromon.focus
     return (
         Alert(
             "ZeromonStraggler", "ZM309", "warning",
-            of_node(late),
+            with_node_label(late),
             limits.patience,
             f"the other ranks wait for {_WHO}",
             f"Step after step, for this rank or for all of its node: {100 * LATE.critical:.0f} % of a "
@@ -257,23 +257,23 @@ def _of_time(limits: Thresholds) -> tuple[Alert, ...]:
             limits.patience,
             "{{ $labels.run }} waits for communication",
             "{{ $value | humanizePercentage }} of a step, the most on "
-            f"{_found(worst)}zeromon attach shows which unit.",
+            f"{_ranks_template(worst_rank)}zeromon attach shows which unit.",
         ),
     )  # fmt: skip
 
 
-def _of_records(limits: Thresholds) -> tuple[Alert, ...]:
+def _alerts_of_records(limits: Thresholds) -> tuple[Alert, ...]:
     return (
         Alert(
             "ZeromonAgentErrors", "ZM006", "warning",
-            of_node(f"increase(zeromon_agent_errors_total[{limits.memory}]) > 0"),
+            with_node_label(f"increase(zeromon_agent_errors_total[{limits.memory}]) > 0"),
             _AT_ONCE,
             f"hook calls fail on {_WHO}",
             "{{ $value | humanize }} recently. Training is not affected; figures may be incomplete.",
         ),
         Alert(
             "ZeromonRecordsLost", "ZM005", "warning",
-            of_node(f"increase(zeromon_events_dropped_total[{limits.memory}]) > 0"),
+            with_node_label(f"increase(zeromon_events_dropped_total[{limits.memory}]) > 0"),
             _AT_ONCE,
             f"records of {_WHO} were lost",
             "{{ $value | humanize }} records were recently overwritten unread: counts are too low.",
@@ -281,7 +281,7 @@ def _of_records(limits: Thresholds) -> tuple[Alert, ...]:
     )  # fmt: skip
 
 
-def _rule(alert: Alert, runbook_url: str) -> dict[str, Any]:
+def _alert_rule(alert: Alert, runbook_url: str) -> dict[str, Any]:
     url = runbook_url.replace("{code}", alert.code)
     return {
         "alert": alert.name,
@@ -297,14 +297,20 @@ def _rule(alert: Alert, runbook_url: str) -> dict[str, Any]:
     }
 
 
-def document(limits: Thresholds, runbook_url: str = "") -> dict[str, Any]:
+def rule_document(limits: Thresholds, runbook_url: str = "") -> dict[str, Any]:
     """The rule file: each level's records, then the alerts; *runbook_url* with ``{code}``."""
     groups: list[dict[str, Any]] = [
-        {"name": f"zeromon-{level}", "rules": [recorded(each, level) for each in AGGREGATES]}
+        {
+            "name": f"zeromon-{level}",
+            "rules": [recording_rule(aggregate, level) for aggregate in AGGREGATES],
+        }
         for level in ("run", "node")
     ]
     groups.append(
-        {"name": "zeromon-alerts", "rules": [_rule(alert, runbook_url) for alert in alerts(limits)]}
+        {
+            "name": "zeromon-alerts",
+            "rules": [_alert_rule(alert, runbook_url) for alert in all_alerts(limits)],
+        }
     )
     return {"groups": groups}
 
@@ -333,8 +339,8 @@ def scrape_document(
         ]
     if targets:
         job["static_configs"] = [{"targets": list(targets)}]
-    found: dict[str, Any] = {"global": {"scrape_interval": interval}}
+    config: dict[str, Any] = {"global": {"scrape_interval": interval}}
     if rules:
-        found["global"]["evaluation_interval"] = interval
-        found["rule_files"] = list(rules)
-    return found | {"scrape_configs": [job]}
+        config["global"]["evaluation_interval"] = interval
+        config["rule_files"] = list(rules)
+    return config | {"scrape_configs": [job]}

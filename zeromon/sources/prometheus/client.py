@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 import msgspec
 
 from zeromon.errors import SourceError
-from zeromon.sources.access import is_loopback
+from zeromon.sources.access import is_loopback_host
 from zeromon.sources.http_client import (
     BrokenOff,
     HttpClient,
@@ -31,7 +31,7 @@ from zeromon.sources.http_client import (
 from zeromon.units import human_seconds, printable
 
 TIMEOUT_SECONDS = 30.0
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 _LONG_QUERY = 1500
 _SKEW_SECONDS = 2.0
 _ADDRESS_HINT = "Give the address of its web page: http://host:9090, or https://host/prometheus."
@@ -101,11 +101,11 @@ class Server:
     """One server; any thread may call it. Every method raises :class:`SourceError`."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        split = urlsplit(url if "://" in url else f"http://{url}")
+        if split.scheme not in ("http", "https") or not split.hostname:
             raise SourceError(f"{printable(url)} is not the address of a server", _ADDRESS_HINT)
-        host = parts.netloc.rpartition("@")[2]
-        self.url = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+        host = split.netloc.rpartition("@")[2]
+        self.url = urlunsplit((split.scheme, host, split.path.rstrip("/"), "", ""))
         """Its address without a password."""
         self.cost = Cost()
         self.offset = 0.0
@@ -113,35 +113,35 @@ class Server:
         self.warning = ""
         """The warning of the last answer, "" for none."""
         headers = {"Accept-Encoding": "gzip", "User-Agent": "zeromon"}
-        given = os.environ.get("ZEROMON_PROMETHEUS_TOKEN", "") if token is None else token
-        if given:
-            headers["Authorization"] = f"Bearer {given}"
-        elif parts.username:
-            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        bearer = os.environ.get("ZEROMON_PROMETHEUS_TOKEN", "") if token is None else token
+        if bearer:
+            headers["Authorization"] = f"Bearer {bearer}"
+        elif split.username:
+            pair = f"{unquote(split.username)}:{unquote(split.password or '')}"
             headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         tenant = os.environ.get("ZEROMON_PROMETHEUS_TENANT", "")
         if tenant:
             headers["X-Scope-OrgID"] = tenant
-        direct = is_loopback(parts.hostname)  # no proxy reaches this machine's own server
-        self._http = HttpClient(headers, most_bytes=_MOST_BYTES, direct=direct)
+        direct = is_loopback_host(split.hostname)  # no proxy reaches this machine's own server
+        self._http = HttpClient(headers, most_bytes=_MAX_BYTES, direct=direct)
         self._lock = threading.Lock()
 
     def vector(self, expression: str, at: float | None = None) -> list[Sample]:
         """Returns the samples of an instant query, now or *at* a moment of our clock, without NaN."""
-        began = time.time()
-        answer = self._decoded(self._query(expression, at), _VECTOR)
+        sent_at = time.time()
+        answer = self._decode_as(self._query_at(expression, at), _VECTOR)
         if at is None and answer.data.result:
-            self._compare_clocks(answer.data.result[0].pair[0], (began, time.time()))
+            self._compare_clocks(answer.data.result[0].pair[0], (sent_at, time.time()))
         return [sample for sample in answer.data.result if not math.isnan(sample.value)]
 
-    def values(self, label: str, selector: str, since: float) -> list[str]:
+    def values(self, label: str, selector: str, start: float) -> list[str]:
         """Returns the values of a *label* in the series of *selector* since a moment of our clock."""
-        parameters = {"match[]": selector, "start": f"{since + self.offset:.3f}"}
-        return self._decoded(self._ask(f"label/{label}/values", parameters), _VALUES).data
+        parameters = {"match[]": selector, "start": f"{start + self.offset:.3f}"}
+        return self._decode_as(self._ask(f"label/{label}/values", parameters), _VALUES).data
 
     def samples(self, selector: str, at: float | None = None) -> list[Line]:
         """Returns the samples of a range selector as they were scraped, on our clock."""
-        return self._shifted(self._decoded(self._query(selector, at), _MATRIX).data.result)
+        return self._shift_times(self._decode_as(self._query_at(selector, at), _MATRIX).data.result)
 
     def matrix(self, expression: str, span: tuple[float, float], step: float) -> list[Line]:
         """Returns a range query over *span*, a point every *step* seconds; times are of our clock."""
@@ -150,28 +150,28 @@ class Server:
             "end": f"{span[1] + self.offset:.3f}", "step": f"{step:.3f}",
             "timeout": f"{TIMEOUT_SECONDS:.0f}s",
         }  # fmt: skip
-        return self._shifted(
-            self._decoded(self._ask("query_range", parameters), _MATRIX).data.result
+        return self._shift_times(
+            self._decode_as(self._ask("query_range", parameters), _MATRIX).data.result
         )
 
-    def _query(self, expression: str, at: float | None) -> bytes:
+    def _query_at(self, expression: str, at: float | None) -> bytes:
         parameters = {"query": expression, "timeout": f"{TIMEOUT_SECONDS:.0f}s"}
         if at is not None:
             parameters["time"] = f"{at + self.offset:.3f}"
         return self._ask("query", parameters)
 
-    def _shifted(self, found: list[Line]) -> list[Line]:
+    def _shift_times(self, series: list[Line]) -> list[Line]:
         if not self.offset:
-            return found
-        return [Line(o.labels, [(at - self.offset, v) for at, v in o.values]) for o in found]
+            return series
+        return [Line(o.labels, [(at - self.offset, v) for at, v in o.values]) for o in series]
 
     def _compare_clocks(self, theirs: float, ours: tuple[float, float]) -> None:
         """Estimates the clock offset: its time must lie between query and answer, but for some noise."""
-        began, ended = ours
-        off = theirs - began if theirs < began else max(0.0, theirs - ended)
-        self.offset = off if abs(off) > _SKEW_SECONDS else 0.0
+        sent_at, answered_at = ours
+        skew = theirs - sent_at if theirs < sent_at else max(0.0, theirs - answered_at)
+        self.offset = skew if abs(skew) > _SKEW_SECONDS else 0.0
 
-    def _decoded(self, content: bytes, decoder: msgspec.json.Decoder[_Answer[_T]]) -> _Answer[_T]:
+    def _decode_as(self, content: bytes, decoder: msgspec.json.Decoder[_Answer[_T]]) -> _Answer[_T]:
         try:
             answer = decoder.decode(content)
         except (ValueError, RecursionError) as error:
@@ -181,30 +181,30 @@ class Server:
         self.warning = printable("; ".join(answer.warnings))[:200]
         return answer
 
-    def _ask(self, what: str, parameters: dict[str, str]) -> bytes:
-        form, path = urlencode(parameters), f"{self.url}/api/v1/{what}"
+    def _ask(self, endpoint: str, parameters: dict[str, str]) -> bytes:
+        form, path = urlencode(parameters), f"{self.url}/api/v1/{endpoint}"
         # some proxies let only GET pass, and no long one
         url, body = (path, form.encode()) if len(form) > _LONG_QUERY else (f"{path}?{form}", None)
-        began = time.monotonic()
+        sent_at = time.monotonic()
         try:
             answer = self._http.request(url, body, timeout_seconds=TIMEOUT_SECONDS)
         except HttpError as error:
-            raise self._explained(error) from error
+            raise self._explain_error(error) from error
         with self._lock:
             self.cost.queries += 1
             self.cost.nbytes += answer.wire_bytes
-            self.cost.seconds += time.monotonic() - began
+            self.cost.seconds += time.monotonic() - sent_at
         return answer.content
 
-    def _explained(self, error: HttpError) -> SourceError:
+    def _explain_error(self, error: HttpError) -> SourceError:
         """Returns what went wrong, with a hint at the way out."""
         if isinstance(error, Refused):
-            return self._refused(error)
+            return self._explain_refusal(error)
         if isinstance(error, Redirected):
             address = printable(error.address).partition("/api/v1")[0]
             return SourceError(f"{self.url} redirects to {address}", "Give that address.")
         if isinstance(error, TooLarge):
-            return SourceError(f"{self.url} answers with more than {_MOST_BYTES >> 20} MiB", "")
+            return SourceError(f"{self.url} answers with more than {_MAX_BYTES >> 20} MiB", "")
         if isinstance(error, BrokenOff):
             return SourceError(f"the answer of {self.url} broke off", "")
         if isinstance(error, Unreachable) and error.timed_out:
@@ -214,7 +214,7 @@ class Server:
             )
         return SourceError(f"no Prometheus answers at {self.url}", _ADDRESS_HINT)
 
-    def _refused(self, error: Refused) -> SourceError:
+    def _explain_refusal(self, error: Refused) -> SourceError:
         try:
             reason = _REFUSAL.decode(error.content).error
         except (ValueError, RecursionError):
@@ -226,22 +226,22 @@ class Server:
             )
         if error.status == 404 and not reason:
             return SourceError(f"there is no Prometheus API at {self.url}", _ADDRESS_HINT)
-        what = printable(reason)[:300] or f"HTTP {error.status}"
+        cause = printable(reason)[:300] or f"HTTP {error.status}"
         hint = "It may be starting, or overloaded." if error.status >= 500 else ""
-        return SourceError(f"{self.url} refuses: {what}", hint)
+        return SourceError(f"{self.url} refuses: {cause}", hint)
 
 
 # ---- PromQL literals -----------------------------------------------------------------------------
 
 
-def quoted(text: str) -> str:
-    """Returns *text* as a string literal of PromQL."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def quote_promql_literal(string: str) -> str:
+    """Returns *string* as a string literal of PromQL."""
+    escaped = string.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
 
-def one_of(texts: Sequence[str]) -> str:
-    """Returns a regular expression (RE2) that matches exactly *texts*, as a literal of PromQL."""
+def one_of(strings: Sequence[str]) -> str:
+    """Returns a regular expression (RE2) that matches exactly *strings*, as a literal of PromQL."""
     signs = frozenset("\\.+*?()|[]{}^$")
-    escaped = ("".join(f"\\{c}" if c in signs else c for c in text) for text in texts)
-    return quoted("|".join(escaped))
+    escaped = ("".join(f"\\{c}" if c in signs else c for c in string) for string in strings)
+    return quote_promql_literal("|".join(escaped))

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zeromon.readout.figures import EXPOSED, LATE, ON_NODES, OVER_RANKS, RISK, STEP
-from zeromon.sources.prometheus.client import one_of, quoted
+from zeromon.sources.prometheus.client import one_of, quote_promql_literal
 
-MOST_OF_A_KIND = 8
-"""How many ranks :func:`mattering` selects by each criterion."""
+MAX_OF_A_KIND = 8
+"""How many ranks :func:`ranks_that_matter` selects by each criterion."""
 REMEMBERED_SECONDS = 600
 """How long a rank without samples still belongs to the snapshot."""
 
@@ -59,48 +59,48 @@ class Choice(NamedTuple):
     ranks: tuple[int, ...] | None = None
     instances: tuple[str, ...] | None = None
 
-    def of(self, name: str, *more: str) -> str:
+    def of(self, name: str, *extra: str) -> str:
         """The selector of ``zeromon_<name>``."""
-        return f"zeromon_{name}{{{self._matchers(*more)}}}"
+        return f"zeromon_{name}{{{self._label_matchers(*extra)}}}"
 
     def of_all(self, names: Sequence[str]) -> str:
         """The selector of several metrics; *names* without ``zeromon_``."""
         those = one_of([f"zeromon_{name}" for name in names])
-        return f"{{{self._matchers(f'__name__=~{those}')}}}"
+        return f"{{{self._label_matchers(f'__name__=~{those}')}}}"
 
-    def _matchers(self, *more: str) -> str:
-        parts = [f"run={quoted(self.run)}", *more]
+    def _label_matchers(self, *extra: str) -> str:
+        matchers = [f"run={quote_promql_literal(self.run)}", *extra]
         if self.ranks is not None:
-            parts.append(f"rank=~{one_of([str(rank) for rank in self.ranks])}")
+            matchers.append(f"rank=~{one_of([str(rank) for rank in self.ranks])}")
         if self.instances is not None:
-            parts.append(f"instance=~{one_of(self.instances)}")
-        return ",".join([*parts, self.match] if self.match else parts)
+            matchers.append(f"instance=~{one_of(self.instances)}")
+        return ",".join([*matchers, self.match] if self.match else matchers)
 
 
-def tagged(expression: str, of: str) -> str:
+def tag_part(expression: str, of: str) -> str:
     """*expression* with the label ``of`` set to *of*, the name of a part of one answer."""
     return f'label_replace({expression},"of","{of}","","")'
 
 
-def named(expression: str) -> str:
+def by_name(expression: str) -> str:
     """*expression* with the name of the metric as the label ``figure``."""
     return f'label_replace({expression},"figure","$1","__name__","zeromon_(.+)")'
 
 
-def union(*parts: str) -> str:
-    """All *parts* in one query."""
-    return " or ".join(parts)
+def or_join(*expressions: str) -> str:
+    """All *expressions* in one query."""
+    return " or ".join(expressions)
 
 
-def runs() -> str:
+def runs_last_hour() -> str:
     """Every run of the last hour: its ranks, how it is, and the figures of a list of runs."""
     seconds, count = "rate(zeromon_step_seconds_sum[1m])", "rate(zeromon_step_seconds_count[1m])"
-    lives = "and on (instance, run, rank) zeromon_rank_up == 1"
+    alive_only = "and on (instance, run, rank) zeromon_rank_up == 1"
     severity = "* on (instance, run, rank) group_left () zeromon_run_severity"
-    held = ("zeromon_memory_reserved_bytes", "zeromon_host_memory_rss_bytes")
+    metrics = ("zeromon_memory_reserved_bytes", "zeromon_host_memory_rss_bytes")
     # a rank does not know its strategy at first: then a run has two series
     info = 'zeromon_rank_info{strategy!="unknown"}'
-    parts = {
+    expressions = {
         "ranks": "count by (run) (zeromon_rank_up)",
         "up": "sum by (run) (zeromon_rank_up)",
         "steps": "max by (run) (last_over_time(zeromon_steps_total[1h]))",
@@ -108,149 +108,149 @@ def runs() -> str:
         "started": "min by (run) (last_over_time(zeromon_run_started_timestamp_seconds[1h]))",
         "strategy": f"count by (run, strategy) (last_over_time({info}[1h]))",
         "health": f"topk by (run) (1, (zeromon_run_health == 1) {severity})",
-        "step_seconds": f"max by (run) ({seconds} / ({count} > 0) {lives})",
+        "step_seconds": f"max by (run) ({seconds} / ({count} > 0) {alive_only})",
         "exposed": "max by (run) (zeromon_exposed_communication_ratio)",
-        "memory": union(*(f"max by (run) ({metric})" for metric in held)),
+        "memory": or_join(*(f"max by (run) ({metric})" for metric in metrics)),
     }
-    return union(*(tagged(expression, of) for of, expression in parts.items()))
+    return or_join(*(tag_part(expression, of) for of, expression in expressions.items()))
 
 
-def census(run: Choice) -> str:
+def count_of_ranks(run: Choice) -> str:
     """The number of ranks of a run, and one of them."""
-    up = run.of("rank_up")
-    return union(tagged(f"count({up})", "ranks"), tagged(f"topk(1, {up})", "one"))
+    rank_up = run.of("rank_up")
+    return or_join(tag_part(f"count({rank_up})", "ranks"), tag_part(f"topk(1, {rank_up})", "one"))
 
 
-def scrapes(run: Choice) -> str:
+def scrapes_of_rank(run: Choice) -> str:
     """The raw samples of ``rank_up`` over five minutes; *run* must select a single rank."""
     return f"{run.of('rank_up')}[5m]"
 
 
 def step_seconds(run: Choice, window: str) -> str:
     """The mean step time of each rank over the *window*, seconds."""
-    spent, count = run.of("step_seconds_sum"), run.of("step_seconds_count")
-    return f"(rate({spent}[{window}]) / (rate({count}[{window}]) > 0))"
+    total, count = run.of("step_seconds_sum"), run.of("step_seconds_count")
+    return f"(rate({total}[{window}]) / (rate({count}[{window}]) > 0))"
 
 
 # ---- single ranks ---------------------------------------------------------------------------------
 
 
-def columns(run: Choice, *, detail: bool = False) -> str:
-    """The metrics of ranks that every snapshot needs; with *detail* also those of :func:`details`."""
+def columns_of_ranks(run: Choice, *, detail: bool = False) -> str:
+    """The metrics that every snapshot needs; with *detail* also those of :func:`details_of_ranks`."""
     return run.of_all((*_CORE, *_DETAIL) if detail else _CORE)
 
 
-def details(run: Choice) -> str:
+def details_of_ranks(run: Choice) -> str:
     """The further metrics of ranks that a view shows in detail."""
     return run.of_all(_DETAIL)
 
 
-def rates(run: Choice, window: str) -> str:
+def rates_of_steps(run: Choice, window: str) -> str:
     """The rates of the ranks' steps and phases, and the time of each rank's last scrape."""
-    return union(
-        tagged(f"rate({run.of('step_seconds_sum')}[{window}])", "spent"),
-        tagged(f"rate({run.of('step_seconds_count')}[{window}])", "steps"),
-        tagged(f"rate({run.of('phase_seconds_total')}[{window}])", "phase"),
-        tagged(run.of("step_seconds_sum"), "spent_in_all"),
-        tagged(f"timestamp({run.of('rank_up')})", "seen"),
+    return or_join(
+        tag_part(f"rate({run.of('step_seconds_sum')}[{window}])", "spent"),
+        tag_part(f"rate({run.of('step_seconds_count')}[{window}])", "steps"),
+        tag_part(f"rate({run.of('phase_seconds_total')}[{window}])", "phase"),
+        tag_part(run.of("step_seconds_sum"), "spent_in_all"),
+        tag_part(f"timestamp({run.of('rank_up')})", "seen"),
     )
 
 
-def lost(run: Choice) -> str:
+def recently_lost_ranks(run: Choice) -> str:
     """Ranks that had samples within :data:`REMEMBERED_SECONDS` and have none now."""
-    up = run.of("rank_up")
-    return f"last_over_time({up}[{REMEMBERED_SECONDS}s]) unless {up}"
+    rank_up = run.of("rank_up")
+    return f"last_over_time({rank_up}[{REMEMBERED_SECONDS}s]) unless {rank_up}"
 
 
-def last_seen(run: Choice, seconds: int, step: int) -> str:
+def last_scrape_times(run: Choice, seconds: int, step: int) -> str:
     """The time of each rank's last scrape, by the server's clock."""
     return f"max_over_time(timestamp({run.of('rank_up')})[{seconds}s:{step}s])"
 
 
-def last_alive(run: Choice, seconds: int, step: int) -> str:
+def last_alive_time(run: Choice, seconds: int, step: int) -> str:
     """The time, to *step* seconds, at which a rank of the run was alive last."""
     return f"max(max_over_time(timestamp({run.of('rank_up')} == 1)[{seconds}s:{step}s]))"
 
 
-def span(run: Choice, seconds: int, step: int) -> str:
+def run_span(run: Choice, seconds: int, step: int) -> str:
     """The times of the run's first and last scrape, by the server's clock."""
-    whole = f"timestamp({run.of('rank_up')})[{seconds}s:{step}s]"
-    return union(
-        tagged(f"min(min_over_time({whole}))", "first"),
-        tagged(f"max(max_over_time({whole}))", "last"),
+    times = f"timestamp({run.of('rank_up')})[{seconds}s:{step}s]"
+    return or_join(
+        tag_part(f"min(min_over_time({times}))", "first"),
+        tag_part(f"max(max_over_time({times}))", "last"),
     )
 
 
 # ---- aggregates of large runs -----------------------------------------------------------------------
 
 
-def sample(run: Choice) -> Choice:
+def sample_tenth(run: Choice) -> Choice:
     """A tenth of the ranks, spread over all local ranks."""
     return run._replace(match=",".join(filter(None, (run.match, _TENTH))))
 
 
-def whole(run: Choice, window: str, *, sampled: bool = False) -> str:
+def whole_run(run: Choice, window: str, *, sampled: bool = False) -> str:
     """Counts over all ranks, and the distribution of each figure over ranks (a tenth if *sampled*)."""
-    up, some = run.of("rank_up"), sample(run) if sampled else run
-    parts = [
-        tagged(f"count({up})", "ranks"),
-        tagged(f"sum({up})", "up"),
-        tagged(f"sum({run.of('rank_failed')})", "failed"),
-        tagged(f"max(timestamp({up}))", "seen"),
-        tagged(f"count(count by (rank) ({up} == 1) > 1)", "twice"),
-        tagged(f"count(count by (instance, rank) ({run.of('hang', _WAITING)}))", "hang"),
-        tagged(f"count by (rule, severity) ({run.of('finding')})", "finding"),
+    rank_up, base = run.of("rank_up"), sample_tenth(run) if sampled else run
+    counts = [
+        tag_part(f"count({rank_up})", "ranks"),
+        tag_part(f"sum({rank_up})", "up"),
+        tag_part(f"sum({run.of('rank_failed')})", "failed"),
+        tag_part(f"max(timestamp({rank_up}))", "seen"),
+        tag_part(f"count(count by (rank) ({rank_up} == 1) > 1)", "twice"),
+        tag_part(f"count(count by (instance, rank) ({run.of('hang', _WAITING)}))", "hang"),
+        tag_part(f"count by (rule, severity) ({run.of('finding')})", "finding"),
     ]
-    figures = {
-        "oom_risk_ratio": f"max by (instance, rank) ({some.of('oom_risk_ratio')})",
-        "step_seconds": step_seconds(some, window),
+    expressions = {
+        "oom_risk_ratio": f"max by (instance, rank) ({base.of('oom_risk_ratio')})",
+        "step_seconds": step_seconds(base, window),
     }
-    return union(
-        *parts,
-        tagged(f"count_values by (figure) {_rounded(named(some.of_all(_SPREAD)))}", "spread"),
+    return or_join(
+        *counts,
+        tag_part(f"count_values by (figure) {_round_ln(by_name(base.of_all(_SPREAD)))}", "spread"),
         *(
-            tagged(
-                f'label_replace(count_values {_rounded(of)},"figure","{figure}","","")', "spread"
+            tag_part(
+                f'label_replace(count_values {_round_ln(of)},"figure","{quantity}","","")', "spread"
             )
-            for figure, of in figures.items()
+            for quantity, of in expressions.items()
         ),
     )
 
 
-def _rounded(expression: str) -> str:
+def _round_ln(expression: str) -> str:
     """The arguments of ``count_values``: logarithms, rounded so that values are accurate to 0.5 %."""
     return f'("ln", round(ln({expression}), 0.01))'
 
 
-def nodes(run: Choice, window: str) -> str:
+def figures_of_nodes(run: Choice, window: str) -> str:
     """The number of ranks and the worst rank's figures of each node, and nodes without samples."""
-    up = run.of("rank_up")
-    known = f"count by (instance) (last_over_time({up}[{REMEMBERED_SECONDS}s]))"
-    return union(
-        tagged(f"count by (instance) ({up})", "ranks"),
-        tagged(f"sum by (instance) ({up})", "up"),
-        tagged(f"sum by (instance) ({run.of('rank_failed')}) > 0", "failed"),
-        named(f"max by (__name__, instance) ({run.of_all(_OF_NODES)})"),
-        tagged(f"max by (instance) ({step_seconds(run, window)})", "step_seconds"),
-        tagged(f"{known} unless count by (instance) ({up})", "lost"),
+    rank_up = run.of("rank_up")
+    remembered = f"count by (instance) (last_over_time({rank_up}[{REMEMBERED_SECONDS}s]))"
+    return or_join(
+        tag_part(f"count by (instance) ({rank_up})", "ranks"),
+        tag_part(f"sum by (instance) ({rank_up})", "up"),
+        tag_part(f"sum by (instance) ({run.of('rank_failed')}) > 0", "failed"),
+        by_name(f"max by (__name__, instance) ({run.of_all(_OF_NODES)})"),
+        tag_part(f"max by (instance) ({step_seconds(run, window)})", "step_seconds"),
+        tag_part(f"{remembered} unless count by (instance) ({rank_up})", "lost"),
     )
 
 
-def node_names(run: Choice) -> str:
+def names_of_nodes(run: Choice) -> str:
     """The node of each collector."""
     return f"count by (instance, node) ({run.of('rank_info')})"
 
 
-def mattering(run: Choice) -> str:
+def ranks_that_matter(run: Choice) -> str:
     """The ranks that matter most: highest risk, latest, most exposed, slowest, failed, hanging, ..."""
-    most, up = MOST_OF_A_KIND, run.of("rank_up")
-    figures = [figure.metrics[0] for figure in (RISK, LATE, EXPOSED)]
-    return union(
-        *(f"topk({most}, {run.of(figure)})" for figure in figures),
-        f"bottomk({most}, {run.of('steps_total')})",
-        f"topk({most}, {run.of('rank_failed')} == 1)",
-        f"topk({most}, {up} == 0)",
-        f"topk by (role) ({most}, {run.of('hang')})",
+    limit, rank_up = MAX_OF_A_KIND, run.of("rank_up")
+    metrics = [column.metrics[0] for column in (RISK, LATE, EXPOSED)]
+    return or_join(
+        *(f"topk({limit}, {run.of(metric)})" for metric in metrics),
+        f"bottomk({limit}, {run.of('steps_total')})",
+        f"topk({limit}, {run.of('rank_failed')} == 1)",
+        f"topk({limit}, {rank_up} == 0)",
+        f"topk by (role) ({limit}, {run.of('hang')})",
         f"topk by (rule) (2, {run.of('finding')})",
         run._replace(ranks=(0,)).of("rank_up"),
     )
@@ -264,11 +264,11 @@ def steps_over_time(run: Choice, window: str) -> str:
     gauges = ("steps_total", "exposed_communication_ratio", "overlap_ratio", "memory_allocated_bytes",
               "memory_reserved_bytes", "host_memory_rss_bytes")  # fmt: skip
     phases = f"rate({run.of('phase_seconds_total')}[{window}])"
-    return union(
-        named(run.of_all(gauges)),
-        tagged(step_seconds(run, window), "step_seconds"),
-        tagged(phases, "phase"),
-        tagged(f"rate({run.of('step_seconds_count')}[{window}])", "steps"),
+    return or_join(
+        by_name(run.of_all(gauges)),
+        tag_part(step_seconds(run, window), "step_seconds"),
+        tag_part(phases, "phase"),
+        tag_part(f"rate({run.of('step_seconds_count')}[{window}])", "steps"),
     )
 
 
@@ -278,15 +278,15 @@ def whole_over_time(run: Choice, window: str) -> str:
         ("exposed_communication_ratio", "memory_reserved_bytes", "host_memory_rss_bytes")
     )
     steps = step_seconds(run, window)
-    parts = [tagged(f"max({run.of('steps_total')})", "steps_total")]
+    expressions = [tag_part(f"max({run.of('steps_total')})", "steps_total")]
     for name, share in (("most", 1), ("median", 0.5), ("least", 0)):
-        parts += [
-            tagged(named(f"quantile by (__name__) ({share}, {gauges})"), name),
-            tagged(
+        expressions += [
+            tag_part(by_name(f"quantile by (__name__) ({share}, {gauges})"), name),
+            tag_part(
                 f'label_replace(quantile({share}, {steps}),"figure","step_seconds","","")', name
             ),
         ]
-    return union(*parts)
+    return or_join(*expressions)
 
 
 def findings_over_time(run: Choice) -> str:

@@ -25,11 +25,11 @@ from zeromon.sources.prometheus.decode import (
     Key,
     RankSamples,
     dedupe_jobs,
-    fleet_of,
-    gathered,
+    fleet_of_nodes,
     key_of,
-    nodes_of,
+    nodes_of_samples,
     on_our_clock,
+    samples_by_rank,
     whole_of,
 )
 from zeromon.sources.prometheus.promql import REMEMBERED_SECONDS, Choice
@@ -43,7 +43,7 @@ _WHOLLY = 16
 _CENSUS_SECONDS = 60.0
 _UNKNOWN_INTERVAL_SECONDS = 2.0
 _USUAL_INTERVAL = 15.0
-_MOST_STALE = 8
+_MAX_STALE = 8
 _ENDED_SECONDS = 3600
 """How long ago a run may have ended whose gauges are still looked for."""
 
@@ -70,9 +70,9 @@ class Reading:
         """Adds what *past*, when a rank lived last, knew of the same ranks and this reading does not."""
         self.seen = past.seen
         for key, facts in self.facts.items():
-            known = past.facts.get(key) or RankSamples()
-            facts.rates, facts.phases = known.rates | _of_end(facts.rates), known.phases
-            for name, rows in known.found.items():
+            earlier = past.facts.get(key) or RankSamples()
+            facts.rates, facts.phases = earlier.rates | _totals_of_end(facts.rates), earlier.phases
+            for name, rows in earlier.found.items():
                 mine = facts.found.setdefault(name, rows)
                 if name == "finding" and mine is not rows:
                     mine += rows  # one that ends with the run beside one about its end
@@ -82,23 +82,23 @@ class Reading:
             self.fleet = replace(self.fleet, spreads=past.fleet.spreads)
 
 
-def _of_end(rates: dict[str, float]) -> dict[str, float]:
+def _totals_of_end(rates: dict[str, float]) -> dict[str, float]:
     """The totals among *rates*: the last step may have ended after the last moment that is known."""
     return {of: value for of, value in rates.items() if of == "spent_in_all"}
 
 
-def together(*calls: Callable[[], _Result]) -> list[_Result]:
+def run_in_threads(*calls: Callable[[], _Result]) -> list[_Result]:
     """Returns what *calls* return, each run in a thread; raises what the first to fail raised."""
     results: list[_Result | None] = [None] * len(calls)
     errors: list[BaseException] = []
 
-    def do(at: int) -> None:
+    def run_at(at: int) -> None:
         try:
             results[at] = calls[at]()
         except BaseException as error:  # raised below, in the caller's thread
             errors.append(error)
 
-    threads = [threading.Thread(target=do, args=(at,), daemon=True) for at in range(len(calls))]
+    threads = [threading.Thread(target=run_at, args=(at,), daemon=True) for at in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -117,43 +117,43 @@ def usual_gap(scrapes: Iterable[Sequence[float]]) -> float | None:
 class Reader:
     """Queries one server about one run. Not for several threads at once."""
 
-    def __init__(self, server: Server, choice: Choice, wanted: Wanted, many: int) -> None:
-        self.server, self.choice, self.many = server, choice, many
+    def __init__(self, server: Server, choice: Choice, requests: Wanted, max_ranks: int) -> None:
+        self.server, self.choice, self.many = server, choice, max_ranks
         self.interval = 1.0
         """The scrape interval, seconds."""
         self.census_due = 0.0
         """When the ranks are counted again, by the monotonic clock."""
-        self._wanted = wanted
+        self._wanted = requests
         self._count = 0
         self._node_names: dict[str, str] = {}
 
     def census(self, at: float | None = None) -> None:
         """Counts the ranks and measures the scrape interval, when it is due or *at* a moment."""
-        now = time.monotonic()
-        if at is None and now < self.census_due:
+        clock = time.monotonic()
+        if at is None and clock < self.census_due:
             return
-        samples = self.query(promql.census(self.choice), at)
+        samples = self.query(promql.count_of_ranks(self.choice), at)
         self._count = next((s.count for s in samples if s.labels.get("of") == "ranks"), 0)
-        one = next((key for s in samples if (key := key_of(s.labels)) is not None), None)
-        if one is not None:
-            some = self.choice._replace(ranks=(one.rank,))
-            lines = self.server.samples(promql.scrapes(some), at)
-            gap = usual_gap([[wall for wall, _ in line.values] for line in lines])
+        first_key = next((key for s in samples if (key := key_of(s.labels)) is not None), None)
+        if first_key is not None:
+            one_rank = self.choice._replace(ranks=(first_key.rank,))
+            matrix = self.server.samples(promql.scrapes_of_rank(one_rank), at)
+            gap = usual_gap([[scraped_at for scraped_at, _ in series.values] for series in matrix])
             self.interval = gap or _USUAL_INTERVAL
-            self.census_due = now + (_CENSUS_SECONDS if gap else _UNKNOWN_INTERVAL_SECONDS)
+            self.census_due = clock + (_CENSUS_SECONDS if gap else _UNKNOWN_INTERVAL_SECONDS)
 
     def read(self, at: float | None = None) -> Reading:
         """Returns what is known now, or *at* a moment of our clock.
 
         Gauges end with the run: those of a run that has ended are of the moment it was alive last.
         """
-        read = self._read_large if self._count > self.many else self._read_small
-        reading = read(at)
+        read_at = self._read_large if self._count > self.many else self._read_small
+        reading = read_at(at)
         if reading.facts and not reading.silent and not any(f.up for f in reading.facts.values()):
             step = max(1, int(self.interval))
-            alive = self.query(promql.last_alive(self.choice, _ENDED_SECONDS, step), at)
+            alive = self.query(promql.last_alive_time(self.choice, _ENDED_SECONDS, step), at)
             if alive:
-                reading.add_past(read(alive[0].value - self.server.offset))
+                reading.add_past(read_at(alive[0].value - self.server.offset))
         return reading
 
     def query(self, expression: str, at: float | None = None) -> list[Sample]:
@@ -161,33 +161,33 @@ class Reader:
         return self.server.vector(expression, at)
 
     @property
-    def _window(self) -> str:
+    def _rate_window(self) -> str:
         """The window of rates: four scrapes, because one may be lost."""
         return f"{max(10, math.ceil(4 * self.interval))}s"
 
     @property
-    def _timeout(self) -> float:
+    def _silence_limit(self) -> float:
         """How long a rank may have no sample, seconds: a scrape may fail."""
         return 2.5 * self.interval + 1
 
     def _read_small(self, at: float | None) -> Reading:
         run = self.choice
-        few = self._count <= _WHOLLY
-        wanted = () if few else tuple(sorted(self._wanted.ranks()))
-        columns, rates, lost, *more = together(
-            lambda: self.query(promql.columns(run, detail=few), at),
-            lambda: self.query(promql.rates(run, self._window), at),
-            lambda: self.query(promql.lost(run), at),
-            *self._details_of(wanted, at),
+        is_small = self._count <= _WHOLLY
+        detailed = () if is_small else tuple(sorted(self._wanted.ranks()))
+        columns, rates, lost, *details = run_in_threads(
+            lambda: self.query(promql.columns_of_ranks(run, detail=is_small), at),
+            lambda: self.query(promql.rates_of_steps(run, self._rate_window), at),
+            lambda: self.query(promql.recently_lost_ranks(run), at),
+            *self._details_of(detailed, at),
         )
-        reading = Reading(gathered([*columns, *(more[0] if more else ())], rates))
+        reading = Reading(samples_by_rank([*columns, *(details[0] if details else ())], rates))
         reading.facts, reading.others = dedupe_jobs(reading.facts)
         self._note_silent(reading, rates, at)
-        here = {key.rank for key in reading.facts}
-        gone = {key for key in map(key_of, (s.labels for s in lost)) if key is not None}
-        gone = {key for key in gone if key.rank not in here and key.instance not in reading.others}
-        if gone:
-            self._add_stale(reading, gone, at)
+        ids = {key.rank for key in reading.facts}
+        stale = {key for key in map(key_of, (s.labels for s in lost)) if key is not None}
+        stale = {key for key in stale if key.rank not in ids and key.instance not in reading.others}
+        if stale:
+            self._add_stale(reading, stale, at)
         reading.ranks = len(reading.facts)
         for facts in reading.facts.values():
             for rule, severity, *_ in facts.by("finding", "rule", "severity"):
@@ -196,46 +196,46 @@ class Reader:
         return reading
 
     def _read_large(self, at: float | None) -> Reading:
-        run, window = self.choice, self._window
-        wanted, node = self._wanted.ranks(), self._wanted.node()
-        selections = [promql.mattering(run)]
+        run, window = self.choice, self._rate_window
+        watched, node = self._wanted.ranks(), self._wanted.node()
+        selections = [promql.ranks_that_matter(run)]
         if node:
             selections.append(run._replace(instances=(node,)).of("rank_up"))
-        whole, rows, *chosen = together(
-            lambda: self.query(promql.whole(run, window, sampled=self._count > SAMPLED), at),
-            lambda: self.query(promql.nodes(run, window), at),
-            *(lambda text=text: self.query(text, at) for text in selections),
+        samples, rows, *chosen = run_in_threads(
+            lambda: self.query(promql.whole_run(run, window, sampled=self._count > SAMPLED), at),
+            lambda: self.query(promql.figures_of_nodes(run, window), at),
+            *(lambda query=query: self.query(query, at) for query in selections),
         )
-        known = whole_of(whole)
-        if not known.ranks:
+        totals = whole_of(samples)
+        if not totals.ranks:
             return Reading({})
-        keys = {key_of(sample.labels) for part in chosen for sample in part}
-        ranks = {key.rank for key in keys if key is not None} | {0} | wanted
-        some = run._replace(ranks=tuple(sorted(ranks)))
-        columns, rates, *more = together(
-            lambda: self.query(promql.columns(some), at),
-            lambda: self.query(promql.rates(some, window), at),
-            *self._details_of(tuple(sorted(wanted)), at),
+        keys = {key_of(sample.labels) for answer in chosen for sample in answer}
+        ranks = {key.rank for key in keys if key is not None} | {0} | watched
+        selected = run._replace(ranks=tuple(sorted(ranks)))
+        columns, rates, *details = run_in_threads(
+            lambda: self.query(promql.columns_of_ranks(selected), at),
+            lambda: self.query(promql.rates_of_steps(selected, window), at),
+            *self._details_of(tuple(sorted(watched)), at),
         )
-        reading = Reading(gathered([*columns, *(more[0] if more else ())], rates))
+        reading = Reading(samples_by_rank([*columns, *(details[0] if details else ())], rates))
         reading.facts, reading.others = dedupe_jobs(reading.facts)
-        reading.seen = known.counts.get("seen", 0.0) - self.server.offset
+        reading.seen = totals.counts.get("seen", 0.0) - self.server.offset
         silent = self._silent_nodes(reading, rows, at)
         self._learn_names({s.labels.get("instance", "") for s in rows}, at)
-        reading.fleet = fleet_of(known, nodes_of(rows, self._node_names, silent))
-        reading.findings, reading.ranks = known.findings, known.ranks
+        reading.fleet = fleet_of_nodes(totals, nodes_of_samples(rows, self._node_names, silent))
+        reading.findings, reading.ranks = totals.findings, totals.ranks
         return reading
 
     def _details_of(
         self, ranks: tuple[int, ...], at: float | None
     ) -> list[Callable[[], list[Sample]]]:
         """Returns the query for the details of *ranks*; [] without ranks."""
-        some = self.choice._replace(ranks=ranks)
-        return [lambda: self.query(promql.details(some), at)] if ranks else []
+        selected = self.choice._replace(ranks=ranks)
+        return [lambda: self.query(promql.details_of_ranks(selected), at)] if ranks else []
 
     def _learn_names(self, addresses: set[str], at: float | None) -> None:
         if not addresses <= self._node_names.keys():
-            for sample in self.query(promql.node_names(self.choice), at):
+            for sample in self.query(promql.names_of_nodes(self.choice), at):
                 labels = sample.labels
                 self._node_names[labels.get("instance", "")] = labels.get("node", "")
             for address in addresses:
@@ -246,39 +246,39 @@ class Reader:
     def _note_silent(self, reading: Reading, rates: Iterable[Sample], at: float | None) -> None:
         """Notes the ranks whose last sample is old although the server still returns it."""
         offset = self.server.offset
-        seen = {key_of(s.labels): s.value - offset for s in rates if s.labels.get("of") == "seen"}
-        reading.seen = max(seen.values(), default=time.time() if at is None else at)
+        times = {key_of(s.labels): s.value - offset for s in rates if s.labels.get("of") == "seen"}
+        reading.seen = max(times.values(), default=time.time() if at is None else at)
         for key in reading.facts:
-            behind = reading.seen - seen.get(key, reading.seen)
-            if behind > self._timeout:
-                reading.silent[key] = behind
+            age = reading.seen - times.get(key, reading.seen)
+            if age > self._silence_limit:
+                reading.silent[key] = age
 
-    def _add_stale(self, reading: Reading, gone: set[Key], at: float | None) -> None:
-        """Adds the ranks *gone*, which have no sample now, with their last samples."""
-        now = time.time() if at is None else at
-        addresses = tuple(sorted({key.instance for key in gone}))
-        when = {
+    def _add_stale(self, reading: Reading, stale: set[Key], at: float | None) -> None:
+        """Adds the ranks *stale*, which have no sample now, with their last samples."""
+        wall_now = time.time() if at is None else at
+        addresses = tuple(sorted({key.instance for key in stale}))
+        last_times = {
             key: sample.value - self.server.offset
             for sample in self._last_seen(addresses, at)
-            if (key := key_of(sample.labels)) in gone
+            if (key := key_of(sample.labels)) in stale
         }
-        moments = dict.fromkeys(addresses, 0.0)
-        for key, wall in when.items():
-            moments[key.instance] = max(wall, moments[key.instance])
-        latest = sorted(moments.items(), key=lambda pair: -pair[1])[:_MOST_STALE]
+        by_address = dict.fromkeys(addresses, 0.0)
+        for key, seen_at in last_times.items():
+            by_address[key.instance] = max(seen_at, by_address[key.instance])
+        recent = sorted(by_address.items(), key=lambda pair: -pair[1])[:_MAX_STALE]
         queries = [
-            (promql.columns(self.choice._replace(instances=(address,))), wall)
-            for address, wall in latest
+            (promql.columns_of_ranks(self.choice._replace(instances=(address,))), seen_at)
+            for address, seen_at in recent
         ]
-        for columns in together(*(lambda q=q, w=w: self.query(q, w) for q, w in queries)):
-            for key, facts in gathered(columns, ()).items():
-                if key in when:
+        for columns in run_in_threads(*(lambda q=q, w=w: self.query(q, w) for q, w in queries)):
+            for key, facts in samples_by_rank(columns, ()).items():
+                if key in last_times:
                     reading.facts[key] = facts
-                    behind = now - when[key]
-                    if behind > self._timeout:
-                        reading.silent[key] = behind
+                    age = wall_now - last_times[key]
+                    if age > self._silence_limit:
+                        reading.silent[key] = age
         if not reading.seen:
-            reading.seen = max([0.0, *when.values()])
+            reading.seen = max([0.0, *last_times.values()])
 
     def _silent_nodes(
         self, reading: Reading, rows: Iterable[Sample], at: float | None
@@ -287,30 +287,30 @@ class Reader:
         lost = {s.labels.get("instance", ""): s.count for s in rows if s.labels.get("of") == "lost"}
         if not lost:
             return {}
-        now = time.time() if at is None else at
-        when: dict[str, float] = {}
-        gone = set()
+        wall_now = time.time() if at is None else at
+        times: dict[str, float] = {}
+        keys = set()
         for sample in self._last_seen(tuple(sorted(lost)), at):
             key = key_of(sample.labels)
             if key is not None and key.instance in lost:
-                gone.add(key)
-                wall = sample.value - self.server.offset
-                when[key.instance] = max(wall, when.get(key.instance, 0.0))
-        shown = set(sorted(gone)[: promql.MOST_OF_A_KIND * _MOST_STALE])
-        if shown:
-            self._add_stale(reading, shown, at)
-        return {address: (lost[address], max(1e-3, now - wall)) for address, wall in when.items()}
+                keys.add(key)
+                seen_at = sample.value - self.server.offset
+                times[key.instance] = max(seen_at, times.get(key.instance, 0.0))
+        listed = set(sorted(keys)[: promql.MAX_OF_A_KIND * _MAX_STALE])
+        if listed:
+            self._add_stale(reading, listed, at)
+        return {address: (lost[address], max(1e-3, wall_now - t)) for address, t in times.items()}
 
     def _last_seen(self, addresses: tuple[str, ...], at: float | None) -> list[Sample]:
         """Returns when each rank of these collectors had its last sample, by the server's clock."""
-        some = self.choice._replace(instances=addresses)
+        selected = self.choice._replace(instances=addresses)
         step = max(1, int(self.interval))
-        return self.query(promql.last_seen(some, REMEMBERED_SECONDS, step), at)
+        return self.query(promql.last_scrape_times(selected, REMEMBERED_SECONDS, step), at)
 
 
 # ---- which ranks the views look at, and what their own collectors tell of them ------------------
 
-MOST_WANTED = 64
+MAX_WANTED = 64
 _WANTED_SECONDS = 30.0
 _DETAIL_SECONDS = 1.0
 _OLD_DETAIL_SECONDS = 20.0
@@ -327,27 +327,27 @@ class Wanted:
 
     def add(self, ranks: Sequence[int], node: str) -> bool:
         """Adds ranks, and the node whose collector has that address; whether any of them is new."""
-        until = time.monotonic() + _WANTED_SECONDS
+        expiry = time.monotonic() + _WANTED_SECONDS
         with self._lock:
             is_new = any(rank not in self._ranks for rank in ranks)
-            self._ranks.update(dict.fromkeys(list(ranks)[:MOST_WANTED], until))
+            self._ranks.update(dict.fromkeys(list(ranks)[:MAX_WANTED], expiry))
             if node:
                 is_new = is_new or node != self._node[0]
-                self._node = (node, until)
+                self._node = (node, expiry)
             return is_new
 
     def ranks(self) -> set[int]:
         """Returns the ranks that are wanted still."""
-        now = time.monotonic()
+        clock = time.monotonic()
         with self._lock:
-            self._ranks = {rank: until for rank, until in self._ranks.items() if until > now}
+            self._ranks = {rank: expiry for rank, expiry in self._ranks.items() if expiry > clock}
             return set(self._ranks)
 
     def node(self) -> str:
         """Returns the address of the wanted node's collector; "" for none."""
         with self._lock:
-            node, until = self._node
-            return node if until > time.monotonic() else ""
+            node, expiry = self._node
+            return node if expiry > time.monotonic() else ""
 
 
 class Details:
@@ -358,15 +358,15 @@ class Details:
         self._by_address: dict[str, _Detail] = {}
 
     def merge(
-        self, run: RunSnapshot, wanted: set[int], collectors: Mapping[int, str]
+        self, run: RunSnapshot, watched: set[int], collectors: Mapping[int, str]
     ) -> RunSnapshot:
-        """Returns *run* with the *wanted* ranks, and findings about them, as their collectors tell.
+        """Returns *run* with the *watched* ranks, and findings about them, as their collectors tell.
 
         *collectors*: rank -> address of its collector. A collector that does not answer changes
         nothing.
         """
         addresses = {
-            collectors[rank] for rank in wanted if _ADDRESS.fullmatch(collectors.get(rank, ""))
+            collectors[rank] for rank in watched if _ADDRESS.fullmatch(collectors.get(rank, ""))
         }
         for unwanted in self._by_address.keys() - addresses:
             del self._by_address[unwanted]
@@ -376,13 +376,13 @@ class Details:
             detail = self._by_address.setdefault(address, _Detail(address, self._run))
             answer = detail.snapshot()
             if answer is not None:
-                came, snapshot = answer
-                shift = round(came * 1e9) - snapshot.taken_ns
+                received, snapshot = answer
+                shift = round(received * 1e9) - snapshot.taken_ns
                 ranks |= {
-                    r.rank: on_our_clock(r, shift) for r in snapshot.ranks if r.rank in wanted
+                    r.rank: on_our_clock(r, shift) for r in snapshot.ranks if r.rank in watched
                 }
                 findings |= {
-                    (f.rule, f.rank): f for f in snapshot.findings if f.rank in (-1, *wanted)
+                    (f.rule, f.rank): f for f in snapshot.findings if f.rank in (-1, *watched)
                 }
         if not ranks:
             return run
@@ -392,7 +392,7 @@ class Details:
             findings=tuple(findings.get((f.rule, f.rank), f) for f in run.findings),
         )
 
-    def troubles(self) -> list[str]:
+    def list_troubles(self) -> list[str]:
         """Returns why collectors do not answer, one text each."""
         return [detail.trouble for detail in self._by_address.values() if detail.trouble]
 
@@ -409,15 +409,15 @@ class _Detail:
     def snapshot(self) -> tuple[float, RunSnapshot] | None:
         """Returns when the newest snapshot came, and the snapshot; None when it is too old."""
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._read, daemon=True)
+            self._thread = threading.Thread(target=self._read_snapshot, daemon=True)
             self._thread.start()
         self._thread.join(_DETAIL_SECONDS)
-        newest = self._newest
-        if newest is None or time.monotonic() - newest[0] > _OLD_DETAIL_SECONDS:
+        answer = self._newest
+        if answer is None or time.monotonic() - answer[0] > _OLD_DETAIL_SECONDS:
             return None
-        return newest[1], newest[2]
+        return answer[1], answer[2]
 
-    def _read(self) -> None:
+    def _read_snapshot(self) -> None:
         try:
             snapshot = self._source.latest()
             self._newest, self.trouble = (time.monotonic(), time.time(), snapshot), ""

@@ -19,9 +19,9 @@ from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.client import Sample, Server
 from zeromon.sources.prometheus.decode import (
     findings_of,
-    hangs_of,
+    hangs_of_ranks,
     rank_of,
-    stragglers_of,
+    stragglers_of_findings,
     with_deaths,
     with_host_use,
 )
@@ -34,7 +34,7 @@ from zeromon.units import human_count, human_seconds, printable
 
 _REST = 8
 """The server is left alone for so many times as long as its answer took."""
-_MOST_REST_SECONDS = 60.0
+_MAX_REST_SECONDS = 60.0
 
 
 class PrometheusSource:
@@ -59,24 +59,24 @@ class PrometheusSource:
     def latest(self) -> RunSnapshot:
         """Returns the newest snapshot; reads the server at most twice a scrape interval."""
         with self._lock:
-            began = time.monotonic()
-            if self._latest is None or began >= self._due:
+            start = time.monotonic()
+            if self._latest is None or start >= self._due:
                 self._reader.census()
-                self._latest = self._snapshot(None)
+                self._latest = self._snapshot_at(None)
                 if self._history.first is None:
                     self.span()
-                spent = time.monotonic() - began
-                rest = max(self._reader.interval / 2, _REST * spent)
+                elapsed = time.monotonic() - start
+                pause = max(self._reader.interval / 2, _REST * elapsed)
                 self._due = min(
-                    began + spent + min(_MOST_REST_SECONDS, rest), self._reader.census_due
+                    start + elapsed + min(_MAX_REST_SECONDS, pause), self._reader.census_due
                 )
             return self._latest
 
-    def at(self, wall: float) -> RunSnapshot:
-        """Returns the snapshot at *wall*, or the last one before it."""
+    def at(self, wall_time: float) -> RunSnapshot:
+        """Returns the snapshot at *wall_time*, or the last one before it."""
         with self._lock:
             self._reader.census()
-            return self._snapshot(wall)
+            return self._snapshot_at(wall_time)
 
     def span(self) -> tuple[float, float] | None:
         """Returns the first and the last moment of the run; the first is looked up once."""
@@ -121,42 +121,42 @@ class PrometheusSource:
 
     # ---- making a snapshot -----------------------------------------------------------------------
 
-    def _snapshot(self, at: float | None) -> RunSnapshot:
+    def _snapshot_at(self, at: float | None) -> RunSnapshot:
         reading = self._reader.read(at)
-        return self._made(reading, at) if reading.facts else self._last_snapshot(at)
+        return self._make_snapshot(reading, at) if reading.facts else self._last_snapshot(at)
 
     def _last_snapshot(self, at: float | None) -> RunSnapshot:
         """Returns the last snapshot of a run that has no samples now or *at* a moment."""
-        ends = self._history.ends(at)
-        if ends is None:
+        bounds = self._history.ends(at)
+        if bounds is None:
             raise RunNotFound(
                 f"{self.server.url} knows no run {self.run}"
                 + ("" if at is None else " of that time"),
                 "`zeromon attach --prometheus` lists those that it knows.",
             )
-        last = ends[1]
-        self._reader.census(last)
-        reading = self._reader.read(last)
+        last_wall = bounds[1]
+        self._reader.census(last_wall)
+        reading = self._reader.read(last_wall)
         if not reading.facts:
             raise RunNotFound(f"{self.server.url} answers with nothing of run {self.run}")
-        return replace(self._made(reading, last), ended=at is None)
+        return replace(self._make_snapshot(reading, last_wall), ended=at is None)
 
-    def _made(self, reading: Reading, at: float | None) -> RunSnapshot:
-        now = reading.seen or time.time()
+    def _make_snapshot(self, reading: Reading, at: float | None) -> RunSnapshot:
+        taken_wall = reading.seen or time.time()
         reached = max(facts.count("steps_total") for facts in reading.facts.values())
         ranks = [
-            rank_of(key, facts, now, reached, silent_seconds=reading.silent.get(key, 0.0))
+            rank_of(key, facts, taken_wall, reached, silent_seconds=reading.silent.get(key, 0.0))
             for key, facts in sorted(reading.facts.items())
         ]
         if reading.fleet is None:
             ranks = with_host_use(ranks)
-        wanted = self._wanted.ranks()
+        watched = self._wanted.ranks()
         if at is None:
             ranks = [
-                self._history.with_recent(rank, self._latest, wanted=rank.rank in wanted)
+                self._history.with_recent(rank, self._latest, is_wanted=rank.rank in watched)
                 for rank in ranks
             ]
-        if ended := _has_ended(reading):
+        if is_over := _has_run_ended(reading):
             ranks = [
                 replace(rank, risks=()) for rank in ranks
             ]  # nothing runs out of memory any more
@@ -165,48 +165,48 @@ class PrometheusSource:
         nodes = sorted({rank.node for rank in ranks})
         node_count = len(fleet.nodes) if fleet is not None else len(nodes)
         starts = [f.number("run_started_timestamp_seconds") for f in reading.facts.values()]
-        first = min(filter(None, starts), default=self._history.first or now)
-        made = RunSnapshot(
+        started_wall = min(filter(None, starts), default=self._history.first or taken_wall)
+        snapshot = RunSnapshot(
             run=self.run,
             command=(),
             node=nodes[0] if node_count == 1 else f"{human_count(node_count)} nodes",
-            started_wall=first,
-            taken_wall=now,
-            taken_ns=round(now * 1e9),
-            ended=ended,
+            started_wall=started_wall,
+            taken_wall=taken_wall,
+            taken_ns=round(taken_wall * 1e9),
+            ended=is_over,
             ranks=tuple(ranks),
             findings=findings,
-            stragglers=stragglers_of(ranks, findings),
-            hangs=hangs_of(reading.facts),
+            stragglers=stragglers_of_findings(ranks, findings),
+            hangs=hangs_of_ranks(reading.facts),
             fleet=fleet,
             origin=self.server.url,
             every_seconds=self._reader.interval,
         )
         if at is None:
             collectors = {k.rank: k.instance for k in reading.facts if k not in reading.silent}
-            made = self._details.merge(made, wanted, collectors)
-        return replace(made, note=self._note(reading))
+            snapshot = self._details.merge(snapshot, watched, collectors)
+        return replace(snapshot, note=self._note_of_reading(reading))
 
-    def _note(self, reading: Reading) -> str:
-        parts = []
+    def _note_of_reading(self, reading: Reading) -> str:
+        notes = []
         if reading.others:
-            parts.append(
+            notes.append(
                 f"two jobs are called {self.run}: ranks of {', '.join(reading.others[:4])} are left"
                 f" out; --run '{self.run}{{instance=~\"...\"}}' chooses"
             )
         if self.server.offset:
             ahead = "ahead of" if self.server.offset > 0 else "behind"
-            parts.append(
+            notes.append(
                 f"the clock of {self.server.url} is {human_seconds(round(abs(self.server.offset)))}"
                 f" {ahead} this machine's; times are this machine's"
             )
         if self.server.warning:
-            parts.append(f"{self.server.url} warns: {self.server.warning}")
-        parts += [f"rank detail: {trouble}" for trouble in self._details.troubles()]
-        return "; ".join(parts)
+            notes.append(f"{self.server.url} warns: {self.server.warning}")
+        notes += [f"rank detail: {trouble}" for trouble in self._details.list_troubles()]
+        return "; ".join(notes)
 
 
-def _has_ended(reading: Reading) -> bool:
+def _has_run_ended(reading: Reading) -> bool:
     """Returns whether no rank is alive and none is merely silent."""
     if reading.fleet is not None:
         return not reading.fleet.up and not reading.fleet.silent
@@ -259,59 +259,59 @@ class ListedRun:
 def runs_of(server: Server) -> list[ListedRun]:
     """Returns the runs of the last hour, the live ones first; raises :class:`SourceError`."""
     rows: dict[str, dict[str, Sample]] = {}
-    for sample in server.vector(promql.runs()):
+    for sample in server.vector(promql.runs_last_hour()):
         row = rows.setdefault(sample.labels.get("run", ""), {})
         row[sample.labels.get("of", "")] = sample
     runs = [
-        _listed(run, row)
+        _listed_run(run, row)
         for run, row in rows.items()
         if is_run_id(run)  # another exporter's series may have a label of this name
     ]
     return sorted(runs, key=lambda run: (not run.up, not run.ranks, run.run))
 
 
-def _listed(run: str, row: Mapping[str, Sample]) -> ListedRun:
+def _listed_run(run: str, row: Mapping[str, Sample]) -> ListedRun:
     counts = {of: sample.count for of, sample in row.items()}
-    figures = {of: sample.value for of, sample in row.items()}
-    texts = {of: printable(s.labels.get(of, "")) for of, s in row.items()}
+    values = {of: sample.value for of, sample in row.items()}
+    labels = {of: printable(s.labels.get(of, "")) for of, s in row.items()}
     return ListedRun(
         run, counts.get("ranks", 0), counts.get("up", 0), counts.get("known", 0),
-        counts.get("steps", 0), started_wall=figures.get("started", 0.0),
-        strategy=texts.get("strategy", ""), health=texts.get("health", ""),
-        step_seconds=figures.get("step_seconds"), exposed_ratio=figures.get("exposed"),
+        counts.get("steps", 0), started_wall=values.get("started", 0.0),
+        strategy=labels.get("strategy", ""), health=labels.get("health", ""),
+        step_seconds=values.get("step_seconds"), exposed_ratio=values.get("exposed"),
         memory_bytes=counts.get("memory", -1),
     )  # fmt: skip
 
 
-def find(server: Server, wanted: str | None) -> list[ListedRun]:
-    """Returns the runs that *wanted* may mean, at least one.
+def find_listed_runs(server: Server, target: str | None) -> list[ListedRun]:
+    """Returns the runs that *target* may mean, at least one.
 
-    *wanted* is a name, the beginning of a name, ``NAME{job="a"}``, or None for all runs. Raises
+    *target* is a name, the beginning of a name, ``NAME{job="a"}``, or None for all runs. Raises
     :class:`RunNotFound` without any, and :class:`SourceError` where the server does not answer.
     """
-    selector = _SELECTOR.fullmatch(wanted or "")
-    name, match = (selector[1], selector[2]) if selector is not None else (wanted or "", "")
-    known = runs_of(server)
-    candidates = [run for run in known if run.run == name]
-    candidates = candidates or [run for run in known if run.run.startswith(name)]
+    selector = _SELECTOR.fullmatch(target or "")
+    name, match = (selector[1], selector[2]) if selector is not None else (target or "", "")
+    listed = runs_of(server)
+    candidates = [run for run in listed if run.run == name]
+    candidates = candidates or [run for run in listed if run.run.startswith(name)]
     candidates = [run for run in candidates if run.up] or candidates
     if candidates:
         return [replace(run, match=match) for run in candidates]
     older = ListedRun(name, 0, 0, 0, 0, match)
     if name and older.open(server).span() is not None:
         return [older]
-    if not known:
+    if not listed:
         raise RunNotFound(
             f"{server.url} has no series of zeromon",
             "Does it scrape the collectors? Its page shows its targets; docs/prometheus.md says how.",
         )
     raise RunNotFound(
         f"{server.url} knows no run {printable(name)}",
-        f"It knows {', '.join(run.run for run in known[:8])}.",
+        f"It knows {', '.join(run.run for run in listed[:8])}.",
     )
 
 
-def only(candidates: Sequence[ListedRun]) -> ListedRun:
+def only_listed_run(candidates: Sequence[ListedRun]) -> ListedRun:
     """Returns the only one of *candidates*; raises :class:`RunAmbiguous` for several."""
     if len(candidates) > 1:
         names = ", ".join(run.run for run in candidates[:16])

@@ -7,20 +7,20 @@ times, maxima of bytes, and the number of steps in each row.
 """
 
 from zeromon.snapshot.step import IDLE, NOT_TIMED, SKIPPED, UNTIMED
-from zeromon.storage.step_history.parquet import frame, merged, shrink, unreadable
+from zeromon.storage.step_history.parquet import damage_errors, merge_oldest, merge_rows, rows_frame
 from zeromon.storage.step_history.queries import (
     LEAST,
     MEDIAN,
     MOST,
     by_step,
-    collect,
-    last_steps,
-    load,
-    pieces,
-    series,
-    step_ranges,
-    steps,
-    thinned,
+    collect_segment_rows,
+    frame_of_steps,
+    last_steps_before,
+    load_all_rows,
+    ranges_of_steps,
+    readable_segment_tables,
+    series_of_steps,
+    thin_series,
 )
 from zeromon.storage.step_history.rows import (
     ABSENT,
@@ -29,11 +29,11 @@ from zeromon.storage.step_history.rows import (
     RECORD_SIZE,
     Row,
     Series,
-    pack,
+    pack_row,
     read_log,
     row_of,
-    segments,
+    seg_files,
     step_of,
-    unpack,
+    unpack_rows,
 )
 from zeromon.storage.step_history.writer import LIMIT_BYTES, SEGMENT_ROWS, Writer

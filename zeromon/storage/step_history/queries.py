@@ -13,53 +13,53 @@ from typing import TYPE_CHECKING, Any
 from zeromon.snapshot import StepRange
 from zeromon.snapshot.step import NOT_TIMED
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery
-from zeromon.storage.step_history.parquet import frame, unreadable
-from zeromon.storage.step_history.rows import NAMES, PEAKS, TIMES, Row, Series, read_log, segments
+from zeromon.storage.step_history.parquet import damage_errors, rows_frame
+from zeromon.storage.step_history.rows import NAMES, PEAKS, TIMES, Row, Series, read_log, seg_files
 
 if TYPE_CHECKING:
     import polars as pl
 
 
-def load(folder: Path, ranks: Sequence[int] = ()) -> tuple[pl.DataFrame, tuple[str, ...]]:
+def load_all_rows(folder: Path, ranks: Sequence[int] = ()) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """Returns all rows (of *ranks*) sorted by time, and the names of segments that cannot be read."""
     import polars as pl
 
-    def query(rows: pl.LazyFrame) -> pl.LazyFrame:
+    def of_ranks(rows: pl.LazyFrame) -> pl.LazyFrame:
         mine = rows.filter(pl.col("rank").is_in(list(ranks))) if ranks else rows
         return mine.sort("start_us", "rank")
 
-    return collect(list(segments(folder).values()), query)
+    return collect_segment_rows(list(seg_files(folder).values()), of_ranks)
 
 
-def collect(
+def collect_segment_rows(
     paths: Sequence[Path], query: Callable[[pl.LazyFrame], pl.LazyFrame]
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """Runs *query* over the rows of segments; returns its table and the names of unreadable segments.
 
     Reads only the columns that *query* needs, in pieces: a long history does not fit into memory.
     """
-    with suppress(OSError, *unreadable()):
-        return query(_scan(paths)).collect(engine="streaming"), ()
-    readable = [path for path in paths if _is_whole(path)]
+    with suppress(OSError, *damage_errors()):
+        return query(_scan_segments(paths)).collect(engine="streaming"), ()
+    readable = [path for path in paths if _is_readable_segment(path)]
     broken = tuple(path.name for path in paths if path not in readable)
-    return query(_scan(readable)).collect(), broken
+    return query(_scan_segments(readable)).collect(), broken
 
 
-def _scan(paths: Sequence[Path]) -> pl.LazyFrame:
+def _scan_segments(paths: Sequence[Path]) -> pl.LazyFrame:
     import polars as pl
 
-    parts = [frame([]).lazy()]
+    frames = [rows_frame([]).lazy()]
     for path in paths:
         if path.suffix == ".log":
-            parts.append(frame(list(read_log(path))).lazy())
+            frames.append(rows_frame(list(read_log(path))).lazy())
         else:
-            parts.append(pl.scan_parquet(path).select(NAMES))
-    return pl.concat(parts)
+            frames.append(pl.scan_parquet(path).select(NAMES))
+    return pl.concat(frames)
 
 
-def _is_whole(path: Path) -> bool:
-    with suppress(OSError, *unreadable()):
-        _scan([path]).collect()
+def _is_readable_segment(path: Path) -> bool:
+    with suppress(OSError, *damage_errors()):
+        _scan_segments([path]).collect()
         return True
     return False
 
@@ -68,42 +68,42 @@ MOST, MEDIAN, LEAST = -1, -2, -3
 """Rank numbers of series over all ranks: their maximum, median and minimum."""
 
 
-def series(folder: Path, asked: StepQuery = WHOLE_RUN) -> Series:
-    """Returns the rows that are *asked* for, by rank and time; a merged row is of all its steps.
+def series_of_steps(folder: Path, query: StepQuery = WHOLE_RUN) -> Series:
+    """Returns the rows that *query* selects, by rank and time; a merged row is of all its steps.
 
     Of more rows the extreme ones are kept: time is cut into equal ranges, and of each range the rows
     with the longest and the shortest step, the most exposed communication, and the most memory.
     """
     import polars as pl
 
-    wanted = pl.col("start_us") >= asked.since_us
-    if asked.until_us is not None:
-        wanted &= pl.col("start_us") < asked.until_us
-    if asked.ranks:
-        wanted &= pl.col("rank").is_in(list(asked.ranks))
-    if asked.steps is not None:
-        end = pl.col("step").cast(pl.Int64) + pl.max_horizontal(pl.col("steps"), 1)
-        wanted &= (pl.col("step") <= asked.steps[1]) & (end > asked.steps[0])
-    sizes, _ = collect(
-        list(segments(folder).values()),
+    condition = pl.col("start_us") >= query.since_us
+    if query.until_us is not None:
+        condition &= pl.col("start_us") < query.until_us
+    if query.ranks:
+        condition &= pl.col("rank").is_in(list(query.ranks))
+    if query.steps is not None:
+        end_step = pl.col("step").cast(pl.Int64) + pl.max_horizontal(pl.col("steps"), 1)
+        condition &= (pl.col("step") <= query.steps[1]) & (end_step > query.steps[0])
+    sizes, _ = collect_segment_rows(
+        list(seg_files(folder).values()),
         lambda rows: (
-            rows.filter(wanted)
+            rows.filter(condition)
             .group_by("rank")
             .agg(pl.len(), pl.col("start_us").min().alias("first"), pl.col("start_us").max())
         ),
     )
     if sizes.is_empty():
         return {name: [] for name in NAMES}
-    first, last = _integer(sizes["first"].min()), _integer(sizes["start_us"].max())
-    many = _integer(sizes["len"].max()) > asked.most
+    first_us, last_us = _as_int(sizes["first"].min()), _as_int(sizes["start_us"].max())
+    is_thinned = _as_int(sizes["len"].max()) > query.most
 
-    def query(rows: pl.LazyFrame) -> pl.LazyFrame:
-        mine = rows.filter(wanted)
-        return _extremes(mine, first, last, asked.most) if many else mine
+    def select_rows(rows: pl.LazyFrame) -> pl.LazyFrame:
+        mine = rows.filter(condition)
+        return _extreme_rows(mine, first_us, last_us, query.most) if is_thinned else mine
 
     # one segment after the other: the rows read are many, the rows kept are few
-    kept = [collect([path], query)[0] for path in segments(folder).values()]
-    return pl.concat(kept).unique().sort("rank", "start_us").to_dict(as_series=False)
+    frames = [collect_segment_rows([path], select_rows)[0] for path in seg_files(folder).values()]
+    return pl.concat(frames).unique().sort("rank", "start_us").to_dict(as_series=False)
 
 
 _EXTREMES = (
@@ -115,47 +115,47 @@ _EXTREMES = (
 )
 
 
-def thinned(known: Series, most: int) -> Series:
-    """Returns *known*, a :func:`series` with newer rows behind it, with about *most* rows a rank."""
+def thin_series(columns: Series, max_rows: int) -> Series:
+    """Returns *columns*, :func:`series_of_steps` and newer rows, with about *max_rows* a rank."""
     import polars as pl
 
-    rows = pl.DataFrame(known, schema=frame([]).schema)
-    first, last = _integer(rows["start_us"].min()), _integer(rows["start_us"].max())
-    kept = _extremes(rows.lazy(), first, last, most).collect()
-    return kept.unique().sort("rank", "start_us").to_dict(as_series=False)
+    rows = pl.DataFrame(columns, schema=rows_frame([]).schema)
+    first_us, last_us = _as_int(rows["start_us"].min()), _as_int(rows["start_us"].max())
+    extremes = _extreme_rows(rows.lazy(), first_us, last_us, max_rows).collect()
+    return extremes.unique().sort("rank", "start_us").to_dict(as_series=False)
 
 
-def _extremes(rows: pl.LazyFrame, first: int, last: int, most: int) -> pl.LazyFrame:
-    """Selects the extreme rows of each rank and range of time: *first* to *last* in equal ranges."""
+def _extreme_rows(rows: pl.LazyFrame, first_us: int, last_us: int, max_rows: int) -> pl.LazyFrame:
+    """Selects the extreme rows of each rank and of equal ranges of time, *first_us* to *last_us*."""
     import polars as pl
 
-    width = max(1, -(-(last - first + 1) * len(_EXTREMES) // most))
-    part = (pl.col("start_us") - first) // width
-    whole = pl.struct(NAMES)
+    width = max(1, -(-(last_us - first_us + 1) * len(_EXTREMES) // max_rows))
+    time_range = (pl.col("start_us") - first_us) // width
+    whole_row = pl.struct(NAMES)
     picks = [
-        whole.get(getattr(pl.col(name), f"arg_{end}")()).alias(f"{name}_{end}")
-        for name, end in _EXTREMES
+        whole_row.get(getattr(pl.col(name), f"arg_{bound}")()).alias(f"{name}_{bound}")
+        for name, bound in _EXTREMES
     ]
     return (
-        rows.group_by("rank", part.alias("part"))
+        rows.group_by("rank", time_range.alias("part"))
         .agg(picks)
-        .select(pl.concat_list(f"{name}_{end}" for name, end in _EXTREMES).alias("row"))
+        .select(pl.concat_list(f"{name}_{bound}" for name, bound in _EXTREMES).alias("row"))
         .explode("row")
         .unnest("row")
     )
 
 
-def _integer(value: Any) -> int:
+def _as_int(value: Any) -> int:
     return int(value)
 
 
-def last_steps(folder: Path, until_us: int, count: int) -> dict[int, list[Row]]:
+def last_steps_before(folder: Path, until_us: int, count: int) -> dict[int, list[Row]]:
     """Returns rank -> its last *count* rows with ``start_us <= until_us``, in the order of time."""
     import polars as pl
 
-    kept: dict[int, list[Row]] = {}
-    for path in reversed(segments(folder).values()):
-        found, _ = collect(
+    by_rank: dict[int, list[Row]] = {}
+    for path in reversed(seg_files(folder).values()):
+        table, _ = collect_segment_rows(
             [path],
             lambda rows: (
                 rows.filter(pl.col("start_us") <= until_us)
@@ -166,37 +166,37 @@ def last_steps(folder: Path, until_us: int, count: int) -> dict[int, list[Row]]:
             ),
         )
         older: dict[int, list[Row]] = {}
-        for row in found.iter_rows():
+        for row in table.iter_rows():
             older.setdefault(row[0], []).append(row)
-        for rank in {*kept, *older}:
-            kept[rank] = [*older.get(rank, ()), *kept.get(rank, ())][-count:]
-        if kept and min(map(len, kept.values())) >= count:
+        for rank in {*by_rank, *older}:
+            by_rank[rank] = [*older.get(rank, ()), *by_rank.get(rank, ())][-count:]
+        if by_rank and min(map(len, by_rank.values())) >= count:
             break
-    return kept
+    return by_rank
 
 
-def step_ranges(folder: Path, count: int = 10) -> list[StepRange]:
+def ranges_of_steps(folder: Path, count: int = 10) -> list[StepRange]:
     """Divides the history into *count* ranges of equally many steps; fewer for a short history."""
     import polars as pl
 
-    paths = list(segments(folder).values())
-    ends, _ = collect(
+    paths = list(seg_files(folder).values())
+    bounds, _ = collect_segment_rows(
         paths, lambda rows: rows.select(pl.col("step").min().alias("first"), pl.col("step").max())
     )
-    first, last = ends.row(0) if ends.height else (None, None)
-    if first is None or last is None:
+    first_step, last_step = bounds.row(0) if bounds.height else (None, None)
+    if first_step is None or last_step is None:
         return []
-    each = max(1, -(-(last - first + 1) // count))
+    range_steps = max(1, -(-(last_step - first_step + 1) // count))
     timed = (pl.col("flags") & NOT_TIMED) == 0
-    usual = pl.col("duration_us").filter(pl.col("step") > 1)
-    rows, _ = collect(
+    past_first = pl.col("duration_us").filter(pl.col("step") > 1)
+    rows, _ = collect_segment_rows(
         paths,
         lambda rows: (
-            rows.group_by(((pl.col("step") - first) // each).alias("part"))
+            rows.group_by(((pl.col("step") - first_step) // range_steps).alias("part"))
             .agg(
                 pl.col("step").min().alias("first"),
                 pl.col("step").max().alias("last"),
-                pl.coalesce(usual.mean(), pl.col("duration_us").mean()).alias("mean"),
+                pl.coalesce(past_first.mean(), pl.col("duration_us").mean()).alias("mean"),
                 pl.col("exposed_us").filter(timed).sum().alias("exposed"),
                 pl.col("duration_us").filter(timed).sum().alias("spent"),
                 pl.col("rss_bytes").max().alias("rss"),
@@ -240,23 +240,23 @@ def by_step(rows: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def steps(folder: Path) -> pl.DataFrame:
+def frame_of_steps(folder: Path) -> pl.DataFrame:
     """Returns a whole history aggregated :func:`by_step`."""
-    return collect(list(segments(folder).values()), by_step)[0]
+    return collect_segment_rows(list(seg_files(folder).values()), by_step)[0]
 
 
-def pieces(folder: Path) -> tuple[list[pl.LazyFrame], tuple[str, ...]]:
+def readable_segment_tables(folder: Path) -> tuple[list[pl.LazyFrame], tuple[str, ...]]:
     """Returns a history as tables that fit into memory, and the names of unreadable segments."""
-    by_name = {path.name: _piece(path) for path in segments(folder).values()}
-    broken = tuple(name for name, piece in by_name.items() if piece is None)
-    return [piece for piece in by_name.values() if piece is not None], broken
+    by_name = {path.name: _readable_segment_table(path) for path in seg_files(folder).values()}
+    broken = tuple(name for name, table in by_name.items() if table is None)
+    return [table for table in by_name.values() if table is not None], broken
 
 
-def _piece(path: Path) -> pl.LazyFrame | None:
+def _readable_segment_table(path: Path) -> pl.LazyFrame | None:
     import polars as pl
 
-    with suppress(OSError, *unreadable()):
-        piece = _scan([path])
-        piece.select(pl.len()).collect()  # raises for a broken file; the rows are read later
-        return piece.sort("start_us", "rank")
+    with suppress(OSError, *damage_errors()):
+        table = _scan_segments([path])
+        table.select(pl.len()).collect()  # raises for a broken file; the rows are read later
+        return table.sort("start_us", "rank")
     return None

@@ -57,34 +57,34 @@ Series = dict[str, list[Any]]
 def row_of(rank: int, step: StepSummary, wall_minus_mono_ns: int) -> Row:
     """Returns the row of one step of *rank*; its start is microseconds since the epoch."""
     phases, exposed = (  # without a call for each of them
-        [ns // 1000 if ns > 0 else 0 for ns in (*spent, *_NO_PHASES)[: len(_PHASES)]]
-        for spent in (step.phase_ns, step.phase_exposed_ns)
+        [ns // 1000 if ns > 0 else 0 for ns in (*durations, *_NO_PHASES)[: len(_PHASES)]]
+        for durations in (step.phase_ns, step.phase_exposed_ns)
     )
     return (
-        rank, step.step, 1, _flags(step),
-        (step.start_ns + wall_minus_mono_ns) // 1000, _us(step.end_ns - step.start_ns),
-        *phases[_FIRST], _us(step.communication_ns) if step.communication_ns >= 0 else -1,
-        _us(step.exposed_ns),
-        _us(step.offload_blocked_ns), step.collectives, step.micro_steps, step.collective_bytes,
+        rank, step.step, 1, _flags_of(step),
+        (step.start_ns + wall_minus_mono_ns) // 1000, _ns_to_us(step.end_ns - step.start_ns),
+        *phases[_FIRST], _ns_to_us(step.communication_ns) if step.communication_ns >= 0 else -1,
+        _ns_to_us(step.exposed_ns),
+        _ns_to_us(step.offload_blocked_ns), step.collectives, step.micro_steps, step.collective_bytes,
         step.allocated_bytes, step.reserved_bytes, step.rss_bytes, step.other_bytes,
         *exposed[_FIRST], *phases[_SECOND], *exposed[_SECOND], *phases[_THIRD], *exposed[_THIRD],
-        step.loss, step.grad_norm, step.learning_rate, _known(step.samples), _known(step.tokens),
+        step.loss, step.grad_norm, step.learning_rate, _or_none(step.samples), _or_none(step.tokens),
     )  # fmt: skip
 
 
-def _flags(step: StepSummary) -> int:
+def _flags_of(step: StepSummary) -> int:
     untimed = not step.timed and not step.idle
     return IDLE * step.idle | SKIPPED * step.skipped | UNTIMED * untimed
 
 
-def _known(count: int) -> float | None:
+def _or_none(count: int) -> float | None:
     return count if count >= 0 else None
 
 
 _NO_PHASES = (0,) * len(_PHASES)
 
 
-def _us(ns: int) -> int:
+def _ns_to_us(ns: int) -> int:
     return max(0, ns) // 1000
 
 
@@ -116,16 +116,16 @@ def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
         reserved_bytes=values["reserved_bytes"],
         rss_bytes=values["rss_bytes"],
         other_bytes=values["other_bytes"],
-        samples=_count(values["samples"]),
-        tokens=_count(values["tokens"]),
+        samples=_as_count(values["samples"]),
+        tokens=_as_count(values["tokens"]),
         loss=values["loss"],
         grad_norm=values["grad_norm"],
         learning_rate=values["learning_rate"],
     )
 
 
-def _count(known: float | None) -> int:
-    return round(known) if known is not None and math.isfinite(known) else -1
+def _as_count(number: float | None) -> int:
+    return round(number) if number is not None and math.isfinite(number) else -1
 
 
 # ---- the log of a step history ------------------------------------------------------------------
@@ -138,7 +138,7 @@ _FIRST_SCALAR = NAMES.index(SCALARS[0])
 RECORD_SIZE = BODY.size + _CRC.size
 
 
-def pack(row: Row) -> bytes:
+def pack_row(row: Row) -> bytes:
     """Returns the record of *row* with its checksum; NaN stands for a scalar that it does not have.
 
     A row with a number that its column cannot hold, as of a damaged ring, has no record: b"".
@@ -151,7 +151,7 @@ def pack(row: Row) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
 
-def unpack(blob: bytes) -> Iterator[Row]:
+def unpack_rows(blob: bytes) -> Iterator[Row]:
     """Yields the whole records at the beginning of *blob* and stops at the first broken one."""
     for at in range(0, len(blob) - RECORD_SIZE + 1, RECORD_SIZE):
         record = blob[at : at + BODY.size]
@@ -163,21 +163,21 @@ def unpack(blob: bytes) -> Iterator[Row]:
         yield (*values[:_FIRST_SCALAR], *scalars)
 
 
-def segments(folder: Path) -> dict[int, Path]:
+def seg_files(folder: Path) -> dict[int, Path]:
     """Returns the segments in *folder*: number -> file.
 
     A log that was converted and not yet removed is left out: its Parquet file has the same rows.
     """
-    found: dict[int, Path] = {}
+    by_number: dict[int, Path] = {}
     for suffix in (".log", ".parquet"):
         for path in folder.glob(f"[0-9]*{suffix}"):
             if path.stem.isdigit():
-                found[int(path.stem)] = path
-    return dict(sorted(found.items()))
+                by_number[int(path.stem)] = path
+    return dict(sorted(by_number.items()))
 
 
 def read_log(path: Path) -> Iterator[Row]:
     """Yields the rows of a log up to the first broken one; nothing for a file that is no log."""
     content = path.read_bytes()
     if content.startswith(MAGIC):
-        yield from unpack(content[len(MAGIC) :])
+        yield from unpack_rows(content[len(MAGIC) :])

@@ -8,13 +8,13 @@ from pathlib import Path
 from zeromon.errors import HistoryError, os_errors_as
 from zeromon.ring import paths
 from zeromon.storage.step_history.parquet import (
-    frame,
+    damage_errors,
+    merge_oldest,
     read_parquet,
-    shrink,
-    unreadable,
+    rows_frame,
     write_parquet,
 )
-from zeromon.storage.step_history.rows import MAGIC, RECORD_SIZE, Row, pack, read_log, segments
+from zeromon.storage.step_history.rows import MAGIC, RECORD_SIZE, Row, pack_row, read_log, seg_files
 
 SEGMENT_ROWS = 200_000
 LIMIT_BYTES = 768 << 20
@@ -26,7 +26,7 @@ class Writer:
     def __init__(
         self, folder: Path, *, segment_rows: int = SEGMENT_ROWS, limit_bytes: int = LIMIT_BYTES
     ) -> None:
-        self.folder = paths.make_private(folder)
+        self.folder = paths.make_private_folder(folder)
         self._segment_rows = segment_rows
         self._limit = limit_bytes
         self._fd = -1
@@ -35,24 +35,24 @@ class Writer:
         """Rank -> start of its newest row."""
         self._number = 0
         with os_errors_as(HistoryError, f"write {folder}"):
-            self._resume()
+            self._resume_history()
 
-    def _resume(self) -> None:
+    def _resume_history(self) -> None:
         """Continues where an earlier writer ended. A record that it wrote in part is cut off."""
         for path in self.folder.glob(".*"):
             path.unlink(missing_ok=True)
-        known = segments(self.folder)
-        self._number = max(known, default=0) or 1
-        if known.get(self._number, Path()).suffix == ".parquet":
+        by_number = seg_files(self.folder)
+        self._number = max(by_number, default=0) or 1
+        if by_number.get(self._number, Path()).suffix == ".parquet":
             self._number += 1
-        for number, path in known.items():
+        for number, path in by_number.items():
             if path.suffix == ".log" and number != self._number:
                 self._to_parquet(path)  # its writer ended before it closed this log
-        for rank, start in last_starts(self.folder).items():
+        for rank, start in last_row_starts(self.folder).items():
             self._last[rank] = start
-        self._open()
+        self._open_log()
 
-    def _open(self) -> None:
+    def _open_log(self) -> None:
         path = self.folder / f"{self._number:06}.log"
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         size = os.fstat(self._fd).st_size
@@ -70,13 +70,13 @@ class Writer:
         The rows outlive a kill of this process.
         """
         newer = (row for row in rows if row[4] > self._last.get(row[0], -(1 << 62)))
-        fresh = [(row, record) for row in newer if (record := pack(row))]
+        fresh = [(row, record) for row in newer if (record := pack_row(row))]
         if not fresh:
             return 0
         blob = b"".join(record for _, record in fresh)
         with os_errors_as(HistoryError, f"write {self.folder}"):
-            written = os.write(self._fd, blob)
-        if written < len(blob):  # a full disk takes a part; readers skip it
+            nbytes = os.write(self._fd, blob)
+        if nbytes < len(blob):  # a full disk takes a part; readers skip it
             raise HistoryError(f"cannot write {self.folder}: no space left")
         for row, _ in fresh:
             self._last[row[0]] = max(row[4], self._last.get(row[0], row[4]))
@@ -94,13 +94,13 @@ class Writer:
             self._fd = -1
             self._to_parquet(self.folder / f"{self._number:06}.log")
             self._number += 1
-            self._open()
-            shrink(self.folder, self._limit)
+            self._open_log()
+            merge_oldest(self.folder, self._limit)
 
     def _to_parquet(self, log: Path) -> None:
         rows = list(read_log(log))
         if rows:
-            write_parquet(frame(rows), log.with_suffix(".parquet"))
+            write_parquet(rows_frame(rows), log.with_suffix(".parquet"))
         log.unlink()
 
     def close(self) -> None:
@@ -110,21 +110,21 @@ class Writer:
             self._fd = -1
 
 
-def last_starts(folder: Path) -> dict[int, int]:
+def last_row_starts(folder: Path) -> dict[int, int]:
     """Returns rank -> start of its newest row, microseconds since the epoch."""
-    newest: dict[int, int] = {}
-    for path in segments(folder).values():
-        for rank, start in _starts(path):
-            newest[rank] = max(start, newest.get(rank, start))
-    return newest
+    starts: dict[int, int] = {}
+    for path in seg_files(folder).values():
+        for rank, start in _row_starts(path):
+            starts[rank] = max(start, starts.get(rank, start))
+    return starts
 
 
-def _starts(path: Path) -> Iterator[tuple[int, int]]:
+def _row_starts(path: Path) -> Iterator[tuple[int, int]]:
     if path.suffix == ".log":
         yield from ((row[0], row[4]) for row in read_log(path))
         return
     import polars as pl
 
-    with suppress(*unreadable()):
-        newest = read_parquet(path).group_by("rank").agg(pl.col("start_us").max())
-        yield from newest.iter_rows()
+    with suppress(*damage_errors()):
+        starts = read_parquet(path).group_by("rank").agg(pl.col("start_us").max())
+        yield from starts.iter_rows()

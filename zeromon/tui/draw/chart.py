@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from zeromon.tui.draw.bars import ALIKE
-from zeromon.tui.line import Line, cells, fit, merged, padded
+from zeromon.tui.line import Line, cells, fit, merge_equal_tones, pad_line
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BRAILLE = " " + "".join(chr(0x2800 + dots) for dots in range(1, 256))
 _LABEL = 7
-_LEAST_COLUMNS, _LEAST_ROWS = 6, 3
+_MIN_COLUMNS, _MIN_ROWS = 6, 3
 
 Points = Sequence[tuple[float, float]]
 
@@ -45,19 +45,19 @@ class Plot:
     """The texts below the ends of the x axis."""
 
 
-def chart(plot: Plot, width: int, height: int) -> list[Line]:
+def draw_chart(plot: Plot, width: int, height: int) -> list[Line]:
     """Returns *plot* in *width* x *height* cells, the x axis last; [] where it does not fit."""
     columns, rows = width - _LABEL, height - 1
-    if columns < _LEAST_COLUMNS or rows < _LEAST_ROWS:
+    if columns < _MIN_COLUMNS or rows < _MIN_ROWS:
         return []
     canvas = _Canvas(plot, columns, rows)
     for value, tone in plot.levels:
         canvas.across(value, tone)
     for curve in reversed(plot.curves):  # draw the first curve last, on top
         canvas.draw(curve)
-    labels = _labels(plot, canvas)
-    lines = [[(labels[row], "dim"), *canvas.spans(row)] for row in range(rows)]
-    return [*lines, _foot(plot, columns)]
+    labels = _row_labels(plot, canvas)
+    canvas_lines = [[(labels[row], "dim"), *canvas.spans(row)] for row in range(rows)]
+    return [*canvas_lines, _draw_foot_line(plot, columns)]
 
 
 class _Canvas:
@@ -78,33 +78,33 @@ class _Canvas:
 
     def across(self, value: float, tone: str) -> None:
         """Draws a dashed horizontal line at *value*."""
-        style, row = self._style_index(tone), self.row(value)
+        style, row = self._index_of_style(tone), self.row(value)
         for x in range(self.columns * 2):
             if x % 6 < 3:
-                self._dot(x, row, row, style)
+                self._set_dots(x, row, row, style)
 
     def draw(self, curve: Curve) -> None:
         """Draws a line through the points of *curve*."""
-        style, gap = self._style_index(curve.tone), curve.gap
-        for x, low, high in _trace(self._places(curve.points)):
+        style, gap = self._index_of_style(curve.tone), curve.gap
+        for x, low, high in _trace_dot_columns(self._places(curve.points)):
             if not gap or x // gap % 2 == 0:
-                self._dot(x, low, high, style)
+                self._set_dots(x, low, high, style)
 
-    def _style_index(self, tone: str) -> int:
+    def _index_of_style(self, tone: str) -> int:
         self._names.append(tone)
         return len(self._names) - 1
 
     def _places(self, points: Points) -> Iterator[tuple[int, int]]:
         """Yields the column and the row of dots of each point."""
-        (left, right), (low, high) = self._plot.x, self._plot.y
-        wide, tall = (right - left) or 1, (high - low) or 1
+        (x_start, x_stop), (low, high) = self._plot.x, self._plot.y
+        wide, tall = (x_stop - x_start) or 1, (high - low) or 1
         last_column, last_row = self.columns * 2 - 1, self.rows * 4 - 1
         for x, value in points:
             share = (value - low) / tall
             share = 0.0 if share < 0 else 1.0 if share > 1 else share
-            yield round((x - left) / wide * last_column), round((1 - share) * last_row)
+            yield round((x - x_start) / wide * last_column), round((1 - share) * last_row)
 
-    def _dot(self, x: int, low: int, high: int, style: int) -> None:
+    def _set_dots(self, x: int, low: int, high: int, style: int) -> None:
         """Sets the dots of column *x* from *low* to *high*."""
         if not 0 <= x < self.columns * 2:
             return
@@ -115,34 +115,34 @@ class _Canvas:
 
     def spans(self, row: int) -> Line:
         """Returns the styled text of a row of cells."""
-        text = self._dots[row].decode("latin-1").translate(_BRAILLE)
+        dots = self._dots[row].decode("latin-1").translate(_BRAILLE)
         names = self._names
         return [
-            (text[slice(*run.span())], names[run[1][0]]) for run in ALIKE.finditer(self._tones[row])
+            (dots[slice(*run.span())], names[run[1][0]]) for run in ALIKE.finditer(self._tones[row])
         ]
 
 
-def _trace(places: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Yields (column, lowest row, highest row) of a line through *places*."""
-    before = next(places, None)
-    if before is None:
+def _trace_dot_columns(dots: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Yields (column, lowest row, highest row) of a line through *dots*."""
+    first_dot = next(dots, None)
+    if first_dot is None:
         return
-    x, y = before
+    x, y = first_dot
     yield x, y, y
-    for column, row in places:
+    for column, row in dots:
         wide = column - x
         if wide <= 1:  # neighbouring columns, the common case: nothing to interpolate
             yield column, min(row, y), max(row, y)
         else:
-            last = y
+            previous_y = y
             for step in range(1, wide + 1):
-                now = y + round((row - y) * step / wide)
-                yield x + step, min(last, now), max(last, now)
-                last = now
+                next_y = y + round((row - y) * step / wide)
+                yield x + step, min(previous_y, next_y), max(previous_y, next_y)
+                previous_y = next_y
         x, y = column, row
 
 
-def _labels(plot: Plot, canvas: _Canvas) -> list[str]:
+def _row_labels(plot: Plot, canvas: _Canvas) -> list[str]:
     """Returns a label for each row, blank for most."""
     labels = [" " * _LABEL] * canvas.rows
     for value in plot.ticks or (plot.y[0], plot.y[1]):
@@ -152,41 +152,41 @@ def _labels(plot: Plot, canvas: _Canvas) -> list[str]:
     return labels
 
 
-def _foot(plot: Plot, columns: int) -> Line:
-    first, last = plot.foot
-    gap = columns - cells(first) - cells(last)
+def _draw_foot_line(plot: Plot, columns: int) -> Line:
+    left_text, right_text = plot.foot
+    gap = columns - cells(left_text) - cells(right_text)
     if gap < 1:
-        first, gap = "", max(0, columns - cells(last))
-    body = list(first + " " * gap + last)
-    free = range(len(first), min(columns, len(first) + gap))
+        left_text, gap = "", max(0, columns - cells(right_text))
+    body = list(left_text + " " * gap + right_text)
+    free = range(len(left_text), min(columns, len(left_text) + gap))
     marked = {
         min(
-            free, key=lambda near: abs(near - column), default=column
+            free, key=lambda cell: abs(cell - column), default=column
         )  # beside a number, not over it
         for mark in plot.marks
         if plot.x[0] <= mark <= plot.x[1]
         for column in [round((mark - plot.x[0]) / ((plot.x[1] - plot.x[0]) or 1) * (columns - 1))]
     }
-    line: Line = [(fit(plot.unit, _LABEL - 1, right=True) + " ", "dim")]
+    spans: Line = [(fit(plot.unit, _LABEL - 1, right=True) + " ", "dim")]
     for at, sign in enumerate(body[:columns]):
-        line.append(("▲", "warn") if at in marked else (sign, "dim"))
-    return merged(line)
+        spans.append(("▲", "warn") if at in marked else (sign, "dim"))
+    return merge_equal_tones(spans)
 
 
-def charted(plot: Plot) -> Callable[[int, int], list[Line]]:
+def chart_drawer(plot: Plot) -> Callable[[int, int], list[Line]]:
     """Returns the function (width, height) -> legend of *plot* above its chart."""
-    return lambda width, height: [legend(plot, width), *chart(plot, width, height - 1)]
+    return lambda width, height: [draw_legend(plot, width), *draw_chart(plot, width, height - 1)]
 
 
 _SIGNS = {0: "━ ", 1: "┉ ", 2: "╌ ", 4: "╍ ", 8: "╺ "}
 
 
-def legend(plot: Plot, width: int) -> Line:
+def draw_legend(plot: Plot, width: int) -> Line:
     """Returns the names and newest values of the curves, in their styles."""
-    line: Line = []
+    spans: Line = []
     unit = f" {plot.unit}" if plot.unit else ""
     for curve in plot.curves:
-        newest = f" {plot.axis(curve.points[-1][1]).strip()}{unit}" if curve.points else " -"
-        text = curve.name + ("" if curve.tone == "forecast" else newest)
-        line += [(_SIGNS.get(curve.gap, "━ "), curve.tone), (text + "  ", "")]
-    return padded(line, width)
+        value_text = f" {plot.axis(curve.points[-1][1]).strip()}{unit}" if curve.points else " -"
+        label = curve.name + ("" if curve.tone == "forecast" else value_text)
+        spans += [(_SIGNS.get(curve.gap, "━ "), curve.tone), (label + "  ", "")]
+    return pad_line(spans, width)

@@ -31,32 +31,32 @@ class Mesh:
         return (y * self.columns + x // self.cell) * self.each
 
 
-def mesh(count: int, width: int, height: int) -> Mesh:
+def fit_mesh_cells(count: int, width: int, height: int) -> Mesh:
     """Returns the widest cells with which *count* ranks fit; with too many, ranks share a cell."""
     for cell in (4, 3, 2):
-        columns = _round(width // cell)
+        columns = _round_to_eights(width // cell)
         if columns * height >= count:
             return Mesh(columns, cell, 1)
-    columns = _round(max(1, width))
+    columns = _round_to_eights(max(1, width))
     return Mesh(columns, 1, max(1, -(-count // max(1, columns * height))))
 
 
-def _round(columns: int) -> int:
+def _round_to_eights(columns: int) -> int:
     """Rounds down to a multiple of eight ranks, so that nodes of eight ranks align with rows."""
     return max(1, columns // 8 * 8 if columns >= 8 else columns)
 
 
-def levels(values: Sequence[float | None], low: float, high: float) -> bytes:
+def heat_levels(values: Sequence[float | None], low: float, high: float) -> bytes:
     """Returns the level of each value, from 1; 0 for None."""
     wide = high - low if high > low else 1.0
-    most = HEAT_LEVELS - 1
+    top_level = HEAT_LEVELS - 1
     return bytes([
-        0 if value is None else 1 + min(most, max(0, int((value - low) / wide * HEAT_LEVELS)))
+        0 if value is None else 1 + min(top_level, max(0, int((value - low) / wide * HEAT_LEVELS)))
         for value in values
     ])  # fmt: skip
 
 
-def heat(
+def draw_heat_map(
     values: Sequence[float | None],
     span: tuple[float, float],
     laid: Mesh,
@@ -65,49 +65,49 @@ def heat(
     letters: bool = False,
 ) -> list[Line]:
     """Returns the rows of the map of *values*; marks the cell of the *chosen* rank."""
-    shades = levels(values, *span)
+    shades = heat_levels(values, *span)
     if laid.each > 1:
-        worst = range(0, len(shades), laid.each)
-        shades = bytes([max(shades[at : at + laid.each]) for at in worst])
+        cell_starts = range(0, len(shades), laid.each)
+        shades = bytes([max(shades[at : at + laid.each]) for at in cell_starts])
     marked = chosen // laid.each if chosen >= 0 else -1
-    lines = []
-    for begin in range(0, len(shades), laid.columns):
-        row, at = shades[begin : begin + laid.columns], marked - begin
+    rows = []
+    for row_start in range(0, len(shades), laid.columns):
+        row, at = shades[row_start : row_start + laid.columns], marked - row_start
         if 0 <= at < len(row):
-            left, right = (_alike(part, laid.cell, letters) for part in (row[:at], row[at + 1 :]))
-            lines.append([*left, *_marked(row[at] - 1, laid.cell, letters), *right])
+            head, tail = (_row_line(side, laid.cell, letters) for side in (row[:at], row[at + 1 :]))
+            rows.append([*head, *_chosen_cell(row[at] - 1, laid.cell, letters), *tail])
         else:
-            lines.append(_alike(row, laid.cell, letters))
-    return lines
+            rows.append(_row_line(row, laid.cell, letters))
+    return rows
 
 
-def _alike(shades: bytes, size: int, letters: bool) -> Line:
+def _row_line(shades: bytes, size: int, letters: bool) -> Line:
     """Returns the cells of a row; each byte of *shades* is a level plus one, 0 for None."""
-    line: Line = []
+    spans: Line = []
     for run in ALIKE.finditer(shades):
         shade = run[1][0] - 1
-        sign = _sign(shade, letters)
+        sign = _sign_of_shade(shade, letters)
         cell = sign if size == 1 else sign * (size - 1) + " "
-        line.append((cell * len(run[0]), _tone(shade)))
-    return line
+        spans.append((cell * len(run[0]), _tone_of_shade(shade)))
+    return spans
 
 
-def _sign(shade: int, letters: bool) -> str:
+def _sign_of_shade(shade: int, letters: bool) -> str:
     return "?" if shade < 0 else _SHADES[shade] if letters else "█"
 
 
-def _tone(shade: int) -> str:
+def _tone_of_shade(shade: int) -> str:
     return f"heat{shade}" if shade >= 0 else "faint"
 
 
-def _marked(shade: int, size: int, letters: bool) -> Line:
+def _chosen_cell(shade: int, size: int, letters: bool) -> Line:
     """The cell of the chosen rank, with its level."""
-    sign = "◆" if size == 1 else _sign(shade, letters) * max(1, size - 2)
-    before, after = "[" * (size > 2), "]" * (size > 1)
-    return [(before, "bold"), (sign, _tone(shade)), (after, "bold")]
+    sign = "◆" if size == 1 else _sign_of_shade(shade, letters) * max(1, size - 2)
+    open_sign, close_sign = "[" * (size > 2), "]" * (size > 1)
+    return [(open_sign, "bold"), (sign, _tone_of_shade(shade)), (close_sign, "bold")]
 
 
-def scale(low: str, high: str, *, letters: bool = False) -> Line:
+def draw_heat_scale(low: str, high: str, *, letters: bool = False) -> Line:
     """Returns the legend of the levels."""
-    steps: Line = [(_sign(shade, letters), f"heat{shade}") for shade in range(HEAT_LEVELS)]
+    steps: Line = [(_sign_of_shade(shade, letters), f"heat{shade}") for shade in range(HEAT_LEVELS)]
     return [(f"{low} ", "dim"), *steps, (f" {high}", "dim")]

@@ -15,16 +15,16 @@ from zeromon.readout.text import (
     by_unit,
     communication_of,
     compute_of,
-    gaps,
+    gaps_in,
+    lanes_summary,
     span_text,
-    summary,
 )
 from zeromon.snapshot.lanes import Lanes, LaneSpan
 from zeromon.tui.columns import Column, Columns, TableExport
 from zeromon.tui.draw import lanes as drawn
-from zeromon.tui.line import Line, clean, fit, tail, wrapped
+from zeromon.tui.line import Line, clean, fit, text_tail, wrap_text
 from zeromon.tui.messages import LanesArrived
-from zeromon.tui.screens.overview import parts_legend
+from zeromon.tui.screens.overview import legend_of_parts
 from zeromon.tui.screens.view import View
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import TimeAxis
@@ -93,8 +93,8 @@ class SpanLanes(TimeAxis):
 
     def usual_seconds(self) -> float:
         """All steps that were read."""
-        known = self.extent()
-        return (known[1] - known[0]) / 1e9 if known else 1.0
+        extent = self.extent()
+        return (extent[1] - extent[0]) / 1e9 if extent else 1.0
 
     def count(self) -> int:
         """The number of lanes."""
@@ -102,127 +102,127 @@ class SpanLanes(TimeAxis):
 
     def fixed_share(self) -> float:
         """Where the selected collective is; the middle without one."""
-        known = self.extent()
-        if known is None or self.selected is None:
+        extent = self.extent()
+        if extent is None or self.selected is None:
             return 0.5
-        ago = (known[1] - (self.selected.begin_ns + self.selected.end_ns) / 2) / 1e9
-        return min(1.0, max(0.0, 1 - (ago - self.back) / self.shown_seconds()))
+        age = (extent[1] - (self.selected.begin_ns + self.selected.end_ns) / 2) / 1e9
+        return min(1.0, max(0.0, 1 - (age - self.back) / self.shown_seconds()))
 
     def redraw(self) -> None:
         """Draws the spans now."""
-        text = summary(self.lanes) if self.lanes is not None else ""
-        self.show(self._lines, text or "collectives of the last steps")
+        title = lanes_summary(self.lanes) if self.lanes is not None else ""
+        self.show(self._lines, title or "collectives of the last steps")
 
     def action_next(self, by: int) -> None:
         """Selects the next collective of the rank whose units are shown."""
-        own = self._own()
-        if own:
-            at = own.index(self.selected) + by if self.selected in own else min(0, by)
-            self._select(own[at % len(own)])
+        spans = self._own()
+        if spans:
+            at = spans.index(self.selected) + by if self.selected in spans else min(0, by)
+            self._select_span(spans[at % len(spans)])
 
     def action_longest(self) -> None:
         """Selects the collective that the rank was blocked by for longest."""
-        own = self._own()
-        if own:
-            self._select(max(own, key=lambda span: span.exposed_ns))
+        spans = self._own()
+        if spans:
+            self._select_span(max(spans, key=lambda span: span.exposed_ns))
 
     def _own(self) -> tuple[LaneSpan, ...]:
         rank = self.rank()
         return communication_of(self.lanes, rank) if self.lanes and rank is not None else ()
 
-    def _select(self, span: LaneSpan) -> None:
+    def _select_span(self, span: LaneSpan) -> None:
         self.selected = span
-        self.show_moment((span.begin_ns + span.end_ns) / 2)
+        self.scroll_to_moment((span.begin_ns + span.end_ns) / 2)
 
-    def _rows(self, room: int = 0) -> list[_Row]:
-        """The lanes, with the units of all ranks where *room* is enough, else of the chosen one."""
+    def _rows(self, limit: int = 0) -> list[_Row]:
+        """The lanes, with the units of all ranks where *limit* is enough, else of the chosen one."""
         if self.lanes is None:
             return []
-        whole = self._rows_of(self.lanes, self._ranks())
+        rows = self._rows_of(self.lanes, self._ranks())
         rank = self.rank()
-        return whole if len(whole) <= room or rank is None else self._rows_of(self.lanes, [rank])
+        return rows if len(rows) <= limit or rank is None else self._rows_of(self.lanes, [rank])
 
-    def _rows_of(self, lanes: Lanes, opened: Collection[int]) -> list[_Row]:
+    def _rows_of(self, lanes: Lanes, unfolded: Collection[int]) -> list[_Row]:
         rows: list[_Row] = []
         for rank in self._ranks():
-            own = communication_of(lanes, rank)
-            rows.append(_Row(rank, f"rank {rank}", compute_of(lanes, rank), own, is_rank=True))
-            rows.append(_Row(rank, "  comm.", own, own))
-            if rank in opened:
+            spans = communication_of(lanes, rank)
+            rows.append(_Row(rank, f"rank {rank}", compute_of(lanes, rank), spans, is_rank=True))
+            rows.append(_Row(rank, "  comm.", spans, spans))
+            if rank in unfolded:
                 rows += [
-                    _Row(rank, f"  {unit.label}", unit.spans, unit.spans) for unit in by_unit(own)
+                    _Row(rank, f"  {unit.label}", unit.spans, unit.spans) for unit in by_unit(spans)
                 ]
         return rows
 
     def _lines(self, width: int, height: int) -> list[Line]:
-        known, model = self.extent(), self._model
-        if self.lanes is None or known is None or model is None:
-            return self._nothing(model, width)
+        extent, model = self.extent(), self._model
+        if self.lanes is None or extent is None or model is None:
+            return self._why_no_lanes(model, width)
         label = 32 if width >= 110 else 24
-        last = known[1] - round(self.back * 1e9)
-        first = last - round(self.shown_seconds() * 1e9)
-        axis = drawn.Axis(first, last, max(8, width - label))
+        last_ns = extent[1] - round(self.back * 1e9)
+        first_ns = last_ns - round(self.shown_seconds() * 1e9)
+        axis = drawn.Axis(first_ns, last_ns, max(8, width - label))
         margin = (" " * label, "")
-        foot = self._foot(model, width)
-        lines: list[Line] = [
-            [margin, *_ruler(axis, known[0])],
-            [(fit("step", label), "dim"), *_numbers(self.lanes, self.rank(), axis)],
-            [margin, *drawn.pointer(self.selected, axis)],
+        foot = self._lines_at_foot(model, width)
+        shown_lines: list[Line] = [
+            [margin, *_draw_axis_ruler(axis, extent[0])],
+            [(fit("step", label), "dim"), *_draw_step_numbers(self.lanes, self.rank(), axis)],
+            [margin, *drawn.draw_span_pointer(self.selected, axis)],
         ]
-        room = height - len(lines) - len(foot)
-        rows = self._rows(room)
-        top = min(self.top, max(0, len(rows) - room))
-        for row in rows[top : top + room]:
+        max_rows = height - len(shown_lines) - len(foot)
+        rows = self._rows(max_rows)
+        top = min(self.top, max(0, len(rows) - max_rows))
+        for row in rows[top : top + max_rows]:
             tone = "dim" if not row.is_rank else "accent" if row.rank == self.rank() else "bold"
-            body = drawn.span_lane(row.spans, row.blocked, axis, letters=model.look.letters)
-            lines.append([(fit(_tail(row.label, label - 1), label), tone), *body])
-        lines += [[]] * (height - len(foot) - len(lines))
-        return [*lines, *foot]
+            body = drawn.draw_span_lane(row.spans, row.blocked, axis, letters=model.look.letters)
+            shown_lines.append([(fit(_fit_label_end(row.label, label - 1), label), tone), *body])
+        shown_lines += [[]] * (height - len(foot) - len(shown_lines))
+        return [*shown_lines, *foot]
 
-    def _nothing(self, model: ViewModel | None, width: int) -> list[Line]:
+    def _why_no_lanes(self, model: ViewModel | None, width: int) -> list[Line]:
         if self.trouble:
-            return wrapped(self.trouble, width, "warn")
+            return wrap_text(self.trouble, width, "warn")
         if self.lanes is None or model is None:
             return [[("reading the last steps ...", "dim")]]
-        why = gaps(self.lanes, model.run) or ["no ring of this run is on this node"]
-        return [line for text in ["no step can be shown", *why] for line in wrapped(text, width)]
+        notes = gaps_in(self.lanes, model.run) or ["no ring of this run is on this node"]
+        return [row for note in ["no step can be shown", *notes] for row in wrap_text(note, width)]
 
-    def _foot(self, model: ViewModel, width: int) -> list[Line]:
+    def _lines_at_foot(self, model: ViewModel, width: int) -> list[Line]:
         """The selected collective, what is not drawn, the legend."""
         assert self.lanes is not None
-        lines: list[Line] = []
+        rows: list[Line] = []
         if self.selected is not None:
-            lines += wrapped(span_text(self.selected), width)
+            rows += wrap_text(span_text(self.selected), width)
             late = arrival_of(self.lanes, self.selected)
             if late is not None:
-                lines += wrapped(arrival_text(late), width, "dim")
+                rows += wrap_text(arrival_text(late), width, "dim")
         else:
-            lines.append([("n: next collective   e: the most exposed   [ ]: other ranks", "dim")])
-        lines += [
-            line for text in gaps(self.lanes, model.run) for line in wrapped(text, width, "warn")
+            rows.append([("n: next collective   e: the most exposed   [ ]: other ranks", "dim")])
+        rows += [
+            row for note in gaps_in(self.lanes, model.run) for row in wrap_text(note, width, "warn")
         ]
-        seen = {span.name for span in self.lanes.spans} | {"exposed"}
-        parts = [part for part in PARTS if part in seen]
-        return [*lines, parts_legend([*parts, "hidden"], model.look, width)]
+        present = {span.name for span in self.lanes.spans} | {"exposed"}
+        names = [name for name in PARTS if name in present]
+        return [*rows, legend_of_parts([*names, "hidden"], model.look, width)]
 
 
-def _tail(label: str, width: int) -> str:
+def _fit_label_end(label: str, width: int) -> str:
     """A label in *width* cells; names of units differ at their ends."""
-    text = clean(label)
-    return text if len(text) <= width else "  " + tail(text.strip(), width - 2)
+    name = clean(label)
+    return name if len(name) <= width else "  " + text_tail(name.strip(), width - 2)
 
 
-def _ruler(axis: drawn.Axis, zero_ns: int) -> Line:
+def _draw_axis_ruler(axis: drawn.Axis, zero_ns: int) -> Line:
     """Times since the first shown step began."""
-    return drawn.ruler(
+    return drawn.draw_ruler(
         axis.first_ns, axis.last_ns, axis.width, lambda at: human_seconds((at - zero_ns) / 1e9)
     )
 
 
-def _numbers(lanes: Lanes, rank: int | None, axis: drawn.Axis) -> Line:
+def _draw_step_numbers(lanes: Lanes, rank: int | None, axis: drawn.Axis) -> Line:
     """The number of each step where *rank* begins it."""
     steps = [(s.step, s.begin_ns, s.end_ns) for s in lanes.steps if s.rank == rank]
-    return drawn.numbers(steps, axis.first_ns, axis.last_ns, axis.width)
+    return drawn.draw_step_numbers(steps, axis.first_ns, axis.last_ns, axis.width)
 
 
 SPANS: Columns[LaneSpan] = tuple(Column(name, 16, attrgetter(name)) for name in LaneSpan.__slots__)
@@ -257,7 +257,7 @@ class Collectives(View):
         """Reads the last steps again: a live run has newer ones."""
         source, steps = self.host.source, self._steps
         self.read_in_thread(
-            lambda: LanesArrived(source.lanes(steps)), lambda why: LanesArrived(None, why)
+            lambda: LanesArrived(source.lanes(steps)), lambda reason: LanesArrived(None, reason)
         )
 
     def action_steps(self) -> None:

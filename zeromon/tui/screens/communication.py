@@ -13,20 +13,20 @@ from zeromon.focus import most_exposed
 from zeromon.readout.dimensions import mean_busbw, pipeline_lines, untimed_dimensions
 from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import in_graphs, node_lost, straggler_text
-from zeromon.report.communication import checked
+from zeromon.report.communication import check_text
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.draw.bars import stacked
-from zeromon.tui.line import Line, clean, fit, wrapped
+from zeromon.tui.draw.bars import stacked_bar
+from zeromon.tui.line import Line, clean, fit, wrap_text
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import FLIGHTS, TRAFFIC, flights
+from zeromon.tui.tables import FLIGHTS, TRAFFIC, list_flights
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
 from zeromon.tui.widgets.table import Table
 from zeromon.units import human_seconds
 
-_MOST_PIPELINE_LINES = 4
+_MAX_PIPELINE_LINES = 4
 BY = ("unit", "op", "group", "dim", "phase")
 
 
@@ -64,127 +64,127 @@ class Communication(View):
 
     def _rows(self, rank: RankSnapshot) -> list[CollectiveStatsRow]:
         """The rows that contain all words of the filter."""
-        words, names = self._text.lower().split(), attrgetter(*BY)
+        terms, names = self._text.lower().split(), attrgetter(*BY)
         rows = [
-            row for row in rank.traffic if all(w in " ".join(names(row)).lower() for w in words)
+            row for row in rank.traffic if all(w in " ".join(names(row)).lower() for w in terms)
         ]
-        return added(rows, BY[self._by])
+        return sum_rows_by_field(rows, BY[self._by])
 
     def draw(self, model: ViewModel) -> None:
         """Draws all three parts."""
-        rank = _rank(model)
+        rank = _rank_in_focus(model)
         table = self.query_one("#traffic", Table)
         if rank is None:  # what the table shows may be of another run
             table.show([])
             table.border_title = table.border_subtitle = ""
         else:
             table.show(self._rows(rank))
-            against_trace = checked(rank)
+            against_trace = check_text(rank)
             matching = f" with {self._text!r}" if self._text else ""
             title = f"rank {rank.rank}, a step, by {BY[self._by]}{clean(matching)}"
             if BY[self._by] == "dim" and (unknown := untimed_dimensions(rank)):
                 title += f"; not timed: {clean(', '.join(unknown))}"
-            if text := in_graphs(rank):
-                title += f"; {text}"
+            if graph_note := in_graphs(rank):
+                title += f"; {graph_note}"
             table.border_title = title.replace("[", r"\[")
             table.border_subtitle = against_trace.partition(": ")[2]
-        self.query_one("#flights", Table).show(flights(model.ranks, model.run.taken_ns))
+        self.query_one("#flights", Table).show(list_flights(model.ranks, model.run.taken_ns))
         self.query_one("#skew", Panel).show(
-            lambda w, h: arrivals(model.run, model.ranks, model.look, w, h),
+            lambda w, h: arrival_lines(model.run, model.ranks, model.look, w, h),
             "who is late, who waits",
         )
 
     def sheet(self, model: ViewModel) -> TableExport[Any] | None:
         """The table, filtered and summed as on the screen."""
-        rank = _rank(model)
+        rank = _rank_in_focus(model)
         if rank is None:
             return None
         return TableExport(f"communication-rank{rank.rank}", TRAFFIC, self._rows(rank))
 
 
-def _rank(model: ViewModel) -> RankSnapshot | None:
+def _rank_in_focus(model: ViewModel) -> RankSnapshot | None:
     return model.focus(most_exposed(model.ranks))
 
 
-def added(rows: Sequence[CollectiveStatsRow], by: str) -> list[CollectiveStatsRow]:
+def sum_rows_by_field(rows: Sequence[CollectiveStatsRow], by: str) -> list[CollectiveStatsRow]:
     """Rows summed by one field; a bandwidth, which cannot be summed, is known of a dimension alone."""
     if by == "unit":
         return list(rows)
-    same: dict[str, list[CollectiveStatsRow]] = {}
+    groups: dict[str, list[CollectiveStatsRow]] = {}
     for row in rows:
-        same.setdefault(getattr(row, by), []).append(row)
-    return [_sum(name, group, by) for name, group in same.items()]
+        groups.setdefault(getattr(row, by), []).append(row)
+    return [_sum_rows(name, group, by) for name, group in groups.items()]
 
 
-def _sum(name: str, rows: Sequence[CollectiveStatsRow], by: str) -> CollectiveStatsRow:
-    def one(field: str) -> str:
+def _sum_rows(name: str, rows: Sequence[CollectiveStatsRow], by: str) -> CollectiveStatsRow:
+    def value_of(field: str) -> str:
         values = {getattr(row, field) for row in rows}
         return values.pop() if len(values) == 1 else "(several)"
 
-    def known(field: str) -> float | None:
+    def sum_of(field: str) -> float | None:
         values = [getattr(row, field) for row in rows]
         return None if any(value is None for value in values) else sum(values)
 
     return replace(
         rows[0],
-        unit=name if by == "unit" else one("unit"), op=one("op"), group=one("group"),
-        dim=one("dim"), phase=one("phase"), count=sum(row.count for row in rows),
+        unit=name if by == "unit" else value_of("unit"), op=value_of("op"), group=value_of("group"),
+        dim=value_of("dim"), phase=value_of("phase"), count=sum(row.count for row in rows),
         calls=sum(row.calls for row in rows), nbytes=sum(row.nbytes for row in rows),
         seconds=sum(row.seconds for row in rows),
         exposed_seconds=sum(row.exposed_seconds for row in rows),
         exposed_total_seconds=sum(row.exposed_total_seconds for row in rows),
-        wait_seconds=known("wait_seconds"), transfer_seconds=known("transfer_seconds"),
+        wait_seconds=sum_of("wait_seconds"), transfer_seconds=sum_of("transfer_seconds"),
         algbw_bytes_per_second=None,
         busbw_bytes_per_second=mean_busbw(rows) if by == "dim" else None,
         best_busbw_bytes_per_second=max(row.best_busbw_bytes_per_second for row in rows),
     )  # fmt: skip
 
 
-def arrivals(
+def arrival_lines(
     run: RunSnapshot, ranks: Sequence[RankSnapshot], look: DisplayOptions, width: int, height: int
 ) -> list[Line]:
     """How late each rank arrives per step, and how long it waits; and the stragglers."""
-    lines: list[Line] = []
+    rows: list[Line] = []
     for late in run.stragglers:
-        lines += wrapped(straggler_text(late), width, "warn")
+        rows += wrap_text(straggler_text(late), width, "warn")
     for hang in run.hangs:
-        lines += wrapped(hang_headline(run, hang), width, "bad")
+        rows += wrap_text(hang_headline(run, hang), width, "bad")
     for node in run.nodes:
         if node.silent:
-            lines += wrapped(node_lost(node), width, "bad")
-    for text in pipeline_lines(run)[:_MOST_PIPELINE_LINES]:
-        lines += wrapped(text, width, "dim")
-    known = [
+            rows += wrap_text(node_lost(node), width, "bad")
+    for sentence in pipeline_lines(run)[:_MAX_PIPELINE_LINES]:
+        rows += wrap_text(sentence, width, "dim")
+    timed = [
         rank for rank in ranks if rank.late_seconds is not None or rank.wait_seconds is not None
     ]
-    if not known:
+    if not timed:
         return [
-            *lines,
-            *wrapped("no collective of two ranks of this node is matched yet", width, "dim"),
+            *rows,
+            *wrap_text("no collective of two ranks of this node is matched yet", width, "dim"),
         ]
-    room = max(1, height - len(lines) - 1)
-    shown = latest(known, room)
-    whole = max(max(r.late_seconds or 0.0, r.wait_seconds or 0.0) for r in shown)
+    limit = max(1, height - len(rows) - 1)
+    drawn = pick_latest_ranks(timed, limit)
+    scale = max(max(r.late_seconds or 0.0, r.wait_seconds or 0.0) for r in drawn)
     bar = max(0, (width - 31) // 2)
     label = 7 if bar else 5
     head = (("late by", bar + 10, not bar), ("", 2, False), ("it waits", bar + 10, not bar))
-    lines.append([(fit("rank", label), "dim"), *((fit(t, w, right=r), "dim") for t, w, r in head)])
-    for rank in sorted(shown, key=lambda r: r.rank):
-        lines.append([
-            (fit(str(rank.rank), label), "bold"), *_side(rank.late_seconds, whole, bar, "exposed", look),
-            ("  ", ""), *_side(rank.wait_seconds, whole, bar, "data_wait", look),
+    rows.append([(fit("rank", label), "dim"), *((fit(t, w, right=r), "dim") for t, w, r in head)])
+    for rank in sorted(drawn, key=lambda r: r.rank):
+        rows.append([
+            (fit(str(rank.rank), label), "bold"), *_side(rank.late_seconds, scale, bar, "exposed", look),
+            ("  ", ""), *_side(rank.wait_seconds, scale, bar, "data_wait", look),
         ])  # fmt: skip
-    return lines
+    return rows
 
 
-def latest(ranks: Sequence[RankSnapshot], room: int) -> list[RankSnapshot]:
-    """The ranks that come last, and in the rest of the *room* those that wait longest."""
+def pick_latest_ranks(ranks: Sequence[RankSnapshot], limit: int) -> list[RankSnapshot]:
+    """The ranks that come last, and in the rest of the *limit* those that wait longest."""
     late = sorted(ranks, key=lambda rank: -(rank.late_seconds or 0.0))
-    first = late[: (room + 1) // 2]
-    waiting = sorted(late[len(first) :], key=lambda rank: -(rank.wait_seconds or 0.0))
-    return [*first, *waiting[: room - len(first)]]
+    latecomers = late[: (limit + 1) // 2]
+    waiting = sorted(late[len(latecomers) :], key=lambda rank: -(rank.wait_seconds or 0.0))
+    return [*latecomers, *waiting[: limit - len(latecomers)]]
 
 
-def _side(seconds: float | None, whole: float, width: int, tone: str, look: DisplayOptions) -> Line:
-    bar = stacked([(tone, seconds or 0.0)], whole, width, letters=look.letters)
+def _side(seconds: float | None, scale: float, width: int, tone: str, look: DisplayOptions) -> Line:
+    bar = stacked_bar([(tone, seconds or 0.0)], scale, width, letters=look.letters)
     return [*bar, (fit(human_seconds(seconds) if seconds is not None else "-", 10, right=True), "")]

@@ -7,12 +7,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
-from zeromon.diagnosis.pages import page
+from zeromon.diagnosis.pages import find_page
 from zeromon.errors import ZeromonError
 from zeromon.readout.remedy import remedy_text
 from zeromon.snapshot import Finding
 from zeromon.tui.columns import TableExport
-from zeromon.tui.line import Line, clean, wrapped
+from zeromon.tui.line import Line, clean, wrap_text
 from zeromon.tui.screens.text import TextScreen
 from zeromon.tui.screens.view import View
 from zeromon.tui.tables import FINDINGS, MARKS
@@ -38,19 +38,19 @@ class Findings(View):
 
     def draw(self, model: ViewModel) -> None:
         """Draws the list and the details."""
-        findings, table = _shown(model), self.query_one("#findings", Table)
+        findings, table = _filtered_findings(model), self.query_one("#findings", Table)
         table.styles.height = min(len(findings) + 3, max(5, self.size.height // 3))
         table.show(findings)
-        self._detail()
+        self._draw_finding_page()
 
     @on(Table.Moved, "#findings")
-    def _detail(self) -> None:
+    def _draw_finding_page(self) -> None:
         finding = self.query_one("#findings", Table).current
-        shown = self.query_one("#finding", Page)
+        details = self.query_one("#finding", Page)
         if finding is None:
-            shown.show(lambda width: wrapped("no finding", width, "dim"))
+            details.show(lambda width: wrap_text("no finding", width, "dim"))
         else:
-            shown.show(lambda width: finding_page(finding, width))
+            details.show(lambda width: finding_page(finding, width))
 
     @on(Table.Chosen, "#findings")
     def _explain(self) -> None:
@@ -59,7 +59,7 @@ class Findings(View):
         if finding is None:
             return
         try:
-            explained = page(finding.code or finding.rule)
+            explained = find_page(finding.code or finding.rule)
         except ZeromonError as error:
             self.notify(str(error), severity="warning", markup=False)
             return
@@ -82,10 +82,10 @@ class Findings(View):
 
     def sheet(self, model: ViewModel) -> TableExport[Any]:
         """The list of findings."""
-        return TableExport("findings", FINDINGS, _shown(model))
+        return TableExport("findings", FINDINGS, _filtered_findings(model))
 
 
-def _shown(model: ViewModel) -> list[Finding]:
+def _filtered_findings(model: ViewModel) -> list[Finding]:
     """The findings of the run, and of the ranks that the filter selects."""
     ranks = {rank.rank for rank in model.ranks}
     return [f for f in model.run.findings if f.rank < 0 or f.rank in ranks or not model.rank_filter]
@@ -94,30 +94,30 @@ def _shown(model: ViewModel) -> list[Finding]:
 def finding_page(finding: Finding, width: int) -> list[Line]:
     """Everything that is known about a finding."""
     sign, tone = MARKS[finding.severity]
-    who = f"rank {finding.rank}" if finding.rank >= 0 else "the whole run"
-    lines: list[Line] = [
+    subject = f"rank {finding.rank}" if finding.rank >= 0 else "the whole run"
+    rows: list[Line] = [
         [(f"{sign} ", tone), (clean(f"{finding.code} {finding.rule}").replace("_", " "), "bold"),
-         (f"  {who}", "dim")],
-        [], *wrapped(finding.text, width, tone), [],
+         (f"  {subject}", "dim")],
+        [], *wrap_text(finding.text, width, tone), [],
     ]  # fmt: skip
     remedy = finding.remedy
     if remedy is None:
         return [
-            *lines,
-            *wrapped(
+            *rows,
+            *wrap_text(
                 "No change of the configuration is known to help. Enter explains the rule.",
                 width,
                 "dim",
             ),
         ]
-    words = remedy_text(remedy)
-    lines += wrapped(words.cause, width)
-    lines += [[], [(clean(words.dialect), "bold"), ("   y copies", "dim")]]
-    for change in words.diff:
-        lines += wrapped(change.text, width, change.kind, "  ")
-    lines.append([])
-    for effect in words.expected:
+    advice = remedy_text(remedy)
+    rows += wrap_text(advice.cause, width)
+    rows += [[], [(clean(advice.dialect), "bold"), ("   y copies", "dim")]]
+    for change in advice.diff:
+        rows += wrap_text(change.text, width, change.kind, "  ")
+    rows.append([])
+    for effect in advice.expected:
         tone = "" if effect == remedy.effect else "good"
-        lines += wrapped(effect, width, tone, "effect     ")
-    lines += wrapped(words.price, width, "", "cost       ")
-    return [*lines, [], [("Enter explains the rule", "dim")]]
+        rows += wrap_text(effect, width, tone, "effect     ")
+    rows += wrap_text(advice.price, width, "", "cost       ")
+    return [*rows, [], [("Enter explains the rule", "dim")]]

@@ -53,19 +53,19 @@ OWNERS: dict[str, tuple[type[Widget], ...]] = {
 """Where keys work -> the widgets and screens that bind them, besides the application."""
 
 
-def keys(everywhere: Iterable[BindingType], here: str) -> str:
-    """All keys as text, a title for each group; those of the screen *here* are first."""
+def list_all_keys(everywhere: Iterable[BindingType], screen_name: str) -> str:
+    """All keys as text, a title for each group; those of *screen_name* are first."""
     groups = [("everywhere", everywhere)]
     groups += [(name, chain(*(o.BINDINGS for o in owners))) for name, owners in OWNERS.items()]
-    groups.sort(key=lambda group: group[0] != here)
+    groups.sort(key=lambda group: group[0] != screen_name)
     blocks = []
     for title, bindings in groups:
-        lines = [
+        rows = [
             f"  {fit(', '.join(sign(key) for key in binding.key.split(',')), 16)} {binding.description}"
             for binding in bindings
             if isinstance(binding, Binding) and binding.description
         ]
-        blocks.append("\n".join([title, *lines]))
+        blocks.append("\n".join([title, *rows]))
     return "\n\n".join(blocks) + "\n" + _WORDS
 
 

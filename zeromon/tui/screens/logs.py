@@ -8,7 +8,7 @@ from textual.timer import Timer
 
 from zeromon.tui.columns import TableExport
 from zeromon.tui.event_log import LogEntry
-from zeromon.tui.line import Line, clean, wrapped
+from zeromon.tui.line import Line, clean, wrap_text
 from zeromon.tui.messages import OutputArrived
 from zeromon.tui.screens.view import View
 from zeromon.tui.status_text import clock
@@ -40,15 +40,15 @@ class Logs(View):
         yield Page("notes", id="notes")
 
     def _notes(self, model: ViewModel) -> list[LogEntry]:
-        return [note for note in all_notes(model) if self._text.lower() in note.text.lower()]
+        return [note for note in events_and_marks(model) if self._text.lower() in note.text.lower()]
 
     def draw(self, model: ViewModel) -> None:
         """Draws the entries that match, or the training's output."""
         page = self.query_one(Page)
         if self._output is not None:
-            made, text = self._output, self._text.lower()
-            page.border_title = clean(made.output.path if made.output is not None else "output")
-            page.show(lambda width: output_lines(made, text, width), follow=True)
+            reply, filter_text = self._output, self._text.lower()
+            page.border_title = clean(reply.output.path if reply.output is not None else "output")
+            page.show(lambda width: output_lines(reply, filter_text, width), follow=True)
             return
         notes = self._notes(model)
         page.border_title = "notes"
@@ -71,7 +71,7 @@ class Logs(View):
             return
         source, pid = self.host.source, rank.pid
         self.read_in_thread(
-            lambda: OutputArrived(source.output(pid)), lambda why: OutputArrived(None, why)
+            lambda: OutputArrived(source.output(pid)), lambda reason: OutputArrived(None, reason)
         )
 
     def on_output_arrived(self, message: OutputArrived) -> None:
@@ -85,7 +85,7 @@ class Logs(View):
         return TableExport("notes", NOTES, self._notes(model))
 
 
-def all_notes(model: ViewModel) -> list[LogEntry]:
+def events_and_marks(model: ViewModel) -> list[LogEntry]:
     """Events and marks, in the order of time."""
     marks = [
         LogEntry(
@@ -98,19 +98,19 @@ def all_notes(model: ViewModel) -> list[LogEntry]:
     return sorted([*model.log, *marks], key=lambda note: note.wall)
 
 
-def output_lines(made: OutputArrived, part: str, width: int) -> list[Line]:
-    """The lines that contain *part*, or why there are none."""
-    if made.output is None:
-        return wrapped(made.trouble, width, "warn")
-    lines = [line for line in made.output.lines if part in line.lower()]
-    return [piece for line in lines for piece in wrapped(line, width)] or [[("nothing yet", "dim")]]
+def output_lines(reply: OutputArrived, phrase: str, width: int) -> list[Line]:
+    """The lines that contain *phrase*, or why there are none."""
+    if reply.output is None:
+        return wrap_text(reply.trouble, width, "warn")
+    matches = [raw for raw in reply.output.lines if phrase in raw.lower()]
+    return [row for raw in matches for row in wrap_text(raw, width)] or [[("nothing yet", "dim")]]
 
 
 def note_lines(notes: list[LogEntry], width: int) -> list[Line]:
     """Time and text of each entry; a long text continues on further lines."""
-    lines: list[Line] = []
+    rows: list[Line] = []
     for note in notes:
-        first, *rest = wrapped(note.text, width - 10, note.tone)
-        lines.append([(f"{clock(note.wall)}  ", "dim"), *first])
-        lines += [[(" " * 10, ""), *more] for more in rest]
-    return lines or [[("nothing has happened yet", "dim")]]
+        head_row, *tail_rows = wrap_text(note.text, width - 10, note.tone)
+        rows.append([(f"{clock(note.wall)}  ", "dim"), *head_row])
+        rows += [[(" " * 10, ""), *row] for row in tail_rows]
+    return rows or [[("nothing has happened yet", "dim")]]

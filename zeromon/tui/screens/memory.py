@@ -11,11 +11,11 @@ from zeromon.focus import nearest_oom
 from zeromon.snapshot import RankSnapshot, UnitRow
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.draw.bars import gauge
-from zeromon.tui.draw.chart import charted
-from zeromon.tui.line import Line, clean, fit, tail, wrapped
-from zeromon.tui.plots import plots_of
-from zeromon.tui.screens.view import View, no_rank
+from zeromon.tui.draw.bars import draw_gauge
+from zeromon.tui.draw.chart import chart_drawer
+from zeromon.tui.line import Line, clean, fit, text_tail, wrap_text
+from zeromon.tui.plots import plots_by_name
+from zeromon.tui.screens.view import View, why_no_rank
 from zeromon.tui.status_text import risk_line
 from zeromon.tui.tables import ROLES, RoleLine, role_lines
 from zeromon.tui.view_model import ViewModel
@@ -45,36 +45,36 @@ class Memory(View):
         if rank is None:
             self._draw_nothing(model)
             return
-        look = model.look
-        over = self.query_one("#over", Panel)
-        columns = max(1, over.size.width - _AXIS)
+        options = model.look
+        chart_panel = self.query_one("#over", Panel)
+        columns = max(1, chart_panel.size.width - _AXIS)
         # the ranks share the host, whose limit is for all of them
         ranks = (rank,) if rank.memory is not None else model.ranks
-        made = plots_of(ranks, model.trends, look, columns, model.mark_steps)["memory"]
-        whose = f"rank {rank.rank}: " if rank.memory is not None else ""
-        over.show(charted(made.plot), whose + made.title)
+        chart = plots_by_name(ranks, model.trends, options, columns, model.mark_steps)["memory"]
+        prefix = f"rank {rank.rank}: " if rank.memory is not None else ""
+        chart_panel.show(chart_drawer(chart.plot), prefix + chart.title)
         roles = self.query_one("#roles", Page)
         roles.border_title = f"rank {rank.rank} by role, ┃ predicted"
-        roles.show(lambda width: role_bars(rank, look, width))
+        roles.show(lambda width: role_bars(rank, options, width))
         self.query_one("#within", Panel).show(
-            lambda w, h: within_step(rank.units, look, w, h),
+            lambda w, h: peaks_within_step(rank.units, options, w, h),
             f"rank {rank.rank} within a step: peak allocated by unit",
         )
         page = self.query_one("#allocator", Page)
         page.border_title = f"rank {rank.rank}: allocator and host"
-        page.show(lambda width: allocator(rank, look, width))
+        page.show(lambda width: allocator_lines(rank, options, width))
 
     def _draw_nothing(self, model: ViewModel) -> None:
         """Clears the parts: what they show may be of another run."""
         for panel in self.query(Panel).filter(".box"):
-            panel.show(lambda width, _h: wrapped(no_rank(model), width, "dim"), "memory")
+            panel.show(lambda width, _h: wrap_text(why_no_rank(model), width, "dim"), "memory")
         for page in self.query(Page):
             page.border_title = ""
-            page.show(lambda width: wrapped(no_rank(model), width, "dim"))
+            page.show(lambda width: wrap_text(why_no_rank(model), width, "dim"))
 
     def _rank(self, model: ViewModel) -> RankSnapshot | None:
-        worst = nearest_oom(model.ranks)
-        return model.focus(worst[0] if worst else None)
+        nearest = nearest_oom(model.ranks)
+        return model.focus(nearest[0] if nearest else None)
 
     def sheet(self, model: ViewModel) -> TableExport[Any] | None:
         """The table of roles."""
@@ -86,148 +86,152 @@ class Memory(View):
         )
 
 
-def role_bars(rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line]:
+def role_bars(rank: RankSnapshot, options: DisplayOptions, width: int) -> list[Line]:
     """One bar for each role with a tick at its prediction; then what exceeds the analytical model."""
     rows = role_lines(rank)
     if not rows:
-        return wrapped("no memory census yet: an optimizer step takes one", width, "dim")
-    whole = max((max(row.measured or 0, row.predicted or 0) for row in rows), default=1) or 1
+        return wrap_text("no memory census yet: an optimizer step takes one", width, "dim")
+    scale = max((max(row.measured or 0, row.predicted or 0) for row in rows), default=1) or 1
     label = min(22, max(len(row.name) for row in rows) + 1)
-    lines = [_role_bar(row, whole, label, look, width) for row in rows]
+    bars = [_role_bar(row, scale, label, options, width) for row in rows]
     causes = sorted(
         ((cause.nbytes, row.role, cause.text) for row in rank.expected for cause in row.causes),
         reverse=True,
     )
     if causes:
-        lines += [[], [("on top of the plain arithmetic of ZeRO", "bold")]]
-    for nbytes, role, text in causes:
-        line = f"+{human_bytes(nbytes)} {role.replace('_', ' ')}: {text}"
-        lines += wrapped(line, width, "dim")
-    return lines
+        bars += [[], [("on top of the plain arithmetic of ZeRO", "bold")]]
+    for nbytes, role, reason in causes:
+        sentence = f"+{human_bytes(nbytes)} {role.replace('_', ' ')}: {reason}"
+        bars += wrap_text(sentence, width, "dim")
+    return bars
 
 
-def _role_bar(row: RoleLine, whole: int, label: int, look: DisplayOptions, width: int) -> Line:
-    figure = 31 if width >= 66 else 25 if width >= 50 else 12
-    room = max(4, width - label - figure)
-    bar = gauge(
-        row.measured or 0, whole, room, "s0" if row.predicted is not None else "s3",
-        limit=row.predicted, letters=look.letters,
+def _role_bar(row: RoleLine, scale: int, label: int, options: DisplayOptions, width: int) -> Line:
+    text_width = 31 if width >= 66 else 25 if width >= 50 else 12
+    bar_width = max(4, width - label - text_width)
+    bar = draw_gauge(
+        row.measured or 0, scale, bar_width, "s0" if row.predicted is not None else "s3",
+        limit=row.predicted, letters=options.letters,
     )  # fmt: skip
-    line: Line = [(fit(clean(row.name), label), ""), *bar]
-    line.append((fit(human_bytes(row.measured), 11, right=True), "bold"))
-    if figure > 12:
-        line.append((f"  {_against(row)}", "dim"))
-    return line
+    spans: Line = [(fit(clean(row.name), label), ""), *bar]
+    spans.append((fit(human_bytes(row.measured), 11, right=True), "bold"))
+    if text_width > 12:
+        spans.append((f"  {_against_prediction(row)}", "dim"))
+    return spans
 
 
-def _against(row: RoleLine) -> str:
+def _against_prediction(row: RoleLine) -> str:
     if row.predicted is None:
         return row.where
     if row.measured is None:
         return f"of {human_bytes(row.predicted)}"
-    more = row.measured - row.predicted
-    sign = "+" if more > 0 else "-" if more < 0 else "±"
-    return f"{sign}{human_bytes(abs(more))}" if more else "as predicted"
+    excess = row.measured - row.predicted
+    sign = "+" if excess > 0 else "-" if excess < 0 else "±"
+    return f"{sign}{human_bytes(abs(excess))}" if excess else "as predicted"
 
 
-def within_step(
-    units: Sequence[UnitRow], look: DisplayOptions, width: int, height: int
+def peaks_within_step(
+    units: Sequence[UnitRow], options: DisplayOptions, width: int, height: int
 ) -> list[Line]:
     """The peak of allocated memory while each unit was in use, in the order of the forward pass."""
-    known = [unit for unit in units if unit.peak_allocated_bytes > 0]
-    if not known:
-        why = "no peak by unit is known: that needs FSDP or ZeRO-3 units on a device with an allocator"
-        return wrapped(why, width, "dim")
-    shown = _thinned(known, max(1, height))
-    whole = max(unit.peak_allocated_bytes for unit in known)
-    label = min(width // 2, max(len(clean(unit.fqn)) for unit in shown) + 1)
+    measured = [unit for unit in units if unit.peak_allocated_bytes > 0]
+    if not measured:
+        hint = "no peak by unit is known: that needs FSDP or ZeRO-3 units on a device with an allocator"
+        return wrap_text(hint, width, "dim")
+    drawn = _highest_units(measured, max(1, height))
+    scale = max(unit.peak_allocated_bytes for unit in measured)
+    label = min(width // 2, max(len(clean(unit.fqn)) for unit in drawn) + 1)
     return [
         [
-            (fit(tail(clean(unit.fqn) or "(root)", label - 1), label), ""),
-            *gauge(
+            (fit(text_tail(clean(unit.fqn) or "(root)", label - 1), label), ""),
+            *draw_gauge(
                 unit.peak_allocated_bytes,
-                whole,
+                scale,
                 max(4, width - label - 11),
                 "s0",
-                letters=look.letters,
+                letters=options.letters,
             ),
             (fit(human_bytes(unit.peak_allocated_bytes), 11, right=True), ""),
         ]
-        for unit in shown
+        for unit in drawn
     ]
 
 
-def _thinned(units: Sequence[UnitRow], most: int) -> list[UnitRow]:
-    """At most *most* units: the highest of each range."""
-    if len(units) <= most:
+def _highest_units(units: Sequence[UnitRow], limit: int) -> list[UnitRow]:
+    """At most *limit* units: the highest of each range."""
+    if len(units) <= limit:
         return list(units)
-    bounds = [round(part * len(units) / most) for part in range(most + 1)]
+    bounds = [round(index * len(units) / limit) for index in range(limit + 1)]
     return [
-        max(units[begin:end], key=lambda unit: unit.peak_allocated_bytes)
-        for begin, end in pairwise(bounds)
+        max(units[start:stop], key=lambda unit: unit.peak_allocated_bytes)
+        for start, stop in pairwise(bounds)
     ]
 
 
-def allocator(rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line]:
+def allocator_lines(rank: RankSnapshot, options: DisplayOptions, width: int) -> list[Line]:
     """The figures of the caching allocator and of the host."""
-    lines: list[Line] = []
+    rows: list[Line] = []
     memory = rank.memory
     if memory is not None:
-        whole = memory.capacity_bytes if memory.capacity_bytes > 0 else memory.reserved_bytes
+        scale = memory.capacity_bytes if memory.capacity_bytes > 0 else memory.reserved_bytes
         for name, nbytes, tone in (
             ("allocated", memory.allocated_bytes, "s2"), ("active", memory.active_bytes, "s0"),
             ("reserved", memory.reserved_bytes, "s1"),
         ):  # fmt: skip
-            lines.append(_level(name, nbytes, whole, tone, look, width))
+            rows.append(_level_bar(name, nbytes, scale, tone, options, width))
         slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
         share = slack / memory.reserved_bytes if memory.reserved_bytes > 0 else None
         split = memory.inactive_split_bytes
-        parts = split / memory.reserved_bytes if memory.reserved_bytes > 0 and split >= 0 else None
-        lines += [
-            _fact("capacity", human_bytes(memory.capacity_bytes)),
-            _fact("headroom", human_bytes(memory.headroom_bytes)),
-            _fact(
+        ratio = split / memory.reserved_bytes if memory.reserved_bytes > 0 and split >= 0 else None
+        rows += [
+            _fact_row("capacity", human_bytes(memory.capacity_bytes)),
+            _fact_row("headroom", human_bytes(memory.headroom_bytes)),
+            _fact_row(
                 "fragmentation",
                 f"{human_bytes(slack)} reserved and not allocated ({human_ratio(share)})",
             ),
-            _fact("split blocks", f"{human_bytes(split)} inactive ({human_ratio(parts)})"),
-            _fact("retries", human_count(memory.retries), "warn" if memory.retries > 0 else ""),
-            _fact("failed", human_count(memory.ooms), "bad" if memory.ooms > 0 else ""),
+            _fact_row("split blocks", f"{human_bytes(split)} inactive ({human_ratio(ratio)})"),
+            _fact_row("retries", human_count(memory.retries), "warn" if memory.retries > 0 else ""),
+            _fact_row("failed", human_count(memory.ooms), "bad" if memory.ooms > 0 else ""),
         ]
     else:
-        lines.append([("no device allocator on this rank", "dim")])
+        rows.append([("no device allocator on this rank", "dim")])
     if rank.out_of_memory is not None:
         oom = rank.out_of_memory
         requested, free = human_bytes(oom.requested_bytes), human_bytes(oom.free_bytes)
-        text = f"out of memory: {requested} requested, {free} free"
+        message = f"out of memory: {requested} requested, {free} free"
         if oom.largest_block_bytes >= 0:
-            text += f", largest block in the cache {human_bytes(oom.largest_block_bytes)}"
-        lines += wrapped(text, width, "bad")
-    lines += [[], *_host(rank)]
-    return [*lines, *(risk_line(fit(f"{r.pool} risk", 15), r, "dim") for r in rank.risks)]
+            message += f", largest block in the cache {human_bytes(oom.largest_block_bytes)}"
+        rows += wrap_text(message, width, "bad")
+    rows += [[], *_host_lines(rank)]
+    return [*rows, *(risk_line(fit(f"{r.pool} risk", 15), r, "dim") for r in rank.risks)]
 
 
-def _host(rank: RankSnapshot) -> list[Line]:
-    lines = [
-        _fact("RSS", human_bytes(rank.rss_bytes)),
-        _fact("pinned", human_bytes(rank.pinned_bytes)),
+def _host_lines(rank: RankSnapshot) -> list[Line]:
+    rows = [
+        _fact_row("RSS", human_bytes(rank.rss_bytes)),
+        _fact_row("pinned", human_bytes(rank.pinned_bytes)),
     ]
     host = rank.host
     if host is not None and host.limit_bytes >= 0:
-        lines.append(
-            _fact("cgroup", f"{human_bytes(host.usage_bytes)} of {human_bytes(host.limit_bytes)}")
+        rows.append(
+            _fact_row(
+                "cgroup", f"{human_bytes(host.usage_bytes)} of {human_bytes(host.limit_bytes)}"
+            )
         )
-        lines.append(_fact("headroom", human_bytes(host.headroom_bytes)))
-    lines.append(_fact("node available", human_bytes(rank.host_available_bytes)))
+        rows.append(_fact_row("headroom", human_bytes(host.headroom_bytes)))
+    rows.append(_fact_row("node available", human_bytes(rank.host_available_bytes)))
     if host is not None and host.oom_kills > 0:
-        lines.append(_fact("OOM kills", human_count(host.oom_kills), "bad"))
-    return lines
+        rows.append(_fact_row("OOM kills", human_count(host.oom_kills), "bad"))
+    return rows
 
 
-def _fact(name: str, value: str, tone: str = "") -> Line:
+def _fact_row(name: str, value: str, tone: str = "") -> Line:
     return [(fit(name, 15), "dim"), (value, tone)]
 
 
-def _level(name: str, nbytes: int, whole: int, tone: str, look: DisplayOptions, width: int) -> Line:
-    bar = gauge(max(0, nbytes), whole, max(4, width - 26), tone, letters=look.letters)
+def _level_bar(
+    name: str, nbytes: int, scale: int, tone: str, options: DisplayOptions, width: int
+) -> Line:
+    bar = draw_gauge(max(0, nbytes), scale, max(4, width - 26), tone, letters=options.letters)
     return [(fit(name, 15), "dim"), *bar, (fit(human_bytes(nbytes), 11, right=True), "bold")]

@@ -16,12 +16,12 @@ from zeromon.report import communication, memory, render
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.draw.chart import charted
-from zeromon.tui.line import Line, clean, fit, wrapped
-from zeromon.tui.plots import plots_of
+from zeromon.tui.draw.chart import chart_drawer
+from zeromon.tui.line import Line, clean, fit, wrap_text
+from zeromon.tui.plots import plots_by_name
 from zeromon.tui.screens.overview import finding_lines, step_bars
-from zeromon.tui.screens.text import text_lines
-from zeromon.tui.screens.view import View, no_rank
+from zeromon.tui.screens.text import lines_of_report
+from zeromon.tui.screens.view import View, why_no_rank
 from zeromon.tui.status_text import risk_line
 from zeromon.tui.tables import STEPS, RankStep
 from zeromon.tui.view_model import ViewModel
@@ -42,7 +42,7 @@ class RankView(View):
         with Vertical(id="body"):
             with Horizontal(id="rank-charts"):
                 yield from (
-                    Panel(name, id=f"rank-{name}", classes="box") for name in charts.names()
+                    Panel(name, id=f"rank-{name}", classes="box") for name in charts.list_names()
                 )
             yield Page("rank", id="rank-page")
 
@@ -52,18 +52,18 @@ class RankView(View):
         if rank is None:
             self._draw_nothing(model)
             return
-        look = model.look
+        options = model.look
         columns = max(1, self.query_one("#rank-charts Panel", Panel).size.width - _AXIS)
-        plots = plots_of((rank,), model.trends, look, columns, model.mark_steps)
-        for name in charts.names():
+        plots = plots_by_name((rank,), model.trends, options, columns, model.mark_steps)
+        for name in charts.list_names():
             panel = self.query_one(f"#rank-{name}", Panel)
             panel.display = name in plots
-            if made := plots.get(name):
-                panel.show(charted(made.plot), made.title)
+            if chart := plots.get(name):
+                panel.show(chart_drawer(chart.plot), chart.title)
         page = self.query_one(Page)
         page.border_title = f"rank {rank.rank}"
         page.border_subtitle = "esc: back   \\[ ]: other ranks"
-        page.show(lambda width: rank_page(model.run, rank, look, width))
+        page.show(lambda width: rank_page(model.run, rank, options, width))
 
     def _draw_nothing(self, model: ViewModel) -> None:
         """Clears the parts: what they show may be of another run."""
@@ -71,7 +71,7 @@ class RankView(View):
             panel.show(lambda _width, _h: [])
         page = self.query_one(Page)
         page.border_title = ""
-        page.show(lambda width: wrapped(no_rank(model), width, "dim"))
+        page.show(lambda width: wrap_text(why_no_rank(model), width, "dim"))
 
     def sheet(self, model: ViewModel) -> TableExport[Any] | None:
         """The steps of the rank."""
@@ -83,85 +83,87 @@ class RankView(View):
         )
 
 
-def rank_page(run: RunSnapshot, rank: RankSnapshot, look: DisplayOptions, width: int) -> list[Line]:
+def rank_page(
+    run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, width: int
+) -> list[Line]:
     """Identity, state, time, memory, device and communication of a rank."""
-    lines: list[Line] = [
+    rows: list[Line] = [
         _pairs(("pid", str(rank.pid)), ("node", rank.node), ("device", rank.device),
                ("local rank", str(rank.local_rank)), ("strategy", rank.strategy)),
         [("now        ", "dim"), (clean(rank.ended or doing(rank)), "bad" if rank.failed else "bold")],
     ]  # fmt: skip
     if rank.exception:
-        lines += wrapped(rank.exception, width, "bad")
-    lines += [
+        rows += wrap_text(rank.exception, width, "bad")
+    rows += [
         _pairs(("step", human_count(rank.step)), ("skipped", human_count(rank.skipped_steps)),
                ("micro-steps", human_count(rank.micro_steps)),
                ("mean step", STEP.text(rank)),
                ("exposed", f"{human_seconds(rank.exposed_seconds)} ({human_ratio(rank.exposed_ratio)})"),
                ("overlap", human_ratio(rank.overlap_ratio))),
-        *([[("exposed    n/a: ", "dim"), (why, "")]] if (why := exposed_unknown(rank)) else []),
-        *([[("untimed    ", "dim"), (some, "")]] if (some := in_graphs(rank)) else []),
+        *([[("exposed    n/a: ", "dim"), (reason, "")]] if (reason := exposed_unknown(rank)) else []),
+        *([[("untimed    ", "dim"), (graphs, "")]] if (graphs := in_graphs(rank)) else []),
         *([[("training   ", "dim"), (training_text(rank), "")]] if rank.scalars else []),
         _pairs(("late", human_seconds(rank.late_seconds)), ("waits", human_seconds(rank.wait_seconds)),
-               ("RSS", human_bytes(rank.rss_bytes)), *_memory(rank)),
+               ("RSS", human_bytes(rank.rss_bytes)), *_memory_pairs(rank)),
         _pairs(("start-up", human_seconds(rank.startup_seconds)), ("agent cost", overhead_text([rank])),
                ("errors in hooks", human_count(rank.errors)),
                ("records lost", human_count(rank.dropped))),
-        *(wrapped(made, width) if (made := loading_text(rank)) else []),
-        *(wrapped(f"set-up: {parts}", width) if (parts := startup_parts_text(rank)) else []),
-        *(wrapped(said, width) if (said := checkpoint_text(run)) else []),
-        [], *step_bars([rank], look, width),
+        *(wrap_text(loading, width) if (loading := loading_text(rank)) else []),
+        *(wrap_text(f"set-up: {startup}", width) if (startup := startup_parts_text(rank)) else []),
+        *(wrap_text(checkpoint, width) if (checkpoint := checkpoint_text(run)) else []),
+        [], *step_bars([rank], options, width),
     ]  # fmt: skip
     if rank.device_stats is not None:
-        lines += [[], *_device(rank.device_stats)]
+        rows += [[], *_device_lines(rank.device_stats)]
     if rank.pressure is not None:
         waits = f"{human_ratio(rank.pressure.cpu_wait_ratio)} of its time waiting for a CPU"
-        lines.append(
+        rows.append(
             _pairs(
                 ("host", waits),
                 ("pages from disk", f"{rank.pressure.major_faults_per_second:.0f}/s"),
             )
         )
-    lines += [risk_line(f"{risk.pool} risk  ", risk, "") for risk in rank.risks]
-    lines += _waiting(run, rank, width)
+    rows += [risk_line(f"{risk.pool} risk  ", risk, "") for risk in rank.risks]
+    rows += _waiting_rank_lines(run, rank, width)
     findings = [finding for finding in run.findings if finding.rank == rank.rank]
     if findings:
-        lines += [[], [("findings", "bold")], *finding_lines(findings, len(findings))]
-    return [*lines, *_report(replace(run, ranks=(rank,)), width)]
+        rows += [[], [("findings", "bold")], *finding_lines(findings, len(findings))]
+    return [*rows, *_report_sections(replace(run, ranks=(rank,)), width)]
 
 
-def _waiting(run: RunSnapshot, rank: RankSnapshot, width: int) -> list[Line]:
+def _waiting_rank_lines(run: RunSnapshot, rank: RankSnapshot, width: int) -> list[Line]:
     """The collectives in flight, and the call stack of a rank that makes no progress."""
-    lines: list[Line] = [[], [("in flight", "bold")]] if rank.in_flight else []
-    for one in rank.in_flight:
-        age = human_seconds(max(0.0, (run.taken_ns - one.issued_ns) / 1e9))
-        what = f"{one.op} number {human_count(one.sequence)} in {group_of(rank, one)}"
-        text = f"  {what}, {one.unit or 'no unit'}, {human_bytes(one.nbytes)}, for {age}"
-        lines += wrapped(text, width, "warn")
+    rows: list[Line] = [[], [("in flight", "bold")]] if rank.in_flight else []
+    for call in rank.in_flight:
+        age = human_seconds(max(0.0, (run.taken_ns - call.issued_ns) / 1e9))
+        subject = f"{call.op} number {human_count(call.sequence)} in {group_of(rank, call)}"
+        message = f"  {subject}, {call.unit or 'no unit'}, {human_bytes(call.nbytes)}, for {age}"
+        rows += wrap_text(message, width, "warn")
     if rank.stack:
-        lines += [[], [("call stack, the outermost call first", "bold")]]
-        lines += [line for frame in rank.stack for line in wrapped(frame, width, "", "  ")]
-    return lines
+        rows += [[], [("call stack, the outermost call first", "bold")]]
+        rows += [row for frame in rank.stack for row in wrap_text(frame, width, "", "  ")]
+    return rows
 
 
-def _report(run: RunSnapshot, width: int) -> list[Line]:
+def _report_sections(run: RunSnapshot, width: int) -> list[Line]:
     """The sections of the report about one rank."""
     blocks = (
-        communication.pipeline(run), communication.units(run, 20), communication.sizes(run),
-        communication.inspected(run),
-        memory.roles(run), memory.offload(run), render.engines(run),
+        communication.stage_block(run), communication.by_unit(run, 20), communication.by_size(run),
+        communication.nccl_block(run),
+        memory.by_role(run), memory.offload(run), render.engine_block(run),
         render.settings(run, written_only=True),
     )  # fmt: skip
-    return [line for block in blocks if block for line in ([], *text_lines(block, width))]
+    return [row for block in blocks if block for row in ([], *lines_of_report(block, width))]
 
 
 def _pairs(*pairs: tuple[str, str]) -> Line:
-    line: Line = []
+    spans: Line = []
     for index, (name, value) in enumerate(pairs):
-        line += [(fit(name, 11) if not index else f"{name} ", "dim"), (clean(value) + "   ", "")]
-    return line
+        spans += [(fit(name, 11) if not index else f"{name} ", "dim"), (clean(value) + "   ", "")]
+    return spans
 
 
-def _memory(rank: RankSnapshot) -> Sequence[tuple[str, str]]:
+def _memory_pairs(rank: RankSnapshot) -> Sequence[tuple[str, str]]:
     memory = rank.memory
     if memory is None:
         return ()
@@ -172,12 +174,12 @@ def _memory(rank: RankSnapshot) -> Sequence[tuple[str, str]]:
     )  # fmt: skip
 
 
-def _device(device: Device) -> list[Line]:
+def _device_lines(device: Device) -> list[Line]:
     power = f"{device.power_watts:.0f} W" if device.power_watts is not None else "n/a"
     heat = (
         f"{device.temperature_celsius:.0f} °C" if device.temperature_celsius is not None else "n/a"
     )
-    lines = [
+    table = [
         _pairs(("device", device.name), ("busy", human_ratio(device.utilization_ratio)),
                ("used", f"{human_bytes(device.used_bytes)} of {human_bytes(device.total_bytes)}"),
                ("power", power), ("temperature", heat)),
@@ -187,16 +189,16 @@ def _device(device: Device) -> list[Line]:
                ("out", human_rate(device.nvlink_transmit_bytes_per_second))),
     ]  # fmt: skip
     if device.sm_active_ratio is not None:
-        lines.append(_pairs(("active", ""), ("SM", human_ratio(device.sm_active_ratio)),
+        table.append(_pairs(("active", ""), ("SM", human_ratio(device.sm_active_ratio)),
                             ("tensor cores", human_ratio(device.tensor_active_ratio)),
                             ("memory", human_ratio(device.dram_active_ratio))))  # fmt: skip
     if device.throttle_reasons:
-        lines.append([("throttled  ", "dim"), (clean(", ".join(device.throttle_reasons)), "warn")])
+        table.append([("throttled  ", "dim"), (clean(", ".join(device.throttle_reasons)), "warn")])
     if device.ecc_errors or device.xid:
-        lines.append(
+        table.append(
             [
                 ("errors     ", "dim"),
                 (f"ECC {device.ecc_errors or 0}, Xid {device.xid or '-'}", "bad"),
             ]
         )
-    return lines
+    return table

@@ -13,9 +13,9 @@ from zeromon.readout.figures import MAPPED, RATIO
 from zeromon.snapshot import FleetNode
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import nice_ceiling
-from zeromon.tui.draw.heat import Mesh, heat, mesh, scale
-from zeromon.tui.line import Line, spread
-from zeromon.tui.screens.view import View, no_rank
+from zeromon.tui.draw.heat import Mesh, draw_heat_map, draw_heat_scale, fit_mesh_cells
+from zeromon.tui.line import Line, join_at_ends
+from zeromon.tui.screens.view import View, why_no_rank
 from zeromon.tui.tables import NODES, RANKS
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
@@ -39,27 +39,31 @@ class HeatMap(Panel):
         super().__init__("heat map", id=id, classes=classes)
         self._mesh: Mesh | None = None
 
-    def look_at(self, model: ViewModel, figure: int, chosen: int) -> None:
+    def look_at(self, model: ViewModel, figure_index: int, chosen: int) -> None:
         """Shows a figure of all ranks, or of the worst rank of each node."""
-        shown = MAPPED[figure]
+        mapped = MAPPED[figure_index]
         letters, fleet = model.look.letters, model.run.fleet
-        values, what = [shown.of_rank(rank) for rank in model.ranks], "ranks"
+        values, noun = [mapped.of_rank(rank) for rank in model.ranks], "ranks"
         if fleet is not None:
-            values, what = [shown.of_node(node) for node in fleet.nodes], "nodes"
-        known = [value for value in values if value is not None]
-        high = nice_ceiling(max(known, default=1.0))
-        high = min(high, 1.0) if shown.unit is RATIO else high
-        words = shown.unit.text
+            values, noun = [mapped.of_node(node) for node in fleet.nodes], "nodes"
+        measured = [value for value in values if value is not None]
+        high = nice_ceiling(max(measured, default=1.0))
+        high = min(high, 1.0) if mapped.unit is RATIO else high
+        text_of = mapped.unit.text
 
-        def lines(width: int, height: int) -> list[Line]:
-            self._mesh = mesh(len(values), width, max(1, height - 1))
-            each = f"{self._mesh.each} {what} a cell, the worst  " if self._mesh.each > 1 else ""
-            hint = f"{each}h: another figure" if known else "not known"
+        def draw_lines(width: int, height: int) -> list[Line]:
+            self._mesh = fit_mesh_cells(len(values), width, max(1, height - 1))
+            note = f"{self._mesh.each} {noun} a cell, the worst  " if self._mesh.each > 1 else ""
+            hint = f"{note}h: another figure" if measured else "not known"
             hint += "  n: nodes" if fleet is not None else ""
-            foot = spread([(hint, "dim")], scale(words(0.0), words(high), letters=letters), width)
-            return [*heat(values, (0.0, high), self._mesh, chosen, letters=letters), foot]
+            foot = join_at_ends(
+                [(hint, "dim")],
+                draw_heat_scale(text_of(0.0), text_of(high), letters=letters),
+                width,
+            )
+            return [*draw_heat_map(values, (0.0, high), self._mesh, chosen, letters=letters), foot]
 
-        self.show(lines, f"{shown.label}, {human_count(len(values))} {what}")
+        self.show(draw_lines, f"{mapped.label}, {human_count(len(values))} {noun}")
 
     def on_click(self, event: events.Click) -> None:
         """Posts which cell is under the pointer."""
@@ -102,16 +106,16 @@ class Ranks(View):
         """Draws the map and the table."""
         nodes = model.run.fleet.nodes if model.run.fleet is not None else ()
         table = self.query_one("#ranks", Table)
-        table.border_title, table.empty = shown_of(model), no_rank(model)
+        table.border_title, table.empty = shown_ranks_text(model), why_no_rank(model)
         table.show(model.ranks)
         if self._by_node:
             self._table.border_title = f"{human_count(len(nodes))} nodes, the worst rank of each"
             self._table.show(nodes)
-        rows = _rows(len(nodes or model.ranks), self.size.width - 4, self.size.height)
+        rows = _rows_of_map(len(nodes or model.ranks), self.size.width - 4, self.size.height)
         self.query_one("#heat", HeatMap).styles.height = rows + 3
-        self._heat(model)
+        self._redraw_heat_map(model)
 
-    def _heat(self, model: ViewModel) -> None:
+    def _redraw_heat_map(self, model: ViewModel) -> None:
         current, fleet = self._table.current, model.run.fleet
         at = -1
         if fleet is None:
@@ -148,26 +152,26 @@ class Ranks(View):
     def _follow(self) -> None:
         self._soon = None
         if self.host.model is not None:
-            self._heat(self.host.model)
+            self._redraw_heat_map(self.host.model)
 
     @on(Table.Chosen, "#nodes")
-    def _node_chosen(self) -> None:
+    def _open_chosen_node(self) -> None:
         current = self._table.current
         if isinstance(current, FleetNode):
-            self._open_node(current)
+            self._open_ranks_of_node(current)
 
-    def _open_node(self, node: FleetNode) -> None:
+    def _open_ranks_of_node(self, node: FleetNode) -> None:
         """Shows the ranks of a node."""
         if self._by_node:
             self.action_nodes()
         self.host.open_node(node)
 
     @on(HeatMap.Picked)
-    def _picked(self, event: HeatMap.Picked) -> None:
+    def _go_to_picked(self, event: HeatMap.Picked) -> None:
         model = self.host.model
         fleet = model.run.fleet if model is not None else None
         if fleet is not None and event.index < len(fleet.nodes):
-            self._open_node(fleet.nodes[event.index])
+            self._open_ranks_of_node(fleet.nodes[event.index])
         elif model is not None and event.index < len(model.ranks):
             self.query_one("#ranks", Table).go(model.ranks[event.index].rank)
             self.focus_body()
@@ -179,7 +183,7 @@ class Ranks(View):
         return TableExport("ranks", RANKS, self._table.rows if model.ranks else ())
 
 
-def shown_of(model: ViewModel) -> str:
+def shown_ranks_text(model: ViewModel) -> str:
     """How many ranks are shown; "" where all are."""
     fleet = model.run.fleet
     if fleet is None:
@@ -188,9 +192,9 @@ def shown_of(model: ViewModel) -> str:
     return count if model.rank_filter else f"{count}, the most important"
 
 
-def _rows(count: int, width: int, height: int) -> int:
+def _rows_of_map(count: int, width: int, height: int) -> int:
     """The rows of the map: as many as it needs, up to a third of the screen."""
-    most = max(1, height // 3)
-    laid = [(rows, mesh(count, width, rows)) for rows in range(1, most + 1)]
-    wide = [rows for rows, made in laid if made.cell > 1]
-    return next(iter(wide or [rows for rows, made in laid if made.each == 1]), most)
+    max_rows = max(1, height // 3)
+    laid = [(rows, fit_mesh_cells(count, width, rows)) for rows in range(1, max_rows + 1)]
+    wide = [rows for rows, grid in laid if grid.cell > 1]
+    return next(iter(wide or [rows for rows, grid in laid if grid.each == 1]), max_rows)

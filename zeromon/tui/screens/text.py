@@ -9,9 +9,9 @@ from textual.app import ComposeResult
 
 from zeromon.readout.text import capture_text
 from zeromon.report import memory, render as config
-from zeromon.report.table import wrapped_line
-from zeromon.report.trace import captured
-from zeromon.traces.analysis import read_result
+from zeromon.report.table import wrap_report_line
+from zeromon.report.trace import capture_report
+from zeromon.traces.analysis import read_analysis_result
 from zeromon.tui.line import Line, clean
 from zeromon.tui.screens.view import View
 from zeromon.tui.view_model import ViewModel
@@ -29,7 +29,7 @@ class TextScreen(View):
         super().__init__()
         self._title = title
         self._write = write
-        self._lines = markdown_lines if is_markdown else text_lines
+        self._lines = lines_of_markdown if is_markdown else lines_of_report
 
     def body(self) -> ComposeResult:
         """The text."""
@@ -39,43 +39,43 @@ class TextScreen(View):
 
     def draw(self, model: ViewModel) -> None:
         """Draws the text."""
-        text = self._write(model)
-        self.query_one(Page).show(lambda width: self._lines(text, width))
+        content = self._write(model)
+        self.query_one(Page).show(lambda width: self._lines(content, width))
 
 
-def text_lines(text: str, width: int) -> list[Line]:
+def lines_of_report(report: str, width: int) -> list[Line]:
     """A report as lines of *width*: a line without indentation is a title."""
-    made: list[Line] = []
-    for line in text.splitlines():
-        tone = "" if line.startswith((" ", "|", "-", "`")) or not line else "bold"
-        made += [[(part, tone)] for part in wrapped_line(clean(line), width)]
-    return made
+    rows: list[Line] = []
+    for report_line in report.splitlines():
+        tone = "" if report_line.startswith((" ", "|", "-", "`")) or not report_line else "bold"
+        rows += [[(row, tone)] for row in wrap_report_line(clean(report_line), width)]
+    return rows
 
 
-def markdown_lines(text: str, width: int) -> list[Line]:
+def lines_of_markdown(markdown: str, width: int) -> list[Line]:
     """A page of a rule as lines of *width*, as `zeromon rule` prints it."""
     console = Console(width=width, color_system=None, legacy_windows=False)
     return [
-        [(part.text, "bold" if part.style and part.style.bold else "") for part in line]
-        for line in console.render_lines(Markdown(text), pad=False)
+        [(span.text, "bold" if span.style and span.style.bold else "") for span in row]
+        for row in console.render_lines(Markdown(markdown), pad=False)
     ]
 
 
-def configuration(model: ViewModel) -> str:
+def configuration_text(model: ViewModel) -> str:
     """Engines, memory by role, offload, and the effective value of every setting."""
     run = model.run
-    blocks = [config.engines(run), memory.roles(run), memory.offload(run)]
+    blocks = [config.engine_block(run), memory.by_role(run), memory.offload(run)]
     blocks.append(config.settings(run, written_only=False))
-    text = "\n\n".join(block for block in blocks if block)
+    page = "\n\n".join(block for block in blocks if block)
     strategy = run.ranks[0].strategy if run.ranks else "this run"
-    return text or f"{strategy} has no configuration file: there is nothing to show"
+    return page or f"{strategy} has no configuration file: there is nothing to show"
 
 
-def analysis(model: ViewModel) -> str:
+def trace_analysis_text(model: ViewModel) -> str:
     """The last trace: its files, the live figures against it, the time of the device by activity."""
-    made = model.run.capture
-    if made is None:
+    capture = model.run.capture
+    if capture is None:
         return "no trace was taken of this run: t takes one of the next two steps"
-    if made.is_open:
-        return capture_text(made, max((rank.step for rank in model.run.ranks), default=0))
-    return captured(made, read_result(Path(made.folder)))
+    if capture.is_open:
+        return capture_text(capture, max((rank.step for rank in model.run.ranks), default=0))
+    return capture_report(capture, read_analysis_result(Path(capture.folder)))

@@ -14,7 +14,7 @@ from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.draw import lanes
 from zeromon.tui.line import Line, fit
 from zeromon.tui.screens.collectives import Collectives
-from zeromon.tui.screens.overview import parts_legend
+from zeromon.tui.screens.overview import legend_of_parts
 from zeromon.tui.screens.view import View
 from zeromon.tui.tables import STEPS, RankStep
 from zeromon.tui.view_model import ViewModel
@@ -23,9 +23,9 @@ from zeromon.units import human_seconds
 
 _LABEL = 10
 _STEPS_AT_FIRST = 12
-_MOST_THICK = 3
-_LEAST_PAUSE_SECONDS = 0.9
-_TRUE = "True times of steps, shares of phases; ? not timed (enter: collectives)"
+_MAX_LANE_ROWS = 3
+_MIN_PAUSE_SECONDS = 0.9
+_NOTE = "True times of steps, shares of phases; ? not timed (enter: collectives)"
 
 
 class Lanes(TimeAxis):
@@ -46,9 +46,9 @@ class Lanes(TimeAxis):
             self.look_at(model)
             self._drawn = model
         if self._soon is None:
-            self._soon = self.set_timer(_LEAST_PAUSE_SECONDS, self._catch_up)
+            self._soon = self.set_timer(_MIN_PAUSE_SECONDS, self._draw_waiting_model)
 
-    def _catch_up(self) -> None:
+    def _draw_waiting_model(self) -> None:
         self._soon = None
         if self._model is not None and self._model is not self._drawn:
             self.arrive(self._model)
@@ -57,12 +57,12 @@ class Lanes(TimeAxis):
         """Draws the steps now."""
         self._model = model
         span = human_seconds(self.shown_seconds())
-        place = (
+        position = (
             "to the newest step"
             if not self.back
             else f"until {human_seconds(self.back)} before the newest"
         )
-        self.show(self._lines, f"timeline: {span}, {place}")
+        self.show(self._lines, f"timeline: {span}, {position}")
 
     def redraw(self) -> None:
         """Draws the steps now."""
@@ -72,14 +72,14 @@ class Lanes(TimeAxis):
     def usual_seconds(self) -> float:
         """About a dozen steps."""
         ranks = self._model.ranks if self._model is not None else ()
-        last = [rank.recent[-_STEPS_AT_FIRST:] for rank in ranks if rank.recent]
-        return max(((s[-1].end_ns - s[0].start_ns) / 1e9 for s in last), default=1.0)
+        recent_steps = [rank.recent[-_STEPS_AT_FIRST:] for rank in ranks if rank.recent]
+        return max(((s[-1].end_ns - s[0].start_ns) / 1e9 for s in recent_steps), default=1.0)
 
     def extent(self) -> tuple[int, int] | None:
         """From the first to the last step of the snapshot."""
         ranks = self._model.ranks if self._model is not None else ()
-        known = [(r.recent[0].start_ns, r.recent[-1].end_ns) for r in ranks if r.recent]
-        return (min(k[0] for k in known), max(k[1] for k in known)) if known else None
+        bounds = [(r.recent[0].start_ns, r.recent[-1].end_ns) for r in ranks if r.recent]
+        return (min(k[0] for k in bounds), max(k[1] for k in bounds)) if bounds else None
 
     def count(self) -> int:
         """The number of ranks."""
@@ -90,49 +90,49 @@ class Lanes(TimeAxis):
         if model is None or not any(rank.recent for rank in model.ranks):
             return [[("no step has ended yet", "dim")]]
         letters = model.look.letters
-        now = max(rank.recent[-1].end_ns for rank in model.ranks if rank.recent)
-        last = now - round(self.back * 1e9)
-        first, room = last - round(self.shown_seconds() * 1e9), max(8, width - _LABEL)
+        now_ns = max(rank.recent[-1].end_ns for rank in model.ranks if rank.recent)
+        stop = now_ns - round(self.back * 1e9)
+        start, size = stop - round(self.shown_seconds() * 1e9), max(8, width - _LABEL)
         chosen = model.focus()
         recent = chosen.recent if chosen is not None else ()
         steps = [(step.step, step.start_ns, step.end_ns) for step in recent]
-        lines: list[Line] = [
-            [(" " * _LABEL, ""), *lanes.ruler(first, last, room, lanes.ago_of(now))],
-            [(fit("step", _LABEL), "dim"), *lanes.numbers(steps, first, last, room)],
+        rows: list[Line] = [
+            [(" " * _LABEL, ""), *lanes.draw_ruler(start, stop, size, lanes.age_labels(now_ns))],
+            [(fit("step", _LABEL), "dim"), *lanes.draw_step_numbers(steps, start, stop, size)],
         ]  # fmt: skip
-        each = (height - 4) // len(model.ranks)
-        roomy, thick = each >= 2, min(_MOST_THICK, max(1, each - 1))
-        shown: list[RankSnapshot] = []
+        rank_rows = (height - 4) // len(model.ranks)
+        roomy, thick = rank_rows >= 2, min(_MAX_LANE_ROWS, max(1, rank_rows - 1))
+        drawn: list[RankSnapshot] = []
         for rank in model.ranks[self.top :]:
-            if len(lines) >= height - 2:
+            if len(rows) >= height - 2:
                 break
-            shown.append(rank)
+            drawn.append(rank)
             mine = chosen is not None and rank.rank == chosen.rank
             label = (fit(f"rank {rank.rank}", _LABEL), "accent" if mine else "bold")
-            lane = lanes.lane(rank.recent, first, last, room, letters=letters)
-            lines += [[label, *lane], *[[(" " * _LABEL, ""), *lane]] * (thick - 1)]
+            lane = lanes.draw_step_lane(rank.recent, start, stop, size, letters=letters)
+            rows += [[label, *lane], *[[(" " * _LABEL, ""), *lane]] * (thick - 1)]
             if roomy or mine:
-                body = lanes.communication(rank.recent, first, last, room, letters=letters)
-                lines.append([(fit("  comm.", _LABEL), "dim"), *body])
-        lines = lines[: height - 2]
-        lines += [[]] * (height - 2 - len(lines))
-        return [*lines, _legend(model.look, shown, first, last, width), [(_TRUE, "dim")]]
+                body = lanes.draw_communication(rank.recent, start, stop, size, letters=letters)
+                rows.append([(fit("  comm.", _LABEL), "dim"), *body])
+        rows = rows[: height - 2]
+        rows += [[]] * (height - 2 - len(rows))
+        return [*rows, _steps_legend(model.look, drawn, start, stop, width), [(_NOTE, "dim")]]
 
 
-def _legend(
-    look: DisplayOptions, ranks: Sequence[RankSnapshot], first: int, last: int, width: int
+def _steps_legend(
+    options: DisplayOptions, ranks: Sequence[RankSnapshot], start: int, stop: int, width: int
 ) -> Line:
     """The parts of the steps that are shown, and the usual ones."""
-    seen = {
-        part
+    drawn = {
+        name
         for rank in ranks
         for step in rank.recent
-        if step.end_ns > first and step.start_ns < last
-        for part, spent in step_parts(step).items()
-        if spent
+        if step.end_ns > start and step.start_ns < stop
+        for name, size in step_parts(step).items()
+        if size
     }
-    parts = [part for part in PARTS if part in seen or (part in USUAL and part != "exposed")]
-    return parts_legend([*parts, "hidden"], look, width)
+    names = [name for name in PARTS if name in drawn or (name in USUAL and name != "exposed")]
+    return legend_of_parts([*names, "hidden"], options, width)
 
 
 class Timeline(View):

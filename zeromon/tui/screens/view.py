@@ -18,9 +18,9 @@ from zeromon.snapshot import FleetNode, Severity
 from zeromon.sources.base import Source
 from zeromon.tui import status_text
 from zeromon.tui.columns import Column, Columns, TableExport
-from zeromon.tui.line import Line, Span, clean, spread
+from zeromon.tui.line import Line, Span, clean, join_at_ends
 from zeromon.tui.messages import RunChoice
-from zeromon.tui.view_model import ViewModel, scrubber, status
+from zeromon.tui.view_model import ViewModel, draw_scrubber, status_line
 from zeromon.tui.widgets.panel import Keys, Panel
 from zeromon.tui.widgets.table import Table
 
@@ -33,8 +33,8 @@ class Tabs(Panel):
     def on_click(self, event: events.Click) -> None:
         """Opens the screen under the pointer."""
         upto = 0
-        for name, (text, _) in zip(TABS, self.lines()[0], strict=False):
-            upto += len(text)
+        for name, (label, _) in zip(TABS, self.lines()[0], strict=False):
+            upto += len(label)
             if event.x < upto:
                 self.app.switch_mode(name)
                 return
@@ -62,8 +62,8 @@ class Host(Protocol):
     def rank_filter(self) -> str:
         """The filter of ranks, as the user typed it."""
 
-    def filter_ranks(self, text: str) -> None:
-        """Shows only the ranks that *text* selects."""
+    def filter_ranks(self, filter_text: str) -> None:
+        """Shows only the ranks that *filter_text* selects."""
 
     def open_rank(self, rank: int) -> None:
         """Opens the screen of one rank."""
@@ -142,45 +142,49 @@ class View(Screen[None]):
         model = self.host.model
         if not self._is_laid_out():
             return
-        self.show_age()
+        self.show_snapshot_age()
         if model is not None:
             self.query_one("#risk", Panel).show(
-                lambda width, _h: [status_text.risk(model.run, width)]
+                lambda width, _h: [status_text.verdict_line(model.run, width)]
             )
-            self.query_one("#tabs", Tabs).show(lambda width, _h: [_tabs(self.TAB, model, width)])
-            line = self.query_one("#scrubber", Panel)
-            line.set_class(model.paused or model.replay, "-shown")
-            line.show(lambda width, _h: [scrubber(model, width)])
+            self.query_one("#tabs", Tabs).show(lambda width, _h: [_tab_row(self.TAB, model, width)])
+            panel = self.query_one("#scrubber", Panel)
+            panel.set_class(model.paused or model.replay, "-shown")
+            panel.show(lambda width, _h: [draw_scrubber(model, width)])
             self.draw(model)
 
-    def show_age(self) -> None:
+    def show_snapshot_age(self) -> None:
         """Draws the first line: which run it is, and how old its snapshot is."""
         if not self._is_laid_out():
             return
-        model, now = self.host.model, self.host.now()
+        model, now_seconds = self.host.model, self.host.now()
         head = self.query_one("#head", Panel)
         if model is None:
             waiting = self.host.trouble or "waiting for the first snapshot"
             head.show(lambda _w, _h: [[(" zeromon ", "badge"), (f"  {waiting}", "")]])
         else:
             head.show(
-                lambda width, _h: [spread(status_text.head(model.run), status(model, now), width)]
+                lambda width, _h: [
+                    join_at_ends(
+                        status_text.head_line(model.run), status_line(model, now_seconds), width
+                    )
+                ]
             )
 
     def _is_laid_out(self) -> bool:
         """Returns whether the widgets exist: the clock's first tick may come before them."""
         return self.is_mounted and bool(self.query("#head"))
 
-    def read_in_thread(self, read: Callable[[], Message], failed: Callable[[str], Message]) -> None:
-        """Posts what *read* returns, else what *failed* makes of its error: a source may block."""
+    def read_in_thread(self, load: Callable[[], Message], failed: Callable[[str], Message]) -> None:
+        """Posts what *load* returns, else what *failed* makes of its error: a source may block."""
 
-        def post() -> None:
+        def post_result() -> None:
             try:
-                self.post_message(read())
+                self.post_message(load())
             except ZeromonError as error:
                 self.post_message(failed(error.told))
 
-        threading.Thread(target=post, daemon=True).start()
+        threading.Thread(target=post_result, daemon=True).start()
 
     def action_leave(self) -> None:
         """Closes the filter's input, clears the filter, or goes back to the screen below."""
@@ -188,7 +192,7 @@ class View(Screen[None]):
         if entry.display:
             entry.value = ""
             self._close(entry)
-        elif self.filter_text():
+        elif self.filter_in_force():
             self.filter("")
         elif len(self.app.screen_stack) > 1:
             self.app.pop_screen()
@@ -196,35 +200,35 @@ class View(Screen[None]):
     def action_ask(self) -> None:
         """Opens the input of the filter."""
         entry = self.query_one("#filter", Input)
-        entry.value = self.filter_text()
+        entry.value = self.filter_in_force()
         entry.display = True
         self.set_focus(entry)  # at once, so that the next key goes to the input
 
-    def filter_text(self) -> str:
+    def filter_in_force(self) -> str:
         """The filter that is in force."""
         return self._text if self.OWN_FILTER else self.host.rank_filter
 
-    def filter(self, text: str) -> None:
-        """Filters by *text*."""
+    def filter(self, filter_text: str) -> None:
+        """Filters by *filter_text*."""
         if self.OWN_FILTER:
-            self._text = text
+            self._text = filter_text
             self.show()
         else:
-            self.host.filter_ranks(text)
+            self.host.filter_ranks(filter_text)
 
     @on(Table.Chosen, "#ranks, #flights")
-    def _open_rank(self, event: Table.Chosen) -> None:
+    def _open_rank_of_row(self, event: Table.Chosen) -> None:
         """Opens the rank of the row."""
         row: Any = event.table.current
         if row is not None:
             self.host.open_rank(row.rank)
 
     @on(Table.ColumnsWanted)
-    def _choose_columns(self, event: Table.ColumnsWanted) -> None:
+    def _open_column_chooser(self, event: Table.ColumnsWanted) -> None:
         self.app.push_screen(ColumnChooser(event.table))
 
     @on(Input.Changed, "#filter")
-    def _typed(self, event: Input.Changed) -> None:
+    def _filter_as_typed(self, event: Input.Changed) -> None:
         if event.input.display:
             self.filter(event.value)
 
@@ -242,22 +246,22 @@ class View(Screen[None]):
         self.set_focus(self.query_one(self.FOCUS) if self.FOCUS else None)
 
 
-def no_rank(model: ViewModel) -> str:
+def why_no_rank(model: ViewModel) -> str:
     """Why no rank is shown."""
     return "no rank matches the filter" if model.rank_filter else "no rank has reported yet"
 
 
-def _tabs(shown: str, model: ViewModel, width: int) -> Line:
+def _tab_row(shown_tab: str, model: ViewModel, width: int) -> Line:
     severe = sum(finding.severity != Severity.INFO for finding in model.run.findings)
     short = width < 100
-    line: Line = []
+    spans: Line = []
     for number, name in enumerate(TABS, 1):
         title = (
             {"communication": "Comm"}.get(name, name.capitalize()) if short else name.capitalize()
         )
         count = f" {severe}" if name == "findings" and severe else ""
-        line.append((f" {number} {title}{count} ", "badge" if name == shown else "dim"))
-    return line
+        spans.append((f" {number} {title}{count} ", "badge" if name == shown_tab else "dim"))
+    return spans
 
 
 # ---- dialogs over a screen ----------------------------------------------------------------------
@@ -284,13 +288,13 @@ class Prompt(ModalScreen["str | None"]):
         self.dismiss(event.value)
 
 
-def _state(run: RunChoice) -> Span:
+def _run_state_cell(run: RunChoice) -> Span:
     return clean(run.state), "" if run.address else "dim"
 
 
 RUNS: Columns[RunChoice] = (
     Column("run", 28, lambda r: r.run, tone="bold"),
-    Column("state", 22, lambda r: r.state, cell=_state),
+    Column("state", 22, lambda r: r.state, cell=_run_state_cell),
     Column("command", 20, lambda r: r.command, tone="dim", keep=1, grows=True),
 )
 
@@ -368,5 +372,5 @@ class ColumnChooser(ModalScreen[None]):
         if column is not None:
             hidden = self._of.hidden ^ {column.name}
             if len(hidden) < len(self._of.columns):
-                self._of.hide(hidden)
+                self._of.hide_columns(hidden)
             table.show(self._of.columns)

@@ -15,8 +15,8 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
-from zeromon.tui.line import Line, cells, cut, length
-from zeromon.tui.styles import background_of, style
+from zeromon.tui.line import Line, cells, cut_line, line_width
+from zeromon.tui.styles import background_of_theme, style_of_tone
 
 Draw = Callable[[int, int], list[Line]]
 """A function of width and height that returns lines."""
@@ -43,21 +43,21 @@ class Panel(Widget):
 
     def show(self, draw: Draw, title: str | None = None) -> None:
         """Shows the lines of *draw*."""
-        before = self._made
+        drawn = self._made
         self._draw, self._made = draw, None
         if title is not None and title != self.border_title:
             self.border_title = title
-        if before is None or before[0] != (self.size.width, self.size.height):
+        if drawn is None or drawn[0] != (self.size.width, self.size.height):
             self.refresh()
         else:
-            self.refresh_lines(changed(before[1], self.lines()))
+            self.refresh_lines(rows_that_differ(drawn[1], self.lines()))
 
     def refresh_lines(self, rows: list[int]) -> None:
         """Refreshes the rows that differ, and no others."""
         height = self.size.height
         regions = [
-            Region(0, first, self.size.width, count)
-            for first, count in runs([row for row in rows if row < height])
+            Region(0, first_row, self.size.width, count)
+            for first_row, count in neighbouring_ranges([row for row in rows if row < height])
         ]
         if regions:
             self.refresh(*regions)
@@ -77,17 +77,17 @@ class Panel(Widget):
     def render_line(self, y: int) -> Strip:
         """The line at *y*."""
         if self._palette is None:
-            self._palette = palette(self.rich_style, app_background(self.app))
-        lines = self.lines()
-        return self._palette.strip(lines[y] if y < len(lines) else [], self.size.width)
+            self._palette = cached_palette(self.rich_style, background_of_app(self.app))
+        rows = self.lines()
+        return self._palette.strip(rows[y] if y < len(rows) else [], self.size.width)
 
 
-def changed(before: list[Line], after: list[Line]) -> list[int]:
+def rows_that_differ(old_lines: list[Line], new_lines: list[Line]) -> list[int]:
     """The rows in which two lists of lines differ."""
-    return [row for row, (old, new) in enumerate(zip_longest(before, after)) if old != new]
+    return [row for row, (old, new) in enumerate(zip_longest(old_lines, new_lines)) if old != new]
 
 
-def runs(rows: list[int]) -> list[tuple[int, int]]:
+def neighbouring_ranges(rows: list[int]) -> list[tuple[int, int]]:
     """(first, count) of each range of neighbouring *rows*, which are in ascending order."""
     groups = (list(group) for _, group in groupby(enumerate(rows), lambda pair: pair[1] - pair[0]))
     return [(group[0][1], len(group)) for group in groups]
@@ -96,37 +96,37 @@ def runs(rows: list[int]) -> list[tuple[int, int]]:
 # ---- styled text as the strips that Textual draws -----------------------------------------------
 
 
-def app_background(app: App[int]) -> str:
+def background_of_app(app: App[int]) -> str:
     """The kind of background that *app* has now."""
-    return background_of(app.current_theme, no_color=app.no_color)
+    return background_of_theme(app.current_theme, no_color=app.no_color)
 
 
 class Palette(dict[str, Style]):
     """The styles over one base style; looks each up once."""
 
-    def __init__(self, base: Style, on: str) -> None:
+    def __init__(self, base: Style, background: str) -> None:
         super().__init__()
-        self._base, self._on = base, on
+        self._base, self._on = base, background
 
     def __missing__(self, tone: str) -> Style:
-        self[tone] = made = self._base + style(tone, self._on)
-        return made
+        self[tone] = tone_style = self._base + style_of_tone(tone, self._on)
+        return tone_style
 
-    def strip(self, line: Line, width: int) -> Strip:
-        """*line* in exactly *width* cells. Every segment has a style, which filters of Textual need."""
-        room = width - sum([cells(text) for text, _ in line])
-        if room < 0:
-            line, room = cut(line, width), 0
-        segments = [Segment(text, self[tone]) for text, tone in line]
-        if room:
-            segments.append(Segment(" " * room, self._base))
+    def strip(self, spans: Line, width: int) -> Strip:
+        """*spans* in exactly *width* cells. Every segment has a style, which filters of Textual need."""
+        spare = width - sum([cells(chunk) for chunk, _ in spans])
+        if spare < 0:
+            spans, spare = cut_line(spans, width), 0
+        segments = [Segment(chunk, self[tone]) for chunk, tone in spans]
+        if spare:
+            segments.append(Segment(" " * spare, self._base))
         return Strip(segments, width)
 
 
 @lru_cache(64)
-def palette(base: Style, on: str) -> Palette:
+def cached_palette(base: Style, background: str) -> Palette:
     """The palette over *base* on a kind of background."""
-    return Palette(base, on)
+    return Palette(base, background)
 
 
 # ---- A text that scrolls; only the lines on the screen are turned into strips -------------------
@@ -175,10 +175,10 @@ class Page(ScrollView, can_focus=True):
         if self._follows and at_end:
             self._goes_to_end = True  # once it is laid out; more lines may come before
             self.scroll_end(animate=False)
-            self.call_after_refresh(self._is_there)
+            self.call_after_refresh(self._stop_going_to_end)
         self.refresh()
 
-    def _is_there(self) -> None:
+    def _stop_going_to_end(self) -> None:
         self._goes_to_end = False
 
     @property
@@ -189,9 +189,9 @@ class Page(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         """The line that is scrolled to *y*."""
         at = y + self.scroll_offset.y
-        line = self._lines[at] if at < len(self._lines) else []
+        spans = self._lines[at] if at < len(self._lines) else []
         width = self.scrollable_content_region.width
-        return palette(self.rich_style, app_background(self.app)).strip(line, width)
+        return cached_palette(self.rich_style, background_of_app(self.app)).strip(spans, width)
 
 
 # ---- the keys that work here, on one line; a click presses one ----------------------------------
@@ -211,51 +211,51 @@ class Keys(Panel):
         self._look()
 
     def _look(self) -> None:
-        shown: dict[str, Entry] = {}
+        by_action: dict[str, Entry] = {}
         for active in self.screen.active_bindings.values():
             binding = active.binding
-            if binding.show and binding.action not in shown:
+            if binding.show and binding.action not in by_action:
                 key = self.app.get_key_display(binding)
-                shown[binding.action] = (
+                by_action[binding.action] = (
                     binding.key, [(f" {key}", "accent"), (f" {binding.description} ", "")],
                 )  # fmt: skip
-        entries = list(shown.values())
-        self.show(lambda width, _height: [_line(entries, width)])
+        entries = list(by_action.values())
+        self.show(lambda width, _height: [_keys_line(entries, width)])
         self._entries = entries
 
     def on_click(self, event: events.Click) -> None:
         """Presses the key under the pointer."""
         upto = 0
-        for key, spans in _fitting(self._entries, self.size.width):
-            upto += length(spans)
+        for key, spans in _fitting_entries(self._entries, self.size.width):
+            upto += line_width(spans)
             if event.x < upto:
                 self.app.simulate_key(key)
                 return
-        if event.x >= self.size.width - length(self.PALETTE[1]):
+        if event.x >= self.size.width - line_width(self.PALETTE[1]):
             self.app.simulate_key(self.PALETTE[0])
 
 
-def _fitting(entries: list[Entry], width: int) -> list[Entry]:
+def _fitting_entries(entries: list[Entry], width: int) -> list[Entry]:
     """The entries that fit beside the palette's."""
-    room = width - length(Keys.PALETTE[1])
+    spare = width - line_width(Keys.PALETTE[1])
     chosen: list[Entry] = []
     for entry in entries:
-        room -= length(entry[1])
-        if room < 0:
+        spare -= line_width(entry[1])
+        if spare < 0:
             break
         chosen.append(entry)
     return chosen
 
 
-def _line(entries: list[Entry], width: int) -> Line:
-    left = [span for _, spans in _fitting(entries, width) for span in spans]
-    gap = width - length(left) - length(Keys.PALETTE[1])
-    return [*left, (" " * max(0, gap), ""), *Keys.PALETTE[1]]
+def _keys_line(entries: list[Entry], width: int) -> Line:
+    key_spans = [span for _, spans in _fitting_entries(entries, width) for span in spans]
+    gap = width - line_width(key_spans) - line_width(Keys.PALETTE[1])
+    return [*key_spans, (" " * max(0, gap), ""), *Keys.PALETTE[1]]
 
 
 # ---- A box with lanes over a common axis of time ------------------------------------------------
 
-LEAST_SECONDS, _MOST_SECONDS = 0.000_1, 36_000.0
+MIN_SHOWN_SECONDS, _MAX_SHOWN_SECONDS = 0.000_1, 36_000.0
 
 
 class TimeAxis(Panel, can_focus=True):
@@ -299,7 +299,7 @@ class TimeAxis(Panel, can_focus=True):
 
     def shown_seconds(self) -> float:
         """How much time is shown."""
-        return self.seconds or max(LEAST_SECONDS, self.usual_seconds())
+        return self.seconds or max(MIN_SHOWN_SECONDS, self.usual_seconds())
 
     def fixed_share(self) -> float:
         """The share of the axis that stays where it is while one zooms; 1: the right edge."""
@@ -309,29 +309,29 @@ class TimeAxis(Panel, can_focus=True):
         """Shows more or less time."""
         if self.extent() is None:
             return
-        before, at = self.shown_seconds(), self.fixed_share()
-        self.seconds = min(_MOST_SECONDS, max(LEAST_SECONDS, before * by))
-        self._move(self.back + (1 - at) * (before - self.seconds))
+        old_seconds, at = self.shown_seconds(), self.fixed_share()
+        self.seconds = min(_MAX_SHOWN_SECONDS, max(MIN_SHOWN_SECONDS, old_seconds * by))
+        self._move_right_edge(self.back + (1 - at) * (old_seconds - self.seconds))
 
     def action_pan(self, by: float) -> None:
         """Moves to earlier or later moments, within what is known."""
         if self.extent() is not None:
-            self._move(self.back + by * self.shown_seconds())
+            self._move_right_edge(self.back + by * self.shown_seconds())
 
-    def show_moment(self, at_ns: float) -> None:
+    def scroll_to_moment(self, at_ns: float) -> None:
         """Moves until *at_ns* is in the middle, unless it is shown already."""
-        known = self.extent()
-        if known is not None:
-            ago, shown = (known[1] - at_ns) / 1e9, self.shown_seconds()
-            if not self.back <= ago <= self.back + shown:
-                self.back = max(0.0, ago - shown / 2)
-            self._move(self.back)
+        extent = self.extent()
+        if extent is not None:
+            age, shown_seconds = (extent[1] - at_ns) / 1e9, self.shown_seconds()
+            if not self.back <= age <= self.back + shown_seconds:
+                self.back = max(0.0, age - shown_seconds / 2)
+            self._move_right_edge(self.back)
 
-    def _move(self, back: float) -> None:
-        known = self.extent()
-        if known is not None:
-            most = max(0.0, (known[1] - known[0]) / 1e9 - self.shown_seconds())
-            self.back = min(most, max(0.0, back))
+    def _move_right_edge(self, back: float) -> None:
+        extent = self.extent()
+        if extent is not None:
+            max_back = max(0.0, (extent[1] - extent[0]) / 1e9 - self.shown_seconds())
+            self.back = min(max_back, max(0.0, back))
             self.redraw()
 
     def action_reset(self) -> None:
@@ -346,13 +346,13 @@ class TimeAxis(Panel, can_focus=True):
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """Scrolls through the lanes; with ctrl zooms in."""
-        self._turn_wheel(event, 0.8, -1)
+        self._zoom_or_scroll(event, 0.8, -1)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """Scrolls through the lanes; with ctrl zooms out."""
-        self._turn_wheel(event, 1.25, 1)
+        self._zoom_or_scroll(event, 1.25, 1)
 
-    def _turn_wheel(self, event: events.MouseEvent, zoom: float, lanes: int) -> None:
+    def _zoom_or_scroll(self, event: events.MouseEvent, zoom: float, lanes: int) -> None:
         event.stop()
         if event.ctrl:
             self.action_zoom(zoom)

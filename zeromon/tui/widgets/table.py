@@ -16,8 +16,8 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from zeromon.tui.columns import Column, Columns, Row, cells_of, header, laid_out, ordered
-from zeromon.tui.widgets.panel import Palette, app_background, palette
+from zeromon.tui.columns import Column, Columns, Row, fit_columns, header_line, row_spans, sort_rows
+from zeromon.tui.widgets.panel import Palette, background_of_app, cached_palette
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +102,10 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     def show(self, rows: Sequence[Row]) -> None:
         """Shows *rows* in the user's order; the cursor stays on its row."""
         self._given = rows
-        self._arrange()
+        self._arrange_rows()
 
-    def _arrange(self) -> None:
-        self.rows = ordered(self.columns, self._given, self.order, down=self.down)
+    def _arrange_rows(self) -> None:
+        self.rows = sort_rows(self.columns, self._given, self.order, down=self.down)
         keys = self._key
         at = next((i for i, row in enumerate(self.rows) if keys(row) == self._at), self.cursor)
         self._place(at)
@@ -128,39 +128,39 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         """The row under the cursor."""
         return self.rows[self.cursor] if self.rows else None
 
-    def _laid_out(self) -> list[tuple[Column[Row], int]]:
+    def _columns_on_screen(self) -> list[tuple[Column[Row], int]]:
         chosen = tuple(c for c in self.columns if c.name not in self.hidden)
-        return laid_out(chosen or self.columns, self._width)
+        return fit_columns(chosen or self.columns, self._width)
 
-    def hide(self, names: frozenset[str]) -> None:
+    def hide_columns(self, names: frozenset[str]) -> None:
         """Leaves the columns *names* out."""
         self.hidden = names
-        self._arrange()
+        self._arrange_rows()
 
     def go(self, key: Hashable) -> None:
         """Moves the cursor to the row of *key*, where there is one."""
         at = next((i for i, row in enumerate(self.rows) if self._key(row) == key), None)
         if at is not None:
-            self._move_to(at)
+            self._move_cursor_to(at)
 
     def action_move(self, by: int) -> None:
         """Moves the cursor."""
-        self._move_to(self.cursor + by)
+        self._move_cursor_to(self.cursor + by)
 
     def action_page(self, by: int) -> None:
         """Moves the cursor by *pages* screens."""
-        self._move_to(self.cursor + by * max(1, self.size.height - 2))
+        self._move_cursor_to(self.cursor + by * max(1, self.size.height - 2))
 
-    def _move_to(self, at: int) -> None:
-        before = self.cursor
+    def _move_cursor_to(self, at: int) -> None:
+        old_row = self.cursor
         self._place(at)
-        room = max(1, self.size.height - 1)
+        page_rows = max(1, self.size.height - 1)
         top = int(self.scroll_offset.y)
         if self.cursor < top:
             self.scroll_to(y=self.cursor, animate=False)
-        elif self.cursor >= top + room:
-            self.scroll_to(y=self.cursor - room + 1, animate=False)
-        for row in (before, self.cursor):  # scrolling draws everything by itself
+        elif self.cursor >= top + page_rows:
+            self.scroll_to(y=self.cursor - page_rows + 1, animate=False)
+        for row in (old_row, self.cursor):  # scrolling draws everything by itself
             self.refresh(Region(0, 1 + row - int(self.scroll_offset.y), self.size.width, 1))
         self.post_message(self.Moved(self))  # type: ignore[arg-type]
 
@@ -179,7 +179,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     def action_sort(self, by: int) -> None:
         """Sorts by the next or the previous column on the screen."""
-        names = [c.name for c, _ in self._laid_out()]
+        names = [c.name for c, _ in self._columns_on_screen()]
         at = names.index(self.order) if self.order in names else -1
         self.sort(names[(at + by) % len(names)])
 
@@ -190,15 +190,15 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         else:
             column = next(c for c in self.columns if c.name == name)
             values = (column.value(row) for row in self._given)
-            first = next((value for value in values if value is not None), "")
-            self.order, self.down = name, not isinstance(first, str) and name not in ("rank", "")
-        self._arrange()
-        self._move_to(0)
+            sample = next((value for value in values if value is not None), "")
+            self.order, self.down = name, not isinstance(sample, str) and name not in ("rank", "")
+        self._arrange_rows()
+        self._move_cursor_to(0)
 
     def action_turn(self) -> None:
         """Reverses the order."""
         self.down = not self.down
-        self._arrange()
+        self._arrange_rows()
 
     def on_click(self, event: events.Click) -> None:
         """A click on the header sorts; on a row moves the cursor; a second one opens the row."""
@@ -207,7 +207,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             return
         if offset.y == 0:
             upto = 0
-            for column, size in self._laid_out():
+            for column, size in self._columns_on_screen():
                 upto += size
                 if offset.x < upto:
                     self.sort(column.name)
@@ -215,7 +215,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             return
         at = offset.y - 1 + int(self.scroll_offset.y)
         if at < len(self.rows):
-            self._move_to(at)
+            self._move_cursor_to(at)
             if event.chain >= 2:
                 self.action_choose()
 
@@ -226,28 +226,28 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         """The header at the top, else the row that is scrolled there."""
-        paint = self._paint = self._paint or self._prepared()
+        paint = self._paint = self._paint or self._prepare_paint()
         if y == 0:
-            line = header(paint.columns, self.order, down=self.down)
-            return paint.header.strip(line, paint.width)
+            spans = header_line(paint.columns, self.order, down=self.down)
+            return paint.header.strip(spans, paint.width)
         at = y - 1 + paint.top
         if not self.rows and y == 1:
             return paint.plain.strip([(f" {self.empty}", "dim")], paint.width)
         if at >= len(self.rows):
             return paint.plain.strip([], paint.width)
-        line = cells_of(paint.columns, self.rows[at])
+        spans = row_spans(paint.columns, self.rows[at])
         if at != self.cursor or not paint.focused:
-            return paint.plain.strip(line, paint.width)
+            return paint.plain.strip(spans, paint.width)
         if paint.background in ("none", "sixteen"):
-            line = [("".join(text for text, _ in line), "cursor")]
-            return paint.plain.strip(line, paint.width)
-        return paint.cursor.strip(line, paint.width)
+            spans = [("".join(chunk for chunk, _ in spans), "cursor")]
+            return paint.plain.strip(spans, paint.width)
+        return paint.cursor.strip(spans, paint.width)
 
-    def _prepared(self) -> _Paint[Row]:
-        on, width = app_background(self.app), self._width
+    def _prepare_paint(self) -> _Paint[Row]:
+        background, width = background_of_app(self.app), self._width
         return _Paint(
-            width=width, top=int(self.scroll_offset.y), background=on, focused=self.has_focus,
-            columns=self._laid_out(), plain=palette(self.rich_style, on),
-            header=palette(self.get_component_rich_style("table--header"), on),
-            cursor=palette(self.get_component_rich_style("table--cursor"), on),
+            width=width, top=int(self.scroll_offset.y), background=background, focused=self.has_focus,
+            columns=self._columns_on_screen(), plain=cached_palette(self.rich_style, background),
+            header=cached_palette(self.get_component_rich_style("table--header"), background),
+            cursor=cached_palette(self.get_component_rich_style("table--cursor"), background),
         )  # fmt: skip

@@ -34,12 +34,12 @@ def gradient_accumulated(optimizer: Any, _: Engine, param: Any) -> Copied:
     return copied
 
 
-def gradients_partitioned(optimizer: Any, known: Engine, _: Any, grad_partitions: Any) -> Copied:
+def gradients_partitioned(optimizer: Any, record: Engine, _: Any, grad_partitions: Any) -> Copied:
     """Stage 3: the shards of a bucket's gradients, to the host at the accumulation boundary.
 
     Where the gradients' own buffer is on the host, they are staged there first and come back.
     """
-    if not known.offloads_optimizer:
+    if not record.offloads_optimizer:
         return []
     numel = sum(partition.numel() for partition in grad_partitions)
     copied = []
@@ -53,10 +53,10 @@ def gradients_partitioned(optimizer: Any, known: Engine, _: Any, grad_partitions
     return copied
 
 
-def parameters_updated(optimizer: Any, known: Engine, sub_group_id: int) -> Copied:
+def parameters_updated(optimizer: Any, record: Engine, sub_group_id: int) -> Copied:
     """Stage 3: the updated shard of one sub-group returns to the device."""
     flat = optimizer.fp16_partitioned_groups_flat[sub_group_id]
-    if flat is None or not known.offloads_optimizer or known.offloads_params:
+    if flat is None or not record.offloads_optimizer or record.offloads_params:
         return []
     return [(Path.HOST_TO_DEVICE, flat.nbytes)]
 
@@ -119,11 +119,11 @@ class DeepSpeed(Backend):
         """Returns the label of a group in ``deepspeed.utils.groups``; "" for any other group."""
         module = sys.modules.get(_GROUPS)
         for name, label in GROUP_LABELS.items():
-            held = getattr(module, name, None)
-            if held is pg:
+            variable = getattr(module, name, None)
+            if variable is pg:
                 return label
-            if isinstance(held, dict):
-                for key, group in held.items():
+            if isinstance(variable, dict):
+                for key, group in variable.items():
                     if group is pg:
                         return f"{label}:{key}"
         return ""
@@ -132,7 +132,7 @@ class DeepSpeed(Backend):
 
     def _watch_engine(self, module: Any) -> None:
         engine, steps = module.DeepSpeedEngine, self._engine_steps
-        patch = partial(self._patch, engine)
+        patch = partial(self._patch_method, engine)
         patch("__init__", steps.init_begins, steps.init_ends, active_from=OFF)
         patch("forward", steps.forward_begins, steps.forward_ends, scoped=True, traced=True)
         patch("backward", steps.backward_begins, steps.backward_ends, scoped=True, traced=True)
@@ -144,7 +144,7 @@ class DeepSpeed(Backend):
         gathers = self._gathers
         gathers.not_available = module.ZeroParamStatus.NOT_AVAILABLE
         patch = partial(
-            self._patch, module.PartitionedParameterCoordinator, active_from=ON, traced=True
+            self._patch_method, module.PartitionedParameterCoordinator, active_from=ON, traced=True
         )
         patch("fetch_sub_module", gathers.fetch_begins, gathers.fetch_ends, scoped=True)
         patch("release_sub_module", None, gathers.release_ends)
@@ -152,7 +152,7 @@ class DeepSpeed(Backend):
 
     def _watch_stage_1_and_2(self, module: Any) -> None:
         optimizer = module.DeepSpeedZeroOptimizer
-        self._patch_bucket(optimizer, "reduce_ipg_grads", self._engines.by_optimizer, filled)
+        self._patch_bucket(optimizer, "reduce_ipg_grads", self._engines.by_optimizer, has_gradient)
         self._patch_copy(
             optimizer, "async_inplace_copy_grad_to_fp32_buffer_from_gpu", gradient_offloaded
         )
@@ -160,8 +160,8 @@ class DeepSpeed(Backend):
 
     def _watch_stage_3(self, module: Any) -> None:
         optimizer = module.DeepSpeedZeroOptimizer_Stage3
-        self._patch_bucket(optimizer, REDUCE_3, self._engines.by_optimizer, filled)
-        self._patch(
+        self._patch_bucket(optimizer, REDUCE_3, self._engines.by_optimizer, has_gradient)
+        self._patch_method(
             optimizer, "_post_step", self._gathers.persistent_begins, scoped=True, active_from=ON
         )
         self._patch_copy(optimizer, "partition_grads", gradients_partitioned)
@@ -169,32 +169,32 @@ class DeepSpeed(Backend):
             optimizer, "_reassign_or_swap_out_partitioned_parameters", parameters_updated
         )
 
-    def _patch(self, owner: Any, name: str, *hooks: Any, **options: Any) -> None:
+    def _patch_method(self, owner: Any, name: str, *hooks: Any, **options: Any) -> None:
         """Patches a method, or notes that this version of DeepSpeed lacks it."""
         if name in vars(owner):
             self.wrap(owner, name, *hooks, **options)
         else:
             self._engines.missing.append(f"{owner.__name__}.{name}")
 
-    def _patch_copy(self, owner: Any, name: str, read: Callable[..., Copied]) -> None:
-        """Patches a method that copies gradients or parameters, of which *read* returns the copies."""
+    def _patch_copy(self, owner: Any, name: str, read_copies: Callable[..., Copied]) -> None:
+        """Patches a method that copies gradients or parameters; *read_copies* returns the copies."""
 
-        def begins(optimizer: Any, *args: Any, **kwargs: Any) -> object:
-            known = self._engines.by_optimizer(optimizer)
-            if known is None or not (known.offloads_optimizer or known.offloads_params):
+        def copy_begins(optimizer: Any, *args: Any, **kwargs: Any) -> object:
+            record = self._engines.by_optimizer(optimizer)
+            if record is None or not (record.offloads_optimizer or record.offloads_params):
                 return SKIP
-            return read(optimizer, known, *args, **kwargs), time.monotonic_ns()
+            return read_copies(optimizer, record, *args, **kwargs), time.monotonic_ns()
 
-        def ends(state: tuple[Copied, int] | None, *_: Any) -> None:
+        def copy_ends(state: tuple[Copied, int] | None, *_: Any) -> None:
             if state is None:
                 return
             copied, started = state
             # on a device copies are asynchronous, and only their bytes are known
-            spent = 0 if accelerator.ready() is not None else time.monotonic_ns() - started
+            copy_ns = 0 if accelerator.ready_device() is not None else time.monotonic_ns() - started
             for path, nbytes in copied:
-                self.transfers.add(path, nbytes, spent, spent)
+                self.transfers.add(path, nbytes, copy_ns, copy_ns)
 
-        self._patch(owner, name, begins, ends)
+        self._patch_method(owner, name, copy_begins, copy_ends)
 
     def _patch_bucket(
         self,
@@ -206,18 +206,18 @@ class DeepSpeed(Backend):
         """Patches the reduction of one bucket, whose collectives get the bucket's unit."""
         context = self.context
 
-        def begins(subject: Any, *args: Any, **_: Any) -> None:
-            known = engine_of(subject)
-            if known is not None and is_filled(subject, *args):
-                bucket = {"kind": "bucket", "engine": known.number}
-                context.unit = context.unit_id(f"{known.prefix}bucket {known.bucket}", bucket)
-                context.engine = known.number
-                known.bucket += 1
+        def bucket_begins(subject: Any, *args: Any, **_: Any) -> None:
+            record = engine_of(subject)
+            if record is not None and is_filled(subject, *args):
+                bucket = {"kind": "bucket", "engine": record.number}
+                context.unit = context.unit_id(f"{record.prefix}bucket {record.bucket}", bucket)
+                context.engine = record.number
+                record.bucket += 1
 
-        self._patch(owner, name, begins, active_from=ON, scoped=True, traced=True)
+        self._patch_method(owner, name, bucket_begins, active_from=ON, scoped=True, traced=True)
 
 
-def filled(optimizer: Any, comm_dtype: Any = None, *_: Any) -> bool:
+def has_gradient(optimizer: Any, comm_dtype: Any = None, *_: Any) -> bool:
     """Returns whether any bucket of *comm_dtype*, or of any dtype, holds a gradient."""
     buckets = optimizer.ipg_buckets
     chosen = buckets.values() if comm_dtype is None else (buckets[comm_dtype],)

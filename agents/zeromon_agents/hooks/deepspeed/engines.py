@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from zeromon.ring.model_metadata import ModelMetadata
-from zeromon.ring.strategy import Offload, Strategy, deepspeed
+from zeromon.ring.strategy import Offload, Strategy, deepspeed_strategy
 from zeromon_agents.observe import model_metadata, zero_roles
 from zeromon_agents.observe.census import Claims, Provider
 from zeromon_agents.runtime.guard import Guard
@@ -36,8 +36,8 @@ class Engine:
         self.ref = weakref.ref(engine, forget)
         self.stage = int(engine.zero_optimization_stage())
         zero = engine._config.zero_config
-        self.optimizer_on = _device(zero.offload_optimizer)
-        self.params_on = _device(zero.offload_param)
+        self.optimizer_on = _offload_device(zero.offload_optimizer)
+        self.params_on = _offload_device(zero.offload_param)
         self.plus_plus = bool(
             zero.zero_hpz_partition_size > 1
             or zero.zero_quantized_weights
@@ -57,7 +57,7 @@ class Engine:
     def claims(self) -> Claims:
         """Yields (memory role, tensors) of the engine; nothing once the engine is gone."""
         engine = self.ref()
-        return () if engine is None else zero_roles.claims(engine)
+        return () if engine is None else zero_roles.zero_claims(engine)
 
     @property
     def prefix(self) -> str:
@@ -77,7 +77,7 @@ class Engine:
     @property
     def strategy(self) -> Strategy:
         """How the engine shards its model, and where it keeps what it offloads."""
-        return deepspeed(
+        return deepspeed_strategy(
             self.stage,
             offload=offload_of(self.optimizer_on, self.params_on),
             hybrid=self.hybrid,
@@ -103,15 +103,15 @@ class Engines:
 
     def of(self, engine: Any) -> Engine:
         """Returns the record of *engine*, registering it at first sight."""
-        known = self._engines.get(id(engine))
-        if known is None or known.ref() is not engine:
-            known = self._register(engine)
-        return known
+        record = self._engines.get(id(engine))
+        if record is None or record.ref() is not engine:
+            record = self._register(engine)
+        return record
 
     def by_optimizer(self, optimizer: Any) -> Engine | None:
         """Returns the engine that *optimizer* belongs to."""
-        own = (e for e in self._engines.values() if e.optimizer_id == id(optimizer))
-        return next(own, None)
+        owners = (e for e in self._engines.values() if e.optimizer_id == id(optimizer))
+        return next(owners, None)
 
     def by_parameter(self, ds_id: int) -> Engine | None:
         """Returns the engine whose parameter has the number *ds_id*."""
@@ -119,7 +119,7 @@ class Engines:
 
     def providers(self) -> list[Provider]:
         """Returns what gives the memory census each engine's tensors."""
-        return [known.claims for known in self._engines.values()]
+        return [record.claims for record in self._engines.values()]
 
     def sub_module(self, module: Any) -> SubModule:
         """Returns what is known of *module*; its unit is 0 without parameters."""
@@ -129,18 +129,18 @@ class Engines:
         key = id(engine)
         self._forget(key)
         self._count += 1
-        known = Engine(self._count, engine, lambda _: self._forget(key))
-        self._engines[key] = known
-        if known.stage == 3:
-            self._name_units(engine, known)
-        self._write_metadata(engine, known)
-        return known
+        record = Engine(self._count, engine, lambda _: self._forget(key))
+        self._engines[key] = record
+        if record.stage == 3:
+            self._name_units(engine, record)
+        self._write_metadata(engine, record)
+        return record
 
     def _forget(self, key: int) -> None:
-        gone = self._engines.pop(key, None)
-        if gone is not None:
-            self._dropped.append(gone)
-            for module in gone.modules:
+        dropped = self._engines.pop(key, None)
+        if dropped is not None:
+            self._dropped.append(dropped)
+            for module in dropped.modules:
                 self._modules.pop(module, None)
 
     def write_dropped(self) -> None:
@@ -150,45 +150,45 @@ class Engines:
         only remembers them.
         """
         while self._dropped and self._engines:
-            gone = self._dropped.pop()
-            facts = {"stage": gone.stage, **gone.strategy.metadata(), "dropped": True}
-            self._context.add_metadata(**{f"engine{gone.number}": facts})
+            dropped = self._dropped.pop()
+            facts = {"stage": dropped.stage, **dropped.strategy.metadata(), "dropped": True}
+            self._context.add_metadata(**{f"engine{dropped.number}": facts})
 
-    def _name_units(self, engine: Any, known: Engine) -> None:
+    def _name_units(self, engine: Any, record: Engine) -> None:
         for fqn, module in engine.module.named_modules():
             params = own_parameters(module)
             if not params:
                 continue
-            described = {"params": len(params), "kind": "zero3", "engine": known.number}
-            unit = self._context.unit_id(known.prefix + (fqn or "(root)"), described)
-            held = tuple(getattr(param, "ds_id", -1) for param in params)
+            described = {"params": len(params), "kind": "zero3", "engine": record.number}
+            unit = self._context.unit_id(record.prefix + (fqn or "(root)"), described)
+            ds_ids = tuple(getattr(param, "ds_id", -1) for param in params)
             if id(module) not in self._modules:
-                known.modules.append(id(module))
-                self._modules[id(module)] = SubModule(unit, known.number, held)
-            for ds_id in held:
-                known.owners.setdefault(ds_id, unit)
+                record.modules.append(id(module))
+                self._modules[id(module)] = SubModule(unit, record.number, ds_ids)
+            for ds_id in ds_ids:
+                record.owners.setdefault(ds_id, unit)
 
-    def _write_metadata(self, engine: Any, known: Engine) -> None:
-        metadata: dict[str, Any] = {"stage": known.stage, **known.strategy.metadata()}
+    def _write_metadata(self, engine: Any, record: Engine) -> None:
+        metadata: dict[str, Any] = {"stage": record.stage, **record.strategy.metadata()}
         try:
-            metadata["settings"] = zero_roles.settings(engine)
+            metadata["settings"] = zero_roles.engine_settings(engine)
         except Guard.CAUGHT as error:  # another version's configuration: shown as unknown
             self._context.guard.note(error, "settings")
         try:
             metadata["model"] = engine_model(engine, self.built_bytes.pop(id(engine), None))
         except Guard.CAUGHT as error:  # likewise: no prediction then
             self._context.guard.note(error, "model metadata")
-        for part in ("offload_optimizer", "offload_param"):
-            path = getattr(getattr(engine._config.zero_config, part), "nvme_path", None)
+        for section in ("offload_optimizer", "offload_param"):
+            path = getattr(getattr(engine._config.zero_config, section), "nvme_path", None)
             if path is not None:
                 metadata["disk_path"] = os.path.abspath(path)
         inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
         self._context.add_metadata(
-            **known.strategy.metadata(),
+            **record.strategy.metadata(),
             optimizer=type(inner).__name__,
             deepspeed=getattr(sys.modules.get("deepspeed"), "__version__", ""),
             unseen=self.missing,
-            **{f"engine{known.number}": metadata},
+            **{f"engine{record.number}": metadata},
         )
 
 
@@ -205,9 +205,9 @@ def own_parameters(module: Any) -> list[Any]:
 
 def engine_model(engine: Any, built_bytes: int | None = None) -> ModelMetadata:
     """Returns the model metadata of an existing engine; *built_bytes*: what its rank built whole."""
-    half = bool(engine.bfloat16_enabled() or engine.fp16_enabled())
+    is_half = bool(engine.bfloat16_enabled() or engine.fp16_enabled())
     return {
-        **_model_of(engine.module, engine._config, int(engine.dp_world_size), half=half),
+        **_model_of(engine.module, engine._config, int(engine.dp_world_size), is_half=is_half),
         **model_metadata.of_optimizer(engine.optimizer),
         "compute_dtype": _dtype_of(engine),
         **({} if built_bytes is None else {"built_bytes": built_bytes}),
@@ -224,9 +224,9 @@ def _dtype_of(engine: Any) -> str:
 
 def planned_model(model: Any, optimizer: Any, config: Any) -> ModelMetadata:
     """Returns the model metadata of an engine that is about to be built with *config*."""
-    parts = (getattr(config, name, None) for name in ("float16_config", "bfloat16_config"))
-    half = any(getattr(part, "enabled", False) for part in parts)
-    metadata = _model_of(model, config, int(config.world_size), half=half)
+    sections = (getattr(config, name, None) for name in ("float16_config", "bfloat16_config"))
+    is_half = any(getattr(section, "enabled", False) for section in sections)
+    metadata = _model_of(model, config, int(config.world_size), is_half=is_half)
     if optimizer is not None:
         return {**metadata, **model_metadata.of_optimizer(optimizer)}
     chosen = config.optimizer_params or {}
@@ -234,32 +234,32 @@ def planned_model(model: Any, optimizer: Any, config: Any) -> ModelMetadata:
     return {**metadata, "optimizer": str(config.optimizer_name or ""), "momentum": momentum}
 
 
-def _model_of(module: Any, config: Any, ranks: int, *, half: bool) -> ModelMetadata:
+def _model_of(module: Any, config: Any, ranks: int, *, is_half: bool) -> ModelMetadata:
     """Returns the model metadata of an engine with *config*, except its optimizer's."""
     zero = config.zero_config
     return model_metadata.of_deepspeed(
         module,
         zero,
         ranks=ranks,
-        half=half,
-        optimizer_on=_place(_device(zero.offload_optimizer)),
-        params_on=_place(_device(zero.offload_param)),
+        is_half=is_half,
+        optimizer_on=_place_name(_offload_device(zero.offload_optimizer)),
+        params_on=_place_name(_offload_device(zero.offload_param)),
     )
 
 
-def offload_of(*places: str) -> Offload:
-    """Returns the slowest of the *places* that DeepSpeed keeps state in: ``none``, ``cpu``, ``nvme``."""
-    if "nvme" in places:
+def offload_of(*devices: str) -> Offload:
+    """Returns the slowest of the *devices* where DeepSpeed keeps state: ``none``, ``cpu``, ``nvme``."""
+    if "nvme" in devices:
         return Offload.NVME
-    return Offload.HOST if "cpu" in places else Offload.NONE
+    return Offload.HOST if "cpu" in devices else Offload.NONE
 
 
-def _device(offload: Any) -> str:
+def _offload_device(offload: Any) -> str:
     """Returns ``none``, ``cpu`` or ``nvme``."""
     device = getattr(offload, "device", None)
     return str(getattr(device, "value", device) or NO_OFFLOAD)
 
 
-def _place(device: str) -> str:
+def _place_name(device: str) -> str:
     """Returns the place in the words of :data:`zeromon.memory.spec.PLACES`."""
     return {"cpu": "host", "nvme": "nvme"}.get(device, "device")

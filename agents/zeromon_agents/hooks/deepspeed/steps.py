@@ -46,24 +46,24 @@ class Gathers:
         """Writes the gather of the *params* that are not available: needed now, or a prefetch."""
         if self._fetching is None:
             return
-        wanted = [param for param in params if param.ds_status == self.not_available]
-        if not wanted:
+        missing = [param for param in params if param.ds_status == self.not_available]
+        if not missing:
             return
         context = self._context
-        first = min(wanted, key=lambda param: param.ds_id)
-        ahead = all(first is not param for param in own_parameters(self._fetching))
-        engine = self._engines.by_parameter(first.ds_id)
+        first_param = min(missing, key=lambda param: param.ds_id)
+        ahead = all(first_param is not param for param in own_parameters(self._fetching))
+        engine = self._engines.by_parameter(first_param.ds_id)
         if ahead and engine is not None:
-            context.unit = engine.owners[first.ds_id]
+            context.unit = engine.owners[first_param.ds_id]
         context.prefetch(ahead=ahead)
-        nbytes = self._add_gathered(wanted)
+        nbytes = self._add_gathered(missing)
         # fmt: off
         context.write(time.monotonic_ns(), Kind.UNIT, UnitEvent.UNSHARD, context.phase,
                       Flag.AHEAD if ahead else 0, 0, context.unit, 0, -1, nbytes,
                       self._gathered_bytes)
         # fmt: on
         if engine is not None and engine.offloads_params:
-            moved = sum(p.ds_tensor.ds_numel * p.element_size() for p in wanted)
+            moved = sum(p.ds_tensor.ds_numel * p.element_size() for p in missing)
             self._transfers.add(Path.HOST_TO_DEVICE, moved)
 
     def gather_ends(self, *_: Any) -> None:
@@ -75,8 +75,8 @@ class Gathers:
         """Writes that *module* was partitioned, where it freed anything."""
         if result is RAISED or not self._gathered:
             return
-        unit, _engine, held = self._engines.sub_module(module)
-        if not unit or self._gathered.keys().isdisjoint(held):
+        unit, _engine, ds_ids = self._engines.sub_module(module)
+        if not unit or self._gathered.keys().isdisjoint(ds_ids):
             return
         if self._subtract_partitioned(module):
             # fmt: off
@@ -162,8 +162,8 @@ class EngineSteps:
 
     def forward_begins(self, engine: Any, *args: Any, **kwargs: Any) -> None:
         """Starts the forward phase; registers the engine at its first forward."""
-        known = self._engines.of(engine)
-        self._context.engine, known.bucket = known.number, 0
+        record = self._engines.of(engine)
+        self._context.engine, record.bucket = record.number, 0
         self._steps.forward_begins(engine, args, kwargs)
         self._device.mark_compute_stream()
 
@@ -177,10 +177,10 @@ class EngineSteps:
         self._steps.backward_begins(loss)
         return True
 
-    def backward_ends(self, begun: bool | None, *_: Any) -> None:
+    def backward_ends(self, has_begun: bool | None, *_: Any) -> None:
         """Ends the backward phase, where it has begun."""
         self._gathers.all_partitioned()
-        if begun:
+        if has_begun:
             self._steps.backward_ends()
 
     def step_begins(self, engine: Any, *_: Any, **__: Any) -> Any:
@@ -188,9 +188,9 @@ class EngineSteps:
         if self._steps.in_engine or not engine.is_gradient_accumulation_boundary():
             return SKIP
         context = self._context
-        known = self._engines.of(engine)
-        context.engine, skipped = known.number, int(engine.skipped_steps)
-        self._steps.engine_step_begins(offloads=known.offloads_optimizer)
+        record = self._engines.of(engine)
+        context.engine, skipped = record.number, int(engine.skipped_steps)
+        self._steps.engine_step_begins(offloads=record.offloads_optimizer)
         is_new = int(getattr(engine, "global_steps", 0)) in _NEW
         if context.mode == ON and (is_new or census_step(context.step + 1, context.steps_before)):
             self._take_census()
@@ -226,8 +226,8 @@ class EngineSteps:
 
     def _add_updated(self, engine: Any) -> None:
         """Adds the copy of stages 1 and 2 that brings the updated shard back to the device."""
-        known = self._engines.of(engine)
-        if known.offloads_optimizer and known.stage in (1, 2):
+        record = self._engines.of(engine)
+        if record.offloads_optimizer and record.stage in (1, 2):
             name = "param_buffer_of_bit16_for_cpu_offload_groups"
             buffers = getattr(engine.optimizer, name, None) or ()
             self._transfers.add(Path.HOST_TO_DEVICE, sum(buffer.nbytes for buffer in buffers))

@@ -6,19 +6,19 @@ have written: a rank that is no number is skipped, every other text is for the v
 
 from zeromon.sources.prometheus.decode.findings import (
     findings_of,
-    hangs_of,
+    hangs_of_ranks,
     history_of,
-    stragglers_of,
+    stragglers_of_findings,
     with_deaths,
 )
-from zeromon.sources.prometheus.decode.fleet import fleet_of, nodes_of, whole_of
+from zeromon.sources.prometheus.decode.fleet import fleet_of_nodes, nodes_of_samples, whole_of
 from zeromon.sources.prometheus.decode.ranks import on_our_clock, rank_of, with_host_use
 from zeromon.sources.prometheus.decode.samples import (
     Key,
     RankSamples,
     dedupe_jobs,
-    gathered,
     key_of,
-    series_of,
+    samples_by_rank,
+    series_of_ranks,
     whole_series_of,
 )

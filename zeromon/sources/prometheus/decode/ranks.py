@@ -29,7 +29,7 @@ from zeromon.snapshot import (
     RoleRow,
     StepSummary,
 )
-from zeromon.snapshot.ledger import Cause, LedgerRow, added
+from zeromon.snapshot.ledger import Cause, LedgerRow, sum_by_cause
 from zeromon.sources.prometheus.decode.samples import Key, RankSamples
 
 _SHORT_SECONDS = 1.0
@@ -37,32 +37,32 @@ _SHORT_SECONDS = 1.0
 
 
 def rank_of(
-    key: Key, facts: RankSamples, now: float, run_step: int, *, silent_seconds: float = 0.0
+    key: Key, facts: RankSamples, taken_wall: float, run_step: int, *, silent_seconds: float = 0.0
 ) -> RankSnapshot:
-    """The snapshot of a rank; *now*: its moment, seconds since the epoch.
+    """The snapshot of a rank; *taken_wall*: its moment, seconds since the epoch.
 
     Its one recent step is the mean over the window of the rates, with the number *run_step*, the
     newest step of the run. *silent_seconds*: how long the rank has had no samples.
     """
-    up, failed = facts.up, facts.number("rank_failed") == 1
+    is_up, failed = facts.up, facts.number("rank_failed") == 1
     rate = facts.rates.get("steps", 0.0)
     seconds = facts.rates.get("spent", 0.0) / rate if rate > 0 else None
     exposed = facts.number("exposed_communication_ratio")
-    now_ns, steps = round(now * 1e9), facts.count("steps_total")
+    now_ns, steps = round(taken_wall * 1e9), facts.count("steps_total")
     alive_text = DETACHED if facts.number("rank_detached") == 1 else ""
-    ended = alive_text if up else _ended(facts) if failed else "finished"
+    outcome = alive_text if is_up else _failed_end_text(facts) if failed else "finished"
     if silent_seconds:
-        ended = silent_for(silent_seconds)
-    point = point_of(facts, run_step, now_ns, seconds) if seconds else None
+        outcome = silent_for(silent_seconds)
+    point = mean_step_point(facts, run_step, now_ns, seconds) if seconds else None
     return RankSnapshot(
         rank=key.rank,
-        local_rank=_integer(facts.label("rank_info", "local_rank")),
-        world_size=_integer(facts.label("rank_info", "world_size")),
-        pid=_integer(facts.label("rank_info", "pid")),
+        local_rank=_int_or_zero(facts.label("rank_info", "local_rank")),
+        world_size=_int_or_zero(facts.label("rank_info", "world_size")),
+        pid=_int_or_zero(facts.label("rank_info", "pid")),
         node=facts.label("rank_info", "node") or key.instance,
         device=facts.label("rank_info", "device"), strategy=facts.label("rank_info", "strategy"),
-        alive=up and not silent_seconds, ended=ended, failed=failed,
-        last_event_ns=round((now - silent_seconds) * 1e9),
+        alive=is_up and not silent_seconds, ended=outcome, failed=failed,
+        last_event_ns=round((taken_wall - silent_seconds) * 1e9),
         step=steps, steps=steps, micro_steps=facts.count("micro_steps_total"),
         skipped_steps=facts.count("steps_skipped_total"),
         step_seconds=seconds, step_mean_seconds=seconds,
@@ -70,19 +70,19 @@ def rank_of(
         steps_seconds_total=facts.rates.get("spent_in_all", 0.0),
         phase_seconds={p: s for (p,), s in facts.by("phase_seconds_total", "phase").items()},
         recent=(point,) if point is not None else (),
-        ledger=_ledger(facts), unsaved_seconds=facts.number("unsaved_seconds"),
-        collectives=_collectives(facts), traffic=_traffic(facts), dimensions=_dimensions(facts),
-        in_flight=_in_flight(facts, now_ns),
+        ledger=_ledger_rows(facts), unsaved_seconds=facts.number("unsaved_seconds"),
+        collectives=_op_rows(facts), traffic=_stats_rows(facts), dimensions=_dim_rows(facts),
+        in_flight=_collectives_in_flight(facts, now_ns),
         untimed_ratio=facts.number("collectives_untimed_ratio"),
         overlap_ratio=facts.number("overlap_ratio"), exposed_ratio=exposed,
         exposed_seconds=exposed * seconds if exposed is not None and seconds else None,
         wait_seconds=facts.number("wait_for_late_rank_seconds"),
         late_seconds=facts.number("late_seconds"),
-        memory=_memory(facts), roles=_roles(facts), expected=_expected(facts), risks=_risks(facts),
+        memory=_gpu_mem(facts), roles=_by_role(facts), expected=_exp_rows(facts), risks=_oom_risk(facts),
         rss_bytes=facts.whole("host_memory_rss_bytes"),
         host_available_bytes=facts.whole("host_memory_available_bytes"),
         pinned_bytes=facts.whole("host_memory_pinned_bytes"),
-        device_stats=_device(facts), host=_host(facts), pressure=_pressure(facts),
+        device_stats=_device_stats(facts), host=_host_memory(facts), pressure=_cpu_pressure(facts),
         dropped=facts.count("events_dropped_total"), errors=facts.count("agent_errors_total"),
         accounted_overhead_ratio=facts.number("agent_accounted_overhead_ratio"),
         overhead_ratio=facts.number("agent_overhead_ratio"),
@@ -93,23 +93,23 @@ def rank_of(
     )  # fmt: skip
 
 
-def _ledger(facts: RankSamples) -> tuple[LedgerRow, ...]:
-    known = facts.by("ledger_seconds_total", "cause").items()
+def _ledger_rows(facts: RankSamples) -> tuple[LedgerRow, ...]:
+    totals = facts.by("ledger_seconds_total", "cause").items()
     causes = {str(cause): cause for cause in Cause}
-    return added(LedgerRow(cause=causes[c], seconds=s) for (c,), s in known if c in causes)
+    return sum_by_cause(LedgerRow(cause=causes[c], seconds=s) for (c,), s in totals if c in causes)
 
 
-def _ended(facts: RankSamples) -> str:
+def _failed_end_text(facts: RankSamples) -> str:
     """How a failed rank ended, by the cause of its death."""
     cause = next((cause for (cause,) in facts.by("rank_death", "cause")), "")
     return KILLED_FOR_MEMORY if cause == HOST_OOM else cause or "failed"
 
 
-def _integer(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0
+def _int_or_zero(digits: str) -> int:
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 12 else 0
 
 
-def point_of(facts: RankSamples, step: int, end_ns: int, seconds: float) -> StepSummary:
+def mean_step_point(facts: RankSamples, step: int, end_ns: int, seconds: float) -> StepSummary:
     """The mean step over the window of the rates, as a step that ends at *end_ns*."""
     rate = facts.rates.get("steps", 0.0)
     phases = [facts.phases.get(phase.label, 0.0) / rate if rate else 0.0 for phase in Phase]
@@ -123,7 +123,7 @@ def point_of(facts: RankSamples, step: int, end_ns: int, seconds: float) -> Step
         idle=False,
         untimed=int(facts.number("exposed_communication_ratio") is None),
         micro_steps=0,
-        phase_ns=tuple(round(1e9 * spent) for spent in phases),
+        phase_ns=tuple(round(1e9 * length) for length in phases),
         collectives=0,
         collective_bytes=0,
         communication_ns=round(1e9 * communication),
@@ -137,17 +137,17 @@ def point_of(facts: RankSamples, step: int, end_ns: int, seconds: float) -> Step
 
 def _exposed_by_phase(facts: RankSamples, exposed: float) -> tuple[int, ...]:
     """Nanoseconds of *exposed* seconds by phase; empty where the server does not have the phases."""
-    spent: Counter[str] = Counter()
+    phases: Counter[str] = Counter()
     rows = facts.by("communication_step_exposed_seconds", "op", "group", "phase")
     for (_, _, phase), seconds in rows.items():
-        spent[phase] += seconds  # type: ignore[assignment]  # Counter adds any number
-    whole = sum(spent.values()) or 1.0
+        phases[phase] += seconds  # type: ignore[assignment]  # Counter adds any number
+    total = sum(phases.values()) or 1.0
     return (
-        tuple(round(1e9 * exposed * spent[phase.label] / whole) for phase in Phase) if rows else ()
+        tuple(round(1e9 * exposed * phases[phase.label] / total) for phase in Phase) if rows else ()
     )
 
 
-def _memory(facts: RankSamples) -> DeviceMemory | None:
+def _gpu_mem(facts: RankSamples) -> DeviceMemory | None:
     if "memory_reserved_bytes" not in facts.found:
         return None
     reserved, capacity = facts.whole("memory_reserved_bytes"), facts.whole("memory_capacity_bytes")
@@ -165,25 +165,25 @@ def _memory(facts: RankSamples) -> DeviceMemory | None:
     )
 
 
-def _risks(facts: RankSamples) -> tuple[Risk, ...]:
-    left = {
+def _oom_risk(facts: RankSamples) -> tuple[Risk, ...]:
+    steps_left = {
         pool: (cause, n) for (pool, cause), n in facts.by("oom_steps_left", "pool", "cause").items()
     }
-    found = []
+    risks = []
     for (pool,), ratio in sorted(facts.by("oom_risk_ratio", "pool").items()):
         if pool not in tuple(Pool):
             continue  # of another version
-        cause, steps = left.get(pool, ("none", None))
+        cause, steps = steps_left.get(pool, ("none", None))
         device = pool == Pool.DEVICE
         used = facts.whole("memory_reserved_bytes") if device else -1  # see with_host_use
         limit = facts.whole("memory_capacity_bytes") if device else -1
-        room = limit - used if device else facts.whole("host_memory_headroom_bytes")
-        growth = room / steps if steps and room > 0 else None
-        found.append(
+        headroom = limit - used if device else facts.whole("host_memory_headroom_bytes")
+        growth = headroom / steps if steps and headroom > 0 else None
+        risks.append(
             Risk(pool=Pool(pool), ratio=ratio, cause=RiskCause(cause), steps_left=steps, used_bytes=used,
                  capacity_bytes=limit, growth_bytes_per_step=growth)
         )  # fmt: skip
-    return tuple(found)
+    return tuple(risks)
 
 
 def with_host_use(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
@@ -192,19 +192,19 @@ def with_host_use(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
     for rank in ranks:
         used[rank.node] = used.get(rank.node, 0) + max(0, rank.rss_bytes)
     return [
-        replace(rank, risks=tuple(_of_node(risk, rank, used) for risk in rank.risks))
+        replace(rank, risks=tuple(_risk_of_node(risk, rank, used) for risk in rank.risks))
         for rank in ranks
     ]
 
 
-def _of_node(risk: Risk, rank: RankSnapshot, used: Mapping[str, int]) -> Risk:
-    room = rank.host.headroom_bytes if rank.host is not None else -1
-    if risk.pool != Pool.HOST or room < 0:
+def _risk_of_node(risk: Risk, rank: RankSnapshot, used: Mapping[str, int]) -> Risk:
+    headroom = rank.host.headroom_bytes if rank.host is not None else -1
+    if risk.pool != Pool.HOST or headroom < 0:
         return risk
-    return replace(risk, used_bytes=used[rank.node], capacity_bytes=used[rank.node] + room)
+    return replace(risk, used_bytes=used[rank.node], capacity_bytes=used[rank.node] + headroom)
 
 
-def _in_flight(facts: RankSamples, now_ns: int) -> tuple[InFlight, ...]:
+def _collectives_in_flight(facts: RankSamples, now_ns: int) -> tuple[InFlight, ...]:
     age = facts.number("collective_in_flight_seconds") or 0.0
     if age < _SHORT_SECONDS:
         return ()
@@ -214,7 +214,7 @@ def _in_flight(facts: RankSamples, now_ns: int) -> tuple[InFlight, ...]:
     )  # fmt: skip
 
 
-def _device(facts: RankSamples) -> Device | None:
+def _device_stats(facts: RankSamples) -> Device | None:
     if not any(name.startswith("device_") for name in facts.found):
         return None
     used, total = facts.whole("device_memory_used_bytes"), facts.whole("device_memory_total_bytes")
@@ -232,12 +232,12 @@ def _device(facts: RankSamples) -> Device | None:
     )
 
 
-def _host(facts: RankSamples) -> HostMemory | None:
-    limit, room = facts.whole("host_memory_limit_bytes"), facts.whole("host_memory_headroom_bytes")
-    return HostMemory(limit_bytes=limit, headroom_bytes=room) if max(limit, room) >= 0 else None
+def _host_memory(facts: RankSamples) -> HostMemory | None:
+    limit, free = facts.whole("host_memory_limit_bytes"), facts.whole("host_memory_headroom_bytes")
+    return HostMemory(limit_bytes=limit, headroom_bytes=free) if max(limit, free) >= 0 else None
 
 
-def _pressure(facts: RankSamples) -> Pressure | None:
+def _cpu_pressure(facts: RankSamples) -> Pressure | None:
     waits = facts.number("cpu_wait_ratio")
     faults = facts.number("major_faults_per_second", 0.0)
     return (
@@ -252,19 +252,19 @@ def _pressure(facts: RankSamples) -> Pressure | None:
     )
 
 
-def _roles(facts: RankSamples) -> tuple[RoleRow, ...]:
-    places = facts.by("memory_role_bytes", "role", "place")
+def _by_role(facts: RankSamples) -> tuple[RoleRow, ...]:
+    nbytes = facts.by("memory_role_bytes", "role", "place")
     return tuple(
         RoleRow(
-            role=role, device_bytes=int(places.get((role, "device"), 0)), pinned_bytes=0,
-            host_bytes=int(places.get((role, "host"), 0)), disk_bytes=int(places.get((role, "disk"), 0)),
+            role=role, device_bytes=int(nbytes.get((role, "device"), 0)), pinned_bytes=0,
+            host_bytes=int(nbytes.get((role, "host"), 0)), disk_bytes=int(nbytes.get((role, "disk"), 0)),
         )
-        for role in dict.fromkeys(role for role, _ in places)
+        for role in dict.fromkeys(role for role, _ in nbytes)
     )  # fmt: skip
 
 
-def _expected(facts: RankSamples) -> tuple[ExpectedRow, ...]:
-    plain = facts.by("memory_role_plain_bytes", "role")
+def _exp_rows(facts: RankSamples) -> tuple[ExpectedRow, ...]:
+    analytic = facts.by("memory_role_plain_bytes", "role")
     predicted = facts.by("memory_role_predicted_bytes", "role")
     measured: dict[str, float] = {}
     for (role, _), nbytes in facts.by("memory_role_bytes", "role", "place").items():
@@ -275,29 +275,29 @@ def _expected(facts: RankSamples) -> tuple[ExpectedRow, ...]:
             plain_bytes=int(nbytes),
             predicted_bytes=int(predicted[role,]) if (role,) in predicted else None,
         )
-        for (role,), nbytes in plain.items()
+        for (role,), nbytes in analytic.items()
     )  # fmt: skip
 
 
-def _dims(facts: RankSamples) -> dict[str, str]:
+def _dims_by_group(facts: RankSamples) -> dict[str, str]:
     """Group -> its dimension."""
     return {group: dim for dim, group in facts.by("dim_info", "dim", "group")}
 
 
-def _dimensions(facts: RankSamples) -> tuple[Dimension, ...]:
+def _dim_rows(facts: RankSamples) -> tuple[Dimension, ...]:
     """One row for each dimension, by the largest of its groups."""
-    found: dict[str, Dimension] = {}
+    by_dim: dict[str, Dimension] = {}
     for dim, size, nodes in facts.by("dim_info", "dim", "size", "nodes"):
-        known = found.get(dim) or Dimension(name=dim)
-        found[dim] = replace(
-            known, used=True, size=max(known.size, _integer(size)),
-            nodes=max(known.nodes, _integer(nodes)),
+        dimension = by_dim.get(dim) or Dimension(name=dim)
+        by_dim[dim] = replace(
+            dimension, used=True, size=max(dimension.size, _int_or_zero(size)),
+            nodes=max(dimension.nodes, _int_or_zero(nodes)),
         )  # fmt: skip
-    return tuple(found.values())
+    return tuple(by_dim.values())
 
 
-def _collectives(facts: RankSamples) -> tuple[CollectiveRow, ...]:
-    sizes = {row["group"]: (_integer(row.get("size", "")), _integer(row.get("nodes", "")))
+def _op_rows(facts: RankSamples) -> tuple[CollectiveRow, ...]:
+    sizes = {row["group"]: (_int_or_zero(row.get("size", "")), _int_or_zero(row.get("nodes", "")))
              for row, _ in facts.found.get("group_info", ()) if "group" in row}  # fmt: skip
     columns = {
         name: facts.by(name, "op", "group")
@@ -305,8 +305,8 @@ def _collectives(facts: RankSamples) -> tuple[CollectiveRow, ...]:
                      "collective_exposed_seconds_total", "collective_busbw_bytes_per_second",
                      "collective_best_busbw_bytes_per_second")
     }  # fmt: skip
-    nbytes, seconds, exposed, busbw, best = columns.values()
-    dims = _dims(facts)
+    nbytes, seconds, exposed, busbw, best_busbw = columns.values()
+    dims = _dims_by_group(facts)
     return tuple(
         CollectiveRow(
             op=op, group=group, group_size=sizes.get(group, (0, 0))[0],
@@ -315,21 +315,21 @@ def _collectives(facts: RankSamples) -> tuple[CollectiveRow, ...]:
             seconds=seconds.get((op, group), 0.0),
             exposed_seconds=exposed.get((op, group), 0.0),
             busbw_bytes_per_second=busbw.get((op, group)),
-            best_busbw_bytes_per_second=best.get((op, group), 0.0), dim=dims.get(group, ""),
+            best_busbw_bytes_per_second=best_busbw.get((op, group), 0.0), dim=dims.get(group, ""),
         )
         for (op, group), count in facts.by("collectives_total", "op", "group").items()
     )  # fmt: skip
 
 
-def _traffic(facts: RankSamples) -> tuple[CollectiveStatsRow, ...]:
+def _stats_rows(facts: RankSamples) -> tuple[CollectiveStatsRow, ...]:
     """By operation, group and phase: units are too many for labels."""
     keys = ("op", "group", "phase")
     exposed = facts.by("communication_step_exposed_seconds", *keys)
     waits = facts.by("communication_step_wait_seconds", *keys)
     moved = facts.by("communication_step_transfer_seconds", *keys)
-    sizes = {row.get("group", ""): _integer(row.get("size", ""))
+    sizes = {row.get("group", ""): _int_or_zero(row.get("size", ""))
              for row, _ in facts.found.get("group_info", ())}  # fmt: skip
-    dims = _dims(facts)
+    dims = _dims_by_group(facts)
     rows = [
         CollectiveStatsRow(
             op=op, group=group, group_size=sizes.get(group, 0), nodes=0, phase=phase, unit="", count=0,
@@ -353,5 +353,5 @@ def on_our_clock(rank: RankSnapshot, shift_ns: int) -> RankSnapshot:
             replace(step, start_ns=step.start_ns + shift_ns, end_ns=step.end_ns + shift_ns)
             for step in rank.recent
         ),
-        in_flight=tuple(replace(one, issued_ns=one.issued_ns + shift_ns) for one in rank.in_flight),
+        in_flight=tuple(replace(op, issued_ns=op.issued_ns + shift_ns) for op in rank.in_flight),
     )

@@ -8,7 +8,7 @@ from zeromon.ring.events import Phase
 from zeromon.sources.prometheus.client import Line, Sample
 from zeromon.storage.step_history import ABSENT, LEAST, MEDIAN, MOST, NAMES, UNTIMED, Series
 
-_MOST_RANK = 1 << 31
+_MAX_RANK = 1 << 31
 
 
 class Key(NamedTuple):
@@ -50,7 +50,7 @@ class RankSamples:
     def by(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
         """The values of a metric by the values of *labels*."""
         rows = self.found.get(name, ())
-        return {tuple(own.get(label, "") for label in labels): value for own, value in rows}
+        return {tuple(tags.get(label, "") for label in labels): value for tags, value in rows}
 
     @property
     def up(self) -> bool:
@@ -60,54 +60,54 @@ class RankSamples:
 
 def key_of(labels: Mapping[str, str]) -> Key | None:
     """The rank that labels name; None where the label ``rank`` is no number."""
-    text = labels.get("rank", "")
-    if not (text.isascii() and text.isdigit() and int(text[:12]) < _MOST_RANK):
+    digits = labels.get("rank", "")
+    if not (digits.isascii() and digits.isdigit() and int(digits[:12]) < _MAX_RANK):
         return None
-    return Key(int(text[:12]), labels.get("instance", ""))
+    return Key(int(digits[:12]), labels.get("instance", ""))
 
 
-def gathered(columns: Iterable[Sample], rates: Iterable[Sample]) -> dict[Key, RankSamples]:
-    """The samples of :func:`zeromon.sources.prometheus.promql.columns` and ``rates``, by rank."""
-    found: dict[Key, RankSamples] = {}
+def samples_by_rank(columns: Iterable[Sample], rates: Iterable[Sample]) -> dict[Key, RankSamples]:
+    """The answers to :mod:`~zeromon.sources.prometheus.promql`, columns and rates, by rank."""
+    by_key: dict[Key, RankSamples] = {}
     for sample in columns:
         key = key_of(sample.labels)
         if key is not None:
             name = sample.labels.get("__name__", "").removeprefix("zeromon_")
-            facts = found.setdefault(key, RankSamples())
+            facts = by_key.setdefault(key, RankSamples())
             facts.found.setdefault(name, []).append((sample.labels, sample.value))
     for sample in rates:
         key = key_of(sample.labels)
-        facts_of = found.get(key) if key is not None else None
+        facts_of = by_key.get(key) if key is not None else None
         if facts_of is not None:
             of = sample.labels.get("of", "")
             if of == "phase":
                 facts_of.phases[sample.labels.get("phase", "")] = sample.value
             else:
                 facts_of.rates[of] = sample.value
-    return found
+    return by_key
 
 
-def dedupe_jobs(found: Mapping[Key, RankSamples]) -> tuple[dict[Key, RankSamples], tuple[str, ...]]:
+def dedupe_jobs(ranks: Mapping[Key, RankSamples]) -> tuple[dict[Key, RankSamples], tuple[str, ...]]:
     """The ranks of one job, and the collectors that export another job of the same name.
 
     Of a rank that was restarted on another node the living process counts. Two living processes of one
     rank are two jobs: the collector with the smallest address is kept, so that the choice is stable.
     """
-    living: dict[int, list[Key]] = {}
-    for key in found:
-        living.setdefault(key.rank, []).append(key)
-    others: set[str] = set()
-    for keys in living.values():
-        up = sorted(key.instance for key in keys if found[key].up)
-        others.update(up[1:])
-    kept = {key: facts for key, facts in found.items() if key.instance not in others}
-    for keys in living.values():
-        mine = [key for key in keys if key in kept]
-        newest = max(mine, key=lambda k: (found[k].up, found[k].count("steps_total")), default=None)
+    keys_by_rank: dict[int, list[Key]] = {}
+    for key in ranks:
+        keys_by_rank.setdefault(key.rank, []).append(key)
+    rejected: set[str] = set()
+    for keys in keys_by_rank.values():
+        alive = sorted(key.instance for key in keys if ranks[key].up)
+        rejected.update(alive[1:])
+    chosen = {key: facts for key, facts in ranks.items() if key.instance not in rejected}
+    for keys in keys_by_rank.values():
+        mine = [key for key in keys if key in chosen]
+        winner = max(mine, key=lambda k: (ranks[k].up, ranks[k].count("steps_total")), default=None)
         for key in mine:
-            if key != newest:
-                del kept[key]
-    return kept, tuple(sorted(others))
+            if key != winner:
+                del chosen[key]
+    return chosen, tuple(sorted(rejected))
 
 
 # ---- range queries in, step history out ---------------------------------------------------------
@@ -115,79 +115,79 @@ def dedupe_jobs(found: Mapping[Key, RankSamples]) -> tuple[dict[Key, RankSamples
 _INSTEAD = {"most": MOST, "median": MEDIAN, "least": LEAST}
 
 
-def series_of(lines: Sequence[Line], interval: float) -> Series:
+def series_of_ranks(matrix: Sequence[Line], interval: float) -> Series:
     """The answer to :func:`zeromon.sources.prometheus.promql.steps_over_time`: a row a rank and moment.
 
     A moment at which a rank has no step is a gap. Rows of one moment have the same step number, that of
     the rank with the most steps.
     """
     cells: dict[int, dict[float, dict[str, float]]] = {}
-    for line in lines:
-        key = key_of(line.labels)
+    for entry in matrix:
+        key = key_of(entry.labels)
         if key is None:
             continue
-        name = line.labels.get("phase") or line.labels.get("figure") or line.labels.get("of", "")
-        _fill(cells.setdefault(key.rank, {}), name, line)
-    return _rows(cells, interval)
+        name = entry.labels.get("phase") or entry.labels.get("figure") or entry.labels.get("of", "")
+        _fill_series_cells(cells.setdefault(key.rank, {}), name, entry)
+    return _cell_rows(cells, interval)
 
 
-def whole_series_of(lines: Sequence[Line], interval: float) -> Series:
+def whole_series_of(matrix: Sequence[Line], interval: float) -> Series:
     """The answer to :func:`zeromon.sources.prometheus.promql.whole_over_time`: max, median, min."""
     cells: dict[int, dict[float, dict[str, float]]] = {}
-    for line in lines:
-        of, figure = line.labels.get("of", ""), line.labels.get("figure", "")
+    for series in matrix:
+        of, quantity = series.labels.get("of", ""), series.labels.get("figure", "")
         if of in _INSTEAD:
-            _fill(cells.setdefault(_INSTEAD[of], {}), figure, line)
+            _fill_series_cells(cells.setdefault(_INSTEAD[of], {}), quantity, series)
         elif of == "steps_total":
             for instead in _INSTEAD.values():
-                _fill(cells.setdefault(instead, {}), of, line)
-    return _rows(cells, interval)
+                _fill_series_cells(cells.setdefault(instead, {}), of, series)
+    return _cell_rows(cells, interval)
 
 
-def _fill(moments: dict[float, dict[str, float]], name: str, line: Line) -> None:
-    for at, text in line.values:
-        value = float(text)
+def _fill_series_cells(by_time: dict[float, dict[str, float]], name: str, series: Line) -> None:
+    for at, number in series.values:
+        value = float(number)
         if value == value and abs(value) != float("inf"):
-            moments.setdefault(at, {})[name] = value
+            by_time.setdefault(at, {})[name] = value
 
 
 _PHASES = {f"{phase.label}_us": phase.label for phase in Phase}
 
 
-def _rows(cells: Mapping[int, Mapping[float, Mapping[str, float]]], interval: float) -> Series:
+def _cell_rows(cells: Mapping[int, Mapping[float, Mapping[str, float]]], interval: float) -> Series:
     reached: dict[float, int] = {}
-    for moments in cells.values():
-        for at, row in moments.items():
+    for by_time in cells.values():
+        for at, row in by_time.items():
             reached[at] = max(reached.get(at, 0), int(row.get("steps_total", 0)))
-    made: Series = {name: [] for name in NAMES}
-    for rank, moments in sorted(cells.items()):
-        last = -1
-        for at, row in sorted(moments.items()):
+    columns: Series = {name: [] for name in NAMES}
+    for rank, by_time in sorted(cells.items()):
+        last_step = -1
+        for at, row in sorted(by_time.items()):
             step = reached[at]
-            if "step_seconds" in row and "steps_total" in row and step != last:
-                for name, value in _row(rank, step, at, row, interval).items():
-                    made[name].append(value)
-                last = step
-    return made
+            if "step_seconds" in row and "steps_total" in row and step != last_step:
+                for name, value in _row_of_cell(rank, step, at, row, interval).items():
+                    columns[name].append(value)
+                last_step = step
+    return columns
 
 
-def _row(
+def _row_of_cell(
     rank: int, step: int, at: float, row: Mapping[str, float], interval: float
 ) -> dict[str, Any]:
     seconds, rate = row["step_seconds"], row.get("steps", 0.0)
     exposed = row.get("exposed_communication_ratio")
-    spent = (exposed or 0.0) * seconds
+    wait = (exposed or 0.0) * seconds
     overlap = row.get("overlap_ratio")
-    communication = spent / (1 - overlap) if overlap is not None and overlap < 1 else spent
-    made: dict[str, Any] = dict(zip(NAMES, ABSENT, strict=True))
-    made |= {
+    communication = wait / (1 - overlap) if overlap is not None and overlap < 1 else wait
+    values: dict[str, Any] = dict(zip(NAMES, ABSENT, strict=True))
+    values |= {
         "rank": rank, "step": step, "steps": max(1, round(interval / seconds)) if seconds else 1,
         "flags": UNTIMED if exposed is None else 0, "start_us": round(1e6 * (at - seconds)),
         "duration_us": round(1e6 * seconds), "communication_us": round(1e6 * communication),
-        "exposed_us": round(1e6 * spent), "allocated_bytes": int(row.get("memory_allocated_bytes", -1)),
+        "exposed_us": round(1e6 * wait), "allocated_bytes": int(row.get("memory_allocated_bytes", -1)),
         "reserved_bytes": int(row.get("memory_reserved_bytes", -1)),
         "rss_bytes": int(row.get("host_memory_rss_bytes", -1)), "other_bytes": -1,
     }  # fmt: skip
     for name, phase in _PHASES.items():
-        made[name] = round(1e6 * row.get(phase, 0.0) / rate) if rate else 0
-    return made
+        values[name] = round(1e6 * row.get(phase, 0.0) / rate) if rate else 0
+    return values
