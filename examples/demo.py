@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from zeromon.errors import ZeromonError
+from zeromon.base.errors import ZeromonError
 from zeromon.sources.live import find_live_runs
 
 STEPS = 200

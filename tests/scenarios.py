@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from support import LAUNCH, PROGRAMS, Node, start
 
-from zeromon.levels import Severity
 from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.levels import Severity
 from zeromon.tui.line import plain_text
 from zeromon.tui.status_text import verdict_line
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
+from zeromon.base.units import human_bytes, human_rate, human_ratio, human_seconds
 
 
 def test_numbers_for_people() -> None:

@@ -28,8 +28,8 @@ MODULES = (
     "zeromon/fold/state.py",
     "zeromon/fold/steps.py",
     "zeromon/fold/summarize.py",
-    "zeromon/stats/bandwidth.py",
-    "zeromon/stats/intervals.py",
+    "zeromon/snapshot/bandwidth.py",
+    "zeromon/snapshot/intervals.py",
 )
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -22,7 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from zeromon.errors import ZeromonError
+from zeromon.base.errors import ZeromonError
 from zeromon.sources.base import Source
 from zeromon.sources.live import find_live_runs
 from zeromon.sources.replay import ReplaySource

@@ -6,10 +6,10 @@ from typing import Any
 
 from dash import ClientsideFunction, Input, Output, State
 
+from zeromon.base.errors import ZeromonError
 from zeromon.cli.plan_changes import changes_of_run
-from zeromon.errors import ZeromonError
-from zeromon.focus import first_counted
 from zeromon.readout.charts import list_names
+from zeromon.snapshot.focus import first_counted
 from zeromon.sources.base import sample_snapshots
 from zeromon_dashboard import runs_page
 from zeromon_dashboard.feed import Feeds

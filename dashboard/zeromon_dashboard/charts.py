@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from zeromon.base.units import human_bytes
 from zeromon.compare.comparison import letter
 from zeromon.readout import charts as specs
 from zeromon.readout.charts import ChartSpec, Read, StepRow, rows_of
 from zeromon.readout.figures import RATIO
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST
-from zeromon.units import human_bytes
 
 Series = Mapping[str, Sequence[int]]
 """Columns of a history: ``rank``, ``step``, ``duration_us``, ``exposed_us``, ... by name."""

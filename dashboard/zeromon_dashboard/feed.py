@@ -198,7 +198,7 @@ class Feeds:
         self._known: OrderedDict[str, Feed] = OrderedDict()
 
     def of(self, route: Route) -> Feed:
-        """The feed of an address; raises :class:`~zeromon.errors.ZeromonError` for an unknown run."""
+        """The feed of an address; raises :class:`.ZeromonError` for an unknown run."""
         with self._lock:
             feed = self._known.get(route.address)
             if feed is not None:

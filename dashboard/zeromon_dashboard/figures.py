@@ -9,6 +9,14 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from zeromon.base.units import (
+    byte_scale,
+    human_bytes,
+    human_count,
+    human_rate,
+    human_ratio,
+    human_seconds,
+)
 from zeromon.readout.breakdown import PART_NAMES, PARTS, WINDOW, rank_parts
 from zeromon.readout.charts import EVERYTHING_ELSE, RoleBands, Step, StepRow, rows_of
 from zeromon.readout.figures import FIGURE, mean_step_seconds
@@ -28,14 +36,6 @@ from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.lanes import Lanes, LaneSpan, LateArrival, Stream
 from zeromon.traces.allocations import NO_STACK, ROLES, UNKNOWN, Holding, frame_text, telling_frames
-from zeromon.units import (
-    byte_scale,
-    human_bytes,
-    human_count,
-    human_rate,
-    human_ratio,
-    human_seconds,
-)
 from zeromon_dashboard.charts import (
     COLOURS,
     GIB,

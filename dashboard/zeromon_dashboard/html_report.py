@@ -10,11 +10,11 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from zeromon.focus import first_counted
 from zeromon.readout.remedy import remedy_text
 from zeromon.readout.text import finding_text
 from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import Finding, RunSnapshot, Severity
+from zeromon.snapshot.focus import first_counted
 from zeromon.traces.allocations import DeviceMemory
 from zeromon_dashboard import charts, figures
 from zeromon_dashboard.charts import Series

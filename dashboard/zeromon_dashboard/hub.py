@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from zeromon.base.errors import RunNotFound, ZeromonError
 from zeromon.compare.comparison import Comparison, compare
 from zeromon.compare.figures import figures_of
-from zeromon.errors import RunNotFound, ZeromonError
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.sources.live import runs_of_node
@@ -291,7 +291,7 @@ class Hub:
         self._list: tuple[float, list[Item]] = (-_LIST_SECONDS, [])
 
     def followed(self, name: str) -> Followed:
-        """The run *name*; raises :class:`~zeromon.errors.ZeromonError` for an unknown run."""
+        """The run *name*; raises :class:`~zeromon.base.errors.ZeromonError` for an unknown run."""
         with self._lock:
             existing = self._followed.get(name)
             if existing is not None:
@@ -332,7 +332,7 @@ class Hub:
         )
 
     def compared(self, names: Sequence[str]) -> Comparison:
-        """Runs side by side; raises :class:`~zeromon.errors.ZeromonError` for an unknown run."""
+        """Runs side by side; raises :class:`~zeromon.base.errors.ZeromonError` for an unknown run."""
         runs = []
         for name in names:
             run = self.followed(name).newest().run

@@ -10,12 +10,12 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import dcc, html
 
+from zeromon.base.units import human_count
 from zeromon.readout.figures import LAST_STEPS
 from zeromon.readout.text import clock, pause_seconds, pause_text
 from zeromon.readout.verdict import judge_run, state_beside, unanswered_verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
 from zeromon.storage.run_store import About
-from zeromon.units import human_count
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.pages import advice, communication, memory, overview, ranks, timeline, whatif
 from zeromon_dashboard.url_state import LASTS, MAX_RUNS, PAGES, Route

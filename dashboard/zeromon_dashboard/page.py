@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zeromon.compare.comparison import Comparison
-from zeromon.focus import most_exposed
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
+from zeromon.snapshot.focus import most_exposed
 from zeromon.storage.run_store import About
 from zeromon.storage.step_history import Series
 from zeromon_dashboard.charts import Chart

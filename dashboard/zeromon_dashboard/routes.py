@@ -13,10 +13,10 @@ from typing import Any, Literal
 import msgspec
 from fastapi import Request, Response
 
+from zeromon.base.errors import ZeromonError
+from zeromon.base.units import formula_safe_cell
 from zeromon.cli.export import make_export, write_export
-from zeromon.errors import ZeromonError
 from zeromon.report.render import render_run
-from zeromon.units import formula_safe_cell
 from zeromon_dashboard.feed import Cursor, Feeds
 from zeromon_dashboard.html_report import run_page
 from zeromon_dashboard.hub import Hub

@@ -7,16 +7,16 @@ import dash_ag_grid as dag
 import dash_mantine_components as dmc
 from dash import dcc, html
 
+from zeromon.base.units import human_ratio
 from zeromon.compare.comparison import Comparison, letter
 from zeromon.compare.text import configured_rows
-from zeromon.focus import nearest_oom
-from zeromon.levels import OOM
 from zeromon.readout.figures import TEXT, Fields, Figure, Row
 from zeromon.readout.remedy import DiffLine, remedy_text
 from zeromon.readout.text import finding_text, rank_prefix
 from zeromon.readout.verdict import risk_text
 from zeromon.snapshot import Finding, Pool, RunSnapshot, Severity
-from zeromon.units import human_ratio
+from zeromon.snapshot.focus import nearest_oom
+from zeromon.snapshot.levels import OOM
 from zeromon_dashboard import charts
 from zeromon_dashboard.charts import Chart
 from zeromon_dashboard.page import Known, Parts, Props

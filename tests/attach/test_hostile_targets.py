@@ -17,7 +17,7 @@ from support import wait_for
 
 from zeromon.attach.inject import inject_line, refusal
 from zeromon.attach.inject.elf import waits_for_interpreter
-from zeromon.errors import AttachRefused
+from zeromon.base.errors import AttachRefused
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.uname().machine != "x86_64", reason="Linux on x86-64"

@@ -21,7 +21,7 @@ from zeromon.attach.inject import inject_line, parked, prove_gdb_works, resolve_
 from zeromon.attach.inject.elf import gnu_hash, waits_for_interpreter
 from zeromon.attach.loader import attach_ranks, detach_ranks
 from zeromon.attach.rank_processes import Process, running_processes
-from zeromon.errors import AttachRefused
+from zeromon.base.errors import AttachRefused
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.uname().machine != "x86_64", reason="Linux on x86-64"
@@ -261,9 +261,9 @@ def test_without_the_right_to_trace_it_says_what_is_missing() -> None:
     """Root without CAP_SYS_PTRACE, and a root that has it."""
     with running(SLEEPS) as target:
         attempt = (
-            "import sys\nfrom zeromon.attach.inject import inject\n"
-            "from zeromon.errors import AttachRefused\n"
-            "try:\n inject(int(sys.argv[1]), '', lambda: True)\n"
+            "import sys\nfrom zeromon.attach.inject import inject_line\n"
+            "from zeromon.base.errors import AttachRefused\n"
+            "try:\n inject_line(int(sys.argv[1]), '', lambda: True)\n"
             "except AttachRefused as e:\n print(e, '|', e.hint)"
         )
         poor = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]

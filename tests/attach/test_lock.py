@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zeromon.attach import loader
-from zeromon.errors import AttachRefused
+from zeromon.base.errors import AttachRefused
 
 
 def test_who_is_refused_leaves_the_lock_of_the_first(tmp_path: Path) -> None:

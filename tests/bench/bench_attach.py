@@ -36,7 +36,7 @@ from support import Held, held, wait_for
 
 from zeromon.attach.inject import inject_line
 from zeromon.attach.loader import attach_ranks, detach_ranks
-from zeromon.errors import ZeromonError
+from zeromon.base.errors import ZeromonError
 from zeromon.ring import paths
 
 PEERS = Path(__file__).resolve().parents[2] / ".attach-peers"

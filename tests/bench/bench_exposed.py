@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from records import keep
 from support import Node, over_link, train_command
 
-from zeromon.errors import CaptureRefused
+from zeromon.base.errors import CaptureRefused
 from zeromon.snapshot import CollectiveStatsRow, RunSnapshot
 
 STEPS, LINK = 120, "2gbit"

@@ -9,7 +9,7 @@ import pytest
 from builders import rank, run
 from support import ROOT
 
-from zeromon.errors import RunNotFound
+from zeromon.base.errors import RunNotFound
 
 
 def test_the_demo_sees_its_first_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from zeromon.base.errors import LaunchError
 from zeromon.cli import main
 from zeromon.cli.fit import make_template
 from zeromon.cli.fit_launch import Request
-from zeromon.errors import LaunchError
 from zeromon.memory.fit import HOST, Trial
 
 COMMAND = ("torchrun", "train.py", "--batch", "{micro_batch}")

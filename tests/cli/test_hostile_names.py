@@ -14,11 +14,11 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as prometheus_families
 
+from zeromon.base.units import printable_lines
 from zeromon.cli import main
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
-from zeromon.units import printable_lines
 
 
 @pytest.fixture

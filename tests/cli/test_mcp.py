@@ -21,6 +21,7 @@ from mcp.client.streamable_http import streamable_http_client
 from served import Fixed, bearer
 from support import ROOT, Node
 
+from zeromon.base.units import human_bytes, human_ratio, human_seconds, printable_lines
 from zeromon.cli import main, mcp as verb
 from zeromon.cli.mcp_tools import DATA, MAX_ANSWER_BYTES, TOOLS, cut_answer
 from zeromon.collector.http import start_http_server
@@ -30,7 +31,6 @@ from zeromon.snapshot import Capture, Finding, Remedy, RunSnapshot, Straggler
 from zeromon.snapshot.ledger import Cause, LedgerRow
 from zeromon.storage.run_store import Store
 from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_analysis_result
-from zeromon.units import human_bytes, human_ratio, human_seconds, printable_lines
 
 RANKS = 64
 DIFF = "".join(f"- old_{n} = {n}\n+ new_{n} = {n}\n" for n in range(40))

@@ -19,6 +19,7 @@ from builders import device_memory, rank, run, summary
 from hub_models import written
 from support import LAUNCH, PROGRAMS, ROOT, clean_environment, start
 
+from zeromon.base.errors import PlanError
 from zeromon.cli import build_parser, main
 from zeromon.cli.plan_setup import (
     describe_entry,
@@ -27,7 +28,6 @@ from zeromon.cli.plan_setup import (
     read_model,
     setup_of_run,
 )
-from zeromon.errors import PlanError
 from zeromon.memory.config_files import changes_of_config
 from zeromon.memory.plan import parse_count, parse_size, plan_table, predict_row, recommend_row
 from zeromon.memory.spec import ZeroStage

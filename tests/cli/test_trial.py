@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from builders import rank, run
 
+from zeromon.base.errors import TrialRefused
 from zeromon.cli import detach, main, trial as verb
-from zeromon.errors import TrialRefused
 from zeromon.ring.trials import Change
 from zeromon.snapshot import ConfigFormat, Finding, Remedy, RunSnapshot, Severity, Trial, TrialState
 

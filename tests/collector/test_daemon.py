@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from builders import rank, run
 
+from zeromon.base.errors import HistoryError
 from zeromon.collector import process as collector_process, run as collector_run
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import RETRY_NS, RunFollower
-from zeromon.errors import HistoryError
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank

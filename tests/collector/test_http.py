@@ -15,9 +15,9 @@ from builders import rank, run
 from served import Fixed, get
 from support import wait_for
 
+from zeromon.base.errors import CaptureRefused, CollectorError, TrialRefused
 from zeromon.collector import http
 from zeromon.collector.http import start_http_server
-from zeromon.errors import CaptureRefused, CollectorError, TrialRefused
 from zeromon.ring.tokens import READ, request_proof_headers
 from zeromon.snapshot import Capture, RunSnapshot
 from zeromon.sources import live

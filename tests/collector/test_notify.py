@@ -13,9 +13,9 @@ from builders import rank, run
 from receivers import Webhook, mail_server, webhook
 from support import free_port, wait_for
 
+from zeromon.base.errors import NotifyError
 from zeromon.collector import notify
 from zeromon.collector.notify import Notifier, deliver_message, parse_target, split_notify_urls
-from zeromon.errors import NotifyError
 from zeromon.readout.alerts import Tone, safe_message
 from zeromon.ring import paths
 

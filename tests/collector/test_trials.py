@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from builders import rank, run, summary as step
 
+from zeromon.base.errors import TrialRefused
 from zeromon.collector.trials import Trials, judge_trial, with_trial_results
-from zeromon.errors import TrialRefused
 from zeromon.readout.remedy import (
     CHANGES,
     effect_text,

@@ -12,12 +12,12 @@ import pytest
 from builders import device_memory, noisy, rank, received, run, series, summary
 from hypothesis import example, given, settings, strategies as st
 
+from zeromon.base.errors import CompareError
 from zeromon.compare.comparison import Advice, Column, Comparison, compare, recommend_column, row_of
 from zeromon.compare.environment import Machine
 from zeromon.compare.figures import METRIC, METRICS, Figure, RunFigures, figures_of
 from zeromon.compare.text import format_cell, format_change, format_figure, steps_text
 from zeromon.compare.thresholds import judge_limits, parse_limit
-from zeromon.errors import CompareError
 from zeromon.snapshot import (
     CollectiveRow,
     CollectiveStatsRow,
@@ -28,7 +28,7 @@ from zeromon.snapshot import (
     RunSnapshot,
     TransferRow,
 )
-from zeromon.stats.noise import Estimate
+from zeromon.snapshot.noise import Estimate
 
 GIB, MIB = 1 << 30, 1 << 20
 QUIET = Machine(lacked=None, step=0.0, quick=0.0, repeats=1)

@@ -14,8 +14,8 @@ from builders import MS, device_memory, rank, run, summary
 from hypothesis import given, strategies as st
 from tui.snapshots import FleetSource, fleet_picture
 
+from zeromon.base.errors import RunNotFound, SourceError
 from zeromon.cli.dash import make_opening_page
-from zeromon.errors import RunNotFound, SourceError
 from zeromon.readout.charts import EVERYTHING_ELSE
 from zeromon.readout.figures import MAPPED
 from zeromon.snapshot import (

@@ -16,7 +16,6 @@ from builders import rank, run
 
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.hangs import hangs_of
-from zeromon.focus import roles_of
 from zeromon.fold.fold import fold_event
 from zeromon.fold.group_progress import REDUCER, group_call_histories
 from zeromon.fold.ledger import Observed
@@ -39,6 +38,7 @@ from zeromon.ring.events import (
     StepMark,
 )
 from zeromon.snapshot import CallHistory, DeathRole, GroupProgress, HangKind, InFlight, RunSnapshot
+from zeromon.snapshot.focus import roles_of
 
 MS, SECOND = 1_000_000, 1_000_000_000
 UNEXPLAINED = "killed without a final record (SIGKILL or a crash)"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from builders import rank, run
 
+from zeromon.base.errors import RunNotFound
 from zeromon.cli.doctor import python_stack_text, run_as_text
 from zeromon.diagnosis.engine import advise
-from zeromon.errors import RunNotFound
 from zeromon.readout.hang import hang_headline, hang_text
 from zeromon.readout.text import doing, group_text, state_text
 from zeromon.snapshot import (

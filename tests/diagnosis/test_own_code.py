@@ -10,11 +10,11 @@ import pytest
 from builders import MS, rank, run, summary
 
 from zeromon.diagnosis.engine import advise
-from zeromon.levels import Severity
 from zeromon.readout.text import busiest_line
 from zeromon.readout.verdict import Health, judge_run
 from zeromon.ring.events import Phase
 from zeromon.snapshot import CodeLine, Device, Finding, Pressure, RankSnapshot
+from zeromon.snapshot.levels import Severity
 
 LOGS = (
     CodeLine(place="/home/me/train.py:111 in log_metrics", ratio=0.3),

@@ -24,6 +24,7 @@ from evidence import (
     units,
 )
 
+from zeromon.base.units import human_count
 from zeromon.diagnosis.engine import advise
 from zeromon.report.render import render_run
 from zeromon.ring.events import Phase
@@ -41,7 +42,6 @@ from zeromon.snapshot import (
     Severity,
 )
 from zeromon.snapshot.ledger import ActivityRow
-from zeromon.units import human_count
 
 WORKERS: Any = {"num_workers": 4, "persistent_workers": True}
 SAVES = ActivityRow(phase="checkpoint", activity="save", background=False, count=4, seconds=8.0,

@@ -13,7 +13,6 @@ from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stalls import find_stalls
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.fold.pauses import STARTS, expected_pause_reason
-from zeromon.levels import PAUSE_SECONDS
 from zeromon.readout.text import pause_seconds, run_state
 from zeromon.readout.verdict import Health, judge_run
 from zeromon.snapshot import (
@@ -25,6 +24,7 @@ from zeromon.snapshot import (
     RunSnapshot,
     Severity,
 )
+from zeromon.snapshot.levels import PAUSE_SECONDS
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import plain_text
 from zeromon.tui.status_text import head_line, run_figures, verdict_line

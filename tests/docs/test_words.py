@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from zeromon import errors
+from zeromon.base import errors
 from zeromon.cli import build_parser
 from zeromon.diagnosis.pages import all_pages
 from zeromon.export.prometheus.metrics import METRICS
@@ -239,5 +239,5 @@ def test_the_texts_are_found(kind: str) -> None:
 
 
 def test_errors_are_among_the_messages() -> None:
-    assert any("zeromon/errors.py" not in place for place, _ in texts("messages"))
+    assert any("zeromon/base/errors.py" not in place for place, _ in texts("messages"))
     assert errors.ZeromonError.__doc__

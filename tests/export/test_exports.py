@@ -22,7 +22,7 @@ from support import ROOT
 from trace_format import checked
 from wandb_files import wandb_history
 
-from zeromon.errors import ExportError
+from zeromon.base.errors import ExportError
 from zeromon.export import chrome_trace, formats, trackers
 from zeromon.export.files import Export, Progress, replacement_file
 from zeromon.ring.buffer import NameKind, RingWriter

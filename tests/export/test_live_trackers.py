@@ -17,7 +17,7 @@ from builders import rank, run, summary
 from receivers import Webhook, webhook
 from wandb_files import wandb_history, wandb_records
 
-from zeromon.errors import ExportError
+from zeromon.base.errors import ExportError
 from zeromon.export import trackers
 from zeromon.export.trackers import TRACKERS, LiveTracker
 from zeromon.snapshot import RunSnapshot, ScalarRow

@@ -13,8 +13,8 @@ from zeromon.fold.lanes import LAG_STEPS, lanes_of_rings, node_clock_shifts
 from zeromon.fold.state import RankState
 from zeromon.ring.slices import RingEvents, run_events
 from zeromon.snapshot import StepSummary
+from zeromon.snapshot.intervals import common_set, set_length, union_set
 from zeromon.snapshot.lanes import Lanes, LaneSpan, Stream
-from zeromon.stats.intervals import common_set, set_length, union_set
 
 ONE_CLOCK = {0: 0, 1: 0}
 RECORDED = ("exposed-fsdp2-off", "exposed-zero2", "healthy-ddp", "healthy-zero3", "straggler-data")

@@ -29,6 +29,7 @@ if __name__ == "__main__":
 
 from fuzz.mutation import DIVIDED, Mutations
 
+from zeromon.base.errors import ZeromonError
 from zeromon.check.runner import check
 from zeromon.cli.check import problems_as_text
 from zeromon.collector import cluster_client
@@ -43,7 +44,6 @@ from zeromon.collector.daemon import Collector
 from zeromon.collector.http import Application, _QuietHandler
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.flight import calls_under_way, flight_findings
-from zeromon.errors import ZeromonError
 from zeromon.export.prometheus.exposition import Writer
 from zeromon.fold.checkpoint import decode_checkpoints as decode_totals, restore_totals
 from zeromon.fold.fold import fold_event

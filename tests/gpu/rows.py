@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from suite import ROOT, Bench, Check, Done, NotHere, row
 
-from zeromon.levels import DEVICE_BOUND
 from zeromon.readout.breakdown import pace
+from zeromon.snapshot.levels import DEVICE_BOUND
 
 if TYPE_CHECKING:
     from zeromon.snapshot import RankSnapshot, RunSnapshot
@@ -516,7 +516,7 @@ def hangs(bench: Bench) -> Iterator[Check]:
 def attaching(bench: Bench) -> Iterator[Check]:
     from zeromon.attach.loader import attach_ranks, detach_ranks
     from zeromon.attach.rank_processes import ranks_of, running_processes
-    from zeromon.errors import ZeromonError
+    from zeromon.base.errors import ZeromonError
 
     rounds = 50 if not bench.dry else 2
     root = bench.node.folder / "attached"

@@ -42,7 +42,7 @@ from support import PROGRAMS, TORCHRUN, ZEROMON, clean_environment, free_port  #
 from vgpu.environment import Environment, find  # noqa: E402
 from vgpu.machine import write_machine  # noqa: E402
 
-from zeromon.errors import ZeromonError  # noqa: E402
+from zeromon.base.errors import ZeromonError  # noqa: E402
 from zeromon.readout.verdict import judge_run  # noqa: E402
 from zeromon.storage.run_store import decode_snapshot  # noqa: E402
 

@@ -25,7 +25,7 @@ from zeromon.memory.fit import (
 from zeromon.memory.models import from_count
 from zeromon.memory.plan import Setup
 from zeromon.memory.spec import Precision, ShardPlan, ZeroStage
-from zeromon.stats.noise import Estimate
+from zeromon.snapshot.noise import Estimate
 
 MB = 1 << 20
 SIZES = list(range(1, 257))

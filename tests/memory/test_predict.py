@@ -7,7 +7,7 @@ import math
 import pytest
 from hub_models import from_config
 
-from zeromon.errors import PlanError
+from zeromon.base.errors import PlanError
 from zeromon.memory.models import from_count
 from zeromon.memory.predict import (
     Batch,

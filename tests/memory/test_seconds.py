@@ -10,7 +10,7 @@ from builders import MS, device_memory, rank, run, summary
 from evidence import row as traffic_row
 from hub_models import from_config
 
-from zeromon.errors import PlanError
+from zeromon.base.errors import PlanError
 from zeromon.memory import plan as plans
 from zeromon.memory.devices import DEVICES, find_named_device, parse_link_peak
 from zeromon.memory.models import from_count

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from zeromon.errors import SourceError
+from zeromon.base.errors import SourceError
 from zeromon.probes.network import listening_user_ids
 from zeromon.sources.live import collector_address, runs_at_address
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zeromon.errors import SourceError
+from zeromon.base.errors import SourceError
 from zeromon.probes.process import MAX_OUTPUT_BYTES, read_output_tail
 
 SAYS = "import sys; print({!r}); sys.stdout.flush(); sys.stdin.read()"

@@ -9,13 +9,6 @@ from typing import Any
 import pytest
 from builders import rank, run
 
-from zeromon.levels import (
-    ALERT_AGAIN_SECONDS,
-    ALERT_OVER_SECONDS,
-    ALERT_PATIENCE_SECONDS,
-    ALERT_SECONDS,
-    ALERTS_AN_HOUR,
-)
 from zeromon.readout.alerts import Alerts, Message, harmless_text
 from zeromon.snapshot import (
     ConfigFormat,
@@ -25,6 +18,13 @@ from zeromon.snapshot import (
     RemoteRank,
     RunSnapshot,
     Severity,
+)
+from zeromon.snapshot.levels import (
+    ALERT_AGAIN_SECONDS,
+    ALERT_OVER_SECONDS,
+    ALERT_PATIENCE_SECONDS,
+    ALERT_SECONDS,
+    ALERTS_AN_HOUR,
 )
 
 _DEAD = {"alive": False, "failed": True, "ended": "SIGKILL"}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from zeromon import levels
 from zeromon.readout.breakdown import PARTS
+from zeromon.snapshot import levels
 from zeromon.tui import styles
 from zeromon.tui.draw import bars
 from zeromon_dashboard import figures
@@ -104,7 +104,9 @@ def test_no_pair_of_thresholds_stands_twice(level: levels.Level) -> None:
     found = [
         (_name(path), line.strip())
         for path in PRODUCT
-        if not _name(path).startswith(("zeromon/levels.py", "zeromon/check", "zeromon/fold"))
+        if not _name(path).startswith(
+            ("zeromon/snapshot/levels.py", "zeromon/check", "zeromon/fold")
+        )
         for line in path.read_text().splitlines()
         if pair.search(line) and re.search(r"warn|bad|red|critical|level|tone|colour", line)
     ]

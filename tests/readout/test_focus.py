@@ -7,10 +7,16 @@ from builders import rank, run, summary
 from zeromon.diagnosis.rules.common import worst_rank
 from zeromon.diagnosis.rules.communication import exposed_communication
 from zeromon.export.prometheus.rules import Thresholds, all_alerts
-from zeromon.focus import first_failed, most_exposed, most_exposed_of, nearest_oom, roles_of
 from zeromon.readout.text import run_state
 from zeromon.report.communication import by_unit
 from zeromon.snapshot import DeathRole, RankSnapshot, Risk
+from zeromon.snapshot.focus import (
+    first_failed,
+    most_exposed,
+    most_exposed_of,
+    nearest_oom,
+    roles_of,
+)
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.plots import Trends
 from zeromon.tui.screens.communication import _rank_in_focus

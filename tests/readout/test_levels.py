@@ -2,7 +2,7 @@
 
 import pytest
 
-from zeromon.levels import EXPOSED, OOM, Level
+from zeromon.snapshot.levels import EXPOSED, OOM, Level
 
 
 @pytest.mark.parametrize(

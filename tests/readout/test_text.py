@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from builders import device_memory, rank, run
 
+from zeromon.base.units import human_count
 from zeromon.readout.hang import hang_headline, hang_text
 from zeromon.readout.remedy import effect_text, gain_text, remedy_text
 from zeromon.readout.text import finding_text, memory_unknown, straggler_text
@@ -18,7 +19,6 @@ from zeromon.snapshot import Finding, Fleet, Hang, Remedy, RunSnapshot, Straggle
 from zeromon.tui.line import plain_text
 from zeromon.tui.screens.findings import finding_page
 from zeromon.tui.tables import FINDINGS
-from zeromon.units import human_count
 from zeromon_dashboard import html_report, widgets
 
 

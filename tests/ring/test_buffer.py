@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from zeromon.errors import RingError, RingVersionError
+from zeromon.base.errors import RingError, RingVersionError
 from zeromon.ring.buffer import HEADER_SIZE, NameKind, RingReader, RingWriter, needs_record_crc
 from zeromon.ring.events import Kind, Op, pack_call_word, pack_head, pack_place
 
@@ -229,7 +229,7 @@ def test_a_ring_that_cannot_have_its_room_is_refused_at_once(tmp_path: Path) -> 
     program = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from zeromon.errors import RingError\n"
+        "from zeromon.base.errors import RingError\n"
         "from zeromon.ring.buffer import RingWriter\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "try:\n    RingWriter(Path(sys.argv[1]), rank=0, in_file=True)\n"

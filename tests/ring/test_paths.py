@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zeromon.errors import RingError
+from zeromon.base.errors import RingError
 from zeromon.ring import paths
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from zeromon.errors import RingError
+from zeromon.base.errors import RingError
 from zeromon.ring import ring_file
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.ring_file import remove_orphan_rings, remove_ring_file

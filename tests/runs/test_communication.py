@@ -6,9 +6,9 @@ import pytest
 from recordings import replay
 from support import Node, Result, train_command
 
-from zeromon.focus import most_exposed
 from zeromon.report.communication import by_unit
 from zeromon.snapshot import RankSnapshot
+from zeromon.snapshot.focus import most_exposed
 
 STEPS = 30
 

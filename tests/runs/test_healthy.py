@@ -10,8 +10,8 @@ from recordings import replay
 from support import LAUNCH, ROOT, Node, Result, train_command
 
 from zeromon.diagnosis.rules import all_rules
-from zeromon.levels import CPU_WAIT
 from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot.levels import CPU_WAIT
 
 STEPS, QUIET_STEPS = 80, 200
 EXAMPLES = ROOT / "examples"

@@ -13,7 +13,7 @@ from zeromon.memory.models import whole_numel
 from zeromon.report.render import render_run
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.events import StageAction, StageRun, decode_record
-from zeromon.stats.pipeline import Act, schedule_notation
+from zeromon.snapshot.pipeline_bubbles import Act, schedule_notation
 
 STEPS, CHUNKS = 4, 4
 SCHEDULES = ("Interleaved1F1B", "GPipe", "1F1B")

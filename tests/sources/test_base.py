@@ -9,8 +9,8 @@ import pytest
 from builders import full_run, rank, run
 from served import Fixed
 
+from zeromon.base.errors import RunAmbiguous, RunNotFound, SourceError
 from zeromon.collector.http import start_http_server
-from zeromon.errors import RunAmbiguous, RunNotFound, SourceError
 from zeromon.sources.live import LiveSource, find_live_runs, only_live_run, runs_at_address
 
 

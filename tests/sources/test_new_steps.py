@@ -10,8 +10,8 @@ import pytest
 from builders import MS, rank, run, summary
 from served import Fixed
 
+from zeromon.base.errors import SourceError
 from zeromon.collector.http import start_http_server
-from zeromon.errors import SourceError
 from zeromon.snapshot import NodeView, RunSnapshot
 from zeromon.sources import live
 from zeromon.sources.live import LiveSource, NewSteps

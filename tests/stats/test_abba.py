@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zeromon.stats.noise import gain_in_turns, half_width
+from zeromon.snapshot.noise import gain_in_turns, half_width
 
 
 def test_a_linear_drift_cancels() -> None:

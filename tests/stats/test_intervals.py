@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import given, strategies as st
 
-from zeromon.stats.intervals import (
+from zeromon.snapshot.intervals import (
     Coverage,
     common_set,
     set_length,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from zeromon.compare.figures import METRIC, SPEED
-from zeromon.stats.noise import (
+from zeromon.snapshot.noise import (
     MIN_STEPS,
     Estimate,
     block_estimate,

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.pipelining import schedules
 
 from zeromon.ring.codes import StageAction
-from zeromon.stats.pipeline import (
+from zeromon.snapshot.pipeline_bubbles import (
     Act,
     balanced_seconds,
     parse_schedule,

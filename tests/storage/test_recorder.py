@@ -19,8 +19,8 @@ from hypothesis import given, strategies as st
 from recordings import RINGS
 from served import get
 
+from zeromon.base.errors import HistoryError, RunNotFound, SourceError
 from zeromon.collector.http import start_http_server
-from zeromon.errors import HistoryError, RunNotFound, SourceError
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
 from zeromon.sources.live import LiveSource
 from zeromon.sources.replay import ReplaySource, StoreSource

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from builders import device_memory, rank, run
 
-from zeromon.errors import RingError, RunAmbiguous, RunNotFound, ZeromonError
+from zeromon.base.errors import RingError, RunAmbiguous, RunNotFound, ZeromonError
 from zeromon.readout.text import run_state, state_text
 from zeromon.readout.verdict import Health, judge_run
 from zeromon.report.render import render_run

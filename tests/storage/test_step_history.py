@@ -15,7 +15,7 @@ import pytest
 from builders import MS, summary
 from support import ROOT
 
-from zeromon.errors import HistoryError
+from zeromon.base.errors import HistoryError
 from zeromon.storage import step_history
 from zeromon.storage.step_history import (
     IDLE,

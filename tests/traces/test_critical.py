@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from kineto_traces import NCCL, Program, event, host, launched_by, real, write
 
+from zeromon.base.errors import TraceError
 from zeromon.cli import main
-from zeromon.errors import TraceError
 from zeromon.traces.critical import CriticalPath, critical_path
 from zeromon.traces.kineto import read_host_step, read_trace
 

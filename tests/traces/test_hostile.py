@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from zeromon.errors import TraceError
+from zeromon.base.errors import TraceError
 from zeromon.traces import stream
 from zeromon.traces.analysis import analyze_trace
 from zeromon.traces.kineto import read_trace

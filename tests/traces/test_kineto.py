@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from kineto_traces import NCCL, analyzed, event, events_of, host, parts, real, write
 
+from zeromon.base.errors import TraceError
 from zeromon.cli import main
-from zeromon.errors import TraceError
 from zeromon.ring.codes import Op
 from zeromon.traces import stream
 from zeromon.traces.analysis import (

@@ -19,8 +19,8 @@ import pytest
 from memory_snapshots import MIB, Training, Writer, frames, snapshot, write
 from support import PROGRAMS
 
+from zeromon.base.errors import TraceError
 from zeromon.cli import main
-from zeromon.errors import TraceError
 from zeromon.traces import plain_pickle
 from zeromon.traces.allocations import (
     NO_STACK,
@@ -349,7 +349,7 @@ SLOW = ("nesting", "nested lists", "references")
 def test_a_bomb_takes_bounded_memory(tmp_path: Path, kind: str) -> None:
     (tmp_path / "s").write_bytes(BOMBS[kind])
     code = f"""
-import sys; from pathlib import Path; from zeromon.errors import TraceError
+import sys; from pathlib import Path; from zeromon.base.errors import TraceError
 from zeromon.traces.allocator import read_snapshot
 try: read_snapshot(Path(r"{tmp_path / "s"}"))
 except TraceError: sys.exit(7)

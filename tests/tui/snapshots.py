@@ -9,8 +9,8 @@ from functools import lru_cache
 from builders import MS, device_memory, rank, run, summary
 from recordings import RINGS
 
+from zeromon.base.errors import CaptureRefused
 from zeromon.diagnosis.engine import advise
-from zeromon.errors import CaptureRefused
 from zeromon.fold.lanes import lanes_of_rings
 from zeromon.ring.slices import run_events
 from zeromon.snapshot import (

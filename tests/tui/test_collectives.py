@@ -11,7 +11,7 @@ from recordings import RINGS
 from tui.snapshots import FixedSource, snapshot
 from tui.test_tui import Make, make, running, screen_text, until
 
-from zeromon.errors import SourceError
+from zeromon.base.errors import SourceError
 from zeromon.readout.text import communication_of
 from zeromon.snapshot.lanes import Lanes, LaneSpan, Stream
 from zeromon.tui.app import ZeromonApp

@@ -12,14 +12,15 @@ from builders import MS, rank, run, summary
 from hypothesis import given, strategies as st
 from tui.snapshots import GIB, snapshot
 
+from zeromon.base.units import byte_scale, human_ratio
 from zeromon.diagnosis.engine import advise
-from zeromon.focus import most_exposed_of
-from zeromon.levels import Severity
 from zeromon.readout.breakdown import PARTS, USUAL, rank_parts, step_parts
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, Verdict
 from zeromon.ring.events import Phase
 from zeromon.snapshot import DETACHED, Finding, InFlight, RankSnapshot, Remedy, Risk
+from zeromon.snapshot.focus import most_exposed_of
+from zeromon.snapshot.levels import Severity
 from zeromon.tui import plots, status_text, tables
 from zeromon.tui.app import verdict_announcement
 from zeromon.tui.columns import (
@@ -57,7 +58,6 @@ from zeromon.tui.screens.text import lines_of_markdown, lines_of_report
 from zeromon.tui.styles import HEAT_LEVELS, style_of_tone
 from zeromon.tui.tables import RANKS, TRAFFIC
 from zeromon.tui.view_model import ViewModel, draw_scrubber, status_line
-from zeromon.units import byte_scale, human_ratio
 
 HOSTILE = (
     "name\x1b[31m\x07\n\ttab",

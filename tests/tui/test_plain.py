@@ -14,9 +14,9 @@ import pytest
 from builders import rank, run
 from tui.snapshots import GIB, FixedSource, snapshot, steps
 
+from zeromon.base.errors import RunNotFound, SourceError
 from zeromon.collector import http
 from zeromon.collector.http import start_http_server
-from zeromon.errors import RunNotFound, SourceError
 from zeromon.snapshot import DETACHED, RunSnapshot
 from zeromon.sources import live
 from zeromon.sources.live import LiveRun, LiveSource

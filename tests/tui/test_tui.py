@@ -22,8 +22,8 @@ from textual.widgets import Input
 from tui.snapshots import DATA_WAIT, FixedSource, FleetSource, fleet_picture, snapshot
 from tui.test_lines import HOSTILE
 
+from zeromon.base.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.collector.http import start_http_server
-from zeromon.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.readout.figures import MAPPED
 from zeromon.snapshot import (
     Capture,

@@ -35,7 +35,7 @@ from zeromon.fold.state import LedgerSums  # noqa: E402
 from zeromon.readout.breakdown import RECORDED  # noqa: E402
 from zeromon.readout.ledger import USEFUL  # noqa: E402
 from zeromon.snapshot import RankSnapshot  # noqa: E402
-from zeromon.stats.bandwidth import overlap_ratio  # noqa: E402
+from zeromon.snapshot.bandwidth import overlap_ratio  # noqa: E402
 
 PAGE = ROOT / "docs" / "vgpu_truth.md"
 BEGIN, END = "<!-- begin: tests/vgpu/truth_table.py writes this -->\n", "<!-- end -->\n"

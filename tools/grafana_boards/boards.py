@@ -20,7 +20,7 @@ from grafana_boards.panels import (
     steps_at,
 )
 from zeromon.export.prometheus.rules import ALIVE, NODES, RANK
-from zeromon.levels import (
+from zeromon.snapshot.levels import (
     COLLECTOR_CPU,
     CPU_WAIT,
     EXPOSED,

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from zeromon.levels import Level
 from zeromon.memory.forecast import risk_of_growth
+from zeromon.snapshot.levels import Level
 
 Colours = tuple[tuple[float, str], ...]
 """From which value on a figure has which colour; the first holds for all below the second."""

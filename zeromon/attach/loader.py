@@ -22,7 +22,7 @@ from zeromon.attach import inject
 from zeromon.attach.inject.elf import waits_for_interpreter
 from zeromon.attach.inject.refusal import check_attachable
 from zeromon.attach.rank_processes import Process
-from zeromon.errors import AttachRefused, ZeromonError
+from zeromon.base.errors import AttachRefused, ZeromonError
 from zeromon.probes.installation import own_package_folders
 from zeromon.probes.process import ProcessWatch
 from zeromon.ring import paths

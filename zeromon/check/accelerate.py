@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from zeromon.base.units import human_bytes
 from zeromon.check import fsdp_options
 from zeromon.check.deepspeed.hygiene import NO_BF16
 from zeromon.check.deepspeed.readers import ZERO, stage_of
@@ -20,7 +21,6 @@ from zeromon.check.problem import (
     parse_whole,
     without_effect,
 )
-from zeromon.units import human_bytes
 
 Check = Callable[[Config, "Config | None", Machine], Iterable[Problem]]
 """A check of (accelerate configuration, the DeepSpeed configuration that it names or None, machine)."""

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from zeromon.base.errors import PlanError
+from zeromon.base.units import human_bytes, human_rate, human_seconds
 from zeromon.check.problem import Config, Machine, Path, Problem, parse_whole
-from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes_of_config
 from zeromon.memory.devices import LINK
 from zeromon.memory.ladder import ladder_rungs
 from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.readout.remedy import ladder_lines
-from zeromon.units import human_bytes, human_rate, human_seconds
 
 _ROOMY = 0.5
 """Share of a device that model states may take where activations are unknown."""

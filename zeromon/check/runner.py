@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from zeromon.base.errors import CheckError
 from zeromon.check import (
     accelerate,
     deepspeed,
@@ -29,7 +30,6 @@ from zeromon.check.documents import (
 from zeromon.check.figures import Figure, Sources, stated_precisions
 from zeromon.check.problem import SEVERITIES, Config, Machine, Problem
 from zeromon.diagnosis.pages import all_pages
-from zeromon.errors import CheckError
 
 _SIGNS = (
     "zero_optimization", "train_micro_batch_size_per_gpu", "distributed_type", "fsdp_config",

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from zeromon import __version__
+from zeromon.base.errors import ZeromonError
+from zeromon.base.units import printable_lines
 from zeromon.cli.completion import SHELLS, completion_script
 from zeromon.cli.parser import Parser
-from zeromon.errors import ZeromonError
-from zeromon.units import printable_lines
 
 _EPILOG = """\
 examples:

@@ -31,10 +31,11 @@ import os
 import sys
 from collections.abc import Sequence
 
+from zeromon.base.errors import SourceError
+from zeromon.base.units import printable
 from zeromon.cli import attach_process, servers
 from zeromon.cli.attach_track import track_run
 from zeromon.cli.options import add_flag, add_option, in_range, whole
-from zeromon.errors import SourceError
 from zeromon.export.trackers import TRACKERS, check_tracker
 from zeromon.sources.base import Source
 from zeromon.sources.live import LiveSource, find_live_runs, only_live_run
@@ -43,7 +44,6 @@ from zeromon.sources.prometheus.client import Server
 from zeromon.sources.replay import ReplaySource, reopen_run_source
 from zeromon.storage.run_store import encode_snapshot
 from zeromon.tui.display_options import DisplayOptions
-from zeromon.units import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,12 +19,12 @@ from zeromon.attach.rank_processes import (
     running_processes,
     sibling_ranks,
 )
+from zeromon.base.errors import AttachRefused, SourceError, ZeromonError
 from zeromon.cli import tell_user
 from zeromon.cli.options import add_flag
 from zeromon.cli.run import child_environment, start_collector
 from zeromon.cli.terminal import show_text
 from zeromon.diagnosis.hangs import MIN_HANG_NS
-from zeromon.errors import AttachRefused, SourceError, ZeromonError
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing
 from zeromon.ring import paths

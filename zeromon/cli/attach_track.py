@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from zeromon.base.errors import ExportError, RunNotFound, SourceError, ZeromonError
 from zeromon.cli import tell_user
-from zeromon.errors import ExportError, RunNotFound, SourceError, ZeromonError
 from zeromon.export.trackers import TRACKERS, LiveTracker, OpenRun, open_run_of
 from zeromon.readout.alerts import leads_run
 from zeromon.ring import paths

@@ -20,6 +20,8 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from zeromon.base.errors import CheckError, PlanError
+from zeromon.base.units import printable
 from zeromon.check.figures import as_lines
 from zeromon.check.problem import SEVERITIES, Machine, Problem, as_sarif
 from zeromon.check.runner import Result, check, parse_codes, select_problems
@@ -27,9 +29,7 @@ from zeromon.cli import AFTER_DASHES
 from zeromon.cli.options import add_flag, add_option, positive, write_text
 from zeromon.cli.plan_speeds import link_speed, parse_host_memory, parse_memory_size
 from zeromon.cli.terminal import is_coloured, show_working
-from zeromon.errors import CheckError, PlanError
 from zeromon.memory.spec import ModelSpec
-from zeromon.units import printable
 
 _COLOURS = {"error": "31", "warning": "33", "info": "36"}
 

@@ -22,6 +22,8 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from zeromon.base.errors import CompareError
+from zeromon.base.units import byte_scale, human_count, human_share, printable
 from zeromon.cli.options import add_flag, add_list
 from zeromon.cli.report import recent_step_frame, snapshot_of
 from zeromon.cli.terminal import is_coloured, show_json, show_working
@@ -38,14 +40,12 @@ from zeromon.compare.text import (
     steps_text,
 )
 from zeromon.compare.thresholds import NAMES, Verdict, judge_limits, parse_limit
-from zeromon.errors import CompareError
 from zeromon.report.table import aligned_table
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import by_step, frame_of_steps
 from zeromon.tui.draw.chart import Curve, Plot, draw_chart, draw_legend
 from zeromon.tui.line import plain_text
-from zeromon.units import byte_scale, human_count, human_share, printable
 
 _GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 _MAX_NAME_CHARS = 24

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from zeromon.base.errors import CollectorError
 from zeromon.cli import servers
 from zeromon.cli.options import add_flag, import_extra, tcp_port
-from zeromon.errors import CollectorError
 from zeromon.ring.tokens import server_token
 from zeromon.sources.access import is_loopback_host
 from zeromon.sources.prometheus.client import Server

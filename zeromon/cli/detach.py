@@ -10,12 +10,12 @@ from contextlib import suppress
 
 from zeromon.attach.loader import Outcome, detach_ranks
 from zeromon.attach.rank_processes import Process, running_processes
+from zeromon.base.errors import AttachRefused, RunNotFound
 from zeromon.cli import tell_user
 from zeromon.cli.attach_process import selected_processes, watched_pids
 from zeromon.cli.options import add_flag
 from zeromon.cli.terminal import show_json
 from zeromon.cli.trial import end_trial
-from zeromon.errors import AttachRefused, RunNotFound
 from zeromon.ring import paths
 from zeromon.sources.live import find_live_runs, only_live_run
 

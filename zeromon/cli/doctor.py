@@ -37,12 +37,13 @@ from typing import Any
 
 from zeromon import __version__
 from zeromon.attach.inject.refusal import right_to_trace
+from zeromon.base.errors import NotifyError, RunNotFound, ZeromonError
+from zeromon.base.units import human_bytes, human_rate, human_seconds
 from zeromon.cli import tell_user
 from zeromon.cli.options import add_flag
 from zeromon.cli.report import newest_snapshot
 from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.collector.notify import deliver_message, parse_target, split_notify_urls
-from zeromon.errors import NotifyError, RunNotFound, ZeromonError
 from zeromon.probes.devices import Devices
 from zeromon.probes.extension_lock import cached_extension_locks, extension_cache_folder
 from zeromon.probes.host_memory import HostReader
@@ -69,7 +70,6 @@ from zeromon.sources.live import (
     only_live_run,
     runs_of_node,
 )
-from zeromon.units import human_bytes, human_rate, human_seconds
 
 _GIB = 1 << 30
 _MIN_SHM_BYTES = 1 * _GIB

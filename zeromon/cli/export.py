@@ -14,17 +14,17 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zeromon.base.errors import ExportError
+from zeromon.base.units import human_bytes, printable
 from zeromon.cli import tell_user
 from zeromon.cli.options import add_flag, add_option
 from zeromon.cli.report import recent_step_frame, snapshot_of
-from zeromon.errors import ExportError
 from zeromon.export.files import Export, Progress
 from zeromon.export.formats import FORMATS
 from zeromon.ring import paths, slices
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import damage_errors, readable_segment_tables
-from zeromon.units import human_bytes, printable
 
 if TYPE_CHECKING:
     import polars as pl

@@ -36,12 +36,13 @@ from typing import Any
 
 import msgspec
 
+from zeromon.base.errors import LaunchError, PlanError, ZeromonError
+from zeromon.base.units import human_bytes, human_count, human_seconds
 from zeromon.cli import tell_user
 from zeromon.cli.fit_launch import Request, reported_micro_batch, run_launch
 from zeromon.cli.options import add_flag, add_list, add_option, positive
 from zeromon.cli.plan_setup import read_config_file
 from zeromon.cli.terminal import show_progress, show_text
-from zeromon.errors import LaunchError, PlanError, ZeromonError
 from zeromon.memory import fit
 from zeromon.memory.fit import (
     DEVICE,
@@ -57,7 +58,6 @@ from zeromon.memory.plan import of_run
 from zeromon.report.table import aligned_table, column_table
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
-from zeromon.units import human_bytes, human_count, human_seconds
 
 FIELDS = ("micro_batch", "stage", "accumulation")
 Values = Mapping[str, str]

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from zeromon.errors import LaunchError, RunNotFound, SourceError
-from zeromon.levels import OOM
+from zeromon.base.errors import LaunchError, RunNotFound, SourceError
 from zeromon.memory.fit import DEVICE, HOST, Trial, loses_beyond_noise
 from zeromon.memory.reconcile import micro_batch_of_rank
 from zeromon.probes.host_memory import Footprint
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring import paths
 from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
+from zeromon.snapshot.levels import OOM
+from zeromon.snapshot.noise import Estimate, median_of
 from zeromon.snapshot.step import settled_steps
 from zeromon.sources.live import LiveSource, collector_address
-from zeromon.stats.noise import Estimate, median_of
 
 _LOOK_SECONDS = 0.01
 _ASK_SECONDS = 0.4

@@ -29,15 +29,15 @@ from collections.abc import Callable
 from typing import Any
 
 from zeromon import __version__
+from zeromon.base.errors import ZeromonError
+from zeromon.base.units import printable_lines
 from zeromon.cli import tell_user
 from zeromon.cli.dash import open_listening_socket
 from zeromon.cli.mcp_tools import DATA, MAX_ANSWER_BYTES, TOOLS, cut_answer
 from zeromon.cli.options import add_flag, import_extra
-from zeromon.errors import ZeromonError
 from zeromon.ring.tokens import job_token, user_token
 from zeromon.sources.access import Policy, check_loopback_only
 from zeromon.sources.asgi import Guarded
-from zeromon.units import printable_lines
 
 DEFAULT_PORT = 9419
 _MAX_BODY_BYTES = 1 << 16

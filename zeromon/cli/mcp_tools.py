@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from zeromon.base.errors import ZeromonError
+from zeromon.base.units import human_ratio, human_seconds, printable, printable_values
 from zeromon.cli import compare as compare_verb, plan_changes, runs as runs_verb
 from zeromon.cli.parser import suggest_names
 from zeromon.cli.plan_changes_output import changes_as_text as changes_text
 from zeromon.cli.report import newest_snapshot, report_text, runs_of_job
 from zeromon.compare.comparison import compare
 from zeromon.diagnosis.pages import find_page
-from zeromon.errors import ZeromonError
-from zeromon.focus import most_exposed_of
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
 from zeromon.readout.hang import hang_text
 from zeromon.readout.ledger import USEFUL, cause_text, goodput_headline, job_ledger
@@ -46,9 +46,9 @@ from zeromon.report.render import (
 )
 from zeromon.report.trace import capture_report
 from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot.focus import most_exposed_of
 from zeromon.storage.run_store import Store, encode_snapshot
 from zeromon.traces.analysis import RankTrace, read_analysis_result
-from zeromon.units import human_ratio, human_seconds, printable, printable_values
 
 MAX_ANSWER_BYTES = 4000
 """Maximum size of an answer, bytes, where the call gives no other."""

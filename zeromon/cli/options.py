@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zeromon.errors import ExportError, ZeromonError, os_errors_as
+from zeromon.base.errors import ExportError, ZeromonError, os_errors_as
+from zeromon.base.units import printable
 from zeromon.probes.installation import package_install_hint
 from zeromon.ring.files import replace_file
-from zeromon.units import printable
 
 
 def add_option(

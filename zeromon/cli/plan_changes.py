@@ -9,6 +9,7 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
+from zeromon.base.errors import PlanError
 from zeromon.cli import tell_user
 from zeromon.cli.options import add_flag, add_list
 from zeromon.cli.plan_changes_output import changes_as_json, changes_as_text
@@ -19,7 +20,6 @@ from zeromon.cli.plan_setup import (
     setup_of_run,
 )
 from zeromon.cli.terminal import show_json, show_text
-from zeromon.errors import PlanError
 from zeromon.export.files import Progress
 from zeromon.memory import plan
 from zeromon.memory.devices import find_named_device

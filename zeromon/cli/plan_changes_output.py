@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds, signed
 from zeromon.cli.plan_output import interval_text, step_seconds
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
@@ -11,7 +12,6 @@ from zeromon.memory.speeds import speed_sources
 from zeromon.memory.whatif import Point, memory_time_front, step_difference
 from zeromon.report.table import Column, aligned_table, column_table
 from zeromon.tui.draw.chart import Curve, Plot, draw_chart
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, signed
 
 _WIDTH, _HEIGHT = 76, 14
 _MAX_ROWS = 64

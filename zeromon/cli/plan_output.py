@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from zeromon.base.units import human_bytes, human_params, human_seconds
 from zeromon.memory import plan
 from zeromon.memory.ladder import ladder_rungs
 from zeromon.memory.plan import fewest_fitting_devices, state_copies, unique_state_bytes
@@ -13,7 +14,6 @@ from zeromon.memory.speeds import speed_sources
 from zeromon.readout.remedy import ladder_lines
 from zeromon.report.table import Column, column_table
 from zeromon.snapshot import Rung
-from zeromon.units import human_bytes, human_params, human_seconds
 
 
 def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> str:

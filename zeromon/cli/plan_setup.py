@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from zeromon.base.errors import PlanError
+from zeromon.base.units import human_bytes
 from zeromon.check.documents import UnreadableError, dialect_of, parse_config, read_text
 from zeromon.cli.options import add_flag, add_list, add_option, positive
 from zeromon.cli.plan_speeds import (
@@ -24,7 +26,6 @@ from zeromon.cli.plan_speeds import (
     parse_share,
 )
 from zeromon.cli.plan_strategy import add_strategy_arguments, base_plan, change_plan
-from zeromon.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes_of_config
 from zeromon.memory.ladder import RECOMPUTED
@@ -33,7 +34,6 @@ from zeromon.memory.predict import Batch
 from zeromon.memory.spec import ModelSpec, ShardPlan
 from zeromon.probes.installation import find_training_python, own_package_folders
 from zeromon.snapshot import RunSnapshot
-from zeromon.units import human_bytes
 
 
 def add_setup_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,16 +4,16 @@ import argparse
 import os
 from dataclasses import replace
 
+from zeromon.base.errors import PlanError
+from zeromon.base.units import human_bytes
 from zeromon.cli import tell_user
 from zeromon.cli.options import add_option
-from zeromon.errors import PlanError
 from zeromon.memory.devices import COMPUTE, find_named_device, parse_link_peak
 from zeromon.memory.plan import hosts_of, parse_size
 from zeromon.memory.reconcile import micro_batch_of_rank
 from zeromon.memory.speeds import Machine, RunSpeeds, with_larger_batch
 from zeromon.probes.host_memory import memory_capacity
 from zeromon.snapshot import RunSnapshot
-from zeromon.units import human_bytes
 
 
 def add_speed_arguments(group: argparse._ArgumentGroup) -> None:

@@ -19,11 +19,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from zeromon.base.errors import ExportError, os_errors_as
+from zeromon.base.units import printable
 from zeromon.cli.options import add_list, add_option, in_range, write_text
-from zeromon.errors import ExportError, os_errors_as
 from zeromon.export.prometheus import rules
 from zeromon.ring import tokens
-from zeromon.units import printable
 
 _DURATION = re.compile(r"([1-9][0-9]*(ms|[smhdwy]))+")
 _HELP = {

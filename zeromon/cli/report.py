@@ -29,11 +29,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zeromon.base.errors import RunAmbiguous, RunNotFound, SourceError, ZeromonError, os_errors_as
+from zeromon.base.units import JOULES_A_KWH
 from zeromon.cli import servers
 from zeromon.cli.options import add_flag, add_option, check_format, draw_module, in_range
 from zeromon.cli.terminal import show_text, show_working
 from zeromon.collector.run import snapshot_of_folder
-from zeromon.errors import RunAmbiguous, RunNotFound, SourceError, ZeromonError, os_errors_as
 from zeromon.probes.process import process_start_ticks
 from zeromon.readout.ledger import job_ledger, mean_watts
 from zeromon.report.render import activities, ledger_block, render_run
@@ -45,7 +46,6 @@ from zeromon.sources.prometheus.source import find_listed_runs, only_listed_run
 from zeromon.storage.recorder import Past, findings_of_record
 from zeromon.storage.run_store import Store, decode_snapshot, encode_snapshot
 from zeromon.storage.step_history import Series, ranges_of_steps, row_of, rows_frame
-from zeromon.units import JOULES_A_KWH
 
 if TYPE_CHECKING:
     import polars as pl

@@ -27,8 +27,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from zeromon.base.errors import LaunchError, RingError
 from zeromon.cli.options import add_flag, add_list, add_option
-from zeromon.errors import LaunchError, RingError
 from zeromon.probes import process
 from zeromon.probes.installation import own_package_folders
 from zeromon.probes.process import ProcessWatch

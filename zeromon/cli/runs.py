@@ -20,17 +20,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from zeromon.base.errors import RunNotFound, RunRefused, SourceError, os_errors_as
+from zeromon.base.units import human_bytes, human_seconds, printable
 from zeromon.cli import tell_user, user_agrees
 from zeromon.cli.options import add_flag, add_list
 from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.collector.run import snapshot_of_folder
-from zeromon.errors import RunNotFound, RunRefused, SourceError, os_errors_as
 from zeromon.readout.verdict import Health
 from zeromon.report.table import column_table
 from zeromon.ring import paths
 from zeromon.sources.live import runs_of_node
 from zeromon.storage.run_store import About, Manifest, Store, manifest_of_run
-from zeromon.units import human_bytes, human_seconds, printable
 
 _MAX_TAG_CHARS, _MAX_NOTE_CHARS = 64, 4000
 _CLOCK = "%Y-%m-%d %H:%M"

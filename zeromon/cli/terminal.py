@@ -11,8 +11,8 @@ from typing import Any, TextIO
 
 import msgspec
 
+from zeromon.base.units import printable_lines
 from zeromon.report.table import wrap_report_line
-from zeromon.units import printable_lines
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 _PATIENCE_SECONDS = 1.0

@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from zeromon.base.errors import CaptureRefused, TraceError
 from zeromon.cli import tell_user
 from zeromon.cli.options import (
     add_flag,
@@ -39,7 +40,6 @@ from zeromon.cli.options import (
 )
 from zeromon.cli.terminal import show_json, show_progress, show_text
 from zeromon.diagnosis.flight import calls_under_way, flight_findings
-from zeromon.errors import CaptureRefused, TraceError
 from zeromon.export.files import Progress
 from zeromon.readout.text import capture_text
 from zeromon.report.trace import (

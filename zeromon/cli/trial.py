@@ -16,10 +16,10 @@ import argparse
 import sys
 import time
 
+from zeromon.base.errors import TrialRefused, ZeromonError
 from zeromon.cli import tell_user, user_agrees
 from zeromon.cli.options import add_flag, add_option
 from zeromon.cli.terminal import show_json, show_progress, show_text
-from zeromon.errors import TrialRefused, ZeromonError
 from zeromon.readout.remedy import progress_text, result_text, trial_obstacle
 from zeromon.snapshot import Finding, RunSnapshot, Trial
 from zeromon.sources.live import LiveSource, find_live_runs, only_live_run

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from zeromon.attach.rank_processes import Process, ranks_to_be, running_processes
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower
-from zeromon.focus import death_roles, roles_of
 from zeromon.fold.ledger import (
     Observed,
     ledger_rows,
@@ -24,6 +23,7 @@ from zeromon.fold.summarize import summarize_rank
 from zeromon.probes.process import ProcessWatch, describe_wait_status, main_thread_frames
 from zeromon.readout.text import exit_text, script_frame
 from zeromon.snapshot import Attempt, Death, DeathRole, RankProcess, RunSnapshot
+from zeromon.snapshot.focus import death_roles, roles_of
 from zeromon.snapshot.ledger import sum_by_cause
 
 

@@ -20,11 +20,11 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from zeromon import __version__
+from zeromon.base.units import printable
 from zeromon.diagnosis.arrivals import NEVER, MatchedCollective, PartialArrival, matched_collective
 from zeromon.diagnosis.hangs import Member, hangs_of
-from zeromon.levels import NODE_SILENT_SECONDS
 from zeromon.snapshot import Hang, NodeView, RemoteRank
-from zeromon.units import printable
+from zeromon.snapshot.levels import NODE_SILENT_SECONDS
 
 EXCHANGE = 1
 """The layout of reports and replies: every change of their fields gets the next number."""

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from zeromon.base.units import printable, with_usual_numbers
 from zeromon.collector.cluster import (
     Clock,
     ClockOffset,
@@ -42,11 +43,10 @@ from zeromon.diagnosis.arrivals import ArrivalSkew, MatchedCollective, PartialAr
 from zeromon.diagnosis.hangs import hangs_of, since_difference
 from zeromon.fold.group_progress import group_call_histories
 from zeromon.fold.state import RankState
-from zeromon.levels import NODE_SILENT_SECONDS
 from zeromon.readout.text import doing
 from zeromon.ring.tokens import NONCE, REPLY, REPORT, SIGNATURE, request_proof_headers, signature_of
 from zeromon.snapshot import CallHistory, Hang, NodeView, RankSnapshot, RemoteRank
-from zeromon.units import printable, with_usual_numbers
+from zeromon.snapshot.levels import NODE_SILENT_SECONDS
 
 _TIMEOUT_SECONDS = 3.0
 _FIRST_PINGS, _PING = 8, 0.05

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
+from zeromon.base.errors import CaptureRefused, RunNotFound, TrialRefused, ZeromonError
 from zeromon.collector.cluster import Leader, NodeInfo
 from zeromon.collector.cluster_client import answer_report, read_node_infos, run_of_report
 from zeromon.collector.notify import Notifier
 from zeromon.collector.run import RETRY_NS, RunFollower
 from zeromon.collector.trace_capture import Captures
-from zeromon.errors import CaptureRefused, RunNotFound, TrialRefused, ZeromonError
 from zeromon.probes.devices import Devices
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file

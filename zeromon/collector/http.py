@@ -28,11 +28,11 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import msgspec
 
+from zeromon.base.errors import CollectorError, RunNotFound, ZeromonError
 from zeromon.collector.cluster import NodeInfo
 from zeromon.collector.cluster_client import reply_signature
 from zeromon.collector.daemon import Collector
 from zeromon.collector.trials import DEFAULT_ROUNDS
-from zeromon.errors import CollectorError, RunNotFound, ZeromonError
 from zeromon.export.prometheus.exposition import Exposition
 from zeromon.ring.tokens import (
     NONCE,

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from zeromon.errors import NotifyError
+from zeromon.base.errors import NotifyError
+from zeromon.base.units import printable
 from zeromon.probes.installation import package_install_hint
 from zeromon.readout.alerts import Alerts, Message
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 from zeromon.snapshot import RunSnapshot
-from zeromon.units import printable
 
 TOLD = "told.json"
 """The file of a run's folder that has what was told."""

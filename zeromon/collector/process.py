@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from zeromon.base.errors import CollectorError, RingError
 from zeromon.collector.daemon import Collector
 from zeromon.collector.http import start_http_server, target_groups
-from zeromon.errors import CollectorError, RingError
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file, try_lock_file
 from zeromon.ring.ring_file import remove_orphan_rings

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from zeromon.base.units import printable_values
 from zeromon.fold.checkpoint import Checkpoint, checkpoint_of_state, restore_totals
 from zeromon.fold.fold import fold_records
 from zeromon.fold.state import RankState, note_group_facts
-from zeromon.levels import WINDOW_STEPS
 from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.disk import DiskReader
 from zeromon.probes.extension_lock import ExtensionLockReader
@@ -33,8 +33,8 @@ from zeromon.snapshot import (
     RankSnapshot,
     WorkerMemory,
 )
+from zeromon.snapshot.levels import WINDOW_STEPS
 from zeromon.storage.step_history import Row, row_of
-from zeromon.units import printable_values
 
 SETTLING_POLLS = 3
 """Polls after a process's death without an exit status before the status counts as unknown."""

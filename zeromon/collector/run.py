@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zeromon.base.errors import RingError
+from zeromon.base.units import printable, printable_values
 from zeromon.collector import attempts
 from zeromon.collector.attempts import Launched
 from zeromon.collector.cluster import Leader
@@ -26,12 +28,10 @@ from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.rule import lacks_cpus
 from zeromon.diagnosis.stalls import find_stalls
 from zeromon.diagnosis.stragglers import find_stragglers
-from zeromon.errors import RingError
 from zeromon.fold import checkpoint
 from zeromon.fold.checkpoint import Checkpoint
 from zeromon.fold.state import RankState, Silence, group_id
 from zeromon.fold.summarize import summarize_rank
-from zeromon.levels import NODE_SILENT_SECONDS
 from zeromon.memory.forecast import host_risk, risks_of_rank, with_earlier_onset
 from zeromon.probes import process
 from zeromon.probes.cpu_pressure import CpuUsers
@@ -62,9 +62,9 @@ from zeromon.snapshot import (
     Straggler,
 )
 from zeromon.snapshot.ledger import Cause
+from zeromon.snapshot.levels import NODE_SILENT_SECONDS
 from zeromon.storage.recorder import Record, standing_findings
 from zeromon.storage.run_store import Store
-from zeromon.units import printable, printable_values
 
 RETRY_NS = 30_000_000_000
 """Until a ring or a run that could not be followed is tried again."""

@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zeromon.errors import CaptureRefused, os_errors_as
-from zeromon.levels import DEVICE_BOUND
+from zeromon.base.errors import CaptureRefused, os_errors_as
 from zeromon.readout.breakdown import pace
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 from zeromon.snapshot import Capture, CaptureState, RankCapture, RankSnapshot, TraceCheck
+from zeromon.snapshot.levels import DEVICE_BOUND
 from zeromon.storage.run_store import DEPTH
 from zeromon.traces.analysis import RESULT_FILE, RankTrace, read_analysis_result
 

@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from zeromon.base.errors import TrialRefused, os_errors_as
 from zeromon.collector.trace_capture import first_safe_step
-from zeromon.errors import TrialRefused, os_errors_as
 from zeromon.readout.remedy import CHANGES, trial_obstacle
 from zeromon.ring.files import replace_file
 from zeromon.ring.trials import MARGIN, MIN_BLOCK_STEPS, REQUEST, WORD, WORDS, Change, Plan
 from zeromon.snapshot import Finding, RankSnapshot, RankTrial, RunSnapshot, Trial, TrialState
-from zeromon.stats.noise import MIN_ROUNDS, ROUND_BLOCKS, gain_in_turns, half_width
+from zeromon.snapshot.noise import MIN_ROUNDS, ROUND_BLOCKS, gain_in_turns, half_width
 
 DEFAULT_ROUNDS = 6
 MAX_ROUNDS = 12

@@ -9,6 +9,8 @@ docs/decisions/020-compare.md has the reasons.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from zeromon.base.errors import CompareError
+from zeromon.base.units import human_bytes, human_count, human_params, human_ratio
 from zeromon.compare.environment import (
     Environment,
     Machine,
@@ -29,15 +31,13 @@ from zeromon.compare.figures import (
     has_died,
     peak_memory,
 )
-from zeromon.errors import CompareError
 from zeromon.memory import plan
 from zeromon.memory.models import whole_numel
 from zeromon.memory.reconcile import micro_batch_of_rank
 from zeromon.readout.text import run_state
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring.strategy import Framework, Strategy
-from zeromon.stats.noise import Estimate, half_width, pooled_mean
-from zeromon.units import human_bytes, human_count, human_params, human_ratio
+from zeromon.snapshot.noise import Estimate, half_width, pooled_mean
 
 MAX_POINTS = 400
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from zeromon.base.units import human_ratio
 from zeromon.compare.figures import Metric, RunFigures
 from zeromon.readout.text import CHANGED, commit_text
 from zeromon.snapshot import RunSnapshot
-from zeromon.units import human_ratio
 
 UNKNOWN, NOT_SET = "n/a", "not set"
 _COMMIT, *_ = _OF_MACHINE = ("git commit", "device", "driver")

@@ -10,15 +10,15 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zeromon.errors import PlanError
+from zeromon.base.errors import PlanError
 from zeromon.memory import plan
 from zeromon.memory.reconcile import Described, micro_batch_of_rank, read_model_facts, role_bytes
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring.events import Op, Role
 from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot.bandwidth import BUS_FACTOR
+from zeromon.snapshot.noise import Estimate, block_estimate, half_width, median_of
 from zeromon.snapshot.step import NOT_TIMED
-from zeromon.stats.bandwidth import BUS_FACTOR
-from zeromon.stats.noise import Estimate, block_estimate, half_width, median_of
 
 Series = Mapping[str, Sequence[float]]
 """Columns of :func:`zeromon.storage.step_history.by_step`."""

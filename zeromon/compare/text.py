@@ -3,9 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from zeromon.compare.comparison import Column, Comparison, Row, letter
-from zeromon.compare.environment import REPEATS, Difference
-from zeromon.units import (
+from zeromon.base.units import (
     human_bytes,
     human_count,
     human_params,
@@ -13,6 +11,8 @@ from zeromon.units import (
     human_seconds,
     printable,
 )
+from zeromon.compare.comparison import Column, Comparison, Row, letter
+from zeromon.compare.environment import REPEATS, Difference
 
 _TIMES_AS_MUCH = 9.995
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from zeromon.base.errors import CompareError
+from zeromon.base.units import human_ratio
 from zeromon.compare.comparison import Cell, Column, Comparison, Row, letter
 from zeromon.compare.environment import REPEATS
 from zeromon.compare.figures import METRIC, METRICS, PEAK_MEMORY
 from zeromon.compare.text import format_cell
-from zeromon.errors import CompareError
-from zeromon.stats.noise import Estimate, half_width
-from zeromon.units import human_ratio
+from zeromon.snapshot.noise import Estimate, half_width
 
 _LIMIT = re.compile(r"\s*([a-z_.]+)\s*([<>])\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}

@@ -22,11 +22,16 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from zeromon.fold.state import MAX_ARRIVALS, Arrival
-from zeromon.levels import WINDOW_STEPS
 from zeromon.ring.codes import StageAction
 from zeromon.snapshot import PipelineBubble, PipelineRow, RankSnapshot
-from zeromon.stats.intervals import Coverage
-from zeromon.stats.pipeline import balanced_seconds, parse_schedule, simulate_schedule, with_more
+from zeromon.snapshot.intervals import Coverage
+from zeromon.snapshot.levels import WINDOW_STEPS
+from zeromon.snapshot.pipeline_bubbles import (
+    balanced_seconds,
+    parse_schedule,
+    simulate_schedule,
+    with_more,
+)
 
 _KEPT_STEPS: Final = 512
 _KEPT_PENDING = MAX_ARRIVALS

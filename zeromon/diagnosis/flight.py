@@ -7,12 +7,12 @@ which members have called something else, of another size or of other types, com
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from zeromon.base.units import human_seconds
 from zeromon.diagnosis.hangs import Member, hangs_of
 from zeromon.readout.hang import NOT_CALLED
 from zeromon.ring.codes import operation_by_name
 from zeromon.snapshot import GroupProgress, HangKind, InFlight
 from zeromon.traces.flight import Dump, Entry
-from zeromon.units import human_seconds
 
 OTHER_TYPES = "mismatched element types"
 DIFFER = (HangKind.MISMATCHED_OPERATIONS, HangKind.MISMATCHED_SIZES, OTHER_TYPES)

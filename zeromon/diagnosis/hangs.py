@@ -14,9 +14,7 @@ from dataclasses import replace
 
 import msgspec
 
-from zeromon.focus import has_left
 from zeromon.fold.group_progress import REDUCER
-from zeromon.levels import HANG_SECONDS
 from zeromon.snapshot import (
     CallHistory,
     GroupProgress,
@@ -28,6 +26,8 @@ from zeromon.snapshot import (
     RankSnapshot,
     RunSnapshot,
 )
+from zeromon.snapshot.focus import has_left
+from zeromon.snapshot.levels import HANG_SECONDS
 
 MIN_HANG_NS = round(HANG_SECONDS * 1e9)
 TIMES_A_STEP = 10

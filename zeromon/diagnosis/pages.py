@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from zeromon.errors import RuleNotFound
+from zeromon.base.errors import RuleNotFound
 
 
 class Page(NamedTuple):

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from zeromon.focus import is_running_out, pool_of
-from zeromon.levels import CPU_WAIT, Level
 from zeromon.snapshot import ConfigFormat, Finding, RankSnapshot, Remedy, RunSnapshot, Severity
+from zeromon.snapshot.focus import is_running_out, pool_of
+from zeromon.snapshot.levels import CPU_WAIT, Level
 
 _MIB = 1 << 20
 _KEYWORD = re.compile(r"\b(\w+)=(?:[A-Za-z_]+\.)?([\w.]+)")

@@ -8,10 +8,16 @@ expected: a checkpoint, a compilation, a debugger, and an evaluation without col
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zeromon.focus import is_ending
 from zeromon.fold.pauses import STARTS
-from zeromon.levels import PAUSE_SECONDS, STALL_SECONDS, STALL_STEPS, START_SECONDS, Severity
 from zeromon.snapshot import Halt, RankSnapshot, RunSnapshot
+from zeromon.snapshot.focus import is_ending
+from zeromon.snapshot.levels import (
+    PAUSE_SECONDS,
+    STALL_SECONDS,
+    STALL_STEPS,
+    START_SECONDS,
+    Severity,
+)
 
 _LOOK_NS = 3_000_000_000
 

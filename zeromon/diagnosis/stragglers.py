@@ -1,9 +1,9 @@
 """Which rank arrives late: the lateness of ranks over the last steps, and its reason. Pure.
 
 A rank is a straggler when it arrived last in most matched steps of the window, its median delay is
-at least :data:`~zeromon.levels.LATE` of a step, and a reason covers half of that delay: phases that
-take it longer than the others, or its host or device. What a lack of CPUs explains moves between
-identical ranks, so the rank has to be late for :data:`~zeromon.levels.UNSTEADY_SECONDS` then.
+at least :data:`~zeromon.snapshot.levels.LATE` of a step, and a reason covers half of that delay: phases
+that take it longer than the others, or its host or device. What a lack of CPUs explains moves between
+identical ranks, so the rank has to be late for :data:`~zeromon.snapshot.levels.UNSTEADY_SECONDS` then.
 """
 
 import statistics
@@ -12,13 +12,20 @@ from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
+from zeromon.base.units import human_ratio
 from zeromon.diagnosis.arrivals import ArrivalSkew, ByRank, StepSkew
 from zeromon.diagnosis.rule import cpu_lack
-from zeromon.levels import LATE, LATE_STEPS, REASON, UNSTEADY_SECONDS, WINDOW_SECONDS, WINDOW_STEPS
 from zeromon.readout.breakdown import own_seconds
 from zeromon.snapshot import GroupProgress, RankSnapshot, RunSnapshot, Straggler
-from zeromon.stats.intervals import union_length
-from zeromon.units import human_ratio
+from zeromon.snapshot.intervals import union_length
+from zeromon.snapshot.levels import (
+    LATE,
+    LATE_STEPS,
+    REASON,
+    UNSTEADY_SECONDS,
+    WINDOW_SECONDS,
+    WINDOW_STEPS,
+)
 
 _WARM_UP = 3
 _SETTLING = 5
@@ -104,7 +111,7 @@ def _spans_seconds(steps: _Steps, seconds: float) -> bool:
 
 
 def _last_steps(steps: _Steps, seconds: float = WINDOW_SECONDS) -> _Steps:
-    """The steps of the last *seconds*, and at least :data:`~zeromon.levels.WINDOW_STEPS`."""
+    """The steps of the last *seconds*, and at least :data:`~zeromon.snapshot.levels.WINDOW_STEPS`."""
     begin_ns = steps[-1][1].last_ns - seconds * 1e9
     count = sum(s.last_ns >= begin_ns for _, s in steps)
     return steps[-max(count, WINDOW_STEPS) :]
@@ -179,7 +186,7 @@ def _explain_straggler(
 
 
 def _stays_late(steps: _Steps, rank: int, step_seconds: float) -> bool:
-    """Returns True if *rank* is late in most steps of :data:`~zeromon.levels.UNSTEADY_SECONDS`."""
+    """Returns True if *rank* is late in most steps of :data:`.UNSTEADY_SECONDS`."""
     if not _spans_seconds(steps, UNSTEADY_SECONDS):
         return False
     recent = _last_steps(steps, UNSTEADY_SECONDS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeromon.errors import ExportError, os_errors_as
+from zeromon.base.errors import ExportError, os_errors_as
 from zeromon.ring.files import replacing_file
 from zeromon.ring.slices import RingEvents
 from zeromon.snapshot import RunSnapshot

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from zeromon.base.units import formula_safe_cell
 from zeromon.export import chrome_trace, trackers
 from zeromon.export.files import Export, replacement_file
 from zeromon.storage.step_history import IDLE, NAMES, SKIPPED, UNTIMED
-from zeromon.units import formula_safe_cell
 
 if TYPE_CHECKING:
     import polars as pl

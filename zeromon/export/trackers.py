@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from zeromon.errors import ExportError
+from zeromon.base.errors import ExportError
 from zeromon.export.files import Export
 from zeromon.probes.installation import package_install_hint
 from zeromon.readout.breakdown import PHASES

@@ -14,8 +14,8 @@ from typing import Final
 
 from zeromon.ring.events import Op, Phase
 from zeromon.snapshot import CollectiveStatsRow, SizeRow
+from zeromon.snapshot.bandwidth import algbw, bus_factor
 from zeromon.snapshot.communication import SIZE_BOUNDS
-from zeromon.stats.bandwidth import algbw, bus_factor
 
 DECAY: Final = 0.9
 FAINT_NS = 1e-6

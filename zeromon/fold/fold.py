@@ -48,7 +48,7 @@ from zeromon.ring.events import (
     decode_record,
     is_training_progress,
 )
-from zeromon.stats.intervals import Interval
+from zeromon.snapshot.intervals import Interval
 
 
 def fold_records(state: RankState, records: Iterable[Raw]) -> None:

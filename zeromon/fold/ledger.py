@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zeromon.fold.state import LedgerSums, RankState, Silence, dimension_names
-from zeromon.levels import STALL_SECONDS, START_SECONDS
 from zeromon.ring.events import Activity, ExitKind, Phase, SetUp
 from zeromon.snapshot import ExtensionLock, Halt, HostMemory, StepSummary
 from zeromon.snapshot.ledger import ActivityRow, Cause, LedgerRow, sum_by_cause
+from zeromon.snapshot.levels import STALL_SECONDS, START_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from zeromon.fold.communication import FAINT_NS, CollectiveStats, Key, OpTotals
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
-from zeromon.levels import UNTIMED
 from zeromon.ring.events import (
     Activity,
     Bucket,
@@ -50,10 +49,11 @@ from zeromon.ring.strategy import (
     parse_dimension_metadata,
 )
 from zeromon.snapshot import RECENT_STEPS, Dimension, StepSummary
+from zeromon.snapshot.bandwidth import busbw
+from zeromon.snapshot.intervals import common_set, set_length, union_set
 from zeromon.snapshot.ledger import Cause
-from zeromon.stats.bandwidth import busbw
-from zeromon.stats.intervals import common_set, set_length, union_set
-from zeromon.stats.pipeline import Act
+from zeromon.snapshot.levels import UNTIMED
+from zeromon.snapshot.pipeline_bubbles import Act
 
 _ON_DEVICE: Final = pack_head(0, flags=Flag.DEVICE)
 _END: Final = _ON_DEVICE | pack_head(0, flags=Flag.END_KNOWN)

@@ -36,7 +36,7 @@ from zeromon.ring.events import (
     UnitMark,
 )
 from zeromon.snapshot import PipelineRow, StageRow, StepSummary, UnitRow
-from zeromon.stats.pipeline import Act, schedule_notation
+from zeromon.snapshot.pipeline_bubbles import Act, schedule_notation
 
 _CONTINUED: Final = int(Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
 _ASYNC: Final = int(Flag.ASYNC)

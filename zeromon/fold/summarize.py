@@ -33,7 +33,6 @@ from zeromon.fold.state import (
     strategy_label,
 )
 from zeromon.fold.steps import pipeline_summary_row, unit_rows
-from zeromon.levels import UNTIMED
 from zeromon.memory.reconcile import expected_rows
 from zeromon.ring.events import Loading, LoadingRead, Path, Phase
 from zeromon.ring.model_metadata import (
@@ -67,9 +66,10 @@ from zeromon.snapshot import (
     TransferRow,
     TrialState,
 )
+from zeromon.snapshot.bandwidth import overlap_ratio
+from zeromon.snapshot.levels import UNTIMED
+from zeromon.snapshot.noise import block_estimate
 from zeromon.snapshot.step import settled_steps
-from zeromon.stats.bandwidth import overlap_ratio
-from zeromon.stats.noise import block_estimate
 
 _WINDOW = 20
 _FRAME_CHARS = 240
@@ -474,7 +474,7 @@ def measured_cost(pairs: Iterable[tuple[int, int]]) -> tuple[float, float] | Non
 
     *pairs*, in order of time, are (control step, mean of its neighbours). The share is the median of the
     ratios, which one checkpoint does not change. The error is that of batch means, because a busy
-    neighbour lasts for many pairs (:mod:`zeromon.stats.noise`). None where too few pairs give no error.
+    neighbour lasts for many pairs (:mod:`zeromon.snapshot.noise`). None: too few pairs for an error.
     """
     ratios = [neighbours / control - 1 for control, neighbours in pairs if control > 0]
     if not ratios:

@@ -11,7 +11,7 @@ from reprlib import (
 )
 from typing import Any
 
-from zeromon.errors import PlanError
+from zeromon.base.errors import PlanError
 from zeromon.memory.spec import Precision, ZeroStage, optim_named
 
 AUTO = "auto"

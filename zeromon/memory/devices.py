@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zeromon.errors import PlanError
+from zeromon.base.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from zeromon.memory.plan import Row, Setup, predict_row
 from zeromon.memory.predict import During
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import ShardPlan, ZeroStage
-from zeromon.stats.noise import Estimate, half_width
+from zeromon.snapshot.noise import Estimate, half_width
 
 MAX_LAUNCHES = 4
 HOST, DEVICE = "host", "device"

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from zeromon.levels import OOM
 from zeromon.snapshot import Pool, RankSnapshot, Risk, RiskCause, StepSummary
+from zeromon.snapshot.levels import OOM
 
 HORIZON_STEPS = 1000
-"""Growth that fills the capacity within these steps is an alarm (:data:`zeromon.levels.OOM`)."""
+"""Growth that fills the capacity within these steps alarms (:data:`zeromon.snapshot.levels.OOM`)."""
 
 _WARM_UP_STEPS = 10
 _WINDOWS = (32, 64, 128, 256, 512)

@@ -10,14 +10,14 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from zeromon.errors import PlanError
+from zeromon.base.errors import PlanError
+from zeromon.base.units import human_bytes, human_count, human_seconds
 from zeromon.memory.plan import Row, Setup, activation_terms, of_run, predict_row, sizes_under_plan
 from zeromon.memory.predict import During, memory_of
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import OPTIMIZERS, Precision, ZeroStage
 from zeromon.memory.speeds import with_larger_batch
 from zeromon.snapshot import Pool, Rung, RunSnapshot
-from zeromon.units import human_bytes, human_count, human_seconds
 
 RECOMPUTED = 0.5
 """The share of measured activations that checkpointing frees; an estimate, not measured."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from zeromon.errors import PlanError
+from zeromon.base.errors import PlanError
 from zeromon.memory.spec import ROOT, ModelSpec, Shape, Transformer, Unit
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Dim, dim_by_name

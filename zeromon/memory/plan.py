@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from zeromon.errors import PlanError
+from zeromon.base.errors import PlanError
+from zeromon.base.units import human_bytes, human_seconds
 from zeromon.memory.devices import DEVICES
 from zeromon.memory.models import equal_ranks, largest_part, model_of, ranks_of_dim, whole_numel
 from zeromon.memory.predict import (
@@ -31,7 +32,6 @@ from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Transformer
 from zeromon.memory.speeds import Machine, RunSpeeds, measured_of, speeds_of_machine, speeds_of_run
 from zeromon.ring.strategy import Dim
 from zeromon.snapshot import RunSnapshot
-from zeromon.units import human_bytes, human_seconds
 
 
 def frozen_terms(models: Iterable[ModelSpec], plan: ShardPlan) -> Iterator[Term]:

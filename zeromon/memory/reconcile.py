@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from zeromon.errors import PlanError
+from zeromon.base.errors import PlanError
 from zeromon.memory.predict import During, MemoryBreakdown, Term, memory_of
 from zeromon.memory.spec import ROOT, Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optim_named
 from zeromon.ring.model_metadata import ModelMetadata

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from zeromon.errors import PlanError
+from zeromon.base.errors import PlanError
 from zeromon.ring.model_metadata import factored_numel
 
 FRAMEWORKS = ("deepspeed", "fsdp2", "fsdp1", "ddp")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
+from zeromon.base.units import human_count, human_rate
 from zeromon.memory.devices import (
     COMPUTE,
     HOST,
@@ -20,9 +21,8 @@ from zeromon.memory.seconds import Hides, Speeds, copied_bytes, forward_pass_flo
 from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, ZeroStage
 from zeromon.ring.codes import Op, Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
+from zeromon.snapshot.bandwidth import BUS_FACTOR
 from zeromon.snapshot.step import settled_steps
-from zeromon.stats.bandwidth import BUS_FACTOR
-from zeromon.units import human_count, human_rate
 
 Three = tuple[Speeds, Speeds, Speeds]
 """Likely, least and most."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zeromon.errors import PlanError
+from zeromon.base.errors import PlanError
 from zeromon.memory.plan import Row, Setup, of_run, predict_row, sizes_under_plan
 from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime, forward_pass_flops

@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from zeromon.errors import LaunchError
+from zeromon.base.errors import LaunchError
 from zeromon.ring import paths
 
 _TOOLS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}

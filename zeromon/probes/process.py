@@ -16,11 +16,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from zeromon.errors import SourceError
+from zeromon.base.errors import SourceError
+from zeromon.base.units import printable
 from zeromon.probes.cgroups import PROC, read_small_file, read_word_lines
 from zeromon.ring.files import replace_file
 from zeromon.snapshot import Halt, WorkerMemory
-from zeromon.units import printable
 
 MAX_OUTPUT_BYTES = 64 << 10
 

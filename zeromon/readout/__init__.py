@@ -6,6 +6,6 @@ keep no copy. It knows snapshots and nothing of how a view draws.
 * :mod:`zeromon.readout.figures`: the figures of a rank, a node and a run
 * :mod:`zeromon.readout.text`: sentences about a run and its ranks; ``hang`` and ``remedy``: about those
 * :mod:`zeromon.readout.breakdown`: where the time of a step goes
-* :mod:`zeromon.levels` and :mod:`zeromon.focus`, below this package, for forecasts and rules read them:
+* :mod:`zeromon.snapshot.levels` and :mod:`zeromon.snapshot.focus`, which forecasts and rules read too:
   the thresholds, and which rank is the worst
 """

@@ -9,7 +9,13 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from zeromon.levels import (
+from zeromon.base.units import human_count, printable
+from zeromon.readout.remedy import remedy_text
+from zeromon.readout.text import finding_text, rough_time, run_state
+from zeromon.readout.verdict import Health, judge_run
+from zeromon.ring.codes import TextEnum
+from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot.levels import (
     ALERT_AGAIN_SECONDS,
     ALERT_OVER_SECONDS,
     ALERT_PATIENCE_SECONDS,
@@ -17,12 +23,6 @@ from zeromon.levels import (
     ALERTS_AN_HOUR,
     Severity,
 )
-from zeromon.readout.remedy import remedy_text
-from zeromon.readout.text import finding_text, rough_time, run_state
-from zeromon.readout.verdict import Health, judge_run
-from zeromon.ring.codes import TextEnum
-from zeromon.snapshot import Finding, RunSnapshot
-from zeromon.units import human_count, printable
 
 _HOUR_SECONDS = 3600.0
 _LONGEST, _MAX_DIFF_LINES = 400, 12

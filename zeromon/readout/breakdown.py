@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from zeromon.levels import DEVICE_BOUND, HOST_BOUND
+from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.ring.codes import ENQUEUED
 from zeromon.ring.events import Phase
 from zeromon.snapshot import LoadingRow, RankSnapshot, StepSummary, WorkerMemory
+from zeromon.snapshot.levels import DEVICE_BOUND, HOST_BOUND
 from zeromon.snapshot.step import settled_steps
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 WINDOW = 20
 """The number of last steps that means are taken over."""

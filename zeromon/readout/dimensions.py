@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from zeromon.levels import UNTIMED
+from zeromon.base.units import human_ratio, human_seconds
 from zeromon.ring.events import StageAction
 from zeromon.ring.strategy import MODEL_PARALLEL, Dim, dim_by_name
 from zeromon.snapshot import (
@@ -14,7 +14,7 @@ from zeromon.snapshot import (
     RankSnapshot,
     RunSnapshot,
 )
-from zeromon.units import human_ratio, human_seconds
+from zeromon.snapshot.levels import UNTIMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,14 @@ from operator import attrgetter
 from statistics import median
 from typing import Any, Generic, TypeVar
 
-from zeromon.focus import oom_ratio
-from zeromon.levels import EXPOSED as EXPOSED_LEVEL, OOM, Level
+from zeromon.base.units import (
+    human_bytes,
+    human_calls,
+    human_count,
+    human_rate,
+    human_ratio,
+    human_seconds,
+)
 from zeromon.readout.breakdown import WINDOW
 from zeromon.ring.events import Scalar
 from zeromon.snapshot import (
@@ -22,14 +28,8 @@ from zeromon.snapshot import (
     RunSnapshot,
     ScalarRow,
 )
-from zeromon.units import (
-    human_bytes,
-    human_calls,
-    human_count,
-    human_rate,
-    human_ratio,
-    human_seconds,
-)
+from zeromon.snapshot.focus import oom_ratio
+from zeromon.snapshot.levels import EXPOSED as EXPOSED_LEVEL, OOM, Level
 
 GIB = 1 << 30
 LAST_STEPS = f"last {WINDOW} steps"

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from zeromon.base.units import human_count
 from zeromon.fold.pauses import waits_for_batch
 from zeromon.readout.text import doing, exit_text, group_text, rough_time, short_frame
 from zeromon.snapshot import Halt, Hang, HangKind, MemberCall, RankSnapshot, Ras, RunSnapshot
-from zeromon.units import human_count
 
 NOT_CALLED = "has not called it"
 _MAX_CAUSES = 4

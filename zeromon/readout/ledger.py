@@ -7,13 +7,7 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
-from zeromon.fold.ledger import with_lost_steps
-from zeromon.readout.breakdown import loading_text
-from zeromon.readout.throughput import own_part
-from zeromon.ring.events import Phase
-from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon.snapshot.ledger import Cause, LedgerRow, sum_by_cause
-from zeromon.units import (
+from zeromon.base.units import (
     human_bytes,
     human_count,
     human_energy,
@@ -21,6 +15,12 @@ from zeromon.units import (
     human_seconds,
     printable,
 )
+from zeromon.fold.ledger import with_lost_steps
+from zeromon.readout.breakdown import loading_text
+from zeromon.readout.throughput import own_part
+from zeromon.ring.events import Phase
+from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot.ledger import Cause, LedgerRow, sum_by_cause
 
 USEFUL = frozenset((Cause.COMPUTE, Cause.OFFLOAD, Cause.GENERATION))
 """Causes in goodput: forwards, backwards, optimizers, rollouts of steps that were not taken again."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from zeromon.base.units import human_bytes, human_count, human_seconds
 from zeromon.ring.trials import Change
 from zeromon.snapshot import ConfigFormat, Finding, Remedy, Rung, RunSnapshot, Trial, TrialState
-from zeromon.units import human_bytes, human_count, human_seconds
 
 _MIN_SHOWN_SECONDS = 5e-7
 """A shorter time is shown as ``0 us``."""

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zeromon.focus import first_failed, has_left, is_ending, roles_of
+from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.fold.pauses import waits_for_batch
-from zeromon.levels import UNTIMED
 from zeromon.readout.breakdown import PART_NAMES
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.ring.strategy import Dim, dim_by_name
@@ -34,8 +33,9 @@ from zeromon.snapshot import (
     Severity,
     Straggler,
 )
+from zeromon.snapshot.focus import first_failed, has_left, is_ending, roles_of
 from zeromon.snapshot.lanes import Lanes, LaneSpan, LateArrival, Stream
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.snapshot.levels import UNTIMED
 
 _MAX_LISTED_PROCESSES = 2
 

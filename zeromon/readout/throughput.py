@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
+from zeromon.base.units import human_count, human_ratio
 from zeromon.memory.devices import peak_flops
 from zeromon.memory.models import model_of, ranks_of_dim, whole_model_parts
 from zeromon.memory.seconds import training_flops
@@ -20,7 +21,6 @@ from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Dim
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.step import settled_steps
-from zeromon.units import human_count, human_ratio
 
 _UNTOLD = "neither a wrapped model nor a DataLoader has told its batches"
 _DIVIDED = "no wrapper and no device mesh says how the ranks divide a batch"

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zeromon.focus import DEVICE_OOM, HOST_OOM, death_cause, first_failed, is_ending, nearest_oom
-from zeromon.levels import Severity
+from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.readout.breakdown import PART_NAMES, rank_parts
 from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import (
@@ -25,7 +24,15 @@ from zeromon.readout.text import (
 )
 from zeromon.ring.codes import TextEnum
 from zeromon.snapshot import Finding, HangKind, Pool, RankSnapshot, Risk, RiskCause, RunSnapshot
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.snapshot.focus import (
+    DEVICE_OOM,
+    HOST_OOM,
+    death_cause,
+    first_failed,
+    is_ending,
+    nearest_oom,
+)
+from zeromon.snapshot.levels import Severity
 
 
 class Health(TextEnum):

@@ -1,6 +1,13 @@
 """Communication of a run as text: by operation, by unit, by size, and the pipeline's stages. Pure."""
 
-from zeromon.focus import most_exposed
+from zeromon.base.units import (
+    human_bytes,
+    human_calls,
+    human_count,
+    human_rate,
+    human_ratio,
+    human_seconds,
+)
 from zeromon.readout.dimensions import (
     ACTIONS,
     bubble_text,
@@ -14,14 +21,7 @@ from zeromon.readout.text import exposed_unknown, in_graphs
 from zeromon.report.table import aligned_table, column_table, field_table
 from zeromon.snapshot import CollectiveRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
-from zeromon.units import (
-    human_bytes,
-    human_calls,
-    human_count,
-    human_rate,
-    human_ratio,
-    human_seconds,
-)
+from zeromon.snapshot.focus import most_exposed
 
 
 def by_operation(run: RunSnapshot) -> str:

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from zeromon.focus import has_left, roles_of
+from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import ladder_of_risk
 from zeromon.memory.reconcile import unattributed_memory
@@ -27,7 +27,7 @@ from zeromon.snapshot import (
     RunSnapshot,
     StepSummary,
 )
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.snapshot.focus import has_left, roles_of
 
 
 def deaths(run: RunSnapshot) -> str:

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from zeromon.focus import first_counted
+from zeromon.base.units import human_bytes, human_rate, human_ratio, human_seconds, signed
 from zeromon.memory.reconcile import role_bytes, unattributed_memory
 from zeromon.readout.breakdown import workers_text
 from zeromon.readout.figures import RISK
 from zeromon.readout.text import UNATTRIBUTED_NAMES, memory_unknown
 from zeromon.report.table import Column, aligned_table, column_table
 from zeromon.snapshot import Disk, ExpectedRow, RankSnapshot, RunSnapshot
-from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds, signed
+from zeromon.snapshot.focus import first_counted
 
 
 def memory_block(ranks: Sequence[RankSnapshot]) -> str:

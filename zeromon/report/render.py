@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds, printable
 from zeromon.readout.breakdown import (
     PART_NAMES,
     PARTS,
@@ -60,7 +61,6 @@ from zeromon.report.memory import by_role, memory_block, offload
 from zeromon.report.table import aligned_table, column_table, wrap_paragraph
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot, Setting, Severity, StepRange
 from zeromon.storage.run_store import About
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds, printable
 
 _MAX_RANKS = 32
 _MARKS = {Severity.CRITICAL: "!!", Severity.WARNING: " !", Severity.INFO: "  "}

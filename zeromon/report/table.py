@@ -4,8 +4,8 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
+from zeromon.base.units import printable
 from zeromon.readout.figures import Fields, Row
-from zeromon.units import printable
 
 _WIDTH, _MIN_WIDTH = 80, 16
 _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")

@@ -6,6 +6,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from zeromon.base.units import (
+    human_bytes,
+    human_calls,
+    human_count,
+    human_rate,
+    human_ratio,
+    human_seconds,
+    human_share,
+    signed,
+)
 from zeromon.diagnosis.flight import DIFFER, FlightFinding, RankCall
 from zeromon.report.table import Column, aligned_table, column_table, fitted_table
 from zeromon.snapshot import Capture, CaptureState, TraceCheck
@@ -24,16 +34,6 @@ from zeromon.traces.critical import CriticalPath
 from zeromon.traces.diff import MIN_FIGURE_SHARE, OF_CALLS, Row, TraceDiff, Usage, What
 from zeromon.traces.idle import IdleTime, StreamTime
 from zeromon.traces.products import overall_rates
-from zeromon.units import (
-    human_bytes,
-    human_calls,
-    human_count,
-    human_rate,
-    human_ratio,
-    human_seconds,
-    human_share,
-    signed,
-)
 
 _MAX_ROWS, _FIRST_ROWS = 10, 6
 

@@ -30,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zeromon.errors import RingError, RingVersionError, os_errors_as
+from zeromon.base.errors import RingError, RingVersionError, os_errors_as
 from zeromon.ring import ring_file
 from zeromon.ring.events import RECORD, RECORD_SIZE, Raw
 from zeromon.ring.ring_file import HEADER_SIZE, MAGIC

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from zeromon.errors import RingError, os_errors_as
+from zeromon.base.errors import RingError, os_errors_as
 from zeromon.ring.buffer import ring_file_size
 
 CORE = Path(__file__).resolve().parents[2]

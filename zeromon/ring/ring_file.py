@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from zeromon.errors import RingError, os_errors_as
+from zeromon.base.errors import RingError, os_errors_as
 from zeromon.ring.files import replace_file, replacing_file
 
 MAGIC = b"ZEROMON\0"

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zeromon.errors import RingError
+from zeromon.base.errors import RingError
 from zeromon.ring import paths
 from zeromon.ring.buffer import NameKind, RingReader, ring_file_size
 from zeromon.ring.codes import Kind

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zeromon.errors import RingError
+from zeromon.base.errors import RingError
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from zeromon.levels import Severity as Severity
 from zeromon.ring.codes import TextEnum
+from zeromon.snapshot.levels import Severity as Severity
 from zeromon.snapshot.memory import Pool
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from zeromon.levels import UNTIMED as UNTIMED_LEVEL
 from zeromon.ring.codes import TextEnum
-from zeromon.stats.bandwidth import overlap_ratio
+from zeromon.snapshot.bandwidth import overlap_ratio
+from zeromon.snapshot.levels import UNTIMED as UNTIMED_LEVEL
 
 RECENT_STEPS = 512
 """So many of a rank's last steps a snapshot has."""

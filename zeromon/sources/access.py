@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from zeromon.errors import CollectorError
+from zeromon.base.errors import CollectorError
 from zeromon.ring.tokens import signature_of
 
 ADDRESS, COOKIE = b"address", b"cookie"

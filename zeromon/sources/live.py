@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from zeromon.errors import (
+from zeromon.base.errors import (
     CaptureRefused,
     RunAmbiguous,
     RunNotFound,

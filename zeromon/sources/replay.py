@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from zeromon.errors import CaptureRefused, RunNotFound, SourceError
+from zeromon.base.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.base import Output, Playback, Source
 from zeromon.sources.live import runs_of_node
@@ -50,7 +50,7 @@ def reopen_run_source(run: str, is_gone: bool) -> Source | None:
 class ReplaySource(StoreSource):
     """A recorded run, from its first moment to its last.
 
-    Raises :class:`~zeromon.errors.RunNotFound` for a record without moments.
+    Raises :class:`~zeromon.base.errors.RunNotFound` for a record without moments.
     """
 
     relocatable = False

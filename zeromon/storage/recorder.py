@@ -15,14 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from zeromon.errors import RunNotFound, ZeromonError
+from zeromon.base.errors import RunNotFound, ZeromonError
+from zeromon.base.units import printable
 from zeromon.fold.lanes import LAG_STEPS, lanes_of_rings, node_clock_shifts
 from zeromon.ring import paths, slices
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
 from zeromon.snapshot.lanes import Lanes
 from zeromon.storage import snapshot_log, step_history
 from zeromon.storage.run_store import DEPTH, WHOLE_RUN, StepQuery
-from zeromon.units import printable
 
 _RANKS_A_SECOND = 32
 """Keeping snapshots of so many ranks every second costs a collector about 0.5 % of a core."""

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import msgspec
 
-from zeromon.errors import RingError, RunAmbiguous, RunNotFound, ZeromonError
+from zeromon.base.errors import RingError, RunAmbiguous, RunNotFound, ZeromonError
+from zeromon.base.units import with_usual_numbers
 from zeromon.readout.figures import mean_step_seconds
 from zeromon.readout.verdict import judge_run, state_and_cause
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file, replacing_file
 from zeromon.ring.paths import is_run_id as is_run_id
 from zeromon.snapshot import NOT_SEEN, RunSnapshot, Severity
-from zeromon.units import with_usual_numbers
 
 _KEEP = 50
 _RESERVE = ".reserve"
@@ -124,7 +124,7 @@ def _mark_run_unfinished(run: RunSnapshot) -> RunSnapshot:
 def open_run_folder(folder: Path, *, make: bool = False) -> AbstractContextManager[Path]:
     """Returns the folder of a run, for as long as something is written to it, as a path by a descriptor.
 
-    No link is followed to it. Raises :class:`~zeromon.errors.RingError` for one of another user.
+    No link is followed to it. Raises :class:`~zeromon.base.errors.RingError` for one of another user.
     """
     return paths.anchored_folder(folder, DEPTH, make=make)
 

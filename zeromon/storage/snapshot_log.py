@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from zeromon.errors import HistoryError, ZeromonError, os_errors_as
+from zeromon.base.errors import HistoryError, ZeromonError, os_errors_as
 from zeromon.ring import paths
 from zeromon.ring.files import replacing_file
 from zeromon.snapshot import RunSnapshot

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zeromon.errors import TraceError, os_errors_as
+from zeromon.base.errors import TraceError, os_errors_as
 from zeromon.ring.files import open_regular_file
 from zeromon.traces.plain_pickle import Shared, load_pickle
 

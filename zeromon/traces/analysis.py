@@ -18,8 +18,8 @@ import msgspec
 
 from zeromon.ring.codes import operation_by_name
 from zeromon.ring.events import Op
-from zeromon.stats.bandwidth import busbw, overlap_ratio
-from zeromon.stats.intervals import Interval, common_set, set_length, subtract_set, union_set
+from zeromon.snapshot.bandwidth import busbw, overlap_ratio
+from zeromon.snapshot.intervals import Interval, common_set, set_length, subtract_set, union_set
 from zeromon.traces.critical import CriticalPath
 from zeromon.traces.events import (
     STEP_MARK,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
-from zeromon.stats.intervals import Interval, common_set, set_length, subtract_set, union_set
-from zeromon.stats.noise import Estimate, half_width
+from zeromon.snapshot.intervals import Interval, common_set, set_length, subtract_set, union_set
+from zeromon.snapshot.noise import Estimate, half_width
 from zeromon.traces.analysis import operation_and_group
 from zeromon.traces.events import (
     STEP_MARK,

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from zeromon.errors import TraceError
+from zeromon.base.errors import TraceError
+from zeromon.base.units import with_usual_numbers
 from zeromon.ring.codes import ITEM_BYTES
 from zeromon.ring.files import open_regular_file
 from zeromon.traces.plain_pickle import load_pickle
-from zeromon.units import with_usual_numbers
 
 RANK_IN_NAME = re.compile(r"(\d{1,7})(?:\.[a-z]+)?$")
 DUMP_HINT = (

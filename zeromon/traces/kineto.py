@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from zeromon.errors import TraceError
+from zeromon.base.errors import TraceError
 from zeromon.ring.codes import ITEM_BYTES
 from zeromon.traces.analysis import kernel_operation, launching_call
 from zeromon.traces.critical import Blocking, HostStep, Sync

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from zeromon.errors import TraceError
+from zeromon.base.errors import TraceError
 
 Read = Callable[[int], bytes]
 """Returns the next bytes of a file, no more than so many; none at its end."""

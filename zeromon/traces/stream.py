@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from zeromon.errors import TraceError, os_errors_as
+from zeromon.base.errors import TraceError, os_errors_as
 from zeromon.ring.files import open_regular_file
 from zeromon.traces.events import TraceData
 

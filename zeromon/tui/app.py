@@ -14,12 +14,12 @@ from textual.binding import Binding, BindingType
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
-from zeromon.errors import ZeromonError
-from zeromon.focus import nearest_oom
-from zeromon.levels import Severity
+from zeromon.base.errors import ZeromonError
 from zeromon.readout.verdict import Verdict, judge_run
 from zeromon.report.render import render_run
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
+from zeromon.snapshot.focus import nearest_oom
+from zeromon.snapshot.levels import Severity
 from zeromon.sources.base import Source
 from zeromon.storage.run_store import Store
 from zeromon.tui.columns import csv_text, save_new_file, svg_without_fonts

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from zeromon.base.units import formula_safe_cell
 from zeromon.readout.figures import RATE, SECONDS, TEXT, Field, Fields, Unit
 from zeromon.tui.line import Line, Span, clean, fit, text_tail
-from zeromon.units import formula_safe_cell
 
 Row = TypeVar("Row")
 

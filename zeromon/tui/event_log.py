@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from zeromon.errors import ZeromonError
+from zeromon.base.errors import ZeromonError
+from zeromon.base.units import human_count
 from zeromon.readout.text import capture_text, finding_text, has_died, numbered_ranks, rank_prefix
 from zeromon.snapshot import CaptureState, Finding, RankSnapshot, RunSnapshot, Severity
 from zeromon.storage.run_store import open_run_folder
 from zeromon.tui.line import clean
-from zeromon.units import human_count
 
 _MAX_LISTED_RANKS = 8
 

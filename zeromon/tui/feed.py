@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from textual.message import Message
 
-from zeromon.errors import RunNotFound, ZeromonError
+from zeromon.base.errors import RunNotFound, ZeromonError
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.sources.base import Source
 from zeromon.storage.run_store import StepQuery

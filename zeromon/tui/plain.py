@@ -3,17 +3,17 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from zeromon.errors import RunNotFound, SourceError
-from zeromon.focus import nearest_oom
+from zeromon.base.errors import RunNotFound, SourceError
+from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot.focus import nearest_oom
 from zeromon.sources.base import Source
 from zeromon.tui.event_log import LogEntry, events_between_snapshots
 from zeromon.tui.feed import Reconnect
 from zeromon.tui.plots import step_of
 from zeromon.tui.status_text import clock
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
 
 
 def write_until_ended(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from zeromon.base.units import byte_scale, human_bytes, human_count
 from zeromon.readout import charts
 from zeromon.readout.charts import FAR, ChartSpec, Forecast, Read
 from zeromon.readout.figures import BYTES, RATIO
@@ -12,7 +13,6 @@ from zeromon.snapshot import RankSnapshot, StepSummary
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, Series, step_of as summary_of
 from zeromon.tui.display_options import WHOLE_RUN, DisplayOptions, format_three_digits, nice_ceiling
 from zeromon.tui.draw.chart import Curve, Plot
-from zeromon.units import byte_scale, human_bytes, human_count
 
 _MAX_KEPT_STEPS = 4096
 _UNSETTLED = 2  # ranks may differ in their newest steps, which are read again

@@ -3,16 +3,16 @@
 import time
 from collections.abc import Callable, Sequence
 
-from zeromon.focus import nearest_oom
-from zeromon.levels import OOM, Level
+from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.readout import throughput
 from zeromon.readout.figures import run_step_seconds
 from zeromon.readout.text import overhead_text, pause_seconds
 from zeromon.readout.verdict import exposed_severity, judge_run, risk_level, state_beside
 from zeromon.snapshot import RankSnapshot, Risk, RiskCause, RunSnapshot, Severity
+from zeromon.snapshot.focus import nearest_oom
+from zeromon.snapshot.levels import OOM, Level
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import Line, clean
-from zeromon.units import human_count, human_ratio, human_seconds
 
 
 def tone_of(value: float | None, level: Level) -> str:

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from zeromon.levels import IN_FLIGHT_SECONDS
+from zeromon.base.units import human_seconds
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.breakdown import RECORDED
 from zeromon.readout.figures import (
@@ -35,11 +35,11 @@ from zeromon.snapshot import (
     Severity,
     StepSummary,
 )
+from zeromon.snapshot.levels import IN_FLIGHT_SECONDS
 from zeromon.tui.columns import Column, Columns, column_of_field
 from zeromon.tui.event_log import LogEntry
 from zeromon.tui.line import Span, clean
 from zeromon.tui.status_text import clock, tone_of
-from zeromon.units import human_seconds
 
 # ---- ranks ---------------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from zeromon.levels import STALE_SECONDS
 from zeromon.readout.text import capture_text, pause_seconds, pause_text
 from zeromon.snapshot import RankSnapshot, RunSnapshot
+from zeromon.snapshot.levels import STALE_SECONDS
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.event_log import LogEntry, Mark
 from zeromon.tui.line import Line, clean

@@ -239,7 +239,7 @@ def start_in_run() -> Agent:
     A collector may remove the folder of a run that has ended between two calls here: it is made again.
     """
     import zeromon_agents.runtime.agent  # noqa: F401  # takes long, so before the folder is made
-    from zeromon.errors import RingError
+    from zeromon.base.errors import RingError
 
     for _ in range(_MAX_REMOVALS):
         folder = run_directory()

@@ -5,12 +5,12 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
+from zeromon.base.units import human_bytes, human_seconds
 from zeromon.readout.dimensions import pipeline_lines
 from zeromon.readout.figures import TRAFFIC
 from zeromon.readout.hang import hang_text
 from zeromon.readout.text import group_of, in_graphs
 from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon.units import human_bytes, human_seconds
 from zeromon_dashboard import figures
 from zeromon_dashboard.charts import empty_figure
 from zeromon_dashboard.page import Known, Page, Parts

@@ -6,12 +6,12 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import dcc, html
 
-from zeromon.focus import first_counted, nearest_oom
+from zeromon.base.units import human_bytes, human_count
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.charts import role_bands
 from zeromon.readout.text import UNATTRIBUTED_NAMES
 from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon.units import human_bytes, human_count
+from zeromon.snapshot.focus import first_counted, nearest_oom
 from zeromon_dashboard import figures
 from zeromon_dashboard.charts import empty_figure
 from zeromon_dashboard.page import Known, Page, Parts

@@ -5,7 +5,7 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
-from zeromon.focus import most_exposed
+from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.readout.charts import list_names
 from zeromon.readout.figures import (
     LAST_STEPS,
@@ -28,7 +28,7 @@ from zeromon.readout.text import (
 from zeromon.readout.throughput import how_far, progress_text, throughput_text, tokens_per_second
 from zeromon.readout.verdict import exposed_severity
 from zeromon.snapshot import RunSnapshot
-from zeromon.units import human_count, human_ratio, human_seconds
+from zeromon.snapshot.focus import most_exposed
 from zeromon_dashboard import figures
 from zeromon_dashboard.charts import empty_figure
 from zeromon_dashboard.page import Known, Page, Parts

@@ -4,11 +4,11 @@ from typing import Any
 
 import dash_mantine_components as dmc
 
+from zeromon.base.units import human_count
 from zeromon.readout.figures import EXPOSED, LATE, MAPPED, MEMORY, OVERLAP, RISK, STEP, WAITS
 from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import state_text, straggler_text
 from zeromon.snapshot import RunSnapshot
-from zeromon.units import human_count
 from zeromon_dashboard import figures
 from zeromon_dashboard.page import Known, Page, Parts, round_for_table
 from zeromon_dashboard.url_state import Route

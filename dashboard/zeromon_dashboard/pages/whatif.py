@@ -5,7 +5,7 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import dcc, html
 
-from zeromon.units import human_seconds
+from zeromon.base.units import human_seconds
 from zeromon_dashboard import figures
 from zeromon_dashboard.charts import MIB
 from zeromon_dashboard.page import Known, Page, Parts

@@ -25,7 +25,7 @@ from zeromon.readout.throughput import (
 )
 from zeromon.ring import slices
 from zeromon.ring.strategy import Strategy
-from zeromon.stats.noise import Estimate
+from zeromon.snapshot.noise import Estimate
 from zeromon.storage.step_history import frame_of_steps, readable_segment_tables
 
 STEPS = 12

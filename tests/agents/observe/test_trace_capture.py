@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 from support import LAUNCH, Node, train_command
 
-from zeromon.errors import CaptureRefused
+from zeromon.base.errors import CaptureRefused
 from zeromon.ring.events import TraceState
 from zeromon.snapshot import Capture, RunSnapshot
 from zeromon.traces.diff import OF_CALLS, Change, diff_samples, samples_of

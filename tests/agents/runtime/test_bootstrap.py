@@ -21,7 +21,7 @@ from support import (
     without_zeromon,
 )
 
-from zeromon.errors import RingError
+from zeromon.base.errors import RingError
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
 from zeromon_agents.runtime import bootstrap

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from records import keep
 
 from tools import TOOLS, Answers, Run, Shown, Tool
-from zeromon.units import human_bytes, human_seconds
+from zeromon.base.units import human_bytes, human_seconds
 
 ROOT = Path(__file__).resolve().parents[3]
 PEERS = ROOT / ".peers"

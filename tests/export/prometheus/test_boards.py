@@ -23,7 +23,7 @@ from prometheus_server import needs_promtool, promtool, series
 from zeromon.cli import main
 from zeromon.export.prometheus import rules
 from zeromon.fold.state import STEP_BUCKETS
-from zeromon.levels import EXPOSED, OOM
+from zeromon.snapshot.levels import EXPOSED, OOM
 
 FILES: dict[str, dict[str, Any]] = {board.uid: json.loads(document(board)) for board in BOARDS}
 PANELS = [

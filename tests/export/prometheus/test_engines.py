@@ -25,13 +25,13 @@ from prometheus_server import Prometheus, needs_prometheus, scrape
 from served import Fixed
 from support import free_port
 
+from zeromon.base.units import printable
 from zeromon.cli import main
 from zeromon.collector.http import start_http_server
 from zeromon.export.prometheus import rules
 from zeromon.export.prometheus.rules import AGGREGATES, recording_rule
 from zeromon.ring.tokens import user_token_file
 from zeromon.snapshot import HostMemory
-from zeromon.units import printable
 
 pytestmark = [
     needs_prometheus,

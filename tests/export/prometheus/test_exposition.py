@@ -23,12 +23,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from served import Fixed
 
+from zeromon.base.units import printable
 from zeromon.collector.daemon import Collector
 from zeromon.export.prometheus.exposition import Exposition, Writer
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.snapshot import Finding, RankSnapshot, Risk, RunSnapshot
 from zeromon.storage.run_store import Store
-from zeromon.units import printable
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 PARSERS: dict[str, Callable[[str], Iterable[Metric]]] = {

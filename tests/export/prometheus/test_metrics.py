@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from served import Fixed, get
 
+from zeromon.base.units import printable
 from zeromon.collector.http import start_http_server
 from zeromon.diagnosis.engine import advise
 from zeromon.export.prometheus.exposition import Writer
@@ -21,7 +22,6 @@ from zeromon.readout.verdict import Health as Verdict
 from zeromon.snapshot import CTRL_C, DETACHED, Finding
 from zeromon.sources.prometheus.client import Sample
 from zeromon.sources.prometheus.decode import rank_of, samples_by_rank
-from zeromon.units import printable
 
 
 def test_every_metric_is_exposed_under_its_name_in_text_and_openmetrics() -> None:

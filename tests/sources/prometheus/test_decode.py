@@ -16,7 +16,7 @@ import pytest
 from builders import rank
 from hypothesis import given, strategies as st
 
-from zeromon.errors import RunNotFound, SourceError, ZeromonError
+from zeromon.base.errors import RunNotFound, SourceError, ZeromonError
 from zeromon.readout.text import finding_text
 from zeromon.snapshot import Finding
 from zeromon.sources.http_client import unpack_gzip

@@ -16,8 +16,8 @@ from fleet import GROWING_RANK, LATE_RANK, Fleet
 from prometheus_server import Prometheus, needs_prometheus, scrape
 from support import Node, train_command, wait_for
 
+from zeromon.base.errors import RunNotFound, SourceError
 from zeromon.cli import main
-from zeromon.errors import RunNotFound, SourceError
 from zeromon.readout.breakdown import rank_parts
 from zeromon.readout.text import clock
 from zeromon.snapshot import RankSnapshot, RunSnapshot

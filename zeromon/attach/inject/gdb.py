@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from zeromon.attach.inject.elf import Target, wait_until_true
-from zeromon.errors import AttachRefused
+from zeromon.base.errors import AttachRefused
 
 _PATIENCE_SECONDS = 20.0
 _QUEUE_SECONDS = 2.0

@@ -29,7 +29,7 @@ from zeromon.attach.inject.elf import (
     waits_for_interpreter,
 )
 from zeromon.attach.inject.refusal import replaced_error
-from zeromon.errors import AttachRefused
+from zeromon.base.errors import AttachRefused
 
 _MAGIC = b"zeromon1"
 _DATA = struct.Struct("<8s8Q16s")

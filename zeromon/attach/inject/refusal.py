@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from zeromon.errors import AttachRefused
+from zeromon.base.errors import AttachRefused
 
 _PTRACE_BIT = 1 << 19
 START = "Start the run under zeromon: zeromon run -- COMMAND"

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
+from zeromon.base.units import human_bytes
 from zeromon.check.deepspeed.readers import ZERO, precision_of, stage_of
 from zeromon.check.problem import (
     AUTO,
@@ -16,7 +17,6 @@ from zeromon.check.problem import (
     load_schema,
     parse_number,
 )
-from zeromon.units import human_bytes
 
 NO_BF16 = ("v100", "v100-16", "t4")
 """Names of devices without units for bf16, as ``--gpu`` takes them."""

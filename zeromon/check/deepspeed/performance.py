@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
+from zeromon.base.units import human_bytes
 from zeromon.check.deepspeed.readers import ZERO, precision_of, stage_of
 from zeromon.check.problem import Config, Machine, Problem, is_on, parse_number
-from zeromon.units import human_bytes
 
 _MIN_BUCKET = 1_000_000
 _LARGE_SHARE = 0.1

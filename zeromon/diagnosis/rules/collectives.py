@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from zeromon.base.units import human_bytes, human_count, human_ratio
 from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
     AVERAGED,
@@ -15,7 +16,6 @@ from zeromon.diagnosis.rules.common import (
     worst_rank,
 )
 from zeromon.fold.communication import TINY_BYTES, tiny_call_shares
-from zeromon.levels import EXPOSED, Level
 from zeromon.readout.text import busiest_line
 from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
 from zeromon.ring.strategy import Framework, Strategy
@@ -27,7 +27,7 @@ from zeromon.snapshot import (
     Remedy,
     RunSnapshot,
 )
-from zeromon.units import human_bytes, human_count, human_ratio
+from zeromon.snapshot.levels import EXPOSED, Level
 
 _MANY_TINY = 16
 _NOTICEABLE = Level(0.03, EXPOSED.warning)

@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypedDict
 
+from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import as_number, setting_of
-from zeromon.focus import is_running_out, most_exposed, pool_of
-from zeromon.levels import AVOIDABLE
 from zeromon.memory.whatif import shorter_step_by
 from zeromon.ring.events import Phase
 from zeromon.ring.strategy import MODEL_PARALLEL, Framework, Strategy, dim_by_name
 from zeromon.snapshot import CollectiveStatsRow, ConfigFormat, Pool, RankSnapshot, RunSnapshot
+from zeromon.snapshot.focus import is_running_out, most_exposed, pool_of
+from zeromon.snapshot.levels import AVOIDABLE
 from zeromon.snapshot.step import settled_steps
-from zeromon.units import human_ratio, human_seconds
 
 MIN_STEPS = 20
 """A rank with fewer steps is not judged by its medians."""
@@ -64,7 +64,7 @@ def predicted_gain(run: RunSnapshot, shares: Gain, seconds: float, **change: Any
 
 
 def worst_rank(run: RunSnapshot) -> RankSnapshot | None:
-    """The most exposed rank, once it has enough steps to be judged by; see :mod:`zeromon.focus`."""
+    """The most exposed rank, once it has enough steps to judge by; see :mod:`zeromon.snapshot.focus`."""
     rank = most_exposed(run.ranks)
     is_ready = rank is not None and rank.steps >= MIN_STEPS and rank.step_seconds
     return rank if is_ready else None

@@ -4,6 +4,7 @@ import re
 import statistics
 from collections.abc import Iterable
 
+from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
     ACROSS_NODES,
@@ -15,8 +16,6 @@ from zeromon.diagnosis.rules.common import (
     waits_in_each_bucket,
     worst_rank,
 )
-from zeromon.focus import SETTLED_STEPS, most_exposed
-from zeromon.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
 from zeromon.readout.breakdown import own_seconds
 from zeromon.readout.dimensions import (
     bubble_text,
@@ -36,7 +35,8 @@ from zeromon.snapshot import (
     RunSnapshot,
     Severity,
 )
-from zeromon.units import human_ratio, human_seconds
+from zeromon.snapshot.focus import SETTLED_STEPS, most_exposed
+from zeromon.snapshot.levels import AVOIDABLE, EXPOSED, LATE, POOR_OVERLAP
 
 
 @rule("ZM309")

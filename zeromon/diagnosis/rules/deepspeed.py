@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from zeromon.base.units import human_bytes, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting_of
 from zeromon.diagnosis.rules.common import (
     ACROSS_NODES,
@@ -16,12 +17,11 @@ from zeromon.diagnosis.rules.common import (
     unsharded_bytes,
     worst_rank,
 )
-from zeromon.focus import SETTLED_STEPS
-from zeromon.levels import AVOIDABLE, Level
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, Severity
-from zeromon.units import human_bytes, human_ratio, human_seconds
+from zeromon.snapshot.focus import SETTLED_STEPS
+from zeromon.snapshot.levels import AVOIDABLE, Level
 
 _ROOM = 2
 """How many times what a change takes must be free: the next peak may be higher."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, rule
 from zeromon.diagnosis.rules.common import (
     ACROSS_NODES,
@@ -19,13 +20,12 @@ from zeromon.diagnosis.rules.common import (
     unsharded_bytes,
     worst_rank,
 )
-from zeromon.levels import AVOIDABLE
 from zeromon.memory.spec import ZeroStage
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, Strategy
 from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, Severity
-from zeromon.units import human_bytes, human_count, human_ratio, human_seconds
+from zeromon.snapshot.levels import AVOIDABLE
 
 _ON_NEED = 0.8
 """A gather that is exposed for this share of its time was issued when its unit was needed."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE
 from zeromon.diagnosis.stalls import find_stalls, severity_of_pause, worst_stall
 from zeromon.diagnosis.stragglers import widest_drift
-from zeromon.focus import first_failed, has_left, roles_of
 from zeromon.fold.pauses import STARTS
 from zeromon.readout.hang import hang_text, named_ranks
 from zeromon.readout.ledger import Checkpoints, checkpoints_of, unsaved_text
@@ -32,7 +32,7 @@ from zeromon.snapshot import (
     RunSnapshot,
     Severity,
 )
-from zeromon.units import human_count, human_ratio, human_seconds
+from zeromon.snapshot.focus import first_failed, has_left, roles_of
 
 _MAX_STALL_PLACES = 4
 

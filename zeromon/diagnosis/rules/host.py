@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import ANY, Match, Waits, as_number, rule
 from zeromon.diagnosis.rules.common import (
     MIB,
@@ -15,7 +16,6 @@ from zeromon.diagnosis.rules.common import (
     worst_rank,
 )
 from zeromon.diagnosis.rules.loop import find_slow_steps
-from zeromon.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE, HOST_BOUND
 from zeromon.readout.breakdown import (
     PART_NAMES,
     from_storage,
@@ -26,7 +26,7 @@ from zeromon.readout.breakdown import (
 )
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, LoadingRow, Pool, RankSnapshot, Remedy, RunSnapshot
-from zeromon.units import human_ratio, human_seconds
+from zeromon.snapshot.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE, HOST_BOUND
 
 _MIN_WAIT_SHARE = 0.10
 _FIRST_WORKERS = 4

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable
 
+from zeromon.base.units import human_bytes, human_count
 from zeromon.diagnosis.rule import Match, rule, setting_of
 from zeromon.diagnosis.rules.common import is_sharding_fsdp, next_stage
-from zeromon.levels import OOM
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import FORMATS, RECOMPUTED, ladder_of_risk
 from zeromon.memory.reconcile import unattributed_memory
@@ -22,7 +22,7 @@ from zeromon.snapshot import (
     Severity,
     WorkerMemory,
 )
-from zeromon.units import human_bytes, human_count
+from zeromon.snapshot.levels import OOM
 
 
 @rule("ZM201")

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.levels import UNTIMED
 from zeromon.readout.text import exposed_unknown, in_graphs, in_graphs_ratio, unread_text
 from zeromon.snapshot import RunSnapshot, Severity
+from zeromon.snapshot.levels import UNTIMED
 
 _MANY_BACKWARDS = 64
 """So many backward passes without an optimizer step are no usual accumulation of gradients."""

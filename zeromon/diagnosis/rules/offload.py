@@ -8,6 +8,7 @@ of its cgroup.
 from collections.abc import Iterable
 from dataclasses import replace
 
+from zeromon.base.units import human_bytes, human_rate, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting_of
 from zeromon.diagnosis.rules.common import (
     Gain,
@@ -19,8 +20,6 @@ from zeromon.diagnosis.rules.common import (
     share_of_step,
     worst_rank,
 )
-from zeromon.focus import SETTLED_STEPS, is_running_out
-from zeromon.levels import BLOCKED, Level
 from zeromon.memory.forecast import host_capacity_bytes
 from zeromon.memory.reconcile import host_model_bytes
 from zeromon.ring.events import Phase
@@ -35,7 +34,8 @@ from zeromon.snapshot import (
     Severity,
     TransferRow,
 )
-from zeromon.units import human_bytes, human_rate, human_ratio, human_seconds
+from zeromon.snapshot.focus import SETTLED_STEPS, is_running_out
+from zeromon.snapshot.levels import BLOCKED, Level
 
 _LAST_STEPS = 50
 _WARM_UP = 3

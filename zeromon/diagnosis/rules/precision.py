@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from zeromon.base.units import human_ratio
 from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
 from zeromon.diagnosis.rules.common import MIN_SHARE, MIN_STEPS, device_type
 from zeromon.ring.strategy import Framework
 from zeromon.snapshot import ConfigFormat, RankSnapshot, Remedy, RunSnapshot, Severity
-from zeromon.units import human_ratio
 
 _LAST_STEPS = 50
 _MIN_STORM_STEPS = 10

@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from zeromon.base.units import human_count
 from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
 from zeromon.diagnosis.rules.common import AVERAGED, MIN_STEPS
-from zeromon.levels import NORM_SPIKE, NORM_SPIKE_RATIO
 from zeromon.ring.events import Scalar
 from zeromon.ring.strategy import Dim, Framework, dim_by_name
 from zeromon.snapshot import (
@@ -19,7 +19,7 @@ from zeromon.snapshot import (
     Severity,
     StepSummary,
 )
-from zeromon.units import human_count
+from zeromon.snapshot.levels import NORM_SPIKE, NORM_SPIKE_RATIO
 
 # ---- NaN and infinity -------------------------------------------------------------------------------
 

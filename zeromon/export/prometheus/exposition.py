@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.utils import floatToGoString
 
+from zeromon.base.units import printable
 from zeromon.export.prometheus import metrics
 from zeromon.export.prometheus.metrics import Row, Spec, cumulative_buckets, rows_of
 from zeromon.snapshot import Health, RankSnapshot, RunSnapshot
-from zeromon.units import printable
 
 _FORGET_AFTER = 256
 GZIP_LEVEL = 1

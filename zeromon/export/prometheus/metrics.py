@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from zeromon.focus import death_cause, roles_of
 from zeromon.fold.state import STEP_BUCKETS
 from zeromon.memory.reconcile import unattributed_memory
 from zeromon.readout.dimensions import dim_busbw, dim_exposed, dim_groups, dim_totals
@@ -29,6 +28,7 @@ from zeromon.snapshot import (
     RunSnapshot,
 )
 from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.snapshot.focus import death_cause, roles_of
 
 Row = tuple[tuple[str, ...], float | None]
 RankRows = Callable[[RankSnapshot], Iterable[Row]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zeromon.levels import EXPOSED, LATE, OOM
+from zeromon.snapshot.levels import EXPOSED, LATE, OOM
 
 RANK = "instance, run, rank"
 """The labels that identify a rank."""
@@ -241,7 +241,7 @@ def _alerts_of_collectors(limits: Thresholds) -> tuple[Alert, ...]:
 def _alerts_of_time(limits: Thresholds) -> tuple[Alert, ...]:
     late = f'zeromon_finding{{rule="straggler", severity="warning"}} {ALIVE}'
     exposed = f"zeromon_exposed_communication_ratio%s {ALIVE}"
-    worst_rank = with_node_label(f"topk(1, {exposed % '{run=%q}'})")  # zeromon.focus
+    worst_rank = with_node_label(f"topk(1, {exposed % '{run=%q}'})")  # zeromon.snapshot.focus
     return (
         Alert(
             "ZeromonStraggler", "ZM309", "warning",

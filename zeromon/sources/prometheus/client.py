@@ -17,7 +17,8 @@ from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
-from zeromon.errors import SourceError
+from zeromon.base.errors import SourceError
+from zeromon.base.units import human_seconds, printable
 from zeromon.sources.access import is_loopback_host
 from zeromon.sources.http_client import (
     BrokenOff,
@@ -28,7 +29,6 @@ from zeromon.sources.http_client import (
     TooLarge,
     Unreachable,
 )
-from zeromon.units import human_seconds, printable
 
 TIMEOUT_SECONDS = 30.0
 _MAX_BYTES = 256 << 20

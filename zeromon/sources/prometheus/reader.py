@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TypeVar
 
-from zeromon.errors import ZeromonError
+from zeromon.base.errors import ZeromonError
 from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
 from zeromon.sources.live import LiveSource
 from zeromon.sources.prometheus import promql

@@ -10,7 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zeromon.errors import CaptureRefused, RunAmbiguous, RunNotFound, SourceError
+from zeromon.base.errors import CaptureRefused, RunAmbiguous, RunNotFound, SourceError
+from zeromon.base.units import human_count, human_seconds, printable
 from zeromon.ring.paths import is_run_id
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.lanes import Lanes
@@ -30,7 +31,6 @@ from zeromon.sources.prometheus.promql import Choice
 from zeromon.sources.prometheus.reader import MANY, Details, Reader, Reading, Wanted
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery
 from zeromon.storage.step_history import Series
-from zeromon.units import human_count, human_seconds, printable
 
 _REST = 8
 """The server is left alone for so many times as long as its answer took."""

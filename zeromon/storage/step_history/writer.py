@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from zeromon.errors import HistoryError, os_errors_as
+from zeromon.base.errors import HistoryError, os_errors_as
 from zeromon.ring import paths
 from zeromon.storage.step_history.parquet import (
     damage_errors,

@@ -8,13 +8,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from zeromon.base.units import human_seconds
 from zeromon.readout.breakdown import PHASES, RECORDED
 from zeromon.readout.text import exposed_part
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.lanes import LaneSpan, Stream
 from zeromon.tui.draw.bars import NUMBERS, style_half_cells
 from zeromon.tui.line import Line, Span, cells, fit
-from zeromon.units import human_seconds
 
 _ORDER = ("data_wait", *(phase for phase in PHASES if phase != "data_wait"))
 NOTHING: tuple[Span, Span] = (("·", "faint"), (" ", ""))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
+from zeromon.base.units import human_seconds
 from zeromon.readout.breakdown import PARTS
 from zeromon.readout.text import (
     arrival_of,
@@ -28,7 +29,6 @@ from zeromon.tui.screens.overview import legend_of_parts
 from zeromon.tui.screens.view import View
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import TimeAxis
-from zeromon.units import human_seconds
 
 STEPS = (1, 3, 10)
 """How many steps the key ``s`` chooses from."""

@@ -9,12 +9,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
-from zeromon.focus import most_exposed
+from zeromon.base.units import human_seconds
 from zeromon.readout.dimensions import mean_busbw, pipeline_lines, untimed_dimensions
 from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import in_graphs, node_lost, straggler_text
 from zeromon.report.communication import check_text
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
+from zeromon.snapshot.focus import most_exposed
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.draw.bars import stacked_bar
@@ -24,7 +25,6 @@ from zeromon.tui.tables import FLIGHTS, TRAFFIC, list_flights
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
 from zeromon.tui.widgets.table import Table
-from zeromon.units import human_seconds
 
 _MAX_PIPELINE_LINES = 4
 BY = ("unit", "op", "group", "dim", "phase")

@@ -7,8 +7,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
+from zeromon.base.errors import ZeromonError
 from zeromon.diagnosis.pages import find_page
-from zeromon.errors import ZeromonError
 from zeromon.readout.remedy import remedy_text
 from zeromon.snapshot import Finding
 from zeromon.tui.columns import TableExport

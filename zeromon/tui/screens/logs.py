@@ -6,6 +6,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.timer import Timer
 
+from zeromon.base.units import human_count
 from zeromon.tui.columns import TableExport
 from zeromon.tui.event_log import LogEntry
 from zeromon.tui.line import Line, clean, wrap_text
@@ -15,7 +16,6 @@ from zeromon.tui.status_text import clock
 from zeromon.tui.tables import NOTES
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page
-from zeromon.units import human_count
 
 _READ_SECONDS = 1.0
 

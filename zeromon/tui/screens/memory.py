@@ -7,8 +7,9 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.containers import Container
 
-from zeromon.focus import nearest_oom
+from zeromon.base.units import human_bytes, human_count, human_ratio
 from zeromon.snapshot import RankSnapshot, UnitRow
+from zeromon.snapshot.focus import nearest_oom
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.draw.bars import draw_gauge
@@ -20,7 +21,6 @@ from zeromon.tui.status_text import risk_line
 from zeromon.tui.tables import ROLES, RoleLine, role_lines
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page, Panel
-from zeromon.units import human_bytes, human_count, human_ratio
 
 _AXIS = 7
 

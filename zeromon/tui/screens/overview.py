@@ -6,13 +6,14 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from zeromon.focus import most_exposed_of
-from zeromon.levels import EXPOSED
+from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.readout import charts
 from zeromon.readout.breakdown import PART_NAMES, PARTS, exposed_is_known, rank_parts
 from zeromon.readout.figures import SPREAD_HEADS, spread_rows
 from zeromon.readout.text import finding_text, notes_of
 from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
+from zeromon.snapshot.focus import most_exposed_of
+from zeromon.snapshot.levels import EXPOSED
 from zeromon.tui import status_text
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import DisplayOptions
@@ -24,7 +25,6 @@ from zeromon.tui.screens.view import View
 from zeromon.tui.tables import MARKS, RANKS
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
-from zeromon.units import human_count, human_ratio, human_seconds
 
 _AXIS = 7
 _MAX_BARS = 12

@@ -7,6 +7,7 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
+from zeromon.base.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 from zeromon.readout import charts
 from zeromon.readout.breakdown import loading_text
 from zeromon.readout.figures import STEP, training_text
@@ -26,7 +27,6 @@ from zeromon.tui.status_text import risk_line
 from zeromon.tui.tables import STEPS, RankStep
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page, Panel
-from zeromon.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 
 _AXIS = 7
 

@@ -9,6 +9,7 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.timer import Timer
 
+from zeromon.base.units import human_count
 from zeromon.readout.figures import MAPPED, RATIO
 from zeromon.snapshot import FleetNode
 from zeromon.tui.columns import TableExport
@@ -20,7 +21,6 @@ from zeromon.tui.tables import NODES, RANKS
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
 from zeromon.tui.widgets.table import Table
-from zeromon.units import human_count
 
 _FOLLOWS_SECONDS = 0.1
 

@@ -7,6 +7,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.timer import Timer
 
+from zeromon.base.units import human_seconds
 from zeromon.readout.breakdown import PARTS, USUAL, step_parts
 from zeromon.snapshot import RankSnapshot
 from zeromon.tui.columns import TableExport
@@ -19,7 +20,6 @@ from zeromon.tui.screens.view import View
 from zeromon.tui.tables import STEPS, RankStep
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import TimeAxis
-from zeromon.units import human_seconds
 
 _LABEL = 10
 _STEPS_AT_FIRST = 12

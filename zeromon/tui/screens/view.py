@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input
 
-from zeromon.errors import ZeromonError
+from zeromon.base.errors import ZeromonError
 from zeromon.snapshot import FleetNode, Severity
 from zeromon.sources.base import Source
 from zeromon.tui import status_text

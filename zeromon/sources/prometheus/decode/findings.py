@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from zeromon.base.errors import RuleNotFound
+from zeromon.base.units import human_count
 from zeromon.diagnosis.pages import find_page
-from zeromon.errors import RuleNotFound
-from zeromon.focus import first_failed
 from zeromon.readout.text import rank_prefix
 from zeromon.snapshot import Finding, Hang, HangKind, RankSnapshot, Severity, Straggler
+from zeromon.snapshot.focus import first_failed
 from zeromon.sources.prometheus.client import Line
 from zeromon.sources.prometheus.decode.samples import Key, RankSamples
-from zeromon.units import human_count
 
 
 def findings_of(

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from zeromon.focus import HOST_OOM
 from zeromon.readout.text import silent_for
 from zeromon.ring.events import Phase
 from zeromon.snapshot import (
@@ -29,6 +28,7 @@ from zeromon.snapshot import (
     RoleRow,
     StepSummary,
 )
+from zeromon.snapshot.focus import HOST_OOM
 from zeromon.snapshot.ledger import Cause, LedgerRow, sum_by_cause
 from zeromon.sources.prometheus.decode.samples import Key, RankSamples
 

@@ -13,7 +13,6 @@ of the same length, so seconds decide only between equal shares.
 
 from collections.abc import Sequence
 
-from zeromon.levels import OOM
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,
@@ -25,6 +24,7 @@ from zeromon.snapshot import (
     Risk,
     RunSnapshot,
 )
+from zeromon.snapshot.levels import OOM
 
 SETTLED_STEPS = 10
 """A rank with fewer steps is compared only where no rank has more: first steps are exceptional."""

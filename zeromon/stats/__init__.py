@@ -1,1 +1,0 @@
-"""Arithmetic on intervals, noise of figures, and bandwidth. Pure."""
