@@ -26,7 +26,10 @@ from support import LAUNCH  # noqa: E402
 from vgpu.truth import Timeline  # noqa: E402
 from vgpu.truth_table import STRATEGIES, misses, render_row, run_cell  # noqa: E402
 
-SHAPES = {"device": ("--hidden", "1024", "--batch", "8192"), "launch": ("--hidden", "256")}
+SHAPES = {
+    "device": ("--hidden", "1024", "--batch", "8192"),
+    "launch": ("--hidden", "256", "--layers", "24"),
+}
 
 
 @dataclass(frozen=True)

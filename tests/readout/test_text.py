@@ -7,12 +7,12 @@ from html import unescape
 from typing import Any
 
 import pytest
-from builders import device_memory, rank, run
+from builders import device_memory, rank, run, summary
 
 from zeromon.base.units import human_count
 from zeromon.readout.hang import hang_headline, hang_text
 from zeromon.readout.remedy import effect_text, gain_text, remedy_text
-from zeromon.readout.text import finding_text, memory_unknown, straggler_text
+from zeromon.readout.text import finding_text, memory_unknown, overlap_unknown, straggler_text
 from zeromon.report.memory import memory_block
 from zeromon.report.render import render_run
 from zeromon.snapshot import Finding, Fleet, Hang, Remedy, RunSnapshot, Straggler
@@ -169,3 +169,13 @@ def test_what_an_allocator_does_not_count_is_said(kind: str, known: bool, text: 
 
 def test_a_count_that_is_unknown_is_not_zero() -> None:
     assert (human_count(-1), human_count(0)) == ("n/a", "0")
+
+
+def test_an_unknown_overlap_has_a_reason() -> None:
+    """Unknown is never a bare n/a: on a device the host can be too late to see a collective end."""
+    unseen = rank(exposed_ratio=0.2, overlap_ratio=None, recent=(summary(1, communication_ns=-1),))
+    silent = replace(unseen, recent=(summary(1, communication_ns=0, exposed_ns=0),))
+    assert overlap_unknown(unseen) == "the end of its collectives is not seen"
+    assert overlap_unknown(silent) == "no communication"
+    assert overlap_unknown(replace(unseen, overlap_ratio=0.5)) == ""
+    assert overlap_unknown(replace(unseen, exposed_ratio=None)) == ""

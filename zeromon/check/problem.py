@@ -206,9 +206,7 @@ def as_sarif(problems: Iterable[Problem]) -> dict[str, Any]:
                     }
                 },
                 "columnKind": "unicodeCodePoints",
-                "results": [
-                    _sarif_result(problem, used.index(problem.code)) for problem in results
-                ],
+                "results": [_sarif_result(p, used.index(p.code)) for p in results],
             }
         ],
     }

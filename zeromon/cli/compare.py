@@ -149,9 +149,7 @@ def _memory_chart(compared: Comparison, width: int) -> list[str]:
                 foot=(f"step {human_count(first_step)}", human_count(last_step)))  # fmt: skip
     wide = min(width - 2, _CHART_COLUMNS)
     drawn = [draw_legend(plot, wide), *draw_chart(plot, wide, _CHART_ROWS)]
-    return [
-        "\n".join([course_title(compared), *(f"  {plain_text(row)}".rstrip() for row in drawn)])
-    ]
+    return ["\n".join([course_title(compared), *(f"  {plain_text(r)}".rstrip() for r in drawn)])]
 
 
 def _wrap_text(sentence: str, mark: str, width: int) -> str:

@@ -337,8 +337,6 @@ def warnings_for_command(command: list[str]) -> list[str]:
             " opentelemetry-instrument zeromon run -- ..."
         )
     script = next((i for i, arg in enumerate(command) if arg.endswith(".py")), len(command))
-    if any(arg in ("-I", "-E", "-S") for arg in command[1:script]) and names[0].startswith(
-        "python"
-    ):
+    if {"-I", "-E", "-S"} & set(command[1:script]) and names[0].startswith("python"):
         warnings.append("python -I, -E and -S ignore sitecustomize: this process is not watched")
     return warnings

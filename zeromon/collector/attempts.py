@@ -256,9 +256,7 @@ class Launched:
     @property
     def is_settling(self) -> bool:
         """True if more may become known of how a process ended."""
-        return any(
-            waiting.died_ns and not waiting.has_settled for waiting in self._waiting.values()
-        )
+        return any(w.died_ns and not w.has_settled for w in self._waiting.values())
 
     def look(self, reported: Collection[int], now_ns: int) -> None:
         """Finds new processes; forgets those of *reported*, by pid."""

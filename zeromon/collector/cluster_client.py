@@ -312,9 +312,7 @@ class ClusterSync:
         if shift is None:
             return report
         joints = [self._joints.popleft() for _ in range(min(_MAX_JOINTS, len(self._joints)))]
-        report.groups, report.joints = pack_groups(
-            to_leader_clock(joint, shift) for joint in joints
-        )
+        report.groups, report.joints = pack_groups(to_leader_clock(j, shift) for j in joints)
         asked_groups = self._reply.asked if self._reply is not None else ()
         report.peers = peer_rank_updates(self._peers, asked_groups, now_ns, shift)
         return report

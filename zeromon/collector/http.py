@@ -107,9 +107,7 @@ class Application:
             "/api/runs": self._runs,
         }
         self._posts: dict[str, Handler] = {
-            "/api/trace": lambda environ, respond: self._start_action(
-                environ, respond, self._trace
-            ),
+            "/api/trace": lambda environ, reply: self._start_action(environ, reply, self._trace),
             "/api/try": lambda environ, respond: self._start_action(environ, respond, self._try),
             "/api/exchange": self._exchange,
         }

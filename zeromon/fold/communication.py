@@ -210,9 +210,7 @@ def traffic_rows(
         )
         for key, item in traffic.items()
     ]
-    stats_rows = [
-        row for row in stats_rows if row.calls >= _MIN_CALLS or row.exposed_seconds > 1e-6
-    ]
+    stats_rows = [r for r in stats_rows if r.calls >= _MIN_CALLS or r.exposed_seconds > 1e-6]
     return tuple(sorted(stats_rows, key=lambda row: -row.exposed_seconds)[:MAX_ROWS])
 
 

@@ -55,9 +55,7 @@ def _hang_cause_text(run: RunSnapshot, hang: Hang, locate: Callable[[RankSnapsho
         waits = (f"{named_ranks(h.waiting)} in {h.op} of {_short_group_name(h)}" for h in circle)
         return f"{hang.kind}: {', '.join(waits)}{_who_is_ahead(run, _calls_in_hangs(run, circle))}"
     if hang.pause and locate is _location_of_rank:
-        paused = next(
-            (rank for rank in run.ranks if rank.rank in hang.missing and rank.stack), None
-        )
+        paused = next((r for r in run.ranks if r.rank in hang.missing and r.stack), None)
         return f"{hang.pause} ({locate(paused)})" if paused is not None else hang.pause
     activities = {peer.rank: peer.doing for peer in run.away}
     activities |= {rank.rank: locate(rank) for rank in run.ranks if rank.rank in hang.missing}

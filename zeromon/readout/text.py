@@ -293,6 +293,14 @@ def exposed_unknown(rank: RankSnapshot) -> str:
     return "no step has been timed yet"
 
 
+def overlap_unknown(rank: RankSnapshot) -> str:
+    """Why the overlap of *rank* is unknown; "" where it is known, or its exposed time is not either."""
+    if rank.overlap_ratio is not None or rank.exposed_ratio is None:
+        return ""
+    ends_unseen = any(step.communication_ns < 0 for step in rank.recent if step.timed)
+    return "the end of its collectives is not seen" if ends_unseen else "no communication"
+
+
 def memory_unknown(rank: RankSnapshot) -> str:
     """Which figures of the device's allocator are unknown, and why; "" where none is, and on a CPU."""
     kind = rank.process.get("allocator", "")

@@ -65,9 +65,7 @@ class Communication(View):
     def _rows(self, rank: RankSnapshot) -> list[CollectiveStatsRow]:
         """The rows that contain all words of the filter."""
         terms, names = self._text.lower().split(), attrgetter(*BY)
-        rows = [
-            row for row in rank.traffic if all(w in " ".join(names(row)).lower() for w in terms)
-        ]
+        rows = [r for r in rank.traffic if all(w in " ".join(names(r)).lower() for w in terms)]
         return sum_rows_by_field(rows, BY[self._by])
 
     def draw(self, model: ViewModel) -> None:

@@ -12,7 +12,14 @@ from zeromon.readout import charts
 from zeromon.readout.breakdown import loading_text
 from zeromon.readout.figures import STEP, training_text
 from zeromon.readout.ledger import checkpoint_text, startup_parts_text
-from zeromon.readout.text import doing, exposed_unknown, group_of, in_graphs, overhead_text
+from zeromon.readout.text import (
+    doing,
+    exposed_unknown,
+    group_of,
+    in_graphs,
+    overhead_text,
+    overlap_unknown,
+)
 from zeromon.report import communication, memory, render
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
 from zeromon.tui.columns import TableExport
@@ -101,6 +108,7 @@ def rank_page(
                ("exposed", f"{human_seconds(rank.exposed_seconds)} ({human_ratio(rank.exposed_ratio)})"),
                ("overlap", human_ratio(rank.overlap_ratio))),
         *([[("exposed    n/a: ", "dim"), (reason, "")]] if (reason := exposed_unknown(rank)) else []),
+        *([[("overlap    n/a: ", "dim"), (reason, "")]] if (reason := overlap_unknown(rank)) else []),
         *([[("untimed    ", "dim"), (graphs, "")]] if (graphs := in_graphs(rank)) else []),
         *([[("training   ", "dim"), (training_text(rank), "")]] if rank.scalars else []),
         _pairs(("late", human_seconds(rank.late_seconds)), ("waits", human_seconds(rank.wait_seconds)),
