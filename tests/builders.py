@@ -355,7 +355,7 @@ def arrival(
 
 def arrived(skew: ArrivalSkew, rank: int, members: int, one: Arrival, size: int = 0) -> None:
     """The arrival of *rank*; *members* of the *size* ranks of group "g" are on this node."""
-    skew.all_arrived(rank, {one.group: ("g", members, size)}, (one,))
+    skew.record_arrivals(rank, {one.group: ("g", members, size)}, (one,))
 
 
 def short_of_cpus(share: float, **facts: Any) -> Pressure:

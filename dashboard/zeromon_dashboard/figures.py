@@ -566,9 +566,7 @@ def _step_name_labels(lanes: Lanes) -> list[dict[str, Any]]:
 
 def _late_arrival_arrows(lanes: Lanes, rows: Sequence[_Row]) -> list[dict[str, Any]]:
     """From the first rank of a collective to the last one, where the difference is largest."""
-    late = [
-        arrival for arrival in lanes.arrivals if arrival.at_ns - arrival.first_ns >= _MIN_LATE_NS
-    ]
+    late = [a for a in lanes.arrivals if a.at_ns - a.first_ns >= _MIN_LATE_NS]
     late.sort(key=lambda arrival: arrival.first_ns - arrival.at_ns)
     arrows = []
     for arrival in late[:_MAX_ARROWS]:

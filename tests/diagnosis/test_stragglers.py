@@ -266,7 +266,7 @@ def test_of_a_ring_that_is_read_at_once_the_newest_calls_are_matched() -> None:
             (n, (10 * n + 5) * MS, word, 4, 10 * n * MS + late, 0, n, n) for n in range(1, 12_001)
         ]
         fold_records(state, calls)
-        skew.all_arrived(number, {1: ("g", 2, 2)}, state.arrivals)
+        skew.record_arrivals(number, {1: ("g", 2, 2)}, state.arrivals)
     assert len(states[0].arrivals) == MAX_ARRIVALS
     (row,) = states[0].traffic.values()
     assert skew.late_seconds(1) == 0  # nobody was blocked

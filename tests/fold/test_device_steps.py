@@ -178,7 +178,7 @@ def test_the_end_of_a_backward_is_the_arrival_at_what_the_reducer_sends() -> Non
             reached_ms * MS, 12,
         )  # fmt: skip
         states.append(folded([ANNOUNCED, step(1, 0, 4), reduced, on_device(step(1, 0, 100))]))
-        skew.all_arrived(rank, {1: ("dp", 2, 2)}, states[-1].arrivals)
+        skew.record_arrivals(rank, {1: ("dp", 2, 2)}, states[-1].arrivals)
     assert skew.late_seconds(1) == 0.03 and skew.late_seconds(0) == 0
     assert skew.wait_seconds(0) == 0.03
     (row,), (other,) = (summarize_rank(state).traffic for state in states)
@@ -285,6 +285,6 @@ def test_clocks_that_disagree_make_no_rank_late() -> None:
             600 * MS, Op.ALL_REDUCE, Phase.BACKWARD, Flag.DEVICE, 0, MS, 1, 3, reached_ms * MS, 12
         )
         state = folded([ANNOUNCED, step(1, 0, 4), waited])
-        skew.all_arrived(rank, {1: ("dp", 2, 2)}, state.arrivals)
+        skew.record_arrivals(rank, {1: ("dp", 2, 2)}, state.arrivals)
     late = [skew.late_seconds(rank) for rank in range(2)]
     assert all(seconds is not None and seconds <= 0.001 for seconds in late)

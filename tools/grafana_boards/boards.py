@@ -293,7 +293,7 @@ _OF_RUN = Dashboard(
                    (f'max(zeromon_training_scalar{{{_RUN}, name="grad_norm"}})', "norm")),
         )),
         Row("Health of zeromon", (
-            _lines("Records lost", "none", "Records that were overwritten before they were read, all ranks; counts are then too low.",
+            _lines("Records lost", "none", "Records that were overwritten or damaged before they were read, all ranks; counts are then too low.",
                    (f"sum(zeromon_events_dropped_total{{{_RUN}}})", "records")),
             _lines("Hook errors", "none", "Errors inside the agent's hooks; training is not affected.",
                    (f"sum(zeromon_agent_errors_total{{{_RUN}}})", "errors")),

@@ -465,7 +465,7 @@ class RunFollower:
                 ranks = state.groups.get(group, {}).get("ranks", ())
                 local = len(local_ranks.intersection(ranks))
                 groups[group] = group_id(state, group), local, len(ranks)
-            self._skew.all_arrived(state.rank, groups, state.arrivals)
+            self._skew.record_arrivals(state.rank, groups, state.arrivals)
             state.arrivals.clear()
 
     def _summarize_ranks(

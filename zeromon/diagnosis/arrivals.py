@@ -56,7 +56,7 @@ class StepSkew:
 
 
 NEVER: Final = -(1 << 62)
-FAR: Final = 1 << 62
+END_OF_TIME_NS: Final = 1 << 62
 
 
 class PartialArrival(NamedTuple):
@@ -96,7 +96,7 @@ class MatchedCollective(NamedTuple):
 
 
 class ArrivalSkew:
-    """Matches arrivals. :meth:`arrived` and :meth:`record_match` change it; the others only read."""
+    """Matches arrivals. :meth:`record_arrivals` and :meth:`record_match` change it."""
 
     def __init__(self) -> None:
         self.steps: OrderedDict[int, StepSkew] = OrderedDict()
@@ -110,7 +110,7 @@ class ArrivalSkew:
         self._waiting: dict[tuple[str, int], Members] = {}
         """Collectives that all ranks of this node are in, until the leader answers."""
 
-    def all_arrived(
+    def record_arrivals(
         self, rank: int, groups: dict[int, tuple[str, int, int]], arrivals: Iterable[Arrival]
     ) -> None:
         """Records arrivals of *rank*; *groups*: id -> name, members on this node, and in all."""
@@ -217,7 +217,7 @@ class ArrivalSkew:
 def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
     """Summarizes the arrivals of one node's ranks in one collective."""
     last_rank, sequence, first_ns, transfer = -1, 0, 0, 0
-    at, before_ns, last_waits, others_wait = NEVER, NEVER, FAR, FAR
+    at, before_ns, last_waits, others_wait = NEVER, NEVER, END_OF_TIME_NS, END_OF_TIME_NS
     for rank, call in inside.items():
         waits, start, lasted = (call.waits_from_ns, call.issued_ns, call.ended_ns - call.issued_ns)
         waits = max(waits, start)
@@ -255,7 +255,7 @@ def matched_collective(partials: Sequence[PartialArrival]) -> MatchedCollective:
     last_node = max(partials, key=lambda partial: partial.last_ns)
     other_nodes = [partial for partial in partials if partial is not last_node]
     others_ns = max((partial.last_ns for partial in other_nodes), default=NEVER)
-    waits = min((partial.waits_ns for partial in other_nodes), default=FAR)
+    waits = min((partial.waits_ns for partial in other_nodes), default=END_OF_TIME_NS)
     since_ns = max(others_ns, last_node.before_ns, min(waits, last_node.others_wait_ns))
     return MatchedCollective(
         group=last_node.group,

@@ -38,9 +38,9 @@ class FindingMemory:
     def shown(self, run: RunSnapshot, holding_now: Iterable[Finding]) -> tuple[Finding, ...]:
         """Returns what to show of *run*, of which *holding_now* holds; the most urgent first.
 
-        A finding comes at once and goes :data:`LINGER_SECONDS` after it held last. A rule that holds now
-        for another rank is not shown for the rank before. What was shown while every rank lived stays
-        after the end, with the time of the end. Stalls do not: a snapshot says what stalled to its end.
+        A finding comes at once and goes :data:`LINGER_SECONDS` after it held last. When a rule moves
+        to another rank, the finding of the first disappears at once. What was shown while every rank
+        lived stays after the end, with the time of the end. Stalls do not: a snapshot says what stalled.
         """
         clock, current = (run.taken_wall, {(f.rule, f.rank): f for f in holding_now})
         ceased = {rule for rule, _ in current} | STALLS

@@ -2,8 +2,8 @@
 
 A rank is a straggler when it arrived last in most matched steps of the window, its median delay is
 at least :data:`~zeromon.snapshot.levels.LATE` of a step, and a reason covers half of that delay: phases
-that take it longer than the others, or its host or device. What a lack of CPUs explains moves between
-identical ranks, so the rank has to be late for :data:`~zeromon.snapshot.levels.UNSTEADY_SECONDS` then.
+that take it longer than the others, or its host or device. A shortage of CPUs hits
+identical ranks in turn: such a rank counts after :data:`~zeromon.snapshot.levels.UNSTEADY_SECONDS`.
 """
 
 import statistics
@@ -21,7 +21,7 @@ from zeromon.snapshot.intervals import union_length
 from zeromon.snapshot.levels import (
     LATE,
     LATE_STEPS,
-    REASON,
+    MIN_EXPLAINED_SHARE,
     UNSTEADY_SECONDS,
     WINDOW_SECONDS,
     WINDOW_STEPS,
@@ -57,7 +57,9 @@ def find_stragglers(
         turns = _merge_turns(steps, every)
         if len(turns) < WINDOW_STEPS:
             return ()
-        straggler = _of_turns(by_rank, turns, every * step_seconds, node_of, every * error_seconds)
+        straggler = _find_late_rank_or_node(
+            by_rank, turns, every * step_seconds, node_of, every * error_seconds
+        )
         if straggler is not None:
             is_early = straggler.since_step < _WARM_UP + 1 + _SETTLING
             if is_early and not _spans_seconds(turns, WINDOW_SECONDS):
@@ -90,7 +92,7 @@ def _merge_turns(steps: _Steps, every: int) -> _Steps:
     return turns
 
 
-def _of_turns(
+def _find_late_rank_or_node(
     by_rank: dict[int, RankSnapshot],
     steps: _Steps,
     step_seconds: float,
@@ -173,7 +175,7 @@ def _explain_straggler(
     if mine is None:
         return replace(straggler, node=node_of(rank))
     peers = [r for r in by_rank.values() if r.rank != rank]
-    min_share = REASON * straggler.share
+    min_share = MIN_EXPLAINED_SHARE * straggler.share
     phases, longer = longer_phases(mine, peers, min_share * (mine.step_seconds or 0.0))
     lacks = lack_of_cpus(mine, peers, min_share)
     reason = lacks or hardware_cause(mine, peers)
@@ -203,7 +205,7 @@ def _late_ns(late: ByRank, counts: Callable[[int], bool]) -> int:
     return union_length(chain.from_iterable(late[rank] for rank in late if counts(rank)))
 
 
-_LATE_ENOUGH: Final = 0.55
+_ONSET_SHARE: Final = 0.55
 """A step that is late by this share of the usual delay counts neither for nor against the lateness."""
 
 
@@ -213,7 +215,7 @@ def since_step(steps: _Steps, late_ns: Callable[[StepSkew], int], usual_ns: floa
     A step fits by how far it is above :data:`_LATE_ENOUGH` of *usual_ns*, and more than *usual_ns* does
     not fit better: one pause does not make up for steps without lateness.
     """
-    fits = [min(1.0, late_ns(s) / usual_ns) - _LATE_ENOUGH for _, s in reversed(steps)]
+    fits = [min(1.0, late_ns(s) / usual_ns) - _ONSET_SHARE for _, s in reversed(steps)]
     sums = list(accumulate(fits))
     return steps[-1 - max(range(len(sums)), key=sums.__getitem__)][0]
 

@@ -140,9 +140,7 @@ def ring_events(ring: RingEvents, first_us: int) -> Iterator[TraceEvent]:
     for kind, (first_thread, title) in _THREADS.items():
         for thread, slices in enumerate(spread_over_lanes(kinds[kind])[:_LANES], first_thread):
             yield _name_event("thread_name", ring.rank, thread, name=title)
-            yield from (
-                _slice_event(ring.rank, thread, title, trace_slice) for trace_slice in slices
-            )
+            yield from (_slice_event(ring.rank, thread, title, span) for span in slices)
 
 
 def _sample_events(ring: RingEvents, e: Event, at: float) -> Iterator[TraceEvent]:

@@ -1,7 +1,7 @@
 """A run for TensorBoard and for Weights & Biases: the scalars of each step and rank, and the ledger.
 
 Both are used only when they are installed, and an export asks neither to reach a network. What a live
-run gets (:mod:`zeromon.export.trackers`) has the same figures under the same names.
+run gets has the same figures under the same names.
 """
 
 import importlib

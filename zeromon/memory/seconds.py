@@ -1,7 +1,7 @@
 """Predicts the seconds of a training step: compute, communication, offload, optimizer. Pure.
 
 A step is the sum of its parts; communication counts with what compute does not hide, as the schedule
-has it (:mod:`zeromon.memory.seconds`). Forward takes 2 FLOPs a parameter and token, and the scores of
+has it (:func:`exposed_by_unit`). Forward takes 2 FLOPs a parameter and token, and the scores of
 attention; backward twice as many (Chowdhery et al. 2022, arXiv 2204.02311, appendix B). Checkpointing
 repeats forward: a third more (Korthikanti et al. 2022, arXiv 2205.05198, section 5). Bytes on a link are
 those of ring collectives (Rajbhandari et al. 2020, arXiv 1910.02054, section 7). Copies into and out of

@@ -289,15 +289,15 @@ class RingReader:
         *final* says that the writer is dead: a record it never finished is stepped over at once
         instead of being waited for.
         """
-        return itertools.chain.from_iterable(self._runs(final=final))
+        return itertools.chain.from_iterable(self._record_batches(final=final))
 
-    def _runs(self, *, final: bool) -> Iterator[Iterable[Raw]]:
+    def _record_batches(self, *, final: bool) -> Iterator[Iterable[Raw]]:
         self._prove_mapped_size()
         capacity = self.header.capacity
         while True:
             slot = self._next & (capacity - 1)
             expected = list(range(self._next, self._next + min(_CHUNK, capacity - slot)))
-            whole_count = self._whole(slot, expected)
+            whole_count = self._count_whole_records(slot, expected)
             if whole_count == len(expected):
                 yield self._read_record_run(slot, expected)
                 continue
@@ -309,7 +309,7 @@ class RingReader:
             elif not self._step_over_hole(final=final):
                 return
 
-    def _whole(self, slot: int, expected: list[int]) -> int:
+    def _count_whole_records(self, slot: int, expected: list[int]) -> int:
         """How many of the *expected* records at *slot* the writer has finished, without a gap."""
         count = len(expected)
         tails = self._tails[slot * 16 + 14 : (slot + count) * 16 : 16].tolist()

@@ -1,6 +1,6 @@
 """The file of a ring, and the memory that it names.
 
-A live ring is a segment of shared memory (:mod:`zeromon.ring.ring_file`), and its file has the segment's
+A live ring is a segment of shared memory (:class:`Segment`), and its file has the segment's
 id: what happens to the file does not reach the writer. The segment has the file's path, so that it is
 found where the file is damaged. The file itself is the ring, and is mapped, where the kernel has no
 such memory or the readers are in another IPC namespace; so are the copies of ended runs.

@@ -2,7 +2,7 @@
 
 Collector, dashboard and MCP over HTTP answer nobody without a token, also on loopback: every user of a
 node reaches its ports. A server takes the *job token* where the user has set one (``ZEROMON_TOKEN``),
-which also signs what nodes tell each other (:mod:`zeromon.ring.tokens`), else the *user token*, a
+which also signs what nodes tell each other, else the *user token*, a
 random one in a file that only this user can read.
 
 A training command does not inherit ``ZEROMON_TOKEN``: children, core dumps and libraries that log their

@@ -85,7 +85,7 @@ WINDOW_SECONDS = 5.0
 LATE_STEPS = 0.8
 """The share of these steps in which a straggler arrives last."""
 
-REASON = 0.5
+MIN_EXPLAINED_SHARE = 0.5
 """The share of a delay that its reason has to cover."""
 
 UNSTEADY_SECONDS = 30.0

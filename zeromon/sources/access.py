@@ -1,7 +1,7 @@
 """Which HTTP requests collector, dashboard and MCP server refuse. Pure.
 
 All servers use this one check. It stands beside the client's half of the same agreement, the token that
-:mod:`zeromon.sources.live` sends, in the highest room that all servers may import.
+:mod:`zeromon.sources.live` sends, in the topmost package that all servers may import.
 """
 
 import hmac

@@ -106,7 +106,7 @@ def _rank_messages(old: RankSnapshot | None, new: RankSnapshot) -> Iterator[str]
         yield f"agent: {human_count(errors)} errors in hooks; training is not affected"
     dropped = new.dropped - (old.dropped if old is not None else 0)
     if dropped > 0:
-        yield f"agent: {human_count(dropped)} records were overwritten before they were read"
+        yield f"agent: {human_count(dropped)} records were overwritten or damaged before they were read"
     if new.unseen and (old is None or new.unseen != old.unseen):
         names = ", ".join(new.unseen)
         yield f"agent: this version of the framework lacks {names}: not observed"

@@ -58,7 +58,7 @@ def snapshots(rings: list[Path], ends_ns: list[int]) -> list[RunSnapshot]:
             state = follower.state
             fold_records(state, part[number])
             groups = {group: (group_id(state, group), 2, 2) for group in state.groups}
-            skew.all_arrived(state.rank, groups, state.arrivals)
+            skew.record_arrivals(state.rank, groups, state.arrivals)
             state.arrivals.clear()
         ranks = [summarize_rank(follower.state) for follower in followers]
         base = run(*ranks, stragglers=find_stragglers(skew, ranks))

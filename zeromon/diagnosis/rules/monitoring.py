@@ -52,7 +52,8 @@ def events_dropped(run: RunSnapshot) -> Iterable[Match]:
     """The collector came too late for records of a ring."""
     for rank in run.ranks:
         if rank.dropped:
-            yield Match(f"{rank.dropped} records were overwritten before they were read", rank.rank)
+            evidence = f"{rank.dropped} records were overwritten or damaged before they were read"
+            yield Match(evidence, rank.rank)
 
 
 @rule("ZM006", severity=Severity.WARNING)

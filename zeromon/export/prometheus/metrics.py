@@ -403,7 +403,7 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_oom_steps_left", "gauge", "steps", "Steps until the memory capacity is reached; absent without a trend.",
          ("pool", "cause"), _by_rank(lambda r: (((k.pool, k.cause), k.steps_left) for k in r.risks if r.alive and k.steps_left is not None))),
     Spec("zeromon_finding", "gauge", "bool", "1 for each present finding; zeromon rule explains a rule.", ("rule", "severity"), _finding_rows, lasting=True),
-    Spec("zeromon_events_dropped_total", "counter", "records", "Records of the rank that were overwritten before the collector read them.", (), _one_value(lambda r: r.dropped)),
+    Spec("zeromon_events_dropped_total", "counter", "records", "Records of the rank that were overwritten or damaged before the collector read them.", (), _one_value(lambda r: r.dropped)),
     Spec("zeromon_agent_errors_total", "counter", "errors", "Errors inside the agent's hooks; training is not affected.", (), _one_value(lambda r: r.errors)),
     Spec("zeromon_agent_accounted_overhead_ratio", "gauge", "ratio", "Cost of the agent as a share of the last minute, estimated by its calls, records and samples.", (), _one_value(lambda r: r.accounted_overhead_ratio)),
     Spec("zeromon_agent_overhead_ratio", "gauge", "ratio", "Cost of the agent: duration of steps with hooks over control steps, minus 1; compare it with its noise.", (), _one_value(lambda r: r.overhead_ratio)),

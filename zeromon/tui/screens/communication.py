@@ -152,9 +152,7 @@ def arrival_lines(
             rows += wrap_text(node_lost(node), width, "bad")
     for sentence in pipeline_lines(run)[:_MAX_PIPELINE_LINES]:
         rows += wrap_text(sentence, width, "dim")
-    timed = [
-        rank for rank in ranks if rank.late_seconds is not None or rank.wait_seconds is not None
-    ]
+    timed = [r for r in ranks if r.late_seconds is not None or r.wait_seconds is not None]
     if not timed:
         return [
             *rows,
