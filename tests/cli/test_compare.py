@@ -133,8 +133,8 @@ def test_json_has_every_figure_in_base_units(home: Path) -> None:
         (["base", "slow", "--fail-on", "nothing>+5%"], 2, "Known are peak_memory, step_time"),
         (["base", "slow", "--fail-on", "headroom<10%"], 2, "the run used no device"),
         (["base"], 2, "a comparison needs two runs"),
-        (["base", "nope"], 2, "no run is called nope"),
-        (["base", "base,nope"], 2, "no run is called nope"),
+        (["base", "nope"], 2, "no run named nope"),
+        (["base", "base,nope"], 2, "no run named nope"),
         ([], 2, "the following arguments are required: RUN"),
     ],
 )  # fmt: skip

@@ -67,7 +67,7 @@ def test_it_is_written_whole_private_and_replaced_only_when_asked(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["nope", "--to", "csv"], "no run is called nope"),
+        (["nope", "--to", "csv"], "no run named nope"),
         (["empty", "--to", "csv", "-o", "x.csv"], "has no step yet"),
         (["train", "--to", "csv", "-o", "/nowhere/x.csv"], "cannot write /nowhere/x.csv"),
         (["train", "--to", "tensorboard", "-o", "/dev/null"], "tensorboard"),

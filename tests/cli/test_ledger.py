@@ -69,7 +69,7 @@ def test_a_cause_has_the_tokens_that_its_seconds_would_have_trained(tmp_path: Pa
         "10,800", "3,600",
     ]  # fmt: skip
     assert rows["sum"][-1] == "14,400"
-    assert "at 2 tokens in a useful second of a rank" in done.stdout
+    assert "at 2 tokens per useful rank-second" in done.stdout
     content = json.loads(zeromon_here(tmp_path, "report", "--ledger", "--json").stdout)
     assert (content["unit"], content["units_per_useful_second"]) == ("tokens", 2.0)
 

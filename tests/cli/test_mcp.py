@@ -211,8 +211,8 @@ async def test_whatif_takes_changes(store: Store) -> None:
 
 async def test_a_wrong_name_has_the_near_ones(store: Store) -> None:
     """Of runs, rules, parts of a snapshot."""
-    assert "no run is called widde. Near it are: wide" in await fails("explain", run="widde")
-    assert "The newest are: wide, other" in await fails("memory", run="zz")
+    assert "no run named widde. Similar runs: wide" in await fails("explain", run="widde")
+    assert "Newest runs: wide, other" in await fails("memory", run="zz")
     assert "there is no rule ZM999" in await fails("rule", code="ZM999")
     said = await fails("snapshot", run="wide", path="ranks.0.memry")
     assert "there is no memry; did you mean memory?" in said

@@ -267,14 +267,14 @@ def test_arguments_that_are_no_such_numbers(arguments: list[str]) -> None:
     [
         ([], "no model is given"),
         (["tiny"], "neither a number of parameters"),
-        (["7B", "--gpu", "much"], "not a size of memory"),
+        (["7B", "--gpu", "much"], "nor a memory size"),
         (["7B", "--config", "/nowhere.json"], "cannot read"),
         (["7B", "--trace"], "module:factory"),
         (["7B", "--stage", "0", "--offload-optimizer", "host"], "from stage 1 on"),
         (["7B", "--devices", "6", "--shard-ranks", "4"], "cannot be split"),
         (["nowhere:build"], "cannot build nowhere:build"),
-        (["7B", "--gpu", "infGB"], "not a size of memory"),
-        (["7B", "--gpu", "0"], "not a size of memory"),
+        (["7B", "--gpu", "infGB"], "nor a memory size"),
+        (["7B", "--gpu", "0"], "nor a memory size"),
         (["7B", "--framework", "ddp", "--stage", "3"], "DDP partitions nothing"),
         (["7B", "--framework", "fsdp2", "--stage", "1"], "FSDP is stage 2"),
         (["7B", "--stage", "2", "--offload-optimizer", "nvme"], "only DeepSpeed's stage 3"),
@@ -369,7 +369,7 @@ def test_the_best_is_what_the_user_asked_for(
     most = {r["label"]: r["largest_micro_batch"] for r in free["rows"]}
     assert most["ZeRO-2"] >= 2 * most["ZeRO-0"] > 0
     assert (
-        f"ZeRO-2, which send as many bytes, it takes the most sequences, {most['ZeRO-2']}"
+        f"ZeRO-2 send the same number of bytes; ZeRO-2 takes the most sequences, {most['ZeRO-2']}"
         in free["why"]
     )
     _, given = planned(capsys, *common, "--micro-batch", "1")

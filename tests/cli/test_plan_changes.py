@@ -129,7 +129,7 @@ def test_where_no_step_is_known_one_sentence_says_why(
     assert main(["plan", "--changes", "--from", str(path)]) == 2
     out, err = capsys.readouterr()
     assert "n/a" not in out
-    assert "cannot be predicted without the time of compute" in err
+    assert "cannot be predicted without --micro-batch and a named device" in err
     assert "timed forward and backward" in err
 
 

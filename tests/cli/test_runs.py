@@ -108,7 +108,7 @@ def test_a_renamed_run_has_its_new_name_everywhere(tmp_path: Path, store: Store)
         (["tag", "base", "\x1b[31m"], "cannot be a tag"),
         (["tag", "base", "x" * 65], "cannot be a tag"),
         (["tag", "base", "--remove"], "--remove: expected one argument"),
-        (["note", "nope", "text"], "no run is called nope"),
+        (["note", "nope", "text"], "no run named nope"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, store: Store, words: list[str], text: str) -> None:

@@ -87,11 +87,11 @@ def test_the_help_lists_each_verb_once_below_a_title(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["atach"], "zeromon: there is no command atach; did you mean attach"),
+        (["atach"], "zeromon: unknown command 'atach'; did you mean attach"),
         (["--completion", "zhs"], "zeromon: --completion: there is no zhs; did you mean zsh?"),
-        (["trace", "captur"], "zeromon trace: there is no action captur; did you mean capture?"),
-        (["report", "--jsno"], "zeromon report: there is no option --jsno; did you mean --json?"),
-        (["run", "--nme=x"], "zeromon run: there is no option --nme; did you mean --name?"),
+        (["trace", "captur"], "zeromon trace: unknown action 'captur'; did you mean capture?"),
+        (["report", "--jsno"], "zeromon report: unknown option --jsno; did you mean --json?"),
+        (["run", "--nme=x"], "zeromon run: unknown option --nme; did you mean --name?"),
         (["attach", "--every", "abc"], "zeromon attach: --every: 'abc' is not a number"),
         (["trace", "capture", "--steps=x"], "zeromon trace capture: --steps: 'x' is not a whole number"),
         (["attach", "--speed", "fast"], "zeromon attach: --speed: 'fast' is not a number"),
@@ -102,7 +102,7 @@ def test_the_help_lists_each_verb_once_below_a_title(tmp_path: Path) -> None:
         (["report", "--wait", "-1"], "zeromon report: --wait: must be 0 or more, not -1"),
         (["plan", "7B", "--gpu"], "zeromon plan: --gpu: expected one argument"),
         (["export", "x", "--to", "parqet"], "zeromon export: --to: there is no parqet; did you mean"),
-        (["rule", "ZM302", "more"], "zeromon rule: nothing takes the argument more"),
+        (["rule", "ZM302", "more"], "zeromon rule: unexpected argument: more"),
         (["attach", "localhost:99999"], "zeromon: 99999 is not a port"),
     ],
 )  # fmt: skip

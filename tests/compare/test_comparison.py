@@ -90,7 +90,7 @@ def test_times_and_rates_are_of_the_steps_after_the_warm_up() -> None:
     told = one([0.1] * 100, batches=received(samples=16, length=128))
     assert of(told, "tokens_per_second").value == pytest.approx(64 * 128 / 0.1)
     untold = one([0.1] * 100, batches=None)
-    assert "has told its batches" in str(of(untold, "samples_per_second"))
+    assert "no batch size seen" in str(of(untold, "samples_per_second"))
 
 
 def test_shares_are_of_timed_steps_and_weighted_by_their_length() -> None:

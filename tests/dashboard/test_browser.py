@@ -463,7 +463,7 @@ def test_hostile_names_are_text(site: Site, tab: Tab) -> None:
     tab.page.goto(f"{site.base}/report/evil.html")
     assert EVIL in tab.page.inner_text("body") and tab.page.locator("img").count() == 0
     tab.page.goto(f"{site.base}/run/no-such-run/memory")
-    tab.page.wait_for_selector("text=no run is called no-such-run", timeout=30_000)
+    tab.page.wait_for_selector("text=no run named no-such-run", timeout=30_000)
     assert all("404" in text for text in tab.wrong)
     tab.page.click("text=all runs")
     tab.page.wait_for_selector("#run-table .ag-row", timeout=30_000)

@@ -401,7 +401,7 @@ def test_threads_are_not_limited_where_they_are_already() -> None:
         return finding
 
     ours = told(1, "1")
-    assert ours.remedy is None and "2 CPUs; it computes with 1 thread already" in ours.text
+    assert ours.remedy is None and "2 CPUs; already uses only 1 compute thread" in ours.text
     assert told(2, "2", cpus=4).remedy is None
     assert told(1, "1", cpus=4).remedy is None  # more threads would not help
     assert told(None).remedy is None  # unknown

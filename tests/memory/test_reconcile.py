@@ -165,7 +165,7 @@ def test_the_report_says_why_it_is_more() -> None:
     one = rank(0, roles=measured, expected=expected_rows([facts()], measured, 300_000, steps=5))
     text = memory_report.by_role(run(one))
     assert "plain ZeRO" in text and "unexplained" in text
-    causes = text.split("On top of the plain arithmetic of ZeRO\n")[1].splitlines()
+    causes = text.split("Memory beyond the ZeRO formula\n")[1].splitlines()
     assert "the largest unit while it computes" in causes[0]
     assert "stage3_prefetch_bucket_size" in causes[1]
 

@@ -161,7 +161,7 @@ def test_hybrid_sharding_sends_little_between_hosts() -> None:
 @pytest.mark.parametrize(
     ("missing", "changes", "words"),
     [
-        ("forward_seconds", {}, "a named device"),
+        ("forward_seconds", {}, "--micro-batch"),
         ("gather", {}, "--interconnect"),
         ("pcie", {"optimizer_on": "host"}, "--pcie"),
         ("nvme", {"optimizer_on": "nvme", "params_on": "nvme"}, "--nvme-bandwidth"),

@@ -78,12 +78,12 @@ def test_the_text_names_what_is_missing() -> None:
     assert mean_watts(known) == 720
     text = energy_text(known)
     assert text.startswith(
-        "72 kJ by devices of n1 in 100.00 s, mean 720 W, J a token n/a: no batch"
+        "72 kJ by devices of n1 in 100.00 s, mean 720 W, J/token n/a: batch size"
     )
-    assert text.endswith("; of processors n/a: no counters")
+    assert text.endswith("; CPU n/a: no counters")
     assert energy_text(one) == ""
     nothing = energy_text(replace(one, energy=replace(used, device_joules=None)))
-    assert nothing == "n/a: no device has a counter; of processors n/a: no counters"
+    assert nothing == "n/a: no device energy counter; CPU n/a: no counters"
     assert mean_watts(replace(one, energy=replace(used, device_joules=None))) is None
 
 
@@ -97,8 +97,8 @@ def test_a_token_has_its_joules() -> None:
     used = Energy(seconds=50, device_joules=36_000.0, host_joules=0.0)
     one = run(*ranks, energy=used)
     assert joules_per_unit(one) == (2.0, "token")
-    assert energy_text(one).endswith("mean 720 W, 2 J a token")
+    assert energy_text(one).endswith("mean 720 W, 2 J/token")
     images = [replace(each, batches=received(60)) for each in ranks]
     assert joules_per_unit(replace(one, ranks=tuple(images))) == (60.0, "sample")
     untold = replace(one, ranks=(ranks[0], replace(ranks[1], batches=None)))
-    assert joules_per_unit(untold) == "no batch is known of some rank"
+    assert joules_per_unit(untold) == "batch size unknown for at least one rank"

@@ -13,7 +13,7 @@ from zeromon.snapshot import RankSnapshot
 from zeromon.storage.run_store import manifest_of_run
 from zeromon.tui.screens.overview import note_lines
 
-TOLD = "watched since step 355: what was before is not known"
+TOLD = "watched since step 355; earlier activity is unknown"
 
 
 def joined(before: int = 354, steps: int = 111) -> RankSnapshot:
@@ -44,7 +44,9 @@ def test_every_view_says_that_the_past_is_unknown() -> None:
     assert TOLD in "".join(text for line in note_lines(snapshot) for text, _ in line)
 
 
-@pytest.mark.parametrize(("attached", "told"), [(True, "watched since its attach"), (False, "")])
+@pytest.mark.parametrize(
+    ("attached", "told"), [(True, "watched since zeromon attached"), (False, "")]
+)
 def test_before_its_first_step_a_run_has_no_number(attached: bool, told: str) -> None:
     snapshot = run(summarize_rank(state(attached=attached)))
     assert joined_text(snapshot).startswith(told) and bool(joined_text(snapshot)) == attached

@@ -101,14 +101,14 @@ def test_flops_are_those_of_the_closed_formula() -> None:
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"device_stats": Device(name="X")}, "no peak is known of X"),
-        ({"device_stats": None, "device": "cpu"}, "no peak is known of cpu"),
+        ({"device_stats": Device(name="X")}, "peak FLOP/s of X unknown"),
+        ({"device_stats": None, "device": "cpu"}, "peak FLOP/s of cpu unknown"),
         ({"models": (MODEL | {"compute_dtype": ""},)}, "the unknown dtype of the model"),
         ({"models": (MODEL, MODEL)}, "the rank trains several models"),
         ({"models": ()}, "no rank reported its model"),
         ({"models": ({"numel": 8},)}, "how many of its parameters a token uses"),
         ({"models": (MODEL | {"matrix_numel": 50_000_000 * 10**6},)}, "error: it would be over 100 %"),
-        ({"recent": ()}, "neither a wrapped model nor a DataLoader"),
+        ({"recent": ()}, "no batch size seen from a wrapped model or DataLoader"),
     ],
 )  # fmt: skip
 def test_what_is_unknown_of_mfu_has_its_reason(facts: dict[str, Any], why: str) -> None:

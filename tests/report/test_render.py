@@ -68,9 +68,9 @@ def test_findings_of_an_ended_run_say_how_long_they_held() -> None:
     again, small = replace(starved, came=600.0, gone=610.0), replace(late, severity=Severity.INFO)
     ended = replace(run(rank(0), ended=True), findings=(late,))
     text = render_run(ended, past=[late, starved, again, replace(small, rule="other")])
-    assert " ! ZM309 rank 1: is late (for 90.00 s, to the end)" in text
+    assert " ! ZM309 rank 1: is late (lasted 90.00 s, until the run ended)" in text
     block = text.partition("Earlier findings\n")[2]
-    assert block.startswith("  ZM605 2 times, 30.00 s, last at ")
+    assert block.startswith("  ZM605 2 times, for 30.00 s in total, last began ")
     assert "rank 0: has no CPU" in block and "is late" not in block
 
 

@@ -57,7 +57,7 @@ def test_what_cannot_be_known_has_a_reason(tmp_path: Path) -> None:
     inside = launched_by(5, gemm)
     cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "record_shapes": (host("aten::mm", 0, 20, 1), {"deviceProperties": H100}),
-        "no peak is known of the device": (operator("aten::mm", 0, 20, dims), {}),
+        "peak FLOP/s of the device unknown": (operator("aten::mm", 0, 20, dims), {}),
         "float64": (operator("aten::mm", 0, 20, dims, "double"), {"deviceProperties": H100}),
         "faster than": (operator("aten::mm", 0, 20, dims, BF16), {"deviceProperties": H100}),
     }

@@ -209,7 +209,7 @@ _OF_RUN = Dashboard(
             _stat("Failed ranks", "none", f"sum(zeromon_rank_failed{{{_RUN}}})",
                   "Ranks that ended abnormally.", LOST),
             _stat("Waits for a CPU", "percentunit", _now("max", "cpu_wait_ratio"),
-                  "Share of the last ten seconds in which a main thread could run and had no CPU; the worst rank.",
+                  "Share of the last ten seconds in which a main thread was runnable but waited for a CPU; the worst rank.",
                   rising(CPU_WAIT)),
             _stat("In flight", "s", _now("max", "collective_in_flight_seconds"),
                   "Age of the oldest collective that has not ended.", rising(IN_FLIGHT_SECONDS)),
@@ -361,7 +361,7 @@ _OF_RANK = Dashboard(
                    _each("zeromon_memory_rest_bytes", "rank {{rank}} {{kind}} on {{place}}")),
         )),
         Row("Host", (
-            _lines("Waits for a CPU", "percentunit", "Share of the last ten seconds in which the main thread could run and had no CPU.",
+            _lines("Waits for a CPU", "percentunit", "Share of the last ten seconds in which the main thread was runnable but waited for a CPU.",
                    _each("zeromon_cpu_wait_ratio")),
             _lines("Major faults", "none", "Page faults per second that needed a read from disk.",
                    _each("zeromon_major_faults_per_second")),

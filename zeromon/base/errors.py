@@ -71,7 +71,7 @@ class RunAmbiguous(ZeromonError):
 class RunRefused(ZeromonError):
     """The record of a run cannot be renamed, deleted or written on."""
 
-    hint = "zeromon runs --help describes the arguments."
+    hint = "Run `zeromon runs --help` for usage."
 
 
 class SourceError(ZeromonError):
@@ -99,7 +99,7 @@ class LaunchError(ZeromonError):
 class PlanError(ZeromonError):
     """A model, a configuration or a plan that is invalid or cannot be read."""
 
-    hint = "zeromon plan --help describes the arguments."
+    hint = "Run `zeromon plan --help` for usage."
 
 
 class TraceError(ZeromonError):
@@ -135,7 +135,7 @@ class RuleNotFound(ZeromonError):
 class CheckError(ZeromonError):
     """A path that cannot be checked, or options that exclude each other."""
 
-    hint = "zeromon check --help describes the arguments."
+    hint = "Run `zeromon check --help` for usage."
 
 
 class CompareError(ZeromonError):
@@ -147,7 +147,7 @@ class CompareError(ZeromonError):
 class ExportError(ZeromonError):
     """A run that cannot be exported in that format or to that path."""
 
-    hint = "zeromon export --help describes the arguments."
+    hint = "Run `zeromon export --help` for usage."
 
 
 class NotifyError(ZeromonError):

@@ -32,7 +32,7 @@ examples:
 _GROUPS = {
     "Watch a run": {
         "run": "watch the ranks of any command",
-        "attach": "the live view of a run; attaches to a process by its pid",
+        "attach": "show a run live, or attach to a pid",
         "detach": "remove zeromon from a run that continues",
         "dash": "the dashboard in the browser: live and recorded runs",
         "try": "try a finding's change in the live job, and undo it",
@@ -46,7 +46,7 @@ _GROUPS = {
         "doctor": "examine this machine and its runs: problems, hangs",
     },
     "Before a run": {
-        "plan": "predict memory and step time, also of a change",
+        "plan": "predict memory and step time, with or without changes",
         "fit": "find the largest micro-batch and the best stage",
         "check": "check DeepSpeed, accelerate and FSDP configurations",
         "rule": "explain a rule by its code",
@@ -93,7 +93,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     general.add_argument("-V", "--version", action="version", version=f"zeromon {__version__}")
     general.add_argument(
         "--completion", choices=SHELLS, action=_PrintCompletion,
-        help="print the script by which bash, zsh or fish completes verbs, options, names of runs",
+        help="print the completion script for bash, zsh or fish",
     )  # fmt: skip
     for name, summary in VERBS.items():
         if only is not None and name != only:

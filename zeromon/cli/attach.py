@@ -15,15 +15,15 @@ has opened there; without one nothing is sent. docs/trackers.md has the details.
 Without a terminal, or for a screen reader: --plain prints one line per step, --json prints one snapshot.
 In a browser: textual serve "zeromon attach RUN" (pip install textual-dev).
 
-zeromon first attaches to a process that was not started under it: TARGET is the pid of the process or of
-its launcher (torchrun, deepspeed, accelerate, srun), and --all means all ranks of the job on this node.
+To watch a process not started with `zeromon run`, give its pid or its launcher's pid (torchrun,
+deepspeed, accelerate, srun) as TARGET; --all means all ranks of the job on this node.
 Training continues meanwhile and needs no preparation; zeromon detach removes the agent again. It needs
 the same user and the permission to trace: docs/attach.md.
 
 For a run on several nodes, --prometheus URL reads it from the Prometheus that scrapes its collectors, or
 from a server with the same API (VictoriaMetrics, Mimir, Thanos), with any number of ranks.
-ZEROMON_PROMETHEUS is the default of URL where no TARGET is given; ZEROMON_PROMETHEUS_TOKEN is sent as a
-bearer token.
+URL defaults to ZEROMON_PROMETHEUS if no TARGET is given; ZEROMON_PROMETHEUS_TOKEN is sent as a bearer
+token.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_option(
         parser, "--speed", "X",
-        "with --replay: seconds of the run per second", in_range(0, 1e6, above=True), 10,
+        "with --replay: playback speed, in run seconds per second", in_range(0, 1e6, above=True), 10,
     )  # fmt: skip
     attach_process.add_arguments(parser)
     servers.add_argument(parser)

@@ -12,8 +12,8 @@ machine may explain. A threshold is METRIC, > or <, and an amount: +5%
 or -5% of the first run's figure; +200MiB, +10ms, +5pp as a difference; 60GiB or 20% of the figure
 itself. It is exceeded when the figure is beyond it by more than the noise; the same runs always give
 the same answer. A threshold that cannot be judged does not pass: the figure is unknown, the noise is
-larger than the limit, or ranks lacked CPUs; the message gives the repeats that would do. A run that died
-exceeds every threshold.
+larger than the limit, or ranks lacked CPUs; the message says how many repeats are enough. A run
+that died exceeds every threshold.
 """
 
 import argparse

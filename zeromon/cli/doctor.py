@@ -6,7 +6,7 @@ beginning), the pid of a rank, or host:port: that run only.
 
 For a run without progress it names the hanging collective, the waiting ranks and the missing ranks; with
 py-spy also the Python stack of each: py-spy reads the memory of the process from outside and stops it
-briefly. With --stacks it does so at once for every rank of this node, also in a run that moves. Exit
+briefly. --stacks dumps the stacks of every rank on this node now, even if the run is progressing. Exit
 code 1 when a finding is critical or a problem of this machine affects runs, else 0.
 
 --notify sends a test message to where `zeromon run --notify URL` sends alerts, and examines nothing:
@@ -14,8 +14,8 @@ code 1 when a finding is critical or a problem of this machine affects runs, els
   zeromon doctor --notify ntfys://TOPIC          one service, or several
   zeromon doctor --notify                        those of ZEROMON_NOTIFY
 
-Exit codes: 0 all services accepted it, 1 one did not, 2 a URL names no service. A message that was
-accepted has not been read: look for it. Needs pip install 'zeromon[notify]'.
+Exit codes: 0 all services accepted it, 1 one did not, 2 a URL names no service. Accepted does not
+mean delivered: check that the message arrived. Needs pip install 'zeromon[notify]'.
 """
 
 import argparse
@@ -164,8 +164,10 @@ def torch_facts(python: str = "") -> list[Fact]:
         facts.append(Fact("agent", problem, "warning", "torch 2.6 or newer is needed."))
     else:
         coverage = "collectives, units, steps, memory by role; "
-        on_device = "device timing" if answer.get("devices") else "no device here: the host's clock"
-        facts.append(Fact("agent", coverage + on_device))
+        clock = (
+            "device timing" if answer.get("devices") else "no device; timing uses the host clock"
+        )
+        facts.append(Fact("agent", coverage + clock))
     return facts
 
 
@@ -198,7 +200,7 @@ def framework_facts() -> list[Fact]:
     hint = "pip install py-spy shows where a rank hangs."
     return [
         Fact("frameworks", ", ".join(versions) or "none"),
-        Fact("launchers", ", ".join(launchers) or "none on the path"),
+        Fact("launchers", ", ".join(launchers) or "none in PATH"),
         judge_fact("stacks", spy, has_spy, hint, "note"),
     ]
 
@@ -221,7 +223,7 @@ def device_facts() -> list[Fact]:
         description = f"{device.name}, {human_bytes(device.total_bytes)}{link}{throttle}"
         facts.append(judge_fact("device", description, not reasons, ""))
     driver = reader.driver()
-    facts = facts or [Fact("device", "none by NVML, AMD SMI or Level Zero", "note")]
+    facts = facts or [Fact("device", "none found by NVML, AMD SMI or Level Zero", "note")]
     if driver:
         facts.insert(0, Fact("driver", driver))
     rate, kind = network_peak_bandwidth()
@@ -242,7 +244,7 @@ def memory_facts() -> list[Fact]:
     limit = "no limit"
     if host.limit_bytes > 0:
         limit = f"limit {human_bytes(host.limit_bytes)} ({host.cgroup})"
-    facts.append(Fact("host memory", f"{human_bytes(host.headroom_bytes)} to take, {limit}"))
+    facts.append(Fact("host memory", f"{human_bytes(host.headroom_bytes)} available, {limit}"))
     store = paths.record_store_root()
     existing = next((p for p in (store, *store.parents) if p.exists()), Path("/"))
     free_bytes = shutil.disk_usage(existing).free
@@ -273,8 +275,8 @@ def limit_facts() -> list[Fact]:
     open_files = str(files) if files >= 0 else "unlimited"
     endless = locked == resource.RLIM_INFINITY
     pinned = "unlimited" if endless else human_bytes(locked)
-    to_open = "ulimit -n 65536: each worker, peer and file takes one."
-    to_lock = "ulimit -l unlimited: InfiniBand registers what it sends."
+    to_open = "Run `ulimit -n 65536`: each worker, peer and file takes one."
+    to_lock = "Run `ulimit -l unlimited`: InfiniBand pins its buffers."
     return [
         judge_fact("open files", open_files, not 0 <= files < _MIN_OPEN_FILES, to_open),
         judge_fact("locked memory", pinned, endless, to_lock, "note"),

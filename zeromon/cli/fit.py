@@ -10,7 +10,7 @@ that would run out of memory is stopped before it does. The script stays unchang
   zeromon fit --env BATCH={micro_batch} -- accelerate launch train.py
   zeromon fit --global-batch 64 --ranks 2 -- torchrun ... --batch {micro_batch} --accum {accumulation}
 
-With --config a copy of the file, with the values, takes its place: a DeepSpeed JSON (which has
+With --config, each launch uses a copy of the file with the values filled in: a DeepSpeed JSON (which has
 train_micro_batch_size_per_gpu, else write {micro_batch} in the command), or an accelerate YAML.
 
 Each launch takes real training steps: point checkpoints elsewhere. The first launches are of the stage
@@ -186,13 +186,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(sizes, "--multiple", "N", "only multiples of N", positive, 1)
     add_option(
         sizes, "--global-batch", "N",
-        "samples of a step of all ranks: {accumulation} follows; needs --ranks", positive,
+        "total samples per step across ranks; sets {accumulation}; needs --ranks", positive,
     )  # fmt: skip
     add_option(sizes, "--ranks", "N", "data-parallel ranks, for --global-batch", positive)
     launches = parser.add_argument_group("launches")
-    add_option(launches, "--launches", "N", "in all", positive, MAX_LAUNCHES)
-    add_option(launches, "--steps", "N", "of a launch", positive, 12)
-    add_option(launches, "--seconds", "N", "a launch takes at most", positive, 300)
+    add_option(launches, "--launches", "N", "max launches in total", positive, MAX_LAUNCHES)
+    add_option(launches, "--steps", "N", "steps per launch", positive, 12)
+    add_option(launches, "--seconds", "N", "max seconds per launch", positive, 300)
     add_flag(parser, "--again", "forget what an earlier call has measured")
     add_option(
         parser, "-o --output", "DIR",

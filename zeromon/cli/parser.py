@@ -82,14 +82,14 @@ class Parser(argparse.ArgumentParser):
             option = option.partition("=")[0]  # its value may be a secret
             if option in option_names:
                 self.error(f"{option} stands after --, where options end; put it in front of --")
-            self.error(f"there is no option {option}{suggest_names(option, option_names)}")
-        self.error(f"nothing takes the argument {unknown[0]}")
+            self.error(f"unknown option {option}{suggest_names(option, option_names)}")
+        self.error(f"unexpected argument: {unknown[0]}")
 
     def error(self, message: str) -> NoReturn:
         """Two lines: what is wrong, and where help is."""
         if match := _NAMES.fullmatch(message):
             message = f"{self._as_typed(match[1].split('/'))}: {match[2]}"
-        self.exit(2, f"{self.prog}: {message}\n  {self.prog} --help describes the arguments.\n")
+        self.exit(2, f"{self.prog}: {message}\n  Run `{self.prog} --help` for usage.\n")
 
     def _as_typed(self, names: Sequence[str]) -> str:
         typed = [name.partition("=")[0] for name in self._words]
@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
         choices = [str(choice) for choice in action.choices]
         if isinstance(action, argparse._SubParsersAction):
             kind = str(action.metavar or "command").lower()
-            self.error(f"there is no {kind} {value}{suggest_names(str(value), choices)}")
+            self.error(f"unknown {kind} {str(value)!r}{suggest_names(str(value), choices)}")
         hint = suggest_names(str(value), choices) or f"; there are {', '.join(choices)}"
         raise argparse.ArgumentError(action, f"there is no {value}{hint}")
 

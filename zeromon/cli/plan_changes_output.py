@@ -57,9 +57,9 @@ def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point]
         rows,
         ("change", lambda p: f"{'*' if p in pareto and len(pareto) > 1 else ' '} {p.label}"),
         ("step", lambda p: human_seconds(p.time.seconds if p.time else None)),
-        ("(from to)", lambda p: interval_text(p.time) if p.time else "n/a"),
+        ("(min to max)", lambda p: interval_text(p.time) if p.time else "n/a"),
         ("difference", lambda p: gain_text(p, 0)),
-        ("(from to)", lambda p: gain_text(p, 1, 2)),
+        ("(min to max)", lambda p: gain_text(p, 1, 2)),
         ("exposed", lambda p: human_seconds(exposed_seconds(p))),
         *(column for column in _WHERE_KNOWN if any(column[1](p) != "n/a" for p in rows)),
     )
@@ -131,7 +131,7 @@ def _point_notes(base: Point, points: Sequence[Point]) -> list[str]:
     unknown = dict.fromkeys((p.error and f"{p.label}: {p.error}") for p in points if p.row is None)
     notes += filter(None, unknown)
     needs = dict.fromkeys(p.unknown for p in (base, *points) if p.row is not None and p.unknown)
-    notes += [f"seconds n/a without {quantity}" for quantity in needs]
+    notes += [f"step time n/a without {quantity}" for quantity in needs]
     if setup.measured is not None and any("precision" in p.change for p in points):
         notes.append("note: compute keeps the speed of the run's own precision")
     return notes

@@ -85,14 +85,11 @@ def _plan_table(
         ("host/rank", lambda row: human_bytes(n) if (n := row.memory.total("host")) else "-"),
         ("nvme/rank", lambda row: human_bytes(n) if (n := row.memory.total("nvme")) else "-"),
         ("fits", _fit_text),
-        ("sent a step", lambda row: human_bytes(row.communication_bytes)),
+        ("sent/step", lambda row: human_bytes(row.communication_bytes)),
         ("step", lambda r: human_seconds(None if isinstance(r.time, str) else r.time.seconds)),
-        ("(from to)", lambda row: "" if isinstance(row.time, str) else interval_text(row.time)),
-        (
-            "most sequences",
-            lambda row: str(n) if (n := row.largest_micro_batch) is not None else "-",
-        ),
-        ("copies", lambda row: f"{state_copies(plan.sizes_under_plan(setup, row.plan), row):.1f}"),
+        ("(min to max)", lambda row: "" if isinstance(row.time, str) else interval_text(row.time)),
+        ("max sequences", lambda r: str(n) if (n := r.largest_micro_batch) is not None else "-"),
+        ("state copies", lambda r: f"{state_copies(plan.sizes_under_plan(setup, r.plan), r):.1f}"),
         *([devices] if fewest else []),
     )
 
@@ -109,7 +106,7 @@ def _speed_notes(setup: plan.Setup, rows: list[plan.Row]) -> list[str]:
         f"seconds: {source}" for source in speed_sources(setup.machine, setup.measured, setup.plan)
     ]
     needs = dict.fromkeys(row.time for row in rows if isinstance(row.time, str))
-    return [*(notes if timed else []), *(f"seconds n/a without {quantity}" for quantity in needs)]
+    return [*(notes if timed else []), *(f"step time n/a without {quantity}" for quantity in needs)]
 
 
 def _fit_text(row: plan.Row) -> str:

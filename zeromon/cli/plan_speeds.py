@@ -20,8 +20,8 @@ def add_speed_arguments(group: argparse._ArgumentGroup) -> None:
     """Adds the options."""
     add_option(
         group, "--interconnect", "SPEED",
-        "of the slowest link between ranks, with all adapters of a host: 8x400Gb (bits), "
-        "25GB/s, ib-ndr; needed for several hosts (default: that of the device of --gpu)",
+        "slowest link between ranks, all adapters of a host: 8x400Gb (bits), 25GB/s, ib-ndr; "
+        "required for several hosts (default: that of --gpu)",
         link_speed,
     )  # fmt: skip
     add_option(
@@ -31,18 +31,18 @@ def add_speed_arguments(group: argparse._ArgumentGroup) -> None:
     add_option(group, "--pcie", "SPEED", "between device and host: pcie4, 32GB/s", link_speed)
     add_option(
         group, "--host-bandwidth", "SPEED",
-        "by which the optimizer reads and writes the memory of a host (default: 109GB/s)", link_speed,
+        "host memory bandwidth available to the optimizer (default: 109GB/s)", link_speed,
     )  # fmt: skip
     add_option(
         group, "--nvme-bandwidth", "SPEED", "of all NVMe drives of a host: 6GB/s", link_speed
     )
     add_option(
         group, "--link", "FACTOR",
-        "so many times the speed of the links between ranks: 2", parse_factor, 1.0,
+        "multiply the speed of links between ranks by FACTOR", parse_factor, 1.0,
     )  # fmt: skip
     group.add_argument(
         "--straggler", choices=("as-is", "median"), default="as-is",
-        help="of --from RUN: median: the slowest rank computes as fast as the median one",
+        help="with --from RUN; median: assume the slowest rank computes as fast as the median rank",
     )  # fmt: skip
 
 

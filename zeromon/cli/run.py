@@ -5,8 +5,8 @@ works that passes its environment on: torchrun, python -m torch.distributed.run,
 accelerate launch, deepspeed, srun, bash, or plain python.
 
 Under a launcher that starts one copy of `zeromon run` per rank (srun zeromon run -- python train.py)
-the ranks of a node find each other by the job and step of Slurm, or by MASTER_ADDR and MASTER_PORT. A
-run of Slurm has the name JOB-SCRIPT or JOB.STEP-SCRIPT: `zeromon attach 4711` finds it.
+the ranks of a node find each other by Slurm job and step, or by MASTER_ADDR and MASTER_PORT. A
+Slurm run is named JOB-SCRIPT or JOB.STEP-SCRIPT: `zeromon attach 4711` finds it.
 
 environment:
   ZEROMON_PORT   port of the collector (default 9417, or the next free one)
@@ -59,13 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--steps", "N", "steps that the run will take, for its progress", int, 0)
     add_list(
         parser, "--notify", "URL",
-        "tell of a death, a stall, a memory about to run out, a straggler: slack://..., "
-        "discord://..., ntfys://TOPIC, mailtos://..., https://HOST/HOOK; again for more",
+        "send an alert when a rank dies, stalls, is late or is about to run out of memory: "
+        "slack://..., discord://..., ntfys://TOPIC, mailtos://..., https://HOST/HOOK; repeatable",
     )  # fmt: skip
     add_list(
         parser, "--track", "NAME",
-        "send step times, communication, memory and ledger of all nodes to the tracker whose "
-        "run the script opens: wandb, mlflow or tensorboard; to kubeflow progress; again for more",
+        "send metrics of all nodes to the script's wandb, mlflow or tensorboard run "
+        "(kubeflow: progress only); repeatable",
     )  # fmt: skip
     add_flag(parser, "--quiet", "do not print where to find the views")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command, after --")

@@ -8,7 +8,7 @@
   zeromon trace analyze t.json --gemm        products against a roofline
   zeromon trace analyze t.json --critical-path   what each moment waited for
   zeromon trace analyze rank*.json --json    for scripts
-  zeromon trace diff old.json.gz new.json.gz what appeared, grew, is less hidden
+  zeromon trace diff old.json.gz new.json.gz   new, longer or less overlapped work
   zeromon trace memory snapshot.pickle       who held torch's memory at its peak
   zeromon trace flight /tmp/dumps/           what hangs: torch's Flight Recorder
 

@@ -1,15 +1,15 @@
 """Tries a finding's change in the live job, measures it, and undoes it.
 
-zeromon try                  the findings of the only live run: which can be tried, and why others cannot
-zeromon try ZM606            try the change of that finding, after a question
-zeromon try ZM305 RUN --yes  of a certain run, without the question (for scripts)
+  zeromon try                    list findings, and whether each can be tried
+  zeromon try ZM606              try this finding's change; ask first
+  zeromon try ZM305 RUN --yes    the same for RUN, without asking
 
 All ranks switch at the same step: off, on, on, off, in blocks of a few steps, so that a drift of the
 machine cancels. Only changes that cannot alter a result are tried: shared garbage collections, FSDP2's
 resharding, FSDP2's prefetch. Afterwards the job is as before; the diff to keep is printed. Ctrl-C undoes
-the change before the next block, and so do the ranks by themselves when this command is killed. It needs
-the token of the collector (ZEROMON_TOKEN, or the same user). Exit codes: 0 shorter steps, 1 no gain or
-no verdict, 2 refused.
+the change before the next block. If this command is killed, the ranks undo the change themselves. It
+needs the token of the collector (ZEROMON_TOKEN, or the same user). Exit codes: 0 shorter steps, 1 no
+gain or no verdict, 2 refused.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon try [FINDING [RUN]]``"""
     parser.add_argument("finding", nargs="?", help="code or name of the rule, such as ZM606")
     parser.add_argument("target", nargs="?", metavar="RUN", help="run id, pid or host:port")
-    add_option(parser, "--rounds", "N", "off-on-on-off so many times", int, 6)
+    add_option(parser, "--rounds", "N", "repeat off-on-on-off N times", int, 6)
     add_flag(parser, "--yes", "do not ask")
     add_flag(parser, "--json", "print the result as JSON")
 

@@ -167,8 +167,9 @@ class RankFollower:
         if self.alive:
             return (DETACHED, False) if self.was_detached else ("", False)
         if self.was_detached:
-            status_text = "ended" if status is None else describe_wait_status(status)
-            return f"{DETACHED}, then {status_text}", status_text not in ("ended", "finished")
+            text = "ended" if status is None else describe_wait_status(status)
+            by = "killed by " * text.lower().startswith("sig")
+            return f"{DETACHED}, then {by}{text}", text not in ("ended", "finished")
         if last_event is not None and last_event.how == ExitKind.EXCEPTION:
             return "exception", True
         if status is not None:

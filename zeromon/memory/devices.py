@@ -133,11 +133,11 @@ def peak_flops(device: str, dtype: str) -> float | str:
     """Returns the dense peak of *device* for matrices of *dtype*, FLOP/s, or why it is unknown."""
     peaks = find_named_device(device) if device else None
     if peaks is None:
-        return f"no peak is known of {device or 'the device'}"
+        return f"peak FLOP/s of {device or 'the device'} unknown"
     if dtype in ("bfloat16", "tf32") and peaks in _BEFORE_AMPERE:
         return f"{device} has no {dtype.replace('bfloat', 'bf')}"
     if dtype == "tf32":  # by the data sheets of all of these
         return peaks.half_flops / 2
     if dtype not in (*_HALVES, "float32"):
-        return f"no peak of {device} is known for {dtype or 'the unknown dtype of the model'}"
+        return f"peak FLOP/s of {device} unknown for {dtype or 'the unknown dtype of the model'}"
     return peaks.half_flops if dtype in _HALVES else peaks.single_flops

@@ -450,8 +450,9 @@ def _equal_cost_phrases(chosen: Row, roomiest: Row, equal: list[Row]) -> Iterato
     labels = [r.plan.label for r in equal if r is not chosen]
     limit, mine = roomiest.largest_micro_batch, chosen.largest_micro_batch
     if roomiest is chosen and labels:
-        gain = "the least memory" if mine is None else f"the most sequences, {mine}"
-        yield f"of {', '.join([*labels, chosen.plan.label])}, which send as many bytes, it takes {gain}"
+        gain = "needs the least memory" if mine is None else f"takes the most sequences, {mine}"
+        names = f"{', '.join(labels)} and {chosen.plan.label}"
+        yield f"{names} send the same number of bytes; {chosen.plan.label} {gain}"
     elif limit is not None and mine is not None and limit > mine:
         yield f"{roomiest.plan.label} sends as many bytes, and takes {limit} sequences instead of {mine}"
     elif (share := roomiest.device_bytes / max(1, chosen.device_bytes)) < _MUCH_LESS:
@@ -506,7 +507,7 @@ def parse_size(size: str) -> int:
     if 1 <= nbytes < 1e18:
         return round(nbytes)
     raise PlanError(
-        f"{size!r} is not a size of memory",
+        f"{size!r} is neither a known GPU nor a memory size",
         hint=f"Like 80GiB, or one of {', '.join(sorted(DEVICES))}.",
     )
 

@@ -468,7 +468,7 @@ def missing_speed(plan: ShardPlan, s: Speeds) -> str:
     """Returns the first speed that *plan* needs and that is unknown, in words; "" for none."""
     sends, moves = plan.ranks > 1, plan.optimizer_on != "device"
     on_nvme = "nvme" in (plan.optimizer_on, plan.params_on)
-    compute = "the time of compute: --micro-batch and a named device (--gpu)"
+    compute = "--micro-batch" if s.update else "--micro-batch and a named device (--gpu)"
     needed = (
         (True, s.forward_seconds, compute),
         (sends, s.gather and s.reduce, "the speed of the links: --interconnect"),

@@ -19,9 +19,7 @@ class Rapl:
 
     def __init__(self, root: Path = POWERCAP) -> None:
         self._zones = list(_find_zones(root))
-        self.note = (
-            "" if self._zones else "no RAPL counters (virtual machine, or no such processor)"
-        )
+        self.note = "" if self._zones else "no RAPL counters (virtual machine, or unsupported CPU)"
 
     def read(self) -> dict[str, tuple[float, float]]:
         """Returns zone -> joules, and the range after which it begins anew; {} with :attr:`note`."""

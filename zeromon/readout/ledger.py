@@ -65,8 +65,8 @@ class JobLedger:
         """The meaning of the column of tokens, or why there is none."""
         if not self.unit:
             return "tokens n/a: no batch of the last attempt is known"
-        rate = f"{self.per_second:,.4g} {self.unit} in a useful second of a rank"
-        return f"{self.unit}: what the seconds of a cause would have trained, at {rate}"
+        rate = f"{self.per_second:,.4g} {self.unit} per useful rank-second"
+        return f"{self.unit}: what that time could have trained, at {rate}"
 
 
 def job_ledger(runs: Sequence[RunSnapshot]) -> JobLedger:
@@ -128,7 +128,7 @@ def _notes_on_unknowns(runs: Sequence[RunSnapshot]) -> Iterable[str]:
     for run, later in zip_longest(runs, runs[1:]):
         ranks = run.ranks
         if any(rank.joined for rank in ranks):
-            yield "the agent was attached to a live process: what was before is not known"
+            yield "the agent was attached to a live process: earlier activity is unknown"
         if ranks and all(rank.exposed_ratio is None and rank.steps for rank in ranks):
             yield "communication was not timed: compute contains what was exposed"
         if any(attempt.lost_steps is None for attempt in run.attempts):
@@ -175,8 +175,9 @@ def activity_texts(run: RunSnapshot) -> list[str]:
     sentences = []
     for (phase, activity, background), (count, seconds, longest, nbytes) in totals.items():
         name = " ".join(filter(None, (phase.replace("_", " "), activity.replace("_", " "))))
-        phrase = f"{name}{' in the background' if background else ''}: {human_count(count)}"
-        phrase += f", {human_seconds(seconds)} in all, {human_seconds(longest)} the longest"
+        phrase = f"{name}{' in the background' if background else ''}: {human_count(count)} "
+        phrase += f"time{'s' * (count != 1)}, total {human_seconds(seconds)}"
+        phrase += f", max {human_seconds(longest)}"
         if nbytes and seconds:
             phrase += f", {human_bytes(nbytes)} at {human_bytes(round(nbytes / seconds))}/s a rank"
         sentences.append(phrase)
@@ -201,10 +202,10 @@ def compiled_texts(run: RunSnapshot) -> list[str]:
 
 
 def goodput_headline(ledger: JobLedger) -> str:
-    """``goodput 61 % of 3 h 12 min of ranks in 2 attempts``."""
+    """``goodput 61 % of 3 h 12 min total rank time in 2 attempts``."""
     goodput = human_ratio(ledger.goodput)
     attempts = f" in {ledger.attempts} attempts" if ledger.attempts > 1 else ""
-    return f"goodput {goodput} of {human_seconds(ledger.rank_seconds)} of ranks{attempts}"
+    return f"goodput {goodput} of {human_seconds(ledger.rank_seconds)} total rank time{attempts}"
 
 
 def checkpoint_bytes(rank: RankSnapshot) -> list[tuple[tuple[str], float]]:
@@ -226,16 +227,14 @@ def energy_text(run: RunSnapshot) -> str:
         return ""
     counted = (used.device_joules, "devices"), (used.host_joules, "processors and DRAM")
     uses = [f"{human_energy(joules)} by {meter}" for joules, meter in counted if joules is not None]
-    missing = f"of processors n/a: {used.host_note}" if used.host_note else ""
+    missing = f"CPU n/a: {used.host_note}" if used.host_note else ""
     if not uses:
-        return f"n/a: no device has a counter; {missing or 'of processors n/a'}"
+        return f"n/a: no device energy counter; {missing or 'CPU n/a'}"
     phrase = f"{', '.join(uses)} of {run.node} in {human_seconds(used.seconds)}"
     watts, cost = mean_watts(run), joules_per_unit(run)
     if watts is not None:
         phrase += f", mean {human_count(watts)} W, "
-        phrase += (
-            f"J a token n/a: {cost}" if isinstance(cost, str) else f"{cost[0]:.3g} J a {cost[1]}"
-        )
+        phrase += f"J/token n/a: {cost}" if isinstance(cost, str) else f"{cost[0]:.3g} J/{cost[1]}"
     return "; ".join(filter(None, (phrase, missing)))
 
 
@@ -261,7 +260,7 @@ def joules_per_unit(run: RunSnapshot) -> tuple[float, str] | str:
         if counted and len(counted) == len(shares):
             lifetime = fmean(sum(row.seconds for row in rank.ledger) for rank in run.ranks)
             return watts * lifetime / sum(counted), unit
-    return "no batch is known of some rank"
+    return "batch size unknown for at least one rank"
 
 
 # ---- checkpoints of a run -----------------------------------------------------------------------

@@ -142,8 +142,8 @@ def joined_text(run: RunSnapshot) -> str:
     if not joined:
         return ""
     step = min(rank.first_step for rank in joined)
-    start = f"step {human_count(step)}" if any(rank.steps for rank in joined) else "its attach"
-    return f"watched since {start}: what was before is not known"
+    start = f"step {human_count(step)}" if any(r.steps for r in joined) else "zeromon attached"
+    return f"watched since {start}; earlier activity is unknown"
 
 
 def notes_of(run: RunSnapshot) -> list[str]:
@@ -430,7 +430,7 @@ def resolved_texts(findings: Iterable[Finding]) -> list[tuple[str, str]]:
         ranks = sorted({f.rank for f in repeats if f.rank >= 0})
         often = f"{len(repeats)} times, " if len(repeats) > 1 else ""
         owners = f", {members_text(ranks)}" if len(ranks) > 1 else ""
-        history = f"{often}{stood}{owners}, last at {clock(last_finding.came)}"
+        history = f"{often}for {stood} in total{owners}, last began {clock(last_finding.came)}"
         rows.append((rule, f"{history}: {finding_text(last_finding)}"))
     return rows
 

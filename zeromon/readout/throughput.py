@@ -22,7 +22,7 @@ from zeromon.ring.strategy import Dim
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.step import settled_steps
 
-_UNTOLD = "neither a wrapped model nor a DataLoader has told its batches"
+_UNTOLD = "no batch size seen from a wrapped model or DataLoader"
 _DIVIDED = "no wrapper and no device mesh says how the ranks divide a batch"
 _NO_TOKENS = "batches hold no tokens: the model got no input_ids and no matrix of integers"
 _STANDS = "no step ends"

@@ -107,9 +107,7 @@ def by_unit(run: RunSnapshot, limit: int) -> str:
         blocks.append(f"  ... and {len(hidden)} more, {human_seconds(exposed)} exposed")
     if rank.wait_seconds is not None:
         waits = human_seconds(rank.wait_seconds)
-        blocks.append(
-            f"  in all it waits {waits} a step for ranks that come later; rows may overlap"
-        )
+        blocks.append(f"  total wait for late ranks: {waits} per step; rows may overlap")
     peak = _link_peaks_text(rank)
     return "\n".join(blocks + ([peak] if peak else []))
 

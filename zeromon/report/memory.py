@@ -56,7 +56,7 @@ def by_role(run: RunSnapshot) -> str:
             f"  +{human_bytes(nbytes):>9}  {role.replace('_', ' ')}: {sentence}"
             for nbytes, role, sentence in causes[:_MAX_CAUSES]
         ]
-        blocks.append("On top of the plain arithmetic of ZeRO\n" + "\n".join(cause_lines))
+        blocks.append("Memory beyond the ZeRO formula\n" + "\n".join(cause_lines))
     return "\n\n".join(blocks)
 
 

@@ -149,7 +149,7 @@ def _rank_block(run: RunSnapshot) -> str:
         tail += "\n" + _wrap_text(progress_text(run))
     if (teller := best_informed(run)) is not None:
         tail += "\n" + _wrap_text(f"training, by rank {teller.rank}: {training_text(teller)}")
-    return f"Steps (mean of the last {WINDOW} timed steps, without the first)\n{rows}{tail}"
+    return f"Steps (mean of the last {WINDOW} timed steps, excluding the first step)\n{rows}{tail}"
 
 
 def why_unknown(ranks: Sequence[RankSnapshot]) -> str:
@@ -182,7 +182,7 @@ def _over_time(ranges: Sequence[StepRange]) -> str:
         ("RSS", lambda p: human_bytes(p.rss_bytes)),
         ("reserved", lambda p: human_bytes(p.reserved_bytes) if p.reserved_bytes >= 0 else "-"),
     )
-    return f"Over the whole run (mean step, without the first; the most bytes on any rank)\n{rows}"
+    return f"Over the whole run (mean step, excluding the first; most bytes on any rank)\n{rows}"
 
 
 def phase_block(run: RunSnapshot) -> str:
@@ -225,7 +225,7 @@ def finding_lines(finding: Finding) -> list[str]:
     """A finding, and its remedy where it has one."""
     duration = finding.gone - finding.came if finding.gone is not None and finding.came else 0.0
     is_shown = duration >= _SHOWN_SECONDS and finding.severity != Severity.INFO
-    period = f" (for {human_seconds(duration)}, to the end)" if is_shown else ""
+    period = f" (lasted {human_seconds(duration)}, until the run ended)" if is_shown else ""
     rows = [f"{_MARKS[finding.severity]} {finding.code} {finding_text(finding)}{period}"]
     if finding.remedy is not None:
         change = remedy_text(finding.remedy)
@@ -270,7 +270,7 @@ def _ledger_table(job: JobLedger, per: Sequence[tuple[str, float]]) -> str:
 def activities(run: RunSnapshot) -> str:
     """The activities of the training loops beside training; "" where nothing was seen."""
     notes = activity_texts(run)
-    return "Beside training\n" + "\n".join(f"  {note}" for note in notes) if notes else ""
+    return "Besides training steps\n" + "\n".join(f"  {note}" for note in notes) if notes else ""
 
 
 # ---- deepSpeed's engines and settings, as text --------------------------------------------------

@@ -281,8 +281,8 @@ class Store:
             raise RunAmbiguous(f"several runs begin with {name}: {', '.join(matches[:5])}")
         if not matches:
             like = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
-            hint = f"{'Near it are' if like else 'The newest are'}: {', '.join(like or names[:5])}"
-            raise RunNotFound(f"no run is called {name}", hint)
+            hint = f"{'Similar runs' if like else 'Newest runs'}: {', '.join(like or names[:5])}"
+            raise RunNotFound(f"no run named {name}", hint)
         return matches[0]
 
     def about(self, run: str) -> About:

@@ -67,7 +67,7 @@ def prediction_view(plan: dict[str, Any]) -> list[Any]:
         dict.fromkeys(f"{figures.change_text(p)}: {p['error']}" for p in points if p.get("error"))
     )
     needs = dict.fromkeys(p.get("step_seconds_unknown") for p in points)
-    notes += [f"seconds n/a without {missing}" for missing in needs if missing]
+    notes += [f"step time n/a without {missing}" for missing in needs if missing]
     components: list[Any] = [
         data_grid(
             "prediction",

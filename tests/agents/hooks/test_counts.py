@@ -142,7 +142,7 @@ def test_a_comparison_says_what_a_ring_sends_and_what_a_step_trains_on(
     width, layers, length = 32, 3, 32
     weights = 256 * width + layers * 12 * width**2
     assert flops_per_token(snapshot) == 6 * weights + 12 * layers * length * width
-    assert mfu_of_run(snapshot) == "no peak is known of cpu"
+    assert mfu_of_run(snapshot) == "peak FLOP/s of cpu unknown"
     sent = METRIC["sent_bytes"].find(found)
     assert isinstance(sent, Estimate)
     share = (ranks - 1) / ranks

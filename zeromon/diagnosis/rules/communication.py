@@ -142,8 +142,8 @@ def poor_overlap(run: RunSnapshot) -> Iterable[Match]:
         if overlap is None or rank.steps < SETTLED_STEPS:
             continue
         if overlap < POOR_OVERLAP and share >= AVOIDABLE.critical:
-            hidden = human_ratio(overlap) if overlap >= 0.0005 else "nothing"
-            evidence = f"{hidden} of the communication is hidden behind compute"
+            hidden = f"{human_ratio(overlap)} of the" if overlap >= 0.0005 else "no"
+            evidence = f"{hidden} communication overlaps with compute"
             if waits_in_each_bucket(rank):
                 evidence += ": the compute stream waits in each of DDP's all-reduces"
             yield Match(evidence, rank.rank, _other_backend(rank))

@@ -57,7 +57,7 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
         return
     largest = max((row.nbytes for row in unit_rows(rank, "all_gather")), default=0)
     yield Match(
-        f"units gather their parameters when they need them: {human_seconds(late)} a step "
+        f"units all-gather parameters only on demand: {human_seconds(late)} per step "
         f"({human_ratio(share)}) of exposed all-gathers",
         rank.rank,
         Remedy(
@@ -117,8 +117,8 @@ def reshard_without_need(run: RunSnapshot) -> Iterable[Match]:
     change = {"stage": ZeroStage.GRADIENTS, "reshards": False}
     gained = predicted_gain(run, _NOT_GATHERED, exposed_seconds(repeats), **change)
     yield Match(
-        f"gathering parameters again in backward waits {human_seconds(exposed_seconds(repeats))} a step "
-        f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} per rank are free",
+        f"re-gathering parameters in backward costs {human_seconds(exposed_seconds(repeats))} per step "
+        f"({human_ratio(share)}); {human_bytes(room_bytes(run, rank))} per rank are free",
         rank.rank,
         Remedy(
             cause=f"{_FREES[form]} frees parameters that backward needs soon after",

@@ -148,12 +148,12 @@ def cpu_starved(run: RunSnapshot) -> Iterable[Match]:
     shared = f"; {ranks} ranks of this node may use {cpus:g} CPUs" if cpus else ""
     remedy = _fewer_threads(rank, ranks, cpus)
     threads = rank.process.get("threads")
-    note = f"; it computes with {threads} thread{'s' * (threads > 1)} already" if threads else ""
+    note = f"; already uses only {threads} compute thread{'s' * (threads > 1)}" if threads else ""
     yield Match(
-        "its main thread could run and had no CPU for "
+        "main thread was runnable but waited for a CPU for "
         f"{human_ratio(rank.pressure.minute_cpu_wait_ratio)} of the last minute"
         f"{_cpu_users_text(run) or shared}{note if remedy is None else ''}; "
-        "other findings count their waits without that",
+        "other findings exclude this wait",
         rank.rank,
         remedy,
         CPU_WAIT.severity_of_cost(_cpu_wait(rank)),

@@ -395,7 +395,7 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_host_memory_available_bytes", "gauge", "bytes", "Available host memory of the node (MemAvailable).", (), _one_value(lambda r: _known_or_none(r.host_available_bytes))),
     Spec("zeromon_host_memory_headroom_bytes", "gauge", "bytes", "Host memory that the tightest cgroup, or the machine, can still give.", (), _host_value(lambda h: _known_or_none(h.headroom_bytes))),
     Spec("zeromon_host_oom_kills_total", "counter", "kills", "Processes in the cgroup of the rank that the kernel killed for memory since zeromon watches the run.", (), _host_value(lambda h: _known_or_none(h.oom_kills))),
-    Spec("zeromon_cpu_wait_ratio", "gauge", "ratio", "Share of the last 20 steps, and at least five seconds, in which the main thread of the rank could run and had no CPU.", (), _one_value(lambda r: r.pressure.cpu_wait_ratio if r.pressure else None)),
+    Spec("zeromon_cpu_wait_ratio", "gauge", "ratio", "Share of the last 20 steps, and at least five seconds, in which the main thread of the rank was runnable but waited for a CPU.", (), _one_value(lambda r: r.pressure.cpu_wait_ratio if r.pressure else None)),
     Spec("zeromon_major_faults_per_second", "gauge", "faults/second", "Page faults of the rank that needed a read from disk, over the last ten seconds.", (), _one_value(lambda r: r.pressure.major_faults_per_second if r.pressure else None)),
     Spec("zeromon_host_memory_pinned_bytes", "gauge", "bytes", "Page-locked bytes held by torch's host allocator.", (), _one_value(lambda r: _known_or_none(r.pinned_bytes))),
     Spec("zeromon_oom_risk_ratio", "gauge", "ratio", "Risk of running out of memory, by pool (device, host): 0 is no end in sight, 1 is out of memory now.",

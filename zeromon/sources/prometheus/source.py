@@ -46,7 +46,7 @@ class PrometheusSource:
 
     def __init__(self, server: Server, run: str, match: str = "", *, many: int = MANY) -> None:
         if not is_run_id(run):
-            raise RunNotFound(f"no run is called {printable(run)}", "")
+            raise RunNotFound(f"no run named {printable(run)}", "")
         self.server, self.run = server, run
         self._lock = threading.RLock()
         self._latest: RunSnapshot | None = None

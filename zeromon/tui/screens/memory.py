@@ -99,7 +99,7 @@ def role_bars(rank: RankSnapshot, options: DisplayOptions, width: int) -> list[L
         reverse=True,
     )
     if causes:
-        bars += [[], [("on top of the plain arithmetic of ZeRO", "bold")]]
+        bars += [[], [("memory beyond the ZeRO formula", "bold")]]
     for nbytes, role, reason in causes:
         sentence = f"+{human_bytes(nbytes)} {role.replace('_', ' ')}: {reason}"
         bars += wrap_text(sentence, width, "dim")
