@@ -463,8 +463,8 @@ def test_past_findings_are_one_line_a_rule() -> None:
     page = advice.content(Known(where, run(rank(0)), {}, findings=past))
     lines = [str(one) for one in page.parts["earlier"]["children"]]
     assert len(lines) == 2
-    assert "30 times, 5 min 00 s, ranks 0, 1" in lines[0] and "text 39" in lines[0]
-    assert "10 times, 100.00 s" in lines[1]
+    assert "30 times, for 5 min 00 s in total, ranks 0, 1" in lines[0] and "text 39" in lines[0]
+    assert "10 times, for 100.00 s in total" in lines[1]
 
 
 def test_what_is_missing_is_said_and_not_drawn() -> None:
