@@ -302,7 +302,7 @@ class Launched:
     ) -> RunSnapshot:
         """Returns *run* with its processes and attempts that have not reported.
 
-        *known*: the numbers of the attempts that have; *clock_ns*: wall clock less monotonic clock.
+        *reported*: the numbers of the attempts that have; *clock_ns*: wall clock less monotonic clock.
         """
         starting = [
             RankProcess(pid=pid, rank=waiting.rank, attempt=waiting.attempt, at=waiting.at)

@@ -212,7 +212,7 @@ _ONSET_SHARE: Final = 0.55
 def since_step(steps: _Steps, late_ns: Callable[[StepSkew], int], usual_ns: float) -> int:
     """The first step of the lateness: the begin of the steps up to the newest that fit it best.
 
-    A step fits by how far it is above :data:`_LATE_ENOUGH` of *usual_ns*, and more than *usual_ns* does
+    A step fits by how far it is above :data:`_ONSET_SHARE` of *usual_ns*, and more than *usual_ns* does
     not fit better: one pause does not make up for steps without lateness.
     """
     fits = [min(1.0, late_ns(s) / usual_ns) - _ONSET_SHARE for _, s in reversed(steps)]

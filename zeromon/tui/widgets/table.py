@@ -148,7 +148,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
         self._move_cursor_to(self.cursor + by)
 
     def action_page(self, by: int) -> None:
-        """Moves the cursor by *pages* screens."""
+        """Moves the cursor by *by* screens."""
         self._move_cursor_to(self.cursor + by * max(1, self.size.height - 2))
 
     def _move_cursor_to(self, at: int) -> None:
