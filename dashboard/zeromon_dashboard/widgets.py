@@ -96,7 +96,7 @@ def drawn_charts(view: Known, *names: str) -> dict[str, Chart]:
     if steps is not None:
         reason = f"no value of step {steps[0]:,} to {steps[1]:,} is known"
     else:
-        reason = "no step has told it" if view.series["step"] else "no step has ended yet"
+        reason = "not measured yet" if view.series["step"] else "no completed step yet"
     return {
         name: by_name[name] or charts.chart_without_value(name, view.run, reason)
         for name in names or by_name

@@ -919,7 +919,7 @@ def posted(app: Any, path: str, body: bytes) -> bytes:
 def test_a_chart_without_a_value_says_so_and_has_no_axes() -> None:
     page = layout.page_of(Known(Route(run="train-1"), run(rank(0, recent=())), rows(1, 1, 0)))
     figure = page.charts["exposed"].figure()
-    assert figure["layout"]["title"]["text"] == "Exposed communication: no step has ended yet"
+    assert figure["layout"]["title"]["text"] == "Exposed communication: no completed step yet"
     assert not figure["layout"]["xaxis"]["visible"] and figure["layout"]["height"] < 100
 
 

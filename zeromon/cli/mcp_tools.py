@@ -135,7 +135,7 @@ def memory(run: str = "") -> list[str]:
             for rank, risk in risks[:_RANKS]
         ),
         "" if risks else "  n/a: no memory's limit is known yet",
-        by_role(of) or "memory by role n/a: no rank has told its roles yet",
+        by_role(of) or "memory by role n/a: no census yet",
         offload(of),
         memory_by_rank(of.ranks),
     )

@@ -364,7 +364,7 @@ class Steps:
         self._begin_optimizer_phase()
 
     def engine_step_ends(self, outcome: Outcome | None, engine: int, total_steps: int = 0) -> None:
-        """Ends the step of DeepSpeed engine number *engine*, which has taken *total_steps* steps in all.
+        """Ends the step of DeepSpeed engine number *engine*, which has taken *total_steps* steps.
 
         *outcome* is None when the step raised: the phase ends, and no step is counted.
         """

@@ -77,7 +77,7 @@ def restarted(run: RunSnapshot) -> Iterable[Match]:
         reason = death_text(prior.deaths[0]) if prior.deaths else "no rank is known to have failed"
         yield Match(
             f"attempt {run.last_attempt}; attempt {prior.number} ended after"
-            f" {human_count(prior.steps)} steps: {reason}; steps lost in all: {lost}"
+            f" {human_count(prior.steps)} steps: {reason}; total steps lost: {lost}"
         )
 
 

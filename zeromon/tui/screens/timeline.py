@@ -88,7 +88,7 @@ class Lanes(TimeAxis):
     def _lines(self, width: int, height: int) -> list[Line]:
         model = self._model
         if model is None or not any(rank.recent for rank in model.ranks):
-            return [[("no step has ended yet", "dim")]]
+            return [[("no completed step yet", "dim")]]
         letters = model.look.letters
         now_ns = max(rank.recent[-1].end_ns for rank in model.ranks if rank.recent)
         stop = now_ns - round(self.back * 1e9)
