@@ -139,7 +139,7 @@ def test_every_view_tells_of_a_restart(lost: int | None, said: str) -> None:
     (finding,) = [f for f in advise(snapshot) if f.rule == "restarted"]
     assert finding.severity == "warning"
     assert "after 25 steps: rank 1, exception, ValueError: boom" in finding.text
-    assert finding.text.endswith(f"lost in all: {said}")
+    assert finding.text.endswith(f"total steps lost: {said}")
     text = render_run(snapshot)
     assert "attempt 1 ended: rank 1, exception, ValueError: boom" in text
     assert PEER not in text
