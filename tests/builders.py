@@ -89,7 +89,7 @@ def collective(
     return [
         Issued(start, op, Phase.FORWARD, 0, 1, unit, nbytes, sequence, 1),
         Done(
-            end, op, Phase.FORWARD, Flag.END_KNOWN, 1, unit, nbytes, start,
+            end, op, Phase.FORWARD, Flag.SPAN_KNOWN, 1, unit, nbytes, start,
             round(blocked_ms * MS), sequence,
         ),
     ]  # fmt: skip
@@ -346,11 +346,18 @@ def full_run() -> RunSnapshot:
 
 
 def arrival(
-    sequence: int, at_ns: int, step: int, end_ns: int = 0, waits_from_ns: int = 0
+    sequence: int,
+    at_ns: int,
+    step: int,
+    end_ns: int = 0,
+    waits_from_ns: int = 0,
+    span_known: bool = True,
 ) -> Arrival:
     row = CollectiveStats(Op.ALL_REDUCE, 2, 0, OpTotals())
     ended_ns = end_ns or at_ns + MS
-    return Arrival(1, sequence, at_ns, ended_ns, 1000, 0, waits_from_ns, step, 0, row)
+    return Arrival(
+        1, sequence, at_ns, ended_ns, 1000, 0, waits_from_ns, step, 0, row, span_known=span_known
+    )
 
 
 def arrived(skew: ArrivalSkew, rank: int, members: int, one: Arrival, size: int = 0) -> None:

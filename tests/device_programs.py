@@ -206,7 +206,7 @@ class Run:
             if isinstance(event, Done):
                 collective = self.collectives[event.unit - 1]
                 true = collective.end - collective.issued
-                known = bool(event.flags & Flag.END_KNOWN)
+                known = bool(event.flags & Flag.SPAN_KNOWN)
                 ends.append((event.t_ns - event.issued_ns - true, event.blocked_ns, known))
         true = exposed(self.device.streams[0])
         return Result(recorded, true, ends, self.device, faults)

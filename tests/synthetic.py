@@ -41,7 +41,7 @@ class Synthetic:
             op = Op.ALL_GATHER if n % 3 else Op.REDUCE_SCATTER
             at, begin = pack_place(self.group, self.units[n % 10]), start + n * 2_000_000
             issued = pack_head(Kind.ISSUED, op, Phase.FORWARD)
-            done = pack_head(Kind.DONE, op, Phase.FORWARD, Flag.END_KNOWN)
+            done = pack_head(Kind.DONE, op, Phase.FORWARD, Flag.SPAN_KNOWN)
             write(begin, issued, at, 1 << 20, self.sequence, Dtype.BFLOAT16, 0)
             write(begin + 1_500_000, done, at, 1 << 20, begin, 300_000, self.sequence)
         for n, phase in enumerate((Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)):

@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -55,6 +55,7 @@ from zeromon.diagnosis.arrivals import (
     PartialArrival,
     match_single_node,
     matched_collective,
+    partial_arrival,
 )
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stragglers import find_stragglers
@@ -86,6 +87,23 @@ def test_the_last_of_all_is_late_by_what_it_is_behind_the_last_but_one() -> None
     assert (both.late_ns, both.node_late_ns) == (2 * MS, 16 * MS)
     whole = joint(3, (11, 30))._replace(others_wait_ns=14 * MS)
     assert match_single_node(whole) == matched_collective([whole])
+
+
+@pytest.mark.parametrize("unknown", [(), (0,), (1,), (2,)])
+def test_a_transfer_is_known_by_the_last_rank_and_the_shortest_span(unknown: Sequence[int]) -> None:
+    """Rank 1 comes last and rank 2, whose clock runs behind, has the shortest span."""
+    times = {0: (10, 40), 1: (30, 40), 2: (20, 29)}
+    members = {
+        rank: arrival(1, start * MS, 1, end * MS, span_known=rank not in unknown)
+        for rank, (start, end) in times.items()
+    }
+    partial = partial_arrival("g", 3, members)
+    assert (partial.last_rank, partial.transfer_ns) == (1, 9 * MS)
+    is_known = not {1, 2} & set(unknown)
+    assert partial.transfer_known == match_single_node(partial).transfer_known == is_known
+    for shift in (-99, 99):  # the last one comes on this node, or on the other
+        other = joint(5, (shift, shift + 1))
+        assert matched_collective([other, partial]).transfer_known == (is_known or shift > 0)
 
 
 @given(

@@ -124,7 +124,7 @@ def _issued(state: RankState, call: Call, number: int, now: int) -> Issued:
 
 def _done(state: RankState, call: Call, number: int, now: int, flags: int = 0) -> Done:
     unit = _unit(state, call.unit)
-    flags |= Flag.END_KNOWN
+    flags |= Flag.SPAN_KNOWN
     return Done(now, call.op, call.phase, flags, 1, unit, call.nbytes, now - MS, MS, number)
 
 

@@ -259,7 +259,7 @@ def test_too_little_to_say() -> None:
 def test_of_a_ring_that_is_read_at_once_the_newest_calls_are_matched() -> None:
     """As after a restart of the collector: 12,000 calls of one rank, then those of the other."""
     skew, states = ArrivalSkew(), [RankState(rank=number) for number in range(2)]
-    word = pack_call_word(Kind.DONE, Op.ALL_REDUCE, Phase.BACKWARD, Flag.END_KNOWN, 1, 0)
+    word = pack_call_word(Kind.DONE, Op.ALL_REDUCE, Phase.BACKWARD, Flag.SPAN_KNOWN, 1, 0)
     for number, state in enumerate(states):
         late = number * MS
         calls = [

@@ -69,7 +69,7 @@ class Rank:
                 self.sequence += 1
                 at, begin = pack_place(self.group, self.unit), start + n * MS
                 issued, done = pack_head(Kind.ISSUED, Op.ALL_GATHER, Phase.FORWARD), pack_head(
-                    Kind.DONE, Op.ALL_GATHER, Phase.FORWARD, Flag.END_KNOWN
+                    Kind.DONE, Op.ALL_GATHER, Phase.FORWARD, Flag.SPAN_KNOWN
                 )  # fmt: skip
                 self.ring.write(begin, issued, at, 1 << n, self.sequence, Dtype.BFLOAT16, 0)
                 self.ring.write(begin + MS // 2, done, at, 1 << n, begin, MS // 4, self.sequence)

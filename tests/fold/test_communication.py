@@ -97,10 +97,31 @@ def test_idle_steps_do_not_dilute_the_mean() -> None:
 def test_bandwidth_is_that_of_the_transfer_where_it_is_known() -> None:
     row = CollectiveStats(Op.ALL_REDUCE, 2, 0, OpTotals())
     now = row.at(0)
-    now.timed_bytes, now.busy_ns, now.transfer_ns, now.matched_bytes = 1000, 10 * MS, 2 * MS, 1000
+    now.known_bytes, now.known_ns, now.transfer_ns, now.matched_bytes = 1000, 10 * MS, 2 * MS, 1000
+    now.matches = 1
     assert row.busbw(row.before(1)) == pytest.approx(1000 / 0.002)
     row.at(5)
     assert row.best_busbw == pytest.approx(1000 / 0.002)
+
+
+def test_a_span_that_is_only_a_bound_has_no_bandwidth() -> None:
+    """Neither by itself nor matched: the wait for other ranks would count as transfer."""
+    made = state()
+    issued, done = collective(0, 20, 5, sequence=1)
+    bound = done._replace(flags=0)
+    folded([issued, bound, step(1, 0, 100)], made)
+    (row,) = summarize_rank(made).traffic
+    assert (row.busbw_bytes_per_second, row.algbw_bytes_per_second) == (None, None)
+    assert row.seconds == pytest.approx(0.020)
+    assert summarize_rank(made).collectives[0].busbw_bytes_per_second is None
+
+
+def test_what_is_matched_without_a_known_transfer_has_no_bandwidth() -> None:
+    row = CollectiveStats(Op.ALL_REDUCE, 2, 0, OpTotals())
+    now = row.at(0)
+    now.known_bytes, now.known_ns = 1000, 10 * MS
+    row.matched(0, 8 * MS, 0, 0)
+    assert row.busbw(row.before(1)) == 0
 
 
 @pytest.mark.parametrize("late_by", [0, 1, 7])
@@ -108,7 +129,7 @@ def test_what_is_matched_later_counts_for_its_own_step(late_by: int) -> None:
     """As a collector does that reads many steps at once: the mean is that of a step all the same."""
     row, waiting = CollectiveStats(Op.ALL_REDUCE, 2, 0, OpTotals()), []
     for n in range(60):
-        row.at(n).timed_bytes += 1000
+        row.at(n).known_bytes += 1000
         waiting.append(n)
         if len(waiting) > late_by:
             for old in waiting:
@@ -119,7 +140,7 @@ def test_what_is_matched_later_counts_for_its_own_step(late_by: int) -> None:
     sums = row.before(60)
     assert sums.wait_ns / decay_weight(60) == pytest.approx(8 * MS)
     assert sums.transfer_ns / decay_weight(60) == pytest.approx(2 * MS)
-    assert sums.matched_bytes == pytest.approx(sums.timed_bytes)
+    assert sums.matched_bytes == pytest.approx(sums.known_bytes)
 
 
 def test_a_stall_belongs_to_the_group_of_its_unit() -> None:

@@ -41,7 +41,7 @@ def gather(start_ms: int, end_ms: int, blocked_ms: int, sequence: int) -> tuple[
     """A collective: the host issues it at once, the device runs it later."""
     issued = Issued(MS, Op.ALL_GATHER, Phase.FORWARD, 0, 1, 0, 1000, sequence, 1)
     done = Done(
-        end_ms * MS, Op.ALL_GATHER, Phase.FORWARD, Flag.DEVICE | Flag.END_KNOWN, 1, 0, 1000,
+        end_ms * MS, Op.ALL_GATHER, Phase.FORWARD, Flag.DEVICE | Flag.SPAN_KNOWN, 1, 0, 1000,
         start_ms * MS, blocked_ms * MS, sequence,
     )  # fmt: skip
     return issued, done

@@ -30,7 +30,7 @@ def ran(action: StageAction, start_ms: float, end_ms: float, stage: int, chunk: 
 def waited(end_ms: float, blocked_ms: float) -> Done:
     """A receive that blocked the rank until *end_ms*; sends and receives are numbered below 0."""
     end, blocked = round(end_ms * MS), round(blocked_ms * MS)
-    return Done(end, Op.RECV, Phase.OTHER, Flag.END_KNOWN, 1, 0, 100, end - blocked, blocked, -1)
+    return Done(end, Op.RECV, Phase.OTHER, Flag.SPAN_KNOWN, 1, 0, 100, end - blocked, blocked, -1)
 
 
 def calls(stage: int, count: int = 3, schedule: int = 1) -> list[Event]:

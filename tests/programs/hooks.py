@@ -414,7 +414,7 @@ def bursts() -> dict:
             wait(work)
         optimizer.step()
         ends = [
-            e.flags & Flag.END_KNOWN
+            e.flags & Flag.SPAN_KNOWN
             for raw in reader.read()
             if type(e := decode_record(raw)) is Done
         ]

@@ -175,7 +175,7 @@ def test_an_unknown_overlap_has_a_reason() -> None:
     """Unknown is never a bare n/a: on a device the host can be too late to see a collective end."""
     unseen = rank(exposed_ratio=0.2, overlap_ratio=None, recent=(summary(1, communication_ns=-1),))
     silent = replace(unseen, recent=(summary(1, communication_ns=0, exposed_ns=0),))
-    assert overlap_unknown(unseen) == "the end of its collectives is not seen"
+    assert overlap_unknown(unseen) == "when its collectives begin or end is not seen"
     assert overlap_unknown(silent) == "no communication"
     assert overlap_unknown(replace(unseen, overlap_ratio=0.5)) == ""
     assert overlap_unknown(replace(unseen, exposed_ratio=None)) == ""

@@ -34,6 +34,7 @@ from zeromon.fold.ledger import add_ledger_step  # noqa: E402
 from zeromon.fold.state import LedgerSums  # noqa: E402
 from zeromon.readout.breakdown import RECORDED  # noqa: E402
 from zeromon.readout.ledger import USEFUL  # noqa: E402
+from zeromon.ring.codes import operation_by_name  # noqa: E402
 from zeromon.snapshot import RankSnapshot  # noqa: E402
 from zeromon.snapshot.bandwidth import overlap_ratio  # noqa: E402
 
@@ -47,8 +48,8 @@ FIRST, LAST = 3, STEPS - 2
 
 In the second step DDP rebuilds its buckets, with ``static_graph`` in the third: such a step is untimed.
 """
-STEP_RATIO, POINTS = 0.02, 0.01
-"""The targets: a step and the share of a step by which a figure may differ."""
+STEP_RATIO, POINTS, BANDWIDTH_RATIO = 0.02, 0.01, 0.1
+"""The targets: by how much a step, a share of a step and a bandwidth may differ."""
 TRAINED = ("forward", "backward", "optimizer")
 COMPARED_PHASES = (*TRAINED, "other")
 _COMPUTES = [number for number, name in enumerate(RECORDED) if name in TRAINED]
@@ -157,6 +158,39 @@ def compare(rank: RankSnapshot, truth: Timeline, merged: Sequence[str] = ()) -> 
     if "backward" not in merged:  # of a pipeline it is not known what is between the phases
         found["goodput"] = [useful * 1e9 / whole, *bounds]
     found["copy"], found["idle"] = figures.copy / whole, figures.idle / whole
+    found["busbw"] = bus_bandwidths(rank, truth, start, end)
+    return found
+
+
+def bus_bandwidths(
+    rank: RankSnapshot, truth: Timeline, start: int, end: int
+) -> dict[str, list[float | None]]:
+    """Operation -> [zeromon's last steps, the device's from *start* to *end*], bytes/s; None: n/a.
+
+    An operation whose bytes zeromon has only in part, as beside DDP's untimed buckets, is n/a. One with
+    less than a hundredth of the bytes is left out: it takes as long as its kernel takes to start.
+    """
+    device: dict[str, list[float]] = {}
+    for one in truth.of("collective"):
+        if start <= one.start and one.end <= end and "bus_bytes" in one.detail:
+            function = one.name.removeprefix("ncclDevKernel_").partition("_")[0]
+            sums = device.setdefault(operation_by_name(function).label, [0, 0, 0])
+            sums[0] += int(one.detail["bus_bytes"])
+            sums[1] += one.end - one.transfer
+            sums[2] += one.bytes
+    found: dict[str, list[float | None]] = {}
+    most_bytes = max((nbytes for _, _, nbytes in device.values()), default=0)
+    for op, (bus_bytes, nanoseconds, nbytes) in device.items():
+        if nbytes < 0.01 * most_bytes:
+            continue
+        rows = [row for row in rank.traffic if row.op == op and row.busbw_bytes_per_second]
+        timed = [
+            (row.busbw_bytes_per_second or 0.0, row.transfer_seconds or row.seconds) for row in rows
+        ]
+        spent = sum(seconds for _, seconds in timed)
+        is_whole = sum(row.nbytes for row in rows) * (LAST + 1 - FIRST) > 0.9 * nbytes
+        sent = sum(rate * seconds for rate, seconds in timed)
+        found[op] = [sent / spent if spent and is_whole else None, bus_bytes * 1e9 / nanoseconds]
     return found
 
 
@@ -169,12 +203,20 @@ def error(figures: Sequence[float | None]) -> float | None:
     return max(min(bounds) - shown, shown - max(bounds), 0.0)
 
 
+def busbw_error(rank: Mapping[str, Any]) -> float | None:
+    """By which ratio the operation that is furthest off differs; None where zeromon has no bandwidth."""
+    pairs = rank.get("busbw", {}).values()
+    errors = (zeromon / device - 1 for zeromon, device in pairs if zeromon is not None)
+    return max(errors, key=abs, default=None)
+
+
 def misses(ranks: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """The figures of a cell that miss their target."""
     worst: dict[str, float] = defaultdict(float)
     for rank in ranks:
         zeromon, device = rank["step"]
         worst["step"] = max(worst["step"], abs(zeromon / device - 1) / STEP_RATIO)
+        worst["busbw"] = max(worst["busbw"], abs(busbw_error(rank) or 0) / BANDWIDTH_RATIO)
         for name in (*COMPARED_PHASES, "exposed", "goodput"):
             if name not in rank:
                 continue
@@ -268,7 +310,7 @@ def render_row(cell: Mapping[str, Any]) -> str:
     log = "never" if cell["log"] == "0" else cell["log"]
     head = f"| {cell['strategy']} | {cell['bound']}-bound | {log} |"
     if "failed" in cell:
-        return f"{head} {reason(cell['failed'])} | | | | | | | | |"
+        return f"{head} {reason(cell['failed'])} |" + " |" * 9
     ranks = cell["ranks"]
     step = max((rank["step"][0] / rank["step"][1] - 1 for rank in ranks), key=abs)
     phases = [
@@ -280,12 +322,15 @@ def render_row(cell: Mapping[str, Any]) -> str:
     exposed = max((rank["exposed"] for rank in ranks), key=lambda one: error(one) or 0.0)
     overlap = max((rank["overlap"] for rank in ranks), key=lambda one: error(one) or 0.0)
     goodput = max((one["goodput"] for one in ranks if "goodput" in one), key=error, default=None)
+    bandwidths = [one for rank in ranks if (one := busbw_error(rank)) is not None]
+    busbw = max(bandwidths, key=abs, default=None)
     cells = [
         f"{step:+.1%}",
         *("n/a" if one is None else f"{one * 100:+.1f}" for one in phases),
         f"{percent(exposed[0])} / {_between(exposed)}",
         f"{percent(overlap[0])} / {_between(overlap)}",
         f"{percent(goodput[0])} / {_between(goodput)}" if goodput else "n/a",
+        "n/a" if busbw is None else f"{busbw:+.1%}",
         ", ".join(misses(ranks)) or "-",
     ]
     return f"{head} {' | '.join(cells)} |"
@@ -298,7 +343,7 @@ def _between(figures: Sequence[float | None]) -> str:
 
 HEAD = (
     "| strategy | bound | log every | step | forward | backward | optimizer | other | exposed | overlap"
-    " | goodput | off target |\n|" + "---|" * 12
+    " | goodput | busbw | off target |\n|" + "---|" * 13
 )
 
 

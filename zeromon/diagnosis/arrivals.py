@@ -79,6 +79,8 @@ class PartialArrival(NamedTuple):
     """When the first of them began to wait."""
     others_wait_ns: int = NEVER
     """When the first of all but *last_rank* began to wait; :data:`FAR` with one member on the node."""
+    transfer_known: bool = True
+    """False where the span of the last rank, or the shortest one, is only a bound."""
 
 
 class MatchedCollective(NamedTuple):
@@ -93,6 +95,7 @@ class MatchedCollective(NamedTuple):
     node_late_ns: int
     """How long ranks of other nodes waited for the first rank of that node; 0 or more."""
     transfer_ns: int
+    transfer_known: bool = True
 
 
 class ArrivalSkew:
@@ -189,10 +192,9 @@ class ArrivalSkew:
             max_wait, waited = busy - transfer, at - start
             if waited > max_wait:
                 waited = max_wait
-            moved = 0 if call.is_wait else transfer  # a wait is a part of a transfer
-            row.matched(
-                call.timed_step, waited if waited > 0 else 0, moved, call.nbytes, call.on_device
-            )
+            moved = transfer if match.transfer_known and not call.is_wait else 0
+            nbytes = call.nbytes if moved else 0
+            row.matched(call.timed_step, waited if waited > 0 else 0, moved, nbytes, call.on_device)
             row.matched_ns += blocked
             busy_end = start + busy
             if at > busy_end - blocked and blocked and member != last_rank:
@@ -218,6 +220,7 @@ def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
     """Summarizes the arrivals of one node's ranks in one collective."""
     last_rank, sequence, first_ns, transfer = -1, 0, 0, 0
     at, before_ns, last_waits, others_wait = NEVER, NEVER, END_OF_TIME_NS, END_OF_TIME_NS
+    shortest = next(iter(inside.values()))
     for rank, call in inside.items():
         waits, start, lasted = (call.waits_from_ns, call.issued_ns, call.ended_ns - call.issued_ns)
         waits = max(waits, start)
@@ -232,12 +235,13 @@ def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
             before_ns = start
         others_wait = min(others_wait, waits)
         first_ns = min(first_ns, start)
-        transfer = min(transfer, lasted)
+        if lasted < transfer:
+            transfer, shortest = lasted, call
     if call.is_wait:  # nobody's wait ends before the last has come, whatever the clocks say
         at = min(at, min(call.ended_ns for call in inside.values()))
     return PartialArrival(
         group, sequence, size, len(inside), first_ns, at, last_rank, before_ns, max(1, transfer),
-        min(last_waits, others_wait), others_wait,
+        min(last_waits, others_wait), others_wait, inside[last_rank].span_known and shortest.span_known,
     )  # fmt: skip
 
 
@@ -246,8 +250,9 @@ def match_single_node(partial: PartialArrival) -> MatchedCollective:
     at = partial.last_ns
     late = at - max(NEVER, partial.before_ns, partial.others_wait_ns)
     return MatchedCollective(
-        partial.group, partial.sequence, at, partial.last_rank, max(0, late), 0, partial.transfer_ns
-    )
+        partial.group, partial.sequence, at, partial.last_rank, max(0, late), 0, partial.transfer_ns,
+        partial.transfer_known,
+    )  # fmt: skip
 
 
 def matched_collective(partials: Sequence[PartialArrival]) -> MatchedCollective:
@@ -256,6 +261,7 @@ def matched_collective(partials: Sequence[PartialArrival]) -> MatchedCollective:
     other_nodes = [partial for partial in partials if partial is not last_node]
     others_ns = max((partial.last_ns for partial in other_nodes), default=NEVER)
     waits = min((partial.waits_ns for partial in other_nodes), default=END_OF_TIME_NS)
+    shortest = min(partials, key=lambda partial: partial.transfer_ns)
     since_ns = max(others_ns, last_node.before_ns, min(waits, last_node.others_wait_ns))
     return MatchedCollective(
         group=last_node.group,
@@ -264,7 +270,8 @@ def matched_collective(partials: Sequence[PartialArrival]) -> MatchedCollective:
         last_rank=last_node.last_rank,
         late_ns=max(0, last_node.last_ns - since_ns),
         node_late_ns=max(0, last_node.first_ns - max(others_ns, waits)) if others_ns > NEVER else 0,
-        transfer_ns=min(partial.transfer_ns for partial in partials),
+        transfer_ns=shortest.transfer_ns,
+        transfer_known=last_node.transfer_known and shortest.transfer_known,
     )
 
 

@@ -27,6 +27,7 @@ _INFERRED: Final = int(Flag.INFERRED)  # an IntFlag's own `&` takes a microsecon
 _FAILED: Final = int(Flag.FAILED)
 _AHEAD: Final = int(Flag.AHEAD)
 _DEVICE: Final = int(Flag.DEVICE)
+_SPAN_KNOWN: Final = int(Flag.SPAN_KNOWN)
 _QUANTIZED: Final = frozenset((Dtype.INT8, Dtype.FLOAT8_E4M3FN, Dtype.FLOAT8_E5M2))
 _QUANTIZED_OPS: Final = frozenset((Op.ALL_GATHER, Op.ALL_TO_ALL, Op.REDUCE_SCATTER))
 _ISSUED: Final = int(Kind.ISSUED)
@@ -55,7 +56,7 @@ def shared_call_of(state: RankState, word2: int) -> Call | None:
         state.calls.clear()
     call = state.calls[word2] = Call(
         is_issue, counts, OP[op], PHASE[phase], group, unit, bool(flags & _AHEAD),
-        bool(flags & _DEVICE), state.group_calls[group], row,
+        bool(flags & _DEVICE), bool(flags & _SPAN_KNOWN), state.group_calls[group], row,
     )  # fmt: skip
     return call
 
@@ -130,8 +131,9 @@ def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:
     totals = row.totals
     totals.timed += 1
     totals.duration_ns += duration
-    totals.recent_bytes += nbytes
-    totals.recent_ns += duration
+    if call.span_known:
+        totals.recent_bytes += nbytes
+        totals.recent_ns += duration
     if unit and unit == state.background_unit:  # its thread has waited, and no step
         of_group.background.pop(sequence, None)
         return
@@ -144,8 +146,10 @@ def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:
     else:
         timed_steps = state.timed_steps
         step_sums = row.now if row.step == timed_steps else row.at(timed_steps)
-    step_sums.timed_bytes += nbytes
     step_sums.busy_ns += duration
+    if call.span_known:
+        step_sums.known_bytes += nbytes
+        step_sums.known_ns += duration
     step_sums.exposed_ns += blocked_ns
     window = state.device_window if on_device else state.window
     window.timed += 1
@@ -155,7 +159,7 @@ def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:
         state.arrivals.append(
             Arrival(
                 call.group, sequence, issued_ns, t_ns, nbytes, blocked_ns, t_ns - blocked_ns, step,
-                timed_steps, row, on_device,
+                timed_steps, row, on_device, span_known=call.span_known,
             )
         )  # fmt: skip
     else:

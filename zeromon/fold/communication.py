@@ -49,12 +49,13 @@ class Sums:
     """Calls, bytes and nanoseconds of one row over some steps."""
 
     __slots__ = (
-        "busy_ns", "calls", "exposed_ns", "matched_bytes", "matches", "nbytes", "timed_bytes",
-        "transfer_ns", "wait_ns",
+        "busy_ns", "calls", "exposed_ns", "known_bytes", "known_ns", "matched_bytes", "matches",
+        "nbytes", "transfer_ns", "wait_ns",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.calls = self.nbytes = self.timed_bytes = self.busy_ns = 0.0
+        self.calls = self.nbytes = self.busy_ns = 0.0
+        self.known_bytes = self.known_ns = 0.0
         self.exposed_ns = self.wait_ns = self.transfer_ns = self.matched_bytes = 0.0
         self.matches = 0.0
 
@@ -62,7 +63,8 @@ class Sums:
         """Adds the sums of the newest step, and keeps *share* of all."""
         self.calls = (self.calls + step_sums.calls) * share  # no loop: most rows do this each step
         self.nbytes = (self.nbytes + step_sums.nbytes) * share
-        self.timed_bytes = (self.timed_bytes + step_sums.timed_bytes) * share
+        self.known_bytes = (self.known_bytes + step_sums.known_bytes) * share
+        self.known_ns = (self.known_ns + step_sums.known_ns) * share
         self.busy_ns = (self.busy_ns + step_sums.busy_ns) * share
         self.exposed_ns = (self.exposed_ns + step_sums.exposed_ns) * share
         self.wait_ns = (self.wait_ns + step_sums.wait_ns) * share
@@ -77,10 +79,13 @@ class Sums:
         return mean_sums
 
     def moved(self) -> tuple[float, float]:
-        """Bytes, and the nanoseconds they took: of matched transfers if any, else of timed calls."""
-        if self.transfer_ns > 0:
+        """Bytes, and the nanoseconds they took: of matched transfers, else of this rank's known spans.
+
+        A span includes the wait for the other ranks, so it stands in only where none is matched.
+        """
+        if self.matches > 0:
             return self.matched_bytes, self.transfer_ns
-        return self.timed_bytes, self.busy_ns
+        return self.known_bytes, self.known_ns
 
 
 class CollectiveStats:

@@ -282,7 +282,8 @@ def _time_gradient_buckets(state: RankState, e: BackwardComm) -> None:
         step_sums = row.at(state.timed_steps)
         step_sums.calls += 1
         step_sums.nbytes += bucket.nbytes
-        step_sums.timed_bytes += bucket.nbytes
+        step_sums.known_bytes += bucket.nbytes
+        step_sums.known_ns += end_ns - start
         step_sums.busy_ns += end_ns - start
         step_sums.exposed_ns += exposed
         step = state.step + 1 - _count_steps_ago(state, bucket.t_ns)

@@ -56,7 +56,7 @@ from zeromon.snapshot.levels import UNTIMED
 from zeromon.snapshot.pipeline_bubbles import Act
 
 _ON_DEVICE: Final = pack_head(0, flags=Flag.DEVICE)
-_END: Final = _ON_DEVICE | pack_head(0, flags=Flag.END_KNOWN)
+_END: Final = _ON_DEVICE | pack_head(0, flags=Flag.SPAN_KNOWN)
 
 
 def zeros_by_phase() -> list[int]:
@@ -212,13 +212,13 @@ class Arrival:
 
     __slots__ = (
         "blocked_ns", "ended_ns", "group", "is_wait", "issued_ns", "nbytes", "on_device", "row",
-        "sequence", "step", "timed_step", "waits_from_ns",
+        "sequence", "span_known", "step", "timed_step", "waits_from_ns",
     )  # fmt: skip
 
     def __init__(
         self, group: int, sequence: int, issued_ns: int, ended_ns: int, nbytes: int, blocked_ns: int,
         waits_from_ns: int, step: int, timed_step: int, row: CollectiveStats,
-        on_device: bool = False, is_wait: bool = False,
+        on_device: bool = False, is_wait: bool = False, span_known: bool = True,
     ) -> None:  # fmt: skip
         # the numbers, not the record that has them: compiled, they lie side by side
         self.group = group
@@ -234,6 +234,8 @@ class Arrival:
         self.on_device = on_device
         self.is_wait = is_wait
         """True where a stream's wait for it is known, and neither its beginning nor its bytes."""
+        self.span_known = span_known
+        """True where it is not only a bound."""
         self.timed_step = timed_step
         """The count of timed steps, the steps of a row."""
         self.row = row
@@ -295,6 +297,7 @@ class Call:
     unit: int
     is_ahead: bool
     on_device: bool
+    span_known: bool
     of_group: GroupCalls
     row: CollectiveStats
 

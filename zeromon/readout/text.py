@@ -297,8 +297,8 @@ def overlap_unknown(rank: RankSnapshot) -> str:
     """Why the overlap of *rank* is unknown; "" where it is known, or its exposed time is not either."""
     if rank.overlap_ratio is not None or rank.exposed_ratio is None:
         return ""
-    ends_unseen = any(step.communication_ns < 0 for step in rank.recent if step.timed)
-    return "the end of its collectives is not seen" if ends_unseen else "no communication"
+    spans_unseen = any(step.communication_ns < 0 for step in rank.recent if step.timed)
+    return "when its collectives begin or end is not seen" if spans_unseen else "no communication"
 
 
 def memory_unknown(rank: RankSnapshot) -> str:

@@ -248,8 +248,8 @@ class Flag(IntFlag):
 
     ASYNC = 1
     """Issued with ``async_op=True``, or between two ranks, which may be waited for later, too."""
-    END_KNOWN = 2
-    """``t_ns`` is the time of completion, not only an upper bound."""
+    SPAN_KNOWN = 2
+    """Begin and end of a collective are known: neither is only a bound."""
     FAILED = 4
     """The call raised."""
     IDLE = 8

@@ -316,7 +316,7 @@ class Collectives:
     def _wait_hook(self, original: Any) -> Callable[..., Any]:
         context, pop_entry, now_ns = self._context, self.open.pop, time.monotonic_ns
         next_slot, pack, records, mask = context.ring.slots
-        waited_for, is_known = self.completions.waited_for.add, pack_head(0, flags=Flag.END_KNOWN)
+        waited_for, is_known = self.completions.waited_for.add, pack_head(0, flags=Flag.SPAN_KNOWN)
         done = pack_head(Kind.DONE) | is_known
         failed = done | pack_head(0, flags=Flag.FAILED)
 
@@ -469,7 +469,7 @@ class Collectives:
         """Writes the end of *entry*."""
         head_word, at, nbytes, issued, sequence, _, _, _ = entry
         entry[END] = end_ns
-        done = pack_head(Kind.DONE, flags=Flag.END_KNOWN) | head_word
+        done = pack_head(Kind.DONE, flags=Flag.SPAN_KNOWN) | head_word
         self._context.ring.write(end_ns, done, at, nbytes, issued, blocked_ns, sequence)
 
     def number_next(self, group: Group) -> int:

@@ -76,7 +76,7 @@ GROUP = "group_name"
 """The argument of every operator that issues: a group's name, or the group."""
 _MAX_PENDING = 4096
 _ISSUED, _DONE = pack_head(Kind.ISSUED), pack_head(Kind.DONE)
-_FAILED, _END_KNOWN = pack_head(0, flags=Flag.FAILED), pack_head(0, flags=Flag.END_KNOWN)
+_FAILED, _SPAN_KNOWN = pack_head(0, flags=Flag.FAILED), pack_head(0, flags=Flag.SPAN_KNOWN)
 _DONE_FAILED = _DONE | _FAILED
 # A name of the module costs a call less than one of the enclosing function, which each call copies.
 _now_ns, _caller, _Tensor = time.monotonic_ns, threading.get_ident, torch.Tensor
@@ -302,7 +302,7 @@ class Functional:
                 try:
                     blocked = left_ns - reached
                     if blocked > BLOCKED_NS:
-                        outcome |= _END_KNOWN
+                        outcome |= _SPAN_KNOWN
                     n = next_slot()
                     # fmt: off
                     pack(records, (n & mask) * RECORD_SIZE, n, left_ns, head_word | outcome, at,

@@ -134,6 +134,8 @@ _DRIFT = 10_000
 """Inverse of the maximum rate at which a device's clock gains on the host's."""
 _NO_STALL_NS = 2000
 """Maximum gap between two adjacent events on a stream that did not stand still."""
+_MAX_UNSURE = 0.05
+"""Up to this share of a collective's duration its begin may be unknown: its call launches it within."""
 
 
 class Waited:
@@ -159,7 +161,7 @@ class Waited:
         self.reached, self.left = reached, left
         self.entries, self.behind = entries, behind
         self.left_ns = left_ns
-        """When the host had recorded both events; 0 where the stream ran the collective itself."""
+        """When the host had recorded both events; a collective that ended before has no known end."""
         self.depth: int = 1 + max((wait.depth for wait in behind), default=0)
         """The number of streams in a row that wait for each other."""
         self.passed = False
@@ -309,7 +311,8 @@ class DeviceTimer:
 
     def ran_here(self, entry: Entry) -> None:
         """Records the end of a synchronous collective that the current stream runs itself."""
-        self._keep(Waited(self._side_stream(), entry[EVENT], self._mark(), [entry]))
+        stream, reached, left = self._side_stream(), entry[EVENT], self._mark()
+        self._keep(Waited(stream, reached, left, [entry], (), time.monotonic_ns()))
 
     def mark(self) -> Any:
         """Returns an event on the compute stream; None where none can be recorded now."""
@@ -541,7 +544,9 @@ class DeviceTimer:
             # a group runs one after the other
             start = ready_ns if start is None else max(ready_ns, start)
             leave = min(_elapsed_ns(wait.reached, bucket.left), end_ns)  # later, the host was slow
-            done = pack_head(Kind.DONE, flags=Flag.DEVICE | Flag.END_KNOWN) | entry[WORD]
+            earliest = max(_elapsed_ns(at, entry[EVENT]), entry[ISSUED_NS] - origin)
+            flags = Flag.DEVICE | _span_flag(earliest, start, end_ns)
+            done = pack_head(Kind.DONE, flags=flags) | entry[WORD]
             # fmt: off
             self._context.ring.write(origin + end_ns, done, entry[PLACE], entry[NBYTES], origin + start,
                                      waited + max(0, leave - ready_ns), entry[SEQUENCE])
@@ -556,16 +561,16 @@ class DeviceTimer:
         # the device comes to each after the host has issued it
         issued = (e[ISSUED_NS] + ns for e, ns in zip(wait.entries, elapsed, strict=True))
         end_ns = self._host_ns(wait.left, max(issued))
-        flags = Flag.DEVICE
-        # a stream that did not stall, or that waited for its host, came after the end: an upper bound
-        if blocked > _NO_STALL_NS and end_ns > wait.left_ns + _NO_STALL_NS:
-            flags |= Flag.END_KNOWN
+        # a stream that did not stall, or that waited for its host, passed after the end: an upper bound
+        end_is_known = blocked > _NO_STALL_NS and end_ns > wait.left_ns + _NO_STALL_NS
         if wait.stream is not None:
             blocked = 0
         for entry, elapsed_ns in zip(wait.entries, elapsed, strict=True):
             # it does not begin before the host has launched it
-            began_ns = min(end_ns, max(end_ns - elapsed_ns, entry[ISSUED_NS] + entry[HELD_NS]))
-            head_word = pack_head(Kind.DONE, flags=flags) | entry[WORD]
+            earliest_ns = max(end_ns - elapsed_ns, entry[ISSUED_NS])
+            began_ns = min(end_ns, max(earliest_ns, entry[ISSUED_NS] + entry[HELD_NS]))
+            flags = _span_flag(earliest_ns, began_ns, end_ns) if end_is_known else Flag(0)
+            head_word = pack_head(Kind.DONE, flags=Flag.DEVICE | flags) | entry[WORD]
             if entry[EVENT] is wait.reached:
                 blocked = min(blocked, end_ns - began_ns)
             else:
@@ -586,6 +591,12 @@ class DeviceTimer:
                 head_word = pack_head(Kind.STALL, flags=Flag.DEVICE) | entry[WORD]
                 blocked, until_ns = end_ns - max(start, until_ns), end_ns
                 self._context.ring.write(now_ns, head_word, entry[PLACE], blocked, 0, 0, 0)
+
+
+def _span_flag(earliest_ns: int, began_ns: int, end_ns: int) -> Flag:
+    """Returns SPAN_KNOWN where a collective whose end is known began at *began_ns*, or just before."""
+    is_known = began_ns - earliest_ns <= _MAX_UNSURE * (end_ns - began_ns)
+    return Flag.SPAN_KNOWN if is_known else Flag(0)
 
 
 def _duration_ns(start_event: Any, end_event: Any) -> int:

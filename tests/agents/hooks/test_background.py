@@ -57,7 +57,7 @@ def test_what_a_thread_waits_for_is_in_flight_only_where_training_stands_still()
     state = RankState(groups={1: {"label": "world", "ranks": [0, 1]}}, background_unit=APART)
     fold_event(state, issued(1, 1, OF_TRAINING))
     done = Done(
-        2 * SECOND, Op.ALL_GATHER, Phase.FORWARD, Flag.END_KNOWN, 1, OF_TRAINING, 8, SECOND, 0, 1
+        2 * SECOND, Op.ALL_GATHER, Phase.FORWARD, Flag.SPAN_KNOWN, 1, OF_TRAINING, 8, SECOND, 0, 1
     )
     fold_event(state, done)
     fold_event(state, issued(3, 2, APART))

@@ -90,7 +90,7 @@ def test_nothing_is_written_before_the_device_has_passed(parts: Parts) -> None:
     (done,) = parts.passed()
     assert isinstance(done, Done)
     assert (done.blocked_ns, done.t_ns - done.issued_ns) == (5 * MS, 5 * MS)
-    assert done.flags == Flag.DEVICE | Flag.END_KNOWN
+    assert done.flags == Flag.DEVICE | Flag.SPAN_KNOWN
     assert (done.op, done.group, done.unit, done.nbytes, done.sequence) == (1, 1, 2, 64, 9)
 
 
@@ -121,7 +121,43 @@ def test_a_device_that_waits_for_its_host_communicates_from_the_launch_on(parts:
     (done,) = parts.passed()
     assert isinstance(done, Done)
     assert done.t_ns - done.issued_ns == 2 * MS  # the end is that of the host's wait at most
-    assert not done.flags & Flag.END_KNOWN
+    assert not done.flags & Flag.SPAN_KNOWN
+
+
+@pytest.mark.parametrize(("gather_ms", "is_known"), [(20, False), (70, True)])
+def test_a_gather_that_begins_sometime_in_its_call_is_known_if_it_is_long(
+    parts: Parts, gather_ms: int, is_known: bool
+) -> None:
+    """The host's call takes 3 ms, and the device has nothing else to do."""
+    made, group = entry(), Group(parts.device)
+    parts.timer.issued(made)
+    parts.device.now += 3 * MS
+    work, _ = group.issue(1, peers=0, duration=gather_ms * MS, asynchronous=True)
+    made[HELD_NS] = 3 * MS
+    waiting = parts.timer.reached_wait([made])
+    assert waiting is not None and work is not None
+    work.wait()
+    parts.timer.left_wait(waiting)
+    (done,) = parts.passed()
+    assert isinstance(done, Done)
+    assert done.t_ns - done.issued_ns == gather_ms * MS
+    assert bool(done.flags & Flag.SPAN_KNOWN) == is_known
+
+
+@pytest.mark.parametrize(("held_ms", "is_known"), [(0, True), (2, False)])
+def test_what_ended_before_the_host_recorded_its_end_has_no_known_end(
+    parts: Parts, held_ms: int, is_known: bool
+) -> None:
+    """A gather of 1 ms on the current stream, in a call that takes so long after its launch."""
+    made = entry()
+    parts.timer.issued(made)
+    parts.device.current.run("gather", MS)
+    parts.device.now += held_ms * MS
+    parts.timer.ran_here(made)
+    (done,) = parts.passed()
+    assert isinstance(done, Done)
+    assert bool(done.flags & Flag.SPAN_KNOWN) == is_known
+    assert done.t_ns - done.issued_ns == max(1, held_ms) * MS
 
 
 def test_a_wait_on_another_stream_is_not_exposed(parts: Parts) -> None:
@@ -131,7 +167,7 @@ def test_a_wait_on_another_stream_is_not_exposed(parts: Parts) -> None:
     (done,) = parts.passed()
     assert isinstance(done, Done)
     assert (done.blocked_ns, done.t_ns - done.issued_ns) == (0, 5 * MS)
-    assert done.flags & Flag.END_KNOWN
+    assert done.flags & Flag.SPAN_KNOWN
 
 
 def test_the_compute_stream_waits_for_a_stream_that_gathers(parts: Parts) -> None:

@@ -240,7 +240,7 @@ class Simulation:
         for c in step.collectives:
             sequence += 1
             issued = pack_head(Kind.ISSUED, Op.ALL_REDUCE, c.phase)
-            done = pack_head(Kind.DONE, Op.ALL_REDUCE, c.phase, Flag.END_KNOWN)
+            done = pack_head(Kind.DONE, Op.ALL_REDUCE, c.phase, Flag.SPAN_KNOWN)
             at, blocked = pack_place(group), max(0, c.end - c.reached)
             records.append((c.issued, (issued, at, MIB, sequence, Dtype.FLOAT32, 0)))
             records.append((c.end, (done, at, MIB, c.issued, blocked, sequence)))

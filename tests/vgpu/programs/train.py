@@ -224,6 +224,7 @@ def main() -> None:
     parser.add_argument("--compile-optimizer", action="store_true", help="the same of its step")
     parser.add_argument("--graph", action="store_true", help="DDP: forward and backward as graphs")
     parser.add_argument("--offload", action="store_true", help="optimizer states on the host")
+    parser.add_argument("--profile", action="store_true", help="trace the second half of the steps")
     parser.set_defaults(foreach=True)
     options = parser.parse_args()
 
@@ -240,7 +241,11 @@ def main() -> None:
         model.compile()
     step = STRATEGIES[options.strategy](options, model)
     losses = []
+    profiler = torch.profiler.profile() if options.profile else None
     for number in range(options.steps):
+        if profiler and number == options.steps // 2:
+            torch.cuda.synchronize()
+            profiler.start()
         mark(f"step {number}")
         loss = step()
         if options.log and number % options.log == options.log - 1:
@@ -250,6 +255,9 @@ def main() -> None:
             dist.barrier()
     mark(f"step {options.steps}")
     torch.cuda.synchronize()
+    if profiler:
+        profiler.stop()
+        profiler.export_chrome_trace(f"{os.environ['VGPU_DIR']}/trace-{dist.get_rank()}.json")
     print(f"rank {dist.get_rank()} losses {json.dumps(losses)}", flush=True)
     dist.destroy_process_group()
 
