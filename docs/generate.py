@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from zeromon.diagnosis.pages import Page, all_pages
+from zeromon.diagnosis.rule import Page, all_pages
 from zeromon.export.prometheus.metrics import METRICS
 
 DOCS = Path(__file__).resolve().parent

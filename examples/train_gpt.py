@@ -101,9 +101,7 @@ def wrap(model: GPT, options: argparse.Namespace, device: torch.device) -> nn.Mo
     return model
 
 
-def wrap_fsdp1(
-    model: GPT, strategy: str, low: torch.dtype | None, device: torch.device
-) -> nn.Module:
+def wrap_fsdp1(model: GPT, strategy: str, low: torch.dtype | None, device: torch.device) -> nn.Module:
     """FullyShardedDataParallel, one unit a block."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy

@@ -34,9 +34,7 @@ def train(options: argparse.Namespace) -> list[float]:
     losses = []
     for step, (tokens, targets) in zip(range(1, options.steps + 1), loader, strict=False):
         logits = model(tokens.to(accelerator.device))
-        loss = F.cross_entropy(
-            logits.float().flatten(0, 1), targets.to(accelerator.device).flatten()
-        )
+        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.to(accelerator.device).flatten())
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()

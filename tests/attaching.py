@@ -91,9 +91,7 @@ class Job:
         """Ranks have sessions of their own, and a launcher that was killed leaves them."""
         wanted = str(self.out)  # of this job alone: nobody else's command names this folder
         return [
-            p.pid
-            for p in running_processes().values()
-            if wanted in p.command and p.pid != os.getpid()
+            p.pid for p in running_processes().values() if wanted in p.command and p.pid != os.getpid()
         ]
 
 
@@ -116,9 +114,7 @@ SLEEPS = "import time\nUP\nwhile True: time.sleep(0.05)"
 
 
 @contextmanager
-def running(
-    code: str, *before: str, python: str = sys.executable
-) -> Iterator[subprocess.Popen[str]]:
+def running(code: str, *before: str, python: str = sys.executable) -> Iterator[subprocess.Popen[str]]:
     """A Python that runs *code*, from where it says UP."""
     process = subprocess.Popen(
         [*before, python, "-c", code.replace("UP", "print('up', flush=True)")],

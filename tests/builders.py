@@ -13,17 +13,7 @@ from zeromon.fold.communication import CollectiveStats, OpTotals
 from zeromon.fold.fold import fold_event
 from zeromon.fold.state import Arrival, RankState
 from zeromon.fold.summarize import summarize_rank
-from zeromon.ring.events import (
-    Done,
-    Event,
-    Flag,
-    HostSample,
-    Issued,
-    Op,
-    Phase,
-    PhaseSpan,
-    StepMark,
-)
+from zeromon.ring.events import Done, Event, Flag, HostSample, Issued, Op, Phase, PhaseSpan, StepMark
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
@@ -248,9 +238,7 @@ def deepspeed_facts() -> dict[str, Any]:
             ),
         ),
         "roles": (
-            RoleRow(
-                role="master_param", device_bytes=0, host_bytes=7, disk_bytes=0, pinned_bytes=0
-            ),
+            RoleRow(role="master_param", device_bytes=0, host_bytes=7, disk_bytes=0, pinned_bytes=0),
         ),
         "expected": (
             ExpectedRow(

@@ -58,9 +58,7 @@ def _plain(spec: Spec, runs: tuple[RunSnapshot, ...]) -> Metric:
             facts = zip(spec.labels, map(printable, values), strict=True)
             info.add_metric(where, dict(facts))
         return info
-    family: Metric = _FAMILIES[spec.kind](
-        spec.family, spec.help, labels=labels, unit=spec.base_unit
-    )
+    family: Metric = _FAMILIES[spec.kind](spec.family, spec.help, labels=labels, unit=spec.base_unit)
     add: Callable[..., None] = family.add_metric  # type: ignore[attr-defined]  # of the subclasses
     for where, (values, number) in _rows(spec, runs):
         if number is not None:

@@ -34,9 +34,7 @@ def zeromon(
     )
 
 
-def zeromon_here(
-    home: Path, *words: str, cwd: str | None = None
-) -> subprocess.CompletedProcess[str]:
+def zeromon_here(home: Path, *words: str, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
     """As :func:`zeromon`, within this process, which has imported everything: half a second less."""
     output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):

@@ -61,13 +61,7 @@ _loop = st.tuples(st.just("evaluate"), st.integers(2, 24), _time, _time)
 def _prefetch(draw: st.DrawFn) -> tuple[Any, ...]:
     """A side stream gathers and copies, perhaps others wait for it; the compute stream waits later."""
     side, other = draw(st.permutations(range(1, STREAMS)))[:2]
-    gather = (
-        "issue",
-        draw(st.integers(0, GROUPS - 1)),
-        draw(_time),
-        draw(_time),
-        draw(st.booleans()),
-    )
+    gather = ("issue", draw(st.integers(0, GROUPS - 1)), draw(_time), draw(_time), draw(st.booleans()))
     program: Program = [("on", side, [gather, ("wait", -1), ("compute", draw(_time))])]
     if draw(st.booleans()):
         program.append(("on", other, [("wait_stream", side)]))
@@ -215,9 +209,7 @@ class Run:
 class _Arguments:
     """The options of a call, with what the virtual group needs."""
 
-    def __init__(
-        self, run: Run, number: int, peers: int, duration: int, asynchronous: bool
-    ) -> None:
+    def __init__(self, run: Run, number: int, peers: int, duration: int, asynchronous: bool) -> None:
         self.number, self.peers, self.duration = number, peers, duration
         self.asyncOp = asynchronous
         self.collective: Any = None

@@ -6,16 +6,7 @@ import math
 from collections import Counter
 from typing import Any
 
-ITEM = {
-    "Float": 4,
-    "Long": 8,
-    "Int": 4,
-    "BFloat16": 2,
-    "Half": 2,
-    "Double": 8,
-    "Byte": 1,
-    "Char": 1,
-}
+ITEM = {"Float": 4, "Long": 8, "Int": 4, "BFloat16": 2, "Half": 2, "Double": 8, "Byte": 1, "Char": 1}
 AS_GLOO_SAYS = {"reduce_scatter": "all_reduce"}
 """Gloo performs a reduce-scatter as an all-reduce, and its Flight Recorder says so."""
 

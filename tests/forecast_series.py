@@ -79,9 +79,7 @@ def evaluation(rng: random.Random) -> Series:
     return made(
         "evaluation",
         [
-            start(rng, level, s)
-            + (jump if s % every < lasts and s > every else 0)
-            + rng.gauss(0, noise)
+            start(rng, level, s) + (jump if s % every < lasts and s > every else 0) + rng.gauss(0, noise)
             for s in range(1, 2001)
         ],
     )
@@ -104,8 +102,7 @@ def batches(rng: random.Random) -> Series:
     levels = [rng.uniform(0.3, 0.9) for _ in range(len(cuts) + 1)]
     noise = rng.choice([0.001, 0.008])
     return made(
-        "batch changes",
-        [levels[sum(s > c for c in cuts)] + rng.gauss(0, noise) for s in range(1, 2001)],
+        "batch changes", [levels[sum(s > c for c in cuts)] + rng.gauss(0, noise) for s in range(1, 2001)]
     )
 
 
@@ -114,8 +111,7 @@ def lengths(rng: random.Random) -> Series:
     level, scale = rng.uniform(0.3, 0.5), rng.uniform(0.02, 0.06)
     top = rng.uniform(0.8, 0.95)
     return made(
-        "bounded lengths",
-        [min(top, level + scale * rng.lognormvariate(0, 0.7)) for _ in range(2000)],
+        "bounded lengths", [min(top, level + scale * rng.lognormvariate(0, 0.7)) for _ in range(2000)]
     )
 
 
@@ -178,10 +174,7 @@ def leak_in_evaluation(rng: random.Random) -> Series:
     return made(
         "leak with evaluation",
         [
-            start(rng, level, s)
-            + slope * s
-            + (jump if s % every < long else 0)
-            + rng.gauss(0, 0.003)
+            start(rng, level, s) + slope * s + (jump if s % every < long else 0) + rng.gauss(0, 0.003)
             for s in range(1, 6000)
         ],
     )
@@ -192,8 +185,7 @@ def leak_of_segments(rng: random.Random) -> Series:
     level, lasts, segment = rng.uniform(0.3, 0.7), rng.uniform(300, 3000), 20 / 81920
     slope = (1 - level) / lasts
     return made(
-        "leak in segments",
-        [level + segment * math.floor(slope * s / segment) for s in range(1, 6000)],
+        "leak in segments", [level + segment * math.floor(slope * s / segment) for s in range(1, 6000)]
     )
 
 

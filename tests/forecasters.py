@@ -55,11 +55,7 @@ def linear(series: Series, step: int) -> bool:
     return slope > 0 and (CAPACITY - points[-1][1]) / slope < 1000
 
 
-FORECASTERS: dict[str, Alarm] = {
-    "zeromon": zeromon,
-    "over 90 %": over_90,
-    "linear, 100 steps": linear,
-}
+FORECASTERS: dict[str, Alarm] = {"zeromon": zeromon, "over 90 %": over_90, "linear, 100 steps": linear}
 
 
 def run(

@@ -37,9 +37,7 @@ class Launcher:
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, when the launcher has ended."""
         end = None if timeout is None else time.monotonic() + timeout
-        while (
-            code := self._read(1.0 if end is None else max(0.0, end - time.monotonic()))
-        ) is None:
+        while (code := self._read(1.0 if end is None else max(0.0, end - time.monotonic()))) is None:
             if end is not None and time.monotonic() >= end:
                 raise subprocess.TimeoutExpired(f"launcher {self.pid}", timeout or 0.0)
         return code
@@ -86,12 +84,7 @@ class ForkServer:
         self._process.wait(timeout=30)
 
     def launch(
-        self,
-        command: list[str],
-        environment: Mapping[str, str],
-        cwd: Path,
-        output: int,
-        errors: int,
+        self, command: list[str], environment: Mapping[str, str], cwd: Path, output: int, errors: int
     ) -> Launcher:
         """Starts `launch.py` with the words of *command*."""
         request = {"command": command, "environment": dict(environment), "cwd": str(cwd)}

@@ -32,9 +32,7 @@ def event(name: str, start: float, duration: float, stream: int = 7, **more: Any
 
 def write(folder: Path, events: list[Any], name: str = "trace.json", **head: Any) -> Path:
     path = folder / name
-    text = json.dumps(
-        {"schemaVersion": 1, **head, "traceEvents": events, "traceName": "x"}, indent=1
-    )
+    text = json.dumps({"schemaVersion": 1, **head, "traceEvents": events, "traceName": "x"}, indent=1)
     packed = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
     path.write_bytes(packed)
     return path
@@ -158,9 +156,7 @@ class Program:
         stream = self.chooser.choice((7, 8, None))
         if stream is not None and stream not in self.free:
             return
-        end, _, path = (
-            self.last if stream is None else (*self.free[stream][:1], 0, self.free[stream][1])
-        )
+        end, _, path = self.last if stream is None else (*self.free[stream][:1], 0, self.free[stream][1])
         name = "cudaDeviceSynchronize" if stream is None else "cudaStreamSynchronize"
         long = max(2, end + 3 - self.now)
         self.call(name, long)

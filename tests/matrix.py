@@ -106,9 +106,7 @@ def row(version: str, python: str, resolution: str, *, sizes: bool) -> str:
             own = install(python, resolution, Path(scratch, "environment"))
         except subprocess.CalledProcessError as error:
             why = (error.stderr or b"").decode().strip().splitlines()
-            return (
-                f"| {version} | {resolution} | - | not installable: {why[-1] if why else error} |"
-            )
+            return f"| {version} | {resolution} | - | not installable: {why[-1] if why else error} |"
         found = distributions(own)
         passed, bad = tested(own, Path(scratch))
         core = "; ".join(f"{name} {found[name][0]}" for name in direct() if name in found)

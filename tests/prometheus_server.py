@@ -125,9 +125,7 @@ class Prometheus:
             time.sleep(0.1)
 
 
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed"
-)
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 
 
 def promtool(*arguments: str | Path) -> str:

@@ -82,9 +82,7 @@ def replay(node: Node, name: str) -> Result:
     folder.mkdir(mode=0o700)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as rank:
         made = time.monotonic_ns()
-        ends = [
-            _lay(kept, folder, rank.pid, made) for kept in sorted((RINGS / name).glob("*.ring.gz"))
-        ]
+        ends = [_lay(kept, folder, rank.pid, made) for kept in sorted((RINGS / name).glob("*.ring.gz"))]
         node.collector.tick()
         for path, at, record in ends:
             with path.open("r+b") as ring:

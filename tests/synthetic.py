@@ -22,9 +22,7 @@ class Synthetic:
         facts = {"rank": rank, "local_rank": rank, "world_size": world, "strategy": "fsdp2"}
         self.ring.name(NameKind.META, facts)
         ranks = list(range(world))
-        self.group = self.ring.name(
-            NameKind.GROUP, {"label": "world", "size": world, "ranks": ranks}
-        )
+        self.group = self.ring.name(NameKind.GROUP, {"label": "world", "size": world, "ranks": ranks})
         self.units = [self.ring.name(NameKind.UNIT, {"fqn": f"layers.{n}"}) for n in range(10)]
         self.step = self.sequence = 0
 

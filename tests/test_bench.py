@@ -50,9 +50,7 @@ def result(**figures: tuple[float, str, float | None]) -> dict[str, Any]:
 def test_what_differs_by_more_than_the_noise_of_both_is_named(
     bench: ModuleType, better: str, noise: float | None, after: float, verdict: str
 ) -> None:
-    lines, worse = bench.compared(
-        result(one=(1.0, better, noise)), result(one=(after, better, noise))
-    )
+    lines, worse = bench.compared(result(one=(1.0, better, noise)), result(one=(after, better, noise)))
     assert verdict in lines
     assert worse == (verdict == "worse: 1")
 

@@ -122,9 +122,7 @@ def test_a_tool_of_another_python_watches_the_training_of_an_environment_without
     assert done.returncode == 2 and "uv tool install 'zeromon[dashboard]'" in done.stderr
 
 
-def test_a_compiled_wheel_runs_beside_torch(
-    training: tuple[Path, set[str]], tmp_path: Path
-) -> None:
+def test_a_compiled_wheel_runs_beside_torch(training: tuple[Path, set[str]], tmp_path: Path) -> None:
     """It is one of this platform, and the agents in it are the Python that they are everywhere."""
     python, _ = training
     run("uv", "build", "--wheel", "--quiet", "--out-dir", tmp_path, ROOT, ZEROMON_COMPILE="1")
@@ -132,9 +130,7 @@ def test_a_compiled_wheel_runs_beside_torch(
     assert not wheel.name.endswith("-any.whl")
     run("uv", "pip", "install", "--quiet", "--python", python, wheel)
     modules = "import zeromon.fold.fold as fold, zeromon_agents, zeromon.ring.buffer as ring"
-    shown = run(
-        python, "-c", f"{modules}; print(*(m.__file__ for m in (fold, zeromon_agents, ring)))"
-    )
+    shown = run(python, "-c", f"{modules}; print(*(m.__file__ for m in (fold, zeromon_agents, ring)))")
     assert [Path(name).suffix for name in shown.split()] == [".so", ".py", ".py"]
     trained(python.parent / "zeromon", python, tmp_path)
 

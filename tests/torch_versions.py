@@ -127,9 +127,7 @@ def read(results: Path) -> tuple[int, Counter[str], list[str]]:
     return passed, skipped, failed
 
 
-def live(
-    strategy: str, script: Sequence[str], bin_folder: Path, environment: Mapping[str, str]
-) -> str:
+def live(strategy: str, script: Sequence[str], bin_folder: Path, environment: Mapping[str, str]) -> str:
     """Trains under zeromon and reads the report; returns what is wrong with it, "" for nothing."""
     python, name = str(bin_folder / "python"), f"live-{strategy.replace(' ', '-')}"
     zeromon = [python, "-m", "zeromon"]
@@ -190,9 +188,7 @@ def version_tested(version: str, *, live_only: bool) -> Tested:
             "ZEROMON_STORE": str(folder / "store"),
             "ZEROMON_PORT": str(free_port()),
         }
-        found = {
-            name: live(name, script, bin_folder, own | places) for name, script in LIVE.items()
-        }
+        found = {name: live(name, script, bin_folder, own | places) for name, script in LIVE.items()}
         agents = (0, Counter[str](), list[str]()) if live_only else tests(bin_folder, own)
         return Tested(version, *agents, found)
     finally:

@@ -44,11 +44,9 @@ class Hook(BuildHookInterface[Any]):
         os.environ |= {"COLUMNS": "74", "NO_COLOR": "1"}  # with the indent of a page within 80
         sys.path[:0] = [self.root, str(Path(self.root, "agents"))]
         from zeromon.cli import build_parser
-        from zeromon.cli.completion import completion_script
+        from zeromon.cli.parser import completion_script
 
-        made = {
-            shell: completion_script(build_parser(), shell) for shell in ("bash", "zsh", "fish")
-        }
+        made = {shell: completion_script(build_parser(), shell) for shell in ("bash", "zsh", "fish")}
         made["man"] = manual(build_parser(), self.metadata.version)
         self.folder = Path(mkdtemp(prefix="zeromon-build-"))
         for name, text in made.items():

@@ -28,7 +28,7 @@ MODULES = (
     "zeromon/fold/state.py",
     "zeromon/fold/steps.py",
     "zeromon/fold/summarize.py",
-    "zeromon/snapshot/bandwidth.py",
+    "zeromon/snapshot/communication.py",
     "zeromon/snapshot/intervals.py",
 )
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,9 +65,7 @@ def _build() -> None:
         name="zeromon",
         packages=[],
         py_modules=[],
-        ext_modules=mypycify(
-            [*options, *MODULES], opt_level="1", debug_level="0", group_name="zeromon"
-        ),
+        ext_modules=mypycify([*options, *MODULES], opt_level="1", debug_level="0", group_name="zeromon"),
         script_args=["--quiet", "build_ext", "--inplace"],
     )
 

@@ -92,9 +92,7 @@ def _elements(frame: str, identity: str, styles: dict[str, str]) -> list[tuple[s
             continue
         element = re.sub(r' clip-path="[^"]*"', "", element)
         element = re.sub(rf"{own}-(r\d+)", lambda m: names[m[1]], element)
-        found.append(
-            (kind, element.replace(own, identity).replace(' shape-rendering="crispEdges"', ""))
-        )
+        found.append((kind, element.replace(own, identity).replace(' shape-rendering="crispEdges"', "")))
     return found
 
 
@@ -103,9 +101,7 @@ def _rules(name: str, numbers: Sequence[int], frames: int, shown_seconds: float)
     known, steps, last = set(numbers), [], None
     for number in range(frames):
         if (is_on := number in known) != last:
-            steps.append(
-                f"{100 * number / frames:g}%{{visibility:{'visible' if is_on else 'hidden'}}}"
-            )
+            steps.append(f"{100 * number / frames:g}%{{visibility:{'visible' if is_on else 'hidden'}}}")
             last = is_on
     length = f"{frames * shown_seconds:g}s"
     return [
@@ -199,9 +195,7 @@ def begin(*words: str) -> subprocess.Popen[str]:
     """A command of zeromon in a session of its own."""
     nothing = subprocess.DEVNULL
     command = [sys.executable, "-m", "zeromon", *words]
-    return subprocess.Popen(
-        command, stdout=nothing, stderr=nothing, text=True, start_new_session=True
-    )
+    return subprocess.Popen(command, stdout=nothing, stderr=nothing, text=True, start_new_session=True)
 
 
 if __name__ == "__main__":

@@ -138,10 +138,7 @@ def _optimizers(folder: Path) -> Schema:
             sorted(
                 {
                     name: given
-                    for file in (
-                        folder / "runtime/lr_schedules.py",
-                        torch / "optim/lr_scheduler.py",
-                    )
+                    for file in (folder / "runtime/lr_schedules.py", torch / "optim/lr_scheduler.py")
                     for name, given in _arguments(file).items()
                     if not name.startswith("_") and name != "LRScheduler"
                 }.items()
@@ -340,9 +337,7 @@ def read_accelerate(folder: Path) -> Schema:
         for call in ast.walk(launch)
         if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(".add_argument")
         for node in call.args
-        if isinstance(node, ast.Constant)
-        and isinstance(node.value, str)
-        and node.value.startswith("--")
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("--")
     )
     groups: dict[str, set[str]] = {"deepspeed_args": set(), "fsdp_args": set()}
     for call in ast.walk(launch):

@@ -12,13 +12,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (
-    "*.md",
-    "docs/**/*.md",
-    "docs/images/*",
-    "zeromon/diagnosis/rules/*.md",
-    "examples/*.ipynb",
-)
+PAGES = ("*.md", "docs/**/*.md", "docs/images/*", "zeromon/diagnosis/rules/*.md", "examples/*.ipynb")
 _STYLE = (
     ".highlight .go { color: inherit } .md-grid { max-width: 72rem } "
     ".md-typeset td code { word-break: normal }"
@@ -49,8 +43,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Names each page by its path in the repository; the theme's files stay."""
     found = sorted({path for pattern in PAGES for path in ROOT.glob(pattern)})
     ours = [
-        File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path))
-        for path in found
+        File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)) for path in found
     ]
     style = File.generated(config, "site.css", content=_STYLE)
     return Files([*(file for file in files if file.src_dir != config.docs_dir), *ours, style])

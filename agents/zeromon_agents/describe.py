@@ -75,9 +75,7 @@ def hub_model(path: str) -> tuple[Any, dict[str, Any]]:
     config = transformers.CONFIG_MAPPING[kind].from_dict(content)
     cls = getattr(transformers, str(named[0]), None) if named else None
     if named and not isinstance(cls, type):
-        raise ValueError(
-            f"{version} has no {named[0]}, and code of a model's repository never runs"
-        )
+        raise ValueError(f"{version} has no {named[0]}, and code of a model's repository never runs")
     heads = _SEQ_TO_SEQ + _HEADS if config.is_encoder_decoder else _HEADS
     tables = (getattr(transformers, name, {}) for name in heads)
     cls = cls or next((table[type(config)] for table in tables if type(config) in table), None)
@@ -89,9 +87,7 @@ def hub_model(path: str) -> tuple[Any, dict[str, Any]]:
     if content.get("quantization_config"):
         notes.append("quantization_config is not applied: all parameters have the plan's precision")
     text_cfg = config.get_text_config()
-    sizes = text_cfg.to_dict() | {
-        key: getattr(text_cfg, key, None) for key in text_cfg.attribute_map
-    }
+    sizes = text_cfg.to_dict() | {key: getattr(text_cfg, key, None) for key in text_cfg.attribute_map}
     numbers = {name: size for name, size in sizes.items() if isinstance(size, (int, float))}
     return model, {"config": numbers, "notes": notes}
 

@@ -16,17 +16,15 @@ from zeromon.sources.access import (
     ADDRESS,
     COOKIE,
     Policy,
-    Request,
-    derive_server_key,
-    is_token,
-    refusal_of,
-)
-from zeromon.sources.asgi import (
     Receive,
+    Request,
     Scope,
     Send,
     bounded_receive,
+    derive_server_key,
     headers_of_scope,
+    is_token,
+    refusal_of,
     request_of_scope,
     send_text_answer,
 )
@@ -123,9 +121,7 @@ class Guard:
     async def _redirect_without_key(self, scope: Scope, send: Send) -> None:
         """Redirects to the address without the key, which would stay in the browser's history."""
         pairs = [
-            pair
-            for pair in parse_qsl(scope["query_string"].decode("latin-1"))
-            if pair[0] != "token"
+            pair for pair in parse_qsl(scope["query_string"].decode("latin-1")) if pair[0] != "token"
         ]
         # a path that begins with two slashes would lead to another host
         target = (

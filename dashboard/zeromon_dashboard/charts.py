@@ -75,9 +75,7 @@ class Chart:
         ]  # fmt: skip
         if not any(x for x, _ in self.traces.values()):
             return empty_figure(self.title)
-        is_crowded = (
-            len(self.traces) > _MAX_BESIDE_TITLE or sum(map(len, self.traces)) > _MAX_CHARACTERS
-        )
+        is_crowded = len(self.traces) > _MAX_BESIDE_TITLE or sum(map(len, self.traces)) > _MAX_CHARACTERS
         low = min((v for _, y in self.traces.values() for v in y if v is not None), default=0.0)
         top = max([self.top, *(1.05 * max(mark.y) for mark in self.marks)])
         return plotly_figure(
@@ -86,11 +84,7 @@ class Chart:
             height + 60 * is_crowded,
             **(LEGEND_BELOW if is_crowded else {}),
             xaxis=step_axis(self.steps),
-            yaxis={
-                **titled_axis(self.unit),
-                "range": [min(0.0, 1.1 * low), top],
-                "fixedrange": True,
-            },
+            yaxis={**titled_axis(self.unit), "range": [min(0.0, 1.1 * low), top], "fixedrange": True},
             uirevision=str(self.steps),  # else a zoom of before outlives a new range
             hovermode="x unified",
             shapes=[_level_line(mark) for mark in self.marks if mark.x is None],
@@ -227,9 +221,7 @@ _OF_ALL = {MOST: "highest rank", MEDIAN: "median rank", LEAST: "lowest rank"}
 def _top_of_axis(steps: Sequence[float], column: Column) -> float:
     """The end of the axis: above all values but those of the first steps, which warm up."""
     steady = [
-        value
-        for step, value in zip(steps, column, strict=True)
-        if value is not None and step > _WARM_UP
+        value for step, value in zip(steps, column, strict=True) if value is not None and step > _WARM_UP
     ]
     values = steady or [value for value in column if value is not None]
     return 1.1 * max([0.0, *values]) or 1.0
@@ -244,8 +236,7 @@ def charts_of(
     """Every chart of *run* by its name, of *steps*; None for one without a known value."""
     rows = rows_of(series)
     return {
-        spec.name: _chart_of_spec(spec, series, rows, run, steps)
-        for spec in specs.charts_of(run.ranks)
+        spec.name: _chart_of_spec(spec, series, rows, run, steps) for spec in specs.charts_of(run.ranks)
     }
 
 
@@ -321,14 +312,10 @@ def _chart_of_spec(
     title = _chart_title(spec)
     limit = specs.limit_of(spec, run.ranks)
     if summed and limit is not None and limit.nbytes:
-        step = (
-            GIB if limit.nbytes >= 8 * GIB else GIB // 8
-        )  # it moves, and each title is a new figure
+        step = GIB if limit.nbytes >= 8 * GIB else GIB // 8  # it moves, and each title is a new figure
         title += f"; used and available {human_bytes(limit.nbytes // step * step)}"
     marks = limit_marks_of(spec, limit) if summed or not spec.shared else ()
-    top = max(
-        _top_of_axis(series["step"], column), *(_top_of_axis(*trace) for trace in traces.values())
-    )
+    top = max(_top_of_axis(series["step"], column), *(_top_of_axis(*trace) for trace in traces.values()))
     return Chart(title, unit, traces, top, marks, steps)
 
 
@@ -358,11 +345,7 @@ def limit_marks_of(spec: ChartSpec, limit: specs.Limit | None) -> tuple[Mark, ..
     """
     if limit is None or not limit.nbytes:
         return ()
-    if (
-        spec.shared
-        and limit.risk.used_bytes < specs.FAR * limit.nbytes
-        and not limit.risk.steps_left
-    ):
+    if spec.shared and limit.risk.used_bytes < specs.FAR * limit.nbytes and not limit.risk.steps_left:
         return ()
     scale, step = spec.unit.scale, limit.rank.step
     full = limit.risk.capacity_bytes * scale

@@ -165,13 +165,9 @@ def _is_same_state(old: tuple[list[RunSnapshot], str], new: tuple[list[RunSnapsh
 def _chart_shape(chart: Chart) -> str:
     """The parts of a chart that a tab cannot update by appending points."""
     marks = [
-        f"{_round_coarsely(value):g}"
-        for mark in chart.marks
-        for value in (*(mark.x or ()), *mark.y)
+        f"{_round_coarsely(value):g}" for mark in chart.marks for value in (*(mark.x or ()), *mark.y)
     ]
-    return (
-        f"{chart.title}|{','.join(chart.traces)}|{_round_coarsely(chart.top):g}|{','.join(marks)}"
-    )
+    return f"{chart.title}|{','.join(chart.traces)}|{_round_coarsely(chart.top):g}|{','.join(marks)}"
 
 
 def _round_coarsely(value: float) -> float:

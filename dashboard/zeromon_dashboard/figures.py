@@ -34,7 +34,7 @@ from zeromon.readout.text import (
 )
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
-from zeromon.snapshot.lanes import Lanes, LaneSpan, LateArrival, Stream
+from zeromon.snapshot.step import Lanes, LaneSpan, LateArrival, Stream
 from zeromon.traces.allocations import NO_STACK, ROLES, UNKNOWN, Holding, frame_text, telling_frames
 from zeromon_dashboard.charts import (
     COLOURS,
@@ -93,9 +93,7 @@ def flame_graph(title: str, holdings: Sequence[Holding]) -> dict[str, Any]:
     """Memory by role, then by stack from the outermost frame to the innermost, as an icicle."""
     nodes: dict[tuple[str, ...], int] = defaultdict(int)
     for number, holding in enumerate(holdings):
-        frames = [frame_text(frame) for frame in reversed(telling_frames(holding.stack))][
-            -_DEEPEST:
-        ]
+        frames = [frame_text(frame) for frame in reversed(telling_frames(holding.stack))][-_DEEPEST:]
         if number >= _MAX_STACKS:
             frames = ["other stacks"]
         path = (holding.role, *(frames or [NO_STACK]))
@@ -227,10 +225,7 @@ def roles_figure(rank: RankSnapshot) -> dict[str, Any] | None:
         f"Memory of rank {rank.rank} by role",
         120 + 62 * len(rows),
         barmode="group",
-        xaxis={
-            **titled_axis(f"{unit}, device, host and disk"),
-            "range": [0, 1.15 * max_bytes / scale],
-        },
+        xaxis={**titled_axis(f"{unit}, device, host and disk"), "range": [0, 1.15 * max_bytes / scale]},
         yaxis=_FROM_THE_TOP,
     )
 
@@ -345,9 +340,7 @@ def own_time_figure(
     """
     own_ms: dict[int, dict[int, float]]
     if steps is None:
-        own_ms = {
-            rank.rank: _own_milliseconds(rank.recent[-2 * _STEPS_OF_HEAT :]) for rank in run.ranks
-        }
+        own_ms = {rank.rank: _own_milliseconds(rank.recent[-2 * _STEPS_OF_HEAT :]) for rank in run.ranks}
         max_steps = _STEPS_OF_HEAT
     else:
         by_rank: dict[int, list[StepRow]] = {}
@@ -430,9 +423,7 @@ def _round_digits(value: float | None) -> float | None:
 
 
 def _node_hover_texts(node: FleetNode) -> list[str]:
-    state = f"{node.up} of {node.ranks} ranks up" + (
-        f", {node.failed} failed" if node.failed else ""
-    )
+    state = f"{node.up} of {node.ranks} ranks up" + (f", {node.failed} failed" if node.failed else "")
     if node.silent_seconds:
         state = silent_for(node.silent_seconds)
     facts = _step_and_exposed(node.step_seconds, node.exposed_ratio)

@@ -54,9 +54,7 @@ def run_page(run: RunSnapshot, series: Series, report: str, *, still: bool = Fal
         return [f"<h2>{title}</h2>", *drawn] if drawn else []
 
     counted = first_counted(run.ranks) or next(iter(run.ranks), None)
-    over_time = [
-        chart.figure() for chart in charts.charts_of(series, run).values() if chart is not None
-    ]
+    over_time = [chart.figure() for chart in charts.charts_of(series, run).values() if chart is not None]
     run_figures = figures.ledger_figure(run), figures.step_breakdown(run)
     memory = (figures.roles_figure(counted), figures.unit_peaks_figure(counted)) if counted else ()
     body = [
@@ -73,10 +71,7 @@ def memory_page(name: str, devices: Sequence[DeviceMemory], report: str) -> str:
     drawn = [
         flame_graph(f"Device {device.device} {period}, bytes by role and stack", holdings)
         for device in devices
-        for period, holdings in (
-            ("at the peak", device.peak and device.peak.held),
-            ("now", device.held),
-        )
+        for period, holdings in (("at the peak", device.peak and device.peak.held), ("now", device.held))
         if holdings
     ]
     return _page_markup(

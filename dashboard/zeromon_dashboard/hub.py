@@ -297,9 +297,7 @@ class Hub:
             if existing is not None:
                 self._followed.move_to_end(name)
                 return existing
-        followed = Followed(
-            open_run_source(name, self.store, self._server), self.store, self._clock
-        )
+        followed = Followed(open_run_source(name, self.store, self._server), self.store, self._clock)
         with self._lock:
             self._followed[name] = followed
             while len(self._followed) > _MAX_SOURCES:
@@ -327,9 +325,7 @@ class Hub:
         if not route.ranks or not ranks or run.fleet is not None or {*route.ranks} & {*ranks}:
             return ""
         named = ", ".join(map(str, route.ranks))
-        return (
-            f"no rank {named} is known of run {run.run}: its ranks are {min(ranks)} to {max(ranks)}"
-        )
+        return f"no rank {named} is known of run {run.run}: its ranks are {min(ranks)} to {max(ranks)}"
 
     def compared(self, names: Sequence[str]) -> Comparison:
         """Runs side by side; raises :class:`~zeromon.base.errors.ZeromonError` for an unknown run."""

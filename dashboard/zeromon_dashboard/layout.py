@@ -54,12 +54,7 @@ def page_skeleton(
     )
 
 
-COLOURS = {
-    None: "teal",
-    Severity.INFO: "gray",
-    Severity.WARNING: "orange",
-    Severity.CRITICAL: "red",
-}
+COLOURS = {None: "teal", Severity.INFO: "gray", Severity.WARNING: "orange", Severity.CRITICAL: "red"}
 _BADGES = {
     None: "#0b6e4f", Severity.INFO: "gray.7", Severity.WARNING: "#8f4700", Severity.CRITICAL: "#b71c1c",
 }  # fmt: skip
@@ -237,9 +232,7 @@ def page_frame() -> Any:
     ]
     return dmc.MantineProvider(
         id="theme",
-        theme={
-            "components": {name: {"defaultProps": defaults} for name, defaults in _USUAL.items()}
-        },
+        theme={"components": {name: {"defaultProps": defaults} for name, defaults in _USUAL.items()}},
         children=[
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="route"),
@@ -253,9 +246,7 @@ def page_frame() -> Any:
                         dmc.Group(
                             [
                                 dcc.Link(
-                                    dmc.Text("zeromon", fw=800, size="lg"),
-                                    href="/",
-                                    className="plain",
+                                    dmc.Text("zeromon", fw=800, size="lg"), href="/", className="plain"
                                 ),
                                 dmc.Text(id="lost", c="red", size="sm"),
                                 dmc.Switch(id="dark", label="dark", size="sm"),

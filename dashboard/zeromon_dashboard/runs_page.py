@@ -113,9 +113,7 @@ def comparison_view(compared: Comparison) -> Any:
             dmc.Table(
                 [
                     html.Thead(html.Tr([html.Th(""), *heads])),
-                    html.Tbody(
-                        [row for group in grouped(compared) for row in _compared_rows(*group)]
-                    ),
+                    html.Tbody([row for group in grouped(compared) for row in _compared_rows(*group)]),
                 ],
                 withRowBorders=True,
                 highlightOnHover=True,
@@ -137,9 +135,7 @@ def _compared_run_head(number: int, column: Column) -> Any:
         [
             dcc.Link(f"{letter(number)}  {column.runs[0]}", href=f"/run/{column.runs[0]}/overview"),
             dmc.Text(
-                f"{column.strategy}, {steps_text(column)} steps timed{ending}",
-                size="xs",
-                c="dimmed",
+                f"{column.strategy}, {steps_text(column)} steps timed{ending}", size="xs", c="dimmed"
             ),
         ]
     )

@@ -103,12 +103,7 @@ def parse_route(path: str, query: str) -> Route:
         at=_parse_moment(params.get("at", "")),
     )
     page = segments[2] if len(segments) > 2 else "overview"
-    if (
-        2 <= len(segments) <= 3
-        and segments[0] == "run"
-        and is_run_id(segments[1])
-        and page in PAGES
-    ):
+    if 2 <= len(segments) <= 3 and segments[0] == "run" and is_run_id(segments[1]) and page in PAGES:
         other_runs = _parse_run_names(params.get("with", ""), segments[1])
         return replace(route, run=segments[1], page=page, others=other_runs)
     if segments:
@@ -129,9 +124,7 @@ def _parse_run_names(joined: str, but: str = "") -> tuple[str, ...]:
 
 
 def _parse_rank_numbers(joined: str) -> tuple[int, ...]:
-    numbers = {
-        int(number) for number in joined.split(",") if number.isdecimal() and len(number) < 8
-    }
+    numbers = {int(number) for number in joined.split(",") if number.isdecimal() and len(number) < 8}
     return tuple(sorted(numbers))[:_MAX_RANKS]
 
 
@@ -146,9 +139,7 @@ def _parse_step_range(bounds: str) -> tuple[int, int] | None:
 
 def _parse_one_of(number: str, choices: tuple[int, ...]) -> int:
     return (
-        int(number)
-        if number.isdecimal() and len(number) < 8 and int(number) in choices
-        else choices[-1]
+        int(number) if number.isdecimal() and len(number) < 8 and int(number) in choices else choices[-1]
     )
 
 

@@ -74,9 +74,7 @@ def card_parts(*contents: Any) -> Parts:
 def card_row(props: Parts) -> Any:
     """The row of cards at the top of a page."""
     slots = [
-        html.Div(id=name, **card_props)
-        for name, card_props in props.items()
-        if name.startswith("card-")
+        html.Div(id=name, **card_props) for name, card_props in props.items() if name.startswith("card-")
     ]
     return dmc.SimpleGrid(slots, id="cards", cols={"base": 1, "sm": 2, "lg": 4}, spacing="sm")
 
@@ -206,10 +204,7 @@ def finding_list(findings: Sequence[Finding], total: int) -> list[Any]:
         return [dmc.Text("Nothing to report.", c="dimmed", size="sm")]
     panels = [_finding_panel(finding) for finding in findings]
     omitted = total - len(findings)
-    return [
-        *panels,
-        *([dmc.Text(f"and {omitted} more under Advice", size="sm")] if omitted else []),
-    ]
+    return [*panels, *([dmc.Text(f"and {omitted} more under Advice", size="sm")] if omitted else [])]
 
 
 def _finding_panel(finding: Finding) -> Any:

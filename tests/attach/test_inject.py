@@ -248,9 +248,7 @@ def test_a_stopped_process_a_dead_one_and_a_traced_one_are_refused() -> None:
 
 @as_root
 def test_another_users_process_is_refused_with_the_command_that_helps() -> None:
-    with running(
-        SLEEPS, "setpriv", "--reuid=65534", "--clear-groups", python="/usr/bin/python3"
-    ) as t:
+    with running(SLEEPS, "setpriv", "--reuid=65534", "--clear-groups", python="/usr/bin/python3") as t:
         text, hint = refusal(t.pid)
         assert "belongs to nobody" in text
         assert hint == f"sudo -u nobody zeromon attach {t.pid}"
@@ -271,9 +269,7 @@ def test_without_the_right_to_trace_it_says_what_is_missing() -> None:
             [*poor, sys.executable, "-c", attempt, str(target.pid)],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-        assert (
-            "may not be traced from here: it has capabilities that this shell lacks" in done.stdout
-        )
+        assert "may not be traced from here: it has capabilities that this shell lacks" in done.stdout
         assert "--cap-add=SYS_PTRACE" in done.stdout
         assert target.poll() is None
 
@@ -336,14 +332,11 @@ def test_one_that_never_comes_to_it_is_left_with_nothing_to_run(
     """It holds the interpreter's lock in C: the request is withdrawn, and later nothing happens."""
     monkeypatch.setattr(loader, "_BEGIN_SECONDS", 0.3)
     code = (
-        "import ctypes\nUP\nctypes.PyDLL(None).usleep(2_000_000)\nprint('free', flush=True)\n"
-        + SLEEPS
+        "import ctypes\nUP\nctypes.PyDLL(None).usleep(2_000_000)\nprint('free', flush=True)\n" + SLEEPS
     )
     with running(code) as target:
         _, (outcome,) = attach_ranks([process(target.pid)], root)
-        assert (
-            "holds the interpreter's lock in C code; the request was withdrawn" in outcome.refused
-        )
+        assert "holds the interpreter's lock in C code; the request was withdrawn" in outcome.refused
         assert "py-spy dump" in outcome.hint
         assert target.stdout is not None and target.stdout.readline() == "free\n"
         wait_for(lambda: not waits_for_interpreter(target.pid))

@@ -114,10 +114,7 @@ def test_deepspeed_names_its_nodes(proc: Proc) -> None:
     proc.add(10, 1, f"python -m deepspeed.launcher.launch --world_info={world.decode()}")
     ranks(proc, 10, 20, world=4)
     table = rank_processes.running_processes()
-    assert rank_processes.node_names_of(rank_processes.ranks_of(10, table), table) == [
-        "alpha",
-        "beta",
-    ]
+    assert rank_processes.node_names_of(rank_processes.ranks_of(10, table), table) == ["alpha", "beta"]
 
 
 def test_what_goes_away_or_is_odd_is_left_out(proc: Proc) -> None:

@@ -150,21 +150,8 @@ BODIES: tuple[bytes, ...] = (
 )
 HEADERS = {
     "content-length": ("-1", "9" * 5000, "x", "", "0", "5", "٣", "1e3", "99999999999"),
-    "content-type": (
-        "application/json",
-        "text/plain",
-        "",
-        "x" * 500,
-        "multipart/form-data; boundary=x",
-    ),
-    "accept": (
-        "*/*",
-        "application/json",
-        "application/json, text/event-stream",
-        "x;q=y",
-        ";;;",
-        "",
-    ),
+    "content-type": ("application/json", "text/plain", "", "x" * 500, "multipart/form-data; boundary=x"),
+    "accept": ("*/*", "application/json", "application/json, text/event-stream", "x;q=y", ";;;", ""),
     "accept-encoding": ("gzip", "gzip;q=x", "br", "*;q=-1", ""),
     "range": ("bytes=0-", "bytes=99-1", "x"),
     "if-none-match": ("*", '"x'),
@@ -195,9 +182,7 @@ class Requests:
         path = re.sub(r"\{[^}]*\}", lambda _: draw.choice((RUN, RUN, draw.choice(TEXTS))), path)
         if draw.random() < 0.1:
             path += draw.choice(("/", "/x", "//", "/../x", "%2e", "\\"))
-        pairs = [
-            (draw.choice(NAMES), draw.choice(TEXTS)) for _ in range(draw.choice((0, 1, 1, 2, 3)))
-        ]
+        pairs = [(draw.choice(NAMES), draw.choice(TEXTS)) for _ in range(draw.choice((0, 1, 1, 2, 3)))]
         query = draw.choice(
             (urlencode(pairs, errors="replace"), "&".join(map("=".join, pairs)), "=&=;&&%", "%zz")
         )
@@ -364,9 +349,7 @@ def fuzz_dashboard(node: Node, seed: int, count: int) -> None:
 
 def fuzz_assistant(node: Node, seed: int, count: int) -> None:
     app = mcp.build_asgi_application(mcp.build_mcp_server(), "127.0.0.1", TOKEN)
-    statuses_of(
-        app, Requests(seed, [("POST", "/mcp"), ("GET", "/mcp"), ("GET", "/{x}")], BODIES), count
-    )
+    statuses_of(app, Requests(seed, [("POST", "/mcp"), ("GET", "/mcp"), ("GET", "/{x}")], BODIES), count)
 
 
 SERVERS: dict[str, Callable[[Node, int, int], None]] = {
@@ -411,9 +394,7 @@ def test_w6_of_a_collector(node: Node, request_: str, status: int) -> None:
     server.shutdown()
 
 
-@pytest.mark.parametrize(
-    "body", [DEEP.encode(), b'{"run": "a", "steps": Infinity}', b'{"run": []}']
-)
+@pytest.mark.parametrize("body", [DEEP.encode(), b'{"run": "a", "steps": Infinity}', b'{"run": []}'])
 def test_w6_of_a_dashboard(node: Node, body: bytes) -> None:
     app = make_app(Hub(node.store), token=TOKEN, port=1)
     own = {"host": "127.0.0.1", "authorization": f"Bearer {TOKEN}"}
@@ -499,11 +480,7 @@ def test_w8_ctrl_c_while_zeromon_is_imported_is_silent(tmp_path: Path) -> None:
         "ZEROMON_STORE": str(tmp_path),
     }
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
+        [sys.executable, "-c", INTERRUPTED], env=environment, capture_output=True, text=True, timeout=300
     )
     assert "Traceback" not in done.stderr, done.stderr
     codes = json.loads(done.stdout)
@@ -521,9 +498,7 @@ def test_w8_ctrl_c_while_zeromon_is_imported_is_silent(tmp_path: Path) -> None:
         ("nothing", {}),
     ],
 )
-async def test_w9_an_error_has_the_notice_too(
-    node: Node, tool: str, arguments: dict[str, Any]
-) -> None:
+async def test_w9_an_error_has_the_notice_too(node: Node, tool: str, arguments: dict[str, Any]) -> None:
     async with Client(mcp.build_mcp_server()) as client:
         answer = await client.call_tool(tool, arguments)
     text = answer.content[0].text  # type: ignore[union-attr]

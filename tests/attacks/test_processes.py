@@ -74,9 +74,7 @@ def test_another_user_is_refused_with_a_way_out(job: Job, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(200, marks=pytest.mark.long)])
-def test_an_attach_that_is_killed_leaves_the_training_alone(
-    job: Job, node: Node, kills: int
-) -> None:
+def test_an_attach_that_is_killed_leaves_the_training_alone(job: Job, node: Node, kills: int) -> None:
     """SIGKILL at random moments; each time a later attach and detach work."""
     draw, ranks = random.Random(kills), job.ranks()
     began = time.monotonic()

@@ -151,9 +151,7 @@ def wrong_keys(serving: Serving, servers: dict[str, Serving]) -> list[dict[str, 
 
 @pytest.mark.parametrize("name", ["collector", "dashboard", "mcp"])
 @pytest.mark.parametrize("user", [os.getuid(), NOBODY], ids=["this user", "another user"])
-def test_b2_no_route_answers_without_a_token(
-    servers: dict[str, Serving], name: str, user: int
-) -> None:
+def test_b2_no_route_answers_without_a_token(servers: dict[str, Serving], name: str, user: int) -> None:
     """The routes are those of the server's own table: one that is new is asked, too."""
     serving = servers[name]
     assert len(serving.routes) >= {"collector": 14, "dashboard": 12, "mcp": 1}[name]
@@ -167,9 +165,7 @@ def test_b2_no_route_answers_without_a_token(
             (serving.port, method, filled(path), {"Authorization": f"Bearer {user_token()}"})
         )
         expected.append((401, 401) if signed else (0, 0))
-    for request, (status, content), known in zip(
-        requests, asked(user, requests), expected, strict=True
-    ):
+    for request, (status, content), known in zip(requests, asked(user, requests), expected, strict=True):
         if known == (0, 0):
             assert status not in (401, 403), (request, status)
             continue
@@ -246,9 +242,7 @@ def raw(port: int, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["collector", "dashboard", "mcp"])
-def test_broken_requests_are_refused_and_others_answered(
-    servers: dict[str, Serving], name: str
-) -> None:
+def test_broken_requests_are_refused_and_others_answered(servers: dict[str, Serving], name: str) -> None:
     port = servers[name].port
     mine = f"Authorization: Bearer {user_token()}\r\n".encode()
     for what, content in (broken(b"") | broken(mine)).items():
@@ -387,11 +381,7 @@ def test_w4_w5_no_secret_is_in_a_record_and_no_token_in_an_environment(node: Nod
         patch.delenv("ZEROMON_TOKEN", raising=False)
         (known,) = runs_at_address(f"127.0.0.1:{facts['port']}")
         assert known.run == "r" and known.command[-2:] == ("--password", MASK)
-    secret = [
-        node.root / "r" / "token",
-        node.root / "collector.json",
-        f"/proc/{facts['pid']}/environ",
-    ]
+    secret = [node.root / "r" / "token", node.root / "collector.json", f"/proc/{facts['pid']}/environ"]
     if os.getuid() == 0:
         read = subprocess.run(
             [sys.executable, "-c", READER, *map(str, secret)], capture_output=True, text=True
@@ -399,9 +389,7 @@ def test_w4_w5_no_secret_is_in_a_record_and_no_token_in_an_environment(node: Nod
         assert read.stdout.split() == ["PermissionError"] * 3, read
     said, _ = training.communicate(timeout=120)
     assert "TOLD" in said and TOKEN not in said and NOTIFY not in said
-    recorded = wait_for(
-        lambda: node.store.names() and node.store.load("r").ended and node.store.load()
-    )
+    recorded = wait_for(lambda: node.store.names() and node.store.load("r").ended and node.store.load())
     assert f"https://me:{MASK}@host/ with password='{MASK}'" in str(recorded.ranks)
     for path in (path for path in node.store.folder("r").rglob("*") if path.is_file()):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

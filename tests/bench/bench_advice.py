@@ -119,9 +119,7 @@ def main() -> None:
         print(f"{name}: {told}; {effect(case, fired, before, after)}; engine: {said}", flush=True)
 
 
-def effect(
-    case: Case, fired: list[Finding], before: list[RunSnapshot], after: list[RunSnapshot]
-) -> str:
+def effect(case: Case, fired: list[Finding], before: list[RunSnapshot], after: list[RunSnapshot]) -> str:
     remedies = [f.remedy for f in fired if f.remedy is not None]
     steps = [statistics.median(step_of(run, case) for run in runs) for runs in (before, after)]
     took = f"step {steps[0] * 1e3:.1f} -> {steps[1] * 1e3:.1f} ms"

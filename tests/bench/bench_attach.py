@@ -129,9 +129,7 @@ def rounds_on(kind: str, rounds: int, root: Path, folder: Path) -> bool:
     print(f"  max {max(helper_ns) / 1e6:.2f} ms; answer after {statistics.median(answers):.3f} s")
     for done, found in holdings.items():
         print(f"  after {done} rounds: {'; '.join(map(in_figures, found))}")
-    print(
-        f"  step, median {1e3 * statistics.median(facts[0]['spent']):.1f} ms; longest step less that:"
-    )
+    print(f"  step, median {1e3 * statistics.median(facts[0]['spent']):.1f} ms; longest step less that:")
     for name, spans in (("attach", attached), ("detach", left), ("neither", idle)):
         print(f"    {name:8} {in_words(moments(spans, facts[0]['ends'], facts[0]['spent']))}")
     grown = [
@@ -176,9 +174,7 @@ def peers() -> dict[str, Injector]:
         subprocess.run([sys.executable, "-m", "venv", str(PEERS)], check=True)
     for name, program in PROGRAMS_OF_PEERS.items():
         package = name.split()[0]
-        have = subprocess.run(
-            [str(python), "-c", f"import {package}"], capture_output=True, check=False
-        )
+        have = subprocess.run([str(python), "-c", f"import {package}"], capture_output=True, check=False)
         if have.returncode:
             pip = [str(python), "-m", "pip", "install", "--quiet", package]
             if subprocess.run(pip, check=False).returncode:
@@ -272,9 +268,7 @@ def on_malloc(injectors: dict[str, Injector], rounds: int, folder: Path) -> None
     for name, run in injectors.items():
         sign = folder / "malloc"
         sign.unlink(missing_ok=True)
-        target = subprocess.Popen(
-            [sys.executable, "-c", MALLOC, str(sign)], stderr=subprocess.DEVNULL
-        )
+        target = subprocess.Popen([sys.executable, "-c", MALLOC, str(sign)], stderr=subprocess.DEVNULL)
         done, why = 0, ""
         try:
             wait_for(sign.exists)
@@ -319,9 +313,7 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 50
     folder = Path(tempfile.mkdtemp(prefix="zeromon-bench-"))
     os.environ.update(
-        ZEROMON_DIR=str(folder / "rings"),
-        ZEROMON_STORE=str(folder / "store"),
-        ZEROMON_COLLECTOR="off",
+        ZEROMON_DIR=str(folder / "rings"), ZEROMON_STORE=str(folder / "store"), ZEROMON_COLLECTOR="off"
     )
     root = paths.choose_ring_root()
     try:

@@ -69,9 +69,7 @@ class Cgroup:
         return next(int(count) for name, count in words if name == "oom_kill")
 
 
-def fits(
-    group: Cgroup, batch: int, length: int, environment: dict[str, str], *, bare: bool
-) -> bool:
+def fits(group: Cgroup, batch: int, length: int, environment: dict[str, str], *, bare: bool) -> bool:
     """Whether the command ends some steps in time."""
     under = [] if bare else [sys.executable, "-m", "zeromon", "run", "--quiet", "--"]
     words = [*under, *command(str(batch), length), "--steps", str(STEPS)]
@@ -137,9 +135,7 @@ def main() -> None:
         sys.exit("needs root and a memory cgroup")
     rows = []
     for number in range(options.limits):
-        limit = options.least + (options.most - options.least) * number // max(
-            1, options.limits - 1
-        )
+        limit = options.least + (options.most - options.least) * number // max(1, options.limits - 1)
         with tempfile.TemporaryDirectory() as folder:
             rows.append(one(limit << 20, options.length, Path(folder), bare=options.bare))
         print(json.dumps(rows[-1]), flush=True)

@@ -26,9 +26,7 @@ LENGTH = 1024
 MOST_SECONDS = 900.0
 
 
-def searched(
-    group: Cgroup, command: list[str], folder: Path, found: str
-) -> tuple[dict[str, Any], int]:
+def searched(group: Cgroup, command: list[str], folder: Path, found: str) -> tuple[dict[str, Any], int]:
     """What a search of its own prints: sizes that it tries, and by the pattern *found* its answer."""
     log, before, began = folder / "log", group.kills(), time.monotonic()
     with log.open("w") as out:

@@ -46,16 +46,8 @@ INTERVALS = {64: "5s", 1024: "15s", 16384: "30s"}
 def fleet(ranks: int) -> Iterator[tuple[str, psutil.Process]]:
     """A fleet in a process of its own; the address of its Prometheus, and that."""
     interval = INTERVALS.get(ranks, "30s")
-    command = [
-        sys.executable,
-        str(HERE.parent / "fleet.py"),
-        str(ranks // EACH),
-        str(EACH),
-        "--core",
-    ]
-    process = subprocess.Popen(
-        [*command, "--prometheus", interval], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, str(HERE.parent / "fleet.py"), str(ranks // EACH), str(EACH), "--core"]
+    process = subprocess.Popen([*command, "--prometheus", interval], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(2)]

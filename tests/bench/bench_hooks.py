@@ -133,13 +133,9 @@ def measure() -> dict[str, float]:
             "on": at(ON, pair),
             "counting": at(IDLE, pair),
             "off": at(OFF, pair),
-            "functional_bare": at(
-                ON, lambda: bare_wait_tensor(bare_functional(tensor, "sum", name))
-            ),
+            "functional_bare": at(ON, lambda: bare_wait_tensor(bare_functional(tensor, "sum", name))),
             "functional": at(ON, lambda: wait_tensor(issue_functional(tensor, "sum", name))),
-            "functional_counting": at(
-                IDLE, lambda: wait_tensor(issue_functional(tensor, "sum", name))
-            ),
+            "functional_counting": at(IDLE, lambda: wait_tensor(issue_functional(tensor, "sum", name))),
             "method": at(ON, lambda: method(None, None)),
             "unit": at(ON, lambda: unit(owner, None)),
             "around": at(ON, lambda: plain(None, None)),
@@ -218,12 +214,9 @@ def main() -> None:
         print(f"{name:42} {nanoseconds:7.0f} ns   target {target} ns")
         keep(name, nanoseconds, "ns")
     print(f"{'detached agent (originals restored)':42} {0:7.0f} ns   by identity: test_hooks.py")
-    print(
-        f"a ring write takes {slower:.2f} times as long as on the machine that the targets are for"
-    )
+    print(f"a ring write takes {slower:.2f} times as long as on the machine that the targets are for")
     limits = {
-        name: target if name == RING_WRITE else target * slower
-        for name, (_, target) in rows.items()
+        name: target if name == RING_WRITE else target * slower for name, (_, target) in rows.items()
     }
     over = [name for name, (value, _) in rows.items() if value > limits[name]]
     if over:

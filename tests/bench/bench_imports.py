@@ -36,9 +36,7 @@ def python(*words: str) -> tuple[float, float, str]:
     done = subprocess.run([sys.executable, *words], env=os.environ | {"PYTHONPATH": folders}, cwd="/",
                           capture_output=True, text=True, check=True)  # fmt: skip
     wall, after = time.perf_counter() - began, os.times()
-    cpu = (
-        after.children_user - before.children_user + after.children_system - before.children_system
-    )
+    cpu = after.children_user - before.children_user + after.children_system - before.children_system
     return wall, cpu, done.stdout
 
 

@@ -31,9 +31,7 @@ def main() -> None:
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     times = f"forward {FORWARD * 1e3:.0f} ms, backward {BACKWARD * 1e3:.0f} ms"
     print(f"{ranks} ranks, {CHUNKS} micro-batches, {times} of the layers of a rank")
-    print(
-        f"{'schedule':24}{'measured':>10}{'schedule':>10}{'formula':>10}{'error':>10}{'of time':>10}"
-    )
+    print(f"{'schedule':24}{'measured':>10}{'schedule':>10}{'formula':>10}{'error':>10}{'of time':>10}")
     node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
     try:
         for name, formula in FORMULAS.items():
@@ -51,8 +49,7 @@ def main() -> None:
             keep(name, error, "of the schedule's bubble", "zero")
             longer = known[0].span_seconds / known[0].ideal_seconds - 1
             print(
-                f"{name:24}{measured:10.1%}{ideal:10.1%}{told}{error:+10.1%}{longer:+10.1%}",
-                flush=True,
+                f"{name:24}{measured:10.1%}{ideal:10.1%}{told}{error:+10.1%}{longer:+10.1%}", flush=True
             )
     finally:
         node.close()

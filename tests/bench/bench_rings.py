@@ -360,10 +360,7 @@ def main() -> int:
         parser.error("prometheus is not installed")
     if not 10 <= options.rate <= 90:
         parser.error("RATE is 10 to 90")
-    forms = (
-        (options.collectors, options.ranks, options.seconds),
-        (1, 64, min(options.seconds, 20)),
-    )
+    forms = ((options.collectors, options.ranks, options.seconds), (1, 64, min(options.seconds, 20)))
     found = []
     with tempfile.TemporaryDirectory() as folder:
         code = Path(folder) if options.compiled else ROOT

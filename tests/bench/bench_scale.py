@@ -40,9 +40,7 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 def one_collector(ranks: int) -> dict[str, float]:
     """A scrape of one collector whose snapshot stands still, in a process of its own."""
     command = [sys.executable, __file__, "--one", str(ranks)]
-    found: dict[str, float] = json.loads(
-        subprocess.run(command, check=True, capture_output=True).stdout
-    )
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     return found
 
 

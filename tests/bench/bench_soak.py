@@ -108,11 +108,7 @@ class Soak:
 
     def sample(self) -> None:
         """Writes down what each process holds."""
-        pids = {
-            "collector": self.collector(),
-            "dashboard": self.dash.pid,
-            "terminal": self.view.pid,
-        }
+        pids = {"collector": self.collector(), "dashboard": self.dash.pid, "terminal": self.view.pid}
         for job, which in ((self.job, ""), (self.alone, ", alone")):
             if job.step < 0.99 * self.steps:  # before it is on its way out
                 pids |= {f"rank {n}{which}": rank.pid for n, rank in enumerate(job.ranks())}
@@ -152,9 +148,7 @@ class Soak:
 
     def show(self) -> None:
         """The table: near the beginning, in the middle, near the end."""
-        print(
-            "| process | | descriptors | threads | mappings | RSS, MB |\n|---|---|---|---|---|---|"
-        )
+        print("| process | | descriptors | threads | mappings | RSS, MB |\n|---|---|---|---|---|---|")
         for name, samples in self.samples.items():
             for when, share in (("begin", 0.1), ("middle", 0.5), ("end", 0.97)):
                 step, at = min(samples, key=lambda one: abs(one[0] - share * self.steps))

@@ -187,9 +187,7 @@ COMPARISONS = {"large": compare_large, "small": compare_small, "whole": compare_
 
 def main() -> None:
     """Makes the comparisons of each strategy."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("steps", nargs="?", type=int, default=STEPS)
     parser.add_argument("comparisons", nargs="*", metavar="large|small|whole")
     parser.add_argument("--of", choices=PROGRAMS, metavar="STRATEGY", help="one of them alone")

@@ -57,10 +57,7 @@ def stragglers() -> None:
             cells.append("never" if named is None else str(named))
             wrong |= others
         tail = f"   wrongly named: {sorted(wrong)}" if wrong else ""
-        print(
-            f"  {share:>4.0%} of a step  {cells[0]:>8} {cells[1]:>8} {cells[2]:>8}{tail}",
-            flush=True,
-        )
+        print(f"  {share:>4.0%} of a step  {cells[0]:>8} {cells[1]:>8} {cells[2]:>8}{tail}", flush=True)
     accused = steps = 0
     for _ in range(HEALTHY_RUNS):
         _, wrong, _ = slowed("none", 0.0, 200)

@@ -41,9 +41,7 @@ def trial_of(name: str) -> Trial:
             return
         fired = any(finding.rule == case.rule for finding in run.findings)
         if fired and min(rank.steps for rank in run.ranks) >= SETTLED:
-            asked.append(
-                node.collector.try_change(run.run, case.rule, 6 if case.single else 12).number
-            )
+            asked.append(node.collector.try_change(run.run, case.rule, 6 if case.single else 12).number)
 
     try:
         command = train_command(2, name, "before", str(steps), program="advised.py")

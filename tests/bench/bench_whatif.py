@@ -226,9 +226,7 @@ def compare(group: str, into: Path) -> tuple[list[float], list[float], list[bool
         )  # fmt: skip
         print(f"| {' | '.join(cells)} |", flush=True)
     ordered = [
-        (a[0] < b[0]) == (a[1] < b[1])
-        for a, b in combinations(gains, 2)
-        if abs(a[1] - b[1]) > TELLING
+        (a[0] < b[0]) == (a[1] < b[1]) for a, b in combinations(gains, 2) if abs(a[1] - b[1]) > TELLING
     ]
     return steps, memory, ordered
 

@@ -114,14 +114,10 @@ def surroundings() -> dict[str, Any]:
     """The commit, the versions and the machine."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=HERE, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
-    models = [
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     changed = " with changes" if git("status", "--porcelain") else ""
     versions = {name: found[name] for name in PACKAGES if name in found}
@@ -149,9 +145,7 @@ def compared(before: dict[str, Any], after: dict[str, Any]) -> tuple[list[str], 
     for name in old.keys() & new.keys():
         a, b = old[name], new[name]
         noise = spread(a) + spread(b)
-        change = (
-            abs(b["value"]) - abs(a["value"]) if a["better"] == "zero" else b["value"] - a["value"]
-        )
+        change = abs(b["value"]) - abs(a["value"]) if a["better"] == "zero" else b["value"] - a["value"]
         worse = -change if a["better"] == "higher" else change
         verdict = "within the noise" if abs(worse) <= noise else "worse" if worse > 0 else "better"
         share = f" ({change / abs(a['value']):+.1%})" if a["value"] else ""
@@ -190,15 +184,11 @@ def run(benches: Iterable[Bench], path: Path) -> int:
 
 def main() -> int:
     """Runs, or compares."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--peers", action="store_true", help="those beside other tools")
     parser.add_argument("--compare", nargs=2, type=Path, metavar="FILE")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("build/bench.json"), metavar="FILE"
-    )
+    parser.add_argument("-o", "--output", type=Path, default=Path("build/bench.json"), metavar="FILE")
     options = parser.parse_args()
     if options.compare:
         lines, worse = compared(*(json.loads(path.read_text()) for path in options.compare))

@@ -32,9 +32,7 @@ class Synthetic(FixedSource):
         super().__init__(last)
         self._recent: Sequence[Sequence[object]] = [rank.recent for rank in last.ranks]
         self._turns = [
-            tuple(
-                replace(last.ranks[n % _VARIANTS], rank=n, world_size=ranks) for n in range(ranks)
-            )
+            tuple(replace(last.ranks[n % _VARIANTS], rank=n, world_size=ranks) for n in range(ranks))
             for _ in range(3)
         ]
         self._number, self.wall = 0, 0.0

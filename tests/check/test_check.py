@@ -22,7 +22,7 @@ from zeromon.check.documents import MAX_BYTES, UnreadableError, parse_config
 from zeromon.check.problem import Config, Machine, Problem, load_schema
 from zeromon.check.runner import check
 from zeromon.cli import main
-from zeromon.diagnosis.pages import all_pages
+from zeromon.diagnosis.rule import all_pages
 from zeromon.memory.models import from_count
 
 SHARED = Path(os.environ.get("ZEROMON_SHARED_DATA", ROOT.parent / "shared" / "data")) / "configs"
@@ -51,11 +51,7 @@ def zero(stage: int, *, top: str = "", **settings: Any) -> str:
         "stage": stage,
         **({"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}),
     }
-    base = {
-        "bf16": {"enabled": True},
-        "train_batch_size": "auto",
-        "zero_optimization": part | settings,
-    }
+    base = {"bf16": {"enabled": True}, "train_batch_size": "auto", "zero_optimization": part | settings}
     return json.dumps(base | json.loads(top or "{}"))
 
 
@@ -78,9 +74,7 @@ def launch(kind: str, section: str = "", top: str = "") -> str:
     base = good[kind]
     for line in section.splitlines():  # a setting that is given again replaces the base's
         base = re.sub(rf"  {line.partition(':')[0]}: .*\n", "", base)
-    precision = (
-        "" if "mixed_precision" in top or "config_file" in section else "mixed_precision: bf16\n"
-    )
+    precision = "" if "mixed_precision" in top or "config_file" in section else "mixed_precision: bf16\n"
     kind = kind.removesuffix("2")
     return f"distributed_type: {kind}\nnum_processes: 8\n{precision}{base}{lines}{top}\n"
 
@@ -318,9 +312,7 @@ MIXED = (
     "mixed = MixedPrecision(param_dtype=torch.float16)\n"
     "FSDP(m, auto_wrap_policy=p, mixed_precision=mixed)\n"
 )
-ROOT_POLICY = (
-    "policy = MixedPrecisionPolicy(torch.bfloat16)\nfor block in model.layers:\n    {}\n{}"
-)
+ROOT_POLICY = "policy = MixedPrecisionPolicy(torch.bfloat16)\nfor block in model.layers:\n    {}\n{}"
 RESUME = "torch.cuda.set_device(local)\nDDP(model)\n"
 EPOCHS = """
 loader = DataLoader(data, sampler=DistributedSampler(data{shuffle}))
@@ -649,9 +641,7 @@ def test_a_rule_fires_and_leaves_the_nearest_good_case_alone(
         ("fully_shard(model)", "set_requires_gradient_sync(False)"),
     ],
 )
-def test_accumulation_is_advised_by_what_the_wrapper_has(
-    tmp_path: Path, wraps: str, call: str
-) -> None:
+def test_accumulation_is_advised_by_what_the_wrapper_has(tmp_path: Path, wraps: str, call: str) -> None:
     loop = LOOP.format(sync="pass").replace("model = DDP(model)", wraps)
     (fix,) = (p.fix for p in problems_of(tmp_path, HEAD + loop, "t.py") if p.code == "ZM308")
     assert f"model.{call}" in fix
@@ -745,12 +735,7 @@ def test_the_strategy_is_held_against_the_model(
     ],
 )  # fmt: skip
 def test_offload_is_held_against_the_host(
-    tmp_path: Path,
-    text: str,
-    name: str,
-    host_gib: int | None,
-    hosts: int | None,
-    expected: set[str],
+    tmp_path: Path, text: str, name: str, host_gib: int | None, hosts: int | None, expected: set[str]
 ) -> None:
     machine = Machine(
         devices=8, device_bytes=80 << 30, model=MODELS["60B"], hosts=hosts,
@@ -762,9 +747,7 @@ def test_offload_is_held_against_the_host(
 def test_a_bucket_is_held_against_the_memory(tmp_path: Path) -> None:
     text = zero(2, reduce_bucket_size=1_200_000_000, overlap_comm=True)
     assert not found_in(tmp_path, text, machine=Machine(device_bytes=80 << 30))
-    assert found_in(tmp_path, text, machine=Machine(device_bytes=40 << 30)) == {
-        ("ZM303", "warning")
-    }
+    assert found_in(tmp_path, text, machine=Machine(device_bytes=40 << 30)) == {("ZM303", "warning")}
 
 
 @pytest.mark.parametrize(("devices", "expected"), [(4, set()), (8, {("ZM602", "error")})])
@@ -810,9 +793,7 @@ def test_trainer_arguments_are_held_against_their_file(tmp_path: Path) -> None:
     (problem, other) = problems_of(tmp_path, bad, "t.py")
     assert (problem.code, problem.line, problem.column) == ("ZM602", 2, 57)
     assert (other.code, other.key) == ("ZM105", "bf16.enabled")
-    good = (
-        "A('o', deepspeed='ds.json', per_device_train_batch_size=4, gradient_accumulation_steps=2)"
-    )
+    good = "A('o', deepspeed='ds.json', per_device_train_batch_size=4, gradient_accumulation_steps=2)"
     assert problems_of(tmp_path, head + good, "t.py") == []
 
 
@@ -821,9 +802,7 @@ def test_options_of_fsdp_in_a_file_are_held_against_the_call(tmp_path: Path) -> 
         '{\n "fsdp_backward_prefetch": "backward_pre",\n "xlaa": true\n}'
     )
     text = "from transformers import TrainingArguments as A\nA('o', fsdp=True, fsdp_config='fsdp.json')"
-    found = [
-        (p.code, Path(p.file).name, p.line, p.key) for p in problems_of(tmp_path, text, "t.py")
-    ]
+    found = [(p.code, Path(p.file).name, p.line, p.key) for p in problems_of(tmp_path, text, "t.py")]
     assert found == [
         ("ZM106", "fsdp.json", 2, "fsdp_backward_prefetch"),
         ("ZM102", "fsdp.json", 3, "xlaa"),
@@ -1001,9 +980,7 @@ def test_hjson_is_an_error_for_other_readers(
 
 def test_a_folder_of_gpt_neox_is_left_alone(tmp_path: Path) -> None:
     """40 of its files were 1,680 findings."""
-    text = (
-        '{"pipe_parallel_size": 0, "num_layers": 12, "zero_optimization": {"stage": 0, "x": True}}'
-    )
+    text = '{"pipe_parallel_size": 0, "num_layers": 12, "zero_optimization": {"stage": 0, "x": True}}'
     (tmp_path / "125M.yml").write_text(text)
     result = check([str(tmp_path)])
     assert (result.files, result.problems) == (0, ())
@@ -1251,10 +1228,7 @@ for name, value in json.load(sys.stdin):
     for name, value in VALUES:
         content = {"zero_optimization": {name: value}}
         config = Config(file="x", data=content, places={})
-        found = [
-            *deepspeed_fields.unknown_names(config, Machine()),
-            *wrong_values(config, Machine()),
-        ]
+        found = [*deepspeed_fields.unknown_names(config, Machine()), *wrong_values(config, Machine())]
         mine.append("refused" if any(p.severity == "error" for p in found) else "taken")
     different = [(v, m, t) for v, m, t in zip(VALUES, mine, theirs, strict=True) if m != t]
     assert different == []
@@ -1265,13 +1239,7 @@ def test_transformers_itself_takes_and_refuses_the_same_options(tmp_path: Path) 
     if None in map(importlib.util.find_spec, ("transformers", "accelerate", "torch")):
         pytest.skip("transformers, accelerate and torch are not installed")
     # a prefetch of FSDP1 is only looked up where there is a device, Trainer itself compares the rest
-    elsewhere = (
-        "deepspeed=",
-        "checkpointing",
-        "'version': 1",
-        "'version': 3",
-        "persistent_workers",
-    )
+    elsewhere = ("deepspeed=", "checkpointing", "'version': 1", "'version': 3", "persistent_workers")
     texts = [
         text
         for row in TRAINER
@@ -1375,9 +1343,7 @@ def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_text_names_place_rule_and_fix(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "ds.json"]) == 1
     first, fix, last = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(
-        r"ds\.json:1:\d+: ZM303 bucket_size  reduce_bucket_size of 1,000 .*[^.]", first
-    )
+    assert re.fullmatch(r"ds\.json:1:\d+: ZM303 bucket_size  reduce_bucket_size of 1,000 .*[^.]", first)
     assert fix == '    fix: "reduce_bucket_size": 50000000'
     assert last == "Found 1 problem in 1 file (1 warning)"
 
@@ -1397,20 +1363,7 @@ def test_the_text_names_place_rule_and_fix(bad: Path, capsys: pytest.CaptureFixt
         (["ds.json", "--gpu", "lots"], 2),
         (["ds.json", "--host-memory", "512"], 2),
         (["ds.json", "--model", "7B", "--gpu", "80", "--host-memory", "lots"], 2),
-        (
-            [
-                "ds.json",
-                "--model",
-                "7B",
-                "--devices",
-                "8",
-                "--gpu",
-                "80GiB",
-                "--host-memory",
-                "here",
-            ],
-            1,
-        ),
+        (["ds.json", "--model", "7B", "--devices", "8", "--gpu", "80GiB", "--host-memory", "here"], 1),
         (["ds.json", "--json", "--sarif", "-"], 2),
         (["ds.json", "--sarif", "absent/x.sarif"], 2),
     ],
@@ -1479,9 +1432,7 @@ def test_sarif_has_what_its_schema_requires(bad: Path, capsys: pytest.CaptureFix
     }
 
 
-def test_sarif_goes_to_a_file_beside_the_text(
-    bad: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sarif_goes_to_a_file_beside_the_text(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "ds.json", "--sarif", "out.sarif"]) == 1
     assert "Found 1 problem" in capsys.readouterr().out
     assert len(json.loads((bad / "out.sarif").read_text())["runs"][0]["results"]) == 1

@@ -92,10 +92,9 @@ def test_an_option_wins_over_the_file(files: Path) -> None:
         "--gradient_accumulation_steps 8 train.py"
     )
     assert ("ZM602", "num_processes is 4 here and 8 in a.yaml: the command wins") in said(found)
-    assert (
-        "ZM602",
-        "gradient_accumulation_steps is 8 here and 4 in a.yaml: the command wins",
-    ) in said(found)
+    assert ("ZM602", "gradient_accumulation_steps is 8 here and 4 in a.yaml: the command wins") in said(
+        found
+    )
     assert figure(found, "ranks") == (4, "the command", ((8, "a.yaml"),))
     assert figure(found, "accumulation") == (8, "the command", ((4, "a.yaml"),))
     same = checked("accelerate launch --config_file a.yaml --num_processes 8 train.py")
@@ -219,8 +218,6 @@ def test_a_launch_file_stands_for_the_command(files: Path) -> None:
 
 
 def test_a_rank_of_the_machine_and_a_variable_of_the_shell_replace_nothing(files: Path) -> None:
-    (files / "a.yaml").write_text(
-        "distributed_type: MULTI_GPU\nnum_processes: 8\nmachine_rank: 0\n"
-    )
+    (files / "a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\nmachine_rank: 0\n")
     command = "accelerate launch --config_file a.yaml --machine_rank 1 --num_processes $N t.py"
     assert check_files([str(files / "a.yaml")], None, command.split()).problems == ()

@@ -43,9 +43,7 @@ def problems_of(folder: Path) -> tuple[Problem, ...]:
 def test_the_planted_mistakes_are_found(batch: Path) -> None:
     missed = []
     for case in cases(batch):
-        found = {
-            (p.code, f"{Path(p.file).name}:{p.line}") for p in problems_of(batch / case["case"])
-        }
+        found = {(p.code, f"{Path(p.file).name}:{p.line}") for p in problems_of(batch / case["case"])}
         if not found & {(case["rule"], place) for place in case["places"]}:
             missed.append((case["case"], case["mistake"], sorted(found)))
     assert len(cases(batch)) == 20

@@ -98,9 +98,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert len(done.stdout) == 10
 
 
-@pytest.mark.parametrize(
-    ("port", "why"), [("99999", "0 to 65535"), ("-1", "0 to 65535"), ("x", "port")]
-)
+@pytest.mark.parametrize(("port", "why"), [("99999", "0 to 65535"), ("-1", "0 to 65535"), ("x", "port")])
 def test_a_port_that_is_none_is_no_port_in_use(
     port: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,8 +109,6 @@ def test_a_port_that_is_none_is_no_port_in_use(
     assert why in told and "in use" not in told
 
 
-def test_the_dashboard_refuses_a_server_that_does_not_answer(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_dashboard_refuses_a_server_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dash", "--no-browser", "--prometheus", "http://127.0.0.1:1"]) == 2
     assert "no Prometheus answers at http://127.0.0.1:1" in capsys.readouterr().err

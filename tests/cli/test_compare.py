@@ -96,9 +96,7 @@ def test_what_the_machine_may_explain_is_not_marked(home: Path) -> None:
     assert line.endswith(" %?") and "*" not in line
     assert "? not comparable: the machine may be the reason; give 3 repeats of each" in done.stdout
     assert "ranks had no CPU for up to 40.0 % of the time" in done.stdout
-    judged = zeromon_here(
-        home, "compare", "base", "starved", "--json", "--fail-on", "step_time>+5%"
-    )
+    judged = zeromon_here(home, "compare", "base", "starved", "--json", "--fail-on", "step_time>+5%")
     content = json.loads(judged.stdout)
     assert judged.returncode == 2 and content["broken"] == []
     assert content["undecided"][0].startswith("step_time>+5% cannot be judged: B (starved) has 13")
@@ -173,9 +171,7 @@ def test_an_exact_name_is_meant_before_those_that_begin_so(
 
 
 def comparison(*snapshots: RunSnapshot) -> Comparison:
-    return compare(
-        [[figures_of(p, series(noisy(i, 0.1 + 0.05 * i)))] for i, p in enumerate(snapshots)]
-    )
+    return compare([[figures_of(p, series(noisy(i, 0.1 + 0.05 * i)))] for i, p in enumerate(snapshots)])
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 9, 30])

@@ -94,9 +94,7 @@ def test_a_segment_that_cannot_be_read_is_named_and_the_others_are_written(
     store.save(run(rank(0), run="torn"))
     first = next(iter(seg_files(store.history("torn")).values()))
     first.write_bytes(first.read_bytes()[:100])
-    done = zeromon_here(
-        home, "export", "torn", "--to", "parquet", "-o", str(tmp_path / "t.parquet")
-    )
+    done = zeromon_here(home, "export", "torn", "--to", "parquet", "-o", str(tmp_path / "t.parquet"))
     assert done.returncode == 0
     assert f"segment {first.name} of the history cannot be read" in done.stderr
     assert pl.read_parquet(tmp_path / "t.parquet")["step"].to_list() == list(range(11, 31))

@@ -15,8 +15,7 @@ import pytest
 
 from zeromon.base.errors import LaunchError
 from zeromon.cli import main
-from zeromon.cli.fit import make_template
-from zeromon.cli.fit_launch import Request
+from zeromon.cli.fit import Request, make_template
 from zeromon.memory.fit import HOST, Trial
 
 COMMAND = ("torchrun", "train.py", "--batch", "{micro_batch}")
@@ -111,9 +110,7 @@ def test_accelerate_names_a_deepspeed_file(tmp_path: Path) -> None:
     outer.write_text(
         f"distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: {inner}\n"
     )
-    made = make_template(
-        ["accelerate", "launch", "--config_file", str(outer), "t.py"], [], str(outer)
-    )
+    made = make_template(["accelerate", "launch", "--config_file", str(outer), "t.py"], [], str(outer))
     command, _, files = made.filled({"micro_batch": "6"}, tmp_path / "out")
     copy = tmp_path / "out" / "ds.json"
     assert command[3] == str(tmp_path / "out" / "a.yaml")

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from builders import full_run
 from hostile import EVIL, evil
-from prometheus_client.openmetrics.parser import (
-    text_string_to_metric_families as openmetrics_families,
-)
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as prometheus_families
 
 from zeromon.base.units import printable_lines
@@ -24,12 +22,8 @@ from zeromon.storage.run_store import Store
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     known = full_run()
-    one = dataclasses.replace(
-        known.ranks[0], pipeline=None
-    )  # whose stages have no other rank there
-    run = dataclasses.replace(
-        evil(dataclasses.replace(known, ranks=(one,))), run="evil", ended=True
-    )
+    one = dataclasses.replace(known.ranks[0], pipeline=None)  # whose stages have no other rank there
+    run = dataclasses.replace(evil(dataclasses.replace(known, ranks=(one,))), run="evil", ended=True)
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "live"))
     Store().save(run)

@@ -104,9 +104,7 @@ time.sleep(60)
         (tmp_path / tool).chmod(0o755)
     container = trainer(name)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RANK_OF_NODE": "1"}
-    pod = subprocess.Popen(
-        [*container["command"], *container["args"]], cwd=tmp_path, env=environment
-    )
+    pod = subprocess.Popen([*container["command"], *container["args"]], cwd=tmp_path, env=environment)
     wait_for((tmp_path / "words").exists)
     time.sleep(0.2)
     if ended_by == "SIGTERM":

@@ -75,12 +75,7 @@ def wide(folder: Path) -> RunSnapshot:
         for n in range(9)
     ]
     late = Straggler(
-        rank=3,
-        late_seconds=0.0123,
-        share=0.11,
-        since_step=7,
-        phases=("forward",),
-        longer_seconds=0.01,
+        rank=3, late_seconds=0.0123, share=0.11, since_step=7, phases=("forward",), longer_seconds=0.01
     )
     facts: dict[str, Any] = {"run": "wide", "started_wall": 3000.0, "taken_wall": 3300.0}
     made = traced(folder / "traces" / "1")
@@ -133,17 +128,13 @@ async def test_every_answer_of_64_ranks_is_within_4_kb(tool: str, store: Store) 
     assert first == DATA and len(lines) > 1
     if not lines[-1].endswith("a part]"):
         return
-    whole = await ask(
-        tool, **arguments, max_bytes=int(lines[-1].partition("max_bytes=")[2].split()[0])
-    )
+    whole = await ask(tool, **arguments, max_bytes=int(lines[-1].partition("max_bytes=")[2].split()[0]))
     assert len(whole) > len(text) and whole.startswith("\n".join([first, *lines[:-1]]))
     assert "left out" not in whole
     assert len((await ask(tool, **arguments, max_bytes=1)).encode()) <= 500
 
 
-async def test_figures_are_those_of_the_report(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_figures_are_those_of_the_report(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     main(["report", "wide", "--json"])
     known = json.loads(capsys.readouterr().out)
     one, ranks = known["ranks"][9], known["ranks"]
@@ -164,8 +155,7 @@ async def test_figures_are_those_of_the_report(
     said = await ask("communication", run="wide")
     assert f"the others wait {human_seconds(late['late_seconds'])}" in said
     assert (
-        f"exposed {human_seconds(one['exposed_seconds'])}, {human_ratio(one['exposed_ratio'])}"
-        in said
+        f"exposed {human_seconds(one['exposed_seconds'])}, {human_ratio(one['exposed_ratio'])}" in said
     )
     held = await ask("memory", run="wide", max_bytes=20_000)
     assert human_bytes(one["memory"]["reserved_bytes"]) in held
@@ -175,9 +165,7 @@ async def test_figures_are_those_of_the_report(
 async def test_explain_has_the_change_and_its_gain(store: Store) -> None:
     """Of the first findings; of the others how many there are. A finding is not cut in its diff."""
     text = await ask("explain", max_bytes=20_000)
-    assert (
-        f"verdict  {judge_run(store.load('wide')).text}" in text and "6 more: findings(run)" in text
-    )
+    assert f"verdict  {judge_run(store.load('wide')).text}" in text and "6 more: findings(run)" in text
     assert "  - old_0 = 0" in text and "predicted: a step 12.0 ms to 30.0 ms shorter" in text
     short = await ask("findings")
     assert short.count("ZM302") == short.count("predicted: ") > 0
@@ -227,9 +215,7 @@ async def test_an_argument_that_no_tool_has_is_refused(store: Store) -> None:
     assert sum(len(tool.model_dump_json(exclude_none=True)) for tool in tools) < 6000
 
 
-async def test_an_empty_machine_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_empty_machine_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
     assert "none is recorded" in await ask("runs")
@@ -370,9 +356,7 @@ def test_elsewhere_without_a_token_is_refused(
     assert "refusing to listen on 0.0.0.0 without a token" in capsys.readouterr().err
 
 
-def test_without_the_extra(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The verb says what to install; its help needs nothing."""
     monkeypatch.setitem(sys.modules, "mcp", None)
     monkeypatch.setitem(sys.modules, "mcp.server", None)

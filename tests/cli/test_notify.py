@@ -39,9 +39,7 @@ def test_what_names_no_service_is_refused(tmp_path: Path, words: list[str]) -> N
 
 
 @pytest.mark.parametrize("has_extra", [True, False])
-def test_alerts_that_cannot_be_sent_are_refused_before_training(
-    tmp_path: Path, has_extra: bool
-) -> None:
+def test_alerts_that_cannot_be_sent_are_refused_before_training(tmp_path: Path, has_extra: bool) -> None:
     (tmp_path / "apprise.py").write_text("raise ImportError(name='apprise')")
     path = os.environ.get("PYTHONPATH", "")
     path = path if has_extra else f"{tmp_path}{os.pathsep}{path}"

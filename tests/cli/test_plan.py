@@ -160,19 +160,14 @@ def test_a_model_that_transformers_does_not_have_is_refused(
     library = SimpleNamespace(__version__="5.0.0", CONFIG_MAPPING={"llama": known})
     monkeypatch.setitem(sys.modules, "transformers", library)
     config = {"model_type": "llama", "architectures": ["OwnForCausalLM"], "auto_map": {"x": "y"}}
-    for change, says in (
-        ({}, "has no OwnForCausalLM"),
-        ({"model_type": "own"}, "no model type 'own'"),
-    ):
+    for change, says in (({}, "has no OwnForCausalLM"), ({"model_type": "own"}, "no model type 'own'")):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ValueError, match=says):
             hub_model(str(tmp_path / "config.json"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
-def test_configurations_that_real_projects_ship(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_configurations_that_real_projects_ship(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each is read, and its own strategy is among the rows."""
     config = changes_of_config(read_config_file(path))
     if "deepspeed_config_file" in path.read_text():  # names a file of its author's machine
@@ -223,11 +218,7 @@ def test_what_a_deepspeed_file_says() -> None:
         ("a.yaml", "name: x", "neither a DeepSpeed configuration"),
         ("a.json", '{"zero_optimization": {"stage": "three"}}', "stage must be a number"),
         ("a.json", '{"zero_optimization": {"stage": 9}}', "stage"),
-        (
-            "a.json",
-            '{"zero_optimization": {"stage": 3, "offload_param": {"device": "tape"}}}',
-            "tape",
-        ),
+        ("a.json", '{"zero_optimization": {"stage": 3, "offload_param": {"device": "tape"}}}', "tape"),
         ("a.json", '{"zero_optimization": {"stage": 3, "reduce_bucket_size": true}}', "a number"),
         ("a.json", '{"zero_optimization": [3]}', "zero_optimization"),
         ("a.json", '{"zero_optimization": {"stage": 3.5}}', "whole number"),
@@ -287,9 +278,7 @@ def test_wrong_arguments_get_a_clear_error(
     assert says in capsys.readouterr().err
 
 
-def test_hybrid_shards_divide_by_a_machine(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_hybrid_shards_divide_by_a_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Two machines of eight: a shard is an eighth, not a sixteenth."""
     path = tmp_path / "a.yaml"
     text = "distributed_type: FSDP\nnum_machines: 2\nnum_processes: 16\nfsdp_config:\n"
@@ -359,9 +348,7 @@ SMALL = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "v
          "num_attention_heads": 16, "intermediate_size": 5504}  # fmt: skip
 
 
-def test_the_best_is_what_the_user_asked_for(
-    model: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_is_what_the_user_asked_for(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Stages 0 to 2 send the same bytes: a given micro-batch fits in 0, the largest needs 2."""
     common = (model(SMALL), "--gpu", "24GiB", "--length", "2048")
     _, free = planned(capsys, *common)
@@ -471,9 +458,7 @@ def test_a_run_as_it_is_then_changed() -> None:
     stage_3 = what_if("--stage", "3")
     assert predict_row(stage_3, stage_3.plan).device_bytes < base - 10 * 10**9
     wide = what_if("--devices", "16")
-    assert predict_row(wide, wide.plan).device_bytes == pytest.approx(
-        base - 7e9 * 14 / 16, rel=0.01
-    )
+    assert predict_row(wide, wide.plan).device_bytes == pytest.approx(base - 7e9 * 14 / 16, rel=0.01)
     twice = what_if("--micro-batch", "2")
     assert predict_row(twice, twice.plan).device_bytes == pytest.approx(base + 20 * GIB, rel=0.01)
     host = what_if("--offload-optimizer", "host")

@@ -55,9 +55,7 @@ def test_one_change_against_what_is_there(capsys: pytest.CaptureFixture[str]) ->
     assert other["bytes"]["device"] > base["bytes"]["device"]
     assert 0.2 < base["mfu"] < 0.5
     assert base["tokens_per_second"] == pytest.approx(8 * 4096 / base["step_seconds"])
-    assert sum(base["exposed_seconds"].values()) == pytest.approx(
-        base["step_parts"]["communication"]
-    )
+    assert sum(base["exposed_seconds"].values()) == pytest.approx(base["step_parts"]["communication"])
 
 
 def test_sweeps_multiply_and_keep_what_is_set(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,10 +108,7 @@ def test_a_batch_of_other_size_is_unknown_where_the_compute_of_a_sample_is(
         base, *others = asked(capsys, "--from", str(path), "--sweep", "micro-batch=2,8")
         assert base["step_seconds"] is not None
         for other in others:
-            assert (other["step_seconds"] is not None, other["pareto"] and not known) == (
-                known,
-                False,
-            )
+            assert (other["step_seconds"] is not None, other["pareto"] and not known) == (known, False)
             assert (other["tokens_per_second"] is not None) == known
         if known:
             assert others[1]["step_seconds"] > base["step_seconds"] > others[0]["step_seconds"]
@@ -133,9 +128,7 @@ def test_where_no_step_is_known_one_sentence_says_why(
     assert "timed forward and backward" in err
 
 
-def test_torchs_wrappers_follow_the_stage(
-    capsys: pytest.CaptureFixture[str], recorded: str
-) -> None:
+def test_torchs_wrappers_follow_the_stage(capsys: pytest.CaptureFixture[str], recorded: str) -> None:
     labels = [p["label"] for p in asked(capsys, "--from", recorded, "--sweep", "stage=0,2,3")]
     assert labels == ["DDP", "DDP", "FSDP2 (ZeRO-2)", "FSDP2 (ZeRO-3)"]
     _, zero = asked(capsys, "--from", recorded, "--set", "framework=deepspeed", "--set", "stage=2")

@@ -25,9 +25,7 @@ def sys_path(environment: dict[str, str], folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("given", [None, "", ":/opt/x", "/opt/x:", "/opt/x::/opt/y", ":", "lib"])
-def test_sys_path_is_that_of_the_command_alone(
-    tmp_path: Path, given: str | None, nested: bool
-) -> None:
+def test_sys_path_is_that_of_the_command_alone(tmp_path: Path, given: str | None, nested: bool) -> None:
     """``:/opt/x``, as ``export PYTHONPATH=$PYTHONPATH:/opt/x`` gives, has the working directory, too."""
     bare = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and k[:7] != "ZEROMON"}
     if given is not None:

@@ -141,16 +141,11 @@ def test_a_list_says_when_each_run_started_and_a_writer_what_it_wrote_to(
         assert at in line
     noted = zeromon_here(tmp_path, "runs", "note", "bas", "four workers")
     assert (noted.stdout, "wrote to base: four workers" in noted.stderr) == ("", True)
-    assert (
-        "wrote to base: #x four workers" in zeromon_here(tmp_path, "runs", "tag", "ba", "x").stderr
-    )
+    assert "wrote to base: #x four workers" in zeromon_here(tmp_path, "runs", "tag", "ba", "x").stderr
 
 
 def test_rm_deletes_ended_runs_and_no_running_one(
-    tmp_path: Path,
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One running run keeps all that were named."""
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))

@@ -15,7 +15,7 @@ from builders import rank, run
 from command_line import zeromon
 
 from zeromon.cli import VERBS, build_parser, main
-from zeromon.cli.completion import walk_parser_actions
+from zeromon.cli.parser import walk_parser_actions
 from zeromon.cli.terminal import style_output
 from zeromon.storage.run_store import Store
 
@@ -122,9 +122,7 @@ def test_errors_name_what_was_typed(tmp_path: Path, words: list[str], text: str)
         (["trace", "memory", "x.pickle", "-o", "x.csv"], ".html"),
     ],
 )
-def test_a_format_that_is_not_written_is_refused(
-    tmp_path: Path, words: list[str], formats: str
-) -> None:
+def test_a_format_that_is_not_written_is_refused(tmp_path: Path, words: list[str], formats: str) -> None:
     """Before anything is read, and with the formats that there are."""
     done = zeromon(tmp_path, *words, cwd=str(tmp_path))
     assert done.returncode == 2
@@ -192,9 +190,7 @@ def test_pages_of_rules_are_drawn_at_a_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_every_verb_and_option(
-    shell: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_completion_knows_every_verb_and_option(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The script is made from the parsers; that of bash completes verbs, options and runs."""
     pytest.importorskip("shtab")
     with pytest.raises(SystemExit) as left:

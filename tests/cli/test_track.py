@@ -17,9 +17,7 @@ from support import ZEROMON, clean_environment, ended, free_port, wait_for
     ("name", "said"),
     [("wandbb", "is no tracker"), ("kubeflow", "TrainJobRuntimeStatus"), ("mlflow", "zeromon[mlflow]")],
 )  # fmt: skip
-def test_what_cannot_be_tracked_is_refused_before_training(
-    tmp_path: Path, name: str, said: str
-) -> None:
+def test_what_cannot_be_tracked_is_refused_before_training(tmp_path: Path, name: str, said: str) -> None:
     program = f"open({str(tmp_path / 'trained')!r}, 'w')"
     hidden = "import sys; sys.modules['mlflow'] = None"
     (tmp_path / "sitecustomize.py").write_text(hidden)
@@ -61,17 +59,7 @@ def test_a_second_process_does_not_send_the_same_run_to_the_same_tracker(tmp_pat
         "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
     }
     homes = {"ZEROMON_DIR": str(tmp_path / "rings"), "ZEROMON_STORE": str(tmp_path / "store")}
-    words = [
-        "run",
-        "--name",
-        "r",
-        "--quiet",
-        "--port",
-        str(free_port()),
-        "--track",
-        "kubeflow",
-        "--",
-    ]
+    words = ["run", "--name", "r", "--quiet", "--port", str(free_port()), "--track", "kubeflow", "--"]
     training = subprocess.Popen(
         [*ZEROMON, *words, sys.executable, "-c", "input()"],
         env=clean_environment() | homes | extra,

@@ -66,9 +66,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Source:
     return made
 
 
-def test_without_a_finding_it_lists_them(
-    source: Source, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_finding_it_lists_them(source: Source, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["try"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "ZM606 garbage_collection: can be tried"
@@ -85,9 +83,7 @@ def test_it_is_confirmed_and_known(source: Source, capsys: pytest.CaptureFixture
     assert source.asked == []
 
 
-def test_the_result_and_the_diff_to_keep(
-    source: Source, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_result_and_the_diff_to_keep(source: Source, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["try", "zm606", "--yes", "--rounds", "4"]) == 0
     told = capsys.readouterr().out
     assert "-24.3 ms ± 3.1 ms a step over 120 steps" in told and "+ gc.disable()" in told

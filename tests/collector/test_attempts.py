@@ -118,10 +118,7 @@ def test_a_rank_that_goes_on_while_another_starts_again_stays(tmp_path: Path) ->
     process(tmp_path, 0, 3, pid=os.getpid())
     process(tmp_path, 1, 3)
     process(tmp_path, 1, 1, pid=GONE - 1)
-    assert [f.state.rank for f in current_followers(group_by_attempt(followers(tmp_path)))] == [
-        0,
-        1,
-    ]
+    assert [f.state.rank for f in current_followers(group_by_attempt(followers(tmp_path)))] == [0, 1]
 
 
 DIED = Death(rank=1, ended="exception", exception="ValueError: boom", role=DeathRole.CULPRIT)
@@ -197,9 +194,7 @@ def test_jobs_one_after_another_are_no_restarts(tmp_path: Path) -> None:
     assert 0 < counted <= whole.rank_seconds
 
 
-def test_the_ledger_of_all_attempts_is_the_time_since_the_launch_times_the_ranks(
-    tmp_path: Path,
-) -> None:
+def test_the_ledger_of_all_attempts_is_the_time_since_the_launch_times_the_ranks(tmp_path: Path) -> None:
     """With a launcher that needs a while, an attempt that failed, and one that goes on."""
     folder = tmp_path / "rings" / "sum"
     launched = time.monotonic_ns()
@@ -208,9 +203,7 @@ def test_the_ledger_of_all_attempts_is_the_time_since_the_launch_times_the_ranks
         process(folder, number, 25, error="ValueError: x", process_start_ns=time.monotonic_ns())
     time.sleep(0.05)
     for number in (0, 1):
-        process(
-            folder, number, 5, pid=os.getpid(), restarts=1, process_start_ns=time.monotonic_ns()
-        )
+        process(folder, number, 5, pid=os.getpid(), restarts=1, process_start_ns=time.monotonic_ns())
     facts = {"pid": os.getpid(), "started": time.time(), "mono_ns": launched}
     (folder / "run.json").write_text(json.dumps(facts))
     made = Collector(tmp_path / "rings", Store(tmp_path / "store"))

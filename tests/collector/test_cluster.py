@@ -215,9 +215,7 @@ def test_a_clock_that_has_jumped_counts_from_the_next_exchange(jump: int, trip: 
     """As that of a virtual machine that was suspended; the old exchanges are the shorter ones."""
     clock = Clock()
     for second in range(60):
-        clock.heard(
-            second * SECOND, second * SECOND + 50, second * SECOND + 50, second * SECOND + 100
-        )
+        clock.heard(second * SECOND, second * SECOND + 50, second * SECOND + 50, second * SECOND + 100)
     t1 = 60 * SECOND
     t0 = t1 - trip + jump * SECOND
     clock.heard(t0, t1, t1, t0 + 2 * trip)
@@ -229,9 +227,7 @@ def test_a_node_whose_clock_is_an_hour_ahead_accuses_nobody() -> None:
     """Its arrivals are those of the future; it says so, and the other nodes go on."""
     head, now = Leader(), 100 * SECOND
     for first, ahead in ((0, 0), (2, 0), (4, 3600 * SECOND)):
-        arrival = PartialArrival(
-            "", 7, 6, 2, now + ahead, now + ahead + 10, first, now + ahead, 1000
-        )
+        arrival = PartialArrival("", 7, 6, 2, now + ahead, now + ahead + 10, first, now + ahead, 1000)
         report = NodeReport("train-1", card(first), groups=["g"], joints=[(0, arrival)])
         reply = head.answer(report, now + SECOND // 10)
     assert reply.matches == []
@@ -289,9 +285,7 @@ def test_a_hang_over_nodes_names_the_missing_rank() -> None:
     nodes = tuple(
         NodeView(node=f"n{n}", address="", first_rank=2 * n, ranks=2, here=n == 0) for n in (0, 1)
     )
-    snapshot = replace(
-        run(*here, taken_ns=now), hangs=reply.hangs, away=tuple(reply.away), nodes=nodes
-    )
+    snapshot = replace(run(*here, taken_ns=now), hangs=reply.hangs, away=tuple(reply.away), nodes=nodes)
     (said,) = [f for f in advise(snapshot) if f.rule == "collective_in_flight"]
     assert said.rank == 3
     assert "ranks 0, 1 and 2 on n1 wait, rank 3 on n1 has not called it (" in said.text
@@ -303,9 +297,7 @@ def test_ranks_of_a_silent_node_are_not_accused() -> None:
     head = Leader()
     head.answer(NodeReport("r", card(2), peers=[as_peer_rank(r, "n1") for r in there]), now)
     later = now + 20 * SECOND
-    reply = head.answer(
-        NodeReport("r", card(0), peers=[as_peer_rank(r, "n0") for r in here]), later
-    )
+    reply = head.answer(NodeReport("r", card(0), peers=[as_peer_rank(r, "n0") for r in here]), later)
     (hang,) = reply.hangs
     assert (hang.elsewhere, hang.missing, hang.kind) == (
         (2, 3), (), "members on other nodes are not seen"
@@ -390,9 +382,7 @@ def test_a_row_of_no_group_is_refused() -> None:
 
 def test_names_from_elsewhere_steer_no_terminal() -> None:
     bad = "n\x1b[2J\u202e"
-    peer = msgspec.structs.replace(
-        as_peer_rank(rank(2, failed=True, ended=bad), "another"), doing=bad
-    )
+    peer = msgspec.structs.replace(as_peer_rank(rank(2, failed=True, ended=bad), "another"), doing=bad)
     head = Leader()
     reply = head.answer(NodeReport("r", card(2, node=bad), peers=[peer]), SECOND)
     (away,) = reply.away
@@ -577,9 +567,7 @@ def test_the_leader_names_a_node_of_another_version() -> None:
     assert leader.note == ""
 
 
-def test_a_node_of_another_version_than_the_leader_names_both(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_of_another_version_than_the_leader_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
     class Later(Silent):
         def exchange(self, body: bytes) -> bytes:
             return of_a_later_version(LeaderReply(1, 1, 1.0), matches="of another form")
@@ -624,9 +612,7 @@ def test_a_report_of_an_hour_ago_is_refused(
     assert post(server_of("secret"), body, **proof)[0] == 401
 
 
-def test_without_a_token_of_its_own_a_collector_takes_no_report(
-    server_of: Callable[[str], str],
-) -> None:
+def test_without_a_token_of_its_own_a_collector_takes_no_report(server_of: Callable[[str], str]) -> None:
     assert post(server_of(""), b"{}", **request_proof_headers("", REPORT, b"{}"))[0] == 401
 
 

@@ -59,9 +59,7 @@ def test_stale_rings_of_a_dead_run_are_recorded_and_cleared_away(tmp_path: Path)
     assert len(list((tmp_path / "store" / "runs" / "old").glob("*.ring.gz"))) == 1
 
 
-def test_a_collector_that_is_stopped_with_its_run_still_writes_how_that_ended(
-    tmp_path: Path,
-) -> None:
+def test_a_collector_that_is_stopped_with_its_run_still_writes_how_that_ended(tmp_path: Path) -> None:
     """A container sends SIGTERM to all its processes at once."""
     root, store = tmp_path / "rings", tmp_path / "store"
     (root / "r").mkdir(parents=True)

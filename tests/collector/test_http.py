@@ -62,14 +62,7 @@ def test_a_trace_is_asked_for_with_the_key_only() -> None:
     assert view.asked == []
     assert post(port, "/api/trace", body, **good | {"Host": "evil.example"})[0] == 403
     assert post(port, "/metrics", body, **good)[0] == 405
-    for wrong in (
-        b"",
-        b"{",
-        b'{"steps": 2}',
-        b'{"run": 1}',
-        b'{"run": "a", "ranks": ["0"]}',
-        b"\xff",
-    ):
+    for wrong in (b"", b"{", b'{"steps": 2}', b'{"run": 1}', b'{"run": "a", "ranks": ["0"]}', b"\xff"):
         status, said = post(port, "/api/trace", wrong, **good)
         assert (status, said["error"].startswith("not a request")) == (400, True), wrong
     status, said = post(port, "/api/trace", body, **good)
@@ -202,9 +195,7 @@ def server_of_nothing() -> Iterator[Any]:
     server.shutdown()
 
 
-def test_a_node_reads_another_by_a_proof_and_sends_no_token(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_reads_another_by_a_proof_and_sends_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tracker reads collectors that the first one names; nobody can use what it sends."""
     server = start_http_server(Tracing(run(rank(0))), "127.0.0.1", 0, "cluster-secret")
     port, sent = server.server_port, list[tuple[str, dict[str, str]]]()
@@ -230,7 +221,6 @@ def test_a_node_reads_another_by_a_proof_and_sends_no_token(
     assert post(port, "/api/trace", body, **proof)[0] == 401, "an action"
     assert get(port, "/api/runs", **request_proof_headers("other", READ, b"/api/runs?"))[0] == 401
     assert (
-        get(port, "/api/runs", **request_proof_headers("cluster-secret", READ, b"/api/runs?"))[0]
-        == 200
+        get(port, "/api/runs", **request_proof_headers("cluster-secret", READ, b"/api/runs?"))[0] == 200
     )
     server.shutdown()

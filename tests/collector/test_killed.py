@@ -56,9 +56,7 @@ def test_nothing_that_was_kept_is_lost_however_often_they_are_killed(tmp_path: P
     folder = store / "runs" / "run"
     for _ in range(ROUNDS):
         watching = [
-            subprocess.Popen(
-                [sys.executable, "-m", *words], env=environment, stderr=subprocess.PIPE
-            )
+            subprocess.Popen([sys.executable, "-m", *words], env=environment, stderr=subprocess.PIPE)
             for words in (("zeromon.collector",), ("zeromon", "dash", "--no-browser"))
         ]
         try:
@@ -79,8 +77,7 @@ def test_nothing_that_was_kept_is_lost_however_often_they_are_killed(tmp_path: P
         walls = Past(folder).snapshot_times()
         assert len(walls) >= seen and walls == sorted(walls), "snapshots were lost"
         assert all(
-            snapshot_log.read_logged(one)
-            for one in snapshot_log.logged_snapshots(folder / "moments")
+            snapshot_log.read_logged(one) for one in snapshot_log.logged_snapshots(folder / "moments")
         )
         kept, seen = now, len(walls)
     assert kept and seen

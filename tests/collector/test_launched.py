@@ -100,9 +100,7 @@ def test_attempts_after_the_last_ranks_are_told(launcher: subprocess.Popen[str])
     starts = wait_for(lambda: (found := seen(watched, (1,), ranks=(dead,))).starting and found)
     assert judge_run(starts).health is Health.RESTARTING
     tell(launcher, "ends")
-    over = wait_for(
-        lambda: (found := seen(watched, (1,), ranks=(dead,), ended=True)).attempts and found
-    )
+    over = wait_for(lambda: (found := seen(watched, (1,), ranks=(dead,), ended=True)).attempts and found)
     assert (over.attempt, over.last_attempt) == (1, 2)
     assert "attempt 1; attempt 2 ended before a rank reported: rank 1" in run_state(over)
     text = render_run(over)

@@ -19,7 +19,7 @@ import pytest
 from builders import rank, run
 
 from zeromon.collector.run import Nccl
-from zeromon.diagnosis.communicators import group_of, ras_of
+from zeromon.diagnosis.hangs import group_of, ras_of
 from zeromon.probes.nccl_ras import (
     Answer,
     InspectorReader,
@@ -79,9 +79,7 @@ def test_means_by_operation_and_communicator_of_a_file_that_grows(tmp_path: Path
     (row,) = one.read()
     assert (row.op, row.number, row.records, row.seconds) == ("all_reduce", 4, 1, 200e-6)
     assert (row.communicator, row.size, row.place, row.timing) == (HASH, 2, 0, "kernel_gpu")
-    with path.open(
-        "ab"
-    ) as file:  # the rest of the line, and a record of sends, which has no coll_perf
+    with path.open("ab") as file:  # the rest of the line, and a record of sends, which has no coll_perf
         file.write(record(9, coll_exec_time_us=400)[40:])
         file.write(json.dumps({"header": json.loads(record(0))["header"], "p2p_perf": {}}).encode())
         file.write(b"\n" + record(2, coll="ReduceScatter"))
@@ -122,9 +120,7 @@ def test_the_folder_is_the_plugins_own_where_none_is_given(tmp_path: Path) -> No
     folder = tmp_path / "nccl-inspector-77"
     folder.mkdir()
     file_of(folder).write_bytes(record(1))
-    one = InspectorReader(
-        os.getpid(), {"NCCL_INSPECTOR_ENABLE": "1", "SLURM_JOBID": "77"}, tmp_path
-    )
+    one = InspectorReader(os.getpid(), {"NCCL_INSPECTOR_ENABLE": "1", "SLURM_JOBID": "77"}, tmp_path)
     assert len(one.read()) == 1
 
 
@@ -133,9 +129,7 @@ def test_the_collector_joins_records_with_the_process_group(tmp_path: Path) -> N
     file_of(tmp_path).write_bytes(record(5, place=0))
     variables = {"NCCL_INSPECTOR_ENABLE": "1", "NCCL_INSPECTOR_DUMP_DIR": str(tmp_path)}
     one, other = Nccl().inspected(ranks(**variables))
-    assert [(row.group_id, row.group, row.number) for row in one.inspected] == [
-        ("world", "world", 5)
-    ]
+    assert [(row.group_id, row.group, row.number) for row in one.inspected] == [("world", "world", 5)]
     assert other.inspected == () and "No such file" in other.inspector_note
     text = nccl_block(run(one))
     assert "all_reduce" in text and "world(2)" in text and "200 us" in text

@@ -66,9 +66,7 @@ def test_ntfy_gets_its_protocol() -> None:
     assert request.json["topic"] == "runs"
     assert request.json["message"].endswith("\nsecond line")
     assert request.headers["X-Priority"] == "high"
-    assert not any(
-        "http" in value for value in request.headers.values()
-    )  # no picture from elsewhere
+    assert not any("http" in value for value in request.headers.values())  # no picture from elsewhere
 
 
 @pytest.fixture
@@ -142,9 +140,7 @@ def test_a_restarted_collector_sends_nothing_again(tmp_path: Path) -> None:
         assert len(server.requests) == 1
 
 
-def test_what_a_killed_collector_had_not_sent_is_sent_once_if_it_still_stands(
-    tmp_path: Path,
-) -> None:
+def test_what_a_killed_collector_had_not_sent_is_sent_once_if_it_still_stands(tmp_path: Path) -> None:
     """Nobody answers the first one, which waits for its next try."""
     killed = notifier(tmp_path, f"json://127.0.0.1:{free_port()}")
     killed.see(DEAD)
@@ -181,9 +177,4 @@ def test_a_url_of_no_service_is_refused_without_its_secret(url: str) -> None:
 
 def test_urls_are_separated_by_commas_or_spaces() -> None:
     text = "slack://a/b/c, ntfy://t\n mailto://x?to=a@x,b@x,json://h"
-    assert split_notify_urls(text) == [
-        "slack://a/b/c",
-        "ntfy://t",
-        "mailto://x?to=a@x,b@x",
-        "json://h",
-    ]
+    assert split_notify_urls(text) == ["slack://a/b/c", "ntfy://t", "mailto://x?to=a@x,b@x", "json://h"]

@@ -36,11 +36,7 @@ def test_a_launch_bound_rank_and_unknown_communication_are_not_compared() -> Non
     slow_host = summary(7, launch_ns=launched, starved_ns=80 * MS, communication_ns=-1)
     fast_host = summary(7, launch_ns=launched)
     traced = StepTime(
-        step=7,
-        span_seconds=0.1,
-        compute_seconds=0.05,
-        communication_seconds=0.05,
-        exposed_seconds=0.04,
+        step=7, span_seconds=0.1, compute_seconds=0.05, communication_seconds=0.05, exposed_seconds=0.04
     )
     trace = RankTrace(
         rank=0, file="", span_seconds=0.1, compute_seconds=0.05, communication_seconds=0.05,
@@ -48,8 +44,7 @@ def test_a_launch_bound_rank_and_unknown_communication_are_not_compared() -> Non
         events=1, ops=(), units=(), kernels=(), steps=(traced,),
     )  # fmt: skip
     found = compare_trace(
-        [trace, replace(trace, rank=1)],
-        [rank(0, recent=(slow_host,)), rank(1, recent=(fast_host,))],
+        [trace, replace(trace, rank=1)], [rank(0, recent=(slow_host,)), rank(1, recent=(fast_host,))]
     )
     assert found[0].error_ratio is None and found[0].live_communication_seconds is None
     assert found[1].error_ratio == pytest.approx(0.01 / 0.04 - 1)

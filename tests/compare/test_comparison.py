@@ -144,14 +144,10 @@ def test_memory_is_the_most_of_all_steps_and_ranks() -> None:
         RoleRow(
             role="optimizer_state", device_bytes=5 * GIB, host_bytes=0, disk_bytes=0, pinned_bytes=0
         ),
-        RoleRow(
-            role="unsharded_param", device_bytes=GIB, host_bytes=7, disk_bytes=0, pinned_bytes=0
-        ),
+        RoleRow(role="unsharded_param", device_bytes=GIB, host_bytes=7, disk_bytes=0, pinned_bytes=0),
     )
     more = replace(rows[0], device_bytes=6 * GIB)
-    peak = ExpectedRow(
-        role="unsharded_param", measured_bytes=3 * GIB, plain_bytes=0, predicted_bytes=0
-    )
+    peak = ExpectedRow(role="unsharded_param", measured_bytes=3 * GIB, plain_bytes=0, predicted_bytes=0)
     ranks = (
         finished(roles=rows, memory=device_memory(), expected=(peak,)),
         finished(roles=(more,), memory=device_memory()),
@@ -189,9 +185,7 @@ def test_the_largest_micro_batch_is_what_the_plan_of_the_run_says() -> None:
 
 def test_offload_is_bytes_a_step_and_time_that_stood_still() -> None:
     ways = tuple(
-        TransferRow(
-            path=path, nbytes=200 * MIB, seconds=1, blocked_seconds=1, bytes_per_second=None
-        )
+        TransferRow(path=path, nbytes=200 * MIB, seconds=1, blocked_seconds=1, bytes_per_second=None)
         for path in ("device_to_host", "host_to_device")
     )
     m = one(transfers=ways, steps_offload_blocked_us=3_000)
@@ -576,9 +570,7 @@ def test_a_limit_is_broken_beyond_the_noise(
     limit: str, holds: dict[str, Any], breaks: dict[str, Any]
 ) -> None:
     roles = {
-        "roles": (
-            RoleRow(role="buffer", device_bytes=0, host_bytes=1, disk_bytes=0, pinned_bytes=0),
-        )
+        "roles": (RoleRow(role="buffer", device_bytes=0, host_bytes=1, disk_bytes=0, pinned_bytes=0),)
     }
     assert not judged(limit, **(roles | holds))
     assert judged(limit, **(roles | breaks))
@@ -637,12 +629,8 @@ WIDE = [0.103 * random.Random(n).gauss(1, 0.15) for n in range(200)]
         ("step_time>101ms", [*[0.05] * 50, *[0.15] * 50], "the noise is larger than the limit"),
     ],
 )
-def test_a_threshold_below_the_noise_does_not_pass(
-    limit: str, seconds: list[float], text: str
-) -> None:
-    verdict = judge_limits(
-        compare([[one(noisy(1))], [one(seconds, name="new")]]), [parse_limit(limit)]
-    )
+def test_a_threshold_below_the_noise_does_not_pass(limit: str, seconds: list[float], text: str) -> None:
+    verdict = judge_limits(compare([[one(noisy(1))], [one(seconds, name="new")]]), [parse_limit(limit)])
     assert not verdict.exceeded
     assert text in verdict.undecided[0]
 
@@ -753,9 +741,7 @@ def test_a_run_that_died_breaks_every_limit() -> None:
     [("SIGTERM", "", False), ("SIGINT", "", False), ("exception", "KeyboardInterrupt", False),
      ("exception", "RuntimeError: x", True), ("SIGKILL", "", True)],
 )  # fmt: skip
-def test_one_that_was_stopped_is_a_run_like_others(
-    ended: str, exception: str, is_death: bool
-) -> None:
+def test_one_that_was_stopped_is_a_run_like_others(ended: str, exception: str, is_death: bool) -> None:
     snapshot: RunSnapshot = run(finished(failed=True, ended=ended, exception=exception))
     found = compare([[figures_of(snapshot, series(noisy(1)))], [one(noisy(2, 0.2))]])
     assert found.columns[0].died is is_death

@@ -15,9 +15,7 @@ CLEAN, OTHER = "a" * 40, "b" * 40
 COMMAND = ("torchrun", "--nproc-per-node", "2", "train.py")
 
 
-def recorded(
-    revision: str = CLEAN, *more: str, torch: str = "2.13.0", **variables: str
-) -> RunSnapshot:
+def recorded(revision: str = CLEAN, *more: str, torch: str = "2.13.0", **variables: str) -> RunSnapshot:
     process: Any = {"packages": {"python": "3.11", "torch": torch}, "variables": variables}
     command = (*COMMAND, *more)
     return run(rank(0, process=process, device="cpu"), revision=revision, command=command)
@@ -29,10 +27,7 @@ def differences(*runs: RunSnapshot) -> dict[str, tuple[str, ...]]:
 
 
 def test_only_what_differs_is_named() -> None:
-    first, second = (
-        recorded(OMP_NUM_THREADS="1"),
-        recorded(OTHER, torch="2.15.0", NCCL_DEBUG="INFO"),
-    )
+    first, second = (recorded(OMP_NUM_THREADS="1"), recorded(OTHER, torch="2.15.0", NCCL_DEBUG="INFO"))
     assert differences(first, second) == {
         "git commit": ("a" * 12, "b" * 12),
         "torch": ("2.13.0", "2.15.0"),

@@ -20,7 +20,7 @@ import msgspec
 
 from zeromon.cli import build_parser
 from zeromon.collector.cluster import EXCHANGE, LeaderReply, NodeReport
-from zeromon.diagnosis.pages import all_pages
+from zeromon.diagnosis.rule import all_pages
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.snapshot import RunSnapshot
 

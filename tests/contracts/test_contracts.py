@@ -29,9 +29,7 @@ def test_what_users_rely_on_is_as_stored(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("ZEROMON_PORT", "ZEROMON_HOST", "ZEROMON_PROMETHEUS", "ZEROMON_TOKEN"):
         monkeypatch.delenv(name, raising=False)  # defaults of options come from these
     stored = (HERE / "contracts.txt").read_text()
-    difference = difflib.unified_diff(
-        stored.splitlines(), dump().splitlines(), "stored", "now", n=0
-    )
+    difference = difflib.unified_diff(stored.splitlines(), dump().splitlines(), "stored", "now", n=0)
     assert list(difference) == [], HINT
 
 

@@ -28,9 +28,7 @@ from zeromon.snapshot import Finding
 from zeromon.storage.run_store import Store
 from zeromon_dashboard.url_state import PAGES
 
-BROWSER = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 if BROWSER is None:
     pytest.skip("no Chromium is installed", allow_module_level=True)
 
@@ -70,10 +68,7 @@ class Site:
     def serve(self) -> None:
         command = [sys.executable, "-m", "zeromon", "dash", "--no-browser"]
         self.server = subprocess.Popen(
-            [*command, "--port", str(self.port)],
-            env=self.environment,
-            stderr=subprocess.PIPE,
-            text=True,
+            [*command, "--port", str(self.port)], env=self.environment, stderr=subprocess.PIPE, text=True
         )
         assert self.server.stderr is not None
         said = self.server.stderr.readline()
@@ -174,13 +169,9 @@ def tab(site: Site, browser: Any) -> Iterator[Tab]:
     page, wrong = made.page, made.wrong
     page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on(
-        "dialog", lambda dialog: (wrong.append(f"a dialog: {dialog.message}"), dialog.dismiss())
-    )
+    page.on("dialog", lambda dialog: (wrong.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
     inside = (site.base, "data:", "blob:")
-    page.on(
-        "request", lambda r: None if r.url.startswith(inside) else wrong.append(f"asked {r.url}")
-    )
+    page.on("request", lambda r: None if r.url.startswith(inside) else wrong.append(f"asked {r.url}"))
     yield made
     context.close()
 
@@ -198,9 +189,7 @@ def test_every_page_loads_without_an_error_and_asks_nobody_else(site: Site, tab:
         tab.page.set_viewport_size(DESK)
     tab.go(site.base)
     assert tab.barriers() == []
-    wait_for(
-        lambda: {"live-run", "evil"} <= set(tab.page.locator("[col-id=run]").all_inner_texts())
-    )
+    wait_for(lambda: {"live-run", "evil"} <= set(tab.page.locator("[col-id=run]").all_inner_texts()))
     assert tab.wrong == []
 
 
@@ -216,12 +205,7 @@ def test_points_arrive_by_themselves_and_come_again_after_a_restart(site: Site, 
     wait_for(lambda: tab.text("lost") == "")
     then = wait_for(lambda: tab.points("step-time"))
     wait_for(lambda: tab.points("step-time") > then)
-    expected = (
-        "ERR_CONNECTION_REFUSED",
-        "ERR_EMPTY_RESPONSE",
-        "ERR_CONNECTION_RESET",
-        "ERR_SOCKET",
-    )
+    expected = ("ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET", "ERR_SOCKET")
     assert [text for text in tab.wrong if not any(known in text for known in expected)] == []
 
 

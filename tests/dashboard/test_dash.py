@@ -80,8 +80,7 @@ def test_any_address_means_some_place(path: str, query: str) -> None:
     where = parse_route(path, query)
     assert where.page in PAGES and where.metric in {figure.name for figure in MAPPED}
     assert (
-        parse_route(*where.address.split("?") if "?" in where.address else (where.address, ""))
-        == where
+        parse_route(*where.address.split("?") if "?" in where.address else (where.address, "")) == where
     )
 
 
@@ -92,8 +91,7 @@ def test_what_is_no_range_of_steps_is_the_whole_run(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/run/..%2f..%2fetc/memory", "/run/%00/x", "/run/", "//evil.example", "/run/-rf/memory"],
+    "path", ["/run/..%2f..%2fetc/memory", "/run/%00/x", "/run/", "//evil.example", "/run/-rf/memory"]
 )
 def test_a_path_leads_nowhere_else(path: str) -> None:
     assert parse_route(path, "").run == ""
@@ -104,8 +102,7 @@ def test_a_path_leads_nowhere_else(path: str) -> None:
 
 def asked(**facts: Any) -> Request:
     return Request(
-        **{"method": "GET", "path": "/", "host": "127.0.0.1:1", "origin": "", "token": "secret"}
-        | facts
+        **{"method": "GET", "path": "/", "host": "127.0.0.1:1", "origin": "", "token": "secret"} | facts
     )
 
 
@@ -157,13 +154,7 @@ def test_the_name_of_a_host() -> None:
 def through(guard: Guard, **scope: Any) -> tuple[int, dict[str, str], bytes]:
     """One request through the guard."""
     sent: list[Any] = []
-    whole = {
-        "type": "http",
-        "method": "GET",
-        "path": "/",
-        "query_string": b"",
-        "headers": [],
-    } | scope
+    whole = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []} | scope
 
     async def receive() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -220,9 +211,7 @@ def test_a_key_in_the_address_becomes_a_cookie_once(guard: Guard) -> None:
 
 def test_a_path_with_a_key_splits_no_header(guard: Guard) -> None:
     query = f"token={address_key('secret', 9)}".encode()
-    _, headers, _ = through(
-        guard, headers=[LOCAL], path="/x\r\nSet-Cookie: a=b/é", query_string=query
-    )
+    _, headers, _ = through(guard, headers=[LOCAL], path="/x\r\nSet-Cookie: a=b/é", query_string=query)
     assert headers["location"] == "/x%0D%0ASet-Cookie%3A%20a%3Db/%C3%A9"
 
 
@@ -232,9 +221,7 @@ def test_answers_forbid_what_pages_do_not_need(guard: Guard) -> None:
     assert body == b"inside" and "default-src 'self'" in policy and "'sha256-x'" in policy
     assert "unsafe-eval" not in policy and "script-src 'self' 'unsafe-inline'" not in policy
     assert headers["x-content-type-options"] == "nosniff"
-    report = through(guard, headers=[LOCAL, SECRET], path="/report/x.html")[1][
-        "content-security-policy"
-    ]
+    report = through(guard, headers=[LOCAL, SECRET], path="/report/x.html")[1]["content-security-policy"]
     assert "sandbox allow-scripts" in report and "connect-src" not in report
     assert through(guard, type="websocket", headers=[LOCAL])[0] == 0
 
@@ -252,12 +239,7 @@ def test_a_body_without_a_length_has_the_same_limit() -> None:
 
     limited = Guard(app, token="secret", loopback=True, port=9, hashes=[])
     headers = [LOCAL, SECRET, (b"transfer-encoding", b"chunked")]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/_dash-update-component",
-        "headers": headers,
-    }
+    scope = {"type": "http", "method": "POST", "path": "/_dash-update-component", "headers": headers}
     asyncio.run(limited(scope, receive, None))  # type: ignore[arg-type]
     assert sizes[-1] == 1 << 20
 
@@ -319,9 +301,7 @@ def rich_run(ranks: int = 2, **facts: Any) -> RunSnapshot:
         rank=1, late_seconds=0.1, share=0.2, since_step=4, phases=("forward",), longer_seconds=0.1,
         cause=EVIL,
     )  # fmt: skip
-    made = run(
-        *(rich(n) for n in range(ranks)), findings=(found,), stragglers=(straggler,), **facts
-    )
+    made = run(*(rich(n) for n in range(ranks)), findings=(found,), stragglers=(straggler,), **facts)
     return replace(made, hangs=(hang,))
 
 
@@ -556,9 +536,7 @@ def sent(feeds: Feeds, where: Route, cursor: dict[str, Any]) -> dict[str, Any]:
     return json.loads(feeds.of(where).since(Cursor(**cursor)))  # type: ignore[no-any-return]
 
 
-def test_a_tab_is_sent_what_changed_and_points_at_the_end(
-    growing: tuple[Growing, Feeds, Clock],
-) -> None:
+def test_a_tab_is_sent_what_changed_and_points_at_the_end(growing: tuple[Growing, Feeds, Clock]) -> None:
     source, feeds, clock = growing
     where = Route(run="train-1")
     page, cursor = feeds.of(where).page()
@@ -744,9 +722,7 @@ def test_own_time_is_of_the_chosen_steps() -> None:
 
 def test_memory_by_role_over_the_record_sums_to_what_is_held() -> None:
     rows = (
-        RoleRow(
-            role="sharded_param", device_bytes=0, host_bytes=64 << 20, disk_bytes=0, pinned_bytes=0
-        ),
+        RoleRow(role="sharded_param", device_bytes=0, host_bytes=64 << 20, disk_bytes=0, pinned_bytes=0),
     )
     moments = [run(rank(0, step=n, rss_bytes=(300 + n) << 20, roles=rows)) for n in (3, 9, 40)]
     shown = memory_page.over_the_record(moments, 0).children.figure
@@ -774,9 +750,7 @@ def test_what_the_user_wrote_is_in_the_head_of_the_page_and_in_the_list(
     assert (row["tags"], row["note"]) == ("base, 8k", "slow disk")
 
 
-def test_the_list_of_runs_says_which_are_live(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_of_runs_says_which_are_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
     store = Store(tmp_path)
     assert "No run has been recorded" in str(runs_page.runs_page([]))
@@ -826,10 +800,7 @@ def test_runs_are_laid_over_each_other(tmp_path: Path, monkeypatch: pytest.Monke
         assert lines == {"A one": 60, "B two": 90}
         go.Figure(chart.figure())
     memory = page.charts["memory"]
-    assert {name: set(y) for name, (_, y) in memory.traces.items()} == {
-        "A one": {2.0},
-        "B two": {4.0},
-    }
+    assert {name: set(y) for name, (_, y) in memory.traces.items()} == {"A one": {2.0}, "B two": {4.0}}
     assert memory.title == "Host memory (RSS), highest rank" and memory.marks == ()
     table = json.dumps(page.parts["differences"], cls=components_encoder())
     assert all(told in table for told in ("--steps 60", "--steps 90", '"ranks"'))
@@ -898,13 +869,7 @@ def posted(app: Any, path: str, body: bytes) -> bytes:
     sent: list[bytes] = []
     headers = [LOCALHOST, T, (b"content-type", b"application/json")]
     headers.append((b"content-length", str(len(body)).encode()))
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "query_string": b"",
-        "headers": headers,
-    }
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
 
     async def receive() -> Any:
         return {"type": "http.request", "body": body, "more_body": False}

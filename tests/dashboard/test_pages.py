@@ -80,9 +80,7 @@ def test_the_page_asks_for_nothing_from_elsewhere_and_stays_small() -> None:
 
 
 def test_the_verdict_comes_first_and_a_finding_has_its_diff() -> None:
-    remedy = Remedy(
-        cause="c", dialect="Python", diff="- old\n+ new", frees_bytes=1 << 30, price="p"
-    )
+    remedy = Remedy(cause="c", dialect="Python", diff="- old\n+ new", frees_bytes=1 << 30, price="p")
     found = Finding(rule="x", code="ZM206", severity="warning", text="t", rank=3, remedy=remedy)
     snapshot = run(rank(0, failed=True, alive=False, ended="SIGKILL"), findings=(found,))
     page = run_page(snapshot, steps(1, 5), render_run(snapshot))
@@ -172,9 +170,7 @@ def texts(part: object) -> str:
 
 
 def cards_of(page: Page) -> list[str]:
-    return [
-        texts(own) for name, own in page.parts.items() if name.startswith("card-") and texts(own)
-    ]
+    return [texts(own) for name, own in page.parts.items() if name.startswith("card-") and texts(own)]
 
 
 def fleet() -> RunSnapshot:

@@ -12,7 +12,7 @@ from recordings import RINGS
 from zeromon.fold.lanes import lanes_of_rings
 from zeromon.ring.slices import run_events
 from zeromon.snapshot.finding import Finding, Severity
-from zeromon.snapshot.lanes import Lanes, Stream
+from zeromon.snapshot.step import Lanes, Stream
 from zeromon_dashboard import figures
 from zeromon_dashboard.pages import timeline
 

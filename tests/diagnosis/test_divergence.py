@@ -138,16 +138,12 @@ def judged(
     for state, ended in zip(played.states, ends, strict=True):
         last = left_at_ns if ended == "finished" and left_at_ns is not None else now
         fold_event(state, Heartbeat(last, 0, state.phase, state.step))
-        state.meta["stack"] = (
-            [] if ended == "finished" else [f"/home/me/t.py:3{state.rank} in main"]
-        )
+        state.meta["stack"] = [] if ended == "finished" else [f"/home/me/t.py:3{state.rank} in main"]
         failed = ended not in ("", "finished")
         ranks.append(summarize_rank(state, Observed(alive=not ended, ended=ended, failed=failed)))
 
     def recent(group: str) -> list[CallHistory]:
-        return [
-            history for state in played.states for history in group_call_histories(state, group)
-        ]
+        return [history for state in played.states for history in group_call_histories(state, group)]
 
     whole = run(*ranks, ended=over, taken_ns=now + (100 * SECOND if over else 0))
     object.__setattr__(whole, "hangs", hangs_of(ranks, whole.taken_ns, recent))
@@ -254,10 +250,7 @@ def test_a_rank_that_never_calls_is_named_with_its_line(moment: str) -> None:
 @pytest.mark.parametrize(
     ("ends", "words"),
     [
-        (
-            ("", "finished"),
-            "all_reduce in world is stuck: rank 0 waits, rank 1 has left after step 20",
-        ),
+        (("", "finished"), "all_reduce in world is stuck: rank 0 waits, rank 1 has left after step 20"),
         (("SIGTERM", "finished"), "hung at step 21 for 30 s: rank 1 had left after step 20"),
         ((UNEXPLAINED, "finished"), "hung at step 21 for 30 s: rank 1 had left after step 20"),
     ],
@@ -288,9 +281,7 @@ def test_a_rank_without_more_batches_is_named(moment: str) -> None:
     now = played.stuck_ns - MS
     fold_event(played.states[0], PhaseSpan(now, Phase.DATA_WAIT, Flag.FAILED, now - MS))
     snapshot = judged(played, **MOMENTS[moment])
-    assert "; rank 0 had no more batches after step 20" in hang_headline(
-        snapshot, snapshot.hangs[0]
-    )
+    assert "; rank 0 had no more batches after step 20" in hang_headline(snapshot, snapshot.hangs[0])
     fold_event(played.states[0], PhaseSpan(now + MS, Phase.DATA_WAIT, 0, now))  # a new epoch
     again = judged(played, ("", ""))
     assert "batches" not in hang_headline(again, again.hangs[0])
@@ -312,10 +303,7 @@ def test_a_rank_that_leaves_while_others_train_is_the_cause() -> None:
     assert roles_of(snapshot) == {0: DeathRole.CULPRIT, 1: DeathRole.VICTIM}
     assert run_state(snapshot) == "died: rank 0 left after step 20 (exit code 0); rank 1 died of it"
     told = {f.rank: (f.severity, f.text) for f in advise(snapshot) if f.code == "ZM001"}
-    assert told[0] == (
-        "critical",
-        "left after step 20 (exit code 0) while rank 1 trained in step 21",
-    )
+    assert told[0] == ("critical", "left after step 20 (exit code 0) while rank 1 trained in step 21")
     assert told[1][0] == "info"
     assert told[1][1].endswith("it died of rank 0")
 
@@ -374,8 +362,7 @@ def test_all_inside_takes_the_number_and_the_call_of_every_member() -> None:
     one.in_flight.clear()
     one.recent.pop()
     fold_event(
-        played.states[1],
-        _issued(played.states[1], VOTE, played.states[0].group_calls[1].last[4], 0),
+        played.states[1], _issued(played.states[1], VOTE, played.states[0].group_calls[1].last[4], 0)
     )
     (hang,) = judged(played, ("", "")).hangs
     assert hang.kind is HangKind.ALL_INSIDE

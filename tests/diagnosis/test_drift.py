@@ -44,7 +44,5 @@ def test_a_rank_ahead_in_the_same_collectives_is_named(behind_at: int, steps: in
         (rank(0, step=90), rank(1, step=20)),  # models of their own
     ],
 )
-def test_ranks_that_end_a_step_a_little_earlier_are_not_apart(
-    ranks: tuple[RankSnapshot, ...],
-) -> None:
+def test_ranks_that_end_a_step_a_little_earlier_are_not_apart(ranks: tuple[RankSnapshot, ...]) -> None:
     assert widest_drift(run(*ranks)) is None

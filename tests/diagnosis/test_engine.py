@@ -30,9 +30,7 @@ def test_every_rule_can_fire_and_stay_silent() -> None:
         op="all_gather", group="world", sequence=9, unit="", phase="forward", nbytes=1,
         issued_ns=0,
     )  # fmt: skip
-    risky = Risk(
-        pool="host", ratio=0.9, cause="growth", steps_left=9.0, used_bytes=1, capacity_bytes=2
-    )
+    risky = Risk(pool="host", ratio=0.9, cause="growth", steps_left=9.0, used_bytes=1, capacity_bytes=2)
     fired = {
         "oom_risk": rank(risks=(risky,)),
         "exposed_communication": rank(exposed_ratio=0.4),
@@ -113,9 +111,7 @@ def test_a_starved_prefetch_is_told_with_its_setting() -> None:
 def test_a_full_disk_missing_steps_and_unknown_names_are_told() -> None:
     """Each once, and not without need."""
     disk = Disk(path="/nvme", free_bytes=1 << 30, total_bytes=1 << 40)
-    found = texts_of(
-        rank(0, disk=disk, backwards_since_step=100, unseen=("X.y",)), rank(1, disk=disk)
-    )
+    found = texts_of(rank(0, disk=disk, backwards_since_step=100, unseen=("X.y",)), rank(1, disk=disk))
     assert "1.0 GiB of 1.0 TiB are free at /nvme" in found["disk_space"]
     assert "100 backward passes" in found["no_step"]
     assert "X.y" in found["unknown_version"]
@@ -131,9 +127,7 @@ def test_growth_names_the_role_that_grows_or_says_that_none_does() -> None:
         pool="host", ratio=0.9, cause="growth", steps_left=50.0, used_bytes=9 * GIB,
         capacity_bytes=10 * GIB, growth_bytes_per_step=1 << 20,
     )  # fmt: skip
-    kept = RoleRow(
-        role="optimizer_state", device_bytes=0, host_bytes=GIB, disk_bytes=0, pinned_bytes=0
-    )
+    kept = RoleRow(role="optimizer_state", device_bytes=0, host_bytes=GIB, disk_bytes=0, pinned_bytes=0)
     for grown, words in (
         (0, "something else is kept"),
         (64 << 20, "optimizer state grows 1.0 MiB per step"),

@@ -177,9 +177,7 @@ def test_groups_that_wait_for_each_other_are_a_deadlock(
     assert {one["group"] for one in found} == {"world", "mesh_tp"}
 
 
-def test_a_receive_without_its_send_is_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_receive_without_its_send_is_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = entry(4, "recv 1<-0", state="started", is_p2p=True, p2p_seq_id=7)
     folder = dumped(tmp_path / "d", {0: DONE, 1: [*DONE, alone]}, size=2)
     (found,) = read(folder, capsys, 1)["findings"]
@@ -192,9 +190,7 @@ def test_a_receive_without_its_send_is_alone(
 def test_a_dump_of_a_healthy_job_has_no_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = dumped(
-        tmp_path / "d", {0: [*DONE, entry(5, state="started")], 1: DONE}, size=2, after=7
-    )
+    folder = dumped(tmp_path / "d", {0: [*DONE, entry(5, state="started")], 1: DONE}, size=2, after=7)
     assert main(["trace", "flight", str(folder)]) == 0
     text = capsys.readouterr().out
     assert "Nothing hangs in the dumps of ranks 0-1" in text

@@ -14,15 +14,7 @@ from zeromon.cli.doctor import python_stack_text, run_as_text
 from zeromon.diagnosis.engine import advise
 from zeromon.readout.hang import hang_headline, hang_text
 from zeromon.readout.text import doing, group_text, state_text
-from zeromon.snapshot import (
-    Finding,
-    GroupProgress,
-    Halt,
-    InFlight,
-    NodeView,
-    RankSnapshot,
-    Severity,
-)
+from zeromon.snapshot import Finding, GroupProgress, Halt, InFlight, NodeView, RankSnapshot, Severity
 from zeromon.sources.live import find_live_runs
 from zeromon.storage.run_store import Store
 from zeromon_dashboard.pages.ranks import _straggler_alerts
@@ -56,12 +48,7 @@ def test_a_member_that_has_not_come() -> None:
     (hang,) = found(at(0, entry(), world=7), at(1))
     assert hang.kind == "a member has not come"
     assert (hang.waiting, hang.missing, hang.dead, hang.elsewhere) == ((0,), (1,), (), ())
-    assert (hang.op, hang.group, hang.sequence, round(hang.seconds)) == (
-        "all_reduce",
-        "world",
-        7,
-        20,
-    )
+    assert (hang.op, hang.group, hang.sequence, round(hang.seconds)) == ("all_reduce", "world", 7, 20)
 
 
 def test_the_dimension_of_the_group_is_named() -> None:
@@ -138,18 +125,14 @@ def test_other_operations_and_other_sizes_at_one_number() -> None:
     assert [call.op for call in gone.calls] == ["all_reduce", "broadcast"]
     (sizes,) = found(at(0, entry(), world=7), at(1, entry(nbytes=128), world=7))
     assert sizes.kind == "mismatched sizes"
-    (fine,) = found(
-        at(0, entry("broadcast"), world=7), at(1, entry("broadcast", nbytes=9), world=7)
-    )
+    (fine,) = found(at(0, entry("broadcast"), world=7), at(1, entry("broadcast", nbytes=9), world=7))
     assert fine.kind == "all members are in it"
 
 
 def test_ranks_that_wait_for_each_other_in_two_groups() -> None:
     first, second = found(at(0, entry(), world=7), at(1, entry(group=OTHER, sequence=1), other=1))
     assert {first.kind, second.kind} == {"deadlock of groups"}
-    whole = run(
-        at(0, entry(), world=7), at(1, entry(group=OTHER, sequence=1), other=1), taken_ns=NOW
-    )
+    whole = run(at(0, entry(), world=7), at(1, entry(group=OTHER, sequence=1), other=1), taken_ns=NOW)
     assert hang_headline(whole, whole.hangs[0]) == (
         "deadlock of groups: rank 0 in all_reduce of world, rank 1 in all_reduce of other"
     )
@@ -243,9 +226,7 @@ def test_members_at_different_numbers_are_not_all_inside() -> None:
     whole = run(at(0, entry("barrier", nbytes=0), world=7), past, taken_ns=NOW)
     (hang,) = whole.hangs
     assert hang.kind == "mismatched numbers of calls"
-    assert "rank 0 called barrier #7 (0 B), rank 1 called all_reduce #9 (64 B)" in hang_text(
-        whole, hang
-    )
+    assert "rank 0 called barrier #7 (0 B), rank 1 called all_reduce #9 (64 B)" in hang_text(whole, hang)
     gone_on = run(at(0, entry(), world=7), at(1, world=9), taken_ns=NOW)
     assert gone_on.hangs[0].kind == "mismatched numbers of calls"
     assert "rank 1 called an unknown collective #9" in hang_text(gone_on, gone_on.hangs[0])
@@ -255,9 +236,7 @@ def test_a_suspended_rank_is_named_after_the_launcher_killed_it() -> None:
     """Its agent was suspended with it, so its last event is old; it has not died before the others."""
     ends = {"alive": False, "failed": True}
     waits = at(0, entry(), world=7, ended="SIGTERM", last_event_ns=NOW, **ends)
-    halted = at(
-        1, ended="SIGKILL", halted=Halt.SUSPENDED, last_event_ns=NOW - 20_000_000_000, **ends
-    )
+    halted = at(1, ended="SIGKILL", halted=Halt.SUSPENDED, last_event_ns=NOW - 20_000_000_000, **ends)
     whole = run(waits, halted, ended=True, taken_ns=2 * NOW)
     (hang,) = whole.hangs
     assert hang_headline(whole, hang) == (

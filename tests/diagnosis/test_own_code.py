@@ -58,9 +58,7 @@ def test_the_rank_whose_code_takes_long_alone_is_named() -> None:
     assert finding.rank == 1
 
 
-@pytest.mark.parametrize(
-    ("ms", "severity"), [(14, None), (16, Severity.INFO), (26, Severity.WARNING)]
-)
+@pytest.mark.parametrize(("ms", "severity"), [(14, None), (16, Severity.INFO), (26, Severity.WARNING)])
 def test_the_share_decides_how_urgent_it_is(ms: int, severity: Severity | None) -> None:
     assert [f.severity for f in findings(spending(ms=ms))] == [severity] * (severity is not None)
 
@@ -90,9 +88,7 @@ def test_a_wait_for_other_ranks_between_the_phases_is_communication() -> None:
         ({"own_code": ()}, True),
     ],
 )
-def test_it_is_told_only_where_the_hosts_time_is_the_steps(
-    facts: dict[str, Any], told: bool
-) -> None:
+def test_it_is_told_only_where_the_hosts_time_is_the_steps(facts: dict[str, Any], told: bool) -> None:
     assert bool(findings(spending(**facts))) is told
 
 

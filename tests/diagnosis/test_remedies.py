@@ -159,9 +159,7 @@ def test_waits_for_new_workers_are_told_once() -> None:
 @pytest.mark.parametrize("every", [5, 10, 20])
 def test_no_share_is_more_than_the_whole(every: int) -> None:
     """The median step has no wait at all, and the mean of the waits is many times that step."""
-    bursts = pausing(
-        Phase.DATA_WAIT, every, 20_000, loader={"num_workers": 4}, loading=made_in(30.0)
-    )
+    bursts = pausing(Phase.DATA_WAIT, every, 20_000, loader={"num_workers": 4}, loading=made_in(30.0))
     finding = found(bursts, "data_wait")
     assert finding is not None and finding.share is not None
     assert 0.8 < finding.share <= 1.0
@@ -211,9 +209,7 @@ def threats(pool: Pool) -> Iterator[Risk]:
     full = Risk(pool=pool, ratio=0.9, cause=RiskCause.STATIC, used_bytes=70 * GIB,
                 capacity_bytes=80 * GIB)  # fmt: skip
     yield full
-    yield replace(
-        full, ratio=0.1, cause=RiskCause.GROWTH, steps_left=500.0, growth_bytes_per_step=MIB
-    )
+    yield replace(full, ratio=0.1, cause=RiskCause.GROWTH, steps_left=500.0, growth_bytes_per_step=MIB)
 
 
 @pytest.mark.parametrize("rule", TAKES)
@@ -298,9 +294,7 @@ def test_many_scalars_that_the_script_averages_are_stacked() -> None:
         ({"strategy": "unknown", "process": {}}, "torch.stack"),
     ],
 )
-def test_gradients_that_the_script_averages_are_given_to_ddp(
-    facts: dict[str, Any], diff: str
-) -> None:
+def test_gradients_that_the_script_averages_are_given_to_ddp(facts: dict[str, Any], diff: str) -> None:
     """96 all-reduces of the 6 MiB of a model, as courses write it."""
     base: Any = {"process": {"params_bytes": 6 * MIB}}
     finding = found(logging_rank(96.0, 6.0 * MIB, **(base | facts)), "tiny_collectives")

@@ -33,8 +33,7 @@ from evidence import (
 import zeromon
 from zeromon.diagnosis import engine
 from zeromon.diagnosis.engine import LINGER_SECONDS, FindingMemory, advise
-from zeromon.diagnosis.pages import all_pages
-from zeromon.diagnosis.rule import Match, Remaining, remaining_remedy, rule
+from zeromon.diagnosis.rule import Match, Remaining, all_pages, remaining_remedy, rule
 from zeromon.diagnosis.rules import FAMILIES, all_rules, fsdp, health
 from zeromon.report.render import render_run
 from zeromon.ring.events import Phase
@@ -113,9 +112,7 @@ def test_every_rule_has_its_page() -> None:
 def test_every_page_has_a_rule_a_check_or_an_alert() -> None:
     """``zeromon check`` and the alerts name the code of their page themselves."""
     root = Path(zeromon.__file__).parent
-    texts = [
-        file.read_text() for part in ("check", "export") for file in (root / part).rglob("*.py")
-    ]
+    texts = [file.read_text() for part in ("check", "export") for file in (root / part).rglob("*.py")]
     checked = {code for text in texts for code in re.findall(r'"(ZM\d{3})"', text)}
     explains = {"ZM506"}  # a page against a wrong belief: nothing is reported
     assert set(all_pages()) == checked | explains | {one.code for one in all_rules()}
@@ -249,9 +246,7 @@ def test_what_does_not_fit_on_the_host_is_moved_for_more_samples() -> None:
 
 def test_two_ranks_share_a_disk_and_each_device_has_its_own_link() -> None:
     """Together they use up what one of them does not."""
-    both = [
-        replace(offloading(way("disk_read", 900e6), disk=DISK), rank=number) for number in (0, 1)
-    ]
+    both = [replace(offloading(way("disk_read", 900e6), disk=DISK), rank=number) for number in (0, 1)]
     (finding,) = (f for f in advise(run(*both)) if f.rule == "offload_waits")
     assert finding.remedy is not None
     assert "requests at once" in finding.remedy.cause
@@ -305,9 +300,7 @@ def test_the_ranks_of_a_node_share_its_memory() -> None:
     """Each of two would fit alone."""
     alone = planning(room=30 * GIB)
     assert found(alone, "host_memory_short") is None
-    (finding,) = (
-        f for f in advise(run(alone, replace(alone, rank=1))) if f.rule == "host_memory_short"
-    )
+    (finding,) = (f for f in advise(run(alone, replace(alone, rank=1))) if f.rule == "host_memory_short")
     # 4 master, 8 states, 2 gradients and their fp32 copies, 2 of updated parameters: each of 10^9
     assert "2 ranks take 33.5 GiB of this host, and it has 30.0 GiB" in finding.text
 
@@ -362,9 +355,7 @@ def test_a_lack_of_cpus_is_doubted_by_its_amount(lacks: float, severity: str) ->
 def test_a_straggler_is_doubted_by_what_it_lacks_beyond_the_others(
     of_late: float, of_others: float, severity: str, ends: str
 ) -> None:
-    late = Straggler(
-        rank=1, late_seconds=0.1, share=0.5, since_step=21, phases=(), longer_seconds=0.0
-    )
+    late = Straggler(rank=1, late_seconds=0.1, share=0.5, since_step=21, phases=(), longer_seconds=0.0)
     ranks = (one(pressure=starved(of_others)), replace(one(pressure=starved(of_late)), rank=1))
     (finding,) = (f for f in advise(run(*ranks, stragglers=(late,))) if f.rule == "straggler")
     assert finding.severity == severity and finding.text.endswith(ends)
@@ -416,10 +407,7 @@ def test_gathers_of_persistent_parameters_are_not_merged_by_any_setting() -> Non
     each = units("all_gather", "optimizer", 1, nbytes=34e3, calls=34.0, exposed_seconds=0.08)
     persistent = [replace(row, unit=PERSISTENT, seconds=0.08) for row in each]
     low = Setting(
-        engine=1,
-        name="zero_optimization.stage3_param_persistence_threshold",
-        effective="0",
-        written="0",
+        engine=1, name="zero_optimization.stage3_param_persistence_threshold", effective="0", written="0"
     )
     rank = one(*persistent, *TINY[:1], strategy="deepspeed-zero3-offload", settings=(low,))
     finding = found(rank, "tiny_collectives")
@@ -488,9 +476,7 @@ def test_a_part_that_is_not_offloaded_is_not_brought_back() -> None:
 def test_segments_are_made_expandable_beside_the_options_that_are_set(
     variables: dict[str, str], diff: str | None
 ) -> None:
-    finding = found(
-        replace(FIRES["fragmentation"], process={"variables": variables}), "fragmentation"
-    )
+    finding = found(replace(FIRES["fragmentation"], process={"variables": variables}), "fragmentation")
     assert finding is not None
     assert (finding.remedy.diff if finding.remedy else None) == diff
     assert ("already set: " in finding.text) == (diff is None)
@@ -702,8 +688,7 @@ def test_an_optimizer_on_the_host_is_relieved_by_what_its_stage_allows() -> None
         (3, "SuperOffload", '"ratio": 0.7'),
     ):
         rank = replace(
-            FIRES["cpu_optimizer_slow"],
-            strategy_fields=Strategy.parse(f"deepspeed-zero{stage}-offload"),
+            FIRES["cpu_optimizer_slow"], strategy_fields=Strategy.parse(f"deepspeed-zero{stage}-offload")
         )
         finding = found(rank, "cpu_optimizer_slow")
         assert finding is not None and finding.remedy is not None

@@ -10,20 +10,12 @@ from builders import rank, run, summary
 
 from zeromon.cli.doctor import run_as_text
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.stalls import find_stalls
+from zeromon.diagnosis.hangs import find_stalls
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.fold.pauses import STARTS, expected_pause_reason
 from zeromon.readout.text import pause_seconds, run_state
 from zeromon.readout.verdict import Health, judge_run
-from zeromon.snapshot import (
-    Finding,
-    GroupProgress,
-    Halt,
-    InFlight,
-    RankSnapshot,
-    RunSnapshot,
-    Severity,
-)
+from zeromon.snapshot import Finding, GroupProgress, Halt, InFlight, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.levels import PAUSE_SECONDS
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.line import plain_text
@@ -168,9 +160,7 @@ def starting(**fields: Any) -> RankSnapshot:
 @pytest.mark.parametrize(
     ("seconds", "severity"), [(119, None), (121, Severity.WARNING), (1801, Severity.CRITICAL)]
 )
-def test_a_start_that_takes_long_is_a_warning_first(
-    seconds: float, severity: Severity | None
-) -> None:
+def test_a_start_that_takes_long_is_a_warning_first(seconds: float, severity: Severity | None) -> None:
     finding = found(run(starting(stack=SLEEPS), taken_ns=round(seconds * SECOND)))
     assert (finding.severity if finding else None) is severity
     if finding is not None:
@@ -201,8 +191,7 @@ def hung(missing: RankSnapshot) -> RunSnapshot:
         issued_ns=0,
     )  # fmt: skip
     there, before = (
-        (GroupProgress(group_id="w", label="world", ranks=(0, 1), sequence=number),)
-        for number in (5, 4)
+        (GroupProgress(group_id="w", label="world", ranks=(0, 1), sequence=number),) for number in (5, 4)
     )
     waiting = rank(0, steps=10, in_flight=(flying,), groups=there)
     return run(waiting, replace(missing, groups=before), taken_ns=60 * SECOND)

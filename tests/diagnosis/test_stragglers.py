@@ -120,9 +120,7 @@ def test_a_reason_covers_half_of_the_delay(longer: int, named: int) -> None:
 
 def test_a_reason_may_be_several_phases() -> None:
     """A slow device: 6 ms in each of three phases, of a delay of 18 ms."""
-    slow = summary(
-        1, phase_ns=(5 * MS, 46 * MS, 56 * MS, 16 * MS, 5 * MS, 0), phase_exposed_ns=(0,) * 6
-    )
+    slow = summary(1, phase_ns=(5 * MS, 46 * MS, 56 * MS, 16 * MS, 5 * MS, 0), phase_exposed_ns=(0,) * 6)
     known = ranks()
     known[1] = replace(known[1], recent=(slow,) * 20)
     (found,) = find_stragglers(steps({1: 18.0}), known)
@@ -262,9 +260,7 @@ def test_of_a_ring_that_is_read_at_once_the_newest_calls_are_matched() -> None:
     word = pack_call_word(Kind.DONE, Op.ALL_REDUCE, Phase.BACKWARD, Flag.SPAN_KNOWN, 1, 0)
     for number, state in enumerate(states):
         late = number * MS
-        calls = [
-            (n, (10 * n + 5) * MS, word, 4, 10 * n * MS + late, 0, n, n) for n in range(1, 12_001)
-        ]
+        calls = [(n, (10 * n + 5) * MS, word, 4, 10 * n * MS + late, 0, n, n) for n in range(1, 12_001)]
         fold_records(state, calls)
         skew.record_arrivals(number, {1: ("g", 2, 2)}, state.arrivals)
     assert len(states[0].arrivals) == MAX_ARRIVALS
@@ -333,9 +329,7 @@ def test_the_finding_says_it_in_words() -> None:
     found = find_stragglers(steps({2: 18.0}), ranks(slow=2))
     told = [f for f in advise(run(*ranks(), stragglers=found)) if f.rule == "straggler"]
     assert [f.rank for f in told] == [2]
-    assert told[0].text.startswith(
-        "late by 18.0 ms per step (forward) since step 10; the others wait "
-    )
+    assert told[0].text.startswith("late by 18.0 ms per step (forward) since step 10; the others wait ")
 
 
 def pressed(number: int, waits: float = 0.01, faults: float = 0.0, **facts: Any) -> RankSnapshot:
@@ -346,15 +340,9 @@ def pressed(number: int, waits: float = 0.01, faults: float = 0.0, **facts: Any)
 def test_the_host_or_the_device_of_a_late_rank_may_explain_it() -> None:
     others = [pressed(0), pressed(2)]
     assert hardware_cause(pressed(1), others) == lack_of_cpus(pressed(1), others, 0.05) == ""
-    assert lack_of_cpus(pressed(1, waits=0.07), others, 0.05).startswith(
-        "its main thread had no CPU"
-    )
-    assert (
-        lack_of_cpus(pressed(1, waits=0.04), others, 0.05) == ""
-    )  # not enough for a tenth of a step
-    assert (
-        hardware_cause(pressed(1, faults=500), others) == "500 of its pages a second come from disk"
-    )
+    assert lack_of_cpus(pressed(1, waits=0.07), others, 0.05).startswith("its main thread had no CPU")
+    assert lack_of_cpus(pressed(1, waits=0.04), others, 0.05) == ""  # not enough for a tenth of a step
+    assert hardware_cause(pressed(1, faults=500), others) == "500 of its pages a second come from disk"
     assert hardware_cause(pressed(1, faults=500), [pressed(0, faults=100)]) == ""
     hot = Device(throttle_reasons=("thermal",))
     assert "throttled (thermal)" in hardware_cause(pressed(1, device_stats=hot), others)

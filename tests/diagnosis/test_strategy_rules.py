@@ -53,11 +53,7 @@ from zeromon.snapshot import ConfigFormat, Device, GatherRow, Links, RankSnapsho
 FAR = units("all_gather", "forward", nodes=2)
 SMALL = tuple(
     Setting(engine=1, name=f"zero_optimization.{name}", effective="2500", written="2500")
-    for name in (
-        "reduce_bucket_size",
-        "allgather_bucket_size",
-        "stage3_param_persistence_threshold",
-    )
+    for name in ("reduce_bucket_size", "allgather_bucket_size", "stage3_param_persistence_threshold")
 )
 STATES = ("optimizer_state", "master_param", "unsharded_grad", "unsharded_param")
 FSDP1 = [s for s in EVERY if s.framework is Framework.FSDP1 and s.sharding is not Sharding.NONE]
@@ -258,12 +254,7 @@ def settable(diff: str, dialect: str) -> dict[str, dict[str, str]]:
     """The added lines of *diff* that set what a rank reports, each with what it sets."""
     lines = {line: dict(settings_in(line, dialect)) for line in diff.splitlines() if line[0] == "+"}
     if dialect.startswith("Python"):
-        reported = {
-            *ModelMetadata.__annotations__,
-            "bucket_cap_mb",
-            "num_workers",
-            "persistent_workers",
-        }
+        reported = {*ModelMetadata.__annotations__, "bucket_cap_mb", "num_workers", "persistent_workers"}
         lines = {line: {k: v for k, v in at.items() if k in reported} for line, at in lines.items()}
     return {line: values for line, values in lines.items() if values}
 
@@ -307,9 +298,7 @@ def test_fsdp1_across_nodes_is_advised_to_shard_within_them(strategy: Strategy) 
     assert keeps in finding.remedy.diff
 
 
-@pytest.mark.parametrize(
-    "strategy", [s for s in EVERY if s.is_deepspeed], ids=lambda s: str(s.label)
-)
+@pytest.mark.parametrize("strategy", [s for s in EVERY if s.is_deepspeed], ids=lambda s: str(s.label))
 def test_many_small_collectives_of_zero_are_merged_by_the_setting_of_the_stage(
     strategy: Strategy,
 ) -> None:
@@ -356,9 +345,7 @@ def test_hpz_is_not_advised_where_it_is_on() -> None:
     assert found(one(*FAR, strategy=on.label, strategy_fields=on), "zero_plus_plus") is None
 
 
-def test_zero3_is_advised_to_offload_what_is_on_a_full_device_and_not_what_is_on_a_full_host() -> (
-    None
-):
+def test_zero3_is_advised_to_offload_what_is_on_a_full_device_and_not_what_is_on_a_full_host() -> None:
     states = role("optimizer_state", 40 * GIB)
     facts: dict[str, Any] = {"strategy": deepspeed_strategy(3).label, "memory": TIGHT}
     finding = found(one(risks=(FULL,), roles=(states,), **facts), "stage_too_low")

@@ -62,9 +62,7 @@ def test_deepspeeds_norm_is_one_of_them_but_not_where_the_loss_scale_is_tried() 
 # ---- NaN ------------------------------------------------------------------------------------------
 
 
-def broken(
-    number: int, since: int, *, name: str = "loss", now: float | None = None
-) -> RankSnapshot:
+def broken(number: int, since: int, *, name: str = "loss", now: float | None = None) -> RankSnapshot:
     """A rank of two whose loss is not finite from step *since* on; 0: it is."""
     of = ScalarRow(
         name=name, value=now if since else 2.0, step=30, nonfinite=max(0, 31 - since) if since else 0,
@@ -122,11 +120,7 @@ def test_a_spike_is_compared_with_the_past_alone() -> None:
                 "process": {"clip_norm": 1.0},
                 "scalars": (
                     ScalarRow(
-                        name="learning_rate",
-                        value=3e-4,
-                        step=60,
-                        nonfinite=0,
-                        first_nonfinite_step=0,
+                        name="learning_rate", value=3e-4, step=60, nonfinite=0, first_nonfinite_step=0
                     ),
                 ),
             },
@@ -188,15 +182,11 @@ def started(number: int, mark: int | None, **facts: Any) -> RankSnapshot:
 def test_ranks_that_begin_with_different_parameters_are_told_with_their_seeds() -> None:
     finding = of_run("initial_parameters_differ", started(0, 5), started(1, 6))
     assert finding is not None and finding.remedy is not None
-    assert (
-        "rank 1 began with other parameters than rank 0; their seeds (0, 1) differ" in finding.text
-    )
+    assert "rank 1 began with other parameters than rank 0; their seeds (0, 1) differ" in finding.text
     assert "dist.broadcast" in finding.remedy.diff
     for other in (started(1, 5), started(1, None)):  # equal; on a device
         assert of_run("initial_parameters_differ", started(0, 5), other) is None
-    experts = (
-        Dimension(name="ep", size=2, nodes=1, used=True),
-    )  # each rank has experts of its own
+    experts = (Dimension(name="ep", size=2, nodes=1, used=True),)  # each rank has experts of its own
     parts = (started(n, n, dimensions=experts) for n in (0, 1))
     assert of_run("initial_parameters_differ", *parts) is None
     shards = (started(n, n, strategy="fsdp2") for n in (0, 1))
@@ -204,9 +194,7 @@ def test_ranks_that_begin_with_different_parameters_are_told_with_their_seeds() 
 
 
 @pytest.mark.parametrize(("sent", "fires"), [(400.0, True), (40.0, False)])
-def test_a_loop_of_ones_own_is_judged_where_it_averages_its_gradients(
-    sent: float, fires: bool
-) -> None:
+def test_a_loop_of_ones_own_is_judged_where_it_averages_its_gradients(sent: float, fires: bool) -> None:
     calls = row("all_reduce", "", "other", group_size=2, nbytes=sent)
     ranks = [started(n, n, strategy="unknown", traffic=(calls,)) for n in (0, 1)]
     assert (of_run("initial_parameters_differ", *ranks) is not None) == fires
@@ -239,9 +227,7 @@ def test_bf16_is_told_on_devices_without_it(name: str, facts: dict[str, Any], di
 
 def test_gradients_that_are_not_contiguous_are_told_where_an_allocator_caches() -> None:
     off = (
-        Setting(
-            engine=1, name="zero_optimization.contiguous_gradients", effective="false", written=""
-        ),
+        Setting(engine=1, name="zero_optimization.contiguous_gradients", effective="false", written=""),
     )
     scattered = one(strategy="deepspeed-zero2", memory=device_memory(), settings=off)
     finding = found(scattered, "fragmentation")

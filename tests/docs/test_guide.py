@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zeromon.cli import build_parser, main
-from zeromon.diagnosis.pages import all_pages
+from zeromon.diagnosis.rule import all_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "docs" / name for name in ("guide.md", "myths.md")]
@@ -73,9 +73,7 @@ TABLE_1 = {
 @pytest.mark.parametrize(
     ("model", "ranks"), [(model, ranks) for model, rows in TABLE_1.items() for ranks in rows]
 )
-def test_plan_has_the_papers_table(
-    model: str, ranks: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_has_the_papers_table(model: str, ranks: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In GB and in GiB; the framework's bytes are the plain ones and its named additions."""
     rows = plan(capsys, model, "--devices", ranks)
     for stage, gigabytes in enumerate(TABLE_1[model][ranks], 1):
@@ -84,9 +82,7 @@ def test_plan_has_the_papers_table(
         assert found["plain_bytes"] / GIB == pytest.approx(gigabytes * GB / GIB, rel=0.01, abs=0.01)
         more = found["bytes"]["device"] - found["plain_bytes"]
         assert more >= 0 or stage == 1  # whole gradients and their shard never coexist
-        assert (
-            found["bytes"]["device"] <= found["plain_bytes"] + 1.1 * GB
-        )  # a bucket of 5e8 elements
+        assert found["bytes"]["device"] <= found["plain_bytes"] + 1.1 * GB  # a bucket of 5e8 elements
 
 
 def test_the_table_shows_the_papers_unit_beside_the_allocators(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from textual.binding import Binding
 
-from zeromon.diagnosis.pages import all_pages
+from zeromon.diagnosis.rule import all_pages
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.screens.help import OWNERS
 from zeromon.tui.screens.view import TABS, View

@@ -10,10 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(
-    [
-        *DOCS.rglob("*.md"),
-        *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
-    ]
+    [*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 )
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -24,9 +21,7 @@ MODULE = re.compile(r"`(zeromon(?:_agents|_dashboard)?(?:\.[a-z_]+)+)`")
 
 
 @pytest.mark.parametrize(
-    "page",
-    [p for p in PAGES if p.name != "CHANGELOG.md"],
-    ids=[n for n in NAMES if n != "CHANGELOG.md"],
+    "page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=[n for n in NAMES if n != "CHANGELOG.md"]
 )
 def test_every_path_of_the_repository_that_a_page_names_exists(page: Path) -> None:
     """A path in backticks: a file or a folder. CONTRIBUTING.md names files that a reader creates."""
@@ -37,9 +32,7 @@ def test_every_path_of_the_repository_that_a_page_names_exists(page: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "page",
-    [p for p in PAGES if p.name != "CHANGELOG.md"],
-    ids=[n for n in NAMES if n != "CHANGELOG.md"],
+    "page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=[n for n in NAMES if n != "CHANGELOG.md"]
 )
 def test_every_module_that_a_page_names_exists(page: Path) -> None:
     parents = {

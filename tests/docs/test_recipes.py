@@ -25,7 +25,7 @@ from tui.snapshots import FixedSource, snapshot
 
 from zeromon import cli
 from zeromon.collector.http import start_http_server
-from zeromon.diagnosis import engine, pages
+from zeromon.diagnosis import engine, rule as rules
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.rule import Rule
 from zeromon.diagnosis.rules import all_rules, health
@@ -96,11 +96,11 @@ def new_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Rule]:
     folder = tmp_path / "rules"
     shutil.copytree(Path(str(health.__file__)).parent, folder)
     (folder / f"{made_rule.code}.md").write_text(blocks("A rule", "markdown")[0])
-    monkeypatch.setattr(pages, "files", lambda package: folder)
-    pages.all_pages.cache_clear()
+    monkeypatch.setattr(rules, "files", lambda package: folder)
+    rules.all_pages.cache_clear()
     monkeypatch.setattr(engine, "all_rules", all_rules.__wrapped__)
     yield made_rule
-    pages.all_pages.cache_clear()
+    rules.all_pages.cache_clear()
 
 
 async def test_a_rule_is_in_every_view(
@@ -132,16 +132,14 @@ async def test_a_rule_is_in_every_view(
     assert cli.main(["rule", new_rule.code]) == 0
     assert "NCCL allocates buffers" in capsys.readouterr().out
     rules_page = load(ROOT / "docs" / "generate.py").rules_page()
-    assert (
-        f"[{new_rule.code}]" in rules_page and pages.find_page(new_rule.name).summary in rules_page
-    )
+    assert f"[{new_rule.code}]" in rules_page and rules.find_page(new_rule.name).summary in rules_page
 
 
 def test_the_page_of_the_recipe_has_the_sections_of_all_pages() -> None:
     def sections(text: str) -> list[str]:
         return [line for line in text.splitlines() if line.startswith("## ")]
 
-    assert sections(blocks("A rule", "markdown")[0]) == sections(pages.find_page("ZM601").text)
+    assert sections(blocks("A rule", "markdown")[0]) == sections(rules.find_page("ZM601").text)
 
 
 def test_a_metric_is_on_every_way_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +150,7 @@ def test_a_metric_is_on_every_way_to_prometheus(monkeypatch: pytest.MonkeyPatch)
     server = start_http_server(Fixed(one), "127.0.0.1", 0)
     try:
         text = get(server.server_port, "/metrics")[1].decode()
-        opened = get(server.server_port, "/metrics", Accept="application/openmetrics-text")[
-            1
-        ].decode()
+        opened = get(server.server_port, "/metrics", Accept="application/openmetrics-text")[1].decode()
     finally:
         server.shutdown()
     count = len(one.ranks[0].groups)
@@ -203,9 +199,7 @@ def test_an_exporter_is_a_choice_of_export_and_writes_the_steps(
     monkeypatch.setattr("os.umask", lambda mask: mask)  # the verb sets it for good
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
     store, one = Store(tmp_path / "store"), run(rank(0), run="train-9")
-    step_history.Writer(store.history(one.run)).append(
-        [row_of(0, summary(n), 0) for n in range(1, 4)]
-    )
+    step_history.Writer(store.history(one.run)).append([row_of(0, summary(n), 0) for n in range(1, 4)])
     store.save(one)
     sys.modules.pop("zeromon.cli.export", None)  # its help is made when it is imported
     try:

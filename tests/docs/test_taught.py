@@ -26,7 +26,7 @@ from zeromon.cli import main
 from zeromon.compare.comparison import compare
 from zeromon.compare.figures import figures_of
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.pages import all_pages
+from zeromon.diagnosis.rule import all_pages
 from zeromon.memory.ladder import ladder_rungs
 from zeromon.memory.models import from_count
 from zeromon.memory.plan import Setup
@@ -221,8 +221,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str
 def nvme(**zero: Any) -> dict[str, Any]:
     """ZeRO-Infinity, changed by settings of its sections."""
     moved = {
-        part: {"device": "nvme", "nvme_path": "/n"}
-        for part in ("offload_optimizer", "offload_param")
+        part: {"device": "nvme", "nvme_path": "/n"} for part in ("offload_optimizer", "offload_param")
     }
     for part, more in moved.items():
         more |= zero.pop(part, {})
@@ -251,27 +250,20 @@ def test_buffers_of_the_swappers_are_host_memory(plan: Any) -> None:
 def test_max_in_cpu_keeps_parameters_of_nvme_on_the_host(plan: Any) -> None:
     """10^9 elements by default: 2 GB less on NVMe."""
     some = row(plan("16B", "--devices", "4", config=nvme()), INFINITY)
-    none = row(
-        plan("16B", "--devices", "4", config=nvme(offload_param={"max_in_cpu": 0})), INFINITY
-    )
+    none = row(plan("16B", "--devices", "4", config=nvme(offload_param={"max_in_cpu": 0})), INFINITY)
     assert none["bytes"]["nvme"] - some["bytes"]["nvme"] == pytest.approx(2e9)
     assert some["roles"]["host"]["sharded_param"] == pytest.approx(2e9)
 
 
 @taught("settings of memory")
 @pytest.mark.parametrize(
-    ("ratio", "size", "on_device"),
-    [(0.3, 1e9, 0.5), (0.3, 2e9, 0.0), (1.0, 1e8, 0.0), (0.0, 1e9, 1)],
+    ("ratio", "size", "on_device"), [(0.3, 1e9, 0.5), (0.3, 2e9, 0.0), (1.0, 1e8, 0.0), (0.0, 1e9, 1)]
 )
 def test_offload_plus_plus_divides_by_whole_sub_groups(
     plan: Any, ratio: float, size: float, on_device: float
 ) -> None:
     """A shard of 1.75 10^9: 0.7 of two sub-groups is one, of one is none, whatever the ratio."""
-    zero = {
-        "stage": 3,
-        "sub_group_size": size,
-        "offload_optimizer": {"device": "cpu", "ratio": ratio},
-    }
+    zero = {"stage": 3, "sub_group_size": size, "offload_optimizer": {"device": "cpu", "ratio": ratio}}
     config = {"zero_optimization": zero, "bf16": {"enabled": True}}
     found = row(plan("7B", "--devices", "4", config=config), "ZeRO-3 + optimizer on host")
     master = found["roles"]["device"].get("master_param", 0)
@@ -291,9 +283,7 @@ def test_the_pinned_allocator_rounds_up_to_powers_of_two(plan: Any) -> None:
 
 
 @taught("settings of memory")
-def test_the_reuse_distance_keeps_parameters_beyond_max_live_parameters(
-    plan: Any, model: Any
-) -> None:
+def test_the_reuse_distance_keeps_parameters_beyond_max_live_parameters(plan: Any, model: Any) -> None:
     """Half of the distance lies before the end of forward: 0.5 10^9 elements stay by default."""
     zero = {"stage": 3, "stage3_max_live_parameters": 0.3e9}
     kept = []
@@ -424,10 +414,7 @@ def test_where_links_are_slow_zero_3_costs_more_than_zero_2(plan: Any) -> None:
     options = ("7B", "--devices", "16", "--gpu", "h100", "--micro-batch", "1", "--length", "2048",
                "--framework", "fsdp2")  # fmt: skip
     unknown = row(plan(*options), "FSDP2 (ZeRO-2)")
-    assert (unknown["step_seconds"], "--interconnect" in unknown["step_seconds_unknown"]) == (
-        None,
-        True,
-    )
+    assert (unknown["step_seconds"], "--interconnect" in unknown["step_seconds_unknown"]) == (None, True)
     found = plan(*options, "--interconnect", "10Gb")
     two, three = (row(found, f"FSDP2 (ZeRO-{n})")["step_parts"]["communication"] for n in (2, 3))
     assert three / two == pytest.approx(3 / 2, rel=0.1)
@@ -471,22 +458,16 @@ def test_a_layer_that_is_most_of_what_is_gathered_is_cut_into_tiles() -> None:
     assert (rung.frees_bytes or 0) / GB == pytest.approx(3 * 3)
     shared = replace(setup, known=replace(sizes, linear_numel=0))  # tied to the embedding
     assert not [one for one in ladder_rungs(shared, None) if "TiledLinear" in one.change]
-    alike = replace(
-        sizes, unit_numels=(2_000_000_000, 2_000_000_000)
-    )  # an embedding of the same size
+    alike = replace(sizes, unit_numels=(2_000_000_000, 2_000_000_000))  # an embedding of the same size
     assert not [
-        one
-        for one in ladder_rungs(replace(setup, known=alike), None)
-        if "TiledLinear" in one.change
+        one for one in ladder_rungs(replace(setup, known=alike), None) if "TiledLinear" in one.change
     ]
 
 
 @taught("slow network")
 def test_check_says_what_the_bytes_cost_on_the_link(check: Any) -> None:
     """7 B on 8: 34.2 against 22.8 GiB at 80 % of 1.25 GB/s."""
-    machine = Machine(
-        devices=8, device_bytes=80 << 30, model=from_count(7_000_000_000), link=1.25e9
-    )
+    machine = Machine(devices=8, device_bytes=80 << 30, model=from_count(7_000_000_000), link=1.25e9)
     text = said(check(zero(3), machine=machine), "ZM202")
     assert "24.50 s instead of 36.75 s at 1.00 GB/s" in text
 
@@ -495,9 +476,7 @@ def test_check_says_what_the_bytes_cost_on_the_link(check: Any) -> None:
 def test_two_runs_in_one_chart_lose_no_peak() -> None:
     """tests/cli/test_compare.py has the chart of the terminal and the page."""
     peak = [1 << 30] * 500 + [3 << 30] + [1 << 30] * 499
-    runs = [
-        figures_of(run(rank(0), run=name), series([0.1] * 1000, rss_bytes=peak)) for name in "ab"
-    ]
+    runs = [figures_of(run(rank(0), run=name), series([0.1] * 1000, rss_bytes=peak)) for name in "ab"]
     course = compare([[one] for one in runs]).memory
     assert course.metric == "peak_rss"
     for line in course.lines:
@@ -522,9 +501,7 @@ def test_the_interval_of_checkpoints_is_youngs() -> None:
     """sqrt(2 * 30 s * 50,000 h / 8 ranks) is 10.2 h; with a restart every hour 7 min 45 s."""
     old = found(saved(ago_s=24 * 3600.0), "checkpoint_interval")
     assert old is not None and old.severity == "info" and old.remedy is not None
-    assert (
-        "a failure every 6250 h 00 min (assumed), a save of 30.00 s every 10 h 12 min" in old.text
-    )
+    assert "a failure every 6250 h 00 min (assumed), a save of 30.00 s every 10 h 12 min" in old.text
     assert "step % 183712 == 0" in old.remedy.diff
     restarted = Attempt(number=1, started_wall=0.0, ended_wall=3600.0, steps=9, resumed_step=0,
                         lost_steps=1, deaths=())  # fmt: skip
@@ -540,9 +517,7 @@ def test_the_interval_of_checkpoints_is_youngs() -> None:
 def test_saves_that_take_much_of_the_time() -> None:
     """20 of 180 s in 4 hours: a quarter of the time, where one every 25 h would do."""
     often = found(saved(ago_s=60.0, cost_s=180.0, count=20), "checkpoint_interval")
-    assert (
-        often is not None and "saves take 25.0 % of the time, one every 12 min 00 s" in often.text
-    )
+    assert often is not None and "saves take 25.0 % of the time, one every 12 min 00 s" in often.text
     assert found(saved(ago_s=60.0, cost_s=180.0, count=2), "checkpoint_interval") is None
 
 
@@ -587,10 +562,7 @@ def test_a_spike_of_the_norm_has_its_step_and_what_calms_it() -> None:
 @taught("seeds and initial parameters")
 @pytest.mark.parametrize(
     ("code", "says"),
-    [
-        ("ZM411", "the same seed on all ranks"),
-        ("ZM412", "`torch.manual_seed` with the same number"),
-    ],
+    [("ZM411", "the same seed on all ranks"), ("ZM412", "`torch.manual_seed` with the same number")],
 )
 def test_a_page_says_which_seeds_are_to_be_equal(code: str, says: str) -> None:
     """A run of both mistakes is in tests/agents/hooks/test_loggers.py."""
@@ -673,12 +645,8 @@ def test_every_rank_builds_the_whole_model(check: Any) -> None:
 
 @taught("dead keys of accelerate")
 def test_a_setting_that_accelerate_ignores_has_a_place_where_it_works(check: Any) -> None:
-    text = (
-        f"{LAUNCH}  zero_stage: 3\n  zero3_save_16bit_model: true\n  reduce_bucket_size: 50000000\n"
-    )
-    where = (
-        'deepspeed_config_file: ds.json, which has {"zero_optimization": {"reduce_bucket_size": '
-    )
+    text = f"{LAUNCH}  zero_stage: 3\n  zero3_save_16bit_model: true\n  reduce_bucket_size: 50000000\n"
+    where = 'deepspeed_config_file: ds.json, which has {"zero_optimization": {"reduce_bucket_size": '
     assert where in said(check(text, "a.yaml"), "ZM102")
 
 
@@ -708,9 +676,7 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
         ("m.load_state_dict(torch.load('x'))\nfully_shard(m.a)\nfully_shard(m)", "ZM704", "mmap=True"),
     ],
 )  # fmt: skip
-def test_scripts_that_were_accepted_in_silence(
-    check: Any, script: str, code: str, says: str
-) -> None:
+def test_scripts_that_were_accepted_in_silence(check: Any, script: str, code: str, says: str) -> None:
     assert says in said(check(HEAD + script, "train.py"), code)
 
 
@@ -763,9 +729,7 @@ def test_a_second_call_of_fsdp_does_not_hide_the_first(check: Any) -> None:
         ("accelerate.Accelerator(mixed_precision='fp16')", "ZM105", "this script wins"),
     ],
 )  # fmt: skip
-def test_a_figure_in_two_files_has_one_winner(
-    tmp_path: Path, script: str, code: str, says: str
-) -> None:
+def test_a_figure_in_two_files_has_one_winner(tmp_path: Path, script: str, code: str, says: str) -> None:
     """A tutorial's own example accumulates over 4 micro-steps in one file, and over 8 in the other."""
     yaml, train = tmp_path / "a.yaml", tmp_path / "train.py"
     yaml.write_text(
@@ -794,9 +758,7 @@ def test_a_launch_command_is_read_with_its_files(tmp_path: Path) -> None:
 @taught("dead keys of accelerate")
 def test_dead_keys_become_a_whole_deepspeed_file(check: Any) -> None:
     """It has what accelerate's section sets, too: accelerate refuses those settings beside a file."""
-    text = (
-        f"{LAUNCH}  zero_stage: 3\n  zero3_save_16bit_model: true\n  reduce_bucket_size: 50000000\n"
-    )
+    text = f"{LAUNCH}  zero_stage: 3\n  zero3_save_16bit_model: true\n  reduce_bucket_size: 50000000\n"
     fix = said(check(text, "a.yaml"), "ZM102")
     written, gone = fix.partition("which has ")[2].split("; here without ")
     assert json.loads(written) == {

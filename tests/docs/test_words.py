@@ -17,7 +17,7 @@ import pytest
 
 from zeromon.base import errors
 from zeromon.cli import build_parser
-from zeromon.diagnosis.pages import all_pages
+from zeromon.diagnosis.rule import all_pages
 from zeromon.export.prometheus.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,9 +150,7 @@ def trees() -> Iterator[tuple[str, ast.Module]]:
 
 
 def test_no_module_has_a_former_name() -> None:
-    found = {
-        str(file.relative_to(ROOT)): MODULES[file.stem] for file in SOURCES if file.stem in MODULES
-    }
+    found = {str(file.relative_to(ROOT)): MODULES[file.stem] for file in SOURCES if file.stem in MODULES}
     assert found == {}
 
 
@@ -161,8 +159,7 @@ def test_no_class_or_function_has_a_former_name() -> None:
         f"{path}:{node.lineno} {node.name}": NAMES[node.name]
         for path, tree in trees()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name in NAMES
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name in NAMES
     }
     assert found == {}
 

@@ -26,18 +26,7 @@ from zeromon.base.errors import ExportError
 from zeromon.export import chrome_trace, formats, trackers
 from zeromon.export.files import Export, Progress, replacement_file
 from zeromon.ring.buffer import NameKind, RingWriter
-from zeromon.ring.events import (
-    Done,
-    Event,
-    Exit,
-    ExitKind,
-    Flag,
-    HostSample,
-    Oom,
-    Op,
-    Phase,
-    PhaseSpan,
-)
+from zeromon.ring.events import Done, Event, Exit, ExitKind, Flag, HostSample, Oom, Op, Phase, PhaseSpan
 from zeromon.ring.slices import RingEvents, read_ring
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.step_history import (
@@ -103,9 +92,7 @@ def test_a_table_has_every_row_with_what_is_unknown_as_null(
 def test_the_columns_are_those_of_the_documentation(kept: list[pl.LazyFrame]) -> None:
     page = (ROOT / "docs" / "export.md").read_text()
     names = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
-    assert (
-        names == formats.export_table(export(snapshot(), kept, Path("t"))).collect_schema().names()
-    )
+    assert names == formats.export_table(export(snapshot(), kept, Path("t"))).collect_schema().names()
 
 
 @pytest.mark.parametrize(
@@ -172,9 +159,7 @@ def test_a_row_of_many_steps_has_no_slice(kept: list[pl.LazyFrame], tmp_path: Pa
     """Where its steps began and ended is not known any more; the number of such rows is told."""
     few = merge_rows(pl.concat(kept).collect()).lazy()
     path = tmp_path / "t.json"
-    assert chrome_trace.write_trace(export(snapshot(), [few], path)).startswith(
-        "4 rows are of many"
-    )
+    assert chrome_trace.write_trace(export(snapshot(), [few], path)).startswith("4 rows are of many")
     events = checked(json.loads(path.read_text()))
     assert not [e for e in events if e["ph"] == "X"]
     assert [e for e in events if e["ph"] == "C"]
@@ -236,9 +221,7 @@ def test_the_last_steps_have_their_phases_and_collectives_with_their_moments(
         lambda spans: [(float(a), float(b), "x", {}) for a, b in spans]
     )
 )
-def test_lanes_keep_all_slices_apart_and_are_as_few_as_can_be(
-    slices: list[chrome_trace.Slice],
-) -> None:
+def test_lanes_keep_all_slices_apart_and_are_as_few_as_can_be(slices: list[chrome_trace.Slice]) -> None:
     found = chrome_trace.spread_over_lanes(slices)
     assert sorted(x[:2] for lane in found for x in lane) == sorted(x[:2] for x in slices)
     for lane in found:
@@ -350,8 +333,7 @@ def test_wandb_keeps_an_offline_run_with_every_step(
 
 
 @pytest.mark.parametrize(
-    ("module", "package"),
-    [("tensorboard.compat.proto.event_pb2", "tensorboard"), ("wandb", "wandb")],
+    ("module", "package"), [("tensorboard.compat.proto.event_pb2", "tensorboard"), ("wandb", "wandb")]
 )
 def test_what_is_not_installed_is_said_with_the_way_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, package: str

@@ -73,9 +73,7 @@ class Rank:
                 )  # fmt: skip
                 self.ring.write(begin, issued, at, 1 << n, self.sequence, Dtype.BFLOAT16, 0)
                 self.ring.write(begin + MS // 2, done, at, 1 << n, begin, MS // 4, self.sequence)
-            self.ring.write(
-                start + 30 * MS, pack_head(Kind.PHASE, 0, Phase.BACKWARD), 0, start, 0, 0, 0
-            )
+            self.ring.write(start + 30 * MS, pack_head(Kind.PHASE, 0, Phase.BACKWARD), 0, start, 0, 0, 0)
             self.ring.write(start + 99 * MS, pack_head(Kind.STEP), 0, self.steps, start, 1, 0)
 
 
@@ -99,8 +97,7 @@ def counters(collector: Collector) -> dict[tuple[str, str], float]:
     return {
         (s.name, json.dumps(s.labels, sort_keys=True)): s.value
         for family in text_string_to_metric_families(text.decode())
-        if family.type in ("counter", "histogram")
-        and not family.name.startswith("zeromon_collector_")
+        if family.type in ("counter", "histogram") and not family.name.startswith("zeromon_collector_")
         for s in family.samples
         if not s.name.startswith(("zeromon_host_", "zeromon_process_", "zeromon_disk_"))
     }
@@ -113,9 +110,7 @@ def follow(collector: Collector, ranks: list[Rank], steps: int, ticks: int) -> N
         collector.tick()
 
 
-def test_counters_are_those_of_a_collector_that_was_never_killed(
-    node: tuple[Path, list[Rank]],
-) -> None:
+def test_counters_are_those_of_a_collector_that_was_never_killed(node: tuple[Path, list[Rank]]) -> None:
     """The ring holds 24 steps of 75; whenever it is killed, every total is the same."""
     root, ranks = node
     first = started(root)
@@ -144,9 +139,7 @@ def test_what_nobody_has_read_is_lost_and_said(node: tuple[Path, list[Rank]]) ->
     second.tick()
     rank = second.view[0].ranks[0]
     records = 2 * CALLS + 2
-    seen = (
-        rank.collectives[0].count * 2 + rank.steps
-    )  # about: a step's two marks are not told apart
+    seen = rank.collectives[0].count * 2 + rank.steps  # about: a step's two marks are not told apart
     assert rank.dropped > 0
     assert rank.dropped + CAPACITY >= 60 * records > rank.dropped
     assert 10 * CALLS < rank.collectives[0].count < 70 * CALLS
@@ -186,9 +179,7 @@ def test_totals_of_another_version_are_none() -> None:
     assert decode_checkpoints(encode_checkpoints({"r": longer})) == {}
 
 
-def test_totals_of_a_ring_of_the_same_name_are_not_taken_over(
-    node: tuple[Path, list[Rank]],
-) -> None:
+def test_totals_of_a_ring_of_the_same_name_are_not_taken_over(node: tuple[Path, list[Rank]]) -> None:
     """A pid comes again, and with it the name of a ring."""
     root, ranks = node
     follow(started(root), ranks, 20, 1)

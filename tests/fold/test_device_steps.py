@@ -211,9 +211,7 @@ def test_the_means_of_a_collective_do_not_depend_on_the_host_s_lead() -> None:
         (0, "launch-bound: the device waited for the host in 100.0 % of its phases (forward"),
     ],
 )
-def test_who_sets_the_pace_is_told_by_the_lag_at_the_end_of_each_phase(
-    lag_ms: int, said: str
-) -> None:
+def test_who_sets_the_pace_is_told_by_the_lag_at_the_end_of_each_phase(lag_ms: int, said: str) -> None:
     events: list[Event] = [ANNOUNCED]
     for number in range(1, 25):
         start = 100 * (number - 1)

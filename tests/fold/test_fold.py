@@ -121,9 +121,7 @@ def test_a_neighbour_that_lasts_for_many_steps_is_noise_of_the_measured_cost() -
             pairs.append((100_000, round(100_000 * (1 + load + chooser.gauss(0, 0.05)))))
         cost = measured_cost(pairs)
         assert cost is not None
-        rank = replace(
-            summarize_rank(folded([])), overhead_ratio=cost[0], overhead_noise_ratio=cost[1]
-        )
+        rank = replace(summarize_rank(folded([])), overhead_ratio=cost[0], overhead_noise_ratio=cost[1])
         claims += "measured" in overhead_text([rank])
     assert claims <= 3
 
@@ -240,10 +238,7 @@ def test_units_add_up_their_exposed_time() -> None:
         UnitMark(2, UnitEvent.RESHARD, Phase.FORWARD, 0, 7, 0, 5000),
     ]
     rank = summarize_rank(folded(events, made))
-    assert [(u.fqn, u.exposed_seconds) for u in rank.units] == [
-        ("layers.1", 0.02),
-        ("layers.0", 0.002),
-    ]
+    assert [(u.fqn, u.exposed_seconds) for u in rank.units] == [("layers.1", 0.02), ("layers.0", 0.002)]
     assert rank.units[1].unshards == 1
     assert rank.units[1].peak_allocated_bytes == 5000
 
@@ -307,9 +302,7 @@ def test_a_collective_shown_for_a_hung_idle_step_is_not_counted_twice() -> None:
 
 
 @pytest.mark.parametrize(("attached", "number"), [(False, 11), (True, 10)])
-def test_a_call_from_python_is_numbered_after_those_that_cpp_issued(
-    attached: bool, number: int
-) -> None:
+def test_a_call_from_python_is_numbered_after_those_that_cpp_issued(attached: bool, number: int) -> None:
     """Ten all-reduces of DDP's reducer, and one call that the hooks saw."""
     made = state(attached=attached)
     first = 10 if attached else 1  # an attached agent numbers as the group does
@@ -382,15 +375,7 @@ def test_engines_keep_their_own_counts() -> None:
         StepMark(10 * MS, 0, 1, 0, 1, Outcome.SKIPPED, 1),
         StepMark(12 * MS, int(Flag.CONTINUED), 1, 10 * MS, 1, Outcome.APPLIED, 2),
         Counted(
-            13 * MS,
-            Op.ALL_GATHER,
-            Phase.FORWARD,
-            1,
-            3,
-            30,
-            Untimed.CONTROL_STEP,
-            int(Dtype.BFLOAT16),
-            2,
+            13 * MS, Op.ALL_GATHER, Phase.FORWARD, 1, 3, 30, Untimed.CONTROL_STEP, int(Dtype.BFLOAT16), 2
         ),
     ]
     first, second = summarize_rank(folded(events)).engines
@@ -536,10 +521,6 @@ def test_an_allocation_that_failed_after_the_last_sample_counts() -> None:
     """A rank that dies of it takes no other sample."""
     sample, peak = MemorySample(MS, 1, 1, 1, 1, 0), MemoryPeak(MS, 0, 2, 10, 80)
     failed = Oom(2 * MS, 24, 80, 10)
-    for events, counted in (
-        ([sample, peak], 2),
-        ([sample, peak, failed], 3),
-        ([sample, failed], 1),
-    ):
+    for events, counted in (([sample, peak], 2), ([sample, peak, failed], 3), ([sample, failed], 1)):
         memory = summarize_rank(folded(events)).memory
         assert memory is not None and memory.ooms == counted

@@ -14,7 +14,7 @@ from zeromon.fold.state import RankState
 from zeromon.ring.slices import RingEvents, run_events
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.intervals import common_set, set_length, union_set
-from zeromon.snapshot.lanes import Lanes, LaneSpan, Stream
+from zeromon.snapshot.step import Lanes, LaneSpan, Stream
 
 ONE_CLOCK = {0: 0, 1: 0}
 RECORDED = ("exposed-fsdp2-off", "exposed-zero2", "healthy-ddp", "healthy-zero3", "straggler-data")
@@ -33,9 +33,7 @@ def folded(ring: RingEvents) -> dict[int, StepSummary]:
 
 
 def of_step(lanes: Lanes, rank: int, step: int) -> list[LaneSpan]:
-    return [
-        s for s in lanes.spans if (s.rank, s.step, s.stream) == (rank, step, Stream.COMMUNICATION)
-    ]
+    return [s for s in lanes.spans if (s.rank, s.step, s.stream) == (rank, step, Stream.COMMUNICATION)]
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -115,9 +113,7 @@ def test_the_end_of_a_ring_has_the_last_steps_whole(name: str) -> None:
     """A live view reads no more of a ring than its last steps."""
     ends = tuple(run_events("no live run", RINGS / name, 3 + LAG_STEPS))
     assert sum(len(ring.events) for ring in ends) < sum(len(ring.events) for ring in rings(name))
-    assert lanes_of_rings(ends, ONE_CLOCK, steps=3) == lanes_of_rings(
-        rings(name), ONE_CLOCK, steps=3
-    )
+    assert lanes_of_rings(ends, ONE_CLOCK, steps=3) == lanes_of_rings(rings(name), ONE_CLOCK, steps=3)
 
 
 def test_ranks_of_another_node_have_another_clock() -> None:
@@ -130,9 +126,7 @@ def test_ranks_of_another_node_have_another_clock() -> None:
 
 def test_of_two_attempts_of_a_rank_the_later_one_is_shown() -> None:
     first, second = rings("straggler-data")
-    older = replace(
-        first, wall_minus_mono_ns=first.wall_minus_mono_ns - 1, events=first.events[:50]
-    )
+    older = replace(first, wall_minus_mono_ns=first.wall_minus_mono_ns - 1, events=first.events[:50])
     assert lanes_of_rings([first, second, older], ONE_CLOCK) == lanes_of_rings(
         [first, second], ONE_CLOCK
     )

@@ -213,9 +213,7 @@ def test_a_hang_that_is_over_is_no_part_of_its_step() -> None:
     counted = ledger_totals(rank)
     assert counted["hang"] == pytest.approx(19.85)
     end = 20_000 * MS  # it ended before it was last counted
-    fold_event(
-        rank, Done(end, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 8, 250 * MS, end - 250 * MS, 1)
-    )
+    fold_event(rank, Done(end, Op.ALL_REDUCE, Phase.BACKWARD, 0, 1, 0, 8, 250 * MS, end - 250 * MS, 1))
     assert rank.silence is None
     fold_event(rank, span(Phase.BACKWARD, 210, 20_200))
     for number in (2, 3):
@@ -303,9 +301,7 @@ def test_exposed_time_is_split_by_dimension_and_by_the_rank_that_was_waited_for(
     row.waited_for(3, 15 * MS)
     fold_event(rank, span(Phase.FORWARD, 100, 190))
     fold_event(rank, step(1, 100, 200))
-    rank.history[-1] = replace(
-        rank.history[-1], phase_exposed_ns=(0, 40 * MS, *[0] * (len(Phase) - 2))
-    )
+    rank.history[-1] = replace(rank.history[-1], phase_exposed_ns=(0, 40 * MS, *[0] * (len(Phase) - 2)))
     split = {(row.cause, row.of): round(1e3 * row.seconds, 3) for row in ledger_rows(rank)}
     assert split[Cause.WAITING, "rank 3"] == 30
     assert split[Cause.EXPOSED, "tp"] == 10

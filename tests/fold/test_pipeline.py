@@ -115,15 +115,10 @@ def test_calls_of_another_schedule_are_forgotten() -> None:
         ((of(0),), "this node does not see rank 1 of the pipeline"),
         ((of(0, device="cuda"), of(1, device="cuda")), "on a device"),
         ((of(0), replace(of(0, stage_ranks=[1, 0]), rank=1)), "whole calls of one schedule"),
-        (
-            (replace(of(0), pipeline=summarize_rank(state(pipeline=FACTS)).pipeline), of(1)),
-            "no call",
-        ),
+        ((replace(of(0), pipeline=summarize_rank(state(pipeline=FACTS)).pipeline), of(1)), "no call"),
     ],
 )
-def test_an_unknown_bubble_has_a_reason_and_no_figure(
-    ranks: tuple[RankSnapshot, ...], why: str
-) -> None:
+def test_an_unknown_bubble_has_a_reason_and_no_figure(ranks: tuple[RankSnapshot, ...], why: str) -> None:
     first = with_bubbles(ranks)[0]
     assert first.pipeline is not None and first.pipeline.bubble is None
     assert why in first.pipeline.unknown

@@ -139,10 +139,7 @@ def traces() -> None:
     cpu = [host("ProfilerStep#1", 0, 9, 1, "user_annotation"), host("aten::mm", 1, 3, 1),
            host("gloo:all_reduce", 2, 4, 2, "user_annotation")]  # fmt: skip
     for name, events in (("device", device), ("cpu", cpu)):
-        head = {
-            "schemaVersion": 1,
-            "distributedInfo": {"rank": 1, "world_size": 2, "backend": "nccl"},
-        }
+        head = {"schemaVersion": 1, "distributedInfo": {"rank": 1, "world_size": 2, "backend": "nccl"}}
         content = head | {"traceEvents": events, "traceName": "x"}
         put("trace", f"{name}.json", json.dumps(content))
         put("trace", f"{name}-lines.json", json.dumps(content, indent=1))
@@ -173,9 +170,7 @@ def traces() -> None:
 
 def configurations() -> None:
     """What the planted configurations of tests/data, which are seeds as they are, do not have."""
-    yaml = (
-        "distributed_type: FSDP\nfsdp_config: &x\n  fsdp_version: 2\nother: *x\nnum_processes: 8\n"
-    )
+    yaml = "distributed_type: FSDP\nfsdp_config: &x\n  fsdp_version: 2\nother: *x\nnum_processes: 8\n"
     put("config_yaml", "anchor.yaml", f"compute_environment: LOCAL_MACHINE\n{yaml}")
 
 
@@ -233,17 +228,13 @@ def answers(run: RunSnapshot) -> None:
          "value": [2e9, str(s.value)]}
         for s in samples
     ]  # fmt: skip
-    listed = [
-        {"metric": {"run": "r", "of": of}, "value": [2e9, "1"]} for of in ("ranks", "up", "known")
-    ]
+    listed = [{"metric": {"run": "r", "of": of}, "value": [2e9, "1"]} for of in ("ranks", "up", "known")]
     matrix = [
         {"metric": v["metric"], "values": [[2e9 + n, "1.5"] for n in range(4)]} for v in vector[:12]
     ]
 
     def answered(kind: str, result: list[Any]) -> bytes:
-        return json.dumps(
-            {"status": "success", "data": {"resultType": kind, "result": result}}
-        ).encode()
+        return json.dumps({"status": "success", "data": {"resultType": kind, "result": result}}).encode()
 
     vectors = [answered("vector", part) for part in (listed, vector[::2], vector[1::2])]
     whole = [*vectors, answered("matrix", matrix)]

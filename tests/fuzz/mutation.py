@@ -107,9 +107,7 @@ def mutated_value(pick: Random, value: Any) -> Any:
     elif kind == 2 and isinstance(owner, dict):
         owner[pick.choice(("", "\x1b]0;x\x07", "a" * 500, str(key) * 2, "0"))] = at
     elif kind == 3 and isinstance(at, int | float):
-        owner[key] = pick.choice(
-            (at + 1, -at, at * 1e9, at << 40 if isinstance(at, int) else at / 3)
-        )
+        owner[key] = pick.choice((at + 1, -at, at * 1e9, at << 40 if isinstance(at, int) else at / 3))
     elif kind == 4 and way:
         owner[key] = json.loads(outer)
     else:

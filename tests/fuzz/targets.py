@@ -34,12 +34,7 @@ from zeromon.check.runner import check
 from zeromon.cli.check import problems_as_text
 from zeromon.collector import cluster_client
 from zeromon.collector.cluster import Leader, NodeInfo
-from zeromon.collector.cluster_client import (
-    ClusterSync,
-    answer_report,
-    read_node_infos,
-    run_of_report,
-)
+from zeromon.collector.cluster_client import ClusterSync, answer_report, read_node_infos, run_of_report
 from zeromon.collector.daemon import Collector
 from zeromon.collector.http import Application, _QuietHandler
 from zeromon.diagnosis.engine import advise
@@ -133,9 +128,7 @@ def ring_names(data: bytes, folder: Path) -> None:
     run = folder / "rings" / "run1"
     run.mkdir(mode=0o700, parents=True)
     for rank in (0, 1):
-        writer = RingWriter(
-            run / f"rank{rank}.ring", rank=rank, capacity=_CAPACITY, names_size=_NAMES
-        )
+        writer = RingWriter(run / f"rank{rank}.ring", rank=rank, capacity=_CAPACITY, names_size=_NAMES)
         for name in names if rank and isinstance(names, list) else ():
             if isinstance(name, list) and len(name) == 2 and isinstance(name[1], dict):
                 kind = name[0] if isinstance(name[0], int) else NameKind.META
@@ -147,9 +140,7 @@ def ring_names(data: bytes, folder: Path) -> None:
     collector = Collector(folder / "rings", Store(folder / "store"))
     for _ in range(2):
         collector.tick()
-        assert [rank.rank for one in collector.view for rank in one.ranks][:1] == [0], (
-            "no healthy rank"
-        )
+        assert [rank.rank for one in collector.view for rank in one.ranks][:1] == [0], "no healthy rank"
         for one in collector.view:
             _shown(one)
 
@@ -355,9 +346,7 @@ def node_reply(data: bytes, folder: Path) -> None:
         sync._take(reply, round(best.value_ns) if best is not None else 0)
         from builders import rank, run
 
-        shown = run(
-            rank(2), nodes=sync.nodes(), hangs=sync.hangs, away=sync.away, nodes_note=sync.note
-        )
+        shown = run(rank(2), nodes=sync.nodes(), hangs=sync.hangs, away=sync.away, nodes_note=sync.note)
         _shown(shown)
 
 
@@ -577,9 +566,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", nargs="?")
     parser.add_argument("number", nargs="?", type=int)
-    parser.add_argument(
-        "--cases", type=int, default=1000, help="of all targets together, or of the one"
-    )
+    parser.add_argument("--cases", type=int, default=1000, help="of all targets together, or of the one")
     parser.add_argument("--piece", default="1/1", help="2/4: the second quarter of the cases")
     options = parser.parse_args()
     chosen = [t for t in TARGETS if options.target in (None, t.name)]

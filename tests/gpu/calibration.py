@@ -265,17 +265,12 @@ def publish(real: Path, virtual: Path) -> None:
     """Writes both devices' figures beside one another into the page."""
     contents = [json.loads(file.read_text()) for file in (real, virtual)]
     figures = {name: value for name, value, _ in contents[1]["properties"]}
-    lines = [
-        f"| property | unit | {contents[0]['device']} | the virtual H200 |",
-        "|---|---|---|---|",
-    ]
+    lines = [f"| property | unit | {contents[0]['device']} | the virtual H200 |", "|---|---|---|---|"]
     for name, value, unit in contents[0]["properties"]:
         shown = ("n/a" if one is None else f"{one:.4g}" for one in (value, figures.get(name)))
         lines.append(f"| {name} | {unit} | {' | '.join(shown)} |")
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(
-        before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + rest.partition(END)[2]
-    )
+    PAGE.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + rest.partition(END)[2])
 
 
 def main(words: list[str]) -> None:

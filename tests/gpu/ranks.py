@@ -151,9 +151,7 @@ def flight() -> dict[str, list[int]]:
     dump = getattr(module, "_dump_nccl_trace" if ON_GPU else "_dump_fr_trace", None)
     if dump is None:
         return {}
-    content = pickle.loads(
-        dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-    )
+    content = pickle.loads(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
     # a rank that only sends, or only receives, has no tensor on the other side
     item_bytes = ITEM_BYTES | {"UNKNOWN_SCALAR": 0}
     found: dict[str, list[int]] = {}

@@ -62,25 +62,16 @@ def known_truth(bench: Bench) -> Iterator[Check]:
         if not of_ratio:
             yield bench.check(f"c2 = {ratio} c1", "no round was timed", "some", False, here=True)
             continue
-        *_, c2, events, agent = (
-            statistics.median(column) for column in zip(*of_ratio, strict=True)
-        )
+        *_, c2, events, agent = (statistics.median(column) for column in zip(*of_ratio, strict=True))
         worst = max(abs(case[5] - case[4]) for case in of_ratio)
         told = {"unit": "ms", "scale": MS, "here": True}
         yield bench.near(
             f"agent, c2 = {ratio} c1", agent, max(0.0, c1 - c2), ratio=0.05, absolute=50e3, **told
         )
         yield bench.near(
-            f"agent beside events, c2 = {ratio} c1",
-            agent,
-            events,
-            ratio=0.05,
-            absolute=20e3,
-            **told,
+            f"agent beside events, c2 = {ratio} c1", agent, events, ratio=0.05, absolute=20e3, **told
         )
-        yield bench.figure(
-            f"largest difference to events, of {len(of_ratio)}", f"{worst / 1e3:.1f} us"
-        )
+        yield bench.figure(f"largest difference to events, of {len(of_ratio)}", f"{worst / 1e3:.1f} us")
 
 
 def virtual_cases() -> list[list[Any]]:
@@ -106,12 +97,7 @@ def trained(bench: Bench, kind: str) -> Done:
     asked: list[int] = []
 
     def look(run: RunSnapshot, _: Any) -> bool:
-        if (
-            kind in TRACED
-            and not asked
-            and run.ranks
-            and min(rank.steps for rank in run.ranks) >= 8
-        ):
+        if kind in TRACED and not asked and run.ranks and min(rank.steps for rank in run.ranks) >= 8:
             asked.append(bench.node.collector.trace(run.run, 3, ()).number)
         return bool(run.ranks) and all(rank.ended for rank in run.ranks)
 
@@ -129,11 +115,7 @@ def strategies(bench: Bench) -> Iterator[Check]:
         done = trained(bench, kind)
         same = [one["losses"] for one in done.facts] == [one["losses"] for one in bare]
         yield bench.check(
-            f"{kind}: losses with and without",
-            "equal" if same else "differ",
-            "equal",
-            same,
-            here=True,
+            f"{kind}: losses with and without", "equal" if same else "differ", "equal", same, here=True
         )
         peaks = [one["peak"] for one in done.facts], [one["peak"] for one in bare]
         yield bench.check(f"{kind}: peak memory with, without", *peaks, peaks[0] == peaks[1])
@@ -162,11 +144,7 @@ def beside_kineto(bench: Bench) -> Iterator[Check]:
         made = run.capture
         state = "none" if made is None else f"{made.state} {made.note}"
         yield bench.check(
-            f"{kind}: trace capture",
-            state,
-            "done",
-            made is not None and made.state == "done",
-            here=True,
+            f"{kind}: trace capture", state, "done", made is not None and made.state == "done", here=True
         )
         if made is None:
             continue
@@ -319,12 +297,7 @@ def virtual_captures(bench: Bench) -> Iterator[Check]:
     )
 
 
-@row(
-    "8",
-    "synchronous collectives, tensors that die early, gloo on the device",
-    part="1",
-    seconds=100,
-)
+@row("8", "synchronous collectives, tensors that die early, gloo on the device", part="1", seconds=100)
 def streams(bench: Bench) -> Iterator[Check]:
     number = 100_000 if not bench.dry else 3_000
     facts = bench.run("many", collectives=number).facts[0]
@@ -361,10 +334,7 @@ def allocators(bench: Bench) -> Iterator[Check]:
         memory = rank.memory
         if memory is None:
             yield bench.check(
-                f"{mode}: memory",
-                "n/a",
-                "figures, or unknown ones with a reason",
-                mode == "no-caching",
+                f"{mode}: memory", "n/a", "figures, or unknown ones with a reason", mode == "no-caching"
             )
             continue
         for name in ("allocated", "reserved"):
@@ -408,23 +378,14 @@ def forecast(bench: Bench) -> Iterator[Check]:
                     told[rank.step] = rank.step + risk.steps_left
         return bool(run.ranks) and all(rank.ended for rank in run.ranks)
 
-    done = bench.run(
-        "leak", share=0.01, fraction=0.05, most=300 if not bench.dry else 20, seen=look
-    )
+    done = bench.run("leak", share=0.01, fraction=0.05, most=300 if not bench.dry else 20, seen=look)
     died = done.facts[0]["died_at"]
     yield bench.figure("died at step", died)
     first = min((step for step in told if step >= 0.6 * died), default=None)
-    yield bench.near(
-        f"forecast at step {first}", told.get(first or -1), died, ratio=0.1, unit="steps"
-    )
+    yield bench.near(f"forecast at step {first}", told.get(first or -1), died, ratio=0.1, unit="steps")
 
 
-@row(
-    "10",
-    "roles, and memory that is not torch's, of two processes on one GPU",
-    part="2",
-    seconds=120,
-)
+@row("10", "roles, and memory that is not torch's, of two processes on one GPU", part="2", seconds=120)
 def roles(bench: Bench) -> Iterator[Check]:
     from zeromon.memory.reconcile import unattributed_memory
 
@@ -446,18 +407,13 @@ def roles(bench: Bench) -> Iterator[Check]:
         by_role = sum(one.device_bytes for one in rank.roles)
         most = rank.memory.allocated_bytes
         yield bench.check(
-            f"rank {rank.rank}: roles within allocated",
-            by_role,
-            f"1 to {most}",
-            0 < by_role <= most,
+            f"rank {rank.rank}: roles within allocated", by_role, f"1 to {most}", 0 < by_role <= most
         )
         used = rank.device_stats.used_bytes if rank.device_stats else None
         if used is None:
             yield bench.check(f"rank {rank.rank}: NVML's used bytes", "n/a", "known", False)
             continue
-        rest = next(
-            (one.nbytes for one in unattributed_memory(rank) if one.kind == "non_torch"), None
-        )
+        rest = next((one.nbytes for one in unattributed_memory(rank) if one.kind == "non_torch"), None)
         limit = used - reserved
         what = f"rank {rank.rank}: not torch's, less the other rank's memory"
         yield bench.check(what, rest, f"n/a, or <= {limit}", rest is None or rest <= 1.05 * limit)
@@ -529,9 +485,7 @@ def attaching(bench: Bench) -> Iterator[Check]:
         if time.monotonic() - began < (25 if not bench.dry else 12):
             return False  # until rank 0 waits for rank 1
         for _ in range(rounds):
-            ranks = [
-                one for process in running for one in ranks_of(process.pid, running_processes())
-            ]
+            ranks = [one for process in running for one in ranks_of(process.pid, running_processes())]
             try:
                 _, joined = attach_ranks(ranks, root)
                 refused.extend(
@@ -576,19 +530,12 @@ def nvml(bench: Bench) -> Iterator[Check]:
     run = bench.run("matmul", pause=12.0 if not bench.dry else 0.5, seen=look).snapshot
     stats = run.ranks[0].device_stats
     yield bench.check(
-        "the rank's device, by UUID",
-        getattr(stats, "name", "n/a"),
-        "a name",
-        bool(stats and stats.name),
+        "the rank's device, by UUID", getattr(stats, "name", "n/a"), "a name", bool(stats and stats.name)
     )
-    known = [
-        (at, device, joules) for at, device, joules in samples if device and device.power_watts
-    ]
+    known = [(at, device, joules) for at, device, joules in samples if device and device.power_watts]
     if not known:
         raise NotHere("NVML lists no device here")
-    yield bench.figure(
-        "utilization, at most", max(one.utilization_ratio or 0 for _, one, _ in known)
-    )
+    yield bench.figure("utilization, at most", max(one.utilization_ratio or 0 for _, one, _ in known))
     yield bench.figure(
         "throttled by", sorted({why for _, one, _ in known for why in one.throttle_reasons})
     )
@@ -598,9 +545,7 @@ def nvml(bench: Bench) -> Iterator[Check]:
     )
     counted = [joules for *_, joules in known if joules is not None]
     truth = counted[-1] - counted[0] if counted else None
-    yield bench.near(
-        "power over time beside the energy counter", spent, truth, ratio=0.05, unit="J"
-    )
+    yield bench.near("power over time beside the energy counter", spent, truth, ratio=0.05, unit="J")
     for name in ("tensor_active_ratio", "sm_active_ratio", "dram_active_ratio"):
         values = [value for _, one, _ in known if (value := getattr(one, name, None)) is not None]
         if name.startswith("tensor"):
@@ -616,9 +561,7 @@ def energy_joules() -> float | None:
     import pynvml
 
     try:
-        return (
-            pynvml.nvmlDeviceGetTotalEnergyConsumption(pynvml.nvmlDeviceGetHandleByIndex(0)) / 1e3
-        )
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(pynvml.nvmlDeviceGetHandleByIndex(0)) / 1e3
     except pynvml.NVMLError:
         return None
 
@@ -644,8 +587,7 @@ def names(bench: Bench) -> Iterator[Check]:
         lacking = [name for name in attributes if not hasattr(module, name)]
         yield bench.check(owner, lacking or "all", "all", not lacking, here=True)
     yield bench.figure(
-        "newer torch and NCCL",
-        "not taken along: larger than 64 MiB; tests/torch_versions.py on a CPU",
+        "newer torch and NCCL", "not taken along: larger than 64 MiB; tests/torch_versions.py on a CPU"
     )
 
 
@@ -675,9 +617,7 @@ def taken_along(bench: Bench) -> Iterator[Check]:
     files = [ROOT / name for name in listed if name] + [*ROOT.glob(".gpu-wheels/*")]
     size = sum(file.stat().st_size for file in files if file.is_file())
     told = f"{size / MIB:.1f} MiB of {len(files)} files"
-    yield bench.check(
-        "what travels", told, f"below {MOST_MIB} MiB", size < MOST_MIB * MIB, here=True
-    )
+    yield bench.check("what travels", told, f"below {MOST_MIB} MiB", size < MOST_MIB * MIB, here=True)
     from importlib import import_module
 
     for name in (

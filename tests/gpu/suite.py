@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PATHS = [
-    str(ROOT / name)
-    for name in ("", "agents", "tests", "tests/bench", "tests/gpu", "tests/programs")
+    str(ROOT / name) for name in ("", "agents", "tests", "tests/bench", "tests/gpu", "tests/programs")
 ]
 sys.path.extend(path for path in PATHS if path not in sys.path)
 
@@ -142,9 +141,7 @@ class Bench:
 
     # ---- checks -----------------------------------------------------------------------------------
 
-    def check(
-        self, what: str, measured: Any, expected: Any, good: bool, *, here: bool = False
-    ) -> Check:
+    def check(self, what: str, measured: Any, expected: Any, good: bool, *, here: bool = False) -> Check:
         """A check; *here*: it holds without a GPU, too."""
         verdict = ("pass" if good else "FAIL") if here or not self.dry else "ran"
         return Check(what, str(measured), str(expected), verdict)
@@ -316,32 +313,22 @@ def machine() -> dict[str, str]:
 def markdown(facts: Mapping[str, str], outcomes: Iterable[Mapping[str, Any]]) -> str:
     """The table of one or several commands on one machine."""
     where = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "device")
-    lines = [
-        f"{facts['device']}: {where}.",
-        "",
-        "| # | row | check | measured | expected | verdict |",
-    ]
+    lines = [f"{facts['device']}: {where}.", "", "| # | row | check | measured | expected | verdict |"]
     lines.append("|---|---|---|---|---|---|")
     for one in outcomes:
         head = f"| {one['number']} | {one['title']} |"
         why = one["note"].partition("\n")[0].replace("|", "/")[:200]
         lines.append(f"{head} {why} | {one['seconds']:.0f} s | | **{one['verdict']}** |")
         for check in one["checks"]:
-            cells = (
-                check[key].replace("|", "/") for key in ("what", "measured", "expected", "verdict")
-            )
+            cells = (check[key].replace("|", "/") for key in ("what", "measured", "expected", "verdict"))
             lines.append(f"| | | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def write_report(
-    out: Path, part: str, facts: Mapping[str, str], outcomes: Sequence[Outcome]
-) -> None:
+def write_report(out: Path, part: str, facts: Mapping[str, str], outcomes: Sequence[Outcome]) -> None:
     """The figures of a command, for programs and for people."""
     rows = [asdict(one) for one in outcomes]
-    (out / f"figures-{part}.json").write_text(
-        json.dumps({"machine": facts, "rows": rows}, indent=1)
-    )
+    (out / f"figures-{part}.json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1))
     (out / f"figures-{part}.md").write_text(markdown(facts, rows))
 
 
@@ -384,18 +371,13 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     lacking = missing()
     if lacking:
-        print(
-            f"not here: {', '.join(lacking)}. make gpu-wheels brings what travels", file=sys.stderr
-        )
+        print(f"not here: {', '.join(lacking)}. make gpu-wheels brings what travels", file=sys.stderr)
         return 2
     import rows  # noqa: F401
     import torch
 
     if not torch.cuda.is_available() and not options.dry:
-        print(
-            "there is no GPU: torch sees no CUDA device. DRY=1 runs what needs none",
-            file=sys.stderr,
-        )
+        print("there is no GPU: torch sees no CUDA device. DRY=1 runs what needs none", file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     asked = {number for number in options.rows.split(",") if number}

@@ -63,9 +63,7 @@ def test_every_program_that_a_row_starts_takes_its_options() -> None:
 
 def test_the_known_truth_on_the_virtual_device() -> None:
     """The checks of row 1, as they are judged on a GPU, on the agent's own timer."""
-    bench: Any = SimpleNamespace(
-        dry=True, run=lambda *_, **__: SimpleNamespace(facts=[{"cases": []}])
-    )
+    bench: Any = SimpleNamespace(dry=True, run=lambda *_, **__: SimpleNamespace(facts=[{"cases": []}]))
     for name in ("check", "near"):
         setattr(bench, name, getattr(Bench, name).__get__(bench))
     bench.figure = Bench.figure

@@ -62,9 +62,7 @@ class Gpu:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--only", nargs="*", default=[], help="titles of strategies that contain this"
-    )
+    parser.add_argument("--only", nargs="*", default=[], help="titles of strategies that contain this")
     parser.add_argument("--bounds", nargs="*", default=list(SHAPES))
     parser.add_argument("--log", default="10")
     parser.add_argument("--traces", type=Path, help="keep the trace of each rank in this folder")

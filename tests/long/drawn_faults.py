@@ -109,9 +109,7 @@ FAULTS = {
         ranks=(0, 1, ALL_RANKS),
         is_hang=True,
     ),
-    "skipped": Kind(
-        "does not call an all_reduce that the others call", can_be_early=True, is_hang=True
-    ),
+    "skipped": Kind("does not call an all_reduce that the others call", can_be_early=True, is_hang=True),
     "extra": Kind("calls an all_reduce that the others do not", can_be_early=True, is_hang=True),
     "size": Kind(
         "reduces 1,000 elements where the others reduce 4,000", can_be_early=True, is_hang=True
@@ -125,9 +123,7 @@ FAULTS = {
         is_hang=True,
     ),
     "sleeps": Kind("sleeps for ever", can_be_early=True, is_hang=True, weight=2),
-    "leak": Kind(
-        "keeps {amount} MiB per step, no limit", amounts=(12, 24), ranks=(0, 1, ALL_RANKS)
-    ),
+    "leak": Kind("keeps {amount} MiB per step, no limit", amounts=(12, 24), ranks=(0, 1, ALL_RANKS)),
     "leak_limited": Kind(
         "keeps {amount} MiB per step, in a cgroup with a limit", amounts=(6, 10), ranks=(0, 1)
     ),
@@ -142,9 +138,7 @@ FAULTS = {
         amounts=(0.3, 0.5),
         accumulations=(1,),
     ),
-    "slow_start": Kind(
-        "read data for {amount} s before training", ranks=_EVERYWHERE, amounts=(12, 16)
-    ),
+    "slow_start": Kind("read data for {amount} s before training", ranks=_EVERYWHERE, amounts=(12, 16)),
     "restart_recovers": Kind("raises ValueError, trains after the restart", restarts=1),
     "restart_repeats": Kind("raises ValueError in both attempts", restarts=1),
     "restart_fails": Kind("raises ValueError, then cannot join the process group", restarts=1),
@@ -153,9 +147,7 @@ FAULTS = {
 
 HEALTHY = {
     "healthy": Kind("well", ranks=_EVERYWHERE, weight=2),
-    "slow_first_step": Kind(
-        "well after a first step of {amount} s", ranks=_EVERYWHERE, amounts=(8,)
-    ),
+    "slow_first_step": Kind("well after a first step of {amount} s", ranks=_EVERYWHERE, amounts=(8,)),
     "evaluation": Kind(
         "well, evaluates every 30 steps",
         strategies=STRATEGIES[:-1],
@@ -200,9 +192,7 @@ def _cases(
     return cases
 
 
-def _case(
-    source: random.Random, number: int, name: str, strategy: str, loading: str, load: str
-) -> Case:
+def _case(source: random.Random, number: int, name: str, strategy: str, loading: str, load: str) -> Case:
     kind = KINDS[name]
     if loading not in kind.loadings:
         loading = source.choice(kind.loadings)

@@ -79,9 +79,7 @@ _LEFT = (
     r"|(left|exit|return|ended|finished|gone|early)[^;]*rank {rank}\b"
 )
 _ERROR = r"ValueError|label 99"
-_INIT = (
-    r"init_process_group|Dist\w+Error|rendezvous|before (its|the) first step|before a rank reported"
-)
+_INIT = r"init_process_group|Dist\w+Error|rendezvous|before (its|the) first step|before a rank reported"
 
 EXPECTED = {
     "late_forward": Expected(_LATE),

@@ -338,16 +338,12 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         for part in ("live", "after"):
             if result[part]["mark"] not in ("right", "unseen"):
                 said = result[part].get("lines") or result[part]["text"]
-                rows.append(
-                    f"{result['name']} {part} {result[part]['mark']}: {result[part]['reason']}"
-                )
+                rows.append(f"{result['name']} {part} {result[part]['mark']}: {result[part]['reason']}")
                 rows += [f"    {line[:220]}" for line in said.splitlines()]
     flipped = sum(len(result["live"]["flips"]) for result in results)
     shares = (f"{part} {shares_of(results)[part]:.1%}" for part in ("live", "after", "later"))
     early = [
-        f"{result['name']}: {result['false_before'][0]}"
-        for result in results
-        if result["false_before"]
+        f"{result['name']}: {result['false_before'][0]}" for result in results if result["false_before"]
     ]
     rows += [f"before the fault: {text[:240]}" for text in early]
     rows.append(
@@ -364,9 +360,7 @@ def mistakes(result: dict[str, Any]) -> list[str]:
         if said["mark"] in ("right", "unseen") or (part == "later" and result["is_same_later"]):
             continue
         rows.append(f"    {part} {said['mark']}: {said['reason']}")
-        rows += [
-            f"        {line[:240]}" for line in (said.get("lines") or said["text"]).splitlines()
-        ]
+        rows += [f"        {line[:240]}" for line in (said.get("lines") or said["text"]).splitlines()]
     return [f"{result['name']}: {result['truth']}", *rows] if rows else []
 
 
@@ -396,9 +390,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--case", type=int, help="the number of one case; shows all its lines")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no case after so long")
     parser.add_argument("--out", type=Path, help="folder of the results (default build/drawn)")
-    parser.add_argument(
-        "--port", type=int, default=0, help="port of the collectors (default: free)"
-    )
+    parser.add_argument("--port", type=int, default=0, help="port of the collectors (default: free)")
     parser.add_argument("--keep", type=Path, help="folder that keeps the record of the last case")
     parser.add_argument("--anew", action="store_true", help="forget earlier results")
     parser.add_argument("--cuda", action="store_true", help="on the virtual CUDA device")
@@ -472,9 +464,7 @@ def main() -> int:
 def _show(result: dict[str, Any], *, at_length: bool) -> None:
     marks = " ".join(f"{part}={result[part]['mark']}" for part in ("live", "after", "later"))
     first = result["live"]["first_right"]
-    print(
-        f"{result['name']}: {marks} first right after {first} s, {result['seconds']} s", flush=True
-    )
+    print(f"{result['name']}: {marks} first right after {first} s, {result['seconds']} s", flush=True)
     if at_length:
         for line in _changes([Line(*reading) for reading in result["readings"]]):
             print(f"  {line.seconds:6.1f}  {line.text[:260]}")

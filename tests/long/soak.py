@@ -144,14 +144,8 @@ class Soak:
         self.store.mkdir(mode=0o700)
         mount = ["mount", "-t", "tmpfs", "-o", "size=256m,mode=700", "none", str(self.store)]
         subprocess.run(mount, check=True)
-        self.pages, self.scrapes, self.ending = (
-            [list[int]() for _ in range(3)],
-            0,
-            threading.Event(),
-        )
-        os.environ.update(
-            ZEROMON_DIR=str(self.root), ZEROMON_STORE=str(self.store), ZEROMON_TOKEN=TOKEN
-        )
+        self.pages, self.scrapes, self.ending = ([list[int]() for _ in range(3)], 0, threading.Event())
+        os.environ.update(ZEROMON_DIR=str(self.root), ZEROMON_STORE=str(self.store), ZEROMON_TOKEN=TOKEN)
         environment = clean_environment() | {k: v for k, v in os.environ.items() if "ZEROMON" in k}
         port = free_port()
         launch = shlex.join([*LAUNCH, str(RANKS), str(PROGRAMS / "soaked.py"), str(self.out)])
@@ -196,9 +190,7 @@ class Soak:
 
     def sample(self) -> None:
         """Writes down what each process holds."""
-        pids = {
-            f"rank {one.rank}": one.pid for one in ranks_of(self.training.pid, running_processes())
-        }
+        pids = {f"rank {one.rank}": one.pid for one in ranks_of(self.training.pid, running_processes())}
         pids |= {"collector": self.facts()["pid"], "dashboard": self.dash.pid}
         for name, pid in pids.items():
             with suppress(OSError, StopIteration):
@@ -254,16 +246,12 @@ class Soak:
         run = wait_for(lambda: (one := Store(self.store).load(RUN)).ended and one, 120)
         counted = [self.steps(0), self.steps(1)]
         kept = [[attempt.steps for attempt in run.attempts], [rank.steps for rank in run.ranks]]
-        dropped, errors = (
-            sum(getattr(rank, of) for rank in run.ranks) for of in ("dropped", "errors")
-        )
+        dropped, errors = (sum(getattr(rank, of) for rank in run.ranks) for of in ("dropped", "errors"))
         print(f"exit code {code}; counted by the program: {counted}; in the record: {kept}")
         print(
             f"records dropped: {dropped}; failed hooks: {errors}; history: {run.history_note or 'whole'}"
         )
-        print(
-            f"answers to three pages: {[len(one) for one in self.pages]}; scrapes: {self.scrapes}"
-        )
+        print(f"answers to three pages: {[len(one) for one in self.pages]}; scrapes: {self.scrapes}")
         return code == 0 and dropped == errors == 0 and kept == [[counted[0][0]], counted[1]]
 
     def close(self) -> None:

@@ -15,9 +15,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("words", [[], ["--healthy"]], ids=["faults", "false-alarms"])
-def test_first_lines_name_cause_and_rank(
-    words: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_first_lines_name_cause_and_rank(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     """An hour and a half, and a quarter: the table is on stdout, all lines are in result.json."""
     name = "drawn-healthy" if words else "drawn"
     folder = RUN.parents[2] / "build" / name
@@ -25,8 +23,6 @@ def test_first_lines_name_cause_and_rank(
         done = subprocess.run([sys.executable, str(RUN), *words, "--out", str(folder)], check=False)
     result = json.loads((folder / "result.json").read_text())
     assert done.returncode == 0
-    low = {
-        part: share for part, share in result["shares"].items() if share < (1 if words else TARGET)
-    }
+    low = {part: share for part, share in result["shares"].items() if share < (1 if words else TARGET)}
     assert low == {}
     assert not words or result["flips"] == 0

@@ -31,13 +31,9 @@ def test_a_slope_is_within_its_interval(true_slope: float) -> None:
 
 def test_a_cut_file_has_a_report(tmp_path: Path) -> None:
     row = {"name": "collector", "pid": 7, "descriptors": 9, "threads": 2, "pss": 1_000_000}
-    lines = [
-        json.dumps(row | {"seconds": 60.0 * n, "rss": 1_000_000 + 50_000 * n}) for n in range(99)
-    ]
+    lines = [json.dumps(row | {"seconds": 60.0 * n, "rss": 1_000_000 + 50_000 * n}) for n in range(99)]
     event = json.dumps({"seconds": 120.0, "event": "fill the store"})
     (tmp_path / "f").write_text("\n".join([event, *lines, lines[0][:30]]))
     text = soak.report(tmp_path / "f")
     assert text.startswith("1.63 hours; fill the store after 0.03 h")
-    assert (
-        "| collector | 99 | 9, 9, 9 | 2, 2 |" in text and "| +3.00 ± 0.00 | +0.00 ± 0.00 |" in text
-    )
+    assert "| collector | 99 | 9, 9, 9 | 2, 2 |" in text and "| +3.00 ± 0.00 | +0.00 ± 0.00 |" in text

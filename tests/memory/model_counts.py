@@ -88,9 +88,7 @@ def counted() -> Iterator[dict[str, Any]]:
         plain = {
             name: value
             for name, value in content.items()
-            if value is None
-            or isinstance(value, (bool, int))
-            or name in ("model_type", "architectures")
+            if value is None or isinstance(value, (bool, int)) or name in ("model_type", "architectures")
         }
         units = [
             [unit["count"], sum(torch.Size(shape).numel() for shape in unit["shapes"])]

@@ -33,9 +33,7 @@ KERNEL = 0.015
 """The share of a limit from which a command gives its time to the kernel, as bench_fit.py saw."""
 
 
-def trial(
-    size: int, peak: int, *, pool: str = HOST, room: int = 1000 * MB, **facts: object
-) -> Trial:
+def trial(size: int, peak: int, *, pool: str = HOST, room: int = 1000 * MB, **facts: object) -> Trial:
     return Trial(
         stage="", micro_batch=size, peaks={pool: peak}, rooms={pool: room}, base_bytes=300 * MB,
         **facts,  # type: ignore[arg-type]
@@ -149,8 +147,7 @@ def test_the_stage_with_the_least_memory_is_first() -> None:
 def test_the_command_alone_has_the_memory_of_fit_too() -> None:
     """The largest that ran beside it took 92 % of the room: three samples fit in its 30 MB."""
     known = [
-        trial(n, (500 + 10 * n) * MB, own_bytes=30 * MB, seconds=1.0, samples=2.0 * n)
-        for n in (20, 48)
+        trial(n, (500 + 10 * n) * MB, own_bytes=30 * MB, seconds=1.0, samples=2.0 * n) for n in (20, 48)
     ]
     [stage] = stages_of_trials([""], known, SIZES, None, "")
     assert (stage.largest, stage.alone, stage.advised) == (48, 51, 51)

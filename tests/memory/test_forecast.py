@@ -91,8 +91,7 @@ def test_a_leak_far_from_the_capacity_is_seen_with_its_first_step() -> None:
 def test_the_ranks_that_grow_are_named_where_others_do_not() -> None:
     def held(number: int, leaks: bool) -> RankSnapshot:
         steps = tuple(
-            summary(n, rss_bytes=GIB + (leaks and n > 60) * (n - 60) * (8 << 20))
-            for n in range(1, 111)
+            summary(n, rss_bytes=GIB + (leaks and n > 60) * (n - 60) * (8 << 20)) for n in range(1, 111)
         )
         return rank(number, recent=steps, rss_bytes=steps[-1].rss_bytes, host_available_bytes=GIB)
 

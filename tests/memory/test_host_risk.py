@@ -37,8 +37,6 @@ def test_the_hosts_memory_is_shared_by_the_ranks_of_a_node() -> None:
 
 def test_device_risk_counts_what_is_not_torchs() -> None:
     """40 reserved and only 36 free of 80: the capacity is 76."""
-    recent = tuple(
-        summary(n, allocated_bytes=40 * GIB, reserved_bytes=40 * GIB) for n in range(1, 30)
-    )
+    recent = tuple(summary(n, allocated_bytes=40 * GIB, reserved_bytes=40 * GIB) for n in range(1, 30))
     (device,) = risks_of_rank(rank(0, memory=device_memory(), recent=recent))
     assert (device.pool, device.capacity_bytes) == ("device", 76 * GIB)

@@ -35,9 +35,7 @@ LAYER = Unit("layers", ((2048, 2048),) * 4 + ((2048, 8192),) * 2 + ((2048,),) * 
 def setup(framework: str, stage: int, **plan: Any) -> Setup:
     """A transformer with known layers on 8 devices."""
     model = replace(from_count(10**9), units=(LAYER,), has_units=True, architecture=SHAPE)
-    chosen = ShardPlan(
-        stage=ZeroStage(stage), ranks=8, framework=framework, reshards=stage == 3, **plan
-    )
+    chosen = ShardPlan(stage=ZeroStage(stage), ranks=8, framework=framework, reshards=stage == 3, **plan)
     batch = Batch(sequences=8, length=2048)
     return Setup(model=model, plan=chosen, device_bytes=20 * GIB, batch=batch)
 
@@ -144,9 +142,7 @@ def full(**facts: Any) -> RunSnapshot:
     states = RoleRow(
         role="optimizer_state", device_bytes=GIB, host_bytes=0, disk_bytes=0, pinned_bytes=0
     )
-    risk = Risk(
-        pool="device", ratio=0.9, cause="static", used_bytes=79 * GIB, capacity_bytes=80 * GIB
-    )
+    risk = Risk(pool="device", ratio=0.9, cause="static", used_bytes=79 * GIB, capacity_bytes=80 * GIB)
     base = {"models": (FACTS,), "roles": (states,), "risks": (risk,), "memory": device_memory()}
     return run(rank(0, **(base | facts)))
 
@@ -216,9 +212,7 @@ def test_plan_and_check_show_the_same_ladder(
 
 def test_freeing_units_after_forward_frees_what_the_rung_says(node: Node) -> None:
     """FSDP2 on gloo, with `reshard_after_forward=False` and without."""
-    kept, freed = (
-        replay(node, f"advised-reshard-{state}").snapshot for state in ("after", "before")
-    )
+    kept, freed = (replay(node, f"advised-reshard-{state}").snapshot for state in ("after", "before"))
     rungs = ladder_rungs(of_run(kept), None, ("host", "device"))
     rung = next(r for r in rungs if r.change == "reshard_after_forward: False -> True")
     before, after = (role_bytes(each.ranks[0], "unsharded_param") for each in (kept, freed))

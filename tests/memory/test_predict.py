@@ -180,21 +180,14 @@ def test_a_hybrid_shard_divides_by_its_own_group() -> None:
     whole = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=4)
     hybrid = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=16, shard_ranks=4)
     model = from_count(10**6)
-    assert (
-        memory_of(model.sizes(hybrid), hybrid).total()
-        == memory_of(model.sizes(whole), whole).total()
-    )
+    assert memory_of(model.sizes(hybrid), hybrid).total() == memory_of(model.sizes(whole), whole).total()
 
 
 def test_ddp_has_its_buckets_on_top() -> None:
     """As many bytes as the gradients, unless those are views of the buckets."""
     plan = ShardPlan(stage=ZeroStage.NONE, ranks=2, framework="ddp", precision=Precision.full())
     views = ShardPlan(
-        stage=ZeroStage.NONE,
-        ranks=2,
-        framework="ddp",
-        precision=Precision.full(),
-        bucket_views=True,
+        stage=ZeroStage.NONE, ranks=2, framework="ddp", precision=Precision.full(), bucket_views=True
     )
     sizes = from_count(1000).sizes(plan)
     assert memory_of(sizes, plan).total() - memory_of(sizes, views).total() == 4000
@@ -262,8 +255,7 @@ def test_accumulation_costs_stage_3_in_every_micro_step() -> None:
     sizes = from_count(10**6).sizes(ShardPlan(stage=ZeroStage.NONE, ranks=8))
     sent = {
         stage: [
-            communication_bytes(sizes, ShardPlan(stage=stage, ranks=8, accumulation=n))
-            for n in (1, 4)
+            communication_bytes(sizes, ShardPlan(stage=stage, ranks=8, accumulation=n)) for n in (1, 4)
         ]
         for stage in STAGES
     }

@@ -16,7 +16,7 @@ from zeromon.memory.reconcile import (
     with_micro_steps,
 )
 from zeromon.memory.spec import ShardPlan, ZeroStage
-from zeromon.report import memory as memory_report
+from zeromon.report import render as memory_report
 from zeromon.snapshot import Device, RoleRow
 
 MIB = 1 << 20
@@ -149,9 +149,7 @@ def test_an_allocator_that_does_not_count_what_it_reserved_has_no_rest() -> None
 
 
 def test_without_nvml_and_on_a_cpu_nothing_is_made_up() -> None:
-    kinds = {
-        r.kind for r in unattributed_memory(rank(0, memory=device_memory(), roles=roles(buffer=1)))
-    }
+    kinds = {r.kind for r in unattributed_memory(rank(0, memory=device_memory(), roles=roles(buffer=1)))}
     assert "non_torch" not in kinds
     host = RoleRow(role="buffer", device_bytes=0, host_bytes=MIB, disk_bytes=0, pinned_bytes=0)
     (rest,) = unattributed_memory(rank(0, roles=(host,), rss_bytes=3 * MIB))

@@ -79,11 +79,7 @@ def test_ddp_exposes_its_last_bucket(cap: int, seconds: float) -> None:
 
 def test_zero_2_without_overlap_waits_for_each_bucket_and_gathers_after_the_step() -> None:
     """An all-reduce of 8 s, then a gather of 4 s; overlap leaves one of eight buckets."""
-    changes = {
-        "framework": "deepspeed",
-        "stage": ZeroStage.GRADIENTS,
-        "grad_bucket_numel": GIGA // 2,
-    }
+    changes = {"framework": "deepspeed", "stage": ZeroStage.GRADIENTS, "grad_bucket_numel": GIGA // 2}
     assert total(**changes) == pytest.approx(8 + 4)
     assert total(grad_buckets=2, **changes) == pytest.approx(1 + 4)
     plan = ShardPlan(ranks=2, **changes)  # type: ignore[arg-type]

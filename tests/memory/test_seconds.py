@@ -43,9 +43,7 @@ def parts_of(sizes: Sizes, plan: ShardPlan, speeds: Speeds) -> Parts:
     return parts_of_step(sizes, plan, speeds, exposed_by_unit(sizes, plan, schedule_rates(speeds)))
 
 
-def time_of(
-    stage: int, speeds: Speeds = SPEEDS, model: ModelSpec = BILLION, **changes: Any
-) -> Parts:
+def time_of(stage: int, speeds: Speeds = SPEEDS, model: ModelSpec = BILLION, **changes: Any) -> Parts:
     """A billion parameters on two ranks: an all-reduce in bf16 sends 2 GB, a gather 1 GB."""
     plan = ShardPlan(stage=ZeroStage(stage), ranks=2, **changes)
     return parts_of(model.sizes(plan), plan, speeds)
@@ -95,9 +93,7 @@ def test_recomputation_costs_a_third_of_the_compute() -> None:
         (3, {}, 0.3),
     ],
 )
-def test_communication_that_nothing_hides(
-    stage: int, settings: dict[str, Any], seconds: float
-) -> None:
+def test_communication_that_nothing_hides(stage: int, settings: dict[str, Any], seconds: float) -> None:
     found = time_of(stage, replace(SPEEDS, hides=Hides.NOTHING), **settings)
     assert found.communication == pytest.approx(seconds)
 
@@ -199,12 +195,7 @@ def test_what_is_no_speed_is_refused(text: str) -> None:
 
 
 def test_devices_by_the_name_that_nvml_gives_them() -> None:
-    names = [
-        "NVIDIA A100-SXM4-40GB",
-        "NVIDIA H100 80GB HBM3",
-        "NVIDIA GeForce RTX 4090",
-        "Tesla T4",
-    ]
+    names = ["NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090", "Tesla T4"]
     keys = ["a100-40", "h100", "rtx4090", "t4"]
     assert [find_named_device(name) for name in names] == [DEVICES[key] for key in keys]
     assert find_named_device("80GiB") is None

@@ -24,9 +24,7 @@ def model(numel: int, whole: int | None = None, **more: Any) -> dict[str, Any]:
     return facts | ({} if whole is None else {"whole_numel": whole}) | more
 
 
-def part(
-    number: int, *models: Any, tp: int = 1, pp: tuple[int, ...] = (), ep: int = 1
-) -> RankSnapshot:
+def part(number: int, *models: Any, tp: int = 1, pp: tuple[int, ...] = (), ep: int = 1) -> RankSnapshot:
     """A rank of FSDP2 over two, with tensor, pipeline and expert parallelism beside it."""
     sizes = {Dim.DP_SHARD: 2, Dim.TP: tp, Dim.PP: max(1, len(set(pp))), Dim.EP: ep}
     used = {dim: size for dim, size in sizes.items() if size > 1}

@@ -42,10 +42,7 @@ def possible() -> str:
     for what, command in (
         ("the ip command", ["ip", "-V"]),
         ("network namespaces", ["ip", "netns", "add", probe]),
-        (
-            "clocks of their own",
-            ["unshare", "--time", "--uts", "--fork", "--monotonic", "1", "true"],
-        ),
+        ("clocks of their own", ["unshare", "--time", "--uts", "--fork", "--monotonic", "1", "true"]),
         ("bridges", ["ip", "-n", probe, "link", "add", "br0", "type", "bridge"]),
     ):
         if not _works(command):

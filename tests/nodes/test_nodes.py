@@ -45,9 +45,7 @@ class Trained:
         snapshot: Snapshot = self.hosts.get(number, f"/api/runs/{self.run}")
         return snapshot
 
-    def until(
-        self, number: int, holds: Callable[[Snapshot], bool], seconds: float = 60
-    ) -> Snapshot:
+    def until(self, number: int, holds: Callable[[Snapshot], bool], seconds: float = 60) -> Snapshot:
         """The first snapshot of a node that *holds*."""
         deadline = time.monotonic() + seconds
         while True:
@@ -187,8 +185,7 @@ def test_a_long_way_to_a_node_is_named(trained: Trained) -> None:
     trained.hosts.cable.delay = 0.02
     # A busy machine alone may make a trip of 11 ms, and the finding comes before the cable is slow.
     snapshot = trained.until(
-        0,
-        lambda p: p["nodes"][2]["round_trip_seconds"] >= 0.04 and bool(findings(p, "distant_node")),
+        0, lambda p: p["nodes"][2]["round_trip_seconds"] >= 0.04 and bool(findings(p, "distant_node"))
     )
     assert [f["rank"] for f in findings(snapshot, "distant_node")] == [4]
     assert "a round trip to node zm2 takes" in findings(snapshot, "distant_node")[0]["text"]
@@ -232,9 +229,7 @@ def prometheus(trained: Trained, tmp_path: Path) -> Iterator[str]:
                 "http_sd_configs": [
                     {"url": f"http://{trained.hosts.hosts[1].address}:9417/sd", **access}
                 ],
-                "relabel_configs": [
-                    {"source_labels": ["__meta_zeromon_node"], "target_label": "node"}
-                ],
+                "relabel_configs": [{"source_labels": ["__meta_zeromon_node"], "target_label": "node"}],
             }
         ],
     }
@@ -275,9 +270,7 @@ def test_a_cut_link_is_a_silent_node_and_a_hang_that_names_its_ranks(trained: Tr
     for number in (0, 1):
         snapshot = trained.until(
             number,
-            lambda p: (
-                bool(findings(p, "node_silent")) and bool(findings(p, "collective_in_flight"))
-            ),
+            lambda p: bool(findings(p, "node_silent")) and bool(findings(p, "collective_in_flight")),
         )
         (silent,) = findings(snapshot, "node_silent")
         assert silent["text"].startswith("node zm2 has not reported for ")
@@ -292,9 +285,7 @@ def test_a_cut_link_is_a_silent_node_and_a_hang_that_names_its_ranks(trained: Tr
 def test_a_node_that_comes_back_is_heard_and_one_that_is_killed_is_named(trained: Trained) -> None:
     """The power goes: nothing on it says goodbye, and no packet tells the others."""
     trained.hosts.cable.delay = 0.0
-    trained.until(
-        0, lambda p: not findings(p, "node_silent") and p["nodes"][2]["heard_seconds"] < 5
-    )
+    trained.until(0, lambda p: not findings(p, "node_silent") and p["nodes"][2]["heard_seconds"] < 5)
     trained.hosts.hosts[2].kill()
     for number in (0, 1):
         snapshot = trained.until(number, lambda p: bool(findings(p, "node_silent")))

@@ -18,9 +18,7 @@ from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 
 NEEDED = ("slurmctld", "slurmd", "srun", "sbatch", "munged")
-MISSING = [
-    name for name in NEEDED if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None
-]
+MISSING = [name for name in NEEDED if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
@@ -60,17 +58,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         (folder / name).mkdir()
     host = socket.gethostname().partition(".")[0]
     file = folder / "slurm.conf"
-    file.write_text(
-        CONFIG.format(folder=folder, host=host, port=free_port(), node_port=free_port())
-    )
+    file.write_text(CONFIG.format(folder=folder, host=host, port=free_port(), node_port=free_port()))
     Path("/run/munge").mkdir(exist_ok=True)
     shutil.chown("/run/munge", "munge")
     environment = clean_environment() | {"SLURM_CONF": str(file)}
     environment["PATH"] += ":/usr/sbin"
-    if (
-        not shutil.which("pgrep")
-        or subprocess.run(["pgrep", "-x", "munged"], check=False).returncode
-    ):
+    if not shutil.which("pgrep") or subprocess.run(["pgrep", "-x", "munged"], check=False).returncode:
         subprocess.run(["su", "-s", "/bin/sh", "munge", "-c", "/usr/sbin/munged"], check=True)
     subprocess.run(["slurmctld"], env=environment, check=True)
     subprocess.run(["slurmd"], env=environment, check=True)
@@ -118,10 +111,7 @@ def test_tasks_of_a_step_are_one_run_named_by_job_and_step(
     command = ["srun", "-n2", "bash", "-c", f"echo $SLURM_JOB_ID; . {script(tmp_path, TASK)}"]
     job = launched(slurm, tmp_path, command).split()[0]
     run = record(tmp_path, f"{job}.0-tiny")
-    assert [(rank.rank, rank.world_size, rank.steps) for rank in run.ranks] == [
-        (0, 2, 5),
-        (1, 2, 5),
-    ]
+    assert [(rank.rank, rank.world_size, rank.steps) for rank in run.ranks] == [(0, 2, 5), (1, 2, 5)]
     assert job in run.job
 
 

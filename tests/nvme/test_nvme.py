@@ -33,9 +33,7 @@ MODEL = "--width 512 --layers 2 --batch 2 --length 32 --no-compile".split()
 @pytest.fixture(scope="module", autouse=True)
 def operators() -> None:
     """In one process: two ranks that build at once would wait for each other's lock."""
-    build = (
-        "from deepspeed.ops.op_builder import AsyncIOBuilder; AsyncIOBuilder().load(verbose=False)"
-    )
+    build = "from deepspeed.ops.op_builder import AsyncIOBuilder; AsyncIOBuilder().load(verbose=False)"
     subprocess.run(
         [sys.executable, "-c", build],
         env={**os.environ, "TORCH_EXTENSIONS_DIR": BUILDS, "DS_ACCELERATOR": "cpu"},
@@ -131,9 +129,7 @@ def test_bytes_to_and_from_the_disk_are_the_kernels(
     assert ranks[0].disk is not None
     assert ranks[0].disk.free_bytes
     for row in ranks[0].transfers:
-        print(
-            f"{row.path}: {(row.bytes_per_second or 0) / 1e6:.0f} MB/s, {row.blocked_seconds:.1f} s"
-        )
+        print(f"{row.path}: {(row.bytes_per_second or 0) / 1e6:.0f} MB/s, {row.blocked_seconds:.1f} s")
 
 
 def test_a_slow_disk_is_named(node: Node, tmp_path: Path, group: Group) -> None:

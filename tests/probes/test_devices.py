@@ -159,9 +159,7 @@ def test_amd_smi_by_the_uuid_of_torch() -> None:
     """HIP's UUID is the text of the serial, of which torch prints the bytes."""
     spelled = b"30abcdef01234567".hex()
     uuid = "-".join((spelled[:8], spelled[8:12], spelled[12:16], spelled[16:20], spelled[20:]))
-    assert (
-        bare_device_serial(uuid) == bare_device_serial("0x30ABCDEF01234567") == "30abcdef01234567"
-    )
+    assert bare_device_serial(uuid) == bare_device_serial("0x30ABCDEF01234567") == "30abcdef01234567"
     probe = AmdSmi(Smi())
     assert probe.read(uuid, 0, 9) == Device(
         name="MI300X", used_bytes=60, total_bytes=192, own_bytes=11, utilization_ratio=0.42,

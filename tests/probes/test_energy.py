@@ -77,9 +77,7 @@ def test_the_text_names_what_is_missing() -> None:
     known = replace(one, energy=used)
     assert mean_watts(known) == 720
     text = energy_text(known)
-    assert text.startswith(
-        "72 kJ by devices of n1 in 100.00 s, mean 720 W, J/token n/a: batch size"
-    )
+    assert text.startswith("72 kJ by devices of n1 in 100.00 s, mean 720 W, J/token n/a: batch size")
     assert text.endswith("; CPU n/a: no counters")
     assert energy_text(one) == ""
     nothing = energy_text(replace(one, energy=replace(used, device_joules=None)))

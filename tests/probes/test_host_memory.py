@@ -11,8 +11,8 @@ from zeromon.collector.rank import killed_for_memory
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
-from zeromon.probes.cgroups import cgroup_folders
 from zeromon.probes.host_memory import HostReader, memory_capacity, read_cgroup_memory
+from zeromon.probes.process import cgroup_folders
 from zeromon.ring.events import HostSample
 from zeromon.snapshot import HostMemory
 

@@ -13,9 +13,7 @@ from zeromon.probes.process import REVISION, Revision
 
 def git(folder: Path, *words: str) -> str:
     who = ("-c", "user.name=one", "-c", "user.email=one@example.org")
-    done = subprocess.run(
-        ["git", *who, *words], cwd=folder, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["git", *who, *words], cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 

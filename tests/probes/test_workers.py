@@ -43,9 +43,7 @@ def made(tmp_path: Path) -> Processes:
     return Processes(tmp_path)
 
 
-def test_workers_are_told_from_other_children_and_their_growth_from_their_start(
-    made: Processes,
-) -> None:
+def test_workers_are_told_from_other_children_and_their_growth_from_their_start(made: Processes) -> None:
     reader = WorkersReader(1, made.folder)
     assert reader.read(SECOND, 0) is None
     made.children(20, 21, 22)

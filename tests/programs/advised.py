@@ -135,9 +135,7 @@ def epoch_workers() -> None:
     loader = torch.utils.data.DataLoader(
         data, batch_size=None, num_workers=1, worker_init_fn=starts, **options
     )
-    train(
-        DistributedDataParallel(layers()), (batch for _ in range(STEPS // 20) for batch in loader)
-    )
+    train(DistributedDataParallel(layers()), (batch for _ in range(STEPS // 20) for batch in loader))
 
 
 class Node:

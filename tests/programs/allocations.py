@@ -47,9 +47,7 @@ def frame(name: str) -> dict[str, Any]:
 def main(path: Path) -> None:
     """Trains, and writes both files."""
     kept = {"profile_memory": True, "with_stack": True, "record_shapes": True}
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], **kept
-    ) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **kept) as profile:
         model = Model()
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(2):

@@ -13,9 +13,7 @@ def main() -> None:
     strategy, steps, micro_steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     dist.init_process_group("gloo")
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1))
-    trained = (
-        nn.parallel.DistributedDataParallel(model) if strategy == "ddp" else fully_shard(model)
-    )
+    trained = nn.parallel.DistributedDataParallel(model) if strategy == "ddp" else fully_shard(model)
     optimizer = torch.optim.AdamW(trained.parameters(), 1e-3)
     update = torch.compile(optimizer.step, backend="eager")
     samples = TensorDataset(torch.ones(steps * micro_steps, 32))

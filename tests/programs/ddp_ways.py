@@ -47,9 +47,7 @@ def ddp(net: nn.Module, **options: Any) -> DistributedDataParallel:
     return DistributedDataParallel(net, bucket_cap_mb=0.05, **options)
 
 
-def plain(
-    late_s: float, make: Callable[[], DistributedDataParallel], micro: int = 1
-) -> list[float]:
+def plain(late_s: float, make: Callable[[], DistributedDataParallel], micro: int = 1) -> list[float]:
     """The losses of a loop with one model, whose gradients are sent in the last of *micro* passes."""
     model = make()
     model.module.late_s = late_s / micro
@@ -131,9 +129,7 @@ def hooked(hook: Any, state: Any = None, **options: Any) -> DistributedDataParal
 def delayed() -> DistributedDataParallel:
     """The gradients of the last two layers are sent together when those of the first one are there."""
     net = Net()
-    named = [
-        item for item in net.named_parameters() if item[0].startswith(("layers.2", "layers.3"))
-    ]
+    named = [item for item in net.named_parameters() if item[0].startswith(("layers.2", "layers.3"))]
     first = net.layers[0].weight
     return ddp(net, delay_all_reduce_named_params=named, param_to_hook_all_reduce=first)
 
@@ -158,23 +154,17 @@ TRAIN: dict[str, Callable[[float], list[float]]] = {
     ),
     "buffers": lambda late_s: plain(late_s, lambda: ddp(Net(norm=True))),
     "no_sync": lambda late_s: plain(late_s, lambda: ddp(Net()), 2),
-    "unused_no_sync": lambda late_s: plain(
-        late_s, lambda: ddp(Net(), find_unused_parameters=True), 2
-    ),
+    "unused_no_sync": lambda late_s: plain(late_s, lambda: ddp(Net(), find_unused_parameters=True), 2),
     "join": joined,
     "fp16": lambda late_s: plain(late_s, lambda: hooked(default_hooks.fp16_compress_hook)),
     "unused_fp16": lambda late_s: plain(
         late_s, lambda: hooked(default_hooks.fp16_compress_hook, find_unused_parameters=True)
     ),
-    "builtin_fp16": lambda late_s: plain(
-        late_s, lambda: hooked(dist.BuiltinCommHookType.FP16_COMPRESS)
-    ),
+    "builtin_fp16": lambda late_s: plain(late_s, lambda: hooked(dist.BuiltinCommHookType.FP16_COMPRESS)),
     "power": lambda late_s: plain(late_s, power),
     "delayed": lambda late_s: plain(late_s, delayed),
     "frozen": lambda late_s: plain(late_s, lambda: ddp(frozen())),
-    "unused_frozen": lambda late_s: plain(
-        late_s, lambda: ddp(frozen(), find_unused_parameters=True)
-    ),
+    "unused_frozen": lambda late_s: plain(late_s, lambda: ddp(frozen(), find_unused_parameters=True)),
     "two": lambda late_s: two_models(late_s, 1),
     "gan": lambda late_s: two_models(late_s, 2),
     "unused_gan": lambda late_s: two_models(late_s, 2, find_unused_parameters=True),

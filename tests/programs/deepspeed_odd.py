@@ -55,9 +55,7 @@ def build(stage: int, model: nn.Module | None = None, **config):
     if "fp16" not in config:
         base["bf16"] = {"enabled": True}
     model = model or Net()
-    params = config.pop("model_parameters", None) or [
-        p for p in model.parameters() if p.requires_grad
-    ]
+    params = config.pop("model_parameters", None) or [p for p in model.parameters() if p.requires_grad]
     return deepspeed.initialize(model=model, model_parameters=params, config=base | config)[0]
 
 
@@ -75,10 +73,7 @@ def steps(engine, count: int, scale: float = 1.0) -> float:
 
 
 def told(*engines) -> dict:
-    return {
-        "steps": [e.global_steps for e in engines],
-        "skipped": [e.skipped_steps for e in engines],
-    }
+    return {"steps": [e.global_steps for e in engines], "skipped": [e.skipped_steps for e in engines]}
 
 
 def rebuilt() -> dict:

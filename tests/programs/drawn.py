@@ -116,11 +116,7 @@ class Fault:
     def begin_step(self) -> None:
         """Before each step of the optimizer."""
         self.step += 1
-        if (
-            self.step == OPTIONS.step
-            and self.is_here
-            and self.kind not in ("uneven", "stall_workers")
-        ):
+        if self.step == OPTIONS.step and self.is_here and self.kind not in ("uneven", "stall_workers"):
             self.mark()
         if self.step == 1 and self.kind == "slow_first_step":
             time.sleep(OPTIONS.amount)
@@ -293,9 +289,7 @@ def evaluate(model: nn.Module) -> None:
     model.eval()
     with torch.no_grad():
         for _ in range(20):
-            model(
-                torch.randn(BATCH, WIDTH).to(DEVICE), torch.randint(0, CLASSES, (BATCH,)).to(DEVICE)
-            )
+            model(torch.randn(BATCH, WIDTH).to(DEVICE), torch.randint(0, CLASSES, (BATCH,)).to(DEVICE))
     model.train()
 
 
@@ -403,9 +397,7 @@ def train_deepspeed() -> None:
         "zero_allow_untested_optimizer": True, "steps_per_print": 10**9,
     }  # fmt: skip
     network = Network()
-    engine = deepspeed.initialize(
-        model=network, model_parameters=network.parameters(), config=config
-    )[0]
+    engine = deepspeed.initialize(model=network, model_parameters=network.parameters(), config=config)[0]
     source = batches()
     while True:
         FAULT.begin_step()

@@ -151,9 +151,7 @@ def train(strategy: str, fault: Fault) -> None:
     return None
 
 
-def loop(
-    fault: Fault, model: Any, backward: Callable[[Any], Any], update: Callable[[], Any]
-) -> None:
+def loop(fault: Fault, model: Any, backward: Callable[[Any], Any], update: Callable[[], Any]) -> None:
     """Steps of a tenth of a second."""
     for step, batch in enumerate(fault.batches(), 1):
         time.sleep(0.1)
@@ -188,11 +186,7 @@ def parallel(strategy: str, model: nn.Sequential) -> Any:
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     plan: Any = {"0": ColwiseParallel(), "2": RowwiseParallel(),
                  "4": ColwiseParallel(), "6": RowwiseParallel()}  # fmt: skip
@@ -211,9 +205,7 @@ def train_deepspeed(stage: int, fault: Fault) -> None:
         "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}},
         "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True,
     }  # fmt: skip
-    engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[
-        0
-    ]
+    engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
     loop(fault, lambda batch: engine(batch.bfloat16()), engine.backward, engine.step)
 
 

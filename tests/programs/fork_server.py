@@ -28,12 +28,7 @@ import launch
 from leave import hold_groups
 
 MOST_BYTES = 1 << 20
-MODULES = (
-    "torch.distributed.fsdp",
-    "torch.nn.parallel",
-    "torch.distributed.optim",
-    "torch._dynamo",
-)
+MODULES = ("torch.distributed.fsdp", "torch.nn.parallel", "torch.distributed.optim", "torch._dynamo")
 
 
 def preload(with_deepspeed: bool) -> None:

@@ -70,9 +70,7 @@ def tensor_parallel(mesh):
 
 
 def tp():
-    return tensor_parallel(
-        init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    )
+    return tensor_parallel(init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",)))
 
 
 def tp_aot():
@@ -137,9 +135,7 @@ class Attention(nn.Module):
         self.project = nn.Linear(WIDTH, 3 * WIDTH)
 
     def forward(self, x):
-        gather = getattr(
-            functional, "all_gather_single_autograd", None
-        )  # its name since torch 2.13
+        gather = getattr(functional, "all_gather_single_autograd", None)  # its name since torch 2.13
         gather = gather or functional.all_gather_tensor_autograd
         queries, *others = self.project(x).chunk(3, dim=-1)
         keys, values = (gather(each.contiguous(), 0, dist.group.WORLD) for each in others)
@@ -225,9 +221,7 @@ def flight() -> list[dict]:
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None)
     if dump is None:  # torch 2.6 records what NCCL does, and nothing of gloo
         return []
-    content = pickle.loads(
-        dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-    )
+    content = pickle.loads(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))
     wanted = (
         "profiling_name", "input_sizes", "input_dtypes", "output_sizes", "output_dtypes",
         "process_group",

@@ -66,8 +66,7 @@ def differences(before: dict[str, dict], after: dict[str, dict]) -> list[str]:
         f"{owner}.{name}"
         for owner, names in before.items()
         for name in {*names, *after[owner]}
-        if names.get(name) is not after[owner].get(name)
-        and names.get(name) != after[owner].get(name)
+        if names.get(name) is not after[owner].get(name) and names.get(name) != after[owner].get(name)
     ]
 
 
@@ -98,11 +97,7 @@ def patched_over() -> dict:
     dist.all_reduce(tensor)
     kept = zeromon_agents.stop()
     dist.all_reduce(tensor)
-    return {
-        "kept": kept,
-        "calls": len(calls),
-        "still_theirs": dist.ProcessGroup.allreduce is theirs,
-    }
+    return {"kept": kept, "calls": len(calls), "still_theirs": dist.ProcessGroup.allreduce is theirs}
 
 
 def hook_fails() -> dict:
@@ -182,9 +177,7 @@ def mesh() -> dict:
     """start() first, then a mesh: device_mesh took init_process_group over long before."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["PORT"], RANK="0", WORLD_SIZE="1"
-    )
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["PORT"], RANK="0", WORLD_SIZE="1")
     zeromon_agents.start()
     init_device_mesh("cpu", (1,))
     return {"started": agent() is not None}
@@ -414,9 +407,7 @@ def bursts() -> dict:
             wait(work)
         optimizer.step()
         ends = [
-            e.flags & Flag.SPAN_KNOWN
-            for raw in reader.read()
-            if type(e := decode_record(raw)) is Done
+            e.flags & Flag.SPAN_KNOWN for raw in reader.read() if type(e := decode_record(raw)) is Done
         ]
         found[name] = [sum(map(bool, ends)), ends.count(0)]
 

@@ -46,8 +46,7 @@ def environments(count: int, nodes: int = 1) -> list[dict[str, str]]:
     }  # fmt: skip
     places = [(str(rank), *map(str, divmod(rank, ranks_per_node))) for rank in range(count)]
     return [
-        shared | {"RANK": rank, "GROUP_RANK": node, "LOCAL_RANK": local}
-        for rank, node, local in places
+        shared | {"RANK": rank, "GROUP_RANK": node, "LOCAL_RANK": local} for rank, node, local in places
     ]
 
 

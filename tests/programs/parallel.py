@@ -90,9 +90,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
 
 
 if not hasattr(torch.cpu.Stream, "record_event"):  # before torch 2.7 FSDP2 does not run on a CPU
-    CASES = {
-        case: make for case, make in CASES.items() if "fsdp2" not in case and "hsdp" not in case
-    }
+    CASES = {case: make for case, make in CASES.items() if "fsdp2" not in case and "hsdp" not in case}
 
 
 def train(make: Callable[[], nn.Module]) -> None:

@@ -10,15 +10,7 @@ import pytest
 from builders import rank, run
 
 from zeromon.readout.alerts import Alerts, Message, harmless_text
-from zeromon.snapshot import (
-    ConfigFormat,
-    Finding,
-    NodeView,
-    Remedy,
-    RemoteRank,
-    RunSnapshot,
-    Severity,
-)
+from zeromon.snapshot import ConfigFormat, Finding, NodeView, Remedy, RemoteRank, RunSnapshot, Severity
 from zeromon.snapshot.levels import (
     ALERT_AGAIN_SECONDS,
     ALERT_OVER_SECONDS,
@@ -85,9 +77,7 @@ def test_a_death_that_ends_the_run_at_once_is_told() -> None:
 
 def test_a_death_that_a_restart_hides_is_told_and_its_end_too() -> None:
     watch = Watch()
-    said = Finding(
-        rule="restarted", severity=Severity.WARNING, text="attempt 1 ended: rank 1, SIGKILL"
-    )
+    said = Finding(rule="restarted", severity=Severity.WARNING, text="attempt 1 ended: rank 1, SIGKILL")
     again = replace(HEALTHY, attempt=2, findings=(said,))
     watch.show(HEALTHY)
     assert watch.show(DYING) == []
@@ -196,9 +186,7 @@ def test_of_many_nodes_the_leader_alone_speaks() -> None:
     assert Watch().show(replace(DEAD, nodes=nodes(1))) == []
     assert Watch().show(replace(DEAD, nodes=nodes(0))) == ["dead: train-1"]
     assert Watch().show(run(rank(1, **_DEAD), ended=True)) == []  # rank 0 is on another node
-    away = RemoteRank(
-        rank=1, node="n1", alive=False, failed=True, ended="SIGKILL", doing="in backward"
-    )
+    away = RemoteRank(rank=1, node="n1", alive=False, failed=True, ended="SIGKILL", doing="in backward")
     there = run(rank(0), away=(away,), findings=(_DIED,), nodes=nodes(0))
     assert Watch().show(there, 10) == ["dying: train-1"]
 

@@ -98,15 +98,11 @@ def test_no_pair_of_thresholds_stands_twice(level: levels.Level) -> None:
         whole = int(value) == value
         return rf"\b{value:g}(?:\.0+)?\b" if whole else rf"\b{value:g}0*\b".replace(".", r"\.")
 
-    pair = re.compile(
-        rf"{number(level.warning)}\s*(?:,|if|else|or|and)[^\n]*{number(level.critical)}"
-    )
+    pair = re.compile(rf"{number(level.warning)}\s*(?:,|if|else|or|and)[^\n]*{number(level.critical)}")
     found = [
         (_name(path), line.strip())
         for path in PRODUCT
-        if not _name(path).startswith(
-            ("zeromon/snapshot/levels.py", "zeromon/check", "zeromon/fold")
-        )
+        if not _name(path).startswith(("zeromon/snapshot/levels.py", "zeromon/check", "zeromon/fold"))
         for line in path.read_text().splitlines()
         if pair.search(line) and re.search(r"warn|bad|red|critical|level|tone|colour", line)
     ]
@@ -145,9 +141,7 @@ def test_whom_a_finding_is_about_is_written_in_one_place() -> None:
 
 
 def test_no_view_takes_rendered_text_apart() -> None:
-    taken = re.compile(
-        r"\*diff\b|remedy_lines\(.*\)\[|_text\([^)]*\)\.(split|partition|removesuffix)"
-    )
+    taken = re.compile(r"\*diff\b|remedy_lines\(.*\)\[|_text\([^)]*\)\.(split|partition|removesuffix)")
     found = [
         _name(path) for path in PRODUCT
         if _name(path).startswith(VIEWS) and taken.search(path.read_text())

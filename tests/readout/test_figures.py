@@ -31,7 +31,7 @@ from zeromon.readout.figures import (
 )
 from zeromon.snapshot import FleetNode, RankSnapshot, Risk
 from zeromon.sources.prometheus import promql
-from zeromon.sources.prometheus.decode import findings, ranks
+from zeromon.sources.prometheus.decode import ranks
 from zeromon.tui.rank_filter import COMPARED
 from zeromon.tui.tables import NODES, RANKS
 from zeromon_dashboard import runs_page
@@ -92,9 +92,7 @@ def test_memory_is_that_of_the_device_where_there_is_one() -> None:
     ("unit", "value", "scaled", "text"),
     [(SECONDS, 0.25, 250.0, "250.0 ms"), (RATIO, 0.5, 50.0, "50.0 %"), (BYTES, 1 << 30, 1.0, "1.0 GiB")],
 )  # fmt: skip
-def test_units_for_charts_and_for_people(
-    unit: object, value: float, scaled: float, text: str
-) -> None:
+def test_units_for_charts_and_for_people(unit: object, value: float, scaled: float, text: str) -> None:
     assert unit.scaled(value) == scaled  # type: ignore[attr-defined]
     assert unit.scaled(None) is None  # type: ignore[attr-defined]
     assert unit.text(value) == text  # type: ignore[attr-defined]
@@ -172,7 +170,7 @@ def test_the_decoder_reads_metrics_that_are_exported() -> None:
     readers = {"number", "whole", "count", "label", "by"}
     named = {
         str(call.args[0].value)
-        for module in (ranks, findings)
+        for module in (ranks,)
         for call in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
         and call.func.attr in readers and call.args and isinstance(call.args[0], ast.Constant)

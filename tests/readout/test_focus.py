@@ -10,13 +10,7 @@ from zeromon.export.prometheus.rules import Thresholds, all_alerts
 from zeromon.readout.text import run_state
 from zeromon.report.communication import by_unit
 from zeromon.snapshot import DeathRole, RankSnapshot, Risk
-from zeromon.snapshot.focus import (
-    first_failed,
-    most_exposed,
-    most_exposed_of,
-    nearest_oom,
-    roles_of,
-)
+from zeromon.snapshot.focus import first_failed, most_exposed, most_exposed_of, nearest_oom, roles_of
 from zeromon.tui.display_options import DisplayOptions
 from zeromon.tui.plots import Trends
 from zeromon.tui.screens.communication import _rank_in_focus
@@ -51,11 +45,7 @@ def test_every_rule_and_view_names_the_same_rank() -> None:
 
 def test_between_equal_shares_time_then_the_lower_rank_decides() -> None:
     base = rank(steps=40, exposed_ratio=0.2, exposed_seconds=0.02)
-    ranks = [
-        replace(base, rank=2),
-        replace(base, rank=1),
-        replace(base, rank=3, exposed_seconds=0.03),
-    ]
+    ranks = [replace(base, rank=2), replace(base, rank=1), replace(base, rank=3, exposed_seconds=0.03)]
     assert [r.rank for r in most_exposed_of(ranks, 1)] == [3]
     assert most_exposed(ranks[:2]) is ranks[1]
 
@@ -92,9 +82,7 @@ def test_nobody_is_blamed_for_what_an_unread_rank_may_have_caused() -> None:
         left = rank(1, failed=True, alive=False, ended=how, last_event_ns=1)
         snapshot = run(left, ended=True, unread=(0,))
         assert roles_of(snapshot) == {1: DeathRole.VICTIM}
-        assert "died: cause unknown, the record of rank 0 is lost; rank 1 ended" in run_state(
-            snapshot
-        )
+        assert "died: cause unknown, the record of rank 0 is lost; rank 1 ended" in run_state(snapshot)
     own = rank(1, failed=True, alive=False, ended="exception", exception="ValueError: x")
     assert roles_of(run(own, ended=True, unread=(0,))) == {1: DeathRole.CULPRIT}
     stopped = rank(1, failed=True, alive=False, ended="SIGINT")

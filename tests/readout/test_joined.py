@@ -27,9 +27,7 @@ def test_every_view_has_the_number_of_the_job() -> None:
     assert (one.step, one.first_step) == (465, 355)
     assert run_state(snapshot) == "running, step 465"
     assert run_state(run(one, ended=True)) == "finished after 465 steps"
-    (row,) = [line.split() for line in render_run(snapshot).splitlines() if line[:6] == "  0   "][
-        :1
-    ]
+    (row,) = [line.split() for line in render_run(snapshot).splitlines() if line[:6] == "  0   "][:1]
     assert row[:2] == ["0", "465"]
     assert manifest_of_run(snapshot).steps == 465
     text = Writer().write([snapshot], None, openmetrics=False).decode()
@@ -44,9 +42,7 @@ def test_every_view_says_that_the_past_is_unknown() -> None:
     assert TOLD in "".join(text for line in note_lines(snapshot) for text, _ in line)
 
 
-@pytest.mark.parametrize(
-    ("attached", "told"), [(True, "watched since zeromon attached"), (False, "")]
-)
+@pytest.mark.parametrize(("attached", "told"), [(True, "watched since zeromon attached"), (False, "")])
 def test_before_its_first_step_a_run_has_no_number(attached: bool, told: str) -> None:
     snapshot = run(summarize_rank(state(attached=attached)))
     assert joined_text(snapshot).startswith(told) and bool(joined_text(snapshot)) == attached

@@ -7,14 +7,7 @@ from zeromon.snapshot.levels import EXPOSED, OOM, Level
 
 @pytest.mark.parametrize(
     ("value", "severity"),
-    [
-        (None, None),
-        (0.0, None),
-        (0.49, None),
-        (0.5, "warning"),
-        (0.79, "warning"),
-        (0.8, "critical"),
-    ],
+    [(None, None), (0.0, None), (0.49, None), (0.5, "warning"), (0.79, "warning"), (0.8, "critical")],
 )
 def test_a_level_includes_its_thresholds(value: float | None, severity: str) -> None:
     assert Level(0.5, 0.8).severity(value) == severity

@@ -27,9 +27,7 @@ ELSEWHERE = replace(pipelined(), bubble=None, unknown="its ranks are elsewhere")
     ("row", "said"),
     [(pipelined(), (KNOWN, SLOWEST)), (ELSEWHERE, ("bubble n/a: its ranks are elsewhere",))],
 )
-def test_views_show_the_bubble_or_why_it_is_unknown(
-    row: PipelineRow, said: tuple[str, ...]
-) -> None:
+def test_views_show_the_bubble_or_why_it_is_unknown(row: PipelineRow, said: tuple[str, ...]) -> None:
     made = run(rank(0, pipeline=row))
     look = DisplayOptions()
     views = (

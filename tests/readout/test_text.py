@@ -13,8 +13,7 @@ from zeromon.base.units import human_count
 from zeromon.readout.hang import hang_headline, hang_text
 from zeromon.readout.remedy import effect_text, gain_text, remedy_text
 from zeromon.readout.text import finding_text, memory_unknown, overlap_unknown, straggler_text
-from zeromon.report.memory import memory_block
-from zeromon.report.render import render_run
+from zeromon.report.render import memory_block, render_run
 from zeromon.snapshot import Finding, Fleet, Hang, Remedy, RunSnapshot, Straggler
 from zeromon.tui.line import plain_text
 from zeromon.tui.screens.findings import finding_page

@@ -81,9 +81,7 @@ def test_a_mask_on_a_device_is_said_to_count_padding() -> None:
         (Padding.LEFT_OUT, "tokens/s (without padding),"),
         (Padding.INCLUDED, "tokens/s (padding included),"),
     ):
-        assert said in throughput_text(
-            run(replace(member(0, [9, 9], padding=padding), world_size=1))
-        )
+        assert said in throughput_text(run(replace(member(0, [9, 9], padding=padding), world_size=1)))
 
 
 def test_flops_are_those_of_the_closed_formula() -> None:
@@ -135,9 +133,7 @@ def test_what_is_left_agrees_with_the_steps_a_second_that_are_shown() -> None:
         summary(n, start_ns=round(1e9 * a), end_ns=round(1e9 * b))
         for n, (a, b) in enumerate(pairwise(ends), 402)
     )
-    made = rank(
-        0, recent=past, step=466, step_mean_seconds=0.8, goal={"steps": 2294, "by": "Trainer"}
-    )
+    made = rank(0, recent=past, step=466, step_mean_seconds=0.8, goal={"steps": 2294, "by": "Trainer"})
     known = how_far(run(made))
     assert known is not None and known.left_seconds is not None
     rate = {name: value for name, value, _ in run_figures(run(made), DisplayOptions())}["steps/s"]
@@ -145,9 +141,7 @@ def test_what_is_left_agrees_with_the_steps_a_second_that_are_shown() -> None:
 
 
 def test_progress_is_of_what_says_how_many_steps_there_are() -> None:
-    assert (
-        progress_text(goal(steps=120, before=20, by="Trainer")) == "step 40 of 120, about 8 s left"
-    )
+    assert progress_text(goal(steps=120, before=20, by="Trainer")) == "step 40 of 120, about 8 s left"
     assert progress_text(goal(100, steps=120)) == "step 20 of 100, about 8 s left"
     assert progress_text(goal(20)) == "step 20 of 20"
     assert progress_text(goal(40, ended=True)) == "step 20 of 40"

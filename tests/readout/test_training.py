@@ -19,17 +19,13 @@ from zeromon_dashboard.url_state import Route
 
 
 def scalar(name: str, value: float | None, first: int = 0) -> ScalarRow:
-    return ScalarRow(
-        name=name, value=value, step=9, nonfinite=bool(first), first_nonfinite_step=first
-    )
+    return ScalarRow(name=name, value=value, step=9, nonfinite=bool(first), first_nonfinite_step=first)
 
 
 def test_what_is_unknown_has_its_reason() -> None:
     known = (scalar("loss", 2.34567), scalar("grad_norm", None, 7), scalar("learning_rate", 3e-4))
     text = training_text(rank(0, scalars=known))
-    assert text == (
-        "loss 2.346, gradient norm NaN or infinite (first in step 7), learning rate 0.0003"
-    )
+    assert text == ("loss 2.346, gradient norm NaN or infinite (first in step 7), learning rate 0.0003")
     text = training_text(rank(0, scalars=known[2:]))
     assert "loss and gradient norm n/a (seen only through a logger: W&B" in text
     text = training_text(rank(0, scalars=()))
@@ -45,9 +41,7 @@ def test_it_is_in_the_report_the_terminal_and_the_dashboard() -> None:
     )
     assert "loss 2.5" in page
     empty: dict[str, list[int]] = {name: [] for name in NAMES}
-    assert "loss 2.5" in str(
-        page_of(Known(Route(run=both.run, page="overview"), both, empty)).parts
-    )
+    assert "loss 2.5" in str(page_of(Known(Route(run=both.run, page="overview"), both, empty)).parts)
 
 
 def test_a_run_without_ranks_has_none() -> None:
@@ -70,9 +64,7 @@ def test_a_loss_has_a_chart_where_it_is_known() -> None:
         )
         known = [(n, value) for n, value in enumerate(loss, 1) if value is not None]
         assert [*plot.curves[0].points] == known and plot.y[0] == low
-        rows = rows_frame([row_of(0, step, 0) for step in one.ranks[0].recent]).to_dict(
-            as_series=False
-        )
+        rows = rows_frame([row_of(0, step, 0) for step in one.ranks[0].recent]).to_dict(as_series=False)
         chart = charts.charts_of(rows, one)["loss"]
         assert chart is not None and chart.traces["rank 0"] == ([1, 2, 3], [*loss])
         begins, ends = chart.figure()["layout"]["yaxis"]["range"]

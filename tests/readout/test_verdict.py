@@ -66,9 +66,7 @@ _HANG = Hang(
     seconds=40.0, waiting=(0,), elsewhere=(), calls=(), missing=(1,), dead=(),
 )  # fmt: skip
 _LATE = _found("ZM309", "straggler", Severity.WARNING, "rank 1 is late", share=0.4)
-_EXPOSED = _found(
-    "ZM301", "exposed_communication", Severity.WARNING, "exposed is 45.0 %", share=0.45
-)
+_EXPOSED = _found("ZM301", "exposed_communication", Severity.WARNING, "exposed is 45.0 %", share=0.45)
 _STRAGGLER = Straggler(
     rank=1, late_seconds=0.05, share=0.5, since_step=1, phases=("forward",), longer_seconds=0.05
 )
@@ -277,8 +275,6 @@ def test_what_zeromon_could_not_record_is_no_fault_of_the_run() -> None:
 
 def test_a_straggler_of_another_source_is_named() -> None:
     """Prometheus knows no share of a step."""
-    late = Straggler(
-        rank=1, late_seconds=0.1, share=0.4, since_step=1, phases=(), longer_seconds=0.0
-    )
+    late = Straggler(rank=1, late_seconds=0.1, share=0.4, since_step=1, phases=(), longer_seconds=0.0)
     shown = _two(findings=(replace(_LATE, share=None),), stragglers=(late,))
     assert judge_run(shown).cause == "rank 1 is late"

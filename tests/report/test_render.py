@@ -47,9 +47,7 @@ def test_the_cause_is_told_apart_from_what_the_launcher_stopped() -> None:
     """The rank that was killed, not the ones that torchrun then ended, whoever wrote last."""
     stopped = rank(0, failed=True, ended="SIGTERM", alive=False, last_event_ns=1)
     killed = rank(1, failed=True, ended="SIGKILL", alive=False, last_event_ns=2)
-    assert (
-        run_state(run(stopped, killed)) == "died: rank 1, SIGKILL, after step 20; rank 0 died of it"
-    )
+    assert run_state(run(stopped, killed)) == "died: rank 1, SIGKILL, after step 20; rank 0 died of it"
     assert run_state(run(stopped)) == "stopped by SIGTERM after step 20"
     by_hand = replace(killed, ended="exception", exception="KeyboardInterrupt: ")
     assert run_state(run(by_hand)) == "stopped by Ctrl-C after step 20"
@@ -166,6 +164,4 @@ def test_a_number_and_its_unit_are_not_parted_at_the_end_of_a_line() -> None:
         lines = wrap_paragraph(text, width, "  ", "  ")
         assert " ".join(line.strip() for line in lines) == text
         assert all(len(line) <= width for line in lines)
-        assert not any(
-            line.strip()[:1] == "%" or line.strip()[:2] in ("MB", "ms") for line in lines
-        )
+        assert not any(line.strip()[:1] == "%" or line.strip()[:2] in ("MB", "ms") for line in lines)

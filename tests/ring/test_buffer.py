@@ -34,9 +34,7 @@ print("wrote", n, flush=True)
 """
 
 
-def start_writer(
-    path: Path, capacity: int, crc: str, seconds: float, say: str
-) -> subprocess.Popen[str]:
+def start_writer(path: Path, capacity: int, crc: str, seconds: float, say: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", WRITER, str(path), str(capacity), crc, str(seconds), say]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
@@ -67,9 +65,7 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("crc", ["crc", "plain"])
 @pytest.mark.parametrize("capacity", [64, 4096])
-def test_no_torn_record_is_accepted_while_being_lapped(
-    tmp_path: Path, crc: str, capacity: int
-) -> None:
+def test_no_torn_record_is_accepted_while_being_lapped(tmp_path: Path, crc: str, capacity: int) -> None:
     """A writer flat out overtakes the reader all the time; what is read is always whole."""
     if crc == "plain" and needs_record_crc():
         crc = "crc"  # this machine may reorder stores: the plain form is never used on it
@@ -196,10 +192,7 @@ def test_names_arrive_as_they_are_added(tmp_path: Path) -> None:
     assert reader.names() == []
     first = writer.name(NameKind.UNIT, {"fqn": 'a"\n\x1b[31m\ud83d{}\u0000'})
     second = writer.name(NameKind.GROUP, {"size": 2})
-    assert [(n.kind, n.id) for n in reader.names()] == [
-        (NameKind.UNIT, first),
-        (NameKind.GROUP, second),
-    ]
+    assert [(n.kind, n.id) for n in reader.names()] == [(NameKind.UNIT, first), (NameKind.GROUP, second)]
     assert reader.names() == []
 
 

@@ -143,8 +143,7 @@ def test_any_words_are_masked_once(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece",
-    ["://", "a:", "password", "--key ", "'", "\\", "://u:", "@", "eyJ", "Bearer ", "a=", "_-."],
+    "piece", ["://", "a:", "password", "--key ", "'", "\\", "://u:", "@", "eyJ", "Bearer ", "a=", "_-."]
 )
 def test_a_long_text_takes_no_longer_than_its_length(piece: str) -> None:
     """CPU time, of this thread: twice the text takes about twice as long, not four times."""
@@ -159,9 +158,5 @@ def test_a_long_text_takes_no_longer_than_its_length(piece: str) -> None:
 
 
 def test_names() -> None:
-    assert all(
-        map(is_secret_name, ("HF_TOKEN", "--password", "db.password", "SECRET_KEY", "authToken"))
-    )
-    assert not any(
-        map(is_secret_name, ("", "-", "OMP_NUM_THREADS", "MASTER_ADDR", "monkey", "tokens"))
-    )
+    assert all(map(is_secret_name, ("HF_TOKEN", "--password", "db.password", "SECRET_KEY", "authToken")))
+    assert not any(map(is_secret_name, ("", "-", "OMP_NUM_THREADS", "MASTER_ADDR", "monkey", "tokens")))

@@ -14,12 +14,7 @@ from builders import rank, run
 
 import zeromon
 from zeromon.memory.reconcile import read_model_facts
-from zeromon.ring.model_metadata import (
-    LoaderMetadata,
-    ModelMetadata,
-    ProcessMetadata,
-    declared_keys,
-)
+from zeromon.ring.model_metadata import LoaderMetadata, ModelMetadata, ProcessMetadata, declared_keys
 from zeromon.storage.run_store import decode_snapshot, encode_snapshot
 
 ROOT = Path(zeromon.__file__).parents[1]
@@ -101,9 +96,7 @@ def test_every_key_has_a_meaning() -> None:
     told = {"numel", "trainable_shard_numel", "largest_tensor_numel", "grad_bucket_numel",
             "num_workers", "pin_memory"}  # fmt: skip
     for key in {*ModelMetadata.__annotations__, *LoaderMetadata.__annotations__} - told:
-        line = next(
-            n for n, text in enumerate(source.splitlines()) if text.startswith(f"    {key}: ")
-        )
+        line = next(n for n, text in enumerate(source.splitlines()) if text.startswith(f"    {key}: "))
         assert source.splitlines()[line + 1].startswith('    """'), key
 
 
@@ -130,8 +123,7 @@ def test_a_process_is_read_in_the_same_way() -> None:
     raw = {"variables": {"OMP_NUM_THREADS": "1"}, "threads": 1, "autocast": "", "more": 1}
     assert declared_keys(ProcessMetadata, raw) == {k: v for k, v in raw.items() if k != "more"}
     assert (
-        declared_keys(ProcessMetadata, {"variables": {"A": 1}, "threads": "1", "autocast": None})
-        == {}
+        declared_keys(ProcessMetadata, {"variables": {"A": 1}, "threads": "1", "autocast": None}) == {}
     )
 
 

@@ -151,9 +151,7 @@ def test_a_segment_lives_as_long_as_its_file(tmp_path: Path) -> None:
 
 def test_memory_without_a_file_is_removed_when_nobody_used_it_for_a_day(tmp_path: Path) -> None:
     """That of a live process never, that of a file that was only damaged never."""
-    dead, damaged, live = (
-        Writer(tmp_path / f"{name}.ring") for name in ("dead", "damaged", "live")
-    )
+    dead, damaged, live = (Writer(tmp_path / f"{name}.ring") for name in ("dead", "damaged", "live"))
     for writer in (dead, damaged, live):
         writer.write()
     dead.kill()

@@ -21,9 +21,7 @@ STEPS = 30
 
 def ran(node: Node, case: str, state: str, steps: int = STEPS, ranks: int = 2) -> RunSnapshot:
     command = train_command(ranks, case, state, str(steps), program="advised.py")
-    result = node.run(
-        command, **({"DS_ACCELERATOR": "cpu"} if case == "loss_scale_settings" else {})
-    )
+    result = node.run(command, **({"DS_ACCELERATOR": "cpu"} if case == "loss_scale_settings" else {}))
     assert result.code == 0, result.output
     return result.snapshot
 
@@ -55,9 +53,7 @@ def test_workers_for_the_loader_shorten_the_step(node: Node) -> None:
 
 def test_parameters_that_stay_gathered_shorten_the_step(node: Node) -> None:
     """The gain is that of the engine, which knows resharding."""
-    before, after = (
-        replay(node, f"advised-reshard-{state}").snapshot for state in ("before", "after")
-    )
+    before, after = (replay(node, f"advised-reshard-{state}").snapshot for state in ("before", "after"))
     shortens_the_step("reshard_without_need", before, after)
     finding = told(before, "reshard_without_need")
     likely = shorter_step_by(before, stage=ZeroStage.GRADIENTS, reshards=False)
@@ -76,9 +72,7 @@ def shortens_the_step(rule: str, before: RunSnapshot, after: RunSnapshot) -> Non
 
 
 def test_units_a_layer_free_what_the_whole_model_took(node: Node) -> None:
-    before, after = (
-        replay(node, f"advised-units-{state}").snapshot for state in ("before", "after")
-    )
+    before, after = (replay(node, f"advised-units-{state}").snapshot for state in ("before", "after"))
     finding = told(before, "whole_model_unit")
     assert finding is not None and finding.remedy is not None
     assert told(after, "whole_model_unit") is None

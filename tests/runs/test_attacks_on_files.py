@@ -55,18 +55,14 @@ ATTACKS = {
             "AT_0_3": f"truncate -s 0 {RING_0}; ipcrm -m $(sed 's/.* //' {RING_1}); {KILL_COLLECTOR}",
         }
     ),
-    "31 the live folder is removed": attacked(
-        settings={"PAUSE": "0.3", "AT_0_3": f"rm -rf {LIVE}/r"}
-    ),
+    "31 the live folder is removed": attacked(settings={"PAUSE": "0.3", "AT_0_3": f"rm -rf {LIVE}/r"}),
     "31 the store is removed": attacked(
         settings=IN_STORE | {"PAUSE": "0.3", "AT_0_3": "rm -rf $W/store"}, told="ZM009"
     ),
     "34 the live folder is full from the start": attacked(
         f"{SMALL_TMPFS}; {FILL} || true", IN_SMALL, told="not watched", ranks=()
     ),
-    "34 the live folder fills up": attacked(
-        SMALL_TMPFS, IN_SMALL | {"PAUSE": "0.3", "AT_0_3": FILL}
-    ),
+    "34 the live folder fills up": attacked(SMALL_TMPFS, IN_SMALL | {"PAUSE": "0.3", "AT_0_3": FILL}),
     "22 umask 000": attacked(
         "umask 000",
         {"ZEROMON_STORE": "$W/state/store"},
@@ -79,9 +75,7 @@ ATTACKS = {
         "mkdir $W/real; ln -s real $W/store", IN_STORE, told="store is a link", after="ls $W/real"
     ),
     "33 the store becomes read-only": attacked(
-        ON_DISK,
-        IN_STORE | {"PAUSE": "0.5", "AT_0_3": "mount -o remount,abort $W/store"},
-        told="ZM009",
+        ON_DISK, IN_STORE | {"PAUSE": "0.5", "AT_0_3": "mount -o remount,abort $W/store"}, told="ZM009"
     ),
     "33 a write into the store takes ten seconds": attacked(
         ON_DISK, IN_STORE | {"PAUSE": "0.5", "AT_0_3": FREEZE}, wait_seconds=15
@@ -106,10 +100,7 @@ SLOWER = {"31 the store is removed", "33 a write into the store takes ten second
 
 @pytest.mark.parametrize(  # tests/storage/test_run_store.py refuses a link in every call
     "name",
-    [
-        pytest.param(n, marks=[pytest.mark.long] * (n in SLOWER or "is a link" in n))
-        for n in ATTACKS
-    ],
+    [pytest.param(n, marks=[pytest.mark.long] * (n in SLOWER or "is a link" in n)) for n in ATTACKS],
 )
 def test_training_goes_on_with_the_same_losses(name: str, tmp_path: Path, alone: Told) -> None:
     one = ATTACKS[name]
@@ -166,13 +157,9 @@ def test_w3_a_record_that_could_not_be_finished_is_incomplete(tmp_path: Path, al
 
 
 @pytest.mark.long  # its threads die in an order that a busy machine changes
-def test_b1_without_segments_the_rank_of_a_truncated_file_is_named_and_no_other(
-    tmp_path: Path,
-) -> None:
+def test_b1_without_segments_the_rank_of_a_truncated_file_is_named_and_no_other(tmp_path: Path) -> None:
     """What is left of the attack: the file is mapped, so its rank ends with SIGBUS."""
-    one = attacked(
-        settings={"PAUSE": "1", "AT_0_3": f"truncate -s 4096 {RING_0}"}, as_user=NO_SEGMENTS
-    )
+    one = attacked(settings={"PAUSE": "1", "AT_0_3": f"truncate -s 4096 {RING_0}"}, as_user=NO_SEGMENTS)
     told = run(one, tmp_path / "w", {}, watched=True)
     print(told.report)
     assert told.code != 0
@@ -199,9 +186,7 @@ def test_b1_a_lost_record_is_named_and_no_other_rank_is_blamed(node: Node) -> No
     assert (snapshot.unread, [rank.rank for rank in snapshot.ranks]) == ((0,), [1])
     judged, text = judge_run(snapshot), render_run(snapshot)
     assert judged.health is Health.DEAD
-    assert judged.cause.startswith(
-        "died: cause unknown, the record of rank 0 is lost; rank 1 ended"
-    )
+    assert judged.cause.startswith("died: cause unknown, the record of rank 0 is lost; rank 1 ended")
     assert "ZM017" in [finding.code for finding in snapshot.findings]
     assert "may have the cause" in text
     assert not [f for f in snapshot.findings if f.rule == "rank_died" and f.severity == "critical"]

@@ -153,9 +153,7 @@ def test_training_is_the_same_and_the_user_is_told(
     one = ENVIRONMENTS[name]
     bare = run(one, tmp_path / "bare", places, watched=False)
     ours = run(one, tmp_path / "ours", places, watched=True)
-    words = [
-        line for line in ours.errors if line.startswith("zeromon:") and not WATCHING.match(line)
-    ]
+    words = [line for line in ours.errors if line.startswith("zeromon:") and not WATCHING.match(line)]
     print("\n".join(words), ours.report, sep="\n")
     assert bare.code == one.code, bare.errors
     assert (ours.code, ours.output) == (bare.code, bare.output), ours.errors

@@ -19,8 +19,7 @@ STEPS = 24
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [pytest.param(c, marks=pytest.mark.long) if c.startswith("fsdp1") else c for c in CASES],
+    "strategy", [pytest.param(c, marks=pytest.mark.long) if c.startswith("fsdp1") else c for c in CASES]
 )
 def test_the_example_learns_and_is_watched(shared_node: Node, strategy: str) -> None:
     """The loss goes down; steps, micro-steps and strategy are seen."""

@@ -14,17 +14,7 @@ from pathlib import Path
 
 import pytest
 from first_lines import first_lines
-from support import (
-    FORKED,
-    LAUNCH,
-    PROGRAMS,
-    ROOT,
-    Node,
-    clean_environment,
-    free_port,
-    start,
-    wait_for,
-)
+from support import FORKED, LAUNCH, PROGRAMS, ROOT, Node, clean_environment, free_port, start, wait_for
 
 from zeromon.collector.run import snapshot_of_folder
 from zeromon.readout.ledger import job_ledger
@@ -97,9 +87,7 @@ def test_the_record_of_a_killed_rank_is_whole_up_to_its_last_event(node: Node) -
     folder = node.root / "r"
     ring = wait_for(lambda: next(iter(folder.glob("rank1.*.ring")), None))
     reader = RingReader(ring)
-    wait_for(
-        lambda: any(kind_of_record(raw) == Kind.STEP and raw[3] >= 20 for raw in reader.read())
-    )
+    wait_for(lambda: any(kind_of_record(raw) == Kind.STEP and raw[3] >= 20 for raw in reader.read()))
     pid = reader.header.pid
     os.kill(pid, signal.SIGSTOP)  # from here on it writes nothing, so we know its last event
     time.sleep(0.2)

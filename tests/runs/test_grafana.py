@@ -66,10 +66,7 @@ class Scraped:
 def scraped() -> Iterator[Scraped]:
     node = Node(Path(tempfile.mkdtemp(prefix="zeromon-test-")))
     targets = [{"targets": [node.address]}]
-    with (
-        Prometheus([scrape(static_configs=targets)]) as server,
-        tempfile.TemporaryFile("w+") as output,
-    ):
+    with Prometheus([scrape(static_configs=targets)]) as server, tempfile.TemporaryFile("w+") as output:
         running = start(
             TRAIN,
             node.environment("train", DS_ACCELERATOR="cpu"),
@@ -92,10 +89,7 @@ def scraped() -> Iterator[Scraped]:
 
 
 PANELS = {
-    f"{board.uid} {panel.title}": panel
-    for board in BOARDS
-    for row in board.rows
-    for panel in row.panels
+    f"{board.uid} {panel.title}": panel for board in BOARDS for row in board.rows for panel in row.panels
 }
 
 

@@ -41,9 +41,7 @@ def cgroup() -> Iterator[Path]:
             time.sleep(0.1)
 
 
-def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(
-    node: Node, cgroup: Path
-) -> None:
+def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(node: Node, cgroup: Path) -> None:
     """The alarm comes with the step at which it happens; the record names the kernel and the limit."""
     snapshots: list[RunSnapshot] = []
     script = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'

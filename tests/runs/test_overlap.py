@@ -40,9 +40,7 @@ def agrees(result: Result, truth: list[Any], hidden: float) -> None:
     assert row.seconds == pytest.approx(sum(left - issued for issued, _, left in timed), rel=0.05)
     assert 1 - row.exposed_seconds / row.seconds == pytest.approx(hidden, abs=0.05)
     # rank 1 comes late: what rank 0's collectives last is waiting for it, and hardly any transfer
-    waits, late = (
-        next(t for t in r.traffic if t.op == "all_reduce") for r in result.snapshot.ranks
-    )
+    waits, late = (next(t for t in r.traffic if t.op == "all_reduce") for r in result.snapshot.ranks)
     assert waits.wait_seconds is not None and late.wait_seconds is not None
     assert waits.transfer_seconds is not None
     parts = waits.wait_seconds + waits.transfer_seconds

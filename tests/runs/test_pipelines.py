@@ -13,7 +13,7 @@ from zeromon.memory.models import whole_numel
 from zeromon.report.render import render_run
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.events import StageAction, StageRun, decode_record
-from zeromon.snapshot.pipeline_bubbles import Act, schedule_notation
+from zeromon.snapshot.communication import Act, schedule_notation
 
 STEPS, CHUNKS = 4, 4
 SCHEDULES = ("Interleaved1F1B", "GPipe", "1F1B")
@@ -57,9 +57,7 @@ def test_the_records_of_two_ranks_are_the_schedules_of_torch(node: Node) -> None
     assert set(last[2 * STEPS :]) == {"1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"}
     assert {len(order.split()) for order in first[:STEPS]} == {2 * 2 * CHUNKS}
     of_a_stage = 8 * 8 + 8
-    assert [[m["numel"] for m in rank.models] for rank in result.snapshot.ranks] == [
-        [of_a_stage]
-    ] * 2
+    assert [[m["numel"] for m in rank.models] for rank in result.snapshot.ranks] == [[of_a_stage]] * 2
     assert whole_numel(result.snapshot) == (2 * of_a_stage, "")
     for rank in result.snapshot.ranks:
         shown = rank.pipeline

@@ -53,9 +53,7 @@ class Tracked:
         }
 
 
-def trained(
-    folder: Path, opened: tuple[str, ...], tracked: tuple[str, ...], **extra: str
-) -> Tracked:
+def trained(folder: Path, opened: tuple[str, ...], tracked: tuple[str, ...], **extra: str) -> Tracked:
     ours = ("WANDB", "MLFLOW")  # what these libraries have set in this process
     kept = {name: v for name, v in clean_environment().items() if not name.startswith(ours)}
     environment = kept | {
@@ -184,9 +182,7 @@ def test_a_script_that_opens_no_run_gets_a_note_and_nothing_else(tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {"rings", "store"}
 
 
-def test_a_server_that_never_answers_delays_neither_training_nor_the_collector(
-    tmp_path: Path,
-) -> None:
+def test_a_server_that_never_answers_delays_neither_training_nor_the_collector(tmp_path: Path) -> None:
     """Kubeflow's, which needs no library: the token is renewed, and its text is in no record."""
     (tmp_path / "token").write_text(SECRET)
     server: Webhook

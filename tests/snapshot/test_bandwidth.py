@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zeromon.ring.events import Op
-from zeromon.snapshot.bandwidth import algbw, busbw, overlap_ratio
+from zeromon.snapshot.communication import algbw, busbw, overlap_ratio
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.pipelining import schedules
 
 from zeromon.ring.codes import StageAction
-from zeromon.snapshot.pipeline_bubbles import (
+from zeromon.snapshot.communication import (
     Act,
     balanced_seconds,
     parse_schedule,
@@ -37,8 +37,7 @@ def orders_of(name: str, ranks: int, chunks: int) -> list[list[Act]]:
     ]
     table = schedules.get_schedule_class(name)(stages, chunks, loss_fn=print).pipeline_order
     return [
-        parse_schedule(" ".join(str(a) for a in table[rank] if a is not None))
-        for rank in range(ranks)
+        parse_schedule(" ".join(str(a) for a in table[rank] if a is not None)) for rank in range(ranks)
     ]
 
 
@@ -69,9 +68,7 @@ def bubble(orders: list[list[Act]], spent: dict[tuple[int, StageAction], float])
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])
 @pytest.mark.parametrize(("ranks", "chunks"), [(2, 2), (2, 4), (4, 4), (4, 16), (8, 32)])
-def test_the_bubble_of_equal_stages_is_that_of_the_formula(
-    name: str, ranks: int, chunks: int
-) -> None:
+def test_the_bubble_of_equal_stages_is_that_of_the_formula(name: str, ranks: int, chunks: int) -> None:
     """(p - 1) / (m + p - 1), Narayanan et al. 2021."""
     expected = (ranks - 1) / (chunks + ranks - 1)
     assert bubble(orders_of(name, ranks, chunks), seconds(ranks)) == pytest.approx(expected)
@@ -93,9 +90,7 @@ def test_zero_bubble_has_none_where_all_actions_take_equally_long(ranks: int) ->
 
 
 def test_zero_bubble_has_less_than_interleaved() -> None:
-    interleaved, zero = (
-        bubble(orders_of(name, 4, 8), seconds(8)) for name in TWO_STAGES_A_RANK[:2]
-    )
+    interleaved, zero = (bubble(orders_of(name, 4, 8), seconds(8)) for name in TWO_STAGES_A_RANK[:2])
     assert 0 < zero < interleaved
 
 
@@ -114,9 +109,7 @@ def test_stages_wait_for_a_slow_one() -> None:
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B"])
 @pytest.mark.parametrize("slow", [1.0, 1.7])
-def test_more_micro_batches_are_predicted_as_the_schedule_with_them_does(
-    name: str, slow: float
-) -> None:
+def test_more_micro_batches_are_predicted_as_the_schedule_with_them_does(name: str, slow: float) -> None:
     stages = 8 if name in TWO_STAGES_A_RANK else 4
     whole = seconds(stages)
     whole |= {key: slow * spent for key, spent in whole.items() if key[0] == stages - 1}
@@ -131,10 +124,7 @@ def test_more_micro_batches_are_predicted_as_the_schedule_with_them_does(
 
 
 def test_orders_that_wait_for_each_other_have_no_time() -> None:
-    assert (
-        simulate_schedule([parse_schedule("0F0 0B0"), parse_schedule("1F1 1B1")], seconds(2))
-        is None
-    )
+    assert simulate_schedule([parse_schedule("0F0 0B0"), parse_schedule("1F1 1B1")], seconds(2)) is None
 
 
 def test_an_order_is_read_as_torch_writes_it() -> None:

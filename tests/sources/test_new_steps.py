@@ -27,9 +27,7 @@ class Collector(LiveSource):
         self.ranks, self.steps, self.answers = ranks, 0, True
         self.asked: list[int] = []
         views = [
-            NodeView(
-                node=name, address=f"{name}:9417", here=name == node, first_rank=2 * n, ranks=2
-            )
+            NodeView(node=name, address=f"{name}:9417", here=name == node, first_rank=2 * n, ranks=2)
             for n, name in enumerate(nodes)
         ]
         self.snapshot = run(*map(rank, ranks), nodes=tuple(views))
@@ -94,9 +92,7 @@ def test_the_first_node_is_needed(collectors: list[Collector]) -> None:
 
 
 @pytest.mark.parametrize("token", ["another", "same"])
-def test_a_node_that_refuses_to_be_read_is_named(
-    token: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_refuses_to_be_read_is_named(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector of an earlier version knows no signed reads, and refuses them as a wrong token."""
     monkeypatch.setenv("ZEROMON_TOKEN", "same")
     first = Collector("n0", (0, 1), ("n0", "n1"))

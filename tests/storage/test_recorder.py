@@ -78,10 +78,7 @@ def test_the_picture_of_a_moment_is_the_last_one_before_it(
 
 def test_without_a_moment_there_is_none(tmp_path: Path) -> None:
     assert (span_of_log(tmp_path), snapshot_at_time(tmp_path, DAY)) == (None, None)
-    assert (span_of_log(tmp_path / "none"), snapshot_at_time(tmp_path / "none", DAY)) == (
-        None,
-        None,
-    )
+    assert (span_of_log(tmp_path / "none"), snapshot_at_time(tmp_path / "none", DAY)) == (None, None)
 
 
 def test_a_clock_that_is_set_back_keeps_the_order(tmp_path: Path) -> None:
@@ -211,8 +208,7 @@ def test_killed_at_fifty_moments_the_newest_are_all_there(tmp_path: Path) -> Non
         assert set(range(max(1, last - 5), last + 1)) <= {round(wall) for wall in walls}
     assert last > 50
     assert all(
-        snapshot_log.read_logged(moment) is not None
-        for moment in snapshot_log.logged_snapshots(folder)
+        snapshot_log.read_logged(moment) is not None for moment in snapshot_log.logged_snapshots(folder)
     )
 
 
@@ -233,9 +229,7 @@ def test_a_record_says_when_findings_came_and_went(tmp_path: Path) -> None:
     again = Record(tmp_path)  # a collector that was started anew does not write them twice
     again.see(snapshot(9, findings=(anew, b)))
     again.see(snapshot(10, findings=(replace(anew, gone=DAY + 10),), ended=True))
-    known = [
-        (one.rule, one.came - DAY, (one.gone or DAY) - DAY) for one in findings_of_record(tmp_path)
-    ]
+    known = [(one.rule, one.came - DAY, (one.gone or DAY) - DAY) for one in findings_of_record(tmp_path)]
     assert known == [("a", 1, 3), ("b", 2, 10), ("a", 4, 10)]
     assert standing_findings(tmp_path) == []
     assert findings_of_record(tmp_path)[0].text == "a <b>\n"
@@ -245,13 +239,7 @@ def test_broken_lines_of_findings_are_passed_over(tmp_path: Path) -> None:
     record = Record(tmp_path)
     record.see(snapshot(1, findings=(finding("a"),)))
     path = tmp_path / "findings.jsonl"
-    lines = [
-        "{",
-        "[]",
-        "{}",
-        '{"rule": 1, "rank": "x", "wall": 2}',
-        '{"rule":"b","rank":0,"wall":1',
-    ]
+    lines = ["{", "[]", "{}", '{"rule": 1, "rank": "x", "wall": 2}', '{"rule":"b","rank":0,"wall":1']
     path.write_bytes(path.read_bytes() + b"\xff\n" + "\n".join(lines).encode())
     assert [known.rule for known in findings_of_record(tmp_path)] == ["a"]
 

@@ -99,8 +99,7 @@ def test_a_store_that_others_can_read_is_made_private_but_for_what_the_user_chos
         folder.chmod(0o777)
     store.save(run(rank(0), run="r"))
     modes = [
-        stat.S_IMODE(folder.stat().st_mode)
-        for folder in (store.root, store.runs, store.folder("r"))
+        stat.S_IMODE(folder.stat().st_mode) for folder in (store.root, store.runs, store.folder("r"))
     ]
     assert modes == [0o777, 0o700, 0o700]
 
@@ -169,9 +168,7 @@ def test_a_run_of_another_user_or_behind_a_link_is_no_record(tmp_path: Path, wha
         store.load("r")
 
 
-def test_a_folder_that_is_swapped_for_a_link_while_it_is_written_changes_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_that_is_swapped_for_a_link_while_it_is_written_changes_nothing(tmp_path: Path) -> None:
     """The writer holds the folder itself, not its name."""
     store = Store(tmp_path / "store")
     record = Record(store.folder("r"))

@@ -40,9 +40,7 @@ from zeromon.storage.step_history.rows import MAGIC
 
 def rows(count: int, ranks: int = 2, first: int = 1) -> list[Row]:
     return [
-        row_of(rank, summary(step), 0)
-        for step in range(first, first + count)
-        for rank in range(ranks)
+        row_of(rank, summary(step), 0) for step in range(first, first + count) for rank in range(ranks)
     ]
 
 

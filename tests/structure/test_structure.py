@@ -117,9 +117,7 @@ def components(below: dict[str, set[str]]) -> Iterator[set[str]]:
 
 def test_no_module_imports_itself_in_a_circle(graph: grimp.ImportGraph) -> None:
     """Neither at run time nor for type checking only."""
-    below = {
-        module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules
-    }
+    below = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
     assert list(components(below)) == []
 
 

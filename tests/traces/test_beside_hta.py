@@ -38,9 +38,7 @@ def kept_by_hta(events: list[dict[str, Any]], last_step: bool) -> list[dict[str,
         if e.get("ph") == "X" and e.get("cat") not in DEVICE and "args" in e
         and (e["ts"] <= ends if last_step else e["ts"] < begins)
     } - {None}  # fmt: skip
-    return [
-        e for e in events if e.get("cat") in DEVICE and e["args"].get("correlation") in launches
-    ]
+    return [e for e in events if e.get("cat") in DEVICE and e["args"].get("correlation") in launches]
 
 
 def idle_compute_rest(path: Path) -> tuple[int, int, int]:
@@ -60,9 +58,7 @@ def test_the_same_device_events_give_the_same_figures(tmp_path: Path, name: str)
     assert idle_compute_rest(path) == WHOLE[name]
 
 
-def test_a_kernel_that_was_launched_before_the_recording_keeps_the_device_busy(
-    tmp_path: Path,
-) -> None:
+def test_a_kernel_that_was_launched_before_the_recording_keeps_the_device_busy(tmp_path: Path) -> None:
     """The device is never idle. HTA leaves out 40 of 60 us, as their launch is not in the trace."""
     events = [
         host("ProfilerStep#1", 0, 30, 1, "user_annotation"),

@@ -34,9 +34,7 @@ def test_the_path_backwards_is_the_path_forwards(tmp_path: Path, seed: int) -> N
     assert found.inferred == 0
 
 
-def test_without_records_of_synchronization_a_long_wait_is_for_another_stream(
-    tmp_path: Path,
-) -> None:
+def test_without_records_of_synchronization_a_long_wait_is_for_another_stream(tmp_path: Path) -> None:
     """A kernel that was launched at 8 us begins at 101 us, when communication has ended at 100 us."""
     path = write(tmp_path, [
         host("ProfilerStep#1", 0, 20, 1, "user_annotation"),

@@ -18,9 +18,7 @@ MS = 1_000_000
 GATHER = ("all_gather", "dp", 1 << 20, 2)
 
 
-def trace(
-    gemm: float = 10.0, gather: tuple[float, float] = (5.0, 9.0), *more: DeviceEvent
-) -> TraceData:
+def trace(gemm: float = 10.0, gather: tuple[float, float] = (5.0, 9.0), *more: DeviceEvent) -> TraceData:
     """Three steps of 40 ms: a gemm, softmax and a gather at its place; lengths in ms, a bit apart."""
     data = TraceData()
     for step in range(3):
@@ -61,11 +59,7 @@ def test_a_kernel_that_appears_is_gone_in_the_other_direction() -> None:
 
 def test_a_longer_kernel_and_its_part_of_the_step() -> None:
     found = compared(trace(), trace(16.0))
-    assert found == {
-        "ampere_sgemm": Change.LONGER,
-        "compute": Change.LONGER,
-        "idle": Change.SHORTER,
-    }
+    assert found == {"ampere_sgemm": Change.LONGER, "compute": Change.LONGER, "idle": Change.SHORTER}
 
 
 def test_a_collective_that_is_not_hidden_any_more() -> None:
@@ -91,8 +85,7 @@ def test_what_makes_all_kernels_longer_is_said_once() -> None:
     def slower(sample: Sample) -> Sample:
         compute = {key for key in sample if key[0] is What.KERNEL}
         return {
-            k: u._replace(seconds=u.seconds * (1.5 if k in compute else 1))
-            for k, u in sample.items()
+            k: u._replace(seconds=u.seconds * (1.5 if k in compute else 1)) for k, u in sample.items()
         }
 
     found = diff_samples(samples, [slower(sample) for sample in samples])

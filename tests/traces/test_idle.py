@@ -80,9 +80,7 @@ def by_ticks(made: list[tuple[int, int, int, int]]) -> dict[str, int]:
     return found
 
 
-def waiting_by_ticks(
-    made: list[tuple[int, int, int, int]], stream: int
-) -> tuple[float, int, float]:
+def waiting_by_ticks(made: list[tuple[int, int, int, int]], stream: int) -> tuple[float, int, float]:
     own = [m for m in made if m[0] == stream]
     ticks = range(min(m[1] for m in own), max(m[2] for m in own))
     lengths = [sum(m[1] <= tick < m[2] for m in own) for tick in ticks]
@@ -146,8 +144,7 @@ def job(folder: Path, late: int, ranks: int = 4) -> None:
             events += [
                 *launched_by(at, event("gemm", at + 5, compute, 7, correlation=2 * step)),
                 *launched_by(
-                    at + 1,
-                    event(NCCL, at + 5 + compute, 16_000 - compute, 9, correlation=2 * step + 1),
+                    at + 1, event(NCCL, at + 5 + compute, 16_000 - compute, 9, correlation=2 * step + 1)
                 ),
             ]
         write(folder, events, f"rank{rank}.json.gz")
@@ -160,9 +157,7 @@ def test_all_ranks_of_a_folder_and_whom_they_wait_for(
     job(tmp_path / "traces", late=2)
     assert main(["trace", "analyze", str(tmp_path / "traces")]) == 0
     text = capsys.readouterr().out
-    assert (
-        "rank 2 comes last: it waits 0 us, the others 30.0 ms; it computes 30.0 ms longer" in text
-    )
+    assert "rank 2 comes last: it waits 0 us, the others 30.0 ms; it computes 30.0 ms longer" in text
     assert fits(text)
     assert main(["trace", "analyze", str(tmp_path / "traces"), "--json"]) == 0
     ranks = json.loads(capsys.readouterr().out)["ranks"]
@@ -181,8 +176,7 @@ def test_many_ranks_have_the_rows_that_differ(
     assert main(["trace", "analyze", str(tmp_path / "traces"), "--rank", "13"]) == 2
     said = capsys.readouterr().err
     assert (
-        "no file is of rank 13\n  The files are of 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n"
-        in said
+        "no file is of rank 13\n  The files are of 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n" in said
     )
     for action in ("analyze", "memory", "flight"):
         assert main(["trace", action, str(tmp_path / "none.json")]) == 2
@@ -200,9 +194,7 @@ def test_many_ranks_have_the_rows_that_differ(
 
 @pytest.mark.parametrize("name", HTA)
 @pytest.mark.parametrize("section", ["", "--idle", "--kernels"])
-def test_the_output_fits_a_terminal(
-    name: str, section: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_output_fits_a_terminal(name: str, section: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "analyze", str(real(name)), *section.split()]) == 0
     text = capsys.readouterr().out
     assert fits(text)

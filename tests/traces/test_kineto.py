@@ -16,12 +16,7 @@ from zeromon.base.errors import TraceError
 from zeromon.cli import main
 from zeromon.ring.codes import Op
 from zeromon.traces import stream
-from zeromon.traces.analysis import (
-    analyze_trace,
-    collective_durations,
-    kernel_operation,
-    rank_waits,
-)
+from zeromon.traces.analysis import analyze_trace, collective_durations, kernel_operation, rank_waits
 from zeromon.traces.events import DeviceEvent, Kind, classify_event
 from zeromon.traces.kineto import read_trace, to_nanoseconds
 
@@ -59,12 +54,7 @@ def random_events(seed: int, count: int) -> list[dict[str, Any]]:
     for _ in range(count):
         start, long = chooser.randrange(10**6) / 1000, chooser.randrange(1, 30_000) / 1000
         name, category = chooser.choice(
-            [
-                ("gemm", "kernel"),
-                (NCCL, "kernel"),
-                ("Memcpy HtoD", "gpu_memcpy"),
-                ("x", "gpu_memset"),
-            ]
+            [("gemm", "kernel"), (NCCL, "kernel"), ("Memcpy HtoD", "gpu_memcpy"), ("x", "gpu_memset")]
         )
         found.append(event(name, start, long, chooser.randrange(4), cat=category))
     return found
@@ -346,9 +336,7 @@ def test_a_trace_of_an_mtia_accelerator(tmp_path: Path) -> None:
     assert parts(found) == [50_000, 30_000, 0, 20_000, 0, 0]
 
 
-def test_what_cannot_be_known_is_not_zero(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_known_is_not_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A trace without device events: the table has n/a, the JSON null, and the note says why."""
     path = write(tmp_path, [host("aten::mm", 1, 2, 1)])
     assert main(["trace", "analyze", str(path)]) == 0
@@ -376,9 +364,7 @@ def test_units_come_from_the_annotations_of_fsdp(tmp_path: Path) -> None:
 def test_who_waits_is_told_without_a_common_clock(tmp_path: Path) -> None:
     """Rank 1 arrives last, twice: its kernels are short, the others' long. Clocks are far apart."""
     first = read_trace(write(tmp_path, [event(NCCL, 0, 50), event(NCCL, 100, 30)], "rank0.json"))
-    second = read_trace(
-        write(tmp_path, [event(NCCL, 1e9, 10), event(NCCL, 1e9 + 90, 10)], "rank1.json")
-    )
+    second = read_trace(write(tmp_path, [event(NCCL, 1e9, 10), event(NCCL, 1e9 + 90, 10)], "rank1.json"))
     assert rank_waits([collective_durations(data) for data in (first, second)]) == [60_000, 0]
     assert rank_waits([collective_durations(data) for data in (first,)]) is None
     third = read_trace(write(tmp_path, [event(NCCL, 0, 50)], "rank2.json"))
@@ -448,11 +434,7 @@ def test_a_trace_of_a_cpu_says_what_its_operators_hide(tmp_path: Path) -> None:
     assert parts(found) == [170_000, 50_000, 70_000, 0, 50_000, 100_000]
     assert found.overlap_ratio == pytest.approx(0.3)
     assert [(op.op, op.count) for op in found.ops] == [("all_gather", 1)]
-    assert {kernel.name for kernel in found.kernels} == {
-        "aten::linear",
-        "aten::relu",
-        "gloo:all_gather",
-    }
+    assert {kernel.name for kernel in found.kernels} == {"aten::linear", "aten::relu", "gloo:all_gather"}
     (step,) = found.steps
     assert (step.step, round(step.exposed_seconds * 1e9)) == (4, 70_000)
     assert any("gloo's collectives" in note for note in found.notes)
@@ -468,9 +450,7 @@ def test_an_operator_that_waits_for_its_argument_hides_nothing(tmp_path: Path) -
     ]
     found = analyzed(write(tmp_path, events))
     assert parts(found)[1:4] == [5_000, 50_000, 0]
-    assert [(op.name, op.count) for op in found.kernels if op.kind == "compute"] == [
-        ("aten::add", 1)
-    ]
+    assert [(op.name, op.count) for op in found.kernels if op.kind == "compute"] == [("aten::add", 1)]
 
 
 def test_steps_go_by_the_device_where_it_has_marks(tmp_path: Path) -> None:
@@ -487,8 +467,7 @@ def test_steps_go_by_the_device_where_it_has_marks(tmp_path: Path) -> None:
     ]
     found = analyzed(write(tmp_path, events)).steps
     rows = [
-        (s.step, round(s.communication_seconds * 1e6), round(s.exposed_seconds * 1e6))
-        for s in found
+        (s.step, round(s.communication_seconds * 1e6), round(s.exposed_seconds * 1e6)) for s in found
     ]
     assert rows == [(1, 35, 25), (2, 15, 10)]
     assert [round(s.compute_seconds * 1e6) for s in found] == [30, 50]
@@ -505,9 +484,7 @@ def test_steps_go_by_their_launches_where_the_device_has_one_mark_for_all(tmp_pa
         events += [{**launch, "args": {"correlation": number}}]
         events += [event(name, start, duration, correlation=number)]
     found = analyzed(write(tmp_path, [*marks, *events])).steps
-    rows = [
-        (s.step, round(s.span_seconds * 1e6), round(s.communication_seconds * 1e6)) for s in found
-    ]
+    rows = [(s.step, round(s.span_seconds * 1e6), round(s.communication_seconds * 1e6)) for s in found]
     assert rows == [(1, 250, 120), (2, 100, 10)]
 
 
@@ -518,9 +495,7 @@ def test_the_steps_of_a_real_trace_add_up(tmp_path: Path) -> None:
         event(NCCL if chooser.random() < 0.4 else "gemm", chooser.randrange(9000), chooser.randrange(90))
         for _ in range(500)
     ]  # fmt: skip
-    events += [
-        event(f"ProfilerStep#{n}", n * 1000, 1000, cat="gpu_user_annotation") for n in range(10)
-    ]
+    events += [event(f"ProfilerStep#{n}", n * 1000, 1000, cat="gpu_user_annotation") for n in range(10)]
     found = analyzed(write(tmp_path, events))
     assert sum(s.exposed_seconds for s in found.steps) == pytest.approx(found.exposed_seconds)
     assert sum(s.compute_seconds for s in found.steps) == pytest.approx(found.compute_seconds)

@@ -83,9 +83,7 @@ def test_the_peak_and_its_roles_are_those_of_the_training(tmp_path: Path, deep: 
     assert found.reserved_bytes == rows[0].allocated_bytes + rows[0].inactive_bytes
 
 
-def test_frees_without_stacks_of_their_own_are_told_by_what_is_allocated_then(
-    tmp_path: Path,
-) -> None:
+def test_frees_without_stacks_of_their_own_are_told_by_what_is_allocated_then(tmp_path: Path) -> None:
     """As recorded with context="alloc": torch repeats the stack of the allocation."""
     training = Training(layers=5)
     what = content(training)
@@ -299,9 +297,7 @@ PLAIN = (
 )
 
 
-@pytest.mark.parametrize(
-    "name", [o.name for o in pickletools.opcodes if o.name not in PLAIN.split()]
-)
+@pytest.mark.parametrize("name", [o.name for o in pickletools.opcodes if o.name not in PLAIN.split()])
 def test_every_other_instruction_is_refused(tmp_path: Path, name: str) -> None:
     code = next(o.code for o in pickletools.opcodes if o.name == name).encode("latin-1")
     data = b"\x80\x04]\x94(\x8c\x02os\x8c\x06system" + code + b"posix\nsystem\n" * 9 + b"e."

@@ -32,7 +32,7 @@ from zeromon.snapshot import (
     Straggler,
     UnitRow,
 )
-from zeromon.snapshot.lanes import Lanes
+from zeromon.snapshot.step import Lanes
 from zeromon.sources.base import Output, Playback
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, Series
@@ -264,9 +264,7 @@ class FixedSource:
         return (min(self.kept), max(self.kept)) if self.kept else None
 
     def at(self, wall: float) -> RunSnapshot:
-        return self.kept[
-            max((known for known in self.kept if known <= wall), default=min(self.kept))
-        ]
+        return self.kept[max((known for known in self.kept if known <= wall), default=min(self.kept))]
 
     def series(self, query: StepQuery = WHOLE_RUN) -> Series:
         self.asked.append(query.ranks)

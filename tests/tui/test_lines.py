@@ -34,9 +34,8 @@ from zeromon.tui.columns import (
 )
 from zeromon.tui.display_options import DisplayOptions, nice_ceiling
 from zeromon.tui.draw import lanes
-from zeromon.tui.draw.bars import draw_gauge, stacked_bar
+from zeromon.tui.draw.bars import draw_gauge, draw_heat_map, fit_mesh_cells, heat_levels, stacked_bar
 from zeromon.tui.draw.chart import Curve, Plot, draw_chart, draw_legend
-from zeromon.tui.draw.heat import draw_heat_map, fit_mesh_cells, heat_levels
 from zeromon.tui.event_log import events_between_snapshots, opening_entries
 from zeromon.tui.line import (
     cells,
@@ -178,9 +177,7 @@ def test_bars_say_where_a_step_goes() -> None:
     one = snapshot(2).ranks[0]
     parts = rank_parts(one)
     timed = [s for s in one.recent[-20:] if not s.idle]
-    assert sum(parts.values()) == pytest.approx(
-        sum(s.seconds for s in timed) / len(timed), rel=1e-6
-    )
+    assert sum(parts.values()) == pytest.approx(sum(s.seconds for s in timed) / len(timed), rel=1e-6)
     assert parts["exposed"] == pytest.approx(sum(s.exposed_ns for s in timed) / len(timed) / 1e9)
     lines = [plain_text(line) for line in step_bars(snapshot(2).ranks, DisplayOptions(), 100)]
     assert lines[0].startswith("rank 0")
@@ -203,8 +200,7 @@ def test_with_many_ranks_the_most_exposed_are_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "width", "height"),
-    [(1, 20, 1), (8, 80, 3), (1024, 196, 20), (1024, 76, 6), (4000, 80, 4)],
+    ("count", "width", "height"), [(1, 20, 1), (8, 80, 3), (1024, 196, 20), (1024, 76, 6), (4000, 80, 4)]
 )
 def test_every_rank_has_a_cell_on_the_map(count: int, width: int, height: int) -> None:
     laid = fit_mesh_cells(count, width, height)
@@ -256,9 +252,7 @@ def test_a_step_stands_where_it_was_and_a_gap_is_a_gap() -> None:
     line = plain_text(lanes.draw_step_lane([first, second], 0, 400, 8, letters=True))
     assert line == "FB  FF  "
     assert plain_text(
-        lanes.draw_step_numbers(
-            ((s.step, s.start_ns, s.end_ns) for s in (first, second)), 0, 400, 16
-        )
+        lanes.draw_step_numbers(((s.step, s.start_ns, s.end_ns) for s in (first, second)), 0, 400, 16)
     ).split() == ["▏1", "▏2"]
 
 
@@ -513,10 +507,7 @@ def test_a_run_that_its_user_stopped_is_no_failure() -> None:
     assert not [finding for finding in advise(stopped) if finding.rule == "rank_died"]
     line = status_text.head_line(stopped)
     assert "■" in plain_text(line) and "stopped · by Ctrl-C after step" in plain_text(line)
-    assert not {tone for text, tone in [*line, *status_text.verdict_line(stopped)]} & {
-        "bad",
-        "good",
-    }
+    assert not {tone for text, tone in [*line, *status_text.verdict_line(stopped)]} & {"bad", "good"}
     assert not {note.tone for note in events_between_snapshots(live, stopped)} & {"bad"}
 
 
@@ -599,9 +590,7 @@ def test_the_first_line_says_how_old_the_picture_is() -> None:
     now = made.taken_wall + 12
     assert plain_text(status_line(model, made.taken_wall + 1)).strip() == "● live"
     assert plain_text(status_line(model, now)).strip() == "▲ 12 s old"
-    assert (
-        plain_text(status_line(replace(model, trouble="gone"), now)).strip() == "▲ 12 s old: gone"
-    )
+    assert plain_text(status_line(replace(model, trouble="gone"), now)).strip() == "▲ 12 s old: gone"
     ended = replace(model, run=replace(made, ended=True), trouble="gone")  # so is its collector
     assert plain_text(status_line(ended, now)).strip() == "ended 00:17:50"
     back = replace(model, run=replace(made, taken_wall=1000.0), paused=True)
@@ -654,9 +643,7 @@ def test_units_within_a_step() -> None:
     assert len(peaks_within_step(units, DisplayOptions(), 60, 20)) == 6
     thinned = [plain_text(line) for line in peaks_within_step(units, DisplayOptions(), 60, 3)]
     assert ["41.0" in thinned[0], "46.0" in thinned[1], "40.0" in thinned[2]] == [True] * 3
-    assert "no peak by unit is known" in plain_text(
-        peaks_within_step((), DisplayOptions(), 90, 9)[0]
-    )
+    assert "no peak by unit is known" in plain_text(peaks_within_step((), DisplayOptions(), 90, 9)[0])
 
 
 def test_who_is_late_is_said_and_drawn() -> None:
@@ -671,9 +658,7 @@ def test_who_is_late_is_said_and_drawn() -> None:
 def test_who_is_late_fits(width: int) -> None:
     """Heads stand over their figures, at 80x24, too."""
     made = replace(snapshot(2), stragglers=())
-    lines = [
-        plain_text(line) for line in arrival_lines(made, made.ranks, DisplayOptions(), width, 14)
-    ]
+    lines = [plain_text(line) for line in arrival_lines(made, made.ranks, DisplayOptions(), width, 14)]
     assert all(len(line.rstrip()) <= width and "…" not in line for line in lines)
     assert all("ms" in line[-3:] for line in lines[1:])
 
@@ -744,8 +729,6 @@ def test_a_rule_is_drawn_as_its_page_and_long_lines_are_wrapped() -> None:
 
 def test_who_is_late_is_among_those_that_wait() -> None:
     """With 64 ranks and room for 8 only those that waited were there."""
-    ranks = [
-        rank(n, late_seconds=0.02 * (n == 1), wait_seconds=0.021 * (n != 1)) for n in range(64)
-    ]
+    ranks = [rank(n, late_seconds=0.02 * (n == 1), wait_seconds=0.021 * (n != 1)) for n in range(64)]
     shown = pick_latest_ranks(ranks, 8)
     assert shown[0].rank == 1 and len(shown) == 8

@@ -106,9 +106,7 @@ def test_a_collector_that_is_away_is_waited_for() -> None:
 def test_a_run_that_its_collector_forgot_is_read_from_the_store() -> None:
     ended = replace(at_step(12), ended=True)
     said = followed(
-        at_step(11),
-        RunNotFound("gone"),
-        reconnect=lambda gone: FixedSource(ended) if gone else None,
+        at_step(11), RunNotFound("gone"), reconnect=lambda gone: FixedSource(ended) if gone else None
     )
     assert said[-1] == "finished after 12 steps"
 

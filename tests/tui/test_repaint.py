@@ -172,9 +172,7 @@ def different(before: list[list[tuple[str, str]]], after: list[list[tuple[str, s
     made = []
     for y, (old, new) in enumerate(zip(before, after, strict=True)):
         if old != new:
-            at = next(
-                x for x, cells in enumerate(zip(old, new, strict=True)) if len(set(cells)) > 1
-            )
+            at = next(x for x, cells in enumerate(zip(old, new, strict=True)) if len(set(cells)) > 1)
             made += [f"{y}:{at} {old[at]} {''.join(c for c, _ in old)}",
                      f"{y}:{at} {new[at]} {''.join(c for c, _ in new)}"]  # fmt: skip
     return made

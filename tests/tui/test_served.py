@@ -51,10 +51,7 @@ def address(tmp_path: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = f"{sys.executable} -m zeromon attach 127.0.0.1:{collector.server_port}"
-    environment = clean_environment() | {
-        "ZEROMON_DIR": str(tmp_path),
-        "PYTHONPATH": ":".join(sys.path),
-    }
+    environment = clean_environment() | {"ZEROMON_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     with (tmp_path / "log").open("w") as log:
         serving = subprocess.Popen([sys.executable, "-c", SERVE, command, str(port)],
                                    env=environment, stdout=log, stderr=log)  # fmt: skip

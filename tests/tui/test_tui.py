@@ -174,13 +174,7 @@ async def test_a_large_run_says_how_much_of_it_is_shown(make: Make) -> None:
     """And what is not seen; `n` shows nodes, Enter the ranks of one."""
     async with running(make(FleetSource(fleet_picture())), 120, 40) as pilot:
         text = screen_text(pilot.app)  # type: ignore[arg-type]
-        for part in (
-            "16,376 of 16,384 ranks",
-            "2,048 nodes",
-            "is 12.00 s ahead",
-            "median",
-            "failed",
-        ):
+        for part in ("16,376 of 16,384 ranks", "2,048 nodes", "is 12.00 s ahead", "median", "failed"):
             assert part in text, (part, text)
         await pilot.press("5")
         await pilot.pause()
@@ -290,8 +284,7 @@ def test_no_figure_is_cut_and_the_unknown_ones_come_last(width: int) -> None:
     whole = "".join(text for text, _ in figures_line(snapshot(2), DisplayOptions(), 999))
     assert len(line) <= width
     assert all(
-        f"{name}{value}" in whole
-        for (name, _), (value, _) in zip(spans[::2], spans[1::2], strict=True)
+        f"{name}{value}" in whole for (name, _), (value, _) in zip(spans[::2], spans[1::2], strict=True)
     )
     known, _, unknown = whole.partition("n/a")
     assert known.lstrip().startswith("step ") and unknown.replace("n/a", "").split() == ["MFU"]
@@ -574,8 +567,7 @@ async def test_a_filter_is_typed_shown_and_cleared(make: Make) -> None:
         await pilot.pause()
         await pilot.press("escape")
         await until(
-            pilot,
-            lambda: app.rank_filter == "" and not app.screen.query_one("#filter", Input).display,
+            pilot, lambda: app.rank_filter == "" and not app.screen.query_one("#filter", Input).display
         )
 
 
@@ -808,11 +800,7 @@ async def test_logs_tell_what_happened(make: Make) -> None:
         ranks[1] = replace(ranks[1], alive=False, failed=True, ended="SIGKILL", errors=3, dropped=7,
                            unseen=("torch.x",))  # fmt: skip
         source.answer = replace(
-            snapshot(2),
-            ranks=tuple(ranks),
-            findings=(),
-            taken_wall=1072.0,
-            history_note="disk full",
+            snapshot(2), ranks=tuple(ranks), findings=(), taken_wall=1072.0, history_note="disk full"
         )
         await until(pilot, lambda: "rank 1 ended: SIGKILL" in screen_text(app))
         text = screen_text(app)
@@ -1098,14 +1086,10 @@ async def test_any_size_is_drawn(make: Make, size: tuple[int, int]) -> None:
             await pilot.pause()
         await pilot.resize_terminal(size[1] * 2, size[0])
         await pilot.pause()
-        assert {strip.cell_length for strip in app.screen._compositor.render_strips()} == {
-            size[1] * 2
-        }
+        assert {strip.cell_length for strip in app.screen._compositor.render_strips()} == {size[1] * 2}
 
 
-async def test_only_what_is_on_the_screen_is_drawn(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_what_is_on_the_screen_is_drawn(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of a thousand ranks formats as many rows as it shows."""
     from zeromon.tui.widgets import table as module
 

@@ -51,9 +51,7 @@ def cuda_version(torch: Path) -> int:
 
 def _compile(source: str, objects: Path, cuda: int) -> Path:
     out = objects / f"{source}.o"
-    changed = max(
-        path.stat().st_mtime for path in [SOURCES / f"{source}.cpp", *SOURCES.glob("*.h")]
-    )
+    changed = max(path.stat().st_mtime for path in [SOURCES / f"{source}.cpp", *SOURCES.glob("*.h")])
     if out.exists() and out.stat().st_mtime > changed:
         return out
     hidden = [] if source in MODEL else ["-fvisibility=hidden"]
@@ -96,9 +94,7 @@ def _stand_in(library: str, soname: str, needs: Needs, built: dict[str, Path], o
     missing = {name for name in wanted if not there & {name, f"{name}_v2"}}
     script = objects / f"{library}.map"
     script.write_text(version_script(soname, needs, names))
-    options = (
-        [f"-Wl,--version-script={script}"] if library not in {"cuda", "nccl", "nvidia-ml"} else []
-    )
+    options = [f"-Wl,--version-script={script}"] if library not in {"cuda", "nccl", "nvidia-ml"} else []
     _link(target, [*sources, *_stubs(library, missing, objects), *below], *options)
 
 

@@ -104,9 +104,7 @@ class Environment:
         """Installs the Triton that the wheel of torch names, for inductor, unless it is there."""
         if not self.has_triton:
             (torch,) = importlib.metadata.distributions(name="torch", path=[str(self.site)])
-            pinned = re.search(
-                r"^triton([=~]=[\w.]+)", "\n".join(torch.requires or []), re.MULTILINE
-            )
+            pinned = re.search(r"^triton([=~]=[\w.]+)", "\n".join(torch.requires or []), re.MULTILINE)
             if pinned is None:
                 raise Missing(f"torch {self.version} names no version of Triton")
             self._install_wheel(f"triton{pinned[1]}")
@@ -118,9 +116,7 @@ class Environment:
         settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
         command += ["--disable-pip-version-check", "--target", str(self.site), wheel]
-        done = subprocess.run(
-            command, env={**os.environ, **settings}, capture_output=True, text=True
-        )
+        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True)
         if done.returncode:
             last = (done.stderr.strip() or "pip failed").splitlines()[-1]
             raise Missing(f"no {wheel} for CUDA: {last}")
@@ -138,9 +134,7 @@ def main() -> int:
     """Makes the environments; 3 if one cannot be had here."""
     parser = argparse.ArgumentParser(description="Make environments with the CUDA build of torch.")
     parser.add_argument("versions", nargs="*", default=[DEFAULT], metavar="VERSION")
-    parser.add_argument(
-        "--triton", action="store_true", help="with Triton, for torch.compile: 0.7 GB"
-    )
+    parser.add_argument("--triton", action="store_true", help="with Triton, for torch.compile: 0.7 GB")
     options = parser.parse_args()
     for version in options.versions:
         try:

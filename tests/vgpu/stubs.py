@@ -90,9 +90,7 @@ def stub_source(library: str, names: Iterable[str]) -> str:
     status = NOT_SUPPORTED.get(library, 1)
     lines = [PRELUDE]
     for name in sorted(names):
-        if re.search(
-            r"(Error|Status|Result)(Get)?(String|Name)|Get(Error|Status)(String|Name)", name
-        ):
+        if re.search(r"(Error|Status|Result)(Get)?(String|Name)|Get(Error|Status)(String|Name)", name):
             lines.append(f'const char *{name}(void) {{ return "no model on the virtual device"; }}')
         elif re.search(r"Get(Cudart)?Version$|^nvrtcVersion", name) and library == "cudnn":
             lines.append(f"unsigned long {name}(void) {{ return 92000; }}")

@@ -171,9 +171,7 @@ def main() -> int:
         parser.error("the page has other columns: leave out --only")
     for strategy in STRATEGIES:
         if given.only and not any(word in strategy.title for word in given.only):
-            lines += [
-                line for line in known.splitlines() if line.startswith(f"| {strategy.title} |")
-            ]
+            lines += [line for line in known.splitlines() if line.startswith(f"| {strategy.title} |")]
             continue
         cells = [try_strategy(one, strategy, ranks) for one, ranks in columns]
         lines.append(f"| {strategy.title} | " + " | ".join(cells) + " |")

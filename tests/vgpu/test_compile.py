@@ -27,9 +27,7 @@ def compiled_run(virtual_cuda: Environment, cuda_run: CudaRunner, tmp_path: Path
     """Runs a program that compiles, from empty caches; skips where Triton is not installed."""
     if not virtual_cuda.has_triton:
         pytest.skip("no Triton for the virtual device: make vgpu")
-    caches = {
-        name: str(tmp_path / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    }
+    caches = {name: str(tmp_path / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     return partial(cuda_run, **caches)
 
 

@@ -26,11 +26,7 @@ def facts(
 
 
 def test_it_is_an_h100(facts: dict[str, Any]) -> None:
-    assert (facts["name"], facts["capability"], facts["sms"]) == (
-        "NVIDIA H100 80GB HBM3",
-        [9, 0],
-        132,
-    )
+    assert (facts["name"], facts["capability"], facts["sms"]) == ("NVIDIA H100 80GB HBM3", [9, 0], 132)
 
 
 def test_a_sleep_lasts_as_long_as_it_says(facts: dict[str, Any]) -> None:

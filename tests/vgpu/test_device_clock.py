@@ -56,9 +56,7 @@ def test_no_figure_depends_on_how_often_the_loss_is_read(cuda_run: CudaRunner, l
         assert ledger["compute"] == pytest.approx(trained.compute / 1e9, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "is_slow"), [("fsdp2", True), ("zero3", True), ("ddp", False)]
-)
+@pytest.mark.parametrize(("strategy", "is_slow"), [("fsdp2", True), ("zero3", True), ("ddp", False)])
 def test_who_sets_the_pace_is_what_the_timeline_says(
     cuda_run: CudaRunner, strategy: str, is_slow: bool
 ) -> None:

@@ -15,8 +15,7 @@ SLOW = {"slow": 3000, "node_speed": 2e7}
 
 
 @pytest.mark.parametrize(
-    ("options", "micro_steps"),
-    [((), STEPS), (("--keep",), STEPS), (("--accumulate", "2"), 2 * STEPS)],
+    ("options", "micro_steps"), [((), STEPS), (("--keep",), STEPS), (("--accumulate", "2"), 2 * STEPS)]
 )
 def test_exposed_is_what_the_compute_stream_waited(
     cuda_run: CudaRunner, options: tuple[str, ...], micro_steps: int
@@ -36,8 +35,6 @@ def test_exposed_is_what_the_compute_stream_waited(
         forwards = [mark.end for mark in truth.marks if mark.name == "forward"]
         start, end = truth.window(0, STEPS - 1)
         waited = truth.blocked(start, [*forwards, end][timed], DEFAULT_STREAM) / 1e9
-        assert sum(row.exposed_seconds for row in rank.collectives) == pytest.approx(
-            waited, rel=0.01
-        )
+        assert sum(row.exposed_seconds for row in rank.collectives) == pytest.approx(waited, rel=0.01)
         # Of the best gather, whose ranks may have come some milliseconds apart.
         assert 0.95 * 2e7 < gathers.best_busbw_bytes_per_second < 1.01 * 2e7

@@ -26,10 +26,7 @@ pytestmark = pytest.mark.vgpu
 
 SMALL = ("--layers", "2", "--hidden", "64", "--steps", "12")
 PLUGIN = {"NCCL_PROFILER_PLUGIN": "libnccl-profiler-inspector.so"}
-INSPECTOR = {
-    "NCCL_INSPECTOR_ENABLE": "1",
-    "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",
-}
+INSPECTOR = {"NCCL_INSPECTOR_ENABLE": "1", "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500"}
 
 
 def read_records(folder: Path, pid: int) -> list[dict[str, Any]]:
@@ -64,13 +61,10 @@ def test_inspector_has_the_times_of_the_device(cuda_run: CudaRunner, tmp_path: P
             row = rows[operation_by_name(function).label]
             seconds = [(one.end - one.start) / 1e9 for one in sampled]
             busbw = [
-                int(one.detail["bus_bytes"]) / spent
-                for one, spent in zip(sampled, seconds, strict=True)
+                int(one.detail["bus_bytes"]) / spent for one, spent in zip(sampled, seconds, strict=True)
             ]
             assert (row.records, row.size, row.place) == (len(written), 2, rank.rank)
-            parts = (
-                2 if function in ("AllGather", "ReduceScatter") else 1
-            )  # each rank sends its own
+            parts = 2 if function in ("AllGather", "ReduceScatter") else 1  # each rank sends its own
             assert (row.nbytes * parts, row.timing) == (sampled[-1].bytes, "kernel_gpu")
             assert row.seconds == pytest.approx(sum(seconds) / len(seconds), abs=2e-9)
             bandwidth = sum(busbw) / len(busbw)

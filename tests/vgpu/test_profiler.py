@@ -66,9 +66,7 @@ def test_the_parts_of_a_trace_are_those_of_the_timeline(
         seen = {event["args"].get("correlation") for event in trace_events(run, rank)} - {None}
         truth = run.truth(rank)
         operations = [
-            one
-            for one in truth.of("kernel", "collective", "copy", "fill")
-            if one.correlation in seen
+            one for one in truth.of("kernel", "collective", "copy", "fill") if one.correlation in seen
         ]
         span = max(one.end for one in operations) - min(one.start for one in operations)
         c, k, m = (

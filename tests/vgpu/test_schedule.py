@@ -26,9 +26,7 @@ class Scheduler:
     def before(self, rank: int, place: int) -> int | None:
         """The previous operation of the same stream."""
         stream = self.programs[rank][place][1]
-        return next(
-            (p for p in range(place - 1, -1, -1) if self.programs[rank][p][1] == stream), None
-        )
+        return next((p for p in range(place - 1, -1, -1) if self.programs[rank][p][1] == stream), None)
 
     @cache  # noqa: B019
     def start(self, rank: int, place: int) -> int:
@@ -60,15 +58,11 @@ def enqueue_times(program: list[Any], operations: list[Operation]) -> list[int]:
 
 
 def check_programs(run: CudaRun, count: int) -> None:
-    records = [
-        json.loads((run.folder / f"programs-{rank}.json").read_text()) for rank in range(RANKS)
-    ]
+    records = [json.loads((run.folder / f"programs-{rank}.json").read_text()) for rank in range(RANKS)]
     timelines = []
     for rank in range(RANKS):
         kinds = ("kernel", "collective", "event")
-        found = [
-            one for one in run.truth(rank).of(*kinds) if one.kind != "kernel" or "spin" in one.name
-        ]
+        found = [one for one in run.truth(rank).of(*kinds) if one.kind != "kernel" or "spin" in one.name]
         timelines.append(sorted(found, key=lambda one: one.enqueued))
     places = [0] * RANKS
     seen: dict[str, int] = defaultdict(int)

@@ -75,9 +75,7 @@ class Program:
 
     def __init__(self, truth: Timeline) -> None:
         self.calls: dict[int, list[Call]] = defaultdict(list)
-        streams = {
-            o.stream: int(o.name[10:]) for o in truth.marks if o.name.startswith("stream is")
-        }
+        streams = {o.stream: int(o.name[10:]) for o in truth.marks if o.name.startswith("stream is")}
         self.steps: list[StepTruth] = [StepTruth()]
         order: dict[int, list[Operation]] = defaultdict(list)
         for one in truth.of("mark", "wait", "collective"):
@@ -146,8 +144,7 @@ class Program:
     def exposed(self, step: StepTruth) -> Bounds:
         """How long the compute stream stood still for collectives in a step."""
         least, most = (
-            sum(length(self.still(call, most=most)) for call in step.calls)
-            for most in (False, True)
+            sum(length(self.still(call, most=most)) for call in step.calls) for most in (False, True)
         )
         return Bounds(least, most)
 
@@ -237,10 +234,7 @@ MUTANTS = {
     ),
     "each of several coalesced is waited for": ("0 if position else blocked", "blocked"),
     "no stream computes": ("return None if stream == self._compute_stream else", "return None or"),
-    "window not cut at its end": (
-        "        end_ns = min(end_ns, _elapsed_ns(origin, self.left))\n",
-        "",
-    ),
+    "window not cut at its end": ("        end_ns = min(end_ns, _elapsed_ns(origin, self.left))\n", ""),
     "oldest wait first": ("for wait in reversed(self.behind):", "for wait in self.behind:"),
     "waits behind a stream are forgotten": ("setattr(event, _BEHIND, waits)", "pass"),
     "waits are passed by any stream": (
@@ -255,10 +249,7 @@ MUTANTS = {
         "if isinstance(wait, Waited) and wait.stream is None:",
         "if isinstance(wait, Waited):",
     ),
-    "milliseconds are cut": (
-        "return round(milliseconds * 1e6)",
-        "return int(milliseconds) * 10**6",
-    ),
+    "milliseconds are cut": ("return round(milliseconds * 1e6)", "return int(milliseconds) * 10**6"),
     "control steps leave no work": ("self._keep(wait if entries else", "self._keep(wait or"),
     "phase begins with the step": (
         "self._border_ns, 0, 0, max(0, reached",

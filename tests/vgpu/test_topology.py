@@ -21,9 +21,7 @@ def check_links(run: CudaRun, rank: int, links: dict[str, tuple[float, float]]) 
     for name, (latency, speed) in links.items():
         one = found[SIZES[name] * 4 * (2 if name == "next" else 1)]
         bus_bytes = int(one.detail.get("bus_bytes", SIZES[name] * 4))
-        assert one.end - one.transfer == pytest.approx(latency + bus_bytes / speed * 1e9, abs=2), (
-            name
-        )
+        assert one.end - one.transfer == pytest.approx(latency + bus_bytes / speed * 1e9, abs=2), name
 
 
 @pytest.mark.parametrize("ranks", [4, 16])
@@ -51,10 +49,7 @@ def test_hsdp_gathers_within_a_node_and_reduces_across(cuda_run: CudaRunner) -> 
     seen = set()
     for one in run.truth(0).of("collective"):
         function = one.name.partition("_")[2].split("_")[0]
-        if (
-            function not in ("AllGather", "ReduceScatter", "AllReduce")
-            or one.detail["ranks"] != "2"
-        ):
+        if function not in ("AllGather", "ReduceScatter", "AllReduce") or one.detail["ranks"] != "2":
             continue
         latency, speed = NETWORK if function == "AllReduce" else NVLINK
         wanted = latency + int(one.detail["bus_bytes"]) / speed * 1e9

@@ -54,9 +54,7 @@ def test_losses_are_those_of_the_cpu(each_cuda_run: CudaRunner) -> None:
     assert run.losses(0) == run.losses(1) == pytest.approx(reference(6), rel=1e-5)
 
 
-def test_the_rank_of_a_loss_that_is_nan_is_named_though_nobody_reads_it(
-    cuda_run: CudaRunner,
-) -> None:
+def test_the_rank_of_a_loss_that_is_nan_is_named_though_nobody_reads_it(cuda_run: CudaRunner) -> None:
     """The agent copies it behind the forward, and reads the copy in a later step."""
     words = ("train.py", "ddp", *SMALL, "--log", "0", "--nan")
     run = cuda_run(*words, arithmetic=True, watched=True)

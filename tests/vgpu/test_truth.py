@@ -10,9 +10,7 @@ from vgpu.truth import Operation, Timeline
 MOMENTS = 40
 
 spans = st.lists(
-    st.tuples(st.integers(0, MOMENTS), st.integers(0, MOMENTS)).map(
-        lambda pair: (min(pair), max(pair))
-    ),
+    st.tuples(st.integers(0, MOMENTS), st.integers(0, MOMENTS)).map(lambda pair: (min(pair), max(pair))),
     max_size=8,
 )
 
@@ -47,9 +45,7 @@ def test_intervals_equal_sets_of_moments(
     ),
     st.integers(0, MOMENTS), st.integers(0, MOMENTS),
 )  # fmt: skip
-def test_figures_equal_counted_moments(
-    work: list[tuple[str, int, int]], one: int, other: int
-) -> None:
+def test_figures_equal_counted_moments(work: list[tuple[str, int, int]], one: int, other: int) -> None:
     start, end = min(one, other), max(one, other)
     made, c, k, m = [], set(), set(), set()
     for kind, first, second in work:

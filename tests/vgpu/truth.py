@@ -170,9 +170,7 @@ class Timeline:
 
     def figures(self, start: int, end: int) -> Figures:
         """How the device spent the time from *start* to *end*."""
-        c, k, m = (
-            clip(all_, start, end) for all_ in (self.communication, self.compute, self.copies)
-        )
+        c, k, m = (clip(all_, start, end) for all_ in (self.communication, self.compute, self.copies))
         exposed, alone = length(subtract(c, k)), length(subtract(m, union([*c, *k])))
         idle = end - start - length(k) - exposed - alone
         return Figures(end - start, length(k), length(c), exposed, length(m), alone, idle)

@@ -36,7 +36,7 @@ from zeromon.readout.breakdown import RECORDED  # noqa: E402
 from zeromon.readout.ledger import USEFUL  # noqa: E402
 from zeromon.ring.codes import operation_by_name  # noqa: E402
 from zeromon.snapshot import RankSnapshot  # noqa: E402
-from zeromon.snapshot.bandwidth import overlap_ratio  # noqa: E402
+from zeromon.snapshot.communication import overlap_ratio  # noqa: E402
 
 PAGE = ROOT / "docs" / "vgpu_truth.md"
 BEGIN, END = "<!-- begin: tests/vgpu/truth_table.py writes this -->\n", "<!-- end -->\n"
@@ -314,9 +314,7 @@ def render_row(cell: Mapping[str, Any]) -> str:
     ranks = cell["ranks"]
     step = max((rank["step"][0] / rank["step"][1] - 1 for rank in ranks), key=abs)
     phases = [
-        max(
-            (rank[name][0] - rank[name][1] for rank in ranks if name in rank), key=abs, default=None
-        )
+        max((rank[name][0] - rank[name][1] for rank in ranks if name in rank), key=abs, default=None)
         for name in COMPARED_PHASES
     ]
     exposed = max((rank["exposed"] for rank in ranks), key=lambda one: error(one) or 0.0)
@@ -381,9 +379,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("columns", nargs="*", default=["2.13.0:2"], metavar="VERSION:RANKS")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "truth.jsonl")
-    parser.add_argument(
-        "--only", nargs="*", default=[], help="titles of strategies that contain this"
-    )
+    parser.add_argument("--only", nargs="*", default=[], help="titles of strategies that contain this")
     parser.add_argument("--logs", nargs="*", default=LOGS)
     parser.add_argument("--bounds", nargs="*", default=list(BOUNDS))
     parser.add_argument("--publish", type=Path, nargs="+", help="write the page from these files")

@@ -206,9 +206,7 @@ def _wait_for_answer(pid: int, watch: ProcessWatch, script: Path, answer: Path) 
                 if waited < _ANSWER_SECONDS:
                     time.sleep(0.01)
                     continue
-                raise AttachRefused(
-                    f"process {pid} has begun the attach and does not answer"
-                ) from None
+                raise AttachRefused(f"process {pid} has begun the attach and does not answer") from None
             reason = (
                 "holds the interpreter's lock in C code"
                 if waits_for_interpreter(pid)

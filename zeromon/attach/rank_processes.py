@@ -90,9 +90,7 @@ def ranks_of(pid: int, table: Mapping[int, Process]) -> list[Process]:
     ranks = _topmost_ranks((p for p in below if p.rank is not None and p.has_torch), table)
     if start.name == "srun" and not ranks:  # threads are not children
         step = start.environment.get("SLURM_JOB_ID")
-        ranks = [
-            p for p in all_user_ranks(table) if step and p.environment.get("SLURM_JOB_ID") == step
-        ]
+        ranks = [p for p in all_user_ranks(table) if step and p.environment.get("SLURM_JOB_ID") == step]
     return ranks or _spawned_ranks(pid, below) or [start]
 
 
@@ -104,15 +102,11 @@ def ranks_to_be(pid: int, table: Mapping[int, Process]) -> list[Process]:
     """
     below = process_tree(pid, table) if pid in table else []
     numbered = (
-        p
-        for p in below
-        if p.pid != pid and _environment_number(p.environment, _LAUNCHED) is not None
+        p for p in below if p.pid != pid and _environment_number(p.environment, _LAUNCHED) is not None
     )
     has_torch = (p for p in below if p.has_torch)
     return (
-        _topmost_ranks(numbered, table)
-        or _spawned_ranks(pid, below)
-        or _topmost_ranks(has_torch, table)
+        _topmost_ranks(numbered, table) or _spawned_ranks(pid, below) or _topmost_ranks(has_torch, table)
     )
 
 

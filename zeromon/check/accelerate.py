@@ -6,8 +6,8 @@ from typing import Any
 
 from zeromon.base.units import human_bytes
 from zeromon.check import fsdp_options
+from zeromon.check.deepspeed.fields import ZERO, stage_of
 from zeromon.check.deepspeed.hygiene import NO_BF16
-from zeromon.check.deepspeed.readers import ZERO, stage_of
 from zeromon.check.problem import (
     AUTO,
     Config,
@@ -84,9 +84,7 @@ def _in_a_file(config: Config, name: str) -> str:
     if name not in zero_fields and name not in library["top"]:
         return ""
     ignored = {
-        key: value
-        for key, value in section.items()
-        if key not in load_schema()["accelerate"][DEEPSPEED]
+        key: value for key, value in section.items() if key not in load_schema()["accelerate"][DEEPSPEED]
     }
     zero = {key: value for key, value in ignored.items() if key in zero_fields}
     zero["stage"] = section.get("zero_stage", 2)
@@ -140,10 +138,7 @@ def wrong_values(config: Config, _ds_config: Config | None, _: Machine) -> Itera
         if value is not None and str(value).lower() not in choices:
             message = f"there is no {path[-1]} {value}"
             yield config.problem("ZM103", "error", path, message, f"one of {', '.join(choices)}")
-    machines, ranks = (
-        parse_whole(config.get("num_machines")),
-        parse_whole(config.get("num_processes")),
-    )
+    machines, ranks = (parse_whole(config.get("num_machines")), parse_whole(config.get("num_processes")))
     if machines and ranks and machines > 0 and ranks > 0 and ranks % machines:
         message = f"{ranks} processes do not divide over {machines} machines: some are left out"
         fix = f"num_processes: {ranks - ranks % machines or machines}"
@@ -185,9 +180,7 @@ def excluding_settings(config: Config, ds_config: Config | None, _: Machine) -> 
             yield config.problem("ZM105", "error", path, message, fix)
     stage = _zero_stage(config, ds_config)
     if is_on(config.get(DEEPSPEED, "zero3_init_flag")) and stage is not None and stage < 3:
-        message = (
-            f"zero3_init_flag is for stage 3, and this is stage {stage}: accelerate turns it off"
-        )
+        message = f"zero3_init_flag is for stage 3, and this is stage {stage}: accelerate turns it off"
         path = (DEEPSPEED, "zero3_init_flag")
         yield config.problem("ZM105", "warning", path, message, "zero3_init_flag: false")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zeromon.check.accelerate import DEEPSPEED, FSDP, kind_of
-from zeromon.check.deepspeed.readers import ZERO, not_json
+from zeromon.check.deepspeed.fields import ZERO, not_json
 from zeromon.check.launch import COMMAND, Command
 from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, join_names, parse_whole
 from zeromon.check.scripts import Call, Script, Unknown, is_arguments, is_open
@@ -135,8 +135,7 @@ def stated_precisions(s: Sources) -> Iterator[Said]:
 def as_lines(entries: Iterable[Figure]) -> list[str]:
     """Returns the figures as text, one a line."""
     rows = [
-        (f.name, str(f.value), f.source + "".join(f"; {v} in {w}" for v, w in f.others))
-        for f in entries
+        (f.name, str(f.value), f.source + "".join(f"; {v} in {w}" for v, w in f.others)) for f in entries
     ]
     widths = [max((len(row[n]) for row in rows), default=0) for n in range(2)]
     return [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
@@ -155,9 +154,7 @@ def other_figures(script: Script, launch: Config, ds_config: Config | None) -> I
             if script.argument(call, "deepspeed") is None:
                 config = ds_config or _plugin_config(launch)
                 yield from against_arguments(script, call, config, launch.ranks)
-                yield from whole_batch(
-                    script, call, config, parse_whole(launch.get("num_processes"))
-                )
+                yield from whole_batch(script, call, config, parse_whole(launch.get("num_processes")))
         elif call.name.startswith("accelerate.") and call.short == "Accelerator":
             yield from _other_accumulation(script, call, launch, ds_config)
         if is_arguments(call) or call.short == "Accelerator":
@@ -181,9 +178,7 @@ def command_line_conflicts(
         if fixed in (None, AUTO) or mine in (None, fixed):
             continue
         source = config.where(path[-1])
-        message = (
-            f"{name} is {mine} here, and {'.'.join(path)} is {fixed} in {source}: Trainer refuses"
-        )
+        message = f"{name} is {mine} here, and {'.'.join(path)} is {fixed} in {source}: Trainer refuses"
         fix = f"{config.write(path[-1], AUTO)} takes it from here"
         yield command.problem(code, "error", name, message, fix)
 
@@ -265,9 +260,7 @@ Source: HfTrainerDeepSpeedConfig.trainer_config_process.
 """
 
 
-def against_arguments(
-    script: Script, call: Call, config: Config, _: int | None
-) -> Iterator[Problem]:
+def against_arguments(script: Script, call: Call, config: Config, _: int | None) -> Iterator[Problem]:
     """Yields arguments that differ from a fixed value of the DeepSpeed file; Trainer refuses them."""
     for name, (path, code) in MATCHED.items() if is_arguments(call) else ():
         fixed, mine = config.get(*path), script.value(script.argument(call, name))
@@ -300,10 +293,7 @@ def whole_batch(script: Script, call: Call, config: Config, ranks: int | None) -
     if total != batch * ranks if ranks else total % batch:
         severity, fault = "error", fault + "Trainer refuses"
     elif not ranks:
-        severity, fault = (
-            "info",
-            fault + f"Trainer refuses any number of ranks but {total // batch}",
-        )
+        severity, fault = ("info", fault + f"Trainer refuses any number of ranks but {total // batch}")
     else:
         return
     node = next(filter(None, nodes.values()), call.node)
@@ -320,10 +310,7 @@ def early_config(script: Script, call: Call, config: Config, _: int | None) -> I
 
     ``HfDeepSpeedConfig`` replaces no "auto", and at that moment DeepSpeed counts one rank.
     """
-    if (
-        call.short != "HfDeepSpeedConfig"
-        or parse_whole(config.get("zero_optimization", "stage")) != 3
-    ):
+    if call.short != "HfDeepSpeedConfig" or parse_whole(config.get("zero_optimization", "stage")) != 3:
         return
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     values = [config.get(name) for name in names]

@@ -63,9 +63,7 @@ class Options:
     @property
     def version(self) -> int | None:
         """The version of FSDP, 1 or 2; None where unknown."""
-        version = parse_whole(
-            self.get("version", load_schema()[self.reader].get("fsdp_version", 1))
-        )
+        version = parse_whole(self.get("version", load_schema()[self.reader].get("fsdp_version", 1)))
         return version if version in (1, 2) else None
 
     @property
@@ -109,9 +107,7 @@ def unknown_options(options: Options) -> Iterator[Problem]:
     for name in options.config.section(*options.section):
         if str(name).removeprefix("fsdp_") not in options.known:
             message = f"fsdp_config has no {name}: {options.reader} ignores the option"
-            fix = (
-                did_you_mean(name, load_schema()[options.reader]["fsdp_config"]) or f"remove {name}"
-            )
+            fix = did_you_mean(name, load_schema()[options.reader]["fsdp_config"]) or f"remove {name}"
             path = (*options.section, str(name))
             yield options.config.problem("ZM102", "warning", path, message, fix)
 
@@ -134,11 +130,7 @@ def _option_choices(options: Options) -> dict[str, list[str]]:
         allowed["state_dict_type"] = ["FULL_STATE_DICT", "SHARDED_STATE_DICT", "1", "3"]
         allowed["reshard_after_forward"] = ["TRUE", "FALSE", "1", "0", "YES", "NO", "ON", "OFF"]
         return allowed
-    for name in (
-        "backward_prefetch",
-        "state_dict_type",
-        *(("sharding_strategy",) if version else ()),
-    ):
+    for name in ("backward_prefetch", "state_dict_type", *(("sharding_strategy",) if version else ())):
         choices = library[f"fsdp_{name}"]
         is_renamed = name == "sharding_strategy" and options.reader == "transformers"
         option = "reshard_after_forward" if is_renamed else name

@@ -5,16 +5,7 @@ from collections.abc import Iterator
 
 from zeromon.check.deepspeed.hygiene import NO_BF16
 from zeromon.check.problem import Machine, Problem, did_you_mean
-from zeromon.check.scripts import (
-    FSDP,
-    WRAPPERS,
-    Call,
-    Check,
-    Script,
-    calls_of,
-    is_arguments,
-    is_open,
-)
+from zeromon.check.scripts import FSDP, WRAPPERS, Call, Check, Script, calls_of, is_arguments, is_open
 
 _RANKS = {"rank", "global_rank", "local_rank", "world_rank", "get_rank", "get_global_rank"}
 _FIRST = {
@@ -211,9 +202,7 @@ def unscaled_fp16(script: Script) -> Iterator[Problem]:
             if "GradScaler" not in script.words:
                 message = "fp16 without a gradient scaler: small gradients become 0"
                 fix = "ShardedGradScaler() under FSDP1, GradScaler() under FSDP2, or torch.bfloat16"
-                yield script.problem(
-                    "ZM408", "warning", low or call.node, message, fix, "param_dtype"
-                )
+                yield script.problem("ZM408", "warning", low or call.node, message, fix, "param_dtype")
             for scaler in calls_of(script, "GradScaler") if _is_fsdp1_policy(script, call) else ():
                 message = (
                     "each rank looks for infinite gradients in its own shard, so the ranks skip "
@@ -318,11 +307,7 @@ def bf16_device(script: Script, machine: Machine) -> Iterator[Problem]:
     """Yields computation in bf16 on a device that emulates it."""
     if machine.device not in NO_BF16 or "is_bf16_supported" in script.words:
         return
-    names = {
-        "autocast": "dtype",
-        "MixedPrecision": "param_dtype",
-        "MixedPrecisionPolicy": "param_dtype",
-    }
+    names = {"autocast": "dtype", "MixedPrecision": "param_dtype", "MixedPrecisionPolicy": "param_dtype"}
     for call in script.calls:
         node = script.argument(call, names.get(call.short, ""), 0 if "Mixed" in call.short else 1)
         is_on = call.short in names and script.value(node) == "torch.bfloat16"

@@ -85,9 +85,7 @@ def read_command(argv: Sequence[str]) -> Command:
         at = next((n for n, token in enumerate(argv) if token.endswith(".py")), len(argv))
     columns = [1 + sum(len(token) + 1 for token in argv[:n]) for n in range(len(argv))]
     positions: dict[str, int] = {}
-    options, stop = _options_at(
-        argv, at, _FLAGS.get(launcher, set()), positions, columns, is_own=True
-    )
+    options, stop = _options_at(argv, at, _FLAGS.get(launcher, set()), positions, columns, is_own=True)
     script = argv[stop] if stop < len(argv) else ""
     arguments, _ = _options_at(argv, stop + 1, set(), positions, columns, is_own=False)
     return Command(

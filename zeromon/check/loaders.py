@@ -41,9 +41,7 @@ class Loader:
         """Returns whether a setting has a known value other than None, False and 0, or is a sampler."""
         node = self.node(name)
         is_made = name in _SAMPLERS and isinstance(node, ast.Call)
-        return is_made or (
-            node is not None and self.script.value(node) not in (None, False, 0, UNKNOWN)
-        )
+        return is_made or (node is not None and self.script.value(node) not in (None, False, 0, UNKNOWN))
 
     @property
     def workers(self) -> float | None:
@@ -81,9 +79,7 @@ def needs_workers(script: Script) -> Iterator[Problem]:
     for loader in find_loaders(script):
         for name in _NEED_WORKERS:
             if loader.workers == 0 and loader.is_set(name):
-                message = (
-                    f"{loader.prefix}{name} needs workers, and there are none: torch refuses it"
-                )
+                message = f"{loader.prefix}{name} needs workers, and there are none: torch refuses it"
                 p = loader.prefix
                 fix = f"{p}num_workers={_WORKERS}, or no {p}{name}"
                 yield loader.problem("ZM604", "error", name, message, fix)
@@ -140,9 +136,7 @@ def restarted_workers(script: Script) -> Iterator[Problem]:
     named = {
         name: loader
         for loader in find_loaders(script)
-        if not loader.prefix
-        and (name := _name_of(script, loader.call))
-        and not is_open(loader.call)
+        if not loader.prefix and (name := _name_of(script, loader.call)) and not is_open(loader.call)
     }
     for outer in ast.walk(script.tree):
         if not isinstance(outer, (ast.For, ast.While)):

@@ -49,14 +49,10 @@ def stage_problems(config: Config, machine: Machine) -> Iterator[Problem]:
         return  # the peak of gathered parameters under FSDP is unknown
     roomy = setup.usable_bytes * _ROOMY
     if mine.plan.optimizer_on != "device" or mine.plan.params_on != "device":
-        bare = plan.predict_row(
-            setup, replace(mine.plan, optimizer_on="device", params_on="device")
-        )
+        bare = plan.predict_row(setup, replace(mine.plan, optimizer_on="device", params_on="device"))
         if bare.device_bytes <= roomy:
             usage = f"{human_bytes(bare.device_bytes)} of {human_bytes(setup.usable_bytes)}"
-            message = (
-                f"everything fits on the devices without offload: {usage}, without activations"
-            )
+            message = f"everything fits on the devices without offload: {usage}, without activations"
             yield config.problem("ZM505", "warning", path, message, "remove the offload")
         return
     lower = [

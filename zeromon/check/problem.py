@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from zeromon import __version__
-from zeromon.diagnosis.pages import all_pages
+from zeromon.diagnosis.rule import all_pages
 from zeromon.memory.config_files import (
     AUTO as AUTO,
     is_on as is_on,

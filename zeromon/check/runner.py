@@ -18,7 +18,7 @@ from zeromon.check import (
     scripts,
     training_loop,
 )
-from zeromon.check.deepspeed.readers import not_json
+from zeromon.check.deepspeed.fields import not_json
 from zeromon.check.documents import (
     SUFFIXES,
     UnreadableError,
@@ -29,7 +29,7 @@ from zeromon.check.documents import (
 )
 from zeromon.check.figures import Figure, Sources, stated_precisions
 from zeromon.check.problem import SEVERITIES, Config, Machine, Problem
-from zeromon.diagnosis.pages import all_pages
+from zeromon.diagnosis.rule import all_pages
 
 _SIGNS = (
     "zero_optimization", "train_micro_batch_size_per_gpu", "distributed_type", "fsdp_config",
@@ -66,9 +66,7 @@ class Result:
         return any(problem.severity != "info" for problem in self.problems)
 
 
-def check(
-    paths: Iterable[str], machine: Machine | None = None, command: Sequence[str] = ()
-) -> Result:
+def check(paths: Iterable[str], machine: Machine | None = None, command: Sequence[str] = ()) -> Result:
     """Returns all problems of files and folders, in order of files and lines.
 
     *command*: the launch command, with which the files are read together; a launch file has its own.
@@ -95,8 +93,7 @@ def check(
         run.across()
     order = {severity: index for index, severity in enumerate(SEVERITIES)}
     ordered = sorted(
-        set(run.problems),
-        key=lambda p: (p.file, p.line, p.column, order[p.severity], p.code, p.key),
+        set(run.problems), key=lambda p: (p.file, p.line, p.column, order[p.severity], p.code, p.key)
     )
     return Result(len(run.checked), tuple(ordered), tuple(stated))
 
@@ -118,9 +115,7 @@ def parse_codes(selection: str) -> frozenset[str]:
     by_code = all_pages()
     selected = set()
     for name in filter(None, (item.strip() for item in selection.split(","))):
-        matching = {
-            c for c, page in by_code.items() if c.startswith(name.upper()) or page.name == name
-        }
+        matching = {c for c, page in by_code.items() if c.startswith(name.upper()) or page.name == name}
         if not matching:
             raise CheckError(f"there is no rule {name}", "zeromon rule lists them all.")
         selected |= matching
@@ -180,11 +175,7 @@ class _Run:
         self.problems += launch.single_process(command)
         self.problems += figures.command_line_conflicts(command, self.scripts, merged, ds_config)
         sources = Sources(
-            command=command,
-            launch=merged,
-            file=file,
-            deepspeed=ds_config,
-            scripts=tuple(self.scripts),
+            command=command, launch=merged, file=file, deepspeed=ds_config, scripts=tuple(self.scripts)
         )
         self.apply_precision(sources)
         return figures.collect_figures(sources)

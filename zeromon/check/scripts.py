@@ -169,8 +169,7 @@ def is_training(script: Script) -> bool:
     trains = any(is_arguments(call) for call in script.calls)
     wraps = shorts & {*WRAPPERS, "MixedPrecision", "MixedPrecisionPolicy", "FullStateDictConfig"}
     starts = any(
-        call.name == "deepspeed.initialize"
-        or call.short in ("HfDeepSpeedConfig", "DeepSpeedStrategy")
+        call.name == "deepspeed.initialize" or call.short in ("HfDeepSpeedConfig", "DeepSpeedStrategy")
         for call in script.calls
     )
     return bool(trains or wraps or starts or any(_nonexistent_names(script)))
@@ -222,11 +221,7 @@ def config_at(script: Script, node: ast.expr) -> Config | str | None:
 
 
 def _read_dict(
-    script: Script,
-    node: ast.expr,
-    path: Path,
-    positions: dict[Path, tuple[int, int]],
-    depth: int = 12,
+    script: Script, node: ast.expr, path: Path, positions: dict[Path, tuple[int, int]], depth: int = 12
 ) -> dict[str, Any] | None:
     """Returns a dict as data, with "auto" for computed values; None where *node* is no known dict.
 
@@ -239,9 +234,7 @@ def _read_dict(
         items = list(zip(node.keys, node.values, strict=True))
         return _read_display(script, items, path, positions, depth - 1)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _read_display(
-            script, ((None, node.left), (None, node.right)), path, positions, depth - 1
-        )
+        return _read_display(script, ((None, node.left), (None, node.right)), path, positions, depth - 1)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
         keywords = [(_keyword_key(keyword), keyword.value) for keyword in node.keywords]
         items = [*((None, arg) for arg in node.args), *keywords]
@@ -427,9 +420,7 @@ def bucket_size(script: Script) -> Iterator[Problem]:
         size = parse_number(script.value(node))
         if node is not None and size is not None and 0 < size < 1:
             message = f"buckets of {size:g} MiB make many small messages"
-            yield script.problem(
-                "ZM303", "warning", node, message, "bucket_cap_mb=25", "bucket_cap_mb"
-            )
+            yield script.problem("ZM303", "warning", node, message, "bucket_cap_mb=25", "bucket_cap_mb")
 
 
 def full_state_dict(script: Script) -> Iterator[Problem]:

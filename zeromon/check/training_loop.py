@@ -101,9 +101,7 @@ def accumulation_communicates(script: Script) -> Iterator[Problem]:
             message = f"each of {steps} backwards before a step reduces the gradients"
             if steps == _SOME:
                 message = "each backward of an accumulation reduces the gradients"
-            fsdp2 = all(
-                call.short == "fully_shard" for call in script.calls if call.short in WRAPPERS
-            )
+            fsdp2 = all(call.short == "fully_shard" for call in script.calls if call.short in WRAPPERS)
             name = "set_requires_gradient_sync" if fsdp2 else "no_sync"
             call = f"model.{name}(False)" if fsdp2 else f"with model.{name}():"
             fix = f"{call} in all of them but the last; costs whole gradients"
@@ -122,11 +120,7 @@ def _nodes_in_body(loop: ast.For | ast.While) -> Iterator[ast.AST]:
 
 
 def _calls_method(node: ast.AST, name: str) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == name
-    )
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
 
 
 _SOME = 1 << 40

@@ -15,8 +15,7 @@ from typing import Any
 from zeromon import __version__
 from zeromon.base.errors import ZeromonError
 from zeromon.base.units import printable_lines
-from zeromon.cli.completion import SHELLS, completion_script
-from zeromon.cli.parser import Parser
+from zeromon.cli.parser import SHELLS, Parser, completion_script
 
 _EPILOG = """\
 examples:

@@ -35,7 +35,7 @@ from zeromon.base.errors import SourceError
 from zeromon.base.units import printable
 from zeromon.cli import attach_process, servers
 from zeromon.cli.attach_track import track_run
-from zeromon.cli.options import add_flag, add_option, in_range, whole
+from zeromon.cli.parser import add_flag, add_option, in_range, whole
 from zeromon.export.trackers import TRACKERS, check_tracker
 from zeromon.sources.base import Source
 from zeromon.sources.live import LiveSource, find_live_runs, only_live_run

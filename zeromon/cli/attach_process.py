@@ -21,7 +21,7 @@ from zeromon.attach.rank_processes import (
 )
 from zeromon.base.errors import AttachRefused, SourceError, ZeromonError
 from zeromon.cli import tell_user
-from zeromon.cli.options import add_flag
+from zeromon.cli.parser import add_flag
 from zeromon.cli.run import child_environment, start_collector
 from zeromon.cli.terminal import show_text
 from zeromon.diagnosis.hangs import MIN_HANG_NS
@@ -43,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser, "--all",
         "attach to all ranks of the job on this node; without TARGET to every rank of this user",
     )  # fmt: skip
-    add_flag(
-        parser, "--no-view", "attach, print the state of the ranks, and leave the agents there"
-    )
+    add_flag(parser, "--no-view", "attach, print the state of the ranks, and leave the agents there")
 
 
 def attach_first(options: argparse.Namespace) -> int | None:

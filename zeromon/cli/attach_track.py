@@ -125,9 +125,7 @@ class _Tracking:
                 heard = time.monotonic()
                 soon = bool(run.ranks) and not any(rank.alive for rank in run.ranks)
             except ZeromonError:
-                has_ended = any(
-                    run.run == self._run and run.ended for run in Store().list_manifests()
-                )
+                has_ended = any(run.run == self._run and run.ended for run in Store().list_manifests())
                 is_gone = has_ended or time.monotonic() - heard > _GONE_SECONDS
                 source = reopen_run_source(self._run, is_gone)  # on another port, or the record
                 if source is None and is_gone:

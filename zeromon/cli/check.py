@@ -26,8 +26,8 @@ from zeromon.check.figures import as_lines
 from zeromon.check.problem import SEVERITIES, Machine, Problem, as_sarif
 from zeromon.check.runner import Result, check, parse_codes, select_problems
 from zeromon.cli import AFTER_DASHES
-from zeromon.cli.options import add_flag, add_option, positive, write_text
-from zeromon.cli.plan_speeds import link_speed, parse_host_memory, parse_memory_size
+from zeromon.cli.parser import add_flag, add_option, positive, write_text
+from zeromon.cli.plan_setup import link_speed, parse_host_memory, parse_memory_size
 from zeromon.cli.terminal import is_coloured, show_working
 from zeromon.memory.spec import ModelSpec
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from zeromon.base.errors import CompareError
 from zeromon.base.units import byte_scale, human_count, human_share, printable
-from zeromon.cli.options import add_flag, add_list
+from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.report import recent_step_frame, snapshot_of
 from zeromon.cli.terminal import is_coloured, show_json, show_working
 from zeromon.compare.comparison import Column, Comparison, Row, compare, letter
@@ -74,9 +74,7 @@ def call(options: argparse.Namespace) -> int:
         raise CompareError("a comparison needs two runs", "Like: zeromon compare ddp zero2")
     limits = [parse_limit(limit) for limit in options.fail_on]
     with show_working("reading the runs"):
-        compared = compare(
-            [[read_figures(name) for name in names.split(",")] for names in options.runs]
-        )
+        compared = compare([[read_figures(name) for name in names.split(",")] for names in options.runs])
     verdict = judge_limits(compared, limits) if limits else Verdict((), ())
     if options.json:
         broken, undecided = verdict.exceeded, verdict.undecided
@@ -140,9 +138,7 @@ def _memory_chart(compared: Comparison, width: int) -> list[str]:
     last_step = max(track[-1][0] for track in tracks)
     divisor, unit = byte_scale(top)
     curves = tuple(
-        Curve(letter(n), "", track, _GAPS[n % len(_GAPS)])
-        for n, track in enumerate(tracks)
-        if track
+        Curve(letter(n), "", track, _GAPS[n % len(_GAPS)]) for n, track in enumerate(tracks) if track
     )
     plot = Plot(curves=curves, x=(first_step, last_step), y=(0.0, 1.05 * top), unit=unit,
                 axis=lambda value: f"{value / divisor:.4g}",
@@ -203,9 +199,7 @@ def _figure_tables(compared: Comparison, width: int, *, coloured: bool) -> list[
     return [_table_text(rows, coloured=coloured) for rows in tables]
 
 
-def _table_rows(
-    compared: Comparison, columns: Sequence[int], *, detailed: bool
-) -> list[list[Text]]:
+def _table_rows(compared: Comparison, columns: Sequence[int], *, detailed: bool) -> list[list[Text]]:
     header: list[Text] = [("", "")]
     for number in columns:
         header.append((letter(number), ""))
@@ -258,7 +252,7 @@ def _column_widths(rows: Sequence[Sequence[Text]]) -> list[int]:
 
 
 def _table_text(rows: Sequence[Sequence[Text]], *, coloured: bool) -> str:
-    """Like :func:`zeromon.report.table.aligned_table`, with colours."""
+    """Like :func:`zeromon.report.render.aligned_table`, with colours."""
     widths = _column_widths(rows)
     text_rows = []
     for row in rows:
@@ -266,9 +260,7 @@ def _table_text(rows: Sequence[Sequence[Text]], *, coloured: bool) -> str:
             (cell.ljust(width) if i == 0 else cell.rjust(width), colour)
             for i, ((cell, colour), width) in enumerate(zip(row, widths, strict=True))
         ]
-        painted = [
-            f"{colour}{cell}{_PLAIN}" if coloured and colour else cell for cell, colour in cells
-        ]
+        painted = [f"{colour}{cell}{_PLAIN}" if coloured and colour else cell for cell, colour in cells]
         text_rows.append("  " + "  ".join(painted).rstrip())
     return "\n".join(text_rows)
 

@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from zeromon.base.errors import CollectorError
 from zeromon.cli import servers
-from zeromon.cli.options import add_flag, import_extra, tcp_port
+from zeromon.cli.parser import add_flag, import_extra, tcp_port
 from zeromon.ring.tokens import server_token
 from zeromon.sources.access import is_loopback_host
 from zeromon.sources.prometheus.client import Server
@@ -42,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     modes = parser.add_mutually_exclusive_group()
     add_flag(modes, "--replay", "open the first snapshot of RUN, and play from there")
     servers.add_argument(modes)
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: loopback)"
-    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
     parser.add_argument(
         "--port",
         type=tcp_port,
@@ -65,10 +63,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _serve_dashboard(
-    options: argparse.Namespace,
-    run: str | None,
-    at: float | None = None,
-    server: Server | None = None,
+    options: argparse.Namespace, run: str | None, at: float | None = None, server: Server | None = None
 ) -> int:
     """Serves the dashboard and opens it on *run*, at the moment *at* (seconds since the epoch)."""
     app_module, access, hub_module, uvicorn = (
@@ -89,11 +84,7 @@ def _serve_dashboard(
     key = access.address_key(token, number)
     address = f"http://{'127.0.0.1' if loopback else host}:{number}{start}token={key}"
     sys.stderr.write(f"zeromon: the dashboard is at {address}\n")
-    if (
-        not options.no_browser
-        and loopback
-        and (os.environ.get("DISPLAY") or sys.platform == "darwin")
-    ):
+    if not options.no_browser and loopback and (os.environ.get("DISPLAY") or sys.platform == "darwin"):
         page = make_opening_page(address)
         threading.Timer(0.5, webbrowser.open, (Path(page.name).as_uri(),)).start()
     config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2)
@@ -121,9 +112,7 @@ def resolve_run_name(hub: Any, name: str) -> str:
 def open_listening_socket(host: str, port: int | None) -> socket.socket:
     """A socket that listens on *port*, or without one on the first free port from the default on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for candidate in (
-        [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TO_TRY)
-    ):
+    for candidate in [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TO_TRY):
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

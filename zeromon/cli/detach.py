@@ -13,7 +13,7 @@ from zeromon.attach.rank_processes import Process, running_processes
 from zeromon.base.errors import AttachRefused, RunNotFound
 from zeromon.cli import tell_user
 from zeromon.cli.attach_process import selected_processes, watched_pids
-from zeromon.cli.options import add_flag
+from zeromon.cli.parser import add_flag
 from zeromon.cli.terminal import show_json
 from zeromon.cli.trial import end_trial
 from zeromon.ring import paths

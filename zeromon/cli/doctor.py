@@ -40,7 +40,7 @@ from zeromon.attach.inject.refusal import right_to_trace
 from zeromon.base.errors import NotifyError, RunNotFound, ZeromonError
 from zeromon.base.units import human_bytes, human_rate, human_seconds
 from zeromon.cli import tell_user
-from zeromon.cli.options import add_flag
+from zeromon.cli.parser import add_flag
 from zeromon.cli.report import newest_snapshot
 from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.collector.notify import deliver_message, parse_target, split_notify_urls
@@ -164,9 +164,7 @@ def torch_facts(python: str = "") -> list[Fact]:
         facts.append(Fact("agent", problem, "warning", "torch 2.6 or newer is needed."))
     else:
         coverage = "collectives, units, steps, memory by role; "
-        clock = (
-            "device timing" if answer.get("devices") else "no device; timing uses the host clock"
-        )
+        clock = "device timing" if answer.get("devices") else "no device; timing uses the host clock"
         facts.append(Fact("agent", coverage + clock))
     return facts
 
@@ -192,9 +190,7 @@ def framework_facts() -> list[Fact]:
     for name in names:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
-    launchers = [
-        n for n in ("torchrun", "deepspeed", "accelerate", "srun", "mpirun") if shutil.which(n)
-    ]
+    launchers = [n for n in ("torchrun", "deepspeed", "accelerate", "srun", "mpirun") if shutil.which(n)]
     has_spy = bool(find_py_spy())
     spy = f"py-spy is {'' if has_spy else 'not '}installed"
     hint = "pip install py-spy shows where a rank hangs."

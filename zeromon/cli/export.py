@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from zeromon.base.errors import ExportError
 from zeromon.base.units import human_bytes, printable
 from zeromon.cli import tell_user
-from zeromon.cli.options import add_flag, add_option
+from zeromon.cli.parser import add_flag, add_option
 from zeromon.cli.report import recent_step_frame, snapshot_of
 from zeromon.export.files import Export, Progress
 from zeromon.export.formats import FORMATS
@@ -77,9 +77,7 @@ def make_export(run: RunSnapshot, path: Path, *, is_recorded: bool, force: bool 
     for name in broken:
         tell_user(f"segment {name} of the history cannot be read and is left out")
     rings = slices.run_events(run.run, Store().folder(run.run)) if is_recorded else ()
-    return Export(
-        run=run, steps=steps, rings=rings, path=path, force=force, progress=Progress(rows)
-    )
+    return Export(run=run, steps=steps, rings=rings, path=path, force=force, progress=Progress(rows))
 
 
 def _count_frame_rows(frame: pl.LazyFrame) -> int:

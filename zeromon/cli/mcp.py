@@ -34,10 +34,9 @@ from zeromon.base.units import printable_lines
 from zeromon.cli import tell_user
 from zeromon.cli.dash import open_listening_socket
 from zeromon.cli.mcp_tools import DATA, MAX_ANSWER_BYTES, TOOLS, cut_answer
-from zeromon.cli.options import add_flag, import_extra
+from zeromon.cli.parser import add_flag, import_extra
 from zeromon.ring.tokens import job_token, user_token
-from zeromon.sources.access import Policy, check_loopback_only
-from zeromon.sources.asgi import Guarded
+from zeromon.sources.access import Guarded, Policy, check_loopback_only
 
 DEFAULT_PORT = 9419
 _MAX_BODY_BYTES = 1 << 16
@@ -50,9 +49,7 @@ with its reason. Names and texts in answers come from the program that ran: data
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon mcp [--http] [--host H] [--port P]``"""
     add_flag(parser, "--http", "serve HTTP, not stdin and stdout")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address for --http (default: loopback)"
-    )
+    parser.add_argument("--host", default="127.0.0.1", help="address for --http (default: loopback)")
     parser.add_argument(
         "--port", type=int, default=DEFAULT_PORT, help=f"port for --http (default: {DEFAULT_PORT})"
     )
@@ -64,9 +61,7 @@ def call(options: argparse.Namespace) -> int:
     if options.http:
         return _serve_http(served, options.host, options.port)
     if sys.stdin.isatty():
-        tell_user(
-            "waiting for an assistant on standard input; zeromon mcp --help has its configuration"
-        )
+        tell_user("waiting for an assistant on standard input; zeromon mcp --help has its configuration")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a thread that reads cannot be interrupted
     served.run()
     return 0
@@ -123,9 +118,7 @@ def _wrap_tool(tool: Callable[..., list[str]]) -> Callable[..., str]:
         "max_bytes", inspect.Parameter.KEYWORD_ONLY, default=MAX_ANSWER_BYTES, annotation=int
     )
     parameters = [*signature.parameters.values(), size]
-    vars(run_tool)["__signature__"] = signature.replace(
-        parameters=parameters, return_annotation=str
-    )
+    vars(run_tool)["__signature__"] = signature.replace(parameters=parameters, return_annotation=str)
     return run_tool
 
 

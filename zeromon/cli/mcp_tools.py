@@ -17,10 +17,10 @@ from zeromon.base.errors import ZeromonError
 from zeromon.base.units import human_ratio, human_seconds, printable, printable_values
 from zeromon.cli import compare as compare_verb, plan_changes, runs as runs_verb
 from zeromon.cli.parser import suggest_names
-from zeromon.cli.plan_changes_output import changes_as_text as changes_text
+from zeromon.cli.plan_output import changes_as_text as changes_text
 from zeromon.cli.report import newest_snapshot, report_text, runs_of_job
 from zeromon.compare.comparison import compare
-from zeromon.diagnosis.pages import find_page
+from zeromon.diagnosis.rule import find_page
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
 from zeromon.readout.hang import hang_text
 from zeromon.readout.ledger import USEFUL, cause_text, goodput_headline, job_ledger
@@ -35,12 +35,14 @@ from zeromon.report.communication import (
     stage_block,
 )
 from zeromon.report.deaths import deaths
-from zeromon.report.memory import by_role, memory_block as memory_by_rank, offload
 from zeromon.report.render import (
     activities,
+    by_role,
     finding_lines,
     head_block,
     ledger_block as ledger_text,
+    memory_block as memory_by_rank,
+    offload,
     phase_block,
     why_unknown,
 )
@@ -83,20 +85,14 @@ def explain(run: str = "") -> list[str]:
         share = human_ratio(account.share(row))
         blocks.append(f"  {cause_text(row)}: {human_seconds(row.seconds)}, {share}")
     extra = len(of.findings) - _FINDINGS
-    title = (
-        f"Findings{f', the first {_FINDINGS}; {extra} more: findings(run)' if extra > 0 else ''}"
-    )
+    title = f"Findings{f', the first {_FINDINGS}; {extra} more: findings(run)' if extra > 0 else ''}"
     return [*_lines_of(*blocks, title), *(_finding_items(of.findings[:_FINDINGS]) or ["  none"])]
 
 
 def runs() -> list[str]:
     """Lists live and recorded runs: verdict, duration, steps, ranks, strategy, tags. Live ones first."""
     rows = runs_verb.list_runs(Store())
-    return (
-        _lines_of(runs_verb.runs_as_text(rows))
-        if rows
-        else ["no run is live, and none is recorded"]
-    )
+    return _lines_of(runs_verb.runs_as_text(rows)) if rows else ["no run is live, and none is recorded"]
 
 
 def findings(run: str = "", code: str = "") -> list[str]:
@@ -189,9 +185,7 @@ def trace(run: str = "") -> list[str]:
 
 def compare_runs(first: str, second: str) -> list[str]:
     """Two runs side by side: which to take, and which differences are significant (*)."""
-    pair = [
-        [compare_verb.snapshot_figures(_read_run(name), is_kept=True)] for name in (first, second)
-    ]
+    pair = [[compare_verb.snapshot_figures(_read_run(name), is_kept=True)] for name in (first, second)]
     comparison = compare_verb.as_text(compare(pair), _COLUMNS, drawn=False)
     *tables, advice = comparison.strip().split("\n\n")
     return _lines_of(advice, *tables)
@@ -266,8 +260,7 @@ def _lines_of(*blocks: str) -> list[str]:
     rows = [printable(row) for block in blocks for row in block.split("\n") if row.strip()]
     is_diff = [row.lstrip().startswith(("+ ", "- ")) for row in rows]
     return [
-        row if is_kept else _PADDING.sub("  ", row)
-        for row, is_kept in zip(rows, is_diff, strict=True)
+        row if is_kept else _PADDING.sub("  ", row) for row, is_kept in zip(rows, is_diff, strict=True)
     ]
 
 

@@ -2,14 +2,125 @@
 
 import argparse
 import difflib
+import importlib
 import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from zeromon.base.errors import ExportError, ZeromonError, os_errors_as
+from zeromon.base.units import printable
 from zeromon.cli.terminal import BOLD, is_coloured, paint_text
+from zeromon.probes.installation import package_install_hint
+from zeromon.ring.files import replace_file
+
+
+def add_option(
+    group: argparse._ActionsContainer,
+    names: str,
+    metavar: str,
+    help: str,
+    type: Callable[[str], Any] = str,
+    default: Any = None,
+    **extra: Any,
+) -> None:
+    """Adds an option with a value; its *help* tells the *default*, unless that is empty."""
+    note = f" (default: {default})" if default and "default" not in help else ""
+    group.add_argument(
+        *names.split(), metavar=metavar, help=help + note, type=type, default=default, **extra
+    )
+
+
+def add_list(
+    group: argparse._ActionsContainer, names: str, metavar: str, help: str, **extra: Any
+) -> None:
+    """Adds an option with a value that may be given again: a list."""
+    group.add_argument(*names.split(), metavar=metavar, help=help, action="append", default=[], **extra)
+
+
+def add_flag(group: argparse._ActionsContainer, names: str, help: str) -> None:
+    """Adds an option without a value."""
+    group.add_argument(*names.split(), action="store_true", help=help)
+
+
+def positive(typed: str) -> int:
+    """Parses the value of an option that is a positive whole number."""
+    number = int(typed)
+    if not 0 < number < 1 << 40:
+        raise argparse.ArgumentTypeError(f"must be a positive number, not {typed}")
+    return number
+
+
+def whole(typed: str) -> int:
+    """Parses the value of an option that is a whole number, 0 or more; ``5e8`` is one, too."""
+    number = float(typed)
+    if not 0 <= number < 1 << 40 or number != int(number):
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {typed}")
+    return int(number)
+
+
+def tcp_port(typed: str) -> int:
+    """Parses the value of an option that is the number of a TCP port; 0: any free one."""
+    if not typed.isdecimal() or int(typed) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, not {typed}")
+    return int(typed)
+
+
+def in_range(low: float, high: float = 1e18, *, above: bool = False) -> Callable[[str], float]:
+    """Returns the parser of an option that is a number from *low*, or *above* it, to *high*."""
+
+    def parse_number(typed: str) -> float:
+        value = float(typed)
+        if not low <= value <= high or (above and value == low):
+            bottom = f"above {low:g}" if above else f"{low:g} or more"
+            top = f" and at most {high:g}" if high < 1e18 else ""
+            raise argparse.ArgumentTypeError(f"must be {bottom}{top}, not {typed}")
+        return value
+
+    return parse_number
+
+
+# ---- the output of verbs that make a document ---------------------------------------------------
+
+
+def check_format(path: str | None, *suffixes: str) -> None:
+    """Raises :class:`ExportError` for a file whose name promises a format that is not written."""
+    suffix = Path(path or "").suffix.lower()
+    if suffix and suffix not in suffixes:
+        formats = " and ".join(suffixes)
+        raise ExportError(
+            f"{printable(str(path))}: {suffix} is not a format of -o", f"It writes {formats}."
+        )
+
+
+def import_extra(module: str, purpose: str, extra: str) -> Any:
+    """Imports *module* for *purpose*; raises :class:`ZeromonError` where a package is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        message = f"{purpose} needs a package that is not installed ({error.name})"
+        raise ZeromonError(message, package_install_hint(extra)) from error
+
+
+def draw_module(module: str) -> Any:
+    """A module of zeromon_dashboard that draws."""
+    return import_extra(f"zeromon_dashboard.{module}", "-o", "dashboard")
+
+
+def write_text(content: str, output: str | None) -> None:
+    """Writes *content* to the file *output*, or prints it; raises :class:`ExportError`."""
+    if output is None:
+        sys.stdout.write(content)
+        return
+    with os_errors_as(ExportError, f"write {printable(output)}"):
+        replace_file(Path(output), content, private=False)
+    sys.stderr.write(f"zeromon: wrote {printable(output)}\n")
+
+
+# ---- the parser of every verb: help that fits the terminal, and errors that name what was typed ----
 
 _NAMES = re.compile(r"argument (-[^:]*): (.*)", re.DOTALL)
 _WRAP: Any = {"break_long_words": False, "break_on_hyphens": False}
@@ -119,3 +230,42 @@ def suggest_names(typed: str, names: Iterable[str]) -> str:
     """``; did you mean attach?``; "" where nothing is near."""
     matches = difflib.get_close_matches(typed, list(names), n=2)
     return f"; did you mean {' or '.join(matches)}?" if matches else ""
+
+
+# ---- the script that completes the command: verbs, options, choices, files and the names of runs ---
+
+SHELLS = ("bash", "zsh", "fish")
+_STORE = "${ZEROMON_STORE:-${XDG_STATE_HOME:-$HOME/.local/state}/zeromon}/runs"
+_PREAMBLE = {
+    "bash": f'_zeromon_runs() {{ compgen -W "$(command ls "{_STORE}" 2>/dev/null)" -- "$1"; }}',
+    "zsh": f'_zeromon_runs() {{ compadd -- ${{(f)"$(command ls "{_STORE}" 2>/dev/null)"}} }}',
+    "fish": "function _zeromon_runs; zeromon runs --json 2>/dev/null"
+    ' | string match -ra \'(?<="run":")[^"]+\'; end',
+}
+_RUNS = {"bash": "_zeromon_runs", "zsh": "_zeromon_runs", "fish": "(_zeromon_runs)"}
+_OF_RUNS = {"run", "runs", "target", "job"}
+"""Where the name of a run is expected: the destinations of the arguments."""
+_OF_FILES, _OF_FOLDERS = {"FILE", "PATH", "CONFIG"}, {"DIR"}
+
+
+def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """The script for *shell* of the command that *parser* reads."""
+    shtab = import_extra("shtab", "--completion", "completion")
+    for action in walk_parser_actions(parser):
+        if action.dest in _OF_RUNS and action.choices is None:
+            action.complete = _RUNS  # type: ignore[attr-defined]
+        elif action.metavar in _OF_FILES or action.dest in ("files", "config"):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif action.metavar in _OF_FOLDERS:
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    script: str = shtab.complete(parser, shell, preamble=_PREAMBLE)
+    return script
+
+
+def walk_parser_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument of *parser* and of its verbs."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from walk_parser_actions(sub)

@@ -32,15 +32,10 @@ can be predicted.
 
 import argparse
 
-from zeromon.cli.options import add_flag
+from zeromon.cli.parser import add_flag
 from zeromon.cli.plan_changes import add_change_arguments, print_changes
 from zeromon.cli.plan_output import plan_as_json, plan_as_text
-from zeromon.cli.plan_setup import (
-    add_setup_arguments,
-    read_run_snapshot,
-    setup_from_model,
-    setup_of_run,
-)
+from zeromon.cli.plan_setup import add_setup_arguments, read_run_snapshot, setup_from_model, setup_of_run
 from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.memory import plan
 

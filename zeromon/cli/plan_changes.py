@@ -11,14 +11,9 @@ from typing import Any
 
 from zeromon.base.errors import PlanError
 from zeromon.cli import tell_user
-from zeromon.cli.options import add_flag, add_list
-from zeromon.cli.plan_changes_output import changes_as_json, changes_as_text
-from zeromon.cli.plan_setup import (
-    add_setup_arguments,
-    read_run_snapshot,
-    setup_from_model,
-    setup_of_run,
-)
+from zeromon.cli.parser import add_flag, add_list
+from zeromon.cli.plan_output import changes_as_json, changes_as_text
+from zeromon.cli.plan_setup import add_setup_arguments, read_run_snapshot, setup_from_model, setup_of_run
 from zeromon.cli.terminal import show_json, show_text
 from zeromon.export.files import Progress
 from zeromon.memory import plan
@@ -56,9 +51,7 @@ def add_change_arguments(parser: argparse.ArgumentParser) -> None:
     change = parser.add_argument_group("changes")
     add_flag(change, "--changes", "a row for each of the usual changes")
     add_list(change, "--set", "NAME=VALUE", "a change; several are made together")
-    add_list(
-        change, "--sweep", "NAME=VALUE,...", "a row for each value; several: for each combination"
-    )
+    add_list(change, "--sweep", "NAME=VALUE,...", "a row for each value; several: for each combination")
     parser.set_defaults(setup_parser=parser)
 
 

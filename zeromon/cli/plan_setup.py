@@ -16,22 +16,27 @@ from typing import Any
 from zeromon.base.errors import PlanError
 from zeromon.base.units import human_bytes
 from zeromon.check.documents import UnreadableError, dialect_of, parse_config, read_text
-from zeromon.cli.options import add_flag, add_list, add_option, positive
-from zeromon.cli.plan_speeds import (
-    add_speed_arguments,
-    calibrate_speeds,
-    machine_of_options,
-    parse_host_memory,
-    parse_memory_size,
-    parse_share,
-)
-from zeromon.cli.plan_strategy import add_strategy_arguments, base_plan, change_plan
+from zeromon.cli import tell_user
+from zeromon.cli.parser import add_flag, add_list, add_option, positive, whole
 from zeromon.memory import plan
-from zeromon.memory.config_files import changes_of_config
+from zeromon.memory.config_files import changes_of_config, changes_of_deepspeed
+from zeromon.memory.devices import COMPUTE, find_named_device, parse_link_peak
 from zeromon.memory.ladder import RECOMPUTED
 from zeromon.memory.models import from_count, model_from_units, part_of_model
+from zeromon.memory.plan import hosts_of, parse_size
 from zeromon.memory.predict import Batch
-from zeromon.memory.spec import ModelSpec, ShardPlan
+from zeromon.memory.reconcile import micro_batch_of_rank
+from zeromon.memory.spec import (
+    FRAMEWORKS,
+    OPTIMIZERS,
+    PLACES,
+    PRECISIONS,
+    ModelSpec,
+    ShardPlan,
+    ZeroStage,
+)
+from zeromon.memory.speeds import Machine, RunSpeeds, with_larger_batch
+from zeromon.probes.host_memory import memory_capacity
 from zeromon.probes.installation import find_training_python, own_package_folders
 from zeromon.snapshot import RunSnapshot
 
@@ -200,9 +205,7 @@ def read_model(spec: str) -> ModelSpec:
     return from_count(count, name=spec)
 
 
-def described_model(
-    described: Mapping[str, Any], name: str, *, measured: bool = False
-) -> ModelSpec:
+def described_model(described: Mapping[str, Any], name: str, *, measured: bool = False) -> ModelSpec:
     """The model that a child process described; *measured*: with its activations."""
     config = None if measured else described.get("config")
     notes = tuple(described.get("notes", ()))
@@ -320,3 +323,248 @@ def setup_of_run(
             base.measured, run, options, options.nodes or plan.hosts_of(chosen.ranks)
         ),
     )
+
+
+# ---- speeds of the machine -----------------------------------------------------------------------
+
+
+def add_speed_arguments(group: argparse._ArgumentGroup) -> None:
+    """Adds the options."""
+    add_option(
+        group, "--interconnect", "SPEED",
+        "slowest link between ranks, all adapters of a host: 8x400Gb (bits), 25GB/s, ib-ndr; "
+        "required for several hosts (default: that of --gpu)",
+        link_speed,
+    )  # fmt: skip
+    add_option(
+        group, "--efficiency", "SHARE",
+        f"share of the peak FLOP/s that compute reaches (default: {COMPUTE.likely})", parse_share,
+    )  # fmt: skip
+    add_option(group, "--pcie", "SPEED", "between device and host: pcie4, 32GB/s", link_speed)
+    add_option(
+        group, "--host-bandwidth", "SPEED",
+        "host memory bandwidth available to the optimizer (default: 109GB/s)", link_speed,
+    )  # fmt: skip
+    add_option(group, "--nvme-bandwidth", "SPEED", "of all NVMe drives of a host: 6GB/s", link_speed)
+    add_option(
+        group, "--link", "FACTOR",
+        "multiply the speed of links between ranks by FACTOR", parse_factor, 1.0,
+    )  # fmt: skip
+    group.add_argument(
+        "--straggler", choices=("as-is", "median"), default="as-is",
+        help="with --from RUN; median: assume the slowest rank computes as fast as the median rank",
+    )  # fmt: skip
+
+
+def parse_factor(typed: str) -> float:
+    """Reads a factor above 0; ``2x`` is 2."""
+    number = float(typed.strip().lower().removesuffix("x"))
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {typed}")
+    return number
+
+
+def parse_share(typed: str) -> float:
+    """Reads a share, from 0 to less than 1."""
+    number = float(typed)
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to less than 1, not {typed}")
+    return number
+
+
+def machine_of_options(options: argparse.Namespace, devices: int) -> Machine:
+    """The speeds of the devices that --gpu names, and of the links between them."""
+    named = [find_named_device(name) for name in (options.gpu or "").split(",")]
+    specs = [device for device in named if device is not None]
+    slowest = min(specs, key=lambda d: d.half_flops) if len(specs) == len(named) else None
+    hosts = options.nodes or hosts_of(devices)
+    host_link = slowest.link if slowest is not None else None
+    link = options.interconnect
+    if link is None and hosts == 1:
+        link = host_link
+    return Machine(
+        device=slowest,
+        efficiency=options.efficiency,
+        link=link,
+        within=host_link,
+        pcie=options.pcie,
+        host=options.host_bandwidth,
+        nvme=options.nvme_bandwidth,
+        ranks_per_host=-(-devices // hosts),
+        link_times=options.link,
+        late_ranks=options.straggler == "as-is",
+    )
+
+
+def calibrate_speeds(
+    measured: RunSpeeds | None, run: RunSnapshot, options: argparse.Namespace, hosts: int
+) -> RunSpeeds | None:
+    """Returns the speeds *measured* in *run*, for another micro-batch, checkpointing, or more hosts."""
+    if measured is None:
+        return None
+    rank = next(rank for rank in run.ranks if rank.models)
+    size, speeds = micro_batch_of_rank(rank), measured.speeds
+    if options.micro_batch and not size:  # the compute of a sample is not known
+        speeds = replace(speeds, forward_seconds=None, backward_seconds=None)
+    elif options.micro_batch and size:
+        speeds = with_larger_batch(speeds, options.micro_batch / size)
+    if options.checkpointing and not rank.models[0].get("recomputes"):
+        speeds = replace(speeds, recompute_seconds=speeds.forward_seconds or 0.0)
+    if hosts > measured.hosts:
+        speeds = replace(speeds, gather=None, reduce=None, all_reduce=None)  # over another link
+    return replace(measured, speeds=speeds)
+
+
+def parse_memory_size(option: str, size: str) -> int:
+    """Returns the bytes of the *size* of *option*, and says how a number without a unit was read.
+
+    Raises :class:`PlanError` for anything but a size.
+    """
+    nbytes = parse_size(size)
+    if not size.strip()[-1].isalpha() and not size.strip()[:1].isalpha():
+        tell_user(f"{option} {size} is read as {human_bytes(nbytes)}")
+    return nbytes
+
+
+def link_speed(speed: str) -> float:
+    """Returns the bytes/s of --interconnect and its like."""
+    try:
+        return parse_link_peak(speed)
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(f"{error}. {error.hint}") from error
+
+
+def parse_host_memory(size: str | None) -> int | None:
+    """Returns the bytes of --host-memory; "here" is the memory of this machine."""
+    if size is None:
+        return None
+    nbytes = memory_capacity(os.getpid()) if size == "here" else parse_memory_size("--host-memory", size)
+    if nbytes < 0:
+        raise PlanError("the memory size of this machine is unknown", "Give --host-memory 512GiB.")
+    return nbytes
+
+
+# ---- the strategy, and the plan that it describes ------------------------------------------------
+
+_YES = ("yes", "no")
+
+
+def add_strategy_arguments(group: argparse._ArgumentGroup) -> None:
+    """Adds the options."""
+    group.add_argument("--framework", choices=FRAMEWORKS)
+    group.add_argument("--stage", type=int, choices=range(4))
+    group.add_argument("--precision", choices=tuple(PRECISIONS))
+    group.add_argument(
+        "--grad-dtype", choices=("fp32", "bf16", "fp16"),
+        help="of gradients between micro-steps (default: that of the precision)",
+    )  # fmt: skip
+    group.add_argument(
+        "--optimizer", choices=tuple(OPTIMIZERS), metavar="NAME", help=", ".join(OPTIMIZERS)
+    )
+    group.add_argument("--offload-optimizer", choices=PLACES)
+    group.add_argument("--offload-params", choices=PLACES)
+    add_option(group, "--shard-ranks", "N", "hybrid sharding: ranks per copy", positive)
+    group.add_argument("--accumulation", type=positive, metavar="N")
+    group.add_argument(
+        "--reshard", choices=_YES,
+        help="FSDP frees parameters after forward: yes is stage 3, no is stage 2",
+    )  # fmt: skip
+    add_option(
+        group, "--prefetch", "N",
+        "gathered ahead: units under FSDP, elements under ZeRO-3 (stage3_prefetch_bucket_size)", whole,
+    )  # fmt: skip
+    add_option(
+        group, "--bucket", "N",
+        "of gradients: MiB under DDP (bucket_cap_mb), elements under ZeRO (reduce_bucket_size)", whole,
+    )  # fmt: skip
+    group.add_argument("--overlap", choices=_YES, help="ZeRO-1 and 2: overlap_comm")
+    group.add_argument(
+        "--reduce-each", choices=_YES, help="each micro-step reduces its gradients (no: no_sync)"
+    )
+    add_option(group, "--tp", "N", "tensor parallelism: ranks per layer", positive)
+    add_option(group, "--pp", "N", "pipeline parallelism: stages", positive)
+
+
+def base_plan(settings: Mapping[str, Any], options: argparse.Namespace) -> ShardPlan:
+    """Stage 3 with DeepSpeed's own defaults, where that is the framework."""
+    ranks = options.devices or settings.get("ranks", 8)
+    framework = options.framework or settings.get("framework", "deepspeed")
+    chosen = _deepspeed_defaults() if framework == "deepspeed" and not options.config else {}
+    return ShardPlan(stage=ZeroStage.PARAMETERS, ranks=ranks, **chosen)
+
+
+def _deepspeed_defaults() -> dict[str, Any]:
+    """DeepSpeed's own defaults of buckets and buffers."""
+    defaults = changes_of_deepspeed({})
+    names = (
+        "grad_bucket_numel", "prefetch_numel", "live_numel", "persistence_numel", "reuse_numel",
+        "sub_group_numel", "optimizer_buffers", "param_buffer_numel", "max_in_cpu", "pins",
+    )  # fmt: skip
+    return {name: defaults[name] for name in names if name in defaults}
+
+
+def change_plan(base: ShardPlan, settings: Mapping[str, Any], options: argparse.Namespace) -> ShardPlan:
+    """*base*, changed by a configuration, then by the command line."""
+    fields = dict(settings)
+    if options.devices:
+        fields["ranks"] = options.devices
+    fields.setdefault("ranks", base.ranks)
+    if options.shard_ranks:
+        fields["shard_ranks"] = options.shard_ranks
+    elif fields["ranks"] != base.ranks and fields["ranks"] % base.shard_ranks:
+        fields["shard_ranks"] = 0  # what it was cannot be kept
+    elif base.shard_ranks == base.ranks:
+        fields.setdefault("shard_ranks", 0)
+    if options.stage is not None:
+        fields["stage"] = ZeroStage(options.stage)
+    if options.reshard:
+        fields["stage"] = ZeroStage.PARAMETERS if options.reshard == "yes" else ZeroStage.GRADIENTS
+    overrides = {
+        "framework": options.framework,
+        "accumulation": options.accumulation,
+        "optimizer_on": options.offload_optimizer,
+        "params_on": options.offload_params,
+        "precision": PRECISIONS.get(options.precision or ""),
+        "optimizer": OPTIMIZERS.get(options.optimizer or ""),
+    }
+    fields |= {name: value for name, value in overrides.items() if value is not None}
+    if options.grad_dtype:
+        nbytes = 4 if options.grad_dtype == "fp32" else 2
+        fields["precision"] = replace(fields.get("precision", base.precision), grad_bytes=nbytes)
+    framework = fields.get("framework", base.framework)
+    if not options.framework and framework != "deepspeed" and "stage" in fields:
+        framework = _wrapper_of_stage(framework, fields["stage"])
+        fields["framework"] = framework
+    if framework == "ddp":
+        fields.setdefault("stage", ZeroStage.NONE)
+    elif framework != "deepspeed" and base.framework in ("ddp", "deepspeed"):
+        fields.setdefault("stage", ZeroStage.PARAMETERS)
+    if framework == "deepspeed" != base.framework:
+        fields = _deepspeed_defaults() | fields
+    if "stage" in fields:
+        fields["reshards"] = fields["stage"] == ZeroStage.PARAMETERS
+    return replace(base, **(fields | _communication_fields(framework, options)))
+
+
+def _wrapper_of_stage(framework: str, stage: ZeroStage) -> str:
+    """Torch's own wrapper for a stage: DDP for stage 0, FSDP for stages 2 and 3."""
+    if stage == ZeroStage.NONE:
+        return "ddp"
+    return "fsdp2" if framework == "ddp" and stage >= ZeroStage.GRADIENTS else framework
+
+
+def _communication_fields(framework: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of the options on when and how much is communicated at once."""
+    fields: dict[str, Any] = {}
+    if options.prefetch is not None:
+        is_zero = framework == "deepspeed"
+        fields["prefetch_numel" if is_zero else "prefetch_units"] = options.prefetch
+    if options.bucket and framework == "ddp":
+        fields["bucket_cap_bytes"] = options.bucket << 20
+    elif options.bucket:
+        fields["grad_bucket_numel"] = options.bucket
+    if options.overlap:
+        fields["grad_buckets"] = 2 if options.overlap == "yes" else 1
+    if options.reduce_each:
+        fields["reduces_each"] = options.reduce_each == "yes"
+    return fields

@@ -21,7 +21,7 @@ from typing import Any
 
 from zeromon.base.errors import ExportError, os_errors_as
 from zeromon.base.units import printable
-from zeromon.cli.options import add_list, add_option, in_range, write_text
+from zeromon.cli.parser import add_list, add_option, in_range, write_text
 from zeromon.export.prometheus import rules
 from zeromon.ring import tokens
 
@@ -97,8 +97,7 @@ def _rules_document(options: argparse.Namespace) -> dict[str, Any]:
 def _scrape_document(options: argparse.Namespace) -> dict[str, Any]:
     if not options.sd and not options.target:
         raise ExportError(
-            "no target to scrape",
-            "Name a job's --sd http://node0:9417/sd, or each --target HOST:PORT.",
+            "no target to scrape", "Name a job's --sd http://node0:9417/sd, or each --target HOST:PORT."
         )
     return rules.scrape_document(
         options.sd,

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from zeromon.base.errors import RunAmbiguous, RunNotFound, SourceError, ZeromonError, os_errors_as
 from zeromon.base.units import JOULES_A_KWH
 from zeromon.cli import servers
-from zeromon.cli.options import add_flag, add_option, check_format, draw_module, in_range
+from zeromon.cli.parser import add_flag, add_option, check_format, draw_module, in_range
 from zeromon.cli.terminal import show_text, show_working
 from zeromon.collector.run import snapshot_of_folder
 from zeromon.probes.process import process_start_ticks
@@ -228,9 +228,7 @@ def newest_snapshot(name: str | None) -> RunSnapshot:
 def _is_ending(run: RunSnapshot) -> bool:
     """Returns whether all ranks of a local run have exited and its collector has not noticed yet."""
     is_here = run.node == socket.gethostname() and not (run.ended or run.origin)
-    return (
-        is_here and bool(run.ranks) and all(process_start_ticks(r.pid) is None for r in run.ranks)
-    )
+    return is_here and bool(run.ranks) and all(process_start_ticks(r.pid) is None for r in run.ranks)
 
 
 def _find_newest_snapshot(name: str | None) -> RunSnapshot:

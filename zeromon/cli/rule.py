@@ -7,7 +7,7 @@ without CODE, all rules are listed, one per line.
 import argparse
 import sys
 
-from zeromon.diagnosis.pages import all_pages, find_page
+from zeromon.diagnosis.rule import all_pages, find_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

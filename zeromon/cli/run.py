@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from zeromon.base.errors import LaunchError, RingError
-from zeromon.cli.options import add_flag, add_list, add_option
+from zeromon.cli.parser import add_flag, add_list, add_option
 from zeromon.probes import process
 from zeromon.probes.installation import own_package_folders
 from zeromon.probes.process import ProcessWatch
@@ -38,12 +38,7 @@ from zeromon.sources.live import collector_address
 
 _LAUNCH_SECONDS = 10.0
 _COLLECTOR_PATIENCE_SECONDS = 2.0
-_TASKS = (
-    "LOCAL_WORLD_SIZE",
-    "SLURM_NTASKS_PER_NODE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-)
+_TASKS = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """How many tasks a launcher starts on this node."""
 _SHARED_BY_TASKS = ("MASTER_ADDR", "MASTER_PORT")
 
@@ -207,9 +202,7 @@ def _prepare_run(
         tell_user(f"watching run {folder.name} ({endpoint}); look at it with: zeromon attach")
         port = environment.get("ZEROMON_PORT")
         if address and port and not address.endswith(f":{port}"):
-            tell_user(
-                f"  port {port} is taken, or another run's collector serves this node already"
-            )
+            tell_user(f"  port {port} is taken, or another run's collector serves this node already")
         store = paths.record_store_root()
         if foreign := paths.foreign_reason(store, store / "runs"):
             tell_user(f"  its record is not kept: {foreign}; see ZEROMON_STORE")
@@ -315,9 +308,7 @@ def start_collector(root: Path, environment: dict[str, str]) -> str | None:
     The command waits for it, but not long: where it does not come, the agents start it again.
     """
     with suppress(subprocess.TimeoutExpired):
-        _launch_in_background(
-            ["-m", "zeromon.collector", "--daemon"], _without_shim(environment, root)
-        )
+        _launch_in_background(["-m", "zeromon.collector", "--daemon"], _without_shim(environment, root))
     deadline = time.monotonic() + _COLLECTOR_PATIENCE_SECONDS
     while time.monotonic() < deadline:
         address = collector_address(root)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from zeromon.base.errors import RunNotFound, RunRefused, SourceError, os_errors_as
 from zeromon.base.units import human_bytes, human_seconds, printable
 from zeromon.cli import tell_user, user_agrees
-from zeromon.cli.options import add_flag, add_list
+from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.collector.run import snapshot_of_folder
 from zeromon.readout.verdict import Health
@@ -146,8 +146,7 @@ def _print_runs(options: argparse.Namespace) -> int:
     else:
         reason = store.refusal() or "none has been recorded yet"
         tell_user(
-            f"no run is live, and {reason}",
-            paths.OWN_FOLDER if store.refusal() else RunNotFound.hint,
+            f"no run is live, and {reason}", paths.OWN_FOLDER if store.refusal() else RunNotFound.hint
         )
     return 0
 
@@ -258,7 +257,6 @@ def _refuse_running_run(run: str) -> None:
     followed = any(live.run == run and not live.ended for live in runs_of_node())
     folders = [root / run for root in paths.user_ring_roots()]
     if followed or any(
-        any(folder.glob("rank*.ring")) and not snapshot_of_folder(folder).ended
-        for folder in folders
+        any(folder.glob("rank*.ring")) and not snapshot_of_folder(folder).ended for folder in folders
     ):
         raise RunRefused(f"{run} is running", "zeromon detach ends its record; training goes on.")

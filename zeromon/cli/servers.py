@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from zeromon.cli.options import add_option
+from zeromon.cli.parser import add_option
 from zeromon.sources.prometheus.client import Server
 
 

@@ -30,14 +30,7 @@ import msgspec
 
 from zeromon.base.errors import CaptureRefused, TraceError
 from zeromon.cli import tell_user
-from zeromon.cli.options import (
-    add_flag,
-    add_option,
-    check_format,
-    draw_module,
-    positive,
-    write_text,
-)
+from zeromon.cli.parser import add_flag, add_option, check_format, draw_module, positive, write_text
 from zeromon.cli.terminal import show_json, show_progress, show_text
 from zeromon.diagnosis.flight import calls_under_way, flight_findings
 from zeromon.export.files import Progress
@@ -103,9 +96,7 @@ _MAX_UNKNOWN = 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``zeromon trace capture [RUN] ...`` and ``zeromon trace analyze FILE...``"""
     verbs = parser.add_subparsers(metavar="ACTION", required=True)
-    sub = verbs.add_parser(
-        "capture", help="record the next steps of a live run", description=CAPTURE
-    )
+    sub = verbs.add_parser("capture", help="record the next steps of a live run", description=CAPTURE)
     sub.add_argument("target", nargs="?", metavar="RUN", help="run id, pid or host:port")
     add_option(sub, "--steps", "N", "number of steps", positive, 2)
     add_option(
@@ -114,9 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(sub, "--json", "print the result as JSON")
     sub.set_defaults(call=capture_trace)
     sub = verbs.add_parser("analyze", help="analyse the time of the devices", description=ANALYZE)
-    sub.add_argument(
-        "files", nargs="+", metavar="FILE", help="Kineto JSON, plain or gzip, or folder"
-    )
+    sub.add_argument("files", nargs="+", metavar="FILE", help="Kineto JSON, plain or gzip, or folder")
     add_option(sub, "--rank", "N", "the rank of the details", int)
     for name, help_text in SECTIONS.items():
         sub.add_argument(f"--{name}", action="store_true", help=help_text)
@@ -155,9 +144,7 @@ def _read_step_samples(path: Path) -> list[Sample]:
     return samples
 
 
-def _read_traces(
-    paths: Sequence[Path],
-) -> Iterator[tuple[TraceData, Callable[[int | None], HostStep]]]:
+def _read_traces(paths: Sequence[Path]) -> Iterator[tuple[TraceData, Callable[[int | None], HostStep]]]:
     """Reads one trace after another, of files and folders, with a progress bar.
 
     Yields with each what reads the host's part of a step of it.
@@ -196,9 +183,7 @@ def capture_trace(options: argparse.Namespace) -> int:
     source = only_live_run(find_live_runs(options.target)).open()
     number = source.trace(options.steps, options.ranks)
     capture = _await_capture(source, number)
-    ranks = (
-        [] if capture.state == CaptureState.FAILED else read_analysis_result(Path(capture.folder))
-    )
+    ranks = [] if capture.state == CaptureState.FAILED else read_analysis_result(Path(capture.folder))
     if options.json:
         show_json({"run": source.run, "capture": capture, "ranks": ranks})
     else:

@@ -18,7 +18,7 @@ import time
 
 from zeromon.base.errors import TrialRefused, ZeromonError
 from zeromon.cli import tell_user, user_agrees
-from zeromon.cli.options import add_flag, add_option
+from zeromon.cli.parser import add_flag, add_option
 from zeromon.cli.terminal import show_json, show_progress, show_text
 from zeromon.readout.remedy import progress_text, result_text, trial_obstacle
 from zeromon.snapshot import Finding, RunSnapshot, Trial
@@ -120,9 +120,7 @@ def _follow_trial(source: LiveSource, number: int, *, renews: bool = True) -> Tr
             if renews and not trial.note:
                 source.renew_trial(number, go_on=True)
         time.sleep(_LOOK_SECONDS)
-    raise TrialRefused(
-        f"trial {number} has not ended", "The ranks undo it before their next block."
-    )
+    raise TrialRefused(f"trial {number} has not ended", "The ranks undo it before their next block.")
 
 
 def trial_as_text(trial: Trial) -> str:

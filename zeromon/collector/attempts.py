@@ -12,13 +12,7 @@ from dataclasses import dataclass, replace
 
 from zeromon.attach.rank_processes import Process, ranks_to_be, running_processes
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower
-from zeromon.fold.ledger import (
-    Observed,
-    ledger_rows,
-    ledger_totals,
-    process_began_ns,
-    with_lost_steps,
-)
+from zeromon.fold.ledger import Observed, ledger_rows, ledger_totals, process_began_ns, with_lost_steps
 from zeromon.fold.summarize import summarize_rank
 from zeromon.probes.process import ProcessWatch, describe_wait_status, main_thread_frames
 from zeromon.readout.text import exit_text, script_frame
@@ -65,10 +59,7 @@ def current_followers(attempts: Sequence[Sequence[RankFollower]]) -> list[RankFo
 
 def attempt_starts_ns(attempts: Sequence[Sequence[RankFollower]], launched_ns: int) -> list[int]:
     """When each attempt began, CLOCK_MONOTONIC: the first at the launch, 0 where that is not known."""
-    return [
-        launched_ns,
-        *(min(process_began_ns(f.state) for f in members) for members in attempts[1:]),
-    ]
+    return [launched_ns, *(min(process_began_ns(f.state) for f in members) for members in attempts[1:])]
 
 
 def observed_lifetime(follower: RankFollower, since_ns: int, until_ns: int) -> Observed:
@@ -92,9 +83,7 @@ def earlier_attempts(
     resumed = [_highest_resumed_step(members) for members in attempts]
     starts_ns = attempt_starts_ns(attempts, launched_ns)
     past = []
-    for i, (number, members) in enumerate(
-        zip(attempt_numbers(attempts), attempts[:-1], strict=False)
-    ):
+    for i, (number, members) in enumerate(zip(attempt_numbers(attempts), attempts[:-1], strict=False)):
         attempt, resumed_step = _summarize_attempt(number, members), resumed[i]
         lost = 0 if attempt.finished else _lost_steps(resumed_step, attempt.steps, resumed[i + 1])
         rows = [
@@ -102,9 +91,7 @@ def earlier_attempts(
             for follower in members
             if follower.path not in goes_on
             for row in with_lost_steps(
-                ledger_rows(
-                    follower.state, observed_lifetime(follower, starts_ns[i], starts_ns[i + 1])
-                ),
+                ledger_rows(follower.state, observed_lifetime(follower, starts_ns[i], starts_ns[i + 1])),
                 list(follower.state.history),
                 lost or 0,
             )
@@ -125,9 +112,7 @@ def earlier_ledger_totals(
     for members, since_ns, until_ns in zip(attempts, starts_ns, starts_ns[1:], strict=False):
         for follower in members:
             if follower.path not in current_paths:
-                totals = ledger_totals(
-                    follower.state, observed_lifetime(follower, since_ns, until_ns)
-                )
+                totals = ledger_totals(follower.state, observed_lifetime(follower, since_ns, until_ns))
                 sums[follower.state.rank].update(totals)
     return sums
 
@@ -158,9 +143,7 @@ def _restart_count(follower: RankFollower) -> int:
 
 def _lost_steps(resumed: int | None, steps: int, next_resumed: int | None) -> int | None:
     """Steps that are taken again; all three count what the optimizers had taken."""
-    return (
-        None if resumed is None or next_resumed is None else max(0, resumed + steps - next_resumed)
-    )
+    return None if resumed is None or next_resumed is None else max(0, resumed + steps - next_resumed)
 
 
 def _summarize_attempt(number: int, members: Sequence[RankFollower]) -> Attempt:
@@ -265,9 +248,7 @@ class Launched:
             if pid not in self._waiting and pid not in reported:
                 self._add(process, now_ns)
         for pid, waiting in list(self._waiting.items()):
-            if pid in reported or (
-                waiting.rank is None and pid not in by_pid
-            ):  # not a rank after all
+            if pid in reported or (waiting.rank is None and pid not in by_pid):  # not a rank after all
                 del self._waiting[pid]
             elif not waiting.watch.alive():
                 waiting.died_ns = waiting.died_ns or now_ns
@@ -290,16 +271,11 @@ class Launched:
         self._next_stack_ns = now_ns + round(self._pause_seconds * 1e9)
         alive = [(pid, waiting) for pid, waiting in self._waiting.items() if not waiting.died_ns]
         self._reader = threading.Thread(
-            target=_read_script_frames,
-            args=(alive[:_MAX_STACKS],),
-            daemon=True,
-            name="zeromon-stacks",
+            target=_read_script_frames, args=(alive[:_MAX_STACKS],), daemon=True, name="zeromon-stacks"
         )
         self._reader.start()
 
-    def with_unreported(
-        self, run: RunSnapshot, reported: Sequence[int], clock_ns: int
-    ) -> RunSnapshot:
+    def with_unreported(self, run: RunSnapshot, reported: Sequence[int], clock_ns: int) -> RunSnapshot:
         """Returns *run* with its processes and attempts that have not reported.
 
         *reported*: the numbers of the attempts that have; *clock_ns*: wall clock less monotonic clock.
@@ -336,9 +312,7 @@ def _attempt_to_come(run: RunSnapshot, number: int) -> int:
     if highest_begun > max(1, number):
         return highest_begun
     last_attempt = next((attempt for attempt in run.attempts if attempt.number == number), None)
-    roles = (
-        [death.role for death in last_attempt.deaths] if last_attempt else roles_of(run).values()
-    )
+    roles = [death.role for death in last_attempt.deaths] if last_attempt else roles_of(run).values()
     restarts = number <= max_restart_count(run.command)
     return number + 1 if restarts and DeathRole.CULPRIT in roles else 0
 

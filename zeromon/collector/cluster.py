@@ -360,9 +360,7 @@ class Leader:
                 replied_ns=received_ns,
                 every_seconds=self._every(),
                 sample=self._sample,
-                nodes=self._notable
-                if _MAX_LISTED < len(self._nodes) <= report.known
-                else self._all,
+                nodes=self._notable if _MAX_LISTED < len(self._nodes) <= report.known else self._all,
                 groups=groups,
                 matches=matches,
                 hangs=self._hangs,

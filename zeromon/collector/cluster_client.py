@@ -75,9 +75,7 @@ def read_node_infos(folder: Path) -> list[NodeInfo]:
         cards = sorted(_CARDS.decode(content), key=lambda card: card.first_rank)
     except (OSError, ValueError, RecursionError):
         return []
-    return (
-        [printable_node_info(card) for card in cards] if cards and cards[0].first_rank == 0 else []
-    )
+    return [printable_node_info(card) for card in cards] if cards and cards[0].first_rank == 0 else []
 
 
 class NodeList:
@@ -247,9 +245,7 @@ class ClusterSync:
                 return
 
     def _why(self, error: Exception) -> str:
-        leader_text = (
-            f"the collector of node {self._leader_name}, {self._address or 'which has none'}"
-        )
+        leader_text = f"the collector of node {self._leader_name}, {self._address or 'which has none'}"
         if not os.environ.get("ZEROMON_TOKEN"):
             needs = "ZEROMON_HOST=0.0.0.0 and the same ZEROMON_TOKEN on all nodes"
             return f"ranks of other nodes are not matched without a token: set {needs}"
@@ -259,9 +255,7 @@ class ClusterSync:
             return str(error)
         hint = ""
         if self._leader_is_local:
-            hint = (
-                ": it listens there only; set ZEROMON_HOST=0.0.0.0 and ZEROMON_TOKEN on all nodes"
-            )
+            hint = ": it listens there only; set ZEROMON_HOST=0.0.0.0 and ZEROMON_TOKEN on all nodes"
         return f"ranks of other nodes are not matched, {leader_text} does not answer{hint}"
 
     def _exchange(self) -> None:
@@ -304,10 +298,7 @@ class ClusterSync:
     def _report(self, now_ns: int, shift: int | None) -> NodeReport:
         """Returns the report by the leader's clock; without arrivals and ranks if *shift* is None."""
         report = NodeReport(
-            run=self.run,
-            card=self.own,
-            round_trip_ns=self.clock.round_trip_ns(),
-            known=len(self._cards),
+            run=self.run, card=self.own, round_trip_ns=self.clock.round_trip_ns(), known=len(self._cards)
         )
         if shift is None:
             return report

@@ -78,12 +78,8 @@ class Collector:
 
     def try_change(self, name: str, rule: str, rounds: int) -> Trial:
         """Requests a trial of the remedy of *rule* in run *name*; raises :class:`TrialRefused`."""
-        snapshot, follower = self._find_live_run(
-            name, TrialRefused, "A change is tried in a live run."
-        )
-        return follower.trials.request(
-            snapshot, follower.rings(), rule, rounds, time.monotonic_ns()
-        )
+        snapshot, follower = self._find_live_run(name, TrialRefused, "A change is tried in a live run.")
+        return follower.trials.request(snapshot, follower.rings(), rule, rounds, time.monotonic_ns())
 
     def renew_trial(self, name: str, number: int, *, go_on: bool) -> Trial:
         """Lets trial *number* of run *name* go on, or ends it; raises :class:`TrialRefused`."""
@@ -167,9 +163,7 @@ class Collector:
         if snapshot is None:
             return None
         end_cause = f"{DETACHED}: the collector cannot follow the run"
-        ranks = tuple(
-            replace(rank, ended=end_cause) if rank.alive else rank for rank in snapshot.ranks
-        )
+        ranks = tuple(replace(rank, ended=end_cause) if rank.alive else rank for rank in snapshot.ranks)
         self._over[name] = replace(snapshot, ranks=ranks, note=f"not followed any more: {reason}")
         with suppress(OSError, ZeromonError):
             self.store.save(self._over[name])

@@ -127,10 +127,7 @@ class Application:
         """Method and path of everything that it answers; ``{run}`` stands for the name of a run."""
         suffixes = ("", *(f"/{section}" for section in _SECTIONS))
         return [
-            *(
-                ("GET", path)
-                for path in (*self._gets, *(f"{_RUN}{{run}}{tail}" for tail in suffixes))
-            ),
+            *(("GET", path) for path in (*self._gets, *(f"{_RUN}{{run}}{tail}" for tail in suffixes))),
             *(("POST", path) for path in self._posts),
         ]
 
@@ -138,9 +135,7 @@ class Application:
         """Answers one request, as WSGI defines it."""
         request = _policy_request(environ)
         token = self._policy.token
-        if request.method == "GET" and self._is_proved(
-            environ, READ, _signed_target(environ), token
-        ):
+        if request.method == "GET" and self._is_proved(environ, READ, _signed_target(environ), token):
             request = replace(request, token=token)
         refused = access.refusal_of(request, self._policy)
         if refused is not None:
@@ -157,9 +152,7 @@ class Application:
 
     def _answer_targets(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         host = environ.get("HTTP_HOST", "")
-        return _send_json(
-            respond, "200 OK", target_groups(self._view.targets(), self._view.view, host)
-        )
+        return _send_json(respond, "200 OK", target_groups(self._view.targets(), self._view.view, host))
 
     def _answer_metrics(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         self._view.was_read()
@@ -184,9 +177,7 @@ class Application:
         try:
             query = parse_qs(environ.get("QUERY_STRING", ""))
             body = (
-                self._past(run, section, query)
-                if section
-                else encode_snapshot(_steps_since(run, query))
+                self._past(run, section, query) if section else encode_snapshot(_steps_since(run, query))
             )
         except RunNotFound as error:
             return _send_json(respond, "404 Not Found", {"error": str(error)})
@@ -207,9 +198,7 @@ class Application:
     ) -> Iterable[bytes]:
         """Answers a request that changes what the ranks do."""
         try:
-            accepted = act(
-                environ["wsgi.input"].read(min(_MAX_BODY_BYTES, _request_body_size(environ)))
-            )
+            accepted = act(environ["wsgi.input"].read(min(_MAX_BODY_BYTES, _request_body_size(environ))))
         except (ValueError, RecursionError) as error:
             return _send_json(respond, "400 Bad Request", {"error": f"not a request: {error}"})
         except ZeromonError as error:
@@ -229,9 +218,7 @@ class Application:
     def _exchange(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
         report = environ["wsgi.input"].read(_request_body_size(environ))
         if not self._is_proved(environ, REPORT, report, self._token):
-            reason = (
-                "the report is not signed with this collector's token, or is not of this minute"
-            )
+            reason = "the report is not signed with this collector's token, or is not of this minute"
             return _send_json(respond, "401 Unauthorized", {"error": reason})
         try:
             body = self._view.exchange(report)

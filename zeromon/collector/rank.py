@@ -14,12 +14,7 @@ from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.disk import DiskReader
 from zeromon.probes.extension_lock import ExtensionLockReader
 from zeromon.probes.host_memory import HostReader
-from zeromon.probes.process import (
-    ProcessWatch,
-    WorkersReader,
-    describe_wait_status,
-    main_thread_halt,
-)
+from zeromon.probes.process import ProcessWatch, WorkersReader, describe_wait_status, main_thread_halt
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.events import ExitKind, Raw
 from zeromon.ring.model_metadata import BACKGROUND
@@ -213,9 +208,7 @@ class RankFollower:
             state, now_ns = self.state, time.monotonic_ns()
             base = state.history[-min(len(state.history), WINDOW_STEPS)] if state.history else None
             since_ns = base.start_ns if base is not None else now_ns
-            self._pressure = (
-                self._pressure_reader.read(now_ns, state.steps, since_ns) or self._pressure
-            )
+            self._pressure = self._pressure_reader.read(now_ns, state.steps, since_ns) or self._pressure
         return self._pressure
 
     def workers(self) -> WorkerMemory | None:

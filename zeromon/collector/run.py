@@ -22,11 +22,9 @@ from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memo
 from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trials import Trials, with_trial_results
 from zeromon.diagnosis.arrivals import ArrivalSkew, with_bubbles
-from zeromon.diagnosis.communicators import ras_of, with_groups
 from zeromon.diagnosis.engine import FindingMemory, advise
-from zeromon.diagnosis.hangs import hangs_of
+from zeromon.diagnosis.hangs import find_stalls, hangs_of, ras_of, with_groups
 from zeromon.diagnosis.rule import lacks_cpus
-from zeromon.diagnosis.stalls import find_stalls
 from zeromon.diagnosis.stragglers import find_stragglers
 from zeromon.fold import checkpoint
 from zeromon.fold.checkpoint import Checkpoint
@@ -105,9 +103,7 @@ class Risks:
     ) -> tuple[Risk, ...]:
         """Returns *risks* of *ranks* since the onset of their growth, which it remembers."""
         growing = self._growing
-        dated = [
-            with_earlier_onset(r, growing.get((number, r.pool)), ranks[0].recent) for r in risks
-        ]
+        dated = [with_earlier_onset(r, growing.get((number, r.pool)), ranks[0].recent) for r in risks]
         grown = [risk for risk in dated if risk.growth_bytes_per_step is not None]
         self._growing |= {(number, risk.pool): risk for risk in grown}
         return tuple(dated)
@@ -375,9 +371,7 @@ class RunFollower:
     def _with_history_end(self, run: RunSnapshot) -> RunSnapshot:
         """Returns *run* with when its history stopped, and why."""
         if self.record is not None and self.record.note and not self._history.note:
-            self._history = HistoryEnd(
-                self.record.note, self._wall_seconds(), self.record.last_step
-            )
+            self._history = HistoryEnd(self.record.note, self._wall_seconds(), self.record.last_step)
             write_history_end(self.folder, self._history)
         note, until_wall, step = self._history
         return replace(run, history_note=note, history_until=until_wall, history_step=step)
@@ -468,9 +462,7 @@ class RunFollower:
             self._skew.record_arrivals(state.rank, groups, state.arrivals)
             state.arrivals.clear()
 
-    def _summarize_ranks(
-        self, followers: Sequence[RankFollower], now_ns: int
-    ) -> list[RankSnapshot]:
+    def _summarize_ranks(self, followers: Sequence[RankFollower], now_ns: int) -> list[RankSnapshot]:
         """Returns the snapshots of the ranks by their own events and processes."""
         summaries = []
         for follower in followers:
@@ -502,9 +494,7 @@ class RunFollower:
             completed = replace(
                 rank,
                 ended=KILLED_FOR_MEMORY if number in killed else rank.ended,
-                device_stats=_with_process_count(
-                    devices.read(uuid, now_ns, rank.pid), on_device[uuid]
-                ),
+                device_stats=_with_process_count(devices.read(uuid, now_ns, rank.pid), on_device[uuid]),
                 disk=follower.disk(),
                 pressure=follower.pressure(),
                 workers=follower.workers(),

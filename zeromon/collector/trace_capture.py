@@ -84,11 +84,7 @@ class Captures:
             return capture
 
     def _write(self, capture: Capture) -> None:
-        body: dict[str, Any] = {
-            "number": capture.number,
-            "first": capture.first,
-            "steps": capture.steps,
-        }
+        body: dict[str, Any] = {"number": capture.number, "first": capture.first, "steps": capture.steps}
         body |= {"ranks": capture.ranks, "folder": capture.folder}
         with os_errors_as(CaptureRefused, f"write {self._request_file}"):
             replace_file(self._request_file, json.dumps(body))
@@ -97,10 +93,7 @@ class Captures:
         """Advances the last capture and returns it; None before the first."""
         with self._lock:
             capture = self.last
-            if capture is not None and capture.state in (
-                CaptureState.WAITING,
-                CaptureState.RECORDING,
-            ):
+            if capture is not None and capture.state in (CaptureState.WAITING, CaptureState.RECORDING):
                 self.last = self._recorded(capture, ranks, now_ns)
             elif capture is not None and capture.state == CaptureState.ANALYSING:
                 self.last = self._finish_analysis(capture, ranks)
@@ -155,9 +148,7 @@ class Captures:
                 return capture
             self._analysis.kill()
             self._analysis.wait()
-            capture = replace(
-                capture, note=f"{capture.note or 'the traces are there'}, {_TOO_LONG}"
-            )
+            capture = replace(capture, note=f"{capture.note or 'the traces are there'}, {_TOO_LONG}")
         code = self._analysis.returncode if self._analysis is not None else 1
         self._analysis = None
         if code:
@@ -231,9 +222,7 @@ def first_safe_step(ranks: Sequence[RankSnapshot]) -> int:
     return newest_step + 2 + math.ceil(POLL_SECONDS / max(fastest, 1e-4))
 
 
-def compare_trace(
-    analysis: Sequence[RankTrace], ranks: Sequence[RankSnapshot]
-) -> dict[int, TraceCheck]:
+def compare_trace(analysis: Sequence[RankTrace], ranks: Sequence[RankSnapshot]) -> dict[int, TraceCheck]:
     """Returns rank -> comparison of its live figures with its trace, over the steps of both."""
     checks = {}
     by_rank = {rank.rank: rank for rank in ranks}

@@ -68,9 +68,7 @@ class Trials:
         change, remedy = CHANGES[finding.rule], finding.remedy
         assert remedy is not None  # obstacle() refused it
         rare = change is Change.SHARED_COLLECTIONS
-        size = min(
-            _COLLECTIONS_SIZE if rare else MIN_BLOCK_STEPS, _MAX_STEPS // (ROUND_BLOCKS * rounds)
-        )
+        size = min(_COLLECTIONS_SIZE if rare else MIN_BLOCK_STEPS, _MAX_STEPS // (ROUND_BLOCKS * rounds))
         numbers = [t.number for t in self._all] + [r.trial.number for r in run.ranks if r.trial]
         return Trial(
             number=max(numbers, default=0) + 1,
@@ -88,9 +86,7 @@ class Trials:
         )
 
     def _write(self, trial: Trial, rings: tuple[str, ...]) -> None:
-        plan = Plan(
-            trial.number, Change(trial.change), trial.first, trial.size, trial.blocks, rings
-        )
+        plan = Plan(trial.number, Change(trial.change), trial.first, trial.size, trial.blocks, rings)
         with os_errors_as(TrialRefused, f"write {self._file}"):
             replace_file(self._words, bytes(WORD.size * len(rings)))
             replace_file(self._file, json.dumps(plan._asdict()))
@@ -125,9 +121,7 @@ class Trials:
         finished = [answer for answer in answers if answer.state.is_over]
         if len(finished) < len(ranks):
             waited = (now_ns - self._requested_ns) / 1e9
-            if not answers and waited > max(
-                _START_TIMEOUT_SECONDS, 20 * _longest_step_seconds(ranks)
-            ):
+            if not answers and waited > max(_START_TIMEOUT_SECONDS, 20 * _longest_step_seconds(ranks)):
                 self._keep(go_on=False)
                 return replace(
                     trial, state=TrialState.REFUSED, note=f"no rank answered in {waited:.0f} s"
@@ -153,11 +147,7 @@ class Trials:
             reason = f"no step ended for {silent:.0f} s"
         else:
             bare, tried = _seconds_by_state(current, ranks, max(r.step for r in ranks) + 1)
-            if (
-                len(tried) > 2
-                and bare
-                and statistics.median(tried) > _SLOWER * statistics.median(bare)
-            ):
+            if len(tried) > 2 and bare and statistics.median(tried) > _SLOWER * statistics.median(bare):
                 reason = f"steps took more than {_SLOWER:.0f} times as long with the change"
         if reason and not trial.note:
             self._keep(go_on=False)
@@ -175,14 +165,10 @@ def _seconds_by_step(ranks: Sequence[RankSnapshot]) -> dict[int, float]:
     for rank in ranks:
         for step in rank.recent:
             durations.setdefault(step.step, []).append(step.seconds)
-    return {
-        n: statistics.fmean(times) for n, times in durations.items() if len(times) == len(ranks)
-    }
+    return {n: statistics.fmean(times) for n, times in durations.items() if len(times) == len(ranks)}
 
 
-def _block_seconds(
-    trial: Trial, seconds: dict[int, float], number: int, end_step: int
-) -> list[float]:
+def _block_seconds(trial: Trial, seconds: dict[int, float], number: int, end_step: int) -> list[float]:
     """The steps of a block before *end_step*, without its first, which the switch may disturb."""
     start = trial.first + number * trial.size
     steps = range(start + 1, min(end_step, start + trial.size))

@@ -196,9 +196,7 @@ def compare(columns: Sequence[Sequence[RunFigures]]) -> Comparison:
 def _figure_of(metric: Metric, runs: Sequence[RunFigures]) -> Figure:
     run_figures = [metric.find(run) for run in runs]
     unknown = [run_figure for run_figure in run_figures if isinstance(run_figure, str)]
-    return (
-        unknown[0] if unknown else pooled_mean([f for f in run_figures if isinstance(f, Estimate)])
-    )
+    return unknown[0] if unknown else pooled_mean([f for f in run_figures if isinstance(f, Estimate)])
 
 
 def row_of(metric: Metric, column_figures: Sequence[Figure], machines: Sequence[Machine]) -> Row:
@@ -322,9 +320,7 @@ def recommend_column(
     ranks = sorted({count for i in survivors if (count := columns[i].ranks) is not None})
     if len(ranks) > 1 and contest.speeds:
         counts = ", ".join(map(str, ranks))
-        reasons.append(
-            f"speeds are totals over all ranks, and the number of ranks differs ({counts})"
-        )
+        reasons.append(f"speeds are totals over all ranks, and the number of ranks differs ({counts})")
     reasons += [f"{names[i]}: {columns[i].doubt}" for i in survivors if columns[i].doubt]
     if pick is not None:
         reasons += [*_skipped_note(names[pick], columns[pick], by_name["skipped_steps"][pick])]

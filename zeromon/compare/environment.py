@@ -40,8 +40,7 @@ def environments_of(columns: Sequence[Sequence[RunSnapshot]]) -> Environment:
     records = [facts for runs in groups for facts in runs]
     names = dict.fromkeys(name for facts in records for name in facts)
     rows = [
-        Difference(name=name, values=tuple(_value_of(name, runs) for runs in groups))
-        for name in names
+        Difference(name=name, values=tuple(_value_of(name, runs) for runs in groups)) for name in names
     ]
     differ = [
         row for row in rows if len({v for v in row.values if v != UNKNOWN}) > 1 or _is_doubtful(row)

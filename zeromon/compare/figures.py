@@ -16,7 +16,7 @@ from zeromon.memory.reconcile import Described, micro_batch_of_rank, read_model_
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
 from zeromon.ring.events import Op, Role
 from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon.snapshot.bandwidth import BUS_FACTOR
+from zeromon.snapshot.communication import BUS_FACTOR
 from zeromon.snapshot.noise import Estimate, block_estimate, half_width, median_of
 from zeromon.snapshot.step import NOT_TIMED
 
@@ -98,9 +98,7 @@ def figures_of(snapshot: RunSnapshot, series: Series) -> RunFigures:
         snapshot=snapshot,
         seconds=tuple(steps),
         taken=round(sum(series["steps"])),
-        exposed=tuple(
-            (waits, step) for waits, step, flags in exposed if not int(flags) & NOT_TIMED
-        ),
+        exposed=tuple((waits, step) for waits, step, flags in exposed if not int(flags) & NOT_TIMED),
         data_waits=tuple(zip(seconds_of("data_wait_us"), steps, strict=True)),
         offload_waits=tuple(seconds_of("offload_blocked_us")),
         payload=tuple(settled_column("collective_bytes")),

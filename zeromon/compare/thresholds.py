@@ -141,9 +141,7 @@ class _Case:
             if compared.value is None and (self.limit.relative or compared is cell):
                 return f"{self.limit.text} cannot be judged for {owner}: {compared.why}"
         if (cell.noise if self.limit.relative else cell.half_width) is None:
-            return (
-                f"{self.limit.text} cannot be judged: {self.name} has too few steps; {_FEW_STEPS}"
-            )
+            return f"{self.limit.text} cannot be judged: {self.name} has too few steps; {_FEW_STEPS}"
         return ""
 
     @property

@@ -24,14 +24,9 @@ from typing import Final, NamedTuple
 from zeromon.fold.state import MAX_ARRIVALS, Arrival
 from zeromon.ring.codes import StageAction
 from zeromon.snapshot import PipelineBubble, PipelineRow, RankSnapshot
+from zeromon.snapshot.communication import balanced_seconds, parse_schedule, simulate_schedule, with_more
 from zeromon.snapshot.intervals import Coverage
 from zeromon.snapshot.levels import WINDOW_STEPS
-from zeromon.snapshot.pipeline_bubbles import (
-    balanced_seconds,
-    parse_schedule,
-    simulate_schedule,
-    with_more,
-)
 
 _KEPT_STEPS: Final = 512
 _KEPT_PENDING = MAX_ARRIVALS
@@ -171,9 +166,7 @@ class ArrivalSkew:
             skew = self.steps[step] = StepSkew()
             while len(self.steps) > _KEPT_STEPS:
                 self.steps.popitem(last=False)
-            for old in islice(
-                reversed(self.steps.values()), 2 * WINDOW_STEPS, 2 * WINDOW_STEPS + 1
-            ):
+            for old in islice(reversed(self.steps.values()), 2 * WINDOW_STEPS, 2 * WINDOW_STEPS + 1):
                 old.wait.clear()  # no mean reads it any more
         skew.last_ns = max(skew.last_ns, at)
         skew.late[last_rank].add(at - match.late_ns, at)

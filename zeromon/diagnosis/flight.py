@@ -99,9 +99,7 @@ def calls_under_way(dumps: Sequence[Dump]) -> list[str]:
         return []
     since_ns, rank, entry = min(young, key=lambda item: item[0])
     seconds = human_seconds(max(0, now_ns - since_ns) / 1e9)
-    return [
-        f"rank {rank} is in {entry.op} #{abs(entry.sequence)} for {seconds}: too short for a hang"
-    ]
+    return [f"rank {rank} is in {entry.op} #{abs(entry.sequence)} for {seconds}: too short for a hang"]
 
 
 def _group_members(

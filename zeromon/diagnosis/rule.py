@@ -20,8 +20,11 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from typing import Any, NamedTuple
 
+from zeromon.base.errors import RuleNotFound
 from zeromon.snapshot import ConfigFormat, Finding, RankSnapshot, Remedy, RunSnapshot, Severity
 from zeromon.snapshot.focus import is_running_out, pool_of
 from zeromon.snapshot.levels import CPU_WAIT, Level
@@ -247,9 +250,7 @@ def _remedy_of_match(run: RunSnapshot, match: Match) -> Remaining:
     rank = next((r for r in run.ranks if match.rank in (r.rank, -1)), None)
     if match.remedy is None or rank is None:
         return Remaining(match.remedy, ())
-    if match.remedy.takes is not None and is_running_out(
-        run.ranks, pool_of(rank, match.remedy.takes)
-    ):
+    if match.remedy.takes is not None and is_running_out(run.ranks, pool_of(rank, match.remedy.takes)):
         return Remaining(None, ())
     return remaining_remedy(match.remedy, rank)
 
@@ -259,3 +260,42 @@ def rule(
 ) -> Callable[[Function], Rule]:
     """Makes a rule of a function. *severity*: that of a match that names none and waits for nothing."""
     return lambda function: Rule(code, severity, function, once)
+
+
+# ---- pages of rules and checks -------------------------------------------------------------------
+
+
+class Page(NamedTuple):
+    """The page of one rule or check."""
+
+    code: str
+    name: str
+    text: str
+    """Markdown, without the first line."""
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph as one line."""
+        return " ".join(self.text.strip().split("\n\n")[0].split())
+
+
+@cache
+def all_pages() -> dict[str, Page]:
+    """All pages by code."""
+    by_code = {}
+    for file in files("zeromon.diagnosis.rules").iterdir():
+        if file.name.startswith("ZM") and file.name.endswith(".md"):
+            head, _, body = file.read_text().partition("\n")
+            _, code, name = head.split()
+            by_code[code] = Page(code, name, body)
+    return dict(sorted(by_code.items()))
+
+
+def find_page(code_or_name: str) -> Page:
+    """Returns the page with *code_or_name*; raises :class:`RuleNotFound`."""
+    by_code = all_pages()
+    by_name = {page.name: page for page in by_code.values()}
+    match = by_code.get(code_or_name.upper()) or by_name.get(code_or_name.lower().replace("-", "_"))
+    if match is None:
+        raise RuleNotFound(f"there is no rule {code_or_name}")
+    return match

@@ -67,8 +67,7 @@ def find_stragglers(
             previous = [
                 s
                 for s in earlier
-                if s.straggler_name == straggler.straggler_name
-                and straggler.since_step == turns[0][0]
+                if s.straggler_name == straggler.straggler_name and straggler.since_step == turns[0][0]
             ]
             earliest = min((straggler.since_step, *(s.since_step for s in previous)))
             late = straggler.late_seconds / every

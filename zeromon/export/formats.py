@@ -35,15 +35,11 @@ def export_table(export: Export) -> pl.LazyFrame:
     return pl.concat(export.steps).select(
         pl.lit(formula_safe_cell(run.run)).alias("run"),
         pl.lit(formula_safe_cell(run.node)).alias("node"),
-        pl.col("rank")
-        .replace_strict(strategies, default="", return_dtype=pl.String)
-        .alias("strategy"),
+        pl.col("rank").replace_strict(strategies, default="", return_dtype=pl.String).alias("strategy"),
         *_KEYS,
         *((pl.col("flags") & bit).ne(0).alias(name) for name, bit in flags.items()),
         *(
-            pl.when(pl.col(name) >= 0).then(pl.col(name))
-            if name in _MAY_BE_UNKNOWN
-            else pl.col(name)
+            pl.when(pl.col(name) >= 0).then(pl.col(name)) if name in _MAY_BE_UNKNOWN else pl.col(name)
             for name in columns
         ),
     )
@@ -81,9 +77,7 @@ FORMATS = {
     "parquet": Format(".parquet", write_parquet, "a table, a row a rank and step"),
     "csv": Format(".csv", write_csv, "the same for spreadsheets"),
     "chrome-trace": Format(".trace.json", chrome_trace.write_trace, "for ui.perfetto.dev"),
-    "tensorboard": Format(
-        "-tensorboard", trackers.write_tensorboard, "a run a rank; needs tensorboard"
-    ),
+    "tensorboard": Format("-tensorboard", trackers.write_tensorboard, "a run a rank; needs tensorboard"),
     "wandb": Format("-wandb", trackers.write_wandb, "offline, for wandb sync; needs wandb"),
 }
 """Name after ``--to`` -> format."""

@@ -103,18 +103,14 @@ class EventFiles:
         seconds = (row["start_us"] + row["duration_us"]) / 1e6
         self.add(f"rank{row['rank']}", seconds, row["step"], step_scalars(row))
 
-    def add(
-        self, name: str, seconds: float, step: int, values: Iterable[tuple[str, float]]
-    ) -> None:
+    def add(self, name: str, seconds: float, step: int, values: Iterable[tuple[str, float]]) -> None:
         """Adds *values* to the file in the folder *name*."""
         if name not in self._writers:
             path = str(self._folder / name)
             self._writers[name] = self._writing.EventFileWriter(path, filename_suffix=_SUFFIX)
         value = self._summaries.Summary.Value
         summary = self._summaries.Summary(value=[value(tag=t, simple_value=v) for t, v in values])
-        self._writers[name].add_event(
-            self._events.Event(wall_time=seconds, step=step, summary=summary)
-        )
+        self._writers[name].add_event(self._events.Event(wall_time=seconds, step=step, summary=summary))
 
     def flush(self) -> None:
         """Writes what was added."""
@@ -356,9 +352,7 @@ class _Kubeflow(LiveTracker):
         self._url = os.environ[_URL]
         trusted = ssl.create_default_context(cafile=os.environ.get(_CA) or None)
         self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}),
-            urllib.request.HTTPSHandler(context=trusted),
-            _NoRedirect(),
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted), _NoRedirect()
         )
         self._last: dict[str, float] = {}
 
@@ -378,9 +372,7 @@ class _Kubeflow(LiveTracker):
             values |= {"current_step": reached.step, "total_steps": reached.of}
             done = judge_run(run).health is Health.FINISHED
             # 100 is for the end, as the callback of transformers has it
-            status["progressPercentage"] = (
-                100 if done else min(99, 100 * reached.step // reached.of)
-            )
+            status["progressPercentage"] = 100 if done else min(99, 100 * reached.step // reached.of)
             seconds_left = 0.0 if done else reached.left_seconds
             if seconds_left is not None:
                 status["estimatedRemainingSeconds"] = int(seconds_left)

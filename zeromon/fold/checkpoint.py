@@ -85,9 +85,7 @@ class Checkpoint(msgspec.Struct):
 
 _ROW_FIELDS = tuple(field.name for field in fields(RowTotals))
 _COPIED_FIELDS = tuple(
-    name
-    for name in Checkpoint.__struct_fields__
-    if name not in ("records", "born_ns", "ops", "traffic")
+    name for name in Checkpoint.__struct_fields__ if name not in ("records", "born_ns", "ops", "traffic")
 )
 
 
@@ -124,9 +122,7 @@ def restore_totals(state: RankState, totals: Checkpoint) -> None:
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[dict[str, Checkpoint]] = msgspec.msgpack.Decoder(
-    dict[str, Checkpoint]
-)
+_DECODER: msgspec.msgpack.Decoder[dict[str, Checkpoint]] = msgspec.msgpack.Decoder(dict[str, Checkpoint])
 
 
 def encode_checkpoints(totals: dict[str, Checkpoint]) -> bytes:

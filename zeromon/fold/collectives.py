@@ -131,25 +131,23 @@ def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:
     totals = row.totals
     totals.timed += 1
     totals.duration_ns += duration
-    if call.span_known:
-        totals.recent_bytes += nbytes
-        totals.recent_ns += duration
+    known_bytes, known_ns = (nbytes, duration) if call.span_known else (0, 0)
+    totals.recent_bytes += known_bytes
+    totals.recent_ns += known_ns
     if unit and unit == state.background_unit:  # its thread has waited, and no step
         of_group.background.pop(sequence, None)
         return
     totals.exposed_ns += blocked_ns
     row.exposed_ns += blocked_ns
     on_device = call.on_device and state.on_device
+    timed_steps = state.device_steps if on_device else state.timed_steps
     if on_device:
-        timed_steps = state.device_steps
         step_sums = row.at_device(timed_steps)
     else:
-        timed_steps = state.timed_steps
         step_sums = row.now if row.step == timed_steps else row.at(timed_steps)
     step_sums.busy_ns += duration
-    if call.span_known:
-        step_sums.known_bytes += nbytes
-        step_sums.known_ns += duration
+    step_sums.known_bytes += known_bytes
+    step_sums.known_ns += known_ns
     step_sums.exposed_ns += blocked_ns
     window = state.device_window if on_device else state.window
     window.timed += 1

@@ -14,8 +14,7 @@ from typing import Final
 
 from zeromon.ring.events import Op, Phase
 from zeromon.snapshot import CollectiveStatsRow, SizeRow
-from zeromon.snapshot.bandwidth import algbw, bus_factor
-from zeromon.snapshot.communication import SIZE_BOUNDS
+from zeromon.snapshot.communication import SIZE_BOUNDS, algbw, bus_factor
 
 DECAY: Final = 0.9
 FAINT_NS = 1e-6
@@ -146,9 +145,7 @@ class CollectiveStats:
         """Drops the sums of what came before the first step."""
         self.past, self.now, self.device = Sums(), Sums(), None
 
-    def matched(
-        self, step: int, wait: int, transfer: int, nbytes: int, on_device: bool = False
-    ) -> None:
+    def matched(self, step: int, wait: int, transfer: int, nbytes: int, on_device: bool = False) -> None:
         """Adds the wait and the transfer (ns) of a collective of *step*, which may have ended."""
         if on_device:
             self.at_device(step)

@@ -296,9 +296,7 @@ def _time_gradient_buckets(state: RankState, e: BackwardComm) -> None:
         )  # fmt: skip
 
 
-def serial_transfer_spans(
-    ready_ns: Sequence[int], nbytes: Sequence[int], end_ns: int
-) -> list[Interval]:
+def serial_transfer_spans(ready_ns: Sequence[int], nbytes: Sequence[int], end_ns: int) -> list[Interval]:
     """Returns when each of several transfers ran, if they ran one after another at one constant rate.
 
     *ready_ns*: when each transfer could begin, in the order of transfer; *nbytes*: its size; *end_ns*:

@@ -119,9 +119,7 @@ def _number_entries(state: RankState, entries: list[Issued]) -> dict[int, Issued
     numbered = dict(listed)
     for entry in entries:
         if not entry.flags & _INFERRED:
-            number = (
-                _listed_call_number(entry, listed) if listed and in_cpp else entry.sequence + in_cpp
-            )
+            number = _listed_call_number(entry, listed) if listed and in_cpp else entry.sequence + in_cpp
             if number is not None:
                 numbered[number] = entry
         elif not entry.sequence and not listed:  # the newest call of a control step

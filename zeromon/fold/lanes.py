@@ -25,7 +25,7 @@ from zeromon.ring.events import (
 )
 from zeromon.ring.model_metadata import BACKGROUND
 from zeromon.ring.slices import RingEvents
-from zeromon.snapshot.lanes import Lanes, LaneSpan, LaneStep, LateArrival, Stream
+from zeromon.snapshot.step import Lanes, LaneSpan, LaneStep, LateArrival, Stream
 
 MAX_STEPS, MAX_RANKS, MAX_SPANS = 20, 64, 4_000
 LAG_STEPS = 10
@@ -89,9 +89,7 @@ def node_clock_shifts(rings: Iterable[RingEvents]) -> dict[int, int]:
     """
     nodes: list[list[RingEvents]] = []
     for ring in sorted(rings, key=lambda r: r.wall_minus_mono_ns):
-        is_same = (
-            nodes and ring.wall_minus_mono_ns - nodes[-1][0].wall_minus_mono_ns < _SAME_CLOCK_NS
-        )
+        is_same = nodes and ring.wall_minus_mono_ns - nodes[-1][0].wall_minus_mono_ns < _SAME_CLOCK_NS
         if is_same:
             nodes[-1].append(ring)
         else:
@@ -133,9 +131,7 @@ def lanes_of_rings(
             f"{_count_text(len(picks) - len(synced), 'rank')} of other nodes: the clocks are not aligned"
         )
     if len(synced) > MAX_RANKS:
-        left_out.append(
-            f"{_count_text(len(synced) - MAX_RANKS, 'rank')}: at most {MAX_RANKS} are shown"
-        )
+        left_out.append(f"{_count_text(len(synced) - MAX_RANKS, 'rank')}: at most {MAX_RANKS} are shown")
     if steps > MAX_STEPS:
         left_out.append(f"{_count_text(steps - MAX_STEPS, 'step')}: at most {MAX_STEPS} are shown")
     by_rank = {ring.rank: _whole_steps(ring, shifts[ring.rank]) for ring in synced[:MAX_RANKS]}
@@ -147,9 +143,7 @@ def lanes_of_rings(
     if by_rank and not common:
         left_out.append("all steps: the rings have no step in common")
     window = sorted(common)[-min(max(1, steps), MAX_STEPS) :]
-    return _draw_lanes(
-        [by_step[n] for by_step in by_rank.values() for n in window], max_spans, left_out
-    )
+    return _draw_lanes([by_step[n] for by_step in by_rank.values() for n in window], max_spans, left_out)
 
 
 def _draw_lanes(lane_steps: list[_Step], max_spans: int, left_out: list[str]) -> Lanes:

@@ -59,9 +59,7 @@ _TRAINING_PHASES = (*_COMPUTE_PHASES, Phase.OTHER)
 """The phases whose exposed communication is a cause of its own."""
 _KINDS = tuple((OF_PHASE[phase], phase in _TRAINING_PHASES) for phase in Phase)
 """The cause of each phase, by its number, and whether its exposed communication is one of its own."""
-_PARTS_OF_SET_UP = tuple(
-    phase for phase in Phase if OF_PHASE[phase] in (Cause.COMPUTE, Cause.OTHER)
-)
+_PARTS_OF_SET_UP = tuple(phase for phase in Phase if OF_PHASE[phase] in (Cause.COMPUTE, Cause.OTHER))
 """The phases that count as set-up before the first step."""
 LAUNCHER = "launcher"
 """The part of the set-up before the process of the rank."""
@@ -135,9 +133,7 @@ def ledger_rows(state: RankState, observed: Observed = NOTHING_OBSERVED) -> tupl
     causes[Cause.DEAD if observed.failed else Cause.SHUT_DOWN] += max(0, until_ns - end_ns)
     rows = [LedgerRow(cause=cause, seconds=ns / 1e9) for cause, ns in causes.items() if ns >= 1]
     set_up[LAUNCHER] = _launch_duration_ns(state, observed)
-    rows += [
-        LedgerRow(cause=Cause.SET_UP, of=name, seconds=ns / 1e9) for name, ns in set_up.items()
-    ]
+    rows += [LedgerRow(cause=Cause.SET_UP, of=name, seconds=ns / 1e9) for name, ns in set_up.items()]
     return sum_by_cause(
         (*rows, *_split_exposed_time(state, exposed), *_silence_ledger_rows(state, silence))
     )
@@ -147,9 +143,7 @@ def _launch_duration_ns(state: RankState, observed: Observed) -> int:
     """Nanoseconds from the beginning of the attempt to the process of the rank."""
     attached = state.meta.get("attached")
     return (
-        0
-        if attached or not observed.since_ns
-        else max(0, process_began_ns(state) - observed.since_ns)
+        0 if attached or not observed.since_ns else max(0, process_began_ns(state) - observed.since_ns)
     )
 
 
@@ -172,9 +166,7 @@ def _silence_ledger_rows(state: RankState, silence: Silence | None) -> list[Ledg
     """The stalls and hangs of the rank, with *silence*, which lasts."""
     ledger = state.ledger
     rows = [LedgerRow(cause=Cause.STALL, seconds=ledger.stall_ns / 1e9)]
-    rows += [
-        LedgerRow(cause=Cause.HANG, of=of, seconds=ns / 1e9) for of, ns in ledger.hang_ns.items()
-    ]
+    rows += [LedgerRow(cause=Cause.HANG, of=of, seconds=ns / 1e9) for of, ns in ledger.hang_ns.items()]
     if silence is not None:
         seconds = max(0, silence.counted_ns - silence.since_ns) / 1e9
         rows.append(LedgerRow(cause=silence.cause, of=silence.of, seconds=seconds))
@@ -251,9 +243,7 @@ def _add_set_up(state: RankState, causes: dict[Cause, float], until_ns: int) -> 
 def _parts_of_set_up(state: RankState, left_ns: int) -> dict[str, int]:
     """Divides *left_ns*; where nothing of them is known, "" has them all."""
     raw = state.meta.get("set_up")
-    known_ns = (
-        {stage: raw[stage] for stage in SetUp if stage in raw} if isinstance(raw, dict) else {}
-    )
+    known_ns = {stage: raw[stage] for stage in SetUp if stage in raw} if isinstance(raw, dict) else {}
     wrapped = state.activities.get((Phase.OTHER, Activity.WRAP, False))
     if wrapped is not None:
         known_ns[SetUp.WRAP] = wrapped.ns
@@ -350,9 +340,7 @@ def with_lost_steps(
         total = sum(row.seconds for row in affected)
         lost_seconds = min(total, ns / 1e9 * lost_steps / len(known_steps))
         remaining = [row for row in remaining if row.cause not in of]
-        new_rows += [
-            replace(row, seconds=row.seconds * (1 - lost_seconds / total)) for row in affected
-        ]
+        new_rows += [replace(row, seconds=row.seconds * (1 - lost_seconds / total)) for row in affected]
         new_rows.append(LedgerRow(cause=Cause.LOST, seconds=lost_seconds))
     return sum_by_cause((*remaining, *new_rows))
 

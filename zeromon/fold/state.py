@@ -49,11 +49,10 @@ from zeromon.ring.strategy import (
     parse_dimension_metadata,
 )
 from zeromon.snapshot import RECENT_STEPS, Dimension, StepSummary
-from zeromon.snapshot.bandwidth import busbw
+from zeromon.snapshot.communication import Act, busbw
 from zeromon.snapshot.intervals import common_set, set_length, union_set
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.levels import UNTIMED
-from zeromon.snapshot.pipeline_bubbles import Act
 
 _ON_DEVICE: Final = pack_head(0, flags=Flag.DEVICE)
 _END: Final = _ON_DEVICE | pack_head(0, flags=Flag.SPAN_KNOWN)
@@ -427,19 +426,13 @@ class RankState:
     step_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
     step_ns: int = 0
     phase_ns: list[int] = field(default_factory=zeros_by_phase)
-    ops: defaultdict[tuple[Op, int], OpTotals] = field(
-        default_factory=lambda: defaultdict(OpTotals)
-    )
+    ops: defaultdict[tuple[Op, int], OpTotals] = field(default_factory=lambda: defaultdict(OpTotals))
     untimed: dict[int, int] = field(default_factory=dict)
     unattributed: dict[int, int] = field(default_factory=dict)
     in_cpp: int = 0
     sequences: dict[int, tuple[int, int]] = field(default_factory=dict)
-    unit_totals: defaultdict[int, UnitTotals] = field(
-        default_factory=lambda: defaultdict(UnitTotals)
-    )
-    group_calls: defaultdict[int, GroupCalls] = field(
-        default_factory=lambda: defaultdict(GroupCalls)
-    )
+    unit_totals: defaultdict[int, UnitTotals] = field(default_factory=lambda: defaultdict(UnitTotals))
+    group_calls: defaultdict[int, GroupCalls] = field(default_factory=lambda: defaultdict(GroupCalls))
     calls: dict[int, Call] = field(default_factory=dict)
     """Word 2 of a record of a collective -> what such records have in common."""
     background_unit: int = 0
@@ -477,14 +470,10 @@ class RankState:
     setup_ns: list[int] = field(default_factory=zeros_by_phase)
     """Nanoseconds of :attr:`startup_ns`, by phase."""
     pipeline: PipelineCalls = field(default_factory=PipelineCalls)
-    engines: defaultdict[int, EngineTotals] = field(
-        default_factory=lambda: defaultdict(EngineTotals)
-    )
+    engines: defaultdict[int, EngineTotals] = field(default_factory=lambda: defaultdict(EngineTotals))
     gathers: dict[bool, list[int]] = field(default_factory=dict)
     """Issued ahead? -> unsharded bytes and exposed nanoseconds of the gathers."""
-    transfers: defaultdict[Path, PathTotals] = field(
-        default_factory=lambda: defaultdict(PathTotals)
-    )
+    transfers: defaultdict[Path, PathTotals] = field(default_factory=lambda: defaultdict(PathTotals))
     roles: dict[Role, RoleBytes] = field(default_factory=dict)
     first_roles: dict[Role, int] = field(default_factory=dict)
     """Bytes on device and host at the first census after the warm-up."""
@@ -650,8 +639,6 @@ def strategy_label(state: RankState, fields: Strategy) -> str:
 
 def rank_strategy(state: RankState, dims: Iterable[Dimension]) -> Strategy:
     """Returns the strategy that the agent sent, with those of the rank's *dims* that split the model."""
-    used = {
-        dim_by_name(dimension.name) for dimension in dims if dimension.used and dimension.size > 1
-    }
+    used = {dim_by_name(dimension.name) for dimension in dims if dimension.used and dimension.size > 1}
     split_dims = tuple(dim for dim in MODEL_PARALLEL if dim in used)
     return replace(Strategy.read(state.meta), parts=split_dims)

@@ -36,7 +36,7 @@ from zeromon.ring.events import (
     UnitMark,
 )
 from zeromon.snapshot import PipelineRow, StageRow, StepSummary, UnitRow
-from zeromon.snapshot.pipeline_bubbles import Act, schedule_notation
+from zeromon.snapshot.communication import Act, schedule_notation
 
 _CONTINUED: Final = int(Flag.CONTINUED)  # an IntFlag's own `&` takes a microsecond
 _ASYNC: Final = int(Flag.ASYNC)
@@ -176,9 +176,7 @@ def _end_host_step(state: RankState, e: StepMark) -> None:
         engine.skipped += skipped
     if not e.flags & _CONTINUED or not state.steps:
         # a restarted collector may have missed the first steps
-        earlier = state.meta.get(
-            "steps_before", 0
-        )  # steps that ended before the agent was attached
+        earlier = state.meta.get("steps_before", 0)  # steps that ended before the agent was attached
         state.step, state.steps = e.step, max(state.steps + 1, e.step - int(earlier))
         state.step_end_ns = e.t_ns
         for group, (sequence, _) in state.sequences.items():
@@ -258,16 +256,9 @@ def _decay_bandwidths(state: RankState) -> None:
         totals.recent_ns *= 0.8
     for path_totals in state.transfers.values():
         if path_totals.recent_ns >= 1:
-            path_totals.best = max(
-                path_totals.best, path_totals.recent_bytes / path_totals.recent_ns
-            )
-        mean_bytes = (
-            path_totals.of_step if path_totals.step_bytes is None else path_totals.step_bytes
-        )
-        path_totals.step_bytes, path_totals.of_step = (
-            0.8 * mean_bytes + 0.2 * path_totals.of_step,
-            0,
-        )
+            path_totals.best = max(path_totals.best, path_totals.recent_bytes / path_totals.recent_ns)
+        mean_bytes = path_totals.of_step if path_totals.step_bytes is None else path_totals.step_bytes
+        path_totals.step_bytes, path_totals.of_step = (0.8 * mean_bytes + 0.2 * path_totals.of_step, 0)
         path_totals.recent_bytes *= 0.8
         path_totals.recent_ns *= 0.8
 
@@ -362,9 +353,7 @@ def _pair_control_step(state: RankState) -> None:
         return
     previous, idle, next_step = state.history[-3], state.history[-2], state.history[-1]
     if idle.idle and not previous.idle and not next_step.idle:
-        neighbours = (
-            previous.end_ns - previous.start_ns + next_step.end_ns - next_step.start_ns
-        ) // 2
+        neighbours = (previous.end_ns - previous.start_ns + next_step.end_ns - next_step.start_ns) // 2
         state.idle_pairs.append((idle.end_ns - idle.start_ns, neighbours))
 
 
@@ -470,9 +459,7 @@ def pipeline_summary_row(state: RankState) -> PipelineRow | None:
         micro_batches=int(facts.get("micro_batches", 0)),
         stage_ranks=tuple(int(rank) for rank in facts.get("stage_ranks", ())),
         on_device=facts.get("device", "cpu") != "cpu",
-        own=tuple(
-            _pipeline_stage_row(stage, calls) for stage in sorted({act.stage for act in order})
-        ),
+        own=tuple(_pipeline_stage_row(stage, calls) for stage in sorted({act.stage for act in order})),
         order=schedule_notation(order),
         busy_seconds=_mean_seconds([call.busy_ns for call in calls]),
         span_seconds=_mean_seconds([call.span_ns for call in calls]),

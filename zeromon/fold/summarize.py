@@ -66,7 +66,7 @@ from zeromon.snapshot import (
     TransferRow,
     TrialState,
 )
-from zeromon.snapshot.bandwidth import overlap_ratio
+from zeromon.snapshot.communication import overlap_ratio
 from zeromon.snapshot.levels import UNTIMED
 from zeromon.snapshot.noise import block_estimate
 from zeromon.snapshot.step import settled_steps
@@ -97,9 +97,7 @@ def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> R
         pid=state.pid,
         node=str(meta.get("node", "")),
         device=str(meta.get("device", "cpu")),
-        strategy=strategy_label(
-            state, fields := rank_strategy(state, axes := rank_dimensions(state))
-        ),
+        strategy=strategy_label(state, fields := rank_strategy(state, axes := rank_dimensions(state))),
         strategy_fields=fields,
         dimensions=axes,
         alive=observed.alive,
@@ -167,18 +165,14 @@ def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> R
         goal=declared_keys(GoalMetadata, state.meta.get("goal")),
         settings=_engine_settings(state),
         gathers=tuple(
-            GatherRow(
-                outcome="ahead" if ahead else "late", nbytes=nbytes, exposed_seconds=exposed / 1e9
-            )
+            GatherRow(outcome="ahead" if ahead else "late", nbytes=nbytes, exposed_seconds=exposed / 1e9)
             for ahead, (nbytes, exposed) in sorted(state.gathers.items())
         ),
         transfers=tuple(
             _offload_transfer_row(path, totals) for path, totals in sorted(state.transfers.items())
         ),
         roles=roles,
-        groups=tuple(
-            group_progress_row(state, group, dims[group]) for group in sorted(state.groups)
-        ),
+        groups=tuple(group_progress_row(state, group, dims[group]) for group in sorted(state.groups)),
         traffic=stats_rows(
             state.traffic,
             state.timed_steps,
@@ -280,9 +274,7 @@ def _engine_settings(state: RankState) -> tuple[Setting, ...]:
         for row in _engine_metadata_facts(state, number).get("settings", ()):
             if isinstance(row, list) and len(row) == 3:
                 name, effective, written_value = (str(cell) for cell in row)
-                setting = Setting(
-                    engine=number, name=name, effective=effective, written=written_value
-                )
+                setting = Setting(engine=number, name=name, effective=effective, written=written_value)
                 settings.append(setting)
     return tuple(settings)
 
@@ -293,9 +285,7 @@ def _offload_transfer_row(path: Path, totals: PathTotals) -> TransferRow:
         nbytes=totals.nbytes,
         seconds=totals.busy_ns / 1e9,
         blocked_seconds=totals.blocked_ns / 1e9,
-        bytes_per_second=totals.recent_bytes / totals.recent_ns * 1e9
-        if totals.recent_ns >= 1
-        else None,
+        bytes_per_second=totals.recent_bytes / totals.recent_ns * 1e9 if totals.recent_ns >= 1 else None,
         best_bytes_per_second=totals.best * 1e9,
         step_bytes=totals.step_bytes or 0.0,
     )
@@ -318,9 +308,7 @@ def _rank_capture(state: RankState) -> RankCapture | None:
     if mark is None:
         return None
     return RankCapture(
-        request=mark.request,
-        state=CaptureState(mark.state.label),
-        why=state.texts.get(mark.text, ""),
+        request=mark.request, state=CaptureState(mark.state.label), why=state.texts.get(mark.text, "")
     )
 
 
@@ -399,9 +387,7 @@ def _own_code_lines(state: RankState) -> tuple[CodeLine, ...]:
     if not isinstance(samples, int) or samples < 1 or not isinstance(rows, list):
         return ()
     return tuple(
-        CodeLine(
-            place=str(row[0])[:_FRAME_CHARS], communicates=row[1] is True, ratio=row[2] / samples
-        )
+        CodeLine(place=str(row[0])[:_FRAME_CHARS], communicates=row[1] is True, ratio=row[2] / samples)
         for row in rows
         if isinstance(row, list) and len(row) == 3 and isinstance(row[2], int)
     )
@@ -412,9 +398,7 @@ def _pause_reason(state: RankState, observed: Observed) -> str:
         return IN_DEBUGGER if observed.halted is Halt.TRACED else ""
     if observed.lock is not None and observed.lock.is_stale:
         return ""
-    pause = expected_pause_reason(
-        _stack_frames(state), evaluating=state.meta.get("evaluating") is True
-    )
+    pause = expected_pause_reason(_stack_frames(state), evaluating=state.meta.get("evaluating") is True)
     starts = state.steps == 0 and not state.meta.get("attached")
     return pause or (STARTS if starts else "")
 

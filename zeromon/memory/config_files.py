@@ -6,9 +6,7 @@ known, else DeepSpeed's own default (``deepspeed/runtime/zero/config.py``).
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from reprlib import (
-    repr as short_repr,  # limited in depth: aliases of a YAML file may nest without end
-)
+from reprlib import repr as short_repr  # limited in depth: aliases of a YAML file may nest without end
 from typing import Any
 
 from zeromon.base.errors import PlanError
@@ -90,9 +88,7 @@ def changes_of_deepspeed(config: Mapping[str, Any], hidden: int = 0) -> Changes:
     half_on = [_is_switched_on(config.get(dtype)) for dtype in ("bf16", "fp16")]
     if True in half_on:
         fields["precision"] = Precision.mixed()
-    elif (
-        None not in half_on
-    ):  # fp32; from stage 1 on there is still a flat fp32 copy of the partition
+    elif None not in half_on:  # fp32; from stage 1 on there is still a flat fp32 copy of the partition
         fields["precision"] = replace(Precision.full(), has_master=stage > 0)
     fields |= _gradient_type_changes(config, fields.get("precision"))
     fields["optimizer_on"] = _offload_tier(zero, "offload_optimizer", "cpu_offload")
@@ -144,8 +140,7 @@ def _offload_buffer_sizes(zero: Mapping[str, Any]) -> Changes:
         "param_buffer_numel": _int_setting(params, "buffer_count", 5)
         * _int_setting(params, "buffer_size", 100_000_000),
         "max_in_cpu": _int_setting(params, "max_in_cpu", 1_000_000_000),
-        "pins": is_on((params if params.get("device") else states).get("pin_memory", True))
-        is not False,
+        "pins": is_on((params if params.get("device") else states).get("pin_memory", True)) is not False,
     }
 
 
@@ -182,11 +177,7 @@ def changes_of_accelerate(config: Mapping[str, Any]) -> Changes:
     elif "FSDP" in kind:
         fields |= _accelerate_fsdp_changes(_section_of(config, "fsdp_config"), is_half=is_half)
         machines = _int_setting(config, "num_machines", 1)
-        if (
-            fields.pop("is_hybrid", False)
-            and machines > 1
-            and fields.get("ranks", 0) % machines == 0
-        ):
+        if fields.pop("is_hybrid", False) and machines > 1 and fields.get("ranks", 0) % machines == 0:
             fields["shard_ranks"] = fields["ranks"] // machines
     else:
         fields |= _changes_of_ddp(is_half=is_half)
@@ -251,9 +242,7 @@ def _int_setting(config: Mapping[str, Any], name: str, default: int) -> int:
     if exact is None:
         raise PlanError(f"{name} must be a number, not {short_repr(value)}")
     if not 0 <= exact < 1e15 or exact != int(exact):
-        raise PlanError(
-            f"{name} must be a whole number that is not negative, not {short_repr(value)}"
-        )
+        raise PlanError(f"{name} must be a whole number that is not negative, not {short_repr(value)}")
     return int(exact)
 
 

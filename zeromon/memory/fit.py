@@ -95,9 +95,7 @@ def fitted_line(trials: Sequence[Trial], pool: str) -> Line | None:
     The largest decide: an allocator takes small batches from what it holds already. Sizes that differ
     little count together, because their peaks have noise.
     """
-    points = sorted(
-        {t.micro_batch: t.peaks[pool] for t in trials if t.fits and pool in t.peaks}.items()
-    )
+    points = sorted({t.micro_batch: t.peaks[pool] for t in trials if t.fits and pool in t.peaks}.items())
     if len(points) < 2:
         return None
     top = [point for point in points if point[0] >= _CLOSE * points[-1][0]]
@@ -183,9 +181,7 @@ def next_size(trials: Sequence[Trial], sizes: Sequence[int], launches_left: int)
     if goal in open_sizes:
         if too_large < 1 << 60:
             return _size_leaving_free(_SHORTER, measured, open_sizes)
-        if launches_left > 1 and goal > _FAR * largest_that_ran(
-            trials
-        ):  # far beyond what was measured
+        if launches_left > 1 and goal > _FAR * largest_that_ran(trials):  # far beyond what was measured
             return _size_leaving_free(_SHORT, measured, open_sizes)
         return goal
     # the line says that more fits than what was stopped
@@ -262,11 +258,7 @@ def least_memory_first(names: Sequence[str]) -> list[str]:
 
 
 def stages_of_trials(
-    names: Sequence[str],
-    trials: Sequence[Trial],
-    sizes: Sequence[int],
-    setup: Setup | None,
-    cause: str,
+    names: Sequence[str], trials: Sequence[Trial], sizes: Sequence[int], setup: Setup | None, cause: str
 ) -> list[Stage]:
     """Returns the stages; *setup*: of a run of the first one, None with *cause* where unknown."""
     baseline = [t for t in trials if t.stage == names[0]]
@@ -318,10 +310,7 @@ def _ran_stage(name: str, runs: Sequence[Trial], sizes: Sequence[int], base: Row
     if not size:
         failed = next((t.outcome for t in runs if t.outcome), "")
         return Stage(
-            name=name,
-            largest=0 if failed else None,
-            measured=bool(failed),
-            why=failed or "no launch",
+            name=name, largest=0 if failed else None, measured=bool(failed), why=failed or "no launch"
         )
     trial = next(t for t in runs if t.micro_batch == size and t.fits)
     fits, size_alone = largest_fitting_size(runs, sizes), _size_without_fit(runs, sizes, size)
@@ -399,9 +388,7 @@ def _moved_stage(
         rooms=dict(reference.rooms) if reference is not None else {},
         roles=_role_bytes(target),
         seconds=seconds,
-        exposed_seconds=target.time.parts.communication
-        if isinstance(target.time, StepTime)
-        else None,
+        exposed_seconds=target.time.parts.communication if isinstance(target.time, StepTime) else None,
         samples=reference.samples * scale if reference is not None and reference.samples else None,
         tokens=reference.tokens * scale if reference is not None and reference.tokens else None,
     )

@@ -306,9 +306,7 @@ def _recompute_on(s: Setup) -> _Change | None:
         setup = replace(setup, measured_activation_bytes=stored_bytes)
         price = f"an estimate: {RECOMPUTED:.0%} of the measured activations"
     if s.measured is not None:
-        speeds = replace(
-            s.measured.speeds, recompute_seconds=s.measured.speeds.forward_seconds or 0.0
-        )
+        speeds = replace(s.measured.speeds, recompute_seconds=s.measured.speeds.forward_seconds or 0.0)
         setup = replace(setup, measured=replace(s.measured, speeds=speeds))
     twice = "forward is computed twice, a third more compute (Korthikanti et al. 2022)"
     return _Change(edit, setup, "; ".join(filter(None, (twice, price))))
@@ -374,9 +372,7 @@ def _not_pinned(s: Setup) -> _Change | None:
     if not p.pins or p.optimizer_on == p.params_on == "device":
         return None
     return _Change(
-        _as_json("pin_memory", "true", "false"),
-        _with(s, pins=False),
-        "copies to the device are slower",
+        _as_json("pin_memory", "true", "false"), _with(s, pins=False), "copies to the device are slower"
     )
 
 

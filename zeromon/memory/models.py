@@ -181,9 +181,7 @@ def model_of(rank: RankSnapshot) -> ModelMetadata | None:
 
 def ranks_of_dim(rank: RankSnapshot, dim: Dim) -> int:
     """Over how many ranks the model of *rank* is divided along *dim*."""
-    return max(
-        (d.size for d in rank.dimensions if d.used and dim_by_name(d.name) is dim), default=1
-    )
+    return max((d.size for d in rank.dimensions if d.used and dim_by_name(d.name) is dim), default=1)
 
 
 def largest_part(run: RunSnapshot) -> RankSnapshot | None:

@@ -268,9 +268,7 @@ def sizes_under_plan(setup: Setup, plan: ShardPlan) -> Sizes:
 
 def sequence_activation_bytes(setup: Setup, plan: ShardPlan) -> int:
     """Returns the measured activations of one sequence in the precision of *plan*, bytes."""
-    scale = plan.precision.compute_bytes / (
-        setup.measured_compute_bytes or plan.precision.compute_bytes
-    )
+    scale = plan.precision.compute_bytes / (setup.measured_compute_bytes or plan.precision.compute_bytes)
     return round((setup.measured_activation_bytes or 0) * scale)
 
 
@@ -340,9 +338,7 @@ def alternative_plans(base: ShardPlan) -> list[ShardPlan]:
         kinds += [(ZeroStage.PARAMETERS, "host", "host"), (ZeroStage.PARAMETERS, "nvme", "nvme")]
         plans = []
     else:
-        kinds = [
-            (stage, "device", "device") for stage in (ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)
-        ]
+        kinds = [(stage, "device", "device") for stage in (ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)]
         kinds.append((ZeroStage.PARAMETERS, "host", "host"))
         plans = [
             replace(base, framework="ddp", stage=ZeroStage.NONE, optimizer_on="device",

@@ -78,9 +78,7 @@ class MemoryBreakdown:
 
         At their peak: the whole gradients of backward and the shard of the step never coexist.
         """
-        states = MemoryBreakdown(
-            tuple(t for t in self.terms if not t.cause and t.role != ACTIVATION)
-        )
+        states = MemoryBreakdown(tuple(t for t in self.terms if not t.cause and t.role != ACTIVATION))
         roles = {term.role for term in states.terms}
         return max(sum(states.role(role, during=phase) for role in roles) for phase in During)
 
@@ -269,9 +267,7 @@ def _state_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         padding = s.trainable_shard_numel - s.trainable // split
         yield from _padding_terms("optimizer_state", padding, state_size, p.optimizer_on)
     if p.optimizer.is_factored:
-        yield Term(
-            role="optimizer_state", nbytes=s.factored_numel // split * 4, place=p.optimizer_on
-        )
+        yield Term(role="optimizer_state", nbytes=s.factored_numel // split * 4, place=p.optimizer_on)
 
 
 def _of_optimizer(role: str, nbytes: int, s: Sizes, p: ShardPlan) -> Iterator[Term]:
@@ -350,9 +346,7 @@ def transformer_activations(t: Transformer, b: Batch, itemsize: int = 2) -> tupl
     ]
     if b.checkpointing and layer > head:  # a recomputed layer exists after the logits are freed
         cause = "the layer that is computed again"
-        terms.append(
-            Term(role=ACTIVATION, nbytes=layer - head, cause=cause, during=During.BACKWARD)
-        )
+        terms.append(Term(role=ACTIVATION, nbytes=layer - head, cause=cause, during=During.BACKWARD))
     return tuple(terms)
 
 
@@ -420,9 +414,7 @@ def sent_step_bytes(sizes: Sizes, plan: ShardPlan) -> SentBytes:
 
 def sequences_that_fit(free_bytes: int, t: Transformer, b: Batch, itemsize: int = 2) -> int:
     """Returns the largest micro-batch, in sequences, whose activations fit into *free_bytes*."""
-    need = sum(
-        term.nbytes for term in transformer_activations(t, replace(b, sequences=1), itemsize)
-    )
+    need = sum(term.nbytes for term in transformer_activations(t, replace(b, sequences=1), itemsize))
     return max(0, free_bytes // need)
 
 
@@ -455,9 +447,7 @@ def offloaded_grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     nbytes = round(shard * (4 if is_3 else 4 - p.precision.grad_bytes))
     moved = round(nbytes * on_host_share(s, p))
     cause = "fp32 gradients for the optimizer on the host"
-    yield Term(
-        role="sharded_grad", nbytes=moved, cause=cause, place=p.optimizer_on, during=During.STEP
-    )
+    yield Term(role="sharded_grad", nbytes=moved, cause=cause, place=p.optimizer_on, during=During.STEP)
     cause = "fp32 gradients of the sub-groups that stay on the device (ratio)"
     yield Term(role="sharded_grad", nbytes=nbytes - moved, cause=cause)
     if not is_3 and p.accumulation > 1:

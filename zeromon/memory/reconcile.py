@@ -184,9 +184,7 @@ def _describe_all_models(models: Iterable[ModelMetadata]) -> list[Described]:
 def terms_of_model(described: Described) -> list[Term]:
     """The memory terms of one model, peaks of gathered parameters included."""
     phases = (During.ALWAYS, During.STEP)
-    return [
-        term for term in _all_terms(described) if term.during in phases or term.role in PEAK_ROLES
-    ]
+    return [term for term in _all_terms(described) if term.during in phases or term.role in PEAK_ROLES]
 
 
 def _all_terms(described: Described) -> list[Term]:
@@ -210,8 +208,7 @@ def host_model_bytes(models: Iterable[ModelMetadata], *, on_cpu: bool) -> int:
     memory = MemoryBreakdown(tuple(term for model in described for term in _all_terms(model)))
     tiers = ("host", "device") if on_cpu else ("host",)
     return max(
-        sum(memory.total(tier, during) for tier in tiers)
-        for during in (During.BACKWARD, During.STEP)
+        sum(memory.total(tier, during) for tier in tiers) for during in (During.BACKWARD, During.STEP)
     )
 
 
@@ -254,9 +251,7 @@ def _role_row(role: str, measured: int | None, terms: list[Term], *, unknown: bo
         role=role,
         measured_bytes=measured,
         plain_bytes=sum(t.nbytes for t in terms if not t.cause),
-        predicted_bytes=None
-        if role == "optimizer_state" and unknown
-        else sum(t.nbytes for t in terms),
+        predicted_bytes=None if role == "optimizer_state" and unknown else sum(t.nbytes for t in terms),
         causes=tuple(Cause(text=cause, nbytes=nbytes) for cause, nbytes in causes.items()),
     )
 

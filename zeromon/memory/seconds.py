@@ -308,11 +308,7 @@ class _Reducer:
 def _reduces_beside_compute(plan: ShardPlan, hides: Hides) -> bool:
     if plan.framework == "ddp":
         return hides >= Hides.THREADS
-    if (
-        plan.framework == "deepspeed"
-        and plan.stage < ZeroStage.PARAMETERS
-        and plan.grad_buckets < 2
-    ):
+    if plan.framework == "deepspeed" and plan.stage < ZeroStage.PARAMETERS and plan.grad_buckets < 2:
         return False  # overlap_comm is off
     return hides == Hides.STREAMS
 
@@ -451,9 +447,7 @@ def training_flops(weights: float, trained: float, attention: float, length: flo
     return 3.0 * token_flops(0, attention, length) + 4.0 * weights + 2.0 * trained
 
 
-def step_time(
-    sizes: Sizes, plan: ShardPlan, speeds: tuple[Speeds, Speeds, Speeds]
-) -> StepTime | str:
+def step_time(sizes: Sizes, plan: ShardPlan, speeds: tuple[Speeds, Speeds, Speeds]) -> StepTime | str:
     """Returns the time of a step at the likely, least and most speeds, or what is not known."""
     unknown = missing_speed(plan, speeds[0])
     if unknown:

@@ -146,10 +146,7 @@ class ModelSpec:
             linear_numel=max(linear, default=0),
             buffer_bytes=self.buffer_bytes,
             factored_numel=sum(
-                factored_numel(shape) * u.count
-                for u in self.units
-                if u.trainable
-                for shape in u.shapes
+                factored_numel(shape) * u.count for u in self.units if u.trainable for shape in u.shapes
             ),
             layer_numel=max((u.numel for u in layers), default=0),
             root_numel=sum(u.numel * u.count for u in self.units if u.name == ROOT),
@@ -368,9 +365,7 @@ class ShardPlan:
         if self.accumulation < 1:
             raise PlanError(f"there is no accumulation over {self.accumulation} micro-steps")
         for tier in (self.optimizer_on, self.params_on):
-            if tier == "nvme" and (
-                self.framework != "deepspeed" or self.stage < ZeroStage.PARAMETERS
-            ):
+            if tier == "nvme" and (self.framework != "deepspeed" or self.stage < ZeroStage.PARAMETERS):
                 raise PlanError("only DeepSpeed's stage 3 offloads to NVMe")
             if tier not in PLACES:
                 raise PlanError(f"unknown place {tier!r}; known: {', '.join(PLACES)}")

@@ -21,7 +21,7 @@ from zeromon.memory.seconds import Hides, Speeds, copied_bytes, forward_pass_flo
 from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, ZeroStage
 from zeromon.ring.codes import Op, Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
-from zeromon.snapshot.bandwidth import BUS_FACTOR
+from zeromon.snapshot.communication import BUS_FACTOR
 from zeromon.snapshot.step import settled_steps
 
 Three = tuple[Speeds, Speeds, Speeds]

@@ -53,9 +53,7 @@ class Point:
     @property
     def time(self) -> StepTime | None:
         """The step; None where its seconds are unknown."""
-        return (
-            self.row.time if self.row is not None and isinstance(self.row.time, StepTime) else None
-        )
+        return self.row.time if self.row is not None and isinstance(self.row.time, StepTime) else None
 
     @property
     def unknown(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from zeromon.probes.pcie import pcie_peak_bandwidth
+from zeromon.probes.network import pcie_peak_bandwidth
 from zeromon.snapshot import Device
 
 _POWERS = ("current_socket_power", "average_socket_power", "socket_power")
@@ -58,9 +58,7 @@ class AmdSmi:
             power_watts=next((w for w in watts if w is not None and 0 < w < _MAX_WATTS), None),
             energy_joules=self._energy(handle),
             temperature_celsius=self._temperature(handle),
-            ecc_errors=_known_number(
-                get("amdsmi_get_gpu_total_ecc_count", key="uncorrectable_count")
-            ),
+            ecc_errors=_known_number(get("amdsmi_get_gpu_total_ecc_count", key="uncorrectable_count")),
             throttle_reasons=self._throttle(handle),
         )
 
@@ -73,9 +71,7 @@ class AmdSmi:
         handle = next(iter(self._handles.values()), None)
         if handle is None:
             return ""
-        return str(
-            self._query_device("amdsmi_get_gpu_driver_info", handle, key="driver_version") or ""
-        )
+        return str(self._query_device("amdsmi_get_gpu_driver_info", handle, key="driver_version") or "")
 
     def links(self, uuid: str) -> tuple[float | None, str]:
         """Peak bytes/s of the device's XGMI links in one direction, else of PCIe, and their kind."""
@@ -93,11 +89,7 @@ class AmdSmi:
     def host_link(self, uuid: str) -> tuple[float | None, str]:
         """Peak bytes/s of PCIe between device and host in one direction."""
         handle = self._handles.get(bare_device_serial(uuid))
-        pcie = (
-            self._query_device("amdsmi_get_pcie_info", handle, key="pcie_static")
-            if handle
-            else None
-        )
+        pcie = self._query_device("amdsmi_get_pcie_info", handle, key="pcie_static") if handle else None
         return pcie_peak_bandwidth(
             *((pcie["pcie_interface_version"], pcie["max_pcie_width"]) if pcie else (0, 0))
         )
@@ -105,9 +97,7 @@ class AmdSmi:
     # ---- single figures -----------------------------------------------------------------------
 
     def _vram_bytes(self, function: str, handle: Any) -> Any:
-        return self._call(
-            lambda: getattr(self._smi, function)(handle, self._smi.AmdSmiMemoryType.VRAM)
-        )
+        return self._call(lambda: getattr(self._smi, function)(handle, self._smi.AmdSmiMemoryType.VRAM))
 
     def _own_bytes(self, handle: Any, pid: int) -> int | None:
         processes = self._query_device("amdsmi_get_gpu_process_list", handle) if pid else None

@@ -5,7 +5,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from zeromon.probes.cgroups import CGROUP, PROC, cgroup_folders, read_small_file, read_word_lines
+from zeromon.probes.process import CGROUP, PROC, cgroup_folders, read_small_file, read_word_lines
 from zeromon.snapshot import CpuUser, Pressure
 
 _MAX_READINGS = 61
@@ -49,9 +49,7 @@ class PressureReader:
         if len(self._readings) < 2:
             return None
         since_ns = min(since_ns, now_ns - round(_MIN_SECONDS * 1e9))
-        base = next(
-            r for r in reversed(self._readings) if r[0] <= since_ns or r is self._readings[0]
-        )
+        base = next(r for r in reversed(self._readings) if r[0] <= since_ns or r is self._readings[0])
         cpu_wait, faults = self._since(base)
         is_settled = now_ns - self._readings[0][0] >= _MIN_SECONDS * 1e9
         minute = self._since(self._readings[0])[0] if is_settled else 0.0
@@ -119,9 +117,7 @@ class CpuUsers:
         ticks = (now_ns - self._read_ns) / 1e9 * os.sysconf("SC_CLK_TCK")
         common_pids = ticks_by_pid.keys() & self._spent.keys()
         used = {pid: (ticks_by_pid[pid] - self._spent[pid]) / ticks for pid in common_pids}
-        busiest = sorted(
-            (pid for pid in used if used[pid] >= _MIN_CPUS), key=lambda pid: -used[pid]
-        )
+        busiest = sorted((pid for pid in used if used[pid] >= _MIN_CPUS), key=lambda pid: -used[pid])
         self._users = tuple(
             CpuUser(pid=pid, name=self._name(pid), cpus=used[pid], parent=parents[pid])
             for pid in busiest[:_MAX_USERS]

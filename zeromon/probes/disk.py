@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zeromon.probes.cgroups import CGROUP, PROC, cgroup_folders, read_word_lines
+from zeromon.probes.process import CGROUP, PROC, cgroup_folders, read_word_lines
 from zeromon.snapshot import Disk
 
 _SECTOR = 512  # the unit of /proc/diskstats, whatever the sector size of the device
@@ -54,9 +54,7 @@ class DiskReader:
             facts["total_bytes"] = space.f_blocks * space.f_frsize
             number = Path(path).stat().st_dev
             facts.update(_device_counters(number, self._proc))
-            self._folders = self._folders or cgroup_folders(
-                self._pid, "blkio", self._proc, self._cgroup
-            )
+            self._folders = self._folders or cgroup_folders(self._pid, "blkio", self._proc, self._cgroup)
             facts.update(cgroup_io_limits(self._folders, number))
         return self._with_device_rates(Disk(path=path, **facts), now_ns)
 
@@ -65,9 +63,7 @@ class DiskReader:
         if disk.device_busy_seconds is None or disk.device_queue_seconds is None:
             return disk
         moved = (disk.device_read_bytes or 0) + (disk.device_written_bytes or 0)
-        current = _Counters(
-            now_ns / 1e9, moved, disk.device_busy_seconds, disk.device_queue_seconds
-        )
+        current = _Counters(now_ns / 1e9, moved, disk.device_busy_seconds, disk.device_queue_seconds)
         self._counters.append(current)
         base = self._counters[0]
         seconds, busy = current.seconds - base.seconds, current.busy_seconds - base.busy_seconds
@@ -118,10 +114,7 @@ def cgroup_io_limits(cgroups: Iterable[Path], number: int) -> dict[str, float]:
     device = f"{os.major(number)}:{os.minor(number)}"
     limits: dict[str, float] = {}
     for folder in cgroups:
-        for limit_name, rate in (
-            *_cgroup_limits_v1(folder, device),
-            *_cgroup_limits_v2(folder, device),
-        ):
+        for limit_name, rate in (*_cgroup_limits_v1(folder, device), *_cgroup_limits_v2(folder, device)):
             limits[limit_name] = min(rate, limits.get(limit_name, rate))
     return limits
 

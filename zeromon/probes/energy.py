@@ -25,10 +25,7 @@ class Rapl:
         """Returns zone -> joules, and the range after which it begins anew; {} with :attr:`note`."""
         try:
             return {
-                str(zone): (
-                    _read_joules(zone / "energy_uj"),
-                    _read_joules(zone / "max_energy_range_uj"),
-                )
+                str(zone): (_read_joules(zone / "energy_uj"), _read_joules(zone / "max_energy_range_uj"))
                 for zone in self._zones
             }
         except PermissionError:

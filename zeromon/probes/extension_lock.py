@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from zeromon.probes.cgroups import PROC
+from zeromon.probes.process import PROC
 from zeromon.snapshot import ExtensionLock
 
 _EVERY_NS = 5_000_000_000

@@ -13,8 +13,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from zeromon.probes.cgroups import CGROUP, PROC, cgroup_folders, read_small_file, read_word_lines
-from zeromon.probes.process import child_process_ids, process_state_letter
+from zeromon.probes.process import (
+    CGROUP,
+    PROC,
+    cgroup_folders,
+    child_process_ids,
+    process_state_letter,
+    read_small_file,
+    read_word_lines,
+)
 from zeromon.snapshot import HostMemory
 
 _UNLIMITED = 1 << 60
@@ -39,9 +46,7 @@ class HostReader:
         """Returns the memory available to *pid*; after its death only if an earlier call read it."""
         levels = self._levels.get(pid)
         if levels is None:
-            levels = self._levels[pid] = tuple(
-                cgroup_folders(pid, "memory", self._proc, self._cgroup)
-            )
+            levels = self._levels[pid] = tuple(cgroup_folders(pid, "memory", self._proc, self._cgroup))
         memory = self._now.get(levels)
         if memory is None:
             memory = self._now[levels] = self._read(levels)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ctypes import Structure, byref, c_char, c_double, c_int32, c_int64, c_uint32, c_uint64
 from typing import Any
 
-from zeromon.probes.pcie import pcie_peak_bandwidth
+from zeromon.probes.network import pcie_peak_bandwidth
 from zeromon.snapshot import Device
 
 _TEXT = c_char * 64
@@ -122,9 +122,7 @@ class LevelZero:
         handle = self._handles.get(key)
         if handle is None:
             return None
-        modules = [
-            *self._states("zesDeviceEnumMemoryModules", handle, "zesMemoryGetState", _Memory)
-        ]
+        modules = [*self._states("zesDeviceEnumMemoryModules", handle, "zesMemoryGetState", _Memory)]
         size = sum(module.size for module in modules)
         energy = self._energy(handle)
         pci = self._ask("zesDevicePciGetStats", handle, _PciStats)
@@ -229,9 +227,7 @@ class LevelZero:
         count = c_uint32()
         if not pid or not self._call("zesDeviceProcessesGetState", handle, byref(count), None):
             return None
-        processes = (_Process * count.value)(
-            *(_new_structure(_Process) for _ in range(count.value))
-        )
+        processes = (_Process * count.value)(*(_new_structure(_Process) for _ in range(count.value)))
         if not self._call("zesDeviceProcessesGetState", handle, byref(count), processes):
             return None
         return next((int(process.memory) for process in processes if process.pid == pid), None)

@@ -208,9 +208,7 @@ class InspectorReader:
                 self._take(self._read_new_bytes(self._path))
                 self.note = ""
                 if self._bad:
-                    self.note = (
-                        f"{self._bad} records of NCCL Inspector cannot be read: another version"
-                    )
+                    self.note = f"{self._bad} records of NCCL Inspector cannot be read: another version"
             except OSError as error:
                 self.note = f"NCCL Inspector is on, but {self._path}: {error.strerror}"
         return tuple(_inspector_row(op, totals) for (_, op), totals in self._totals.items())

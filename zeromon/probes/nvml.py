@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from zeromon.probes.pcie import pcie_peak_bandwidth
+from zeromon.probes.network import pcie_peak_bandwidth
 from zeromon.snapshot import Device
 
 _THROTTLE = (
@@ -72,8 +72,7 @@ class Nvml:
         """NVLink bytes/s received and transmitted since the last call, over all links."""
         nvml = self._nvml
         fields = [
-            getattr(nvml, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{side}", None)
-            for side in ("RX", "TX")
+            getattr(nvml, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{side}", None) for side in ("RX", "TX")
         ]
         if None in fields:
             return None, None
@@ -139,12 +138,8 @@ class Nvml:
         use = call(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         power = call(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         name = call(lambda: nvml.nvmlDeviceGetName(handle)) or ""
-        receive = call(
-            lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
-        )
-        transmit = call(
-            lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
-        )
+        receive = call(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES))
+        transmit = call(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES))
         link_receive, link_transmit = self._nvlink_byte_rates(uuid, handle, now_ns)
         sm, tensor, dram = self._activity_ratios(uuid, handle)
         energy = call(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
@@ -196,8 +191,7 @@ class Nvml:
         nvml, call = self._nvml, self._call
         max_links = getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18)
         active = sum(
-            call(partial(nvml.nvmlDeviceGetNvLinkState, handle, link)) == 1
-            for link in range(max_links)
+            call(partial(nvml.nvmlDeviceGetNvLinkState, handle, link)) == 1 for link in range(max_links)
         )
         field = getattr(nvml, "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON", None)
         values = call(lambda: nvml.nvmlDeviceGetFieldValues(handle, [field])) if active else None

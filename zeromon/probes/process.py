@@ -18,9 +18,55 @@ from pathlib import Path
 
 from zeromon.base.errors import SourceError
 from zeromon.base.units import printable
-from zeromon.probes.cgroups import PROC, read_small_file, read_word_lines
 from zeromon.ring.files import replace_file
 from zeromon.snapshot import Halt, WorkerMemory
+
+PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def read_small_file(path: str | Path) -> str:
+    """Returns the text of a small file, at less cost than a Python file. Raises :class:`OSError`."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        content = b""
+        while chunk := os.read(fd, 1 << 16):
+            content += chunk
+    finally:
+        os.close(fd)
+    return content.decode(errors="replace")
+
+
+def cgroup_folders(pid: int, controller: str, proc: Path = PROC, cgroup: Path = CGROUP) -> list[Path]:
+    """Returns the cgroup folders of *controller* that contain *pid*, the innermost first."""
+    try:
+        rows = read_small_file(proc / str(pid) / "cgroup").splitlines()
+    except OSError:
+        return []
+    cgroups: list[Path] = []
+    for row in rows:
+        _, _, tail = row.partition(":")
+        controllers, _, path = tail.partition(":")
+        if controller in controllers.split(","):
+            base = cgroup / controller
+        elif not controllers:
+            base = cgroup / "unified" if (cgroup / "unified").is_dir() else cgroup
+        else:
+            continue
+        folder = base / path.strip("/")
+        # a container may lack the host's path: the limit is then at the root of its cgroups
+        levels = [folder, *folder.parents] if folder.is_dir() else [base]
+        cgroups += [level for level in levels if level == base or base in level.parents]
+    return [level for level in cgroups if (level / "cgroup.procs").exists()]
+
+
+def read_word_lines(path: str | Path) -> list[list[str]]:
+    """Returns the words of each non-empty line; [] where the file cannot be read."""
+    with suppress(OSError, ValueError):
+        return [fields for row in read_small_file(path).splitlines() if (fields := row.split())]
+    return []
+
+
+# ---- a process that is no child of this one ------------------------------------------------------
 
 MAX_OUTPUT_BYTES = 64 << 10
 
@@ -43,9 +89,7 @@ def read_output_tail(pid: int) -> tuple[str, tuple[str, ...]]:
             file.seek(max(0, size - MAX_OUTPUT_BYTES))
             output = file.read(MAX_OUTPUT_BYTES).decode(errors="replace")
     except OSError as error:
-        raise SourceError(
-            f"the output of process {pid} cannot be read: {error.strerror}"
-        ) from error
+        raise SourceError(f"the output of process {pid} cannot be read: {error.strerror}") from error
     output_lines = output.splitlines()
     return printable(path), tuple(output_lines[1:] if size > MAX_OUTPUT_BYTES else output_lines)
 
@@ -139,9 +183,7 @@ def process_start_ticks(pid: int) -> int | None:
 def child_process_ids(pid: int, proc: Path = PROC) -> set[int]:
     """Returns the processes that *pid* has started."""
     files = (proc / str(pid) / "task").glob("*/children")
-    return {
-        int(pid_text) for file in files for fields in read_word_lines(file) for pid_text in fields
-    }
+    return {int(pid_text) for file in files for fields in read_word_lines(file) for pid_text in fields}
 
 
 def main_thread_halt(pid: int) -> Halt:
@@ -294,9 +336,7 @@ class WorkersReader:
         return self._last
 
     def _read(self, step: int) -> WorkerMemory | None:
-        sizes = {
-            pid: nbytes for pid in self._workers() if (nbytes := self._pss_bytes(pid)) is not None
-        }
+        sizes = {pid: nbytes for pid in self._workers() if (nbytes := self._pss_bytes(pid)) is not None}
         if not sizes:
             return None
         total = sum(sizes.values())

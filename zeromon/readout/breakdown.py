@@ -105,9 +105,7 @@ class Pace(NamedTuple):
 
 def pace(rank: RankSnapshot) -> Pace | None:
     """The pace of the last steps; None where no phase was timed on a device."""
-    steps = [
-        step for step in settled_steps(rank.recent[-WINDOW:]) if step.launch_ns and not step.idle
-    ]
+    steps = [step for step in settled_steps(rank.recent[-WINDOW:]) if step.launch_ns and not step.idle]
     compute = sum(step.phase_ns[phase] for step in steps for phase in ENQUEUED)
     if not compute:
         return None
@@ -135,13 +133,9 @@ def pace_text(rank: RankSnapshot) -> str:
         return ""
     starved, launches = human_ratio(measured.starved_ratio), launch_text(measured.launch_seconds)
     if measured.starved_ratio <= DEVICE_BOUND:
-        return (
-            f"device-bound: kernels were queued at the end of its phases; the host takes {launches}"
-        )
+        return f"device-bound: kernels were queued at the end of its phases; the host takes {launches}"
     kind = "launch-bound" if measured.starved_ratio >= HOST_BOUND else "partly launch-bound"
-    return (
-        f"{kind}: the device waited for the host in {starved} of its phases ({launches} to enqueue)"
-    )
+    return f"{kind}: the device waited for the host in {starved} of its phases ({launches} to enqueue)"
 
 
 # ---- what batches are made of -------------------------------------------------------------------

@@ -161,9 +161,7 @@ def forecasts_of(limit: Limit | None) -> tuple[Forecast, ...]:
         ("latest", risk.steps_latest),
     )
     return tuple(
-        Forecast(
-            name, steps, risk.used_bytes, risk.capacity_bytes, risk.growth_bytes_per_step or 0.0
-        )
+        Forecast(name, steps, risk.used_bytes, risk.capacity_bytes, risk.growth_bytes_per_step or 0.0)
         for name, steps in outcomes
         if steps is not None
     )

@@ -20,14 +20,7 @@ from zeromon.base.units import (
 )
 from zeromon.readout.breakdown import WINDOW
 from zeromon.ring.events import Scalar
-from zeromon.snapshot import (
-    CollectiveStatsRow,
-    Fleet,
-    FleetNode,
-    RankSnapshot,
-    RunSnapshot,
-    ScalarRow,
-)
+from zeromon.snapshot import CollectiveStatsRow, Fleet, FleetNode, RankSnapshot, RunSnapshot, ScalarRow
 from zeromon.snapshot.focus import oom_ratio
 from zeromon.snapshot.levels import EXPOSED as EXPOSED_LEVEL, OOM, Level
 

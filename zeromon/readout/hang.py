@@ -25,9 +25,7 @@ def hang_headline(run: RunSnapshot, hang: Hang) -> str:
         return f"hung at step {step} for {rough_time(hang.seconds)}: {cause}"
     if cause.startswith(str(hang.kind)):
         return cause
-    return (
-        f"{hang.op} in {_short_group_name(hang)} {'waits' if hang.pause else 'is stuck'}: {cause}"
-    )
+    return f"{hang.op} in {_short_group_name(hang)} {'waits' if hang.pause else 'is stuck'}: {cause}"
 
 
 def hang_text(run: RunSnapshot, hang: Hang) -> str:
@@ -115,8 +113,7 @@ def _calls_text(run: RunSnapshot, hang: Hang) -> str:
     """The call of each rank where they differ, ranks with the same call together."""
     calls = hang.calls
     varies = {
-        name: len({getattr(call, name) for call in calls}) > 1
-        for name in ("sequence", "unit", "phase")
+        name: len({getattr(call, name) for call in calls}) > 1 for name in ("sequence", "unit", "phase")
     }
     callers: dict[str, list[int]] = {}
     for call in calls:

@@ -211,9 +211,7 @@ def goodput_headline(ledger: JobLedger) -> str:
 def checkpoint_bytes(rank: RankSnapshot) -> list[tuple[tuple[str], float]]:
     """The bytes that were saved and loaded, where they are known."""
     rows = [row for row in rank.activities if row.activity in ("save", "load")]
-    totals = {
-        row.activity: sum(r.nbytes for r in rows if r.activity == row.activity) for row in rows
-    }
+    totals = {row.activity: sum(r.nbytes for r in rows if r.activity == row.activity) for row in rows}
     return [((activity,), nbytes) for activity, nbytes in totals.items() if nbytes]
 
 

@@ -34,8 +34,8 @@ from zeromon.snapshot import (
     Straggler,
 )
 from zeromon.snapshot.focus import first_failed, has_left, is_ending, roles_of
-from zeromon.snapshot.lanes import Lanes, LaneSpan, LateArrival, Stream
 from zeromon.snapshot.levels import UNTIMED
+from zeromon.snapshot.step import Lanes, LaneSpan, LateArrival, Stream
 
 _MAX_LISTED_PROCESSES = 2
 
@@ -59,9 +59,7 @@ def unreported_text(attempts: Sequence[Attempt]) -> str:
     if not attempts:
         return ""
     names = [human_count(attempt.number) for attempt in attempts]
-    numbers = (
-        f"attempts {', '.join(names[:-1])} and {names[-1]}" if names[1:] else f"attempt {names[0]}"
-    )
+    numbers = f"attempts {', '.join(names[:-1])} and {names[-1]}" if names[1:] else f"attempt {names[0]}"
     deaths = attempts[-1].deaths
     reason = f": {death_text(deaths[0])}" if deaths else ""
     return f"{numbers} ended before a rank reported{reason}"
@@ -422,9 +420,7 @@ def resolved_texts(findings: Iterable[Finding]) -> list[tuple[str, str]]:
         if f.gone is not None:
             by_rule.setdefault(f.code or f.rule, []).append(f)
     rows = []
-    for rule, repeats in sorted(
-        by_rule.items(), key=lambda item: -max(f.gone or 0.0 for f in item[1])
-    ):
+    for rule, repeats in sorted(by_rule.items(), key=lambda item: -max(f.gone or 0.0 for f in item[1])):
         last_finding = max(repeats, key=lambda f: f.gone or 0.0)
         stood = human_seconds(sum((f.gone or f.came) - f.came for f in repeats))
         ranks = sorted({f.rank for f in repeats if f.rank >= 0})

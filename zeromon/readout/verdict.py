@@ -167,9 +167,7 @@ def state_and_cause(run: RunSnapshot) -> str:
 
 def unanswered_verdict(run: RunSnapshot, seconds: float) -> Verdict:
     """The verdict on a live run of which nothing is known for *seconds*."""
-    note = (
-        f"no answer from its collector for {human_seconds(seconds)}; before: {judge_run(run).text}"
-    )
+    note = f"no answer from its collector for {human_seconds(seconds)}; before: {judge_run(run).text}"
     return Verdict(Health.UNKNOWN, Severity.WARNING, note)
 
 

@@ -61,9 +61,7 @@ def _recent_bus_bandwidth(rank: RankSnapshot, row: CollectiveRow) -> float | Non
         if (unit.op, unit.group) == (row.op, row.group) and unit.busbw_bytes_per_second
     ]  # fmt: skip
     seconds = sum(unit.nbytes / (unit.busbw_bytes_per_second or 1.0) for unit in units)
-    return row.busbw_bytes_per_second or (
-        sum(u.nbytes for u in units) / seconds if seconds else None
-    )
+    return row.busbw_bytes_per_second or (sum(u.nbytes for u in units) / seconds if seconds else None)
 
 
 def dim_block(run: RunSnapshot) -> str:

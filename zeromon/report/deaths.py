@@ -40,9 +40,7 @@ def deaths(run: RunSnapshot) -> str:
             rows.append(f"  rank {rank.rank}: {left_text(run, rank, roles)}")
             continue
         last_seen = f"last seen in step {rank.step + 1}, {doing(rank)}"
-        rows.append(
-            f"  rank {rank.rank}: {rank.ended}; {last_seen}{consequence_text(run, rank, roles)}"
-        )
+        rows.append(f"  rank {rank.rank}: {rank.ended}; {last_seen}{consequence_text(run, rank, roles)}")
         if rank.exception:
             rows.append(f"    {rank.exception}")
         if rank.ended == KILLED_FOR_MEMORY:

@@ -90,9 +90,7 @@ def _check_error_text(check: TraceCheck) -> str:
     return "n/a (launch-bound)" if check.launch_bound else "n/a"
 
 
-def as_text(
-    ranks: Sequence[RankTrace], sections: Collection[str] = (), rank: int | None = None
-) -> str:
+def as_text(ranks: Sequence[RankTrace], sections: Collection[str] = (), rank: int | None = None) -> str:
     """The breakdown by rank, then the *sections* of *rank*: by default what a first look needs.
 
     Without *rank*, the details are of the one with the most exposed communication.
@@ -248,10 +246,7 @@ def _idle_stream_block(rank: RankTrace) -> str:
         name,
         ("events", lambda lane: human_count(lane.events)),
         ("idle", lambda lane: human_share(lane.idle.seconds, lane.span_seconds)),
-        *(
-            (c, lambda lane, c=c: human_share(getattr(lane.idle, c), lane.idle.seconds))
-            for c in causes
-        ),
+        *((c, lambda lane, c=c: human_share(getattr(lane.idle, c), lane.idle.seconds)) for c in causes),
     )
     queue = column_table(
         streams,
@@ -320,9 +315,7 @@ def as_diff(names: Sequence[str], diff: TraceDiff) -> str:
         change = f"{human_ratio(abs(ratio - 1))} {'longer' if ratio > 1 else 'shorter'}"
         blocks.append(f"All kernels are {change} (median of the families): rows are beyond that.")
     if min(diff.samples) < 2:
-        blocks.append(
-            "One step a side has no known noise: what differs by less than half has no row."
-        )
+        blocks.append("One step a side has no known noise: what differs by less than half has no row.")
     return "\n\n".join(blocks) + "\n"
 
 

@@ -332,9 +332,7 @@ class RingReader:
         crc, proven = bool(self.header.flags & FLAG_CRC), []
         for i, raw in enumerate(RECORD.iter_unpack(blob)):
             body = blob[i * RECORD_SIZE : (i + 1) * RECORD_SIZE - _TAIL.size]
-            if heads[i] == first_number + i == raw[0] and (
-                not crc or zlib.crc32(body) == raw[7] >> 32
-            ):
+            if heads[i] == first_number + i == raw[0] and (not crc or zlib.crc32(body) == raw[7] >> 32):
                 proven.append(raw)
             else:
                 self._count_lost(first_number + i, first_number + i + 1)

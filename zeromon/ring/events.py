@@ -211,9 +211,7 @@ def is_training_progress(event: Event, background_unit: int = 0) -> bool:
 # ---- the records ----------------------------------------------------------------------------------
 
 
-@declare_record(
-    Kind.ISSUED, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d", by_training=True
-)
+@declare_record(Kind.ISSUED, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d", by_training=True)
 class Issued(NamedTuple):
     """A collective was issued to the backend; it is in flight until its :class:`Done`."""
 
@@ -230,9 +228,7 @@ class Issued(NamedTuple):
     """Number of the DeepSpeed engine that issued it; 0 for none."""
 
 
-@declare_record(
-    Kind.DONE, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d", by_training=True
-)
+@declare_record(Kind.DONE, "t, OP[op], PHASE[phase], flags, group, unit, a, b, c, d", by_training=True)
 class Done(NamedTuple):
     """A collective has ended. It blocked its caller, or the caller's stream, for ``blocked_ns``."""
 
@@ -249,9 +245,7 @@ class Done(NamedTuple):
 
 
 @declare_record(
-    Kind.COUNTED,
-    "t, OP[op], PHASE[phase], group, a, b, Untimed(c), d & 255, d >> 8",
-    by_training=True,
+    Kind.COUNTED, "t, OP[op], PHASE[phase], group, a, b, Untimed(c), d & 255, d >> 8", by_training=True
 )
 class Counted(NamedTuple):
     """Collectives that were counted but not timed. With ``op`` NONE the operation is unknown too."""
@@ -312,9 +306,7 @@ class Start(NamedTuple):
     process_start_ns: int
 
 
-@declare_record(
-    Kind.UNIT, "t, UnitEvent(op), PHASE[phase], flags, unit, a, b, c, d", by_training=True
-)
+@declare_record(Kind.UNIT, "t, UnitEvent(op), PHASE[phase], flags, unit, a, b, c, d", by_training=True)
 class UnitMark(NamedTuple):
     """An FSDP unit was unsharded, waited for or resharded."""
 
@@ -414,9 +406,7 @@ class Exit(NamedTuple):
     text: int
 
 
-@declare_record(
-    Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a, group, b, c, d", by_training=True
-)
+@declare_record(Kind.STALL, "t, OP[op], PHASE[phase], flags, unit, a, group, b, c, d", by_training=True)
 class Stall(NamedTuple):
     """The compute stream stood still for collectives that it does not wait for by itself.
 

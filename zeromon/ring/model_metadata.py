@@ -239,9 +239,7 @@ def declared_keys(kind: type[T], raw: Any) -> T:
     if not isinstance(raw, Mapping):
         return kind()
     keys = kind.__annotations__.items()
-    return cast(
-        T, {key: raw[key] for key, type_ in keys if key in raw and _is_of_kind(raw[key], type_)}
-    )
+    return cast(T, {key: raw[key] for key, type_ in keys if key in raw and _is_of_kind(raw[key], type_)})
 
 
 def _is_of_kind(value: Any, kind: Any) -> bool:

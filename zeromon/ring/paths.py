@@ -47,9 +47,7 @@ def user_ring_roots() -> list[Path]:
     with suppress(RingError):
         roots.append(record_store_root() / "live")
     return [
-        root
-        for root in roots
-        if not root.is_symlink() and owner_uid_of(root) in (None, os.getuid())
+        root for root in roots if not root.is_symlink() and owner_uid_of(root) in (None, os.getuid())
     ]
 
 
@@ -245,9 +243,7 @@ def ring_paths(folder: Path) -> list[Path]:
         names = os.listdir(folder)
     except OSError:
         return []
-    ring_names = (
-        name for name in sorted(names) if name.startswith("rank") and name.endswith(".ring")
-    )
+    ring_names = (name for name in sorted(names) if name.startswith("rank") and name.endswith(".ring"))
     return [folder / name for name in ring_names]
 
 

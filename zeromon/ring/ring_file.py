@@ -49,9 +49,7 @@ def create_ring(
     return ring
 
 
-def _create_in_segment(
-    path: Path, size: int, write_header: Callable[[memoryview], None]
-) -> memoryview:
+def _create_in_segment(path: Path, size: int, write_header: Callable[[memoryview], None]) -> memoryview:
     segment_id, ring = create_shared_segment(size)
     try:
         path_bytes = os.fsencode(path.absolute())[: HEADER_SIZE - _PATH_AT - _PATH.size]

@@ -76,9 +76,7 @@ class Strategy:
     @property
     def label(self) -> str:
         """The text for people, JSON and the ``strategy`` label: ``deepspeed-zero3``, ``fsdp2 + tp``."""
-        prefix = (
-            [] if self.parts and self.framework is Framework.UNKNOWN else [self._framework_label]
-        )
+        prefix = [] if self.parts and self.framework is Framework.UNKNOWN else [self._framework_label]
         return _JOIN.join([*prefix, *map(str, self.parts)])
 
     @property
@@ -237,9 +235,7 @@ def dim_by_name(name: str) -> Dim:
         return Dim.OTHER
     if _DATA.intersection(tokens) or ("data" in tokens and explicit):
         return _data_parallel_dim(tokens)
-    dims = {
-        _WORDS[token] for token in tokens if token in _WORDS and (explicit or token not in _LONG)
-    }
+    dims = {_WORDS[token] for token in tokens if token in _WORDS and (explicit or token not in _LONG)}
     if dims == {Dim.TP, Dim.EP} and "expert" in tokens:
         return Dim.TP  # Megatron: the tensor parallelism of the experts
     return dims.pop() if len(dims) == 1 else Dim.OTHER

@@ -37,22 +37,8 @@ from zeromon.snapshot.host import (
     WorkerMemory,
 )
 from zeromon.snapshot.ledger import ActivityRow, LedgerRow
-from zeromon.snapshot.memory import (
-    DeviceMemory,
-    ExpectedRow,
-    OutOfMemory,
-    Risk,
-    RoleRow,
-    TransferRow,
-)
-from zeromon.snapshot.step import (
-    BatchRow,
-    LoadingRow,
-    RankCapture,
-    ScalarRow,
-    StepSummary,
-    TraceCheck,
-)
+from zeromon.snapshot.memory import DeviceMemory, ExpectedRow, OutOfMemory, Risk, RoleRow, TransferRow
+from zeromon.snapshot.step import BatchRow, LoadingRow, RankCapture, ScalarRow, StepSummary, TraceCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from zeromon.snapshot import Finding, RunSnapshot
-from zeromon.snapshot.lanes import Lanes
+from zeromon.snapshot.step import Lanes
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery
 from zeromon.storage.step_history import Series
 

@@ -27,7 +27,7 @@ from zeromon.ring import paths
 from zeromon.ring.files import read_json_object
 from zeromon.ring.tokens import READ, job_token, request_proof_headers, server_token
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot
-from zeromon.snapshot.lanes import Lanes
+from zeromon.snapshot.step import Lanes
 from zeromon.sources.access import host_without_port, is_loopback_host
 from zeromon.sources.base import Output, Playback, Source
 from zeromon.sources.http_client import HttpClient, HttpError, Refused
@@ -117,9 +117,7 @@ class LiveSource:
     def output(self, pid: int) -> Output:
         """Reads the output on this machine; no collector passes it on."""
         if not is_loopback_host(host_without_port(self.address)):
-            raise SourceError(
-                "the output of a rank is read on its own node", "zeromon attach there."
-            )
+            raise SourceError("the output of a rank is read on its own node", "zeromon attach there.")
         return Output(*read_output_tail(pid))
 
     def _read_path(self, path: str) -> bytes:
@@ -195,9 +193,7 @@ def _send_request(address: str, path: str, body: bytes | None, *, signs: bool = 
     headers = {} if body is None else {"Content-Type": "application/json"}
     token = token_for_address(address)
     if token and signs:
-        headers |= request_proof_headers(
-            token, READ, (path if "?" in path else f"{path}?").encode()
-        )
+        headers |= request_proof_headers(token, READ, (path if "?" in path else f"{path}?").encode())
     elif token and is_trusted_address(address):
         headers["Authorization"] = f"Bearer {token}"
     try:
@@ -397,7 +393,5 @@ class NewSteps:
         latest_us = max((started[r.rank] for r in run.ranks if r.rank in started), default=0)
         since_us = max(min(starts, default=latest_us), latest_us - _LATE_US)
         series = source.series(StepQuery(since_us=since_us, most=_MAX_NEW_STEPS))
-        rows = (
-            dict(zip(series, values, strict=True)) for values in zip(*series.values(), strict=True)
-        )
+        rows = (dict(zip(series, values, strict=True)) for values in zip(*series.values(), strict=True))
         return [row for row in rows if row["start_us"] > started.get(row["rank"], -1)]

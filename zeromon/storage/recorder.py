@@ -20,7 +20,7 @@ from zeromon.base.units import printable
 from zeromon.fold.lanes import LAG_STEPS, lanes_of_rings, node_clock_shifts
 from zeromon.ring import paths, slices
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
-from zeromon.snapshot.lanes import Lanes
+from zeromon.snapshot.step import Lanes
 from zeromon.storage import snapshot_log, step_history
 from zeromon.storage.run_store import DEPTH, WHOLE_RUN, StepQuery
 
@@ -171,8 +171,7 @@ class Past:
         )
         ranks = [
             replace(
-                rank,
-                recent=tuple(step_history.step_of(row, shift) for row in steps.get(rank.rank, ())),
+                rank, recent=tuple(step_history.step_of(row, shift) for row in steps.get(rank.rank, ()))
             )
             for rank in snapshot.ranks
         ]

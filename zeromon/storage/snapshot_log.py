@@ -59,11 +59,7 @@ class Writer:
     """Appends to the log in *folder*. Every method raises :class:`HistoryError` on a disk error."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        segment_moments: int = SEGMENT_MOMENTS,
-        limit_bytes: int = LIMIT_BYTES,
+        self, folder: Path, *, segment_moments: int = SEGMENT_MOMENTS, limit_bytes: int = LIMIT_BYTES
     ) -> None:
         self.folder = paths.make_private_folder(folder)
         self._segment_moments = segment_moments

@@ -128,9 +128,7 @@ def _device_memory(
     active = {b.address: b for segment in segments for b in segment.blocks if b.active}
     idle = [(s, b) for s in segments for b in s.blocks if not b.active]
     rows = _segment_rows(segments)
-    holdings = _stack_holdings(
-        [(b.requested, b.stack, None) for b in active.values()], kinds, stacks
-    )
+    holdings = _stack_holdings([(b.requested, b.stack, None) for b in active.values()], kinds, stacks)
     roles = {"now": bytes_by_role(holdings)}
     walk, peak = _Walk(events, active, segments), None
     if ALLOC in events.actions:
@@ -198,9 +196,7 @@ _Live = tuple[int, int, int | None]
 """(bytes, number of the stack that made it, that of the one that freed it; None: it lives on)."""
 
 
-def _live_allocations_at(
-    event_number: int, events: Events, active: dict[int, Block]
-) -> list[_Live]:
+def _live_allocations_at(event_number: int, events: Events, active: dict[int, Block]) -> list[_Live]:
     """Returns the allocations that are live right after *event_number*."""
     live: dict[int, tuple[int, int]] = {}
     last_made = UNKNOWN_STACK

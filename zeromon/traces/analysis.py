@@ -18,7 +18,7 @@ import msgspec
 
 from zeromon.ring.codes import operation_by_name
 from zeromon.ring.events import Op
-from zeromon.snapshot.bandwidth import busbw, overlap_ratio
+from zeromon.snapshot.communication import busbw, overlap_ratio
 from zeromon.snapshot.intervals import Interval, common_set, set_length, subtract_set, union_set
 from zeromon.traces.critical import CriticalPath
 from zeromon.traces.events import (
@@ -189,9 +189,7 @@ def launching_call(calls: Sequence[Call], at_ns: int) -> Call | None:
         for call in reversed(calls[max(0, count - _DEEPEST) : count])
         if call.end_ns >= at_ns and operation_by_name(call.collective[0])
     ]
-    return next(
-        (call for call in enclosing if call.collective[1]), enclosing[0] if enclosing else None
-    )
+    return next((call for call in enclosing if call.collective[1]), enclosing[0] if enclosing else None)
 
 
 def operation_and_group(event: DeviceEvent) -> tuple[str, str]:
@@ -209,9 +207,7 @@ def _operation_times(data: TraceData, compute: list[Interval]) -> tuple[OpTime, 
     return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
 
 
-def _operation_time(
-    op: str, group: str, events: list[DeviceEvent], compute: list[Interval]
-) -> OpTime:
+def _operation_time(op: str, group: str, events: list[DeviceEvent], compute: list[Interval]) -> OpTime:
     spans = union_set((e.start_ns, e.end_ns) for e in events)
     sized = [e for e in events if e.collective and e.collective[2]]
     nbytes = sum(e.collective[2] for e in sized if e.collective)
@@ -293,9 +289,7 @@ def _device_borders(data: TraceData) -> Callable[[int], int] | None:
     return lambda host_ns: max(host_ns, end_times[bisect_left(kernels, (host_ns, 0))])
 
 
-def _kernel_times(
-    device: Sequence[DeviceEvent], called: Callable[[str], str]
-) -> tuple[KernelTime, ...]:
+def _kernel_times(device: Sequence[DeviceEvent], called: Callable[[str], str]) -> tuple[KernelTime, ...]:
     names = {name: called(name) for name in {event.name for event in device}}
     totals: dict[tuple[str, Kind], list[int]] = {}
     for event in device:

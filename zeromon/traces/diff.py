@@ -17,15 +17,7 @@ from typing import NamedTuple, TypeVar
 from zeromon.snapshot.intervals import Interval, common_set, set_length, subtract_set, union_set
 from zeromon.snapshot.noise import Estimate, half_width
 from zeromon.traces.analysis import operation_and_group
-from zeromon.traces.events import (
-    STEP_MARK,
-    UNIT_MARK,
-    DeviceEvent,
-    Kind,
-    Mark,
-    TraceData,
-    kernel_family,
-)
+from zeromon.traces.events import STEP_MARK, UNIT_MARK, DeviceEvent, Kind, Mark, TraceData, kernel_family
 
 MIN_FAMILIES = 8
 MIN_FIGURE_SHARE, MIN_STEP_SHARE, MIN_UNKNOWN_SHARE = 0.1, 0.01, 0.5
@@ -120,9 +112,7 @@ def diff_samples(old_samples: Sequence[Sample], new_samples: Sequence[Sample]) -
     return TraceDiff(
         samples=(len(old_samples), len(new_samples)),
         parts=tuple(
-            _diff_row(key, old_samples, new_samples, step, None)
-            for key in keys
-            if key[0] is What.PART
+            _diff_row(key, old_samples, new_samples, step, None) for key in keys if key[0] is What.PART
         ),
         rows=tuple(row for row in rows if row.what is not What.PART),
         common_ratio=common,
@@ -209,9 +199,7 @@ def samples_of(data: TraceData) -> list[Sample]:
     events, marks = _split_by_window(data.device, windows), _split_by_window(data.marks, windows)
     steps = zip(windows, events, marks, strict=True)
     return [
-        _step_sample(window, step_events, marked)
-        for window, step_events, marked in steps
-        if step_events
+        _step_sample(window, step_events, marked) for window, step_events, marked in steps if step_events
     ]
 
 

@@ -102,9 +102,7 @@ def read_flight_dump(path: Path) -> Dump:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
         raise TraceError(f"{path} is no dump of torch's Flight Recorder", DUMP_HINT) from None
-    return Dump(
-        rank=rank, file=path.name, written_ns=status.st_mtime_ns, groups=groups, entries=entries
-    )
+    return Dump(rank=rank, file=path.name, written_ns=status.st_mtime_ns, groups=groups, entries=entries)
 
 
 def _read_entry(row: dict[str, Any]) -> Entry:
@@ -112,9 +110,7 @@ def _read_entry(row: dict[str, Any]) -> Entry:
     sides = ("input", "output")
     return Entry(
         group=_shared_object(_short_text(row["process_group"][0])),
-        sequence=-_read_count(row["p2p_seq_id"])
-        if is_p2p
-        else _read_count(row["collective_seq_id"]),
+        sequence=-_read_count(row["p2p_seq_id"]) if is_p2p else _read_count(row["collective_seq_id"]),
         op=_shared_object(_short_text(row["profiling_name"]).rpartition(":")[2]),
         sizes=_shared_object(
             tuple(

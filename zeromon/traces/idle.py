@@ -37,9 +37,7 @@ class IdleTime:
     @property
     def seconds(self) -> float:
         """All of it."""
-        return (
-            self.host + self.kernels + self.communication + self.streams + self.other + self.unknown
-        )
+        return self.host + self.kernels + self.communication + self.streams + self.other + self.unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +71,14 @@ def idle_time(data: TraceData) -> tuple[IdleTime | None, tuple[StreamTime, ...]]
         by_stream[event.stream].append(event)
     event_ends = _Ends(data.device)
     rows = [
-        _stream_time(stream, events, data.launches, event_ends)
-        for stream, events in by_stream.items()
+        _stream_time(stream, events, data.launches, event_ends) for stream, events in by_stream.items()
     ]
     of_device = _idle_gaps(ordered, data.launches, lambda _begin_ns, _event: "other")
     return of_device, tuple(sorted(rows, key=lambda row: -row.events))
 
 
 def _idle_gaps(
-    events: Iterable[DeviceEvent],
-    launches: Launches,
-    released_by: Callable[[int, DeviceEvent], str],
+    events: Iterable[DeviceEvent], launches: Launches, released_by: Callable[[int, DeviceEvent], str]
 ) -> IdleTime:
     """The gaps between *events*, which are sorted by start."""
     gaps_ns: Counter[str] = Counter()

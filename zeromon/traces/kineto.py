@@ -212,9 +212,7 @@ def _keep_of_step(event: Event, data: TraceData, host: HostStep) -> None:
             if waits["record"]:
                 host.moments[correlation] = start_ns
             else:
-                host.calls.append(
-                    Blocking(start_ns, end_ns, thread, correlation, bool(waits["copy"]))
-                )
+                host.calls.append(Blocking(start_ns, end_ns, thread, correlation, bool(waits["copy"])))
 
 
 def _read_sync(event: Event) -> Sync:

@@ -117,8 +117,7 @@ def product_times(data: TraceData) -> tuple[ProductTime, ...]:
     for operators in data.products.values():
         operators.sort(key=lambda operator: operator[0])
     starts = {
-        thread: [operator[0] for operator in operators]
-        for thread, operators in data.products.items()
+        thread: [operator[0] for operator in operators] for thread, operators in data.products.items()
     }
     calls: dict[tuple[int, int], tuple[int, bool]] = {}
     for event in data.device:
@@ -175,8 +174,6 @@ def overall_rates(rows: Sequence[ProductTime]) -> tuple[float | None, float | No
     seconds, of_rated = (sum(row.seconds for row in subset) for subset in (shaped, rated))
     return (
         sum(row.flops or 0 for row in shaped) / seconds if seconds else None,
-        sum((row.flops or 0) / (row.peak_flops or 1) for row in rated) / of_rated
-        if rated
-        else None,
+        sum((row.flops or 0) / (row.peak_flops or 1) for row in rated) / of_rated if rated else None,
         sum(row.least_seconds or 0.0 for row in rated) / of_rated if rated else None,
     )

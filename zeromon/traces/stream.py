@@ -99,9 +99,7 @@ def _read_content(path: Path, data: TraceData, on_read: Callable[[int], None]) -
                     yield unpacked
                     unpacked = unpack.decompress(unpack.unconsumed_tail, _CHUNK)
             except zlib.error:
-                data.notes.append(
-                    "the gzip data is damaged; zeromon read the events before the damage"
-                )
+                data.notes.append("the gzip data is damaged; zeromon read the events before the damage")
                 return
             if unpack.eof and unpack.unused_data[:2] == b"\x1f\x8b":  # concatenated gzip members
                 chunk, unpack = unpack.unused_data, zlib.decompressobj(wbits=31)

@@ -286,9 +286,7 @@ class ZeromonApp(App[int]):
     def action_speed(self, by: int) -> None:
         """Makes a replay faster or slower."""
         if not self._head.change_replay_speed(by):
-            self.notify(
-                "only a replay has a speed: zeromon attach RUN --replay", severity="warning"
-            )
+            self.notify("only a replay has a speed: zeromon attach RUN --replay", severity="warning")
         self._moved()
 
     def _moved(self) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 from textual.message import Message
 
 from zeromon.snapshot import Finding, RunSnapshot
-from zeromon.snapshot.lanes import Lanes
+from zeromon.snapshot.step import Lanes
 from zeromon.sources.base import Output, Source
 from zeromon.sources.live import LiveSource, runs_of_node
 from zeromon.sources.replay import StoreSource

@@ -92,10 +92,7 @@ def step_line(run: RunSnapshot, step: int) -> str:
     if not steps:
         return f"step {human_count(step)}: not known"
     slowest = max(steps, key=lambda pair: pair[1].seconds)
-    facts = [
-        f"step {human_count(step)}",
-        f"{human_seconds(slowest[1].seconds)} (rank {slowest[0]})",
-    ]
+    facts = [f"step {human_count(step)}", f"{human_seconds(slowest[1].seconds)} (rank {slowest[0]})"]
     timed = [(rank, stats) for rank, stats in steps if stats.timed and stats.seconds > 0]
     share = "n/a (not timed)"
     if timed:

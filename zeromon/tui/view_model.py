@@ -61,10 +61,7 @@ def status_line(model: ViewModel, now_seconds: float) -> Line:
     at = clock(model.run.taken_wall)
     if model.replay:
         sign = "⏸" if model.paused else "▶"
-        return [
-            *spans,
-            (f" {sign} replay {at} x{model.speed:g} ", "warn" if model.paused else "accent"),
-        ]
+        return [*spans, (f" {sign} replay {at} x{model.speed:g} ", "warn" if model.paused else "accent")]
     age = max(0.0, now_seconds - model.newest_wall)
     if model.trouble and not model.run.ended:
         return [*spans, (f" ▲ {age_text(age)} old: {clean(model.trouble)} ", "warn")]

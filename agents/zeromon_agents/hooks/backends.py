@@ -96,9 +96,7 @@ class Backends:
 
     def register_existing(self) -> None:
         """Registers the models, optimizers and engines that existed before the agent was attached."""
-        objects, optimizers = find_instances(
-            name for backend in self._all for name in backend.classes
-        )
+        objects, optimizers = find_instances(name for backend in self._all for name in backend.classes)
         for backend in self._all:
             for instance in (entry for name in backend.classes for entry in objects.get(name, ())):
                 backend.adopt(instance)

@@ -107,8 +107,7 @@ class Collectives:
             weakref.ref(pg, lambda _: forget(key, None)),
             size=described["size"],
             # gloo blocks the host for device tensors, too, so the host's clock times it
-            on_device=described["backend"] != "gloo"
-            and any(d != "cpu" for d in described["devices"]),
+            on_device=described["backend"] != "gloo" and any(d != "cpu" for d in described["devices"]),
             base=sequence_number(pg) if existed else 0,
         )
         if not self.warm:
@@ -181,9 +180,7 @@ class Collectives:
         def issue_with_hook(pg: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901
             nonlocal settled_group
             mode = context.mode
-            if (
-                not mode
-            ):  # an empty ** costs a copy, and * a list: both are left out where they can be
+            if not mode:  # an empty ** costs a copy, and * a list: both are left out where they can be
                 if len(args) == 2 and not kwargs:
                     return original(pg, args[0], args[1])
                 return original(pg, *args, **kwargs)
@@ -437,16 +434,7 @@ class Collectives:
             )
             issued = pack_head(Kind.ISSUED, Op.BROADCAST) | head_word
             context.ring.write(start, issued, at, nbytes, sequence, 0, context.engine)
-            entry = [
-                pack_head(0, Op.BROADCAST) | head_word,
-                at,
-                nbytes,
-                start,
-                sequence,
-                0,
-                None,
-                0,
-            ]
+            entry = [pack_head(0, Op.BROADCAST) | head_word, at, nbytes, start, sequence, 0, None, 0]
             # on a device the host waits for nothing: the time is that of the calls
             self.done(entry, start + took, 0 if group.on_device else took)
         group.matched = group.issued

@@ -58,9 +58,7 @@ def measure_hook_cost() -> HookCost:
     """Returns what the hooks cost here. It takes some ten milliseconds."""
     with tempfile.TemporaryDirectory(prefix="zeromon-") as folder:
         ring = RingWriter(Path(folder) / "scratch", rank=0, capacity=1 << 9, names_size=1 << 12)
-        remove_ring_file(
-            ring.path
-        )  # its memory, which nobody else would remove, goes with the last use
+        remove_ring_file(ring.path)  # its memory, which nobody else would remove, goes with the last use
         context = HookContext(ring, Guard())
         context.mode = ON
         record = (_median_ns(_hooked_collective(context)) - _median_ns(_bare_collective)) / 2

@@ -128,8 +128,7 @@ class Ddp(Backend):
         if not models:
             return None
         max_times = [
-            backwards if m.compiled or len(models) == 1 else min(m.forwards, backwards)
-            for m in models
+            backwards if m.compiled or len(models) == 1 else min(m.forwards, backwards) for m in models
         ]
         for model in models:
             model.forwards = 0

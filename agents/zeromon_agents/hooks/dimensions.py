@@ -125,13 +125,9 @@ class Dimensions(Backend):
         clear = next((name for name in names if dim_by_name(name) not in _UNCLEAR), "")
         return (clear or use or next(iter(names), ""))[:_LONGEST]
 
-    def _add(
-        self, dims: dict[str, DimensionMetadata], name: str, pg: Any, *, is_sure: bool
-    ) -> None:
+    def _add(self, dims: dict[str, DimensionMetadata], name: str, pg: Any, *, is_sure: bool) -> None:
         group = self.collectives.groups.get(id(pg))
-        dim = dims.setdefault(
-            name, {"name": name, "size": 1, "nodes": 0, "groups": [], "used": False}
-        )
+        dim = dims.setdefault(name, {"name": name, "size": 1, "nodes": 0, "groups": [], "used": False})
         dim["size"] = max(dim["size"], pg.size())
         dim["nodes"] = max(dim["nodes"], nodes_of(member_ranks(pg)))
         dim["groups"] += [group.id] if group is not None else []

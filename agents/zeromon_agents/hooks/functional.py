@@ -116,9 +116,7 @@ class Functional:
             forget = around(self._context, lambda *_, **__: self._names.clear(), where=name)
             patches.wrap_in(distributed_c10d, name, forget)
 
-    def _hook(
-        self, name: str, original: Any, qualified: str, schema: list[str]
-    ) -> Callable[..., Any]:
+    def _hook(self, name: str, original: Any, qualified: str, schema: list[str]) -> Callable[..., Any]:
         if name == WAIT:
             return self.wait_hook(original)
         if name == WAIT_ALL:
@@ -251,8 +249,7 @@ class Functional:
                         pending[key] = head_word, at, nbytes, began_ns, sequence, held_ns
                         return result
                     self._keep(
-                        result,
-                        entry or [head_word, at, nbytes, began_ns, sequence, 0, None, held_ns],
+                        result, entry or [head_word, at, nbytes, began_ns, sequence, 0, None, held_ns]
                     )
             except Guard.CAUGHT as error:
                 context.guard.note(error, qualified)
@@ -325,9 +322,7 @@ class Functional:
                     entries = [e for key in keys if (k := pop(key, None)) for e in _entries_of(k)]
                 except Guard.CAUGHT as error:
                     note(error, WAIT_ALL)
-            return (
-                self._wait_for_entries(original, tensors, entries) if entries else original(tensors)
-            )
+            return self._wait_for_entries(original, tensors, entries) if entries else original(tensors)
 
         return wait_with_hook
 
@@ -405,9 +400,7 @@ class Functional:
                 group.id | context.unit,
             )
             now_ns, sequence = time.monotonic_ns(), -group.point_to_point
-            context.ring.write(
-                now_ns, head_word | _ISSUED, at, nbytes, sequence, dtype, context.engine
-            )
+            context.ring.write(now_ns, head_word | _ISSUED, at, nbytes, sequence, dtype, context.engine)
             entry: Entry = [head_word, at, nbytes, now_ns, sequence, 0, None, 0]
             if is_timed:
                 self._device.issued(entry)

@@ -47,10 +47,7 @@ class Loggers(Backend):
             self._hook("deepspeed.monitor.monitor", "MonitorMaster.write_events", self._events),
             self._hook(WRAPPER, f"FullyShardedDataParallel.{clip}", *clips),
             *(self._hook(module, clip, *clips) for module in torch_utils),
-            *(
-                self._hook(module, "clip_grads_with_norm_", self._scale_begins)
-                for module in torch_utils
-            ),
+            *(self._hook(module, "clip_grads_with_norm_", self._scale_begins) for module in torch_utils),
         )
 
     def _hook(

@@ -113,13 +113,7 @@ class Pipelining(Backend):
         return self._forward_begins(stage, chunk)
 
     def _backward_begins(
-        self,
-        stage: Any,
-        chunk: int,
-        loss: Any = None,
-        full_backward: bool = True,
-        *_: Any,
-        **__: Any,
+        self, stage: Any, chunk: int, loss: Any = None, full_backward: bool = True, *_: Any, **__: Any
     ) -> Begun:
         action = StageAction.BACKWARD if full_backward else StageAction.BACKWARD_INPUT
         return self._gradients_begin(action, stage, chunk)

@@ -42,10 +42,7 @@ class SymmetricMemory(Backend):
     def _watch(self, _: Any) -> None:
         for name, op, arguments in collective_operators():
             operator = getattr(getattr(torch.ops, NAMESPACE), name)
-            for owner in (
-                operator,
-                *(getattr(operator, overload) for overload in operator.overloads()),
-            ):
+            for owner in (operator, *(getattr(operator, overload) for overload in operator.overloads())):
                 original = self.patches.find_original(owner, "_op")
                 hook = self.hook(original, op, arguments.index(GROUP), arguments[0])
                 self.patches.set(owner, "_op", in_place_of(original, hook))

@@ -105,11 +105,7 @@ class Accelerator:
         """Returns the function that attaches an observer of failed allocations; None without one."""
         name = f"_{self.type}_attach_out_of_memory_observer"
         vendor = getattr(sys.modules.get(f"torch_{self.type}"), "_C", None)  # torch_npu's own
-        owners = (
-            (torch._C, name),
-            (vendor, name),
-            (self.module, name.removeprefix(f"_{self.type}_")),
-        )
+        owners = ((torch._C, name), (vendor, name), (self.module, name.removeprefix(f"_{self.type}_")))
         attachers = (getattr(owner, attribute, None) for owner, attribute in owners)
         return next((attach for attach in attachers if attach is not None), None)
 

@@ -29,11 +29,7 @@ def allocated_bytes() -> int:
     """Returns the bytes allocated on the current device; -1 without one, and where they are unknown."""
     device = accelerator.ready_device()
     kind = device.allocator() if device is not None else UNCACHED
-    if (
-        device is None
-        or kind == UNCACHED
-        or (kind == ASYNC and device.is_current_stream_capturing())
-    ):
+    if device is None or kind == UNCACHED or (kind == ASYNC and device.is_current_stream_capturing()):
         return -1
     get_allocated = getattr(device.module, "memory_allocated", None)
     return int(get_allocated()) if get_allocated is not None else -1

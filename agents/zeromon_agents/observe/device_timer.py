@@ -391,9 +391,7 @@ class DeviceTimer:
 
         return wait_with_hook
 
-    def _synchronize_hook(
-        self, waits_of: Callable[..., tuple[Waited, ...]]
-    ) -> Callable[[Any], Any]:
+    def _synchronize_hook(self, waits_of: Callable[..., tuple[Waited, ...]]) -> Callable[[Any], Any]:
         """Returns a hook on a function in which the host waits for streams with the waits *waits_of*.
 
         Nothing is enqueued meanwhile, so the compute stream stands still as if it waited itself.
@@ -418,9 +416,7 @@ class DeviceTimer:
 
         return hook_function
 
-    def waits_for(
-        self, earlier: tuple[Waited, ...], stream: Any, wait: Callable[[Any], Any]
-    ) -> Any:
+    def waits_for(self, earlier: tuple[Waited, ...], stream: Any, wait: Callable[[Any], Any]) -> Any:
         """Runs and times *wait*, which makes *stream* wait for another one with the waits *earlier*."""
         note, reached = self._context.guard.note, None
         if stream is None:
@@ -538,9 +534,7 @@ class DeviceTimer:
         start = None
         for bucket, end_ns, waited in zip(wait.buckets, ends_ns, waits, strict=True):
             entry = bucket.entry
-            ready_ns = max(
-                _elapsed_ns(at, entry[EVENT]), entry[ISSUED_NS] + entry[HELD_NS] - origin
-            )
+            ready_ns = max(_elapsed_ns(at, entry[EVENT]), entry[ISSUED_NS] + entry[HELD_NS] - origin)
             # a group runs one after the other
             start = ready_ns if start is None else max(ready_ns, start)
             leave = min(_elapsed_ns(wait.reached, bucket.left), end_ns)  # later, the host was slow

@@ -190,9 +190,7 @@ class Loading:
     def write(self, emit: Callable[..., None]) -> None:
         """Reads what workers have written, and writes all sums; called by the heartbeat."""
         self._read()
-        sums = [
-            ours + theirs for ours, theirs in zip(self.fetches.sums, self._of_workers, strict=True)
-        ]
+        sums = [ours + theirs for ours, theirs in zip(self.fetches.sums, self._of_workers, strict=True)]
         if sums[BATCHES]:
             emit(Kind.LOADING, *sums[:READ])
             emit(Kind.LOADING_READ, *sums[READ:])

@@ -21,9 +21,7 @@ _MAX_UNITS = 4
 def of_fsdp2(module: Any, groups: list[Any], optimizers: list[Any]) -> ModelMetadata | None:
     """Returns the metadata of a ``fully_shard`` root with the FSDPParamGroups *groups*."""
     sizes = _fsdp2_sizes(groups, param_groups(module._get_fsdp_state()))
-    states = (
-        child._get_fsdp_state() for child in module.modules() if hasattr(child, "_get_fsdp_state")
-    )
+    states = (child._get_fsdp_state() for child in module.modules() if hasattr(child, "_get_fsdp_state"))
     sizes["forward_prefetch"] = any(
         bool(getattr(state, "_states_to_forward_prefetch", ())) for state in states
     )
@@ -41,9 +39,7 @@ def of_fsdp1(module: Any, handles: list[Any], optimizers: list[Any]) -> ModelMet
     stored = getattr(flats[0], "_local_shard", flats[0]).dtype
     compute = getattr(handle_0, "_fwd_bwd_param_dtype", None) or stored
     hybrid = "HYBRID" in name
-    stage = (
-        0 if name == "NO_SHARD" else 2 if name in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2") else 3
-    )
+    stage = 0 if name == "NO_SHARD" else 2 if name in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2") else 3
     world = torch.distributed.get_world_size()
     roots = [getattr(module, "_handle", None) is handle for handle in handles]
     kept_numel = sum(n for n, root in zip(numels, roots, strict=True) if root or stage == 2)
@@ -142,9 +138,7 @@ def longest_blocks(module: Any, handles: Sequence[Any] = ()) -> list[int]:
             return sum(flat[id(child)] for child in layer.modules())
         return sum(_whole_numel(p) for p in layer.parameters())
 
-    lists = [
-        m for m in module.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))
-    ]
+    lists = [m for m in module.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential))]
     longest = max(lists, key=len, default=None)
     if longest is None or len(longest) < 2:
         return [0, 0]
@@ -277,9 +271,7 @@ def of_deepspeed(
         "persistent_numel": persistent,
         "largest_tensor_numel": max(numel_of.values(), default=0),
         "linear_numel": _largest_linear(module, numel_of),
-        "persistence_numel": int(getattr(zero, "param_persistence_threshold", 0))
-        if stage == 3
-        else 0,
+        "persistence_numel": int(getattr(zero, "param_persistence_threshold", 0)) if stage == 3 else 0,
         "units": _largest_units(units),
         "param_bytes": size,
         "compute_bytes": size,
@@ -289,9 +281,7 @@ def of_deepspeed(
         "optimizer_on": optimizer_on,
         "params_on": params_on,
         "grad_bucket_numel": bucket if stage else 0,
-        "grad_buckets": 2
-        if stage in (1, 2) and zero.overlap_comm and zero.contiguous_gradients
-        else 1,
+        "grad_buckets": 2 if stage in (1, 2) and zero.overlap_comm and zero.contiguous_gradients else 1,
         "prefetch_numel": int(getattr(zero, "prefetch_bucket_size", 0)) if stage == 3 else 0,
         "live_numel": int(getattr(zero, "max_live_parameters", 0)) if stage == 3 else 0,
         "reuse_numel": int(getattr(zero, "max_reuse_distance", 0)) if stage == 3 else 0,
@@ -377,10 +367,7 @@ def _attention_width(config: Any, layers: int, widest: int) -> int:
     """Returns layers times the width of the queries; by the *widest* table without a configuration."""
     depth = getattr(config, "num_hidden_layers", None)
     width = getattr(config, "hidden_size", None)
-    heads, head_dim = (
-        getattr(config, "num_attention_heads", None),
-        getattr(config, "head_dim", None),
-    )
+    heads, head_dim = (getattr(config, "num_attention_heads", None), getattr(config, "head_dim", None))
     if isinstance(heads, int) and isinstance(head_dim, int):
         width = heads * head_dim
     return depth * width if isinstance(depth, int) and isinstance(width, int) else layers * widest

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import INSTALLED
+from zeromon_agents.runtime.guard import frames_outwards
 from zeromon_agents.runtime.hook_context import OFF, HookContext
-from zeromon_agents.runtime.safe_point import frames_outwards
 
 _LOOKS_A_SECOND = 4
 _PAUSE_SECONDS = 0.017

@@ -102,9 +102,7 @@ def unknown_collectives(group_class: type) -> list[str]:
     They are counted, and not timed.
     """
     expected = _NO_COLLECTIVE.union(PAYLOADS)
-    methods = {
-        n: getattr(m, "__doc__", None) for n, m in vars(group_class).items() if n not in expected
-    }
+    methods = {n: getattr(m, "__doc__", None) for n, m in vars(group_class).items() if n not in expected}
     return sorted(name for name, doc in methods.items() if _RETURNS_WORK.search(doc or ""))
 
 

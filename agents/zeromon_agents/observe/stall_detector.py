@@ -19,8 +19,8 @@ from zeromon.ring.events import Flag, Kind, pack_head, pack_place
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import Group, sequence_number, text_of
 from zeromon_agents.observe.untraced import op_of, payload_bytes, read_flight_recorder
+from zeromon_agents.runtime.guard import frames_outwards
 from zeromon_agents.runtime.hook_context import HookContext
-from zeromon_agents.runtime.safe_point import frames_outwards
 
 _QUIET_ATTACHED = 2
 _QUIET_LAUNCHED = 5
@@ -131,9 +131,7 @@ class StallDetector:
         ours = {(group.id, number) for group in self._groups() for number in group.numbers}
         for key, (op, issued_ns, nbytes) in flying.items():
             if key not in ours and key not in self._written:
-                head_word = self._written[key] = pack_head(
-                    0, op, self._context.phase, Flag.INFERRED
-                )
+                head_word = self._written[key] = pack_head(0, op, self._context.phase, Flag.INFERRED)
                 issued = pack_head(Kind.ISSUED) | head_word
                 write(issued_ns, issued, pack_place(key[0]), nbytes, key[1], 0, 0)
 

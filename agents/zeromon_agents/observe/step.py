@@ -24,8 +24,7 @@ import torch
 
 from zeromon.ring.events import Flag, Kind, Outcome, Phase
 from zeromon.ring.model_metadata import LoaderMetadata
-from zeromon_agents.observe.batches import Batches, Beginnings
-from zeromon_agents.observe.evaluation import Evaluation
+from zeromon_agents.observe.batches import Batches, Beginnings, Evaluation
 from zeromon_agents.observe.process_metadata import Goal, autocast_dtype, process_start_ns
 from zeromon_agents.runtime.around import RAISED, Patches, around
 from zeromon_agents.runtime.guard import Guard
@@ -168,9 +167,7 @@ class Steps:
     @property
     def step_under_way(self) -> bool:
         """True if a forward or a backward has begun since the last step ended."""
-        return bool(
-            self.micro_steps or self._forward_from or self._loss_from or self._backward_from
-        )
+        return bool(self.micro_steps or self._forward_from or self._loss_from or self._backward_from)
 
     def is_training_thread(self) -> bool:
         """Returns whether the caller's thread is that of the last backward, at first the main thread."""
@@ -539,10 +536,7 @@ class Steps:
         """
         last_written = self._loader_written
         same_length = last_written.get("length", self._length) == self._length
-        loader: LoaderMetadata = {
-            **self._loader_settings,
-            "length": self._length if same_length else 0,
-        }
+        loader: LoaderMetadata = {**self._loader_settings, "length": self._length if same_length else 0}
         if loader != last_written and self._loader_records < _MAX_LOADER_RECORDS:
             self._loader_written = loader
             self._loader_records += 1

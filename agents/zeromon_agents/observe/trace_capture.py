@@ -117,9 +117,7 @@ class Capture:
         if ranks and self._rank not in ranks:
             return
         steps = min(_MAX_STEPS, max(1, int(content["steps"])))
-        request = Request(
-            int(content["number"]), int(content["first"]), steps, Path(content["folder"])
-        )
+        request = Request(int(content["number"]), int(content["first"]), steps, Path(content["folder"]))
         if request.number <= self._served:
             return  # the same request again
         self._served, self._withdrawn = request.number, False
@@ -159,9 +157,7 @@ class Capture:
             if next_step < request.first:
                 return
             if next_step > request.first:
-                self._end(
-                    TraceState.REFUSED, f"step {request.first} was over when it was requested"
-                )
+                self._end(TraceState.REFUSED, f"step {request.first} was over when it was requested")
                 return
             self._start(request)
             return

@@ -70,9 +70,7 @@ class UntracedCollectives:
             shifted = sequence + shift, hooked + shift
             self._context.emit(Kind.GROUP_SEQUENCE, *shifted, group=group.id)
 
-    def _explain(
-        self, group: Group, pg: Any, missing: int, flight: list[dict[str, Any]] | None
-    ) -> None:
+    def _explain(self, group: Group, pg: Any, missing: int, flight: list[dict[str, Any]] | None) -> None:
         group.explained += missing
         dispatched = self.dispatched.take(group)
         sent = self._reducers(group.id, missing)
@@ -145,9 +143,7 @@ def read_flight_recorder(*, only_active: bool = False) -> list[dict[str, Any]]:
         dumps += by_name if "backend:" in (of_others.__doc__ or "") else [of_others]
     options = {"includeCollectives": True, "includeStackTraces": False, "onlyActive": only_active}
     contents = [pickle.loads(dump(**options)) for dump in dumps]
-    return [
-        entry for dump in contents if isinstance(dump, dict) for entry in dump.get("entries") or []
-    ]
+    return [entry for dump in contents if isinstance(dump, dict) for entry in dump.get("entries") or []]
 
 
 def _backend_names() -> set[str]:
@@ -231,9 +227,7 @@ class Dispatched:
 
 def _announced_bytes(op: Op, args: Any, size: int) -> int:
     """Returns the payload S: the unsharded bytes."""
-    inputs, outputs = (
-        sum(t.nbytes for t in ts) for ts in (args.input_tensors, args.output_tensors)
-    )
+    inputs, outputs = (sum(t.nbytes for t in ts) for ts in (args.input_tensors, args.output_tensors))
     if op in (Op.ALL_GATHER, Op.RECV):
         return int(outputs)
     return int(inputs * size if op is Op.GATHER else outputs * size if op is Op.SCATTER else inputs)

@@ -81,8 +81,7 @@ def _swapped_claims(optimizer: Any, params: list[Any]) -> Claims:
         yield Role.SWAP_BUFFER, getattr(swapper, "buffers", None)
         yield Role.SWAP_BUFFER, getattr(swapper, "partitioned_swap_buffer", None)
         numel = sum(
-            swapper.param_id_to_numel.get(number, 0)
-            for number in getattr(swapper, "id_to_path", ())
+            swapper.param_id_to_numel.get(number, 0) for number in getattr(swapper, "id_to_path", ())
         )
         yield Role.SHARDED_PARAM, OnDisk(numel * swapper.swap_element_size)
     states = getattr(optimizer, "optimizer_swapper", None)

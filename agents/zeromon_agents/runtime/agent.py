@@ -88,9 +88,7 @@ class Attachment(NamedTuple):
 class Agent:
     """The hooks of one process, from :meth:`start` to :meth:`stop`."""
 
-    def __init__(
-        self, run_dir: Path, rank_info: RankInfo, attachment: Attachment | None = None
-    ) -> None:
+    def __init__(self, run_dir: Path, rank_info: RankInfo, attachment: Attachment | None = None) -> None:
         self.run_dir, self.rank_info, self.attachment = run_dir, rank_info, attachment
         pid = attachment.pid if attachment else os.getpid()
         name = f"rank{rank_info.rank}.{pid}.{secrets.token_hex(2)}.ring"
@@ -156,11 +154,7 @@ class Agent:
         if not rank_info.is_node_leader(self.run_dir):
             return None
         return Rendezvous(
-            self.run_dir,
-            rank_info.rank,
-            rank_info.local_world_size,
-            rank_info.world_size,
-            self.guard,
+            self.run_dir, rank_info.rank, rank_info.local_world_size, rank_info.world_size, self.guard
         )
 
     # ---- life ---------------------------------------------------------------------------------
@@ -381,9 +375,7 @@ class Agent:
     def _one_heartbeat(self, beats: int) -> None:
         self._is_apart = self._is_apart or accelerator.leave_captures_alone(self._device_index)
         spent_ns = self.context.spent_ns + self.context.hooks_ns + time.thread_time_ns()
-        self.context.emit(
-            Kind.BEAT, self.guard.errors, self.context.step, self.context.calls, spent_ns
-        )
+        self.context.emit(Kind.BEAT, self.guard.errors, self.context.step, self.context.calls, spent_ns)
         self.host.sample(force=True)
         self._write_loading()
         self.imports.sweep()

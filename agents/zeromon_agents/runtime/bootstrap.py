@@ -22,9 +22,8 @@ import torch  # its import is under way: the parts exist when they are used
 
 from zeromon_agents.observe.loading import FETCHERS, watch_worker
 from zeromon_agents.runtime.around import Patches
-from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.guard import Guard, run_when_not_executing
 from zeromon_agents.runtime.imports import ImportClock, ImportWatch
-from zeromon_agents.runtime.safe_point import run_when_not_executing
 
 if TYPE_CHECKING:
     from zeromon_agents.runtime.agent import Agent, Attachment
@@ -116,10 +115,7 @@ class Bootstrap:
         add_pre_hook = getattr(optimizer_module, "register_optimizer_step_pre_hook", None)
         add_post_hook = getattr(optimizer_module, "register_optimizer_step_post_hook", None)
         if add_pre_hook is not None and add_post_hook is not None:
-            self._optimizer_hooks = [
-                add_pre_hook(self._before_step),
-                add_post_hook(self._after_step),
-            ]
+            self._optimizer_hooks = [add_pre_hook(self._before_step), add_post_hook(self._after_step)]
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if torch.compiler.is_compiling():
@@ -296,13 +292,7 @@ def run_directory() -> Path:
     return folder
 
 
-_SHARED_BY_RANKS = (
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-)
+_SHARED_BY_RANKS = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 def describe_run(folder: Path) -> None:

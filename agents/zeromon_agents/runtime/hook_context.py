@@ -177,15 +177,7 @@ class HookContext:
         return self.ring.name(NameKind.TEXT, {"text": message[:4000]})
 
     def emit(
-        self,
-        kind: Kind,
-        a: int = 0,
-        b: int = 0,
-        c: int = 0,
-        d: int = 0,
-        *,
-        op: int = 0,
-        group: int = 0,
+        self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, d: int = 0, *, op: int = 0, group: int = 0
     ) -> None:
         """Writes a record of the current time, phase and unit, from a hook off the hot path."""
         self.write(time.monotonic_ns(), kind, op, self.phase, 0, group, self.unit, a, b, c, d)

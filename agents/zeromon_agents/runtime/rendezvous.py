@@ -186,9 +186,7 @@ class Rendezvous:
 
 def node_of(content: bytes, token: str) -> dict[str, Any] | None:
     """Decodes a node that a holder of *token* has published; None for anything else."""
-    with suppress(
-        ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError
-    ):
+    with suppress(ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         node = json.loads(content)
         if not is_own_card(token, node):
             return None
@@ -215,9 +213,7 @@ def collector_at(root: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     if host in ("0.0.0.0", "::"):
-        host = os.environ.get("ZEROMON_ADVERTISE") or _address_towards(
-            os.environ.get("MASTER_ADDR", "")
-        )
+        host = os.environ.get("ZEROMON_ADVERTISE") or _address_towards(os.environ.get("MASTER_ADDR", ""))
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -19,8 +19,7 @@ def content(view: Known) -> Page:
             "findings": {"children": finding_list(view.run.findings, len(view.run.findings))},
             "earlier": {
                 "children": [
-                    dmc.Text([html.B(rule), f" {sentence}"], size="sm")
-                    for rule, sentence in resolved
+                    dmc.Text([html.B(rule), f" {sentence}"], size="sm") for rule, sentence in resolved
                 ]
                 or [dmc.Text("No finding has been resolved yet.", c="dimmed", size="sm")]
             },

@@ -86,10 +86,7 @@ def skeleton(props: Parts, _: Route) -> list[Any]:
         dmc.Stack(id="pipeline", gap=4, **props["pipeline"]),
         two_columns(
             html.Div(
-                [
-                    section_heading("In flight"),
-                    dmc.Stack(id="in-flight", gap=4, **props["in-flight"]),
-                ]
+                [section_heading("In flight"), dmc.Stack(id="in-flight", gap=4, **props["in-flight"])]
             ),
             html.Div(
                 [
@@ -124,8 +121,7 @@ def _in_flight_items(run: RunSnapshot) -> list[Any]:
     ]
     waiting.sort(key=lambda item: item[:2], reverse=True)
     alerts: list[Any] = [
-        dmc.Alert(hang_text(run, hang), color="red", title="A collective hangs")
-        for hang in run.hangs
+        dmc.Alert(hang_text(run, hang), color="red", title="A collective hangs") for hang in run.hangs
     ]
     if not waiting or run.ended:
         return alerts or [dmc.Text("No collective is in flight.", c="dimmed", size="sm")]

@@ -37,9 +37,7 @@ def content(view: Known) -> Page:
     return Page(
         {
             **card_parts(risk_card(view.chosen), *_fragmentation_cards(rank)),
-            "roles": {
-                "figure": roles or empty_figure("Memory by role: no census has been taken yet")
-            },
+            "roles": {"figure": roles or empty_figure("Memory by role: no census has been taken yet")},
             "within": {"figure": peaks or empty_figure("Peaks by unit: nothing is on a device")},
             "rests": {"children": _unattributed_memory_text(counted)},
         },
@@ -80,9 +78,7 @@ def _fragmentation_cards(rank: RankSnapshot | None) -> list[Any]:
         ]
     else:
         slack = memory.reserved_bytes - memory.allocated_bytes
-        retries = (
-            f"{human_count(memory.retries)} allocation retries, {human_count(memory.ooms)} failed"
-        )
+        retries = f"{human_count(memory.retries)} allocation retries, {human_count(memory.ooms)} failed"
         split = f"{human_bytes(memory.inactive_split_bytes)} in split blocks"
         allocated = f"{human_bytes(memory.allocated_bytes)} of it allocated, "
         figures_of = [

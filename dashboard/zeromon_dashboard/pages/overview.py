@@ -71,10 +71,7 @@ def content(view: Known) -> Page:
                 "children": configuration_table(view.comparison) if view.comparison else None
             },
             "findings": {
-                "children": [
-                    *_source_warnings(run),
-                    *finding_list(run.findings[:3], len(run.findings)),
-                ]
+                "children": [*_source_warnings(run), *finding_list(run.findings[:3], len(run.findings))]
             },
         },
         drawn_charts(view),
@@ -100,9 +97,7 @@ def _rank_spread_table(run: RunSnapshot) -> Any:
     if fleet is None:
         return None
     heads = (f"{fleet.ranks:,} ranks", *SPREAD_HEADS)
-    rows = [
-        html.Tr([*map(html.Td, (metric.label, *values))]) for metric, values in spread_rows(fleet)
-    ]
+    rows = [html.Tr([*map(html.Td, (metric.label, *values))]) for metric, values in spread_rows(fleet)]
     return dmc.Table([html.Thead(html.Tr([*map(html.Th, heads)])), html.Tbody(rows)])
 
 

@@ -12,13 +12,7 @@ from zeromon.snapshot import RunSnapshot
 from zeromon_dashboard import figures
 from zeromon_dashboard.page import Known, Page, Parts, round_for_table
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import (
-    data_grid,
-    figure_column,
-    graph_panel,
-    number_column,
-    text_column,
-)
+from zeromon_dashboard.widgets import data_grid, figure_column, graph_panel, number_column, text_column
 
 COLUMNS = (
     text_column("rank", "rank", 80, pinned="left", filter="agNumberColumnFilter"),
@@ -73,9 +67,7 @@ def rank_table_rows(run: RunSnapshot, node: str = "") -> list[dict[str, Any]]:
     """The rows of the table of ranks: all, or those of *node*."""
     rows: list[dict[str, Any]] = []
     for rank in (rank for rank in run.ranks if not node or rank.node == node):
-        cells = {
-            f.name: round_for_table(f.unit.scaled(f.of_rank(rank))) for f in (*MAPPED, OVERLAP)
-        }
+        cells = {f.name: round_for_table(f.unit.scaled(f.of_rank(rank))) for f in (*MAPPED, OVERLAP)}
         rows.append(
             {
                 "id": str(rank.rank),

@@ -7,7 +7,7 @@ from dash import dcc, html
 
 from zeromon.readout.text import gaps_in, lanes_summary
 from zeromon.snapshot import RunSnapshot
-from zeromon.snapshot.lanes import Lanes
+from zeromon.snapshot.step import Lanes
 from zeromon_dashboard import figures
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route

@@ -59,9 +59,7 @@ def skeleton(_: Parts, route: Route) -> list[Any]:
 def prediction_view(plan: dict[str, Any]) -> list[Any]:
     """The table and the chart of what ``zeromon plan --changes --json`` prints."""
     points = plan["points"]
-    notes = (
-        [f"speeds: {speed}" for speed in plan["speeds"]] if points[0].get("step_seconds") else []
-    )
+    notes = [f"speeds: {speed}" for speed in plan["speeds"]] if points[0].get("step_seconds") else []
     notes += [f"note: {note}" for note in plan["notes"]]
     notes += list(
         dict.fromkeys(f"{figures.change_text(p)}: {p['error']}" for p in points if p.get("error"))

@@ -37,9 +37,7 @@ def test_the_collectives_of_an_asynchronous_checkpoint_expose_nothing(
     assert sum(row.exposed_seconds for row in writers) == 0
     trains = [row for row in first.collectives if row.op == "reduce_scatter"]
     assert [row.count for row in trains] == [3 * first.steps]
-    assert not [
-        f for f in result.snapshot.findings if f.rule in ("collective_in_flight", "stalled")
-    ]
+    assert not [f for f in result.snapshot.findings if f.rule in ("collective_in_flight", "stalled")]
 
 
 APART, OF_TRAINING = 7, 3
@@ -69,9 +67,7 @@ def test_what_a_thread_waits_for_is_in_flight_only_where_training_stands_still()
     late = Done(9 * SECOND, Op.ALL_GATHER, Phase.FORWARD, 0, 1, APART, 8, 3 * SECOND, 6 * SECOND, 2)
     fold_event(state, late)
     assert flying(state) == []
-    assert (
-        state.exposed_ns == 0 and not state.window.blocked and not state.window.phase_exposed_ns[1]
-    )
+    assert state.exposed_ns == 0 and not state.window.blocked and not state.window.phase_exposed_ns[1]
     assert sum(totals.duration_ns for totals in state.ops.values()) == 7 * SECOND
 
 

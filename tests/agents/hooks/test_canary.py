@@ -45,9 +45,7 @@ def test_every_process_group_method_is_wrapped_or_known_to_be_harmless() -> None
 
 def test_the_methods_that_fsdp_calls_are_there() -> None:
     """At least one spelling of each collective exists."""
-    assert {"allreduce", "broadcast", "allgather", "send", "recv", "barrier"} <= set(
-        vars(ProcessGroup)
-    )
+    assert {"allreduce", "broadcast", "allgather", "send", "recv", "barrier"} <= set(vars(ProcessGroup))
     assert {"all_gather_single", "_allgather_base"} & set(vars(ProcessGroup))
     assert {"reduce_scatter_single", "_reduce_scatter_base"} & set(vars(ProcessGroup))
     assert "wait" in vars(Work)
@@ -107,14 +105,7 @@ def test_attributes_read_from_fsdp_are_still_set() -> None:
         assert name in state
     assert "_auto_reshard_after_forward" in state or "post_forward_mesh_info" in group
     schedules = inspect.getsource(importlib.import_module(SCHEDULES))
-    for name in (
-        "_has_backward",
-        "_n_microbatches",
-        "_num_stages",
-        "_stages",
-        "_stage",
-        "_loss_fn",
-    ):
+    for name in ("_has_backward", "_n_microbatches", "_num_stages", "_stages", "_stage", "_loss_fn"):
         assert f"self.{name} = " in schedules or f"self.{name}: " in schedules
     stage = inspect.getsource(importlib.import_module(PIPELINE_STAGE))
     for name in ("stage_index_to_group_rank", "stage_index", "group", "device"):

@@ -73,8 +73,7 @@ def test_patched_names_exist_where_they_are_patched(module: str, owner: str, nam
         ("deepspeed.runtime.zero.offload_config", "nvme_path device pin_memory buffer_count"),
         (
             "deepspeed.runtime.zero.partition_parameters",
-            "ds_id ds_status ds_numel ds_tensor ds_secondary_tensor ds_persist AVAILABLE "
-            "NOT_AVAILABLE",
+            "ds_id ds_status ds_numel ds_tensor ds_secondary_tensor ds_persist AVAILABLE NOT_AVAILABLE",
         ),
         (
             deepspeed.STAGE_1_AND_2,

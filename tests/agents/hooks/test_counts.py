@@ -17,12 +17,7 @@ from trace_format import checked
 from zeromon.compare.figures import METRIC, figures_of
 from zeromon.export import chrome_trace
 from zeromon.export.files import Export, Progress
-from zeromon.readout.throughput import (
-    flops_per_token,
-    mfu_of_run,
-    samples_per_step,
-    tokens_per_step,
-)
+from zeromon.readout.throughput import flops_per_token, mfu_of_run, samples_per_step, tokens_per_step
 from zeromon.ring import slices
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot.noise import Estimate
@@ -52,9 +47,7 @@ def trained(node: Node, strategy: str, ranks: int) -> Trained:
     """The run of that strategy; made once."""
     if (strategy, ranks) not in _done:
         out = node.folder / f"{strategy}-{ranks}"
-        command = train_command(
-            ranks, "--strategy", strategy, "--steps", str(STEPS), "--out", str(out)
-        )
+        command = train_command(ranks, "--strategy", strategy, "--steps", str(STEPS), "--out", str(out))
         result = node.run(command, run=f"{strategy}-{ranks}")
         assert result.code == 0, result.output
         facts = json.loads((out / "0.json").read_text())
@@ -102,8 +95,7 @@ def test_counts_and_bytes_equal_the_models_arithmetic(
     if strategy == "fsdp2":
         # each parameter is padded to whole rows per rank; gathered in forward and in backward
         whole = sum(
-            math.ceil(shape[0] / ranks) * ranks * math.prod(shape[1:]) * 4
-            for shape in shapes.values()
+            math.ceil(shape[0] / ranks) * ranks * math.prod(shape[1:]) * 4 for shape in shapes.values()
         )
         assert calls == {"all_gather": 2 * units * STEPS, "reduce_scatter": units * STEPS}
         assert nbytes == {"all_gather": 2 * whole * STEPS, "reduce_scatter": whole * STEPS}
@@ -159,9 +151,7 @@ def test_a_comparison_says_what_a_ring_sends_and_what_a_step_trains_on(
 
 
 @pytest.mark.parametrize("strategy", [FSDP2, "fsdp1-full"])
-def test_a_trace_of_the_record_has_every_collective_as_a_slice(
-    shared_node: Node, strategy: str
-) -> None:
+def test_a_trace_of_the_record_has_every_collective_as_a_slice(shared_node: Node, strategy: str) -> None:
     """As many of each operation as the flight recorder counted; each within its step and its phase."""
     run = trained(shared_node, strategy, 2)
     folder = shared_node.store.folder(run.result.run)

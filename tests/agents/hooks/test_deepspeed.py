@@ -22,9 +22,12 @@ from zeromon.snapshot import RankSnapshot
 
 STEPS = 6
 RANKS = 2
-CASES = [
-    (config, 2) for config in ("zero0", "zero1", "zero2", "zero2-offload", "zero3-offload")
-] + [("zero0-fp32", 1), ("zero2-fp16", 1), ("zero3", 1), ("zero3-hpz", 1)]
+CASES = [(config, 2) for config in ("zero0", "zero1", "zero2", "zero2-offload", "zero3-offload")] + [
+    ("zero0-fp32", 1),
+    ("zero2-fp16", 1),
+    ("zero3", 1),
+    ("zero3-hpz", 1),
+]
 ACCUMULATE = dict(CASES)
 """One run a configuration serves all tests of it."""
 LONG = [
@@ -342,10 +345,7 @@ def test_the_deepspeed_launcher_starts_watched_ranks(node: Node) -> None:
     words = ["--master_port", str(free_port()), EXAMPLE, "--no-compile", "--config", config, *TINY]
     result = node.run([*launcher, *words], **PLAIN)
     assert result.code == 0, result.output
-    assert [(r.rank, r.world_size, r.steps) for r in result.snapshot.ranks] == [
-        (0, 2, 6),
-        (1, 2, 6),
-    ]
+    assert [(r.rank, r.world_size, r.steps) for r in result.snapshot.ranks] == [(0, 2, 6), (1, 2, 6)]
     assert result.snapshot.ranks[0].strategy == "deepspeed-zero1"
 
 
@@ -414,9 +414,7 @@ def test_an_overflow_storm_is_named(shared_node: Node) -> None:
     assert [engine.skipped] == facts["storm"]["skipped"] and engine.skipped >= 20
     assert engine.loss_scale == facts["storm"]["scale"]
     assert engine.nonfinite >= 20
-    assert [f.severity for f in result.snapshot.findings if f.rule == "overflow_storm"] == [
-        "critical"
-    ]
+    assert [f.severity for f in result.snapshot.findings if f.rule == "overflow_storm"] == ["critical"]
     metrics = shared_node.metrics(result.run)
     assert metrics["zeromon_steps_skipped_total"]["0",] == engine.skipped
     assert metrics["zeromon_loss_scale"]["0", "1"] == engine.loss_scale

@@ -45,9 +45,7 @@ FORWARD_ONLY = {"ep": 2, "cp": 2} if BACKWARD_IN_CPP else {}
 """Cases that use them -> collectives of a backward."""
 CASES = [
     (("tp", "tp_aot", "ep", "cp", "odd"), 2),
-    pytest.param(
-        ("ddp_compiled", "tp", "tp_inductor", "fsdp2_compiled"), 2, marks=pytest.mark.long
-    ),
+    pytest.param(("ddp_compiled", "tp", "tp_inductor", "fsdp2_compiled"), 2, marks=pytest.mark.long),
     pytest.param(("fsdp2_tp", "tp", "tp_aot", "ep", "cp"), 4, marks=pytest.mark.long),
     pytest.param(("ddp_compiled", "tp_inductor", "fsdp2_compiled"), 4, marks=pytest.mark.long),
 ]
@@ -258,9 +256,7 @@ def test_an_operator_calls_its_attribute() -> None:
         assert owner in torch.fx.node._side_effectful_functions
 
 
-def test_what_a_graph_captures_has_no_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_graph_captures_has_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not run: a record would be in flight for ever, or have the time of the call."""
     monkeypatch.setattr(functional_hooks, "_PLAIN", {FakeTensor})
     device: Any = VirtualDevice()

@@ -40,9 +40,7 @@ def test_names_that_loggers_use(name: str, means: Scalar | None) -> None:
 def test_a_checksum_is_of_what_is_on_the_cpu_alone() -> None:
     same = [torch.arange(5000.0), torch.ones(3, 4)]
     assert tensors_checksum(same) == tensors_checksum([tensor.clone() for tensor in same])
-    assert tensors_checksum(same) != tensors_checksum(
-        [torch.arange(5000.0).flip(0), torch.ones(3, 4)]
-    )
+    assert tensors_checksum(same) != tensors_checksum([torch.arange(5000.0).flip(0), torch.ones(3, 4)])
     assert tensors_checksum([torch.ones(9, dtype=torch.bfloat16)]) is not None
     assert tensors_checksum([torch.ones(2, device="meta")]) is tensors_checksum([]) is None
     assert tensors_checksum([torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])]) is None

@@ -29,9 +29,7 @@ class Base:
     def forward_one_chunk(self, fwd_chunk_id: int, args: Any = ()) -> str:
         return f"F{fwd_chunk_id}"
 
-    def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True
-    ) -> str:
+    def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True) -> str:
         return f"B{bwd_chunk_id}"
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:

@@ -25,14 +25,7 @@ Counted = dict[str, dict[str, int]]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Counted]]:
     folder: Path = tmp_path_factory.mktemp("received")
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {
         "ZEROMON_COLLECTOR": "off", "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "agents"))),

@@ -64,9 +64,7 @@ def test_fsdp1_knows_every_sharding_strategy_of_this_torch() -> None:
 @pytest.mark.parametrize(
     ("reshards", "replicas", "offloads"), itertools.product([False, True], [1, 2], [False, True])
 )
-def test_fsdp2_sends_what_its_param_group_says(
-    reshards: bool, replicas: int, offloads: bool
-) -> None:
+def test_fsdp2_sends_what_its_param_group_says(reshards: bool, replicas: int, offloads: bool) -> None:
     group = SimpleNamespace(
         post_forward_mesh_info=object() if reshards else None,
         mesh_info=SimpleNamespace(replicate_mesh_size=replicas),

@@ -35,11 +35,7 @@ def npu(monkeypatch: pytest.MonkeyPatch) -> VirtualDevice:
 def test_the_device_module_is_chosen_by_the_type(npu: VirtualDevice) -> None:
     found = accelerator.ready_device()
     assert found is not None and found.module is npu
-    assert found.describe(3) == {
-        "device": "npu:3",
-        "device_name": "an accelerator",
-        "device_uuid": "",
-    }
+    assert found.describe(3) == {"device": "npu:3", "device_name": "an accelerator", "device_uuid": ""}
 
 
 def test_a_device_that_is_not_in_use_is_not_touched(

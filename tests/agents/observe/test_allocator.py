@@ -175,9 +175,7 @@ def test_cudas_own_allocator_leaves_counters_at_zero(
     assert parts.allocator.kind == "cudaMallocAsync"
 
 
-def test_without_a_cache_torch_counts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cache_torch_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its counters are 0, which is not what is allocated."""
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     parts = Parts(tmp_path, monkeypatch, "cuda", Module())
@@ -209,9 +207,7 @@ def test_a_young_backend_tells_what_it_can(tmp_path: Path, monkeypatch: pytest.M
     module = SimpleNamespace(is_initialized=lambda: True, current_device=lambda: 0)
     parts = Parts(tmp_path, monkeypatch, "mine", module)
     ready = [False]
-    monkeypatch.setattr(
-        torch._C, "_accelerator_isAllocatorInitialized", lambda: ready[0], raising=False
-    )
+    monkeypatch.setattr(torch._C, "_accelerator_isAllocatorInitialized", lambda: ready[0], raising=False)
     monkeypatch.setattr(
         torch._C,
         "_accelerator_getDeviceStats",

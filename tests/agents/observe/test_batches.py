@@ -113,10 +113,7 @@ def test_flops_of_the_example_are_those_that_torch_counts() -> None:
     width, layers, length = 128, 3, 64
     model = example().GPT(width, layers, 4, length, False)
     facts = model_metadata.matrix_facts(model, (), layers)
-    assert facts == {
-        "matrix_numel": 256 * width + layers * 12 * width**2,
-        "attention": layers * width,
-    }
+    assert facts == {"matrix_numel": 256 * width + layers * 12 * width**2, "attention": layers * width}
     tokens = torch.zeros(2, length, dtype=torch.long)
     # of the fused kernels of a CPU torch knows no FLOPs
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -19,9 +19,7 @@ MS = 1_000_000
         (5, [-5, 4], [2, 1], [0, 2]),  # copies of 2 and 1 ms, the first before the second's end
     ],
 )
-def test_waits_and_copies_add_up(
-    span: int, ends: list[int], sizes: list[int], waits: list[int]
-) -> None:
+def test_waits_and_copies_add_up(span: int, ends: list[int], sizes: list[int], waits: list[int]) -> None:
     found = waits_of_each(span * MS, [end * MS for end in ends], sizes)
     assert found == pytest.approx([wait * MS for wait in waits], abs=10)
 
@@ -30,9 +28,7 @@ _BUCKETS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 100)), min_size
 
 
 @given(_BUCKETS, st.floats(0, 2))
-def test_the_waits_of_any_backward_are_found(
-    buckets: list[tuple[int, int]], copy_ms: float
-) -> None:
+def test_the_waits_of_any_backward_are_found(buckets: list[tuple[int, int]], copy_ms: float) -> None:
     """A stream that waits for each bucket and copies it, played and then solved."""
     ends, end = [], -20
     for longer, _ in buckets:

@@ -73,10 +73,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> VirtualDevice:
 
 def agent(written: list[Any], **more: Any) -> Any:
     context = SimpleNamespace(
-        add_metadata=lambda **facts: written.append(facts["device"]),
-        mode=ON,
-        steps_before=0,
-        step=1,
+        add_metadata=lambda **facts: written.append(facts["device"]), mode=ON, steps_before=0, step=1
     )
     return SimpleNamespace(_device_index=None, context=context, **more)
 

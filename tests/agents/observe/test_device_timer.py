@@ -95,9 +95,7 @@ def test_nothing_is_written_before_the_device_has_passed(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_wait_that_does_not_stand_still_gives_only_an_upper_bound(
-    parts: Parts, number: int
-) -> None:
+def test_a_wait_that_does_not_stand_still_gives_only_an_upper_bound(parts: Parts, number: int) -> None:
     """The collective had ended before; nobody knows when. On a side stream, too."""
     with parts.device.stream(number):
         parts.gather(0)

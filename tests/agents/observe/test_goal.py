@@ -58,11 +58,7 @@ def test_a_trainers_goal_counts_the_steps_before_a_restart() -> None:
     hooks.steps = SimpleNamespace(goal=Goal(context))  # type: ignore[arg-type, assignment]
     hooks._hf_begins(None, None, SimpleNamespace(max_steps=500, global_step=200))
     trainer = SimpleNamespace(
-        max_steps=-1,
-        num_training_batches=25,
-        max_epochs=3,
-        accumulate_grad_batches=4,
-        global_step=0,
+        max_steps=-1, num_training_batches=25, max_epochs=3, accumulate_grad_batches=4, global_step=0
     )
     hooks._fit_begins(SimpleNamespace(trainer=trainer))
     trainer.max_steps, context.step = 5, 1

@@ -131,9 +131,7 @@ def test_the_line_is_the_innermost_of_the_script_below_its_loop(
     ("nth", "line"),
     [(1, "/home/me/callbacks.py:2 in on_step_end"), (2, "transformers/trainer.py:7 in gather")],
 )
-def test_a_trainers_loop_is_below_the_script_that_calls_it(
-    context: Any, nth: int, line: str
-) -> None:
+def test_a_trainers_loop_is_below_the_script_that_calls_it(context: Any, nth: int, line: str) -> None:
     trainer = loaded(TRAINER, "/x/site-packages/transformers/trainer.py", "inner_loop")
     callback = loaded(CALLBACK, "/home/me/callbacks.py", "on_step_end")
     main = loaded(MAIN, "/home/me/train.py", "main")

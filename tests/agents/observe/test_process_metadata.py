@@ -9,11 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zeromon_agents.observe.process_metadata import (
-    package_versions,
-    recorded_variables,
-    script_folder,
-)
+from zeromon_agents.observe.process_metadata import package_versions, recorded_variables, script_folder
 
 
 def test_no_secret_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,18 +78,14 @@ class Rank:
         self.evaluates = self.waits = False
         self.issued_ns = self.progress_ns = 0
         self.ends: list[int] = []
-        pg = SimpleNamespace(
-            _get_sequence_number_for_group=lambda: self.sequence, group_name="world"
-        )
+        pg = SimpleNamespace(_get_sequence_number_for_group=lambda: self.sequence, group_name="world")
         self.group = Group(1, lambda: pg, size=2, on_device=False, base=0)
         self.context: Any = SimpleNamespace(
             step=1, phase=0, ring=SimpleNamespace(write=lambda *_: None),
             add_metadata=self.metadata.update,
         )  # fmt: skip
         collectives: Any = SimpleNamespace(groups={1: self.group})
-        self.detector = StallDetector(
-            self.context, collectives, lambda: self.evaluates, attached=False
-        )
+        self.detector = StallDetector(self.context, collectives, lambda: self.evaluates, attached=False)
 
     def snapshot(self, base: RankSnapshot) -> RankSnapshot:
         """The rank as the collector would show it."""

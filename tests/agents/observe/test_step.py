@@ -71,9 +71,7 @@ def test_an_evaluation_before_the_training_is_startup(loop: tuple[Steps, RingRea
     steps.forward_ends()
     evaluated = time.monotonic_ns()
     one_step(steps, wrapped=True, loaded=False)
-    (first,) = [
-        e for raw in reader.read(final=True) if isinstance(e := decode_record(raw), StepMark)
-    ]
+    (first,) = [e for raw in reader.read(final=True) if isinstance(e := decode_record(raw), StepMark)]
     assert first.start_ns >= evaluated
 
 
@@ -82,9 +80,7 @@ def test_after_an_attach_nothing_is_known_of_the_startup(loop: tuple[Steps, Ring
     steps.attached_mid_step = True
     for _ in range(3):
         one_step(steps, wrapped=True, loaded=True)
-        assert steps._context.head_word == pack_head(
-            0, phase=Phase.OTHER
-        )  # that of collectives now
+        assert steps._context.head_word == pack_head(0, phase=Phase.OTHER)  # that of collectives now
     assert not [e for raw in reader.read(final=True) if isinstance(e := decode_record(raw), Start)]
 
 

@@ -83,15 +83,7 @@ def test_a_diff_of_two_traces_names_the_gathers_that_one_saves(node: Node) -> No
     """FSDP2 gathers the parameters of its 4 layers and the rest twice; with ZeRO-2 once."""
     samples = []
     for strategy in ("fsdp2", "fsdp2-zero2"):
-        program = [
-            "examples/train_gpt.py",
-            "--strategy",
-            strategy,
-            "--steps",
-            "60",
-            "--width",
-            "64",
-        ]
+        program = ["examples/train_gpt.py", "--strategy", strategy, "--steps", "60", "--width", "64"]
         result = node.run([*LAUNCH, "2", *program], seen=asking(node, 4))
         assert result.code == 0, result.output
         samples.append(
@@ -171,9 +163,7 @@ def test_a_profiler_that_writes_nothing_is_a_failure(tmp_path: Path) -> None:
     context, profile = MagicMock(), MagicMock()
     capture = AgentCapture(context, MagicMock(), tmp_path, 0)
     for written, state in (("", TraceState.FAILED), ("{}", TraceState.SAVED)):
-        profile.export_chrome_trace.side_effect = lambda path, text=written: Path(path).write_text(
-            text
-        )
+        profile.export_chrome_trace.side_effect = lambda path, text=written: Path(path).write_text(text)
         capture._to_save = Request(1, 1, 1, tmp_path), profile
         capture.flush()
         assert context.emit.call_args.kwargs["op"] == state

@@ -40,10 +40,7 @@ def tried(node: Node, change: Change, blocks: int, timeout: float = 180) -> RunS
     for rank in result.snapshot.ranks:
         assert rank.errors == 0
         assert rank.trial is not None
-        assert (rank.trial.state, rank.trial.step) == (
-            TrialState.DONE,
-            first + blocks * MIN_BLOCK_STEPS,
-        )
+        assert (rank.trial.state, rank.trial.step) == (TrialState.DONE, first + blocks * MIN_BLOCK_STEPS)
     return result.snapshot
 
 

@@ -55,9 +55,7 @@ def test_both_see_the_call_and_after_sees_state_and_result(context: HookContext)
     assert calls == [("before", (1,), {"second": 2}), ("after", "state", 3, (1,))]
 
 
-def test_an_exception_of_the_function_passes_and_after_sees_that_it_raised(
-    context: HookContext,
-) -> None:
+def test_an_exception_of_the_function_passes_and_after_sees_that_it_raised(context: HookContext) -> None:
     calls: Calls = []
     with pytest.raises(KeyError, match="negative"):
         recorded(context, calls)(1, -1)
@@ -74,9 +72,7 @@ def test_a_skipped_call_has_no_after(context: HookContext) -> None:
 
 
 @pytest.mark.parametrize("second", [2, -2])
-def test_errors_of_both_go_to_the_guard_and_change_nothing(
-    context: HookContext, second: int
-) -> None:
+def test_errors_of_both_go_to_the_guard_and_change_nothing(context: HookContext, second: int) -> None:
     states = []
 
     def before(*_: Any) -> None:

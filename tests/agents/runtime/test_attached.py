@@ -93,9 +93,7 @@ def story(kind: str, node: Node) -> Joined:
 @pytest.fixture(scope="module")
 def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]]:
     """Jobs that hang from step 25 on. They are started before all others, for that takes its time."""
-    jobs = {
-        kind: Job(kind, tmp_path_factory.mktemp("hung") / "job", "25") for kind in ("fsdp2", "ddp")
-    }
+    jobs = {kind: Job(kind, tmp_path_factory.mktemp("hung") / "job", "25") for kind in ("fsdp2", "ddp")}
     yield jobs
     for job in jobs.values():
         job.kill()
@@ -171,9 +169,7 @@ def test_a_joined_run_is_seen_as_one_that_was_launched(joined: tuple[str, Joined
             assert bool(rank.collectives) == (kind != "plain")
             assert rank.roles
     ops = {row.op for rank in told.snapshots[0].ranks for row in rank.collectives}
-    assert ops >= {"fsdp2": {"all_gather", "reduce_scatter"}, "zero3": {"all_gather"}}.get(
-        kind, set()
-    )
+    assert ops >= {"fsdp2": {"all_gather", "reduce_scatter"}, "zero3": {"all_gather"}}.get(kind, set())
 
 
 def test_steps_have_the_numbers_that_the_optimizer_counts(joined: tuple[str, Joined]) -> None:
@@ -206,9 +202,7 @@ def test_all_ranks_are_in_one_run_and_come_back_to_it(joined: tuple[str, Joined]
     assert run_state(told.after_leaving).endswith("the run goes on, and is not watched")
 
 
-def test_the_ring_of_an_earlier_time_is_not_kept(
-    joined: tuple[str, Joined], shared_node: Node
-) -> None:
+def test_the_ring_of_an_earlier_time_is_not_kept(joined: tuple[str, Joined], shared_node: Node) -> None:
     """Each is 4 MiB of memory: one a rank, however often it was joined."""
     _, told = joined
     shared_node.collector.tick()

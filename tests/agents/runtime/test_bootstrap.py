@@ -84,10 +84,7 @@ def test_spawned_workers_are_watched(node: Node) -> None:
     """torch.multiprocessing.spawn: no RANK in the environment."""
     result = node.run([PYTHON, TINY], FAULT="spawn", PORT=str(free_port()))
     assert result.code == 0, result.output
-    assert [(r.rank, r.world_size, r.steps) for r in result.snapshot.ranks] == [
-        (0, 2, 5),
-        (1, 2, 5),
-    ]
+    assert [(r.rank, r.world_size, r.steps) for r in result.snapshot.ranks] == [(0, 2, 5), (1, 2, 5)]
 
 
 def test_plain_python_is_watched_from_its_first_optimizer_step(node: Node) -> None:
@@ -127,9 +124,7 @@ def test_tasks_of_srun_find_one_another(node: Node) -> None:
     assert [(r.rank, r.local_rank, r.steps) for r in snapshot.ranks] == [(0, 0, 5), (1, 1, 5)]
 
 
-def test_a_folder_that_is_removed_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_removed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector removes that of an ended run of the same name while a late rank starts."""
     monkeypatch.setenv("ZEROMON_RUN_DIR", str(tmp_path / "run"))
     asked: list[Path] = []
@@ -236,9 +231,7 @@ def test_an_existing_sitecustomize_still_runs(node: Node) -> None:
     assert "ValueError: an error of theirs" in done.stderr
 
 
-def test_a_sitecustomize_that_puts_itself_first_does_not_keep_us_out_of_children(
-    node: Node,
-) -> None:
+def test_a_sitecustomize_that_puts_itself_first_does_not_keep_us_out_of_children(node: Node) -> None:
     """As OpenTelemetry's does, so that the ranks of a launcher would have it instead of the shim."""
     folder = node.folder / "site"
     folder.mkdir()

@@ -61,9 +61,7 @@ def test_a_store_that_cannot_be_shared_is_left_alone() -> None:
 def job_store(monkeypatch: pytest.MonkeyPatch) -> dist.HashStore:
     """The store of a job, which every node opens by itself."""
     store = dist.HashStore()
-    monkeypatch.setattr(
-        "zeromon_agents.runtime.rendezvous.rendezvous_store", lambda: JobStore(store)
-    )
+    monkeypatch.setattr("zeromon_agents.runtime.rendezvous.rendezvous_store", lambda: JobStore(store))
     return store
 
 
@@ -184,6 +182,4 @@ def test_a_false_node_that_comes_first_is_ignored_and_named(
     for run in runs:
         cards = json.loads((run / "nodes.json").read_bytes())
         assert sorted(c["address"] for c in cards) == ["127.0.0.1:9000", "127.0.0.1:9001"]
-        assert (
-            RunCluster(run).note == "published nodes ignored for another ZEROMON_TOKEN, or none: 1"
-        )
+        assert RunCluster(run).note == "published nodes ignored for another ZEROMON_TOKEN, or none: 1"

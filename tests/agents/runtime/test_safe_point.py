@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from zeromon_agents.runtime.safe_point import run_when_not_executing
+from zeromon_agents.runtime.guard import run_when_not_executing
 
 
 def test_several_at_once_leave_the_interval_between_threads_as_it_was() -> None:

@@ -35,15 +35,7 @@ from zeromon.base.units import human_bytes, human_seconds
 ROOT = Path(__file__).resolve().parents[3]
 PEERS = ROOT / ".peers"
 INSTALLED = ("traceml-ai==0.5.0", "probing==0.2.4", "memray==1.20.0", "tabulate==0.10.0")
-CASES = {
-    "plain": 120,
-    "exchange": 120,
-    "input": 120,
-    "slow": 120,
-    "leak": 200,
-    "hang": 60,
-    "death": 60,
-}
+CASES = {"plain": 120, "exchange": 120, "input": 120, "slow": 120, "leak": 200, "hang": 60, "death": 60}
 WINDOW, FAULTY, AT_STEP, KEPT_BYTES = 20, 1, 30, 4 << 22
 PATIENCE = 60.0
 """Seconds that a tool has to name a hang."""
@@ -84,9 +76,7 @@ def peers() -> Path:
         subprocess.run([str(folder / "pip"), "install", "--quiet", *INSTALLED], check=True)
         here = Path(metadata.distribution("torch").locate_file(""))
         (site,) = PEERS.glob("lib/python*/site-packages")
-        (site / "a_packages_here.pth").write_text(
-            f"{here}\n"
-        )  # before probing's, which imports torch
+        (site / "a_packages_here.pth").write_text(f"{here}\n")  # before probing's, which imports torch
     return folder
 
 
@@ -197,18 +187,13 @@ def _truth(case: str, facts: Sequence[Mapping[str, Any]], run: Run) -> Answers:
         (ends[-1] - facts[0]["marks"][0]["end"]) / (len(ends) - 1),
     )
     parameters = facts[0]["parameters"]
-    return found | {
-        "parameters": parameters,
-        "gradients": parameters,
-        "optimizer state": 2 * parameters,
-    }
+    return found | {"parameters": parameters, "gradients": parameters, "optimizer state": 2 * parameters}
 
 
 def _apart(facts: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """How much later the faulty rank comes to its backward, a step: in the last steps, and in all."""
     before = [
-        [mark["data"] + mark["forward"] + mark["optimizer"] for mark in rank["marks"]]
-        for rank in facts
+        [mark["data"] + mark["forward"] + mark["optimizer"] for mark in rank["marks"]] for rank in facts
     ]
     later = [theirs - ours for theirs, ours in zip(before[FAULTY], before[1 - FAULTY], strict=True)]
     return statistics.fmean(later[-WINDOW:]), statistics.fmean(later)
@@ -249,9 +234,7 @@ def answered(cases: Sequence[str]) -> dict[str, Any]:
     """Runs each case under each tool; prints a table a case."""
     found: dict[str, Any] = {}
     for case in cases:
-        each = {
-            tool.name: told(tool, case, CASES[case]) for tool in TOOLS if case in tool.cases.split()
-        }
+        each = {tool.name: told(tool, case, CASES[case]) for tool in TOOLS if case in tool.cases.split()}
         print(f"\n### {case}\n")
         rows = []
         for name, unit in QUESTIONS[case].items():
@@ -262,18 +245,14 @@ def answered(cases: Sequence[str]) -> dict[str, Any]:
         for name, t in each.items():
             for question, unit in QUESTIONS[case].items():
                 answer, truth = t.answers.get(question), t.truth.get(question)
-                off = (
-                    error(answer, truth) if unit in ("s", "bytes") and answer is not None else None
-                )
+                off = error(answer, truth) if unit in ("s", "bytes") and answer is not None else None
                 keep(f"{name}: {case}, {question}", off, "ratio", "zero")
     return found
 
 
 def costs(pairs: int) -> dict[str, Any]:
     """Whole runs with each tool and without, in turns; prints means with 95 % intervals."""
-    watching = [
-        tool for tool in TOOLS if tool.name != "comms_logger"
-    ]  # it wraps its own calls alone
+    watching = [tool for tool in TOOLS if tool.name != "comms_logger"]  # it wraps its own calls alone
     runs: defaultdict[str, list[Told]] = defaultdict(list)
     for turn in range(pairs):
         order = [None, *watching]
@@ -310,12 +289,8 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
 
 def main() -> None:
     """The tables, and JSON on the last line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
     parser.add_argument(
         "--pairs", type=int, default=0, metavar="N", help="runs for the cost (default: none)"
     )

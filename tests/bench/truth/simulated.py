@@ -129,8 +129,7 @@ class Simulation:
         exposed = [[covered(step.blocked) for step in steps] for steps in last]
         spent = [sum(row) for row in times]
         busy = [
-            sum(covered((c.issued, c.end) for c in step.collectives) for step in steps)
-            for steps in last
+            sum(covered((c.issued, c.end) for c in step.collectives) for step in steps) for steps in last
         ]
         memory = [self.allocated(rank, STEPS) + RESERVED_MORE for rank in range(RANKS)]
         truths = {
@@ -174,9 +173,7 @@ class Simulation:
                 sums.setdefault(part, [0.0] * RANKS)[rank] = spent / len(steps)
         return sums
 
-    def _a_step(
-        self, spans: Callable[[int, list[int], list[int]], Span | None], rank: int
-    ) -> float:
+    def _a_step(self, spans: Callable[[int, list[int], list[int]], Span | None], rank: int) -> float:
         """Nanoseconds a step, over the last steps: what the spans of its collectives cover."""
         return statistics.fmean(
             covered(span for times in step if (span := spans(rank, *times)) and span[0] < span[1])
@@ -212,9 +209,7 @@ class Simulation:
     def write(self, folder: Path) -> None:
         """The rings of all ranks, as the agents would write them."""
         for rank, steps in enumerate(self.steps):
-            ring = RingWriter(
-                folder / f"rank{rank}.{os.getpid()}.ring", rank=rank, capacity=1 << 14
-            )
+            ring = RingWriter(folder / f"rank{rank}.{os.getpid()}.ring", rank=rank, capacity=1 << 14)
             meta = {"rank": rank, "local_rank": rank, "world_size": RANKS, "strategy": "fsdp2"}
             ring.name(NameKind.META, {**meta, "device": f"cuda:{rank}"})
             members = {"label": "world", "size": RANKS, "ranks": list(range(RANKS))}

@@ -52,9 +52,7 @@ class Run(NamedTuple):
             with suppress(OSError, KeyError, ValueError):
                 words = (folder / "cmdline").read_text().replace("\0", " ")
                 values = dict(
-                    v.split("=", 1)
-                    for v in (folder / "environ").read_text().split("\0")
-                    if "=" in v
+                    v.split("=", 1) for v in (folder / "environ").read_text().split("\0") if "=" in v
                 )
                 if named in words and values.get("TRUTH") == str(self.folder) and "RANK" in values:
                     found[int(values["RANK"])] = int(folder.name)
@@ -100,9 +98,7 @@ def _zeromon_launch(run: Run) -> list[str]:
 def _report(run: Run, *more: str) -> dict[str, Any]:
     stores = {"ZEROMON_DIR": str(run.folder / "rings"), "ZEROMON_STORE": str(run.folder / "store")}
     words = [sys.executable, "-m", "zeromon", "report", "--json", *more]
-    done = subprocess.run(
-        words, capture_output=True, text=True, env=os.environ | stores, timeout=60
-    )
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | stores, timeout=60)
     try:
         return dict(json.loads(done.stdout))
     except ValueError:
@@ -207,9 +203,7 @@ def _probing(run: Run) -> Answers:
     net = "Net" if run.case == "exchange" else "module"
     forwards = [_probed(run, pid, _MEAN.format(net, "post forward")) for pid in pids]
     answers: dict[str, Any] = {"forward": forwards[0] if forwards else None}
-    answers["optimizer"] = (
-        _probed(run, pids[0], _MEAN.format("AdamW", "post step")) if pids else None
-    )
+    answers["optimizer"] = _probed(run, pids[0], _MEAN.format("AdamW", "post step")) if pids else None
     if None not in forwards and len(forwards) == 2 and max(forwards) > 2 * min(forwards):
         answers |= {
             "late rank": Shown(forwards.index(max(forwards))), "late in": Shown("forward"),
@@ -259,16 +253,13 @@ _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 def _comms_logger(run: Run) -> Answers:
     """The table of log_summary()."""
     rows = re.findall(
-        r"^ +([\d.]+) (B|KB|MB|GB) +(\d+) +([\d.]+) ",
-        (run.folder / "output").read_text(),
-        re.MULTILINE,
+        r"^ +([\d.]+) (B|KB|MB|GB) +(\d+) +([\d.]+) ", (run.folder / "output").read_text(), re.MULTILINE
     )
     steps = int(run.arguments[1])
     if run.case != "exchange" or not rows:
         return {}
     return {
-        "bytes": sum(float(size) * _UNITS[unit] * int(calls) for size, unit, calls, _ in rows)
-        / steps,
+        "bytes": sum(float(size) * _UNITS[unit] * int(calls) for size, unit, calls, _ in rows) / steps,
         "calls": sum(int(calls) for *_, calls, _ in rows) // steps,
         "exposed": sum(float(ms) for *_, ms in rows) / 1e3 / steps,
     }
@@ -280,9 +271,7 @@ def _debug_server(run: Run) -> Answers:
         return {}
     with suppress(OSError):
         page = (
-            urllib.request.urlopen(f"http://127.0.0.1:{DEBUG_PORT}/stacks", timeout=10)
-            .read()
-            .decode()
+            urllib.request.urlopen(f"http://127.0.0.1:{DEBUG_PORT}/stacks", timeout=10).read().decode()
         )
         stacks = re.split(r"Rank \d+:", page)[1:]
         stuck = [rank for rank, stack in enumerate(stacks) if "stand_still" in stack]

@@ -27,10 +27,7 @@ from zeromon.snapshot.levels import EXPOSED, OOM
 
 FILES: dict[str, dict[str, Any]] = {board.uid: json.loads(document(board)) for board in BOARDS}
 PANELS = [
-    (uid, panel)
-    for uid, made in FILES.items()
-    for panel in made["panels"]
-    if panel["type"] != "row"
+    (uid, panel) for uid, made in FILES.items() for panel in made["panels"] if panel["type"] != "row"
 ]
 
 
@@ -76,9 +73,7 @@ def test_each_panel_of_one_colour_is_judged() -> None:
 @pytest.mark.parametrize("title", sorted({*GOOD_AND_BAD, *NEITHER}))
 def test_good_is_green_and_bad_is_red(title: str) -> None:
     """On every board that has the panel."""
-    found = [
-        panel for _, panel in PANELS if panel["title"] == title and panel["type"] != "timeseries"
-    ]
+    found = [panel for _, panel in PANELS if panel["title"] == title and panel["type"] != "timeseries"]
     assert found
     for panel in found:
         steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
@@ -155,9 +150,7 @@ def test_a_board_is_linted(uid: str) -> None:
 
 def test_links_lead_from_the_fleet_to_a_run_and_from_there_to_a_rank() -> None:
     """By the row of a table, the bar of a node, the line of a rank."""
-    text = {
-        title: json.dumps(panel) for uid, panel in PANELS for title in [f"{uid} {panel['title']}"]
-    }
+    text = {title: json.dumps(panel) for uid, panel in PANELS for title in [f"{uid} {panel['title']}"]}
     assert "/d/zeromon-run?" in text["zeromon-fleet Runs"]
     assert "var-run=${__value.raw}" in text["zeromon-fleet Runs"]
     assert "var-node=${__field.labels.node}" in text["zeromon-fleet Most exposed nodes"]
@@ -203,11 +196,7 @@ def test_events_are_marked_when_they_begin(tmp_path: Path) -> None:
     for event in EVENTS:
         given, begins, labels = seen[event.name]
         pairs = ", ".join(f'{key}="{value}"' for key, value in labels.items())
-        asked = [
-            (begins - 1, []),
-            (begins, [{"labels": f"{{{pairs}}}", "value": 1}]),
-            (begins + 9, []),
-        ]
+        asked = [(begins - 1, []), (begins, [{"labels": f"{{{pairs}}}", "value": 1}]), (begins + 9, [])]
         tests.append({
             "interval": "1m", "input_series": given,
             "promql_expr_test": [
@@ -230,8 +219,7 @@ def answered(
     """promtool holds the samples of each expression after ten minutes against those that are given."""
     (tmp_path / "none.yml").write_text("groups: []\n")
     tests = [
-        {"expr": expr, "eval_time": "10m", "exp_samples": samples}
-        for expr, samples in asked.items()
+        {"expr": expr, "eval_time": "10m", "exp_samples": samples} for expr, samples in asked.items()
     ]
     file = {"rule_files": ["none.yml"], "tests": [
         {"interval": "15s", "input_series": scraped, "promql_expr_test": tests}
@@ -255,12 +243,7 @@ def test_a_stat_asks_for_the_present() -> None:
 @needs_promtool
 def test_the_health_of_a_run_is_its_present_one(tmp_path: Path) -> None:
     """It was healthy, then at risk; now it is dead on one node and stopped on the other."""
-    words = {
-        "healthy": "1x20 0x20",
-        "at risk": "0x20 1x10 0x10",
-        "dead": "0x30 1x10",
-        "slow": "0x40",
-    }
+    words = {"healthy": "1x20 0x20", "at risk": "0x20 1x10 0x10", "dead": "0x30 1x10", "slow": "0x40"}
     scraped = [series("zeromon_run_health", values, health=word) for word, values in words.items()]
     there = {"instance": "b:9417", "rank": 9}
     scraped += [
@@ -306,9 +289,7 @@ def test_memory_side_by_side_is_of_one_rank(tmp_path: Path) -> None:
             for what, value in memory.items()
         ]
         scraped += [
-            series(
-                "zeromon_memory_role_bytes", f"{value}x40", rank=number, role=role, place="device"
-            )
+            series("zeromon_memory_role_bytes", f"{value}x40", rank=number, role=role, place="device")
             for role, value in zip(("param", "grad"), roles, strict=True)
         ]
     asked = {
@@ -341,8 +322,7 @@ def test_an_axis_of_shares_is_not_made_for_zeros() -> None:
     shares = [
         panel["fieldConfig"]["defaults"]
         for _, panel in PANELS
-        if panel["type"] == "timeseries"
-        and panel["fieldConfig"]["defaults"]["unit"] == "percentunit"
+        if panel["type"] == "timeseries" and panel["fieldConfig"]["defaults"]["unit"] == "percentunit"
     ]
     assert shares
     for defaults in shares:

@@ -41,16 +41,7 @@ pytestmark = [
 ]
 
 RANKS = 12
-EVIL = (
-    'n"} 1\nzeromon_evil{x="',
-    "back\\slash\\n",
-    "a\0b",
-    "\ud800",
-    "é\U0001f600",
-    "{{ . }}",
-    "#",
-    "",
-)
+EVIL = ('n"} 1\nzeromon_evil{x="', "back\\slash\\n", "a\0b", "\ud800", "é\U0001f600", "{{ . }}", "#", "")
 
 
 @contextmanager
@@ -125,12 +116,8 @@ def still() -> Iterator[tuple[str, str]]:
 
 def queries() -> Iterator[str]:
     """What our rules and dashboards ask for, but rates, which the two define differently."""
-    found = [
-        recording_rule(each, level)["expr"] for level in ("run", "node") for each in AGGREGATES
-    ]
-    found += [
-        q.expr for board in BOARDS for row in board.rows for p in row.panels for q in p.queries
-    ]
+    found = [recording_rule(each, level)["expr"] for level in ("run", "node") for each in AGGREGATES]
+    found += [q.expr for board in BOARDS for row in board.rows for p in row.panels for q in p.queries]
     for expression in found:
         if not any(word in expression for word in ("rate(", "increase(", "timestamp(")):
             for variable in ("$run", "$rank", "$node"):
@@ -164,15 +151,11 @@ def nameless(
     found: dict[tuple[tuple[str, str], ...], float],
 ) -> dict[tuple[tuple[str, str], ...], float]:
     """Without the metric's own name, which VictoriaMetrics keeps in places and Prometheus drops."""
-    return {
-        tuple(pair for pair in key if pair[0] != "__name__"): value for key, value in found.items()
-    }
+    return {tuple(pair for pair in key if pair[0] != "__name__"): value for key, value in found.items()}
 
 
 def same(first: float, second: float, tolerance: float) -> bool:
-    return math.isclose(first, second, rel_tol=tolerance) or (
-        math.isnan(first) and math.isnan(second)
-    )
+    return math.isclose(first, second, rel_tol=tolerance) or (math.isnan(first) and math.isnan(second))
 
 
 @pytest.mark.long  # what stands still is compared each time

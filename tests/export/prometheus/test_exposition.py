@@ -36,20 +36,7 @@ PARSERS: dict[str, Callable[[str], Iterable[Metric]]] = {
     OPENMETRICS: openmetrics,
 }
 HOSTILE = st.text(max_size=12) | st.sampled_from(
-    (
-        '"',
-        "\\",
-        "\\n",
-        "\n",
-        '"} 1\nx{y="',
-        "\r\n",
-        "a\0b",
-        "\ud800",
-        "é\U0001f600",
-        "\u2028",
-        "#",
-        "",
-    )
+    ('"', "\\", "\\n", "\n", '"} 1\nx{y="', "\r\n", "a\0b", "\ud800", "é\U0001f600", "\u2028", "#", "")
 )
 ONCE = ("zeromon_collector_", "zeromon_setting", "zeromon_run_")
 """Families that ranks do not have one by one."""
@@ -94,9 +81,7 @@ def hostile_ranks(draw: Any) -> tuple[RankSnapshot, ...]:
                 exposed_ratio=draw(NUMBERS),
                 steps=draw(st.integers(0, 2**62)),
                 collectives=tuple(replace(row, group=group) for group in groups),
-                risks=(
-                    Risk(pool="device", ratio=draw(NUMBERS), cause=draw(HOSTILE), steps_left=1.0),
-                ),
+                risks=(Risk(pool="device", ratio=draw(NUMBERS), cause=draw(HOSTILE), steps_left=1.0),),
                 phase_seconds={draw(HOSTILE): draw(st.floats(0, 1e9))},
             )
         )

@@ -62,9 +62,7 @@ def test_hostile_names_stay_inside_their_label() -> None:
     server.shutdown()
     families = list(text_string_to_metric_families(text.decode()))
     assert not any(family.name == "zeromon_evil" for family in families)
-    assert any(
-        s.labels.get("node") == printable(evil) for family in families for s in family.samples
-    )
+    assert any(s.labels.get("node") == printable(evil) for family in families for s in family.samples)
 
 
 def values(text: str) -> dict[str, list[dict[str, str]]]:

@@ -15,7 +15,7 @@ from prometheus_server import needs_promtool, promtool, series
 from support import ROOT
 
 from zeromon.cli import main
-from zeromon.diagnosis.pages import find_page
+from zeromon.diagnosis.rule import find_page
 from zeromon.export.prometheus import rules
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.ring.tokens import user_token_file
@@ -142,13 +142,7 @@ def test_every_alert_has_a_case() -> None:
 
 
 def judged(
-    folder: Path,
-    rule_file: Path,
-    scraped: list[dict[str, str]],
-    name: str,
-    *,
-    at: str,
-    expected: Any,
+    folder: Path, rule_file: Path, scraped: list[dict[str, str]], name: str, *, at: str, expected: Any
 ) -> subprocess.CompletedProcess[str]:
     """What promtool says of whether exactly *expected* alerts fire *at* these times."""
     test = {
@@ -159,8 +153,7 @@ def judged(
                 "interval": "1m",
                 "input_series": scraped,
                 "alert_rule_test": [
-                    {"eval_time": time, "alertname": name, "exp_alerts": expected}
-                    for time in at.split()
+                    {"eval_time": time, "alertname": name, "exp_alerts": expected} for time in at.split()
                 ],
             }
         ],
@@ -198,9 +191,7 @@ PRESENT = (
 
 @needs_promtool
 @pytest.mark.parametrize("name", PRESENT)
-def test_no_alert_fires_for_ranks_that_have_ended(
-    name: str, rule_file: Path, tmp_path: Path
-) -> None:
+def test_no_alert_fires_for_ranks_that_have_ended(name: str, rule_file: Path, tmp_path: Path) -> None:
     """The same series, of ranks whose processes are gone."""
     scraped, firing, *_ = CASES[name]
     ended = [
@@ -226,8 +217,7 @@ def test_a_hostile_name_stays_a_name(rule_file: Path, tmp_path: Path) -> None:
     """Templates query by the run's name: quotes, backslashes and braces in it are text."""
     scraped, firing, *_ = CASES["ZeromonHang"]
     evil = [
-        one | {"series": one["series"].replace('run="r"', f"run={json.dumps(EVIL)}")}
-        for one in scraped
+        one | {"series": one["series"].replace('run="r"', f"run={json.dumps(EVIL)}")} for one in scraped
     ]
     told = judged(tmp_path, rule_file, evil, "ZeromonHang", at=firing, expected=[])
     assert f"run={json.dumps(EVIL)}" in told.stderr
@@ -243,9 +233,7 @@ def test_two_jobs_of_one_name_are_two(rule_file: Path, tmp_path: Path) -> None:
         one | {"series": one["series"].replace("a:9417", "b:9417").replace("n1", "n2")}
         for one in scraped
     ]
-    told = judged(
-        tmp_path, rule_file, scraped + other, "ZeromonOutOfMemory", at=firing, expected=[]
-    )
+    told = judged(tmp_path, rule_file, scraped + other, "ZeromonOutOfMemory", at=firing, expected=[])
     assert told.stderr.count("alertname=") == 2, told.stderr
     assert "on n1" in told.stderr
     assert "on n2" in told.stderr
@@ -315,9 +303,7 @@ def test_records_add_up_ranks_of_runs_and_nodes(rule_file: Path, tmp_path: Path)
 @needs_promtool
 def test_thresholds_are_those_that_are_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "rules.yml"
-    assert (
-        main(["prometheus", "rules", "-o", str(path), "--exposed", "0.5", "--patience", "2h"]) == 0
-    )
+    assert main(["prometheus", "rules", "-o", str(path), "--exposed", "0.5", "--patience", "2h"]) == 0
     promtool("check", "rules", path)
     scraped, firing, *_ = CASES["ZeromonExposedCommunication"]
     told = judged(tmp_path, path, scraped, "ZeromonExposedCommunication", at=firing, expected=[])

@@ -45,9 +45,7 @@ def main():
                 guesses = model(tokens).logits.argmax(-1)
             guesses, labels = accelerator.gather_for_metrics((guesses, labels))
             right.append((guesses == labels).float())
-        accelerator.print(
-            f"epoch {epoch}: {loss.item().hex()} {torch.cat(right).mean().item():.4f}"
-        )
+        accelerator.print(f"epoch {epoch}: {loss.item().hex()} {torch.cat(right).mean().item():.4f}")
         accelerator.save_state(f"epoch_{epoch}")
     accelerator.end_training()
 

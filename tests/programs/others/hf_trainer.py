@@ -56,9 +56,7 @@ def main():
         use_cpu="deepspeed" not in way, ddp_backend="gloo", bf16=False, fp16=False, **way,
     )  # fmt: skip
     set_seed(0)
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2)
-    )
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2))
     trainer = Trainer(model, arguments, train_dataset=Rows(200), eval_dataset=Rows(16))
     print({name: str(value) for name, value in trainer.train().metrics.items()})
 

@@ -108,9 +108,7 @@ def normal(text: str, places: Mapping[str, str]) -> list[str]:
 def changed(before: Sequence[str], after: Sequence[str]) -> list[str]:
     """Lines that only one of two outputs has, with a sign."""
     left, right = Counter(before), Counter(after)
-    return [f"- {x}" for x in (left - right).elements()] + [
-        f"+ {x}" for x in (right - left).elements()
-    ]
+    return [f"- {x}" for x in (left - right).elements()] + [f"+ {x}" for x in (right - left).elements()]
 
 
 def operations(calls: Mapping[str, int]) -> Counter[str]:

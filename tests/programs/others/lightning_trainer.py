@@ -25,9 +25,7 @@ class Model(lightning.LightningModule):
     def __init__(self, way):
         super().__init__()
         self.way = way
-        blocks = [
-            nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, WIDTH)) for _ in range(3)
-        ]
+        blocks = [nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, WIDTH)) for _ in range(3)]
         self.model = nn.Sequential(*blocks, nn.Linear(WIDTH, 2))
 
     def configure_model(self):

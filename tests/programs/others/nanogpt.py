@@ -87,9 +87,7 @@ def main():
 
 
 def spawned(rank, ranks, port):
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks)
-    )
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
     main()
 
 

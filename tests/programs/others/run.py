@@ -65,9 +65,7 @@ def environment(folder: Path) -> Path:
         subprocess.run([*pip, *install], check=True)
         marker.write_text(wanted)
     site = next(folder.glob("lib/python3*/site-packages"))
-    (site / "observe.pth").write_text(
-        f"import sys; sys.path.append({str(HERE)!r}); import observe\n"
-    )
+    (site / "observe.pth").write_text(f"import sys; sys.path.append({str(HERE)!r}); import observe\n")
     return python
 
 
@@ -163,16 +161,7 @@ class Harness:
 
     def report(self, program: Program) -> dict[str, Any]:
         """What zeromon says of the run."""
-        command = [
-            str(self.python),
-            "-m",
-            "zeromon",
-            "report",
-            program.name,
-            "--json",
-            "--wait",
-            "30",
-        ]
+        command = [str(self.python), "-m", "zeromon", "report", program.name, "--json", "--wait", "30"]
         done = subprocess.run(
             command, env=self.zeromon(program), cwd=self.folder, capture_output=True, text=True
         )
@@ -260,16 +249,12 @@ def main(arguments: Sequence[str]) -> int:
         "--keep", type=Path, help="folder for what the programs wrote (default: removed)"
     )
     options = parser.parse_args(arguments)
-    chosen = [
-        p for p in PROGRAMS if not options.programs or p.name.startswith(tuple(options.programs))
-    ]
+    chosen = [p for p in PROGRAMS if not options.programs or p.name.startswith(tuple(options.programs))]
     if not chosen:
         parser.error(f"no such program; there are {', '.join(p.name for p in PROGRAMS)}")
     python = environment(options.environment.resolve())
     folder = (
-        options.keep.resolve()
-        if options.keep
-        else Path(tempfile.mkdtemp(prefix="zeromon-programs-"))
+        options.keep.resolve() if options.keep else Path(tempfile.mkdtemp(prefix="zeromon-programs-"))
     )
     folder.mkdir(parents=True, exist_ok=True)
     progress = sys.stderr if options.json else sys.stdout
@@ -288,11 +273,7 @@ def main(arguments: Sequence[str]) -> int:
             tell(program, verdict, lines, time.monotonic() - began)
     if options.json:
         found = {name: verdict._asdict() for name, verdict in verdicts.items()}
-        print(
-            json.dumps(
-                {"versions": versions(python), "programs": found, "broken": broken}, indent=1
-            )
-        )
+        print(json.dumps({"versions": versions(python), "programs": found, "broken": broken}, indent=1))
     else:
         rows = [row(p, verdicts[p.name]) for p in chosen if p.name in verdicts]
         said = ", ".join(f"{name} {version}" for name, version in versions(python).items())

@@ -23,9 +23,7 @@ def report(*, count: int = 3, strategy: str = "ddp", **given: Any) -> dict[str, 
 
 
 def test_what_changes_from_run_to_run_is_no_difference() -> None:
-    one = (
-        "b at 0x7f00aa11, took 3.25 s\n\n 10%|# | 1\r100%|##| 2\nloss 1.5 {'train_runtime': 1.2}\n"
-    )
+    one = "b at 0x7f00aa11, took 3.25 s\n\n 10%|# | 1\r100%|##| 2\nloss 1.5 {'train_runtime': 1.2}\n"
     other = "loss 1.5 {'train_runtime': 9}\nb at 0x7f00bb22, took 4 s\n"
     assert judge.normal(one, {}) == judge.normal(other, {})
     assert judge.normal("loss 1.5", {}) != judge.normal("loss 1.6", {})
@@ -51,10 +49,7 @@ def test_parameters_are_compared_after_each_step_of_the_last_attempt() -> None:
 
 
 def test_collectives_are_held_against_the_count_without_zeromon() -> None:
-    calls = {
-        "0.0": {"c10d::allreduce_": 9},
-        "0.1": {"c10d::allreduce_": 3, "c10d::check_for_nan": 2},
-    }
+    calls = {"0.0": {"c10d::allreduce_": 9}, "0.1": {"c10d::allreduce_": 3, "c10d::check_for_nan": 2}}
     bare = outcome(calls=calls)
     assert judge.judge_collectives(bare, report()) == "ok all_reduce 3"
     assert judge.judge_collectives(bare, report(count=2)) == "rank 0 all_reduce: 2 of 3"
@@ -72,10 +67,7 @@ def test_the_report_must_tell_strategy_steps_and_attempts() -> None:
     assert judge.judge_strategy(report(), "ddp", 2, 1) == "ok ddp, 2 steps"
     assert judge.judge_strategy(report(), "fsdp2", 2, 1).startswith("reports [('ddp', 2)]")
     assert judge.judge_strategy(report(), "ddp", 2, 2) == "reports attempt 1, not 2"
-    assert (
-        judge.judge_strategy(report() | {"attempt": 2}, "ddp", 2, 2)
-        == "ok ddp, 2 steps, 2 attempts"
-    )
+    assert judge.judge_strategy(report() | {"attempt": 2}, "ddp", 2, 2) == "ok ddp, 2 steps, 2 attempts"
 
 
 def test_a_failed_hook_a_lost_record_and_a_missing_rank_are_faults() -> None:

@@ -39,16 +39,7 @@ def main():
     written = OmegaConf.load(HERE / "torchtune.yaml")
     Path("base").mkdir()
     torch.save(config.instantiate(written.model).state_dict(), "base/model.pt")
-    tune = [
-        sys.executable,
-        "-m",
-        "torchtune._cli.tune",
-        "run",
-        "--nnodes",
-        "1",
-        "--nproc_per_node",
-        "2",
-    ]
+    tune = [sys.executable, "-m", "torchtune._cli.tune", "run", "--nnodes", "1", "--nproc_per_node", "2"]
     recipe = [sys.argv[1], "--config", str(HERE / "torchtune.yaml"), *sys.argv[2:]]
     return subprocess.run([*tune, *recipe], check=False).returncode
 

@@ -112,9 +112,7 @@ def refusal(text: str) -> bytes:
         (200, b"\xff\xfe", "does not speak", "web page"),
     ],
 )  # fmt: skip
-def test_every_refusal_has_a_way_out(
-    fake: Fake, code: int, body: bytes, says: str, hint: str
-) -> None:
+def test_every_refusal_has_a_way_out(fake: Fake, code: int, body: bytes, says: str, hint: str) -> None:
     fake.answer = lambda handler: reply(handler, body, code)
     with pytest.raises(SourceError) as refused:
         Server(fake.url).vector("up")
@@ -122,9 +120,7 @@ def test_every_refusal_has_a_way_out(
     assert hint in refused.value.hint
 
 
-def test_a_slow_server_is_not_waited_for_for_ever(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_server_is_not_waited_for_for_ever(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "TIMEOUT_SECONDS", 0.2)
     fake.answer = lambda handler: time.sleep(1)
     with pytest.raises(SourceError, match=r"gives no answer in 200\.0 ms"):

@@ -53,13 +53,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     node = Node(tmp_path_factory.mktemp("node"))
     with ExitStack() as stack:
         stack.callback(node.close)
-        shapes = {
-            "fleet": (8, 8),
-            "frail": (2, 4),
-            "twins": (2, 4),
-            "twin": (1, 4),
-            "short": (1, 2),
-        }
+        shapes = {"fleet": (8, 8), "frail": (2, 4), "twins": (2, 4), "twin": (1, 4), "short": (1, 2)}
         fleets = {
             name: stack.enter_context(Fleet(*shape, name="twins" if name == "twin" else name))
             for name, shape in shapes.items()
@@ -161,9 +155,7 @@ def test_figures_of_the_present_are_the_last_of_a_run_that_has_ended(
 def test_its_communication_and_memory_are_the_same(both: Both) -> None:
     kept = ("op", "group", "group_size", "count", "nbytes", "seconds", "exposed_seconds")
     for mine, theirs in zip(both.read.ranks, both.live.ranks, strict=True):
-        rows = [
-            {tuple(getattr(row, n) for n in kept) for row in r.collectives} for r in (mine, theirs)
-        ]
+        rows = [{tuple(getattr(row, n) for n in kept) for row in r.collectives} for r in (mine, theirs)]
         assert rows[0] == rows[1]
         assert rows[0]
         assert mine.traffic
@@ -281,13 +273,7 @@ def test_more_than_some_are_aggregated_to_the_same(small: Small) -> None:
     all_of, large = fresh(small.server.url).at(wall), fresh(small.server.url, many=4).at(wall)
     fleet = large.fleet
     assert fleet is not None
-    assert (fleet.ranks, fleet.up, fleet.failed, fleet.silent, len(fleet.nodes)) == (
-        64,
-        64,
-        0,
-        0,
-        8,
-    )
+    assert (fleet.ranks, fleet.up, fleet.failed, fleet.silent, len(fleet.nodes)) == (64, 64, 0, 0, 8)
     assert len(large.ranks) < 48
     one_by_one = by_rank(all_of)
     for rank in large.ranks:  # but for what is of the newest of those that were read
@@ -343,11 +329,7 @@ def test_a_rank_that_is_looked_at_comes_from_its_collector(small: Small) -> None
     source.request_detail([wanted])
     run = source.latest()
     rank = by_rank(run)[wanted]
-    assert (rank.pid, rank.phase, sum(rank.step_buckets)) == (
-        1000 + wanted % 8,
-        "other",
-        rank.steps,
-    )
+    assert (rank.pid, rank.phase, sum(rank.step_buckets)) == (1000 + wanted % 8, "other", rank.steps)
     assert abs(run.taken_ns - rank.recent[-1].end_ns) < 5e9
     source.request_detail(node=f"{small.fleet.address}/node/3")
     assert set(range(24, 32)) <= set(by_rank(source.latest()))
@@ -409,10 +391,7 @@ def test_the_environment_names_the_server(
 
 
 def test_report_prints_a_run_of_several_nodes(
-    small: Small,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    small: Small, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path))
     page = tmp_path / "page.html"
@@ -542,9 +521,7 @@ def test_a_run_that_is_gone_is_shown_as_it_was_last(world: World) -> None:
     assert fresh(server.url, "short").at(run.taken_wall - 2).ranks[0].steps <= run.ranks[0].steps
 
 
-def test_a_server_that_goes_and_comes_back(
-    frail: Small, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_goes_and_comes_back(frail: Small, capsys: pytest.CaptureFixture[str]) -> None:
     source = fresh(frail.server.url, "frail")
     before = source.latest()
     frail.server.stop()

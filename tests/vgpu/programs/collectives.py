@@ -42,9 +42,7 @@ def check(what: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 def reductions(rank: int, ranks: int) -> int:
     count = 0
-    for dtype, op in itertools.product(
-        (*INTEGERS, *FLOATS), ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
-    ):
+    for dtype, op in itertools.product((*INTEGERS, *FLOATS), ("SUM", "PRODUCT", "MIN", "MAX", "AVG")):
         if op == "AVG" and dtype in INTEGERS:
             continue
         reduction = getattr(dist.ReduceOp, op)

@@ -88,11 +88,7 @@ def copies() -> dict[str, Any]:
         "pageable": timed(lambda: target.copy_(pageable)),
     }
     strided = torch.arange(12.0).reshape(3, 4).cuda()
-    facts["right"] = bool(target.cpu().min() == 1) and strided.t().cpu().tolist()[1] == [
-        1.0,
-        5.0,
-        9.0,
-    ]
+    facts["right"] = bool(target.cpu().min() == 1) and strided.t().cpu().tolist()[1] == [1.0, 5.0, 9.0]
     return facts
 
 
@@ -173,10 +169,7 @@ def fork() -> dict[str, Any]:
         os.write(write, failure(lambda: torch.cuda.current_stream().synchronize())[:200].encode())
         os._exit(0)
     os.waitpid(child, 0)
-    return {
-        "in child": os.read(read, 300).decode(),
-        "in parent": timed(lambda: torch.cuda._sleep(1980)),
-    }
+    return {"in child": os.read(read, 300).decode(), "in parent": timed(lambda: torch.cuda._sleep(1980))}
 
 
 def queue() -> dict[str, Any]:

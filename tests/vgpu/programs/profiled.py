@@ -27,9 +27,7 @@ def main() -> None:
             dist.all_reduce(matrix)
             product.cpu()
         torch.cuda.synchronize()
-    profiler.export_chrome_trace(
-        str(Path(os.environ["VGPU_DIR"]) / f"trace-{dist.get_rank()}.json")
-    )
+    profiler.export_chrome_trace(str(Path(os.environ["VGPU_DIR"]) / f"trace-{dist.get_rank()}.json"))
     dist.destroy_process_group()
 
 

@@ -78,13 +78,8 @@ def main() -> None:
             elif kind == "wait":
                 handle.wait_event(events[argument])
             else:
-                memory, where = (
-                    ctypes.c_void_p(buffer.data_ptr()),
-                    ctypes.c_void_p(handle.cuda_stream),
-                )
-                nccl.ncclAllReduce(
-                    memory, memory, ctypes.c_size_t(argument), FLOAT, SUM, comm, where
-                )
+                memory, where = (ctypes.c_void_p(buffer.data_ptr()), ctypes.c_void_p(handle.cuda_stream))
+                nccl.ncclAllReduce(memory, memory, ctypes.c_size_t(argument), FLOAT, SUM, comm, where)
             lines.append((kind, stream, argument))
         torch.cuda.synchronize()
         elapsed = [events[0].elapsed_time(event) for event in events]

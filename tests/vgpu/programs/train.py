@@ -142,11 +142,7 @@ def zero(options: argparse.Namespace, model: nn.Module) -> Step:
 
 def tensor_parallel(options: argparse.Namespace, model: nn.Module) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     model.cuda()
@@ -212,14 +208,10 @@ def main() -> None:
     parser.add_argument("--find-unused", action="store_true", help="DDP: find_unused_parameters")
     parser.add_argument("--static-graph", action="store_true", help="DDP: static_graph")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-steps of a step")
-    parser.add_argument(
-        "--no-sync", action="store_true", help="DDP: only the last one communicates"
-    )
+    parser.add_argument("--no-sync", action="store_true", help="DDP: only the last one communicates")
     parser.add_argument("--keep", action="store_true", help="FSDP2: do not reshard after forward")
     parser.add_argument("--nan", action="store_true", help="the loss of all ranks but 0 is NaN")
-    parser.add_argument(
-        "--barrier", type=int, default=0, help="after N steps, once: rank 1 is late"
-    )
+    parser.add_argument("--barrier", type=int, default=0, help="after N steps, once: rank 1 is late")
     parser.add_argument("--compile", action="store_true", help="the model, by inductor")
     parser.add_argument("--compile-optimizer", action="store_true", help="the same of its step")
     parser.add_argument("--graph", action="store_true", help="DDP: forward and backward as graphs")

@@ -57,9 +57,7 @@ class Injected(NamedTuple):
     """How long it was stopped."""
 
 
-def inject_line(
-    pid: int, code: str, has_begun: Callable[[], bool], *, by_gdb: bool = False
-) -> Injected:
+def inject_line(pid: int, code: str, has_begun: Callable[[], bool], *, by_gdb: bool = False) -> Injected:
     """Runs *code* in process *pid*, once or twice; it must not raise, and must claim its work.
 
     *has_begun* returns whether it has begun. *by_gdb*: as on a processor for which there is no code.

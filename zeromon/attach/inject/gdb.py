@@ -34,11 +34,7 @@ def execute_line(target: Target, code: str, has_begun: Callable[[], bool]) -> in
         os.pwrite(memory.fileno(), encoded, target.padding)
     waits = _main_thread_waits(target.pid)
     stopped_ns = _run_gdb(gdb, target, waits=waits)
-    if (
-        not waits
-        and not wait_until_true(has_begun, _QUEUE_SECONDS)
-        and _main_thread_waits(target.pid)
-    ):
+    if not waits and not wait_until_true(has_begun, _QUEUE_SECONDS) and _main_thread_waits(target.pid):
         stopped_ns += _run_gdb(gdb, target, waits=True)
     return stopped_ns
 

@@ -231,9 +231,7 @@ def _run_in_thread(target: Target, memory: int, encoded: bytes, thread: ParkedTh
     Returns how long it was stopped, ns; 0 when it had moved and nothing was done.
     """
     tid = thread.tid if thread else target.pid
-    loader = (
-        [m for m in read_mappings(target.pid) if "/ld-linux" in m.path] if thread is None else []
-    )
+    loader = [m for m in read_mappings(target.pid) if "/ld-linux" in m.path] if thread is None else []
     os.pwrite(memory, _padding_content(target, encoded, pending=thread is None), target.padding)
     try:
         _ptrace_call(_SEIZE, tid)

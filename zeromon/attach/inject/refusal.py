@@ -31,9 +31,7 @@ def check_attachable(pid: int) -> None:
         raise AttachRefused(f"there is no process {pid}", "ps -C python lists running processes.")
     if pid == 1 or is_own_process(pid):
         role = "init" if pid == 1 else "zeromon itself or an ancestor of it"
-        raise AttachRefused(
-            f"refusing to attach to process {pid} ({role})", "Give the pid of a rank."
-        )
+        raise AttachRefused(f"refusing to attach to process {pid} ({role})", "Give the pid of a rank.")
     state = status.get("State", "?")[:1]
     if state in "ZX":
         hint = "Its parent has not collected its exit status yet."
@@ -50,9 +48,7 @@ def check_attachable(pid: int) -> None:
     owner = status.get("Uid", "?").split()[1]
     if owner != str(os.geteuid()):
         user = _user_name_of(owner)
-        raise AttachRefused(
-            f"process {pid} belongs to {user}", f"sudo -u {user} zeromon attach {pid}"
-        )
+        raise AttachRefused(f"process {pid} belongs to {user}", f"sudo -u {user} zeromon attach {pid}")
 
 
 def is_own_process(pid: int) -> bool:

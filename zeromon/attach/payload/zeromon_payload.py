@@ -61,10 +61,7 @@ def work():
         else:
             facts = agent.attach(**ARGUMENTS["attach"])
     except BaseException as error:
-        facts = {
-            "refused": "%s: %s" % (type(error).__name__, error),
-            "hint": getattr(error, "hint", ""),
-        }
+        facts = {"refused": "%s: %s" % (type(error).__name__, error), "hint": getattr(error, "hint", "")}
     answer(facts)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from zeromon.check.deepspeed import batch, conflicts, fields, hygiene, performance, readers
+from zeromon.check.deepspeed import conflicts, fields, hygiene, performance
 from zeromon.check.problem import Config, Machine, Problem
 
 Check = Callable[[Config, Machine], Iterable[Problem]]
@@ -14,9 +14,10 @@ CHECKS: tuple[Check, ...] = (
     performance.fp32_gradients, performance.overlap_comm, performance.bucket_size,
     performance.fp16_with_zero3, performance.loss_scale, performance.no_mixed_precision,
     performance.pinned_memory, performance.nvme_settings,
-    batch.batch_size, batch.missing_batch, batch.batch_product, batch.save_without_gather,
+    conflicts.batch_size, conflicts.missing_batch, conflicts.batch_product,
+    conflicts.save_without_gather,
     hygiene.unknown_optimizer, hygiene.unknown_scheduler,
-    readers.hjson_file, readers.unfilled_autos,
+    fields.hjson_file, fields.unfilled_autos,
     hygiene.gradient_layout, hygiene.gradient_types, hygiene.bf16_device, hygiene.missing_clipping,
     hygiene.large_prefetch, hygiene.dead_paths,
 )  # fmt: skip

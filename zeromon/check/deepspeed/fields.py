@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zeromon.check.deepspeed.readers import ZERO, precision_of
 from zeromon.check.problem import (
     AUTO,
     Config,
@@ -12,6 +11,8 @@ from zeromon.check.problem import (
     Problem,
     Schema,
     did_you_mean,
+    is_on,
+    join_names,
     load_schema,
     parse_number,
     parse_whole,
@@ -56,9 +57,7 @@ def _fields_by_name(section: Schema) -> dict[str, Schema]:
     return fields
 
 
-def _unknown_fields(
-    config: Config, path: Path, section: Schema, library: Schema
-) -> Iterator[Problem]:
+def _unknown_fields(config: Config, path: Path, section: Schema, library: Schema) -> Iterator[Problem]:
     fields = _fields_by_name(section)
     for name, value in config.section(*path).items():
         field_path = (*path, str(name))
@@ -140,9 +139,7 @@ def _value_fault(value: Any, field: Schema, *, strict: bool) -> str:
         return ""
     if not strict:  # DeepSpeed does not convert it: the text "false" is true
         return (
-            f"must be {_type_phrase(kind, field)}"
-            if kind == "bool" and isinstance(value, str)
-            else ""
+            f"must be {_type_phrase(kind, field)}" if kind == "bool" and isinstance(value, str) else ""
         )
     coerced = _coerced_value(value, kind, field)
     if coerced is None:
@@ -202,11 +199,7 @@ def _value_text(value: Any) -> str:
 
 def _out_of_range(config: Config) -> Iterator[Problem]:
     """Yields values that DeepSpeed's code refuses beyond its models."""
-    for name in (
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-    ):
+    for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         value = config.get(name)
         if config.has(name) and value not in (AUTO, None) and not (parse_whole(value) or 0) > 0:
             message = f"{name} must be a whole number from 1 on, not {_value_text(value)}"
@@ -220,9 +213,7 @@ def _out_of_range(config: Config) -> Iterator[Problem]:
         if value not in (None, AUTO) and str(value).lower() not in ("fp16", "bf16", "fp32"):
             message = f"{name} must be fp16, bf16 or fp32, not {_value_text(value)}"
             yield config.problem("ZM103", "error", (name,), message, config.write(name, "bf16"))
-    if precision_of(config, "fp16") and not parse_number(
-        config.get("fp16", "loss_scale", default=0)
-    ):
+    if precision_of(config, "fp16") and not parse_number(config.get("fp16", "loss_scale", default=0)):
         for name in ("loss_scale_window", "min_loss_scale"):
             value = parse_number(config.get("fp16", name))
             if value is not None and value <= 0:
@@ -279,3 +270,94 @@ def _new_setting(config: Config, old: str, new: str) -> str:
         return f"{config.write('pin_memory', config.get(ZERO, old))} in {new}"
     fields = load_schema()["deepspeed"]["sections"][ZERO]["fields"]
     return config.write(fields.get(new, {}).get("alias", new), config.get(ZERO, old))
+
+
+# ---- who reads a file ----------------------------------------------------------------------------
+
+# DeepSpeed reads Hjson, transformers and accelerate read JSON with "auto".
+
+ZERO = "zero_optimization"
+
+
+def stage_of(config: Config) -> int | None:
+    """Returns the ZeRO stage, 0 by default; None for "auto" and for invalid values."""
+    section = config.get(ZERO)
+    if isinstance(section, bool):
+        return int(section)
+    value = config.get(ZERO, "stage", default=0)
+    stage = int(value) if isinstance(value, bool) else parse_whole(value)
+    return stage if stage in (0, 1, 2, 3) else None
+
+
+def precision_of(config: Config, name: str) -> bool | None:
+    """Returns whether *name*, bf16 or fp16, is enabled; None for "auto"."""
+    section = config.get(name)
+    if name == "bf16" and section is None:
+        section = config.get("bfloat16")
+    if section is True or section is False or section is None:
+        return bool(section)
+    value = section.get("enabled", False) if isinstance(section, Mapping) else False
+    return None if value == AUTO else bool(is_on(value))
+
+
+_FILLED = frozenset((
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+    "gradient_clipping", "fp16.enabled", "bf16.enabled", f"{ZERO}.stage",
+    *(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay")),
+    *(f"scheduler.params.{name}" for name in (
+        "warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")),
+    *(f"{ZERO}.{name}" for name in (
+        "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+        "stage3_gather_16bit_weights_on_model_save", "offload_optimizer.device",
+        "offload_optimizer.nvme_path", "offload_param.device", "offload_param.nvme_path")),
+))  # fmt: skip
+"""Settings whose "auto" is replaced, by HfTrainerDeepSpeedConfig or DeepSpeedPlugin."""
+
+_HJSON_FIX = "remove comments and trailing commas, and quote keys with double quotes"
+
+
+def not_json(config: Config, reader: str) -> tuple[str, str]:
+    """Returns message and fix for a file of Hjson that *reader* reads as JSON."""
+    refused = config.refused
+    position = f"line {refused.line}: {refused.message}" if refused is not None else ""
+    return f"{reader} reads {config.file} as JSON, and it is Hjson ({position})", _HJSON_FIX
+
+
+def hjson_file(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields a file of Hjson: an error where "auto" shows that transformers or accelerate reads it."""
+    if config.refused is None:
+        return
+    position = config.refused.line, config.refused.column
+    message = (
+        f"this is Hjson, not JSON ({config.refused.message}): DeepSpeed reads it, "
+        "transformers and accelerate refuse it"
+    )
+    severity = "error" if has_auto(config) else "info"
+    yield Problem(config.file, *position, "ZM101", severity, message, _HJSON_FIX)
+
+
+def has_auto(config: Config) -> bool:
+    """Returns whether a value of *config* is "auto", which transformers or accelerate fills in."""
+    return any(True for _ in _auto_paths(config.data, ()))
+
+
+def _auto_paths(data: Mapping[str, Any], path: Path) -> Iterator[Path]:
+    for name, value in data.items():
+        key_path = (*path, str(name))
+        if isinstance(value, Mapping):
+            yield from _auto_paths(value, key_path)
+        elif value == AUTO:
+            yield key_path
+
+
+def unfilled_autos(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields settings whose "auto" nothing replaces; in scripts it stands for any computed value."""
+    paths = [auto for auto in _auto_paths(config.data, ()) if ".".join(auto) not in _FILLED]
+    if config.dialect == "python" or config.has("autotuning") or not paths:
+        return
+    names = join_names(".".join(auto) for auto in paths)
+    message = (
+        f'nothing replaces "{AUTO}" in {names}: accelerate and Trainer refuse that, and DeepSpeed '
+        "alone takes its default"
+    )
+    yield config.problem("ZM103", "error", paths[0], message, "give a number, or remove it")

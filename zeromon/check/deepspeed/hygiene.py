@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
 from zeromon.base.units import human_bytes
-from zeromon.check.deepspeed.readers import ZERO, precision_of, stage_of
+from zeromon.check.deepspeed.fields import ZERO, precision_of, stage_of
 from zeromon.check.problem import (
     AUTO,
     Config,
@@ -37,9 +37,7 @@ def gradient_layout(config: Config, _: Machine) -> Iterator[Problem]:
         yield config.problem("ZM205", "info", path, message, config.write(path[-1], True))
     path = (ZERO, "reduce_scatter")
     if is_on(config.get(*path)) is False:
-        message = (
-            "every rank receives all gradients, of which it needs its own part: twice the bytes"
-        )
+        message = "every rank receives all gradients, of which it needs its own part: twice the bytes"
         fix = config.write(path[-1], True)
         if stage < 3:  # reduce_scatter alone all-reduces whole buckets there
             fix += f" and {config.write('use_multi_rank_bucket_allreduce', False)}"
@@ -148,11 +146,7 @@ def unknown_scheduler(config: Config, _: Machine) -> Iterator[Problem]:
     if missing:
         message = f"{kind} needs {join_names(missing)}"
         fix = " and ".join(config.write(name, "auto") for name in missing)
-        fix = (
-            f"{fix} with transformers, else a number"
-            if missing == ["total_num_steps"]
-            else "add it"
-        )
+        fix = f"{fix} with transformers, else a number" if missing == ["total_num_steps"] else "add it"
         yield config.problem("ZM103", "error", path, message, fix)
     yield from _refused_parameters(config, "scheduler", kind, schedulers[kind]["all"])
 

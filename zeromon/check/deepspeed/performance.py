@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from zeromon.base.units import human_bytes
-from zeromon.check.deepspeed.readers import ZERO, precision_of, stage_of
+from zeromon.check.deepspeed.fields import ZERO, precision_of, stage_of
 from zeromon.check.problem import Config, Machine, Problem, is_on, parse_number
 
 _MIN_BUCKET = 1_000_000
@@ -91,9 +91,7 @@ def loss_scale(config: Config, _: Machine) -> Iterator[Problem]:
         parse_number(section.get(name)) or default
         for name, default in (("loss_scale_window", 1000), ("hysteresis", 2))
     )
-    often = (
-        f"skips about {hysteresis:g} of {window + 1 + hysteresis:g} steps to find its limit again"
-    )
+    often = f"skips about {hysteresis:g} of {window + 1 + hysteresis:g} steps to find its limit again"
     limits: tuple[tuple[str, Callable[[float], bool], str, int], ...] = (
         ("initial_scale_power", lambda x: x > 24, "makes the first steps overflow one by one", 16),
         ("loss_scale_window", lambda x: 0 < x < 100, often, 1000),
@@ -131,9 +129,7 @@ def pinned_memory(config: Config, _: Machine) -> Iterator[Problem]:
         if used and is_on(section.get("pin_memory")) is False:
             message = f"{name} copies through pageable memory: slower, and without overlap"
             path = (ZERO, name, "pin_memory")
-            yield config.problem(
-                "ZM502", "warning", path, message, config.write("pin_memory", True)
-            )
+            yield config.problem("ZM502", "warning", path, message, config.write("pin_memory", True))
 
 
 def nvme_settings(config: Config, _: Machine) -> Iterator[Problem]:
@@ -165,6 +161,4 @@ def nvme_settings(config: Config, _: Machine) -> Iterator[Problem]:
         if value is not None and not minimum <= value <= maximum:
             side = "low" if value < minimum else "high"
             message = f"aio.{name} of {value:g} is too {side} for the bandwidth of a drive"
-            yield config.problem(
-                "ZM504", "warning", ("aio", name), message, config.write(name, better)
-            )
+            yield config.problem("ZM504", "warning", ("aio", name), message, config.write(name, better))

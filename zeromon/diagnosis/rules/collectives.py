@@ -19,14 +19,7 @@ from zeromon.fold.communication import TINY_BYTES, tiny_call_shares
 from zeromon.readout.text import busiest_line
 from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
 from zeromon.ring.strategy import Framework, Strategy
-from zeromon.snapshot import (
-    CollectiveStatsRow,
-    ConfigFormat,
-    Pool,
-    RankSnapshot,
-    Remedy,
-    RunSnapshot,
-)
+from zeromon.snapshot import CollectiveStatsRow, ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot
 from zeromon.snapshot.levels import EXPOSED, Level
 
 _MANY_TINY = 16
@@ -79,19 +72,13 @@ _STACKED = (
     "- for value in values:\n-     dist.all_reduce(value)\n"
     "+ stacked = torch.stack(values)  # of gradients: one flat buffer\n+ dist.all_reduce(stacked)"
 )
-_WRAPPED = (
-    "- dist.all_reduce(p.grad)  # of each parameter\n+ model = DistributedDataParallel(model)"
-)
+_WRAPPED = "- dist.all_reduce(p.grad)  # of each parameter\n+ model = DistributedDataParallel(model)"
 
 
 def _script_all_reduces(rank: RankSnapshot) -> Match | None:
     """Many small all-reduces that the script issues itself: they belong to no unit or bucket."""
     rows = [row for row in rank.traffic if row.op == "all_reduce" and not row.unit]
-    calls, waits, nbytes = (
-        _call_count(rows),
-        exposed_seconds(rows),
-        sum(row.nbytes for row in rows),
-    )
+    calls, waits, nbytes = (_call_count(rows), exposed_seconds(rows), sum(row.nbytes for row in rows))
     share = share_of_step(rank, waits)
     if calls < _MANY_TINY or share < _NOTICEABLE.warning or nbytes > calls * MIB:
         return None

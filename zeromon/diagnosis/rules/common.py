@@ -21,9 +21,7 @@ AVERAGED = 0.9
 WINDOW = 20
 """The last steps that means are taken over."""
 MIB = 1 << 20
-ASYNC_SAVE = (
-    "torch.distributed.checkpoint.async_save(state, checkpoint_id=path, process_group=savers)"
-)
+ASYNC_SAVE = "torch.distributed.checkpoint.async_save(state, checkpoint_id=path, process_group=savers)"
 """A save that a thread writes. Its collectives need a group of their own beside those of training."""
 
 
@@ -42,10 +40,7 @@ class Gain(NamedTuple):
 
     def seconds(self, avoidable: float) -> GainSeconds:
         """Returns the seconds that a change saves of the *avoidable* seconds."""
-        return {
-            "gain_low_seconds": self.low * avoidable,
-            "gain_high_seconds": self.high * avoidable,
-        }
+        return {"gain_low_seconds": self.low * avoidable, "gain_high_seconds": self.high * avoidable}
 
 
 _BY_ENGINE = Gain(0.6, 1.4)
@@ -115,10 +110,7 @@ class PhaseTime(NamedTuple):
 def phase_time(rank: RankSnapshot, phase: Phase) -> PhaseTime:
     """Mean seconds of *phase* per step, and its share of the same steps."""
     steps = [step for step in settled_steps(rank.recent[-WINDOW:]) if len(step.phase_ns) > phase]
-    took_ns, total = (
-        sum(s.phase_ns[phase] for s in steps),
-        sum(s.end_ns - s.start_ns for s in steps),
-    )
+    took_ns, total = (sum(s.phase_ns[phase] for s in steps), sum(s.end_ns - s.start_ns for s in steps))
     return PhaseTime(took_ns / len(steps) / 1e9, took_ns / total) if total else PhaseTime(0.0, 0.0)
 
 

@@ -63,9 +63,7 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
     value = setting_of(rank, _PREFETCH_SIZE) or "unknown"
     seconds = waits * (rank.step_seconds or 0.0)
     number = as_number(value)
-    larger = (
-        "200000000" if number is None else f"{4 * number:.0f}"
-    )  # 4 times, or 4 times the default
+    larger = "200000000" if number is None else f"{4 * number:.0f}"  # 4 times, or 4 times the default
     yield Match(
         f"{human_ratio(share)} of the gathered parameter bytes are requested only when they are needed; "
         f"waiting for them takes {human_ratio(waits)} of a step ({_PREFETCH_SIZE} is {value})",
@@ -93,11 +91,7 @@ def _late_gathers(rank: RankSnapshot) -> _Late | None:
     share = late.nbytes / (sum(row.nbytes for row in rank.gathers) or 1)
     total_ns = max(1, sum(step.end_ns - step.start_ns for step in timed))
     waits = sum(step.late_gather_ns for step in timed) / total_ns
-    return (
-        _Late(waits, share, rank)
-        if share >= _OFTEN_LATE and waits >= _LATE_GATHERS.warning
-        else None
-    )
+    return _Late(waits, share, rank) if share >= _OFTEN_LATE and waits >= _LATE_GATHERS.warning else None
 
 
 # ---- stage ------------------------------------------------------------------------------------------

@@ -177,9 +177,7 @@ def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
             continue
         numel, itemsize = model.get("numel", 0), model.get("compute_bytes", 4)
         count, largest = model.get("blocks", (0, 0))
-        largest = (
-            largest * numel // max(1, model.get("whole_numel", numel))
-        )  # tensor parallel: its part
+        largest = largest * numel // max(1, model.get("whole_numel", numel))  # tensor parallel: its part
         biggest = model.get("largest_unit_numel", 0)
         if count < _MIN_LAYERS or biggest < _MIN_UNIT_SHARE * numel or largest <= 0:
             continue

@@ -16,14 +16,7 @@ from zeromon.diagnosis.rules.common import (
     worst_rank,
 )
 from zeromon.diagnosis.rules.loop import find_slow_steps
-from zeromon.readout.breakdown import (
-    PART_NAMES,
-    from_storage,
-    launch_text,
-    load_parts,
-    pace,
-    rank_parts,
-)
+from zeromon.readout.breakdown import PART_NAMES, from_storage, launch_text, load_parts, pace, rank_parts
 from zeromon.ring.events import Phase
 from zeromon.snapshot import ConfigFormat, LoadingRow, Pool, RankSnapshot, Remedy, RunSnapshot
 from zeromon.snapshot.levels import AVOIDABLE, CPU_WAIT, DEVICE_IDLE, HOST_BOUND
@@ -93,9 +86,7 @@ def _more_workers(rank: RankSnapshot, waits: float) -> Remedy:
     gain, count = _WITH_MORE_WORKERS if workers else _WITH_WORKERS, 2 * workers or _FIRST_WORKERS
     return Remedy(
         cause=(
-            "the workers do not keep up"
-            if workers
-            else "the training process makes its batches itself"
+            "the workers do not keep up" if workers else "the training process makes its batches itself"
         )
         + _how_to_shorten(rank.loading),
         dialect=ConfigFormat.DATA_LOADER,
@@ -318,13 +309,7 @@ def device_idle(run: RunSnapshot) -> Iterable[Match]:
     """A device has no kernel to run for most of the time, although steps end. Reported once."""
     for rank in run.ranks:
         used = rank.device_stats.utilization_ratio if rank.device_stats is not None else None
-        if (
-            used is None
-            or used >= DEVICE_IDLE
-            or rank.steps < MIN_STEPS
-            or not rank.alive
-            or rank.pause
-        ):
+        if used is None or used >= DEVICE_IDLE or rank.steps < MIN_STEPS or not rank.alive or rank.pause:
             continue
         phases = rank_parts(rank)
         longest = max(phases, key=lambda phase: phases[phase], default="")

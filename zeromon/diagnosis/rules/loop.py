@@ -138,9 +138,7 @@ def _later_steps(rank: RankSnapshot) -> list[StepSummary]:
 def _dynamic_diff(reasons: Sequence[str]) -> str:
     """Returns the diff that keeps a graph from being compiled again, by why it was."""
     if reasons and "size mismatch" not in reasons[0] and "stride mismatch" not in reasons[0]:
-        return (
-            "+ torch._dynamo.config.allow_unspec_int_on_nn_module = True  # or keep it in a tensor"
-        )
+        return "+ torch._dynamo.config.allow_unspec_int_on_nn_module = True  # or keep it in a tensor"
     return "+ torch._dynamo.mark_dynamic(batch, 1)  # the dimension that varies, before the model's call"
 
 
@@ -158,11 +156,7 @@ class Slow(NamedTuple):
 _CAUSES = (
     Phase.DATA_WAIT, Phase.CHECKPOINT, Phase.EVALUATION, Phase.GARBAGE_COLLECTION, Phase.COMPILE,
 )  # fmt: skip
-_SEE = {
-    Phase.DATA_WAIT: " (ZM601)",
-    Phase.GARBAGE_COLLECTION: " (ZM606)",
-    Phase.COMPILE: " (ZM607)",
-}
+_SEE = {Phase.DATA_WAIT: " (ZM601)", Phase.GARBAGE_COLLECTION: " (ZM606)", Phase.COMPILE: " (ZM607)"}
 
 
 @rule("ZM608", severity=Severity.INFO)
@@ -171,9 +165,7 @@ def slow_steps(run: RunSnapshot) -> Iterable[Match]:
     pauses = max(filter(None, map(_find_pauses, run.ranks)), key=lambda p: p.share, default=None)
     if pauses is not None and not _pause_together(run, pauses):
         yield Match(
-            _pauses_text(pauses),
-            pauses.rank,
-            waits=Waits(pauses.share, LATE, pauses.rank, excess=True),
+            _pauses_text(pauses), pauses.rank, waits=Waits(pauses.share, LATE, pauses.rank, excess=True)
         )
         return
     slow_ranks = [(rank, slow) for rank in run.ranks if (slow := find_slow_steps(rank)) is not None]
@@ -274,9 +266,7 @@ def _is_regular(steps: Sequence[int]) -> bool:
     """
     gaps = _step_gaps(steps)
     every = statistics.median(gaps)
-    return every > 1 and all(
-        abs(gap - max(1, round(gap / every)) * every) <= every / 4 for gap in gaps
-    )
+    return every > 1 and all(abs(gap - max(1, round(gap / every)) * every) <= every / 4 for gap in gaps)
 
 
 def _pause_together(run: RunSnapshot, pauses: Pauses) -> bool:
@@ -326,11 +316,7 @@ def find_slow_steps(rank: RankSnapshot) -> Slow | None:
 def _persistent_workers(rank: RankSnapshot, slow: Slow) -> Remedy | None:
     """Workers that stay, where the slow steps wait for workers that an epoch starts anew."""
     workers = rank.loader.get("num_workers", 0)
-    if (
-        slow.cause is not Phase.DATA_WAIT
-        or not workers
-        or rank.loader.get("persistent_workers", True)
-    ):
+    if slow.cause is not Phase.DATA_WAIT or not workers or rank.loader.get("persistent_workers", True):
         return None
     count = len(_later_steps(rank))
     return Remedy(
@@ -339,8 +325,7 @@ def _persistent_workers(rank: RankSnapshot, slow: Slow) -> Remedy | None:
         diff=f"- DataLoader(data, num_workers={workers})\n"
         f"+ DataLoader(data, num_workers={workers}, persistent_workers=True)",
         gain_low_seconds=_PERSISTENT * slow.of_cause_seconds / count,
-        gain_high_seconds=slow.lost_seconds
-        / count,  # with the end of the workers of the last epoch
+        gain_high_seconds=slow.lost_seconds / count,  # with the end of the workers of the last epoch
         price="the workers keep their memory between epochs",
         takes=Pool.HOST,
     )

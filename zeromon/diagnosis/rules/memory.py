@@ -205,11 +205,7 @@ def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
         step = next_stage(rank.sharding_strategy)
         if risk is None or step is None:
             continue
-        if (
-            risk.ratio < OOM.warning
-            or risk.cause == RiskCause.GROWTH
-            or _oom_ladder(run, rank, risk)
-        ):
+        if risk.ratio < OOM.warning or risk.cause == RiskCause.GROWTH or _oom_ladder(run, rank, risk):
             continue
         on_device = risk.pool == Pool.DEVICE
         if step.moves and not on_device:
@@ -322,9 +318,7 @@ def _scattered_gradients(rank: RankSnapshot) -> Match:
 def _expandable_segments(rank: RankSnapshot) -> str:
     """The variable with expandable segments, beside the options that it has already."""
     variables = rank.process.get("variables", {})
-    name = (
-        "PYTORCH_ALLOC_CONF" if variables.get("PYTORCH_ALLOC_CONF") else "PYTORCH_CUDA_ALLOC_CONF"
-    )
+    name = "PYTORCH_ALLOC_CONF" if variables.get("PYTORCH_ALLOC_CONF") else "PYTORCH_CUDA_ALLOC_CONF"
     conf, segments = variables.get(name, ""), "expandable_segments:True"
     if not conf or segments in conf.split(","):
         return f"+ {name}={segments}"
@@ -344,11 +338,7 @@ def _loaded_by_all(run: RunSnapshot) -> Iterable[Match]:
         if (strategy := rank.sharding_strategy).stage == 3 or is_sharding_fsdp(strategy)
     ]
     loads = [
-        max(
-            (row for row in rank.activities if row.file),
-            key=lambda row: row.file_bytes,
-            default=None,
-        )
+        max((row for row in rank.activities if row.file), key=lambda row: row.file_bytes, default=None)
         for rank in shards
     ]
     first_load = loads[0] if loads else None

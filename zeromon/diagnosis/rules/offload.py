@@ -25,15 +25,7 @@ from zeromon.memory.reconcile import host_model_bytes
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Framework, deepspeed_strategy
-from zeromon.snapshot import (
-    ConfigFormat,
-    Pool,
-    RankSnapshot,
-    Remedy,
-    RunSnapshot,
-    Severity,
-    TransferRow,
-)
+from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, Severity, TransferRow
 from zeromon.snapshot.focus import SETTLED_STEPS, is_running_out
 from zeromon.snapshot.levels import BLOCKED, Level
 
@@ -138,15 +130,9 @@ _NOT_COPIED = Gain(0.4, 1.2)
 # ---- disk -----------------------------------------------------------------------------------------
 
 
-def _disk_remedy(
-    run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow, waits: float
-) -> Remedy:
+def _disk_remedy(run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow, waits: float) -> Remedy:
     """The remedy for the limit: of the cgroup, of requests to the disk, or of the disk itself."""
-    achieved, limit, disk = (
-        _path_rate(run, transfer.path),
-        rank.path_peak(transfer.path)[0],
-        rank.disk,
-    )
+    achieved, limit, disk = (_path_rate(run, transfer.path), rank.path_peak(transfer.path)[0], rank.disk)
     if limit and achieved >= _USED_UP * limit:
         return _fewer_bytes(run, rank, f"the cgroup allows no more than {human_rate(limit)}", waits)
     if disk is None or not disk.busy_bytes_per_second:
@@ -195,9 +181,7 @@ def _pipeline_lines(rank: RankSnapshot) -> str:
     if setting_of(rank, "offload_optimizer.device") != "nvme":
         return ""
     disabled = [
-        n
-        for n in ("read", "write")
-        if setting_of(rank, f"offload_optimizer.pipeline_{n}") == "false"
+        n for n in ("read", "write") if setting_of(rank, f"offload_optimizer.pipeline_{n}") == "false"
     ]
     return "".join(f'\n- "pipeline_{n}": false\n+ "pipeline_{n}": true' for n in disabled)
 
@@ -352,9 +336,7 @@ def _host_room_bytes(run: RunSnapshot) -> int:
     if alive_ranks:
         return host_capacity_bytes(alive_ranks)
     hosts = [rank.host for rank in run.ranks if rank.host is not None]
-    return min(
-        (h.limit_bytes if h.limit_bytes > 0 else h.headroom_bytes for h in hosts), default=-1
-    )
+    return min((h.limit_bytes if h.limit_bytes > 0 else h.headroom_bytes for h in hosts), default=-1)
 
 
 def _off_the_host(rank: RankSnapshot) -> Remedy | None:

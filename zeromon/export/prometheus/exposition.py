@@ -57,9 +57,7 @@ class Writer:
         self._known: dict[tuple[str, int], list[_Prefixes]] = {}
         self._scrapes = 0
 
-    def write(
-        self, runs: Iterable[RunSnapshot], health: Health | None, *, openmetrics: bool
-    ) -> bytes:
+    def write(self, runs: Iterable[RunSnapshot], health: Health | None, *, openmetrics: bool) -> bytes:
         """The series of *runs* and of their collector."""
         self._scrapes += 1
         cached = {} if self._scrapes % _FORGET_AFTER == 0 else self._known
@@ -109,9 +107,7 @@ def _add_histogram(
     for _, total in rows:
         if not prefixes:
             for bound, _ in cumulative_buckets(spec, rank):
-                prefixes[bound,] = sample_line_prefix(
-                    f"{spec.name}_bucket", run, rank, ("le", bound)
-                )
+                prefixes[bound,] = sample_line_prefix(f"{spec.name}_bucket", run, rank, ("le", bound))
             for suffix in ("count", "sum"):
                 prefixes[suffix,] = sample_line_prefix(f"{spec.name}_{suffix}", run, rank)
         count = 0
@@ -121,9 +117,7 @@ def _add_histogram(
         block.append(f"{prefixes['sum',]}{format_number(total or 0.0)}\n")
 
 
-def sample_line_prefix(
-    name: str, run: RunSnapshot, rank: RankSnapshot, *labels: tuple[str, str]
-) -> str:
+def sample_line_prefix(name: str, run: RunSnapshot, rank: RankSnapshot, *labels: tuple[str, str]) -> str:
     """A sample's line up to its number."""
     pairs = (("run", run.run), ("rank", str(rank.rank)), *labels)
     return f"{name}{{{','.join(f'{label}={quote_label(value)}' for label, value in pairs)}}} "

@@ -177,9 +177,7 @@ def _group_rows(rank: RankSnapshot) -> Iterable[Row]:
 
 
 def _setting_rows(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    for (
-        setting
-    ) in rank.settings:  # all ranks run with the same configuration: once a node is enough
+    for setting in rank.settings:  # all ranks run with the same configuration: once a node is enough
         yield (str(setting.engine), setting.name, setting.effective, setting.written), 1
 
 
@@ -234,9 +232,7 @@ _HISTOGRAMS: dict[str, tuple[Sequence[float], Callable[[RankSnapshot], Sequence[
     "zeromon_step_seconds": (STEP_BUCKETS, lambda rank: rank.step_buckets),
     "zeromon_collective_size_bytes": (
         SIZE_BOUNDS,
-        lambda rank: [
-            sum(counts) for counts in zip(*(row.calls for row in rank.sizes), strict=True)
-        ],
+        lambda rank: [sum(counts) for counts in zip(*(row.calls for row in rank.sizes), strict=True)],
     ),
 }
 """Upper bounds, and how to read the counts by them."""

@@ -85,10 +85,7 @@ AGGREGATES: tuple[Aggregate, ...] = (
     Aggregate("communication_step_wait_seconds", "avg", _MOVED),
     Aggregate("communication_step_transfer_seconds", "avg", _MOVED),
     Aggregate(
-        "collective_bytes_per_second",
-        "sum",
-        ("op", "group"),
-        _rate_of("zeromon_collective_bytes_total"),
+        "collective_bytes_per_second", "sum", ("op", "group"), _rate_of("zeromon_collective_bytes_total")
     ),
     Aggregate("collective_busbw_bytes_per_second", "min", ("op", "group")),
     Aggregate("memory_allocated_bytes", "max"),
@@ -334,8 +331,7 @@ def scrape_document(
     if sd:
         job["http_sd_configs"] = [{"url": url, **access} for url in sd]
         job["relabel_configs"] = [
-            {"source_labels": [meta], "regex": "(.+)", "target_label": label}
-            for meta, label in LABELS
+            {"source_labels": [meta], "regex": "(.+)", "target_label": label} for meta, label in LABELS
         ]
     if targets:
         job["static_configs"] = [{"targets": list(targets)}]

@@ -98,9 +98,7 @@ class History:
             return self._read_points(ranks, (start, stop), step)
         return self._grow_cache(ranks, start, stop, count)
 
-    def _of_steps(
-        self, query: StepQuery, run: RunSnapshot | None, steps: tuple[int, int]
-    ) -> Series:
+    def _of_steps(self, query: StepQuery, run: RunSnapshot | None, steps: tuple[int, int]) -> Series:
         """Returns the points of *steps*: the whole run tells when they were, which is read anew."""
         all_steps = self.series(replace(query, steps=None), run)
         reached = [*zip(all_steps["step"], all_steps["start_us"], strict=True)]
@@ -132,9 +130,7 @@ class History:
             del self._cached[next(iter(self._cached))]
         return rows
 
-    def _read_points(
-        self, ranks: tuple[int, ...], span: tuple[float, float], step: float
-    ) -> Series:
+    def _read_points(self, ranks: tuple[int, ...], span: tuple[float, float], step: float) -> Series:
         if span[1] < span[0]:
             return {name: [] for name in NAMES}
         server, choice = self._reader.server, self._reader.choice

@@ -282,9 +282,7 @@ def whole_over_time(run: Choice, window: str) -> str:
     for name, share in (("most", 1), ("median", 0.5), ("least", 0)):
         expressions += [
             tag_part(by_name(f"quantile by (__name__) ({share}, {gauges})"), name),
-            tag_part(
-                f'label_replace(quantile({share}, {steps}),"figure","step_seconds","","")', name
-            ),
+            tag_part(f'label_replace(quantile({share}, {steps}),"figure","step_seconds","","")', name),
         ]
     return or_join(*expressions)
 

@@ -226,9 +226,7 @@ class Reader:
         reading.findings, reading.ranks = totals.findings, totals.ranks
         return reading
 
-    def _details_of(
-        self, ranks: tuple[int, ...], at: float | None
-    ) -> list[Callable[[], list[Sample]]]:
+    def _details_of(self, ranks: tuple[int, ...], at: float | None) -> list[Callable[[], list[Sample]]]:
         """Returns the query for the details of *ranks*; [] without ranks."""
         selected = self.choice._replace(ranks=ranks)
         return [lambda: self.query(promql.details_of_ranks(selected), at)] if ranks else []
@@ -357,9 +355,7 @@ class Details:
         self._run = run
         self._by_address: dict[str, _Detail] = {}
 
-    def merge(
-        self, run: RunSnapshot, watched: set[int], collectors: Mapping[int, str]
-    ) -> RunSnapshot:
+    def merge(self, run: RunSnapshot, watched: set[int], collectors: Mapping[int, str]) -> RunSnapshot:
         """Returns *run* with the *watched* ranks, and findings about them, as their collectors tell.
 
         *collectors*: rank -> address of its collector. A collector that does not answer changes
@@ -378,12 +374,8 @@ class Details:
             if answer is not None:
                 received, snapshot = answer
                 shift = round(received * 1e9) - snapshot.taken_ns
-                ranks |= {
-                    r.rank: on_our_clock(r, shift) for r in snapshot.ranks if r.rank in watched
-                }
-                findings |= {
-                    (f.rule, f.rank): f for f in snapshot.findings if f.rank in (-1, *watched)
-                }
+                ranks |= {r.rank: on_our_clock(r, shift) for r in snapshot.ranks if r.rank in watched}
+                findings |= {(f.rule, f.rank): f for f in snapshot.findings if f.rank in (-1, *watched)}
         if not ranks:
             return run
         return replace(

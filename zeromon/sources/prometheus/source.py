@@ -14,7 +14,7 @@ from zeromon.base.errors import CaptureRefused, RunAmbiguous, RunNotFound, Sourc
 from zeromon.base.units import human_count, human_seconds, printable
 from zeromon.ring.paths import is_run_id
 from zeromon.snapshot import Finding, RunSnapshot
-from zeromon.snapshot.lanes import Lanes
+from zeromon.snapshot.step import Lanes
 from zeromon.sources.base import Output, Playback
 from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.client import Sample, Server
@@ -67,9 +67,7 @@ class PrometheusSource:
                     self.span()
                 elapsed = time.monotonic() - start
                 pause = max(self._reader.interval / 2, _REST * elapsed)
-                self._due = min(
-                    start + elapsed + min(_MAX_REST_SECONDS, pause), self._reader.census_due
-                )
+                self._due = min(start + elapsed + min(_MAX_REST_SECONDS, pause), self._reader.census_due)
             return self._latest
 
     def at(self, wall_time: float) -> RunSnapshot:
@@ -130,8 +128,7 @@ class PrometheusSource:
         bounds = self._history.ends(at)
         if bounds is None:
             raise RunNotFound(
-                f"{self.server.url} knows no run {self.run}"
-                + ("" if at is None else " of that time"),
+                f"{self.server.url} knows no run {self.run}" + ("" if at is None else " of that time"),
                 "`zeromon attach --prometheus` lists those that it knows.",
             )
         last_wall = bounds[1]
@@ -157,9 +154,7 @@ class PrometheusSource:
                 for rank in ranks
             ]
         if is_over := _has_run_ended(reading):
-            ranks = [
-                replace(rank, risks=()) for rank in ranks
-            ]  # nothing runs out of memory any more
+            ranks = [replace(rank, risks=()) for rank in ranks]  # nothing runs out of memory any more
         findings = with_deaths(findings_of(reading.facts, reading.findings, reading.ranks), ranks)
         fleet = reading.fleet
         nodes = sorted({rank.node for rank in ranks})
@@ -315,7 +310,5 @@ def only_listed_run(candidates: Sequence[ListedRun]) -> ListedRun:
     """Returns the only one of *candidates*; raises :class:`RunAmbiguous` for several."""
     if len(candidates) > 1:
         names = ", ".join(run.run for run in candidates[:16])
-        raise RunAmbiguous(
-            f"the server knows several runs: {names}", "Name one of them with --run."
-        )
+        raise RunAmbiguous(f"the server knows several runs: {names}", "Name one of them with --run.")
     return candidates[0]

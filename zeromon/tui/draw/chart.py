@@ -117,9 +117,7 @@ class _Canvas:
         """Returns the styled text of a row of cells."""
         dots = self._dots[row].decode("latin-1").translate(_BRAILLE)
         names = self._names
-        return [
-            (dots[slice(*run.span())], names[run[1][0]]) for run in ALIKE.finditer(self._tones[row])
-        ]
+        return [(dots[slice(*run.span())], names[run[1][0]]) for run in ALIKE.finditer(self._tones[row])]
 
 
 def _trace_dot_columns(dots: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -160,9 +158,7 @@ def _draw_foot_line(plot: Plot, columns: int) -> Line:
     body = list(left_text + " " * gap + right_text)
     free = range(len(left_text), min(columns, len(left_text) + gap))
     marked = {
-        min(
-            free, key=lambda cell: abs(cell - column), default=column
-        )  # beside a number, not over it
+        min(free, key=lambda cell: abs(cell - column), default=column)  # beside a number, not over it
         for mark in plot.marks
         if plot.x[0] <= mark <= plot.x[1]
         for column in [round((mark - plot.x[0]) / ((plot.x[1] - plot.x[0]) or 1) * (columns - 1))]

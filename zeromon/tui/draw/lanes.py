@@ -12,7 +12,7 @@ from zeromon.base.units import human_seconds
 from zeromon.readout.breakdown import PHASES, RECORDED
 from zeromon.readout.text import exposed_part
 from zeromon.snapshot import StepSummary
-from zeromon.snapshot.lanes import LaneSpan, Stream
+from zeromon.snapshot.step import LaneSpan, Stream
 from zeromon.tui.draw.bars import NUMBERS, style_half_cells
 from zeromon.tui.line import Line, Span, cells, fit
 

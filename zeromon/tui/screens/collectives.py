@@ -20,7 +20,7 @@ from zeromon.readout.text import (
     lanes_summary,
     span_text,
 )
-from zeromon.snapshot.lanes import Lanes, LaneSpan
+from zeromon.snapshot.step import Lanes, LaneSpan
 from zeromon.tui.columns import Column, Columns, TableExport
 from zeromon.tui.draw import lanes as drawn
 from zeromon.tui.line import Line, clean, fit, text_tail, wrap_text

@@ -8,7 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
 from zeromon.base.errors import ZeromonError
-from zeromon.diagnosis.pages import find_page
+from zeromon.diagnosis.rule import find_page
 from zeromon.readout.remedy import remedy_text
 from zeromon.snapshot import Finding
 from zeromon.tui.columns import TableExport
@@ -31,9 +31,7 @@ class Findings(View):
     def body(self) -> ComposeResult:
         """The list over the details."""
         with Vertical(id="body"):
-            yield Table(
-                FINDINGS, lambda f: (f.rule, f.rank), id="findings", empty="nothing to report"
-            )
+            yield Table(FINDINGS, lambda f: (f.rule, f.rank), id="findings", empty="nothing to report")
             yield Page("the finding", id="finding")
 
     def draw(self, model: ViewModel) -> None:
@@ -65,9 +63,7 @@ class Findings(View):
             return
         self.app.push_screen(
             TextScreen(
-                f"{explained.code} {explained.name}",
-                lambda _model: explained.text,
-                is_markdown=True,
+                f"{explained.code} {explained.name}", lambda _model: explained.text, is_markdown=True
             )
         )
 
@@ -105,9 +101,7 @@ def finding_page(finding: Finding, width: int) -> list[Line]:
         return [
             *rows,
             *wrap_text(
-                "No change of the configuration is known to help. Enter explains the rule.",
-                width,
-                "dim",
+                "No change of the configuration is known to help. Enter explains the rule.", width, "dim"
             ),
         ]
     advice = remedy_text(remedy)

@@ -89,9 +89,7 @@ def events_and_marks(model: ViewModel) -> list[LogEntry]:
     """Events and marks, in the order of time."""
     marks = [
         LogEntry(
-            mark.wall,
-            f"▲ mark at step {human_count(mark.step)}: {mark.text or '(no text)'}",
-            "accent",
+            mark.wall, f"▲ mark at step {human_count(mark.step)}: {mark.text or '(no text)'}", "accent"
         )
         for mark in model.marks
     ]

@@ -79,11 +79,7 @@ class Memory(View):
     def sheet(self, model: ViewModel) -> TableExport[Any] | None:
         """The table of roles."""
         rank = self._rank(model)
-        return (
-            None
-            if rank is None
-            else TableExport(f"memory-rank{rank.rank}", ROLES, role_lines(rank))
-        )
+        return None if rank is None else TableExport(f"memory-rank{rank.rank}", ROLES, role_lines(rank))
 
 
 def role_bars(rank: RankSnapshot, options: DisplayOptions, width: int) -> list[Line]:
@@ -215,9 +211,7 @@ def _host_lines(rank: RankSnapshot) -> list[Line]:
     host = rank.host
     if host is not None and host.limit_bytes >= 0:
         rows.append(
-            _fact_row(
-                "cgroup", f"{human_bytes(host.usage_bytes)} of {human_bytes(host.limit_bytes)}"
-            )
+            _fact_row("cgroup", f"{human_bytes(host.usage_bytes)} of {human_bytes(host.limit_bytes)}")
         )
         rows.append(_fact_row("headroom", human_bytes(host.headroom_bytes)))
     rows.append(_fact_row("node available", human_bytes(rank.host_available_bytes)))

@@ -20,7 +20,7 @@ from zeromon.readout.text import (
     overhead_text,
     overlap_unknown,
 )
-from zeromon.report import communication, memory, render
+from zeromon.report import communication, render
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import DisplayOptions
@@ -90,9 +90,7 @@ class RankView(View):
         )
 
 
-def rank_page(
-    run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, width: int
-) -> list[Line]:
+def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, width: int) -> list[Line]:
     """Identity, state, time, memory, device and communication of a rank."""
     rows: list[Line] = [
         _pairs(("pid", str(rank.pid)), ("node", rank.node), ("device", rank.device),
@@ -127,8 +125,7 @@ def rank_page(
         waits = f"{human_ratio(rank.pressure.cpu_wait_ratio)} of its time waiting for a CPU"
         rows.append(
             _pairs(
-                ("host", waits),
-                ("pages from disk", f"{rank.pressure.major_faults_per_second:.0f}/s"),
+                ("host", waits), ("pages from disk", f"{rank.pressure.major_faults_per_second:.0f}/s")
             )
         )
     rows += [risk_line(f"{risk.pool} risk  ", risk, "") for risk in rank.risks]
@@ -158,7 +155,7 @@ def _report_sections(run: RunSnapshot, width: int) -> list[Line]:
     blocks = (
         communication.stage_block(run), communication.by_unit(run, 20), communication.by_size(run),
         communication.nccl_block(run),
-        memory.by_role(run), memory.offload(run), render.engine_block(run),
+        render.by_role(run), render.offload(run), render.engine_block(run),
         render.settings(run, written_only=True),
     )  # fmt: skip
     return [row for block in blocks if block for row in ([], *lines_of_report(block, width))]
@@ -184,9 +181,7 @@ def _memory_pairs(rank: RankSnapshot) -> Sequence[tuple[str, str]]:
 
 def _device_lines(device: Device) -> list[Line]:
     power = f"{device.power_watts:.0f} W" if device.power_watts is not None else "n/a"
-    heat = (
-        f"{device.temperature_celsius:.0f} °C" if device.temperature_celsius is not None else "n/a"
-    )
+    heat = f"{device.temperature_celsius:.0f} °C" if device.temperature_celsius is not None else "n/a"
     table = [
         _pairs(("device", device.name), ("busy", human_ratio(device.utilization_ratio)),
                ("used", f"{human_bytes(device.used_bytes)} of {human_bytes(device.total_bytes)}"),
@@ -204,9 +199,6 @@ def _device_lines(device: Device) -> list[Line]:
         table.append([("throttled  ", "dim"), (clean(", ".join(device.throttle_reasons)), "warn")])
     if device.ecc_errors or device.xid:
         table.append(
-            [
-                ("errors     ", "dim"),
-                (f"ECC {device.ecc_errors or 0}, Xid {device.xid or '-'}", "bad"),
-            ]
+            [("errors     ", "dim"), (f"ECC {device.ecc_errors or 0}, Xid {device.xid or '-'}", "bad")]
         )
     return table

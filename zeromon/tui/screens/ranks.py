@@ -14,7 +14,7 @@ from zeromon.readout.figures import MAPPED, RATIO
 from zeromon.snapshot import FleetNode
 from zeromon.tui.columns import TableExport
 from zeromon.tui.display_options import nice_ceiling
-from zeromon.tui.draw.heat import Mesh, draw_heat_map, draw_heat_scale, fit_mesh_cells
+from zeromon.tui.draw.bars import Mesh, draw_heat_map, draw_heat_scale, fit_mesh_cells
 from zeromon.tui.line import Line, join_at_ends
 from zeromon.tui.screens.view import View, why_no_rank
 from zeromon.tui.tables import NODES, RANKS
@@ -57,9 +57,7 @@ class HeatMap(Panel):
             hint = f"{note}h: another figure" if measured else "not known"
             hint += "  n: nodes" if fleet is not None else ""
             foot = join_at_ends(
-                [(hint, "dim")],
-                draw_heat_scale(text_of(0.0), text_of(high), letters=letters),
-                width,
+                [(hint, "dim")], draw_heat_scale(text_of(0.0), text_of(high), letters=letters), width
             )
             return [*draw_heat_map(values, (0.0, high), self._mesh, chosen, letters=letters), foot]
 

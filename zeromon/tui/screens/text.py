@@ -8,7 +8,7 @@ from rich.markdown import Markdown
 from textual.app import ComposeResult
 
 from zeromon.readout.text import capture_text
-from zeromon.report import memory, render as config
+from zeromon.report import render
 from zeromon.report.table import wrap_report_line
 from zeromon.report.trace import capture_report
 from zeromon.traces.analysis import read_analysis_result
@@ -64,8 +64,8 @@ def lines_of_markdown(markdown: str, width: int) -> list[Line]:
 def configuration_text(model: ViewModel) -> str:
     """Engines, memory by role, offload, and the effective value of every setting."""
     run = model.run
-    blocks = [config.engine_block(run), memory.by_role(run), memory.offload(run)]
-    blocks.append(config.settings(run, written_only=False))
+    blocks = [render.engine_block(run), render.by_role(run), render.offload(run)]
+    blocks.append(render.settings(run, written_only=False))
     page = "\n\n".join(block for block in blocks if block)
     strategy = run.ranks[0].strategy if run.ranks else "this run"
     return page or f"{strategy} has no configuration file: there is nothing to show"

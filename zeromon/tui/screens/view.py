@@ -256,9 +256,7 @@ def _tab_row(shown_tab: str, model: ViewModel, width: int) -> Line:
     short = width < 100
     spans: Line = []
     for number, name in enumerate(TABS, 1):
-        title = (
-            {"communication": "Comm"}.get(name, name.capitalize()) if short else name.capitalize()
-        )
+        title = {"communication": "Comm"}.get(name, name.capitalize()) if short else name.capitalize()
         count = f" {severe}" if name == "findings" and severe else ""
         spans.append((f" {number} {title}{count} ", "badge" if name == shown_tab else "dim"))
     return spans
@@ -314,11 +312,7 @@ class Runs(ModalScreen["RunChoice | None"]):
             box.border_title = "runs"
             box.border_subtitle = "enter: open   esc: cancel"
             yield Table(
-                RUNS,
-                lambda run: (run.run, run.address),
-                id="runs",
-                empty="no run is known",
-                classes="",
+                RUNS, lambda run: (run.run, run.address), id="runs", empty="no run is known", classes=""
             )
 
     def on_mount(self) -> None:

@@ -31,9 +31,7 @@ class Panel(Widget):
 
     ALLOW_SELECT = False
 
-    def __init__(
-        self, title: str = "", *, id: str | None = None, classes: str | None = None
-    ) -> None:
+    def __init__(self, title: str = "", *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         if title:
             self.border_title = title

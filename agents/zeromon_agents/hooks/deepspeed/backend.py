@@ -165,9 +165,7 @@ class DeepSpeed(Backend):
             optimizer, "_post_step", self._gathers.persistent_begins, scoped=True, active_from=ON
         )
         self._patch_copy(optimizer, "partition_grads", gradients_partitioned)
-        self._patch_copy(
-            optimizer, "_reassign_or_swap_out_partitioned_parameters", parameters_updated
-        )
+        self._patch_copy(optimizer, "_reassign_or_swap_out_partitioned_parameters", parameters_updated)
 
     def _patch_method(self, owner: Any, name: str, *hooks: Any, **options: Any) -> None:
         """Patches a method, or notes that this version of DeepSpeed lacks it."""

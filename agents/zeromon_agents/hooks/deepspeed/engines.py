@@ -43,9 +43,7 @@ class Engine:
             or zero.zero_quantized_weights
             or zero.zero_quantized_gradients
         )
-        self.hybrid = (
-            zero.zero_hpz_partition_size > 1 or int(getattr(zero, "mics_shard_size", -1)) > 0
-        )
+        self.hybrid = zero.zero_hpz_partition_size > 1 or int(getattr(zero, "mics_shard_size", -1)) > 0
         self.bucket = 0
         """Buckets reduced since the forward began."""
         self.optimizer_id = id(engine.optimizer)

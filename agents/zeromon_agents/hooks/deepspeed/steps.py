@@ -155,9 +155,7 @@ class EngineSteps:
         if self._context.mode == OFF:
             return
         config = arguments.get("config_class")
-        planned = config and planned_model(
-            arguments.get("model"), arguments.get("optimizer"), config
-        )
+        planned = config and planned_model(arguments.get("model"), arguments.get("optimizer"), config)
         self._context.add_metadata(planned=planned)
 
     def forward_begins(self, engine: Any, *args: Any, **kwargs: Any) -> None:

@@ -4,15 +4,17 @@ What is not in the samples is unknown: None, -1, or empty. Texts come from label
 have written: a rank that is no number is skipped, every other text is for the view to clean.
 """
 
-from zeromon.sources.prometheus.decode.findings import (
+from zeromon.sources.prometheus.decode.fleet import fleet_of_nodes, nodes_of_samples, whole_of
+from zeromon.sources.prometheus.decode.ranks import (
     findings_of,
     hangs_of_ranks,
     history_of,
+    on_our_clock,
+    rank_of,
     stragglers_of_findings,
     with_deaths,
+    with_host_use,
 )
-from zeromon.sources.prometheus.decode.fleet import fleet_of_nodes, nodes_of_samples, whole_of
-from zeromon.sources.prometheus.decode.ranks import on_our_clock, rank_of, with_host_use
 from zeromon.sources.prometheus.decode.samples import (
     Key,
     RankSamples,
