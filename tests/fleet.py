@@ -32,7 +32,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.export.prometheus import metrics
 from zeromon.fold.state import STEP_BUCKETS
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, Risk, RunSnapshot, Straggler
-from zeromon.storage.recorder import Past
+from zeromon.storage.snapshot_log import Past
 
 GIB = 1 << 30
 CAPACITY = 80 * GIB

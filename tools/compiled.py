@@ -24,7 +24,7 @@ MODULES = (
     "zeromon/fold/fold.py",
     "zeromon/fold/group_progress.py",
     "zeromon/fold/ledger.py",
-    "zeromon/fold/pauses.py",
+    "zeromon/fold/summarize.py",
     "zeromon/fold/state.py",
     "zeromon/fold/steps.py",
     "zeromon/fold/summarize.py",

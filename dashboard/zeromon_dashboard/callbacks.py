@@ -7,7 +7,7 @@ from typing import Any
 from dash import ClientsideFunction, Input, Output, State
 
 from zeromon.base.errors import ZeromonError
-from zeromon.cli.plan_changes import changes_of_run
+from zeromon.cli.plan import changes_of_run
 from zeromon.readout.charts import list_names
 from zeromon.snapshot.focus import first_counted
 from zeromon.sources.base import sample_snapshots

@@ -26,8 +26,8 @@ from zeromon.cli import main, mcp
 from zeromon.cli.mcp_tools import DATA
 from zeromon.collector.http import start_http_server
 from zeromon.sources.access import parse_body_length
-from zeromon_dashboard.app import make_app
 from zeromon_dashboard.hub import Hub
+from zeromon_dashboard.routes import make_app
 
 TOKEN = "secret-of-the-fuzzer"
 QUICK, LONG = 1200, 100_000

@@ -32,8 +32,8 @@ from zeromon.ring.tokens import READ, request_proof_headers, user_token, user_to
 from zeromon.sources.access import COOKIE, derive_server_key
 from zeromon.sources.live import runs_at_address
 from zeromon_dashboard.access import address_key, server_name
-from zeromon_dashboard.app import make_app
 from zeromon_dashboard.hub import Hub
+from zeromon_dashboard.routes import make_app
 
 NOBODY = 65534
 RUN = "private-run"

@@ -20,9 +20,8 @@ from records import keep
 from support import Node, over_link, train_command
 
 from zeromon.base.units import human_bytes
-from zeromon.memory.plan import of_run
+from zeromon.memory.plan import Work, of_run, point_of, step_difference
 from zeromon.memory.spec import ZeroStage
-from zeromon.memory.whatif import Work, point_of, step_difference
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.step import settled_steps
 

@@ -33,8 +33,8 @@ from builders import rank, run, summary
 from records import keep
 
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.recorder import Past, Record
 from zeromon.storage.run_store import Store
+from zeromon.storage.snapshot_log import Past, Record
 from zeromon.storage.step_history import row_of
 
 STEPS = 100_000
@@ -65,8 +65,8 @@ def serve(folder: Path, ranks: int) -> None:
     import uvicorn
 
     from zeromon.cli.dash import open_listening_socket
-    from zeromon_dashboard.app import make_app
     from zeromon_dashboard.hub import Followed, Hub
+    from zeromon_dashboard.routes import make_app
 
     store = Store(folder)
     hub = Hub(store)

@@ -1,7 +1,7 @@
 """Predicted against published steps on A100 and H100: `python tests/bench/bench_published.py`.
 
 Nothing was tuned to these figures: shares of peaks, latencies and links are the defaults of `zeromon
-plan` (zeromon/memory/devices.py), the rest is the configuration that the source gives. The last column
+plan` (zeromon/memory/speeds.py), the rest is the configuration that the source gives. The last column
 takes the share of the peak from the first row of the same source and device, as a user does who knows
 one of his own runs. A test holds the table of docs/plan_changes.md to what this prints.
 """
@@ -24,9 +24,9 @@ from hub_models import described, from_config
 
 from zeromon.cli import build_parser, plan_setup
 from zeromon.cli.plan_setup import setup_from_model
+from zeromon.memory.plan import Point, point_of, work_of
 from zeromon.memory.predict import Batch
 from zeromon.memory.seconds import forward_pass_flops
-from zeromon.memory.whatif import Point, point_of, work_of
 
 FOUNDRY = (
     "[LLM Foundry](https://github.com/mosaicml/llm-foundry/blob/"

@@ -28,7 +28,7 @@ from records import keep
 from zeromon.storage import step_history
 from zeromon.storage.run_store import StepQuery
 from zeromon.storage.step_history import ABSENT, COLUMNS, NAMES, Row, Writer
-from zeromon.storage.step_history.parquet import write_parquet
+from zeromon.storage.step_history.writer import write_parquet
 
 RANKS = 64
 OURS = "ours" in sys.argv

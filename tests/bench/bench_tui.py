@@ -34,7 +34,7 @@ from tui.snapshots import snapshot  # noqa: E402
 from tui_program import HZ, Synthetic  # noqa: E402
 
 from zeromon.collector.http import start_http_server  # noqa: E402
-from zeromon.storage.recorder import Past  # noqa: E402
+from zeromon.storage.snapshot_log import Past  # noqa: E402
 
 SECONDS = 8.0
 SCREENS = ("overview", "memory", "communication", "timeline", "ranks", "findings", "logs")

@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support import ROOT, TORCHRUN, Node, over_link
 
 from zeromon.cli import build_parser
-from zeromon.cli.plan_changes import predict_points
+from zeromon.cli.plan import predict_points
 from zeromon.cli.plan_setup import read_run_snapshot
+from zeromon.memory.plan import Point
 from zeromon.memory.predict import During
 from zeromon.memory.reconcile import PEAK_ROLES
-from zeromon.memory.whatif import Point
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.step import settled_steps
 from zeromon.storage.run_store import decode_snapshot, encode_snapshot

@@ -171,7 +171,7 @@ def test_wrong_changes_are_refused(
 def test_ctrl_c_gives_what_is_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zeromon.cli import plan_changes
+    from zeromon.cli import plan as plan_changes
 
     real, calls = plan_changes.point_of, []
 

@@ -18,7 +18,7 @@ from support import ROOT, clean_environment
 from synthetic import Synthetic
 
 from zeromon.storage import snapshot_log
-from zeromon.storage.recorder import Past
+from zeromon.storage.snapshot_log import Past
 from zeromon.storage.step_history import load_all_rows
 
 ROUNDS = int(os.environ.get("ZEROMON_TEST_ROUNDS", "3"))

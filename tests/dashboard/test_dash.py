@@ -35,17 +35,16 @@ from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.memory import RoleRow
 from zeromon.sources.access import Request, host_without_port, refusal_of
 from zeromon.sources.replay import StoreSource
-from zeromon.storage.recorder import Past, Record
 from zeromon.storage.run_store import WHOLE_RUN, About, StepQuery, Store
+from zeromon.storage.snapshot_log import Past, Record
 from zeromon.storage.step_history import row_of
 from zeromon_dashboard import charts, feed, figures, hub, layout, runs_page
 from zeromon_dashboard.access import Guard, address_key, policy_of
-from zeromon_dashboard.app import make_app
 from zeromon_dashboard.feed import Cursor, Feeds
 from zeromon_dashboard.hub import Followed, Hub
 from zeromon_dashboard.page import Known
 from zeromon_dashboard.pages import advice, memory as memory_page, ranks as ranks_page
-from zeromon_dashboard.routes import to_csv
+from zeromon_dashboard.routes import make_app, to_csv
 from zeromon_dashboard.url_state import PAGES, Route, parse_route
 
 EVIL = "=cmd|'/C calc'!A0<img src=x onerror=alert(1)>"

@@ -21,9 +21,8 @@ from zeromon.fold.group_progress import REDUCER, group_call_histories
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
-from zeromon.readout.hang import hang_headline, hang_text
 from zeromon.readout.text import run_state
-from zeromon.readout.verdict import judge_run
+from zeromon.readout.verdict import hang_headline, hang_text, judge_run
 from zeromon.ring.events import (
     Done,
     Exit,

@@ -12,8 +12,8 @@ from builders import rank, run
 from zeromon.base.errors import RunNotFound
 from zeromon.cli.doctor import python_stack_text, run_as_text
 from zeromon.diagnosis.engine import advise
-from zeromon.readout.hang import hang_headline, hang_text
 from zeromon.readout.text import doing, group_text, state_text
+from zeromon.readout.verdict import hang_headline, hang_text
 from zeromon.snapshot import Finding, GroupProgress, Halt, InFlight, NodeView, RankSnapshot, Severity
 from zeromon.sources.live import find_live_runs
 from zeromon.storage.run_store import Store

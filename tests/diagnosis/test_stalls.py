@@ -12,12 +12,12 @@ from zeromon.cli.doctor import run_as_text
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.hangs import find_stalls
 from zeromon.export.prometheus.metrics import METRICS
-from zeromon.fold.pauses import STARTS, expected_pause_reason
+from zeromon.fold.summarize import STARTS, expected_pause_reason
 from zeromon.readout.text import pause_seconds, run_state
 from zeromon.readout.verdict import Health, judge_run
 from zeromon.snapshot import Finding, GroupProgress, Halt, InFlight, RankSnapshot, RunSnapshot, Severity
 from zeromon.snapshot.levels import PAUSE_SECONDS
-from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import plain_text
 from zeromon.tui.status_text import head_line, run_figures, verdict_line
 

@@ -38,7 +38,7 @@ from zeromon.ring.events import Phase
 from zeromon.ring.strategy import Framework, Sharding, Strategy, fsdp1_strategy, fsdp2_strategy
 from zeromon.snapshot import Attempt
 from zeromon.snapshot.ledger import ActivityRow, Cause
-from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import plain_text
 from zeromon.tui.screens.rank import rank_page
 

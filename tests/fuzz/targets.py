@@ -52,10 +52,9 @@ from zeromon.ring.events import RECORD, Raw, decode_record
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.source import PrometheusSource, runs_of
 from zeromon.storage import run_store, snapshot_log, step_history
-from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import StepQuery, Store
-from zeromon.traces.allocations import memory_by_device, memory_growers
-from zeromon.traces.allocator import read_snapshot
+from zeromon.storage.snapshot_log import Past
+from zeromon.traces.allocations import memory_by_device, memory_growers, read_snapshot
 from zeromon.traces.analysis import analyze_trace, collective_durations, rank_waits
 from zeromon.traces.critical import critical_path
 from zeromon.traces.flight import read_flight_dump

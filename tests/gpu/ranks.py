@@ -361,7 +361,7 @@ def beside(action: Callable[[], Any]) -> str:
 def heartbeat() -> None:
     """Everything that the agent's own thread ever does, in a thread like it."""
     from zeromon_agents.observe import accelerator
-    from zeromon_agents.observe.untraced import read_flight_recorder
+    from zeromon_agents.observe.stall_detector import read_flight_recorder
 
     if not accelerator.leave_captures_alone(0) and ON_GPU:
         raise RuntimeError("the driver did not exchange the capture mode")
@@ -381,7 +381,7 @@ def forked() -> None:
 def attached() -> None:
     """What the injected payload calls."""
     from zeromon.ring.ring_file import ipc_namespace_number
-    from zeromon_agents.runtime.attached import attach
+    from zeromon_agents.runtime.bootstrap import attach
 
     settings = {"ZEROMON_COLLECTOR": "off"}
     folder, ipc = os.environ["ATTACH_TO"], ipc_namespace_number()

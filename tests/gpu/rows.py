@@ -433,7 +433,7 @@ GOES_ON = "no hang: the steps go on"
 
 @row("11", "hangs on a device: the verdict as on gloo", part="2", seconds=260)
 def hangs(bench: Bench) -> Iterator[Check]:
-    from zeromon.readout.hang import hang_text
+    from zeromon.readout.verdict import hang_text
 
     for fault, expected in FAULTS.items():
         kinds: list[str] = []

@@ -12,7 +12,6 @@ from hub_models import from_config
 
 from zeromon.base.errors import PlanError
 from zeromon.memory import plan as plans
-from zeromon.memory.devices import DEVICES, find_named_device, parse_link_peak
 from zeromon.memory.models import from_count
 from zeromon.memory.predict import Batch
 from zeromon.memory.seconds import (
@@ -28,7 +27,14 @@ from zeromon.memory.seconds import (
     update_bytes,
 )
 from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, ZeroStage
-from zeromon.memory.speeds import Machine, measured_of, speeds_of_machine
+from zeromon.memory.speeds import (
+    DEVICES,
+    Machine,
+    find_named_device,
+    measured_of,
+    parse_link_peak,
+    speeds_of_machine,
+)
 
 GPT3 = {"model_type": "gpt2", "n_embd": 12288, "n_layer": 96, "n_head": 96, "vocab_size": 51200,
         "n_positions": 2048}  # fmt: skip

@@ -17,14 +17,9 @@ from zeromon.diagnosis.engine import advise
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
-from zeromon.probes.extension_lock import (
-    ExtensionLockReader,
-    extension_cache_folder,
-    read_extension_lock,
-)
-from zeromon.readout.hang import hang_text
+from zeromon.probes.process import ExtensionLockReader, extension_cache_folder, read_extension_lock
 from zeromon.readout.text import doing
-from zeromon.readout.verdict import judge_run
+from zeromon.readout.verdict import hang_text, judge_run
 from zeromon.snapshot import ExtensionLock, Hang, HangKind, Severity
 from zeromon_agents.observe import stall_detector
 from zeromon_agents.observe.stall_detector import StallDetector

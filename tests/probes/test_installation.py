@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zeromon.probes import installation
+from zeromon.probes import process as installation
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from zeromon.readout.breakdown import PARTS
 from zeromon.snapshot import levels
-from zeromon.tui import styles
+from zeromon.tui import line as styles
 from zeromon.tui.draw import bars
 from zeromon_dashboard import figures
 

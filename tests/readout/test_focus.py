@@ -11,7 +11,7 @@ from zeromon.readout.text import run_state
 from zeromon.report.communication import by_unit
 from zeromon.snapshot import DeathRole, RankSnapshot, Risk
 from zeromon.snapshot.focus import first_failed, most_exposed, most_exposed_of, nearest_oom, roles_of
-from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.plots import Trends
 from zeromon.tui.screens.communication import _rank_in_focus
 from zeromon.tui.view_model import ViewModel

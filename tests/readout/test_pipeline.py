@@ -10,7 +10,7 @@ from builders import pipelined, rank, run
 from zeromon.readout.dimensions import pipeline_lines
 from zeromon.report.render import render_run
 from zeromon.snapshot import PipelineRow
-from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import plain_text
 from zeromon.tui.screens.communication import arrival_lines
 from zeromon.tui.screens.rank import rank_page

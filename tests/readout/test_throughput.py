@@ -10,7 +10,7 @@ import pytest
 from builders import folded, rank, received, run, step, summary
 
 from zeromon.fold.summarize import summarize_rank
-from zeromon.memory.devices import peak_flops
+from zeromon.memory.speeds import peak_flops
 from zeromon.readout.throughput import (
     flops_per_token,
     how_far,
@@ -23,7 +23,7 @@ from zeromon.readout.throughput import (
 from zeromon.ring.events import BatchMark, Padding
 from zeromon.snapshot import Device, Dimension, RankSnapshot, RunSnapshot
 from zeromon.storage.step_history import row_of, rows_frame
-from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.plots import Trends, plots_by_name
 from zeromon.tui.status_text import run_figures
 from zeromon_dashboard.charts import charts_of

@@ -10,7 +10,7 @@ from zeromon.readout.figures import training_text
 from zeromon.report.render import render_run
 from zeromon.snapshot import RunSnapshot, ScalarRow
 from zeromon.storage.step_history import NAMES, row_of, rows_frame
-from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.plots import Trends, plots_by_name
 from zeromon.tui.screens.rank import rank_page
 from zeromon_dashboard import charts

@@ -22,7 +22,7 @@ from zeromon.snapshot import (
     Straggler,
 )
 from zeromon.tui import status_text
-from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.columns import DisplayOptions
 from zeromon_dashboard.pages import overview
 
 

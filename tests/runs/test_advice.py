@@ -12,8 +12,8 @@ import pytest
 from recordings import replay
 from support import Node, train_command
 
+from zeromon.memory.plan import shorter_step_by
 from zeromon.memory.spec import ZeroStage
-from zeromon.memory.whatif import shorter_step_by
 from zeromon.snapshot import Finding, RunSnapshot
 
 STEPS = 30

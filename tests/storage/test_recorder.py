@@ -25,14 +25,17 @@ from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
 from zeromon.sources.live import LiveSource
 from zeromon.sources.replay import ReplaySource, StoreSource
 from zeromon.storage import snapshot_log
-from zeromon.storage.recorder import Past, Record, findings_of_record, standing_findings
 from zeromon.storage.run_store import StepQuery, Store
 from zeromon.storage.snapshot_log import (
     MAGIC,
+    Past,
+    Record,
+    findings_of_record,
     index_segment,
     segment_paths,
     snapshot_at_time,
     span_of_log,
+    standing_findings,
     without_recent_steps,
 )
 from zeromon.storage.step_history import Writer, row_of, series_of_steps, step_of

@@ -21,9 +21,9 @@ from zeromon.readout.text import run_state, state_text
 from zeromon.readout.verdict import Health, judge_run
 from zeromon.report.render import render_run
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.recorder import Record
 from zeromon.storage.run_store import About, Store, decode_snapshot, encode_snapshot
-from zeromon.tui.display_options import DisplayOptions
+from zeromon.storage.snapshot_log import Record
+from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.plots import Trends
 from zeromon.tui.view_model import ViewModel, status_line
 

@@ -34,8 +34,8 @@ from zeromon.storage.step_history import (
     step_of,
     unpack_rows,
 )
-from zeromon.storage.step_history.parquet import read_parquet, write_parquet
 from zeromon.storage.step_history.rows import MAGIC
+from zeromon.storage.step_history.writer import read_parquet, write_parquet
 
 
 def rows(count: int, ranks: int = 2, first: int = 1) -> list[Row]:

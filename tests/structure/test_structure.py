@@ -20,14 +20,14 @@ PACKAGES = {
     "zeromon_agents": ROOT / "agents" / "zeromon_agents",
     "zeromon_dashboard": ROOT / "dashboard" / "zeromon_dashboard",
 }
-MAX_PACKAGES = 20
+MAX_PACKAGES = 19
 MAX_LAYERS = 14
 MAX_ARROWS = 107
 """Pairs of packages of which one imports the other."""
-MAX_MODULES = 367
-MAX_LINES = 76_560
+MAX_MODULES = 320
+MAX_LINES = 75_361
 """Of all modules together. These limits follow the code downwards, and are not raised."""
-MAX_VAGUE_RATIO, MIN_WORDS_PER_FUNCTION, MIN_COMMENT_LINES = 0.009, 2.04, 439
+MAX_VAGUE_RATIO, MIN_WORDS_PER_FUNCTION, MIN_COMMENT_LINES = 0.009, 2.05, 552
 """``python tools/naming.py`` prints them."""
 MAX_MODULE_LINES = 900
 MAX_FUNCTION_LINES = 60

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from zeromon.base.errors import TraceError
-from zeromon.traces import stream
+from zeromon.traces import kineto as stream
 from zeromon.traces.analysis import analyze_trace
 from zeromon.traces.kineto import read_trace
 

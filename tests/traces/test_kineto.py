@@ -15,7 +15,7 @@ from kineto_traces import NCCL, analyzed, event, events_of, host, parts, real, w
 from zeromon.base.errors import TraceError
 from zeromon.cli import main
 from zeromon.ring.codes import Op
-from zeromon.traces import stream
+from zeromon.traces import kineto as stream
 from zeromon.traces.analysis import analyze_trace, collective_durations, kernel_operation, rank_waits
 from zeromon.traces.events import DeviceEvent, Kind, classify_event
 from zeromon.traces.kineto import read_trace, to_nanoseconds

@@ -30,9 +30,9 @@ from zeromon.traces.allocations import (
     bytes_by_role,
     kind_of,
     memory_by_device,
+    read_snapshot,
     stack_origin,
 )
-from zeromon.traces.allocator import read_snapshot
 
 
 def content(training: Training) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def test_a_bomb_takes_bounded_memory(tmp_path: Path, kind: str) -> None:
     (tmp_path / "s").write_bytes(BOMBS[kind])
     code = f"""
 import sys; from pathlib import Path; from zeromon.base.errors import TraceError
-from zeromon.traces.allocator import read_snapshot
+from zeromon.traces.allocations import read_snapshot
 try: read_snapshot(Path(r"{tmp_path / "s"}"))
 except TraceError: sys.exit(7)
 """

@@ -10,8 +10,8 @@ import pytest
 from kineto_traces import analyzed, event, events_of, host, launched_by, real, write
 
 from zeromon.cli import main
-from zeromon.memory.devices import DEVICES, peak_flops
-from zeromon.traces.products import ATTENTIONS, overall_rates, product_of
+from zeromon.memory.speeds import DEVICES, peak_flops
+from zeromon.traces.analysis import ATTENTIONS, overall_rates, product_of
 
 H100 = [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85_000_000_000}]
 BF16 = "c10::BFloat16"

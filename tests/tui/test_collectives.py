@@ -14,8 +14,8 @@ from tui.test_tui import Make, make, running, screen_text, until
 from zeromon.base.errors import SourceError
 from zeromon.readout.text import communication_of
 from zeromon.snapshot.step import Lanes, LaneSpan, Stream
+from zeromon.tui import drawing as drawn
 from zeromon.tui.app import ZeromonApp
-from zeromon.tui.draw import lanes as drawn
 from zeromon.tui.line import plain_text
 from zeromon.tui.screens.collectives import SpanLanes
 

@@ -21,23 +21,34 @@ from zeromon.ring.events import Phase
 from zeromon.snapshot import DETACHED, Finding, InFlight, RankSnapshot, Remedy, Risk
 from zeromon.snapshot.focus import most_exposed_of
 from zeromon.snapshot.levels import Severity
-from zeromon.tui import plots, status_text, tables
+from zeromon.tui import drawing, plots, status_text, tables
 from zeromon.tui.app import verdict_announcement
 from zeromon.tui.columns import (
+    DisplayOptions,
     TableExport,
     csv_text,
     fit_columns,
     header_line,
+    nice_ceiling,
+    parse_rank_filter as wanted_by,
     row_spans,
     sort_rows,
     svg_without_fonts,
 )
-from zeromon.tui.display_options import DisplayOptions, nice_ceiling
-from zeromon.tui.draw import lanes
-from zeromon.tui.draw.bars import draw_gauge, draw_heat_map, fit_mesh_cells, heat_levels, stacked_bar
-from zeromon.tui.draw.chart import Curve, Plot, draw_chart, draw_legend
+from zeromon.tui.drawing import (
+    Curve,
+    Plot,
+    draw_chart,
+    draw_gauge,
+    draw_heat_map,
+    draw_legend,
+    fit_mesh_cells,
+    heat_levels,
+    stacked_bar,
+)
 from zeromon.tui.event_log import events_between_snapshots, opening_entries
 from zeromon.tui.line import (
+    HEAT_LEVELS,
     cells,
     clean,
     cut_line,
@@ -45,16 +56,15 @@ from zeromon.tui.line import (
     line_width,
     pad_line,
     plain_text,
+    style_of_tone,
     text_tail,
     wrap_text,
 )
 from zeromon.tui.plots import Trend, step_of
-from zeromon.tui.rank_filter import parse_rank_filter as wanted_by
 from zeromon.tui.screens.communication import arrival_lines, pick_latest_ranks, sum_rows_by_field
 from zeromon.tui.screens.memory import peaks_within_step, role_bars
 from zeromon.tui.screens.overview import legend_of_parts, step_bars
 from zeromon.tui.screens.text import lines_of_markdown, lines_of_report
-from zeromon.tui.styles import HEAT_LEVELS, style_of_tone
 from zeromon.tui.tables import RANKS, TRAFFIC
 from zeromon.tui.view_model import ViewModel, draw_scrubber, status_line
 
@@ -249,33 +259,33 @@ def test_the_chosen_cell_still_shows_its_level(width: int, marked: str) -> None:
 def test_a_step_stands_where_it_was_and_a_gap_is_a_gap() -> None:
     first = summary(1, start_ns=0, end_ns=100, phase_ns=(0, 50, 50, 0, 0, 0))
     second = summary(2, start_ns=200, end_ns=300, phase_ns=(0, 100, 0, 0, 0, 0))
-    line = plain_text(lanes.draw_step_lane([first, second], 0, 400, 8, letters=True))
+    line = plain_text(drawing.draw_step_lane([first, second], 0, 400, 8, letters=True))
     assert line == "FB  FF  "
     assert plain_text(
-        lanes.draw_step_numbers(((s.step, s.start_ns, s.end_ns) for s in (first, second)), 0, 400, 16)
+        drawing.draw_step_numbers(((s.step, s.start_ns, s.end_ns) for s in (first, second)), 0, 400, 16)
     ).split() == ["▏1", "▏2"]
 
 
 def test_communication_lanes_show_what_is_hidden_and_what_is_exposed() -> None:
     one = summary(1, start_ns=0, end_ns=100, communication_ns=75, exposed_ns=25)
-    assert plain_text(lanes.draw_communication([one], 0, 100, 8, letters=True)) == "====xx  "
+    assert plain_text(drawing.draw_communication([one], 0, 100, 8, letters=True)) == "====xx  "
     by_phase = replace(one, phase_ns=(0, 50, 50, 0, 0, 0), phase_exposed_ns=(0, 0, 25, 0, 0, 0))
-    assert plain_text(lanes.draw_step_lane([by_phase], 0, 100, 8, letters=True)) == "FFFFBBxx"
-    assert plain_text(lanes.draw_communication([by_phase], 0, 100, 8, letters=True)) == "    ==xx"
+    assert plain_text(drawing.draw_step_lane([by_phase], 0, 100, 8, letters=True)) == "FFFFBBxx"
+    assert plain_text(drawing.draw_communication([by_phase], 0, 100, 8, letters=True)) == "    ==xx"
     idle = replace(by_phase, idle=True)
-    assert plain_text(lanes.draw_step_lane([idle], 0, 100, 8, letters=True)) == "FFFFBBBB"
-    assert plain_text(lanes.draw_communication([idle], 0, 100, 8, letters=True)) == "????????"
+    assert plain_text(drawing.draw_step_lane([idle], 0, 100, 8, letters=True)) == "FFFFBBBB"
+    assert plain_text(drawing.draw_communication([idle], 0, 100, 8, letters=True)) == "????????"
 
 
 def test_a_step_begins_with_the_wait_for_its_batch() -> None:
     spent = [0] * len(Phase)
     spent[Phase.FORWARD], spent[Phase.DATA_WAIT], spent[Phase.OTHER] = 50, 25, 25
     one = summary(1, start_ns=0, end_ns=100, phase_ns=tuple(spent))
-    assert plain_text(lanes.draw_step_lane([one], 0, 100, 8, letters=True)) == "ddFFFF--"
+    assert plain_text(drawing.draw_step_lane([one], 0, 100, 8, letters=True)) == "ddFFFF--"
 
 
 def test_the_ruler_counts_back_from_now() -> None:
-    text = plain_text(lanes.draw_ruler(0, 4_000_000_000, 80, lanes.age_labels(4_000_000_000)))
+    text = plain_text(drawing.draw_ruler(0, 4_000_000_000, 80, drawing.age_labels(4_000_000_000)))
     assert text.split() == ["-4.00", "s", "-3.00", "s", "-2.00", "s", "-1.00", "s", "now"]
 
 

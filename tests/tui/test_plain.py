@@ -21,8 +21,8 @@ from zeromon.snapshot import DETACHED, RunSnapshot
 from zeromon.sources import live
 from zeromon.sources.live import LiveRun, LiveSource
 from zeromon.sources.replay import StoreSource, reopen_run_source
-from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
+from zeromon.storage.snapshot_log import Past
 from zeromon.tui.plain import lines_of_snapshot, step_line, write_until_ended
 
 

@@ -18,7 +18,7 @@ from support import clean_environment
 from tui.snapshots import snapshot
 
 from zeromon.collector.http import start_http_server
-from zeromon.storage.recorder import Past
+from zeromon.storage.snapshot_log import Past
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 if BROWSER is None or importlib.util.find_spec("textual_serve") is None:

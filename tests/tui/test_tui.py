@@ -38,13 +38,12 @@ from zeromon.snapshot import (
 from zeromon.sources.base import Output, Source
 from zeromon.sources.live import LiveSource
 from zeromon.sources.replay import ReplaySource, StoreSource
-from zeromon.storage.recorder import Record
 from zeromon.storage.run_store import Store
+from zeromon.storage.snapshot_log import Record
 from zeromon.storage.step_history import row_of
 from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_analysis_result
 from zeromon.tui.app import ZeromonApp
-from zeromon.tui.columns import fit_columns
-from zeromon.tui.display_options import WHOLE_RUN, DisplayOptions
+from zeromon.tui.columns import WHOLE_RUN, DisplayOptions, fit_columns
 from zeromon.tui.screens.collectives import Collectives, SpanLanes
 from zeromon.tui.screens.ranks import HeatMap, Ranks
 from zeromon.tui.screens.timeline import Lanes, Timeline

@@ -23,8 +23,7 @@ from zeromon.attach.inject.elf import waits_for_interpreter
 from zeromon.attach.inject.refusal import check_attachable
 from zeromon.attach.rank_processes import Process
 from zeromon.base.errors import AttachRefused, ZeromonError
-from zeromon.probes.installation import own_package_folders
-from zeromon.probes.process import ProcessWatch
+from zeromon.probes.process import ProcessWatch, own_package_folders
 from zeromon.ring import paths
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.files import read_json_object, replace_file, try_lock_file

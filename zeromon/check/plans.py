@@ -13,9 +13,9 @@ from zeromon.base.units import human_bytes, human_rate, human_seconds
 from zeromon.check.problem import Config, Machine, Path, Problem, parse_whole
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes_of_config
-from zeromon.memory.devices import LINK
 from zeromon.memory.ladder import ladder_rungs
 from zeromon.memory.spec import ShardPlan, ZeroStage
+from zeromon.memory.speeds import LINK
 from zeromon.readout.remedy import ladder_lines
 
 _ROOMY = 0.5

@@ -43,7 +43,7 @@ from zeromon.sources.prometheus import source as fleet
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.replay import ReplaySource, reopen_run_source
 from zeromon.storage.run_store import encode_snapshot
-from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.columns import DisplayOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,8 +25,8 @@ from zeromon.cli.parser import add_flag
 from zeromon.cli.run import child_environment, start_collector
 from zeromon.cli.terminal import show_text
 from zeromon.diagnosis.hangs import MIN_HANG_NS
-from zeromon.readout.hang import hang_text
 from zeromon.readout.text import doing
+from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.live import LiveSource, runs_of_node

@@ -44,7 +44,7 @@ from zeromon.report.table import aligned_table
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import by_step, frame_of_steps
-from zeromon.tui.draw.chart import Curve, Plot, draw_chart, draw_legend
+from zeromon.tui.drawing import Curve, Plot, draw_chart, draw_legend
 from zeromon.tui.line import plain_text
 
 _GOOD, _BAD, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"

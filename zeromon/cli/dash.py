@@ -69,7 +69,7 @@ def _serve_dashboard(
     app_module, access, hub_module, uvicorn = (
         import_extra(name, "the dashboard", "dashboard")
         for name in (
-            "zeromon_dashboard.app", "zeromon_dashboard.access", "zeromon_dashboard.hub", "uvicorn",
+            "zeromon_dashboard.routes", "zeromon_dashboard.access", "zeromon_dashboard.hub", "uvicorn",
         )
     )  # fmt: skip
     loopback = is_loopback_host(options.host)

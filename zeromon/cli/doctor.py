@@ -45,13 +45,17 @@ from zeromon.cli.report import newest_snapshot
 from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.collector.notify import deliver_message, parse_target, split_notify_urls
 from zeromon.probes.devices import Devices
-from zeromon.probes.extension_lock import cached_extension_locks, extension_cache_folder
 from zeromon.probes.host_memory import HostReader
-from zeromon.probes.installation import find_training_python, own_package_folders
 from zeromon.probes.network import network_peak_bandwidth
-from zeromon.probes.process import find_py_spy, python_stack_text
+from zeromon.probes.process import (
+    cached_extension_locks,
+    extension_cache_folder,
+    find_py_spy,
+    find_training_python,
+    own_package_folders,
+    python_stack_text,
+)
 from zeromon.readout.alerts import Tone, safe_message
-from zeromon.readout.hang import hang_text
 from zeromon.readout.text import (
     doing,
     ended_text,
@@ -61,6 +65,7 @@ from zeromon.readout.text import (
     run_state,
     stall_finding,
 )
+from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
 from zeromon.snapshot import Finding, Hang, NodeView, RunSnapshot, Severity
 from zeromon.sources.live import (

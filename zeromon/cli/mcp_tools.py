@@ -15,18 +15,17 @@ import msgspec
 
 from zeromon.base.errors import ZeromonError
 from zeromon.base.units import human_ratio, human_seconds, printable, printable_values
-from zeromon.cli import compare as compare_verb, plan_changes, runs as runs_verb
+from zeromon.cli import compare as compare_verb, plan as plan_verb, runs as runs_verb
 from zeromon.cli.parser import suggest_names
 from zeromon.cli.plan_output import changes_as_text as changes_text
 from zeromon.cli.report import newest_snapshot, report_text, runs_of_job
 from zeromon.compare.comparison import compare
 from zeromon.diagnosis.rule import find_page
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
-from zeromon.readout.hang import hang_text
 from zeromon.readout.ledger import USEFUL, cause_text, goodput_headline, job_ledger
 from zeromon.readout.text import capture_text, notes_of, rank_prefix, straggler_text
 from zeromon.readout.throughput import throughput_text
-from zeromon.readout.verdict import risk_text
+from zeromon.readout.verdict import hang_text, risk_text
 from zeromon.report.communication import (
     by_operation as operations,
     by_size,
@@ -164,7 +163,7 @@ def whatif(run: str = "", changes: Sequence[str] = ()) -> list[str]:
     Without changes: the usual ones, one by one. What a note asks for (--gpu) is one, too: "gpu=h100".
     """
     of = _read_run(run)
-    base, points, _ = plan_changes.predict_run_points(of, changes, _POINTS)
+    base, points, _ = plan_verb.predict_run_points(of, changes, _POINTS)
     return _lines_of(f"run {of.run}", changes_text(base, points, drawn=False))
 
 

@@ -1,4 +1,4 @@
-"""The parser of every verb: help that fits the terminal, and errors that name what was typed."""
+"""The parser and the options of every verb: help that fits, and errors that name what was typed."""
 
 import argparse
 import difflib
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from zeromon.base.errors import ExportError, ZeromonError, os_errors_as
 from zeromon.base.units import printable
 from zeromon.cli.terminal import BOLD, is_coloured, paint_text
-from zeromon.probes.installation import package_install_hint
+from zeromon.probes.process import package_install_hint
 from zeromon.ring.files import replace_file
 
 
@@ -120,7 +120,7 @@ def write_text(content: str, output: str | None) -> None:
     sys.stderr.write(f"zeromon: wrote {printable(output)}\n")
 
 
-# ---- the parser of every verb: help that fits the terminal, and errors that name what was typed ----
+# ---- the parser of every verb --------------------------------------------------------------------
 
 _NAMES = re.compile(r"argument (-[^:]*): (.*)", re.DOTALL)
 _WRAP: Any = {"break_long_words": False, "break_on_hyphens": False}

@@ -30,14 +30,33 @@ Exit codes: 0 a stage fits, 1 none fits. With --changes, --set or --sweep: 0, or
 can be predicted.
 """
 
-import argparse
+from __future__ import annotations
 
-from zeromon.cli.parser import add_flag
-from zeromon.cli.plan_changes import add_change_arguments, print_changes
-from zeromon.cli.plan_output import plan_as_json, plan_as_text
+import argparse
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from zeromon.base.errors import PlanError
+from zeromon.cli import tell_user
+from zeromon.cli.parser import add_flag, add_list
+from zeromon.cli.plan_output import changes_as_json, changes_as_text, plan_as_json, plan_as_text
 from zeromon.cli.plan_setup import add_setup_arguments, read_run_snapshot, setup_from_model, setup_of_run
 from zeromon.cli.terminal import show_json, show_text, show_working
+from zeromon.export.files import Progress
 from zeromon.memory import plan
+from zeromon.memory.plan import Point, Work, failed_point, point_of, work_of
+from zeromon.memory.reconcile import micro_batch_of_rank
+from zeromon.memory.speeds import find_named_device
+from zeromon.readout.throughput import (
+    device_peak,
+    flops_per_token,
+    samples_per_step as samples_of_step,
+    tokens_per_step,
+)
+from zeromon.snapshot import RunSnapshot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,3 +81,215 @@ def call(options: argparse.Namespace) -> int:
     else:
         show_text(plan_as_text(setup, rows, fewest=options.fewest))
     return 1 if content["recommended"] is None else 0
+
+
+# ---- predicts changes of what ``zeromon plan`` describes: the usual ones, those of --set and --swee
+
+_NOT_SET = (
+    "model", "run", "config", "trace", "reference", "rollout", "help", "changes", "set", "sweep",
+    "fewest", "json",
+)  # fmt: skip
+"""Options that describe what is there or what is asked, and no change of a setup."""
+
+_MAX_POINTS = 1_000_000
+
+USUAL: tuple[dict[str, str], ...] = (
+    {"stage": "0"}, {"stage": "1"}, {"stage": "2"}, {"stage": "3"}, {"micro-batch": "x2"},
+    {"accumulation": "x2"}, {"checkpointing": "yes"}, {"precision": "mixed"},
+    {"offload-optimizer": "host"}, {"link": "2"}, {"straggler": "median"},
+)  # fmt: skip
+"""The changes of --changes; ``x2`` is twice what is there."""
+
+Change = dict[str, str]
+
+
+def add_change_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that name changes."""
+    change = parser.add_argument_group("changes")
+    add_flag(change, "--changes", "a row for each of the usual changes")
+    add_list(change, "--set", "NAME=VALUE", "a change; several are made together")
+    add_list(change, "--sweep", "NAME=VALUE,...", "a row for each value; several: for each combination")
+    parser.set_defaults(setup_parser=parser)
+
+
+def print_changes(options: argparse.Namespace) -> int:
+    """Predicts and prints what is there and every change; returns the exit code."""
+    run = read_run_snapshot(options.run) if options.run else None
+    base, points, point_count = predict_points(options, run, _MAX_POINTS)
+    if run is not None and all(point.time is None for point in (base, *points)):
+        raise PlanError(
+            f"the step of {run.run} cannot be predicted without {base.unknown}",
+            hint="The run needs steps with timed forward and backward, or give what is missing.",
+        )
+    if options.json:
+        show_json(changes_as_json(base, points, of=point_count))
+    else:
+        show_text(changes_as_text(base, points))
+    if len(points) < point_count:
+        tell_user(f"interrupted: {len(points)} of {point_count} points")
+    return 0 if any(point.time is not None for point in (base, *points)) else 2
+
+
+def changes_of_run(run: RunSnapshot, changes: Sequence[str], limit: int) -> dict[str, Any]:
+    """Returns what ``--json`` prints for *run*; see :func:`predict_run_points`."""
+    base, points, point_count = predict_run_points(run, changes, limit)
+    return changes_as_json(base, points, of=point_count)
+
+
+def predict_run_points(
+    run: RunSnapshot, changes: Sequence[str], limit: int
+) -> tuple[Point, list[Point], int]:
+    """Predicts *run* with ``--sweep`` of each of *changes*; without any, the usual changes.
+
+    Raises :class:`PlanError`, also for more than *limit* points.
+    """
+    parser = argparse.ArgumentParser()
+    add_setup_arguments(parser)
+    add_change_arguments(parser)
+    options = parser.parse_args(["--from", run.run])
+    options.sweep, options.changes = list(changes), not changes
+    return predict_points(options, run, limit)
+
+
+def predict_points(
+    options: argparse.Namespace, run: RunSnapshot | None, limit: int
+) -> tuple[Point, list[Point], int]:
+    """Returns the point as it is, the changed ones that are done, and how many were asked for."""
+    setup_of, work = setup_source(options, run)
+    base = _new_point({}, options, setup_of, work)
+    if base.setup is None:
+        raise PlanError(base.error)
+    changes = list(itertools.islice(changes_of(options, base.setup, work.micro_batch), limit + 1))
+    if len(changes) > limit:
+        raise PlanError(f"more than {limit:,} points", hint="Sweep fewer settings at once.")
+    points: list[Point] = []
+    progress = Progress(len(changes), "points")
+    try:
+        for change in changes:
+            points.append(_new_point(change, options, setup_of, work))
+            progress.add(1)
+    except KeyboardInterrupt:
+        pass  # what is done counts
+    finally:
+        progress.end()
+    return base, points, len(changes)
+
+
+# ---- what there is --------------------------------------------------------------------------------
+
+SetupOf = Callable[[argparse.Namespace], plan.Setup]
+
+
+def setup_source(options: argparse.Namespace, run: RunSnapshot | None) -> tuple[SetupOf, Work]:
+    """How options become a setup, of a run or a model; and the work of a sample."""
+    if run is None:
+        return setup_from_model, work_of(setup_from_model(options))
+    base = plan.of_run(run)
+    return lambda changed: setup_of_run(run, changed, base), work_of_run(run, base, options)
+
+
+def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace) -> Work:
+    """The work of a sample of *run*; a micro-batch of unknown size counts as one sample."""
+    rank = next(rank for rank in run.ranks if rank.models)
+    size = micro_batch_of_rank(rank) or 1
+    micro_batches = base.plan.ranks * base.plan.accumulation
+    samples, tokens, flops = samples_of_step(run), tokens_per_step(run), flops_per_token(run)
+    count = samples if isinstance(samples, float) else float(micro_batches * size)
+    per_sample = tokens / count if isinstance(tokens, float) else None
+    device = find_named_device(options.gpu or "")
+    peak = device_peak(rank)
+    if device is not None:
+        peak = device.flops(base.plan.precision.compute_bytes)
+    return Work(
+        tokens=per_sample,
+        flops=per_sample * flops if per_sample is not None and isinstance(flops, float) else None,
+        peak=peak if isinstance(peak, float) else None,
+        micro_batch=max(1, round(count / micro_batches)),
+    )
+
+
+# ---- changes --------------------------------------------------------------------------------------
+
+
+def changes_of(options: argparse.Namespace, base: plan.Setup, micro: int) -> Iterator[Change]:
+    """Yields each combination of what the sweeps and --changes vary, with all that is set."""
+    together = dict(map(_split_setting, options.set))
+    axes = [
+        [{name: value} for value in values.split(",")]
+        for name, values in map(_split_setting, options.sweep)
+    ]
+    if options.changes:
+        axes.append(list(_usual_changes(base, micro)))
+    for changes in itertools.product(*axes):
+        yield reduce(or_, changes, together)
+
+
+def _split_setting(setting: str) -> tuple[str, str]:
+    name, equals, value = setting.partition("=")
+    if not equals or not value:
+        raise PlanError(f"{setting!r} sets nothing", hint="Like --set stage=3.")
+    return name.strip().replace("_", "-"), value.strip()
+
+
+def _usual_changes(base: plan.Setup, micro: int) -> Iterator[Change]:
+    """Yields the usual changes that differ from what is there; *micro*: the samples of a micro-step."""
+    p = base.plan
+    current = {
+        "stage": str(int(p.stage)),
+        "precision": "mixed" if p.precision.compute_bytes < 4 else "",
+        "offload-optimizer": p.optimizer_on,
+        "checkpointing": "yes" if base.batch is not None and base.batch.checkpointing else "",
+    }
+    late = base.measured is not None and base.measured.late_seconds > 0
+    for change in USUAL:
+        ((name, value),) = change.items()
+        if current.get(name) == value or (name == "straggler" and not late):
+            continue
+        if p.framework != "deepspeed" and change == {"stage": "1"}:
+            continue  # torch has no wrapper for it
+        if value == "x2":
+            value = str(2 * (micro if name == "micro-batch" else p.accumulation))
+        yield {name: value}
+
+
+def _new_point(change: Change, options: argparse.Namespace, setup_of: SetupOf, work: Work) -> Point:
+    changed = argparse.Namespace(**vars(options))
+    for name, value in change.items():
+        _set_option(changed, name, value)
+    try:
+        return point_of(change, setup_of(changed), work, changed.micro_batch or 0)
+    except PlanError as error:
+        return failed_point(change, error)
+
+
+def _set_option(options: argparse.Namespace, name: str, typed: str) -> None:
+    """Sets the option *name* as the command line would; raises :class:`PlanError`."""
+    dest = name.replace("-", "_")
+    actions: Iterable[argparse.Action] = options.setup_parser._actions
+    action = next((a for a in actions if a.dest == dest and dest not in _NOT_SET), None)
+    if action is None:
+        names = ", ".join(sorted(settable_names(options.setup_parser)))
+        raise PlanError(f"{name!r} is no setting", hint=f"There are {names}.")
+    setattr(options, dest, _option_value(action, name, typed))
+
+
+def _option_value(action: argparse.Action, name: str, typed: str) -> Any:
+    if action.nargs == 0:  # a switch
+        if typed not in ("yes", "no"):
+            raise PlanError(f"{name} is yes or no, not {typed!r}")
+        return typed == "yes"
+    convert: Any = action.type or str
+    try:
+        value = convert(typed)
+    except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+        raise PlanError(f"{name}={typed}: {error}") from error
+    if action.choices is not None and value not in action.choices:
+        choices = ", ".join(map(str, action.choices))
+        raise PlanError(f"{name} is one of {choices}, not {typed!r}")
+    return value
+
+
+def settable_names(parser: argparse.ArgumentParser) -> list[str]:
+    """The names that --set and --sweep take."""
+    names = [a.dest.replace("_", "-") for a in parser._actions if a.option_strings]
+    return [name for name in names if name.replace("-", "_") not in _NOT_SET]

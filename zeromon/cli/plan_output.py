@@ -8,16 +8,22 @@ from typing import Any
 from zeromon.base.units import human_bytes, human_count, human_params, human_ratio, human_seconds, signed
 from zeromon.memory import plan
 from zeromon.memory.ladder import ladder_rungs
-from zeromon.memory.plan import fewest_fitting_devices, state_copies, unique_state_bytes
+from zeromon.memory.plan import (
+    Point,
+    fewest_fitting_devices,
+    memory_time_front,
+    state_copies,
+    step_difference,
+    unique_state_bytes,
+)
 from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
 from zeromon.memory.speeds import speed_sources
-from zeromon.memory.whatif import Point, memory_time_front, step_difference
 from zeromon.readout.remedy import ladder_lines
 from zeromon.report.table import Column, aligned_table, column_table
 from zeromon.snapshot import Rung
-from zeromon.tui.draw.chart import Curve, Plot, draw_chart
+from zeromon.tui.drawing import Curve, Plot, draw_chart
 
 
 def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""The options of ``zeromon plan`` on model, machine and batch, and the setup that they describe."""
+"""The options of ``zeromon plan``, and the model, machine, batch and strategy that they describe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag, add_list, add_option, positive, whole
 from zeromon.memory import plan
 from zeromon.memory.config_files import changes_of_config, changes_of_deepspeed
-from zeromon.memory.devices import COMPUTE, find_named_device, parse_link_peak
 from zeromon.memory.ladder import RECOMPUTED
 from zeromon.memory.models import from_count, model_from_units, part_of_model
 from zeromon.memory.plan import hosts_of, parse_size
@@ -35,9 +34,16 @@ from zeromon.memory.spec import (
     ShardPlan,
     ZeroStage,
 )
-from zeromon.memory.speeds import Machine, RunSpeeds, with_larger_batch
+from zeromon.memory.speeds import (
+    COMPUTE,
+    Machine,
+    RunSpeeds,
+    find_named_device,
+    parse_link_peak,
+    with_larger_batch,
+)
 from zeromon.probes.host_memory import memory_capacity
-from zeromon.probes.installation import find_training_python, own_package_folders
+from zeromon.probes.process import find_training_python, own_package_folders
 from zeromon.snapshot import RunSnapshot
 
 

@@ -43,8 +43,8 @@ from zeromon.snapshot import RunSnapshot, Severity, StepRange
 from zeromon.snapshot.ledger import Cause
 from zeromon.sources.live import LiveSource, runs_of_node
 from zeromon.sources.prometheus.source import find_listed_runs, only_listed_run
-from zeromon.storage.recorder import Past, findings_of_record
 from zeromon.storage.run_store import Store, decode_snapshot, encode_snapshot
+from zeromon.storage.snapshot_log import Past, findings_of_record
 from zeromon.storage.step_history import Series, ranges_of_steps, row_of, rows_frame
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from pathlib import Path
 from zeromon.base.errors import LaunchError, RingError
 from zeromon.cli.parser import add_flag, add_list, add_option
 from zeromon.probes import process
-from zeromon.probes.installation import own_package_folders
-from zeromon.probes.process import ProcessWatch
+from zeromon.probes.process import ProcessWatch, own_package_folders
 from zeromon.ring import paths, tokens
 from zeromon.ring.files import replace_file
 from zeromon.sources.live import collector_address

@@ -46,8 +46,7 @@ from zeromon.report.trace import (
 )
 from zeromon.snapshot import Capture, CaptureState
 from zeromon.sources.live import LiveSource, find_live_runs, only_live_run
-from zeromon.traces.allocations import DeviceMemory, memory_by_device, memory_growers
-from zeromon.traces.allocator import read_snapshot
+from zeromon.traces.allocations import DeviceMemory, memory_by_device, memory_growers, read_snapshot
 from zeromon.traces.analysis import (
     RESULT_FILE,
     RankTrace,

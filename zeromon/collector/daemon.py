@@ -27,8 +27,8 @@ from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 from zeromon.snapshot import Capture, Health, RunSnapshot, Trial
 from zeromon.snapshot.rank import DETACHED
-from zeromon.storage.recorder import Past, Record, standing_findings
 from zeromon.storage.run_store import Store
+from zeromon.storage.snapshot_log import Past, Record, standing_findings
 
 _SAVE_EVERY = 10
 _LINGER_SECONDS = 60.0

@@ -46,8 +46,8 @@ from zeromon.ring.tokens import (
 )
 from zeromon.snapshot import Capture, RunSnapshot, Trial
 from zeromon.sources import access
-from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import StepQuery, encode_snapshot
+from zeromon.storage.snapshot_log import Past
 
 Respond = Callable[[str, list[tuple[str, str]]], Any]
 Environ = dict[str, Any]

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from zeromon.base.errors import NotifyError
 from zeromon.base.units import printable
-from zeromon.probes.installation import package_install_hint
+from zeromon.probes.process import package_install_hint
 from zeromon.readout.alerts import Alerts, Message
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file

@@ -12,9 +12,14 @@ from zeromon.fold.fold import fold_records
 from zeromon.fold.state import RankState, note_group_facts
 from zeromon.probes.cpu_pressure import PressureReader
 from zeromon.probes.disk import DiskReader
-from zeromon.probes.extension_lock import ExtensionLockReader
 from zeromon.probes.host_memory import HostReader
-from zeromon.probes.process import ProcessWatch, WorkersReader, describe_wait_status, main_thread_halt
+from zeromon.probes.process import (
+    ExtensionLockReader,
+    ProcessWatch,
+    WorkersReader,
+    describe_wait_status,
+    main_thread_halt,
+)
 from zeromon.ring.buffer import NameKind, RingReader
 from zeromon.ring.events import ExitKind, Raw
 from zeromon.ring.model_metadata import BACKGROUND

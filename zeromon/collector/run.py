@@ -61,8 +61,8 @@ from zeromon.snapshot import (
 )
 from zeromon.snapshot.ledger import Cause
 from zeromon.snapshot.levels import NODE_SILENT_SECONDS
-from zeromon.storage.recorder import Record, standing_findings
 from zeromon.storage.run_store import Store
+from zeromon.storage.snapshot_log import Record, standing_findings
 
 RETRY_NS = 30_000_000_000
 """Until a ring or a run that could not be followed is tried again."""

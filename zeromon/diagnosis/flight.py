@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from zeromon.base.units import human_seconds
 from zeromon.diagnosis.hangs import Member, hangs_of
-from zeromon.readout.hang import NOT_CALLED
+from zeromon.readout.verdict import NOT_CALLED
 from zeromon.ring.codes import operation_by_name
 from zeromon.snapshot import GroupProgress, HangKind, InFlight
 from zeromon.traces.flight import Dump, Entry

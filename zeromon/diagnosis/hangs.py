@@ -1,4 +1,4 @@
-"""Which collective does not end, which ranks wait in it, and which members are missing. Pure.
+"""Which ranks are stalled, which collective does not end, and which members are missing. Pure.
 
 A collective hangs when a rank has been in it for longer than a limit. A member is missing when its own
 progress in the group has not reached the sequence number of the collective. Members on nodes that do not
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from zeromon.fold.group_progress import REDUCER
-from zeromon.fold.pauses import STARTS
+from zeromon.fold.summarize import STARTS
 from zeromon.probes.nccl_ras import Answer, Communicator, RasRank
 from zeromon.ring.codes import operation_by_name
 from zeromon.snapshot import (

@@ -21,7 +21,7 @@ from typing import Any
 
 from zeromon.base.errors import ExportError
 from zeromon.export.files import Export
-from zeromon.probes.installation import package_install_hint
+from zeromon.probes.process import package_install_hint
 from zeromon.readout.breakdown import PHASES
 from zeromon.readout.ledger import job_ledger
 from zeromon.readout.throughput import how_far

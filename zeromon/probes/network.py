@@ -1,4 +1,4 @@
-"""Peak bandwidth of this node's network adapters, from sysfs, and the users that listen on its ports."""
+"""Peak bandwidth of PCIe links and network adapters, and the users that listen on ports."""
 
 from contextlib import suppress
 from pathlib import Path

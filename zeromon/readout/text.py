@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
-from zeromon.fold.pauses import waits_for_batch
+from zeromon.fold.summarize import waits_for_batch
 from zeromon.readout.breakdown import PART_NAMES
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.ring.strategy import Dim, dim_by_name

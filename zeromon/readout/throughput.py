@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from zeromon.base.units import human_count, human_ratio
-from zeromon.memory.devices import peak_flops
 from zeromon.memory.models import model_of, ranks_of_dim, whole_model_parts
 from zeromon.memory.seconds import training_flops
+from zeromon.memory.speeds import peak_flops
 from zeromon.readout.breakdown import WINDOW
 from zeromon.readout.figures import run_step_seconds
 from zeromon.readout.text import pause_seconds, rough_time

@@ -29,11 +29,10 @@ from zeromon.traces.allocations import (
     Peak,
     stack_origin,
 )
-from zeromon.traces.analysis import RankTrace
+from zeromon.traces.analysis import RankTrace, overall_rates
 from zeromon.traces.critical import CriticalPath
 from zeromon.traces.diff import MIN_FIGURE_SHARE, OF_CALLS, Row, TraceDiff, Usage, What
 from zeromon.traces.idle import IdleTime, StreamTime
-from zeromon.traces.products import overall_rates
 
 _MAX_ROWS, _FIRST_ROWS = 10, 6
 

@@ -1,4 +1,4 @@
-"""Collectives, units, gathers, hangs, stragglers and links."""
+"""Collectives, units, hangs, stragglers and links; bandwidths; the schedule of a pipeline. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of a rank, and ranges of steps of a run."""
+"""Steps of a rank, ranges of steps of a run, and the last steps as spans on one timeline."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

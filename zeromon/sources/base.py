@@ -111,7 +111,7 @@ class Source(Protocol):
         """The steps of the run as columns; see :func:`zeromon.storage.step_history.series_of_steps`."""
 
     def findings(self) -> list[Finding]:
-        """Every finding of the run; see :func:`zeromon.storage.recorder.findings_of_record`."""
+        """Every finding of the run; see :func:`zeromon.storage.snapshot_log.findings_of_record`."""
 
     def lanes(self, steps: int, ranks: Sequence[int] = ()) -> Lanes:
         """The last *steps* steps of *ranks* as spans on one timeline; (): all ranks."""

@@ -7,8 +7,8 @@ from zeromon.base.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.snapshot import RunSnapshot
 from zeromon.sources.base import Output, Playback, Source
 from zeromon.sources.live import runs_of_node
-from zeromon.storage.recorder import Past
 from zeromon.storage.run_store import Store
+from zeromon.storage.snapshot_log import Past
 
 
 class StoreSource(Past):

@@ -2,8 +2,8 @@
 
 ``snapshot.json`` is the last snapshot, ``manifest.json`` its headline; both are replaced atomically.
 ``rank*.ring.gz`` are the rings as they were at the end, ``traces/`` those on demand; what it was like
-before is the record (:mod:`zeromon.storage.recorder`). ``about.json`` is what the user wrote about the
-run. The name of the folder is the name of the run, whatever the files in it say.
+before is the record (:mod:`zeromon.storage.snapshot_log`). ``about.json`` is what the user wrote about
+the run. The name of the folder is the name of the run, whatever the files in it say.
 Reading never unpickles and never trusts: a broken file is an error with a name.
 """
 

@@ -22,11 +22,18 @@ from zeromon.snapshot.focus import nearest_oom
 from zeromon.snapshot.levels import Severity
 from zeromon.sources.base import Source
 from zeromon.storage.run_store import Store
-from zeromon.tui.columns import csv_text, save_new_file, svg_without_fonts
-from zeromon.tui.display_options import WHOLE_RUN, WINDOWS, DisplayOptions
+from zeromon.tui.columns import (
+    WHOLE_RUN,
+    WINDOWS,
+    DisplayOptions,
+    csv_text,
+    parse_rank_filter,
+    save_new_file,
+    svg_without_fonts,
+)
 from zeromon.tui.event_log import LogEntry, Mark, Marks
 from zeromon.tui.feed import Feed, ObservedRun, Reconnect, fold_feed_message
-from zeromon.tui.line import clean
+from zeromon.tui.line import THEMES, clean
 from zeromon.tui.messages import (
     Announced,
     Choices,
@@ -38,7 +45,6 @@ from zeromon.tui.messages import (
 )
 from zeromon.tui.playhead import Playhead, seconds_per_stride
 from zeromon.tui.plots import Trends, steps_by_rank, telling_ranks
-from zeromon.tui.rank_filter import parse_rank_filter
 from zeromon.tui.screens.communication import Communication
 from zeromon.tui.screens.findings import Findings
 from zeromon.tui.screens.help import list_all_keys, sign
@@ -51,7 +57,6 @@ from zeromon.tui.screens.text import TextScreen, configuration_text, trace_analy
 from zeromon.tui.screens.timeline import Timeline
 from zeromon.tui.screens.view import TABS, Prompt, Runs, View
 from zeromon.tui.status_text import clock
-from zeromon.tui.styles import THEMES
 from zeromon.tui.view_model import ViewModel
 
 _TRACED_STEPS = 2
@@ -332,7 +337,7 @@ class ZeromonApp(App[int]):
         self._head.source.request_detail(ranks, self._node)
 
     def filter_ranks(self, filter_text: str) -> None:
-        """Shows only the ranks that *filter_text* selects; see :mod:`zeromon.tui.rank_filter`."""
+        """Shows only the ranks that *filter_text* selects; see :mod:`zeromon.tui.columns`."""
         if filter_text != self.rank_filter:
             self._node = ""
             self.rank_filter = filter_text

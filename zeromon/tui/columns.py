@@ -1,7 +1,9 @@
-"""A table as data: its columns, their layout in a given width, and the order of its rows. Pure."""
+"""A table as data: columns, layout, order of rows, the user's filter and display options. Pure."""
 
 import csv
 import io
+import math
+import operator
 import os
 import re
 import time
@@ -11,7 +13,24 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from zeromon.base.units import formula_safe_cell
-from zeromon.readout.figures import RATE, SECONDS, TEXT, Field, Fields, Unit
+from zeromon.readout.figures import (
+    EXPOSED,
+    LATE,
+    MEMORY,
+    OVERLAP,
+    RATE,
+    RISK,
+    SECONDS,
+    STEP,
+    STEPS,
+    TEXT,
+    WAITS,
+    Field,
+    Fields,
+    Figure,
+    Unit,
+)
+from zeromon.snapshot import RankSnapshot
 from zeromon.tui.line import Line, Span, clean, fit, text_tail
 
 Row = TypeVar("Row")
@@ -186,3 +205,102 @@ def save_new_file(content: str, run: str, subject: str, suffix: str) -> Path:
             file.write(content)
         return path
     raise FileExistsError(f"{folder} has too many files of that name")
+
+
+# ---- the filter of ranks that the user types -----------------------------------------------------
+
+# Words are joined by spaces, and all must hold: ``3`` or ``0-7,16`` are ranks; ``exposed>10`` and
+# ``step<=0.5`` compare a column; anything else must be part of the node, unit, state or device.
+
+Test = Callable[[RankSnapshot], bool]
+
+_RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_COMPARED = re.compile(r"([a-z]+)(<=|>=|<|>|=)(-?\d+(?:\.\d+)?)%?")
+_SIGNS = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq,
+}  # fmt: skip
+
+
+def _scaled_reader(figure: Figure) -> Callable[[RankSnapshot], float | None]:
+    """Ratios in %, bytes in GiB; seconds as they are."""
+    scale = 1.0 if figure.unit is SECONDS else figure.unit.scale
+
+    def read_scaled(rank: RankSnapshot) -> float | None:
+        value = figure.of_rank(rank)
+        return None if value is None else scale * value
+
+    return read_scaled
+
+
+COMPARED: dict[str, Callable[[RankSnapshot], float | None]] = {
+    "rank": lambda rank: rank.rank,
+    **{f.name: _scaled_reader(f) for f in (STEPS, STEP, EXPOSED, OVERLAP, LATE, MEMORY, RISK)},
+    "wait": _scaled_reader(WAITS),
+}
+"""Names that can be compared: seconds, %, GiB."""
+
+
+def parse_rank_filter(filter_text: str) -> Test | None:
+    """The test of a rank that *filter_text* describes; None for an empty filter."""
+    tests = [_parse_condition(condition) for condition in filter_text.lower().split()]
+    if not tests:
+        return None
+    if len(tests) == 1:
+        return tests[0]
+    return lambda rank: all(test(rank) for test in tests)
+
+
+def _parse_condition(condition: str) -> Test:
+    if _RANGES.fullmatch(condition):
+        spans = [range_text.partition("-") for range_text in condition.split(",")]
+        bounds = [(int(low), int(high or low)) for low, _, high in spans]
+        return lambda rank: any(low <= rank.rank <= high for low, high in bounds)
+    compared = _COMPARED.fullmatch(condition)
+    if compared is not None and compared[1] in COMPARED:
+        reader, compare, bound = COMPARED[compared[1]], _SIGNS[compared[2]], float(compared[3])
+
+        def holds_for(rank: RankSnapshot) -> bool:
+            value = reader(rank)
+            return value is not None and compare(value, bound)
+
+        return holds_for
+    return lambda rank: any(
+        condition in name.lower()
+        for name in (rank.node, rank.unit, rank.ended or rank.phase, rank.device, rank.strategy)
+    )
+
+
+# ---- how the user wants values to be shown -------------------------------------------------------
+
+WHOLE_RUN = -1
+WINDOWS = (0, 60, 120, 250, 500, WHOLE_RUN)
+"""Numbers of steps that charts show; 0: as many as fit, WHOLE: all steps of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisplayOptions:
+    """Everything that keys and options change about how a snapshot is drawn."""
+
+    shares: bool = False
+    """Shares of a step and of the capacity instead of time and bytes."""
+    window: int = 0
+    letters: bool = False
+    """No colour: letters distinguish the parts."""
+    tokens_per_step: int = 0
+    """Tokens per step of all ranks together; 0: unknown."""
+    peak_flops: float = 0.0
+    """Dense peak of one device in the training data type, FLOP/s; 0: unknown."""
+
+
+def nice_ceiling(value: float) -> float:
+    """The next of 1, 1.5, 2, 3, 5, 8, 10, ... from *value* on: the axis seldom changes."""
+    if value <= 0 or not math.isfinite(value):
+        return 1.0
+    magnitude = 10.0 ** math.floor(math.log10(value))
+    steps = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0)
+    return next((m * magnitude for m in steps if m * magnitude >= value * (1 - 1e-9)), value)
+
+
+def format_three_digits(value: float) -> str:
+    """*value* with three digits, or with all digits before the point."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

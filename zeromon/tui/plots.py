@@ -11,8 +11,8 @@ from zeromon.readout.charts import FAR, ChartSpec, Forecast, Read
 from zeromon.readout.figures import BYTES, RATIO
 from zeromon.snapshot import RankSnapshot, StepSummary
 from zeromon.storage.step_history import LEAST, MEDIAN, MOST, NAMES, Series, step_of as summary_of
-from zeromon.tui.display_options import WHOLE_RUN, DisplayOptions, format_three_digits, nice_ceiling
-from zeromon.tui.draw.chart import Curve, Plot
+from zeromon.tui.columns import WHOLE_RUN, DisplayOptions, format_three_digits, nice_ceiling
+from zeromon.tui.drawing import Curve, Plot
 
 _MAX_KEPT_STEPS = 4096
 _UNSETTLED = 2  # ranks may differ in their newest steps, which are read again

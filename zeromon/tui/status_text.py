@@ -11,7 +11,7 @@ from zeromon.readout.verdict import exposed_severity, judge_run, risk_level, sta
 from zeromon.snapshot import RankSnapshot, Risk, RiskCause, RunSnapshot, Severity
 from zeromon.snapshot.focus import nearest_oom
 from zeromon.snapshot.levels import OOM, Level
-from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import Line, clean
 
 

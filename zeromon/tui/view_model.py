@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from zeromon.readout.text import capture_text, pause_seconds, pause_text
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.levels import STALE_SECONDS
-from zeromon.tui.display_options import DisplayOptions
+from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.event_log import LogEntry, Mark
 from zeromon.tui.line import Line, clean
 from zeromon.tui.playhead import Span

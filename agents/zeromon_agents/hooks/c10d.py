@@ -5,7 +5,7 @@ caller, however early it imported a function: FSDP, DeepSpeed, the user's own co
 
 A record ISSUED is written before the call, so that a collective that hangs is visible from outside. A
 record DONE is written when the collective was waited for. Collectives that C++ issues do not pass here;
-see :mod:`zeromon_agents.observe.untraced`.
+see :mod:`zeromon_agents.observe.stall_detector`.
 """
 
 from __future__ import annotations

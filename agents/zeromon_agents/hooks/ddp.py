@@ -26,7 +26,7 @@ from zeromon_agents.hooks.backend import Backend, FromCpp, ImportHook, Services
 from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import DTYPES, Group, backend_of, sequence_number
 from zeromon_agents.observe.device_timer import Bucket, DeviceTimer, HiddenWait, copy_size
-from zeromon_agents.observe.untraced import HOOK_ID
+from zeromon_agents.observe.stall_detector import HOOK_ID
 from zeromon_agents.runtime.around import RAISED, around
 from zeromon_agents.runtime.hook_context import HELD_NS, ISSUED_NS, OFF, ON, HookContext
 

@@ -1,4 +1,4 @@
-"""Counts the samples and tokens of the batches that a model receives in training, by their shapes.
+"""Counts the samples and tokens of a model's batches, and follows evaluations between them.
 
 Only shapes are read, and an attention mask on the CPU. No tensor is kept. A forward of an evaluation,
 one without gradients (a reference model) and one that a checkpoint repeats do not count. Where no

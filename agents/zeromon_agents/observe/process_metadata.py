@@ -1,4 +1,4 @@
-"""Settings of this process and those that a remedy may set: variables, threads, autocast. Reads only."""
+"""Settings of this process, its work of torch.compile, its runs of W&B and MLflow. Reads only."""
 
 import functools
 import os
@@ -7,6 +7,7 @@ import re
 import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -19,8 +20,11 @@ from zeromon.ring.model_metadata import (
     PACKAGES,
     VARIABLE_FAMILIES,
     VARIABLES,
+    CompiledMetadata,
     GoalMetadata,
     ProcessMetadata,
+    TrackersMetadata,
+    url_without_secrets,
 )
 from zeromon_agents.hooks.functional import unknown_operators
 from zeromon_agents.hooks.process_groups import PAYLOADS
@@ -176,3 +180,122 @@ def _epoch_batches(iterator: Any) -> int:
         return len(iterator)
     except (TypeError, AttributeError, NotImplementedError):
         return 0  # an iterable data set has no length
+
+
+# ---- the work of torch.compile in this process, by its own counters ------------------------------
+
+_SHOWN, _LONGEST_REASON = 3, 160
+_GROWTH = 1.25
+
+
+class Compiled:
+    """Tells when there is something new, less often the longer the process trains."""
+
+    def __init__(self) -> None:
+        self._frames = 0
+        self._from_step = 0.0
+
+    def news(self, step: int) -> CompiledMetadata | None:
+        """Returns all that dynamo has counted, where it has compiled since the last time; else None.
+
+        Call it on the training thread, where dynamo compiles.
+        """
+        utils = sys.modules.get("torch._dynamo.utils")
+        frames = 0 if utils is None else utils.counters.get("frames", {}).get("ok", 0)
+        if utils is None or frames == self._frames or step < self._from_step:
+            return None
+        self._frames, self._from_step = frames, _GROWTH * step
+        breaks = Counter(utils.counters.get("graph_break", {}))
+        # absent from torch 2.6
+        metrics: list[Any] = getattr(utils, "get_compilation_metrics", list)()
+        recompiles = Counter(filter(None, (getattr(m, "recompile_reason", None) for m in metrics)))
+        return {
+            "frames": frames,
+            "graph_breaks": breaks.total(),
+            "recompiles": recompiles.total(),
+            "break_reasons": _frequent_reasons(breaks.items()),
+            "recompile_reasons": _frequent_reasons(recompiles.items()),
+        }
+
+
+def _frequent_reasons(counted: Iterable[tuple[str, int]]) -> list[str]:
+    """The most frequent reasons: ``3 x s.n == 0``."""
+    reasons: Counter[str] = Counter()
+    for reason, count in counted:
+        reasons[_short_reason(reason)] += count
+    return [f"{count} x {reason}" for reason, count in reasons.most_common(_SHOWN)]
+
+
+def _short_reason(reason: str) -> str:
+    """The explanation of a break, or the guard without its cache entry (``0/1:``) and its values."""
+    _, _, explained = reason.partition("Explanation: ")
+    head = (explained or reason).partition("\n")[0].partition("  #")[0].partition(". expected ")[0]
+    entry, _, guard = head.partition(": ")
+    return (guard if entry.replace("/", "").isdigit() else head).strip()[:_LONGEST_REASON]
+
+
+# ---- which run of W&B and of MLflow this process has open ----------------------------------------
+
+_LONGEST_VALUE = 500
+_WANDB = {
+    "id": "run_id", "project": "project", "entity": "entity", "base_url": "base_url", "mode": "mode",
+    "folder": "root_dir", "name": "run_name", "group": "run_group",
+}  # fmt: skip
+"""Name of a fact about a run of W&B -> the setting that has it."""
+_SQLITE = "sqlite:///"
+
+
+class Trackers:
+    """Tells when the process has opened another run; the heartbeat asks, never the training thread."""
+
+    def __init__(self) -> None:
+        self._wandb: Any = None
+        self._mlflow = ""
+        self._failed = False
+
+    def news(self) -> TrackersMetadata:
+        """Returns the runs that were opened since the last call; empty without one.
+
+        After an error it does not look again: a thousand errors would end the agent.
+        """
+        if self._failed:
+            return {}
+        self._failed = True
+        opened_runs: TrackersMetadata = {}
+        run = getattr(sys.modules.get("wandb"), "run", None)
+        settings = getattr(run, "_settings", None)
+        key = getattr(settings, "run_id", None)
+        if key and key != self._wandb and getattr(settings, "mode", "") != "disabled":
+            self._wandb = key
+            facts = {name: _short_text(getattr(settings, of, "")) for name, of in _WANDB.items()}
+            facts["folder"] = os.path.abspath(facts["folder"])
+            facts["base_url"] = url_without_secrets(facts["base_url"])
+            opened_runs["wandb"] = facts
+        active = _mlflow_run()
+        if active and active != self._mlflow:
+            self._mlflow = active
+            uri = _absolute_uri(_short_text(sys.modules["mlflow"].get_tracking_uri()))
+            opened_runs["mlflow"] = {"run_id": active, "tracking_uri": url_without_secrets(uri)}
+        self._failed = False
+        return opened_runs
+
+
+def _short_text(value: Any) -> str:
+    return str(value or "")[:_LONGEST_VALUE]
+
+
+def _mlflow_run() -> str:
+    """The id of the run that any thread has open, "" without one; the stacks belong to threads."""
+    stack = getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_run_stack", None)
+    if stack is None:
+        return ""
+    stacks = [stack] if isinstance(stack, list) else list(stack.get_all_thread_values().values())
+    # a thread may end its run meanwhile
+    return next((_short_text(run.info.run_id) for runs in stacks for run in runs[-1:]), "")
+
+
+def _absolute_uri(uri: str) -> str:
+    """*uri*, where it names a file or a folder its absolute path; ``databricks`` is a place, too."""
+    if uri.startswith(_SQLITE):
+        return _SQLITE + os.path.abspath(uri.removeprefix(_SQLITE))
+    return os.path.abspath(uri) if os.path.isdir(uri) else uri

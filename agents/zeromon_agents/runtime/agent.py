@@ -39,20 +39,17 @@ from zeromon_agents.hooks.functional import Functional
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.allocator import Allocator, Host
 from zeromon_agents.observe.census import Census, census_step
-from zeromon_agents.observe.compiled import Compiled
 from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.loading import FETCHERS, TRANSFORMS, Loading
 from zeromon_agents.observe.offload import Transfers
 from zeromon_agents.observe.own_code import OwnCode
-from zeromon_agents.observe.process_metadata import of_process, process_start_ns
+from zeromon_agents.observe.process_metadata import Compiled, Trackers, of_process, process_start_ns
 from zeromon_agents.observe.scalars import Scalars
-from zeromon_agents.observe.stall_detector import StallDetector
+from zeromon_agents.observe.stall_detector import WARM_UP_STEPS, StallDetector, UntracedCollectives
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.observe.torch_roles import Models
 from zeromon_agents.observe.trace_capture import PROFILER, Capture
-from zeromon_agents.observe.trackers import Trackers
 from zeromon_agents.observe.trials import Trials
-from zeromon_agents.observe.untraced import WARM_UP_STEPS, UntracedCollectives
 from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext

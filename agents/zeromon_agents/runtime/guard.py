@@ -1,4 +1,4 @@
-"""Keeps errors of hooks away from the training loop: counts them, and keeps the first one's text.
+"""Keeps errors of hooks away from the training loop, and changes hooks at a safe point.
 
 Everything that a hook does beyond the wrapped call must be guarded: by
 :func:`zeromon_agents.runtime.around.around`, by :meth:`Guard.guarded`, or, on the hot path, where one

@@ -8,8 +8,8 @@ from dash import html
 from zeromon.base.units import human_bytes, human_seconds
 from zeromon.readout.dimensions import pipeline_lines
 from zeromon.readout.figures import TRAFFIC
-from zeromon.readout.hang import hang_text
 from zeromon.readout.text import group_of, in_graphs
+from zeromon.readout.verdict import hang_text
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon_dashboard import figures
 from zeromon_dashboard.charts import empty_figure

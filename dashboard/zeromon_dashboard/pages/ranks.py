@@ -6,8 +6,8 @@ import dash_mantine_components as dmc
 
 from zeromon.base.units import human_count
 from zeromon.readout.figures import EXPOSED, LATE, MAPPED, MEMORY, OVERLAP, RISK, STEP, WAITS
-from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import state_text, straggler_text
+from zeromon.readout.verdict import hang_headline
 from zeromon.snapshot import RunSnapshot
 from zeromon_dashboard import figures
 from zeromon_dashboard.page import Known, Page, Parts, round_for_table

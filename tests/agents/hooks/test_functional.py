@@ -28,7 +28,7 @@ from zeromon_agents.hooks.functional import Functional, operators_of, unknown_op
 from zeromon_agents.hooks.process_groups import Group
 from zeromon_agents.hooks.symmetric_memory import NAMESPACE, SymmetricMemory, collective_operators
 from zeromon_agents.observe.device_timer import DeviceTimer
-from zeromon_agents.observe.untraced import WARM_UP_STEPS
+from zeromon_agents.observe.stall_detector import WARM_UP_STEPS
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, ON, HookContext
 

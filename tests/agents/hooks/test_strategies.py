@@ -19,7 +19,7 @@ import zeromon_agents
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.strategy import DDP, ZERO_REDUNDANCY, Offload, Sharding, Strategy
 from zeromon_agents.hooks import ddp, fsdp1, fsdp2
-from zeromon_agents.hooks.deepspeed import engines
+from zeromon_agents.hooks.deepspeed import steps as engines
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import HookContext
 

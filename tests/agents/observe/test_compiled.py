@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from zeromon_agents.observe.compiled import Compiled
+from zeromon_agents.observe.process_metadata import Compiled
 
 
 class Counting(nn.Module):

@@ -17,7 +17,7 @@ from builders import rank, run, summary
 
 from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.rules.health import collective_in_flight, stalled
-from zeromon.fold.pauses import expected_pause_reason
+from zeromon.fold.summarize import expected_pause_reason
 from zeromon.snapshot import GroupProgress, InFlight, RankSnapshot, RunSnapshot
 from zeromon.snapshot.levels import STALL_SECONDS, STALL_STEPS, Severity
 from zeromon_agents.hooks.process_groups import Group

@@ -11,7 +11,7 @@ import pytest
 
 from zeromon.ring.model_metadata import TrackersMetadata, declared_keys, url_without_secrets
 from zeromon_agents.hooks.loggers import Loggers
-from zeromon_agents.observe.trackers import Trackers
+from zeromon_agents.observe.process_metadata import Trackers
 
 SECRET = "s3cr3t"
 

@@ -15,7 +15,7 @@ from zeromon.ring.events import Op, Phase
 from zeromon_agents.hooks import ddp
 from zeromon_agents.hooks.process_groups import PAYLOADS, Group, describe_group, sequence_number, text_of
 from zeromon_agents.observe.process_metadata import own_collectives, unknown_collectives
-from zeromon_agents.observe.untraced import Dispatched, read_flight_recorder
+from zeromon_agents.observe.stall_detector import Dispatched, read_flight_recorder
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import OFF, ON
 

@@ -7,8 +7,7 @@ from zeromon.diagnosis.hangs import find_stalls, severity_of_pause, worst_stall
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE
 from zeromon.diagnosis.stragglers import widest_drift
-from zeromon.fold.pauses import STARTS
-from zeromon.readout.hang import hang_text, named_ranks
+from zeromon.fold.summarize import STARTS
 from zeromon.readout.ledger import Checkpoints, checkpoints_of, unsaved_text
 from zeromon.readout.text import (
     consequence_text,
@@ -21,6 +20,7 @@ from zeromon.readout.text import (
     rough_time,
     script_line,
 )
+from zeromon.readout.verdict import hang_text, named_ranks
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,

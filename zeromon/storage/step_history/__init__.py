@@ -7,7 +7,6 @@ times, maxima of bytes, and the number of steps in each row.
 """
 
 from zeromon.snapshot.step import IDLE, NOT_TIMED, SKIPPED, UNTIMED
-from zeromon.storage.step_history.parquet import damage_errors, merge_oldest, merge_rows, rows_frame
 from zeromon.storage.step_history.queries import (
     LEAST,
     MEDIAN,
@@ -36,4 +35,12 @@ from zeromon.storage.step_history.rows import (
     step_of,
     unpack_rows,
 )
-from zeromon.storage.step_history.writer import LIMIT_BYTES, SEGMENT_ROWS, Writer
+from zeromon.storage.step_history.writer import (
+    LIMIT_BYTES,
+    SEGMENT_ROWS,
+    Writer,
+    damage_errors,
+    merge_oldest,
+    merge_rows,
+    rows_frame,
+)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from zeromon.snapshot import StepRange
 from zeromon.snapshot.step import NOT_TIMED
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery
-from zeromon.storage.step_history.parquet import damage_errors, rows_frame
 from zeromon.storage.step_history.rows import NAMES, PEAKS, TIMES, Row, Series, read_log, seg_files
+from zeromon.storage.step_history.writer import damage_errors, rows_frame
 
 if TYPE_CHECKING:
     import polars as pl

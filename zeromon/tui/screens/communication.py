@@ -11,14 +11,13 @@ from textual.containers import Horizontal, Vertical
 
 from zeromon.base.units import human_seconds
 from zeromon.readout.dimensions import mean_busbw, pipeline_lines, untimed_dimensions
-from zeromon.readout.hang import hang_headline
 from zeromon.readout.text import in_graphs, node_lost, straggler_text
+from zeromon.readout.verdict import hang_headline
 from zeromon.report.communication import check_text
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import most_exposed
-from zeromon.tui.columns import TableExport
-from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.draw.bars import stacked_bar
+from zeromon.tui.columns import DisplayOptions, TableExport
+from zeromon.tui.drawing import stacked_bar
 from zeromon.tui.line import Line, clean, fit, wrap_text
 from zeromon.tui.screens.view import View
 from zeromon.tui.tables import FLIGHTS, TRAFFIC, list_flights

@@ -10,10 +10,8 @@ from textual.containers import Container
 from zeromon.base.units import human_bytes, human_count, human_ratio
 from zeromon.snapshot import RankSnapshot, UnitRow
 from zeromon.snapshot.focus import nearest_oom
-from zeromon.tui.columns import TableExport
-from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.draw.bars import draw_gauge
-from zeromon.tui.draw.chart import chart_drawer
+from zeromon.tui.columns import DisplayOptions, TableExport
+from zeromon.tui.drawing import chart_drawer, draw_gauge
 from zeromon.tui.line import Line, clean, fit, text_tail, wrap_text
 from zeromon.tui.plots import plots_by_name
 from zeromon.tui.screens.view import View, why_no_rank

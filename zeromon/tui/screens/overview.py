@@ -15,10 +15,8 @@ from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import most_exposed_of
 from zeromon.snapshot.levels import EXPOSED
 from zeromon.tui import status_text
-from zeromon.tui.columns import TableExport
-from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.draw.bars import LETTERS, stacked_bar
-from zeromon.tui.draw.chart import chart_drawer
+from zeromon.tui.columns import DisplayOptions, TableExport
+from zeromon.tui.drawing import LETTERS, chart_drawer, stacked_bar
 from zeromon.tui.line import Line, clean, cut_line, fit, line_width
 from zeromon.tui.plots import plot_of
 from zeromon.tui.screens.view import View

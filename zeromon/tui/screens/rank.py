@@ -22,9 +22,8 @@ from zeromon.readout.text import (
 )
 from zeromon.report import communication, render
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
-from zeromon.tui.columns import TableExport
-from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.draw.chart import chart_drawer
+from zeromon.tui.columns import DisplayOptions, TableExport
+from zeromon.tui.drawing import chart_drawer
 from zeromon.tui.line import Line, clean, fit, wrap_text
 from zeromon.tui.plots import plots_by_name
 from zeromon.tui.screens.overview import finding_lines, step_bars

@@ -12,9 +12,8 @@ from textual.timer import Timer
 from zeromon.base.units import human_count
 from zeromon.readout.figures import MAPPED, RATIO
 from zeromon.snapshot import FleetNode
-from zeromon.tui.columns import TableExport
-from zeromon.tui.display_options import nice_ceiling
-from zeromon.tui.draw.bars import Mesh, draw_heat_map, draw_heat_scale, fit_mesh_cells
+from zeromon.tui.columns import TableExport, nice_ceiling
+from zeromon.tui.drawing import Mesh, draw_heat_map, draw_heat_scale, fit_mesh_cells
 from zeromon.tui.line import Line, join_at_ends
 from zeromon.tui.screens.view import View, why_no_rank
 from zeromon.tui.tables import NODES, RANKS

@@ -10,9 +10,8 @@ from textual.timer import Timer
 from zeromon.base.units import human_seconds
 from zeromon.readout.breakdown import PARTS, USUAL, step_parts
 from zeromon.snapshot import RankSnapshot
-from zeromon.tui.columns import TableExport
-from zeromon.tui.display_options import DisplayOptions
-from zeromon.tui.draw import lanes
+from zeromon.tui import drawing
+from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.line import Line, fit
 from zeromon.tui.screens.collectives import Collectives
 from zeromon.tui.screens.overview import legend_of_parts
@@ -97,8 +96,8 @@ class Lanes(TimeAxis):
         recent = chosen.recent if chosen is not None else ()
         steps = [(step.step, step.start_ns, step.end_ns) for step in recent]
         rows: list[Line] = [
-            [(" " * _LABEL, ""), *lanes.draw_ruler(start, stop, size, lanes.age_labels(now_ns))],
-            [(fit("step", _LABEL), "dim"), *lanes.draw_step_numbers(steps, start, stop, size)],
+            [(" " * _LABEL, ""), *drawing.draw_ruler(start, stop, size, drawing.age_labels(now_ns))],
+            [(fit("step", _LABEL), "dim"), *drawing.draw_step_numbers(steps, start, stop, size)],
         ]  # fmt: skip
         rank_rows = (height - 4) // len(model.ranks)
         roomy, thick = rank_rows >= 2, min(_MAX_LANE_ROWS, max(1, rank_rows - 1))
@@ -109,10 +108,10 @@ class Lanes(TimeAxis):
             drawn.append(rank)
             mine = chosen is not None and rank.rank == chosen.rank
             label = (fit(f"rank {rank.rank}", _LABEL), "accent" if mine else "bold")
-            lane = lanes.draw_step_lane(rank.recent, start, stop, size, letters=letters)
+            lane = drawing.draw_step_lane(rank.recent, start, stop, size, letters=letters)
             rows += [[label, *lane], *[[(" " * _LABEL, ""), *lane]] * (thick - 1)]
             if roomy or mine:
-                body = lanes.draw_communication(rank.recent, start, stop, size, letters=letters)
+                body = drawing.draw_communication(rank.recent, start, stop, size, letters=letters)
                 rows.append([(fit("  comm.", _LABEL), "dim"), *body])
         rows = rows[: height - 2]
         rows += [[]] * (height - 2 - len(rows))

@@ -8,8 +8,7 @@ from typing import Any
 
 from zeromon.ring.events import Path
 from zeromon_agents.hooks.backend import Backend, ImportHook, Services
-from zeromon_agents.hooks.deepspeed.engines import Engine, Engines
-from zeromon_agents.hooks.deepspeed.steps import EngineSteps, Gathers
+from zeromon_agents.hooks.deepspeed.steps import Engine, Engines, EngineSteps, Gathers
 from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.census import Provider
 from zeromon_agents.observe.offload import BUILDERS, Disk

@@ -4,7 +4,6 @@ What is not in the samples is unknown: None, -1, or empty. Texts come from label
 have written: a rank that is no number is skipped, every other text is for the view to clean.
 """
 
-from zeromon.sources.prometheus.decode.fleet import fleet_of_nodes, nodes_of_samples, whole_of
 from zeromon.sources.prometheus.decode.ranks import (
     findings_of,
     hangs_of_ranks,
@@ -19,8 +18,11 @@ from zeromon.sources.prometheus.decode.samples import (
     Key,
     RankSamples,
     dedupe_jobs,
+    fleet_of_nodes,
     key_of,
+    nodes_of_samples,
     samples_by_rank,
     series_of_ranks,
+    whole_of,
     whole_series_of,
 )

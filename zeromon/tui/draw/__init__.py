@@ -1,1 +1,0 @@
-"""Figures as lines of styled text: pure functions of data, width and height."""
