@@ -20,7 +20,7 @@ PACKAGES = {
     "zeromon_agents": ROOT / "agents" / "zeromon_agents",
     "zeromon_dashboard": ROOT / "dashboard" / "zeromon_dashboard",
 }
-MAX_PACKAGES = 19
+MAX_PACKAGES = 20
 MAX_LAYERS = 14
 MAX_ARROWS = 107
 """Pairs of packages of which one imports the other."""

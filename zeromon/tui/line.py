@@ -1,4 +1,4 @@
-"""Lines of styled text, which every drawing function returns, and their colours. Pure; in terminal cells.
+"""Lines of styled text, which every drawing function returns, and their colours. Pure; in cells.
 
 A tone is a name (``warn``, ``s0``, ``forward``); :mod:`zeromon.tui.line` says how it looks. ``a|b`` is
 the colour of *a* on the colour of *b*. Texts that come from a run pass :func:`clean` before they are
