@@ -97,6 +97,8 @@ def test_a_transfer_is_known_by_the_last_rank_and_the_shortest_span(unknown: Seq
         rank: arrival(1, start * MS, 1, end * MS, span_known=rank not in unknown)
         for rank, (start, end) in times.items()
     }
+    for one in members.values():
+        one.on_device = True
     partial = partial_arrival("g", 3, members)
     assert (partial.last_rank, partial.transfer_ns) == (1, 9 * MS)
     is_known = not {1, 2} & set(unknown)

@@ -452,3 +452,27 @@ def test_a_quota_of_cpus_is_known(
         file.write_text(text)
     own = len(os.sched_getaffinity(0))
     assert usable_cpu_count(mine, tmp_path, tmp_path / "cgroup") == min(own, cpus or own)
+
+
+@pytest.mark.parametrize("span_known", [True, False])
+def test_a_transfer_that_is_only_a_bound_gives_no_bandwidth(span_known: bool) -> None:
+    """On a device, where the last rank may have begun at any moment of its call."""
+    skew, rows = ArrivalSkew(), []
+    for number in range(2):
+        one = arrival(1, number * MS, 1, 10 * MS, span_known=span_known or not number)
+        one.on_device = True
+        arrived(skew, number, 2, one)
+        rows.append(one.row.at_device(0))
+    assert all(row.transfer_ns == 9 * MS for row in rows)
+    assert [row.matched_bytes for row in rows] == [1000 * span_known] * 2
+    assert [row.matched_ns for row in rows] == [9 * MS * span_known] * 2
+
+
+def test_on_a_host_one_known_end_is_enough() -> None:
+    """The last rank found the others there, and its collective over when it waited at 30 ms."""
+    skew, rows = ArrivalSkew(), []
+    for number, (start, end, known) in enumerate([(0, 10, True), (4, 30, False)]):
+        one = arrival(1, start * MS, 1, end * MS, span_known=known)
+        arrived(skew, number, 2, one)
+        rows.append(one.row.at(0))
+    assert [(row.matched_bytes, row.matched_ns) for row in rows] == [(1000, 6 * MS)] * 2

@@ -97,7 +97,7 @@ def test_idle_steps_do_not_dilute_the_mean() -> None:
 def test_bandwidth_is_that_of_the_transfer_where_it_is_known() -> None:
     row = CollectiveStats(Op.ALL_REDUCE, 2, 0, OpTotals())
     now = row.at(0)
-    now.known_bytes, now.known_ns, now.transfer_ns, now.matched_bytes = 1000, 10 * MS, 2 * MS, 1000
+    now.known_bytes, now.known_ns, now.matched_ns, now.matched_bytes = 1000, 10 * MS, 2 * MS, 1000
     now.matches = 1
     assert row.busbw(row.before(1)) == pytest.approx(1000 / 0.002)
     row.at(5)
@@ -105,7 +105,7 @@ def test_bandwidth_is_that_of_the_transfer_where_it_is_known() -> None:
 
 
 def test_a_span_that_is_only_a_bound_has_no_bandwidth() -> None:
-    """Neither by itself nor matched: the wait for other ranks would count as transfer."""
+    """The wait for other ranks, or for the host, would count as transfer."""
     made = state()
     issued, done = collective(0, 20, 5, sequence=1)
     bound = done._replace(flags=0)
@@ -120,8 +120,23 @@ def test_what_is_matched_without_a_known_transfer_has_no_bandwidth() -> None:
     row = CollectiveStats(Op.ALL_REDUCE, 2, 0, OpTotals())
     now = row.at(0)
     now.known_bytes, now.known_ns = 1000, 10 * MS
-    row.matched(0, 8 * MS, 0, 0)
+    row.matched(0, 8 * MS, 2 * MS, 0)
     assert row.busbw(row.before(1)) == 0
+    assert row.before(1).transfer_ns > 0 and row.before(1).wait_ns > 0
+
+
+def test_a_bandwidth_of_long_ago_is_not_given_any_more() -> None:
+    """One call with a known span, and then fifty of which only a bound is known."""
+    made = state()
+    folded([*collective(0, 20, 5, sequence=1), step(1, 0, 100)], made)
+    (known,) = summarize_rank(made).traffic
+    assert known.busbw_bytes_per_second and summarize_rank(made).collectives[0].busbw_bytes_per_second
+    for n in range(2, 52):
+        issued, done = collective(n * 100, n * 100 + 20, 5, sequence=n)
+        folded([issued, done._replace(flags=0), step(n, n * 100, n * 100 + 100)], made)
+    (row,) = summarize_rank(made).traffic
+    assert row.busbw_bytes_per_second is None and row.best_busbw_bytes_per_second > 0
+    assert summarize_rank(made).collectives[0].busbw_bytes_per_second is None
 
 
 @pytest.mark.parametrize("late_by", [0, 1, 7])

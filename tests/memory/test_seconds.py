@@ -227,9 +227,10 @@ def trained(**facts: Any) -> Any:
         for n in range(2, 9)
     )  # fmt: skip
     flow = (
-        traffic_row("all_gather", group_size=2, nbytes=8e8, seconds=0.1),
-        traffic_row("reduce_scatter", group_size=2, nbytes=4e8, seconds=0.08),
-        traffic_row("all_gather", group_size=2, nbytes=8.0, seconds=0.5),
+        traffic_row("all_gather", group_size=2, nbytes=8e8, busbw_bytes_per_second=4e9),
+        traffic_row("reduce_scatter", group_size=2, nbytes=4e8, busbw_bytes_per_second=2.5e9),
+        traffic_row("all_gather", group_size=2, nbytes=8.0, busbw_bytes_per_second=8.0),
+        traffic_row("all_gather", group_size=2, nbytes=8e8, busbw_bytes_per_second=None),
     )
     base: dict[str, Any] = {"recent": steps, "traffic": flow, "models": (MODEL,), "memory": None}
     return run(rank(0, **(base | facts)))
@@ -242,7 +243,9 @@ def test_a_run_gives_its_own_speeds() -> None:
     s = found.speeds
     assert s.forward_seconds == pytest.approx(0.2 - 2 * 0.6 / 10)
     assert s.backward_seconds == pytest.approx(0.4 - 2 * 0.6 / 10 - 2 * 0.4 / 10)
-    assert (s.gather, s.reduce) == pytest.approx((4e9, 2.5e9))  # small calls show a latency
+    assert (s.gather, s.reduce) == pytest.approx(
+        (4e9, 2.5e9)
+    )  # small calls show a latency, others nothing
     assert s.update == pytest.approx(5e7 * 28 / 0.14)
     assert (s.hides, s.other_seconds) == (Hides.THREADS, pytest.approx(0.08))
 

@@ -26,7 +26,7 @@ from zeromon.diagnosis.hangs import Member, hangs_of
 from zeromon.snapshot import Hang, NodeView, RemoteRank
 from zeromon.snapshot.levels import NODE_SILENT_SECONDS
 
-EXCHANGE = 1
+EXCHANGE = 2
 """The layout of reports and replies: every change of their fields gets the next number."""
 _MAX_JOINTS_PER_SECOND = 10_000
 _MAX_LISTED = 64

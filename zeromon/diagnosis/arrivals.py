@@ -75,7 +75,7 @@ class PartialArrival(NamedTuple):
     others_wait_ns: int = NEVER
     """When the first of all but *last_rank* began to wait; :data:`FAR` with one member on the node."""
     transfer_known: bool = True
-    """False where the span of the last rank, or the shortest one, is only a bound."""
+    """False where it is only a bound: by the spans of the last rank and of the shortest."""
 
 
 class MatchedCollective(NamedTuple):
@@ -185,9 +185,9 @@ class ArrivalSkew:
             max_wait, waited = busy - transfer, at - start
             if waited > max_wait:
                 waited = max_wait
-            moved = transfer if match.transfer_known and not call.is_wait else 0
-            nbytes = call.nbytes if moved else 0
-            row.matched(call.timed_step, waited if waited > 0 else 0, moved, nbytes, call.on_device)
+            moved = 0 if call.is_wait else transfer  # a wait is a part of a transfer
+            known = call.nbytes if match.transfer_known and moved else 0
+            row.matched(call.timed_step, waited if waited > 0 else 0, moved, known, call.on_device)
             row.matched_ns += blocked
             busy_end = start + busy
             if at > busy_end - blocked and blocked and member != last_rank:
@@ -232,9 +232,14 @@ def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
             transfer, shortest = lasted, call
     if call.is_wait:  # nobody's wait ends before the last has come, whatever the clocks say
         at = min(at, min(call.ended_ns for call in inside.values()))
+    transfer_known = inside[last_rank].span_known and shortest.span_known
+    if not (transfer_known or call.on_device):  # on a host the begin is known, and one end is enough
+        ends_ns = [call.ended_ns for call in inside.values() if call.span_known and call.ended_ns > at]
+        transfer_known = bool(ends_ns)
+        transfer = min([transfer, *(end_ns - at for end_ns in ends_ns)])
     return PartialArrival(
         group, sequence, size, len(inside), first_ns, at, last_rank, before_ns, max(1, transfer),
-        min(last_waits, others_wait), others_wait, inside[last_rank].span_known and shortest.span_known,
+        min(last_waits, others_wait), others_wait, transfer_known,
     )  # fmt: skip
 
 

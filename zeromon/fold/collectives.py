@@ -122,9 +122,7 @@ def _fold_failed_call(call: Call, record: Raw) -> None:
 def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:
     _, t_ns, _, nbytes, issued_ns, blocked_ns, sequence, _ = record
     of_group, unit, row = call.of_group, call.unit, call.row
-    issued = of_group.in_flight.get(sequence)
-    if issued is not None:
-        del of_group.in_flight[sequence]
+    issued = of_group.in_flight.pop(sequence, None)
     if sequence > of_group.ended:
         of_group.ended = sequence
     duration = t_ns - issued_ns if t_ns > issued_ns else 0
@@ -133,6 +131,7 @@ def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:
     totals.duration_ns += duration
     known_bytes, known_ns = (nbytes, duration) if call.span_known else (0, 0)
     totals.recent_bytes += known_bytes
+    totals.recent_unknown_bytes += nbytes - known_bytes
     totals.recent_ns += known_ns
     if unit and unit == state.background_unit:  # its thread has waited, and no step
         of_group.background.pop(sequence, None)

@@ -25,6 +25,9 @@ MAX_ROWS = 400
 _FADES: Final = 64
 _FADED: Final = tuple(DECAY**steps for steps in range(_FADES))
 
+MIN_KNOWN: Final = 0.05
+"""The least share of the bytes with a known time that a bandwidth is given from: the rest may be old."""
+
 Key = tuple[Op, int, Phase, int]
 """Operation, group, phase, unit."""
 
@@ -41,6 +44,8 @@ class OpTotals:
     exposed_ns: int = 0
     recent_bytes: float = 0.0
     recent_ns: float = 0.0
+    recent_unknown_bytes: float = 0.0
+    """Bytes of calls whose span is only a bound; it decays as :attr:`recent_bytes`."""
     best_busbw: float = 0.0
 
 
@@ -48,14 +53,15 @@ class Sums:
     """Calls, bytes and nanoseconds of one row over some steps."""
 
     __slots__ = (
-        "busy_ns", "calls", "exposed_ns", "known_bytes", "known_ns", "matched_bytes", "matches",
-        "nbytes", "transfer_ns", "wait_ns",
+        "busy_ns", "calls", "exposed_ns", "known_bytes", "known_ns", "matched_bytes", "matched_ns",
+        "matches", "nbytes", "transfer_ns", "wait_ns",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.calls = self.nbytes = self.busy_ns = 0.0
         self.known_bytes = self.known_ns = 0.0
-        self.exposed_ns = self.wait_ns = self.transfer_ns = self.matched_bytes = 0.0
+        self.exposed_ns = self.wait_ns = self.transfer_ns = 0.0
+        self.matched_bytes = self.matched_ns = 0.0
         self.matches = 0.0
 
     def absorb_step(self, step_sums: Sums, share: float) -> None:
@@ -69,6 +75,7 @@ class Sums:
         self.wait_ns = (self.wait_ns + step_sums.wait_ns) * share
         self.transfer_ns = (self.transfer_ns + step_sums.transfer_ns) * share
         self.matched_bytes = (self.matched_bytes + step_sums.matched_bytes) * share
+        self.matched_ns = (self.matched_ns + step_sums.matched_ns) * share
         self.matches = (self.matches + step_sums.matches) * share
 
     def per_step(self, steps: float) -> Sums:
@@ -78,13 +85,15 @@ class Sums:
         return mean_sums
 
     def moved(self) -> tuple[float, float]:
-        """Bytes, and the nanoseconds they took: of matched transfers, else of this rank's known spans.
+        """Bytes, and the nanoseconds they took: of known transfers, else of this rank's known spans.
 
-        A span includes the wait for the other ranks, so it stands in only where none is matched.
+        A span includes the wait for the other ranks, so it stands in only where none is matched. Zeros
+        where nearly nothing is known.
         """
-        if self.matches > 0:
-            return self.matched_bytes, self.transfer_ns
-        return self.known_bytes, self.known_ns
+        moved = (
+            (self.matched_bytes, self.matched_ns) if self.matches else (self.known_bytes, self.known_ns)
+        )
+        return moved if moved[0] >= MIN_KNOWN * self.nbytes else (0.0, 0.0)
 
 
 class CollectiveStats:
@@ -145,12 +154,17 @@ class CollectiveStats:
         """Drops the sums of what came before the first step."""
         self.past, self.now, self.device = Sums(), Sums(), None
 
-    def matched(self, step: int, wait: int, transfer: int, nbytes: int, on_device: bool = False) -> None:
-        """Adds the wait and the transfer (ns) of a collective of *step*, which may have ended."""
+    def matched(
+        self, step: int, wait: int, transfer: int, known_bytes: int, on_device: bool = False
+    ) -> None:
+        """Adds the wait and the transfer (ns) of a collective of *step*, which may have ended.
+
+        *known_bytes*: its bytes, 0 where the transfer is only a bound.
+        """
         if on_device:
             self.at_device(step)
         if on_device and self.device is not None:
-            self.device.matched(step, wait, transfer, nbytes)
+            self.device.matched(step, wait, transfer, known_bytes)
             return
         steps_ago = self.step - step
         if steps_ago <= 0:
@@ -160,7 +174,9 @@ class CollectiveStats:
         sums.matches += share
         sums.wait_ns += share * wait
         sums.transfer_ns += share * transfer
-        sums.matched_bytes += share * nbytes
+        if known_bytes:
+            sums.matched_bytes += share * known_bytes
+            sums.matched_ns += share * transfer
 
     def waited_for(self, last_rank: int, exposed_ns: int) -> None:
         """Adds the exposed time of a matched call until *last_rank* arrived; at most 0: none."""

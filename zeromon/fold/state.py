@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
-from zeromon.fold.communication import FAINT_NS, CollectiveStats, Key, OpTotals
+from zeromon.fold.communication import FAINT_NS, MIN_KNOWN, CollectiveStats, Key, OpTotals
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
 from zeromon.ring.events import (
     Activity,
@@ -120,7 +120,8 @@ class Window:
     def communicated_ns(self) -> tuple[int, int]:
         """Returns how long communication was under way, and how long of that a caller was blocked.
 
-        The first is -1 where it is not known: many collectives of a device ended before a stream waited.
+        The first is -1 where it is not known: when many collectives of a device began or ended. On a CPU
+        it is an upper bound where a collective had ended before anything waited for it.
         """
         if self.began_before:
             waits = union_set((record[1] - record[5], record[1]) for record in self.blocked)
@@ -128,8 +129,8 @@ class Window:
         else:
             exposed = _covered_ns(self.blocked, of_waits=True)
         under_way = _covered_ns(self.ended, of_waits=False)
-        unseen = [record for record in self.ended if record[2] & _END == _ON_DEVICE]
-        is_known = _covered_ns(unseen, of_waits=False) <= UNTIMED * under_way
+        known = [record for record in self.ended if record[2] & _END != _ON_DEVICE]
+        is_known = under_way - _covered_ns(known, of_waits=False) <= UNTIMED * under_way
         return under_way if is_known and not self.waited_only else -1, exposed + self.stall_ns
 
 
@@ -562,9 +563,13 @@ def group_id(state: RankState, group: int) -> str:
 def recent_bus_bandwidth(op: Op, totals: OpTotals, size: int) -> float | None:
     """Bus bandwidth over the last steps, bytes/s; None where none is known any more.
 
-    That is long after the last call, and for the totals of a damaged record.
+    That is long after the last call, where nearly all calls have no known span, and for the totals of a
+    damaged record.
     """
-    if not math.isfinite(totals.recent_bytes) or totals.recent_ns < FAINT_NS:
+    all_bytes = totals.recent_bytes + totals.recent_unknown_bytes
+    if not math.isfinite(all_bytes) or totals.recent_ns < FAINT_NS:
+        return None
+    if totals.recent_bytes < MIN_KNOWN * all_bytes:
         return None
     return busbw(op, totals.recent_bytes, totals.recent_ns / 1e9, size)
 

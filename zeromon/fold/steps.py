@@ -253,6 +253,7 @@ def _decay_bandwidths(state: RankState) -> None:
         bandwidth = recent_bus_bandwidth(op, totals, group_size(state, group))
         totals.best_busbw = max(totals.best_busbw, bandwidth or 0.0)
         totals.recent_bytes *= 0.8
+        totals.recent_unknown_bytes *= 0.8
         totals.recent_ns *= 0.8
     for path_totals in state.transfers.values():
         if path_totals.recent_ns >= 1:

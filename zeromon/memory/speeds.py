@@ -423,10 +423,12 @@ def _bandwidth_of_op(rank: RankSnapshot, op: Op) -> float | None:
     for row in rank.traffic:
         if op.name.lower() != row.op or row.group_size < 2 or not row.calls:
             continue
-        if row.nbytes / row.calls < _SMALL_BYTES:
+        rate = row.busbw_bytes_per_second
+        if not rate or row.nbytes / row.calls < _SMALL_BYTES:
             continue
-        nbytes += row.nbytes * BUS_FACTOR[op](row.group_size)
-        seconds += row.transfer_seconds or row.seconds
+        moved = row.nbytes * BUS_FACTOR[op](row.group_size)
+        nbytes += moved
+        seconds += moved / rate
     return nbytes / seconds if seconds > 0 else None
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from zeromon.base.units import human_ratio, human_seconds
+from zeromon.ring.codes import operation_by_name
 from zeromon.ring.events import StageAction
 from zeromon.ring.strategy import MODEL_PARALLEL, Dim, dim_by_name
 from zeromon.snapshot import (
@@ -14,6 +15,7 @@ from zeromon.snapshot import (
     RankSnapshot,
     RunSnapshot,
 )
+from zeromon.snapshot.communication import bus_factor
 from zeromon.snapshot.levels import UNTIMED
 
 
@@ -86,13 +88,13 @@ def _missed_in(row: CollectiveRow) -> int:
 
 
 def mean_busbw(rows: Iterable[CollectiveStatsRow]) -> float | None:
-    """The bus bandwidth of all *rows* together, by the time of each; None where none has one."""
+    """The bus bandwidth of all *rows* together, by the bytes of each; None where none has one."""
     moved = duration = 0.0
     for row in rows:
-        rate = row.busbw_bytes_per_second
-        seconds = row.seconds if row.transfer_seconds is None else row.transfer_seconds
-        if rate is not None:
-            moved, duration = moved + rate * seconds, duration + seconds
+        factor = bus_factor(operation_by_name(row.op), row.group_size)
+        if factor and row.busbw_bytes_per_second:
+            moved += factor * row.nbytes
+            duration += factor * row.nbytes / row.busbw_bytes_per_second
     return moved / duration if duration > 0 else None
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.fold.summarize import waits_for_batch
 from zeromon.readout.breakdown import PART_NAMES
+from zeromon.ring.codes import operation_by_name
 from zeromon.ring.model_metadata import INSTALLED
 from zeromon.ring.strategy import Dim, dim_by_name
 from zeromon.snapshot import (
@@ -33,6 +34,7 @@ from zeromon.snapshot import (
     Severity,
     Straggler,
 )
+from zeromon.snapshot.communication import bus_factor
 from zeromon.snapshot.focus import first_failed, has_left, is_ending, roles_of
 from zeromon.snapshot.levels import UNTIMED
 from zeromon.snapshot.step import Lanes, LaneSpan, LateArrival, Stream
@@ -297,6 +299,18 @@ def overlap_unknown(rank: RankSnapshot) -> str:
         return ""
     spans_unseen = any(step.communication_ns < 0 for step in rank.recent if step.timed)
     return "when its collectives begin or end is not seen" if spans_unseen else "no communication"
+
+
+def busbw_unknown(rank: RankSnapshot) -> str:
+    """Why collectives of *rank* that sent bytes have no bus bandwidth; "" where none is without."""
+    known = {(row.op, row.group) for row in rank.traffic if row.busbw_bytes_per_second}
+    unseen = [
+        row.op
+        for row in rank.collectives
+        if row.timed and row.nbytes and bus_factor(operation_by_name(row.op), row.group_size)
+        and row.busbw_bytes_per_second is None and (row.op, row.group) not in known
+    ]  # fmt: skip
+    return f"when {', '.join(dict.fromkeys(unseen))} begins or ends is not seen" if unseen else ""
 
 
 def memory_unknown(rank: RankSnapshot) -> str:

@@ -17,7 +17,7 @@ from zeromon.readout.dimensions import (
     slowest_text,
 )
 from zeromon.readout.figures import TRAFFIC
-from zeromon.readout.text import exposed_unknown, in_graphs, overlap_unknown
+from zeromon.readout.text import busbw_unknown, exposed_unknown, in_graphs, overlap_unknown
 from zeromon.report.table import aligned_table, column_table, field_table
 from zeromon.snapshot import CollectiveRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
@@ -51,6 +51,8 @@ def by_operation(run: RunSnapshot) -> str:
         blocks.append(f"  {note}")
     if rank.collectives and (reason := overlap_unknown(rank)):
         blocks.append(f"  overlap n/a: {reason}")
+    if reason := busbw_unknown(rank):
+        blocks.append(f"  busbw n/a: {reason}")
     return "\n".join(blocks)
 
 

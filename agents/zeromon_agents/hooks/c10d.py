@@ -379,10 +379,9 @@ class Collectives:
                 else:
                     left_ns = time.monotonic_ns()
                     for position, entry in enumerate(entries):
-                        blocked_ns = (
-                            left_ns - entry[ISSUED_NS] if entry[HELD_NS] < 0 else left_ns - reached
-                        )
-                        self.done(entry, left_ns, 0 if position else blocked_ns)
+                        is_seen = entry[HELD_NS] < 0 or left_ns - reached >= BLOCKED_NS
+                        blocked_ns = left_ns - (entry[ISSUED_NS] if entry[HELD_NS] < 0 else reached)
+                        self.done(entry, left_ns, 0 if position else blocked_ns, is_seen)
             except Guard.CAUGHT as error:
                 guard.note(error, "Work.wait")
 
@@ -398,6 +397,9 @@ class Collectives:
         if entries is None:  # the coalescing began before the agent was attached
             return
         group.extra += sequence_number(pg) - group.issued - group.coalesced_from
+        for entry in entries:  # they are launched here
+            if entry[EVENT] is not None:
+                entry[HELD_NS] = time.monotonic_ns() - entry[ISSUED_NS]
         if work is not None and (entries or (group.on_device and self._context.mode == IDLE)):
             self.open[id(work)] = entries or ()
 
@@ -436,7 +438,7 @@ class Collectives:
             context.ring.write(start, issued, at, nbytes, sequence, 0, context.engine)
             entry = [pack_head(0, Op.BROADCAST) | head_word, at, nbytes, start, sequence, 0, None, 0]
             # on a device the host waits for nothing: the time is that of the calls
-            self.done(entry, start + took, 0 if group.on_device else took)
+            self.done(entry, start + took, 0 if group.on_device else took, not group.on_device)
         group.matched = group.issued
 
     # ---- helpers ------------------------------------------------------------------------------
@@ -453,11 +455,11 @@ class Collectives:
             row[0] += 1
             row[1] += nbytes
 
-    def done(self, entry: Entry, end_ns: int, blocked_ns: int) -> None:
+    def done(self, entry: Entry, end_ns: int, blocked_ns: int, span_known: bool = True) -> None:
         """Writes the end of *entry*."""
         head_word, at, nbytes, issued, sequence, _, _, _ = entry
         entry[END] = end_ns
-        done = pack_head(Kind.DONE, flags=Flag.SPAN_KNOWN) | head_word
+        done = pack_head(Kind.DONE, flags=Flag.SPAN_KNOWN if span_known else 0) | head_word
         self._context.ring.write(end_ns, done, at, nbytes, issued, blocked_ns, sequence)
 
     def number_next(self, group: Group) -> int:

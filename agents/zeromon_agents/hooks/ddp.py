@@ -457,4 +457,4 @@ class ReducerCalls:
         bucket.entry[HELD_NS] = time.monotonic_ns() - bucket.entry[ISSUED_NS]
         future = call.work.get_future()
         bucket.left = self._device.mark()
-        bucket.end = self._device.mark_end(future)
+        bucket.end, bucket.recorded_ns = self._device.mark_end(future), time.monotonic_ns()

@@ -373,7 +373,8 @@ class Functional:
                 if group is not None:
                     group.extra += sequence_number(group.ref()) - sequence_before - calls
                 for position, entry in enumerate(entries):
-                    entry[HELD_NS] = 0 if position else time.monotonic_ns() - entry[ISSUED_NS]
+                    counts = entry[EVENT] is not None or not position  # of the host, once for all
+                    entry[HELD_NS] = time.monotonic_ns() - entry[ISSUED_NS] if counts else 0
                     self._keep(results[position], entry)
             except Guard.CAUGHT as error:
                 note(error, BATCH)

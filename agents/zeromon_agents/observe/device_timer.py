@@ -65,6 +65,8 @@ class Bucket:
     """The event on the compute stream behind the call."""
     end: Any = None
     """The event at the end of the collective."""
+    recorded_ns: int = 0
+    """When the host had recorded it."""
 
     @property
     def is_known(self) -> bool:
@@ -531,21 +533,22 @@ class DeviceTimer:
         origin = self._host_ns(at, max(issued))
         ends_ns = [_elapsed_ns(wait.reached, bucket.end) for bucket in wait.buckets]
         waits = waits_of_each(span, ends_ns, [bucket.copy_size for bucket in wait.buckets])
-        start = None
+        free_ns = -(1 << 62)
         for bucket, end_ns, waited in zip(wait.buckets, ends_ns, waits, strict=True):
             entry = bucket.entry
-            ready_ns = max(_elapsed_ns(at, entry[EVENT]), entry[ISSUED_NS] + entry[HELD_NS] - origin)
-            # a group runs one after the other
-            start = ready_ns if start is None else max(ready_ns, start)
+            event_ns, called_ns = _elapsed_ns(at, entry[EVENT]), entry[ISSUED_NS] - origin
+            ready_ns = max(event_ns, called_ns + entry[HELD_NS])
+            start = max(ready_ns, free_ns)  # a group runs one after the other
             leave = min(_elapsed_ns(wait.reached, bucket.left), end_ns)  # later, the host was slow
-            earliest = max(_elapsed_ns(at, entry[EVENT]), entry[ISSUED_NS] - origin)
-            flags = Flag.DEVICE | _span_flag(earliest, start, end_ns)
+            flags = Flag.DEVICE
+            if origin + end_ns > bucket.recorded_ns + _NO_STALL_NS:  # else it had ended before
+                flags |= _span_flag(max(event_ns, called_ns, free_ns), start, end_ns)
             done = pack_head(Kind.DONE, flags=flags) | entry[WORD]
             # fmt: off
             self._context.ring.write(origin + end_ns, done, entry[PLACE], entry[NBYTES], origin + start,
                                      waited + max(0, leave - ready_ns), entry[SEQUENCE])
             # fmt: on
-            start = end_ns
+            free_ns = end_ns
             self._free.extend((entry[EVENT], bucket.left, bucket.end))
         self._free.extend((wait.reached, wait.left))
 
@@ -557,6 +560,8 @@ class DeviceTimer:
         end_ns = self._host_ns(wait.left, max(issued))
         # a stream that did not stall, or that waited for its host, passed after the end: an upper bound
         end_is_known = blocked > _NO_STALL_NS and end_ns > wait.left_ns + _NO_STALL_NS
+        # of several, each but the last may have ended before, or all are one kernel
+        end_is_known &= len(wait.entries) == 1
         if wait.stream is not None:
             blocked = 0
         for entry, elapsed_ns in zip(wait.entries, elapsed, strict=True):

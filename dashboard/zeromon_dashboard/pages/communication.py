@@ -57,7 +57,10 @@ def content(view: Known) -> Page:
             },
             "in-flight": {"children": _in_flight_items(view.run)},
             "own-time": {"figure": own_time or empty_figure(_NO_OWN_TIME)},
-            "busbw": {"figure": busbw or empty_figure("Bus bandwidth: no transfer is timed yet")},
+            "busbw": {
+                "figure": busbw
+                or empty_figure("Bus bandwidth: no collective whose begin and end are known")
+            },
             "sizes": {"figure": sizes or empty_figure("Sizes: no collective has been counted yet")},
             "capture-state": {"children": _capture_state_text(view.run)},
         }

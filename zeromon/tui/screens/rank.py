@@ -13,6 +13,7 @@ from zeromon.readout.breakdown import loading_text
 from zeromon.readout.figures import STEP, training_text
 from zeromon.readout.ledger import checkpoint_text, startup_parts_text
 from zeromon.readout.text import (
+    busbw_unknown,
     doing,
     exposed_unknown,
     group_of,
@@ -106,6 +107,7 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, wid
                ("overlap", human_ratio(rank.overlap_ratio))),
         *([[("exposed    n/a: ", "dim"), (reason, "")]] if (reason := exposed_unknown(rank)) else []),
         *([[("overlap    n/a: ", "dim"), (reason, "")]] if (reason := overlap_unknown(rank)) else []),
+        *([[("busbw      n/a: ", "dim"), (reason, "")]] if (reason := busbw_unknown(rank)) else []),
         *([[("untimed    ", "dim"), (graphs, "")]] if (graphs := in_graphs(rank)) else []),
         *([[("training   ", "dim"), (training_text(rank), "")]] if rank.scalars else []),
         _pairs(("late", human_seconds(rank.late_seconds)), ("waits", human_seconds(rank.wait_seconds)),

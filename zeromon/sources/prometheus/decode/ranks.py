@@ -40,7 +40,7 @@ from zeromon.snapshot import (
 from zeromon.snapshot.focus import HOST_OOM, first_failed
 from zeromon.snapshot.ledger import Cause, LedgerRow, sum_by_cause
 from zeromon.sources.prometheus.client import Line
-from zeromon.sources.prometheus.decode.samples import Key, RankSamples
+from zeromon.sources.prometheus.decode.samples import Key, RankSamples, communication_seconds
 
 _SHORT_SECONDS = 1.0
 """A younger collective is an everyday one and not shown as in flight."""
@@ -125,7 +125,7 @@ def mean_step_point(facts: RankSamples, step: int, end_ns: int, seconds: float) 
     phases = [facts.phases.get(phase.label, 0.0) / rate if rate else 0.0 for phase in Phase]
     exposed = (facts.number("exposed_communication_ratio") or 0.0) * seconds
     overlap = facts.number("overlap_ratio")
-    communication = exposed / (1 - overlap) if overlap is not None and overlap < 1 else exposed
+    communication = communication_seconds(exposed, overlap)
     return StepSummary(
         step=step,
         start_ns=end_ns - round(seconds * 1e9),
@@ -136,7 +136,7 @@ def mean_step_point(facts: RankSamples, step: int, end_ns: int, seconds: float) 
         phase_ns=tuple(round(1e9 * length) for length in phases),
         collectives=0,
         collective_bytes=0,
-        communication_ns=round(1e9 * communication),
+        communication_ns=-1 if communication is None else round(1e9 * communication),
         exposed_ns=round(1e9 * exposed),
         phase_exposed_ns=_exposed_by_phase(facts, exposed),
         allocated_bytes=facts.whole("memory_allocated_bytes"),

@@ -176,6 +176,13 @@ def _cell_rows(cells: Mapping[int, Mapping[float, Mapping[str, float]]], interva
     return columns
 
 
+def communication_seconds(exposed: float, overlap: float | None) -> float | None:
+    """Returns how long communication is under way; None where only the waits for it are known."""
+    if overlap is None:
+        return None if exposed else 0.0
+    return exposed / (1 - overlap) if overlap < 1 else exposed
+
+
 def _row_of_cell(
     rank: int, step: int, at: float, row: Mapping[str, float], interval: float
 ) -> dict[str, Any]:
@@ -183,12 +190,13 @@ def _row_of_cell(
     exposed = row.get("exposed_communication_ratio")
     wait = (exposed or 0.0) * seconds
     overlap = row.get("overlap_ratio")
-    communication = wait / (1 - overlap) if overlap is not None and overlap < 1 else wait
+    communication = communication_seconds(wait, overlap)
     values: dict[str, Any] = dict(zip(NAMES, ABSENT, strict=True))
     values |= {
         "rank": rank, "step": step, "steps": max(1, round(interval / seconds)) if seconds else 1,
         "flags": UNTIMED if exposed is None else 0, "start_us": round(1e6 * (at - seconds)),
-        "duration_us": round(1e6 * seconds), "communication_us": round(1e6 * communication),
+        "duration_us": round(1e6 * seconds),
+        "communication_us": -1 if communication is None else round(1e6 * communication),
         "exposed_us": round(1e6 * wait), "allocated_bytes": int(row.get("memory_allocated_bytes", -1)),
         "reserved_bytes": int(row.get("memory_reserved_bytes", -1)),
         "rss_bytes": int(row.get("host_memory_rss_bytes", -1)), "other_bytes": -1,
