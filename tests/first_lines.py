@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zeromon.export.prometheus.exposition import Writer
+from zeromon.export.prometheus.metrics import Writer
 from zeromon.readout.verdict import Verdict, judge_run
 from zeromon.report.render import render_run
 from zeromon.snapshot import RunSnapshot

@@ -24,7 +24,7 @@ from served import get
 from zeromon.cli.run import child_environment
 from zeromon.collector.daemon import Collector
 from zeromon.collector.http import start_http_server
-from zeromon.export.prometheus.exposition import Writer
+from zeromon.export.prometheus.metrics import Writer
 from zeromon.ring.ring_file import remove_ring_file
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store

@@ -22,7 +22,7 @@ MODULES = (
     "zeromon/fold/collectives.py",
     "zeromon/fold/communication.py",
     "zeromon/fold/fold.py",
-    "zeromon/fold/group_progress.py",
+    "zeromon/fold/collectives.py",
     "zeromon/fold/ledger.py",
     "zeromon/fold/summarize.py",
     "zeromon/fold/state.py",

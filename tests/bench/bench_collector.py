@@ -30,7 +30,7 @@ from support import ROOT
 from synthetic import RECORDS_A_STEP, Synthetic
 
 from zeromon.collector.daemon import Collector
-from zeromon.export.prometheus.exposition import Exposition
+from zeromon.export.prometheus.metrics import Exposition
 from zeromon.storage.run_store import Store, encode_snapshot
 
 SECONDS = 12

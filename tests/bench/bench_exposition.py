@@ -24,7 +24,7 @@ from prometheus_client.exposition import choose_encoder
 from records import keep
 from served import Fixed
 
-from zeromon.export.prometheus.exposition import GZIP_LEVEL, Writer
+from zeromon.export.prometheus.metrics import GZIP_LEVEL, Writer
 
 RANKS = (8, 80, 800)
 ROUNDS = 7

@@ -29,7 +29,7 @@ from prometheus_server import Prometheus, scrape
 from records import keep
 from served import Fixed
 
-from zeromon.export.prometheus.exposition import Exposition
+from zeromon.export.prometheus.metrics import Exposition
 
 SIZES = ((1, 8), (1, 64), (1, 512), (128, 8))
 INTERVAL = 10

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 
 from zeromon.base.units import printable_lines
 from zeromon.cli import main
-from zeromon.export.prometheus.exposition import Writer
+from zeromon.export.prometheus.metrics import Writer
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 

@@ -19,7 +19,7 @@ import pytest
 from builders import rank, run
 
 from zeromon.collector.run import Nccl
-from zeromon.diagnosis.hangs import group_of, ras_of
+from zeromon.diagnosis.communicators import group_of, ras_of
 from zeromon.probes.nccl_ras import (
     Answer,
     InspectorReader,

@@ -16,8 +16,8 @@ from builders import rank, run
 
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.hangs import hangs_of
+from zeromon.fold.collectives import REDUCER, group_call_histories
 from zeromon.fold.fold import fold_event
-from zeromon.fold.group_progress import REDUCER, group_call_histories
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank

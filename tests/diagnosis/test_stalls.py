@@ -10,7 +10,7 @@ from builders import rank, run, summary
 
 from zeromon.cli.doctor import run_as_text
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.hangs import find_stalls
+from zeromon.diagnosis.stalls import find_stalls
 from zeromon.export.prometheus.metrics import METRICS
 from zeromon.fold.summarize import STARTS, expected_pause_reason
 from zeromon.readout.text import pause_seconds, run_state

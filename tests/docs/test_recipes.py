@@ -31,7 +31,7 @@ from zeromon.diagnosis.rule import Rule
 from zeromon.diagnosis.rules import all_rules, health
 from zeromon.export import formats
 from zeromon.export.prometheus import metrics
-from zeromon.export.prometheus.exposition import Writer
+from zeromon.export.prometheus.metrics import Writer
 from zeromon.readout import charts
 from zeromon.report.render import render_run
 from zeromon.ring.strategy import Framework, Strategy

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import TOTALS
-from zeromon.export.prometheus.exposition import Exposition
+from zeromon.export.prometheus.metrics import Exposition
 from zeromon.fold.checkpoint import (
     checkpoint_of_state,
     decode_checkpoints,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from builders import MS, folded, state, step
 
+from zeromon.fold.collectives import REDUCER
 from zeromon.fold.fold import fold_event
-from zeromon.fold.group_progress import REDUCER
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.events import (

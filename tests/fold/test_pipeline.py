@@ -9,7 +9,7 @@ import pytest
 from builders import MS, folded, rank, run, span, state, step
 
 from zeromon.diagnosis.arrivals import with_bubbles
-from zeromon.export.prometheus.exposition import Writer
+from zeromon.export.prometheus.metrics import Writer
 from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.dimensions import pipeline_lines
 from zeromon.report.communication import stage_block

@@ -7,7 +7,7 @@ from builders import MS, collective, folded, run, series, span, state, step
 
 from zeromon.compare.figures import METRIC, figures_of
 from zeromon.diagnosis.engine import advise
-from zeromon.export.prometheus.exposition import Writer
+from zeromon.export.prometheus.metrics import Writer
 from zeromon.export.trackers import step_scalars
 from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.breakdown import exposed_is_known, rank_parts

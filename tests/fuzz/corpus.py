@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from zeromon.collector.cluster import KnownNode, Leader, LeaderReply, NodeInfo, NodeReport
 from zeromon.collector.cluster_client import answer_report, as_peer_rank
 from zeromon.diagnosis.arrivals import MatchedCollective, PartialArrival
-from zeromon.export.prometheus.exposition import Writer
+from zeromon.export.prometheus.metrics import Writer
 from zeromon.fold.checkpoint import checkpoint_of_state, encode_checkpoints
 from zeromon.fold.fold import fold_event
 from zeromon.fold.state import RankState

@@ -39,7 +39,7 @@ from zeromon.collector.daemon import Collector
 from zeromon.collector.http import Application, _QuietHandler
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.flight import calls_under_way, flight_findings
-from zeromon.export.prometheus.exposition import Writer
+from zeromon.export.prometheus.metrics import Writer
 from zeromon.fold.checkpoint import decode_checkpoints as decode_totals, restore_totals
 from zeromon.fold.fold import fold_event
 from zeromon.fold.state import RankState

@@ -381,7 +381,7 @@ def forked() -> None:
 def attached() -> None:
     """What the injected payload calls."""
     from zeromon.ring.ring_file import ipc_namespace_number
-    from zeromon_agents.runtime.bootstrap import attach
+    from zeromon_agents.runtime.attached import attach
 
     settings = {"ZEROMON_COLLECTOR": "off"}
     folder, ipc = os.environ["ATTACH_TO"], ipc_namespace_number()

@@ -12,7 +12,7 @@ import pytest
 
 from zeromon.readout.breakdown import PARTS
 from zeromon.snapshot import levels
-from zeromon.tui import drawing as bars, line as styles
+from zeromon.tui import drawing as bars, styles
 from zeromon_dashboard import figures
 
 ROOT = Path(__file__).resolve().parents[2]

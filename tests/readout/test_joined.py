@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import folded, run, state, step
 
-from zeromon.export.prometheus.exposition import Writer
+from zeromon.export.prometheus.metrics import Writer
 from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.text import joined_text, notes_of, run_state
 from zeromon.report.render import render_run

@@ -36,6 +36,7 @@ from zeromon.tui.columns import (
     svg_without_fonts,
 )
 from zeromon.tui.drawing import (
+    HEAT_LEVELS,
     Curve,
     Plot,
     draw_chart,
@@ -48,7 +49,6 @@ from zeromon.tui.drawing import (
 )
 from zeromon.tui.event_log import events_between_snapshots, opening_entries
 from zeromon.tui.line import (
-    HEAT_LEVELS,
     cells,
     clean,
     cut_line,
@@ -56,7 +56,6 @@ from zeromon.tui.line import (
     line_width,
     pad_line,
     plain_text,
-    style_of_tone,
     text_tail,
     wrap_text,
 )
@@ -65,6 +64,7 @@ from zeromon.tui.screens.communication import arrival_lines, pick_latest_ranks, 
 from zeromon.tui.screens.memory import peaks_within_step, role_bars
 from zeromon.tui.screens.overview import legend_of_parts, step_bars
 from zeromon.tui.screens.text import lines_of_markdown, lines_of_report
+from zeromon.tui.styles import style_of_tone
 from zeromon.tui.tables import RANKS, TRAFFIC
 from zeromon.tui.view_model import ViewModel, draw_scrubber, status_line
 

@@ -41,7 +41,7 @@ from zeromon.collector.cluster import (
 )
 from zeromon.diagnosis.arrivals import ArrivalSkew, MatchedCollective, PartialArrival
 from zeromon.diagnosis.hangs import hangs_of, since_difference
-from zeromon.fold.group_progress import group_call_histories
+from zeromon.fold.collectives import group_call_histories
 from zeromon.fold.state import RankState
 from zeromon.readout.text import doing
 from zeromon.ring.tokens import NONCE, REPLY, REPORT, SIGNATURE, request_proof_headers, signature_of

@@ -33,7 +33,7 @@ from zeromon.collector.cluster import NodeInfo
 from zeromon.collector.cluster_client import reply_signature
 from zeromon.collector.daemon import Collector
 from zeromon.collector.trials import DEFAULT_ROUNDS
-from zeromon.export.prometheus.exposition import Exposition
+from zeromon.export.prometheus.metrics import Exposition
 from zeromon.ring.tokens import (
     NONCE,
     READ,

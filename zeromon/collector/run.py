@@ -22,9 +22,11 @@ from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memo
 from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trials import Trials, with_trial_results
 from zeromon.diagnosis.arrivals import ArrivalSkew, with_bubbles
+from zeromon.diagnosis.communicators import ras_of, with_groups
 from zeromon.diagnosis.engine import FindingMemory, advise
-from zeromon.diagnosis.hangs import find_stalls, hangs_of, ras_of, with_groups
+from zeromon.diagnosis.hangs import hangs_of
 from zeromon.diagnosis.rule import lacks_cpus
+from zeromon.diagnosis.stalls import find_stalls
 from zeromon.diagnosis.stragglers import find_stragglers
 from zeromon.fold import checkpoint
 from zeromon.fold.checkpoint import Checkpoint

@@ -1,4 +1,4 @@
-"""Which ranks are stalled, which collective does not end, and which members are missing. Pure.
+"""Which collective does not end, which ranks wait in it, and which members are missing. Pure.
 
 A collective hangs when a rank has been in it for longer than a limit. A member is missing when its own
 progress in the group has not reached the sequence number of the collective. Members on nodes that do not
@@ -11,14 +11,10 @@ things, the first difference of their last calls is the cause, however much late
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import msgspec
 
-from zeromon.fold.group_progress import REDUCER
-from zeromon.fold.summarize import STARTS
-from zeromon.probes.nccl_ras import Answer, Communicator, RasRank
-from zeromon.ring.codes import operation_by_name
+from zeromon.fold.collectives import REDUCER
 from zeromon.snapshot import (
     CallHistory,
     GroupProgress,
@@ -26,103 +22,12 @@ from zeromon.snapshot import (
     Hang,
     HangKind,
     InFlight,
-    InspectorRow,
     MemberCall,
     RankSnapshot,
-    Ras,
-    RasCommunicator,
-    RasCount,
     RunSnapshot,
 )
-from zeromon.snapshot.focus import has_left, is_ending
-from zeromon.snapshot.levels import (
-    HANG_SECONDS,
-    PAUSE_SECONDS,
-    STALL_SECONDS,
-    STALL_STEPS,
-    START_SECONDS,
-    Severity,
-)
-
-_LOOK_NS = 3_000_000_000
-
-
-class Stall(NamedTuple):
-    """A rank whose steps have stopped, or whose first step does not end."""
-
-    rank: RankSnapshot
-    seconds: float
-    """Since the last step ended; of a rank without steps, since it started."""
-
-
-def find_stalls(run: RunSnapshot) -> tuple[Stall, ...]:
-    """The stalled ranks of *run*, the longest stall first.
-
-    Where one rank is stalled, the others that make no progress count, too: ranks end a step at nearly,
-    and not exactly, the same time. Of a run that has ended, those that were stalled when it was stopped.
-    """
-    now_ns = run.taken_ns
-    if run.ended:
-        now_ns = max((rank.last_event_ns for rank in run.ranks), default=now_ns)
-    ranks = [rank for rank in run.ranks if (rank.failed if run.ended else rank.alive)]
-    quiet = [Stall(rank, _idle_seconds(rank, now_ns)) for rank in ranks if _is_quiet(rank, now_ns)]
-    if not any(map(_is_long_stall, quiet)):
-        return ()
-    if is_ending(run) and max(stall.seconds for stall in quiet) < PAUSE_SECONDS:
-        return ()  # the others have finished: it saves, evaluates or shuts down
-    stalled = [stall for stall in quiet if stall.seconds >= STALL_SECONDS / 2]
-    return tuple(sorted(stalled, key=lambda stall: (-stall.seconds, stall.rank.rank)))
-
-
-def _is_quiet(rank: RankSnapshot, now_ns: int) -> bool:
-    """Returns True if the agent of *rank* sees no progress since its last step, or does not run at all.
-
-    The agent looks once a second, so what it said may be older than the rank's newest event.
-    """
-    is_still = now_ns - rank.progress_ns >= _LOOK_NS
-    return is_still and (bool(rank.stack) or rank.halted is not Halt.NONE)
-
-
-def _idle_seconds(rank: RankSnapshot, now_ns: int) -> float:
-    return (now_ns - (rank.recent[-1].end_ns if rank.recent else rank.started_ns)) / 1e9
-
-
-def _is_long_stall(stall: Stall) -> bool:
-    lock = stall.rank.lock
-    if not stall.rank.recent and (lock is None or not lock.is_stale):
-        return stall.seconds >= START_SECONDS
-    return stall.seconds >= STALL_SECONDS + STALL_STEPS * (stall.rank.step_seconds or 0.0)
-
-
-def worst_stall(stalls: Sequence[Stall]) -> tuple[Stall, Severity]:
-    """The stall of *stalls* that is most urgent, and how urgent it is.
-
-    A rank that waits in a collective waits for others: it does not count beside one that does not.
-    """
-    free = [stall for stall in stalls if not stall.rank.in_flight] or stalls
-    judged = [(stall, _stall_severity(stall)) for stall in free]
-    return min(judged, key=lambda pair: pair[1].order)
-
-
-def _stall_severity(stall: Stall) -> Severity:
-    """Critical without an expected pause; a process that may be in a long call is a warning first."""
-    pause = stall.rank.pause or (STARTS if stall.rank.halted is Halt.UNRESPONSIVE else "")
-    return severity_of_pause(pause, stall.seconds)
-
-
-def severity_of_pause(pause: str, seconds: float) -> Severity:
-    """How urgent it is that a rank makes no progress for *seconds*, in the *pause* that its stack shows.
-
-    A start-up may load for minutes, so it is a warning first. No pause is expected for ever.
-    """
-    if not pause or (pause.endswith(STARTS) and seconds >= PAUSE_SECONDS):
-        return Severity.CRITICAL
-    if pause.endswith(STARTS) or seconds >= PAUSE_SECONDS:
-        return Severity.WARNING
-    return Severity.INFO
-
-
-# ---- collectives that do not end -----------------------------------------------------------------
+from zeromon.snapshot.focus import has_left
+from zeromon.snapshot.levels import HANG_SECONDS
 
 MIN_HANG_NS = round(HANG_SECONDS * 1e9)
 TIMES_A_STEP = 10
@@ -472,111 +377,3 @@ def _can_reach(start: int, goal: int, edges: dict[int, set[int]]) -> bool:
             visited.add(rank)
             queue += edges.get(rank, ())
     return False
-
-
-# ---- which process group a communicator of NCCL belongs to ---------------------------------------
-
-# torch does not give a communicator's hash. Its ranks are known by their processes, and a process group
-# whose members have the same places is its own, where there is just one. torch makes further
-# communicators for sends and receives, and those have launched no collective.
-
-_NOT_OURS = "NCCL's RAS answers for another job, or for processes of another name space"
-
-
-def group_of(
-    size: int, members: Mapping[int, int], ranks: Sequence[RankSnapshot]
-) -> GroupProgress | None:
-    """The one group in which rank ``places[p]`` is member p for all p; None for none and several."""
-    matches = {
-        group.group_id: group
-        for rank in ranks
-        if rank.rank in members.values()
-        for group in rank.groups
-        if len(group.ranks) == size
-        and all(0 <= member < size and group.ranks[member] == r for member, r in members.items())
-    }
-    return next(iter(matches.values())) if len(matches) == 1 else None
-
-
-def with_groups(
-    ranks: Sequence[RankSnapshot], rows: Mapping[int, tuple[InspectorRow, ...]]
-) -> tuple[RankSnapshot, ...]:
-    """The *ranks* with the *rows* of each rank, of which the process groups are found."""
-    members: dict[tuple[str, int], dict[int, int]] = {}
-    for rank, rank_rows in rows.items():
-        for row in rank_rows:
-            members.setdefault((row.communicator, row.size), {})[row.place] = rank
-    groups = {key: group_of(key[1], key_members, ranks) for key, key_members in members.items()}
-
-    def add_group(row: InspectorRow) -> InspectorRow:
-        group = groups[row.communicator, row.size]
-        return row if group is None else replace(row, group_id=group.group_id, group=group.label)
-
-    return tuple(
-        replace(rank, inspected=tuple(map(add_group, rows[rank.rank]))) if rows.get(rank.rank) else rank
-        for rank in ranks
-    )
-
-
-def ras_of(answer: Answer, ranks: Sequence[RankSnapshot], is_here: Callable[[str], bool]) -> Ras:
-    """Returns RAS's answer on the communicators of this job; *is_here*: is an address this node's?"""
-    if answer.note:
-        return Ras(note=answer.note)
-    by_pid, local = {rank.pid: rank.rank for rank in ranks}, dict[str, bool]()
-
-    def rank_of(ras_rank: RasRank) -> int | None:
-        if ras_rank.host not in local:
-            local[ras_rank.host] = is_here(ras_rank.host)
-        return by_pid.get(ras_rank.pid) if local[ras_rank.host] else None
-
-    rows, is_ours = [], False
-    for communicator in answer.communicators:
-        members = [*communicator.ranks, *communicator.missing_ranks]
-        ours = {member.rank: rank for member in members if (rank := rank_of(member)) is not None}
-        is_ours = is_ours or bool(ours)
-        if ours and _is_of_note(communicator):
-            group = group_of(communicator.size, ours, ranks)
-            rows.append(_ras_row(communicator, group.group_id if group is not None else ""))
-    group_ids = [row.group_id for row in rows]
-    return Ras(
-        note="" if is_ours else _NOT_OURS,
-        communicators=tuple(
-            replace(row, group_id="") if group_ids.count(row.group_id) > 1 else row for row in rows
-        ),
-    )
-
-
-def _is_of_note(communicator: Communicator) -> bool:
-    return bool(communicator.missing_ranks) or any(
-        any(peer.collective_counts.values()) for peer in communicator.ranks
-    )
-
-
-def _ras_row(communicator: Communicator, group_id: str) -> RasCommunicator:
-    missing = communicator.missing_ranks
-    failed = (
-        peer.rank for peer in communicator.ranks
-        if peer.status.abort_flag or peer.status.async_error not in (0, _IN_PROGRESS)
-    )  # fmt: skip
-    return RasCommunicator(
-        communicator=communicator.hash,
-        group_id=group_id,
-        size=communicator.size,
-        counts=tuple(_operation_counts(communicator.ranks)),
-        unresponsive=tuple(sorted(peer.rank for peer in missing if peer.status.unresponsive)),
-        dead=tuple(sorted(peer.rank for peer in missing if peer.status.considered_dead)),
-        failed=tuple(sorted(failed)),
-    )
-
-
-_IN_PROGRESS = 7
-"""ncclInProgress."""
-
-
-def _operation_counts(ranks: Sequence[RasRank]) -> Iterable[RasCount]:
-    for name in dict.fromkeys(name for peer in ranks for name in peer.collective_counts):
-        counts = {peer.rank: peer.collective_counts.get(name, 0) for peer in ranks}
-        max_count = max(counts.values())
-        if max_count:
-            lagging = tuple(sorted((member, n) for member, n in counts.items() if n < max_count))
-            yield RasCount(op=operation_by_name(name).label, most=max_count, behind=lagging)

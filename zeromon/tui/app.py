@@ -32,18 +32,22 @@ from zeromon.tui.columns import (
     svg_without_fonts,
 )
 from zeromon.tui.event_log import LogEntry, Mark, Marks
-from zeromon.tui.feed import Feed, ObservedRun, Reconnect, fold_feed_message
-from zeromon.tui.line import THEMES, clean
-from zeromon.tui.messages import (
+from zeromon.tui.feed import (
     Announced,
     Choices,
+    Feed,
+    ObservedRun,
+    Playhead,
+    Reconnect,
     RunChoice,
     RunGone,
     SnapshotArrived,
     SourceFailed,
+    fold_feed_message,
     list_run_choices,
+    seconds_per_stride,
 )
-from zeromon.tui.playhead import Playhead, seconds_per_stride
+from zeromon.tui.line import clean
 from zeromon.tui.plots import Trends, steps_by_rank, telling_ranks
 from zeromon.tui.screens.communication import Communication
 from zeromon.tui.screens.findings import Findings
@@ -57,6 +61,7 @@ from zeromon.tui.screens.text import TextScreen, configuration_text, trace_analy
 from zeromon.tui.screens.timeline import Timeline
 from zeromon.tui.screens.view import TABS, Prompt, Runs, View
 from zeromon.tui.status_text import clock
+from zeromon.tui.styles import THEMES
 from zeromon.tui.view_model import ViewModel
 
 _TRACED_STEPS = 2

@@ -11,7 +11,7 @@ from zeromon.readout.breakdown import PARTS, PHASES, RECORDED
 from zeromon.readout.text import exposed_part
 from zeromon.snapshot import StepSummary
 from zeromon.snapshot.step import LaneSpan, Stream
-from zeromon.tui.line import HEAT_LEVELS, Line, Span, cells, fit, merge_equal_tones, pad_line
+from zeromon.tui.line import Line, Span, cells, fit, merge_equal_tones, pad_line
 
 TONES = ("", *PARTS, "hidden", "untimed")
 """The styles of half cells: a half cell holds an index into this; 0 is empty."""
@@ -102,7 +102,7 @@ def draw_gauge(
 
 _SHADES = "·▁▂▃▄▅▆█"
 """The shades without colour."""
-assert len(_SHADES) == HEAT_LEVELS
+HEAT_LEVELS = len(_SHADES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,209 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 from textual.message import Message
 
 from zeromon.base.errors import RunNotFound, ZeromonError
 from zeromon.snapshot import Finding, RunSnapshot
-from zeromon.sources.base import Source
-from zeromon.storage.run_store import StepQuery
+from zeromon.snapshot.step import Lanes
+from zeromon.sources.base import SPEEDS, Output, Playback, Source
+from zeromon.sources.live import LiveSource, runs_of_node
+from zeromon.sources.replay import StoreSource
+from zeromon.storage.run_store import StepQuery, Store
 from zeromon.storage.step_history import Series
 from zeromon.tui.event_log import LogEntry, events_between_snapshots, opening_entries
-from zeromon.tui.messages import RunGone, SnapshotArrived, SourceFailed
-from zeromon.tui.playhead import Playhead, Span
+from zeromon.tui.line import clean
+
+_STRIDES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+_STRIDES_A_SPAN = 60
+
+Span = tuple[float, float]
+
+
+def seconds_per_stride(span: Span | None) -> float:
+    """Seconds that one key press moves: a sixtieth of the record, rounded up."""
+    span_seconds = 0.0 if span is None else span[1] - span[0]
+    return next((s for s in _STRIDES if s >= span_seconds / _STRIDES_A_SPAN), _STRIDES[-1])
+
+
+class Playhead:
+    """Where the view is in a source. *wall* is None while the view follows the newest snapshot."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.wall: float | None = None
+
+    @property
+    def replay(self) -> Playback | None:
+        """The clock of a replay; None for a source whose snapshots are of now."""
+        return self.source.playback
+
+    @property
+    def paused(self) -> bool:
+        """True if the view stays at one snapshot."""
+        return not self.replay.playing if self.replay else self.wall is not None
+
+    @property
+    def speed(self) -> float:
+        """Seconds of the run per second."""
+        return self.replay.speed if self.replay else 1.0
+
+    def look(self) -> tuple[RunSnapshot, RunSnapshot | None]:
+        """The newest snapshot, and the recorded one at *wall*; raises ZeromonError."""
+        shown_wall = self.wall
+        return self.source.latest(), None if shown_wall is None else self.source.at(shown_wall)
+
+    def toggle_pause(self, shown_wall: float) -> None:
+        """Holds the snapshot of the moment *shown_wall*, or follows the newest one again."""
+        if self.replay is None:
+            self.wall = shown_wall if self.wall is None else None
+        elif self.replay.playing:
+            self.replay.pause()
+        else:
+            self.replay.play()
+
+    def move(self, shown_wall: float, seconds: float, span: Span | None) -> bool:
+        """Moves *seconds* from the moment *shown_wall*; False for a run without a record.
+
+        Beyond the end of a live run, the view follows the newest snapshot.
+        """
+        if span is None:
+            return False
+        goal = max(span[0], shown_wall + seconds)
+        if self.replay is not None:
+            self.replay.seek(min(goal, span[1]))
+        else:
+            self.wall = None if goal > span[1] else goal
+        return True
+
+    def follow(self) -> None:
+        """Follows the newest snapshot, or goes to the end of a replay."""
+        if self.replay is not None:
+            self.replay.seek(self.replay.end)
+        else:
+            self.wall = None
+
+    def change_replay_speed(self, by: int) -> bool:
+        """Chooses the next speed up or down; False for a source that is no replay."""
+        if self.replay is None:
+            return False
+        index = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
+        speed = SPEEDS[min(len(SPEEDS) - 1, max(0, index + by))]
+        if self.replay.playing:
+            self.replay.play(speed)
+        else:
+            self.replay.speed = speed
+        return True
+
+
+# ---- the messages that threads post --------------------------------------------------------------
+
+# Each handler is ``on_`` and the name of the message.
+
+
+@dataclass(frozen=True, slots=True)
+class RunChoice:
+    """One run of the list."""
+
+    run: str
+    state: str
+    command: str
+    address: str
+    """``host:port`` of its collector; "" for a recorded run."""
+
+    def open(self, store: Store) -> Source:
+        """A source of the run's snapshots; raises ZeromonError for a record that is gone."""
+        if self.address:
+            return LiveSource(self.address, self.run)
+        return StoreSource(self.run, store)
+
+
+def list_run_choices(store: Store) -> tuple[RunChoice, ...]:
+    """Live runs, then recorded ones."""
+    live = [
+        RunChoice(
+            run.run, run.state, clean(" ".join(run.command)), run.address,
+        )
+        for run in runs_of_node()
+    ]  # fmt: skip
+    live_names = {choice.run for choice in live}
+    recorded = [
+        RunChoice(record.run, clean(record.verdict), clean(" ".join(record.command)), "")
+        for record in store.list_manifests()
+        if record.run not in live_names
+    ]
+    return (*live, *recorded)
+
+
+@dataclass
+class SnapshotArrived(Message):
+    """A new snapshot. Only the newest matters: it replaces one that waits in the queue."""
+
+    newest: RunSnapshot
+    moment: RunSnapshot | None
+    """The recorded snapshot that is shown instead of the newest one."""
+    span: Span | None
+    """The first and the last recorded moment."""
+    series: Series | None
+    """Steps of the whole run, where charts show it."""
+    past: tuple[Finding, ...] | None
+    """The findings in the record; None until they are read."""
+    head: Playhead
+    """Where it was read; the application drops messages about a run that it has left."""
+
+    def can_replace(self, message: Message) -> bool:
+        """Returns whether this message takes the place of *message* in the queue."""
+        return isinstance(message, SnapshotArrived)
+
+
+@dataclass
+class SourceFailed(Message):
+    """The source gave no snapshot; *reason* is for the user."""
+
+    reason: str
+
+
+@dataclass
+class RunGone(Message):
+    """The source no longer has the run; *reason* is for the user."""
+
+    reason: str
+
+
+@dataclass
+class Announced(Message):
+    """A text to show once in a corner of the screen."""
+
+    text: str
+    severity: Literal["information", "warning"] = "information"
+
+
+@dataclass
+class LanesArrived(Message):
+    """The spans of the last steps; None with the reason why there are none."""
+
+    lanes: Lanes | None
+    trouble: str = ""
+
+
+@dataclass
+class OutputArrived(Message):
+    """The end of the training's output; None with the reason why there is none."""
+
+    output: Output | None
+    trouble: str = ""
+
+
+@dataclass
+class Choices(Message):
+    """The runs that the user can turn to."""
+
+    runs: tuple[RunChoice, ...]
+
+
+# ---- the thread that reads snapshots -------------------------------------------------------------
 
 _MAX_CPU_SHARE = 0.06
 """The largest share of a core for reading snapshots: a large run is read less often."""

@@ -7,8 +7,8 @@ from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.levels import STALE_SECONDS
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.event_log import LogEntry, Mark
+from zeromon.tui.feed import Span
 from zeromon.tui.line import Line, clean
-from zeromon.tui.playhead import Span
 from zeromon.tui.plots import Trends
 from zeromon.tui.status_text import age_text, clock
 

@@ -1,4 +1,4 @@
-"""Starts the agent when this process becomes a rank, or when a user attaches to it.
+"""Starts the agent when this process becomes a rank.
 
 The start-up shim calls :func:`install` when ``torch.distributed.distributed_c10d`` has just been loaded.
 The agent does not start there, because launchers, data workers and compiler processes import torch, too.
@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch  # its import is under way: the parts exist when they are used
 
-from zeromon_agents.observe.accelerator import leave_captures_alone
 from zeromon_agents.observe.loading import FETCHERS, watch_worker
-from zeromon_agents.runtime.agent import Agent, Attachment
 from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard, run_when_not_executing
 from zeromon_agents.runtime.imports import ImportClock, ImportWatch
@@ -306,44 +304,3 @@ def describe_run(folder: Path) -> None:
     with os.fdopen(fd, "w") as file:
         start_times = {"started": time.time(), "mono_ns": time.monotonic_ns()}
         json.dump({"run": folder.name, "command": sys.argv[:50], **start_times}, file)
-
-
-# ---- the calls of the injected payload, in a thread of its own: attach to this process, and detach ---
-
-
-def attach(
-    run_dir: str, pid: int, settings: dict[str, str], *, ipc: int, any_process: bool
-) -> dict[str, Any]:
-    """Starts the agent and returns which rank this is. Raises what keeps the agent from starting.
-
-    *ipc*: the IPC namespace of the command that attaches.
-    *any_process*: also attaches to a process without a process group, which may be no rank.
-    """
-    leave_captures_alone()
-    distributed = torch.distributed
-    grouped = distributed.is_available() and distributed.is_initialized()
-    if not grouped and not any_process:
-        return {"refused": "it has no process group", "hint": "It is a launcher or a data worker."}
-    if BOOTSTRAP.agent is not None:
-        return {"watched": BOOTSTRAP.agent.run_dir.name, **_rank_identity(BOOTSTRAP.agent)}
-    return _rank_identity(BOOTSTRAP.attach(Path(run_dir), Attachment(pid, settings, ipc)))
-
-
-def detach() -> dict[str, Any]:
-    """Removes every hook and returns the names that another tool has patched since."""
-    leave_captures_alone()
-    agent = BOOTSTRAP.agent
-    if agent is None:
-        return {"refused": "it is not watched", "hint": "zeromon attach shows what is."}
-    if agent.capture.recording:
-        return {"refused": "a trace is being recorded", "hint": "Try again when it is saved."}
-    return {"kept": BOOTSTRAP.stop(), **_rank_identity(agent)}
-
-
-def _rank_identity(agent: Agent) -> dict[str, Any]:
-    return {
-        "rank": agent.rank_info.rank,
-        "world_size": agent.rank_info.world_size,
-        "torch": torch.__version__,
-        "python": sys.version.split()[0],
-    }

@@ -25,7 +25,7 @@ from served import Fixed
 
 from zeromon.base.units import printable
 from zeromon.collector.daemon import Collector
-from zeromon.export.prometheus.exposition import Exposition, Writer
+from zeromon.export.prometheus.metrics import Exposition, Writer
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.snapshot import Finding, RankSnapshot, Risk, RunSnapshot
 from zeromon.storage.run_store import Store

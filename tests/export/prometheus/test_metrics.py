@@ -15,8 +15,7 @@ from served import Fixed, get
 from zeromon.base.units import printable
 from zeromon.collector.http import start_http_server
 from zeromon.diagnosis.engine import advise
-from zeromon.export.prometheus.exposition import Writer
-from zeromon.export.prometheus.metrics import METRICS
+from zeromon.export.prometheus.metrics import METRICS, Writer
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health as Verdict
 from zeromon.snapshot import CTRL_C, DETACHED, Finding

@@ -54,7 +54,7 @@ def load():
 def work():
     try:
         load()
-        import zeromon_agents.runtime.bootstrap as agent
+        import zeromon_agents.runtime.attached as agent
 
         if ARGUMENTS["leave"]:
             facts = agent.detach()

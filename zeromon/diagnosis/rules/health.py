@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.base.units import human_count, human_ratio, human_seconds
-from zeromon.diagnosis.hangs import find_stalls, severity_of_pause, worst_stall
 from zeromon.diagnosis.rule import Match, rule
 from zeromon.diagnosis.rules.common import ASYNC_SAVE
+from zeromon.diagnosis.stalls import find_stalls, severity_of_pause, worst_stall
 from zeromon.diagnosis.stragglers import widest_drift
 from zeromon.fold.summarize import STARTS
 from zeromon.readout.ledger import Checkpoints, checkpoints_of, unsaved_text

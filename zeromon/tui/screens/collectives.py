@@ -23,8 +23,8 @@ from zeromon.readout.text import (
 from zeromon.snapshot.step import Lanes, LaneSpan
 from zeromon.tui import drawing as drawn
 from zeromon.tui.columns import Column, Columns, TableExport
+from zeromon.tui.feed import LanesArrived
 from zeromon.tui.line import Line, clean, fit, text_tail, wrap_text
-from zeromon.tui.messages import LanesArrived
 from zeromon.tui.screens.overview import legend_of_parts
 from zeromon.tui.screens.view import View
 from zeromon.tui.view_model import ViewModel

@@ -9,8 +9,8 @@ from textual.timer import Timer
 from zeromon.base.units import human_count
 from zeromon.tui.columns import TableExport
 from zeromon.tui.event_log import LogEntry
+from zeromon.tui.feed import OutputArrived
 from zeromon.tui.line import Line, clean, wrap_text
-from zeromon.tui.messages import OutputArrived
 from zeromon.tui.screens.view import View
 from zeromon.tui.status_text import clock
 from zeromon.tui.tables import NOTES

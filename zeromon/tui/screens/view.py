@@ -18,8 +18,8 @@ from zeromon.snapshot import FleetNode, Severity
 from zeromon.sources.base import Source
 from zeromon.tui import status_text
 from zeromon.tui.columns import Column, Columns, TableExport
+from zeromon.tui.feed import RunChoice
 from zeromon.tui.line import Line, Span, clean, join_at_ends
-from zeromon.tui.messages import RunChoice
 from zeromon.tui.view_model import ViewModel, draw_scrubber, status_line
 from zeromon.tui.widgets.panel import Keys, Panel
 from zeromon.tui.widgets.table import Table

@@ -15,7 +15,8 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
-from zeromon.tui.line import Line, background_of_theme, cells, cut_line, line_width, style_of_tone
+from zeromon.tui.line import Line, cells, cut_line, line_width
+from zeromon.tui.styles import background_of_theme, style_of_tone
 
 Draw = Callable[[int, int], list[Line]]
 """A function of width and height that returns lines."""
