@@ -221,7 +221,8 @@ class CollectiveRow:
     seconds: float
     exposed_seconds: float
     busbw_bytes_per_second: float | None
-    """Over the last steps; includes the wait for a late rank. None for what has none (barrier)."""
+    """Over the last steps; includes the wait for a late rank. None for what has none (barrier), and where
+    begin or end of nearly all calls is only a bound."""
     best_busbw_bytes_per_second: float
     dim: str = ""
     """The name of the group's dimension (``tp``); "" from Prometheus."""
@@ -253,7 +254,8 @@ class CollectiveStatsRow:
     """The shortest duration over ranks."""
     algbw_bytes_per_second: float | None
     busbw_bytes_per_second: float | None
-    """Bus bandwidth of the transfer where it is known, else of the whole time."""
+    """Of the transfers where ranks are matched, else of the whole time; only of calls whose begin and end
+    are known. None where these are nearly none."""
     best_busbw_bytes_per_second: float
     dim: str = ""
     """The name of the group's dimension (``tp``); "" from Prometheus."""
