@@ -29,7 +29,7 @@ def trained(number: int, spent: tuple[int, ...], exposed: tuple[int, ...]) -> An
                 phase_exposed_ns=tuple(x * MS for x in exposed), samples=4, tokens=400)
         for n in range(2, 12)
     )  # fmt: skip
-    flow = (traffic_row("all_reduce", group_size=2, nbytes=4e8, seconds=0.2),)
+    flow = (traffic_row("all_reduce", group_size=2, nbytes=4e8, busbw_bytes_per_second=2e9),)
     batches = BatchRow(steps=10, samples=40, tokens=4000, positions=4000, pairs=400_000, padding=0)
     return rank(
         number, recent=steps, traffic=flow, models=(METADATA,), memory=device_memory(),
