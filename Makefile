@@ -165,7 +165,7 @@ test-vgpu: vgpu
 # Every strategy, device-bound and launch-bound, beside the device's timeline: docs/vgpu_truth.md.
 truth-table: VGPU = 2.13.0 2.15.0
 truth-table: vgpu
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/vgpu/truth_table.py 2.13.0:2 2.13.0:4 2.15.0:2; \
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/vgpu/truth_table.py 2.13.0:2 2.13.0:4 2.15.0:2 2.15.0:4; \
 	  $(BIN)/python tests/vgpu/truth_table.py --publish build/truth.jsonl
 
 # Without Triton: none of these tests compiles.

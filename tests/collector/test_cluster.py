@@ -98,7 +98,7 @@ def test_a_transfer_is_known_by_the_last_rank_and_the_shortest_span(unknown: Seq
         for rank, (start, end) in times.items()
     }
     for one in members.values():
-        one.on_device = True
+        one.on_host = False
     partial = partial_arrival("g", 3, members)
     assert (partial.last_rank, partial.transfer_ns) == (1, 9 * MS)
     is_known = not {1, 2} & set(unknown)

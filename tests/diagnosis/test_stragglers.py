@@ -460,7 +460,7 @@ def test_a_transfer_that_is_only_a_bound_gives_no_bandwidth(span_known: bool) ->
     skew, rows = ArrivalSkew(), []
     for number in range(2):
         one = arrival(1, number * MS, 1, 10 * MS, span_known=span_known or not number)
-        one.on_device = True
+        one.on_device, one.on_host = True, False
         arrived(skew, number, 2, one)
         rows.append(one.row.at_device(0))
     assert all(row.transfer_ns == 9 * MS for row in rows)

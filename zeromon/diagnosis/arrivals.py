@@ -233,7 +233,7 @@ def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
     if call.is_wait:  # nobody's wait ends before the last has come, whatever the clocks say
         at = min(at, min(call.ended_ns for call in inside.values()))
     transfer_known = inside[last_rank].span_known and shortest.span_known
-    if not (transfer_known or call.on_device):  # on a host the begin is known, and one end is enough
+    if call.on_host and not transfer_known:  # on a host the begin is known, and one end is enough
         ends_ns = [call.ended_ns for call in inside.values() if call.span_known and call.ended_ns > at]
         transfer_known = bool(ends_ns)
         transfer = min([transfer, *(end_ns - at for end_ns in ends_ns)])

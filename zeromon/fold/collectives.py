@@ -168,7 +168,7 @@ def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:
         state.arrivals.append(
             Arrival(
                 call.group, sequence, issued_ns, t_ns, nbytes, blocked_ns, t_ns - blocked_ns, step,
-                timed_steps, row, on_device, span_known=call.span_known,
+                timed_steps, row, on_device, span_known=call.span_known, on_host=not call.on_device,
             )
         )  # fmt: skip
     else:

@@ -211,14 +211,14 @@ class Arrival:
     """A collective that ended at a rank; the collector matches it with those of the other ranks."""
 
     __slots__ = (
-        "blocked_ns", "ended_ns", "group", "is_wait", "issued_ns", "nbytes", "on_device", "row",
-        "sequence", "span_known", "step", "timed_step", "waits_from_ns",
+        "blocked_ns", "ended_ns", "group", "is_wait", "issued_ns", "nbytes", "on_device", "on_host",
+        "row", "sequence", "span_known", "step", "timed_step", "waits_from_ns",
     )  # fmt: skip
 
     def __init__(
         self, group: int, sequence: int, issued_ns: int, ended_ns: int, nbytes: int, blocked_ns: int,
         waits_from_ns: int, step: int, timed_step: int, row: CollectiveStats,
-        on_device: bool = False, is_wait: bool = False, span_known: bool = True,
+        on_device: bool = False, is_wait: bool = False, span_known: bool = True, on_host: bool = True,
     ) -> None:  # fmt: skip
         # the numbers, not the record that has them: compiled, they lie side by side
         self.group = group
@@ -236,6 +236,8 @@ class Arrival:
         """True where a stream's wait for it is known, and neither its beginning nor its bytes."""
         self.span_known = span_known
         """True where it is not only a bound."""
+        self.on_host = on_host
+        """True where no device runs it: then its begin is known."""
         self.timed_step = timed_step
         """The count of timed steps, the steps of a row."""
         self.row = row

@@ -221,8 +221,8 @@ class CollectiveRow:
     seconds: float
     exposed_seconds: float
     busbw_bytes_per_second: float | None
-    """Over the last steps; includes the wait for a late rank. None for what has none (barrier), and where
-    begin or end of nearly all calls is only a bound."""
+    """Over the last steps; includes the wait for a late rank. None for what has none (barrier), and
+    where begin or end of nearly all calls is only a bound."""
     best_busbw_bytes_per_second: float
     dim: str = ""
     """The name of the group's dimension (``tp``); "" from Prometheus."""
@@ -254,8 +254,8 @@ class CollectiveStatsRow:
     """The shortest duration over ranks."""
     algbw_bytes_per_second: float | None
     busbw_bytes_per_second: float | None
-    """Of the transfers where ranks are matched, else of the whole time; only of calls whose begin and end
-    are known. None where these are nearly none."""
+    """Bus bandwidth of transfers where ranks are matched, else of the whole time; only of calls whose begin and
+    end are known. None where these are nearly none."""
     best_busbw_bytes_per_second: float
     dim: str = ""
     """The name of the group's dimension (``tp``); "" from Prometheus."""
