@@ -254,8 +254,8 @@ class CollectiveStatsRow:
     """The shortest duration over ranks."""
     algbw_bytes_per_second: float | None
     busbw_bytes_per_second: float | None
-    """Bus bandwidth of transfers where ranks are matched, else of the whole time; only of calls whose begin and
-    end are known. None where these are nearly none."""
+    """Bus bandwidth of transfers where ranks are matched, else of the whole time; of calls whose begin
+    and end are known. None where these are nearly none."""
     best_busbw_bytes_per_second: float
     dim: str = ""
     """The name of the group's dimension (``tp``); "" from Prometheus."""
