@@ -486,6 +486,13 @@ def test_steps_go_by_their_launches_where_the_device_has_one_mark_for_all(tmp_pa
     found = analyzed(write(tmp_path, [*marks, *events])).steps
     rows = [(s.step, round(s.span_seconds * 1e6), round(s.communication_seconds * 1e6)) for s in found]
     assert rows == [(1, 250, 120), (2, 100, 10)]
+    # the device still runs a step from before the trace: it is no part of the first
+    earlier = [event("gemm", 90, 40), event(NCCL, 100, 25, stream=9)]
+    rows = [
+        (s.step, round(s.span_seconds * 1e6), round(s.communication_seconds * 1e6))
+        for s in analyzed(write(tmp_path, [*marks, *events, *earlier])).steps
+    ]
+    assert rows == [(1, 220, 120), (2, 100, 10)]
 
 
 def test_the_steps_of_a_real_trace_add_up(tmp_path: Path) -> None:

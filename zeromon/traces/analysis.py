@@ -446,19 +446,25 @@ def _step_times(
 def _device_borders(data: TraceData) -> Callable[[int], int] | None:
     """Returns what tells when the device comes to what the host enqueues at a moment.
 
-    It comes there behind the kernels that were launched before, on the stream with most of them. None
-    where the trace does not have their launches.
+    It comes there behind the kernels that were launched before, on the stream with most of them: also
+    those of which the launch was before the trace. None where the trace does not have any launch.
     """
     launched = defaultdict[Stream, list[Interval]](list)
+    queued_ns = defaultdict[Stream, int](int)
     for event in data.device:
-        launch_ns = data.launches.start_ns(event) if event.kind is Kind.COMPUTE else None
-        if launch_ns is not None:
-            launched[event.stream].append((launch_ns, event.end_ns))
+        if event.kind is Kind.COMPUTE:
+            launch_ns = data.launches.start_ns(event)
+            if launch_ns is not None:
+                launched[event.stream].append((launch_ns, event.end_ns))
+            else:
+                queued_ns[event.stream] = max(queued_ns[event.stream], event.end_ns)
     if not launched:
         return None
-    busiest = max(launched.values(), key=len)
-    kernels = sorted(busiest)
-    end_times = list(accumulate((end_ns for _, end_ns in kernels), max, initial=0))
+    busiest = max(launched, key=lambda stream: len(launched[stream]))
+    kernels = sorted(launched[busiest])
+    first_end_ns = min(end_ns for _, end_ns in kernels)
+    before_ns = queued_ns[busiest] if queued_ns[busiest] < first_end_ns else 0
+    end_times = list(accumulate((end_ns for _, end_ns in kernels), max, initial=before_ns))
     return lambda host_ns: max(host_ns, end_times[bisect_left(kernels, (host_ns, 0))])
 
 
