@@ -38,8 +38,8 @@ from zeromon.traces.events import (
 # The events of a trace are one long list of JSON objects. The reader splits the list between objects
 # into chunks and decodes each chunk into typed records, so memory depends on the kept events, not on the
 # size of the file. A truncated file yields its complete events. What profilers write and strict JSON
-# forbids (NaN, bytes that are not UTF-8, control characters) is mended; an event that cannot be read is
-# skipped and counted. The first two bytes identify gzip.
+# forbids (NaN, bytes that are not UTF-8, control characters) is corrected; an event that cannot be read
+# is skipped and counted. The first two bytes identify gzip.
 
 _CHUNK = 1 << 20
 _MAX_BYTES = 64 << 20

@@ -33,7 +33,7 @@ from zeromon_agents.runtime.hook_context import OFF, HookContext
 
 # A group's own sequence number says how many there were. Their operation is known only
 #
-# * where torch calls a hook at every collective of a group, from :mod:`.dispatched`;
+# * where torch calls a hook at every collective of a group, from :class:`Dispatched`;
 # * in the first steps, from the c10d Flight Recorder, which lists each collective;
 # * for DDP's gradient buckets and what it agrees on beside them, from the backend.
 #
