@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from zeromon.diagnosis.arrivals import ArrivalSkew
@@ -157,9 +157,39 @@ def rank(number: int = 0, **facts: Any) -> RankSnapshot:
         facts.setdefault("phase_seconds", spent)
     if "strategy" in facts:
         facts.setdefault("strategy_fields", Strategy.parse(facts["strategy"]))
-    if "step_seconds" in facts:
-        facts.setdefault("step_mean_seconds", facts["step_seconds"])
-    return replace(base, rank=number, local_rank=number, pid=100 + number, **facts)
+    if "median_seconds" in facts:
+        facts.setdefault("mean_seconds", facts["median_seconds"])
+    return changed(base, rank=number, local_rank=number, pid=100 + number, **facts)
+
+
+RECORDS = {
+    field.name: type(getattr(summarize_rank(RankState(rank=0, pid=1)), field.name))
+    for field in fields(RankSnapshot)
+    if str(field.type).rpartition(".")[2].startswith(("Rank", "AgentHealth"))
+}
+"""The records of a rank: name -> class."""
+
+
+def changed(snapshot: RankSnapshot, **facts: Any) -> RankSnapshot:
+    """*snapshot* with *facts*: fields of its own, or of its records.
+
+    ``memory_device`` is the field *device* of the record *memory*, for names that several have.
+    """
+    by_record: dict[str, dict[str, Any]] = {}
+    own = {}
+    for name, value in facts.items():
+        record, _, leaf = name.partition("_")
+        if record in RECORDS and leaf in RECORDS[record].__dataclass_fields__:
+            by_record.setdefault(record, {})[leaf] = value
+        elif name in RankSnapshot.__dataclass_fields__:
+            own[name] = value
+        else:
+            (record,) = (r for r, of in RECORDS.items() if name in of.__dataclass_fields__)
+            by_record.setdefault(record, {})[name] = value
+    records = {
+        r: replace(own.pop(r, getattr(snapshot, r)), **changes) for r, changes in by_record.items()
+    }
+    return replace(snapshot, **own, **records)
 
 
 def _spent(steps: Iterable[StepSummary], phase: Phase) -> float:
@@ -211,7 +241,7 @@ def deepspeed_facts() -> dict[str, Any]:
         requests_at_once=2.0, busy_bytes_per_second=50e6, best_busy_bytes_per_second=80e6,
         read_limit_bytes_per_second=100e6,
     )  # fmt: skip
-    collective = replace(rank(0).collectives[0], quantized_bytes=5, nodes=2)
+    collective = replace(rank(0).communication.collectives[0], quantized_bytes=5, nodes=2)
     return {
         "engines": (engine,),
         "disk": disk,
@@ -295,7 +325,7 @@ def full_run() -> RunSnapshot:
         nvlink_transmit_bytes_per_second=1.0, throttle_reasons=("thermal",), ecc_errors=0, xid=79,
     )  # fmt: skip
     one = rank(
-        0, memory=device_memory(), device_stats=device, untimed={"world": 1},
+        0, memory_device=device_memory(), machine_device=device, untimed={"world": 1},
         unattributed={"world": 1}, startup_seconds=2.0, accounted_overhead_ratio=0.003,
         overhead_ratio=0.001, overhead_noise_ratio=0.002,
         pinned_bytes=5,
@@ -314,20 +344,20 @@ def full_run() -> RunSnapshot:
         batches=received(samples=2, length=8), goal={"steps": 100, "before": 0, "by": "Trainer"},
         scalars=(ScalarRow(name="loss", value=2.5, step=9, nonfinite=1, first_nonfinite_step=3),),
     )  # fmt: skip
-    one = replace(one, **deepspeed_facts())
+    one = changed(one, **deepspeed_facts())
     model: dict[str, Any] = {"matrix_numel": 9, "attention": 9, "compute_dtype": "bfloat16"}
-    steps = tuple(replace(each, samples=2, tokens=16) for each in one.recent)
-    one = replace(one, models=(cast(ModelMetadata, model),), recent=steps)
+    steps = tuple(replace(each, samples=2, tokens=16) for each in one.steps.recent)
+    one = changed(one, models=(cast(ModelMetadata, model),), recent=steps)
     stuck = InFlight(
         op="all_reduce", group="world", sequence=9, unit="", phase="backward", nbytes=4,
         issued_ns=-(10**12), group_id="world//0",
     )  # fmt: skip
-    split = replace(one.traffic[0], wait_seconds=0.001, transfer_seconds=0.002)
+    split = replace(one.communication.traffic[0], wait_seconds=0.001, transfer_seconds=0.002)
     check = TraceCheck(
         steps=(3,), live_exposed_seconds=1.1, trace_exposed_seconds=1.0,
         live_communication_seconds=2.0, trace_communication_seconds=2.0,
     )  # fmt: skip
-    one = replace(one, in_flight=(stuck,), traffic=(split,), check=check)
+    one = changed(one, in_flight=(stuck,), traffic=(split,), check=check)
     finding = Finding(rule="oom_risk", severity="critical", text="x", rank=0)
     used = Energy(seconds=10, device_joules=900.0, host_joules=100.0)
     return run(one, findings=(finding,), energy=used)

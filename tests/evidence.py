@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from builders import MS, device_memory, pipelined, rank, run, short_of_cpus, summary
+from builders import MS, changed, device_memory, pipelined, rank, run, short_of_cpus, summary
 
 from zeromon.diagnosis.engine import advise
 from zeromon.ring.events import Phase
@@ -58,8 +58,8 @@ def one(*traffic: CollectiveStatsRow, **facts: Any) -> RankSnapshot:
         for n in range(40)
     )  # fmt: skip
     base: dict[str, Any] = {
-        "traffic": traffic, "recent": recent, "step_seconds": 0.2, "exposed_seconds": waits,
-        "exposed_ratio": waits / 0.2, "overlap_ratio": 0.5, "steps": 40, "world_size": 8,
+        "traffic": traffic, "recent": recent, "median_seconds": 0.2, "exposed_seconds": waits,
+        "exposed_ratio": waits / 0.2, "overlap_ratio": 0.5, "watched_steps": 40, "world_size": 8,
         "host": ROOM, "models": (MODEL,),
     }  # fmt: skip
     return rank(0, **(base | facts))
@@ -85,9 +85,9 @@ WAITING = (
 
 def pausing(phase: Phase, every: int, ms: int, **facts: Any) -> RankSnapshot:
     """Steps of 200 ms long after the start; every so many is longer by *ms* of *phase*."""
-    base = one(**({"steps": 400} | facts))
+    base = one(**({"watched_steps": 400} | facts))
     steps, now = [], 0
-    for number, step in enumerate(base.recent, 361):
+    for number, step in enumerate(base.steps.recent, 361):
         more = 0 if number % every else ms * MS
         phases = [*step.phase_ns, *[0] * (len(Phase) - len(step.phase_ns))]
         phases[phase] += more
@@ -95,7 +95,7 @@ def pausing(phase: Phase, every: int, ms: int, **facts: Any) -> RankSnapshot:
         spent = tuple(phases)
         steps.append(replace(step, step=number, start_ns=now, end_ns=end, phase_ns=spent))
         now = end
-    return one(**({"steps": 400} | facts | {"recent": tuple(steps)}))
+    return one(**({"watched_steps": 400} | facts | {"recent": tuple(steps)}))
 
 
 def enqueued(starved_ms: int) -> RankSnapshot:
@@ -115,7 +115,7 @@ def saved(*, ago_s: float, cost_s: float = 30.0, count: int = 4) -> RankSnapshot
                        seconds=cost_s * count, longest_seconds=cost_s, nbytes=0, last_ns=0)  # fmt: skip
     spent = LedgerRow(cause=Cause.COMPUTE, seconds=4 * 3600.0)
     return one(unsaved_seconds=ago_s, unsaved_steps=round(ago_s / 0.2), checkpoints=count,
-               activities=(save,), ledger=(spent,))  # fmt: skip
+               activities=(save,), ledger_rows=(spent,))  # fmt: skip
 
 
 SCALER = {"initial_scale_power": 30, "loss_scale_window": 10, "hysteresis": 2}
@@ -141,8 +141,8 @@ def offloading(
         Setting(engine=1, name=name, effective=value, written=value)
         for name, value in (settings or {}).items()
     )
-    steps = tuple(replace(s, offload_blocked_ns=blocked_ms * MS) for s in base.recent)
-    return replace(base, transfers=ways, recent=steps, settings=written)
+    steps = tuple(replace(s, offload_blocked_ns=blocked_ms * MS) for s in base.steps.recent)
+    return changed(base, transfers=ways, recent=steps, settings=written)
 
 
 def way(path: str, rate: float | None = 500e6, **more: Any) -> TransferRow:
@@ -170,7 +170,7 @@ def planning(on: str = "host", room: int = 10 * GIB, **facts: Any) -> RankSnapsh
         "grad_bytes": 2, "has_master": True, "optimizer": "adamw", "optimizer_on": on,
     }  # fmt: skip
     base: dict[str, Any] = {
-        "device": "cuda:0", "steps": 0, "recent": (), "rss_bytes": 0, "planned": planned,
+        "device": "cuda:0", "watched_steps": 0, "recent": (), "rss_bytes": 0, "planned": planned,
         "models": (), "host": HostMemory(headroom_bytes=room),
     }  # fmt: skip
     return one(**(base | facts))
@@ -227,12 +227,12 @@ FIRES: dict[str, RankSnapshot] = {
     ),
     "zero_plus_plus": one(*units("all_gather", "forward", nodes=2), strategy="deepspeed-zero3"),
     "stage_too_low": one(
-        strategy="deepspeed-zero1", risks=(FULL,), memory=TIGHT,
+        strategy="deepspeed-zero1", risks=(FULL,), memory_device=TIGHT,
         roles=(role("unsharded_grad", 20 * GIB),),
     ),
     "activations_dominate": one(
         risks=(FULL,),
-        memory=device_memory(),
+        memory_device=device_memory(),
         roles=(role("sharded_param", GIB),),
         recent=(summary(1, allocated_bytes=60 * GIB),) * 30,
     ),
@@ -250,7 +250,7 @@ FIRES: dict[str, RankSnapshot] = {
     "no_effect": offloading(settings=DEAD_PATH, strategy="deepspeed-zero2"),
     "cpu_optimizer_slow": one(recent=CPU_STEP * 30),
     "offload_without_need": one(
-        recent=CPU_STEP * 30, memory=device_memory(),
+        recent=CPU_STEP * 30, memory_device=device_memory(),
         roles=(replace(role("optimizer_state", 0), host_bytes=GIB),),
     ),
     "data_wait": one(recent=WAITING * 30, loader={"num_workers": 0}),
@@ -260,10 +260,10 @@ FIRES: dict[str, RankSnapshot] = {
         Phase.DATA_WAIT, 20, 2000, loader={"num_workers": 4, "persistent_workers": False}
     ),
     "fragmentation": one(
-        risks=(replace(FULL, cause="fragmentation"),), memory=device_memory(retries=9)
+        risks=(replace(FULL, cause="fragmentation"),), memory_device=device_memory(retries=9)
     ),
-    "half_precision_unused": one(device_stats=Device(name="NVIDIA H100 80GB HBM3")),
-    "bf16_emulated": one(device_stats=Device(name="Tesla V100-SXM2-32GB"), models=IN_BF16),
+    "half_precision_unused": one(machine_device=Device(name="NVIDIA H100 80GB HBM3")),
+    "bf16_emulated": one(machine_device=Device(name="Tesla V100-SXM2-32GB"), models=IN_BF16),
     "grad_norm_spikes": normed(40),
     "whole_model_on_every_rank": one(models=({**MODEL, "built_bytes": 28 * 10**9},)),
     "overflow_storm": fp16("." * 30 + "..x.x" * 6),
@@ -306,21 +306,21 @@ SILENT: dict[str, RankSnapshot] = {
     ),
     "zero_plus_plus": one(*GATHERS, strategy="deepspeed-zero3"),
     "stage_too_low": one(
-        strategy="deepspeed-zero1", risks=(replace(FULL, cause="growth"),), memory=TIGHT,
+        strategy="deepspeed-zero1", risks=(replace(FULL, cause="growth"),), memory_device=TIGHT,
         roles=(role("unsharded_grad", 20 * GIB),),
     ),
-    "activations_dominate": one(risks=(FULL,), memory=device_memory()),
+    "activations_dominate": one(risks=(FULL,), memory_device=device_memory()),
     "overlap_comm_off": replace(FIRES["overlap_comm_off"], device="cpu"),
     "reduce_scatter_off": one(strategy="deepspeed-zero2"),
     "no_effect": offloading(
         settings=DEAD_PATH | {"offload_optimizer.nvme_path": "null"}, strategy="deepspeed-zero2"
     ),
     "cpu_optimizer_slow": one(),
-    "offload_without_need": replace(FIRES["offload_without_need"], memory=TIGHT),
+    "offload_without_need": changed(FIRES["offload_without_need"], memory_device=TIGHT),
     "data_wait": one(),
-    "fragmentation": one(risks=(FULL,), memory=device_memory(retries=9)),
-    "half_precision_unused": one(device_stats=Device(name="Tesla V100")),
-    "bf16_emulated": one(device_stats=Device(name="NVIDIA A100-SXM4-80GB"), models=IN_BF16),
+    "fragmentation": one(risks=(FULL,), memory_device=device_memory(retries=9)),
+    "half_precision_unused": one(machine_device=Device(name="Tesla V100")),
+    "bf16_emulated": one(machine_device=Device(name="NVIDIA A100-SXM4-80GB"), models=IN_BF16),
     "grad_norm_spikes": normed(40, norm=2.5),
     "whole_model_on_every_rank": one(models=({**MODEL, "built_bytes": 0},)),
     "overflow_storm": fp16("." * 30 + "...........xxx" * 4, hysteresis=3),

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIServer, make_server
 
-from builders import device_memory, rank, run, summary
+from builders import changed, device_memory, rank, run, summary
 from prometheus_server import Prometheus, access, scrape
 
 from zeromon.collector.http import Application, _QuietHandler, _Server
@@ -126,10 +126,10 @@ class Moving:
             exposed_ns=round(exposed * each * 1e9), reserved_bytes=used,
         )  # fmt: skip
         failed = number in self.failed
-        return replace(
-            one, step=steps, steps=steps, step_seconds=each, step_mean_seconds=each,
-            steps_seconds_total=seconds,
-            step_buckets=tuple(counts), recent=(last,), alive=not failed, failed=failed,
+        return changed(
+            one, last_step=steps, watched_steps=steps, median_seconds=each, mean_seconds=each,
+            total_seconds=seconds,
+            duration_buckets=tuple(counts), recent=(last,), alive=not failed, failed=failed,
             ended="SIGKILL" if failed else "", exposed_ratio=exposed,
             exposed_seconds=exposed * each, overlap_ratio=0.6 + number % 8 / 50,
             late_seconds=0.021 if number == LATE_RANK else 0.001 + number % 5 / 1000,
@@ -144,9 +144,9 @@ class Moving:
                     row, count=steps * 48, timed=steps * 48, nbytes=steps * 6 * GIB,
                     seconds=seconds * 0.4, exposed_seconds=seconds * exposed / 2,
                 )
-                for row in one.collectives
+                for row in one.communication.collectives
             ),
-            memory=device_memory(
+            memory_device=device_memory(
                 allocated_bytes=used - 4 * GIB, active_bytes=used - 3 * GIB, reserved_bytes=used,
                 capacity_bytes=CAPACITY, free_bytes=CAPACITY - used,
             ),

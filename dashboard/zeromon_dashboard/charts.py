@@ -347,7 +347,7 @@ def limit_marks_of(spec: ChartSpec, limit: specs.Limit | None) -> tuple[Mark, ..
         return ()
     if spec.shared and limit.risk.used_bytes < specs.FAR * limit.nbytes and not limit.risk.steps_left:
         return ()
-    scale, step = spec.unit.scale, limit.rank.step
+    scale, step = spec.unit.scale, limit.rank.steps.last_step
     full = limit.risk.capacity_bytes * scale
     forecasts = (
         Mark(forecast.name, (step, step + forecast.steps), (forecast.used_bytes * scale, full))

@@ -166,7 +166,7 @@ def _trained_amount_text(job: JobLedger, seconds: float) -> str:
 
 def step_breakdown(run: RunSnapshot) -> dict[str, Any] | None:
     """A bar for each rank, or for the slowest ones: where a step goes; None where that is unknown."""
-    ranks = sorted(run.ranks, key=lambda rank: -(rank.step_seconds or 0.0))[:_MAX_BARS]
+    ranks = sorted(run.ranks, key=lambda rank: -(rank.steps.median_seconds or 0.0))[:_MAX_BARS]
     ranks = sorted(ranks, key=lambda rank: rank.rank)
     phases_of = {rank.rank: rank_parts(rank) for rank in ranks}
     names = [f"rank {rank.rank}" for rank in ranks]
@@ -199,7 +199,9 @@ def step_breakdown(run: RunSnapshot) -> dict[str, Any] | None:
 
 def roles_figure(rank: RankSnapshot) -> dict[str, Any] | None:
     """Memory by role, measured against predicted and against plain ZeRO; None without a census."""
-    rows = [row for row in rank.expected if (row.measured_bytes or 0) + (row.predicted_bytes or 0)]
+    rows = [
+        row for row in rank.memory.expected if (row.measured_bytes or 0) + (row.predicted_bytes or 0)
+    ]
     if not rows:
         return None
     names = [row.role.replace("_", " ") for row in rows]
@@ -252,7 +254,7 @@ def role_bands_figure(bands: RoleBands) -> dict[str, Any]:
 
 def unit_peaks_figure(rank: RankSnapshot) -> dict[str, Any] | None:
     """The most bytes allocated while each unit ran, in the order of its model; None where unknown."""
-    units = [unit for unit in rank.units if unit.peak_allocated_bytes >= 0][:_MAX_UNITS]
+    units = [unit for unit in rank.communication.units if unit.peak_allocated_bytes >= 0][:_MAX_UNITS]
     if not units:
         return None
     data = {
@@ -275,7 +277,7 @@ def shorten_name(name: str, width: int = 32) -> str:
 def sizes_figure(rank: RankSnapshot) -> dict[str, Any] | None:
     """How many collectives of each size; None without any."""
     bounds = [*(f"≤ {human_bytes(bound).replace('.0', '')}" for bound in SIZE_BOUNDS), "larger"]
-    indexes = [n for n in range(len(bounds)) if any(row.calls[n] for row in rank.sizes)]
+    indexes = [n for n in range(len(bounds)) if any(row.calls[n] for row in rank.communication.sizes)]
     if not indexes:
         return None
     data = [
@@ -284,7 +286,7 @@ def sizes_figure(rank: RankSnapshot) -> dict[str, Any] | None:
             "y": [row.calls[n] for n in indexes],
             "hovertemplate": "%{y} calls<extra>%{fullData.name}, %{x}</extra>",
         }
-        for row in rank.sizes
+        for row in rank.communication.sizes
     ]  # fmt: skip
     title, calls = f"Collectives of rank {rank.rank} by size", titled_axis("calls in timed steps")
     bars = {"barmode": "stack", **LEGEND_BELOW}
@@ -293,7 +295,7 @@ def sizes_figure(rank: RankSnapshot) -> dict[str, Any] | None:
 
 def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
     """Bus bandwidth against the size of a call, a point a unit and operation; None without any."""
-    rows = [row for row in rank.traffic if row.busbw_bytes_per_second and row.calls]
+    rows = [row for row in rank.communication.traffic if row.busbw_bytes_per_second and row.calls]
     if not rows:
         return None
     data = []
@@ -315,7 +317,11 @@ def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
                 "%{customdata[3]}<extra>%{fullData.name}</extra>",
             }
         )  # fmt: skip
-    links = rank.links.device_bytes_per_second if rank.links is not None else None
+    links = (
+        rank.communication.links.device_bytes_per_second
+        if rank.communication.links is not None
+        else None
+    )
     peak = [] if links is None else [{"type": "line", "xref": "paper", "x0": 0, "x1": 1,
         "y0": links / 1e9, "y1": links / 1e9, "line": {"dash": "dash", "color": "#D55E00"}}]  # fmt: skip
     return plotly_figure(
@@ -340,7 +346,9 @@ def own_time_figure(
     """
     own_ms: dict[int, dict[int, float]]
     if steps is None:
-        own_ms = {rank.rank: _own_milliseconds(rank.recent[-2 * _STEPS_OF_HEAT :]) for rank in run.ranks}
+        own_ms = {
+            rank.rank: _own_milliseconds(rank.steps.recent[-2 * _STEPS_OF_HEAT :]) for rank in run.ranks
+        }
         max_steps = _STEPS_OF_HEAT
     else:
         by_rank: dict[int, list[StepRow]] = {}
@@ -431,7 +439,7 @@ def _node_hover_texts(node: FleetNode) -> list[str]:
 
 
 def _rank_hover_texts(rank: RankSnapshot) -> list[str]:
-    facts = _step_and_exposed(mean_step_seconds(rank), rank.exposed_ratio)
+    facts = _step_and_exposed(mean_step_seconds(rank), rank.communication.exposed_ratio)
     return [str(rank.rank), f"rank {rank.rank} on {rank.node}, {state_text(rank)}", facts]
 
 

@@ -211,7 +211,7 @@ class Followed:
         until_us = None if until_seconds is None else round(until_seconds * 1e6)
         since_us = 0
         if last_steps and steps is None and run is not None:
-            seconds = max((r.step_seconds or 0.0 for r in run.ranks), default=0.0)
+            seconds = max((r.steps.median_seconds or 0.0 for r in run.ranks), default=0.0)
             end_seconds = until_seconds if until_seconds is not None else run.taken_wall
             since_us = round((end_seconds - 1.2 * last_steps * seconds) * 1e6)
         series: Series | None = None
@@ -238,7 +238,7 @@ def _recent_step_rows(
         row_of(rank.rank, step, shift)
         for rank in run.ranks
         if not ranks or rank.rank in ranks
-        for step in rank.recent[: None if run.ended else -1]  # the newest one may still change
+        for step in rank.steps.recent[: None if run.ended else -1]  # the newest one may still change
         if step.step > last_known.get(rank.rank, -1)
         and (steps is None or steps[0] <= step.step <= steps[1])
     ]

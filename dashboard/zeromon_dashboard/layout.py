@@ -75,7 +75,7 @@ def _page_head_props(view: Known) -> Parts:
         state, colour = pause_text(pause), "orange"
     elif run.detached:
         state, colour = "detached", "gray"
-    elif run.ranks and not any(rank.alive for rank in run.ranks):
+    elif run.ranks and not any(rank.status.alive for rank in run.ranks):
         state, colour = "ending", "gray"
     else:
         state, colour = "live", "teal"

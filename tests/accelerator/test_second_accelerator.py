@@ -27,9 +27,13 @@ def test_the_fsdp2_example_on_another_type_of_device(node: Node) -> None:
     losses = re.findall(r"step +\d+  loss [\d.]+", result.output)
     assert losses == re.findall(r"step +\d+  loss [\d.]+", plain.output) and len(losses) == 12
     for rank in result.snapshot.ranks:
-        assert (rank.device, rank.strategy, rank.errors) == ("threads:0", "fsdp2", 0)
-        assert rank.steps == 12 and rank.exposed_seconds is not None and rank.untimed_ratio == 0
-        gathers = [row for row in rank.traffic if row.op == "all_gather" and row.unit]
+        assert (rank.device, rank.strategy, rank.agent.errors) == ("threads:0", "fsdp2", 0)
+        assert (
+            rank.steps.watched_steps == 12
+            and rank.communication.exposed_seconds is not None
+            and rank.communication.untimed_ratio == 0
+        )
+        gathers = [row for row in rank.communication.traffic if row.op == "all_gather" and row.unit]
         assert {row.unit for row in gathers} >= {"layers.0", "layers.1"}
         assert all(row.seconds > 0 for row in gathers)
-        assert 0 < rank.exposed_seconds < (rank.step_mean_seconds or 0.0)
+        assert 0 < rank.communication.exposed_seconds < (rank.steps.mean_seconds or 0.0)

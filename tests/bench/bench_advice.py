@@ -92,9 +92,9 @@ def of_engine(run: RunSnapshot, name: str) -> float | None:
 
 def step_of(run: RunSnapshot, case: Case) -> float:
     if case.single:
-        steps = [step.seconds for rank in run.ranks for step in settled_steps(rank.recent)]
+        steps = [step.seconds for rank in run.ranks for step in settled_steps(rank.steps.recent)]
         return statistics.fmean(steps)
-    return statistics.median(rank.step_seconds or 0.0 for rank in run.ranks)
+    return statistics.median(rank.steps.median_seconds or 0.0 for rank in run.ranks)
 
 
 def found(run: RunSnapshot, rule: str) -> Finding | None:
@@ -126,11 +126,11 @@ def effect(case: Case, fired: list[Finding], before: list[RunSnapshot], after: l
         return f"{took}; nothing predicted"
     first = remedies[0]
     if first.frees_bytes is not None:
-        peaks = [max(r.unsharded_peak_bytes for r in runs[0].ranks) for runs in (before, after)]
+        peaks = [max(r.memory.unsharded_peak_bytes for r in runs[0].ranks) for runs in (before, after)]
         freed = human_bytes(peaks[0] - peaks[1])
         return f"predicted {human_bytes(first.frees_bytes)} less, achieved {freed}; {took}"
     if first.gain_low_seconds is None or first.gain_high_seconds is None:
-        skipped = [sum(r.skipped_steps for r in runs[0].ranks) for runs in (before, after)]
+        skipped = [sum(r.steps.skipped_steps for r in runs[0].ranks) for runs in (before, after)]
         return f"skipped steps {skipped[0]} -> {skipped[1]}; {took}"
     middle = statistics.median(
         ((r.gain_low_seconds or 0) + (r.gain_high_seconds or 0)) / 2 for r in remedies

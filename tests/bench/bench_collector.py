@@ -63,7 +63,7 @@ def cpu(ranks: int, seconds: float) -> dict[str, float]:
         collector.tick()
         gc.collect(0)
         spent += time.process_time() - began
-    dropped = sum(rank.dropped for rank in collector.view[0].ranks)
+    dropped = sum(rank.agent.dropped for rank in collector.view[0].ranks)
     records = ticks * ranks * steps * RECORDS_A_STEP
     shutil.rmtree(folder)
     return {"cpu_share": spent / ticks, "us_a_record": spent / records * 1e6, "dropped": dropped}

@@ -29,7 +29,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from builders import rank, run, summary
+from builders import changed, rank, run, summary
 from records import keep
 
 from zeromon.snapshot import RunSnapshot
@@ -56,7 +56,7 @@ class Stepping(Past):
         """The snapshot of this second."""
         now = STEPS + int(time.monotonic() - BEGAN)
         recent = tuple(summary(n) for n in range(now - 100, now))
-        ranks = (replace(one, recent=recent, step=now, steps=now) for one in self._ranks)
+        ranks = (changed(one, recent=recent, last_step=now, watched_steps=now) for one in self._ranks)
         return run(*ranks, run="live", taken_wall=time.time())
 
 

@@ -42,7 +42,7 @@ def measure(kind: str, setting: str, rate: str) -> RunFigures:
 
     def look(run: RunSnapshot) -> None:
         nonlocal asked
-        if not asked and run.ranks and min(rank.steps for rank in run.ranks) >= 30:
+        if not asked and run.ranks and min(rank.steps.watched_steps for rank in run.ranks) >= 30:
             asked = True
             try:
                 node.collector.trace(run.run, 4, ())
@@ -57,11 +57,15 @@ def measure(kind: str, setting: str, rate: str) -> RunFigures:
     finally:
         node.close()
     ranks = result.snapshot.ranks
-    errors = [r.check.error_ratio for r in ranks if r.check and r.check.error_ratio is not None]
+    errors = [
+        r.requests.check.error_ratio
+        for r in ranks
+        if r.requests.check and r.requests.check.error_ratio is not None
+    ]
     return RunFigures(
-        statistics.median(rank.step_seconds or 0.0 for rank in ranks),
-        statistics.mean(rank.exposed_seconds or 0.0 for rank in ranks),
-        ranks[0].traffic,
+        statistics.median(rank.steps.median_seconds or 0.0 for rank in ranks),
+        statistics.mean(rank.communication.exposed_seconds or 0.0 for rank in ranks),
+        ranks[0].communication.traffic,
         max(errors, key=abs, default=None),
     )
 

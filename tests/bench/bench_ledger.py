@@ -67,13 +67,13 @@ def of_rank(run: RunSnapshot, truth: Path) -> None:
     rank = run.ranks[0]
     measured = json.loads(Path(f"{truth}.0.0").read_text())
     measured["waiting"] = json.loads(Path(f"{truth}.0.1").read_text())["waiting"]
-    found = {str(row.cause): row.seconds for row in rank.ledger}
-    collections = [row for row in rank.activities if row.activity == "collect_all"]
+    found = {str(row.cause): row.seconds for row in rank.ledger.rows}
+    collections = [row for row in rank.ledger.activities if row.activity == "collect_all"]
     found["garbage_collection"] = collections[0].longest_seconds  # others happen by themselves
     for cause in CAUSES:
         line(cause.replace("_", " "), measured[cause][1], found[cause])
-    line("sum against the process", measured["process"][1], sum(r.seconds for r in rank.ledger))
-    steps = sum(step.seconds for step in rank.recent)
+    line("sum against the process", measured["process"][1], sum(r.seconds for r in rank.ledger.rows))
+    steps = sum(step.seconds for step in rank.steps.recent)
     print(f"other: {found['other'] / steps:.1%} of the steps")
 
 

@@ -39,9 +39,13 @@ def main() -> None:
             spent = ["--forward", str(FORWARD), "--backward", str(BACKWARD)]
             result = node.run(train_command(ranks, name, *options, *spent, program="pipelines.py"))
             assert result.code == 0, result.output
-            bubbles = [r.pipeline.bubble for r in result.snapshot.ranks if r.pipeline]
+            bubbles = [
+                r.communication.pipeline.bubble
+                for r in result.snapshot.ranks
+                if r.communication.pipeline
+            ]
             known = [bubble for bubble in bubbles if bubble is not None]
-            assert len(known) == ranks, result.snapshot.ranks[0].pipeline
+            assert len(known) == ranks, result.snapshot.ranks[0].communication.pipeline
             measured = statistics.fmean(bubble.measured_ratio for bubble in known)
             ideal = statistics.fmean(bubble.ideal_ratio for bubble in known)
             told = f"{formula(ranks, CHUNKS):10.1%}" if formula else f"{'-':>10}"

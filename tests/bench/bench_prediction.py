@@ -61,10 +61,10 @@ def main() -> None:
         run = node.run([*TORCHRUN, str(RANKS), *program, *SIZE], timeout=300)
         assert run.code == 0, run.output
         rank = run.snapshot.ranks[0]
-        rows = [r for r in rank.expected if r.measured_bytes is not None]
+        rows = [r for r in rank.memory.expected if r.measured_bytes is not None]
         measured = sum(r.measured_bytes or 0 for r in rows)
         ours = sum(r.predicted_bytes or 0 for r in rows)
-        facts = rank.models[0]
+        facts = rank.config.models[0]
         params, largest = int(facts["numel"]), max(facts.get("units") or [0])
         theirs = {
             "deepspeed": deepspeeds(

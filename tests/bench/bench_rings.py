@@ -235,7 +235,7 @@ def followed(collectors: Sequence[Node], server: Prometheus, seconds: float) -> 
             unanswered += 1
         else:
             now = time.monotonic_ns()
-            records.append((now - min(one.last_event_ns for one in run.ranks)) / 1e9)
+            records.append((now - min(one.status.last_event_ns for one in run.ranks)) / 1e9)
             snapshots.append((now - run.taken_ns) / 1e9)
         found = server.query("time() - zeromon_collector_last_tick_timestamp_seconds")
         ticks += [float(one["value"][1]) for one in found]

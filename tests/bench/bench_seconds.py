@@ -74,7 +74,7 @@ def one_round(
     for name in names:
         run = node.settle(f"{name}-{number}")
         assert run is not None
-        found[name] = median(s.seconds for s in settled_steps(run.ranks[0].recent)), of_run(run)
+        found[name] = median(s.seconds for s in settled_steps(run.ranks[0].steps.recent)), of_run(run)
     return found
 
 

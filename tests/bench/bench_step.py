@@ -50,7 +50,7 @@ def ratio(pairs: list[tuple[int, int]]) -> tuple[float, float]:
 
 def without_errors(result: Result) -> Result:
     """Ends the benchmark where a hook has failed on any rank, for a failing hook costs less."""
-    errors = {rank.rank: rank.errors for rank in result.snapshot.ranks if rank.errors}
+    errors = {rank.rank: rank.agent.errors for rank in result.snapshot.ranks if rank.agent.errors}
     if errors:
         raise SystemExit(f"hook calls failed, by rank: {errors}\n{result.output[-2000:]}")
     return result

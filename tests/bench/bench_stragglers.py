@@ -35,7 +35,7 @@ def slowed(where: str, share: float, steps: int) -> tuple[int | None, set[int], 
             if late.rank != 1 or where == "none":
                 wrong.add(late.rank)
             elif named is None:
-                named = max(rank.step for rank in run.ranks) - FROM_STEP
+                named = max(rank.steps.last_step for rank in run.ranks) - FROM_STEP
 
     node = Node(Path(tempfile.mkdtemp(prefix="zeromon-bench-")))
     try:

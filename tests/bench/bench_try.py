@@ -40,7 +40,7 @@ def trial_of(name: str) -> Trial:
                 node.collector.renew_trial(run.run, asked[0], go_on=True)
             return
         fired = any(finding.rule == case.rule for finding in run.findings)
-        if fired and min(rank.steps for rank in run.ranks) >= SETTLED:
+        if fired and min(rank.steps.watched_steps for rank in run.ranks) >= SETTLED:
             asked.append(node.collector.try_change(run.run, case.rule, 6 if case.single else 12).number)
 
     try:

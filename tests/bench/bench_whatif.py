@@ -181,7 +181,7 @@ def path_of(into: Path, group: str, name: str) -> Path:
 
 
 def measured(run: RunSnapshot) -> float:
-    return median(step.seconds for step in settled_steps(run.ranks[0].recent))
+    return median(step.seconds for step in settled_steps(run.ranks[0].steps.recent))
 
 
 def predicted(path: Path, settings: str) -> tuple[Point, Point]:
@@ -195,7 +195,7 @@ def predicted(path: Path, settings: str) -> tuple[Point, Point]:
 def memory_error(rank: RankSnapshot, point: Point) -> float:
     """Predicted less measured bytes of the roles that a census reaches, as a share."""
     assert point.row is not None
-    rows = [row for row in rank.expected if row.measured_bytes is not None]
+    rows = [row for row in rank.memory.expected if row.measured_bytes is not None]
     roles = {row.role for row in rows}
     told = sum(
         term.nbytes

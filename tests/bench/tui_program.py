@@ -30,10 +30,9 @@ class Synthetic(FixedSource):
     def __init__(self, ranks: int) -> None:
         last = snapshot(_VARIANTS, _STEPS + _PICTURES)
         super().__init__(last)
-        self._recent: Sequence[Sequence[object]] = [rank.recent for rank in last.ranks]
+        self._recent: Sequence[Sequence[object]] = [rank.steps.recent for rank in last.ranks]
         self._turns = [
-            tuple(replace(last.ranks[n % _VARIANTS], rank=n, world_size=ranks) for n in range(ranks))
-            for _ in range(3)
+            tuple(_copy(last.ranks[n % _VARIANTS], n, ranks) for n in range(ranks)) for _ in range(3)
         ]
         self._number, self.wall = 0, 0.0
 
@@ -46,18 +45,24 @@ class Synthetic(FixedSource):
         ranks = self._turns[self._number % 3]
         for n, rank in enumerate(ranks):
             _change(
-                rank, recent=recent[n % _VARIANTS], step=newest, steps=newest,
-                exposed_ratio=0.05 + wobble + n % 23 / 100,
-                step_seconds=0.4 + (n * 7 % 11) / 100 + wobble,
+                rank.steps, recent=recent[n % _VARIANTS], last_step=newest, watched_steps=newest,
+                median_seconds=0.4 + (n * 7 % 11) / 100 + wobble,
             )  # fmt: skip
+            _change(rank.communication, exposed_ratio=0.05 + wobble + n % 23 / 100)
         return replace(
-            run, ranks=ranks, taken_ns=ranks[0].recent[-1].end_ns, taken_wall=self.wall,
+            run, ranks=ranks, taken_ns=ranks[0].steps.recent[-1].end_ns, taken_wall=self.wall,
         )  # fmt: skip
 
 
-def _change(rank: RankSnapshot, **facts: object) -> None:
+def _copy(rank: RankSnapshot, number: int, ranks: int) -> RankSnapshot:
+    """*rank* as another one of *ranks*, with records of its own."""
+    own = {"steps": replace(rank.steps), "communication": replace(rank.communication)}
+    return replace(rank, rank=number, world_size=ranks, **own)
+
+
+def _change(record: object, **facts: object) -> None:
     for name, value in facts.items():
-        object.__setattr__(rank, name, value)
+        object.__setattr__(record, name, value)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def test_report_prints_the_newest_run_and_says_whether_there_are_findings(tmp_pa
     done = zeromon(tmp_path, "report", "--json")
     assert done.returncode == 1
     content = json.loads(done.stdout)
-    assert (content["run"], content["ranks"][0]["ended"]) == ("bad", "SIGKILL")
+    assert (content["run"], content["ranks"][0]["status"]["ended"]) == ("bad", "SIGKILL")
 
 
 def test_a_record_that_was_cut_short_is_a_clear_error(tmp_path: Path) -> None:

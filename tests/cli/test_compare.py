@@ -178,7 +178,7 @@ def comparison(*snapshots: RunSnapshot) -> Comparison:
 def test_many_runs_fit_eighty_columns(count: int) -> None:
     """The first one stands beside all others, and no figure is lost."""
     names = [f"run-{n}-{'x' * 60}" for n in range(count)]
-    told = {"models": (MODEL,), "memory": device_memory()}
+    told = {"models": (MODEL,), "memory_device": device_memory()}
     text = as_text(comparison(*(run(rank(0, **told), run=name) for name in names)), 80)
     table, _, rest = text.partition("Not known")
     assert max(map(len, table.splitlines())) <= 80

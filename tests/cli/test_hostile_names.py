@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import full_run
+from builders import changed, full_run
 from hostile import EVIL, evil
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as prometheus_families
@@ -22,7 +22,7 @@ from zeromon.storage.run_store import Store
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     known = full_run()
-    one = dataclasses.replace(known.ranks[0], pipeline=None)  # whose stages have no other rank there
+    one = changed(known.ranks[0], pipeline=None)  # whose stages have no other rank there
     run = dataclasses.replace(evil(dataclasses.replace(known, ranks=(one,))), run="evil", ended=True)
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "live"))

@@ -23,7 +23,8 @@ def record(home: Path, name: str, facts: dict[str, Any] | None = None, **of_run:
         LedgerRow(cause=Cause.DATA, seconds=0.25 * HOUR),
     )
     ranks = [
-        rank(number, ledger=rows, alive=False, ended="finished", **(facts or {})) for number in range(2)
+        rank(number, ledger_rows=rows, alive=False, ended="finished", **(facts or {}))
+        for number in range(2)
     ]
     Store(home / "store").save(run(*ranks, run=name, ended=True, **of_run))
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 import recordings
-from builders import METADATA, device_memory, full_run, rank, run
+from builders import METADATA, changed, device_memory, full_run, rank, run
 from hostile import EVIL, evil
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -57,12 +57,12 @@ def traced(folder: Path, name: str = "gemm") -> Capture:
 
 def wide(folder: Path) -> RunSnapshot:
     """A run of 64 ranks, one of them late, with more findings than an answer has room for."""
-    base = replace(full_run().ranks[0], pipeline=None)
+    base = changed(full_run().ranks[0], pipeline=None)
     ranks = [
-        replace(
+        changed(
             base, rank=n, models=(METADATA,),
-            memory=device_memory(reserved_bytes=(40 << 30) + (n << 20)),
-            ledger=(LedgerRow(cause=Cause.COMPUTE, seconds=6.0 + n),
+            memory_device=device_memory(reserved_bytes=(40 << 30) + (n << 20)),
+            ledger_rows=(LedgerRow(cause=Cause.COMPUTE, seconds=6.0 + n),
                     LedgerRow(cause=Cause.WAITING, seconds=2.5, of="rank 3")),
         )
         for n in range(RANKS)
@@ -138,15 +138,15 @@ async def test_figures_are_those_of_the_report(store: Store, capsys: pytest.Capt
     main(["report", "wide", "--json"])
     known = json.loads(capsys.readouterr().out)
     one, ranks = known["ranks"][9], known["ranks"]
-    exact = await ask("snapshot", run="wide", path="ranks.9.memory")
+    exact = await ask("snapshot", run="wide", path="ranks.9.memory.device")
     shown = [line.partition(": ") for line in exact.split("\n")[2:]]
-    assert {name: json.loads(value) for name, _, value in shown} == one["memory"]
-    assert f"step_seconds: {one['step_seconds']!r}" in await ask(
-        "snapshot", run="wide", path="ranks.9", max_bytes=20_000
+    assert {name: json.loads(value) for name, _, value in shown} == one["memory"]["device"]
+    assert f"median_seconds: {one['steps']['median_seconds']!r}" in await ask(
+        "snapshot", run="wide", path="ranks.9.steps", max_bytes=20_000
     )
     explained = await ask("explain")
-    seconds = sum(row["seconds"] for rank in ranks for row in rank["ledger"])
-    waited = sum(rank["ledger"][1]["seconds"] for rank in ranks)
+    seconds = sum(row["seconds"] for rank in ranks for row in rank["ledger"]["rows"])
+    waited = sum(rank["ledger"]["rows"][1]["seconds"] for rank in ranks)
     share = human_ratio(waited / seconds)
     assert f"{NAMES[Cause.WAITING]} for rank 3: {human_seconds(waited)}, {share}" in explained
     assert f"goodput {human_ratio(1 - waited / seconds)}" in explained
@@ -154,12 +154,12 @@ async def test_figures_are_those_of_the_report(store: Store, capsys: pytest.Capt
     late = known["stragglers"][0]
     said = await ask("communication", run="wide")
     assert f"the others wait {human_seconds(late['late_seconds'])}" in said
-    assert (
-        f"exposed {human_seconds(one['exposed_seconds'])}, {human_ratio(one['exposed_ratio'])}" in said
-    )
+    comm = one["communication"]
+    exposed = f"{human_seconds(comm['exposed_seconds'])}, {human_ratio(comm['exposed_ratio'])}"
+    assert f"exposed {exposed}" in said
     held = await ask("memory", run="wide", max_bytes=20_000)
-    assert human_bytes(one["memory"]["reserved_bytes"]) in held
-    assert f"risk {human_ratio(one['risks'][0]['ratio'])}" in held
+    assert human_bytes(one["memory"]["device"]["reserved_bytes"]) in held
+    assert f"risk {human_ratio(one['memory']['risks'][0]['ratio'])}" in held
 
 
 async def test_explain_has_the_change_and_its_gain(store: Store) -> None:
@@ -239,10 +239,10 @@ async def test_texts_of_a_run_stay_on_their_line(
     """Names, command, findings, kernels: no line of an answer is one that the program wrote."""
     monkeypatch.setenv("ZEROMON_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("ZEROMON_DIR", str(tmp_path / "rings"))
-    one = replace(full_run().ranks[0], pipeline=None)
+    one = changed(full_run().ranks[0], pipeline=None)
     made = evil(replace(full_run(), ranks=(one,)), text=FORGED)
     if tool == "whatif":
-        made = replace(made, ranks=(replace(made.ranks[0], models=(METADATA,)),))
+        made = replace(made, ranks=(changed(made.ranks[0], models=(METADATA,)),))
     remedy = Remedy(cause=FORGED, dialect=FORGED, diff="- a\n+ b", effect=FORGED, price=FORGED)
     findings = (replace(made.findings[0], text=FORGED, remedy=remedy),)
     shown = traced(tmp_path / "evil", FORGED)

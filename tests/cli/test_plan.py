@@ -8,14 +8,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from builders import device_memory, rank, run, summary
+from builders import changed, device_memory, rank, run, summary
 from hub_models import written
 from support import LAUNCH, PROGRAMS, ROOT, clean_environment, start
 
@@ -439,9 +438,11 @@ def recorded(**facts: Any) -> Any:
         "optimizer": "AdamW",
     }  # fmt: skip
     states = round(numel * (2 + 14 / 8))
-    one = rank(0, memory=device_memory(), recent=(summary(30, allocated_bytes=states + 20 * GIB),))
+    one = rank(
+        0, memory_device=device_memory(), recent=(summary(30, allocated_bytes=states + 20 * GIB),)
+    )
     role = RoleRow(role="all", device_bytes=states, host_bytes=0, disk_bytes=0, pinned_bytes=0)
-    return run(replace(one, models=(model | facts,), roles=(role,)))
+    return run(changed(one, models=(model | facts,), roles=(role,)))
 
 
 def what_if(*arguments: str) -> Any:

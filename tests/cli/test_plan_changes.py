@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import METADATA, MS, device_memory, rank, run, summary
+from builders import METADATA, MS, changed, device_memory, rank, run, summary
 from evidence import row as traffic_row
 
 from zeromon.cli import main
@@ -32,7 +32,7 @@ def trained(number: int, spent: tuple[int, ...], exposed: tuple[int, ...]) -> An
     flow = (traffic_row("all_reduce", group_size=2, nbytes=4e8, busbw_bytes_per_second=2e9),)
     batches = BatchRow(steps=10, samples=40, tokens=4000, positions=4000, pairs=400_000, padding=0)
     return rank(
-        number, recent=steps, traffic=flow, models=(METADATA,), memory=device_memory(),
+        number, recent=steps, traffic=flow, models=(METADATA,), memory_device=device_memory(),
         batches=batches, strategy="ddp", world_size=2,
     )  # fmt: skip
 
@@ -98,7 +98,7 @@ def test_a_batch_of_other_size_is_unknown_where_the_compute_of_a_sample_is(
     path = tmp_path / "run.json"
     for loader, known in (({}, False), ({"batch_size": 4}, True)):
         ranks = [
-            replace(
+            changed(
                 trained(n, (0, 200, 700, 100, 0, 0), (0, 0, 50, 0, 0, 0)),
                 models=(facts,), loader=loader,
             )
@@ -118,7 +118,7 @@ def test_where_no_step_is_known_one_sentence_says_why(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """No table of n/a: what is missing, and the way out."""
-    one = replace(trained(0, (0, 200, 700, 100, 0, 0), (0,) * 6), recent=(), memory=None)
+    one = changed(trained(0, (0, 200, 700, 100, 0, 0), (0,) * 6), recent=(), memory_device=None)
     path = tmp_path / "run.json"
     path.write_bytes(encode_snapshot(run(one, replace(one, rank=1))))
     assert main(["plan", "--changes", "--from", str(path)]) == 2
@@ -210,7 +210,7 @@ def test_exposed_seconds_have_the_names_of_the_units(
         "kept_numel": 10**7,
     }  # fmt: skip
     one = trained(0, (0, 200, 700, 100, 0, 0), (0, 40, 60, 0, 0, 0))
-    one = replace(one, models=(facts,), traffic=tuple(gathered(n, 10**7) for n in names))
+    one = changed(one, models=(facts,), traffic=tuple(gathered(n, 10**7) for n in names))
     path = tmp_path / "run.json"
     path.write_bytes(encode_snapshot(run(one, replace(one, rank=1))))
     base, other = asked(capsys, "--from", str(path), "--set", "link=2")
@@ -226,7 +226,7 @@ def test_exposed_seconds_have_the_names_of_the_units(
 def test_what_fits_is_unknown_without_a_capacity(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    one = replace(trained(0, (0, 200, 700, 100, 0, 0), (0, 0, 50, 0, 0, 0)), memory=None)
+    one = changed(trained(0, (0, 200, 700, 100, 0, 0), (0, 0, 50, 0, 0, 0)), memory_device=None)
     path = tmp_path / "run.json"
     path.write_bytes(encode_snapshot(run(one, replace(one, rank=1))))
     assert {p["fits"] for p in asked(capsys, "--from", str(path), "--set", "link=2")} == {None}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import rank, run
+from builders import changed, rank, run
 
 from zeromon.base.errors import TrialRefused
 from zeromon.cli import detach, main, trial as verb
@@ -35,7 +35,7 @@ class Source:
         return self
 
     def latest(self) -> RunSnapshot:
-        ranks = [replace(rank(n), world_size=2, alive=True, ended="") for n in range(2)]
+        ranks = [changed(rank(n), world_size=2, alive=True, ended="") for n in range(2)]
         found = [("garbage_collection", "ZM606"), ("data_wait", "ZM601")]
         findings = tuple(
             Finding(rule=rule, severity=Severity.INFO, text="t", code=code, remedy=REMEDY)

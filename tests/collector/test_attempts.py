@@ -89,7 +89,10 @@ def test_attempts_belong_to_one_run(tmp_path: Path) -> None:
     made = Collector(tmp_path / "rings", Store(tmp_path / "store"))
     made.tick()
     (snapshot,) = made.view
-    assert [(r.rank, r.steps, r.failed) for r in snapshot.ranks] == [(0, 5, False), (1, 5, False)]
+    assert [(r.rank, r.steps.watched_steps, r.status.failed) for r in snapshot.ranks] == [
+        (0, 5, False),
+        (1, 5, False),
+    ]
     first, second = snapshot.attempts
     assert (first.number, first.steps, first.resumed_step, first.lost_steps) == (1, 25, 0, 5)
     assert [(d.rank, d.exception, d.role) for d in first.deaths] == [
@@ -190,7 +193,7 @@ def test_jobs_one_after_another_are_no_restarts(tmp_path: Path) -> None:
     assert not {Cause.DEAD, Cause.LOST} & {row.cause for row in whole.rows}
     lasted = (snapshot.taken_ns - launched) / 1e9
     assert whole.rank_seconds == pytest.approx(2 * lasted, rel=0.01)
-    counted = sum(sum(rank.ledger_totals.values()) for rank in snapshot.ranks)
+    counted = sum(sum(rank.ledger.totals.values()) for rank in snapshot.ranks)
     assert 0 < counted <= whole.rank_seconds
 
 

@@ -171,7 +171,7 @@ def test_a_node_is_named_when_all_its_ranks_are_late() -> None:
     skew = ArrivalSkew()
     skew.joined = True
     late_node(skew, 30)
-    here = [rank(n, step_seconds=0.1) for n in (0, 1)]
+    here = [rank(n, median_seconds=0.1) for n in (0, 1)]
     node_of = {0: "n0", 1: "n0", 2: "n1", 3: "n1"}.__getitem__
     (found,) = find_stragglers(skew, here, node_of)
     assert (found.node, found.whole_node, found.since_step) == ("n1", True, 4)

@@ -54,8 +54,8 @@ def test_stale_rings_of_a_dead_run_are_recorded_and_cleared_away(tmp_path: Path)
     assert not (root / "old").exists()
     kept = Store(tmp_path / "store").load("old")
     assert kept.ended
-    assert kept.ranks[0].steps == 1
-    assert "killed" in kept.ranks[0].ended or kept.ranks[0].ended == "ended"
+    assert kept.ranks[0].steps.watched_steps == 1
+    assert "killed" in kept.ranks[0].status.ended or kept.ranks[0].status.ended == "ended"
     assert len(list((tmp_path / "store" / "runs" / "old").glob("*.ring.gz"))) == 1
 
 
@@ -173,7 +173,11 @@ def test_a_figure_that_fails_once_loses_no_record(
 
     def rank_0() -> list[tuple[int, int]]:
         made.tick()
-        return [(rank.steps, rank.dropped) for rank in made.view[0].ranks if rank.rank == 0]
+        return [
+            (rank.steps.watched_steps, rank.agent.dropped)
+            for rank in made.view[0].ranks
+            if rank.rank == 0
+        ]
 
     for step in range(1, 101):  # the ring is overwritten
         ring.write(step * 1000, pack_head(Kind.STEP), 0, 0, 0, step, 0)
@@ -365,7 +369,7 @@ def test_an_ending_is_told_by_the_best_evidence(tmp_path: Path) -> None:
     writer.write(6, pack_head(Kind.EXIT, ExitKind.EXCEPTION), 0, number, 0, 0, 0)
     follower.poll()
     assert follower.ending() == ("exception", True)
-    assert summarize_rank(follower.state).exception == "ValueError: x"
+    assert summarize_rank(follower.state).status.exception == "ValueError: x"
 
 
 # ---- devices ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import rank, run
+from builders import changed, rank, run
 
 from zeromon.collector.run import Nccl
 from zeromon.diagnosis.communicators import group_of, ras_of
@@ -129,14 +129,16 @@ def test_the_collector_joins_records_with_the_process_group(tmp_path: Path) -> N
     file_of(tmp_path).write_bytes(record(5, place=0))
     variables = {"NCCL_INSPECTOR_ENABLE": "1", "NCCL_INSPECTOR_DUMP_DIR": str(tmp_path)}
     one, other = Nccl().inspected(ranks(**variables))
-    assert [(row.group_id, row.group, row.number) for row in one.inspected] == [("world", "world", 5)]
-    assert other.inspected == () and "No such file" in other.inspector_note
+    assert [(row.group_id, row.group, row.number) for row in one.communication.inspected] == [
+        ("world", "world", 5)
+    ]
+    assert other.communication.inspected == () and "No such file" in other.communication.inspector_note
     text = nccl_block(run(one))
     assert "all_reduce" in text and "world(2)" in text and "200 us" in text
     assert "No such file" in nccl_block(run(other))
     two_groups = (group("world", 0, 1), group("dp", 0, 1))
-    both = [replace(r, groups=two_groups) for r in ranks(**variables)]
-    (row, *_) = Nccl().inspected(both)[0].inspected
+    both = [changed(r, groups=two_groups) for r in ranks(**variables)]
+    (row, *_) = Nccl().inspected(both)[0].communication.inspected
     assert (row.group_id, row.group) == ("", "")
     assert "n/a(2)" in nccl_block(run(*Nccl().inspected(both)))
     assert nccl_block(run(rank())) == ""

@@ -22,7 +22,7 @@ def followed(grown_at: dict[int, int], last: int) -> list[tuple[int, int, int]]:
     for end in range(60, last + 1, 10):
         recent = tuple(levels[max(0, end - WINDOW) : end])
         one: RankSnapshot = rank(
-            0, recent=recent, step=end, rss_bytes=recent[-1].rss_bytes, host_available_bytes=6 * GIB
+            0, recent=recent, last_step=end, rss_bytes=recent[-1].rss_bytes, host_available_bytes=6 * GIB
         )
         (risk,) = risks.update([one], end * SECOND)[0]
         found.append((end, risk.since_step, risk.grown_bytes))

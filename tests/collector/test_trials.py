@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import rank, run, summary as step
+from builders import changed, rank, run, summary as step
 
 from zeromon.base.errors import TrialRefused
 from zeromon.collector.trials import Trials, judge_trial, with_trial_results
@@ -44,7 +44,15 @@ RINGS = ("rank0.ring", "rank1.ring")
 
 def live(**changes: Any) -> RunSnapshot:
     ranks = tuple(
-        replace(rank(n), alive=True, ended="", world_size=2, step=30, steps=30, step_seconds=0.1)
+        changed(
+            rank(n),
+            alive=True,
+            ended="",
+            world_size=2,
+            last_step=30,
+            watched_steps=30,
+            median_seconds=0.1,
+        )
         for n in range(2)
     )
     return replace(run(*ranks), **{"findings": (ADVISED,)} | changes)
@@ -118,7 +126,7 @@ def stepping(gain_ns: int, noise_ns: int = 0, until: int = 137, **trial: Any) ->
         steps.append(replace(step(n), step=n, start_ns=n * 10**9, end_ns=n * 10**9 + length))
     shown = live()
     state = answer(TrialState.DONE, 137, **trial)
-    ranks = tuple(replace(r, recent=tuple(steps), trial=state) for r in shown.ranks)
+    ranks = tuple(changed(r, recent=tuple(steps), trial=state) for r in shown.ranks)
     return replace(shown, ranks=ranks)
 
 
@@ -150,12 +158,12 @@ def test_a_trial_is_followed_to_its_end(tmp_path: Path) -> None:
     trials = Trials(tmp_path)
     first = trials.request(live(), RINGS, "ZM305", 4, 0).first
     assert trials.follow(live().ranks, 10**9)[-1].state is TrialState.WAITING
-    on = tuple(replace(r, trial=answer(TrialState.ON, first + 6)) for r in live().ranks)
+    on = tuple(changed(r, trial=answer(TrialState.ON, first + 6)) for r in live().ranks)
     assert trials.follow(on, 2 * 10**9)[-1].state is TrialState.ON
-    one = (replace(on[0], trial=answer(TrialState.DONE, first)), on[1])
+    one = (changed(on[0], trial=answer(TrialState.DONE, first)), on[1])
     assert trials.follow(one, 3 * 10**9)[-1].is_open
     over = answer(TrialState.REFUSED, first, why="it is so already")
-    done = trials.follow(tuple(replace(r, trial=over) for r in on), 4 * 10**9)[-1]
+    done = trials.follow(tuple(changed(r, trial=over) for r in on), 4 * 10**9)[-1]
     assert (done.state, done.note) == (TrialState.REFUSED, "it is so already")
     assert not (tmp_path / REQUEST).exists()
     assert trials.request(live(), RINGS, "ZM305", 4, 0).number == 2
@@ -166,20 +174,20 @@ def test_a_job_that_stalls_slows_down_or_dies_gets_its_state_back(tmp_path: Path
         trials = Trials(tmp_path)
         made = trials.request(live(), RINGS, "ZM305", 4, 0)
         started = replace(
-            live(), ranks=tuple(replace(r, trial=answer(TrialState.ON)) for r in live().ranks)
+            live(), ranks=tuple(changed(r, trial=answer(TrialState.ON)) for r in live().ranks)
         )
         ranks, now = started.ranks, 10**9
         if case == "stalls":
-            ranks = tuple(replace(r, recent=(step(30),)) for r in ranks)
-            now = ranks[0].recent[0].end_ns + 60 * 10**9
+            ranks = tuple(changed(r, recent=(step(30),)) for r in ranks)
+            now = ranks[0].steps.recent[0].end_ns + 60 * 10**9
         elif case == "slower":
             recent = tuple(
                 replace(step(n), step=n, start_ns=0, end_ns=10**8 * (5 if n >= made.first + 6 else 1))
                 for n in range(made.first, made.first + 11)
             )
-            ranks = tuple(replace(r, recent=recent, step=made.first + 10) for r in ranks)
+            ranks = tuple(changed(r, recent=recent, last_step=made.first + 10) for r in ranks)
         elif case == "dies":
-            ranks = (replace(ranks[0], alive=False), ranks[1])
+            ranks = (changed(ranks[0], alive=False), ranks[1])
         else:
             ranks, now = live().ranks, 61 * 10**9
         followed = trials.follow(ranks, now)[-1]

@@ -149,8 +149,8 @@ def test_memory_is_the_most_of_all_steps_and_ranks() -> None:
     more = replace(rows[0], device_bytes=6 * GIB)
     peak = ExpectedRow(role="unsharded_param", measured_bytes=3 * GIB, plain_bytes=0, predicted_bytes=0)
     ranks = (
-        finished(roles=rows, memory=device_memory(), expected=(peak,)),
-        finished(roles=(more,), memory=device_memory()),
+        finished(roles=rows, memory_device=device_memory(), expected=(peak,)),
+        finished(roles=(more,), memory_device=device_memory()),
     )
     columns = series([0.1] * 100, reserved_bytes=[40 * GIB] * 99 + [60 * GIB], other_bytes=4 * GIB,
                      allocated_bytes=30 * GIB)  # fmt: skip
@@ -172,14 +172,14 @@ def test_the_largest_micro_batch_is_what_the_plan_of_the_run_says() -> None:
     def with_activations(nbytes: int) -> Figure:
         recent = (summary(30, allocated_bytes=states + nbytes),)
         memory = device_memory(allocated_bytes=0)
-        return of(one(memory=memory, recent=recent, roles=(role,)), "largest_micro_batch")
+        return of(one(memory_device=memory, recent=recent, roles=(role,)), "largest_micro_batch")
 
     assert with_activations(70 * GIB).value == 8
     assert with_activations(7 * GIB).value in range(84, 87)
-    untold = replace(one(memory=device_memory()), snapshot=run(finished(models=())))
+    untold = replace(one(memory_device=device_memory()), snapshot=run(finished(models=())))
     assert of(untold, "largest_micro_batch") == "the run used no device"
     no_batch = {k: v for k, v in MODEL.items() if k != "micro_batch"}
-    m = one(memory=device_memory(), models=(no_batch,), roles=(role,), loader={})
+    m = one(memory_device=device_memory(), models=(no_batch,), roles=(role,), loader={})
     assert of(m, "largest_micro_batch") == "the memory of a sample is unknown"
 
 
@@ -280,7 +280,7 @@ def test_steps_that_took_no_time_are_none() -> None:
 
 
 def test_a_figure_that_one_run_lacks_has_no_difference() -> None:
-    with_device = one(memory=device_memory(), steps_reserved_bytes=GIB)
+    with_device = one(memory_device=device_memory(), steps_reserved_bytes=GIB)
     found = compare([[one()], [with_device]])
     first, second = found.row("peak_reserved").cells
     assert (first.value, first.why) == (None, "the run used no device")

@@ -283,7 +283,7 @@ def rich(number: int, **facts: Any) -> Any:
         steps_latest=None, growth_bytes_per_step=1e6, used_bytes=60 << 30, capacity_bytes=80 << 30,
     )  # fmt: skip
     return rank(
-        number, node=EVIL, unit=EVIL, memory=device_memory(), traffic=(row,), units=(unit,),
+        number, node=EVIL, unit=EVIL, memory_device=device_memory(), traffic=(row,), units=(unit,),
         sizes=(size,), expected=(expected,), risks=(risk,), late_seconds=0.002, wait_seconds=0.001,
         **facts,
     )  # fmt: skip
@@ -422,7 +422,7 @@ def test_the_memory_of_a_host_has_its_capacity_on_the_sum_of_its_ranks(
         rank(n, risks=(risk,), recent=tuple(summary(s, rss_bytes=gib << n) for s in range(1, 21)))
         for n in (0, 1)
     ]
-    series = hub.rows_frame([row_of(r.rank, s, 0) for r in ranks for s in r.recent])
+    series = hub.rows_frame([row_of(r.rank, s, 0) for r in ranks for s in r.steps.recent])
     chart = charts.charts_of(series.to_dict(as_series=False), run(*ranks))["memory"]
     assert chart is not None and len(chart.marks) == drawn
     assert set(chart.traces["sum"][1]) == {3.0} and chart.top >= 3.0
@@ -499,14 +499,15 @@ class Growing:
             for n in range(1, self.steps + 1)
         )
         return run(
-            rank(0, recent=recent, step=self.steps, steps=self.steps), taken_wall=DAY + self.asked
+            rank(0, recent=recent, last_step=self.steps, watched_steps=self.steps),
+            taken_wall=DAY + self.asked,
         )
 
     def span(self) -> tuple[float, float] | None:
         return None
 
     def at(self, wall: float) -> RunSnapshot:
-        return run(rank(0, step=7), taken_wall=wall)
+        return run(rank(0, last_step=7), taken_wall=wall)
 
     def series(self, query: StepQuery = WHOLE_RUN) -> dict[str, list[int]]:
         return self.past.series(query)
@@ -723,7 +724,7 @@ def test_memory_by_role_over_the_record_sums_to_what_is_held() -> None:
     rows = (
         RoleRow(role="sharded_param", device_bytes=0, host_bytes=64 << 20, disk_bytes=0, pinned_bytes=0),
     )
-    moments = [run(rank(0, step=n, rss_bytes=(300 + n) << 20, roles=rows)) for n in (3, 9, 40)]
+    moments = [run(rank(0, last_step=n, rss_bytes=(300 + n) << 20, roles=rows)) for n in (3, 9, 40)]
     shown = memory_page.over_the_record(moments, 0).children.figure
     go.Figure(shown)
     assert [trace["name"] for trace in shown["data"]] == ["sharded param", EVERYTHING_ELSE]

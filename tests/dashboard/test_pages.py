@@ -113,7 +113,7 @@ def test_many_ranks_are_their_highest_and_lowest() -> None:
 
 
 def test_idle_steps_say_nothing_of_exposed_time_and_unknown_memory_is_absent() -> None:
-    on_host, on_device = run(rank(0)), run(rank(0, memory=device_memory()))
+    on_host, on_device = run(rank(0)), run(rank(0, memory_device=device_memory()))
     assert charts_of(steps(1, 5, idle=True), on_host)["exposed"] is None
     shown = charts_of(steps(1, 5), on_host)["exposed"]
     assert shown is not None and shown.traces["rank 0"][1] == [10.0] * 5
@@ -178,8 +178,12 @@ def fleet() -> RunSnapshot:
     near = Risk(pool="device", ratio=0.5, cause="growth", steps_left=100.0, used_bytes=65 << 30,
                 capacity_bytes=80 << 30)  # fmt: skip
     return run(
-        rank(11, memory=device_memory(reserved_bytes=65 << 30, capacity_bytes=80 << 30), risks=(near,)),
-        rank(21, memory=device_memory(reserved_bytes=42 << 30, capacity_bytes=80 << 30),
+        rank(
+            11,
+            memory_device=device_memory(reserved_bytes=65 << 30, capacity_bytes=80 << 30),
+            risks=(near,),
+        ),
+        rank(21, memory_device=device_memory(reserved_bytes=42 << 30, capacity_bytes=80 << 30),
              exposed_ratio=0.9, exposed_seconds=0.09),
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ import pytest
 from builders import rank, run
 
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.hangs import hangs_of
+from zeromon.diagnosis.hangs import as_member, hangs_of
 from zeromon.fold.collectives import REDUCER, group_call_histories
 from zeromon.fold.fold import fold_event
 from zeromon.fold.ledger import Observed
@@ -145,7 +145,7 @@ def judged(
         return [history for state in played.states for history in group_call_histories(state, group)]
 
     whole = run(*ranks, ended=over, taken_ns=now + (100 * SECOND if over else 0))
-    object.__setattr__(whole, "hangs", hangs_of(ranks, whole.taken_ns, recent))
+    object.__setattr__(whole, "hangs", hangs_of(map(as_member, ranks), whole.taken_ns, recent))
     return whole
 
 
@@ -385,6 +385,6 @@ def test_a_call_that_met_ddps_reducer_is_named(ended: str, reached: int, named: 
     lost = {**dead, "ended": "exception", "exception": "Connection reset by peer"}
     aborted = {**dead, "ended": ended, "in_flight": (vote,)}
     ranks = rank(0, groups=(bucket,), **lost), rank(1, groups=(group,), **aborted)
-    snapshot = replace(run(*ranks, ended=True), hangs=hangs_of(ranks, 100))
+    snapshot = replace(run(*ranks, ended=True), hangs=hangs_of(map(as_member, ranks), 100))
     met = "rank 1 called all_reduce (28 B), rank 0 called all_reduce of DDP's reducer in backward"
     assert judge_run(snapshot).cause.startswith(f"mismatched units in world: {met}") is named

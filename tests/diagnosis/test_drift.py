@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import rank, run
+from builders import changed, rank, run
 
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.stragglers import widest_drift
@@ -14,12 +14,14 @@ from zeromon.snapshot import GroupProgress, RankSnapshot
 
 def at(number: int, step: int, sequence: int, **facts: bool) -> RankSnapshot:
     """A rank whose last step ended at *sequence*; -1: the step called nothing in the group."""
-    base = rank(number, step=step, steps=step, **facts)
+    base = rank(number, last_step=step, watched_steps=step, **facts)
     group = GroupProgress(
         group_id="w", label="world", ranks=(0, 1), sequence=400, step_sequence=sequence
     )
-    return replace(
-        base, groups=(group,), traffic=tuple(replace(row, phase="backward") for row in base.traffic)
+    return changed(
+        base,
+        groups=(group,),
+        traffic=tuple(replace(row, phase="backward") for row in base.communication.traffic),
     )
 
 
@@ -41,7 +43,7 @@ def test_a_rank_ahead_in_the_same_collectives_is_named(behind_at: int, steps: in
         (at(0, 83, 343), at(1, 80, 331)),  # the host of a device runs ahead
         (at(0, 81, -1), at(1, 80, 331)),  # a step without a collective of the group
         (at(0, 80, 331, joined=True), at(1, 73, 331, joined=True)),  # counted since other moments
-        (rank(0, step=90), rank(1, step=20)),  # models of their own
+        (rank(0, last_step=90), rank(1, last_step=20)),  # models of their own
     ],
 )
 def test_ranks_that_end_a_step_a_little_earlier_are_not_apart(ranks: tuple[RankSnapshot, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from builders import MS, deepspeed_facts, rank, run, summary
+from builders import MS, changed, deepspeed_facts, rank, run, summary
 
 from zeromon.diagnosis.engine import advise
 from zeromon.snapshot import Disk, EngineRow, GatherRow, InFlight, Risk, RoleRow, Setting
@@ -45,7 +45,7 @@ def test_every_rule_can_fire_and_stay_silent() -> None:
     }
     late = 60_000 * MS
     for rule, one in fired.items():
-        assert rule in rules_of(replace(one, step_seconds=0.1), taken_ns=late), rule
+        assert rule in rules_of(changed(one, median_seconds=0.1), taken_ns=late), rule
 
 
 def test_the_gravest_finding_comes_first() -> None:

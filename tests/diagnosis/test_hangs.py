@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import rank, run
+from builders import changed, rank, run
 
 from zeromon.base.errors import RunNotFound
 from zeromon.cli.doctor import python_stack_text, run_as_text
@@ -58,7 +58,7 @@ def test_the_dimension_of_the_group_is_named() -> None:
         group = GroupProgress(
             group_id="mesh_tp/2/2,3", label="mesh_tp", ranks=(2, 3), sequence=sequence, dim="tp"
         )
-        return replace(rank(number, phase="forward", unit="", **more), groups=(group,))
+        return changed(rank(number, phase="forward", unit="", **more), groups=(group,))
 
     waits = member(3, 7, in_flight=(entry(group="mesh_tp/2/2,3"),))
     whole = run(rank(0), rank(1), member(2, 6), waits, taken_ns=NOW)
@@ -91,7 +91,7 @@ def test_a_slow_collective_is_no_hang_yet() -> None:
     """Neither before ten seconds, nor before ten times a step."""
     young = entry(issued_ns=NOW - 9_000_000_000)
     assert found(at(0, young, world=7), at(1)) == ()
-    assert found(at(0, entry(), world=7, step_seconds=3.0), at(1)) == ()
+    assert found(at(0, entry(), world=7, median_seconds=3.0), at(1)) == ()
 
 
 def test_a_mismatch_that_all_members_wait_in_is_a_hang_at_once() -> None:
@@ -120,7 +120,7 @@ def test_other_operations_and_other_sizes_at_one_number() -> None:
     left = GroupProgress(
         group_id=WORLD, label="world", ranks=(0, 1), sequence=7, op="broadcast", nbytes=64
     )  # its sender does not wait: it is out of it again
-    (gone,) = found(at(0, entry(), world=7), replace(at(1), groups=(left,)))
+    (gone,) = found(at(0, entry(), world=7), changed(at(1), groups=(left,)))
     assert (gone.kind, gone.waiting) == (ops.kind, (0,))
     assert [call.op for call in gone.calls] == ["all_reduce", "broadcast"]
     (sizes,) = found(at(0, entry(), world=7), at(1, entry(nbytes=128), world=7))

@@ -33,7 +33,8 @@ def spending(phase: Phase = Phase.OTHER, ms: int = 80, **facts: Any) -> RankSnap
         for n in range(1, 41)
     )
     base: dict[str, Any] = {
-        "recent": steps, "steps": 40, "step_seconds": 0.1, "exposed_ratio": 0.0, "own_code": LOGS,
+        "recent": steps, "watched_steps": 40, "median_seconds": 0.1, "exposed_ratio": 0.0,
+        "own_code": LOGS,
     }  # fmt: skip
     return rank(0, **(base | facts))
 
@@ -70,7 +71,7 @@ def test_what_another_rule_explains_is_not_own_code(phase: Phase) -> None:
 
 def test_a_wait_for_other_ranks_between_the_phases_is_communication() -> None:
     waits = tuple(
-        replace(s, phase_exposed_ns=(80 * MS, *s.phase_exposed_ns[1:])) for s in spending().recent
+        replace(s, phase_exposed_ns=(80 * MS, *s.phase_exposed_ns[1:])) for s in spending().steps.recent
     )
     assert not findings(spending(recent=waits))
 
@@ -78,11 +79,11 @@ def test_a_wait_for_other_ranks_between_the_phases_is_communication() -> None:
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        ({"steps": 10}, False),  # its first steps
+        ({"watched_steps": 10}, False),  # its first steps
         ({"pause": "evaluates"}, False),
         ({"device": "cuda:0"}, False),  # a host that runs ahead waits there for the device
-        ({"device": "cuda:0", "device_stats": Device(utilization_ratio=0.9)}, False),
-        ({"device": "cuda:0", "device_stats": Device(utilization_ratio=0.1)}, True),
+        ({"device": "cuda:0", "machine_device": Device(utilization_ratio=0.9)}, False),
+        ({"device": "cuda:0", "machine_device": Device(utilization_ratio=0.1)}, True),
         # a lack of CPUs makes each part of a step longer alike
         ({"pressure": Pressure(cpu_wait_ratio=0.9, major_faults_per_second=0)}, True),
         ({"own_code": ()}, True),
@@ -93,7 +94,7 @@ def test_it_is_told_only_where_the_hosts_time_is_the_steps(facts: dict[str, Any]
 
 
 def test_an_idle_device_is_told_once() -> None:
-    idle = spending(device="cuda:0", device_stats=Device(utilization_ratio=0.1))
+    idle = spending(device="cuda:0", machine_device=Device(utilization_ratio=0.1))
     told = [f.rule for f in advise(run(idle)) if f.rule in ("own_code", "device_idle")]
     assert told == ["own_code"]
 

@@ -36,7 +36,7 @@ def paused(
                              phase_exposed_ns=tuple(exposed) if timed else (0,) * len(Phase),
                              exposed_ns=wait * timed))  # fmt: skip
         at = end
-    return rank(number, recent=tuple(steps), steps=150, step=150, step_seconds=0.1)
+    return rank(number, recent=tuple(steps), watched_steps=150, last_step=150, median_seconds=0.1)
 
 
 @pytest.mark.parametrize(

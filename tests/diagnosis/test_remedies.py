@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import deepspeed_facts, run, short_of_cpus, summary
+from builders import changed, deepspeed_facts, run, short_of_cpus, summary
 from evidence import (
     CPU_STEP,
     FIRES,
@@ -113,9 +113,9 @@ NEEDS: dict[str, tuple[str, RankSnapshot, list[RankSnapshot]]] = {
         one(workers=replace(GROWING, forked=False)),
     ]),
     "workers that do not stay": ("slow_steps", FIRES["slow_steps"], [
-        replace(FIRES["slow_steps"], loader={"num_workers": 4, "persistent_workers": True}),
-        replace(FIRES["slow_steps"], loader={"num_workers": 0, "persistent_workers": False}),
-        replace(FIRES["slow_steps"], loader={}),
+        changed(FIRES["slow_steps"], loader={"num_workers": 4, "persistent_workers": True}),
+        changed(FIRES["slow_steps"], loader={"num_workers": 0, "persistent_workers": False}),
+        changed(FIRES["slow_steps"], loader={}),
     ]),
 }  # fmt: skip
 """What a remedy needs -> its rule, a rank that shows it, and ranks with the symptom and without that."""
@@ -218,7 +218,7 @@ def test_what_takes_memory_is_not_advised_while_that_memory_runs_out(rule: str) 
     taken = HOST if snapshot.device == "cpu" else TAKES[rule]
     for pool in Pool:
         for threat in threats(pool):
-            finding = found(replace(snapshot, risks=(threat,)), rule)
+            finding = found(changed(snapshot, risks=(threat,)), rule)
             is_offered = finding is not None and finding.remedy is not None
             assert is_offered is (pool is not taken), (pool, threat)
 
@@ -227,7 +227,7 @@ def test_no_memory_is_called_free_while_it_runs_out() -> None:
     """A leak on one rank takes the room of all ranks of the host."""
     rank = one(*GATHERS, host=HostMemory(headroom_bytes=64 * GIB))
     (growing,) = (risk for risk in threats(HOST) if risk.steps_left)
-    both = run(rank, replace(rank, rank=1, risks=(growing,)))
+    both = run(rank, changed(rank, rank=1, risks=(growing,)))
     assert "are free" not in " ".join(f.text for f in advise(both))
     assert "are free" in " ".join(f.text for f in advise(run(rank, replace(rank, rank=1))))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, pipelined, run, short_of_cpus, summary
+from builders import MS, changed, pipelined, run, short_of_cpus, summary
 from evidence import (
     FIRES,
     GATHERS,
@@ -188,8 +188,8 @@ def test_a_scale_that_can_never_fall_is_named() -> None:
 
 @pytest.mark.parametrize("odd", ["", "x", "nan", "inf", "-5", "0", "1e999", "1e18"])
 def test_settings_that_make_no_sense_are_no_crash(odd: str) -> None:
-    settings = tuple(replace(setting, effective=odd) for setting in TRIED.settings)
-    assert found(replace(TRIED, settings=settings), "loss_scale_settings") is None
+    settings = tuple(replace(setting, effective=odd) for setting in TRIED.config.settings)
+    assert found(changed(TRIED, settings=settings), "loss_scale_settings") is None
 
 
 DISK = Disk(
@@ -280,7 +280,7 @@ def test_on_a_cpu_offload_copies_within_the_host() -> None:
         (planning(room=round(18.5 * 10**9)), "warning"),  # 18 GB, and programs come on top
         (planning(room=20 * GIB), None),
         (planning(room=10 * GIB, rss_bytes=10 * GIB), None),  # some of it is there already
-        (planning(steps=2), None),  # it was made, and it did fit
+        (planning(watched_steps=2), None),  # it was made, and it did fit
         (planning(host=None, host_available_bytes=-1), None),
         (planning(planned={"stage": "x", "numel": -1}), None),
         (planning(on="device", device="cpu"), "critical"),  # the device is the host
@@ -314,7 +314,7 @@ def test_the_ranks_of_a_node_share_its_memory() -> None:
     ],
 )
 def test_it_is_sent_where_there_is_room(change: dict[str, Any], diff: str) -> None:
-    facts = {**planning().planned, **change}
+    facts = {**planning().config.planned, **change}
     finding = found(planning(planned=facts, device="cpu"), "host_memory_short")
     assert finding is not None and finding.remedy is not None
     assert diff in finding.remedy.diff
@@ -339,7 +339,7 @@ def test_a_lack_of_cpus_is_doubted_by_its_amount(lacks: float, severity: str) ->
     finding = found(waiting, "fsdp_prefetch_off")
     assert finding is not None
     assert finding.severity == severity and "CPU" not in finding.text  # ZM605 says it once
-    full = replace(FIRES["stage_too_low"], pressure=starved(lacks))
+    full = changed(FIRES["stage_too_low"], pressure=starved(lacks))
     memory = found(full, "stage_too_low")
     assert memory is not None and memory.severity == "warning"  # that has another cause
 
@@ -365,13 +365,13 @@ def test_a_rank_that_makes_its_own_batches_lacks_only_its_own_cpus() -> None:
     """Its loader sleeps; the rank beside it lacks CPUs. Workers are processes, and may lack them too."""
     loading, beside = FIRES["data_wait"], replace(one(pressure=starved(0.4)), rank=1)
     for workers, severity in ((0, "warning"), (2, "info")):
-        ranks = (replace(loading, loader={"num_workers": workers}), beside)
+        ranks = (changed(loading, loader={"num_workers": workers}), beside)
         (finding,) = (f for f in advise(run(*ranks)) if f.rule == "data_wait")
         assert finding.severity == severity
 
 
 def test_fewer_workers_are_advised_where_they_are_what_takes_the_cpus() -> None:
-    finding = found(replace(FIRES["cpu_starved"], loader={"num_workers": 8}), "cpu_starved")
+    finding = found(changed(FIRES["cpu_starved"], loader={"num_workers": 8}), "cpu_starved")
     assert finding is not None and finding.remedy is not None
     assert finding.remedy.diff.splitlines()[1] == "+ DataLoader(data, num_workers=3)"
     plain = found(FIRES["cpu_starved"], "cpu_starved")
@@ -386,7 +386,7 @@ def test_threads_are_not_limited_where_they_are_already() -> None:
     def told(threads: int | None, variable: str = "", cpus: float = 2) -> Finding:
         pressure = short_of_cpus(0.3, cpus=cpus)
         known: Any = {"variables": {"OMP_NUM_THREADS": variable}, "threads": threads}
-        rank = replace(starved, pressure=pressure, process=known if threads else {})
+        rank = changed(starved, pressure=pressure, process=known if threads else {})
         finding = found(rank, "cpu_starved")
         assert finding is not None
         return finding
@@ -413,14 +413,14 @@ def test_gathers_of_persistent_parameters_are_not_merged_by_any_setting() -> Non
     finding = found(rank, "tiny_collectives")
     assert finding is not None and finding.remedy is None
     assert "; 34 of them gather persistent parameters after the optimizer's step" in finding.text
-    others = found(replace(rank, traffic=tuple(TINY)), "tiny_collectives")
+    others = found(changed(rank, traffic=tuple(TINY)), "tiny_collectives")
     assert others is not None and others.remedy is not None
     assert others.remedy.diff == (
         '- "zero_optimization": {"stage3_param_persistence_threshold": 0}\n'
         '+ "zero_optimization": {"stage3_param_persistence_threshold": 100000}'
     )
     default = replace(low, effective="100000")
-    again = found(replace(rank, traffic=tuple(TINY), settings=(default,)), "tiny_collectives")
+    again = found(changed(rank, traffic=tuple(TINY), settings=(default,)), "tiny_collectives")
     assert again is not None and again.remedy is None
 
 
@@ -476,7 +476,7 @@ def test_a_part_that_is_not_offloaded_is_not_brought_back() -> None:
 def test_segments_are_made_expandable_beside_the_options_that_are_set(
     variables: dict[str, str], diff: str | None
 ) -> None:
-    finding = found(replace(FIRES["fragmentation"], process={"variables": variables}), "fragmentation")
+    finding = found(changed(FIRES["fragmentation"], process={"variables": variables}), "fragmentation")
     assert finding is not None
     assert (finding.remedy.diff if finding.remedy else None) == diff
     assert ("already set: " in finding.text) == (diff is None)
@@ -503,7 +503,7 @@ def test_another_backend_is_advised_where_each_bucket_is_waited_for(
             exposed_seconds=spent - hidden_seconds * n)
         for n in range(2)
     ]  # fmt: skip
-    rank = replace(
+    rank = changed(
         one(*buckets, strategy="ddp", process={"packages": {"torch": torch}, "ddp_backend": backend}),
         device="cuda",
         exposed_ratio=0.5, overlap_ratio=hidden_seconds, exposed_seconds=0.1,
@@ -522,14 +522,14 @@ def test_what_is_on_already_is_not_advised() -> None:
 
     def with_model(rule: str, **facts: Any) -> Finding | None:
         rank = FIRES[rule]
-        return found(replace(rank, models=({**rank.models[0], **facts},)), rule)
+        return found(changed(rank, models=({**rank.config.models[0], **facts},)), rule)
 
     assert with_model("fsdp_prefetch_off", forward_prefetch=True) is None
     assert with_model("ddp_bucket_large", bucket_cap_bytes=5 * MIB) is None
     assert with_model("ddp_bucket_large", bucket_cap_bytes=25 * MIB) is not None
     full = with_model("activations_dominate", recomputes=True)
     assert full is not None and full.remedy is None and "is on already" in full.text
-    half = replace(FIRES["half_precision_unused"], process={"autocast": "bfloat16"})
+    half = changed(FIRES["half_precision_unused"], process={"autocast": "bfloat16"})
     assert found(half, "half_precision_unused") is None
 
 
@@ -634,20 +634,20 @@ def test_a_slow_stage_is_to_be_split_and_an_even_pipeline_to_get_more_micro_batc
 @pytest.mark.parametrize(
     ("recent", "why"),
     [
-        (FIRES["data_wait"].recent, "ZM601"),
-        (FIRES["cpu_optimizer_slow"].recent, "ZM501"),
-        (one().recent, "the host enqueues them too slowly"),
+        (FIRES["data_wait"].steps.recent, "ZM601"),
+        (FIRES["cpu_optimizer_slow"].steps.recent, "ZM501"),
+        (one().steps.recent, "the host enqueues them too slowly"),
     ],
 )
 def test_an_idle_device_has_its_cause(recent: Any, why: str) -> None:
-    idle = one(device_stats=Device(utilization_ratio=0.12), device="cuda:0", recent=recent)
+    idle = one(machine_device=Device(utilization_ratio=0.12), device="cuda:0", recent=recent)
     finding = found(idle, "device_idle")
     assert finding is not None
     assert "12.0 %" in finding.text and why in finding.text
     for other in (
-        replace(idle, device_stats=Device(utilization_ratio=0.9)),
-        replace(idle, device_stats=Device()),
-        replace(idle, pause="saves or loads a checkpoint"),
+        changed(idle, machine_device=Device(utilization_ratio=0.9)),
+        changed(idle, machine_device=Device()),
+        changed(idle, pause="saves or loads a checkpoint"),
     ):
         assert found(other, "device_idle") is None
 
@@ -669,7 +669,9 @@ def test_overflows_name_the_learning_rate_and_clipping_where_it_is_off() -> None
     assert "lower the learning rate" in finding.remedy.effect
     assert '"gradient_clipping": 1.0' in finding.remedy.effect
     clips = Setting(engine=1, name="gradient_clipping", effective="1.0", written="1.0")
-    limited = replace(FIRES["overflow_storm"], settings=(*FIRES["overflow_storm"].settings, clips))
+    limited = changed(
+        FIRES["overflow_storm"], settings=(*FIRES["overflow_storm"].config.settings, clips)
+    )
     finding = found(limited, "overflow_storm")
     assert finding is not None and finding.remedy is not None
     assert "gradient_clipping" not in finding.remedy.effect
@@ -679,7 +681,7 @@ def test_steps_skipped_in_bf16_did_not_overflow() -> None:
     """Their gradients were NaN or infinite, which ZM409 says."""
     wide = Setting(engine=1, name="bf16.enabled", effective="true", written="true")
     stormy = FIRES["overflow_storm"]
-    assert found(replace(stormy, settings=(*stormy.settings, wide)), "overflow_storm") is None
+    assert found(changed(stormy, settings=(*stormy.config.settings, wide)), "overflow_storm") is None
 
 
 def test_an_optimizer_on_the_host_is_relieved_by_what_its_stage_allows() -> None:
@@ -707,8 +709,8 @@ def test_saves_that_stop_the_loop_are_written_by_a_thread() -> None:
     assert gains == pytest.approx((0.3 * 0.2, 0.9 * 0.2))
     assert "a copy of the state (1.0 GiB on this rank)" in finding.remedy.price
     starved = short_of_cpus(0.3)
-    short = found(replace(rank, pressure=starved), "slow_steps")
+    short = found(changed(rank, pressure=starved), "slow_steps")
     assert short is not None and short.remedy is not None and short.remedy.gain_low_seconds == 0
-    threads = replace(rank, activities=(save, replace(save, background=True)))
+    threads = changed(rank, activities=(save, replace(save, background=True)))
     again = found(threads, "slow_steps")
     assert again is not None and again.remedy is None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import rank, run, summary
+from builders import changed, rank, run, summary
 
 from zeromon.cli.doctor import run_as_text
 from zeromon.diagnosis.engine import advise
@@ -42,9 +42,9 @@ def stuck(
     return rank(
         number,
         recent=steps,
-        steps=10,
-        step=10,
-        step_seconds=step,
+        watched_steps=10,
+        last_step=10,
+        median_seconds=step,
         stack=stack,
         pause=expected_pause_reason(stack, evaluating=evaluating),
     )
@@ -70,15 +70,15 @@ def test_a_rank_that_shuts_down_after_the_others_have_finished_is_not_stalled() 
     """Nor does the verdict change while a run ends well; one that stops earlier than the others is."""
     others = stuck(1), stuck(2)
     for gone in (
-        replace(others[0], alive=False, ended="finished"), replace(others[0], leaving=True),
+        changed(others[0], alive=False, ended="finished"), changed(others[0], leaving=True),
     ):  # fmt: skip
-        ends = stalled_for(40, stuck(), gone, replace(others[1], stack=()))
+        ends = stalled_for(40, stuck(), gone, changed(others[1], stack=()))
         assert found(ends) is None
         judged = judge_run(ends)
         assert (judged.health, judged.severity) == (Health.HEALTHY, None)
         assert run_state(ends) == "ending after step 10" and "processes end" in judged.cause
         assert found(stalled_for(PAUSE_SECONDS + 1, stuck(), gone)) is not None
-        assert found(stalled_for(40, replace(stuck(), step=8), gone)) is not None
+        assert found(stalled_for(40, changed(stuck(), last_step=8), gone)) is not None
 
 
 def test_a_stall_names_since_when_and_where_each_rank_is() -> None:
@@ -100,7 +100,7 @@ def test_a_rank_whose_agent_sees_progress_is_not_stalled() -> None:
 @pytest.mark.parametrize("text", EXPECTED)
 def test_an_expected_pause_is_information(text: str) -> None:
     paused = stuck(stack=(*SLEEPS, EXPECTED[text]))
-    assert paused.pause == text
+    assert paused.status.pause == text
     finding = found(stalled_for(300, paused))
     assert finding is not None and finding.severity is Severity.INFO and text in finding.text
 
@@ -154,7 +154,7 @@ def test_no_pause_is_expected_for_ever() -> None:
 
 def starting(**fields: Any) -> RankSnapshot:
     """A rank without a step, which started at 0 s."""
-    return rank(0, pause=STARTS, recent=(), steps=0, step_seconds=None, started_ns=0, **fields)
+    return rank(0, pause=STARTS, recent=(), watched_steps=0, median_seconds=None, started_ns=0, **fields)
 
 
 @pytest.mark.parametrize(
@@ -169,14 +169,14 @@ def test_a_start_that_takes_long_is_a_warning_first(seconds: float, severity: Se
 
 def test_a_suspended_process_is_stalled_and_named() -> None:
     """Its agent is suspended with it, so there is no stack."""
-    suspended = replace(stuck(stack=()), halted=Halt.SUSPENDED)
+    suspended = changed(stuck(stack=()), halted=Halt.SUSPENDED)
     finding = found(stalled_for(60, suspended))
     assert finding is not None and finding.severity is Severity.CRITICAL
     assert "rank 0 is suspended by a signal" in finding.text
 
 
 def test_a_process_in_a_long_call_is_a_warning_first() -> None:
-    silent = replace(stuck(stack=()), halted=Halt.UNRESPONSIVE)
+    silent = changed(stuck(stack=()), halted=Halt.UNRESPONSIVE)
     finding = found(stalled_for(60, silent))
     assert finding is not None and finding.severity is Severity.WARNING
     assert "a call holds the GIL" in finding.text
@@ -193,8 +193,8 @@ def hung(missing: RankSnapshot) -> RunSnapshot:
     there, before = (
         (GroupProgress(group_id="w", label="world", ranks=(0, 1), sequence=number),) for number in (5, 4)
     )
-    waiting = rank(0, steps=10, in_flight=(flying,), groups=there)
-    return run(waiting, replace(missing, groups=before), taken_ns=60 * SECOND)
+    waiting = rank(0, watched_steps=10, in_flight=(flying,), groups=there)
+    return run(waiting, changed(missing, groups=before), taken_ns=60 * SECOND)
 
 
 def test_a_collective_that_waits_for_a_checkpoint_is_information() -> None:
@@ -232,7 +232,7 @@ def test_a_stall_holds_after_the_ranks_were_stopped(ended: str) -> None:
     """By the rings alone: their heartbeats say how long the ranks stood still."""
     last = round(41 * SECOND)
     stopped = [
-        replace(stuck(n), alive=False, failed=True, ended=ended, last_event_ns=last) for n in (0, 1)
+        changed(stuck(n), alive=False, failed=True, ended=ended, last_event_ns=last) for n in (0, 1)
     ]
     finding = found(run(*stopped, ended=True, taken_ns=3600 * SECOND))
     assert finding is not None and finding.severity is Severity.CRITICAL
@@ -242,7 +242,7 @@ def test_a_stall_holds_after_the_ranks_were_stopped(ended: str) -> None:
 
 def test_ranks_that_ended_by_themselves_were_not_stalled() -> None:
     ends = {"alive": False, "last_event_ns": 41 * SECOND}
-    left = replace(stuck(), ended="finished", **ends)  # type: ignore[arg-type]
+    left = changed(stuck(), ended="finished", **ends)  # type: ignore[arg-type]
     assert found(run(left, ended=True, taken_ns=3600 * SECOND)) is None
-    trained = replace(stuck(), ended="SIGTERM", failed=True, progress_ns=40 * SECOND, **ends)  # type: ignore[arg-type]
+    trained = changed(stuck(), ended="SIGTERM", failed=True, progress_ns=40 * SECOND, **ends)  # type: ignore[arg-type]
     assert found(run(trained, ended=True, taken_ns=3600 * SECOND)) is None

@@ -6,12 +6,11 @@ import itertools
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, arrival, arrived, rank, run, short_of_cpus, summary
+from builders import MS, arrival, arrived, changed, rank, run, short_of_cpus, summary
 
 from zeromon.diagnosis.arrivals import ArrivalSkew, MatchedCollective, StepSkew
 from zeromon.diagnosis.engine import advise
@@ -52,7 +51,7 @@ def steps(
 def ranks(count: int = 4, slow: int = -1, longer: int = 18) -> list[RankSnapshot]:
     """The forward of rank *slow* is longer by so many ms."""
     return [
-        rank(n, step_seconds=STEP_MS / 1e3, recent=phases(40 + longer * (n == slow), 0))
+        rank(n, median_seconds=STEP_MS / 1e3, recent=phases(40 + longer * (n == slow), 0))
         for n in range(count)
     ]
 
@@ -122,7 +121,7 @@ def test_a_reason_may_be_several_phases() -> None:
     """A slow device: 6 ms in each of three phases, of a delay of 18 ms."""
     slow = summary(1, phase_ns=(5 * MS, 46 * MS, 56 * MS, 16 * MS, 5 * MS, 0), phase_exposed_ns=(0,) * 6)
     known = ranks()
-    known[1] = replace(known[1], recent=(slow,) * 20)
+    known[1] = changed(known[1], recent=(slow,) * 20)
     (found,) = find_stragglers(steps({1: 18.0}), known)
     assert len(found.phases) == 2 and found.longer_seconds == pytest.approx(0.012)
 
@@ -131,7 +130,9 @@ def test_a_reason_may_be_several_phases() -> None:
 def test_a_lack_of_cpus_makes_a_straggler_only_where_it_stays(count: int, named: int) -> None:
     """Steps of 100 ms: the scheduler moves such a lack between identical ranks within seconds."""
     known = ranks(slow=1)
-    known = [replace(r, pressure=pressed(0, 0.3 if r.rank == 1 else 0.0).pressure) for r in known]
+    known = [
+        changed(r, pressure=pressed(0, 0.3 if r.rank == 1 else 0.0).machine.pressure) for r in known
+    ]
     found = find_stragglers(steps({1: 18.0}, count), known)
     assert (len(found) == named and count * STEP_MS / 1e3 < UNSTEADY_SECONDS) or found[0].cause
 
@@ -143,12 +144,12 @@ def test_phases_are_no_reason_where_ranks_lack_cpus_for_longer(lacks: float, nam
         cpu_wait_ratio=lacks, minute_cpu_wait_ratio=lacks, held_cpu_wait_ratio=lacks,
         major_faults_per_second=0,
     )  # fmt: skip
-    known = [replace(r, pressure=pressure) for r in ranks(slow=1)]
+    known = [changed(r, pressure=pressure) for r in ranks(slow=1)]
     assert len(find_stragglers(steps({1: 18.0}, 60), known)) == named
     several = summary(
         1, phase_ns=(5 * MS, 49 * MS, 59 * MS, 19 * MS, 5 * MS, 0), phase_exposed_ns=(0,) * 6
     )
-    known[1] = replace(known[1], recent=(several,) * 20)
+    known[1] = changed(known[1], recent=(several,) * 20)
     assert len(find_stragglers(steps({1: 18.0}, 60), known)) == (lacks < CPU_WAIT.warning)
 
 
@@ -207,7 +208,7 @@ def test_delays_that_overlap_count_once() -> None:
     assert skew.late_seconds(1) == skew.wait_seconds(0) == pytest.approx(0.115)
     assert (skew.late_seconds(0), skew.wait_seconds(1)) == (0, 0)
     known = ranks(2, slow=1, longer=100)
-    (found,) = find_stragglers(skew, [replace(r, step_seconds=0.160) for r in known])
+    (found,) = find_stragglers(skew, [changed(r, median_seconds=0.160) for r in known])
     assert found.late_seconds == pytest.approx(0.115)
     assert found.share == pytest.approx(0.115 / 0.160)
     (found,) = find_stragglers(skew, known)
@@ -225,7 +226,7 @@ def test_delays_of_one_node_that_overlap_count_once() -> None:
             arrived(skew, 0, 1, arrival(sequence, at, step), 3)
             late = 50 * MS
             skew.record_match(MatchedCollective("g", sequence, at + late, 2 + call, 0, late, MS))
-    known = [rank(n, step_seconds=0.160) for n in (0, 1)]
+    known = [rank(n, median_seconds=0.160) for n in (0, 1)]
     (found,) = find_stragglers(skew, known, lambda one: "b" if one > 1 else "a")
     assert (found.node, found.late_seconds) == ("b", pytest.approx(0.060))
 
@@ -345,8 +346,8 @@ def test_the_host_or_the_device_of_a_late_rank_may_explain_it() -> None:
     assert hardware_cause(pressed(1, faults=500), others) == "500 of its pages a second come from disk"
     assert hardware_cause(pressed(1, faults=500), [pressed(0, faults=100)]) == ""
     hot = Device(throttle_reasons=("thermal",))
-    assert "throttled (thermal)" in hardware_cause(pressed(1, device_stats=hot), others)
-    assert hardware_cause(pressed(1, device_stats=hot), [pressed(0, device_stats=hot)]) == ""
+    assert "throttled (thermal)" in hardware_cause(pressed(1, machine_device=hot), others)
+    assert hardware_cause(pressed(1, machine_device=hot), [pressed(0, machine_device=hot)]) == ""
     assert hardware_cause(rank(1), others) == lack_of_cpus(rank(1), others, 0.05) == ""
 
 
@@ -419,7 +420,7 @@ def test_the_processes_that_take_the_cpus_are_named(tmp_path: Path) -> None:
         found = users.read((100 + second) * 10**9)
     told = [(u.pid, u.name, round(u.cpus, 1), u.parent) for u in found]
     assert told == [(11, "python busy.py", 0.9, 1), (12, "pt_data_worker", 0.5, 7)]
-    short = replace(rank(0, steps=40), pid=7, pressure=short_of_cpus(0.3))
+    short = changed(rank(0, watched_steps=40), pid=7, pressure=short_of_cpus(0.3))
     (told_so,) = (f for f in advise(run(short, cpu_users=found)) if f.code == "ZM605")
     assert (
         "python busy.py (pid 11) uses 90.0 % of a CPU; pt_data_worker (pid 12, started by rank 0)"

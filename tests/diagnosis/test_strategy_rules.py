@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import MS, device_memory, run, short_of_cpus, summary
+from builders import MS, changed, device_memory, run, short_of_cpus, summary
 from evidence import (
     CPU_STEP,
     FIRES,
@@ -85,37 +85,40 @@ def situations(strategy: Strategy) -> Iterator[RankSnapshot]:
     for op in ("all_reduce", "reduce_scatter"):
         micro_steps = (summary(1, micro_steps=4),) * 30
         yield made(*units(op, "backward", calls=4.0), recent=micro_steps)
-    yield made(risks=(FULL,), memory=TIGHT, roles=held)
+    yield made(risks=(FULL,), memory_device=TIGHT, roles=held)
     on_host = tuple(replace(r, device_bytes=0, host_bytes=r.device_bytes) for r in held)
     yield made(risks=(replace(FULL, pool="host"),), roles=on_host)
     yield made(
-        risks=(FULL,), memory=device_memory(), roles=(role("sharded_param", GIB),),
+        risks=(FULL,), memory_device=device_memory(), roles=(role("sharded_param", GIB),),
         recent=(summary(1, allocated_bytes=60 * GIB),) * 30,
     )  # fmt: skip
-    yield made(risks=(replace(FULL, cause="fragmentation"),), memory=device_memory(retries=9))
-    yield made(risks=(replace(FULL, cause="growth"),), memory=device_memory())
+    yield made(risks=(replace(FULL, cause="fragmentation"),), memory_device=device_memory(retries=9))
+    yield made(risks=(replace(FULL, cause="growth"),), memory_device=device_memory())
     whole = {**model, "units": [], "largest_unit_numel": 100 * MIB}
     yield made(models=(whole,), unsharded_peak_bytes=400 * MIB)
     yield made(workers=GROWING)
     yield made(recent=WAITING * 30, loader={"num_workers": 0})
-    yield made(recent=FIRES["launch_bound"].recent)
+    yield made(recent=FIRES["launch_bound"].steps.recent)
     for pauses in ("garbage_collection", "recompilations", "slow_steps"):
         at = FIRES[pauses]
-        yield made(recent=at.recent, steps=at.steps, loader=at.loader, compiled=at.compiled)
-    yield made(device_stats=Device(name="NVIDIA H100 80GB HBM3"))
+        yield made(
+            recent=at.steps.recent,
+            watched_steps=at.steps.watched_steps,
+            loader=at.config.loader,
+            compiled=at.config.compiled,
+        )
+    yield made(machine_device=Device(name="NVIDIA H100 80GB HBM3"))
     in_bf16 = ({**model, "compute_dtype": "bfloat16"},)
-    yield made(device_stats=Device(name="Tesla T4"), models=in_bf16)
-    yield made(recent=FIRES["grad_norm_spikes"].recent)
-    old = FIRES["checkpoint_interval"]
-    names = ("unsaved_seconds", "unsaved_steps", "checkpoints", "activities", "ledger")
-    yield made(**{name: getattr(old, name) for name in names})
+    yield made(machine_device=Device(name="Tesla T4"), models=in_bf16)
+    yield made(recent=FIRES["grad_norm_spikes"].steps.recent)
+    yield made(ledger=FIRES["checkpoint_interval"].ledger)
     pressure = short_of_cpus(0.3, cpus=4)
     yield made(pressure=pressure, process=MANY_THREADS)
     links = Links(device_bytes_per_second=450e9, device_kind="18 NVLinks")
     yield made(row(nbytes=64.0 * MIB, exposed_seconds=0.03), links=links)
-    yield made(pipeline=FIRES["pipeline_bubble"].pipeline)
+    yield made(pipeline=FIRES["pipeline_bubble"].communication.pipeline)
     for on, device in (("host", "cuda:0"), ("device", "cpu")):
-        planned = {**planning(on=on).planned, **{k: model[k] for k in ("framework", "stage")}}
+        planned = {**planning(on=on).config.planned, **{k: model[k] for k in ("framework", "stage")}}
         yield planning(device=device, strategy=strategy.label, planned=planned)
     if strategy.is_deepspeed:
         yield from engines(strategy, made)
@@ -131,7 +134,7 @@ def engines(strategy: Strategy, made: Any) -> Iterator[RankSnapshot]:
         reported += [FIRES["offload_waits"], FIRES["pinned_memory_off"], FIRES["no_effect"]]
         yield made(recent=CPU_STEP * 30)
         states = (replace(role("optimizer_state", 0), host_bytes=GIB),)
-        yield made(recent=CPU_STEP * 30, memory=device_memory(), roles=states)
+        yield made(recent=CPU_STEP * 30, memory_device=device_memory(), roles=states)
     if strategy.stage == 3:
         late = GatherRow(outcome="late", nbytes=9, exposed_seconds=0.1)
         waiting = tuple(summary(n, late_gather_ns=30 * MS) for n in range(10, 40))
@@ -262,21 +265,21 @@ def settable(diff: str, dialect: str) -> dict[str, dict[str, str]]:
 def with_settings(rank: RankSnapshot, dialect: str, values: dict[str, str]) -> RankSnapshot:
     """*rank* as it reports itself once *values* are set."""
     if dialect == ConfigFormat.ENVIRONMENT:
-        variables = rank.process.get("variables", {}) | values
-        threads = int(values.get("OMP_NUM_THREADS", rank.process.get("threads", 1)))
-        return replace(rank, process={"variables": variables, "threads": threads})
+        variables = rank.config.process.get("variables", {}) | values
+        threads = int(values.get("OMP_NUM_THREADS", rank.config.process.get("threads", 1)))
+        return changed(rank, process={"variables": variables, "threads": threads})
     if dialect == ConfigFormat.DEEPSPEED:
-        others = [s for s in rank.settings if not any(s.name.endswith(name) for name in values)]
+        others = [s for s in rank.config.settings if not any(s.name.endswith(name) for name in values)]
         new = [Setting(engine=1, name=k, effective=v, written=v) for k, v in values.items()]
-        return replace(rank, settings=(*others, *new))
+        return changed(rank, settings=(*others, *new))
     if "num_workers" in values:
         stays = values.get("persistent_workers") == "True"
         loader = {"num_workers": int(values["num_workers"]), "persistent_workers": stays}
-        return replace(rank, loader=loader)
+        return changed(rank, loader=loader)
     facts: dict[str, Any] = {k: True if v == "True" else v for k, v in values.items()}
     if "bucket_cap_mb" in facts:
         facts["bucket_cap_bytes"] = round(float(facts.pop("bucket_cap_mb")) * MIB)
-    return replace(rank, models=({**rank.models[0], **facts},))
+    return changed(rank, models=({**rank.config.models[0], **facts},))
 
 
 # ---- what the diffs change ------------------------------------------------------------------------
@@ -347,7 +350,7 @@ def test_hpz_is_not_advised_where_it_is_on() -> None:
 
 def test_zero3_is_advised_to_offload_what_is_on_a_full_device_and_not_what_is_on_a_full_host() -> None:
     states = role("optimizer_state", 40 * GIB)
-    facts: dict[str, Any] = {"strategy": deepspeed_strategy(3).label, "memory": TIGHT}
+    facts: dict[str, Any] = {"strategy": deepspeed_strategy(3).label, "memory_device": TIGHT}
     finding = found(one(risks=(FULL,), roles=(states,), **facts), "stage_too_low")
     assert finding is not None and finding.remedy is not None
     assert "stay on the device" in finding.text and "offload_optimizer" in finding.remedy.diff

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import device_memory, rank, run, step, summary
+from builders import changed, device_memory, rank, run, step, summary
 from evidence import IN_BF16, MODEL, found, normed, one, row
 
 from zeromon.diagnosis.engine import advise
@@ -39,9 +38,9 @@ def test_a_value_belongs_to_its_step_also_when_it_comes_after_it() -> None:
         step(2, 10, 20),
     ):
         fold_event(state, event)
-    steps = [(s.loss, s.grad_norm, s.learning_rate) for s in summarize_rank(state).recent]
+    steps = [(s.loss, s.grad_norm, s.learning_rate) for s in summarize_rank(state).steps.recent]
     assert steps == [(3.0, None, 0.1), (2.5, None, 0.1)]
-    rows = {row.name: row for row in summarize_rank(state).scalars}
+    rows = {row.name: row for row in summarize_rank(state).training.scalars}
     assert (rows["loss"].value, rows["loss"].step, rows["loss"].nonfinite) == (2.5, 2, 0)
     norm = rows["grad_norm"]
     assert (norm.value, norm.nonfinite, norm.first_nonfinite_step) == (None, 1, 2)
@@ -53,10 +52,10 @@ def test_deepspeeds_norm_is_one_of_them_but_not_where_the_loss_scale_is_tried() 
     fold_event(state, step(1, 0, 10))
     fold_event(state, Precision(2, 1, 65536.0, 2, INF))
     fold_event(state, step(2, 10, 20))
-    assert [s.grad_norm for s in summarize_rank(state).recent] == [1.5, None]
-    assert summarize_rank(state).scalars[0].nonfinite == 0
+    assert [s.grad_norm for s in summarize_rank(state).steps.recent] == [1.5, None]
+    assert summarize_rank(state).training.scalars[0].nonfinite == 0
     fold_event(state, Precision(3, 1, NAN, -1, INF))
-    assert summarize_rank(state).scalars[0].nonfinite == 1
+    assert summarize_rank(state).training.scalars[0].nonfinite == 1
 
 
 # ---- NaN ------------------------------------------------------------------------------------------
@@ -94,7 +93,7 @@ def test_a_loss_that_is_finite_again_is_less_urgent_and_skipped_steps_are_no_fin
     assert of_run("not_finite", broken(0, 0), broken(1, 0)) is None
     norm = broken(0, 11, name="grad_norm")
     assert of_run("not_finite", norm) is not None
-    assert of_run("not_finite", replace(norm, process={"autocast": "float16"})) is None
+    assert of_run("not_finite", changed(norm, process={"autocast": "float16"})) is None
 
 
 # ---- spikes ---------------------------------------------------------------------------------------
@@ -217,21 +216,21 @@ def test_a_loop_of_ones_own_is_judged_where_it_averages_its_gradients(sent: floa
     ],
 )
 def test_bf16_is_told_on_devices_without_it(name: str, facts: dict[str, Any], diff: str) -> None:
-    given = {"device_stats": Device(name=name), "models": IN_BF16} | facts
+    given = {"machine_device": Device(name=name), "models": IN_BF16} | facts
     finding = found(one(**given), "bf16_emulated")
     assert finding is not None and finding.remedy is not None
     assert diff in finding.remedy.diff and name in finding.text
     for other in ("NVIDIA RTX A4000", "NVIDIA L4", "NVIDIA H100 80GB HBM3", ""):
-        assert found(one(**given | {"device_stats": Device(name=other)}), "bf16_emulated") is None
+        assert found(one(**given | {"machine_device": Device(name=other)}), "bf16_emulated") is None
 
 
 def test_gradients_that_are_not_contiguous_are_told_where_an_allocator_caches() -> None:
     off = (
         Setting(engine=1, name="zero_optimization.contiguous_gradients", effective="false", written=""),
     )
-    scattered = one(strategy="deepspeed-zero2", memory=device_memory(), settings=off)
+    scattered = one(strategy="deepspeed-zero2", memory_device=device_memory(), settings=off)
     finding = found(scattered, "fragmentation")
     assert finding is not None and finding.remedy is not None
     assert '+ "contiguous_gradients": true' in finding.remedy.diff
     assert finding.severity == Severity.INFO
-    assert found(replace(scattered, memory=None), "fragmentation") is None
+    assert found(changed(scattered, memory_device=None), "fragmentation") is None

@@ -153,7 +153,7 @@ def test_a_metric_is_on_every_way_to_prometheus(monkeypatch: pytest.MonkeyPatch)
         opened = get(server.server_port, "/metrics", Accept="application/openmetrics-text")[1].decode()
     finally:
         server.shutdown()
-    count = len(one.ranks[0].groups)
+    count = len(one.ranks[0].communication.groups)
     series = f'zeromon_process_groups{{run="{one.run}",rank="0"}} {count}\n'
     assert series in text and series in opened
     table = load(ROOT / "docs" / "generate.py").metrics_table()
@@ -222,8 +222,10 @@ def test_a_training_framework_is_in_the_snapshot(shared_node: Node, tmp_path: Pa
     assert result.code == 0, result.output
     assert "errors 0 None, unpatched True" in result.output
     seen = result.snapshot.ranks[0]
-    assert {row.fqn: row.unshards for row in seen.units} == {"layers.0": 6, "layers.1": 6}
-    gathers = {row.unit: row.count for row in seen.traffic if row.unit.startswith("layers.")}
+    assert {row.fqn: row.unshards for row in seen.communication.units} == {"layers.0": 6, "layers.1": 6}
+    gathers = {
+        row.unit: row.count for row in seen.communication.traffic if row.unit.startswith("layers.")
+    }
     assert gathers == {"layers.0": 6, "layers.1": 6}
-    assert seen.models == ({"framework": "shardlib", "stage": 3, "numel": 40},)
+    assert seen.config.models == ({"framework": "shardlib", "stage": 3, "numel": 40},)
     assert (seen.strategy, seen.strategy_fields) == ("fsdp2", Strategy(Framework.FSDP2, stage=3))

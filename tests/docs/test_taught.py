@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, rank, run, series, summary
+from builders import MS, changed, rank, run, series, summary
 from evidence import FIRES, found, role, saved
 from hub_models import written
 
@@ -115,10 +115,10 @@ def test_live_rules_speak_to_both_versions_of_fsdp(
     if version is Framework.FSDP1:
         strategy = fsdp1_strategy(Sharding.GRAD_OP if keeps else Sharding.FULL)
     rank = FIRES[rule]
-    models = tuple({**model, "framework": str(version)} for model in rank.models)
+    models = tuple({**model, "framework": str(version)} for model in rank.config.models)
     if keeps:
-        rank = replace(rank, roles=(role("unsharded_param", 20 << 30),))
-    rank = replace(rank, strategy=strategy.label, strategy_fields=strategy, models=models)
+        rank = changed(rank, roles=(role("unsharded_param", 20 << 30),))
+    rank = changed(rank, strategy=strategy.label, strategy_fields=strategy, models=models)
     finding = found(rank, rule)
     assert finding is not None and finding.remedy is not None
     assert says[version is Framework.FSDP2] in finding.remedy.diff
@@ -487,12 +487,12 @@ def test_two_runs_in_one_chart_lose_no_peak() -> None:
 def test_a_run_says_how_old_its_checkpoint_is_and_what_is_at_risk() -> None:
     """Rank 0 alone saves: the last steps of the others are in its checkpoint, too."""
     saver = saved(ago_s=600.0)
-    shown = run(saver, replace(saver, rank=1, activities=(), checkpoints=0, unsaved_seconds=9e9))
+    shown = run(saver, changed(saver, rank=1, activities=(), checkpoints=0, unsaved_seconds=9e9))
     said = "4, 30.00 s each (0.8 % of the time); the last one 2.20 s ago; at risk: 10 min 00 s of "
     page = rank_page(shown, shown.ranks[1], DisplayOptions(), 200)
     for text in (ledger_text([shown]), " ".join(map(plain_text, page))):
         assert f"checkpoints: {said}steps (3,000) since the last checkpoint" in text
-    never = run(replace(saver, activities=(), checkpoints=0))
+    never = run(changed(saver, activities=(), checkpoints=0))
     assert "since the first step, and no checkpoint was seen" in ledger_text([never])
 
 

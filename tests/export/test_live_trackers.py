@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import rank, run, summary
+from builders import changed, rank, run, summary
 from receivers import Webhook, webhook
 from wandb_files import wandb_history, wandb_records
 
@@ -36,7 +36,7 @@ def rows(first: int, last: int, ranks: int = 2) -> list[dict[str, Any]]:
 
 
 def snapshot(**facts: Any) -> RunSnapshot:
-    return run(rank(0, step=20), rank(1, step=20), **facts)
+    return run(rank(0, last_step=20), rank(1, last_step=20), **facts)
 
 
 def sent(board: LiveTracker) -> None:
@@ -142,7 +142,7 @@ def status(server: Webhook) -> dict[str, Any]:
 
 def test_kubeflow_gets_progress_and_metrics_of_any_script(controller: Webhook) -> None:
     loss = (ScalarRow(name="loss", value=0.5, step=20, nonfinite=0, first_nonfinite_step=0),)
-    known = run(rank(0, step=20, scalars=loss), rank(1, step=20), planned_steps=50)
+    known = run(rank(0, last_step=20, scalars=loss), rank(1, last_step=20), planned_steps=50)
     board = TRACKERS["kubeflow"](known, {})
     board.push(known, rows(20, 20))
     found = status(controller)
@@ -151,7 +151,7 @@ def test_kubeflow_gets_progress_and_metrics_of_any_script(controller: Webhook) -
     metrics = {one["name"]: float(one["value"]) for one in found["metrics"]}
     assert (metrics["loss"], metrics["current_step"], metrics["total_steps"]) == (0.5, 20, 50)
     assert metrics["time/step_seconds"] == 0.1
-    over = tuple(replace(one, alive=False, ended="finished", step=50) for one in known.ranks)
+    over = tuple(changed(one, alive=False, ended="finished", last_step=50) for one in known.ranks)
     board.push(replace(known, ranks=over, ended=True), [])
     found = status(controller)
     assert (found["progressPercentage"], found["estimatedRemainingSeconds"]) == (100, 0)
@@ -170,7 +170,7 @@ def test_what_is_not_known_is_left_out_and_the_end_of_a_failed_run_is_not_100(
     board = TRACKERS["kubeflow"](snapshot(), {})
     board.push(snapshot(), [])
     assert set(status(controller)) == {"lastUpdatedTime", "metrics"}
-    dead = rank(0, step=50, alive=False, failed=True, ended="SIGKILL")
+    dead = rank(0, last_step=50, alive=False, failed=True, ended="SIGKILL")
     board.push(run(dead, planned_steps=50, ended=True), [])
     assert status(controller)["progressPercentage"] == 99
     controller.status = 500
@@ -216,7 +216,7 @@ def test_kubeflow_gets_what_the_callback_of_transformers_sends(controller: Webho
     theirs._last_update_time = -1e9
     theirs.on_step_end(None, state, None)
     reference = status(controller)
-    known = run(rank(0, step=20), planned_steps=50)
+    known = run(rank(0, last_step=20), planned_steps=50)
     TRACKERS["kubeflow"](known, {}).push(known, [])
     mine = status(controller)
     assert {k: type(v) for k, v in mine.items()} == {k: type(v) for k, v in reference.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,9 @@ def test_counters_are_those_of_a_collector_that_was_never_killed(node: tuple[Pat
     second.tick()
     assert counters(second) == counters(first)
     (run,) = second.view
-    assert [rank.steps for rank in run.ranks] == [75, 75]
-    assert [rank.dropped for rank in run.ranks] == [0, 0]
-    assert [c.count for c in run.ranks[0].collectives] == [75 * CALLS]
+    assert [rank.steps.watched_steps for rank in run.ranks] == [75, 75]
+    assert [rank.agent.dropped for rank in run.ranks] == [0, 0]
+    assert [c.count for c in run.ranks[0].communication.collectives] == [75 * CALLS]
     assert not any(f.rule == "events_dropped" for f in run.findings)
 
 
@@ -139,13 +140,15 @@ def test_what_nobody_has_read_is_lost_and_said(node: tuple[Path, list[Rank]]) ->
     second.tick()
     rank = second.view[0].ranks[0]
     records = 2 * CALLS + 2
-    seen = rank.collectives[0].count * 2 + rank.steps  # about: a step's two marks are not told apart
-    assert rank.dropped > 0
-    assert rank.dropped + CAPACITY >= 60 * records > rank.dropped
-    assert 10 * CALLS < rank.collectives[0].count < 70 * CALLS
+    seen = (
+        rank.communication.collectives[0].count * 2 + rank.steps.watched_steps
+    )  # about: a step's two marks are not told apart
+    assert rank.agent.dropped > 0
+    assert rank.agent.dropped + CAPACITY >= 60 * records > rank.agent.dropped
+    assert 10 * CALLS < rank.communication.collectives[0].count < 70 * CALLS
     assert seen < 70 * records
     (other,) = (r for r in second.view[0].ranks if r.rank == 1)
-    assert (other.dropped, other.collectives[0].count) == (0, 10 * CALLS)
+    assert (other.agent.dropped, other.communication.collectives[0].count) == (0, 10 * CALLS)
 
 
 def test_a_counter_never_goes_back(node: tuple[Path, list[Rank]]) -> None:
@@ -168,7 +171,7 @@ def test_totals_that_cannot_be_read_are_none(node: tuple[Path, list[Rank]], brok
     (root / "rings" / "train" / TOTALS).write_bytes(broken)
     collector = started(root)
     follow(collector, ranks, 5, 1)
-    assert [rank.steps for rank in collector.view[0].ranks] == [5, 5]
+    assert [rank.steps.watched_steps for rank in collector.view[0].ranks] == [5, 5]
 
 
 def test_totals_of_another_version_are_none() -> None:
@@ -189,7 +192,9 @@ def test_totals_of_a_ring_of_the_same_name_are_not_taken_over(node: tuple[Path, 
     again.write(3)
     collector = started(root)
     collector.tick()
-    found = {rank.rank: (rank.steps, rank.dropped) for rank in collector.view[0].ranks}
+    found = {
+        rank.rank: (rank.steps.watched_steps, rank.agent.dropped) for rank in collector.view[0].ranks
+    }
     assert found == {0: (3, 0), 1: (20, 0)}
 
 
@@ -215,15 +220,16 @@ def events(first: int, last: int) -> list[Any]:
 
 
 TOTAL = (
-    "step", "steps", "steps_seconds_total", "step_buckets", "micro_steps", "skipped_steps",
-    "phase_seconds", "untimed", "unattributed", "errors", "dropped", "units", "sizes", "gathers",
-    "transfers", "started_ns",
+    "steps.last_step", "steps.watched_steps", "steps.total_seconds", "steps.duration_buckets",
+    "steps.micro_steps", "steps.skipped_steps", "steps.phase_seconds", "communication.untimed",
+    "communication.unattributed", "communication.units", "communication.sizes",
+    "communication.gathers", "memory.transfers", "agent.errors", "agent.dropped", "status.started_ns",
 )  # fmt: skip
 
 
 def only_totals(snapshot: RankSnapshot) -> dict[str, Any]:
-    rows = [replace(c, busbw_bytes_per_second=None) for c in snapshot.collectives]
-    return {name: getattr(snapshot, name) for name in TOTAL} | {"collectives": rows}
+    rows = [replace(c, busbw_bytes_per_second=None) for c in snapshot.communication.collectives]
+    return {name: attrgetter(name)(snapshot) for name in TOTAL} | {"collectives": rows}
 
 
 @pytest.mark.parametrize("kept", (2, 20, 59))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from builders import MS, collective, folded, rank, run, state, step
+from builders import MS, changed, collective, folded, rank, run, state, step
 from hypothesis import given, strategies as st
 
 from zeromon.diagnosis.engine import advise
@@ -37,7 +35,7 @@ def test_a_row_is_the_mean_of_a_step_and_the_most_exposed_comes_first() -> None:
         folded([step(n, at, at + 100)], made)
     # of a step that has not ended nothing counts yet
     folded(collective(3100, 3199, 99, sequence=999, unit=8), made)
-    first, second = summarize_rank(made).traffic
+    first, second = summarize_rank(made).communication.traffic
     assert (first.unit, first.op, first.phase, first.group) == (
         "layers.0",
         "all_gather",
@@ -61,7 +59,7 @@ def test_what_has_changed_shows_within_twenty_steps() -> None:
         exposed = 10 if n <= 100 else 2
         folded(collective(n * 100, n * 100 + 20, exposed, sequence=n, unit=7), made)
         folded([step(n, n * 100, n * 100 + 100)], made)
-    (row,) = summarize_rank(made).traffic
+    (row,) = summarize_rank(made).communication.traffic
     assert row.exposed_seconds == pytest.approx(0.002 + 0.008 * 0.9**20, rel=1e-3)
 
 
@@ -70,17 +68,17 @@ def test_what_is_called_once_breaks_no_later_step() -> None:
     made = state()
     folded(collective(100, 120, 5, op=Op.BROADCAST, nbytes=1_000_000, sequence=1), made)
     folded([step(1, 100, 200)], made)
-    once = summarize_rank(made).collectives[0].best_busbw_bytes_per_second
+    once = summarize_rank(made).communication.collectives[0].best_busbw_bytes_per_second
     for n in range(2, 8_000):
         folded(collective(n * 100, n * 100 + 20, 5, sequence=n, unit=7), made)
         folded([step(n, n * 100, n * 100 + 100)], made)
         if n % 40 == 0:
-            rows = summarize_rank(made).collectives
+            rows = summarize_rank(made).communication.collectives
             best = next(row.best_busbw_bytes_per_second for row in rows if row.op == "broadcast")
             assert best == pytest.approx(once)
     folded(collective(800_000, 800_020, 5, op=Op.BROADCAST, sequence=8_000), made)
     folded([step(8_000, 800_000, 800_100)], made)
-    assert {row.op for row in summarize_rank(made).traffic} == {"broadcast", "all_gather"}
+    assert {row.op for row in summarize_rank(made).communication.traffic} == {"broadcast", "all_gather"}
 
 
 def test_idle_steps_do_not_dilute_the_mean() -> None:
@@ -90,7 +88,7 @@ def test_idle_steps_do_not_dilute_the_mean() -> None:
         if not idle:
             folded(collective(n * 100, n * 100 + 20, 10, sequence=n, unit=7), made)
         folded([step(n, n * 100, n * 100 + 100, Flag.IDLE if idle else 0)], made)
-    (row,) = summarize_rank(made).traffic
+    (row,) = summarize_rank(made).communication.traffic
     assert row.exposed_seconds == pytest.approx(0.010)
 
 
@@ -110,10 +108,10 @@ def test_a_span_that_is_only_a_bound_has_no_bandwidth() -> None:
     issued, done = collective(0, 20, 5, sequence=1)
     bound = done._replace(flags=0)
     folded([issued, bound, step(1, 0, 100)], made)
-    (row,) = summarize_rank(made).traffic
+    (row,) = summarize_rank(made).communication.traffic
     assert (row.busbw_bytes_per_second, row.algbw_bytes_per_second) == (None, None)
     assert row.seconds == pytest.approx(0.020)
-    assert summarize_rank(made).collectives[0].busbw_bytes_per_second is None
+    assert summarize_rank(made).communication.collectives[0].busbw_bytes_per_second is None
 
 
 def test_what_is_matched_without_a_known_transfer_has_no_bandwidth() -> None:
@@ -129,14 +127,17 @@ def test_a_bandwidth_of_long_ago_is_not_given_any_more() -> None:
     """One call with a known span, and then fifty of which only a bound is known."""
     made = state()
     folded([*collective(0, 20, 5, sequence=1), step(1, 0, 100)], made)
-    (known,) = summarize_rank(made).traffic
-    assert known.busbw_bytes_per_second and summarize_rank(made).collectives[0].busbw_bytes_per_second
+    (known,) = summarize_rank(made).communication.traffic
+    assert (
+        known.busbw_bytes_per_second
+        and summarize_rank(made).communication.collectives[0].busbw_bytes_per_second
+    )
     for n in range(2, 52):
         issued, done = collective(n * 100, n * 100 + 20, 5, sequence=n)
         folded([issued, done._replace(flags=0), step(n, n * 100, n * 100 + 100)], made)
-    (row,) = summarize_rank(made).traffic
+    (row,) = summarize_rank(made).communication.traffic
     assert row.busbw_bytes_per_second is None and row.best_busbw_bytes_per_second > 0
-    assert summarize_rank(made).collectives[0].busbw_bytes_per_second is None
+    assert summarize_rank(made).communication.collectives[0].busbw_bytes_per_second is None
 
 
 @pytest.mark.parametrize("late_by", [0, 1, 7])
@@ -166,10 +167,10 @@ def test_a_stall_belongs_to_the_group_of_its_unit() -> None:
     second = [e._replace(group=2) for e in collective(1, 2, 0, sequence=1, unit=7)]
     folded(first + second + [Stall(5 * MS, Op.ALL_GATHER, Phase.FORWARD, 0, 7, 4 * MS)], made)
     folded([step(1, 0, 10)], made)
-    rows = {row.group: row for row in summarize_rank(made).traffic}
+    rows = {row.group: row for row in summarize_rank(made).communication.traffic}
     assert rows["shard"].exposed_seconds == pytest.approx(0.004)
     assert rows["world"].exposed_seconds == 0
-    by_group = {row.group: row for row in summarize_rank(made).collectives}
+    by_group = {row.group: row for row in summarize_rank(made).communication.collectives}
     assert by_group["shard"].exposed_seconds == pytest.approx(0.004)
 
 
@@ -225,7 +226,7 @@ def test_ddp_names_the_bucket_that_is_exposed() -> None:
     made.units.update({1: "bucket 0", 2: "bucket 1", 3: "bucket 2"})
     marks = [Bucket(i * 10 * MS, 1, i + 1, 10**7, -(i + 1), i) for i in range(3)]
     folded([*marks, BackwardComm(60 * MS, 1, 0, 30 * MS, 3), step(1, 0, 100)], made)
-    rows = summarize_rank(made).traffic
+    rows = summarize_rank(made).communication.traffic
     assert [(row.unit, round(row.exposed_seconds * 1e3)) for row in rows] == [
         ("bucket 2", 20),
         ("bucket 1", 10),
@@ -250,7 +251,7 @@ def test_the_histogram_counts_every_call_and_no_barrier() -> None:
     folded(collective(0, 1, 0, nbytes=100), made)
     folded(collective(1, 2, 0, nbytes=5000, sequence=2), made)
     folded(collective(2, 3, 0, op=Op.BARRIER, nbytes=0, sequence=3), made)
-    (row,) = summarize_rank(made).sizes
+    (row,) = summarize_rank(made).communication.sizes
     assert (row.op, row.nbytes, sum(row.calls)) == ("all_gather", 5100, 2)
     assert (row.calls[0], row.calls[2]) == (1, 1)
 
@@ -285,7 +286,7 @@ def test_a_few_small_ones_or_large_ones_are_none() -> None:
 
 def test_the_finding_on_exposed_communication_names_unit_and_waits() -> None:
     snapshot = rank(0)
-    snapshot = replace(snapshot, exposed_ratio=0.4, exposed_seconds=0.01, wait_seconds=0.009)
+    snapshot = changed(snapshot, exposed_ratio=0.4, exposed_seconds=0.01, wait_seconds=0.009)
     (told,) = [f for f in advise(run(snapshot)) if f.rule == "exposed_communication"]
     assert "most in layers.0 (all_gather, forward), 10.0 ms" in told.text
     assert "9.0 ms of a step waits for ranks that come later" in told.text
@@ -295,7 +296,7 @@ def test_of_steps_with_idle_hooks_the_sizes_are_not_known() -> None:
     """Their sum is no size; what C++ issues is taken by its mean."""
     made = state()
     folded([Counted(1, Op.ALL_GATHER, Phase.FORWARD, 1, 10, 5000, Untimed.CONTROL_STEP)], made)
-    assert summarize_rank(made).sizes == ()
+    assert summarize_rank(made).communication.sizes == ()
     folded([Counted(2, Op.ALL_REDUCE, Phase.BACKWARD, 1, 10, 50_000, Untimed.IN_CPP)], made)
-    (row,) = summarize_rank(made).sizes
+    (row,) = summarize_rank(made).communication.sizes
     assert (row.op, row.calls[2], sum(row.calls)) == ("all_reduce", 10, 10)

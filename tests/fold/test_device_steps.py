@@ -75,12 +75,12 @@ def ran(number: int) -> list[Event]:
 def test_a_step_is_as_long_as_on_the_device() -> None:
     """Its collectives count in it, however many steps the host is ahead."""
     rank = summarize_rank(folded([*enqueued(), *ran(1), *ran(2)]))
-    assert [one.seconds for one in rank.recent] == [0.1, 0.1]
-    for one in rank.recent:
+    assert [one.seconds for one in rank.steps.recent] == [0.1, 0.1]
+    for one in rank.steps.recent:
         assert one.phase_ns[: Phase.OPTIMIZER + 1] == (0, 40 * MS, 50 * MS, 10 * MS)
         assert (one.communication_ns, one.exposed_ns) == (20 * MS, 5 * MS)
         assert one.timed and one.collectives == 1
-    assert rank.exposed_ratio == 0.05
+    assert rank.communication.exposed_ratio == 0.05
 
 
 def test_a_wait_is_part_of_the_phase_in_which_the_device_waits() -> None:
@@ -90,7 +90,7 @@ def test_a_wait_is_part_of_the_phase_in_which_the_device_waits() -> None:
         phase(Phase.FORWARD, 0, 10), gather(20, 30, 5, 1)[1], phase(Phase.BACKWARD, 10, 100),
         on_device(step(1, 0, 100)),
     ]  # fmt: skip
-    (found,) = summarize_rank(folded(events)).recent
+    (found,) = summarize_rank(folded(events)).steps.recent
     assert found.exposed_ns == found.phase_exposed_ns[Phase.BACKWARD] == 5 * MS
     assert not found.phase_exposed_ns[Phase.FORWARD]
 
@@ -98,29 +98,29 @@ def test_a_wait_is_part_of_the_phase_in_which_the_device_waits() -> None:
 def test_a_step_is_in_no_mean_before_the_device_has_ended_it() -> None:
     """The host's step is known at once: it is progress."""
     rank = summarize_rank(folded([*enqueued(), *ran(1)]))
-    assert [one.step for one in rank.recent] == [1]
-    assert (rank.step, rank.steps) == (2, 2)
-    assert summarize_rank(folded(enqueued())).recent == ()
+    assert [one.step for one in rank.steps.recent] == [1]
+    assert (rank.steps.last_step, rank.steps.watched_steps) == (2, 2)
+    assert summarize_rank(folded(enqueued())).steps.recent == ()
 
 
 def test_what_came_before_the_loop_is_no_part_of_a_step() -> None:
     start = Start(20 * MS, 0)
     rank = summarize_rank(folded([ANNOUNCED, start, *enqueued()[1:], *ran(1)]))
-    assert rank.recent[0].phase_ns[Phase.FORWARD] == 20 * MS
+    assert rank.steps.recent[0].phase_ns[Phase.FORWARD] == 20 * MS
 
 
 def test_steps_around_a_lost_border_keep_the_hosts_times() -> None:
     """Their communication is unknown, and those after them are of the device again."""
     third = [span(Phase.FORWARD, 8, 9), gather(210, 230, 5, 3)[0], step(3, 8, 12)]
     rank = summarize_rank(folded([*enqueued(), *third, *ran(1)[:-1], *ran(2), *ran(3)]))
-    assert [one.step for one in rank.recent] == [1, 2, 3]
-    assert [one.timed for one in rank.recent] == [False, False, True]
-    assert [one.seconds for one in rank.recent] == [0.004, 0.004, 0.1]
+    assert [one.step for one in rank.steps.recent] == [1, 2, 3]
+    assert [one.timed for one in rank.steps.recent] == [False, False, True]
+    assert [one.seconds for one in rank.steps.recent] == [0.004, 0.004, 0.1]
 
 
 def test_steps_that_the_device_did_not_end_are_recorded_at_the_end() -> None:
     events = [*enqueued(), *ran(1), Exit(150 * MS, ExitKind.CLEAN, 0)]
-    first, last = summarize_rank(folded(events)).recent
+    first, last = summarize_rank(folded(events)).steps.recent
     assert (first.step, last.step) == (1, 2)
     assert not last.timed and last.start_ns >= first.end_ns
 
@@ -129,7 +129,7 @@ def test_another_optimizer_of_a_step_extends_it() -> None:
     host = [ANNOUNCED, step(1, 0, 4), step(1, 4, 8, Flag.CONTINUED)]
     device = [on_device(step(1, 0, 60)), on_device(step(1, 60, 100, Flag.CONTINUED))]
     state: RankState = folded([*host, *device])
-    (one,) = summarize_rank(state).recent
+    (one,) = summarize_rank(state).steps.recent
     assert one.seconds == 0.1 and state.steps == 1
 
 
@@ -142,13 +142,13 @@ def test_of_what_the_reducer_waits_for_only_the_wait_is_known() -> None:
     sent = Counted(3 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 2, 600, Untimed.REDUCER)
     events = [*enqueued(), sent, *ran(1)[:1], *ran(1)[2:4], waited, ran(1)[4]]
     rank = summarize_rank(folded(events))
-    (row,) = (one for one in rank.traffic if one.op == "all_reduce")
+    (row,) = (one for one in rank.communication.traffic if one.op == "all_reduce")
     assert (row.count, row.calls, row.nbytes) == (2, pytest.approx(2), pytest.approx(600))
     assert [TRAFFIC[name].read(row) for name in ("time", "transfer", "busbw")] == [None] * 3
-    (one,) = rank.recent
+    (one,) = rank.steps.recent
     assert one.timed and (one.communication_ns, one.exposed_ns) == (-1, 20 * MS)
-    assert one.overlap is None and rank.overlap_ratio is None
-    assert rank.exposed_ratio == 0.2
+    assert one.overlap is None and rank.communication.overlap_ratio is None
+    assert rank.communication.exposed_ratio == 0.2
 
 
 @pytest.mark.parametrize(("unseen", "overlap"), [(0, 0.75), (2, 0.75), (3, None)])
@@ -164,8 +164,8 @@ def test_overlap_is_that_of_the_steps_whose_communication_is_known(
         issued = gather(0, 0, 0, number)[0]
         events += [issued, step(number, 4 * number - 4, 4 * number), *device]
     rank = summarize_rank(folded(events))
-    assert sum(one.communication_ns < 0 for one in rank.recent) == unseen
-    assert rank.overlap_ratio == overlap
+    assert sum(one.communication_ns < 0 for one in rank.steps.recent) == unseen
+    assert rank.communication.overlap_ratio == overlap
 
 
 def test_the_end_of_a_backward_is_the_arrival_at_what_the_reducer_sends() -> None:
@@ -181,7 +181,7 @@ def test_the_end_of_a_backward_is_the_arrival_at_what_the_reducer_sends() -> Non
         skew.record_arrivals(rank, {1: ("dp", 2, 2)}, states[-1].arrivals)
     assert skew.late_seconds(1) == 0.03 and skew.late_seconds(0) == 0
     assert skew.wait_seconds(0) == 0.03
-    (row,), (other,) = (summarize_rank(state).traffic for state in states)
+    (row,), (other,) = (summarize_rank(state).communication.traffic for state in states)
     assert (row.wait_seconds, other.wait_seconds) == (0.03, 0.0)
     assert row.transfer_seconds is None and row.busbw_bytes_per_second is None
 
@@ -196,7 +196,7 @@ def test_the_means_of_a_collective_do_not_depend_on_the_host_s_lead() -> None:
                 events += [gather(0, 1, 0, number)[0], step(number, 4 * number - 4, 4 * number)]
             for number in range(first, first + lead):
                 events += ran(number)
-        rows += summarize_rank(folded(events)).traffic
+        rows += summarize_rank(folded(events)).communication.traffic
     ahead, beside = rows
     assert ahead == beside
     assert ahead.calls == pytest.approx(1)
@@ -269,7 +269,7 @@ def test_a_row_has_both_what_the_host_and_what_a_device_timed() -> None:
         on_device = gather(0, 1, 0, 2 * number + 1)[0], ran(number)[1]
         events += [on_cpu[0], done._replace(flags=0), on_device[0]]
         events += [step(number, 100 * number - 100, 100 * number), *ran(number)]
-    (row,) = summarize_rank(folded(events)).traffic
+    (row,) = summarize_rank(folded(events)).communication.traffic
     assert row.calls == pytest.approx(2)
     assert row.exposed_seconds == pytest.approx(0.055)
     assert row.seconds == pytest.approx(0.07)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
-from builders import MS, collective, folded, host, run, span, state, step
+from builders import MS, changed, collective, folded, host, run, span, state, step
 
 from zeromon.fold.fold import fold_event, fold_records
 from zeromon.fold.ledger import Observed
@@ -64,19 +63,19 @@ def test_a_step_knows_its_communication_and_what_of_it_is_exposed() -> None:
         step(1, 0, 100),
     ]
     rank = summarize_rank(folded(events))
-    (one,) = rank.recent
+    (one,) = rank.steps.recent
     assert (one.communication_ns, one.exposed_ns) == (40 * MS, 15 * MS)
     assert one.phase_ns == (10 * MS, 40 * MS, 50 * MS, *[0] * (len(Phase) - 3))
     assert one.collectives == 2
-    assert rank.overlap_ratio == pytest.approx(1 - 15 / 40)
-    assert rank.exposed_ratio == pytest.approx(0.15)
-    assert rank.in_flight == ()
+    assert rank.communication.overlap_ratio == pytest.approx(1 - 15 / 40)
+    assert rank.communication.exposed_ratio == pytest.approx(0.15)
+    assert rank.communication.in_flight == ()
 
 
 def test_a_collective_that_has_not_ended_is_in_flight() -> None:
     """With its name, its unit and its age."""
     issued = Issued(5 * MS, Op.ALL_GATHER, Phase.BACKWARD, 0, 1, 7, 4096, 451, 1)
-    (flying,) = summarize_rank(folded([issued])).in_flight
+    (flying,) = summarize_rank(folded([issued])).communication.in_flight
     assert (flying.op, flying.group, flying.sequence) == ("all_gather", "world", 451)
     assert (flying.unit, flying.phase, flying.nbytes) == ("layers.0", "backward", 4096)
 
@@ -93,10 +92,10 @@ def test_idle_steps_are_left_out_of_shares_and_give_the_cost() -> None:
         return summarize_rank(folded(events))
 
     rank = after(330)
-    assert rank.overhead_ratio == pytest.approx(0.02)
-    assert rank.overhead_noise_ratio == pytest.approx(0.0)
-    assert rank.overlap_ratio is None
-    assert after(80).overhead_ratio is None
+    assert rank.agent.overhead_ratio == pytest.approx(0.02)
+    assert rank.agent.overhead_noise_ratio == pytest.approx(0.0)
+    assert rank.communication.overlap_ratio is None
+    assert after(80).agent.overhead_ratio is None
 
 
 def test_the_measured_cost_has_a_noise_and_needs_enough_pairs() -> None:
@@ -121,7 +120,7 @@ def test_a_neighbour_that_lasts_for_many_steps_is_noise_of_the_measured_cost() -
             pairs.append((100_000, round(100_000 * (1 + load + chooser.gauss(0, 0.05)))))
         cost = measured_cost(pairs)
         assert cost is not None
-        rank = replace(summarize_rank(folded([])), overhead_ratio=cost[0], overhead_noise_ratio=cost[1])
+        rank = changed(summarize_rank(folded([])), overhead_ratio=cost[0], overhead_noise_ratio=cost[1])
         claims += "measured" in overhead_text([rank])
     assert claims <= 3
 
@@ -134,17 +133,19 @@ def test_the_accounted_cost_is_calls_times_their_cost_and_samples() -> None:
     """A second: 1,000 records of 3 us, 500 calls of 1 us, 2 ms of samples: 0.55 %."""
     beats = [heartbeat(n, 1000 * n, 500 * n, 2 * n) for n in range(100)]
     state = folded(beats)
-    assert summarize_rank(state).accounted_overhead_ratio is None  # an agent that has timed no hook
+    assert (
+        summarize_rank(state).agent.accounted_overhead_ratio is None
+    )  # an agent that has timed no hook
     state.meta |= {"record_ns": 3000, "call_ns": 1000}
     rank = summarize_rank(state)
-    assert rank.accounted_overhead_ratio == pytest.approx(0.0055)
+    assert rank.agent.accounted_overhead_ratio == pytest.approx(0.0055)
     assert overhead_text([rank]) == "about 0.5 %"
     for pause in range(100, 150):  # an evaluation, a checkpoint, the end: no step, and no cost
         fold_event(state, beats[-1]._replace(t_ns=pause * 1000 * MS))
-    assert summarize_rank(state).accounted_overhead_ratio == pytest.approx(0.0055)
+    assert summarize_rank(state).agent.accounted_overhead_ratio == pytest.approx(0.0055)
     early = folded(beats[:6])
     early.meta |= state.meta
-    assert summarize_rank(early).accounted_overhead_ratio is None
+    assert summarize_rank(early).agent.accounted_overhead_ratio is None
 
 
 @pytest.mark.parametrize(
@@ -160,12 +161,12 @@ def test_the_accounted_cost_is_calls_times_their_cost_and_samples() -> None:
 def test_the_measured_cost_is_shown_where_its_noise_allows_a_verdict(
     measured: float | None, noise: float | None, text: str
 ) -> None:
-    rank = replace(
+    rank = changed(
         summarize_rank(folded([])), accounted_overhead_ratio=0.004, overhead_ratio=measured,
         overhead_noise_ratio=noise,
     )  # fmt: skip
     assert overhead_text([rank]) == text
-    unknown = overhead_text([replace(rank, accounted_overhead_ratio=None)])
+    unknown = overhead_text([changed(rank, accounted_overhead_ratio=None)])
     assert unknown == text.replace("about 0.4 %", "n/a")
 
 
@@ -176,17 +177,17 @@ def test_counted_collectives_are_known_but_not_timed() -> None:
         Counted(2, Op.NONE, Phase.OTHER, 1, 3, 0, Untimed.IN_CPP),
     ]
     rank = summarize_rank(folded(events))
-    (row,) = rank.collectives
+    (row,) = rank.communication.collectives
     assert (row.op, row.count, row.timed, row.nbytes) == ("all_reduce", 4, 0, 4000)
     assert row.busbw_bytes_per_second is None
-    assert rank.untimed == {"world": 7}
-    assert rank.unattributed == {"world": 3}
+    assert rank.communication.untimed == {"world": 7}
+    assert rank.communication.unattributed == {"world": 3}
 
 
 def test_ddps_own_timing_belongs_to_the_step_before() -> None:
     """Communication from 40 to 90 ms, computed until 80: 10 ms exposed."""
     events = [step(1, 0, 100), BackwardComm(90 * MS, 1, 40 * MS, 80 * MS, 4), step(2, 100, 200)]
-    first, second = summarize_rank(folded(events)).recent
+    first, second = summarize_rank(folded(events)).steps.recent
     assert (first.communication_ns, first.exposed_ns) == (50 * MS, 10 * MS)
     assert (second.communication_ns, second.exposed_ns) == (0, 0)
 
@@ -198,7 +199,7 @@ def test_waits_on_the_device_stay_when_ddps_own_timing_arrives() -> None:
         issued, done._replace(flags=Flag.DEVICE), step(1, 0, 100),
         BackwardComm(90 * MS, 1, 40 * MS, 80 * MS, 4), step(2, 100, 200),
     ]  # fmt: skip
-    first, second = summarize_rank(folded(events)).recent
+    first, second = summarize_rank(folded(events)).steps.recent
     assert (first.exposed_ns, second.exposed_ns) == (18 * MS, 0)
 
 
@@ -206,8 +207,8 @@ def test_a_second_optimizer_extends_the_step() -> None:
     """One step of 120 ms, not two."""
     events = [step(1, 0, 100, micro=2), *collective(101, 110, 9), step(1, 100, 120, Flag.CONTINUED)]
     rank = summarize_rank(folded(events))
-    assert rank.steps == 1
-    (one,) = rank.recent
+    assert rank.steps.watched_steps == 1
+    (one,) = rank.steps.recent
     assert (one.end_ns - one.start_ns, one.micro_steps) == (120 * MS, 2)
     assert one.exposed_ns == 9 * MS
 
@@ -218,13 +219,16 @@ def test_a_fact_of_a_group_that_is_no_number_is_unknown(fact: object) -> None:
     made = folded([*collective(0, 10, 2), step(1, 0, 20)])
     note_group_facts(made, 1, {"label": "world", "size": fact, "nodes": fact, "ranks": [fact]})
     shown = summarize_rank(made)
-    (row,) = shown.collectives
+    (row,) = shown.communication.collectives
     assert (row.group, row.group_size, row.nodes) == ("world", 1, 0)
-    assert shown.groups[0].ranks == ()
+    assert shown.communication.groups[0].ranks == ()
     note_group_facts(made, 1, {"label": "world", "size": 4, "nodes": 2, "ranks": [0, 1, 2, 3]})
     shown = summarize_rank(made)
-    assert (shown.collectives[0].group_size, shown.collectives[0].nodes) == (4, 2)
-    assert shown.groups[0].ranks == (0, 1, 2, 3)
+    assert (shown.communication.collectives[0].group_size, shown.communication.collectives[0].nodes) == (
+        4,
+        2,
+    )
+    assert shown.communication.groups[0].ranks == (0, 1, 2, 3)
 
 
 def test_units_add_up_their_exposed_time() -> None:
@@ -238,9 +242,12 @@ def test_units_add_up_their_exposed_time() -> None:
         UnitMark(2, UnitEvent.RESHARD, Phase.FORWARD, 0, 7, 0, 5000),
     ]
     rank = summarize_rank(folded(events, made))
-    assert [(u.fqn, u.exposed_seconds) for u in rank.units] == [("layers.1", 0.02), ("layers.0", 0.002)]
-    assert rank.units[1].unshards == 1
-    assert rank.units[1].peak_allocated_bytes == 5000
+    assert [(u.fqn, u.exposed_seconds) for u in rank.communication.units] == [
+        ("layers.1", 0.02),
+        ("layers.0", 0.002),
+    ]
+    assert rank.communication.units[1].unshards == 1
+    assert rank.communication.units[1].peak_allocated_bytes == 5000
 
 
 def test_a_stalled_compute_stream_is_exposed_time() -> None:
@@ -251,9 +258,9 @@ def test_a_stalled_compute_stream_is_exposed_time() -> None:
         step(1, 0, 20),
     ]
     rank = summarize_rank(folded(events))
-    assert rank.exposed_seconds == pytest.approx(0.003)
-    assert rank.units[0].exposed_seconds == pytest.approx(0.003)
-    assert rank.collectives[0].exposed_seconds == pytest.approx(0.003)
+    assert rank.communication.exposed_seconds == pytest.approx(0.003)
+    assert rank.communication.units[0].exposed_seconds == pytest.approx(0.003)
+    assert rank.communication.collectives[0].exposed_seconds == pytest.approx(0.003)
 
 
 def test_waits_of_a_device_are_added_although_their_times_overlap() -> None:
@@ -274,8 +281,8 @@ def test_a_stall_without_a_unit_belongs_to_its_group() -> None:
         step(1, 0, 20),
     ]
     rank = summarize_rank(folded(events))
-    assert rank.collectives[0].exposed_seconds == pytest.approx(0.003)
-    assert rank.units == ()
+    assert rank.communication.collectives[0].exposed_seconds == pytest.approx(0.003)
+    assert rank.communication.units == ()
 
 
 def test_what_must_have_ended_is_no_longer_in_flight() -> None:
@@ -283,22 +290,22 @@ def test_what_must_have_ended_is_no_longer_in_flight() -> None:
     lost, _ = collective(10, 20, 0, sequence=1)
     events = [lost, *collective(30, 40, 5, sequence=2), step(1, 0, 100)]
     made = folded(events)
-    assert len(summarize_rank(made).in_flight) == 1  # still of this step
+    assert len(summarize_rank(made).communication.in_flight) == 1  # still of this step
     folded([*collective(110, 120, 5, sequence=3), step(2, 100, 200)], made)
-    assert summarize_rank(made).in_flight == ()
+    assert summarize_rank(made).communication.in_flight == ()
 
 
 def test_a_collective_shown_for_a_hung_idle_step_is_not_counted_twice() -> None:
     """It is in flight until the step ends, and counted with the step."""
     shown = Issued(5, Op.ALL_REDUCE, Phase.BACKWARD, Flag.INFERRED, 1, 0, 64, 0, 0)
     made = folded([shown])
-    assert [e.op for e in summarize_rank(made).in_flight] == ["all_reduce"]
+    assert [e.op for e in summarize_rank(made).communication.in_flight] == ["all_reduce"]
     assert made.ops == {}
     counted = Counted(90 * MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 3, 192, Untimed.CONTROL_STEP)
     folded([counted, step(1, 0, 100, Flag.IDLE)], made)
     rank = summarize_rank(made)
-    assert rank.in_flight == ()
-    assert rank.collectives[0].count == 3
+    assert rank.communication.in_flight == ()
+    assert rank.communication.collectives[0].count == 3
 
 
 @pytest.mark.parametrize(("attached", "number"), [(False, 11), (True, 10)])
@@ -309,17 +316,17 @@ def test_a_call_from_python_is_numbered_after_those_that_cpp_issued(attached: bo
     folded([GroupSequence(5, 1, 10, 0)], made)
     folded([Issued(6, Op.BROADCAST, Phase.OTHER, 0, 1, 0, 64, first, 0)], made)
     rank = summarize_rank(made)
-    (group,) = [g for g in rank.groups if g.sequence >= 0]
+    (group,) = [g for g in rank.communication.groups if g.sequence >= 0]
     assert (group.sequence, group.op, group.nbytes) == (number, "broadcast", 64)
-    assert [e.sequence for e in rank.in_flight] == [number]
+    assert [e.sequence for e in rank.communication.in_flight] == [number]
 
 
 def test_failed_collectives_leave_nothing_in_flight() -> None:
     """Counted, not timed."""
     issued, done = collective(0, 10, 0)
     rank = summarize_rank(folded([issued, done._replace(flags=Flag.FAILED)]))
-    assert rank.in_flight == ()
-    assert (rank.collectives[0].count, rank.collectives[0].timed) == (1, 0)
+    assert rank.communication.in_flight == ()
+    assert (rank.communication.collectives[0].count, rank.communication.collectives[0].timed) == (1, 0)
 
 
 def test_the_goodbye_carries_its_exception() -> None:
@@ -327,7 +334,7 @@ def test_the_goodbye_carries_its_exception() -> None:
     made = state()
     made.texts[3] = "RuntimeError: boom"
     rank = summarize_rank(folded([Exit(1, ExitKind.EXCEPTION, 3)], made), Observed(alive=False))
-    assert rank.exception == "RuntimeError: boom"
+    assert rank.status.exception == "RuntimeError: boom"
 
 
 def test_groups_that_share_a_label_are_one_row() -> None:
@@ -336,7 +343,7 @@ def test_groups_that_share_a_label_are_one_row() -> None:
     made.groups[2] = dict(made.groups[1])
     second = [e._replace(group=2) for e in collective(20, 30, 1)]  # type: ignore[call-arg]
     rank = summarize_rank(folded([*collective(0, 10, 1), *second], made))
-    (row,) = rank.collectives
+    (row,) = rank.communication.collectives
     assert (row.count, row.nbytes) == (2, 2000)
 
 
@@ -344,8 +351,8 @@ def test_host_memory_peaks_by_step() -> None:
     """The largest sample of the step."""
     events = [host(1, 100), host(2, 900), host(3, 500), step(1, 0, 10)]
     rank = summarize_rank(folded(events))
-    assert rank.recent[0].rss_bytes == 900
-    assert rank.rss_bytes == 500
+    assert rank.steps.recent[0].rss_bytes == 900
+    assert rank.memory.rss_bytes == 500
 
 
 def test_records_of_the_future_are_skipped() -> None:
@@ -378,7 +385,7 @@ def test_engines_keep_their_own_counts() -> None:
             13 * MS, Op.ALL_GATHER, Phase.FORWARD, 1, 3, 30, Untimed.CONTROL_STEP, int(Dtype.BFLOAT16), 2
         ),
     ]
-    first, second = summarize_rank(folded(events)).engines
+    first, second = summarize_rank(folded(events)).config.engines
     assert (first.collectives, first.nbytes, first.exposed_seconds) == (1, 100, 0.002)
     assert (first.steps, first.skipped) == (1, 1)
     assert (second.collectives, second.nbytes, second.steps, second.skipped) == (4, 80, 1, 0)
@@ -394,7 +401,7 @@ def test_quantized_bytes_are_those_in_eight_bits() -> None:
         Issued(4, Op.ALL_REDUCE, Phase.OPTIMIZER, 0, 1, 0, 1, 3, int8, 1),
         Issued(5, Op.ALL_GATHER, Phase.OTHER, 0, 1, 0, 64, 4, uint8, 0),
     ]
-    rows = {r.op: r for r in summarize_rank(folded(events)).collectives}
+    rows = {r.op: r for r in summarize_rank(folded(events)).communication.collectives}
     assert rows["all_gather"].quantized_bytes == 100
     assert rows["all_to_all"].quantized_bytes == 40
     assert rows["all_reduce"].quantized_bytes == 0
@@ -412,10 +419,10 @@ def test_gathers_are_told_apart_by_when_they_were_asked_for() -> None:
         Done(9 * MS, Op.ALL_GATHER, Phase.FORWARD, ahead, 1, 7, 900, 6 * MS, 1 * MS, 2),
     ]
     rank = summarize_rank(folded(events))
-    assert {(g.outcome, g.nbytes, g.exposed_seconds) for g in rank.gathers} == {
+    assert {(g.outcome, g.nbytes, g.exposed_seconds) for g in rank.communication.gathers} == {
         ("late", 600, 0.004), ("ahead", 900, 0.001),
     }  # fmt: skip
-    (unit,) = rank.units
+    (unit,) = rank.communication.units
     assert unit.unshards == 2
 
 
@@ -431,17 +438,17 @@ def test_precision_transfers_and_roles_are_folded() -> None:
         step(1, 0, 100),
     ]
     rank = summarize_rank(folded(events))
-    (engine,) = rank.engines
+    (engine,) = rank.config.engines
     assert (engine.loss_scale, engine.hysteresis, engine.grad_norm) == (512.0, 1, 3.5)
     assert engine.nonfinite == 1
-    (way,) = rank.transfers
+    (way,) = rank.memory.transfers
     assert (way.nbytes, way.seconds, way.blocked_seconds) == (2000, 0.004, 0.002)
     assert way.bytes_per_second == way.best_bytes_per_second == pytest.approx(500_000)
     assert way.step_bytes == 2000
-    assert rank.recent[-1].offload_blocked_ns == 2 * MS
-    (role,) = rank.roles
+    assert rank.steps.recent[-1].offload_blocked_ns == 2 * MS
+    (role,) = rank.memory.roles
     assert (role.device_bytes, role.host_bytes, role.disk_bytes) == (4, 5, 6)
-    unscaled = summarize_rank(folded([Precision(1, 1, math.nan, -1, None)])).engines[0]
+    unscaled = summarize_rank(folded([Precision(1, 1, math.nan, -1, None)])).config.engines[0]
     assert unscaled.loss_scale is None and unscaled.grad_norm is None
     assert unscaled.nonfinite == 0
 
@@ -450,7 +457,7 @@ def test_malformed_settings_are_left_out() -> None:
     """The name table is a file: what is in it may be anything."""
     made = state(engine1={"settings": [["a", "1", ""], ["b"], 7]}, engine2=5, enginex={})
     rank = summarize_rank(made)
-    assert [(s.engine, s.name, s.effective) for s in rank.settings] == [(1, "a", "1")]
+    assert [(s.engine, s.name, s.effective) for s in rank.config.settings] == [(1, "a", "1")]
 
 
 def test_the_new_records_keep_their_values_through_the_ring() -> None:
@@ -481,7 +488,7 @@ def test_a_role_has_grown_since_the_first_census_after_the_warm_up() -> None:
         if n % 4 == 0:
             events.insert(0, RoleBytes(n * 100 * MS, Role.OPTIMIZER_STATE, nbytes, 0, 0, 0))
         folded(events, made)
-    (row,) = summarize_rank(made).roles
+    (row,) = summarize_rank(made).memory.roles
     assert row.grown_bytes == (1000 + 10 * 28) - (1000 + 10 * 8)
 
 
@@ -489,9 +496,9 @@ def test_a_suspended_rank_is_in_no_pause_that_its_last_stack_shows() -> None:
     """It was compiling when its agent looked last, and went on before the signal came."""
     made = state(stack=["/x/torch/_dynamo/convert_frame.py:1 in compile"])
     folded([step(1, 0, 100)], made)
-    assert summarize_rank(made).pause == "compiles"
-    assert summarize_rank(made, Observed(halted=Halt.SUSPENDED)).pause == ""
-    assert summarize_rank(made, Observed(halted=Halt.TRACED)).pause == "is stopped in a debugger"
+    assert summarize_rank(made).status.pause == "compiles"
+    assert summarize_rank(made, Observed(halted=Halt.SUSPENDED)).status.pause == ""
+    assert summarize_rank(made, Observed(halted=Halt.TRACED)).status.pause == "is stopped in a debugger"
 
 
 def test_an_engine_that_was_dropped_is_not_expected_to_hold_memory() -> None:
@@ -508,10 +515,10 @@ def test_an_engine_that_was_dropped_is_not_expected_to_hold_memory() -> None:
         made.engines[number].steps = 20
     made.roles[Role.UNSHARDED_PARAM] = RoleBytes(1, Role.UNSHARDED_PARAM, 2 * 10**6, 0, 0, 0)
     one = summarize_rank(made)
-    assert len(one.models) == 1
-    assert [(e.engine, e.dropped) for e in one.engines] == [(n, n < 6) for n in range(1, 7)]
-    assert {setting.engine for setting in one.settings} == {6}
-    (row,) = (row for row in one.expected if row.role == "unsharded_param")
+    assert len(one.config.models) == 1
+    assert [(e.engine, e.dropped) for e in one.config.engines] == [(n, n < 6) for n in range(1, 7)]
+    assert {setting.engine for setting in one.config.settings} == {6}
+    (row,) = (row for row in one.memory.expected if row.role == "unsharded_param")
     assert row.predicted_bytes == 2 * 10**6
     text = engine_block(run(one))
     assert text.count("(dropped)") == 5
@@ -522,5 +529,5 @@ def test_an_allocation_that_failed_after_the_last_sample_counts() -> None:
     sample, peak = MemorySample(MS, 1, 1, 1, 1, 0), MemoryPeak(MS, 0, 2, 10, 80)
     failed = Oom(2 * MS, 24, 80, 10)
     for events, counted in (([sample, peak], 2), ([sample, peak, failed], 3), ([sample, failed], 1)):
-        memory = summarize_rank(folded(events)).memory
+        memory = summarize_rank(folded(events)).memory.device
         assert memory is not None and memory.ooms == counted

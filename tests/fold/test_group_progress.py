@@ -39,11 +39,11 @@ CONSTRUCTION = issued(1, Op.BROADCAST, 1, 1_052_672)
 
 
 def newest(made: RankState) -> GroupProgress:
-    return summarize_rank(made).groups[0]
+    return summarize_rank(made).communication.groups[0]
 
 
 def flying(*events: Event, **meta: object) -> tuple[InFlight, ...]:
-    return summarize_rank(folded(list(events), state(**meta))).in_flight
+    return summarize_rank(folded(list(events), state(**meta))).communication.in_flight
 
 
 def test_an_operation_has_the_number_of_its_own_call() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import MS, folded, rank, run, span, state, step
+from builders import MS, changed, folded, rank, run, span, state, step
 
 from zeromon.diagnosis.arrivals import with_bubbles
 from zeromon.export.prometheus.metrics import Writer
@@ -61,7 +61,7 @@ def of(number: int, **facts: Any) -> RankSnapshot:
 def test_the_bubble_is_measured_against_that_of_the_schedule() -> None:
     ranks = with_bubbles((of(0), of(1)))
     for number, one in enumerate(ranks):
-        row = one.pipeline
+        row = one.communication.pipeline
         assert row is not None and row.bubble is not None
         assert (row.schedule, row.stages, row.micro_batches) == ("GPipe", 2, 4)
         assert row.order.startswith(f"{number}F0 {number}F1") and row.order.endswith(f"{number}B3")
@@ -75,7 +75,7 @@ def test_the_bubble_is_measured_against_that_of_the_schedule() -> None:
 
 
 def test_waits_for_messages_belong_to_the_stage_and_micro_batch_that_follow() -> None:
-    first, second = of(0).pipeline, of(1).pipeline
+    first, second = of(0).communication.pipeline, of(1).communication.pipeline
     assert first is not None and second is not None
     assert first.own[0].micro_batch_waits == pytest.approx((0.020, 0, 0, 0))
     assert second.own[0].micro_batch_waits == pytest.approx((0.005, 0, 0, 0))
@@ -86,17 +86,17 @@ def test_the_first_step_and_control_steps_do_not_count() -> None:
     """The first step connects; a control step writes no record of a stage."""
     into = state(pipeline=FACTS)
     folded(calls(0, 1), into)
-    row = summarize_rank(into).pipeline
+    row = summarize_rank(into).communication.pipeline
     assert row is not None and row.span_seconds is None and row.own == ()
     control = [e for e in calls(0, 2)[10:] if not isinstance(e, StageRun)]
-    row = summarize_rank(folded(control, into)).pipeline
+    row = summarize_rank(folded(control, into)).communication.pipeline
     assert row is not None and row.span_seconds is None
 
 
 def test_a_call_whose_records_are_lost_in_part_does_not_count() -> None:
     events = calls(0, 4)
     del events[-4:-2]  # of the last call
-    row = summarize_rank(folded(events, state(pipeline=FACTS))).pipeline
+    row = summarize_rank(folded(events, state(pipeline=FACTS))).communication.pipeline
     assert row is not None and row.span_seconds == pytest.approx(0.080)
     assert row.order.count(" ") == 7
 
@@ -105,7 +105,7 @@ def test_calls_of_another_schedule_are_forgotten() -> None:
     """Even where that one has more actions than the present."""
     into = folded(calls(0), state(pipeline=FACTS))
     fewer = [e for e in calls(0, 3, 2) if not isinstance(e, StageRun) or e.micro_batch != 3]
-    row = summarize_rank(folded(fewer, into)).pipeline
+    row = summarize_rank(folded(fewer, into)).communication.pipeline
     assert row is not None and row.order == "0F0 0F1 0F2 0B0 0B1 0B2"
 
 
@@ -115,16 +115,22 @@ def test_calls_of_another_schedule_are_forgotten() -> None:
         ((of(0),), "this node does not see rank 1 of the pipeline"),
         ((of(0, device="cuda"), of(1, device="cuda")), "on a device"),
         ((of(0), replace(of(0, stage_ranks=[1, 0]), rank=1)), "whole calls of one schedule"),
-        ((replace(of(0), pipeline=summarize_rank(state(pipeline=FACTS)).pipeline), of(1)), "no call"),
+        (
+            (
+                changed(of(0), pipeline=summarize_rank(state(pipeline=FACTS)).communication.pipeline),
+                of(1),
+            ),
+            "no call",
+        ),
     ],
 )
 def test_an_unknown_bubble_has_a_reason_and_no_figure(ranks: tuple[RankSnapshot, ...], why: str) -> None:
     first = with_bubbles(ranks)[0]
-    assert first.pipeline is not None and first.pipeline.bubble is None
-    assert why in first.pipeline.unknown
+    assert first.communication.pipeline is not None and first.communication.pipeline.bubble is None
+    assert why in first.communication.pipeline.unknown
     snapshot = run(*with_bubbles(ranks))
-    assert f"bubble n/a: {first.pipeline.unknown}" in stage_block(snapshot)
-    assert f"bubble n/a: {first.pipeline.unknown}" in "\n".join(pipeline_lines(snapshot))
+    assert f"bubble n/a: {first.communication.pipeline.unknown}" in stage_block(snapshot)
+    assert f"bubble n/a: {first.communication.pipeline.unknown}" in "\n".join(pipeline_lines(snapshot))
     assert "zeromon_pipeline_bubble_ratio{" not in metrics(first)
 
 

@@ -38,12 +38,12 @@ def short_run(steps: int = 6) -> RankSnapshot:
 
 def test_startup_is_a_span_and_no_part_of_the_first_step() -> None:
     one = short_run()
-    assert one.startup_seconds == SETUP_MS / 1e3
-    first = one.recent[0]
+    assert one.ledger.startup_seconds == SETUP_MS / 1e3
+    first = one.steps.recent[0]
     assert (first.seconds, first.collectives, first.exposed_ns) == (1.0, 1, 20 * MS)
-    assert one.phase_seconds["data_wait"] == 0
-    assert sum(c.count for c in one.collectives) == 7  # no collective is lost
-    (row,) = one.traffic
+    assert one.steps.phase_seconds["data_wait"] == 0
+    assert sum(c.count for c in one.communication.collectives) == 7  # no collective is lost
+    (row,) = one.communication.traffic
     assert row.calls == pytest.approx(1)
     text = render_run(run(one))
     assert "start-up  7.00 s until the first step" in text
@@ -53,13 +53,17 @@ def test_startup_is_a_span_and_no_part_of_the_first_step() -> None:
 def test_a_row_has_one_statistic_and_its_share_is_of_its_step() -> None:
     """20 of 100 ms: the first step of a second is in neither."""
     one = short_run()
-    assert (one.step_seconds, one.step_mean_seconds, one.exposed_seconds) == (0.1, 0.1, 0.02)
-    assert one.exposed_ratio == pytest.approx(0.2)
-    assert sum(rank_parts(one).values()) == pytest.approx(one.step_mean_seconds)
+    assert (one.steps.median_seconds, one.steps.mean_seconds, one.communication.exposed_seconds) == (
+        0.1,
+        0.1,
+        0.02,
+    )
+    assert one.communication.exposed_ratio == pytest.approx(0.2)
+    assert sum(rank_parts(one).values()) == pytest.approx(one.steps.mean_seconds)
     assert (STEP.text(one), EXPOSED_SECONDS.text(one)) == ("100.0 ms", "20.0 ms")
     assert EXPOSED.text(one) == "20.0 %"
     assert longer_phases(one, [one], 0.001) == ((), 0.0)
 
 
 def test_a_run_of_one_step_shows_that_step() -> None:
-    assert short_run(1).step_mean_seconds == 1.0
+    assert short_run(1).steps.mean_seconds == 1.0

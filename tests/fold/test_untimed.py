@@ -46,12 +46,16 @@ def partly_timed(timed: int, untimed: int, op: Op = Op.NONE) -> RankSnapshot:
 def test_a_share_is_unknown_while_a_noticeable_part_of_collectives_is_untimed() -> None:
     """As of tensor parallelism, and of compiled DDP, in which nothing is timed."""
     for one in (partly_timed(3, 14), partly_timed(0, 14), partly_timed(0, 2, Op.ALL_REDUCE)):
-        assert (one.exposed_ratio, one.exposed_seconds, one.overlap_ratio) == (None, None, None)
+        assert (
+            one.communication.exposed_ratio,
+            one.communication.exposed_seconds,
+            one.communication.overlap_ratio,
+        ) == (None, None, None)
         assert not exposed_is_known(one)
         assert rank_parts(one)["exposed"] == 0  # it is in its phase, and the bars do not name it
         assert rank_parts(one)["forward"] > 0
     for known in (partly_timed(20, 1), partly_timed(3, 0), partly_timed(0, 0)):
-        assert known.exposed_ratio is not None
+        assert known.communication.exposed_ratio is not None
         assert exposed_unknown(known) == ""
 
 
@@ -69,7 +73,7 @@ def test_every_view_says_that_it_is_unknown_and_why() -> None:
     (found,) = [f for f in advise(snapshot) if f.rule == "untimed_collectives"]
     assert UNKNOWN in found.text
     charts = [chart for chart in CHARTS if chart.name == "exposed"]
-    assert [chart.read(one.recent[-1]) for chart in charts] == [None]
+    assert [chart.read(one.steps.recent[-1]) for chart in charts] == [None]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,7 @@ def test_what_ddps_reducer_issued_is_not_inside_a_graph() -> None:
     """Nor what a control step counted."""
     for why, expected in ((Untimed.REDUCER, 0), (Untimed.CONTROL_STEP, 0), (Untimed.IN_CPP, 2)):
         events = [Counted(MS, Op.ALL_REDUCE, Phase.BACKWARD, 1, 2, 2000, why), step(1, 0, 100)]
-        assert summarize_rank(folded(events)).untimed_in_cpp == expected
+        assert summarize_rank(folded(events)).communication.untimed_in_cpp == expected
 
 
 def test_no_metric_of_what_is_unknown_is_zero() -> None:
@@ -111,11 +115,11 @@ def test_no_metric_of_what_is_unknown_is_zero() -> None:
 
 def test_the_history_keeps_it() -> None:
     """And so compare, trackers and exports do not show a zero either."""
-    step_of_run = partly_timed(3, 14).recent[-1]
+    step_of_run = partly_timed(3, 14).steps.recent[-1]
     row = row_of(0, step_of_run, 0)
     assert dict(zip(NAMES, row, strict=True))["flags"] & NOT_TIMED
     assert not step_of(row, 0).timed
-    assert step_of(row_of(0, partly_timed(3, 0).recent[-1], 0), 0).timed
+    assert step_of(row_of(0, partly_timed(3, 0).steps.recent[-1], 0), 0).timed
     tags = dict(step_scalars(dict(zip(NAMES, row, strict=True))))
     assert "time/step_seconds" in tags
     assert not any("exposed" in tag for tag in tags)
@@ -136,8 +140,8 @@ def test_ddps_buckets_count_as_timed_once_the_reducer_has_told_their_times() -> 
             step(number, begin, begin + 100),
         ]
     one = summarize_rank(folded(events))
-    assert [s.timed for s in one.recent] == [True, True, False]
-    assert one.exposed_ratio == 0.1
+    assert [s.timed for s in one.steps.recent] == [True, True, False]
+    assert one.communication.exposed_ratio == 0.1
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -151,10 +155,10 @@ def test_a_group_written_in_python_may_hide_all_collectives(seen: bool) -> None:
         events += collective(begin, begin + 2, 2, sequence=number) if seen else []
         events += [span(Phase.FORWARD, begin, begin + 60), step(number, begin, begin + 100)]
     one = summarize_rank(folded(events, rank))
-    assert (one.exposed_ratio is not None) == exposed_is_known(one) == seen
+    assert (one.communication.exposed_ratio is not None) == exposed_is_known(one) == seen
     assert exposed_unknown(one) == ("" if seen else "no hook sees Mine.allreduce")
     assert ("  n/a: no hook sees Mine.allreduce" in render_run(run(one)).splitlines()) == (not seen)
     text = Writer().write([run(one)], None, openmetrics=False).decode()
     assert ("zeromon_exposed_communication_ratio{" in text) == seen
-    restored = step_of(row_of(0, one.recent[-1], 0), 0)
-    assert restored.timed == one.recent[-1].timed == seen
+    restored = step_of(row_of(0, one.steps.recent[-1], 0), 0)
+    assert restored.timed == one.steps.recent[-1].timed == seen

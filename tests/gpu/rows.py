@@ -97,9 +97,14 @@ def trained(bench: Bench, kind: str) -> Done:
     asked: list[int] = []
 
     def look(run: RunSnapshot, _: Any) -> bool:
-        if kind in TRACED and not asked and run.ranks and min(rank.steps for rank in run.ranks) >= 8:
+        if (
+            kind in TRACED
+            and not asked
+            and run.ranks
+            and min(rank.steps.watched_steps for rank in run.ranks) >= 8
+        ):
             asked.append(bench.node.collector.trace(run.run, 3, ()).number)
-        return bool(run.ranks) and all(rank.ended for rank in run.ranks)
+        return bool(run.ranks) and all(rank.status.ended for rank in run.ranks)
 
     pause = 0.1 if kind in TRACED else 0.0
     make = partial(bench.run, "train", 2, kind=kind, steps=STEPS, pause=pause, seen=look)
@@ -373,10 +378,10 @@ def forecast(bench: Bench) -> Iterator[Check]:
 
     def look(run: RunSnapshot, _: Any) -> bool:
         for rank in run.ranks:
-            for risk in rank.risks:
+            for risk in rank.memory.risks:
                 if risk.pool == "device" and risk.steps_left is not None:
-                    told[rank.step] = rank.step + risk.steps_left
-        return bool(run.ranks) and all(rank.ended for rank in run.ranks)
+                    told[rank.steps.last_step] = rank.steps.last_step + risk.steps_left
+        return bool(run.ranks) and all(rank.status.ended for rank in run.ranks)
 
     done = bench.run("leak", share=0.01, fraction=0.05, most=300 if not bench.dry else 20, seen=look)
     died = done.facts[0]["died_at"]
@@ -393,23 +398,25 @@ def roles(bench: Bench) -> Iterator[Check]:
 
     def look(run: RunSnapshot, _: Any) -> bool:
         """Keeps the last snapshot in which both hold what the program holds at its end."""
-        if len(run.ranks) == 2 and all(rank.alive and rank.steps >= 12 for rank in run.ranks):
+        if len(run.ranks) == 2 and all(
+            rank.status.alive and rank.steps.watched_steps >= 12 for rank in run.ranks
+        ):
             newest[:] = [run]
         return False
 
     done = bench.run("memory", 2, pause=3.0 if not bench.dry else 0.5, seen=look)
     run = (newest or [done.snapshot])[0]
-    if any(rank.memory is None for rank in run.ranks):
+    if any(rank.memory.device is None for rank in run.ranks):
         yield bench.check("memory of both ranks", "n/a", "figures", False)
         return
-    reserved = sum(rank.memory.reserved_bytes for rank in run.ranks)
+    reserved = sum(rank.memory.device.reserved_bytes for rank in run.ranks)
     for rank in run.ranks:
-        by_role = sum(one.device_bytes for one in rank.roles)
-        most = rank.memory.allocated_bytes
+        by_role = sum(one.device_bytes for one in rank.memory.roles)
+        most = rank.memory.device.allocated_bytes
         yield bench.check(
             f"rank {rank.rank}: roles within allocated", by_role, f"1 to {most}", 0 < by_role <= most
         )
-        used = rank.device_stats.used_bytes if rank.device_stats else None
+        used = rank.machine.device.used_bytes if rank.machine.device else None
         if used is None:
             yield bench.check(f"rank {rank.rank}: NVML's used bytes", "n/a", "known", False)
             continue
@@ -449,9 +456,9 @@ def hangs(bench: Bench) -> Iterator[Check]:
             wanted: str = expected,
             began: float = began,
         ) -> bool:
-            dead = [FAULTS["exit"] for rank in run.ranks if rank.rank == 1 and rank.failed]
+            dead = [FAULTS["exit"] for rank in run.ranks if rank.rank == 1 and rank.status.failed]
             kinds[:] = [*(str(one.kind) for one in run.hangs), *dead] or kinds
-            if run.ranks and min(rank.steps for rank in run.ranks) > 20:
+            if run.ranks and min(rank.steps.watched_steps for rank in run.ranks) > 20:
                 kinds[:] = [GOES_ON]
             said[:] = [hang_text(run, one) for one in run.hangs] or said
             known = {wanted, GOES_ON} & {*kinds} and (run.ras is not None or not asks)
@@ -525,7 +532,7 @@ def nvml(bench: Bench) -> Iterator[Check]:
         if uuids:
             device = library.read(uuids[0], time.monotonic_ns())
             samples.append((now, device, energy_joules()))
-        return bool(run.ranks) and all(rank.ended for rank in run.ranks)
+        return bool(run.ranks) and all(rank.status.ended for rank in run.ranks)
 
     run = bench.run("matmul", pause=12.0 if not bench.dry else 0.5, seen=look).snapshot
     stats = run.ranks[0].device_stats

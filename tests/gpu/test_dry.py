@@ -17,7 +17,7 @@ import pytest
 import rows
 import suite
 import torch
-from builders import rank
+from builders import changed, rank
 from suite import Bench, Check, NotHere, Outcome, Row
 
 from zeromon.snapshot import Hang, HangKind, Ras, RunSnapshot
@@ -97,7 +97,7 @@ def test_ranks_that_the_suite_ends_are_not_dead_members() -> None:
     """Row 11 takes what was said while they hung; a rank that exits may end both before."""
 
     def snapshot(kind: str, failed: bool, ras: Ras | None = None) -> RunSnapshot:
-        ranks = [replace(rank(number), failed=failed, steps=5) for number in (0, 1)]
+        ranks = [changed(rank(number), failed=failed, watched_steps=5) for number in (0, 1)]
         hang = Hang(
             kind=HangKind(kind or "a member is dead"), op="all_reduce", group="world", group_id="world",
             sequence=6, nbytes=4, seconds=11.0, waiting=(0,), missing=(1,), dead=(), elsewhere=(),

@@ -203,7 +203,7 @@ class Soak:
         with suppress(OSError, ValueError):
             _, body = get(self.facts()["port"], f"/api/runs/{RUN}", Authorization=f"Bearer {TOKEN}")
             run = json.loads(body)
-            lost = {of: sum(rank[of] for rank in run["ranks"]) for of in ("dropped", "errors")}
+            lost = {of: sum(rank["agent"][of] for rank in run["ranks"]) for of in ("dropped", "errors")}
             told = (one["text"] for one in run["findings"] if one["rule"] == "agent_errors")
             self.write(**lost, error=next(told, ""))
 
@@ -246,7 +246,9 @@ class Soak:
         run = wait_for(lambda: (one := Store(self.store).load(RUN)).ended and one, 120)
         counted = [self.steps(0), self.steps(1)]
         kept = [[attempt.steps for attempt in run.attempts], [rank.steps for rank in run.ranks]]
-        dropped, errors = (sum(getattr(rank, of) for rank in run.ranks) for of in ("dropped", "errors"))
+        dropped, errors = (
+            sum(getattr(rank.agent, of) for rank in run.ranks) for of in ("dropped", "errors")
+        )
         print(f"exit code {code}; counted by the program: {counted}; in the record: {kept}")
         print(
             f"records dropped: {dropped}; failed hooks: {errors}; history: {run.history_note or 'whole'}"

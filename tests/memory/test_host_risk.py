@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from builders import device_memory, rank, run, summary
+from builders import changed, device_memory, rank, run, summary
 
 from zeromon.memory.forecast import host_capacity_bytes, host_risk, risks_of_rank
 from zeromon.readout.verdict import risk_text
@@ -28,15 +26,15 @@ def test_the_hosts_memory_is_shared_by_the_ranks_of_a_node() -> None:
     assert "now 22.0 GiB in use by all ranks, 12.0 GiB available" in said and said.startswith(
         "host memory runs out"
     )
-    one = replace(ranks[0], risks=(risk,))
+    one = changed(ranks[0], risks=(risk,))
     line = "".join(text for text, _ in sentence(run(one)))
     assert "host" in line and "rank 0" not in line  # the host's memory is that of all
-    assert host_risk([replace(one, host=None, host_available_bytes=-1) for one in ranks]) is None
-    assert host_risk([replace(one, alive=False) for one in ranks]) is None
+    assert host_risk([changed(one, host=None, host_available_bytes=-1) for one in ranks]) is None
+    assert host_risk([changed(one, alive=False) for one in ranks]) is None
 
 
 def test_device_risk_counts_what_is_not_torchs() -> None:
     """40 reserved and only 36 free of 80: the capacity is 76."""
     recent = tuple(summary(n, allocated_bytes=40 * GIB, reserved_bytes=40 * GIB) for n in range(1, 30))
-    (device,) = risks_of_rank(rank(0, memory=device_memory(), recent=recent))
+    (device,) = risks_of_rank(rank(0, memory_device=device_memory(), recent=recent))
     assert (device.pool, device.capacity_bytes) == ("device", 76 * GIB)

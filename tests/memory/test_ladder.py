@@ -143,7 +143,7 @@ def full(**facts: Any) -> RunSnapshot:
         role="optimizer_state", device_bytes=GIB, host_bytes=0, disk_bytes=0, pinned_bytes=0
     )
     risk = Risk(pool="device", ratio=0.9, cause="static", used_bytes=79 * GIB, capacity_bytes=80 * GIB)
-    base = {"models": (FACTS,), "roles": (states,), "risks": (risk,), "memory": device_memory()}
+    base = {"models": (FACTS,), "roles": (states,), "risks": (risk,), "memory_device": device_memory()}
     return run(rank(0, **(base | facts)))
 
 
@@ -168,7 +168,7 @@ def test_a_finding_and_a_death_show_the_same_ladder() -> None:
 
 
 def test_growth_and_an_unknown_model_have_no_ladder() -> None:
-    grows = replace(full().ranks[0].risks[0], cause="growth", growth_bytes_per_step=1e6)
+    grows = replace(full().ranks[0].memory.risks[0], cause="growth", growth_bytes_per_step=1e6)
     remedies = [
         next(f for f in advise(each) if f.code == "ZM201").remedy
         for each in (full(risks=(grows,)), full(models=()))

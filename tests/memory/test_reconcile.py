@@ -103,11 +103,11 @@ def test_what_no_role_accounts_for_on_a_device() -> None:
     gib = 1 << 30
     one = rank(
         0,
-        memory=memory,
+        memory_device=memory,
         recent=(summary(5, allocated_bytes=memory.allocated_bytes + 2 * gib),),
         roles=roles(sharded_param=10 * gib),
         unsharded_peak_bytes=2 * gib,
-        device_stats=Device(used_bytes=memory.reserved_bytes + 3 * gib),
+        machine_device=Device(used_bytes=memory.reserved_bytes + 3 * gib),
     )
     found = {rest.kind: rest.nbytes for rest in unattributed_memory(one)}
     assert found == {
@@ -121,7 +121,7 @@ def test_ranks_that_share_a_device_are_told_apart() -> None:
     """Where the driver says what each process holds; the rest of the device is another rank's."""
     memory, gib = device_memory(), 1 << 30
     stats = Device(used_bytes=78 * gib, own_bytes=memory.reserved_bytes + gib)
-    one = rank(0, memory=memory, device_stats=stats)
+    one = rank(0, memory_device=memory, machine_device=stats)
     assert {r.kind: r.nbytes for r in unattributed_memory(one)}["non_torch"] == gib
 
 
@@ -131,25 +131,28 @@ def test_one_sum_of_several_processes_is_not_taken_for_one_rank(
 ) -> None:
     """In a container the driver lists others by numbers of the host: whose the memory is, is n/a."""
     stats = Device(used_bytes=78 << 30, processes=processes)
-    one = rank(0, memory=device_memory(), device_stats=stats)
+    one = rank(0, memory_device=device_memory(), machine_device=stats)
     kinds = {r.kind for r in unattributed_memory(one)}
     assert ("non_torch" in kinds) is known
 
 
 def test_a_dead_process_holds_nothing_beside_what_torch_said_last() -> None:
     stats = Device(used_bytes=0, processes=0)
-    one = rank(0, memory=device_memory(), device_stats=stats, alive=False)
+    one = rank(0, memory_device=device_memory(), machine_device=stats, alive=False)
     assert "non_torch" not in {r.kind for r in unattributed_memory(one)}
 
 
 def test_an_allocator_that_does_not_count_what_it_reserved_has_no_rest() -> None:
     stats = Device(used_bytes=78 << 30, own_bytes=40 << 30)
-    one = rank(0, memory=device_memory(reserved_bytes=-1), device_stats=stats)
+    one = rank(0, memory_device=device_memory(reserved_bytes=-1), machine_device=stats)
     assert not {"reserved_unallocated", "non_torch"} & {r.kind for r in unattributed_memory(one)}
 
 
 def test_without_nvml_and_on_a_cpu_nothing_is_made_up() -> None:
-    kinds = {r.kind for r in unattributed_memory(rank(0, memory=device_memory(), roles=roles(buffer=1)))}
+    kinds = {
+        r.kind
+        for r in unattributed_memory(rank(0, memory_device=device_memory(), roles=roles(buffer=1)))
+    }
     assert "non_torch" not in kinds
     host = RoleRow(role="buffer", device_bytes=0, host_bytes=MIB, disk_bytes=0, pinned_bytes=0)
     (rest,) = unattributed_memory(rank(0, roles=(host,), rss_bytes=3 * MIB))

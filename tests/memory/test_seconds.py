@@ -232,7 +232,7 @@ def trained(**facts: Any) -> Any:
         traffic_row("all_gather", group_size=2, nbytes=8.0, busbw_bytes_per_second=8.0),
         traffic_row("all_gather", group_size=2, nbytes=8e8, busbw_bytes_per_second=None),
     )
-    base: dict[str, Any] = {"recent": steps, "traffic": flow, "models": (MODEL,), "memory": None}
+    base: dict[str, Any] = {"recent": steps, "traffic": flow, "models": (MODEL,), "memory_device": None}
     return run(rank(0, **(base | facts)))
 
 
@@ -259,7 +259,7 @@ def test_a_run_predicts_itself() -> None:
 
 
 def test_on_a_device_communication_may_hide() -> None:
-    found = plans.of_run(trained(memory=device_memory())).measured
+    found = plans.of_run(trained(memory_device=device_memory())).measured
     assert found is not None and found.speeds.hides == Hides.STREAMS
 
 

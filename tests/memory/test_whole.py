@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import rank, run
+from builders import changed, rank, run
 
 from zeromon.cli.plan_output import plan_as_text
 from zeromon.memory.models import whole_numel
@@ -32,7 +31,7 @@ def part(number: int, *models: Any, tp: int = 1, pp: tuple[int, ...] = (), ep: i
         schedule="1F1B", stages=len(pp), micro_batches=4, stage_ranks=pp, on_device=False, own=(),
         order="", busy_seconds=None, span_seconds=None,
     )  # fmt: skip
-    return replace(
+    return changed(
         rank(number),
         models=models,
         dimensions=tuple(Dimension(name=dim, size=n, used=True) for dim, n in used.items()),
@@ -78,7 +77,7 @@ def test_a_pipeline_without_torchs_schedules_is_known_by_its_group() -> None:
     """DeepSpeed's, and Megatron's."""
     group = GroupProgress(group_id="g", label="pipe", ranks=(0, 1), sequence=3, dim="pp")
     ranks = [part(n, model(100 + n), pp=(0, 1)) for n in range(2)]
-    made = run(*(replace(one, pipeline=None, groups=(group,)) for one in ranks))
+    made = run(*(changed(one, pipeline=None, groups=(group,)) for one in ranks))
     assert whole_numel(made) == (201, "")
 
 
@@ -90,12 +89,12 @@ def test_a_pipeline_without_torchs_schedules_is_known_by_its_group() -> None:
         ((part(0, model(100, 100), tp=2),), "do not say how large the whole is"),
         ((part(0, model(100, 200), tp=2, ep=2),), "experts of its own"),
         ((part(0, model(100, 100), pp=(0, 8)),), "rank 8 of the pipeline has not told its part"),
-        ((replace(part(0, model(100), pp=(0, 1)), pipeline=None),), "which ranks the pipeline has"),
+        ((changed(part(0, model(100), pp=(0, 1)), pipeline=None),), "which ranks the pipeline has"),
     ],
 )
 def test_what_is_not_known_has_its_reason(ranks: tuple[RankSnapshot, ...], why: str) -> None:
     numel, reason = whole_numel(run(*ranks))
     assert numel is None and why in reason
-    if ranks[0].models:
+    if ranks[0].config.models:
         setup = of_run(run(*ranks))
         assert setup.whole_numel is None and any(why in note for note in setup.model.notes)

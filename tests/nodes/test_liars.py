@@ -46,7 +46,7 @@ class Nodes:
         return found
 
     def step(self) -> int:
-        return int(self.snapshot()["ranks"][0]["step"])
+        return int(self.snapshot()["ranks"][0]["steps"]["last_step"])
 
     def report(self, body: bytes) -> int:
         """Sends the leader a report with the token of the job; returns the status."""
@@ -87,7 +87,7 @@ def said(nodes: Nodes, first: int, shift_ns: int) -> dict[str, Any]:
     """A report of node zm*first*, whose clock is wrong by *shift_ns*, of calls that all members make."""
     card = {"node": f"zm{first}", "address": "10.77.0.9:1", "first_rank": first, "ranks": 1}
     now = time.monotonic_ns() + shift_ns
-    groups = nodes.snapshot()["ranks"][0]["groups"]
+    groups = nodes.snapshot()["ranks"][0]["communication"]["groups"]
     joints = [
         [place, ["", group["sequence"] + ahead, 3, 1, now, now, first, -(1 << 62), 1000]]
         for place, group in enumerate(groups)
@@ -133,7 +133,7 @@ def test_rubbish_with_the_right_token_is_refused_and_the_others_are_read(nodes: 
     assert statuses <= {200, 400, 404, 413}, statuses
     snapshot = nodes.snapshot()
     assert nodes.step() > before
-    assert [rank["alive"] for rank in snapshot["ranks"]] == [True]
+    assert [rank["status"]["alive"] for rank in snapshot["ranks"]] == [True]
     wait_for(lambda: nodes.snapshot()["nodes"][1]["node"] == "zm1", 30)
     assert "\x1b" not in json.dumps(snapshot, ensure_ascii=False)
 
@@ -152,4 +152,5 @@ def test_a_link_that_loses_frames_is_no_lost_node(nodes: Nodes) -> None:
     assert nodes.step() > before
     for number in range(3):
         ranks = nodes.snapshot(number)["ranks"]
-        assert [(rank["alive"], rank["dropped"], rank["errors"]) for rank in ranks] == [(True, 0, 0)]
+        agent, status = ranks[0]["agent"], ranks[0]["status"]
+        assert (len(ranks), status["alive"], agent["dropped"], agent["errors"]) == (1, True, 0, 0)

@@ -140,7 +140,7 @@ def test_the_steps_of_all_nodes_are_read_by_asking_the_first(
     assert [rank.rank for rank in steps.run().ranks] == list(range(6))
     first = steps.rows()
     steps.kept()
-    trained.until(0, lambda p: p["ranks"][0]["step"] > first[-1]["step"] + 10)
+    trained.until(0, lambda p: p["ranks"][0]["steps"]["last_step"] > first[-1]["step"] + 10)
     steps.run()
     rows = [(row["rank"], row["step"]) for row in (*first, *steps.rows())]
     assert len(rows) == len(set(rows))

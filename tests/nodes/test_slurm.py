@@ -111,7 +111,10 @@ def test_tasks_of_a_step_are_one_run_named_by_job_and_step(
     command = ["srun", "-n2", "bash", "-c", f"echo $SLURM_JOB_ID; . {script(tmp_path, TASK)}"]
     job = launched(slurm, tmp_path, command).split()[0]
     run = record(tmp_path, f"{job}.0-tiny")
-    assert [(rank.rank, rank.world_size, rank.steps) for rank in run.ranks] == [(0, 2, 5), (1, 2, 5)]
+    assert [(rank.rank, rank.world_size, rank.steps.watched_steps) for rank in run.ranks] == [
+        (0, 2, 5),
+        (1, 2, 5),
+    ]
     assert job in run.job
 
 

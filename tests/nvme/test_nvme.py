@@ -105,7 +105,7 @@ def train(
 
 
 def paths(rank: RankSnapshot) -> dict[str, TransferRow]:
-    return {row.path: row for row in rank.transfers}
+    return {row.path: row for row in rank.memory.transfers}
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -123,12 +123,12 @@ def test_bytes_to_and_from_the_disk_are_the_kernels(
         beside = counted[way] - told  # programs and libraries are read from the disk, too
         assert 0 <= beside < LIBRARIES if way == "Read" else abs(beside) < 0.01 * told
         assert all(paths(rank)[path].bytes_per_second > 1 << 20 for rank in ranks)
-    roles = {row.role: row.disk_bytes for row in ranks[0].roles}
+    roles = {row.role: row.disk_bytes for row in ranks[0].memory.roles}
     assert roles["optimizer_state"] == 2 * roles["master_param"] > 0  # Adam: two of fp32
     assert ranks[0].strategy == "deepspeed-zero3-nvme"
-    assert ranks[0].disk is not None
-    assert ranks[0].disk.free_bytes
-    for row in ranks[0].transfers:
+    assert ranks[0].machine.disk is not None
+    assert ranks[0].machine.disk.free_bytes
+    for row in ranks[0].memory.transfers:
         print(f"{row.path}: {(row.bytes_per_second or 0) / 1e6:.0f} MB/s, {row.blocked_seconds:.1f} s")
 
 
@@ -167,7 +167,7 @@ def test_a_disk_that_is_asked_for_little_is_told_from_a_slow_one(
             file = tmp_path / f"{state}.json"
             file.write_text(json.dumps(config))
             rank = train(node, tmp_path, group, config=file, steps=40).snapshot.ranks[0]
-            seconds[state].append(rank.step_seconds or 0.0)
+            seconds[state].append(rank.steps.median_seconds or 0.0)
             rates[state].append(paths(rank)["disk_read"].bytes_per_second or 0.0)
             found = {f.rule: f for f in advise(node.collector.view[-1])}.get("offload_waits")
             if state == "before":

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import rank, received, run
+from builders import changed, rank, received, run
 from hypothesis import given, strategies as st
 
 from zeromon.probes.energy import EnergyMeter, Rapl
@@ -90,13 +90,13 @@ def test_a_token_has_its_joules() -> None:
     lived = (
         LedgerRow(cause=Cause.COMPUTE, seconds=60), LedgerRow(cause=Cause.CHECKPOINT, seconds=40),
     )  # fmt: skip
-    facts = {"ledger": lived, "strategy": "ddp", "world_size": 2}
+    facts = {"ledger_rows": lived, "strategy": "ddp", "world_size": 2}
     ranks = [rank(n, batches=received(60, length=30), **facts) for n in range(2)]
     used = Energy(seconds=50, device_joules=36_000.0, host_joules=0.0)
     one = run(*ranks, energy=used)
     assert joules_per_unit(one) == (2.0, "token")
     assert energy_text(one).endswith("mean 720 W, 2 J/token")
-    images = [replace(each, batches=received(60)) for each in ranks]
+    images = [changed(each, batches=received(60)) for each in ranks]
     assert joules_per_unit(replace(one, ranks=tuple(images))) == (60.0, "sample")
-    untold = replace(one, ranks=(ranks[0], replace(ranks[1], batches=None)))
+    untold = replace(one, ranks=(ranks[0], changed(ranks[1], batches=None)))
     assert joules_per_unit(untold) == "batch size unknown for at least one rank"

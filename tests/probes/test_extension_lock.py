@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from builders import rank, run
+from builders import changed, rank, run
 from torch.utils.file_baton import FileBaton
 
 from zeromon.cli.doctor import extension_cache_facts
@@ -114,7 +114,7 @@ WAITS = [
 def test_a_start_that_waits_for_a_stale_lock_is_critical_and_names_it(stale: Path) -> None:
     state = RankState(rank=0, pid=1)
     state.meta["stack"] = WAITS
-    waits = replace(summarize_rank(state, Observed(lock=of(stale))), started_ns=0)
+    waits = changed(summarize_rank(state, Observed(lock=of(stale))), started_ns=0)
     late = run(waits, taken_ns=16 * SECOND)
     (finding,) = (f for f in advise(late) if f.rule == "stalled")
     assert finding.severity is Severity.CRITICAL
@@ -127,9 +127,9 @@ def test_a_start_that_waits_for_another_process_that_compiles_is_expected(stale:
     state = RankState(rank=0, pid=1)
     state.meta["stack"] = WAITS
     held = replace(of(stale), owner=4242, is_stale=False)
-    waits = replace(summarize_rank(state, Observed(lock=held)), started_ns=0)
+    waits = changed(summarize_rank(state, Observed(lock=held)), started_ns=0)
     assert not advise(run(waits, taken_ns=16 * SECOND))
-    assert waits.pause == "compiles"
+    assert waits.status.pause == "compiles"
     assert "held by pid 4242" in doing(waits) and "rm " not in doing(waits)
 
 

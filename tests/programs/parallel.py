@@ -113,8 +113,8 @@ def seen(folder: Path) -> dict[str, Any]:
         "strategy": snapshot.strategy,
         "dimensions": {d.name: d.size for d in snapshot.dimensions if d.used},
         "batches": snapshot.data_parallel_ranks,
-        "steps": snapshot.steps,
-        "numel": [[m["numel"], m.get("whole_numel")] for m in snapshot.models],
+        "steps": snapshot.steps.watched_steps,
+        "numel": [[m["numel"], m.get("whole_numel")] for m in snapshot.config.models],
     }
 
 

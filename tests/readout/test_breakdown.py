@@ -39,7 +39,7 @@ def test_where_waiting_was_not_timed_it_stays_in_its_phase() -> None:
         parts = rank_parts(one)
         assert (parts["exposed"], parts["forward"]) == (0.0, pytest.approx(0.03))
         assert not exposed_is_known(one)
-        assert own_seconds(one.recent) == {}
+        assert own_seconds(one.steps.recent) == {}
 
 
 def test_a_wait_is_never_longer_than_its_phase() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import collective, folded, rank, received, run, state, step
+from builders import changed, collective, folded, rank, received, run, state, step
 from evidence import found, one, row, units
 
 from zeromon.export.prometheus.metrics import METRICS, rows_of
@@ -72,8 +72,8 @@ def sent(name: str, size: int, *groups: int, used: bool = True) -> dict[str, Any
 
 def test_the_world_group_of_a_mesh_has_the_name_that_the_agent_found() -> None:
     seen = folded_rank(sent("tp", 4, 1))
-    assert [(c.group, c.dim) for c in seen.collectives] == [("world", "tp")]
-    assert [(g.label, g.dim) for g in seen.groups] == [("world", "tp")]
+    assert [(c.group, c.dim) for c in seen.communication.collectives] == [("world", "tp")]
+    assert [(g.label, g.dim) for g in seen.communication.groups] == [("world", "tp")]
     assert seen.strategy == "fsdp2 + tp" and seen.data_parallel_ranks == 1
 
 
@@ -136,14 +136,21 @@ def counted(snapshot: RankSnapshot, *, unknown: int = 0) -> RankSnapshot:
     """*snapshot* with totals by group, and collectives of unknown operation in that of tp."""
     made = folded_rank(sent("tp", 4, 1))
     totals = tuple(
-        replace(made.collectives[0], group=f"mesh_{name}", dim=name, count=90, timed=80, nodes=1)
+        replace(
+            made.communication.collectives[0],
+            group=f"mesh_{name}",
+            dim=name,
+            count=90,
+            timed=80,
+            nodes=1,
+        )
         for name in ("tp", "dp_shard")
     )
     groups = tuple(
         GroupProgress(group_id=name, label=f"mesh_{name}", dim=name, ranks=(0, 1), sequence=1)
         for name in ("tp", "dp_shard")
     )
-    return replace(snapshot, collectives=totals, groups=groups, unattributed={"mesh_tp": unknown})
+    return changed(snapshot, collectives=totals, groups=groups, unattributed={"mesh_tp": unknown})
 
 
 def test_bandwidth_and_exposed_time_of_a_dimension_are_of_all_its_rows() -> None:
@@ -167,17 +174,17 @@ def test_collectives_that_no_hook_times_make_a_dimension_unknown() -> None:
     """All-reduces of a DTensor are counted by sequence number, and scatters before are timed."""
     seen = counted(MIXED)
     for facts in ({"timed": 0, "seconds": 0.0}, {"timed": 40}):
-        reduces = replace(seen.collectives[0], op="all_reduce", count=60, **facts)
-        rows = by_dimension(replace(seen, collectives=(*seen.collectives, reduces)))
+        reduces = replace(seen.communication.collectives[0], op="all_reduce", count=60, **facts)
+        rows = by_dimension(changed(seen, collectives=(*seen.communication.collectives, reduces)))
         assert {r.dimension.name: r.exposed_seconds is None for r in rows}["tp"]
-    of_ddp = replace(seen.collectives[0], timed=0)
-    rows = by_dimension(replace(seen, collectives=(of_ddp, *seen.collectives[1:])))
+    of_ddp = replace(seen.communication.collectives[0], timed=0)
+    rows = by_dimension(changed(seen, collectives=(of_ddp, *seen.communication.collectives[1:])))
     assert all(r.exposed_seconds is not None for r in rows)
 
 
 def test_a_world_group_without_collectives_is_no_row_and_tensor_parallelism_is() -> None:
     world = Dimension(name="world", size=8, used=True)
-    rows = by_dimension(replace(MIXED, dimensions=(TP, world), collectives=()))
+    rows = by_dimension(changed(MIXED, dimensions=(TP, world), collectives=()))
     assert [(r.dimension.name, r.exposed_seconds) for r in rows] == [("tp", None)]
 
 
@@ -199,7 +206,7 @@ def test_gathers_of_tensor_parallelism_are_no_gathers_of_parameters() -> None:
 
 
 def test_the_table_sums_by_dimension() -> None:
-    rows = {r.dim: r for r in sum_rows_by_field(MIXED.traffic, "dim")}
+    rows = {r.dim: r for r in sum_rows_by_field(MIXED.communication.traffic, "dim")}
     assert rows["tp"].phase == "(several)" and rows["tp"].exposed_seconds == pytest.approx(0.02)
     assert rows["tp"].busbw_bytes_per_second == pytest.approx(3e9)
 
@@ -214,14 +221,17 @@ def test_exposed_seconds_of_a_dimension_that_is_not_timed_are_absent(
 
 
 def test_metrics_have_a_bounded_label() -> None:
-    strange = replace(
+    strange = changed(
         counted(MIXED),
         collectives=tuple(
-            replace(counted(MIXED).collectives[0], dim=f"mine{n}", group=f"g{n}") for n in range(50)
+            replace(counted(MIXED).communication.collectives[0], dim=f"mine{n}", group=f"g{n}")
+            for n in range(50)
         ),
     )
     by = {spec.name: dict(rows_of(spec, run(strange))(strange)) for spec in METRICS}  # type: ignore[arg-type]
-    assert by["zeromon_dim_bytes_total"] == {("other",): 50 * strange.collectives[0].nbytes}
+    assert by["zeromon_dim_bytes_total"] == {
+        ("other",): 50 * strange.communication.collectives[0].nbytes
+    }
     assert {dim for dim, *_ in by["zeromon_dim_info"]} == {"other"}
     rates = {dim: rate for (dim,), rate in by["zeromon_dim_busbw_bytes_per_second"].items()}
     assert math.isclose(rates["tp"] or 0, 3e9) and set(rates) == {str(dim) for dim in Dim}

@@ -82,10 +82,10 @@ def test_a_node_has_every_figure_that_says_so() -> None:
 
 
 def test_memory_is_that_of_the_device_where_there_is_one() -> None:
-    assert held_bytes(rank(memory=device_memory(reserved_bytes=7))) == 7
-    assert held_bytes(rank(memory=None, rss_bytes=5)) == 5
-    assert held_bytes(rank(memory=None, rss_bytes=-1)) is None
-    assert MEMORY.text(rank(memory=None, rss_bytes=-1)) == "n/a"
+    assert held_bytes(rank(memory_device=device_memory(reserved_bytes=7))) == 7
+    assert held_bytes(rank(memory_device=None, rss_bytes=5)) == 5
+    assert held_bytes(rank(memory_device=None, rss_bytes=-1)) is None
+    assert MEMORY.text(rank(memory_device=None, rss_bytes=-1)) == "n/a"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_units_for_charts_and_for_people(unit: object, value: float, scaled: flo
 
 def test_the_terminal_filter_and_table_read_the_same_value() -> None:
     one = rank(
-        exposed_ratio=0.3, exposed_seconds=0.03, overlap_ratio=0.6, step_seconds=0.1,
-        late_seconds=0.01, wait_seconds=0.02, memory=device_memory(),
+        exposed_ratio=0.3, exposed_seconds=0.03, overlap_ratio=0.6, median_seconds=0.1,
+        late_seconds=0.01, wait_seconds=0.02, memory_device=device_memory(),
         risks=(Risk(pool="device", ratio=0.6, cause="none"),),
     )  # fmt: skip
     columns = {column.name: column.value(one) for column in RANKS}

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from builders import rank, run, summary
+from builders import changed, rank, run, summary
 
 from zeromon.diagnosis.rules.common import worst_rank
 from zeromon.diagnosis.rules.communication import exposed_communication
@@ -21,10 +21,10 @@ from zeromon_dashboard.url_state import Route
 
 def _longer_but_lesser_share() -> tuple[RankSnapshot, RankSnapshot]:
     """Rank 0 waits longer, rank 1 for a larger share of its shorter step."""
-    base = rank(steps=40)
+    base = rank(watched_steps=40)
     return (
-        replace(base, rank=0, step_seconds=0.2, exposed_seconds=0.06, exposed_ratio=0.30),
-        replace(base, rank=1, step_seconds=0.1, exposed_seconds=0.05, exposed_ratio=0.50),
+        changed(base, rank=0, median_seconds=0.2, exposed_seconds=0.06, exposed_ratio=0.30),
+        changed(base, rank=1, median_seconds=0.1, exposed_seconds=0.05, exposed_ratio=0.50),
     )
 
 
@@ -44,15 +44,15 @@ def test_every_rule_and_view_names_the_same_rank() -> None:
 
 
 def test_between_equal_shares_time_then_the_lower_rank_decides() -> None:
-    base = rank(steps=40, exposed_ratio=0.2, exposed_seconds=0.02)
-    ranks = [replace(base, rank=2), replace(base, rank=1), replace(base, rank=3, exposed_seconds=0.03)]
+    base = rank(watched_steps=40, exposed_ratio=0.2, exposed_seconds=0.02)
+    ranks = [replace(base, rank=2), replace(base, rank=1), changed(base, rank=3, exposed_seconds=0.03)]
     assert [r.rank for r in most_exposed_of(ranks, 1)] == [3]
     assert most_exposed(ranks[:2]) is ranks[1]
 
 
 def test_a_rank_that_has_just_begun_comes_last() -> None:
-    new = rank(1, steps=3, exposed_ratio=0.9)
-    old = rank(0, steps=300, exposed_ratio=0.1)
+    new = rank(1, watched_steps=3, exposed_ratio=0.9)
+    old = rank(0, watched_steps=300, exposed_ratio=0.1)
     assert most_exposed([new, old]) is old
     assert most_exposed([new]) is new
     assert most_exposed([]) is None

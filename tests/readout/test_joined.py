@@ -24,7 +24,7 @@ def joined(before: int = 354, steps: int = 111) -> RankSnapshot:
 def test_every_view_has_the_number_of_the_job() -> None:
     one = joined()
     snapshot = run(one)
-    assert (one.step, one.first_step) == (465, 355)
+    assert (one.steps.last_step, one.steps.first_step) == (465, 355)
     assert run_state(snapshot) == "running, step 465"
     assert run_state(run(one, ended=True)) == "finished after 465 steps"
     (row,) = [line.split() for line in render_run(snapshot).splitlines() if line[:6] == "  0   "][:1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import rank, run
+from builders import changed, rank, run
 from evidence import FIRES
 
 from zeromon.diagnosis.engine import advise
@@ -70,7 +70,7 @@ def test_what_came_from_disks() -> None:
 )  # fmt: skip
 def test_the_advice_names_the_greatest_part(loading: LoadingRow, part: str, fix: str) -> None:
     base = FIRES["data_wait"]
-    ranks = tuple(replace(one, loading=loading) for one in run(base).ranks)
+    ranks = tuple(changed(one, loading=loading) for one in run(base).ranks)
     (finding,) = (f for f in advise(run(*ranks)) if f.rule == "data_wait")
     assert f"a batch takes 80.0 ms to make, {part}" in finding.text
     assert finding.remedy is not None and fix in finding.remedy.cause

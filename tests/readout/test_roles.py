@@ -15,7 +15,7 @@ def role(name: str, device: int = 0, host: int = 0) -> RoleRow:
 
 def at(step: int, rss: int, **roles: int) -> RankSnapshot:
     rows = tuple(role(name, host=nbytes) for name, nbytes in roles.items())
-    return rank(1, step=step, rss_bytes=rss, roles=rows)
+    return rank(1, last_step=step, rss_bytes=rss, roles=rows)
 
 
 def test_the_bands_of_a_moment_sum_to_the_resident_set() -> None:
@@ -38,7 +38,7 @@ def test_the_bands_of_a_moment_sum_to_the_resident_set() -> None:
 def test_on_a_device_it_is_what_the_allocator_has_reserved() -> None:
     rows = (role("sharded_param", device=30, host=500),)
     memory = device_memory(reserved_bytes=100)
-    found = role_bands([run(rank(0, step=1, rss_bytes=900, roles=rows, memory=memory))], 0)
+    found = role_bands([run(rank(0, last_step=1, rss_bytes=900, roles=rows, memory_device=memory))], 0)
     assert found is not None and found.place == "device"
     assert found.bands == {"sharded param": (30,), EVERYTHING_ELSE: (70,)}
 

@@ -7,7 +7,7 @@ from html import unescape
 from typing import Any
 
 import pytest
-from builders import device_memory, rank, run, summary
+from builders import changed, device_memory, rank, run, summary
 
 from zeromon.base.units import human_count
 from zeromon.readout.remedy import effect_text, gain_text, remedy_text
@@ -160,7 +160,7 @@ def test_a_straggler_comes_with_what_is_known_of_it() -> None:
     ],
 )
 def test_what_an_allocator_does_not_count_is_said(kind: str, known: bool, text: str) -> None:
-    one = replace(rank(0, memory=device_memory() if known else None), process={"allocator": kind})
+    one = changed(rank(0, memory_device=device_memory() if known else None), process={"allocator": kind})
     assert text in memory_unknown(one)
     assert bool(text) == bool(memory_unknown(one))
     assert memory_unknown(one) in memory_block([one])
@@ -173,8 +173,8 @@ def test_a_count_that_is_unknown_is_not_zero() -> None:
 def test_an_unknown_overlap_has_a_reason() -> None:
     """Unknown is never a bare n/a: on a device the host can be too late to see a collective end."""
     unseen = rank(exposed_ratio=0.2, overlap_ratio=None, recent=(summary(1, communication_ns=-1),))
-    silent = replace(unseen, recent=(summary(1, communication_ns=0, exposed_ns=0),))
+    silent = changed(unseen, recent=(summary(1, communication_ns=0, exposed_ns=0),))
     assert overlap_unknown(unseen) == "when its collectives begin or end is not seen"
     assert overlap_unknown(silent) == "no communication"
-    assert overlap_unknown(replace(unseen, overlap_ratio=0.5)) == ""
-    assert overlap_unknown(replace(unseen, exposed_ratio=None)) == ""
+    assert overlap_unknown(changed(unseen, overlap_ratio=0.5)) == ""
+    assert overlap_unknown(changed(unseen, exposed_ratio=None)) == ""

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from builders import folded, rank, received, run, step, summary
+from builders import changed, folded, rank, received, run, step, summary
 
 from zeromon.fold.summarize import summarize_rank
 from zeromon.memory.speeds import peak_flops
@@ -48,8 +48,8 @@ def member(number: int, tokens: list[int], *, padding: Padding = Padding.NO_MASK
 def two(*facts: dict[str, Any]) -> RunSnapshot:
     """Two ranks on H100s, with batches of different lengths."""
     ranks = member(0, [100, 300, 500]), member(1, [100, 400, 600])
-    base = {"models": (MODEL,), "device": "cuda:0", "device_stats": Device(name="NVIDIA H100")}
-    return run(*(replace(one, **(base | (facts[0] if facts else {}))) for one in ranks))
+    base = {"models": (MODEL,), "device": "cuda:0", "machine_device": Device(name="NVIDIA H100")}
+    return run(*(changed(one, **(base | (facts[0] if facts else {}))) for one in ranks))
 
 
 def test_tokens_of_a_second_are_those_of_all_ranks() -> None:
@@ -99,8 +99,8 @@ def test_flops_are_those_of_the_closed_formula() -> None:
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"device_stats": Device(name="X")}, "peak FLOP/s of X unknown"),
-        ({"device_stats": None, "device": "cpu"}, "peak FLOP/s of cpu unknown"),
+        ({"machine_device": Device(name="X")}, "peak FLOP/s of X unknown"),
+        ({"machine_device": None, "device": "cpu"}, "peak FLOP/s of cpu unknown"),
         ({"models": (MODEL | {"compute_dtype": ""},)}, "the unknown dtype of the model"),
         ({"models": (MODEL, MODEL)}, "the rank trains several models"),
         ({"models": ()}, "no rank reported its model"),
@@ -122,7 +122,7 @@ def test_a_v100_has_no_bf16() -> None:
 
 
 def goal(planned: int = 0, ended: bool = False, **facts: Any) -> RunSnapshot:
-    one = replace(member(0, [9] * 20), goal=facts)
+    one = changed(member(0, [9] * 20), goal=facts)
     return replace(run(one), planned_steps=planned, ended=ended)
 
 
@@ -133,7 +133,7 @@ def test_what_is_left_agrees_with_the_steps_a_second_that_are_shown() -> None:
         summary(n, start_ns=round(1e9 * a), end_ns=round(1e9 * b))
         for n, (a, b) in enumerate(pairwise(ends), 402)
     )
-    made = rank(0, recent=past, step=466, step_mean_seconds=0.8, goal={"steps": 2294, "by": "Trainer"})
+    made = rank(0, recent=past, last_step=466, mean_seconds=0.8, goal={"steps": 2294, "by": "Trainer"})
     known = how_far(run(made))
     assert known is not None and known.left_seconds is not None
     rate = {name: value for name, value, _ in run_figures(run(made), DisplayOptions())}["steps/s"]
@@ -153,6 +153,6 @@ def test_progress_is_of_what_says_how_many_steps_there_are() -> None:
 
 
 def test_totals_are_of_all_steps() -> None:
-    assert member(0, [5, 7]).batches == replace(
+    assert member(0, [5, 7]).training.batches == replace(
         received(2, steps=2), tokens=12, positions=4 * LENGTH, pairs=4 * LENGTH**2
     )

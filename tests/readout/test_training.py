@@ -64,7 +64,9 @@ def test_a_loss_has_a_chart_where_it_is_known() -> None:
         )
         known = [(n, value) for n, value in enumerate(loss, 1) if value is not None]
         assert [*plot.curves[0].points] == known and plot.y[0] == low
-        rows = rows_frame([row_of(0, step, 0) for step in one.ranks[0].recent]).to_dict(as_series=False)
+        rows = rows_frame([row_of(0, step, 0) for step in one.ranks[0].steps.recent]).to_dict(
+            as_series=False
+        )
         chart = charts.charts_of(rows, one)["loss"]
         assert chart is not None and chart.traces["rank 0"] == ([1, 2, 3], [*loss])
         begins, ends = chart.figure()["layout"]["yaxis"]["range"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import rank, run, short_of_cpus
+from builders import changed, rank, run, short_of_cpus
 from first_lines import first_lines
 
 from zeromon.diagnosis.engine import FindingMemory, advise
@@ -52,7 +52,7 @@ def _ended(live: RunSnapshot, *deaths: dict[str, Any]) -> RunSnapshot:
     memory = FindingMemory()
     memory.shown(live, advise(live))
     ends = deaths or ({"ended": "finished"},) * len(live.ranks)
-    ranks = (replace(r, alive=False, **end) for r, end in zip(live.ranks, ends, strict=True))
+    ranks = (changed(r, alive=False, **end) for r, end in zip(live.ranks, ends, strict=True))
     over = replace(live, ended=True, ranks=tuple(ranks))
     return replace(over, findings=memory.shown(over, advise(over)))
 
@@ -163,31 +163,31 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
     "restart": (_two(attempt=2), Health.HEALTHY, "of a step"),
     "finished": (_two(ended=True), Health.FINISHED, "of a step"),
     "first step": (
-        run(rank(0, steps=0, recent=(), stack=("/home/me/train.py:21 in main",), phase="other")),
+        run(rank(0, watched_steps=0, recent=(), stack=("/home/me/train.py:21 in main",), phase="other")),
         Health.STARTING, "no step has ended after 30.00 s; rank 0 is between phases, at ",
     ),
     "first step of another attempt": (
-        run(rank(0, steps=0, recent=(), started_ns=0), attempt=2, taken_ns=3_000_000_000),
+        run(rank(0, watched_steps=0, recent=(), started_ns=0), attempt=2, taken_ns=3_000_000_000),
         Health.STARTING, "no step of attempt 2 has ended after 3.00 s",
     ),
     "stopped in the first step": (
-        run(rank(0, steps=0, recent=(), stack=("/home/me/train.py:21 in main",), phase="other",
+        run(rank(0, watched_steps=0, recent=(), stack=("/home/me/train.py:21 in main",), phase="other",
                  alive=False, failed=True, ended="SIGTERM", started_ns=0,
                  last_event_ns=16_000_000_000), ended=True),
         Health.STOPPED, "no step had ended after 16.00 s; rank 0 was between phases, at ",
     ),
     "stopped because another rank has not joined": (
-        run(rank(1, steps=0, recent=(), alive=False, failed=True, ended="SIGTERM", started_ns=0,
+        run(rank(1, watched_steps=0, recent=(), alive=False, failed=True, ended="SIGTERM", started_ns=0,
                  last_event_ns=4_000_000_000, world_size=2, process={"local_world_size": 2}),
             ended=True, attempt=2),
         Health.STOPPED, "no step of attempt 2 had ended after 4.00 s; rank 0 never left init_process_",
     ),
     "another rank has not joined": (
-        run(rank(1, steps=0, recent=(), world_size=2, process={"local_world_size": 2})),
+        run(rank(1, watched_steps=0, recent=(), world_size=2, process={"local_world_size": 2})),
         Health.STARTING, "no step has ended after 30.00 s; rank 0 still in init_process_group",
     ),
     "a rank of another node has not joined": (
-        run(rank(1, steps=0, recent=(), world_size=4, process={"local_world_size": 2})),
+        run(rank(1, watched_steps=0, recent=(), world_size=4, process={"local_world_size": 2})),
         Health.STARTING, "no step has ended after 30.00 s",
     ),
     "pauses, which the script's own code makes": (
@@ -218,7 +218,7 @@ SITUATIONS: dict[str, tuple[RunSnapshot, Health, str]] = {
     ),
     "a first step that others wait for": (
         replace(
-            run(*(rank(n, steps=0, recent=(), stack=("train.py:9 in main",)) for n in (0, 1))),
+            run(*(rank(n, watched_steps=0, recent=(), stack=("train.py:9 in main",)) for n in (0, 1))),
             hangs=(replace(_HANG, pause="rank 1 has not ended its first step"),),
         ),
         Health.STARTING, "all_reduce in world waits: rank 1 has not ended its first step (at train.py:9",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from builders import deepspeed_facts, device_memory, rank, run, summary
+from builders import changed, deepspeed_facts, device_memory, rank, run, summary
 from evidence import row as traffic_row
 
 from zeromon.diagnosis.engine import advise
@@ -49,7 +49,7 @@ def test_the_cause_is_told_apart_from_what_the_launcher_stopped() -> None:
     killed = rank(1, failed=True, ended="SIGKILL", alive=False, last_event_ns=2)
     assert run_state(run(stopped, killed)) == "died: rank 1, SIGKILL, after step 20; rank 0 died of it"
     assert run_state(run(stopped)) == "stopped by SIGTERM after step 20"
-    by_hand = replace(killed, ended="exception", exception="KeyboardInterrupt: ")
+    by_hand = changed(killed, ended="exception", exception="KeyboardInterrupt: ")
     assert run_state(run(by_hand)) == "stopped by Ctrl-C after step 20"
 
 
@@ -115,7 +115,7 @@ def test_a_failed_allocation_on_the_device_is_explained() -> None:
     )
     recent = tuple(summary(n, allocated_bytes=70 * GIB) for n in range(1, 60))
     one = rank(
-        0, memory=device_memory(), roles=roles, out_of_memory=oom, alive=False, failed=True,
+        0, memory_device=device_memory(), roles=roles, out_of_memory=oom, alive=False, failed=True,
         ended="exception", exception="OutOfMemoryError: CUDA out of memory", recent=recent,
         last_event_ns=recent[-1].end_ns,
     )  # fmt: skip

@@ -59,8 +59,8 @@ def test_a_recorded_ring_folds(recorded: RingReader) -> None:
         if event is not None:
             fold_event(state, event)
     rank = summarize_rank(state)
-    assert (rank.rank, rank.steps > 0, len(rank.recent) > 0) == (3, True, True)
-    assert sum(row.count for row in rank.collectives) > 0
+    assert (rank.rank, rank.steps.watched_steps > 0, len(rank.steps.recent) > 0) == (3, True, True)
+    assert sum(row.count for row in rank.communication.collectives) > 0
 
 
 @pytest.mark.parametrize("name", ["exposed-fsdp2-on", "exposed-zero2", "healthy-ddp"])
@@ -73,7 +73,7 @@ def test_records_fold_as_their_events_do(name: str, tmp_path: Path) -> None:
     for event in filter(None, map(decode_record, records)):
         fold_event(by_event, event)
     fold_records(by_record, records)
-    assert summarize_rank(by_record).collectives
+    assert summarize_rank(by_record).communication.collectives
     assert summarize_rank(by_record) == summarize_rank(by_event)
     assert encode_checkpoints({"": checkpoint_of_state(by_record, 1)}) == encode_checkpoints(
         {"": checkpoint_of_state(by_event, 1)}

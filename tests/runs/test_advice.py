@@ -31,7 +31,7 @@ def told(run: RunSnapshot, rule: str) -> Finding | None:
 
 
 def step_seconds(run: RunSnapshot) -> float:
-    return statistics.median(rank.step_seconds or 0.0 for rank in run.ranks)
+    return statistics.median(rank.steps.median_seconds or 0.0 for rank in run.ranks)
 
 
 @pytest.mark.alone
@@ -40,9 +40,9 @@ def test_what_it_says_to_change_shortens_the_step(node: Node) -> None:
     before, after = ran(node, rule, "before"), ran(node, rule, "after")
     shortens_the_step(rule, before, after)
     for rank in before.ranks:  # what nothing is advised against
-        assert rank.process.get("threads") == 1 and rank.process.get("autocast") == ""
-        assert rank.process.get("variables", {}).get("OMP_NUM_THREADS") == "1"
-    caps = [run.ranks[0].models[0].get("bucket_cap_bytes") for run in (before, after)]
+        assert rank.config.process.get("threads") == 1 and rank.config.process.get("autocast") == ""
+        assert rank.config.process.get("variables", {}).get("OMP_NUM_THREADS") == "1"
+    caps = [run.ranks[0].config.models[0].get("bucket_cap_bytes") for run in (before, after)]
     assert caps == [1048, 25 << 20]
 
 
@@ -76,7 +76,7 @@ def test_units_a_layer_free_what_the_whole_model_took(node: Node) -> None:
     finding = told(before, "whole_model_unit")
     assert finding is not None and finding.remedy is not None
     assert told(after, "whole_model_unit") is None
-    freed = before.ranks[0].unsharded_peak_bytes - after.ranks[0].unsharded_peak_bytes
+    freed = before.ranks[0].memory.unsharded_peak_bytes - after.ranks[0].memory.unsharded_peak_bytes
     assert finding.remedy.frees_bytes == pytest.approx(freed, rel=0.05)
 
 
@@ -85,7 +85,7 @@ def test_a_loss_scale_that_is_tried_too_often_is_no_storm(node: Node) -> None:
     run = ran(node, "loss_scale_settings", "before", 60, ranks=1)
     finding = told(run, "loss_scale_settings")
     assert finding is not None and finding.remedy is not None
-    assert run.ranks[0].skipped_steps == 8
+    assert run.ranks[0].steps.skipped_steps == 8
     assert "15.4 %" in finding.text  # 2 of 13
     assert finding.remedy.diff == '- "loss_scale_window": 10\n+ "loss_scale_window": 1000'
     assert told(run, "overflow_storm") is None

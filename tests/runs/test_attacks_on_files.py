@@ -92,7 +92,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 def reported(told: Told) -> list[tuple[int, int, int]]:
     """Rank, steps and errors of the agent, of each rank of the record."""
-    return [(one["rank"], one["steps"], one["errors"]) for one in told.record.get("ranks", ())]
+    return [
+        (one["rank"], one["steps"]["watched_steps"], one["agent"]["errors"])
+        for one in told.record.get("ranks", ())
+    ]
 
 
 SLOWER = {"31 the store is removed", "33 a write into the store takes ten seconds"}

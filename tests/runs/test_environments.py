@@ -163,12 +163,15 @@ def test_training_is_the_same_and_the_user_is_told(
     else:
         assert words == []
         assert not re.search("stalled|hung|silent", ours.report)
-    ranks = [(rank["rank"], rank["steps"], rank["errors"]) for rank in ours.record.get("ranks", ())]
+    ranks = [
+        (rank["rank"], rank["steps"]["watched_steps"], rank["agent"]["errors"])
+        for rank in ours.record.get("ranks", ())
+    ]
     assert ranks == [(rank, STEPS, 0) for rank in one.ranks]
     for rank in ours.record.get("ranks", ()):
-        assert 0 <= rank["exposed_ratio"] <= 1
-        assert 0 < rank["step_seconds"] < 60
-        assert all(risk["ratio"] < 0.5 for risk in rank["risks"])
+        assert 0 <= rank["communication"]["exposed_ratio"] <= 1
+        assert 0 < rank["steps"]["median_seconds"] < 60
+        assert all(risk["ratio"] < 0.5 for risk in rank["memory"]["risks"])
         assert 0 < ours.record["taken_wall"] - ours.record["started_wall"] < 250
 
 
@@ -177,5 +180,8 @@ def test_sixty_four_ranks_on_this_machine(node: Node) -> None:
     command = [*LAUNCH, "64", PROGRAM]
     bare, ours = node.run(command, watched=False), node.run(command)
     assert (ours.code, sorted(ours.output.splitlines())) == (0, sorted(bare.output.splitlines()))
-    ranks = [(rank.rank, rank.steps, rank.errors, rank.dropped) for rank in ours.snapshot.ranks]
+    ranks = [
+        (rank.rank, rank.steps.watched_steps, rank.agent.errors, rank.agent.dropped)
+        for rank in ours.snapshot.ranks
+    ]
     assert ranks == [(number, STEPS, 0, 0) for number in range(64)]

@@ -34,17 +34,19 @@ def test_the_example_learns_and_is_watched(shared_node: Node, strategy: str) -> 
     assert statistics.mean(losses[-4:]) < statistics.mean(losses[:4]) - 0.2
     accumulate = int(words[words.index("--accumulate") + 1]) if "--accumulate" in words else 1
     for rank in result.snapshot.ranks:
-        assert rank.steps == STEPS
+        assert rank.steps.watched_steps == STEPS
         # a rank without process groups is watched from its first optimizer step on
-        assert [s.micro_steps for s in rank.recent][1:] == [accumulate] * (STEPS - 1)
+        assert [s.micro_steps for s in rank.steps.recent][1:] == [accumulate] * (STEPS - 1)
         assert rank.strategy == ("unknown" if strategy == "none" else strategy)
-        assert rank.errors == 0
-        assert rank.in_flight == ()
-        assert rank.unattributed == {}
+        assert rank.agent.errors == 0
+        assert rank.communication.in_flight == ()
+        assert rank.communication.unattributed == {}
     if strategy == "fsdp1-hybrid":
-        groups = {(c.op, c.group_size) for c in result.snapshot.ranks[0].collectives}
+        groups = {(c.op, c.group_size) for c in result.snapshot.ranks[0].communication.collectives}
         assert ("all_gather", 2) in groups
         assert ("all_reduce", 2) in groups
     if strategy == "fsdp2-zero2":  # no reshard after forward: one gather a unit and step
-        gathers = next(c for c in result.snapshot.ranks[0].collectives if c.op == "all_gather")
+        gathers = next(
+            c for c in result.snapshot.ranks[0].communication.collectives if c.op == "all_gather"
+        )
         assert gathers.count == 4 * STEPS

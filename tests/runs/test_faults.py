@@ -53,8 +53,8 @@ def test_an_exception_in_a_step_is_in_the_record(node: Node) -> None:
     result = node.run(TWO, FAULT="mid-step")
     assert result.code == 1
     first = result.snapshot.ranks[0]
-    assert (first.failed, first.ended, first.step) == (True, "exception", 2)
-    assert first.exception == "RuntimeError at tiny.py:57: injected in a step"
+    assert (first.status.failed, first.status.ended, first.steps.last_step) == (True, "exception", 2)
+    assert first.status.exception == "RuntimeError at tiny.py:57: injected in a step"
     report = render_run(result.snapshot)
     assert "rank 0: exception; last seen in step 3" in report
     cause = "rank 0: RuntimeError at tiny.py:57: injected in a step after step 2"
@@ -69,13 +69,13 @@ def test_a_rank_that_goes_is_named_with_how_it_went(node: Node, fault: str, ende
     result = node.run(TWO, FAULT=fault, WHO="1")
     assert result.code != 0
     rank = result.snapshot.ranks[1]
-    assert rank.step == 2
-    assert rank.ended in (ended, "killed without a final record (SIGKILL or a crash)", "ended")
+    assert rank.steps.last_step == 2
+    assert rank.status.ended in (ended, "killed without a final record (SIGKILL or a crash)", "ended")
     if fault != "exit":
-        assert rank.failed
+        assert rank.status.failed
         judged = first_lines(result.snapshot)
         # where the launcher has killed rank 0 before anybody looked, neither was the first
-        is_first = "rank 1" in judged.cause or result.snapshot.ranks[0].ended == rank.ended
+        is_first = "rank 1" in judged.cause or result.snapshot.ranks[0].status.ended == rank.status.ended
         assert judged.health is Health.DEAD and is_first, judged
 
 
@@ -97,8 +97,8 @@ def test_the_record_of_a_killed_rank_is_whole_up_to_its_last_event(node: Node) -
     records = RingReader(ring).read(final=True)
     assert [raw[0] for raw in records] == list(range(1, last + 1))
     snapshot = snapshot_of_folder(folder)
-    assert snapshot.ranks[1].failed
-    assert snapshot.ranks[1].step >= 20
+    assert snapshot.ranks[1].status.failed
+    assert snapshot.ranks[1].steps.last_step >= 20
 
 
 def test_without_a_folder_for_a_ring_training_goes_on_and_the_user_is_told(node: Node) -> None:
@@ -120,7 +120,7 @@ def test_two_runs_at_once_do_not_mix(node: Node) -> None:
     for name in ("a", "b"):
         snapshot = node.settle(name)
         assert snapshot is not None
-        assert [(r.rank, r.steps) for r in snapshot.ranks] == [(0, 5), (1, 5)]
+        assert [(r.rank, r.steps.watched_steps) for r in snapshot.ranks] == [(0, 5), (1, 5)]
 
 
 def start_run(node: Node, port: int, **extra: str) -> subprocess.Popen[str]:

@@ -51,8 +51,8 @@ def findings_of(node: Node, case: str, steps: int, sizes: list[str]) -> tuple[se
     command = [*LAUNCH, "2", str(EXAMPLES / program), *arguments, "--steps", str(steps), *sizes]
     result, found = warned(node, command)
     ranks = result.snapshot.ranks
-    assert [rank.steps for rank in ranks] == [steps, steps]
-    lacked = max(rank.pressure.held_cpu_wait_ratio for rank in ranks if rank.pressure)
+    assert [rank.steps.watched_steps for rank in ranks] == [steps, steps]
+    lacked = max(rank.machine.pressure.held_cpu_wait_ratio for rank in ranks if rank.machine.pressure)
     return set(found), lacked >= CPU_WAIT.warning
 
 
@@ -66,7 +66,7 @@ def test_a_healthy_run_is_not_warned_of_anything_but_waiting(node: Node) -> None
 @pytest.mark.parametrize("case", ["ddp", "zero3"])
 def test_a_healthy_recording_is_not_warned_of_anything_but_waiting(node: Node, case: str) -> None:
     snapshot = replay(node, f"healthy-{case}").snapshot
-    assert [rank.steps for rank in snapshot.ranks] == [STEPS, STEPS]
+    assert [rank.steps.watched_steps for rank in snapshot.ranks] == [STEPS, STEPS]
     assert {f.rule for f in snapshot.findings if f.severity != "info"} - WAITING == set()
 
 

@@ -18,7 +18,11 @@ def test_every_step_is_kept_also_when_the_collector_is_started_again(node: Node)
 
     def look(run: RunSnapshot) -> None:
         nonlocal restarted
-        if not restarted and run.ranks and min(rank.steps for rank in run.ranks) >= STEPS // 3:
+        if (
+            not restarted
+            and run.ranks
+            and min(rank.steps.watched_steps for rank in run.ranks) >= STEPS // 3
+        ):
             restarted = True
             node.collector = Collector(node.root, node.store)
 
@@ -30,7 +34,7 @@ def test_every_step_is_kept_also_when_the_collector_is_started_again(node: Node)
     for rank in result.snapshot.ranks:
         mine = whole.filter(whole["rank"] == rank.rank).sort("step")
         assert mine["step"].to_list() == list(range(1, STEPS + 1))
-        by_step = {step.step: step for step in rank.recent}
+        by_step = {step.step: step for step in rank.steps.recent}
         for row in mine.iter_rows(named=True):
             step = by_step[row["step"]]
             assert row["duration_us"] == (step.end_ns - step.start_ns) // 1000
@@ -50,5 +54,5 @@ def test_without_room_the_history_stops_and_the_run_goes_on(node: Node) -> None:
     result = node.run(command, run="blocked")
     assert result.code == 0
     assert [f.rule for f in result.snapshot.findings if f.rule == "history_stopped"]
-    assert result.snapshot.ranks[0].steps == 30
+    assert result.snapshot.ranks[0].steps.watched_steps == 30
     assert (blocked / "snapshot.json").exists()

@@ -48,12 +48,12 @@ def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(node: Node
     command = ["sh", "-c", script, "sh", *LAUNCH, "2", str(ROOT / "examples" / "leak.py")]
     result = node.run(command, seen=snapshots.append)
     assert result.code != 0
-    end = max(rank.step for rank in result.snapshot.ranks)
+    end = max(rank.steps.last_step for rank in result.snapshot.ranks)
 
     alarms = [
-        (snapshot.ranks[0].step, risk)
+        (snapshot.ranks[0].steps.last_step, risk)
         for snapshot in snapshots
-        for risk in (snapshot.ranks[0].risks if snapshot.ranks else ())
+        for risk in (snapshot.ranks[0].memory.risks if snapshot.ranks else ())
         if risk.pool == "host" and risk.cause == "growth" and risk.ratio >= 0.5
     ]
     assert alarms, result.output
@@ -63,19 +63,19 @@ def test_a_leak_is_called_before_the_kernel_kills_and_explained_after(node: Node
     assert step + risk.steps_left == pytest.approx(end, rel=0.35)
     found = [f for p in snapshots for f in p.findings if f.rule == "oom_risk"]
     assert any("host memory runs out at about step" in f.text for f in found)
-    living = [p for p in snapshots if p.ranks and all(rank.alive for rank in p.ranks)]
-    risky = [p for p in living if any(risk.ratio >= 0.5 for risk in p.ranks[0].risks)]
+    living = [p for p in snapshots if p.ranks and all(rank.status.alive for rank in p.ranks)]
+    risky = [p for p in living if any(risk.ratio >= 0.5 for risk in p.ranks[0].memory.risks)]
     for near in (risky[0], risky[-1]):  # it leaks; it is at the limit
         judged = first_lines(near)
         assert judged.health in (Health.AT_RISK, Health.DYING), judged
         assert "memory" in judged.cause, judged
     assert first_lines(result.snapshot).health is Health.DEAD
 
-    killed = [rank for rank in result.snapshot.ranks if rank.ended == KILLED_FOR_MEMORY]
-    assert killed, [rank.ended for rank in result.snapshot.ranks]
-    assert killed[0].host is not None
-    assert killed[0].host.limit_bytes == LIMIT
-    assert killed[0].host.oom_kills >= 1
+    killed = [rank for rank in result.snapshot.ranks if rank.status.ended == KILLED_FOR_MEMORY]
+    assert killed, [rank.status.ended for rank in result.snapshot.ranks]
+    assert killed[0].memory.host is not None
+    assert killed[0].memory.host.limit_bytes == LIMIT
+    assert killed[0].memory.host.oom_kills >= 1
     text = render_run(result.snapshot)
     assert "killed by the kernel for host memory" in text
     assert str(cgroup) in text
@@ -90,8 +90,8 @@ def test_state_that_will_not_fit_is_told_before_it_is_made(node: Node, cgroup: P
     command = ["sh", "-c", script, "sh", *train_command(1, program="outgrow.py")]
     result = node.run(command, seen=living.append)
     (rank,) = result.snapshot.ranks
-    assert rank.ended == KILLED_FOR_MEMORY, result.output
-    before = [f for p in living if p.ranks and p.ranks[0].alive for f in p.findings]
+    assert rank.status.ended == KILLED_FOR_MEMORY, result.output
+    before = [f for p in living if p.ranks and p.ranks[0].status.alive for f in p.findings]
     for findings in (before, result.snapshot.findings):
         told = next(f for f in findings if f.rule == "host_memory_short")
         assert told.severity == "critical"
@@ -105,10 +105,10 @@ def test_a_kill_by_hand_is_not_blamed_on_the_kernel(node: Node) -> None:
 
     def kill(snapshot: RunSnapshot) -> None:
         snapshots.append(snapshot)
-        if snapshot.ranks and snapshot.ranks[0].step > 5 and snapshot.ranks[0].alive:
+        if snapshot.ranks and snapshot.ranks[0].steps.last_step > 5 and snapshot.ranks[0].status.alive:
             os.kill(snapshot.ranks[0].pid, 9)
 
     result = node.run(command, seen=kill)
     (rank,) = result.snapshot.ranks
-    assert rank.failed
-    assert rank.ended != KILLED_FOR_MEMORY
+    assert rank.status.failed
+    assert rank.status.ended != KILLED_FOR_MEMORY

@@ -57,7 +57,9 @@ def test_the_records_of_two_ranks_are_the_schedules_of_torch(node: Node) -> None
     assert set(last[2 * STEPS :]) == {"1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"}
     assert {len(order.split()) for order in first[:STEPS]} == {2 * 2 * CHUNKS}
     of_a_stage = 8 * 8 + 8
-    assert [[m["numel"] for m in rank.models] for rank in result.snapshot.ranks] == [[of_a_stage]] * 2
+    assert [[m["numel"] for m in rank.config.models] for rank in result.snapshot.ranks] == [
+        [of_a_stage]
+    ] * 2
     assert whole_numel(result.snapshot) == (2 * of_a_stage, "")
     for rank in result.snapshot.ranks:
         shown = rank.pipeline
@@ -87,7 +89,7 @@ def test_four_ranks_with_two_stages_each(node: Node, name: str) -> None:
     result = node.run(command)
     assert result.code == 0, result.output
     for rank in result.snapshot.ranks:
-        shown = rank.pipeline
+        shown = rank.communication.pipeline
         assert shown is not None and shown.bubble is not None, shown
         assert len(shown.own) == 2 and len(shown.stage_ranks) == 8
-        assert rank.micro_steps == STEPS
+        assert rank.steps.micro_steps == STEPS

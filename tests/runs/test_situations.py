@@ -12,6 +12,7 @@ import signal
 from dataclasses import replace
 
 import pytest
+from builders import changed
 from first_lines import first_lines
 from recordings import replay
 from support import LAUNCH, PROGRAMS, Node
@@ -39,7 +40,7 @@ def test_a_recorded_run_is_named_as_it_was_before_its_end(
 ) -> None:
     ended = replay(node, name).snapshot
     assert first_lines(ended).health is Health.FINISHED
-    ranks = tuple(replace(rank, alive=True, ended="") for rank in ended.ranks)
+    ranks = tuple(changed(rank, alive=True, ended="") for rank in ended.ranks)
     judged = first_lines(replace(ended, ended=False, ranks=ranks))
     assert judged.health is health and cause in judged.cause, judged
 
@@ -49,9 +50,9 @@ def test_a_healthy_run_until_ctrl_c(node: Node) -> None:
 
     def seen(run: RunSnapshot) -> None:
         judged.append(first_lines(run))
-        if len(run.ranks) == 2 and min(rank.steps for rank in run.ranks) >= 20:
+        if len(run.ranks) == 2 and min(rank.steps.watched_steps for rank in run.ranks) >= 20:
             for rank in run.ranks:
-                if rank.alive:
+                if rank.status.alive:
                     os.kill(rank.pid, signal.SIGINT)
 
     result = node.run([*LAUNCH, "2", TINY], STEPS="100", PAUSE="0.05", seen=seen)

@@ -30,7 +30,7 @@ def test_a_slow_rank_is_named_while_it_is_slow(node: Node) -> None:
     assert result.code == 0, result.output
     names_rank_1(node, result, "forward")
     first = next(snapshot for snapshot in seen if snapshot.stragglers)
-    assert first.ranks[0].step <= 40
+    assert first.ranks[0].steps.last_step <= 40
 
 
 def test_a_rank_that_waits_for_its_data_is_named_with_that_phase(node: Node) -> None:
@@ -44,7 +44,7 @@ def test_under_ddp_arrival_is_when_a_bucket_is_complete(node: Node) -> None:
 
 def test_a_healthy_run_accuses_nobody(node: Node) -> None:
     snapshot = replay(node, "straggler-none").snapshot
-    assert [rank.steps for rank in snapshot.ranks] == [60, 60]
+    assert [rank.steps.watched_steps for rank in snapshot.ranks] == [60, 60]
     assert snapshot.stragglers == ()
     assert {f.rule for f in snapshot.findings if f.severity != "info"} == set()
 

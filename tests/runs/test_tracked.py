@@ -197,5 +197,5 @@ def test_a_server_that_never_answers_delays_neither_training_nor_the_collector(t
         assert server.requests[0].headers["Authorization"] == f"Bearer {SECRET}"
     assert "kubeflow does not take the figures: TimeoutError" in found.run.note
     assert found.seconds < STEPS * 0.2 + 30
-    assert found.run.ranks[0].steps == STEPS
+    assert found.run.ranks[0].steps.watched_steps == STEPS
     assert SECRET not in found.said

@@ -46,11 +46,11 @@ def test_a_snapshot_of_plain_texts_is_read_into_enums() -> None:
     text = encode_snapshot(old)
     read = decode_snapshot(text)
     assert read.findings[0].severity is Severity.WARNING
-    assert read.ranks[0].risks[0].pool is Pool.HOST
-    assert read.ranks[0].risks[0].cause is RiskCause.NON_TORCH
+    assert read.ranks[0].memory.risks[0].pool is Pool.HOST
+    assert read.ranks[0].memory.risks[0].cause is RiskCause.NON_TORCH
     assert read.capture is not None and read.capture.state is CaptureState.ANALYSING
-    assert read.ranks[0].capture is not None
-    assert read.ranks[0].capture.state is CaptureState.REFUSED
+    assert read.ranks[0].requests.capture is not None
+    assert read.ranks[0].requests.capture.state is CaptureState.REFUSED
     assert encode_snapshot(read) == text
     assert msgspec.json.decode(msgspec.json.encode(hang), type=Hang).kind is HangKind.DEAD_MEMBER
 

@@ -45,7 +45,7 @@ DAY = 1_700_000_000.0
 
 def snapshot(second: float, **facts: object) -> RunSnapshot:
     """A run at DAY + *second*; its step number says which moment it is of."""
-    made = rank(0, step=round(second))
+    made = rank(0, last_step=round(second))
     return run(made, taken_wall=DAY + second, taken_ns=round(second * 1e9), **facts)
 
 
@@ -76,7 +76,7 @@ def test_the_picture_of_a_moment_is_the_last_one_before_it(
     for second in (1, 2, 5):
         writer.append(snapshot(second))
     found = snapshot_at_time(tmp_path, DAY + asked)
-    assert found is not None and found.ranks[0].step == step
+    assert found is not None and found.ranks[0].steps.last_step == step
 
 
 def test_without_a_moment_there_is_none(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_picture_that_was_changed_is_passed_over(tmp_path: Path) -> None:
     content[last.offset + 30] ^= 1
     last.path.write_bytes(content)
     found = snapshot_at_time(tmp_path, DAY + 3)
-    assert found is not None and found.ranks[0].step == 2
+    assert found is not None and found.ranks[0].steps.last_step == 2
 
 
 @given(st.binary(max_size=200))
@@ -265,12 +265,12 @@ def test_a_picture_of_the_past_has_the_steps_that_came_before_it(tmp_path: Path)
     then = replace(snapshot(30.05), ranks=(rank(0), rank(1)))
     record.see(then)
     found = Past(tmp_path).at(DAY + 30.05)
-    steps = found.ranks[0].recent
+    steps = found.ranks[0].steps.recent
     assert [step.step for step in steps] == list(range(1, 301))
     expected = summary(300)
     assert abs(steps[-1].start_ns - expected.start_ns) < 1000
     assert replace(steps[-1], start_ns=0, end_ns=0) == replace(expected, start_ns=0, end_ns=0)
-    assert found.ranks[1].recent == ()
+    assert found.ranks[1].steps.recent == ()
     with pytest.raises(RunNotFound):
         Past(tmp_path / "none").at(DAY)
 
@@ -355,7 +355,7 @@ def store(tmp_path: Path) -> Store:
         record.keep([row_of(0, summary(second * 10), round(DAY * 1e9))])
         seen = snapshot(second, findings=(finding("a"),) if second > 9 else ())
         record.see(replace(seen, ended=second == 20))
-    made.save(replace(snapshot(20, ended=True), ranks=(rank(0, memory=device_memory()),)))
+    made.save(replace(snapshot(20, ended=True), ranks=(rank(0, memory_device=device_memory()),)))
     return made
 
 
@@ -382,7 +382,7 @@ def test_a_live_source_and_a_recorded_one_tell_the_same_past(store: Store) -> No
         assert live.span() == recorded.span() == (DAY + 1, DAY + 20)
         assert live.latest() == recorded.latest()
         assert live.at(DAY + 7) == recorded.at(DAY + 7)
-        assert live.at(DAY + 7).ranks[0].step == 7
+        assert live.at(DAY + 7).ranks[0].steps.last_step == 7
         assert live.findings() == recorded.findings() != []
         query = StepQuery(since_us=round(DAY * 1e6) + 3_000_000, ranks=(0,), most=5)
         assert live.series(query) == recorded.series(query)
@@ -467,17 +467,17 @@ class Clock:
 def test_a_run_is_played_at_a_speed_stopped_and_sought(store: Store) -> None:
     clock = Clock()
     source = ReplaySource("train-1", store, speed=2.0, clock=clock)
-    assert source.latest().ranks[0].step == 1
+    assert source.latest().ranks[0].steps.last_step == 1
     clock.now += 3.2
-    assert source.latest().ranks[0].step == 7 and source.latest() is source.latest()
+    assert source.latest().ranks[0].steps.last_step == 7 and source.latest() is source.latest()
     source.playback.pause()
     clock.now += 100
-    assert source.latest().ranks[0].step == 7
+    assert source.latest().ranks[0].steps.last_step == 7
     source.playback.play(1.0)
     clock.now += 2.0
-    assert source.latest().ranks[0].step == 9
+    assert source.latest().ranks[0].steps.last_step == 9
     source.playback.seek(DAY + 15.5)
-    assert source.latest().ranks[0].step == 15 and not source.latest().ended
+    assert source.latest().ranks[0].steps.last_step == 15 and not source.latest().ended
     source.playback.seek(DAY - 100)
     assert source.playback.position == DAY + 1
     clock.now += 1000

@@ -30,7 +30,7 @@ from zeromon.tui.view_model import ViewModel, status_line
 
 def test_a_picture_survives_json() -> None:
     """Field by field."""
-    snapshot = run(rank(0, memory=device_memory()), rank(1))
+    snapshot = run(rank(0, memory_device=device_memory()), rank(1))
     assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
 
 
@@ -205,7 +205,7 @@ def fill(folder: Path) -> None:
 
 def stepped(count: int, **facts: Any) -> RunSnapshot:
     """A run whose ranks are in step *count*."""
-    return run(rank(0, step=count), rank(1, step=count), run="r", **facts)
+    return run(rank(0, last_step=count), rank(1, last_step=count), run="r", **facts)
 
 
 @as_root
@@ -235,7 +235,7 @@ def test_a_store_without_any_room_keeps_what_it_had_and_says_so(small: Path) -> 
     fill(small)
     with pytest.raises(OSError, match="No space left"):
         store.save(stepped(100, ended=True))
-    assert store.load("r").ranks[0].step == 3
+    assert store.load("r").ranks[0].steps.last_step == 3
     assert sorted(path.name for path in store.folder("r").iterdir()) == [
         "manifest.json", "snapshot.json",
     ]  # fmt: skip
@@ -293,5 +293,5 @@ def test_a_record_that_is_still_written_is_as_it_was(tmp_path: Path) -> None:
     """By a collector of another node, say."""
     store = Store(tmp_path)
     store.save(stepped(61))
-    assert store.load("r").ranks[0].alive
+    assert store.load("r").ranks[0].status.alive
     assert not store.list_manifests()[0].ended

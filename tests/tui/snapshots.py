@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from builders import MS, device_memory, rank, run, summary
+from builders import MS, changed, device_memory, rank, run, summary
 from recordings import RINGS
 
 from zeromon.base.errors import CaptureRefused
@@ -136,11 +136,11 @@ def one_rank(number: int, count: int, ranks: int) -> RankSnapshot:
         op="all_gather", group="dp_shard", sequence=7712, unit="model.layers.4", phase="backward",
         nbytes=218 << 20, issued_ns=recent[-1].end_ns - 12 * MS,
     )  # fmt: skip
-    return replace(
-        _BASE, rank=number, pid=100 + number, recent=recent, step=count, steps=count,
+    return changed(
+        _BASE, rank=number, pid=100 + number, recent=recent, last_step=count, watched_steps=count,
         world_size=ranks, node=f"node{number // 8:02}",
         device=f"cuda:{number % 8}", local_rank=number % 8, strategy="fsdp2",
-        step_seconds=0.43 + number / 2000, step_mean_seconds=0.43 + number / 2000,
+        median_seconds=0.43 + number / 2000, mean_seconds=0.43 + number / 2000,
         exposed_ratio=0.22 - (number % 16) / 100,
         exposed_seconds=0.095 - (number % 16) / 230, overlap_ratio=0.61 + (number % 8) / 50,
         late_seconds=0.021 if number == 1 else 0.001 + (number % 5) / 1000,
@@ -150,11 +150,11 @@ def one_rank(number: int, count: int, ranks: int) -> RankSnapshot:
         unit=f"model.layers.{number % 6}", risks=(risk,), traffic=traffic(number % 5), units=units,
         roles=held, expected=expected, rss_bytes=9 * GIB, in_flight=(flying,) if number < 2 else (),
         last_event_ns=recent[-1].end_ns,
-        memory=device_memory(
+        memory_device=device_memory(
             allocated_bytes=recent[-1].allocated_bytes, active_bytes=recent[-1].allocated_bytes + GIB,
             reserved_bytes=recent[-1].reserved_bytes, inactive_split_bytes=3 * GIB,
         ),
-        device_stats=Device(
+        machine_device=Device(
             name="NVIDIA H100", used_bytes=70 * GIB, total_bytes=80 * GIB, utilization_ratio=0.97,
             power_watts=612.0, temperature_celsius=63.0,
         ),
@@ -181,7 +181,7 @@ def snapshot(ranks: int = 2, count: int = 160) -> RunSnapshot:
     )  # fmt: skip
     base = run(
         *made, run="train_gpt-091500-abc", node="node00", taken_wall=1070.0,
-        taken_ns=made[0].recent[-1].end_ns, stragglers=(late,) if ranks > 1 else (),
+        taken_ns=made[0].steps.recent[-1].end_ns, stragglers=(late,) if ranks > 1 else (),
     )  # fmt: skip
     return replace(base, findings=(*advise(base), DATA_WAIT))
 
@@ -196,14 +196,14 @@ def fleet_picture(nodes: int = 2048, each: int = 8) -> RunSnapshot:
     base = snapshot(16)
     shown = [0, 1, 3, 8, 9, 700, 701, 4242, 9999, 16383]
     ranks = [
-        replace(
+        changed(
             base.ranks[n], rank=number, local_rank=number % each, node=f"node{number // each:04}",
             world_size=nodes * each, phase="", unit="", units=(), traffic=(), in_flight=(),
         )
         for n, number in enumerate(shown)
     ]  # fmt: skip
-    ranks[5] = replace(ranks[5], alive=False, failed=True, ended="failed")
-    ranks[8] = replace(ranks[8], alive=False, ended="not seen for 40.00 s")
+    ranks[5] = changed(ranks[5], alive=False, failed=True, ended="failed")
+    ranks[8] = changed(ranks[8], alive=False, ended="not seen for 40.00 s")
     rows = tuple(
         FleetNode(
             node=f"node{n:04}", address=f"10.0.{n // 256}.{n % 256}:9417", ranks=each,
@@ -274,7 +274,7 @@ class FixedSource:
             row_of(rank.rank, step, 0)
             for rank in self.latest().ranks
             if rank.rank in query.ranks
-            for step in rank.recent
+            for step in rank.steps.recent
         ]
         return {name: [row[i] for row in rows] for i, name in enumerate(NAMES)}
 

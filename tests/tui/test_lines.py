@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from builders import MS, rank, run, summary
+from builders import MS, changed, rank, run, summary
 from hypothesis import given, strategies as st
 from tui.snapshots import GIB, snapshot
 
@@ -186,7 +186,7 @@ def test_bars_say_where_a_step_goes() -> None:
     """Phases less what they wait for, and that waiting: together the step."""
     one = snapshot(2).ranks[0]
     parts = rank_parts(one)
-    timed = [s for s in one.recent[-20:] if not s.idle]
+    timed = [s for s in one.steps.recent[-20:] if not s.idle]
     assert sum(parts.values()) == pytest.approx(sum(s.seconds for s in timed) / len(timed), rel=1e-6)
     assert parts["exposed"] == pytest.approx(sum(s.exposed_ns for s in timed) / len(timed) / 1e9)
     lines = [plain_text(line) for line in step_bars(snapshot(2).ranks, DisplayOptions(), 100)]
@@ -313,7 +313,7 @@ def test_a_filter_lets_through_what_it_says(text: str, ranks: list[int]) -> None
 @pytest.mark.parametrize("width", [70, 78, 120, 300])
 @pytest.mark.parametrize("text", HOSTILE, ids=HOSTILE_NAMES)
 def test_rows_and_headers_are_as_wide_as_the_table(width: int, text: str) -> None:
-    one = replace(snapshot(2).ranks[0], unit=text, node=text, phase=text)
+    one = changed(snapshot(2).ranks[0], unit=text, node=text, phase=text)
     row = row_spans(fit_columns(RANKS, width), one)
     assert (
         line_width(row)
@@ -332,7 +332,7 @@ def test_where_there_is_no_room_what_matters_least_goes_first() -> None:
 
 def test_rows_are_ordered_and_the_unknown_comes_last() -> None:
     ranks = snapshot(4).ranks
-    ranks = (replace(ranks[0], exposed_ratio=None), *ranks[1:])
+    ranks = (changed(ranks[0], exposed_ratio=None), *ranks[1:])
     assert [r.rank for r in sort_rows(RANKS, ranks, "share", down=True)] == [1, 2, 3, 0]
     assert [r.rank for r in sort_rows(RANKS, ranks, "share", down=False)] == [3, 2, 1, 0]
     assert sort_rows(RANKS, ranks, "no such column", down=True) == list(ranks)
@@ -341,16 +341,16 @@ def test_rows_are_ordered_and_the_unknown_comes_last() -> None:
 def test_a_file_has_base_units_and_no_formulas() -> None:
     """A spreadsheet takes text that begins with =, +, - or @ for a formula."""
     names = ("=cmd()", "+1", "-1", "@x", "plain")
-    ranks = [replace(snapshot(1).ranks[0], unit=name, exposed_ratio=None) for name in names]
+    ranks = [changed(snapshot(1).ranks[0], unit=name, exposed_ratio=None) for name in names]
     rows = list(csv.DictReader(io.StringIO(csv_text(TableExport("ranks", RANKS, ranks)))))
     assert [row["unit"] for row in rows] == ["'=cmd()", "'+1", "'-1", "'@x", "plain"]
     assert rows[0]["share_ratio"] == ""
     assert float(rows[0]["exposed_seconds"]) == pytest.approx(0.095)
-    assert int(rows[0]["memory_bytes"]) == ranks[0].memory.reserved_bytes  # type: ignore[union-attr]
+    assert int(rows[0]["memory_bytes"]) == ranks[0].memory.device.reserved_bytes  # type: ignore[union-attr]
 
 
 def test_rows_are_added_up_and_bandwidths_are_not() -> None:
-    traffic = snapshot(1).ranks[0].traffic
+    traffic = snapshot(1).ranks[0].communication.traffic
     found = {row.op: row for row in sum_rows_by_field(traffic, "op")}
     assert set(found) == {"all_gather", "reduce_scatter"}
     gathers = [row for row in traffic if row.op == "all_gather"]
@@ -426,7 +426,7 @@ def test_few_ranks_have_a_line_each_and_many_a_band() -> None:
     assert [curve.name for curve in alone.curves] == ["reserved", "allocated", "forecast"]
     assert alone.levels == ((80.0 * GIB, "capacity"),)
     last, then = alone.curves[2].points
-    assert last == (160, snapshot(8).ranks[3].memory.reserved_bytes)  # type: ignore[union-attr]
+    assert last == (160, snapshot(8).ranks[3].memory.device.reserved_bytes)  # type: ignore[union-attr]
     assert (then[1] - last[1]) / (then[0] - last[0]) == pytest.approx(GIB / 9)
 
 
@@ -445,7 +445,7 @@ def test_a_step_that_some_ranks_have_yet_to_end_has_no_sum() -> None:
     trends = plots.Trends()
     plot = plotted("memory", (ahead, behind), trends)
     assert plot.curves[0].points[-1] == (27, 2 * GIB)
-    caught_up = replace(behind, recent=ahead.recent)
+    caught_up = changed(behind, recent=ahead.steps.recent)
     plot = plotted("memory", (ahead, caught_up), trends)
     assert plot.curves[0].points[-1] == (29, 2 * GIB)
 
@@ -454,7 +454,7 @@ def test_shares_and_windows() -> None:
     ranks = snapshot(2).ranks
     share = plotted("exposed", ranks, look=DisplayOptions(shares=True, window=60))
     assert share.x == (101, 160)
-    step = ranks[0].recent[-2]
+    step = ranks[0].steps.recent[-2]
     assert share.curves[0].points[-1][1] == pytest.approx(
         step.exposed_ns / (step.end_ns - step.start_ns)
     )
@@ -481,7 +481,7 @@ def test_the_danger_in_one_sentence() -> None:
 
 
 def test_what_an_ended_run_was_in_danger_of_is_not_said_to_be_unknown() -> None:
-    ranks = tuple(replace(r, risks=()) for r in snapshot(2).ranks)
+    ranks = tuple(changed(r, risks=()) for r in snapshot(2).ranks)
     calm = replace(snapshot(2), ranks=ranks, findings=())
     assert "limit is not known" in plain_text(status_text.verdict_line(calm))
     assert plain_text(status_text.verdict_line(replace(calm, ended=True))).startswith(
@@ -492,7 +492,7 @@ def test_what_an_ended_run_was_in_danger_of_is_not_said_to_be_unknown() -> None:
 def test_of_ranks_that_died_the_first_is_named() -> None:
     """The one that the verdict names, though its number is not the lowest."""
     first, second = (
-        replace(one, failed=True, ended=how, last_event_ns=at)
+        changed(one, failed=True, ended=how, last_event_ns=at)
         for one, how, at in zip(snapshot(2).ranks, ("exception", "SIGKILL"), (9, 5), strict=True)
     )
     died = tuple(
@@ -510,7 +510,7 @@ def test_a_run_that_its_user_stopped_is_no_failure() -> None:
     """Ctrl-C: no red sign, nothing critical in the log."""
     live = snapshot(2)
     first, second = (
-        replace(one, alive=False, failed=True, ended="exception", exception="KeyboardInterrupt: ")
+        changed(one, alive=False, failed=True, ended="exception", exception="KeyboardInterrupt: ")
         for one in live.ranks
     )
     stopped = replace(live, ended=True, ranks=(first, second), findings=())
@@ -524,7 +524,7 @@ def test_a_run_that_its_user_stopped_is_no_failure() -> None:
 def test_a_detached_run_is_not_said_to_run() -> None:
     """What its ranks do is not known: nothing is green or live."""
     live = snapshot(2)
-    left = replace(live, ranks=tuple(replace(r, ended=DETACHED, risks=()) for r in live.ranks))
+    left = replace(live, ranks=tuple(changed(r, ended=DETACHED, risks=()) for r in live.ranks))
     line = status_text.head_line(left)
     assert "detached after step" in plain_text(line) and "running" not in plain_text(line)
     assert "is not known" in plain_text(status_text.verdict_line(left))
@@ -535,7 +535,7 @@ def test_a_detached_run_is_not_said_to_run() -> None:
     )  # fmt: skip
     assert plain_text(status_line(model, left.taken_wall)).strip() == "detached"
     assert any("the agent has left" in note.text for note in events_between_snapshots(live, left))
-    ranks = tuple(replace(r, ended="detached, then finished", alive=False) for r in left.ranks)
+    ranks = tuple(changed(r, ended="detached, then finished", alive=False) for r in left.ranks)
     assert "the run has ended since" in run_state(replace(left, ranks=ranks, ended=True))
 
 
@@ -616,7 +616,7 @@ def test_tokens_and_mfu_are_only_said_where_they_are_known() -> None:
         "shard_numel": 3_500_000_000, "trainable_shard_numel": 3_500_000_000, "param_bytes": 4,
         "compute_bytes": 2, "grad_bytes": 4, "matrix_numel": 6_500_000_000, "attention": 0,
     }  # fmt: skip
-    ranks = tuple(replace(r, models=(facts,), step_mean_seconds=0.5) for r in snapshot(2).ranks)
+    ranks = tuple(changed(r, models=(facts,), mean_seconds=0.5) for r in snapshot(2).ranks)
     made = run(*ranks)
     assert {n: v for n, v, _ in status_text.run_figures(made, DisplayOptions())}["MFU"] == "n/a"
     told = DisplayOptions(tokens_per_step=8192, peak_flops=989e12)
@@ -625,7 +625,7 @@ def test_tokens_and_mfu_are_only_said_where_they_are_known() -> None:
     assert {n: v for n, v, _ in status_text.run_figures(made, told)}["MFU"] == human_ratio(used)
     wrong = replace(told, peak_flops=1e12)
     assert "over 100 %" in {n: v for n, v, _ in status_text.run_figures(made, wrong)}["MFU"]
-    two = run(*(replace(r, models=(facts, facts)) for r in ranks))
+    two = run(*(changed(r, models=(facts, facts)) for r in ranks))
     assert {n: v for n, v, _ in status_text.run_figures(two, told)}["MFU"] == "n/a"
 
 
@@ -649,7 +649,7 @@ def test_roles_stand_beside_their_prediction() -> None:
 
 
 def test_units_within_a_step() -> None:
-    units = snapshot(2).ranks[0].units
+    units = snapshot(2).ranks[0].communication.units
     assert len(peaks_within_step(units, DisplayOptions(), 60, 20)) == 6
     thinned = [plain_text(line) for line in peaks_within_step(units, DisplayOptions(), 60, 3)]
     assert ["41.0" in thinned[0], "46.0" in thinned[1], "40.0" in thinned[2]] == [True] * 3
@@ -688,7 +688,7 @@ def test_collectives_in_flight_are_shown_the_oldest_first() -> None:
         return InFlight(op="all_gather", group="g", sequence=1, unit="", phase="forward", nbytes=1,
                         issued_ns=1000 * MS - age_ms * MS)  # fmt: skip
 
-    ranks = [replace(rank(0), in_flight=(flying(1),)), replace(rank(1), in_flight=(flying(700),))]
+    ranks = [changed(rank(0), in_flight=(flying(1),)), changed(rank(1), in_flight=(flying(700),))]
     found = tables.list_flights(ranks, 1000 * MS)
     assert [(one.rank, one.seconds) for one in found] == [(1, 0.7), (0, 0.001)]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import rank, run
+from builders import changed, rank, run
 from tui.snapshots import GIB, FixedSource, snapshot, steps
 
 from zeromon.base.errors import RunNotFound, SourceError
@@ -30,7 +30,9 @@ def at_step(step: int, **facts: object) -> RunSnapshot:
     """The run when its ranks had ended *step* steps."""
     made = snapshot(2)
     ranks = tuple(
-        replace(r, recent=steps(r.rank, 160)[max(0, step - 50) : step], step=step, steps=step)
+        changed(
+            r, recent=steps(r.rank, 160)[max(0, step - 50) : step], last_step=step, watched_steps=step
+        )
         for r in made.ranks
     )
     return replace(made, ranks=ranks, taken_wall=1000.0 + step, **facts)  # type: ignore[arg-type]
@@ -58,7 +60,7 @@ def test_a_step_is_one_line() -> None:
     """The longest, the most exposed, the fullest, and whose they are."""
     run = at_step(100)
     line = step_line(run, 100)
-    found = [rank.recent[-1] for rank in run.ranks]
+    found = [rank.steps.recent[-1] for rank in run.ranks]
     slowest = max(range(2), key=lambda n: found[n].seconds)
     most = max(range(2), key=lambda n: found[n].exposed_ns / found[n].seconds)
     assert line.startswith(f"step 100  {found[slowest].seconds * 1e3:.1f} ms (rank {slowest})")
@@ -72,13 +74,13 @@ def test_a_step_is_one_line() -> None:
 def test_what_is_exposed_is_said_of_every_step() -> None:
     """Also of one whose communication was counted only."""
     run = at_step(100)
-    idle = [replace(r, recent=(replace(r.recent[-1], idle=True),)) for r in run.ranks]
+    idle = [changed(r, recent=(replace(r.steps.recent[-1], idle=True),)) for r in run.ranks]
     line = step_line(replace(run, ranks=tuple(idle)), 100)
     assert "  exposed n/a (not timed)  " in line
 
 
 def test_every_step_is_said_once_and_the_end() -> None:
-    ended = tuple(replace(r, alive=False, ended="finished") for r in at_step(104).ranks)
+    ended = tuple(changed(r, alive=False, ended="finished") for r in at_step(104).ranks)
     last = replace(at_step(104), ended=True, ranks=ended)
     said = followed(at_step(100), at_step(100), at_step(103), last)
     assert [line.split()[1] for line in said if line.startswith("step")] == [
@@ -178,7 +180,9 @@ def test_a_run_that_is_not_watched_is_offered_last_and_as_such(
 
 def test_the_list_of_a_collector_has_the_step_of_the_job() -> None:
     """It was attached after 1,352 steps, and has seen 340."""
-    brief = http._summarize_run(run(rank(0, step=1692, steps=340), rank(1, step=1690, steps=340)))
+    brief = http._summarize_run(
+        run(rank(0, last_step=1692, watched_steps=340), rank(1, last_step=1690, watched_steps=340))
+    )
     assert (brief["step"], brief["detached"]) == (1692, False)
     assert http._summarize_run(run(rank(0, ended=DETACHED)))["detached"]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import changed
 from rich.cells import cell_len
 from textual.command import CommandPalette
 from textual.pilot import Pilot
@@ -76,7 +77,7 @@ def snapshots() -> list[RunSnapshot]:
         base = snapshot(ranks, max(1, steps))
         said = replace(DATA_WAIT, text=f"{number} 等待\u0301 " * (1 + 9 * (number % 2)))
         if not steps:
-            base = replace(base, ranks=tuple(replace(r, recent=()) for r in base.ranks))
+            base = replace(base, ranks=tuple(changed(r, recent=()) for r in base.ranks))
         made.append(
             replace(
                 base,

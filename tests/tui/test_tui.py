@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from builders import deepspeed_facts, rank, run
+from builders import changed, deepspeed_facts, rank, run
 from textual.binding import Binding
 from textual.pilot import Pilot
 from textual.widgets import Input
@@ -420,7 +420,7 @@ async def test_a_replay_has_the_same_keys(make: Make, tmp_path: Path) -> None:
     record, last = Record(store.folder("old")), snapshot(2)
     for second in range(60):
         record.see(replace(last, run="old", taken_wall=2000.0 + second))
-    record.keep(row_of(r.rank, step, 0) for r in last.ranks for step in r.recent)
+    record.keep(row_of(r.rank, step, 0) for r in last.ranks for step in r.steps.recent)
     store.save(replace(last, run="old", taken_wall=2059.0, ended=True))
     record.close()
     source = ReplaySource("old", store, clock=lambda: now[0])
@@ -452,7 +452,7 @@ async def test_a_run_that_ends_shows_its_report(make: Make) -> None:
     source = FixedSource(snapshot(2))
     app = make(source)
     async with running(app) as pilot:
-        ranks = tuple(replace(r, alive=False, ended="finished") for r in snapshot(2).ranks)
+        ranks = tuple(changed(r, alive=False, ended="finished") for r in snapshot(2).ranks)
         source.answer = replace(snapshot(2), ended=True, ranks=ranks, taken_wall=1071.0)
         await until(pilot, lambda: "finished after 160 steps" in screen_text(app))
         assert "Steps (mean of the last 20 timed steps" in screen_text(app)
@@ -659,7 +659,7 @@ async def test_communication_is_added_up_and_filtered(make: Make) -> None:
         live_communication_seconds=2.0, trace_communication_seconds=2.0,
     )  # fmt: skip
     shown = snapshot(8)
-    app = make(replace(shown, ranks=(replace(shown.ranks[0], check=check), *shown.ranks[1:])))
+    app = make(replace(shown, ranks=(changed(shown.ranks[0], check=check), *shown.ranks[1:])))
     async with running(app, 160, 40) as pilot:
         assert "(a trace differs by 10 %)" in screen_text(app)
         await pilot.press("3")
@@ -746,7 +746,7 @@ async def test_lanes_zoom_and_pan(make: Make) -> None:
         assert lanes.seconds == pytest.approx(2 * whole)
         for _ in range(60):
             lanes.action_pan(1)
-        known = app.model.ranks[7].recent[-1].end_ns - 10**9
+        known = app.model.ranks[7].steps.recent[-1].end_ns - 10**9
         assert lanes.back <= known / 1e9
         await pilot.press("home")
         assert (lanes.seconds, lanes.back) == (0.0, 0.0)
@@ -796,7 +796,7 @@ async def test_logs_tell_what_happened(make: Make) -> None:
         await until(pilot, lambda: "00:16:50  ZM999 it was so" in screen_text(app))
         assert "00:17:00  ZM999 no longer: old" in screen_text(app)
         ranks = list(snapshot(2).ranks)
-        ranks[1] = replace(ranks[1], alive=False, failed=True, ended="SIGKILL", errors=3, dropped=7,
+        ranks[1] = changed(ranks[1], alive=False, failed=True, ended="SIGKILL", errors=3, dropped=7,
                            unseen=("torch.x",))  # fmt: skip
         source.answer = replace(
             snapshot(2), ranks=tuple(ranks), findings=(), taken_wall=1072.0, history_note="disk full"
@@ -929,7 +929,7 @@ async def test_tables_and_the_screen_are_written(
     ]  # fmt: skip
     rows = list(csv.DictReader(next(tmp_path.glob("*steps*.csv")).open()))
     assert len(rows) == 2 * 160
-    step = snapshot(2).ranks[0].recent[0]
+    step = snapshot(2).ranks[0].steps.recent[0]
     assert float(rows[0]["duration_seconds"]) == pytest.approx(step.seconds)
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in tmp_path.glob("zeromon-*"))
     assert "@font-face" not in next(tmp_path.glob("*.svg")).read_text()
@@ -1028,11 +1028,13 @@ def hostile(text: str) -> RunSnapshot:
     shown = snapshot(2)
     flying = InFlight(op=text, group=text, sequence=1, unit=text, phase=text, nbytes=1, issued_ns=0)
     ranks = tuple(
-        replace(
+        changed(
             one, node=text, device=text, strategy=text, unit=text, exception=text, in_flight=(flying,),
             unseen=(text,), phase=text,
-            units=tuple(replace(unit, fqn=text) for unit in one.units),
-            traffic=tuple(replace(row, unit=text, group=text, op=text) for row in one.traffic),
+            units=tuple(replace(unit, fqn=text) for unit in one.communication.units),
+            traffic=tuple(
+                replace(row, unit=text, group=text, op=text) for row in one.communication.traffic
+            ),
         )
         for one in shown.ranks
     )  # fmt: skip
@@ -1066,7 +1068,7 @@ async def test_hostile_names_do_not_break_a_screen(make: Make, text: str) -> Non
 
 
 async def test_a_run_without_ranks_and_one_without_steps(make: Make) -> None:
-    bare = tuple(replace(one, recent=()) for one in snapshot(2).ranks)
+    bare = tuple(changed(one, recent=()) for one in snapshot(2).ranks)
     for made in (run(), replace(snapshot(2), ranks=bare)):
         app = make(made)
         async with running(app, 80, 24) as pilot:
@@ -1186,7 +1188,7 @@ async def test_a_run_without_ranks_blames_no_filter(make: Make) -> None:
 
 async def test_a_call_stack_is_on_the_page_of_its_rank(make: Make) -> None:
     base = snapshot(2)
-    stuck = replace(base.ranks[0], stack=("train.py:10 main", "train.py:99 save"))
+    stuck = changed(base.ranks[0], stack=("train.py:10 main", "train.py:99 save"))
     app = make(replace(base, ranks=(stuck, base.ranks[1])))
     async with running(app, 120, 60) as pilot:
         await pilot.press("5", "enter")
@@ -1230,7 +1232,7 @@ async def test_steps_that_take_as_long_have_the_same_shade(
 ) -> None:
     """546.2 and 546.1 ms are no dark and no bright cell: the scale of every figure begins at 0."""
     monkeypatch.setenv("NO_COLOR", "1")
-    ranks = [rank(n, step_mean_seconds=seconds) for n, seconds in enumerate((0.5462, 0.5461, 0.1))]
+    ranks = [rank(n, mean_seconds=seconds) for n, seconds in enumerate((0.5462, 0.5461, 0.1))]
     async with running(make(run(*ranks))) as pilot:
         await pilot.press("5", "h")
         await pilot.pause()

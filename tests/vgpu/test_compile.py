@@ -47,7 +47,7 @@ def test_compiled_ddp_exposes_what_the_timeline_has(compiled_run: CudaRunner) ->
         truth = run.truth(rank.rank)
         for kind in ("triton_poi_", "triton_per_"):
             assert count_kernels(truth, LAST, kind) == count_kernels(truth, FIRST, kind) > 0
-        steps = [one for one in rank.recent if FIRST < one.step <= LAST + 1]
+        steps = [one for one in rank.steps.recent if FIRST < one.step <= LAST + 1]
         timed = [one for one in steps if one.timed and not one.idle]
         assert len(steps) == LAST - FIRST + 1 and timed
         share = sum(one.exposed_ns for one in timed) / sum(o.end_ns - o.start_ns for o in timed)
@@ -64,9 +64,9 @@ def test_compiled_fsdp2_exposes_what_the_timeline_has(compiled_run: CudaRunner) 
         truth = run.truth(rank.rank)
         for kind in ("triton_poi_", "triton_per_", "triton_for_"):  # the last: AdamW of all tensors
             assert count_kernels(truth, LAST, kind) == count_kernels(truth, FIRST, kind) > 0
-        assert all(row.timed == row.count for row in rank.collectives)
+        assert all(row.timed == row.count for row in rank.communication.collectives)
         waited = truth.blocked(*truth.window(0, STEPS - 1), DEFAULT_STREAM) / 1e9
-        exposed = sum(row.exposed_seconds for row in rank.collectives)
+        exposed = sum(row.exposed_seconds for row in rank.communication.collectives)
         assert exposed == pytest.approx(waited, rel=0.01)
 
 

@@ -37,7 +37,7 @@ def exposed(truth: Timeline, start: int, end: int) -> int:
 def compared(run: CudaRun, rank: RankSnapshot) -> tuple[list[StepSummary], Timeline, int, int]:
     """The steps of zeromon, and the window of the same steps on the device."""
     truth = run.truth(rank.rank)
-    steps = [one for one in rank.recent if FIRST < one.step <= LAST + 1]
+    steps = [one for one in rank.steps.recent if FIRST < one.step <= LAST + 1]
     assert len(steps) == LAST - FIRST + 1 and all(one.timed for one in steps if not one.idle)
     return steps, truth, *truth.window(FIRST, LAST)
 
@@ -51,7 +51,7 @@ def test_no_figure_depends_on_how_often_the_loss_is_read(cuda_run: CudaRunner, l
         assert sum(one.seconds for one in steps) == pytest.approx((end - start) / 1e9, rel=0.01)
         other = sum(step_parts(one)["other"] for one in steps)
         assert other < 0.03 * (end - start), "the host's lead is no time between phases"
-        ledger = {str(row.cause): row.seconds for row in rank.ledger}
+        ledger = {str(row.cause): row.seconds for row in rank.ledger.rows}
         trained = truth.figures(*truth.window(0, STEPS - 1))
         assert ledger["compute"] == pytest.approx(trained.compute / 1e9, rel=0.1)
 
@@ -83,14 +83,14 @@ def test_the_rank_of_a_slow_device_is_named_under_ddp(cuda_run: CudaRunner) -> N
     late = (waits[0].exposed - waits[1].exposed) / 29e9
     assert found.rank == 1 and found.phases
     assert found.late_seconds == pytest.approx(late, rel=0.1)
-    assert run.record.ranks[0].wait_seconds == pytest.approx(late, rel=0.1)
-    assert run.record.ranks[1].wait_seconds == pytest.approx(0, abs=0.02 * late)
+    assert run.record.ranks[0].communication.wait_seconds == pytest.approx(late, rel=0.1)
+    assert run.record.ranks[1].communication.wait_seconds == pytest.approx(0, abs=0.02 * late)
 
 
 def test_a_barrier_is_exposed_communication(cuda_run: CudaRunner) -> None:
     """Its call waits for the late rank, and the device stands still meanwhile."""
     run = cuda_run("train.py", "ddp", *SHAPE, "--barrier", "5", watched=True)
-    exposed_of = {rank.rank: rank.recent[5] for rank in run.record.ranks}
+    exposed_of = {rank.rank: rank.steps.recent[5] for rank in run.record.ranks}
     truth = run.truth(0)
     waited = truth.figures(truth.optimizer_end(4), truth.optimizer_end(5)).exposed
     assert waited > 0.4e9
@@ -121,5 +121,5 @@ def test_each_bucket_of_ddp_is_timed_where_torch_calls_hooks(
         assert spent == pytest.approx(figures.communication, rel=0.01)
         assert 1 - found / spent == pytest.approx(figures.overlap, abs=0.03)
         assert (figures.overlap == 0) is (backend == "nccl")
-        assert {"bucket 0", "bucket 1"} <= {row.fqn for row in rank.units}
+        assert {"bucket 0", "bucket 1"} <= {row.fqn for row in rank.communication.units}
         assert waits_in_each_bucket(rank) is (backend == "nccl")

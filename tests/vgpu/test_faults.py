@@ -137,9 +137,9 @@ def test_a_leak_on_a_device_is_the_cause_of_running_out_of_memory(cuda_run: Cuda
     (_, text), *_ = died_of(run)
     assert "OutOfMemoryError at runs_out.py:" in text
     (rank,) = (rank for rank in run.record.ranks if rank.rank == 1)
-    assert rank.memory is not None and rank.memory.ooms == 1
+    assert rank.memory.device is not None and rank.memory.device.ooms == 1
     foretold = re.search(r"it was to be full at about step (\d+)", judged.cause)
-    assert foretold is not None and int(foretold[1]) == pytest.approx(rank.step, rel=0.15)
+    assert foretold is not None and int(foretold[1]) == pytest.approx(rank.steps.last_step, rel=0.15)
     assert "what frees memory" not in render_run(run.record)
 
 

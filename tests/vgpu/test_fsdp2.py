@@ -28,13 +28,15 @@ def test_exposed_is_what_the_compute_stream_waited(
     shape = ("--hidden", "512", "--steps", str(STEPS), "--log", "0")
     run = cuda_run("train.py", "fsdp2", *shape, *options, changes=SLOW, watched=True)
     for rank in run.record.ranks:
-        gathers = next(row for row in rank.collectives if row.op == "all_gather")
+        gathers = next(row for row in rank.communication.collectives if row.op == "all_gather")
         timed = gathers.timed * micro_steps // gathers.count
         assert timed >= micro_steps // 2
         truth = run.truth(rank.rank)
         forwards = [mark.end for mark in truth.marks if mark.name == "forward"]
         start, end = truth.window(0, STEPS - 1)
         waited = truth.blocked(start, [*forwards, end][timed], DEFAULT_STREAM) / 1e9
-        assert sum(row.exposed_seconds for row in rank.collectives) == pytest.approx(waited, rel=0.01)
+        assert sum(row.exposed_seconds for row in rank.communication.collectives) == pytest.approx(
+            waited, rel=0.01
+        )
         # Of the best gather, whose ranks may have come some milliseconds apart.
         assert 0.95 * 2e7 < gathers.best_busbw_bytes_per_second < 1.01 * 2e7

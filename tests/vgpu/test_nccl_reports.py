@@ -50,8 +50,10 @@ def test_inspector_has_the_times_of_the_device(cuda_run: CudaRunner, tmp_path: P
     run = cuda_run("train.py", "ddp", *SMALL, watched=True, **variables)
     for rank in run.record.ranks:
         records = read_records(logs, rank.pid)
-        rows = {row.op: row for row in rank.inspected}
-        assert {row.group for row in rows.values()} == {"world"} and rank.inspector_note == ""
+        rows = {row.op: row for row in rank.communication.inspected}
+        assert {row.group for row in rows.values()} == {
+            "world"
+        } and rank.communication.inspector_note == ""
         functions = {one["coll"] for one in records}
         assert "AllReduce" in functions and len(functions) == len(rows)
         for function in functions:
@@ -76,7 +78,7 @@ def test_without_the_plugin_no_record_is_written(cuda_run: CudaRunner, tmp_path:
     variables = INSPECTOR | {"NCCL_INSPECTOR_DUMP_DIR": str(tmp_path / "inspector")}
     run = cuda_run("train.py", "ddp", *SMALL, watched=True, **variables)
     assert not (tmp_path / "inspector").exists()
-    assert all("No such file" in rank.inspector_note for rank in run.record.ranks)
+    assert all("No such file" in rank.communication.inspector_note for rank in run.record.ranks)
 
 
 # ---- RAS ------------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ def test_ras_speaks_the_protocol_of_its_client(cuda_run: CudaRunner) -> None:
     said: list[str] = []
 
     def look(run: RunSnapshot) -> None:
-        host, port = ras_service_address(run.ranks[0].process["variables"])
+        host, port = ras_service_address(run.ranks[0].config.process["variables"])
         connection = socket.create_connection((host, port), 10)
         with connection, connection.makefile("rw") as file:
             for line in ("client protocol 2", "TIMEOUT 5", "set format xml", "Set Format JSON"):

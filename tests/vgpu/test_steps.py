@@ -160,7 +160,7 @@ class StepTruth:
 def misses(run: CudaRun, rank: int, count: int, compared: Counter[str]) -> Iterator[str]:
     """The figures of a rank that lie outside what its timeline says; counts what was *compared*."""
     program = Program(run.truth(rank))
-    recorded = {one.step: one for one in run.record.ranks[rank].recent}
+    recorded = {one.step: one for one in run.record.ranks[rank].steps.recent}
     assert sorted(recorded) == list(range(1, count + 1))
     idle = {number for number, one in recorded.items() if one.idle}
     previous, drifts = Bounds(), []

@@ -19,7 +19,7 @@ SMALL = ("--layers", "2", "--hidden", "64", "--steps", "6")
 def test_it_trains_watched_and_writes_its_timeline(cuda_run: CudaRunner, strategy: str) -> None:
     run = cuda_run("train.py", strategy, *SMALL, watched=True)
     record = run.record
-    assert [rank.steps for rank in record.ranks] == [6, 6]
+    assert [rank.steps.watched_steps for rank in record.ranks] == [6, 6]
     for rank in range(2):
         truth = run.truth(rank)
         assert list(truth.steps) == list(range(6))
@@ -61,4 +61,4 @@ def test_the_rank_of_a_loss_that_is_nan_is_named_though_nobody_reads_it(cuda_run
     (found,) = (one for one in run.record.findings if one.rule == "not_finite")
     # of steps that are shorter than 20 ms not each loss is read
     assert re.search("since step 2, on rank 1 first; rank 0 follows in step [34]", found.text)
-    assert [rank.errors for rank in run.record.ranks] == [0, 0]
+    assert [rank.agent.errors for rank in run.record.ranks] == [0, 0]

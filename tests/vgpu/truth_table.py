@@ -116,7 +116,7 @@ def compare(rank: RankSnapshot, truth: Timeline, merged: Sequence[str] = ()) -> 
     collective runs and no kernel does. It is at most |C \\ K| with the kernels of that stream: between
     them lie the moments in which the stream waits for the host, and the kernels of other streams.
     """
-    steps = [one for one in rank.recent if FIRST < one.step <= LAST + 1]
+    steps = [one for one in rank.steps.recent if FIRST < one.step <= LAST + 1]
     start, end = truth.optimizer_end(FIRST - 1), truth.optimizer_end(LAST)
     whole, figures = end - start, truth.figures(start, end)
     found: dict[str, Any] = {
@@ -147,10 +147,10 @@ def compare(rank: RankSnapshot, truth: Timeline, merged: Sequence[str] = ()) -> 
     found["overlap"] = [overlap, 1 - most / widest, 1 - least / widest]
     # the ledger has all steps; those around the compared ones are taken out again
     around = LedgerSums()
-    for one in rank.recent:
+    for one in rank.steps.recent:
         if one not in steps:
             add_ledger_step(around, one)
-    useful = sum(row.seconds for row in rank.ledger if row.cause in USEFUL)
+    useful = sum(row.seconds for row in rank.ledger.rows if row.cause in USEFUL)
     useful -= sum(around.spent_ns[at] - around.exposed_ns[at] for at in _COMPUTES) / 1e9
     trained = sum(phases.get(name, NOTHING).span for name in TRAINED)
     or_merged = sum(phases.get(name, NOTHING).span for name in {*TRAINED, *merged})
@@ -183,7 +183,7 @@ def bus_bandwidths(
     for op, (bus_bytes, nanoseconds, nbytes) in device.items():
         if nbytes < 0.01 * most_bytes:
             continue
-        rows = [row for row in rank.traffic if row.op == op and row.busbw_bytes_per_second]
+        rows = [row for row in rank.communication.traffic if row.op == op and row.busbw_bytes_per_second]
         timed = [
             (row.busbw_bytes_per_second or 0.0, row.transfer_seconds or row.seconds) for row in rows
         ]

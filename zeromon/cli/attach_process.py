@@ -105,7 +105,7 @@ def watched_pids() -> dict[int, str]:
         if not run.ended:
             with suppress(ZeromonError):
                 for rank in LiveSource(run.address, run.run).latest().ranks:
-                    if rank.alive and not rank.detached:
+                    if rank.status.alive and not rank.status.detached:
                         watched[rank.pid] = run.run
     return watched
 
@@ -193,20 +193,24 @@ def _print_state(run: str) -> list[str]:
     for sentence in hang_texts:
         show_text(f"!! {sentence}\n")
     for rank in snapshot.ranks[:64]:
-        pace = f"step {rank.step}, {rank.step_seconds:.3f} s a step, " if rank.step_seconds else ""
+        pace = (
+            f"step {rank.steps.last_step}, {rank.steps.median_seconds:.3f} s a step, "
+            if rank.steps.median_seconds
+            else ""
+        )
         show_text(f"rank {rank.rank} (pid {rank.pid}): {pace}{activities[rank.rank]}\n")
     return hang_texts
 
 
 def _patience_seconds(run: RunSnapshot) -> float:
     """How many seconds to wait: longer where a hang is possible."""
-    stands = any(rank.stack and rank.in_flight for rank in run.ranks)
+    stands = any(rank.status.stack and rank.communication.in_flight for rank in run.ranks)
     return MIN_HANG_NS / 1e9 + 2 if stands else _STATE_SECONDS
 
 
 def _is_clear(run: RunSnapshot) -> bool:
     """Returns whether the run progresses, or hangs and missing ranks have reported their position."""
     missing = {number for hang in run.hangs for number in hang.missing}
-    located = all(rank.stack for rank in run.ranks if rank.rank in missing and rank.alive)
-    moves = all(rank.step_seconds is not None for rank in run.ranks)
+    located = all(rank.status.stack for rank in run.ranks if rank.rank in missing and rank.status.alive)
+    moves = all(rank.steps.median_seconds is not None for rank in run.ranks)
     return located if run.hangs else moves

@@ -123,7 +123,7 @@ class _Tracking:
                 if run.ended or not self._steps.first.live:
                     return self.close() or int(bool(self._said))
                 heard = time.monotonic()
-                soon = bool(run.ranks) and not any(rank.alive for rank in run.ranks)
+                soon = bool(run.ranks) and not any(rank.status.alive for rank in run.ranks)
             except ZeromonError:
                 has_ended = any(run.run == self._run and run.ended for run in Store().list_manifests())
                 is_gone = has_ended or time.monotonic() - heard > _GONE_SECONDS
@@ -138,7 +138,7 @@ class _Tracking:
         """Sends new steps; returns False where the tracker takes none. Raises what a source raises."""
         facts = open_run_of(self._name, run)
         if facts is None:
-            if any(rank.step for rank in run.ranks):
+            if any(rank.steps.last_step for rank in run.ranks):
                 self._say(f"the script has no run of {self._name} open, so nothing is tracked")
             return True
         rows = self._steps.rows()

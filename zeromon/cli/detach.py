@@ -51,7 +51,7 @@ def _chosen_ranks(options: argparse.Namespace) -> list[Process]:
     if options.target.isdigit():
         return selected_processes(options.target, everything=False)
     ranks = only_live_run(find_live_runs(options.target)).open().latest().ranks
-    alive = [table[rank.pid] for rank in ranks if rank.alive and rank.pid in table]
+    alive = [table[rank.pid] for rank in ranks if rank.status.alive and rank.pid in table]
     if not alive:
         raise RunNotFound(f"no rank of {options.target} lives on this node", "zeromon report RUN")
     return alive

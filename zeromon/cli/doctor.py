@@ -400,12 +400,12 @@ def _examine_run(run: RunSnapshot, options: argparse.Namespace) -> int:
     hangs = run.hangs
     if options.stacks:
         with show_working("reading stacks"), ThreadPoolExecutor(_AT_ONCE) as pool:
-            ranks = [rank for rank in run.ranks if rank.alive]
+            ranks = [rank for rank in run.ranks if rank.status.alive]
             stack_texts = pool.map(python_stack_text, [rank.pid for rank in ranks])
             stacks = {rank.rank: stack for rank, stack in zip(ranks, stack_texts, strict=True)}
     else:
         suspects = [] if options.no_stacks else _stack_suspects(hangs, run)
-        reported = {rank.rank: "\n".join(rank.stack) for rank in run.ranks}
+        reported = {rank.rank: "\n".join(rank.status.stack) for rank in run.ranks}
         stacks = {rank: reported[rank] or python_stack_text(pid) for rank, pid in suspects}
         if not options.no_stacks and not run.ranks:
             starting = run.starting[:_MAX_STACKS]
@@ -429,8 +429,8 @@ def _stack_suspects(hangs: tuple[Hang, ...], run: RunSnapshot) -> list[tuple[int
     for hang in hangs:
         numbers.update(dict.fromkeys(hang.missing or hang.waiting[:2]))
     if not hangs and stall_finding(run) is not None:
-        numbers.update(dict.fromkeys(rank.rank for rank in run.ranks if rank.stack))
-    pids = {rank.rank: rank.pid for rank in run.ranks if rank.alive}
+        numbers.update(dict.fromkeys(rank.rank for rank in run.ranks if rank.status.stack))
+    pids = {rank.rank: rank.pid for rank in run.ranks if rank.status.alive}
     return [(rank, pids[rank]) for rank in numbers if rank in pids][:_MAX_STACKS]
 
 
@@ -471,7 +471,8 @@ def run_as_text(run: RunSnapshot, hangs: tuple[Hang, ...], stacks: dict[int, str
         for proc in run.starting[:64]
     ]
     rows += [
-        f"  rank {rank.rank} (pid {rank.pid}): {states[rank.rank] if rank.alive else ended_text(rank)}"
+        f"  rank {rank.rank} (pid {rank.pid}): "
+        f"{states[rank.rank] if rank.status.alive else ended_text(rank)}"
         for rank in run.ranks[:64]
     ]
     for rank, stack in stacks.items():

@@ -641,13 +641,13 @@ class _Watch:
         ranks = self._run.ranks if self._run is not None else ()
         if not ranks or len(ranks) < max(rank.world_size for rank in ranks):
             return 0
-        return min(rank.steps for rank in ranks)
+        return min(rank.steps.watched_steps for rank in ranks)
 
     def _forecast_reason(self) -> str:
         """Why the live forecast says that the run will die; "" where it says nothing of the kind."""
         if self._run is None:
             return ""
-        risks = [risk for rank in self._run.ranks for risk in rank.risks]
+        risks = [risk for rank in self._run.ranks for risk in rank.memory.risks]
         alarms = [r for r in risks if r.ratio >= OOM.warning and r.cause in _TRENDS]
         return f"the forecast: {alarms[0].pool} memory runs out ({alarms[0].cause})" if alarms else ""
 
@@ -667,7 +667,7 @@ class _Watch:
             if self._run is not None and self._run.ended:
                 break
         ranks = self._run.ranks if self._run is not None else ()
-        no_memory = self._kills > 0 or any(r.out_of_memory is not None for r in ranks)
+        no_memory = self._kills > 0 or any(r.memory.out_of_memory is not None for r in ranks)
         if no_memory:
             return replace(self._measured_trial("out of memory"), killed=True)
         if self.child.returncode == 0 and self._steps() > 1:
@@ -698,22 +698,27 @@ class _Watch:
 
 def _device_peak_bytes(rank: RankSnapshot) -> tuple[int, int] | None:
     """The most bytes that the allocator had handed out, and what it may; None without a device."""
-    if rank.memory is None or rank.memory.capacity_bytes <= 0 or not rank.recent:
+    if rank.memory.device is None or rank.memory.device.capacity_bytes <= 0 or not rank.steps.recent:
         return None
-    other_bytes = max(0, *(step.other_bytes for step in rank.recent))
-    return max(s.allocated_bytes for s in rank.recent), rank.memory.capacity_bytes - other_bytes
+    other_bytes = max(0, *(step.other_bytes for step in rank.steps.recent))
+    return max(
+        s.allocated_bytes for s in rank.steps.recent
+    ), rank.memory.device.capacity_bytes - other_bytes
 
 
 def _add_step_timings(trial: Trial, run: RunSnapshot) -> Trial:
     """*trial* with the seconds of the slowest rank, and what a step of all ranks trains."""
     times = [
-        [step.seconds for step in settled_steps(rank.recent) if step.step > 1] for rank in run.ranks
+        [step.seconds for step in settled_steps(rank.steps.recent) if step.step > 1]
+        for rank in run.ranks
     ]
     estimates = [median_of(durations) for durations in times if len(durations) > 1]
     if not estimates:
         return trial
     slowest = max(estimates, key=lambda estimate: estimate.value)
-    exposed = [r.exposed_seconds for r in run.ranks if r.exposed_seconds is not None]
+    exposed = [
+        r.communication.exposed_seconds for r in run.ranks if r.communication.exposed_seconds is not None
+    ]
     samples, tokens = samples_per_step(run), tokens_per_step(run)
     return replace(
         trial,
@@ -723,7 +728,7 @@ def _add_step_timings(trial: Trial, run: RunSnapshot) -> Trial:
         exposed_seconds=fmean(exposed) if exposed else None,
         samples=samples if isinstance(samples, float) else None,
         tokens=tokens if isinstance(tokens, float) else None,
-        steps=min(rank.steps for rank in run.ranks),
+        steps=min(rank.steps.watched_steps for rank in run.ranks),
     )
 
 

@@ -121,7 +121,7 @@ def ledger(run: str = "") -> list[str]:
 def memory(run: str = "") -> list[str]:
     """Memory: the forecast (when a rank runs out, and why), bytes by role, offload, each rank."""
     of = _read_run(run)
-    risks = [(rank, risk) for rank in of.ranks for risk in rank.risks]
+    risks = [(rank, risk) for rank in of.ranks for risk in rank.memory.risks]
     risks.sort(key=lambda pair: -pair[1].ratio)
     return _lines_of(
         f"run {of.run}: forecast",
@@ -174,7 +174,7 @@ def trace(run: str = "") -> list[str]:
     if capture is None:
         trace_text = f"n/a: no trace was taken. On its machine: zeromon trace capture {of.run}"
     elif capture.is_open:
-        trace_text = capture_text(capture, max((rank.step for rank in of.ranks), default=0))
+        trace_text = capture_text(capture, max((rank.steps.last_step for rank in of.ranks), default=0))
     else:
         ranks = read_analysis_result(Path(capture.folder))
         trace_text = capture_report(capture, _make_printable(ranks, list[RankTrace]))

@@ -190,7 +190,7 @@ def setup_source(options: argparse.Namespace, run: RunSnapshot | None) -> tuple[
 
 def work_of_run(run: RunSnapshot, base: plan.Setup, options: argparse.Namespace) -> Work:
     """The work of a sample of *run*; a micro-batch of unknown size counts as one sample."""
-    rank = next(rank for rank in run.ranks if rank.models)
+    rank = next(rank for rank in run.ranks if rank.config.models)
     size = micro_batch_of_rank(rank) or 1
     micro_batches = base.plan.ranks * base.plan.accumulation
     samples, tokens, flops = samples_of_step(run), tokens_per_step(run), flops_per_token(run)

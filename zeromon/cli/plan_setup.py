@@ -408,13 +408,13 @@ def calibrate_speeds(
     """Returns the speeds *measured* in *run*, for another micro-batch, checkpointing, or more hosts."""
     if measured is None:
         return None
-    rank = next(rank for rank in run.ranks if rank.models)
+    rank = next(rank for rank in run.ranks if rank.config.models)
     size, speeds = micro_batch_of_rank(rank), measured.speeds
     if options.micro_batch and not size:  # the compute of a sample is not known
         speeds = replace(speeds, forward_seconds=None, backward_seconds=None)
     elif options.micro_batch and size:
         speeds = with_larger_batch(speeds, options.micro_batch / size)
-    if options.checkpointing and not rank.models[0].get("recomputes"):
+    if options.checkpointing and not rank.config.models[0].get("recomputes"):
         speeds = replace(speeds, recompute_seconds=speeds.forward_seconds or 0.0)
     if hosts > measured.hosts:
         speeds = replace(speeds, gather=None, reduce=None, all_reduce=None)  # over another link

@@ -191,7 +191,7 @@ def step_series(run: RunSnapshot) -> Series:
 
 def recent_step_frame(run: RunSnapshot) -> pl.DataFrame:
     """The last steps, as the snapshot has them."""
-    return rows_frame([row_of(rank.rank, step, 0) for rank in run.ranks for step in rank.recent])
+    return rows_frame([row_of(rank.rank, step, 0) for rank in run.ranks for step in rank.steps.recent])
 
 
 def report_text(run: RunSnapshot) -> str:
@@ -208,7 +208,7 @@ _LONG_STEPS = 1000
 
 def ranges_over_time(run: RunSnapshot) -> list[StepRange]:
     """The run in ten ranges of steps, where it is too long to be described by its last steps."""
-    if run.origin or max((rank.steps for rank in run.ranks), default=0) < _LONG_STEPS:
+    if run.origin or max((rank.steps.watched_steps for rank in run.ranks), default=0) < _LONG_STEPS:
         return []
     return ranges_of_steps(Store().history(run.run))
 

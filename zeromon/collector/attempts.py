@@ -156,8 +156,8 @@ def _summarize_attempt(number: int, members: Sequence[RankFollower]) -> Attempt:
     deaths = [
         Death(
             rank=rank.rank,
-            ended=rank.ended if rank.failed else f"left ({exit_text(rank)})",
-            exception=rank.exception,
+            ended=rank.status.ended if rank.status.failed else f"left ({exit_text(rank)})",
+            exception=rank.status.exception,
             role=roles[rank.rank],
         )
         for rank in ranks
@@ -306,7 +306,7 @@ class Launched:
 
 def _attempt_to_come(run: RunSnapshot, number: int) -> int:
     """The attempt that the launcher starts after *number*, the last that ended; 0 for none."""
-    if run.ended or any(rank.alive for rank in run.ranks):
+    if run.ended or any(rank.status.alive for rank in run.ranks):
         return 0
     highest_begun = max((process.attempt for process in run.starting), default=0)
     if highest_begun > max(1, number):

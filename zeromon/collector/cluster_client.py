@@ -40,7 +40,7 @@ from zeromon.collector.cluster import (
     version_mismatch,
 )
 from zeromon.diagnosis.arrivals import ArrivalSkew, MatchedCollective, PartialArrival
-from zeromon.diagnosis.hangs import hangs_of, since_difference
+from zeromon.diagnosis.hangs import as_member, hangs_of, since_difference
 from zeromon.fold.collectives import group_call_histories
 from zeromon.fold.state import RankState
 from zeromon.readout.text import doing
@@ -402,7 +402,7 @@ class RunCluster:
             return [history for state in states for history in group_call_histories(state, group)]
 
         if self._sync is None or not self._sync.is_leader_heard:
-            return hangs_of(ranks, now_ns, recent_calls)
+            return hangs_of(map(as_member, ranks), now_ns, recent_calls)
         return tuple(since_difference(hang, recent_calls) for hang in self._sync.hangs)
 
     @property
@@ -442,16 +442,16 @@ def as_peer_rank(rank: RankSnapshot, node: str) -> PeerRank:
     return PeerRank(
         rank=rank.rank,
         node=node,
-        alive=rank.alive,
-        failed=rank.failed and not rank.stopped,
-        ended=rank.ended,
-        step_seconds=rank.step_seconds,
+        alive=rank.status.alive,
+        failed=rank.status.failed and not rank.status.stopped,
+        ended=rank.status.ended,
+        step_seconds=rank.steps.median_seconds,
         doing=doing(rank),
-        in_flight=rank.in_flight,
-        groups=rank.groups,
-        pause=rank.pause,
-        stopped=rank.stopped,
-        last_event_ns=rank.last_event_ns,
+        in_flight=rank.communication.in_flight,
+        groups=rank.communication.groups,
+        pause=rank.status.pause,
+        stopped=rank.status.stopped,
+        last_event_ns=rank.status.last_event_ns,
     )
 
 

@@ -163,7 +163,9 @@ class Collector:
         if snapshot is None:
             return None
         end_cause = f"{DETACHED}: the collector cannot follow the run"
-        ranks = tuple(replace(rank, ended=end_cause) if rank.alive else rank for rank in snapshot.ranks)
+        ranks = tuple(
+            rank.with_status(ended=end_cause) if rank.status.alive else rank for rank in snapshot.ranks
+        )
         self._over[name] = replace(snapshot, ranks=ranks, note=f"not followed any more: {reason}")
         with suppress(OSError, ZeromonError):
             self.store.save(self._over[name])

@@ -310,7 +310,7 @@ def _steps_since(run: RunSnapshot, query: Query) -> RunSnapshot:
     if not since_ns:
         return run
     ranks = [
-        replace(rank, recent=tuple(step for step in rank.recent if step.start_ns >= since_ns))
+        rank.with_recent(step for step in rank.steps.recent if step.start_ns >= since_ns)
         for rank in run.ranks
     ]
     return replace(run, ranks=tuple(ranks))
@@ -323,7 +323,7 @@ def _summarize_run(run: RunSnapshot) -> dict[str, Any]:
         "detached": run.detached,
         "ranks": len(run.ranks),
         "pids": [rank.pid for rank in run.ranks],
-        "step": max((rank.step for rank in run.ranks), default=0),
+        "step": max((rank.steps.last_step for rank in run.ranks), default=0),
         "started": run.started_wall,
         "command": list(run.command),
     }

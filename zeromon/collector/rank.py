@@ -240,9 +240,13 @@ def killed_for_memory(ranks: Collection[RankSnapshot]) -> frozenset[int]:
     The kernel only counts its kills, and kills the largest process first: of several candidates the
     largest are returned. Only kills that were counted around the end of a rank are evidence.
     """
-    candidates = [r for r in ranks if r.failed and r.ended in _SILENT_ENDS and r.host is not None]
-    kills = max((r.host.kills_at_end for r in candidates if r.host), default=0)
-    candidates.sort(key=lambda rank: -rank.rss_bytes)
+    candidates = [
+        r
+        for r in ranks
+        if r.status.failed and r.status.ended in _SILENT_ENDS and r.memory.host is not None
+    ]
+    kills = max((r.memory.host.kills_at_end for r in candidates if r.memory.host), default=0)
+    candidates.sort(key=lambda rank: -rank.memory.rss_bytes)
     return frozenset(rank.rank for rank in candidates[:kills])
 
 

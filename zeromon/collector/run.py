@@ -24,7 +24,7 @@ from zeromon.collector.trials import Trials, with_trial_results
 from zeromon.diagnosis.arrivals import ArrivalSkew, with_bubbles
 from zeromon.diagnosis.communicators import ras_of, with_groups
 from zeromon.diagnosis.engine import FindingMemory, advise
-from zeromon.diagnosis.hangs import hangs_of
+from zeromon.diagnosis.hangs import as_member, hangs_of
 from zeromon.diagnosis.rule import lacks_cpus
 from zeromon.diagnosis.stalls import find_stalls
 from zeromon.diagnosis.stragglers import find_stragglers
@@ -55,6 +55,7 @@ from zeromon.snapshot import (
     Links,
     NodeView,
     Pool,
+    RankMachine,
     RankSnapshot,
     Ras,
     Risk,
@@ -89,13 +90,13 @@ class Risks:
         The host's risk is a risk of every rank.
         """
         interval_ns = _FORECAST_NS_PER_RANK * len(ranks)
-        if now_ns - self._host_ns >= interval_ns and all(rank.alive for rank in ranks):
+        if now_ns - self._host_ns >= interval_ns and all(rank.status.alive for rank in ranks):
             risk = host_risk(ranks)
             host_risks = [] if risk is None else [risk]
             self._host_ns, self._host = now_ns, self._with_growth_onset(-1, host_risks, ranks)
         for rank in ranks:
             made_ns, last_risks = self._by_rank.get(rank.rank, (-interval_ns, ()))
-            if now_ns - made_ns >= interval_ns and (rank.alive or not last_risks):
+            if now_ns - made_ns >= interval_ns and (rank.status.alive or not last_risks):
                 risks = self._with_growth_onset(rank.rank, risks_of_rank(rank), [rank])
                 self._by_rank[rank.rank] = (now_ns, risks)
         return {rank.rank: (*self._by_rank[rank.rank][1], *self._host) for rank in ranks}
@@ -105,7 +106,9 @@ class Risks:
     ) -> tuple[Risk, ...]:
         """Returns *risks* of *ranks* since the onset of their growth, which it remembers."""
         growing = self._growing
-        dated = [with_earlier_onset(r, growing.get((number, r.pool)), ranks[0].recent) for r in risks]
+        dated = [
+            with_earlier_onset(r, growing.get((number, r.pool)), ranks[0].steps.recent) for r in risks
+        ]
         grown = [risk for risk in dated if risk.growth_bytes_per_step is not None]
         self._growing |= {(number, risk.pool): risk for risk in grown}
         return tuple(dated)
@@ -142,7 +145,7 @@ def judge_rank_silences(followers: Sequence[RankFollower], run: RunSnapshot) -> 
     its cause, for its seconds may be counted already.
     """
     hangs = [hang for hang in run.hangs if not hang.pause]
-    stalled = {stall.rank.rank for stall in find_stalls(run) if not stall.rank.pause}
+    stalled = {stall.rank.rank for stall in find_stalls(run) if not stall.rank.status.pause}
     for follower in followers:
         if follower.alive:
             rank = follower.state.rank
@@ -301,7 +304,8 @@ class RunFollower:
                 follower.poll()
                 self._match_arrivals([follower])
                 summaries = self._summarize_ranks([follower], now_ns)
-                hangs_of(self._complete([follower], summaries, devices, now_ns), now_ns)
+                ranks = self._complete([follower], summaries, devices, now_ns)
+                hangs_of(map(as_member, ranks), now_ns)
             except Exception as error:  # noqa: PERF203
                 broken[name] = printable(f"{name} is left out: {type(error).__name__}: {error}")
         for name in broken:
@@ -403,7 +407,7 @@ class RunFollower:
         self.cluster.report(ranks)
         hangs = self.cluster.find_hangs([f.state for f in followers], ranks, now_ns)
         leads = not nodes or nodes[0].here  # one question of a job: RAS asks all its processes
-        folder = next((f for rank in ranks if (f := rank.process.get("folder"))), "")
+        folder = next((f for rank in ranks if (f := rank.config.process.get("folder"))), "")
         run = RunSnapshot(
             run=self.run,
             command=tuple(mask_words([*map(str, self.info.get("command") or ())])),
@@ -493,19 +497,26 @@ class RunFollower:
         ranks = []
         for follower, rank in zip(followers, summaries, strict=True):
             number, uuid = rank.rank, str(follower.state.meta.get("device_uuid", ""))
+            ended = KILLED_FOR_MEMORY if number in killed else rank.status.ended
+            device = _with_process_count(devices.read(uuid, now_ns, rank.pid), on_device[uuid])
+            totals: Counter[str] = self._before[number] + Counter(rank.ledger.totals)
             completed = replace(
                 rank,
-                ended=KILLED_FOR_MEMORY if number in killed else rank.ended,
-                device_stats=_with_process_count(devices.read(uuid, now_ns, rank.pid), on_device[uuid]),
-                disk=follower.disk(),
-                pressure=follower.pressure(),
-                workers=follower.workers(),
-                links=self._links.of(number, uuid, devices),
-                wait_seconds=self._skew.wait_seconds(number),
-                late_seconds=self._skew.late_seconds(number),
-                risks=() if rank.detached else risks[number],
-                check=checks.get(number),
-                ledger_totals=dict(self._before[number] + Counter(rank.ledger_totals)),
+                status=replace(rank.status, ended=ended),
+                communication=replace(
+                    rank.communication,
+                    links=self._links.of(number, uuid, devices),
+                    wait_seconds=self._skew.wait_seconds(number),
+                    late_seconds=self._skew.late_seconds(number),
+                ),
+                memory=replace(
+                    rank.memory,
+                    workers=follower.workers(),
+                    risks=() if rank.status.detached else risks[number],
+                ),
+                machine=RankMachine(device=device, disk=follower.disk(), pressure=follower.pressure()),
+                ledger=replace(rank.ledger, totals=dict(totals)),
+                requests=replace(rank.requests, check=checks.get(number)),
             )
             ranks.append(completed)
         return with_bubbles(tuple(ranks))
@@ -517,13 +528,13 @@ class RunFollower:
         devices = {
             str(follower.state.meta.get("device_uuid", "")): joules
             for follower, rank in zip(followers, ranks, strict=True)
-            if rank.device_stats and (joules := rank.device_stats.energy_joules) is not None
+            if rank.machine.device and (joules := rank.machine.device.energy_joules) is not None
         }
         return self._energy.add(now_ns, devices, self._rapl.read(), self._rapl.note)
 
     def _find_stragglers(self, ranks: Sequence[RankSnapshot], nodes: Sequence[NodeView]) -> None:
         """Updates the stragglers while all ranks are alive; after a death the last ones remain."""
-        if all(rank.alive for rank in ranks):
+        if all(rank.status.alive for rank in ranks):
             error = self.cluster.clock_error_seconds()
             self._stragglers = find_stragglers(
                 self._skew,
@@ -627,7 +638,7 @@ class Nccl:
             if reader is not None:
                 rows[rank.rank], notes[rank.rank] = reader.read(), reader.note
         return tuple(
-            replace(rank, inspector_note=notes[rank.rank]) if notes.get(rank.rank) else rank
+            rank.with_communication(inspector_note=notes[rank.rank]) if notes.get(rank.rank) else rank
             for rank in with_groups(ranks, rows)
         )
 
@@ -638,13 +649,13 @@ class Nccl:
         try:
             folder = Path(os.readlink(f"/proc/{rank.pid}/cwd"))
         except OSError:
-            folder = Path(rank.process.get("folder", ""))
+            folder = Path(rank.config.process.get("folder", ""))
         reader = self._inspectors[rank.pid] = InspectorReader(rank.pid, variables, folder)
         return reader
 
     def ras(self, ranks: Sequence[RankSnapshot], hangs: Iterable[Hang], now_ns: int) -> Ras | None:
         """Returns RAS's newest answer while a collective of NCCL hangs; None before the first."""
-        asked_rank = next((rank for rank in ranks if rank.alive and _uses_nccl(rank)), None)
+        asked_rank = next((rank for rank in ranks if rank.status.alive and _uses_nccl(rank)), None)
         if asked_rank is None or not any(hang.seconds and not hang.pause for hang in hangs):
             self._ras = RasReader()  # an answer about another hang is none about the next
             return None
@@ -654,11 +665,11 @@ class Nccl:
 
 
 def _nccl_variables(rank: RankSnapshot) -> Mapping[str, str]:
-    return rank.process.get("variables", {})
+    return rank.config.process.get("variables", {})
 
 
 def _uses_nccl(rank: RankSnapshot) -> bool:
-    return "nccl" in rank.process.get("packages", {}) and rank.device.startswith("cuda")
+    return "nccl" in rank.config.process.get("packages", {}) and rank.device.startswith("cuda")
 
 
 # ---- the files of a run's folder ----------------------------------------------------------------

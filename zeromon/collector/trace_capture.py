@@ -102,9 +102,9 @@ class Captures:
     def _recorded(self, capture: Capture, ranks: Sequence[RankSnapshot], now_ns: int) -> Capture:
         """Returns *capture* updated by the ranks' answers; starts the analysis after the last answer."""
         answers = {
-            rank.rank: rank.capture
+            rank.rank: rank.requests.capture
             for rank in ranks
-            if rank.capture is not None and rank.capture.request == capture.number
+            if rank.requests.capture is not None and rank.requests.capture.request == capture.number
         }
         has_begun = any(answer.state != CaptureState.WAITING for answer in answers.values())
         waited = (now_ns - self._requested_ns) / 1e9
@@ -171,7 +171,7 @@ class Captures:
 
 def _start_timeout_seconds(ranks: Sequence[RankSnapshot]) -> float:
     """Returns how long the ranks may take to reach the first step, seconds."""
-    longest = max((rank.step_seconds or 0.0 for rank in ranks), default=0.0)
+    longest = max((rank.steps.median_seconds or 0.0 for rank in ranks), default=0.0)
     return max(_START_TIMEOUT_SECONDS, 20 * longest)
 
 
@@ -179,7 +179,7 @@ def _is_unanswered(
     capture: Capture, ranks: Sequence[RankSnapshot], answers: Mapping[int, RankCapture]
 ) -> bool:
     """Returns whether a live rank has not finished the capture."""
-    alive = {rank.rank for rank in ranks if rank.alive}
+    alive = {rank.rank for rank in ranks if rank.status.alive}
     finished = {rank for rank, answer in answers.items() if answer.state.is_over}
     return any(rank in alive and rank not in finished for rank in capture.ranks)
 
@@ -200,7 +200,7 @@ def _choose_ranks(
 ) -> list[RankSnapshot]:
     if not 1 <= steps <= MAX_CAPTURE_STEPS:
         raise CaptureRefused(f"between 1 and {MAX_CAPTURE_STEPS} steps, not {steps}")
-    alive = [rank for rank in ranks if rank.alive]
+    alive = [rank for rank in ranks if rank.status.alive]
     unknown = set(numbers) - {rank.rank for rank in alive}
     if unknown:
         names = ", ".join(map(str, sorted(unknown)))
@@ -208,7 +208,7 @@ def _choose_ranks(
     chosen = [rank for rank in alive if not numbers or rank.rank in numbers]
     if not chosen:
         raise CaptureRefused("no rank of this run is alive", "A trace needs a live run.")
-    if any(rank.steps < 1 for rank in chosen):
+    if any(rank.steps.watched_steps < 1 for rank in chosen):
         raise CaptureRefused(
             "the first step has not ended yet", "Steps are what is recorded: wait for the first."
         )
@@ -217,8 +217,8 @@ def _choose_ranks(
 
 def first_safe_step(ranks: Sequence[RankSnapshot]) -> int:
     """Returns the first step that no rank reaches before its agent has read the request."""
-    newest_step = max(rank.step for rank in ranks)
-    fastest = min((rank.step_seconds or POLL_SECONDS) for rank in ranks)
+    newest_step = max(rank.steps.last_step for rank in ranks)
+    fastest = min((rank.steps.median_seconds or POLL_SECONDS) for rank in ranks)
     return newest_step + 2 + math.ceil(POLL_SECONDS / max(fastest, 1e-4))
 
 
@@ -230,7 +230,7 @@ def compare_trace(analysis: Sequence[RankTrace], ranks: Sequence[RankSnapshot]) 
         rank = by_rank.get(traced.rank)
         if rank is None:
             continue
-        live = {step.step: step for step in rank.recent if step.timed}
+        live = {step.step: step for step in rank.steps.recent if step.timed}
         traced_steps = [step for step in traced.steps if step.step in live]
         if not traced_steps:
             continue

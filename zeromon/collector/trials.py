@@ -69,7 +69,9 @@ class Trials:
         assert remedy is not None  # obstacle() refused it
         rare = change is Change.SHARED_COLLECTIONS
         size = min(_COLLECTIONS_SIZE if rare else MIN_BLOCK_STEPS, _MAX_STEPS // (ROUND_BLOCKS * rounds))
-        numbers = [t.number for t in self._all] + [r.trial.number for r in run.ranks if r.trial]
+        numbers = [t.number for t in self._all] + [
+            r.requests.trial.number for r in run.ranks if r.requests.trial
+        ]
         return Trial(
             number=max(numbers, default=0) + 1,
             rule=finding.rule,
@@ -114,8 +116,12 @@ class Trials:
             return self._all
 
     def _advance_trial(self, trial: Trial, ranks: Sequence[RankSnapshot], now_ns: int) -> Trial:
-        answers = [r.trial for r in ranks if r.trial and r.trial.number == trial.number]
-        if any(not rank.alive for rank in ranks):
+        answers = [
+            r.requests.trial
+            for r in ranks
+            if r.requests.trial and r.requests.trial.number == trial.number
+        ]
+        if any(not rank.status.alive for rank in ranks):
             self._keep(go_on=False)
             return replace(trial, state=TrialState.WITHDRAWN, note="a rank ended")
         finished = [answer for answer in answers if answer.state.is_over]
@@ -140,13 +146,13 @@ class Trials:
         """Ends a trial that stalls the job, or makes it much slower."""
         state = next((answer.state for answer in answers if not answer.state.is_over), trial.state)
         current = replace(trial, state=state)
-        newest_ns = max((r.recent[-1].end_ns for r in ranks if r.recent), default=now_ns)
+        newest_ns = max((r.steps.recent[-1].end_ns for r in ranks if r.steps.recent), default=now_ns)
         silent, step = (now_ns - newest_ns) / 1e9, _longest_step_seconds(ranks)
         reason = ""
         if silent > max(_STALLED_SECONDS, _STALLED_STEPS * step):
             reason = f"no step ended for {silent:.0f} s"
         else:
-            bare, tried = _seconds_by_state(current, ranks, max(r.step for r in ranks) + 1)
+            bare, tried = _seconds_by_state(current, ranks, max(r.steps.last_step for r in ranks) + 1)
             if len(tried) > 2 and bare and statistics.median(tried) > _SLOWER * statistics.median(bare):
                 reason = f"steps took more than {_SLOWER:.0f} times as long with the change"
         if reason and not trial.note:
@@ -156,14 +162,14 @@ class Trials:
 
 
 def _longest_step_seconds(ranks: Sequence[RankSnapshot]) -> float:
-    return max((rank.step_seconds or 0.0 for rank in ranks), default=0.0)
+    return max((rank.steps.median_seconds or 0.0 for rank in ranks), default=0.0)
 
 
 def _seconds_by_step(ranks: Sequence[RankSnapshot]) -> dict[int, float]:
     """Step -> its duration, the mean over the ranks; only steps that all of them have."""
     durations: dict[int, list[float]] = {}
     for rank in ranks:
-        for step in rank.recent:
+        for step in rank.steps.recent:
             durations.setdefault(step.step, []).append(step.seconds)
     return {n: statistics.fmean(times) for n, times in durations.items() if len(times) == len(ranks)}
 
@@ -199,7 +205,7 @@ def judge_trial(trial: Trial, ranks: Sequence[RankSnapshot], end_step: int) -> T
         return replace(trial, note=note)
     # a shared collection is part of the change; it runs between two steps
     on_steps = trial.size * sum(Plan.is_on(number) for number in range(len(blocks)))
-    undo = statistics.fmean(r.trial.undo_seconds if r.trial else 0.0 for r in ranks)
+    undo = statistics.fmean(r.requests.trial.undo_seconds if r.requests.trial else 0.0 for r in ranks)
     extra = undo / on_steps if rare else 0.0
     block_seconds = [average(block) + extra * Plan.is_on(n) for n, block in enumerate(blocks)]
     gain = gain_in_turns(block_seconds)

@@ -245,7 +245,9 @@ def _compared_cell(
 def _common_batch_key(m: RunFigures) -> tuple[object, ...]:
     """The values that repeats have in common; tokens and the last batch of an epoch may vary."""
     rank = m.rank
-    return m.micro_steps, *((micro_batch_of_rank(rank), rank.loader.get("length")) if rank else ())
+    return m.micro_steps, *(
+        (micro_batch_of_rank(rank), rank.config.loader.get("length")) if rank else ()
+    )
 
 
 def _column_of_runs(runs: Sequence[RunFigures]) -> Column:

@@ -54,10 +54,10 @@ def environments_of(columns: Sequence[Sequence[RunSnapshot]]) -> Environment:
 
 def of_run(run: RunSnapshot) -> dict[str, str]:
     """Returns name -> value of the environment of a run, by its first rank; {} where it told none."""
-    rank = next((rank for rank in run.ranks if rank.process.get("packages")), None)
+    rank = next((rank for rank in run.ranks if rank.config.process.get("packages")), None)
     if rank is None:
         return {}
-    process = rank.process
+    process = rank.config.process
     of_machine = zip(_OF_MACHINE, (commit_text(run.revision), rank.device, run.driver), strict=True)
     return {
         **{name: value for name, value in of_machine if value},
@@ -99,8 +99,8 @@ def _setting_differences(columns: Sequence[Sequence[RunSnapshot]]) -> list[Diffe
 
 
 def _first_rank_settings(run: RunSnapshot) -> dict[str, str]:
-    rank = next((rank for rank in run.ranks if rank.settings), None)
-    return {entry.name: entry.effective for entry in rank.settings} if rank is not None else {}
+    rank = next((rank for rank in run.ranks if rank.config.settings), None)
+    return {entry.name: entry.effective for entry in rank.config.settings} if rank is not None else {}
 
 
 def _options_with_values(arguments: Sequence[str]) -> list[str]:
@@ -154,7 +154,7 @@ def machine_of(runs: Sequence[RunFigures]) -> Machine:
         share
         for run in runs
         for rank in run.snapshot.ranks
-        if rank.pressure and (share := rank.pressure.steps_cpu_wait_ratio) is not None
+        if rank.machine.pressure and (share := rank.machine.pressure.steps_cpu_wait_ratio) is not None
     ]
     enough = len(seconds) >= _MIN_STEPS
     return Machine(

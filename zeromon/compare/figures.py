@@ -63,13 +63,15 @@ class RunFigures:
     def rank(self) -> RankSnapshot | None:
         """The first rank that reported its model, else the first rank; None without ranks."""
         ranks = self.snapshot.ranks
-        return next((r for r in ranks if r.models), ranks[0] if ranks else None)
+        return next((r for r in ranks if r.config.models), ranks[0] if ranks else None)
 
     @property
     def described(self) -> Described | None:
         """The model of the run; None where no rank reported one."""
         rank = self.rank
-        return read_model_facts(rank.models[0]) if rank is not None and rank.models else None
+        return (
+            read_model_facts(rank.config.models[0]) if rank is not None and rank.config.models else None
+        )
 
     @property
     def data_parallel(self) -> int | None:
@@ -79,7 +81,7 @@ class RunFigures:
     @property
     def has_device(self) -> bool:
         """True if a rank reported device memory."""
-        return any(rank.memory is not None for rank in self.snapshot.ranks)
+        return any(rank.memory.device is not None for rank in self.snapshot.ranks)
 
 
 def figures_of(snapshot: RunSnapshot, series: Series) -> RunFigures:
@@ -127,7 +129,7 @@ def _rows_after_warm_up(steps: Sequence[float]) -> list[int]:
 
 def has_died(run: RunSnapshot) -> bool:
     """Returns whether a rank of the run failed without a stop from outside."""
-    return any(rank.failed and not rank.stopped for rank in run.ranks)
+    return any(rank.status.failed and not rank.status.stopped for rank in run.ranks)
 
 
 # ---- figures: time ---------------------------------------------------------------------------------
@@ -193,7 +195,10 @@ def _sent_per_step(m: RunFigures) -> Figure:
     if not m.payload:
         return _NO_STEP
     mixes = [
-        [(row.op, row.group_size, row.nbytes) for row in rank.traffic or rank.collectives]
+        [
+            (row.op, row.group_size, row.nbytes)
+            for row in rank.communication.traffic or rank.communication.collectives
+        ]
         for rank in m.snapshot.ranks
     ]
     payload = max((sum(nbytes for *_, nbytes in mix) for mix in mixes), default=0.0)
@@ -208,7 +213,7 @@ def _sent_bytes_of_row(op: str, size: int, nbytes: float) -> float:
 
 def _offloads_state(m: RunFigures) -> bool | None:
     """Returns whether state is offloaded; None where unknown."""
-    if any(rank.transfers for rank in m.snapshot.ranks):
+    if any(rank.memory.transfers for rank in m.snapshot.ranks):
         return True
     if m.described is None:
         return None
@@ -217,9 +222,9 @@ def _offloads_state(m: RunFigures) -> bool | None:
 
 def _offload_bytes(m: RunFigures) -> Figure:
     rates = [
-        sum(transfer.nbytes for transfer in rank.transfers) / rank.steps
+        sum(transfer.nbytes for transfer in rank.memory.transfers) / rank.steps.watched_steps
         for rank in m.snapshot.ranks
-        if rank.transfers and rank.steps
+        if rank.memory.transfers and rank.steps.watched_steps
     ]
     if not rates and _offloads_state(m) is not False:
         return _NO_OFFLOAD_REPORT
@@ -247,9 +252,9 @@ def _peak_of(name: str) -> Callable[[RunFigures], Figure]:
 def _free_at_peak(m: RunFigures) -> Figure:
     """Returns the share of the device that was free at the peak."""
     capacities = [
-        rank.memory.capacity_bytes
+        rank.memory.device.capacity_bytes
         for rank in m.snapshot.ranks
-        if rank.memory is not None and rank.memory.capacity_bytes > 0
+        if rank.memory.device is not None and rank.memory.device.capacity_bytes > 0
     ]
     if not capacities or m.peaks["reserved"] < 0:
         return "the size of its device is unknown" if m.has_device else _NO_DEVICE
@@ -264,7 +269,7 @@ def _role_of(role: str, tier: int) -> Callable[[RunFigures], Figure]:
         ]
         if rank_bytes:
             return Estimate(max(rank_bytes))
-        has_census = any(rank.roles for rank in m.snapshot.ranks)
+        has_census = any(rank.memory.roles for rank in m.snapshot.ranks)
         return Estimate(0) if has_census else "no census of its memory was taken"
 
     return find_bytes
@@ -290,12 +295,12 @@ def _largest_micro_batch(m: RunFigures) -> Figure:
 def _retry_count(m: RunFigures) -> Figure:
     if not m.has_device:
         return _NO_DEVICE
-    counts = [rank.memory.retries for rank in m.snapshot.ranks if rank.memory is not None]
+    counts = [rank.memory.device.retries for rank in m.snapshot.ranks if rank.memory.device is not None]
     return _event_count(max(counts)) if min(counts) >= 0 else "the allocator does not count them"
 
 
 def _skipped_steps(m: RunFigures) -> Figure:
-    return _event_count(max((rank.skipped_steps for rank in m.snapshot.ranks), default=0))
+    return _event_count(max((rank.steps.skipped_steps for rank in m.snapshot.ranks), default=0))
 
 
 def _event_count(count: int) -> Estimate:

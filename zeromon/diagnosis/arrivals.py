@@ -280,12 +280,19 @@ _ACTIONS = {action.label: action for action in StageAction}
 
 def with_bubbles(ranks: tuple[RankSnapshot, ...]) -> tuple[RankSnapshot, ...]:
     """Returns *ranks* with the bubble of each that is a part of a pipeline, or why it is unknown."""
-    rows = {rank.rank: rank.pipeline for rank in ranks if rank.pipeline is not None}
+    rows = {
+        rank.rank: rank.communication.pipeline
+        for rank in ranks
+        if rank.communication.pipeline is not None
+    }
     judged: dict[int, PipelineRow] = {}
     for rank, row in rows.items():
         if rank not in judged:
             judged |= _rows_with_bubbles(row, rows) | judged
-    return tuple(replace(r, pipeline=judged[r.rank]) if r.rank in judged else r for r in ranks)
+    return tuple(
+        rank.with_communication(pipeline=judged[rank.rank]) if rank.rank in judged else rank
+        for rank in ranks
+    )
 
 
 def _rows_with_bubbles(row: PipelineRow, rows: dict[int, PipelineRow]) -> dict[int, PipelineRow]:

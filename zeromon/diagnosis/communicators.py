@@ -23,7 +23,7 @@ def group_of(
         group.group_id: group
         for rank in ranks
         if rank.rank in members.values()
-        for group in rank.groups
+        for group in rank.communication.groups
         if len(group.ranks) == size
         and all(0 <= member < size and group.ranks[member] == r for member, r in members.items())
     }
@@ -45,7 +45,9 @@ def with_groups(
         return row if group is None else replace(row, group_id=group.group_id, group=group.label)
 
     return tuple(
-        replace(rank, inspected=tuple(map(add_group, rows[rank.rank]))) if rows.get(rank.rank) else rank
+        rank.with_communication(inspected=tuple(map(add_group, rows[rank.rank])))
+        if rows.get(rank.rank)
+        else rank
         for rank in ranks
     )
 

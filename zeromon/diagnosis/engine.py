@@ -55,7 +55,7 @@ class FindingMemory:
             remembered[key] = _hold_severity(previous, replace(finding, came=came_at), clock)
         self._held = remembered
         findings = tuple(finding for _, finding in remembered.values())
-        if not run.ended and all(rank.alive for rank in run.ranks):
+        if not run.ended and all(rank.status.alive for rank in run.ranks):
             self._while_whole = findings
             return _by_severity(findings)
         self._while_whole = tuple(replace(f, gone=f.gone or clock) for f in self._while_whole)

@@ -44,16 +44,22 @@ RecentCalls = Callable[[str], Sequence[CallHistory]]
 
 def find_hangs(run: RunSnapshot) -> tuple[Hang, ...]:
     """The collectives that hang now, the oldest first."""
-    return hangs_of(run.ranks, run.taken_ns)
+    return hangs_of(map(as_member, run.ranks), run.taken_ns)
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a rank that is in no snapshot: of another node, or of a dump."""
+    """What a hang is judged by, of a rank of this node, of another node, or of a dump."""
 
     rank: int
     alive: bool = True
     failed: bool = False
     """True if the process ended otherwise than by finishing."""
+    ended: str = ""
+    """As :attr:`zeromon.snapshot.rank.RankStatus.ended`."""
+    has_left: bool = False
+    """True if it finished while others waited for it."""
+    is_halted: bool = False
+    """True if its process lived without running Python."""
     stopped: str = ""
     """By what a person or the launcher stopped it."""
     last_event_ns: int = 0
@@ -65,7 +71,15 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why the rank is expected to take long; "" for none."""
 
 
-AnyRank = Member | RankSnapshot
+def as_member(rank: RankSnapshot) -> Member:
+    """Returns what a hang is judged by, of a rank of this node."""
+    status = rank.status
+    return Member(
+        rank=rank.rank, alive=status.alive, failed=status.failed, ended=status.ended,
+        has_left=has_left(rank), is_halted=status.halted is not Halt.NONE, stopped=status.stopped,
+        last_event_ns=status.last_event_ns, step_seconds=rank.steps.median_seconds,
+        in_flight=rank.communication.in_flight, groups=rank.communication.groups, pause=status.pause,
+    )  # fmt: skip
 
 
 def no_calls(_: str) -> Sequence[CallHistory]:
@@ -73,13 +87,12 @@ def no_calls(_: str) -> Sequence[CallHistory]:
     return ()
 
 
-def hangs_of(
-    members: Sequence[AnyRank], now_ns: int, recent: RecentCalls = no_calls
-) -> tuple[Hang, ...]:
-    """The collectives that hang among *members*, whose times are by one clock at *now_ns*.
+def hangs_of(ranks: Iterable[Member], now_ns: int, recent: RecentCalls = no_calls) -> tuple[Hang, ...]:
+    """The collectives that hang among *ranks*, whose times are by one clock at *now_ns*.
 
     Of ranks that have ended, those that hung when they ended.
     """
+    members = list(ranks)
     moment_ns = _observed_ns(members, now_ns)
     living_ranks = {rank.rank for rank in members if _is_alive_at(rank, moment_ns, now_ns)}
     stuck: dict[tuple[str, int], dict[int, InFlight]] = {}
@@ -112,7 +125,7 @@ def _is_certain(hang: Hang) -> bool:
     return differs and set(hang.waiting) == set(hang.members)
 
 
-def _observed_ns(members: Sequence[AnyRank], now_ns: int) -> int:
+def _observed_ns(members: Sequence[Member], now_ns: int) -> int:
     """When the ranks are looked at: when they were stopped, else now, or when the last one ended."""
     stops = [rank.last_event_ns for rank in members if rank.stopped]
     if stops:
@@ -122,12 +135,11 @@ def _observed_ns(members: Sequence[AnyRank], now_ns: int) -> int:
     return max((rank.last_event_ns for rank in members), default=now_ns)
 
 
-def _is_alive_at(rank: AnyRank, moment_ns: int, now_ns: int) -> bool:
+def _is_alive_at(rank: Member, moment_ns: int, now_ns: int) -> bool:
     """Returns True if *rank* lived at *moment_ns*; one that finished by itself did not."""
     if rank.alive or moment_ns == now_ns or not (rank.failed or rank.stopped):
         return rank.alive
-    was_halted = isinstance(rank, RankSnapshot) and rank.halted is not Halt.NONE
-    return was_halted or rank.last_event_ns >= moment_ns - _GONE_NS
+    return rank.is_halted or rank.last_event_ns >= moment_ns - _GONE_NS
 
 
 def _oldest_of_groups(hanging: Iterable[Hang]) -> list[Hang]:
@@ -139,7 +151,7 @@ def _oldest_of_groups(hanging: Iterable[Hang]) -> list[Hang]:
 
 
 def _broken_off_hangs(
-    ranks: Sequence[AnyRank], hanging: Iterable[str], recent: RecentCalls
+    ranks: Sequence[Member], hanging: Iterable[str], recent: RecentCalls
 ) -> list[Hang]:
     """Collectives of other groups than *hanging* that a backend ended with an error.
 
@@ -180,7 +192,7 @@ def _broken_off_hangs(
     return broken
 
 
-def _beside_reducer(ranks: Sequence[AnyRank], name: str) -> tuple[HangKind, list[MemberCall]] | None:
+def _beside_reducer(ranks: Sequence[Member], name: str) -> tuple[HangKind, list[MemberCall]] | None:
     """The call that a backend aborted while other ranks were in DDP's reducer, and what they called.
 
     The reducer issues its calls from C++, so they stand in no history, and the last ones of a rank that
@@ -190,7 +202,7 @@ def _beside_reducer(ranks: Sequence[AnyRank], name: str) -> tuple[HangKind, list
     aborted = [
         _member_call(rank.rank, entry)
         for rank in ranks
-        if isinstance(rank, RankSnapshot) and rank.ended == "SIGABRT"
+        if rank.ended == "SIGABRT"
         for entry in rank.in_flight
         if entry.group_id == name and entry.unit != REDUCER
     ]
@@ -250,12 +262,12 @@ def _mismatch_kind(calls: Sequence[MemberCall], *, of_units: bool = False) -> Ha
     return None
 
 
-def _step_ns(members: Sequence[AnyRank], inside: Mapping[int, InFlight]) -> float:
+def _step_ns(members: Sequence[Member], inside: Mapping[int, InFlight]) -> float:
     return max((r.step_seconds or 0.0 for r in members if r.rank in inside), default=0.0) * 1e9
 
 
 def _build_hang(
-    ranks: Sequence[AnyRank], living_ranks: set[int], inside: dict[int, InFlight], moment_ns: int
+    ranks: Sequence[Member], living_ranks: set[int], inside: dict[int, InFlight], moment_ns: int
 ) -> Hang:
     by_rank = {rank.rank: rank for rank in ranks}
     oldest_call = min(inside.values(), key=lambda entry: entry.issued_ns)
@@ -274,7 +286,7 @@ def _build_hang(
         else:  # it has left its call of this number, which may have been another operation
             calls[member] = _present_call(by_rank[member], progress)
     kind = HangKind.NO_PEER if is_p2p else _hang_kind([*calls.values()], missing, died, elsewhere)
-    if kind == HangKind.DEAD_MEMBER and all(_has_left(by_rank[member]) for member in died):
+    if kind == HangKind.DEAD_MEMBER and all(by_rank[member].has_left for member in died):
         kind = HangKind.LEFT_MEMBER
     return Hang(
         kind=kind,
@@ -308,30 +320,26 @@ def _member_call(member: int, call: InFlight | GroupProgress) -> MemberCall:
     )  # fmt: skip
 
 
-def _present_call(rank: AnyRank, progress: GroupProgress) -> MemberCall:
+def _present_call(rank: Member, progress: GroupProgress) -> MemberCall:
     """Returns the call that *rank* is in, in a group; else its newest call there."""
     inside = (call for call in rank.in_flight if call.group_id == progress.group_id)
     return _member_call(rank.rank, next((call for call in inside if call.sequence >= 0), progress))
 
 
-def _has_left(rank: AnyRank) -> bool:
-    return isinstance(rank, RankSnapshot) and has_left(rank)
-
-
-def _shared_pause(missing: Sequence[AnyRank]) -> str:
+def _shared_pause(missing: Sequence[Member]) -> str:
     """The expected pause for which all others wait, where every missing rank is in one; else ""."""
     if not missing or not all(rank.pause for rank in missing):
         return ""
     return f"rank {missing[0].rank} {missing[0].pause}"
 
 
-def _known_group(ranks: Sequence[AnyRank], group_id: str) -> GroupProgress | None:
+def _known_group(ranks: Sequence[Member], group_id: str) -> GroupProgress | None:
     """A group with its members, as the first rank has it that knows them."""
     groups = (_progress_in(rank, group_id) for rank in ranks)
     return next((group for group in groups if group is not None and group.ranks), None)
 
 
-def _progress_in(rank: AnyRank, group_id: str) -> GroupProgress | None:
+def _progress_in(rank: Member, group_id: str) -> GroupProgress | None:
     return next((g for g in rank.groups if g.group_id == group_id), None)
 
 

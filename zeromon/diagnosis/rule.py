@@ -36,7 +36,7 @@ _KEYWORD = re.compile(r"\b(\w+)=(?:[A-Za-z_]+\.)?([\w.]+)")
 
 def setting_of(rank: RankSnapshot, name: str) -> str:
     """The effective value of the DeepSpeed setting whose name ends with *name*; "" where unknown."""
-    return next((s.effective for s in rank.settings if s.name.endswith(name)), "")
+    return next((s.effective for s in rank.config.settings if s.name.endswith(name)), "")
 
 
 def as_number(literal: str) -> float | None:
@@ -104,18 +104,18 @@ def _tree_leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _current_value(rank: RankSnapshot, dialect: str, name: str) -> str | None:
     """The value that *rank* has set; "" where it has set none, None where that is unknown."""
     if dialect == ConfigFormat.ENVIRONMENT:
-        variables = rank.process.get("variables", {})
+        variables = rank.config.process.get("variables", {})
         newer = variables.get(name.replace("PYTORCH_CUDA_ALLOC", "PYTORCH_ALLOC"))
         return newer or variables.get(name)
     if dialect == ConfigFormat.DEEPSPEED:
-        values = (s.effective for s in rank.settings if f".{s.name}".endswith(f".{name}"))
-        return next(values, "" if rank.settings else None)
+        values = (s.effective for s in rank.config.settings if f".{s.name}".endswith(f".{name}"))
+        return next(values, "" if rank.config.settings else None)
     if dialect == ConfigFormat.DATA_LOADER:
-        workers = rank.loader.get("num_workers")
+        workers = rank.config.loader.get("num_workers")
         if name == "persistent_workers":
-            return str(rank.loader["persistent_workers"]) if name in rank.loader else None
+            return str(rank.config.loader["persistent_workers"]) if name in rank.config.loader else None
         return str(workers) if name == "num_workers" and workers is not None else None
-    model = rank.models[0] if rank.models else {}
+    model = rank.config.models[0] if rank.config.models else {}
     if name == "bucket_cap_mb":
         cap = model.get("bucket_cap_bytes")
         return None if cap is None else f"{cap / _MIB:g}"
@@ -182,14 +182,17 @@ def explained_share(run: RunSnapshot, waits: Waits) -> float:
 
 def lacks_cpus(rank: RankSnapshot) -> bool:
     """Returns True if *rank* lacks CPUs for so much of its steps that ZM605 reports it."""
-    return rank.pressure is not None and rank.pressure.held_cpu_wait_ratio >= CPU_WAIT.warning
+    return (
+        rank.machine.pressure is not None
+        and rank.machine.pressure.held_cpu_wait_ratio >= CPU_WAIT.warning
+    )
 
 
 def cpu_lack(rank: RankSnapshot) -> float:
     """The share of the last steps in which *rank* had no CPU, at most that of ZM605; 0 without it."""
-    if rank.pressure is None or not lacks_cpus(rank):
+    if rank.machine.pressure is None or not lacks_cpus(rank):
         return 0.0
-    return min(rank.pressure.cpu_wait_ratio, rank.pressure.minute_cpu_wait_ratio)
+    return min(rank.machine.pressure.cpu_wait_ratio, rank.machine.pressure.minute_cpu_wait_ratio)
 
 
 class Match(NamedTuple):

@@ -1,7 +1,7 @@
 """Which ranks are stalled, and since when. Pure.
 
 A rank is stalled when no step has ended for longer than its own rhythm explains, and its agent has seen
-no progress of its steps and collectives in that time. :attr:`RankSnapshot.pause` says whether that is
+no progress of its steps and collectives in that time. :attr:`RankStatus.pause` says whether that is
 expected: a checkpoint, a compilation, a debugger, and an evaluation without collectives take long, too.
 """
 
@@ -32,8 +32,8 @@ def find_stalls(run: RunSnapshot) -> tuple[Stall, ...]:
     """
     now_ns = run.taken_ns
     if run.ended:
-        now_ns = max((rank.last_event_ns for rank in run.ranks), default=now_ns)
-    ranks = [rank for rank in run.ranks if (rank.failed if run.ended else rank.alive)]
+        now_ns = max((rank.status.last_event_ns for rank in run.ranks), default=now_ns)
+    ranks = [rank for rank in run.ranks if (rank.status.failed if run.ended else rank.status.alive)]
     quiet = [Stall(rank, _idle_seconds(rank, now_ns)) for rank in ranks if _is_quiet(rank, now_ns)]
     if not any(map(_is_long_stall, quiet)):
         return ()
@@ -48,19 +48,21 @@ def _is_quiet(rank: RankSnapshot, now_ns: int) -> bool:
 
     The agent looks once a second, so what it said may be older than the rank's newest event.
     """
-    is_still = now_ns - rank.progress_ns >= _LOOK_NS
-    return is_still and (bool(rank.stack) or rank.halted is not Halt.NONE)
+    is_still = now_ns - rank.status.progress_ns >= _LOOK_NS
+    return is_still and (bool(rank.status.stack) or rank.status.halted is not Halt.NONE)
 
 
 def _idle_seconds(rank: RankSnapshot, now_ns: int) -> float:
-    return (now_ns - (rank.recent[-1].end_ns if rank.recent else rank.started_ns)) / 1e9
+    return (
+        now_ns - (rank.steps.recent[-1].end_ns if rank.steps.recent else rank.status.started_ns)
+    ) / 1e9
 
 
 def _is_long_stall(stall: Stall) -> bool:
-    lock = stall.rank.lock
-    if not stall.rank.recent and (lock is None or not lock.is_stale):
+    lock = stall.rank.status.lock
+    if not stall.rank.steps.recent and (lock is None or not lock.is_stale):
         return stall.seconds >= START_SECONDS
-    return stall.seconds >= STALL_SECONDS + STALL_STEPS * (stall.rank.step_seconds or 0.0)
+    return stall.seconds >= STALL_SECONDS + STALL_STEPS * (stall.rank.steps.median_seconds or 0.0)
 
 
 def worst_stall(stalls: Sequence[Stall]) -> tuple[Stall, Severity]:
@@ -68,14 +70,14 @@ def worst_stall(stalls: Sequence[Stall]) -> tuple[Stall, Severity]:
 
     A rank that waits in a collective waits for others: it does not count beside one that does not.
     """
-    free = [stall for stall in stalls if not stall.rank.in_flight] or stalls
+    free = [stall for stall in stalls if not stall.rank.communication.in_flight] or stalls
     judged = [(stall, _stall_severity(stall)) for stall in free]
     return min(judged, key=lambda pair: pair[1].order)
 
 
 def _stall_severity(stall: Stall) -> Severity:
     """Critical without an expected pause; a process that may be in a long call is a warning first."""
-    pause = stall.rank.pause or (STARTS if stall.rank.halted is Halt.UNRESPONSIVE else "")
+    pause = stall.rank.status.pause or (STARTS if stall.rank.status.halted is Halt.UNRESPONSIVE else "")
     return severity_of_pause(pause, stall.seconds)
 
 

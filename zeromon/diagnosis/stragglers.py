@@ -50,7 +50,7 @@ def find_stragglers(
     """
     by_rank = {rank.rank: rank for rank in ranks}
     steps = [(step, s) for step, s in skew.steps.items() if step > _WARM_UP]
-    step_seconds = max((r.step_seconds or 0.0 for r in by_rank.values()), default=0.0)
+    step_seconds = max((r.steps.median_seconds or 0.0 for r in by_rank.values()), default=0.0)
     if (len(by_rank) < 2 and not skew.joined) or not step_seconds:
         return ()
     for every in (1, 2):  # optimizers that take turns: a rank is late in every other step only
@@ -175,11 +175,11 @@ def _explain_straggler(
         return replace(straggler, node=node_of(rank))
     peers = [r for r in by_rank.values() if r.rank != rank]
     min_share = MIN_EXPLAINED_SHARE * straggler.share
-    phases, longer = longer_phases(mine, peers, min_share * (mine.step_seconds or 0.0))
+    phases, longer = longer_phases(mine, peers, min_share * (mine.steps.median_seconds or 0.0))
     lacks = lack_of_cpus(mine, peers, min_share)
     reason = lacks or hardware_cause(mine, peers)
     # without CPUs, phases of identical ranks differ, too: several at once, or by less than they lack
-    lack = cpu_lack(mine) * (mine.step_seconds or 0.0)
+    lack = cpu_lack(mine) * (mine.steps.median_seconds or 0.0)
     is_unsteady = lacks or (lack > 0 and (len(phases) > 1 or longer < lack))
     if (not phases and not reason) or (is_unsteady and not _stays_late(steps, rank, step_seconds)):
         return None
@@ -225,10 +225,10 @@ _MANY_FAULTS = 20.0
 
 def lack_of_cpus(late: RankSnapshot, peers: list[RankSnapshot], min_share: float) -> str:
     """How much more *late* lacks a CPU than the others, in words; "" below *min_share* of the time."""
-    theirs = [r.pressure.cpu_wait_ratio for r in peers if r.pressure is not None]
-    if late.pressure is None or not theirs:
+    theirs = [r.machine.pressure.cpu_wait_ratio for r in peers if r.machine.pressure is not None]
+    if late.machine.pressure is None or not theirs:
         return ""
-    mine, usual_ratio = late.pressure.cpu_wait_ratio, statistics.median(theirs)
+    mine, usual_ratio = late.machine.pressure.cpu_wait_ratio, statistics.median(theirs)
     if mine - usual_ratio < min_share:
         return ""
     return (
@@ -239,11 +239,13 @@ def lack_of_cpus(late: RankSnapshot, peers: list[RankSnapshot], min_share: float
 
 def hardware_cause(late: RankSnapshot, peers: list[RankSnapshot]) -> str:
     """How the device or the memory of *late* differs from the others', in words; "" if not at all."""
-    reasons = late.device_stats.throttle_reasons if late.device_stats else ()
-    if reasons and not any(r.device_stats and r.device_stats.throttle_reasons for r in peers):
+    reasons = late.machine.device.throttle_reasons if late.machine.device else ()
+    if reasons and not any(r.machine.device and r.machine.device.throttle_reasons for r in peers):
         return f"its device is throttled ({', '.join(reasons)})"
-    theirs = [r.pressure.major_faults_per_second for r in peers if r.pressure is not None]
-    mine = late.pressure.major_faults_per_second if late.pressure is not None else 0.0
+    theirs = [
+        r.machine.pressure.major_faults_per_second for r in peers if r.machine.pressure is not None
+    ]
+    mine = late.machine.pressure.major_faults_per_second if late.machine.pressure is not None else 0.0
     if theirs and mine >= max(_MANY_FAULTS, 10 * statistics.median(theirs)):
         return f"{mine:.0f} of its pages a second come from disk"
     return ""
@@ -257,8 +259,8 @@ def longer_phases(
     The longest first, and no more than make *limit* seconds; none where all together make less. Waiting
     is left out.
     """
-    mine = own_seconds(late.recent)
-    theirs = [own_seconds(rank.recent) for rank in peers if rank.recent]
+    mine = own_seconds(late.steps.recent)
+    theirs = [own_seconds(rank.steps.recent) for rank in peers if rank.steps.recent]
     if not mine or not theirs:
         return (), 0.0
     excess = {
@@ -286,25 +288,32 @@ class Drift(NamedTuple):
 
 def widest_drift(run: RunSnapshot) -> Drift | None:
     """The rank with most steps and the rank furthest behind it in its collectives; None for none."""
-    ranks = [rank for rank in run.ranks if not rank.joined]
-    ahead = max(ranks, key=lambda rank: rank.step, default=None)
+    ranks = [rank for rank in run.ranks if not rank.status.joined]
+    ahead = max(ranks, key=lambda rank: rank.steps.last_step, default=None)
     if ahead is None:
         return None
     drifts = [
         Drift(ahead, laggard, group)
-        for group in ahead.groups
+        for group in ahead.communication.groups
         if group.step_sequence >= 0 and _is_of_gradients(ahead, group)
         for laggard in ranks
-        if laggard.step < ahead.step and _reached_number(laggard, group) >= group.step_sequence
+        if laggard.steps.last_step < ahead.steps.last_step
+        and _reached_number(laggard, group) >= group.step_sequence
     ]
-    return max(drifts, key=lambda drift: drift.ahead.step - drift.behind.step, default=None)
+    return max(
+        drifts,
+        key=lambda drift: drift.ahead.steps.last_step - drift.behind.steps.last_step,
+        default=None,
+    )
 
 
 def _reached_number(rank: RankSnapshot, group: GroupProgress) -> int:
     """The number of *group* when the last step of *rank* ended; -1 where that step called none."""
-    numbers = (g.step_sequence for g in rank.groups if g.group_id == group.group_id)
+    numbers = (g.step_sequence for g in rank.communication.groups if g.group_id == group.group_id)
     return next(numbers, -1)
 
 
 def _is_of_gradients(rank: RankSnapshot, group: GroupProgress) -> bool:
-    return any(row.phase == "backward" and row.group == group.label for row in rank.traffic)
+    return any(
+        row.phase == "backward" and row.group == group.label for row in rank.communication.traffic
+    )

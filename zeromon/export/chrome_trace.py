@@ -69,7 +69,7 @@ def _trace_start_us(export: Export) -> int:
     import polars as pl
 
     firsts = [frame.select(pl.col("start_us").min()).collect().item() for frame in export.steps]
-    startup = max((rank.startup_seconds or 0.0 for rank in export.run.ranks), default=0.0)
+    startup = max((rank.ledger.startup_seconds or 0.0 for rank in export.run.ranks), default=0.0)
     return min((int(start_us) for start_us in firsts if start_us is not None), default=0) - round(
         1e6 * startup
     )

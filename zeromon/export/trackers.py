@@ -377,7 +377,7 @@ class _Kubeflow(LiveTracker):
             if seconds_left is not None:
                 status["estimatedRemainingSeconds"] = int(seconds_left)
         for rank in run.ranks[:1]:
-            values |= {row.name: row.value for row in rank.scalars if row.value is not None}
+            values |= {row.name: row.value for row in rank.training.scalars if row.value is not None}
         if rows:
             self._last = dict(step_scalars(max(rows, key=lambda row: (row["step"], -row["rank"]))))
         values |= self._last
@@ -413,9 +413,9 @@ def open_run_of(name: str, run: RunSnapshot) -> OpenRun | None:
     """The run that is open in the tracker *name*, of the first rank that has one; None without."""
     if name == "kubeflow":
         return {}
-    open_runs: list[Any] = [rank.trackers.get(name) for rank in run.ranks]
+    open_runs: list[Any] = [rank.config.trackers.get(name) for rank in run.ranks]
     return next((facts for facts in open_runs if facts), None)
 
 
 def _last_step(run: RunSnapshot) -> int:
-    return max((rank.step for rank in run.ranks), default=0)
+    return max((rank.steps.last_step for rank in run.ranks), default=0)

@@ -46,6 +46,7 @@ from zeromon.ring.model_metadata import (
 from zeromon.ring.strategy import Strategy
 from zeromon.snapshot import (
     DETACHED,
+    AgentHealth,
     BatchRow,
     CaptureState,
     CodeLine,
@@ -57,11 +58,21 @@ from zeromon.snapshot import (
     LoadingRow,
     OutOfMemory,
     RankCapture,
+    RankCommunication,
+    RankConfig,
+    RankLedger,
+    RankMachine,
+    RankMemory,
+    RankRequests,
     RankSnapshot,
+    RankStatus,
+    RankSteps,
+    RankTraining,
     RankTrial,
     RoleRow,
     ScalarRow,
     Setting,
+    StepSummary,
     TransferRow,
     TrialState,
 )
@@ -76,19 +87,9 @@ _FRAME_CHARS = 240
 
 def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> RankSnapshot:
     """Returns the frozen snapshot of *state* and of what was observed of its process."""
-    steady = settled_steps(list(islice(reversed(state.history), _WINDOW))[::-1])
-    active = [s for s in steady if not s.idle]
-    timed = [s for s in active if s.timed]
-    collectives = sum(s.collectives for s in active)
-    comm_known = [s for s in timed if s.communication_ns >= 0]
-    is_known = len(comm_known) >= (1 - UNTIMED) * len(timed)
-    communication = sum(s.communication_ns for s in comm_known) if is_known else 0
-    exposed = sum(s.exposed_ns for s in timed)
-    spent_ns = sum(s.end_ns - s.start_ns for s in timed)
-    cost = measured_cost(state.idle_pairs)
     meta = state.meta
-    roles, models, dims = _memory_role_rows(state), _known_models(state), dimension_names(state)
-    is_watched = not observed.ended.startswith(DETACHED)  # else what it does now is not known
+    fields = rank_strategy(state, dimensions := rank_dimensions(state))
+    config = _config_record(state)
     return RankSnapshot(
         rank=state.rank,
         local_rank=int(meta.get("local_rank", 0)),
@@ -96,82 +97,94 @@ def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> R
         pid=state.pid,
         node=str(meta.get("node", "")),
         device=str(meta.get("device", "cpu")),
-        strategy=strategy_label(state, fields := rank_strategy(state, axes := rank_dimensions(state))),
+        strategy=strategy_label(state, fields),
         strategy_fields=fields,
-        dimensions=axes,
+        dimensions=dimensions,
+        status=_status_record(state, observed),
+        steps=_steps_record(state),
+        communication=_communication_record(state, observed),
+        memory=_memory_record(state, observed, config.models),
+        machine=RankMachine(),
+        config=config,
+        training=_training_record(state),
+        ledger=_ledger_record(state, observed),
+        agent=_agent_health(state),
+        requests=RankRequests(capture=_rank_capture(state), trial=_rank_trial(state)),
+    )
+
+
+def _steady_steps(state: RankState) -> list[StepSummary]:
+    """The last steps, the oldest first, without the first one of the process."""
+    return settled_steps(list(islice(reversed(state.history), _WINDOW))[::-1])
+
+
+def _is_watched(observed: Observed) -> bool:
+    """Returns False after the agent was removed: what the process does now is not known."""
+    return not observed.ended.startswith(DETACHED)
+
+
+def _status_record(state: RankState, observed: Observed) -> RankStatus:
+    return RankStatus(
         alive=observed.alive,
         ended=observed.ended,
         failed=observed.failed,
         exception=state.texts.get(state.exit.text, "") if state.exit else "",
-        stack=_stack_frames(state) if is_watched else (),
-        pause=_pause_reason(state, observed),
-        halted=observed.halted,
-        lock=observed.lock,
-        own_code=_own_code_lines(state),
-        step=state.step,
-        steps=state.steps,
-        step_seconds=statistics.median(s.seconds for s in steady) if steady else None,
-        joined=meta.get("attached") is True,
-        step_mean_seconds=statistics.fmean(s.seconds for s in timed or active) if active else None,
-        startup_seconds=state.startup_ns / 1e9 if state.startup_ns >= 0 else None,
-        startup_parts={name: ns / 1e9 for name, ns in startup_ns_by_part(state).items()},
-        steps_seconds_total=state.step_ns / 1e9,
-        step_buckets=tuple(state.step_bucket_counts),
-        phase=state.phase.label,
-        unit=state.units.get(state.unit, ""),
-        phase_seconds={phase.label: state.phase_ns[phase] / 1e9 for phase in Phase},
-        collectives=_collective_totals_rows(state, dims),
-        untimed=_counts_by_label(state, state.untimed),
-        unattributed=_counts_by_label(state, state.unattributed),
-        untimed_in_cpp=state.in_cpp,
-        untimed_ratio=sum(s.untimed for s in active) / collectives if collectives else None,
-        overlap_ratio=overlap_ratio(communication, sum(s.exposed_ns for s in comm_known)),
-        exposed_ratio=exposed / spent_ns if spent_ns else None,
-        exposed_seconds=exposed / len(timed) / 1e9 if timed else None,
-        in_flight=in_flight_rows(state) if is_watched else (),
-        units=unit_rows(state),
-        memory=_device_memory_row(state),
-        rss_bytes=state.host.rss_bytes if state.host else -1,
-        host_available_bytes=state.available_bytes,
-        pinned_bytes=state.pinned_bytes,
-        dropped=state.dropped,
-        errors=state.errors,
-        accounted_overhead_ratio=accounted_ratio(state.beats, state.meta),
-        overhead_ratio=cost[0] if cost else None,
-        overhead_noise_ratio=cost[1] if cost else None,
+        leaving=observed.alive and has_exited_cleanly(state),
+        joined=state.meta.get("attached") is True,
         started_ns=state.first_event_ns,
         last_event_ns=state.last_event_ns,
         progress_ns=state.progress_ns,
+        stack=_stack_frames(state) if _is_watched(observed) else (),
+        pause=_pause_reason(state, observed),
+        halted=observed.halted,
+        lock=observed.lock,
+    )
+
+
+def _steps_record(state: RankState) -> RankSteps:
+    steady = _steady_steps(state)
+    active = [s for s in steady if not s.idle]
+    timed = [s for s in active if s.timed]
+    return RankSteps(
+        last_step=state.step,
+        watched_steps=state.steps,
+        median_seconds=statistics.median(s.seconds for s in steady) if steady else None,
+        mean_seconds=statistics.fmean(s.seconds for s in timed or active) if active else None,
+        total_seconds=state.step_ns / 1e9,
+        duration_buckets=tuple(state.step_bucket_counts),
         recent=tuple(state.history),
         micro_steps=state.micro_steps,
         backwards_since_step=state.window.micro_steps,
         skipped_steps=state.skipped,
-        pipeline=pipeline_summary_row(state),
-        leaving=observed.alive and has_exited_cleanly(state),
-        ledger_totals=ledger_totals(state, observed),
-        ledger=ledger_rows(state, observed),
-        resumed_step=resumed if isinstance(resumed := meta.get("resumed_step"), int) else None,
-        activities=loop_activity_rows(state),
-        unsaved_seconds=state.ledger.since_save_ns / 1e9 if state.steps else None,
-        unsaved_steps=state.ledger.unsaved_steps if state.steps else None,
-        checkpoints=state.ledger.checkpoints,
-        engines=_deepspeed_engine_rows(state),
-        scalars=training_scalar_rows(state),
-        first_batches=first_batch_checksums(state),
-        batches=batch_totals_row(state),
-        loading=loader_totals_row(state),
-        out_of_batches=state.out_of_batches,
-        goal=declared_keys(GoalMetadata, state.meta.get("goal")),
-        settings=_engine_settings(state),
-        gathers=tuple(
-            GatherRow(outcome="ahead" if ahead else "late", nbytes=nbytes, exposed_seconds=exposed / 1e9)
-            for ahead, (nbytes, exposed) in sorted(state.gathers.items())
-        ),
-        transfers=tuple(
-            _offload_transfer_row(path, totals) for path, totals in sorted(state.transfers.items())
-        ),
-        roles=roles,
+        phase=state.phase.label,
+        unit=state.units.get(state.unit, ""),
+        phase_seconds={phase.label: state.phase_ns[phase] / 1e9 for phase in Phase},
+        own_code=_own_code_lines(state),
+    )
+
+
+def _communication_record(state: RankState, observed: Observed) -> RankCommunication:
+    active = [s for s in _steady_steps(state) if not s.idle]
+    timed = [s for s in active if s.timed]
+    collectives = sum(s.collectives for s in active)
+    comm_known = [s for s in timed if s.communication_ns >= 0]
+    is_known = len(comm_known) >= (1 - UNTIMED) * len(timed)
+    communication = sum(s.communication_ns for s in comm_known) if is_known else 0
+    exposed = sum(s.exposed_ns for s in timed)
+    spent_ns = sum(s.end_ns - s.start_ns for s in timed)
+    dims = dimension_names(state)
+    return RankCommunication(
+        overlap_ratio=overlap_ratio(communication, sum(s.exposed_ns for s in comm_known)),
+        exposed_ratio=exposed / spent_ns if spent_ns else None,
+        exposed_seconds=exposed / len(timed) / 1e9 if timed else None,
+        collectives=_collective_totals_rows(state, dims),
+        untimed=_counts_by_label(state, state.untimed),
+        untimed_in_cpp=state.in_cpp,
+        untimed_ratio=sum(s.untimed for s in active) / collectives if collectives else None,
+        unattributed=_counts_by_label(state, state.unattributed),
+        in_flight=in_flight_rows(state) if _is_watched(observed) else (),
         groups=tuple(group_progress_row(state, group, dims[group]) for group in sorted(state.groups)),
+        units=unit_rows(state),
         traffic=stats_rows(
             state.traffic,
             state.timed_steps,
@@ -183,9 +196,42 @@ def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> R
             state.units,
         ),
         sizes=payload_size_rows(state.sizes, state.traffic),
-        capture=_rank_capture(state),
-        trial=_rank_trial(state),
-        loader=declared_keys(LoaderMetadata, state.meta.get("loader")),
+        gathers=tuple(
+            GatherRow(outcome="ahead" if ahead else "late", nbytes=nbytes, exposed_seconds=exposed / 1e9)
+            for ahead, (nbytes, exposed) in sorted(state.gathers.items())
+        ),
+        pipeline=pipeline_summary_row(state),
+    )
+
+
+def _memory_record(
+    state: RankState, observed: Observed, models: tuple[ModelMetadata, ...]
+) -> RankMemory:
+    roles = _memory_role_rows(state)
+    return RankMemory(
+        device=_device_memory_row(state),
+        host=observed.host,
+        rss_bytes=state.host.rss_bytes if state.host else -1,
+        host_available_bytes=state.available_bytes,
+        pinned_bytes=state.pinned_bytes,
+        out_of_memory=_out_of_memory(state),
+        roles=roles,
+        expected=expected_rows(models, roles, state.unsharded_peak, state.steps),
+        unsharded_peak_bytes=state.unsharded_peak,
+        transfers=tuple(
+            _offload_transfer_row(path, totals) for path, totals in sorted(state.transfers.items())
+        ),
+    )
+
+
+def _config_record(state: RankState) -> RankConfig:
+    meta = state.meta
+    return RankConfig(
+        models=_known_models(state),
+        planned=declared_keys(ModelMetadata, meta.get("planned")),
+        engines=_deepspeed_engine_rows(state),
+        settings=_engine_settings(state),
+        loader=declared_keys(LoaderMetadata, meta.get("loader")),
         process=declared_keys(
             ProcessMetadata,
             _metadata_facts_of(state, "process")
@@ -194,15 +240,46 @@ def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> R
             | _metadata_facts_of(state, "ddp")
             | ({} if meta.get("attached") else {"local_world_size": meta.get("local_world_size")}),
         ),
-        compiled=declared_keys(CompiledMetadata, state.meta.get("compiled")),
-        trackers=declared_keys(TrackersMetadata, state.meta),
-        models=models,
-        planned=declared_keys(ModelMetadata, state.meta.get("planned")),
-        expected=expected_rows(models, roles, state.unsharded_peak, state.steps),
-        unsharded_peak_bytes=state.unsharded_peak,
-        out_of_memory=_out_of_memory(state),
-        unseen=tuple(str(name) for name in meta.get("unseen", ())),
-        host=observed.host,
+        compiled=declared_keys(CompiledMetadata, meta.get("compiled")),
+        trackers=declared_keys(TrackersMetadata, meta),
+        goal=declared_keys(GoalMetadata, meta.get("goal")),
+    )
+
+
+def _training_record(state: RankState) -> RankTraining:
+    return RankTraining(
+        scalars=training_scalar_rows(state),
+        batches=batch_totals_row(state),
+        loading=loader_totals_row(state),
+        out_of_batches=state.out_of_batches,
+        first_batches=first_batch_checksums(state),
+    )
+
+
+def _ledger_record(state: RankState, observed: Observed) -> RankLedger:
+    resumed = state.meta.get("resumed_step")
+    return RankLedger(
+        rows=ledger_rows(state, observed),
+        totals=ledger_totals(state, observed),
+        activities=loop_activity_rows(state),
+        startup_seconds=state.startup_ns / 1e9 if state.startup_ns >= 0 else None,
+        startup_parts={name: ns / 1e9 for name, ns in startup_ns_by_part(state).items()},
+        resumed_step=resumed if isinstance(resumed, int) else None,
+        unsaved_seconds=state.ledger.since_save_ns / 1e9 if state.steps else None,
+        unsaved_steps=state.ledger.unsaved_steps if state.steps else None,
+        checkpoints=state.ledger.checkpoints,
+    )
+
+
+def _agent_health(state: RankState) -> AgentHealth:
+    cost = measured_cost(state.idle_pairs)
+    return AgentHealth(
+        dropped=state.dropped,
+        errors=state.errors,
+        overhead_ratio=cost[0] if cost else None,
+        overhead_noise_ratio=cost[1] if cost else None,
+        accounted_overhead_ratio=accounted_ratio(state.beats, state.meta),
+        unseen=tuple(str(name) for name in state.meta.get("unseen", ())),
     )
 
 

@@ -400,9 +400,9 @@ def with_earlier_onset(risk: Risk, earlier: Risk | None, recent: Sequence[StepSu
 
 def risks_of_rank(rank: RankSnapshot) -> tuple[Risk, ...]:
     """Returns the risk of a rank's device. The host's risk is the node's: see :func:`host_risk`."""
-    if rank.memory is None:
+    if rank.memory.device is None:
         return ()
-    risk = device_memory_risk(rank.recent, device_capacity_bytes(rank), rank.memory.retries)
+    risk = device_memory_risk(rank.steps.recent, device_capacity_bytes(rank), rank.memory.device.retries)
     return () if risk is None else (risk,)
 
 
@@ -412,11 +412,15 @@ def host_risk(ranks: Sequence[RankSnapshot]) -> Risk | None:
     The use is the sum over the ranks at each step that all ranks have, because ranks of one run step
     together. The capacity is the current sum plus the memory that the kernel still has available.
     """
-    alive = [rank for rank in ranks if rank.alive and rank.rss_bytes >= 0 and rank.recent]
+    alive = [
+        rank for rank in ranks if rank.status.alive and rank.memory.rss_bytes >= 0 and rank.steps.recent
+    ]
     if not alive:
         return None
     capacity = host_capacity_bytes(alive)
-    rss_by_step = [{s.step: s.rss_bytes for s in rank.recent if s.rss_bytes >= 0} for rank in alive]
+    rss_by_step = [
+        {s.step: s.rss_bytes for s in rank.steps.recent if s.rss_bytes >= 0} for rank in alive
+    ]
     common = sorted(set.intersection(*(set(steps) for steps in rss_by_step)))
     sums = [(step, sum(steps[step] for steps in rss_by_step)) for step in common]
     risk = forecast_risk(Pool.HOST, sums, capacity)
@@ -438,7 +442,7 @@ _MAIN_SHARE = 0.5
 
 def device_capacity_bytes(rank: RankSnapshot) -> int:
     """Returns the bytes that the allocator may reserve: reserved bytes plus headroom; -1: unknown."""
-    memory = rank.memory
+    memory = rank.memory.device
     if memory is None or memory.capacity_bytes < 0:
         return -1
     return memory.reserved_bytes + max(0, memory.headroom_bytes)
@@ -447,13 +451,13 @@ def device_capacity_bytes(rank: RankSnapshot) -> int:
 def host_capacity_bytes(alive_ranks: Sequence[RankSnapshot]) -> int:
     """Returns the bytes that *alive_ranks* may hold together; -1 where unknown."""
     headrooms = [
-        rank.host.headroom_bytes
-        if rank.host is not None and rank.host.headroom_bytes >= 0
-        else rank.host_available_bytes
+        rank.memory.host.headroom_bytes
+        if rank.memory.host is not None and rank.memory.host.headroom_bytes >= 0
+        else rank.memory.host_available_bytes
         for rank in alive_ranks
     ]
     valid = [headroom for headroom in headrooms if headroom >= 0]
-    return sum(rank.rss_bytes for rank in alive_ranks) + min(valid) if valid else -1
+    return sum(rank.memory.rss_bytes for rank in alive_ranks) + min(valid) if valid else -1
 
 
 def _clamp_ratio(value: float) -> float:

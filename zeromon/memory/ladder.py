@@ -103,7 +103,7 @@ def ladder_of_risk(run: RunSnapshot, pool: Pool, need_bytes: float | None) -> tu
         setup = of_run(run)
     except PlanError:
         return ()
-    on_cpu = all(rank.memory is None for rank in run.ranks)
+    on_cpu = all(rank.memory.device is None for rank in run.ranks)
     tiers = ("device",) if pool == Pool.DEVICE else ("host", "device") if on_cpu else ("host",)
     return ladder_rungs(setup, need_bytes, tiers, _MIN_SHARE_OF_NEED * (need_bytes or 0.0))
 

@@ -168,9 +168,9 @@ _ADDED = (
 
 def model_of(rank: RankSnapshot) -> ModelMetadata | None:
     """The model of *rank*: the first one, and in a pipeline all its stages together."""
-    if rank.pipeline is None or len(rank.models) < 2:
-        return rank.models[0] if rank.models else None
-    stages = [cast("dict[str, Any]", model) for model in rank.models]
+    if rank.communication.pipeline is None or len(rank.config.models) < 2:
+        return rank.config.models[0] if rank.config.models else None
+    stages = [cast("dict[str, Any]", model) for model in rank.config.models]
     shared = {key for key in _ADDED if all(key in stage for stage in stages)}
     joined = {key: value for key, value in stages[0].items() if key not in _ADDED}
     joined |= {key: sum(stage[key] for stage in stages) for key in shared}
@@ -186,16 +186,16 @@ def ranks_of_dim(rank: RankSnapshot, dim: Dim) -> int:
 
 def largest_part(run: RunSnapshot) -> RankSnapshot | None:
     """The rank whose part of the model is the largest, among those of the first rank's pipeline."""
-    first_rank = next((rank for rank in run.ranks if rank.models), None)
+    first_rank = next((rank for rank in run.ranks if rank.config.models), None)
     if first_rank is None:
         return None
     stages = set(_pipeline_stage_ranks(first_rank))
-    return max((r for r in run.ranks if r.rank in stages and r.models), key=_numel_of)
+    return max((r for r in run.ranks if r.rank in stages and r.config.models), key=_numel_of)
 
 
 def equal_ranks(run: RunSnapshot, reference: RankSnapshot) -> list[RankSnapshot]:
     """The ranks that have a part of the model as large as that of *reference*."""
-    return [rank for rank in run.ranks if rank.models and _numel_of(rank) == _numel_of(reference)]
+    return [rank for rank in run.ranks if rank.config.models and _numel_of(rank) == _numel_of(reference)]
 
 
 def whole_numel(run: RunSnapshot) -> tuple[int | None, str]:
@@ -206,13 +206,13 @@ def whole_numel(run: RunSnapshot) -> tuple[int | None, str]:
 
 def whole_model_parts(run: RunSnapshot) -> tuple[tuple[ModelMetadata, ...], str]:
     """The models of all stages of the whole model; () and why, where a part of it is unknown."""
-    first_rank = next((rank for rank in run.ranks if rank.models), None)
+    first_rank = next((rank for rank in run.ranks if rank.config.models), None)
     if first_rank is None:
         return (), "no rank reported its model"
     stages = _pipeline_stage_ranks(first_rank)
     if len(set(stages)) < ranks_of_dim(first_rank, Dim.PP):
         return (), "it is not known which ranks the pipeline has"
-    by_rank = {rank.rank: rank for rank in run.ranks if rank.models}
+    by_rank = {rank.rank: rank for rank in run.ranks if rank.config.models}
     missing = [number for number in stages if number not in by_rank]
     if missing:
         return (), f"rank {missing[0]} of the pipeline has not told its part to this node"
@@ -234,9 +234,11 @@ def _unknown_part_reason(rank: RankSnapshot) -> str:
 
 def _pipeline_stage_ranks(rank: RankSnapshot) -> tuple[int, ...]:
     """The ranks of the pipeline of *rank*, itself included; itself alone without one."""
-    if rank.pipeline is not None:
-        return rank.pipeline.stage_ranks
-    groups = (group.ranks for group in rank.groups if dim_by_name(group.dim or "") is Dim.PP)
+    if rank.communication.pipeline is not None:
+        return rank.communication.pipeline.stage_ranks
+    groups = (
+        group.ranks for group in rank.communication.groups if dim_by_name(group.dim or "") is Dim.PP
+    )
     return max(groups, key=len, default=(rank.rank,))
 
 

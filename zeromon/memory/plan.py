@@ -215,8 +215,8 @@ def of_run(run: RunSnapshot) -> Setup:
         )
     ran = with_micro_steps(rank, described.plan)
     sizes, notes = sizes_in_layers(described.sizes, ran, metadata.get("blocks", []), rank), []
-    if len(rank.models) > 1 and rank.pipeline is None:
-        notes.append(f"the first of {len(rank.models)} models of the run")
+    if len(rank.config.models) > 1 and rank.communication.pipeline is None:
+        notes.append(f"the first of {len(rank.config.models)} models of the run")
     if not described.optimizer_known:
         optimizer = metadata.get("optimizer")
         notes.append(f"optimizer {optimizer}: its state is unknown and not counted")
@@ -237,7 +237,7 @@ def of_run(run: RunSnapshot) -> Setup:
         (entry.nbytes for entry in unattributed_memory(rank) if entry.kind == "activation_temp"), 0
     )
     size = micro_batch_of_rank(rank) or 1
-    capacity = rank.memory.capacity_bytes if rank.memory is not None else -1
+    capacity = rank.memory.device.capacity_bytes if rank.memory.device is not None else -1
     return Setup(
         model=model,
         plan=ran,

@@ -104,12 +104,12 @@ def with_micro_steps(rank: RankSnapshot, plan: ShardPlan) -> ShardPlan:
 
     The wrappers of torch do not know either; DeepSpeed's settings tell both.
     """
-    micro_counts = [step.micro_steps for step in rank.recent if step.micro_steps]
+    micro_counts = [step.micro_steps for step in rank.steps.recent if step.micro_steps]
     micro = round(median(micro_counts)) if micro_counts else 1
     if micro < 2 or plan.accumulation > 1:
         return plan
     reduces = [
-        row.calls for row in rank.traffic
+        row.calls for row in rank.communication.traffic
         if row.unit and row.phase == "backward" and row.op in ("all_reduce", "reduce_scatter")
     ]  # fmt: skip
     reduces_each = median(reduces) >= _NEARLY_EACH * micro if reduces else None
@@ -148,7 +148,7 @@ def _named_units(rank: RankSnapshot, plan: ShardPlan, numel: int) -> tuple[tuple
     itemsize = plan.precision.compute_bytes
     sizes = {
         row.unit: round(row.nbytes / row.calls / itemsize)
-        for row in rank.traffic
+        for row in rank.communication.traffic
         if row.op == "all_gather" and row.unit and row.calls
     }
     if not numel <= sum(sizes.values()) <= numel * _PADDED:
@@ -258,21 +258,21 @@ def _role_row(role: str, measured: int | None, terms: list[Term], *, unknown: bo
 
 def role_bytes(rank: RankSnapshot, role: str) -> tuple[int, int, int] | None:
     """Bytes of *role* on device, host and disk, gathered parameters at their peak; None: no census."""
-    row = next((r for r in rank.roles if r.role == role), None)
+    row = next((r for r in rank.memory.roles if r.role == role), None)
     if row is None:
         return None
     device, host = row.device_bytes, row.host_bytes
-    expected = next((e for e in rank.expected if e.role == role), None)
+    expected = next((e for e in rank.memory.expected if e.role == role), None)
     if expected is not None and expected.measured_bytes is not None:
         peak = expected.measured_bytes - row.device_bytes - row.host_bytes - row.disk_bytes
-        device, host = (device, host + peak) if rank.memory is None else (device + peak, host)
+        device, host = (device, host + peak) if rank.memory.device is None else (device + peak, host)
     return device, host, row.disk_bytes
 
 
 def micro_batch_of_rank(rank: RankSnapshot) -> int | None:
     """Samples of a forward, from the engine or the DataLoader of *rank*; None where neither has them."""
-    of_engine = rank.models[0].get("micro_batch") if rank.models else None
-    for samples in (of_engine, rank.loader.get("batch_size")):
+    of_engine = rank.config.models[0].get("micro_batch") if rank.config.models else None
+    for samples in (of_engine, rank.config.loader.get("batch_size")):
         if isinstance(samples, int) and 0 < samples < _MAX_COUNT:
             return samples
     return None
@@ -289,25 +289,25 @@ def unattributed_memory(rank: RankSnapshot) -> tuple[Unattributed, ...]:
     - ``other`` (host): resident set, less the roles on the host: code, workers' buffers, activations.
     """
     rows: list[Unattributed] = []
-    gathered = max(0, rank.unsharded_peak_bytes)
-    memory = rank.memory
+    gathered = max(0, rank.memory.unsharded_peak_bytes)
+    memory = rank.memory.device
     if memory is not None:
-        roles = sum(row.device_bytes for row in rank.roles)
-        peak = max([memory.allocated_bytes, *(s.allocated_bytes for s in rank.recent[-_RECENT:])])
+        roles = sum(row.device_bytes for row in rank.memory.roles)
+        peak = max([memory.allocated_bytes, *(s.allocated_bytes for s in rank.steps.recent[-_RECENT:])])
         if roles:
             nbytes = max(0, peak - roles - gathered)
             rows += _split_kept(rank, Pool.DEVICE, "activation_temp", nbytes)
         # the driver has freed what a dead process held, and torch's last figures stay
-        used = _held_device_bytes(rank.device_stats) if rank.alive else None
+        used = _held_device_bytes(rank.machine.device) if rank.status.alive else None
         if memory.reserved_bytes >= 0:
             slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
             rows.append(Unattributed(kind="reserved_unallocated", place="device", nbytes=slack))
         if used is not None and memory.reserved_bytes >= 0:
             non_torch = max(0, used - memory.reserved_bytes)
             rows.append(Unattributed(kind="non_torch", place="device", nbytes=non_torch))
-    host_roles = sum(row.host_bytes for row in rank.roles)
-    if host_roles and rank.rss_bytes >= 0:
-        rows += _split_kept(rank, Pool.HOST, "other", max(0, rank.rss_bytes - host_roles))
+    host_roles = sum(row.host_bytes for row in rank.memory.roles)
+    if host_roles and rank.memory.rss_bytes >= 0:
+        rows += _split_kept(rank, Pool.HOST, "other", max(0, rank.memory.rss_bytes - host_roles))
     return tuple(rows)
 
 
@@ -321,8 +321,8 @@ def _split_kept(rank: RankSnapshot, pool: Pool, kind: str, nbytes: int) -> Itera
 
 def kept_bytes(rank: RankSnapshot, pool: Pool) -> int:
     """Returns the bytes of *pool* that *rank* gained since the growth there began; 0 without growth."""
-    since_step = next((r.since_step for r in rank.risks if r.pool == pool and r.since_step), 0)
-    steps = [step for step in rank.recent if step.step >= since_step] if since_step else []
+    since_step = next((r.since_step for r in rank.memory.risks if r.pool == pool and r.since_step), 0)
+    steps = [step for step in rank.steps.recent if step.step >= since_step] if since_step else []
     used = [s.rss_bytes if pool == Pool.HOST else s.allocated_bytes for s in steps]
     return max(0, used[-1] - used[0]) if used and used[0] >= 0 else 0
 

@@ -319,7 +319,7 @@ def measured_of(
     rank = ranks[number]
     timed = _last_timed_steps(rank)
     steps = _steps_near_median(timed)
-    on_cpu = rank.memory is None
+    on_cpu = rank.memory.device is None
     phases = {phase: _mean_phase_seconds(steps, phase) for phase in Phase}
     if not phases[Phase.FORWARD] or not phases[Phase.BACKWARD]:
         return None
@@ -327,8 +327,8 @@ def measured_of(
     updated_bytes = sizes.trainable / (plan.shard_ranks if plan.stage else 1) * update_bytes(plan)
     rate = updated_bytes / ((phases[Phase.OPTIMIZER] + phases[Phase.CPU_OPTIMIZER]) or 1e-9)
     is_off = plan.optimizer_on != "device"
-    device = find_named_device(rank.device_stats.name) if rank.device_stats is not None else None
-    paths = {t.path: t.bytes_per_second for t in rank.transfers if t.bytes_per_second}
+    device = find_named_device(rank.machine.device.name) if rank.machine.device is not None else None
+    paths = {t.path: t.bytes_per_second for t in rank.memory.transfers if t.bytes_per_second}
     disk = [paths[path] for path in ("disk_read", "disk_write") if path in paths]
     sheet = MEMORY.likely * device.memory if device is not None else None
     lengths = sorted(step.seconds for step in timed)
@@ -362,7 +362,7 @@ def _kind_of_plan(plan: ShardPlan) -> tuple[str, bool]:
 
 
 def _last_timed_steps(rank: RankSnapshot) -> list[StepSummary]:
-    recent = rank.recent[-_LAST_STEPS:]
+    recent = rank.steps.recent[-_LAST_STEPS:]
     return [step for step in settled_steps(recent) if step.timed and step.phase_exposed_ns]
 
 
@@ -420,7 +420,7 @@ def _measured_link_bandwidths(ranks: Sequence[RankSnapshot], *, on_cpu: bool) ->
 def _bandwidth_of_op(rank: RankSnapshot, op: Op) -> float | None:
     """Returns the bus bandwidth of *op* in bytes/s; None if unknown."""
     nbytes = seconds = 0.0
-    for row in rank.traffic:
+    for row in rank.communication.traffic:
         if op.name.lower() != row.op or row.group_size < 2 or not row.calls:
             continue
         rate = row.busbw_bytes_per_second

@@ -220,7 +220,7 @@ class Alerts:
 
     def _where_lines(self, run: RunSnapshot, start: float) -> Iterator[str]:
         nodes = f" and {len(run.nodes) - 1} more" if len(run.nodes) > 1 else ""
-        step = max((rank.step for rank in run.ranks), default=0)
+        step = max((rank.steps.last_step for rank in run.ranks), default=0)
         yield f"node {run.node}{nodes}, step {human_count(step)}, since {_clock_text(run, start)}"
         yield f"look at it with: zeromon {'report' if run.ended else 'attach'} {run.run}"
 

@@ -57,7 +57,7 @@ def rank_parts(rank: RankSnapshot) -> dict[str, float]:
 
     Empty before the first step.
     """
-    recent = settled_steps(rank.recent[-WINDOW:])
+    recent = settled_steps(rank.steps.recent[-WINDOW:])
     return _mean_part_seconds(_timed_steps(recent) or recent)
 
 
@@ -69,7 +69,7 @@ def own_seconds(recent: Sequence[StepSummary]) -> Mapping[str, float]:
 
 def exposed_is_known(rank: RankSnapshot) -> bool:
     """Returns whether one of the last steps was timed by phase."""
-    return bool(_timed_steps(settled_steps(rank.recent[-WINDOW:])))
+    return bool(_timed_steps(settled_steps(rank.steps.recent[-WINDOW:])))
 
 
 def _timed_steps(steps: Iterable[StepSummary]) -> list[StepSummary]:
@@ -105,7 +105,9 @@ class Pace(NamedTuple):
 
 def pace(rank: RankSnapshot) -> Pace | None:
     """The pace of the last steps; None where no phase was timed on a device."""
-    steps = [step for step in settled_steps(rank.recent[-WINDOW:]) if step.launch_ns and not step.idle]
+    steps = [
+        step for step in settled_steps(rank.steps.recent[-WINDOW:]) if step.launch_ns and not step.idle
+    ]
     compute = sum(step.phase_ns[phase] for step in steps for phase in ENQUEUED)
     if not compute:
         return None
@@ -183,7 +185,7 @@ def workers_text(workers: WorkerMemory | None) -> str:
 
 def loading_text(rank: RankSnapshot) -> str:
     """``batches: 512, 21 ms each: read and transform 81 %, collate 19 %``; "" where unknown."""
-    row = rank.loading
+    row = rank.training.loading
     if row is None or row.fetch_seconds <= 0:
         return ""
     shares = (f"{name} {human_ratio(s / row.fetch_seconds)}" for name, s in load_parts(row).items())

@@ -145,7 +145,7 @@ def list_names(*, overview: bool = False) -> tuple[str, ...]:
 
 def limit_of(spec: ChartSpec, ranks: Sequence[RankSnapshot]) -> Limit | None:
     """The limit that the most endangered of *ranks* has; None for a chart without one."""
-    pairs = [(rank, risk) for rank in ranks for risk in rank.risks if risk.pool == spec.pool]
+    pairs = [(rank, risk) for rank in ranks for risk in rank.memory.risks if risk.pool == spec.pool]
     nearest = max(pairs, key=lambda pair: pair[1].ratio, default=None) if spec.pool else None
     return Limit(*nearest) if nearest is not None else None
 
@@ -196,21 +196,21 @@ def _exposed_share(step: Step) -> float | None:
 
 
 def _has_device(ranks: Sequence[RankSnapshot]) -> bool:
-    return any(rank.memory is not None for rank in ranks)
+    return any(rank.memory.device is not None for rank in ranks)
 
 
 def _counts_tokens(ranks: Sequence[RankSnapshot]) -> bool:
-    return any(rank.batches is not None and rank.batches.tokens for rank in ranks)
+    return any(rank.training.batches is not None and rank.training.batches.tokens for rank in ranks)
 
 
 def _counts_samples(ranks: Sequence[RankSnapshot]) -> bool:
     """Batches are known, and hold no tokens."""
-    return any(rank.batches is not None for rank in ranks) and not _counts_tokens(ranks)
+    return any(rank.training.batches is not None for rank in ranks) and not _counts_tokens(ranks)
 
 
 def _knows_scalar(scalar: Scalar) -> Callable[[Sequence[RankSnapshot]], bool]:
     """Returns a test whether any rank knows *scalar*: without a logger no place is taken for it."""
-    return lambda ranks: any(row.name == scalar.label for rank in ranks for row in rank.scalars)
+    return lambda ranks: any(row.name == scalar.label for rank in ranks for row in rank.training.scalars)
 
 
 CHARTS: tuple[ChartSpec, ...] = (
@@ -254,15 +254,15 @@ class RoleBands:
 def role_bands(snapshots: Iterable[RunSnapshot], number: int) -> RoleBands | None:
     """The roles of rank *number* at *snapshots*, in their order; None where none has a memory census."""
     by_step = {
-        rank.step: rank
+        rank.steps.last_step: rank
         for run in snapshots
         for rank in run.ranks
-        if rank.rank == number and rank.roles and figures.held_bytes(rank) is not None
+        if rank.rank == number and rank.memory.roles and figures.held_bytes(rank) is not None
     }
     if not by_step:
         return None
-    on_device = any(rank.memory is not None for rank in by_step.values())
-    ranks = [rank for rank in by_step.values() if (rank.memory is not None) == on_device]
+    on_device = any(rank.memory.device is not None for rank in by_step.values())
+    ranks = [rank for rank in by_step.values() if (rank.memory.device is not None) == on_device]
     by_role = [_bytes_by_role(rank) for rank in ranks]
     names = dict.fromkeys(name for row in by_role for name, nbytes in row.items() if nbytes)
     bands = {name: tuple(row.get(name, 0) for row in by_role) for name in names}
@@ -273,14 +273,14 @@ def role_bands(snapshots: Iterable[RunSnapshot], number: int) -> RoleBands | Non
     return RoleBands(
         rank=number,
         place="device" if on_device else "host",
-        steps=tuple(rank.step for rank in ranks),
+        steps=tuple(rank.steps.last_step for rank in ranks),
         bands=bands | {EVERYTHING_ELSE: tuple(max(0, nbytes) for nbytes in remainders)},
     )
 
 
 def _bytes_by_role(rank: RankSnapshot) -> dict[str, int]:
-    on_device = rank.memory is not None
+    on_device = rank.memory.device is not None
     return {
         row.role.replace("_", " "): row.device_bytes if on_device else row.host_bytes
-        for row in rank.roles
+        for row in rank.memory.roles
     }

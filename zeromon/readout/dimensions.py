@@ -58,7 +58,7 @@ def _dim_row(rank: RankSnapshot, dimension: Dimension) -> DimensionRow:
 
 def of_dimension(rank: RankSnapshot, name: str) -> list[CollectiveStatsRow]:
     """The rows of the dimension *name*."""
-    return [row for row in rank.traffic if row.dim == name]
+    return [row for row in rank.communication.traffic if row.dim == name]
 
 
 def is_timed(rank: RankSnapshot, name: str) -> bool:
@@ -73,9 +73,11 @@ _MAX_CONTROL_SHARE = 0.25
 
 def _calls_of(rank: RankSnapshot, name: str) -> tuple[int, int]:
     """The collectives of the dimension: those that hooks time, and the others."""
-    rows = [row for row in rank.collectives if row.dim == name]
-    groups = {row.label for row in rank.groups if row.dim == name}
-    untimed = sum(rank.unattributed.get(label, 0) for label in groups) + sum(map(_missed_in, rows))
+    rows = [row for row in rank.communication.collectives if row.dim == name]
+    groups = {row.label for row in rank.communication.groups if row.dim == name}
+    untimed = sum(rank.communication.unattributed.get(label, 0) for label in groups) + sum(
+        map(_missed_in, rows)
+    )
     return sum(row.count - _missed_in(row) for row in rows), untimed
 
 
@@ -124,7 +126,7 @@ def dim_groups(rank: RankSnapshot) -> list[tuple[Dim, str, str, str]]:
     """Dimension, label, size and nodes of each process group; "" for an unknown number of nodes."""
     groups = {
         (dim_by_name(row.dim), row.group, str(row.group_size), str(row.nodes or ""))
-        for row in rank.collectives
+        for row in rank.communication.collectives
         if row.dim
     }
     return sorted(groups)
@@ -135,7 +137,7 @@ def dim_totals(
 ) -> list[tuple[tuple[Dim], float]]:
     """A total of the collectives, added up over the groups of each dimension."""
     totals: dict[tuple[Dim], float] = {}
-    for row in rank.collectives:
+    for row in rank.communication.collectives:
         value = measure(row) if row.dim else None
         if value is not None:
             key = (dim_by_name(row.dim),)
@@ -146,7 +148,9 @@ def dim_totals(
 def dim_exposed(rank: RankSnapshot) -> list[tuple[tuple[Dim], float]]:
     """The exposed seconds of each dimension; without those of which too much is not timed."""
     unknown = {
-        dim_by_name(name) for name in {r.dim for r in rank.collectives} if not is_timed(rank, name)
+        dim_by_name(name)
+        for name in {r.dim for r in rank.communication.collectives}
+        if not is_timed(rank, name)
     }
     totals = dim_totals(rank, lambda row: row.exposed_seconds)
     return [(key, seconds) for key, seconds in totals if key[0] not in unknown]
@@ -155,7 +159,12 @@ def dim_exposed(rank: RankSnapshot) -> list[tuple[tuple[Dim], float]]:
 def dim_busbw(rank: RankSnapshot) -> list[tuple[tuple[Dim], float | None]]:
     """The bus bandwidth of each dimension; None without a collective that has one."""
     return [
-        ((dim,), mean_busbw(row for row in rank.traffic if row.dim and dim_by_name(row.dim) is dim))
+        (
+            (dim,),
+            mean_busbw(
+                row for row in rank.communication.traffic if row.dim and dim_by_name(row.dim) is dim
+            ),
+        )
         for dim in Dim
     ]
 
@@ -197,7 +206,7 @@ def pipeline_lines(run: RunSnapshot) -> list[str]:
     """A sentence for each rank of a pipeline, and one for the slowest stage of each pipeline."""
     sentences, described = [], set()
     for rank in run.ranks:
-        row = rank.pipeline
+        row = rank.communication.pipeline
         if row is None:
             continue
         sentences.append(f"rank {rank.rank}: {pipeline_text(row)}; {bubble_text(row)}")

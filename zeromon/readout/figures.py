@@ -100,24 +100,28 @@ class Figure:
 
 def held_bytes(rank: RankSnapshot) -> int | None:
     """Reserved on the device, or resident on the host where there is none; None where unknown."""
-    nbytes = rank.memory.reserved_bytes if rank.memory else rank.rss_bytes
+    nbytes = rank.memory.device.reserved_bytes if rank.memory.device else rank.memory.rss_bytes
     return nbytes if nbytes >= 0 else None
 
 
 def headroom_bytes(rank: RankSnapshot) -> int | None:
     """Bytes that the device's allocator can still take; None without a device or where unknown."""
-    nbytes = rank.memory.headroom_bytes if rank.memory else -1
+    nbytes = rank.memory.device.headroom_bytes if rank.memory.device else -1
     return nbytes if nbytes >= 0 else None
 
 
 STEPS = Figure(
-    name="steps", label="steps", unit=COUNT, of_rank=lambda r: r.step, metrics=("steps_total",)
+    name="steps",
+    label="steps",
+    unit=COUNT,
+    of_rank=lambda r: r.steps.last_step,
+    metrics=("steps_total",),
 )
 
 
 def mean_step_seconds(rank: RankSnapshot) -> float | None:
     """The mean of the last timed steps, as of every figure of a rank's row; else the median."""
-    return rank.step_seconds if rank.step_mean_seconds is None else rank.step_mean_seconds
+    return rank.steps.median_seconds if rank.steps.mean_seconds is None else rank.steps.mean_seconds
 
 
 def run_step_seconds(ranks: Sequence[RankSnapshot]) -> float | None:
@@ -132,24 +136,26 @@ STEP = Figure(
 )  # fmt: skip
 EXPOSED = Figure(
     name="exposed", label=f"exposed communication, {LAST_STEPS}", unit=RATIO,
-    of_rank=lambda r: r.exposed_ratio,
+    of_rank=lambda r: r.communication.exposed_ratio,
     field="exposed_ratio", on_nodes=True, metrics=("exposed_communication_ratio",),
     level=EXPOSED_LEVEL,
 )  # fmt: skip
 EXPOSED_SECONDS = Figure(
     name="exposed_seconds", label="exposed, a step", unit=SECONDS,
-    of_rank=lambda r: r.exposed_seconds,
+    of_rank=lambda r: r.communication.exposed_seconds,
 )  # fmt: skip
 OVERLAP = Figure(
-    name="overlap", label="overlap", unit=RATIO, of_rank=lambda r: r.overlap_ratio,
+    name="overlap", label="overlap", unit=RATIO, of_rank=lambda r: r.communication.overlap_ratio,
     field="overlap_ratio", metrics=("overlap_ratio",),
 )  # fmt: skip
 LATE = Figure(
-    name="late", label="arrives late, a step", unit=SECONDS, of_rank=lambda r: r.late_seconds,
+    name="late", label="arrives late, a step", unit=SECONDS,
+    of_rank=lambda r: r.communication.late_seconds,
     field="late_seconds", on_nodes=True, metrics=("late_seconds",),
 )  # fmt: skip
 WAITS = Figure(
-    name="waits", label="waits for others, a step", unit=SECONDS, of_rank=lambda r: r.wait_seconds,
+    name="waits", label="waits for others, a step", unit=SECONDS,
+    of_rank=lambda r: r.communication.wait_seconds,
     field="wait_seconds", on_nodes=True, metrics=("wait_for_late_rank_seconds",),
 )  # fmt: skip
 MEMORY = Figure(
@@ -215,12 +221,12 @@ _UNSEEN = "seen only through a logger: W&B, TensorBoard, MLflow, Trainer, Lightn
 
 def best_informed(run: RunSnapshot) -> RankSnapshot | None:
     """The first of the ranks that know most of their loss, gradient norm and learning rate."""
-    return max(run.ranks, key=lambda rank: len(rank.scalars), default=None)
+    return max(run.ranks, key=lambda rank: len(rank.training.scalars), default=None)
 
 
 def training_text(rank: RankSnapshot) -> str:
     """Loss, gradient norm and learning rate that a logger got on *rank*, and why others are unknown."""
-    scalars = {row.name: row for row in rank.scalars}
+    scalars = {row.name: row for row in rank.training.scalars}
     phrases = [
         f"{called} {value_text(scalars[name])}" for name, called in NAMES.items() if name in scalars
     ]

@@ -78,7 +78,7 @@ def job_ledger(runs: Sequence[RunSnapshot]) -> JobLedger:
             rows += attempt.ledger
         lost = unsaved_steps(run) if later is None else lost_steps(run, later)
         for rank in run.ranks:
-            rows += with_lost_steps(rank.ledger, rank.recent, lost or 0)
+            rows += with_lost_steps(rank.ledger.rows, rank.steps.recent, lost or 0)
         if later is not None:
             dead_seconds = max(0.0, later.started_wall - run.taken_wall) * len(later.ranks)
             rows.append(LedgerRow(cause=Cause.DEAD, seconds=dead_seconds))
@@ -96,7 +96,7 @@ def _useful_work_rate(ranks: Sequence[RankSnapshot]) -> dict[str, Any]:
     """The unit and the rate of a ledger: tokens of *ranks* over their useful seconds."""
     for unit in ("tokens", "samples"):
         pairs = [(rank, share) for rank in ranks if (share := own_part(rank, unit)) is not None]
-        useful = sum(row.seconds for rank, _ in pairs for row in rank.ledger if row.cause in USEFUL)
+        useful = sum(row.seconds for rank, _ in pairs for row in rank.ledger.rows if row.cause in USEFUL)
         if useful > 0:
             return {"unit": unit, "per_second": sum(share for _, share in pairs) / useful}
     return {}
@@ -105,7 +105,7 @@ def _useful_work_rate(ranks: Sequence[RankSnapshot]) -> dict[str, Any]:
 def unsaved_steps(run: RunSnapshot) -> int:
     """The last steps of *run* that no checkpoint has kept; 0 while it lives and where no rank failed."""
     saves = checkpoints_of(run)
-    if saves is None or not run.ended or not any(rank.failed for rank in run.ranks):
+    if saves is None or not run.ended or not any(rank.status.failed for rank in run.ranks):
         return 0
     return saves.unsaved_steps or 0
 
@@ -113,10 +113,11 @@ def unsaved_steps(run: RunSnapshot) -> int:
 def lost_steps(run: RunSnapshot, later: RunSnapshot) -> int | None:
     """The last steps of *run* that the run *later* took again; None where steps are not counted."""
     resumed = (later.attempts[0].resumed_step if later.attempts else None) or max(
-        (rank.resumed_step for rank in later.ranks if rank.resumed_step is not None), default=None
+        (rank.ledger.resumed_step for rank in later.ranks if rank.ledger.resumed_step is not None),
+        default=None,
     )
-    steps = max((rank.steps for rank in run.ranks), default=0)
-    start = max((rank.resumed_step or 0 for rank in run.ranks), default=0)
+    steps = max((rank.steps.watched_steps for rank in run.ranks), default=0)
+    start = max((rank.ledger.resumed_step or 0 for rank in run.ranks), default=0)
     return None if resumed is None else max(0, start + steps - resumed)
 
 
@@ -127,9 +128,11 @@ def _notes_on_unknowns(runs: Sequence[RunSnapshot]) -> Iterable[str]:
     )
     for run, later in zip_longest(runs, runs[1:]):
         ranks = run.ranks
-        if any(rank.joined for rank in ranks):
+        if any(rank.status.joined for rank in ranks):
             yield "the agent was attached to a live process: earlier activity is unknown"
-        if ranks and all(rank.exposed_ratio is None and rank.steps for rank in ranks):
+        if ranks and all(
+            rank.communication.exposed_ratio is None and rank.steps.watched_steps for rank in ranks
+        ):
             yield "communication was not timed: compute contains what was exposed"
         if any(attempt.lost_steps is None for attempt in run.attempts):
             yield uncounted
@@ -153,8 +156,8 @@ def startup_parts_text(rank: RankSnapshot) -> str:
     names = {str(cause): name for cause, name in NAMES.items()}
     return ", ".join(
         f"{names.get(stage, stage)} {human_seconds(seconds)}"
-        for stage, seconds in rank.startup_parts.items()
-        if stage and seconds >= _MIN_PART * (rank.startup_seconds or 0.0)
+        for stage, seconds in rank.ledger.startup_parts.items()
+        if stage and seconds >= _MIN_PART * (rank.ledger.startup_seconds or 0.0)
     )
 
 
@@ -166,7 +169,7 @@ def activity_texts(run: RunSnapshot) -> list[str]:
     """The activities of the loops beside training: how often, for how long, and how fast."""
     totals: dict[tuple[str, str, bool], tuple[float, ...]] = {}
     for rank in run.ranks:
-        for row in rank.activities:
+        for row in rank.ledger.activities:
             if row.phase == Phase.OTHER.label:
                 continue  # a part of the set-up
             key = (row.phase, row.activity, row.background)
@@ -181,13 +184,15 @@ def activity_texts(run: RunSnapshot) -> list[str]:
         if nbytes and seconds:
             phrase += f", {human_bytes(nbytes)} at {human_bytes(round(nbytes / seconds))}/s a rank"
         sentences.append(phrase)
-    slowest = sorted(run.ranks, key=lambda r: -r.loading.fetch_seconds if r.loading else 0.0)[:1]
+    slowest = sorted(
+        run.ranks, key=lambda r: -r.training.loading.fetch_seconds if r.training.loading else 0.0
+    )[:1]
     return [*sentences, *filter(None, map(loading_text, slowest)), *compiled_texts(run)]
 
 
 def compiled_texts(run: RunSnapshot) -> list[str]:
     """Counts of torch.compile on the rank that compiled most, as text; [] where nothing was compiled."""
-    every = [rank.compiled for rank in run.ranks if rank.compiled]
+    every = [rank.config.compiled for rank in run.ranks if rank.config.compiled]
     busiest = max(every, key=lambda counters: counters.get("frames", 0), default=None)
     if busiest is None:
         return []
@@ -210,7 +215,7 @@ def goodput_headline(ledger: JobLedger) -> str:
 
 def checkpoint_bytes(rank: RankSnapshot) -> list[tuple[tuple[str], float]]:
     """The bytes that were saved and loaded, where they are known."""
-    rows = [row for row in rank.activities if row.activity in ("save", "load")]
+    rows = [row for row in rank.ledger.activities if row.activity in ("save", "load")]
     totals = {row.activity: sum(r.nbytes for r in rows if r.activity == row.activity) for row in rows}
     return [((activity,), nbytes) for activity, nbytes in totals.items() if nbytes]
 
@@ -256,7 +261,7 @@ def joules_per_unit(run: RunSnapshot) -> tuple[float, str] | str:
         shares = [own_part(rank, f"{unit}s") for rank in run.ranks]
         counted = [share for share in shares if share is not None]
         if counted and len(counted) == len(shares):
-            lifetime = fmean(sum(row.seconds for row in rank.ledger) for rank in run.ranks)
+            lifetime = fmean(sum(row.seconds for row in rank.ledger.rows) for rank in run.ranks)
             return watts * lifetime / sum(counted), unit
     return "batch size unknown for at least one rank"
 
@@ -301,16 +306,16 @@ class Checkpoints:
 
 def checkpoints_of(run: RunSnapshot) -> Checkpoints | None:
     """Returns what is known of the checkpoints of *run*; None before the first step."""
-    stepped = [rank for rank in run.ranks if rank.unsaved_seconds is not None]
+    stepped = [rank for rank in run.ranks if rank.ledger.unsaved_seconds is not None]
     if not stepped:
         return None
-    savers = [rank for rank in stepped if rank.checkpoints]
-    rank = max(savers or stepped, key=lambda saver: saver.unsaved_seconds or 0.0)
+    savers = [rank for rank in stepped if rank.ledger.checkpoints]
+    rank = max(savers or stepped, key=lambda saver: saver.ledger.unsaved_seconds or 0.0)
     # the training thread does not wait for a save in the background
-    rows = [row for row in rank.activities if row.activity == "save" and not row.background]
-    count = rank.checkpoints
+    rows = [row for row in rank.ledger.activities if row.activity == "save" and not row.background]
+    count = rank.ledger.checkpoints
     save_seconds = sum(row.seconds for row in rows)
-    trained = sum(row.seconds for row in rank.ledger if row.cause not in _BESIDE)
+    trained = sum(row.seconds for row in rank.ledger.rows if row.cause not in _BESIDE)
     is_known = bool(rows and count)
     failures = sum(not attempt.finished for attempt in run.attempts)
     lasted = run.taken_wall - min((attempt.started_wall for attempt in run.attempts), default=0.0)
@@ -320,8 +325,8 @@ def checkpoints_of(run: RunSnapshot) -> Checkpoints | None:
         cost_seconds=save_seconds / count if is_known else None,
         share=save_seconds / trained if is_known and trained else None,
         age_seconds=(run.taken_ns - max(row.last_ns for row in rows)) / 1e9 if is_known else None,
-        unsaved_seconds=rank.unsaved_seconds or 0.0,
-        unsaved_steps=rank.unsaved_steps,
+        unsaved_seconds=rank.ledger.unsaved_seconds or 0.0,
+        unsaved_steps=rank.ledger.unsaved_steps,
         interval_seconds=trained / count if is_known and trained else None,
         failure_seconds=lasted / failures if failures else assumed,
         measured=failures > 0,
@@ -342,7 +347,7 @@ def checkpoint_text(run: RunSnapshot) -> str:
         ]
     if not run.ended:
         phrases.append(f"at risk: {unsaved_text(saves)}")
-    elif any(rank.failed for rank in run.ranks):  # its seconds are a row of the ledger
+    elif any(rank.status.failed for rank in run.ranks):  # its seconds are a row of the ledger
         steps = human_count(saves.unsaved_steps)
         phrases.append(f"steps lost: {steps}, since {_last_save_text(saves)}")
     return "; ".join(phrases)

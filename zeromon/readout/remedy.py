@@ -153,7 +153,7 @@ def _obstacle_of_run(run: RunSnapshot) -> str:
         return "the run has ended" if run.ended else "the agent was removed"
     if run.nodes or len(run.ranks) != max((r.world_size for r in run.ranks), default=0):
         return "n/a: the ranks of several nodes cannot agree on a step yet"
-    if not all(rank.alive and rank.step for rank in run.ranks):
+    if not all(rank.status.alive and rank.steps.last_step for rank in run.ranks):
         return "a rank has not ended a step yet, or is gone"
     if run.hangs:
         return "a collective hangs"

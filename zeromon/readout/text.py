@@ -102,7 +102,7 @@ def run_state(run: RunSnapshot) -> str:
 
 def record_text(run: RunSnapshot) -> str:
     """``the store was full from 14:03 on, step 61 of at least 100``; "" for a whole record."""
-    last_step, clock = max((rank.step for rank in run.ranks), default=0), "%Y-%m-%d %H:%M"
+    last_step, clock = max((rank.steps.last_step for rank in run.ranks), default=0), "%Y-%m-%d %H:%M"
     if run.history_note:
         full = "no space left" in run.history_note.lower()
         stop_time = time.strftime(clock, time.localtime(run.history_until))
@@ -118,12 +118,12 @@ def record_text(run: RunSnapshot) -> str:
 def _state_of(run: RunSnapshot) -> str:
     if run.unfinished:
         return f"incomplete: {record_text(run)}"
-    steps = max(rank.step for rank in run.ranks)
+    steps = max(rank.steps.last_step for rank in run.ranks)
     failed = first_failed(run.ranks, run.hangs)
     if failed is not None:
         return end_text(run, failed)
-    if all(rank.silent for rank in run.ranks):
-        return f"{run.ranks[0].ended}, then at step {human_count(steps)}"
+    if all(rank.status.silent for rank in run.ranks):
+        return f"{run.ranks[0].status.ended}, then at step {human_count(steps)}"
     if run.detached:
         ending = "the run has ended since" if run.ended else "the run goes on, and is not watched"
         return f"detached after step {human_count(steps)}; {ending}"
@@ -138,11 +138,13 @@ def _state_of(run: RunSnapshot) -> str:
 
 def joined_text(run: RunSnapshot) -> str:
     """Since when a run is watched that was joined while it ran; "" for one that was launched."""
-    joined = [rank for rank in run.ranks if rank.joined]
+    joined = [rank for rank in run.ranks if rank.status.joined]
     if not joined:
         return ""
-    step = min(rank.first_step for rank in joined)
-    start = f"step {human_count(step)}" if any(r.steps for r in joined) else "zeromon attached"
+    step = min(rank.steps.first_step for rank in joined)
+    start = (
+        f"step {human_count(step)}" if any(r.steps.watched_steps for r in joined) else "zeromon attached"
+    )
     return f"watched since {start}; earlier activity is unknown"
 
 
@@ -153,7 +155,7 @@ def notes_of(run: RunSnapshot) -> list[str]:
 
 def has_died(run: RunSnapshot) -> bool:
     """Returns whether a rank failed, and not because somebody stopped the run."""
-    if not any(rank.failed for rank in run.ranks):
+    if not any(rank.status.failed for rank in run.ranks):
         return run.fleet is not None and run.fleet.failed > 0
     return DeathRole.STOPPED not in roles_of(run).values()
 
@@ -173,7 +175,7 @@ def pause_seconds(run: RunSnapshot) -> float | None:
 
     Rates of earlier steps are not the run's rates then. A pause that is expected counts as well.
     """
-    end_times = [rank.recent[-1].end_ns for rank in run.ranks if rank.recent]
+    end_times = [rank.steps.recent[-1].end_ns for rank in run.ranks if rank.steps.recent]
     if run.ended or not end_times or all(finding.rule not in STALLS for finding in run.findings):
         return None
     return max(0.0, (run.taken_ns - max(end_times)) / 1e9)
@@ -190,7 +192,7 @@ def silent_text(run: RunSnapshot, silent: Sequence[RankSnapshot]) -> str:
     nodes = sorted({rank.node for rank in silent})
     remainder = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
     place_text = f"on {', '.join(nodes[:2])}{remainder}"
-    return f"{human_count(count)} rank{'s' * (count != 1)} {place_text} {silent[0].ended}"
+    return f"{human_count(count)} rank{'s' * (count != 1)} {place_text} {silent[0].status.ended}"
 
 
 def silent_for(seconds: float) -> str:
@@ -218,25 +220,25 @@ def capture_text(capture: Capture, step: int) -> str:
 
 def doing(rank: RankSnapshot) -> str:
     """The last seen activity of a rank: ``in backward, unit layers.3, send #4 of pp (ranks 2, 3)``."""
-    if rank.halted is not Halt.NONE:
-        return str(rank.halted)
-    if rank.detached and rank.alive:
+    if rank.status.halted is not Halt.NONE:
+        return str(rank.status.halted)
+    if rank.status.detached and rank.status.alive:
         return "not watched any more"
-    if not rank.phase:
+    if not rank.steps.phase:
         return "running"  # read from Prometheus, which does not know more
-    phrases = [f"in {rank.phase}" if rank.phase != "other" else "between phases"]
-    if rank.unit:
-        phrases.append(f"unit {rank.unit}")
-    if rank.in_flight:
-        entry = rank.in_flight[0]
+    phrases = [f"in {rank.steps.phase}" if rank.steps.phase != "other" else "between phases"]
+    if rank.steps.unit:
+        phrases.append(f"unit {rank.steps.unit}")
+    if rank.communication.in_flight:
+        entry = rank.communication.in_flight[0]
         phrases.append(f"{entry.op} #{abs(entry.sequence)} of {group_of(rank, entry)} in flight")
-    elif rank.lock is not None:
-        remedy = f": {removal_of(rank.lock)}" if rank.lock.is_stale else ""
-        phrases.append(f"waiting for {lock_text(rank.lock)}{remedy}")
-    elif rank.stack:
-        if waits_for_batch(rank.stack):
+    elif rank.status.lock is not None:
+        remedy = f": {removal_of(rank.status.lock)}" if rank.status.lock.is_stale else ""
+        phrases.append(f"waiting for {lock_text(rank.status.lock)}{remedy}")
+    elif rank.status.stack:
+        if waits_for_batch(rank.status.stack):
             phrases.append("waiting for a batch of the DataLoader")
-        phrases.append(f"at {script_line(rank.stack)}")
+        phrases.append(f"at {script_line(rank.status.stack)}")
     return ", ".join(phrases)
 
 
@@ -257,7 +259,7 @@ def removal_of(lock: ExtensionLock) -> str:
 
 def group_of(rank: RankSnapshot, entry: InFlight) -> str:
     """In which group a collective of *rank* is: :func:`group_text`."""
-    group = next((row for row in rank.groups if row.group_id == entry.group_id), None)
+    group = next((row for row in rank.communication.groups if row.group_id == entry.group_id), None)
     membership = ("", ()) if group is None else (group.dim, group.ranks)
     return group_text(entry.group, *membership)
 
@@ -283,30 +285,31 @@ _MAX_MEMBERS = 8
 
 def exposed_unknown(rank: RankSnapshot) -> str:
     """Why the exposed communication of *rank* is unknown; "" where it is known."""
-    if rank.exposed_ratio is not None:
+    if rank.communication.exposed_ratio is not None:
         return ""
-    if rank.untimed_ratio is not None and rank.untimed_ratio > UNTIMED:
-        return f"{human_ratio(rank.untimed_ratio)} of its collectives are {_untimed_place(rank)}"
-    unknown = rank.process.get("unknown_collectives")
-    if unknown and any(step.untimed > step.collectives for step in rank.recent):
+    if rank.communication.untimed_ratio is not None and rank.communication.untimed_ratio > UNTIMED:
+        untimed = human_ratio(rank.communication.untimed_ratio)
+        return f"{untimed} of its collectives are {_untimed_place(rank)}"
+    unknown = rank.config.process.get("unknown_collectives")
+    if unknown and any(step.untimed > step.collectives for step in rank.steps.recent):
         return f"no hook sees {', '.join(unknown)}"
     return "no step has been timed yet"
 
 
 def overlap_unknown(rank: RankSnapshot) -> str:
     """Why the overlap of *rank* is unknown; "" where it is known, or its exposed time is not either."""
-    if rank.overlap_ratio is not None or rank.exposed_ratio is None:
+    if rank.communication.overlap_ratio is not None or rank.communication.exposed_ratio is None:
         return ""
-    spans_unseen = any(step.communication_ns < 0 for step in rank.recent if step.timed)
+    spans_unseen = any(step.communication_ns < 0 for step in rank.steps.recent if step.timed)
     return "when its collectives begin or end is not seen" if spans_unseen else "no communication"
 
 
 def busbw_unknown(rank: RankSnapshot) -> str:
     """Why collectives of *rank* that sent bytes have no bus bandwidth; "" where none is without."""
-    known = {(row.op, row.group) for row in rank.traffic if row.busbw_bytes_per_second}
+    known = {(row.op, row.group) for row in rank.communication.traffic if row.busbw_bytes_per_second}
     unseen = [
         row.op
-        for row in rank.collectives
+        for row in rank.communication.collectives
         if row.timed and row.nbytes and bus_factor(operation_by_name(row.op), row.group_size)
         and row.busbw_bytes_per_second is None and (row.op, row.group) not in known
     ]  # fmt: skip
@@ -315,10 +318,10 @@ def busbw_unknown(rank: RankSnapshot) -> str:
 
 def memory_unknown(rank: RankSnapshot) -> str:
     """Which figures of the device's allocator are unknown, and why; "" where none is, and on a CPU."""
-    kind = rank.process.get("allocator", "")
+    kind = rank.config.process.get("allocator", "")
     if kind == "cudaMallocAsync":
         return "free parts of blocks and retries are n/a: cudaMallocAsync does not count them"
-    if rank.memory is not None or not kind:
+    if rank.memory.device is not None or not kind:
         return ""
     if kind == "uncached":
         return "device memory is n/a: torch counts nothing with PYTORCH_NO_CUDA_MEMORY_CACHING"
@@ -327,10 +330,10 @@ def memory_unknown(rank: RankSnapshot) -> str:
 
 def in_graphs(rank: RankSnapshot) -> str:
     """``28 collectives issued from C++, untimed``, and what follows; "" without any."""
-    if not rank.untimed_in_cpp:
+    if not rank.communication.untimed_in_cpp:
         return ""
-    count_text = f"{human_count(rank.untimed_in_cpp)} collectives {_untimed_place(rank)}"
-    bound = rank.exposed_ratio is not None and in_graphs_ratio(rank) > 0
+    count_text = f"{human_count(rank.communication.untimed_in_cpp)} collectives {_untimed_place(rank)}"
+    bound = rank.communication.exposed_ratio is not None and in_graphs_ratio(rank) > 0
     return f"{count_text}; exposed communication is at least what is shown" if bound else count_text
 
 
@@ -339,22 +342,26 @@ def in_graphs_ratio(rank: RankSnapshot) -> float:
 
     Constructors communicate before the first step; what DDP's reducer has timed follows a step later.
     """
-    steps = [step for step in rank.recent[1:-1] if not step.idle]
+    steps = [step for step in rank.steps.recent[1:-1] if not step.idle]
     return sum(step.untimed for step in steps) / max(1, sum(step.collectives for step in steps))
 
 
 def _untimed_place(rank: RankSnapshot) -> str:
     """Where no hook sees a collective: a graph is named only where torch.compile has made one."""
-    graphs = "inside compiled graphs or " if rank.compiled.get("frames") else ""
+    graphs = "inside compiled graphs or " if rank.config.compiled.get("frames") else ""
     return f"{graphs}issued from C++, untimed"
 
 
 def state_text(rank: RankSnapshot) -> str:
     """How a rank ended, where it stands still, else its phase: for a table cell."""
-    if rank.stack and not rank.ended:
-        return f"in {rank.in_flight[0].op}" if rank.in_flight else f"at {short_frame(rank.stack)}"
-    phase = "running" if rank.phase == "other" else rank.phase or "up"
-    return (rank.ended or phase).replace("_", " ")
+    if rank.status.stack and not rank.status.ended:
+        return (
+            f"in {rank.communication.in_flight[0].op}"
+            if rank.communication.in_flight
+            else f"at {short_frame(rank.status.stack)}"
+        )
+    phase = "running" if rank.steps.phase == "other" else rank.steps.phase or "up"
+    return (rank.status.ended or phase).replace("_", " ")
 
 
 def short_frame(stack: Sequence[str]) -> str:
@@ -379,7 +386,7 @@ def busiest_line(rank: RankSnapshot, *, communicates: bool = False) -> str:
     *communicates*: of those samples in which it waits for other ranks; else of the others.
     """
     functions: dict[tuple[str, str], list[CodeLine]] = {}
-    for code_line in (row for row in rank.own_code if row.communicates is communicates):
+    for code_line in (row for row in rank.steps.own_code if row.communicates is communicates):
         file, _, function = code_line.place.rpartition(":")
         functions.setdefault((file, function.partition(" ")[2]), []).append(code_line)
     samples = max(functions.values(), key=lambda rows: sum(row.ratio for row in rows), default=[])
@@ -480,7 +487,7 @@ def overhead_text(ranks: Sequence[RankSnapshot]) -> str:
 
 def overhead_bound(ranks: Sequence[RankSnapshot]) -> str:
     """``about 0.3 %``: the accounted overhead of the rank with the highest; ``n/a`` where unknown."""
-    bounds = [b for rank in ranks if (b := rank.accounted_overhead_ratio) is not None]
+    bounds = [b for rank in ranks if (b := rank.agent.accounted_overhead_ratio) is not None]
     return f"about {human_ratio(max(bounds))}" if bounds else "n/a"
 
 
@@ -489,8 +496,8 @@ def overhead_measured(ranks: Sequence[RankSnapshot]) -> str:
     measured = [
         (ratio, _SURE * noise)
         for rank in ranks
-        if (ratio := rank.overhead_ratio) is not None
-        and (noise := rank.overhead_noise_ratio) is not None
+        if (ratio := rank.agent.overhead_ratio) is not None
+        and (noise := rank.agent.overhead_noise_ratio) is not None
     ]
     ratio, width = max((k for k in measured if k[1] <= max(_FINE, abs(k[0]))), default=(None, 0.0))
     return "" if ratio is None else f"{ratio * 100:+.1f} ± {width * 100:.1f} %"
@@ -505,18 +512,23 @@ def end_text(run: RunSnapshot, fatal: RankSnapshot) -> str:
     """How the run was stopped, or which rank ended it and how many died of that."""
     roles = roles_of(run)
     if roles[fatal.rank] is DeathRole.STOPPED:
-        return f"{ended_text(fatal)} after step {human_count(fatal.step)}"
+        return f"{ended_text(fatal)} after step {human_count(fatal.steps.last_step)}"
     if roles[fatal.rank] is DeathRole.VICTIM and run.unread:
-        fate = f"rank {fatal.rank} ended after step {human_count(fatal.step)} ({error_of(fatal)})"
+        last_step = human_count(fatal.steps.last_step)
+        fate = f"rank {fatal.rank} ended after step {last_step} ({error_of(fatal)})"
         return f"died: cause unknown, the record of {numbered_ranks(run.unread)} is lost; {fate}"
     culprits = [rank for rank in run.ranks if roles.get(rank.rank) is DeathRole.CULPRIT]
-    alike_count = sum(rank.ended == fatal.ended for rank in culprits)
+    alike_count = sum(rank.status.ended == fatal.status.ended for rank in culprits)
     count_text = f" (and {alike_count - 1} more)" if alike_count > 1 else ""
-    name = fatal.ended if fatal.ended != "exception" else error_of(fatal).split()[0].rstrip(":")
-    manner = f", {name}, after step {human_count(fatal.step)}"
+    name = (
+        fatal.status.ended
+        if fatal.status.ended != "exception"
+        else error_of(fatal).split()[0].rstrip(":")
+    )
+    manner = f", {name}, after step {human_count(fatal.steps.last_step)}"
     if has_left(fatal):
-        manner = f" left after step {human_count(fatal.step)} ({exit_text(fatal)})"
-    other_ranks = [rank.rank for rank in culprits if rank.ended != fatal.ended]
+        manner = f" left after step {human_count(fatal.steps.last_step)} ({exit_text(fatal)})"
+    other_ranks = [rank.rank for rank in culprits if rank.status.ended != fatal.status.ended]
     victims = [rank for rank, role in roles.items() if role is DeathRole.VICTIM]
     count = len(victims) if run.fleet is None else run.fleet.failed - len(culprits)
     phrases = [f"died: rank {fatal.rank}{count_text}{manner}"]
@@ -529,8 +541,8 @@ def end_text(run: RunSnapshot, fatal: RankSnapshot) -> str:
 
 def error_of(rank: RankSnapshot) -> str:
     """How *rank* ended: ``SIGKILL``, or its exception: ``ValueError at t.py:32: bad sample 4711``."""
-    error = rank.exception if rank.ended == "exception" else ""
-    return f"{error[:_MAX_ERROR]}..." if len(error) > _MAX_ERROR else error or rank.ended
+    error = rank.status.exception if rank.status.ended == "exception" else ""
+    return f"{error[:_MAX_ERROR]}..." if len(error) > _MAX_ERROR else error or rank.status.ended
 
 
 _MAX_ERROR = 160
@@ -538,12 +550,12 @@ _MAX_ERROR = 160
 
 def ended_text(rank: RankSnapshot) -> str:
     """How *rank* ended, in a word or two: ``SIGKILL``, ``stopped by Ctrl-C``."""
-    return f"stopped by {rank.stopped}" if rank.stopped else rank.ended
+    return f"stopped by {rank.status.stopped}" if rank.status.stopped else rank.status.ended
 
 
 def exit_text(rank: RankSnapshot) -> str:
     """How a rank ended that left without an error; the kernel may not tell the exit code."""
-    return "exit code 0" if rank.ended == "finished" else "without an error"
+    return "exit code 0" if rank.status.ended == "finished" else "without an error"
 
 
 def death_text(death: Death) -> str:
@@ -554,21 +566,21 @@ def death_text(death: Death) -> str:
 
 def host_evidence(rank: RankSnapshot) -> str:
     """The kernel's count of kills, and the rank's memory, when the kernel killed it for memory."""
-    host = rank.host
+    host = rank.memory.host
     if host is None:
         return ""
     source = f"cgroup {host.cgroup}" if host.cgroup and host.oom_kills >= 0 else "machine"
     times = "one such kill" if host.kills_at_end == 1 else f"{host.kills_at_end} such kills"
-    note = f"the {source} counted {times} then; this rank held {human_bytes(rank.rss_bytes)}"
+    note = f"the {source} counted {times} then; this rank held {human_bytes(rank.memory.rss_bytes)}"
     return f"{note} of a limit of {human_bytes(host.limit_bytes)}" if host.limit_bytes > 0 else note
 
 
 def left_text(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]) -> str:
     """``left after step 60 (exit code 0) while rank 1 trained in step 61``."""
     victims = [peer for peer in run.ranks if roles.get(peer.rank) is DeathRole.VICTIM]
-    step = human_count(max((peer.step for peer in victims), default=0) + 1)
+    step = human_count(max((peer.steps.last_step for peer in victims), default=0) + 1)
     peers = numbered_ranks([peer.rank for peer in victims])
-    departure = f"left after step {human_count(rank.step)} ({exit_text(rank)})"
+    departure = f"left after step {human_count(rank.steps.last_step)} ({exit_text(rank)})"
     return f"{departure} while {peers} trained in step {step}"
 
 

@@ -56,7 +56,7 @@ def tokens_per_second(run: RunSnapshot) -> float | str:
 
 def own_part(rank: RankSnapshot, name: str) -> float | None:
     """The rank's own part of all ``samples`` or ``tokens``: ranks that get the same batch divide it."""
-    count = getattr(rank.batches, name, 0)
+    count = getattr(rank.training.batches, name, 0)
     if rank.data_parallel_ranks is None or not count:
         return None
     sharers = ranks_of_dim(rank, Dim.TP)
@@ -66,7 +66,7 @@ def own_part(rank: RankSnapshot, name: str) -> float | None:
 def _no_tokens_reason(run: RunSnapshot) -> str:
     if run.origin:
         return "a Prometheus has their totals: rate(zeromon_tokens_total)"
-    return _NO_TOKENS if any(rank.batches for rank in run.ranks) else _UNTOLD
+    return _NO_TOKENS if any(rank.training.batches for rank in run.ranks) else _UNTOLD
 
 
 def _of_all(
@@ -82,12 +82,12 @@ def _of_all(
 
 
 def _mean_per_step(rank: RankSnapshot, name: str) -> float | None:
-    total = getattr(rank.batches, name, 0)
-    return total / rank.batches.steps if rank.batches is not None and total else None
+    total = getattr(rank.training.batches, name, 0)
+    return total / rank.training.batches.steps if rank.training.batches is not None and total else None
 
 
 def _rate_per_second(rank: RankSnapshot, name: str) -> float | None:
-    steps = settled_steps(step for step in rank.recent[-WINDOW:] if getattr(step, name) >= 0)
+    steps = settled_steps(step for step in rank.steps.recent[-WINDOW:] if getattr(step, name) >= 0)
     seconds = sum(step.seconds for step in steps)
     return sum(getattr(step, name) for step in steps) / seconds if seconds > 0 else None
 
@@ -100,8 +100,8 @@ def flops_per_token(run: RunSnapshot) -> float | str:
 
     What activation checkpointing repeats does not count.
     """
-    rank = next((rank for rank in run.ranks if rank.models), None)
-    if rank is not None and len(rank.models) != 1 and rank.pipeline is None:
+    rank = next((rank for rank in run.ranks if rank.config.models), None)
+    if rank is not None and len(rank.config.models) != 1 and rank.communication.pipeline is None:
         return "the rank trains several models"
     shards, reason = whole_model_parts(run)
     if reason or rank is None:
@@ -122,7 +122,7 @@ def _trained_numel(shard: ModelMetadata) -> float:
 
 def _mean_sequence_length(run: RunSnapshot) -> float:
     """Mean length of the sequence that a token is in."""
-    batches = [rank.batches for rank in run.ranks if rank.batches is not None]
+    batches = [rank.training.batches for rank in run.ranks if rank.training.batches is not None]
     positions = sum(batch.positions for batch in batches)
     splits = ranks_of_dim(run.ranks[0], Dim.CP) if run.ranks else 1
     return splits * sum(batch.pairs for batch in batches) / positions if positions else 0.0
@@ -130,9 +130,9 @@ def _mean_sequence_length(run: RunSnapshot) -> float:
 
 def device_peak(rank: RankSnapshot) -> float | str:
     """Dense peak of the rank's device in the dtype of its matrices, FLOP/s, or why it is unknown."""
-    name = rank.device_stats.name if rank.device_stats is not None else ""
+    name = rank.machine.device.name if rank.machine.device is not None else ""
     model = model_of(rank) or ModelMetadata()
-    dtype = rank.process.get("autocast") or model.get("compute_dtype", "")
+    dtype = rank.config.process.get("autocast") or model.get("compute_dtype", "")
     return peak_flops(name or rank.device.partition(":")[0], dtype)
 
 
@@ -181,7 +181,7 @@ def throughput_text(run: RunSnapshot) -> str:
 
 def padding_text(run: RunSnapshot) -> str:
     """Text that says whether tokens include padding; "" where the model gets no attention mask."""
-    kinds = {rank.batches.padding for rank in run.ranks if rank.batches is not None}
+    kinds = {rank.training.batches.padding for rank in run.ranks if rank.training.batches is not None}
     if Padding.INCLUDED in kinds:
         return " (padding included)"
     return " (without padding)" if Padding.LEFT_OUT in kinds else ""
@@ -220,16 +220,16 @@ def how_far(run: RunSnapshot) -> Progress | None:
 def planned_steps(run: RunSnapshot, rank: RankSnapshot) -> int | None:
     """The number of the last step, as the rank counts; of the epoch where only that is known."""
     goal = _goal_of_rank(run, rank)
-    return None if goal is None else rank.step + goal[1] - goal[0]
+    return None if goal is None else rank.steps.last_step + goal[1] - goal[0]
 
 
 def _goal_of_rank(run: RunSnapshot, rank: RankSnapshot) -> tuple[int, int, str] | None:
     """The rank's step, of how many, and what says so."""
-    goal = rank.goal
-    step, of, by = rank.step, run.planned_steps, "--steps"
+    goal = rank.config.goal
+    step, of, by = rank.steps.last_step, run.planned_steps, "--steps"
     if not of:
-        step, by = rank.step + goal.get("before", 0), goal.get("by", "")
-        micro_steps = rank.recent[-1].micro_steps if rank.recent else 0
+        step, by = rank.steps.last_step + goal.get("before", 0), goal.get("by", "")
+        micro_steps = rank.steps.recent[-1].micro_steps if rank.steps.recent else 0
         of = goal.get("steps", 0) or math.ceil(goal.get("batches", 0) / max(1, micro_steps))
     return (step, of, by) if of and 0 <= step <= of else None
 

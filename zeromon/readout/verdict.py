@@ -64,7 +64,7 @@ def hang_headline(run: RunSnapshot, hang: Hang) -> str:
     """
     cause = _hang_cause_text(run, hang, _location_of_rank)
     if _hang_is_over(run, hang):
-        waited = [rank.step for rank in run.ranks if rank.rank in hang.waiting]
+        waited = [rank.steps.last_step for rank in run.ranks if rank.rank in hang.waiting]
         step = human_count(max(waited, default=0) + 1)
         return f"hung at step {step} for {rough_time(hang.seconds)}: {cause}"
     if cause.startswith(str(hang.kind)):
@@ -83,7 +83,7 @@ def hang_text(run: RunSnapshot, hang: Hang) -> str:
 
 def _hang_is_over(run: RunSnapshot, hang: Hang) -> bool:
     """Returns whether the ranks that waited in *hang* have ended."""
-    waited = [rank.alive for rank in run.ranks if rank.rank in hang.waiting]
+    waited = [rank.status.alive for rank in run.ranks if rank.rank in hang.waiting]
     return bool(hang.seconds) and (run.ended or (bool(waited) and not any(waited)))
 
 
@@ -97,7 +97,7 @@ def _hang_cause_text(run: RunSnapshot, hang: Hang, locate: Callable[[RankSnapsho
         waits = (f"{named_ranks(h.waiting)} in {h.op} of {_short_group_name(h)}" for h in circle)
         return f"{hang.kind}: {', '.join(waits)}{_who_is_ahead(run, _calls_in_hangs(run, circle))}"
     if hang.pause and locate is _location_of_rank:
-        paused = next((r for r in run.ranks if r.rank in hang.missing and r.stack), None)
+        paused = next((r for r in run.ranks if r.rank in hang.missing and r.status.stack), None)
         return f"{hang.pause} ({locate(paused)})" if paused is not None else hang.pause
     activities = {peer.rank: peer.doing for peer in run.away}
     activities |= {rank.rank: locate(rank) for rank in run.ranks if rank.rank in hang.missing}
@@ -129,20 +129,20 @@ def _absent_rank_text(run: RunSnapshot, number: int, is_over: bool) -> str:
     """``rank 1 is dead (SIGKILL)``, ``rank 0 has left after step 60 (exit code 0)``."""
     rank_text = named_ranks((number,), run.node_of)
     rank = next((rank for rank in run.ranks if rank.rank == number), None)
-    if rank is not None and not rank.failed:
-        departure = f"left after step {human_count(rank.step)} ({exit_text(rank)})"
+    if rank is not None and not rank.status.failed:
+        departure = f"left after step {human_count(rank.steps.last_step)} ({exit_text(rank)})"
         return f"{rank_text} {'had' if is_over else 'has'} {departure}"
     peer_end = next((peer.ended for peer in run.away if peer.rank == number), "")
-    ending = rank.ended if rank is not None else peer_end
+    ending = rank.status.ended if rank is not None else peer_end
     return f"{rank_text} {'was' if is_over else 'is'} dead{ending and f' ({ending})'}"
 
 
 def _location_of_rank(rank: RankSnapshot) -> str:
     """``at t.py:32``, or why the rank runs nothing, else its phase."""
-    if rank.halted is not Halt.NONE or not rank.stack:
+    if rank.status.halted is not Halt.NONE or not rank.status.stack:
         return doing(rank)
-    waits = "waits for a batch of the DataLoader, " if waits_for_batch(rank.stack) else ""
-    return f"{waits}at {short_frame(rank.stack)}"
+    waits = "waits for a batch of the DataLoader, " if waits_for_batch(rank.status.stack) else ""
+    return f"{waits}at {short_frame(rank.status.stack)}"
 
 
 def _call_mismatch_text(run: RunSnapshot, hang: Hang) -> str:
@@ -180,10 +180,10 @@ def _who_is_ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
     """``; rank 0 is one forward ahead``, or which steps the ranks have ended; "" where neither shows."""
     callers = {call.rank for call in calls}
     members = [rank for rank in run.ranks if rank.rank in callers]
-    empty = [rank.rank for rank in members if rank.out_of_batches]
+    empty = [rank.rank for rank in members if rank.training.out_of_batches]
     forward = [call.rank for call in calls if call.phase == "forward" and call.is_repeated]
     outside = [call.rank for call in calls if call.phase == "other"]
-    steps = {rank.step for rank in members}
+    steps = {rank.steps.last_step for rank in members}
     if 0 < len(empty) < len(calls):
         return f"; {named_ranks(empty)} had no more batches after step {human_count(min(steps))}"
     if len(steps) > 1:
@@ -203,7 +203,7 @@ def _calls_in_hangs(run: RunSnapshot, hangs: Sequence[Hang]) -> list[MemberCall]
         for hang in hangs
         for rank in run.ranks
         if rank.rank in hang.waiting
-        for call in rank.in_flight
+        for call in rank.communication.in_flight
         if call.group_id == hang.group_id
     ]
 
@@ -360,10 +360,10 @@ def judge_run(run: RunSnapshot) -> Verdict:
         end_health = Health.DEAD if run.attempts else Health.UNKNOWN
         return _of_health(end_health if run.ended else Health.STARTING, starting_text(run))
     if has_died(run):
-        alive = not run.ended and any(rank.alive for rank in run.ranks)
+        alive = not run.ended and any(rank.status.alive for rank in run.ranks)
         return _of_health(Health.DYING if alive else Health.DEAD, _first_death_sentence(run))
-    is_stopped = any(rank.failed for rank in run.ranks)
-    if all(rank.silent for rank in run.ranks) and not run.ended:
+    is_stopped = any(rank.status.failed for rank in run.ranks)
+    if all(rank.status.silent for rank in run.ranks) and not run.ended:
         return _of_health(Health.UNKNOWN, silent_text(run, run.ranks))
     threat = _stall_threat(run) or _at_risk_verdict(run) or _lost_time(run)
     if run.detached and not is_stopped and (threat is None or threat.health is not Health.STALLED):
@@ -371,7 +371,7 @@ def judge_run(run: RunSnapshot) -> Verdict:
         return _of_health(Health.NOT_WATCHED, note)
     if is_stopped or run.ended:
         health = Health.STOPPED if is_stopped else Health.FINISHED
-        trained = any(rank.steps for rank in run.ranks)
+        trained = any(rank.steps.watched_steps for rank in run.ranks)
         final = threat or _of_health(health, _largest_wait(run) if trained else _no_step_text(run))
         return replace(final, health=health, outcome=run_state(run))
     return threat or _verdict_when_healthy(run)
@@ -454,7 +454,7 @@ def _memory_risk(run: RunSnapshot) -> Verdict | None:
 def _at_risk_verdict(run: RunSnapshot) -> Verdict | None:
     if (risk := _memory_risk(run)) is not None:
         return risk
-    silent = [rank for rank in run.ranks if rank.silent]
+    silent = [rank for rank in run.ranks if rank.status.silent]
     if silent:
         return Verdict(Health.AT_RISK, Severity.WARNING, silent_text(run, silent))
     if run.unread:
@@ -478,7 +478,7 @@ def _severe_findings(run: RunSnapshot, severity: Severity) -> list[Finding]:
 def _lost_time(run: RunSnapshot) -> Verdict | None:
     """The verdict on what steps wait for: an expected pause, else the finding of the largest share."""
     if any(hang.pause for hang in run.hangs):
-        health = Health.SLOW if any(rank.steps for rank in run.ranks) else Health.STARTING
+        health = Health.SLOW if any(rank.steps.watched_steps for rank in run.ranks) else Health.STARTING
         return Verdict(health, Severity.WARNING, hang_headline(run, run.hangs[0]))
     findings = [
         f for f in run.findings
@@ -505,7 +505,7 @@ def _most_severe_finding(findings: Sequence[Finding]) -> Finding:
 
 def _ranks_without_agent(run: RunSnapshot) -> list[int]:
     """The ranks of a run on one node that have no agent yet."""
-    size = max((rank.process.get("local_world_size", 0) for rank in run.ranks), default=0)
+    size = max((rank.config.process.get("local_world_size", 0) for rank in run.ranks), default=0)
     is_whole = all(rank.world_size == size for rank in run.ranks)
     return sorted(set(range(size)) - {rank.rank for rank in run.ranks}) if is_whole else []
 
@@ -513,14 +513,17 @@ def _ranks_without_agent(run: RunSnapshot) -> list[int]:
 def _no_step_text(run: RunSnapshot) -> str:
     """``no step has ended after 20 s; rank 0 is between phases, at train.py:21``."""
     has, is_, verb, seconds = "has", "is", "still in", run.taken_wall - run.started_wall
-    started_ns = min((rank.started_ns for rank in run.ranks), default=run.taken_ns)
+    started_ns = min((rank.status.started_ns for rank in run.ranks), default=run.taken_ns)
     step = "no step"
     if run.attempt > 1:  # launched long ago, and started again since
         step, seconds = f"no step of attempt {run.attempt}", (run.taken_ns - started_ns) / 1e9
     if run.ended:
         has, is_, verb = "had", "was", "never left"
-        seconds = max((rank.last_event_ns - rank.started_ns for rank in run.ranks), default=0) / 1e9
-    stuck = next((rank for rank in run.ranks if rank.stack), None)
+        seconds = (
+            max((rank.status.last_event_ns - rank.status.started_ns for rank in run.ranks), default=0)
+            / 1e9
+        )
+    stuck = next((rank for rank in run.ranks if rank.status.stack), None)
     activity = f"; rank {stuck.rank} {is_} {doing(stuck)}" if stuck is not None else ""
     absent = _ranks_without_agent(run)  # an agent starts when that call returns
     joins = f"; {members_text(absent)} {verb} init_process_group" if absent else ""
@@ -528,7 +531,7 @@ def _no_step_text(run: RunSnapshot) -> str:
 
 
 def _verdict_when_healthy(run: RunSnapshot) -> Verdict:
-    if not any(rank.steps for rank in run.ranks):
+    if not any(rank.steps.watched_steps for rank in run.ranks):
         return _of_health(Health.STARTING, _no_step_text(run))
     if is_ending(run):
         return Verdict(Health.HEALTHY, None, "the script has ended, its processes end")
@@ -547,7 +550,11 @@ _WAITS = (
 
 def _largest_wait(run: RunSnapshot) -> str:
     """``exposed communication 4.4 % of a step``: the largest part of a rank's step that is no work."""
-    ratios = [rank.exposed_ratio for rank in run.ranks if rank.exposed_ratio is not None]
+    ratios = [
+        rank.communication.exposed_ratio
+        for rank in run.ranks
+        if rank.communication.exposed_ratio is not None
+    ]
     if not ratios:
         return f"exposed communication n/a: {exposed_unknown(run.ranks[0])}"
     shares = {"exposed": max(ratios)}
@@ -577,12 +584,12 @@ def risk_text(risk: Risk, rank: RankSnapshot) -> str:
         reason = "" if risk.cause == RiskCause.NONE else f" ({_CAUSES.get(risk.cause, risk.cause)})"
         in_use = "" if risk.pool == Pool.HOST else " in use"
         return f"{risk.pool} memory: {level}{in_use}{reason}"
-    full = f"step {human_count(rank.step + risk.steps_left)}"
-    if not rank.alive:
+    full = f"step {human_count(rank.steps.last_step + risk.steps_left)}"
+    if not rank.status.alive:
         return f"{risk.pool} memory: {grows}, to {level}; it was to be full at about {full}"
     details = [f"in {human_count(risk.steps_left)} steps"]
-    if rank.step_seconds:
-        details.append(human_seconds(risk.steps_left * rank.step_seconds))
+    if rank.steps.median_seconds:
+        details.append(human_seconds(risk.steps_left * rank.steps.median_seconds))
     if risk.steps_soonest is not None and risk.steps_latest is not None:
         low, high = human_count(risk.steps_soonest), human_count(risk.steps_latest)
         details.append(f"between {low} and {high} steps")
@@ -596,7 +603,7 @@ def _memory_growth_text(rank: RankSnapshot, risk: Risk) -> str:
         return ""
     grower, ranks = _subject_of_trend(rank, risk), risk.growing_ranks
     owners = f" of {members_text(ranks)}" if ranks else ""
-    verb = ("grow" if grower.endswith("s") else "grows") if rank.alive else "grew"
+    verb = ("grow" if grower.endswith("s") else "grows") if rank.status.alive else "grew"
     start = f" since step {human_count(risk.since_step)}" if risk.since_step else ""
     return f"{grower}{owners} {verb} {human_bytes(risk.growth_bytes_per_step)} per step{start}"
 
@@ -626,10 +633,10 @@ def risk_level(risk: Risk) -> str:
 def risk_headline(rank: RankSnapshot, risk: Risk, *, short: bool = False) -> str:
     """``rank 3 runs out of device memory at about step 1,840, in 12 min: ... grow 31 MiB per step``."""
     is_host = risk.pool == Pool.HOST
-    if risk.steps_left is None or not rank.alive:
+    if risk.steps_left is None or not rank.status.alive:
         return ("" if is_host else rank_prefix(rank.rank)) + risk_text(risk, rank)
-    step = human_count(rank.step + risk.steps_left)
-    time = rough_time(risk.steps_left * rank.step_seconds) if rank.step_seconds else ""
+    step = human_count(rank.steps.last_step + risk.steps_left)
+    time = rough_time(risk.steps_left * rank.steps.median_seconds) if rank.steps.median_seconds else ""
     if short:
         owner = "host" if is_host else f"rank {rank.rank}: {risk.pool}"
         grower, rate = _subject_of_trend(rank, risk), human_bytes(risk.growth_bytes_per_step)
@@ -643,7 +650,7 @@ def _subject_of_trend(rank: RankSnapshot, risk: Risk) -> str:
     """The subject of the trend; of growth, the role that has grown most."""
     if risk.cause != RiskCause.GROWTH:
         return _TRENDS.get(risk.cause, _OTHERS)
-    grown = max(rank.roles, key=lambda row: row.grown_bytes, default=None)
+    grown = max(rank.memory.roles, key=lambda row: row.grown_bytes, default=None)
     if grown is None or grown.grown_bytes <= risk.grown_bytes / 2:
         return "use"
     name = grown.role.replace("_", " ")

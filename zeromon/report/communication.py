@@ -28,7 +28,7 @@ def by_operation(run: RunSnapshot) -> str:
     """The collectives of the first rank by operation and group, in all."""
     rank = run.ranks[0]
     rows = column_table(
-        rank.collectives,
+        rank.communication.collectives,
         ("op", lambda row: row.op),
         ("group", lambda row: f"{row.group}({row.group_size})"),
         ("calls", lambda row: human_count(row.count)),
@@ -37,19 +37,20 @@ def by_operation(run: RunSnapshot) -> str:
         ("exposed", lambda row: human_seconds(row.exposed_seconds) if row.seconds else "-"),
         ("busbw", lambda row: human_rate(_recent_bus_bandwidth(rank, row))),
     )
-    reason = exposed_unknown(rank) if rank.steps else ""
+    reason = exposed_unknown(rank) if rank.steps.watched_steps else ""
     nothing = f"  n/a: {reason}" if reason else "  none"
-    blocks = [f"Communication of rank {rank.rank}", rows if rank.collectives else nothing]
-    if rank.untimed:
-        unknown = sum(rank.unattributed.values())
+    blocks = [f"Communication of rank {rank.rank}", rows if rank.communication.collectives else nothing]
+    if rank.communication.untimed:
+        unknown = sum(rank.communication.unattributed.values())
         of_them = f", {human_count(unknown)} of them of unknown operation" if unknown else ""
         blocks.append(
-            f"  {human_count(sum(rank.untimed.values()))} collectives were counted but not timed"
+            f"  {human_count(sum(rank.communication.untimed.values()))} collectives were counted "
+            "but not timed"
             f" one by one{of_them}"
         )
     if note := in_graphs(rank):
         blocks.append(f"  {note}")
-    if rank.collectives and (reason := overlap_unknown(rank)):
+    if rank.communication.collectives and (reason := overlap_unknown(rank)):
         blocks.append(f"  overlap n/a: {reason}")
     if reason := busbw_unknown(rank):
         blocks.append(f"  busbw n/a: {reason}")
@@ -59,7 +60,7 @@ def by_operation(run: RunSnapshot) -> str:
 def _recent_bus_bandwidth(rank: RankSnapshot, row: CollectiveRow) -> float | None:
     """The bandwidth of the last steps; where calls are timed by bucket, as by DDP, that of all units."""
     units = [
-        unit for unit in rank.traffic
+        unit for unit in rank.communication.traffic
         if (unit.op, unit.group) == (row.op, row.group) and unit.busbw_bytes_per_second
     ]  # fmt: skip
     seconds = sum(unit.nbytes / (unit.busbw_bytes_per_second or 1.0) for unit in units)
@@ -95,25 +96,25 @@ _OF_UNITS = ("unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed"
 def by_unit(run: RunSnapshot, limit: int) -> str:
     """The communication by unit or bucket, on the rank that waits most; "" without any."""
     rank = most_exposed(run.ranks)
-    if rank is None or not rank.traffic:
+    if rank is None or not rank.communication.traffic:
         return ""
     blocks = [
         f"What rank {rank.rank} waits for, a step (mean of the last ten)",
-        field_table(rank.traffic[:limit], TRAFFIC, *_OF_UNITS),
+        field_table(rank.communication.traffic[:limit], TRAFFIC, *_OF_UNITS),
     ]
-    hidden = rank.traffic[limit:]
+    hidden = rank.communication.traffic[limit:]
     if hidden:
         exposed = sum(row.exposed_seconds for row in hidden)
         blocks.append(f"  ... and {len(hidden)} more, {human_seconds(exposed)} exposed")
-    if rank.wait_seconds is not None:
-        waits = human_seconds(rank.wait_seconds)
+    if rank.communication.wait_seconds is not None:
+        waits = human_seconds(rank.communication.wait_seconds)
         blocks.append(f"  total wait for late ranks: {waits} per step; rows may overlap")
     peak = _link_peaks_text(rank)
     return "\n".join(blocks + ([peak] if peak else []))
 
 
 def _link_peaks_text(rank: RankSnapshot) -> str:
-    links = rank.links
+    links = rank.communication.links
     if links is None:
         return ""
     phrases = []
@@ -122,7 +123,8 @@ def _link_peaks_text(rank: RankSnapshot) -> str:
         (links.network_bytes_per_second, "between nodes", links.network_kind, True),
     ):
         top = max(
-            (r.best_busbw_bytes_per_second for r in rank.traffic if (r.nodes > 1) is net), default=0
+            (r.best_busbw_bytes_per_second for r in rank.communication.traffic if (r.nodes > 1) is net),
+            default=0,
         )
         if rate and top:
             phrases.append(
@@ -134,13 +136,13 @@ def _link_peaks_text(rank: RankSnapshot) -> str:
 def by_size(run: RunSnapshot) -> str:
     """How large the collectives of the rank that waits most are; "" without any."""
     rank = most_exposed(run.ranks)
-    if rank is None or not rank.sizes:
+    if rank is None or not rank.communication.sizes:
         return ""
     bounds = [*(f"<= {human_bytes(bound).replace('.0', '')}" for bound in SIZE_BOUNDS), "larger"]
-    used = [i for i in range(len(bounds)) if any(row.calls[i] for row in rank.sizes)]
+    used = [i for i in range(len(bounds)) if any(row.calls[i] for row in rank.communication.sizes)]
     rows = [
         (row.op, *(human_count(row.calls[i]) if row.calls[i] else "-" for i in used))
-        for row in rank.sizes
+        for row in rank.communication.sizes
     ]
     header = ("op", *(bounds[i] for i in used))
     return f"Collectives of rank {rank.rank} by size (timed steps)\n{aligned_table(header, rows)}"
@@ -149,11 +151,11 @@ def by_size(run: RunSnapshot) -> str:
 def nccl_block(run: RunSnapshot) -> str:
     """The measurements of NCCL Inspector on the rank that waits most; "" where it is off."""
     rank = most_exposed(run.ranks) or run.ranks[0]
-    note = f"  {rank.inspector_note}" if rank.inspector_note else ""
-    if not rank.inspected and not note:
+    note = f"  {rank.communication.inspector_note}" if rank.communication.inspector_note else ""
+    if not rank.communication.inspected and not note:
         return ""
     rows = column_table(
-        rank.inspected,
+        rank.communication.inspected,
         ("op", lambda row: row.op),
         ("group", lambda row: f"{row.group or 'n/a'}({row.size})"),
         ("communicator", lambda row: row.communicator),
@@ -164,17 +166,18 @@ def nccl_block(run: RunSnapshot) -> str:
         ("records", lambda row: human_count(row.records)),
         ("timed by", lambda row: row.timing or "n/a"),
     )
-    blocks = [f"NCCL Inspector, rank {rank.rank}", rows if rank.inspected else "", note]
+    blocks = [f"NCCL Inspector, rank {rank.rank}", rows if rank.communication.inspected else "", note]
     return "\n".join(block for block in blocks if block)
 
 
 def check_text(rank: RankSnapshot) -> str:
     """How far the live figure is from the last trace; "" without one."""
-    if rank.check is None or rank.check.error_ratio is None:
+    check = rank.requests.check
+    if check is None or check.error_ratio is None:
         return ""
-    steps = ", ".join(map(str, rank.check.steps[:4])) + (", ..." if rank.check.steps[4:] else "")
+    steps = ", ".join(map(str, check.steps[:4])) + (", ..." if check.steps[4:] else "")
     return (
-        f"rank {rank.rank}: the live exposed time is {rank.check.error_ratio * 100:+.1f} % off the "
+        f"rank {rank.rank}: the live exposed time is {check.error_ratio * 100:+.1f} % off the "
         f"trace of step {steps}"
     )
 
@@ -184,7 +187,11 @@ _MAX_STAGES = 64
 
 def stage_block(run: RunSnapshot) -> str:
     """The computation and waits of each stage, and the bubble of each rank; "" without a pipeline."""
-    pipes = [(rank.rank, rank.pipeline) for rank in run.ranks if rank.pipeline is not None]
+    pipes = [
+        (rank.rank, rank.communication.pipeline)
+        for rank in run.ranks
+        if rank.communication.pipeline is not None
+    ]
     if not pipes:
         return ""
     stages = sorted(

@@ -34,19 +34,21 @@ def deaths(run: RunSnapshot) -> str:
     """How each rank ended that failed or left, and what its memory was; "" where none did."""
     rows, roles = [], roles_of(run)
     for rank in run.ranks:
-        if rank.rank not in roles or rank.stopped == CTRL_C:
+        if rank.rank not in roles or rank.status.stopped == CTRL_C:
             continue
         if has_left(rank):
             rows.append(f"  rank {rank.rank}: {left_text(run, rank, roles)}")
             continue
-        last_seen = f"last seen in step {rank.step + 1}, {doing(rank)}"
-        rows.append(f"  rank {rank.rank}: {rank.ended}; {last_seen}{consequence_text(run, rank, roles)}")
-        if rank.exception:
-            rows.append(f"    {rank.exception}")
-        if rank.ended == KILLED_FOR_MEMORY:
+        last_seen = f"last seen in step {rank.steps.last_step + 1}, {doing(rank)}"
+        rows.append(
+            f"  rank {rank.rank}: {rank.status.ended}; {last_seen}{consequence_text(run, rank, roles)}"
+        )
+        if rank.status.exception:
+            rows.append(f"    {rank.status.exception}")
+        if rank.status.ended == KILLED_FOR_MEMORY:
             rows.append(f"    {host_evidence(rank)}")
         largest = sorted(_held_memory_rows(rank), reverse=True)[:3]
-        if largest and (rank.ended == KILLED_FOR_MEMORY or rank.out_of_memory is not None):
+        if largest and (rank.status.ended == KILLED_FOR_MEMORY or rank.memory.out_of_memory is not None):
             items = ", ".join(f"{name} {human_bytes(nbytes)}" for nbytes, name in largest if nbytes)
             rows.append(f"    most of it: {items}")
         rows += [f"    {detail}" for detail in (*_out_of_memory(rank), *_ladder_lines(run, rank))]
@@ -100,8 +102,8 @@ _MAX_DEATHS = 3
 
 def _held_memory_rows(rank: RankSnapshot) -> list[tuple[int, str]]:
     """(bytes, what) of a rank, where its memory ran out: the device's roles, or the host's."""
-    tier = "host" if rank.out_of_memory is None else "device"
-    roles = [(getattr(row, f"{tier}_bytes"), row.role.replace("_", " ")) for row in rank.roles]
+    tier = "host" if rank.memory.out_of_memory is None else "device"
+    roles = [(getattr(row, f"{tier}_bytes"), row.role.replace("_", " ")) for row in rank.memory.roles]
     leftovers = [
         (r.nbytes, UNATTRIBUTED_NAMES[r.kind]) for r in unattributed_memory(rank) if r.place == tier
     ]
@@ -110,7 +112,7 @@ def _held_memory_rows(rank: RankSnapshot) -> list[tuple[int, str]]:
 
 def _out_of_memory(rank: RankSnapshot) -> list[str]:
     """The report of the allocator when it failed."""
-    oom = rank.out_of_memory
+    oom = rank.memory.out_of_memory
     if oom is None:
         return []
     notes = [
@@ -119,7 +121,7 @@ def _out_of_memory(rank: RankSnapshot) -> list[str]:
     ]
     if oom.largest_block_bytes >= 0:
         notes[0] += f", the largest block in the cache was {human_bytes(oom.largest_block_bytes)}"
-    memory = rank.memory
+    memory = rank.memory.device
     if memory is not None and memory.reserved_bytes > 0:
         slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
         notes.append(
@@ -131,13 +133,13 @@ def _out_of_memory(rank: RankSnapshot) -> list[str]:
 
 def _ladder_lines(run: RunSnapshot, rank: RankSnapshot) -> list[str]:
     """The OOM ladder where the memory of *rank* ran out; none where it only grew too far."""
-    oom = rank.out_of_memory
+    oom = rank.memory.out_of_memory
     pool = Pool.HOST if oom is None else Pool.DEVICE
-    if oom is None and rank.ended != KILLED_FOR_MEMORY:
+    if oom is None and rank.status.ended != KILLED_FOR_MEMORY:
         return []
-    if any(risk.pool == pool and risk.cause == RiskCause.GROWTH for risk in rank.risks):
+    if any(risk.pool == pool and risk.cause == RiskCause.GROWTH for risk in rank.memory.risks):
         return []  # a smaller model would only die later
-    limit = rank.host.limit_bytes if rank.host is not None else -1
+    limit = rank.memory.host.limit_bytes if rank.memory.host is not None else -1
     need = (1 - SAFE_LEVEL) * limit if limit > 0 else None
     if oom is not None:
         need = oom.requested_bytes - max(0, oom.free_bytes)
@@ -150,12 +152,12 @@ _LOOK_BACK_SECONDS = (300, 60, 30, 10, 3, 0)
 
 def _memory_before_death(rank: RankSnapshot) -> list[str]:
     """The memory of the rank in the time before its death."""
-    if not rank.recent:
+    if not rank.steps.recent:
         return []
-    death_ns = max(rank.last_event_ns, rank.recent[-1].end_ns)
+    death_ns = max(rank.status.last_event_ns, rank.steps.recent[-1].end_ns)
     steps: dict[int, StepSummary] = {}
     for seconds in _LOOK_BACK_SECONDS:
-        earlier = [s for s in rank.recent if death_ns - s.end_ns >= seconds * 1e9]
+        earlier = [s for s in rank.steps.recent if death_ns - s.end_ns >= seconds * 1e9]
         if earlier:
             steps[earlier[-1].step] = earlier[-1]
     if len(steps) < 2:

@@ -87,15 +87,15 @@ from zeromon.storage.run_store import About
 
 def memory_block(ranks: Sequence[RankSnapshot]) -> str:
     """The memory of each rank at its last sample, and its out-of-memory risk."""
-    workers: Column[RankSnapshot] = ("workers", lambda rank: workers_text(rank.workers))
+    workers: Column[RankSnapshot] = ("workers", lambda rank: workers_text(rank.memory.workers))
     rows = column_table(
         ranks,
         ("rank", lambda rank: str(rank.rank)),
-        ("RSS", lambda rank: human_bytes(rank.rss_bytes)),
-        *([workers] if any(rank.workers for rank in ranks) else []),
-        ("allocated", lambda rank: human_bytes(m.allocated_bytes) if (m := rank.memory) else "-"),
-        ("reserved", lambda rank: human_bytes(m.reserved_bytes) if (m := rank.memory) else "-"),
-        ("headroom", lambda rank: human_bytes(m.headroom_bytes) if (m := rank.memory) else "-"),
+        ("RSS", lambda rank: human_bytes(rank.memory.rss_bytes)),
+        *([workers] if any(rank.memory.workers for rank in ranks) else []),
+        ("allocated", lambda rank: human_bytes(m.allocated_bytes) if (m := rank.memory.device) else "-"),
+        ("reserved", lambda rank: human_bytes(m.reserved_bytes) if (m := rank.memory.device) else "-"),
+        ("headroom", lambda rank: human_bytes(m.headroom_bytes) if (m := rank.memory.device) else "-"),
         ("risk", RISK.text),
     )
     notes = dict.fromkeys(f"  {reason}" for rank in ranks if (reason := memory_unknown(rank)))
@@ -107,10 +107,10 @@ def by_role(run: RunSnapshot) -> str:
     rank = first_counted(run.ranks)
     if rank is None:
         return ""
-    expected = {row.role: row for row in rank.expected}
+    expected = {row.role: row for row in rank.memory.expected}
     rows: list[tuple[str, ...]] = [
         (name.replace("_", " "), *_place_cells(rank, name), *_expected_cells(expected.get(name)))
-        for name in dict.fromkeys([*expected, *(r.role for r in rank.roles)])
+        for name in dict.fromkeys([*expected, *(r.role for r in rank.memory.roles)])
     ]
     rows = [row for row in rows if any(cell not in ("-", "0 B") for cell in row[1:])]
     for leftover in unattributed_memory(rank):
@@ -121,7 +121,7 @@ def by_role(run: RunSnapshot) -> str:
     sampled = "at the optimizer step; gathered parameters at their peak"
     blocks = [f"Memory of rank {rank.rank} by role ({sampled})\n{aligned_table(header, rows)}"]
     causes = sorted(
-        ((cause.nbytes, row.role, cause.text) for row in rank.expected for cause in row.causes),
+        ((cause.nbytes, row.role, cause.text) for row in rank.memory.expected for cause in row.causes),
         reverse=True,
     )
     if causes:
@@ -156,12 +156,12 @@ def _expected_cells(row: ExpectedRow | None) -> tuple[str, str, str]:
 
 def offload(run: RunSnapshot) -> str:
     """Offloaded state on the move, beside what its way could do; "" without any."""
-    rank = next((r for r in run.ranks if r.transfers), None)
+    rank = next((r for r in run.ranks if r.memory.transfers), None)
     if rank is None:
         return ""
-    peaks = {move.path: rank.path_peak(move.path) for move in rank.transfers}
+    peaks = {move.path: rank.path_peak(move.path) for move in rank.memory.transfers}
     rows = column_table(
-        rank.transfers,
+        rank.memory.transfers,
         ("path", lambda move: move.path.replace("_", " ")),
         ("bytes", lambda move: human_bytes(move.nbytes)),
         ("a step", lambda move: human_bytes(move.step_bytes)),
@@ -173,7 +173,7 @@ def offload(run: RunSnapshot) -> str:
     limits = dict.fromkeys(
         f"{human_rate(rate)} is what {source}" for rate, source in peaks.values() if rate
     )
-    blocks = [rows, *(f"  {sentence}" for sentence in limits), *_offload_disk_lines(rank.disk)]
+    blocks = [rows, *(f"  {sentence}" for sentence in limits), *_offload_disk_lines(rank.machine.disk)]
     return f"Offload of rank {rank.rank}\n" + "\n".join(blocks)
 
 
@@ -248,11 +248,11 @@ def head_block(run: RunSnapshot, annotation: About) -> str:
         count = len(run.ranks) if run.fleet is None else run.fleet.ranks
         ranks = f"{count} of {first_rank.world_size} ranks on {run.node}"
         rows.append(f"  ranks     {ranks}, {first_rank.strategy}, {first_rank.device}")
-    started = [rank for rank in run.ranks if rank.startup_seconds is not None]
+    started = [rank for rank in run.ranks if rank.ledger.startup_seconds is not None]
     if started:
-        longest = max(started, key=lambda rank: rank.startup_seconds or 0.0)
+        longest = max(started, key=lambda rank: rank.ledger.startup_seconds or 0.0)
         stages = startup_parts_text(longest) or "imports, set-up, first batch"
-        setup = f"{human_seconds(longest.startup_seconds)} until the first step: {stages}"
+        setup = f"{human_seconds(longest.ledger.startup_seconds)} until the first step: {stages}"
         rows.append(_wrap_text(f"start-up  {setup}"))
     if joined := joined_text(run):
         rows.append(f"  watched   {joined.removeprefix('watched ')}")
@@ -419,11 +419,11 @@ def activities(run: RunSnapshot) -> str:
 
 def engine_block(run: RunSnapshot) -> str:
     """The DeepSpeed engines of the first rank that has some; "" without any."""
-    rank = next((r for r in run.ranks if r.engines), None)
+    rank = next((r for r in run.ranks if r.config.engines), None)
     if rank is None:
         return ""
     rows = column_table(
-        rank.engines,
+        rank.config.engines,
         ("engine", lambda e: f"{e.engine} {e.strategy}{' (dropped)' * e.dropped}"),
         ("steps", lambda e: human_count(e.steps)),
         ("skipped", lambda e: human_count(e.skipped)),
@@ -440,10 +440,12 @@ def settings(run: RunSnapshot, *, written_only: bool) -> str:
 
     A setting that all engines have in common is shown once.
     """
-    rank = next((r for r in run.ranks if r.settings), None)
+    rank = next((r for r in run.ranks if r.config.settings), None)
     if rank is None:
         return ""
-    listed = [s for s in rank.settings if s.written or not written_only or s.name in _ALWAYS_SHOWN]
+    listed = [
+        s for s in rank.config.settings if s.written or not written_only or s.name in _ALWAYS_SHOWN
+    ]
     engines = len({setting.engine for setting in listed})
     counts = Counter((s.name, s.effective, s.written) for s in listed)
     rows = dict.fromkeys(

@@ -61,7 +61,25 @@ from zeromon.snapshot.memory import (
     TransferRow,
     Unattributed,
 )
-from zeromon.snapshot.rank import CTRL_C, DETACHED, NOT_SEEN, EngineRow, Halt, RankSnapshot, Setting
+from zeromon.snapshot.rank import (
+    CTRL_C,
+    DETACHED,
+    NOT_SEEN,
+    AgentHealth,
+    EngineRow,
+    Halt,
+    RankCommunication,
+    RankConfig,
+    RankLedger,
+    RankMachine,
+    RankMemory,
+    RankRequests,
+    RankSnapshot,
+    RankStatus,
+    RankSteps,
+    RankTraining,
+    Setting,
+)
 from zeromon.snapshot.run import (
     Attempt,
     Death,

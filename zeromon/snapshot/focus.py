@@ -48,12 +48,12 @@ def most_exposed_of(ranks: Sequence[RankSnapshot], count: int) -> list[RankSnaps
 
 
 def _order_by_exposure(rank: RankSnapshot) -> tuple[bool, float, float, float, int]:
-    share = -1.0 if rank.exposed_ratio is None else rank.exposed_ratio
+    share = -1.0 if rank.communication.exposed_ratio is None else rank.communication.exposed_ratio
     return (
-        rank.steps < SETTLED_STEPS,
+        rank.steps.watched_steps < SETTLED_STEPS,
         -share,
-        -(rank.exposed_seconds or 0.0),
-        -(rank.step_seconds or 0.0),
+        -(rank.communication.exposed_seconds or 0.0),
+        -(rank.steps.median_seconds or 0.0),
         rank.rank,
     )
 
@@ -63,7 +63,7 @@ def nearest_oom(ranks: Sequence[RankSnapshot]) -> tuple[RankSnapshot, Risk] | No
 
     Ranks share the risk of the host: a rank that grows comes before the others.
     """
-    pairs = [(rank, risk) for rank in ranks for risk in rank.risks]
+    pairs = [(rank, risk) for rank in ranks for risk in rank.memory.risks]
     return max(
         pairs,
         key=lambda pair: (
@@ -85,18 +85,18 @@ def is_running_out(ranks: Sequence[RankSnapshot], pool: Pool) -> bool:
     return any(
         risk.pool == pool and (risk.ratio >= OOM.warning or risk.steps_left is not None)
         for rank in ranks
-        for risk in rank.risks
+        for risk in rank.memory.risks
     )
 
 
 def oom_ratio(rank: RankSnapshot) -> float | None:
     """The highest out-of-memory risk of a rank over its memories; None while no risk is known."""
-    return max((risk.ratio for risk in rank.risks), default=None)
+    return max((risk.ratio for risk in rank.memory.risks), default=None)
 
 
 def first_counted(ranks: Sequence[RankSnapshot]) -> RankSnapshot | None:
     """The first rank with a memory census, which stands for all in memory by role; None without any."""
-    return next((rank for rank in ranks if rank.roles), None)
+    return next((rank for rank in ranks if rank.memory.roles), None)
 
 
 _LOST_PEER = (
@@ -132,19 +132,21 @@ def death_roles(
     Ctrl-C is part of the stop. *elsewhere*: another node has the culprit. *unread*: the record of a
     rank cannot be read, so a rank is a culprit only where its own end says so.
     """
-    failed = [rank for rank in ranks if rank.failed]
-    stop_ns = min((rank.last_event_ns for rank in failed if rank.stopped == CTRL_C), default=None)
+    failed = [rank for rank in ranks if rank.status.failed]
+    stop_ns = min(
+        (rank.status.last_event_ns for rank in failed if rank.status.stopped == CTRL_C), default=None
+    )
     blamed = _ranks_to_blame(ranks, failed, hangs)
     if stop_ns is not None:
-        blamed = [rank for rank in blamed if rank.last_event_ns < stop_ns]
+        blamed = [rank for rank in blamed if rank.status.last_event_ns < stop_ns]
     if unread:
         blamed = [rank for rank in blamed if death_cause(rank) not in _UNEXPLAINED]
     if not blamed and not elsewhere:
-        if stop_ns is not None or (not unread and all(rank.stopped for rank in failed)):
+        if stop_ns is not None or (not unread and all(rank.status.stopped for rank in failed)):
             return {rank.rank: DeathRole.STOPPED for rank in failed}
         if not unread:
-            lost = [rank for rank in failed if not rank.stopped]
-            blamed = [min(lost, key=lambda rank: rank.last_event_ns)]  # as far as is known
+            lost = [rank for rank in failed if not rank.status.stopped]
+            blamed = [min(lost, key=lambda rank: rank.status.last_event_ns)]  # as far as is known
     roles = {rank.rank: DeathRole.VICTIM for rank in failed}
     return roles | {rank.rank: DeathRole.CULPRIT for rank in blamed}
 
@@ -153,7 +155,7 @@ def _ranks_to_blame(
     ranks: Sequence[RankSnapshot], failed: Sequence[RankSnapshot], hangs: Sequence[Hang]
 ) -> list[RankSnapshot]:
     """The ranks that ended the run, by what is known of each; [] where that is of none."""
-    if all(rank.stopped for rank in failed):
+    if all(rank.status.stopped for rank in failed):
         return []
     absent = {
         rank for hang in hangs
@@ -161,19 +163,21 @@ def _ranks_to_blame(
         for rank in hang.missing or hang.dead
     }  # fmt: skip
     if absent:
-        return [rank for rank in ranks if rank.rank in absent and not rank.alive]
-    ended_ranks = sorted((r for r in ranks if not r.alive), key=lambda rank: rank.last_event_ns)
+        return [rank for rank in ranks if rank.rank in absent and not rank.status.alive]
+    ended_ranks = sorted(
+        (r for r in ranks if not r.status.alive), key=lambda rank: rank.status.last_event_ns
+    )
     suspects = [
         rank for rank in failed
-        if not rank.stopped and not _has_lost_peer(rank)
+        if not rank.status.stopped and not _has_lost_peer(rank)
         and not _waits_for_absent(rank, ended_ranks[:_FIRST_ENDED])
     ]  # fmt: skip
-    first_ns = min((rank.last_event_ns for rank in suspects), default=0)
-    suspects = [rank for rank in suspects if rank.last_event_ns <= first_ns + _FOLLOWS_NS]
-    last_ns = max(rank.last_event_ns for rank in failed)
+    first_ns = min((rank.status.last_event_ns for rank in suspects), default=0)
+    suspects = [rank for rank in suspects if rank.status.last_event_ns <= first_ns + _FOLLOWS_NS]
+    last_ns = max(rank.status.last_event_ns for rank in failed)
     return suspects or [
         rank for rank in ended_ranks[:_FIRST_ENDED]
-        if has_left(rank) and rank.last_event_ns <= last_ns
+        if has_left(rank) and rank.status.last_event_ns <= last_ns
         and any(_waits_on(peer, rank) or _has_lost_peer(peer) for peer in failed)
     ]  # fmt: skip
 
@@ -186,51 +190,54 @@ def roles_of(run: RunSnapshot) -> dict[int, DeathRole]:
 
 def has_left(rank: RankSnapshot) -> bool:
     """Returns whether *rank* has ended without an error."""
-    return not (rank.alive or rank.failed or rank.detached or rank.silent)
+    return not (rank.status.alive or rank.status.failed or rank.status.detached or rank.status.silent)
 
 
 def is_ending(run: RunSnapshot) -> bool:
     """Returns whether a rank of *run* finished after as many steps as the others, and none failed."""
-    if run.ended or any(rank.failed for rank in run.ranks):
+    if run.ended or any(rank.status.failed for rank in run.ranks):
         return False
-    has_one_left = any(rank.leaving or has_left(rank) for rank in run.ranks)
-    return has_one_left and len({rank.step for rank in run.ranks}) == 1
+    has_one_left = any(rank.status.leaving or has_left(rank) for rank in run.ranks)
+    return has_one_left and len({rank.steps.last_step for rank in run.ranks}) == 1
 
 
 def _waits_for_absent(rank: RankSnapshot, absent: Sequence[RankSnapshot]) -> bool:
     """Returns whether *rank* died in a collective that one of *absent*, ended before, never called."""
-    return any(peer.last_event_ns < rank.last_event_ns and _waits_on(rank, peer) for peer in absent)
+    return any(
+        peer.status.last_event_ns < rank.status.last_event_ns and _waits_on(rank, peer)
+        for peer in absent
+    )
 
 
 def _waits_on(rank: RankSnapshot, peer: RankSnapshot) -> bool:
     """Returns whether *rank* is in a collective that *peer*, a member of its group, has not called."""
-    sequences = {group.group_id: group.sequence for group in peer.groups}
+    sequences = {group.group_id: group.sequence for group in peer.communication.groups}
     return any(
         sequences.get(entry.group_id, entry.sequence) < entry.sequence
-        for entry in rank.in_flight
+        for entry in rank.communication.in_flight
         if entry.sequence >= 0
     )
 
 
 def _has_lost_peer(rank: RankSnapshot) -> bool:
     """Returns whether the error that ended *rank* says that another rank is gone."""
-    error = rank.exception.lower()
-    return rank.ended == _PEER_LOST or any(phrase in error for phrase in _LOST_PEER)
+    error = rank.status.exception.lower()
+    return rank.status.ended == _PEER_LOST or any(phrase in error for phrase in _LOST_PEER)
 
 
 def death_cause(rank: RankSnapshot) -> str:
     """How a failed rank ended, as a short text of few values: the label of a metric."""
-    if rank.stopped == CTRL_C:
+    if rank.status.stopped == CTRL_C:
         return "SIGINT"
-    if not rank.failed:
+    if not rank.status.failed:
         return "left"
-    if rank.ended == "exception":
+    if rank.status.ended == "exception":
         if _has_lost_peer(rank):
             return _PEER_LOST
-        return DEVICE_OOM if "OutOfMemoryError" in rank.exception else "exception"
-    if rank.ended == KILLED_FOR_MEMORY:
+        return DEVICE_OOM if "OutOfMemoryError" in rank.status.exception else "exception"
+    if rank.status.ended == KILLED_FOR_MEMORY:
         return HOST_OOM
-    return rank.ended if " without " not in rank.ended else "unknown"
+    return rank.status.ended if " without " not in rank.status.ended else "unknown"
 
 
 def first_failed(ranks: Sequence[RankSnapshot], hangs: Sequence[Hang] = ()) -> RankSnapshot | None:
@@ -243,9 +250,9 @@ def first_failed(ranks: Sequence[RankSnapshot], hangs: Sequence[Hang] = ()) -> R
         (rank for rank in ranks if rank.rank in roles),
         key=lambda rank: (
             roles[rank.rank] is not DeathRole.CULPRIT,
-            roles[rank.rank] is DeathRole.STOPPED and rank.stopped != CTRL_C,
-            not rank.stopped,
-            rank.last_event_ns,
+            roles[rank.rank] is DeathRole.STOPPED and rank.status.stopped != CTRL_C,
+            not rank.status.stopped,
+            rank.status.last_event_ns,
         ),
         default=None,
     )

@@ -1,7 +1,9 @@
 """One rank at one moment."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from zeromon.ring.codes import TextEnum
 from zeromon.ring.model_metadata import (
@@ -76,13 +78,13 @@ class EngineRow:
 
 
 NOT_SEEN = "not seen for"
-"""The beginning of :attr:`RankSnapshot.ended` while Prometheus has no new samples, or where a record has
+"""The beginning of :attr:`RankStatus.ended` while Prometheus has no new samples, or where a record has
 no end; a time follows."""
 
 DETACHED = "detached"
-"""The beginning of :attr:`RankSnapshot.ended` of a process from which the agent was removed."""
+"""The beginning of :attr:`RankStatus.ended` of a process from which the agent was removed."""
 CTRL_C = "Ctrl-C"
-"""The value of :attr:`RankSnapshot.stopped` for a rank that its user interrupted."""
+"""The value of :attr:`RankStatus.stopped` for a rank that its user interrupted."""
 
 
 class Halt(TextEnum):
@@ -92,6 +94,235 @@ class Halt(TextEnum):
     SUSPENDED = "suspended by a signal"
     TRACED = "held by a debugger"
     UNRESPONSIVE = "not running Python: a call holds the GIL, or the agent has stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """Whether a rank lives, how it ended, and where it stands still."""
+
+    alive: bool
+    ended: str
+    """Empty while alive; else how it ended: ``finished``, ``SIGKILL``, ``exit code 1``, ..."""
+    failed: bool
+    exception: str
+    leaving: bool = False
+    """Its script has ended well, and its process still runs."""
+    joined: bool = False
+    """The agent was attached while the process ran, so what was before is unknown."""
+    started_ns: int
+    last_event_ns: int
+    progress_ns: int = 0
+    """When the training thread was last seen to do something; 0 where that is not known."""
+    stack: tuple[str, ...] = ()
+    """The script's call stack, the outermost call first; sent while the rank makes no progress."""
+    pause: str = ""
+    """The reason for an expected pause of the rank (``saves or loads a checkpoint``); "" for none."""
+    halted: Halt = Halt.NONE
+    """Why the rank runs no Python, as seen from outside its process."""
+    lock: ExtensionLock | None = None
+    """The lock of torch's extension cache that it waits for; None without one."""
+
+    @property
+    def silent(self) -> bool:
+        """True if the present state of the rank is unknown."""
+        return self.ended.startswith(NOT_SEEN)
+
+    @property
+    def detached(self) -> bool:
+        """True if the agent was removed: what the process did since is not known."""
+        return self.ended.startswith(DETACHED)
+
+    @property
+    def stopped(self) -> str:
+        """By what a person or the launcher stopped the rank: Ctrl-C or SIGTERM; "" where nobody did."""
+        if self.ended == "SIGINT" or self.exception.startswith("KeyboardInterrupt"):
+            return CTRL_C
+        return "SIGTERM" if self.ended == "SIGTERM" else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSteps:
+    """The steps that a rank has taken, and where its script is."""
+
+    last_step: int
+    """Number of the last step, by the optimizer's own count after an attach."""
+    watched_steps: int
+    """Steps that were watched; views show :attr:`last_step`."""
+    median_seconds: float | None
+    """Median of the last steps."""
+    mean_seconds: float | None = None
+    """Mean of the last timed steps, of which the exposed time is a mean, too; without the first step."""
+    total_seconds: float
+    duration_buckets: tuple[int, ...]
+    recent: tuple[StepSummary, ...]
+    micro_steps: int = 0
+    backwards_since_step: int = 0
+    skipped_steps: int = 0
+    phase: str
+    unit: str
+    phase_seconds: dict[str, float]
+    own_code: tuple[CodeLine, ...] = ()
+    """Where the script is between the phases of its steps, the most frequent line first."""
+
+    @property
+    def first_step(self) -> int:
+        """Number of the first step that was watched."""
+        return self.last_step - self.watched_steps + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCommunication:
+    """The collectives of a rank, what it waits for, and who waits for it."""
+
+    overlap_ratio: float | None
+    exposed_ratio: float | None
+    """Exposed communication as a share of the last timed steps."""
+    exposed_seconds: float | None
+    """Exposed communication a step, mean of the last timed steps."""
+    wait_seconds: float | None = None
+    """Seconds a step that the rank waits for ranks that arrive later."""
+    late_seconds: float | None = None
+    """Seconds a step that all others wait for this rank alone."""
+    collectives: tuple[CollectiveRow, ...]
+    untimed: dict[str, int]
+    untimed_in_cpp: int = 0
+    """Collectives of :attr:`untimed` that passed every hook: replayed graphs and other C++, not DDP's
+    reducer, which times a backward as a whole."""
+    untimed_ratio: float | None = None
+    """The share of the collectives of the last steps that were not timed; control steps do not count."""
+    unattributed: dict[str, int]
+    in_flight: tuple[InFlight, ...]
+    groups: tuple[GroupProgress, ...] = ()
+    units: tuple[UnitRow, ...]
+    traffic: tuple[CollectiveStatsRow, ...] = ()
+    """The most exposed first."""
+    sizes: tuple[SizeRow, ...] = ()
+    gathers: tuple[GatherRow, ...] = ()
+    pipeline: PipelineRow | None = None
+    """The rank's part of a pipeline of stages; None without one."""
+    links: Links | None = None
+    inspected: tuple[InspectorRow, ...] = ()
+    """Measurements of NCCL's own Inspector; empty where it is off."""
+    inspector_note: str = ""
+    """Why :attr:`inspected` lacks what Inspector wrote; "" where it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """The memory of a rank on device, host and disk."""
+
+    device: DeviceMemory | None
+    host: HostMemory | None = None
+    workers: WorkerMemory | None = None
+    """None without DataLoader workers."""
+    rss_bytes: int
+    host_available_bytes: int
+    pinned_bytes: int
+    risks: tuple[Risk, ...] = ()
+    out_of_memory: OutOfMemory | None = None
+    """The last allocation that failed."""
+    roles: tuple[RoleRow, ...] = ()
+    expected: tuple[ExpectedRow, ...] = ()
+    """Roles measured against predicted; empty while no model is known."""
+    unsharded_peak_bytes: int = -1
+    """The most bytes of gathered parameters at once so far; -1 where units do not report them."""
+    transfers: tuple[TransferRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMachine:
+    """What the device, the disk and the kernel of a rank's node say."""
+
+    device: Device | None = None
+    disk: Disk | None = None
+    pressure: Pressure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankConfig:
+    """The models of a rank, and the settings that its frameworks have in effect."""
+
+    models: tuple[ModelMetadata, ...] = ()
+    planned: ModelMetadata = field(default_factory=ModelMetadata)
+    """The model of a DeepSpeed engine that is being made."""
+    engines: tuple[EngineRow, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    loader: LoaderMetadata = field(default_factory=LoaderMetadata)
+    """Settings of the newest DataLoader."""
+    process: ProcessMetadata = field(default_factory=ProcessMetadata)
+    """Settings of the process: variables, threads, autocast; empty where unknown."""
+    compiled: CompiledMetadata = field(default_factory=CompiledMetadata)
+    """Counts from torch.compile; empty where nothing was compiled, and on earlier versions."""
+    trackers: TrackersMetadata = field(default_factory=TrackersMetadata)
+    """The runs of W&B, MLflow and TensorBoard that the script has open; empty without one."""
+    goal: GoalMetadata = field(default_factory=GoalMetadata)
+    """How many steps the run will take; empty where nothing in the process says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTraining:
+    """What a rank trains on, and the scalars that its script logs."""
+
+    scalars: tuple[ScalarRow, ...] = ()
+    """Those that the host knows."""
+    batches: BatchRow | None = None
+    """Totals of its model's inputs; None where nothing reports them."""
+    loading: LoadingRow | None = None
+    """Totals of the batches that its DataLoaders made; None where no batch was timed."""
+    out_of_batches: bool = False
+    """True if its DataLoader had no more when a batch was last asked for."""
+    first_batches: tuple[int, ...] = ()
+    """Checksums of the first batches of training; () where unknown, and on a device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLedger:
+    """What the time of a rank went to, and what a failure would lose."""
+
+    rows: tuple[LedgerRow, ...] = ()
+    """Every second of the process, or since the agent was attached."""
+    totals: dict[str, float] = field(default_factory=dict)
+    """Seconds by cause of the set-up and of the steps whose times are complete: they only grow."""
+    activities: tuple[ActivityRow, ...] = ()
+    startup_seconds: float | None = None
+    """From the start of the process to its first step; None where that was not seen."""
+    startup_parts: dict[str, float] = field(default_factory=dict)
+    """Seconds by part of the set-up, and by phase where one has a cause of its own: they sum to
+    :attr:`startup_seconds`."""
+    resumed_step: int | None = None
+    """Steps that its optimizer had taken when it began; None where it keeps no count."""
+    unsaved_seconds: float | None = None
+    """Steps since the last checkpoint that was seen to be saved, or since the first step."""
+    unsaved_steps: int | None = None
+    """The number of those steps."""
+    checkpoints: int = 0
+    """Saves by the training thread that were seen; several files without a step between them are one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentHealth:
+    """What zeromon costs a rank, and what it misses."""
+
+    dropped: int
+    errors: int
+    overhead_ratio: float | None
+    """By which share steps exceed control steps; see *overhead_noise_ratio* before you believe it."""
+    overhead_noise_ratio: float | None
+    """The standard error of *overhead_ratio*."""
+    accounted_overhead_ratio: float | None = None
+    """The agent's cost as a share of the last minute, by its calls and samples: an upper bound."""
+    unseen: tuple[str, ...] = ()
+    """Names that this version of a framework lacks; figures that need them are unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRequests:
+    """What a user has asked a running rank for."""
+
+    capture: RankCapture | None = None
+    trial: RankTrial | None = None
+    check: TraceCheck | None = None
+    """Live figures compared with the last trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,158 +337,32 @@ class RankSnapshot:
     device: str
     strategy: str
     """The label of :attr:`sharding_strategy`, for people and metrics; rules never compare it."""
-    alive: bool
-    ended: str
-    """Empty while alive; else how it ended: ``finished``, ``SIGKILL``, ``exit code 1``, ..."""
-    failed: bool
-    exception: str
-    step: int
-    """Number of the last step, by the optimizer's own count after an attach."""
-    steps: int
-    """Steps that were watched; views show :attr:`step`."""
-    step_seconds: float | None
-    """Median of the last steps."""
-    steps_seconds_total: float
-    step_buckets: tuple[int, ...]
-    phase: str
-    unit: str
-    phase_seconds: dict[str, float]
-    collectives: tuple[CollectiveRow, ...]
-    untimed: dict[str, int]
-    unattributed: dict[str, int]
-    overlap_ratio: float | None
-    exposed_ratio: float | None
-    """Exposed communication as a share of the last timed steps."""
-    exposed_seconds: float | None
-    """Exposed communication a step, mean of the last timed steps."""
-    in_flight: tuple[InFlight, ...]
-    units: tuple[UnitRow, ...]
-    memory: DeviceMemory | None
-    rss_bytes: int
-    host_available_bytes: int
-    pinned_bytes: int
-    dropped: int
-    errors: int
-    overhead_ratio: float | None
-    """By which share steps exceed control steps; see *overhead_noise_ratio* before you believe it."""
-    overhead_noise_ratio: float | None
-    """The standard error of *overhead_ratio*."""
-    started_ns: int
-    last_event_ns: int
-    progress_ns: int = 0
-    """When the training thread was last seen to do something; 0 where that is not known."""
-    recent: tuple[StepSummary, ...]
-    accounted_overhead_ratio: float | None = None
-    """The agent's cost as a share of the last minute, by its calls and samples: an upper bound."""
-    risks: tuple[Risk, ...] = ()
-    device_stats: Device | None = None
-    disk: Disk | None = None
-    host: HostMemory | None = None
-    pressure: Pressure | None = None
-    workers: WorkerMemory | None = None
-    """None without DataLoader workers."""
-    out_of_memory: OutOfMemory | None = None
-    """The last allocation that failed."""
-    micro_steps: int = 0
-    backwards_since_step: int = 0
-    skipped_steps: int = 0
-    engines: tuple[EngineRow, ...] = ()
-    settings: tuple[Setting, ...] = ()
-    gathers: tuple[GatherRow, ...] = ()
-    transfers: tuple[TransferRow, ...] = ()
-    roles: tuple[RoleRow, ...] = ()
-    groups: tuple[GroupProgress, ...] = ()
-    wait_seconds: float | None = None
-    """Seconds a step that the rank waits for ranks that arrive later."""
-    late_seconds: float | None = None
-    """Seconds a step that all others wait for this rank alone."""
-    loader: LoaderMetadata = field(default_factory=LoaderMetadata)
-    """Settings of the newest DataLoader."""
-    process: ProcessMetadata = field(default_factory=ProcessMetadata)
-    """Settings of the process: variables, threads, autocast; empty where unknown."""
-    compiled: CompiledMetadata = field(default_factory=CompiledMetadata)
-    """Counts from torch.compile; empty where nothing was compiled, and on earlier versions."""
-    trackers: TrackersMetadata = field(default_factory=TrackersMetadata)
-    """The runs of W&B, MLflow and TensorBoard that the script has open; empty without one."""
-    models: tuple[ModelMetadata, ...] = ()
-    planned: ModelMetadata = field(default_factory=ModelMetadata)
-    """The model of a DeepSpeed engine that is being made."""
-    expected: tuple[ExpectedRow, ...] = ()
-    """Roles measured against predicted; empty while no model is known."""
-    traffic: tuple[CollectiveStatsRow, ...] = ()
-    """The most exposed first."""
-    sizes: tuple[SizeRow, ...] = ()
-    capture: RankCapture | None = None
-    trial: RankTrial | None = None
-    check: TraceCheck | None = None
-    """Live figures compared with the last trace."""
-    links: Links | None = None
-    unsharded_peak_bytes: int = -1
-    """The most bytes of gathered parameters at once so far; -1 where units do not report them."""
-    unseen: tuple[str, ...] = ()
-    """Names that this version of a framework lacks; figures that need them are unknown."""
-    stack: tuple[str, ...] = ()
-    """The script's call stack, the outermost call first; sent while the rank makes no progress."""
-    pause: str = ""
-    """The reason for an expected pause of the rank (``saves or loads a checkpoint``); "" for none."""
-    halted: Halt = Halt.NONE
-    """Why the rank runs no Python, as seen from outside its process."""
-    lock: ExtensionLock | None = None
-    """The lock of torch's extension cache that it waits for; None without one."""
-    own_code: tuple[CodeLine, ...] = ()
-    """Where the script is between the phases of its steps, the most frequent line first."""
-    joined: bool = False
-    """The agent was attached while the process ran, so what was before is unknown."""
-    step_mean_seconds: float | None = None
-    """Mean of the last timed steps, of which the exposed time is a mean, too; without the first step."""
-    startup_seconds: float | None = None
-    """From the start of the process to its first step; None where that was not seen."""
-    startup_parts: dict[str, float] = field(default_factory=dict)
-    """Seconds by part of the set-up, and by phase where one has a cause of its own: they sum to
-    :attr:`startup_seconds`."""
-    untimed_in_cpp: int = 0
-    """Collectives of :attr:`untimed` that passed every hook: replayed graphs and other C++, not DDP's
-    reducer, which times a backward as a whole."""
-    untimed_ratio: float | None = None
-    """The share of the collectives of the last steps that were not timed; control steps do not count."""
     strategy_fields: Strategy | None = None
     """None from Prometheus, which has the label alone."""
     dimensions: tuple[Dimension, ...] = ()
     """Those of the process groups that the rank has met."""
+    status: RankStatus
+    steps: RankSteps
+    communication: RankCommunication
+    memory: RankMemory
+    machine: RankMachine
+    config: RankConfig
+    training: RankTraining
+    ledger: RankLedger
+    agent: AgentHealth
+    requests: RankRequests
 
-    ledger: tuple[LedgerRow, ...] = ()
-    """Every second of the process, or since the agent was attached."""
-    leaving: bool = False
-    """Its script has ended well, and its process still runs."""
-    ledger_totals: dict[str, float] = field(default_factory=dict)
-    """Seconds by cause of the set-up and of the steps whose times are complete: they only grow."""
-    activities: tuple[ActivityRow, ...] = ()
-    resumed_step: int | None = None
-    """Steps that its optimizer had taken when it began; None where it keeps no count."""
-    unsaved_seconds: float | None = None
-    """Steps since the last checkpoint that was seen to be saved, or since the first step."""
-    unsaved_steps: int | None = None
-    """The number of those steps."""
-    checkpoints: int = 0
-    """Saves by the training thread that were seen; several files without a step between them are one."""
-    scalars: tuple[ScalarRow, ...] = ()
-    """Those that the host knows."""
-    loading: LoadingRow | None = None
-    """Totals of the batches that its DataLoaders made; None where no batch was timed."""
-    out_of_batches: bool = False
-    """True if its DataLoader had no more when a batch was last asked for."""
-    batches: BatchRow | None = None
-    """Totals of its model's inputs; None where nothing reports them."""
-    goal: GoalMetadata = field(default_factory=GoalMetadata)
-    """How many steps the run will take; empty where nothing in the process says so."""
-    first_batches: tuple[int, ...] = ()
-    """Checksums of the first batches of training; () where unknown, and on a device."""
-    pipeline: PipelineRow | None = None
-    """The rank's part of a pipeline of stages; None without one."""
-    inspected: tuple[InspectorRow, ...] = ()
-    """Measurements of NCCL's own Inspector; empty where it is off."""
-    inspector_note: str = ""
-    """Why :attr:`inspected` lacks what Inspector wrote; "" where it does not."""
+    def with_recent(self, steps: Iterable[StepSummary]) -> "RankSnapshot":
+        """The rank with *steps* as its recent ones."""
+        return replace(self, steps=replace(self.steps, recent=tuple(steps)))
+
+    def with_status(self, **changes: Any) -> "RankSnapshot":
+        """The rank with these *changes* of its status."""
+        return replace(self, status=replace(self.status, **changes))
+
+    def with_communication(self, **changes: Any) -> "RankSnapshot":
+        """The rank with these *changes* of its communication."""
+        return replace(self, communication=replace(self.communication, **changes))
 
     @property
     def sharding_strategy(self) -> Strategy:
@@ -290,33 +395,14 @@ class RankSnapshot:
         The limit of a disk is that of the rank's cgroup; between device and host it is that of PCIe.
         """
         if path.startswith("disk"):
-            disk, reads = self.disk, path == "disk_read"
+            disk, reads = self.machine.disk, path == "disk_read"
             if disk is None:
                 return None, ""
             limits = disk.read_limit_bytes_per_second, disk.write_limit_bytes_per_second
             return limits[0 if reads else 1], "its cgroup allows"
-        if self.links is None:
+        if self.communication.links is None:
             return None, ""
-        return self.links.host_bytes_per_second, f"{self.links.host_kind} can do"
-
-    @property
-    def first_step(self) -> int:
-        """Number of the first step that was watched."""
-        return self.step - self.steps + 1
-
-    @property
-    def silent(self) -> bool:
-        """True if the present state of the rank is unknown."""
-        return self.ended.startswith(NOT_SEEN)
-
-    @property
-    def detached(self) -> bool:
-        """True if the agent was removed: what the process did since is not known."""
-        return self.ended.startswith(DETACHED)
-
-    @property
-    def stopped(self) -> str:
-        """By what a person or the launcher stopped the rank: Ctrl-C or SIGTERM; "" where nobody did."""
-        if self.ended == "SIGINT" or self.exception.startswith("KeyboardInterrupt"):
-            return CTRL_C
-        return "SIGTERM" if self.ended == "SIGTERM" else ""
+        return (
+            self.communication.links.host_bytes_per_second,
+            f"{self.communication.links.host_kind} can do",
+        )

@@ -87,8 +87,8 @@ class RunSnapshot:
     @property
     def detached(self) -> bool:
         """True if the agent was removed from all ranks that live, or of an ended run from all."""
-        ranks = [rank for rank in self.ranks if rank.alive] or self.ranks
-        return bool(ranks) and all(rank.detached for rank in ranks)
+        ranks = [rank for rank in self.ranks if rank.status.alive] or self.ranks
+        return bool(ranks) and all(rank.status.detached for rank in ranks)
 
     def node_of(self, rank: int) -> str:
         """The node of a rank of another node; "" for one of this node, or where it is not known."""

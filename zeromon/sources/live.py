@@ -155,19 +155,21 @@ class LiveSource:
 
 def _steps_known_until(run: RunSnapshot) -> int:
     """When the last step that all living ranks have began, ns; that step may change once more."""
-    return min((r.recent[-1].start_ns for r in run.ranks if r.alive and r.recent), default=0)
+    return min(
+        (r.steps.recent[-1].start_ns for r in run.ranks if r.status.alive and r.steps.recent), default=0
+    )
 
 
 def _join_recent_steps(previous: RunSnapshot, new: RunSnapshot) -> RunSnapshot:
     """*new* with the steps of *previous* in front of its own."""
-    old_steps = {(rank.rank, rank.pid): rank.recent for rank in previous.ranks}
+    old_steps = {(rank.rank, rank.pid): rank.steps.recent for rank in previous.ranks}
     ranks = []
     for rank in new.ranks:
         old = old_steps.get((rank.rank, rank.pid), ())
-        if rank.recent:
-            first_ns = rank.recent[0].start_ns
+        if rank.steps.recent:
+            first_ns = rank.steps.recent[0].start_ns
             old = tuple(step for step in old if step.start_ns < first_ns)
-        ranks.append(replace(rank, recent=(*old, *rank.recent)[-RECENT_STEPS:]))
+        ranks.append(rank.with_recent((*old, *rank.steps.recent)[-RECENT_STEPS:]))
     return replace(new, ranks=tuple(ranks))
 
 
@@ -389,7 +391,7 @@ class NewSteps:
 
     def _rows_of_source(self, source: Source, run: RunSnapshot) -> list[dict[str, Any]]:
         started = self._known
-        starts = [started[r.rank] for r in run.ranks if r.alive and r.rank in started]
+        starts = [started[r.rank] for r in run.ranks if r.status.alive and r.rank in started]
         latest_us = max((started[r.rank] for r in run.ranks if r.rank in started), default=0)
         since_us = max(min(starts, default=latest_us), latest_us - _LATE_US)
         series = source.series(StepQuery(since_us=since_us, most=_MAX_NEW_STEPS))

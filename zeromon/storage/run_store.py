@@ -117,7 +117,9 @@ def _reserve_disk_space(file: Path, nbytes: int) -> None:
 def _mark_run_unfinished(run: RunSnapshot) -> RunSnapshot:
     """Returns the last snapshot of a record without an end: what its ranks do is not known."""
     outcome = f"{NOT_SEEN} the rest of the run"
-    ranks = tuple(replace(r, alive=False, ended=outcome) if r.alive else r for r in run.ranks)
+    ranks = tuple(
+        rank.with_status(alive=False, ended=outcome) if rank.status.alive else rank for rank in run.ranks
+    )
     return replace(run, ended=True, unfinished=True, ranks=ranks)
 
 
@@ -132,9 +134,15 @@ def open_run_folder(folder: Path, *, make: bool = False) -> AbstractContextManag
 def manifest_of_run(run: RunSnapshot) -> Manifest:
     """Returns the summary of a snapshot."""
     first_rank = run.ranks[0] if run.ranks else None
-    exposed = [rank.exposed_ratio for rank in run.ranks if rank.exposed_ratio is not None]
+    exposed = [
+        rank.communication.exposed_ratio
+        for rank in run.ranks
+        if rank.communication.exposed_ratio is not None
+    ]
     seconds = [mean for rank in run.ranks if (mean := mean_step_seconds(rank)) is not None]
-    reserved = [rank.memory.reserved_bytes for rank in run.ranks if rank.memory is not None]
+    reserved = [
+        rank.memory.device.reserved_bytes for rank in run.ranks if rank.memory.device is not None
+    ]
     severities = {finding.severity for finding in run.findings}
     judged = judge_run(run)
     return Manifest(
@@ -148,10 +156,10 @@ def manifest_of_run(run: RunSnapshot) -> Manifest:
         strategy=first_rank.strategy if first_rank else "",
         device=first_rank.device if first_rank else "",
         ranks=len(run.ranks),
-        steps=max((rank.step for rank in run.ranks), default=0),
+        steps=max((rank.steps.last_step for rank in run.ranks), default=0),
         step_seconds=max(seconds, default=None),
         exposed_ratio=max(exposed, default=None),
-        memory_bytes=max(reserved or [rank.rss_bytes for rank in run.ranks], default=-1),
+        memory_bytes=max(reserved or [rank.memory.rss_bytes for rank in run.ranks], default=-1),
         worst=next((s for s in Severity if s in severities), ""),
         job=run.job,
         health=judged.health,

@@ -58,7 +58,7 @@ class LoggedSnapshot:
 
 def without_recent_steps(run: RunSnapshot) -> RunSnapshot:
     """Returns *run* without the steps that the history has."""
-    return replace(run, ranks=tuple(replace(rank, recent=()) for rank in run.ranks))
+    return replace(run, ranks=tuple(rank.with_recent(()) for rank in run.ranks))
 
 
 # ---- writing --------------------------------------------------------------------------------------
@@ -407,9 +407,7 @@ class Past:
             self._folder / _HISTORY, round(snapshot.taken_wall * 1e6), RECENT_STEPS
         )
         ranks = [
-            replace(
-                rank, recent=tuple(step_history.step_of(row, shift) for row in steps.get(rank.rank, ()))
-            )
+            rank.with_recent(step_history.step_of(row, shift) for row in steps.get(rank.rank, ()))
             for rank in snapshot.ranks
         ]
         return replace(snapshot, run=self._folder.name, ranks=tuple(ranks))

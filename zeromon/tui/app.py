@@ -406,7 +406,7 @@ class ZeromonApp(App[int]):
         if self.model is None:
             return
         marked_wall = self.model.run.taken_wall
-        step = max((rank.step for rank in self.model.run.ranks), default=0)
+        step = max((rank.steps.last_step for rank in self.model.run.ranks), default=0)
 
         def keep_mark(description: str | None) -> None:
             if description is None:

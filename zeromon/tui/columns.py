@@ -266,7 +266,13 @@ def _parse_condition(condition: str) -> Test:
         return holds_for
     return lambda rank: any(
         condition in name.lower()
-        for name in (rank.node, rank.unit, rank.ended or rank.phase, rank.device, rank.strategy)
+        for name in (
+            rank.node,
+            rank.steps.unit,
+            rank.status.ended or rank.steps.phase,
+            rank.device,
+            rank.strategy,
+        )
     )
 
 

@@ -87,26 +87,32 @@ def _rank_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
         yield f"{verb} {_rank_list(fresh)}, {fresh[0].strategy} on {run.node}", ""
     ranks_by_fact: dict[str, list[RankSnapshot]] = {}
     for rank in run.ranks:
-        if rank.ended or rank.errors or rank.dropped or rank.unseen:  # most ranks have nothing to report
+        if (
+            rank.status.ended or rank.agent.errors or rank.agent.dropped or rank.agent.unseen
+        ):  # most ranks have nothing to report
             for fact in _rank_messages(old.get(rank.rank), rank):
                 ranks_by_fact.setdefault(fact, []).append(rank)
     for fact, ranks in ranks_by_fact.items():
-        failed = has_died(run) and any(rank.failed for rank in ranks) and fact.startswith("ended")
+        failed = has_died(run) and any(rank.status.failed for rank in ranks) and fact.startswith("ended")
         yield f"{_rank_list(ranks)} {fact}", "bad" if failed else "warn" if "errors" in fact else ""
 
 
 def _rank_messages(old: RankSnapshot | None, new: RankSnapshot) -> Iterator[str]:
-    if new.ended and (old is None or not old.ended):
-        ending = "the agent has left" if new.detached and new.alive else f"ended: {new.ended}"
-        yield ending + (f"; {new.exception}" if new.exception else "")
-    errors = new.errors - (old.errors if old is not None else 0)
+    if new.status.ended and (old is None or not old.status.ended):
+        ending = (
+            "the agent has left"
+            if new.status.detached and new.status.alive
+            else f"ended: {new.status.ended}"
+        )
+        yield ending + (f"; {new.status.exception}" if new.status.exception else "")
+    errors = new.agent.errors - (old.agent.errors if old is not None else 0)
     if errors > 0:
         yield f"agent: {human_count(errors)} errors in hooks; training is not affected"
-    dropped = new.dropped - (old.dropped if old is not None else 0)
+    dropped = new.agent.dropped - (old.agent.dropped if old is not None else 0)
     if dropped > 0:
         yield f"agent: {human_count(dropped)} records were overwritten or damaged before they were read"
-    if new.unseen and (old is None or new.unseen != old.unseen):
-        names = ", ".join(new.unseen)
+    if new.agent.unseen and (old is None or new.agent.unseen != old.agent.unseen):
+        names = ", ".join(new.agent.unseen)
         yield f"agent: this version of the framework lacks {names}: not observed"
 
 
@@ -153,7 +159,7 @@ def _capture_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
     elif new.state == CaptureState.FAILED:
         yield f"trace {new.number} failed: {new.note}", "warn"
     elif new.is_open:
-        yield capture_text(new, max((rank.step for rank in run.ranks), default=0)), ""
+        yield capture_text(new, max((rank.steps.last_step for rank in run.ranks), default=0)), ""
 
 
 # ---- moments that the user marked ---------------------------------------------------------------

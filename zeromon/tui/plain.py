@@ -61,13 +61,13 @@ def lines_of_snapshot(prior: RunSnapshot | None, run: RunSnapshot, printed: int)
     if prior is None or judge_run(prior).health is not judged.health:
         yield judged.text
     last_step = _last_whole_step(run)
-    oldest_step = min((rank.recent[0].step for rank in run.ranks if rank.recent), default=1)
+    oldest_step = min((rank.steps.recent[0].step for rank in run.ranks if rank.steps.recent), default=1)
     start = last_step if prior is None else max(printed + 1, oldest_step)
     if prior is not None and start > printed + 1 and not run.origin:
         yield f"steps {human_count(printed + 1)} to {human_count(start - 1)} were too fast to print"
     steps: Iterable[int] = range(max(1, start), last_step + 1)
     if run.origin:  # there, a point stands for many steps
-        recent = {stats.step for rank in run.ranks for stats in rank.recent}
+        recent = {stats.step for rank in run.ranks for stats in rank.steps.recent}
         steps = sorted(step for step in recent if start <= step <= last_step and step > printed)
     for step in steps:
         yield step_line(run, step)
@@ -75,8 +75,10 @@ def lines_of_snapshot(prior: RunSnapshot | None, run: RunSnapshot, printed: int)
 
 def _last_whole_step(run: RunSnapshot) -> int:
     """The newest step that all living ranks have ended."""
-    last_steps = [rank.recent[-1].step for rank in run.ranks if rank.recent and not rank.ended]
-    last_steps = last_steps or [rank.recent[-1].step for rank in run.ranks if rank.recent]
+    last_steps = [
+        rank.steps.recent[-1].step for rank in run.ranks if rank.steps.recent and not rank.status.ended
+    ]
+    last_steps = last_steps or [rank.steps.recent[-1].step for rank in run.ranks if rank.steps.recent]
     return min(last_steps, default=0)
 
 
@@ -88,7 +90,7 @@ def note_line(note: LogEntry) -> str:
 
 def step_line(run: RunSnapshot, step: int) -> str:
     """One step over all ranks: the longest, the most exposed, and the fullest rank."""
-    steps = [(rank.rank, stats) for rank in run.ranks if (stats := step_of(rank.recent, step))]
+    steps = [(rank.rank, stats) for rank in run.ranks if (stats := step_of(rank.steps.recent, step))]
     if not steps:
         return f"step {human_count(step)}: not known"
     slowest = max(steps, key=lambda pair: pair[1].seconds)

@@ -48,7 +48,7 @@ class Trend:
 
         The older steps follow with the next snapshots.
         """
-        last_step = max((rank.recent[-1].step for rank in ranks if rank.recent), default=0)
+        last_step = max((rank.steps.recent[-1].step for rank in ranks if rank.steps.recent), default=0)
         for step in range(last_step, max(0, start) - 1, -1):
             if step not in self._kept or step > self._settled:
                 if reads <= 0:
@@ -64,7 +64,7 @@ class Trend:
     def _band_of_step(self, ranks: Sequence[RankSnapshot], step: int) -> MinMedianMax | None:
         values = []
         for rank in ranks:
-            summary = step_of(rank.recent, step)
+            summary = step_of(rank.steps.recent, step)
             value = None if summary is None else self._read(summary)
             if value is not None:
                 values.append(value)
@@ -138,9 +138,9 @@ def telling_ranks(ranks: Sequence[RankSnapshot], chosen: int | None) -> list[int
         return [rank.rank for rank in ranks]
     reads: tuple[Callable[[RankSnapshot], float], ...] = (
         lambda r: r.rank == chosen,
-        lambda r: max((risk.ratio for risk in r.risks), default=0.0),
-        lambda r: r.exposed_ratio or 0.0,
-        lambda r: r.step_seconds or 0.0,
+        lambda r: max((risk.ratio for risk in r.memory.risks), default=0.0),
+        lambda r: r.communication.exposed_ratio or 0.0,
+        lambda r: r.steps.median_seconds or 0.0,
     )
     return sorted({max(ranks, key=reader).rank for reader in reads})
 
@@ -216,8 +216,8 @@ def _drawn_steps(
         steps = trends.whole[MOST]
         final = steps[-1].step
         return max(steps[0].step, final - options.window + 1 if options.window > 0 else 0), final
-    newest_step = max((rank.recent[-1].step for rank in ranks if rank.recent), default=0)
-    oldest_step = min((rank.recent[0].step for rank in ranks if rank.recent), default=0)
+    newest_step = max((rank.steps.recent[-1].step for rank in ranks if rank.steps.recent), default=0)
+    oldest_step = min((rank.steps.recent[0].step for rank in ranks if rank.steps.recent), default=0)
     if options.window == WHOLE_RUN:
         return min(1, oldest_step), newest_step
     return max(oldest_step, newest_step - (options.window or max(2, columns * 2)) + 1), newest_step
@@ -233,7 +233,7 @@ def _curves_of_spec(
         return (
             own_curve,
             *(
-                Curve(name, tone, points_of(ranks[0].recent, side_reader, start))
+                Curve(name, tone, points_of(ranks[0].steps.recent, side_reader, start))
                 for (name, side_reader), tone in zip(spec.beside, tones, strict=False)
             ),
         )
@@ -274,7 +274,7 @@ def _points_of_rank(
 ) -> list[tuple[float, float]]:
     """The points of a rank: those of its record, and the newer ones of the snapshot."""
     recorded = trends.whole.get(rank.rank, ())
-    newer = points_of(rank.recent, reader, recorded[-1].step + 1 if recorded else start)
+    newer = points_of(rank.steps.recent, reader, recorded[-1].step + 1 if recorded else start)
     return points_of(recorded, reader, 0) + newer
 
 

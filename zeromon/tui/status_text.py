@@ -86,8 +86,16 @@ def run_figures(run: RunSnapshot, options: DisplayOptions) -> list[tuple[str, st
     """The run in numbers: (name, value, tone)."""
     ranks, spreads = run.ranks, run.fleet.spreads if run.fleet is not None else {}
     pace = spreads["step_seconds"].median if "step_seconds" in spreads else run_step_seconds(ranks)
-    shares = [rank.exposed_ratio for rank in ranks if rank.exposed_ratio is not None]
-    overlaps = [rank.overlap_ratio for rank in ranks if rank.overlap_ratio is not None]
+    shares = [
+        rank.communication.exposed_ratio
+        for rank in ranks
+        if rank.communication.exposed_ratio is not None
+    ]
+    overlaps = [
+        rank.communication.overlap_ratio
+        for rank in ranks
+        if rank.communication.overlap_ratio is not None
+    ]
     exposed, overlap = max(shares, default=None), min(overlaps, default=None)
     if "overlap_ratio" in spreads:  # the ranks of the snapshot are not those that overlap least
         overlap = spreads["overlap_ratio"].least
@@ -122,7 +130,7 @@ def _figure_or_unknown(value: float | str, text_of: Callable[[float], str]) -> t
 
 def _trace_deviation(ranks: Sequence[RankSnapshot]) -> str:
     """The deviation of the live exposed time from the last trace."""
-    ratios = [r.check.error_ratio for r in ranks if r.check is not None]
+    ratios = [r.requests.check.error_ratio for r in ranks if r.requests.check is not None]
     deviation = max((abs(error) for error in ratios if error is not None), default=None)
     return "" if deviation is None else f" (a trace differs by {deviation * 100:.0f} %)"
 

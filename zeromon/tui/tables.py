@@ -45,7 +45,7 @@ from zeromon.tui.status_text import clock, tone_of
 
 
 def _rank_state_cell(rank: RankSnapshot) -> Span:
-    tone = "bad" if rank.failed else "dim" if rank.ended else ""
+    tone = "bad" if rank.status.failed else "dim" if rank.status.ended else ""
     return clean(state_text(rank)), tone
 
 
@@ -73,7 +73,7 @@ def draw_sparkline(values: Sequence[float]) -> str:
 
 
 def _last_steps(rank: RankSnapshot) -> Span:
-    return draw_sparkline([step.end_ns - step.start_ns for step in rank.recent[-_SPARKS:]]), "s0"
+    return draw_sparkline([step.end_ns - step.start_ns for step in rank.steps.recent[-_SPARKS:]]), "s0"
 
 
 SPREAD = Unit("longest_to_median", "", 1, str)
@@ -81,7 +81,7 @@ SPREAD = Unit("longest_to_median", "", 1, str)
 
 def _step_spread(rank: RankSnapshot) -> float | None:
     """The longest of the last steps against their median."""
-    durations = [step.end_ns - step.start_ns for step in rank.recent[-_SPARKS:]]
+    durations = [step.end_ns - step.start_ns for step in rank.steps.recent[-_SPARKS:]]
     median = statistics.median(durations) if durations else 0
     return max(durations) / median if median else None
 
@@ -89,8 +89,8 @@ def _step_spread(rank: RankSnapshot) -> float | None:
 RANKS: Columns[RankSnapshot] = (
     Column("rank", 6, lambda r: r.rank, INDEX, "bold"),
     Column("node", 10, lambda r: r.node, tone="dim", keep=5),
-    Column("state", 11, lambda r: r.ended or r.phase, cell=_rank_state_cell),
-    Column("steps", 9, lambda r: r.step, COUNT, keep=3),
+    Column("state", 11, lambda r: r.status.ended or r.steps.phase, cell=_rank_state_cell),
+    Column("steps", 9, lambda r: r.steps.last_step, COUNT, keep=3),
     _rank_column("step", 9, STEP),
     Column("last steps", _SPARKS + 1, _step_spread, SPREAD, keep=6, left=True, cell=_last_steps),
     _rank_column("exposed", 9, EXPOSED_SECONDS, keep=2),
@@ -100,7 +100,7 @@ RANKS: Columns[RankSnapshot] = (
     _rank_column("waits", 9, WAITS, keep=3),
     _rank_column("memory", 11, MEMORY),
     _rank_column("risk", 8, RISK),
-    Column("unit", 18, lambda r: r.unit, tone="dim", keep=3, grows=True, ends=True),
+    Column("unit", 18, lambda r: r.steps.unit, tone="dim", keep=3, grows=True, ends=True),
 )
 """One rank a row; seconds and shares are of a step."""
 
@@ -178,7 +178,7 @@ def list_flights(ranks: Sequence[RankSnapshot], now_ns: int) -> list[Flight]:
     rows = [
         Flight(rank.rank, collective, max(0.0, (now_ns - collective.issued_ns) / 1e9))
         for rank in ranks
-        for collective in rank.in_flight
+        for collective in rank.communication.in_flight
     ]
     return sorted(rows, key=lambda flight: -flight.seconds)
 
@@ -199,8 +199,8 @@ class RoleLine:
 
 def role_lines(rank: RankSnapshot) -> list[RoleLine]:
     """The memory of a rank by role, then what no role accounts for; lines of 0 bytes are left out."""
-    expected = {row.role: row for row in rank.expected}
-    counted = {row.role: row for row in rank.roles}
+    expected = {row.role: row for row in rank.memory.expected}
+    counted = {row.role: row for row in rank.memory.roles}
     rows = []
     for name in dict.fromkeys([*expected, *counted]):
         row, census = expected.get(name), counted.get(name)

@@ -112,7 +112,7 @@ def skeleton(props: Parts, _: Route) -> list[Any]:
 
 def traffic_table_rows(rank: RankSnapshot | None) -> list[dict[str, Any]]:
     """The rows of the table of collectives, those with the most exposed time first."""
-    return field_rows(rank.traffic[:_MAX_TRAFFIC_ROWS] if rank else (), TRAFFIC, *_TRAFFIC)
+    return field_rows(rank.communication.traffic[:_MAX_TRAFFIC_ROWS] if rank else (), TRAFFIC, *_TRAFFIC)
 
 
 def _in_flight_items(run: RunSnapshot) -> list[Any]:
@@ -120,7 +120,7 @@ def _in_flight_items(run: RunSnapshot) -> list[Any]:
     waiting = [
         (taken_ns - collective.issued_ns, rank.rank, collective, group_of(rank, collective))
         for rank in run.ranks
-        for collective in rank.in_flight
+        for collective in rank.communication.in_flight
     ]
     waiting.sort(key=lambda item: item[:2], reverse=True)
     alerts: list[Any] = [

@@ -31,7 +31,7 @@ def content(view: Known) -> Page:
     """The charts and cards of one rank's memory: the chosen one, else the nearest to its limit."""
     nearest = nearest_oom(view.chosen.ranks)
     rank = nearest[0] if nearest is not None else view.rank
-    counted = rank if rank is not None and rank.roles else first_counted(view.chosen.ranks)
+    counted = rank if rank is not None and rank.memory.roles else first_counted(view.chosen.ranks)
     roles = figures.roles_figure(counted) if counted else None
     peaks = figures.unit_peaks_figure(counted) if counted else None
     return Page(
@@ -67,14 +67,14 @@ def over_the_record(snapshots: Iterable[RunSnapshot], rank: int) -> Any:
 def _fragmentation_cards(rank: RankSnapshot | None) -> list[Any]:
     if rank is None:
         return []
-    memory = rank.memory
+    memory = rank.memory.device
     if memory is None:
-        host = rank.host
+        host = rank.memory.host
         limit = human_bytes(host.limit_bytes) if host and host.limit_bytes > 0 else "no limit"
         figures_of: list[tuple[str, int | None, str]] = [
-            ("Resident", rank.rss_bytes, ""),
+            ("Resident", rank.memory.rss_bytes, ""),
             ("Host headroom", host.headroom_bytes if host else None, f"cgroup: {limit}; "),
-            ("Pinned", rank.pinned_bytes, ""),
+            ("Pinned", rank.memory.pinned_bytes, ""),
         ]
     else:
         slack = memory.reserved_bytes - memory.allocated_bytes

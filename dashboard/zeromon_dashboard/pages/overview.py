@@ -108,16 +108,18 @@ def _source_warnings(run: RunSnapshot) -> list[Any]:
 
 def _exposed_time_card(run: RunSnapshot) -> Any:
     rank = most_exposed(run.ranks)
-    if rank is None or rank.exposed_ratio is None:
+    if rank is None or rank.communication.exposed_ratio is None:
         reason = exposed_unknown(rank) if rank is not None else "no rank has reported yet"
         return figure_card("Exposed communication", "n/a", reason)
-    share = rank.exposed_ratio
+    share = rank.communication.exposed_ratio
     colour = SEVERITY_COLOURS[exposed_severity(run)]
-    note = f"{human_seconds(rank.exposed_seconds)} per step on rank {rank.rank}, {LAST_STEPS}"
-    if rank.traffic and rank.traffic[0].exposed_seconds > 0:
-        row = rank.traffic[0]
+    note = (
+        f"{human_seconds(rank.communication.exposed_seconds)} per step on rank {rank.rank}, {LAST_STEPS}"
+    )
+    if rank.communication.traffic and rank.communication.traffic[0].exposed_seconds > 0:
+        row = rank.communication.traffic[0]
         note += f"; most in {row.unit or row.group} ({row.op})"
-    error = rank.check.error_ratio if rank.check is not None else None
+    error = rank.requests.check.error_ratio if rank.requests.check is not None else None
     note += f"; {untimed}" if (untimed := in_graphs(rank)) else ""
     note += f"; {error * 100:+.0f} % against the last trace" if error is not None else ""
     return figure_card("Exposed communication", human_ratio(share), note, colour)
@@ -126,7 +128,7 @@ def _exposed_time_card(run: RunSnapshot) -> Any:
 def _step_time_card(run: RunSnapshot) -> Any:
     mean_seconds = [seconds for rank in run.ranks if (seconds := mean_step_seconds(rank))]
     if not mean_seconds:
-        has_steps = any(rank.steps for rank in run.ranks)
+        has_steps = any(rank.steps.watched_steps for rank in run.ranks)
         return figure_card(
             "Step time", "n/a", "no step has ended lately" if has_steps else "no step yet"
         )
@@ -144,9 +146,9 @@ def _throughput_card(run: RunSnapshot) -> Any:
 
 def _loss_cards(run: RunSnapshot) -> list[Any]:
     rank = best_informed(run)
-    if rank is None or not rank.scalars:
+    if rank is None or not rank.training.scalars:
         return []
-    loss = next((row for row in rank.scalars if row.name == "loss"), None)
+    loss = next((row for row in rank.training.scalars if row.name == "loss"), None)
     note = f"rank {rank.rank}: {training_text(rank)}"
     return [figure_card("Loss", "n/a" if loss is None else value_text(loss), note)]
 

@@ -75,9 +75,9 @@ def rank_table_rows(run: RunSnapshot, node: str = "") -> list[dict[str, Any]]:
                 "node": rank.node,
                 "device": rank.device,
                 "state": state_text(rank),
-                "steps": rank.step,
+                "steps": rank.steps.last_step,
                 **cells,
-                "unit": rank.unit,
+                "unit": rank.steps.unit,
             }
         )
     return rows

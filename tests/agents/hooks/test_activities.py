@@ -27,8 +27,8 @@ def test_each_loss_has_the_time_that_the_program_measured(node: Node, tmp_path: 
     waited = json.loads(Path(f"{truth}.0.1").read_text())["waiting"][1]
     for rank in result.snapshot.ranks:
         measured = json.loads(Path(f"{truth}.0.{rank.rank}").read_text())
-        found = {str(row.cause): row.seconds for row in rank.ledger}
-        collections = [row for row in rank.activities if row.activity == "collect_all"]
+        found = {str(row.cause): row.seconds for row in rank.ledger.rows}
+        collections = [row for row in rank.ledger.activities if row.activity == "collect_all"]
         found["garbage_collection"] = collections[0].longest_seconds  # others happen by themselves
         for cause in ("checkpoint", "evaluation", "garbage_collection", "data"):
             assert found[cause] == pytest.approx(measured[cause][1], rel=0.05, abs=0.05), cause
@@ -37,17 +37,17 @@ def test_each_loss_has_the_time_that_the_program_measured(node: Node, tmp_path: 
             # on a busy machine rank 0 is late in some steps, too; tests/bench/bench_ledger.py compares
             assert found["waiting"] > 0.5 * waited
         lasted = json.loads(Path(f"{truth}.0.{rank.rank}").read_text())["process"][1]
-        assert {"process groups", "zeromon", "model wrapping"} <= set(rank.startup_parts)
-        assert sum(rank.startup_parts.values()) == pytest.approx(rank.startup_seconds)
+        assert {"process groups", "zeromon", "model wrapping"} <= set(rank.ledger.startup_parts)
+        assert sum(rank.ledger.startup_parts.values()) == pytest.approx(rank.ledger.startup_seconds)
         # the launcher's start and what follows the program's last line are no part of its own clock
-        own = [row for row in rank.ledger if row.cause != Cause.SHUT_DOWN and row.of != LAUNCHER]
+        own = [row for row in rank.ledger.rows if row.cause != Cause.SHUT_DOWN and row.of != LAUNCHER]
         assert sum(row.seconds for row in own) == pytest.approx(lasted, rel=0.005, abs=0.05)
-        counts = {(row.phase, row.activity): row.count for row in rank.activities}
+        counts = {(row.phase, row.activity): row.count for row in rank.ledger.activities}
         assert counts["checkpoint", "save"] == 3
         assert counts["evaluation", ""] == 2
         compiled = [counts.get(("compile", name), 0) for name in ("first_compile", "recompile")]
         assert compiled == ([1, 1] if TELLS_FRAMES else [2, 0])
-        saved = next(row for row in rank.activities if row.activity == "save")
+        saved = next(row for row in rank.ledger.activities if row.activity == "save")
         assert saved.nbytes >= Path(f"{truth}.optimizer.{rank.rank}").stat().st_size
     assert job_ledger([result.snapshot]).notes == ()
 
@@ -68,7 +68,7 @@ def test_a_rank_that_is_late_for_one_activity_is_late_for_that(
     [finding] = [one for one in result.snapshot.findings if one.code == "ZM309"]
     assert f"per step ({cause.replace('_', ' ')})" in finding.text
     first, second = (
-        {str(row.cause): row.seconds for row in rank.ledger} for rank in result.snapshot.ranks
+        {str(row.cause): row.seconds for row in rank.ledger.rows} for rank in result.snapshot.ranks
     )
     assert max(first, key=first.__getitem__) == cause
     assert max(second, key=second.__getitem__) == "waiting"

@@ -31,12 +31,12 @@ def test_the_collectives_of_an_asynchronous_checkpoint_expose_nothing(
     result = node.run(train_command(2, saved, str(WRITES), program="background.py"))
     assert result.code == 0, result.output
     first = result.snapshot.ranks[0]
-    writers = [row for row in first.collectives if row.group == "writers"]
+    writers = [row for row in first.communication.collectives if row.group == "writers"]
     assert sum(row.seconds for row in writers) > 0.9 * WRITES
     assert sum(row.count for row in writers) == sum(row.timed for row in writers) > 4
     assert sum(row.exposed_seconds for row in writers) == 0
-    trains = [row for row in first.collectives if row.op == "reduce_scatter"]
-    assert [row.count for row in trains] == [3 * first.steps]
+    trains = [row for row in first.communication.collectives if row.op == "reduce_scatter"]
+    assert [row.count for row in trains] == [3 * first.steps.watched_steps]
     assert not [f for f in result.snapshot.findings if f.rule in ("collective_in_flight", "stalled")]
 
 
@@ -48,7 +48,7 @@ def issued(at_s: float, sequence: int, unit: int) -> Issued:
 
 
 def flying(state: RankState) -> list[int]:
-    return [one.sequence for one in summarize_rank(state).in_flight]
+    return [one.sequence for one in summarize_rank(state).communication.in_flight]
 
 
 def test_what_a_thread_waits_for_is_in_flight_only_where_training_stands_still() -> None:

@@ -183,7 +183,7 @@ def test_a_trace_of_the_record_has_every_collective_as_a_slice(shared_node: Node
             one["ts"] < e - 1 < one["ts"] + one["dur"] - 2 for e in ends
         )
     spent = sum(e["dur"] for e in of_kind["waits for communication"]) / 1e6
-    told = sum(row.exposed_seconds for row in run.result.snapshot.ranks[0].collectives)
+    told = sum(row.exposed_seconds for row in run.result.snapshot.ranks[0].communication.collectives)
     assert spent == pytest.approx(told, rel=1e-6)
 
 
@@ -219,9 +219,14 @@ def test_losses_are_bit_identical_without_the_agent(shared_node: Node, strategy:
 def test_units_carry_their_fqn(shared_node: Node, strategy: str) -> None:
     """Each block and the root is a unit, unsharded twice a step (idle steps left out)."""
     rank = trained(shared_node, strategy, 2).result.snapshot.ranks[0]
-    assert {unit.fqn for unit in rank.units} == {"(root)", "layers.0", "layers.1", "layers.2"}
-    assert all(unit.exposed_seconds > 0 for unit in rank.units)
-    block = next(unit for unit in rank.units if unit.fqn == "layers.1")
+    assert {unit.fqn for unit in rank.communication.units} == {
+        "(root)",
+        "layers.0",
+        "layers.1",
+        "layers.2",
+    }
+    assert all(unit.exposed_seconds > 0 for unit in rank.communication.units)
+    block = next(unit for unit in rank.communication.units if unit.fqn == "layers.1")
     assert STEPS <= block.unshards <= 2 * STEPS
 
 
@@ -229,10 +234,12 @@ def test_units_carry_their_fqn(shared_node: Node, strategy: str) -> None:
 def test_phases_add_up_to_the_steps(shared_node: Node, strategy: str, ranks: int) -> None:
     """The phases of all steps, other included, are the steps' time."""
     for rank in trained(shared_node, strategy, ranks).result.snapshot.ranks:
-        assert sum(rank.phase_seconds.values()) == pytest.approx(rank.steps_seconds_total, rel=1e-6)
-        assert all(rank.phase_seconds[p] > 0 for p in ("forward", "backward", "optimizer"))
+        assert sum(rank.steps.phase_seconds.values()) == pytest.approx(
+            rank.steps.total_seconds, rel=1e-6
+        )
+        assert all(rank.steps.phase_seconds[p] > 0 for p in ("forward", "backward", "optimizer"))
         assert rank.strategy == strategy
-        assert rank.ended in ENDED_WELL
+        assert rank.status.ended in ENDED_WELL
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), CASES)
@@ -241,7 +248,7 @@ def test_memory_by_role_is_as_predicted(shared_node: Node, strategy: str, ranks:
     run = trained(shared_node, strategy, ranks)
     whole = 4 * sum(math.prod(shape) for shape in run.facts["params"].values())
     for rank in run.result.snapshot.ranks:
-        rows = {row.role: row for row in rank.expected}
+        rows = {row.role: row for row in rank.memory.expected}
         for row in rows.values():
             if row.measured_bytes is not None:
                 assert row.measured_bytes == pytest.approx(row.predicted_bytes, rel=0.02), row
@@ -250,11 +257,11 @@ def test_memory_by_role_is_as_predicted(shared_node: Node, strategy: str, ranks:
         assert held == pytest.approx(whole / ranks if shards else whole, rel=0.05)
         if shards:  # the root, and two blocks at once
             causes = [cause.nbytes for cause in rows["unsharded_param"].causes]
-            assert len(causes) == 3 and sum(causes) == rank.unsharded_peak_bytes
+            assert len(causes) == 3 and sum(causes) == rank.memory.unsharded_peak_bytes
         else:
             assert rows["reduce_scatter"].measured_bytes is None  # DDP's buckets are in C++
             assert rows["reduce_scatter"].predicted_bytes == whole
-    states = [r.measured_bytes for x in run.result.snapshot.ranks for r in x.expected
+    states = [r.measured_bytes for x in run.result.snapshot.ranks for r in x.memory.expected
               if r.role == "optimizer_state"]  # fmt: skip
     total = sum(n for n in states if n is not None)
     assert total == pytest.approx(2 * whole * (ranks if strategy == "ddp" else 1), rel=0.05)

@@ -68,7 +68,7 @@ def snapshots(rings: list[Path], ends_ns: list[int]) -> list[RunSnapshot]:
 
 def waited_seconds(rank: RankSnapshot) -> float:
     """How long *rank* has waited for the other one, by the ledger."""
-    return sum(row.seconds for row in rank.ledger if row.cause is Cause.WAITING)
+    return sum(row.seconds for row in rank.ledger.rows if row.cause is Cause.WAITING)
 
 
 def names_the_late_rank(node: Node, *ways: str) -> None:
@@ -77,7 +77,7 @@ def names_the_late_rank(node: Node, *ways: str) -> None:
     ends_ns = [end for end, _ in printed.values()]
     waited = [0.0, 0.0]
     for number, (way, shown) in enumerate(zip(printed, snapshots(rings, ends_ns), strict=True)):
-        assert [rank.errors for rank in shown.ranks] == [0, 0], way
+        assert [rank.agent.errors for rank in shown.ranks] == [0, 0], way
         late = (number + 1) % 2
         if any(f.code == "ZM008" and "late ranks are unknown" in f.text for f in shown.findings):
             continue
@@ -86,7 +86,7 @@ def names_the_late_rank(node: Node, *ways: str) -> None:
         assert one.phases == ("forward",), way
         told = [f.rank for f in shown.findings if f.code == "ZM309"]
         assert told == [late], way
-        assert all(0 <= (rank.exposed_ratio or 0.0) <= 1 for rank in shown.ranks), way
+        assert all(0 <= (rank.communication.exposed_ratio or 0.0) <= 1 for rank in shown.ranks), way
         now = [waited_seconds(rank) for rank in shown.ranks]
         assert now[1 - late] - waited[1 - late] > 0.5 * STEPS * LATE_S, way  # the rest is of both
         assert now[late] - waited[late] < 0.5 * STEPS * LATE_S, way

@@ -90,7 +90,9 @@ def test_counts_and_bytes_equal_the_flight_recorders(
     assert by_gloo_op(run.metrics["zeromon_collectives_total"], "0") == calls
     assert by_gloo_op(run.metrics["zeromon_collective_bytes_total"], "0") == nbytes
     assert "zeromon_collectives_unattributed_total" not in run.metrics
-    assert run.rank.errors == 0 and not run.rank.unseen and run.rank.ended in ENDED_WELL
+    assert (
+        run.rank.agent.errors == 0 and not run.rank.agent.unseen and run.rank.status.ended in ENDED_WELL
+    )
 
 
 @pytest.mark.parametrize(("config", "accumulate"), [*CASES, *LONG])
@@ -123,24 +125,24 @@ def test_steps_are_the_engines(shared_node: Node, config: str, accumulate: int) 
     """global_steps, skipped_steps, micro-steps; the phases add up."""
     run = trained(shared_node, config, accumulate)
     facts = run.facts["cases"][f"{config}:{accumulate}"]
-    (engine,) = run.rank.engines
-    assert engine.steps == run.rank.steps == facts["global_steps"] == STEPS
-    assert engine.skipped == run.rank.skipped_steps == facts["skipped_steps"]
-    assert run.rank.micro_steps == STEPS * accumulate
-    assert all(step.micro_steps == accumulate for step in run.rank.recent)
-    spent = run.rank.phase_seconds
-    assert sum(spent.values()) == pytest.approx(run.rank.steps_seconds_total, rel=1e-6)
+    (engine,) = run.rank.config.engines
+    assert engine.steps == run.rank.steps.watched_steps == facts["global_steps"] == STEPS
+    assert engine.skipped == run.rank.steps.skipped_steps == facts["skipped_steps"]
+    assert run.rank.steps.micro_steps == STEPS * accumulate
+    assert all(step.micro_steps == accumulate for step in run.rank.steps.recent)
+    spent = run.rank.steps.phase_seconds
+    assert sum(spent.values()) == pytest.approx(run.rank.steps.total_seconds, rel=1e-6)
     assert all(spent[p] > 0 for p in ("forward", "backward", "optimizer", "data_wait"))
     assert (spent["cpu_optimizer"] > 0) == ("offload" in config)
-    (model,) = run.rank.models
+    (model,) = run.rank.config.models
     half = {"zero0-fp32": "float32", "zero2-fp16": "float16"}
     assert model["compute_dtype"] == half.get(config, "bfloat16")
     # of stage 3 the example makes it within deepspeed.zero.Init
     assert model.get("built_bytes") == (0 if config.startswith("zero3") else None)
-    scalars = {row.name: row for row in run.rank.scalars}
-    assert scalars["learning_rate"].value == run.rank.recent[-1].learning_rate > 0  # type: ignore[operator]
+    scalars = {row.name: row for row in run.rank.training.scalars}
+    assert scalars["learning_rate"].value == run.rank.steps.recent[-1].learning_rate > 0  # type: ignore[operator]
     norm = scalars["grad_norm"].value if "grad_norm" in scalars else None
-    assert norm == engine.grad_norm == run.rank.recent[-1].grad_norm
+    assert norm == engine.grad_norm == run.rank.steps.recent[-1].grad_norm
     assert (norm is None) == (config == "zero0-fp32")  # there DeepSpeed computes none
 
 
@@ -161,7 +163,7 @@ def test_bytes_a_parameter_and_role(
     """Two ranks, mixed-precision Adam: 2 + 2 + 12 at stage 0, to 16 / N at stage 3, within 1 %."""
     run = trained(shared_node, config, ACCUMULATE[config])
     whole = sum(run.facts["params"])
-    found = {row.role: row.host_bytes / whole for row in run.rank.roles}
+    found = {row.role: row.host_bytes / whole for row in run.rank.memory.roles}
     sharded = config.startswith("zero3")
     assert found["sharded_param" if sharded else "unsharded_param"] == pytest.approx(params, 0.01)
     assert found["master_param"] == pytest.approx(master, rel=0.01)
@@ -182,7 +184,7 @@ def test_bytes_a_parameter_and_role(
 def test_memory_by_role_is_as_predicted(shared_node: Node, config: str, accumulate: int) -> None:
     """Model states within 2 %; every role explained, but for gradients that straddle partitions."""
     rank = trained(shared_node, config, accumulate).rank
-    rows = {row.role: row for row in rank.expected}
+    rows = {row.role: row for row in rank.memory.expected}
     assert {"optimizer_state", "unsharded_param"} <= set(rows)
     pairs = [
         (row.measured_bytes, row.predicted_bytes)
@@ -210,7 +212,7 @@ def overlapping(sizes: list[int], partition: int) -> int:
 def test_settings_show_what_took_effect_beside_what_was_written(shared_node: Node) -> None:
     """overlap_comm was left out and is on at stage 3; the bucket was written."""
     run = trained(shared_node, "zero3", 1)
-    rows = {s.name: (s.effective, s.written) for s in run.rank.settings}
+    rows = {s.name: (s.effective, s.written) for s in run.rank.config.settings}
     assert rows["zero_optimization.stage"] == ("3", "3")
     assert rows["zero_optimization.overlap_comm"] == ("true", "")
     assert rows["zero_optimization.reduce_bucket_size"] == ("1000000", "1000000")
@@ -226,21 +228,21 @@ def test_settings_show_what_took_effect_beside_what_was_written(shared_node: Nod
 def test_units_are_sub_modules_and_buckets(shared_node: Node) -> None:
     """ZeRO-3 gathers sub-modules and reduces buckets; the parameters it keeps are a unit, too."""
     run = trained(shared_node, "zero3", 1)
-    units = {unit.fqn: unit for unit in run.rank.units}
+    units = {unit.fqn: unit for unit in run.rank.communication.units}
     assert {"token", "layers.0.qkv", "head", "bucket 0", "(persistent parameters)"} <= set(units)
     assert units["layers.0.qkv"].unshards >= 1
     # from the third step on the order is known, and what comes is asked for ahead
-    assert {g.outcome for g in run.rank.gathers} == {"ahead", "late"}
-    names = {unit.fqn for unit in trained(shared_node, "zero2", 2).rank.units}
+    assert {g.outcome for g in run.rank.communication.gathers} == {"ahead", "late"}
+    names = {unit.fqn for unit in trained(shared_node, "zero2", 2).rank.communication.units}
     assert "bucket 0" in names
 
 
 def test_hpz_gathers_in_a_group_of_its_own(shared_node: Node) -> None:
     """Backward gathers within the secondary partition, whose bytes are a role."""
     run = trained(shared_node, "zero3-hpz", 1)
-    groups = {c.group for c in run.rank.collectives if c.op == "all_gather"}
+    groups = {c.group for c in run.rank.communication.collectives if c.op == "all_gather"}
     assert "zero_hpz" in groups
-    roles = {row.role: row.host_bytes for row in run.rank.roles}
+    roles = {row.role: row.host_bytes for row in run.rank.memory.roles}
     # dropped after each step and made anew in the forward pass
     assert 0 < roles["secondary_param"] <= sum(run.facts["params"]) * 1.01
 
@@ -249,11 +251,11 @@ def test_offload_moves_gradients_out_and_parameters_in(shared_node: Node) -> Non
     """Stage 3 with everything on the host: fp32 gradients out; a shard in for each gather."""
     run = trained(shared_node, "zero3-offload", 2)
     whole = sum(padded(size, RANKS) for size in run.facts["params"])
-    moved = {t.path: t for t in run.rank.transfers}
+    moved = {t.path: t for t in run.rank.memory.transfers}
     assert moved["device_to_host"].nbytes == whole // RANKS * 4 * STEPS
     assert moved["device_to_host"].seconds > 0
     two = trained(shared_node, "zero2-offload", 2)
-    moved = {t.path: t for t in two.rank.transfers}
+    moved = {t.path: t for t in two.rank.memory.transfers}
     whole = padded(sum(two.facts["params"]), 2 * RANKS)
     assert moved["host_to_device"].nbytes >= whole // RANKS * 2 * STEPS
 
@@ -261,7 +263,7 @@ def test_offload_moves_gradients_out_and_parameters_in(shared_node: Node) -> Non
 def test_an_overflow_storm_is_counted_and_named(shared_node: Node) -> None:
     """fp16 from a scale of 2^16: DeepSpeed's own counters, and the scale where it has come to."""
     run = trained(shared_node, "zero2-fp16", 1)
-    (engine,) = run.rank.engines
+    (engine,) = run.rank.config.engines
     assert engine.loss_scale is not None and engine.loss_scale <= 2**16
     assert engine.hysteresis >= 1
     assert math.log2(engine.loss_scale).is_integer()
@@ -315,15 +317,15 @@ def test_zero_plus_plus_is_counted_as_quantized(shared_node: Node) -> None:
             in_int8[op] += sum(math.prod(size) for size in entry[f"{side}_sizes"])
     assert in_int8["all_gather"] > 0 and in_int8["all_to_all"] > 0
     seen: Counter[str] = Counter()
-    for row in rank.collectives:
+    for row in rank.communication.collectives:
         seen[row.op] += row.quantized_bytes
     assert {op: n for op, n in seen.items() if n} == dict(in_int8)
-    groups = {row.group for row in rank.collectives if row.op == "all_to_all"}
+    groups = {row.group for row in rank.communication.collectives if row.op == "all_to_all"}
     assert groups == {"all_to_all:local_0", "all_to_all:global_0"}
     assert rank.strategy == "deepspeed-zero3++"
     sent = rank.strategy_fields
     assert sent is not None and (sent.stage, sent.plus_plus) == (3, True)
-    assert rank.engines[0].strategy_fields == sent
+    assert rank.config.engines[0].strategy_fields == sent
 
 
 # ---- launchers ----------------------------------------------------------------------------------
@@ -345,7 +347,10 @@ def test_the_deepspeed_launcher_starts_watched_ranks(node: Node) -> None:
     words = ["--master_port", str(free_port()), EXAMPLE, "--no-compile", "--config", config, *TINY]
     result = node.run([*launcher, *words], **PLAIN)
     assert result.code == 0, result.output
-    assert [(r.rank, r.world_size, r.steps) for r in result.snapshot.ranks] == [(0, 2, 6), (1, 2, 6)]
+    assert [(r.rank, r.world_size, r.steps.watched_steps) for r in result.snapshot.ranks] == [
+        (0, 2, 6),
+        (1, 2, 6),
+    ]
     assert result.snapshot.ranks[0].strategy == "deepspeed-zero1"
 
 
@@ -359,8 +364,8 @@ def test_accelerate_launch_starts_watched_ranks(node: Node) -> None:
     result = node.run([*launch, *words], **PLAIN)
     assert result.code == 0, result.output
     rank = result.snapshot.ranks[0]
-    assert (rank.steps, rank.strategy, rank.errors) == (6, "deepspeed-zero3", 0)
-    rows = {s.name: s.effective for s in rank.settings}
+    assert (rank.steps.watched_steps, rank.strategy, rank.agent.errors) == (6, "deepspeed-zero3", 0)
+    rows = {s.name: s.effective for s in rank.config.settings}
     assert rows["train_micro_batch_size_per_gpu"] == "2"
     first, *_, last = losses(result.output)
     assert last < first
@@ -388,21 +393,23 @@ def test_odd_turns_are_survived_and_still_counted(shared_node: Node) -> None:
     in between; a backward that raises; a backward of the loss itself; a loss that is no number."""
     facts, result = odd(shared_node, *SOFT)
     rank = result.snapshot.ranks[0]
-    assert rank.errors == 0, result.output
+    assert rank.agent.errors == 0, result.output
     steps = [n for case in SOFT for n in facts[case]["steps"]]
     skipped = [n for case in SOFT for n in facts[case]["skipped"]]
-    assert [e.steps for e in rank.engines] == steps
-    assert [e.skipped for e in rank.engines] == skipped
+    assert [e.steps for e in rank.config.engines] == steps
+    assert [e.skipped for e in rank.config.engines] == skipped
     assert facts["backward_raises"]["raised"]
-    assert all(e.collectives > 0 for e in rank.engines)
-    assert sum(e.collectives for e in rank.engines) <= sum(c.count for c in rank.collectives)
-    assert {"expert_parallel:ep_size_2"} <= {c.group for c in rank.collectives}
-    assert "engine3:second" in {u.fqn for u in rank.units}
+    assert all(e.collectives > 0 for e in rank.config.engines)
+    assert sum(e.collectives for e in rank.config.engines) <= sum(
+        c.count for c in rank.communication.collectives
+    )
+    assert {"expert_parallel:ep_size_2"} <= {c.group for c in rank.communication.collectives}
+    assert "engine3:second" in {u.fqn for u in rank.communication.units}
     (diverged,) = (f for f in result.snapshot.findings if f.rule == "not_finite")
     assert diverged.rank == 1 and diverged.text.startswith("the loss is infinite or NaN")
     # that of "rebuilt" was destroyed; what DeepSpeed keeps alive of the others is measured and predicted
-    assert [e.engine for e in rank.engines if e.dropped] == [1]
-    (states,) = (row for row in rank.expected if row.role == "optimizer_state")
+    assert [e.engine for e in rank.config.engines if e.dropped] == [1]
+    (states,) = (row for row in rank.memory.expected if row.role == "optimizer_state")
     assert states.measured_bytes == pytest.approx(states.predicted_bytes, rel=0.1)
 
 
@@ -410,7 +417,7 @@ def test_an_overflow_storm_is_named(shared_node: Node) -> None:
     """20 steps in a row are skipped: DeepSpeed's count, its scale, and a finding."""
     facts, result = odd(shared_node, "storm")
     rank = result.snapshot.ranks[0]
-    (engine,) = rank.engines
+    (engine,) = rank.config.engines
     assert [engine.skipped] == facts["storm"]["skipped"] and engine.skipped >= 20
     assert engine.loss_scale == facts["storm"]["scale"]
     assert engine.nonfinite >= 20
@@ -424,8 +431,8 @@ def test_a_starved_prefetch_is_named(shared_node: Node) -> None:
     """Without a prefetch bucket every gather is late, and waited for. No compiler is needed."""
     _, result = odd(shared_node, "starved", CXX="/bin/false", CC="/bin/false")
     rank = result.snapshot.ranks[0]
-    assert rank.errors == 0
-    assert [g.outcome for g in rank.gathers] == ["late"]
+    assert rank.agent.errors == 0
+    assert [g.outcome for g in rank.communication.gathers] == ["late"]
     found = [f for f in result.snapshot.findings if f.rule == "starved_prefetch"]
     assert found and "stage3_prefetch_bucket_size is 0" in found[0].text
 
@@ -433,8 +440,8 @@ def test_a_starved_prefetch_is_named(shared_node: Node) -> None:
 def test_a_run_that_never_steps_says_so(shared_node: Node) -> None:
     """80 backward passes, no step: counted, and told."""
     _, result = odd(shared_node, "never_steps")
-    assert result.snapshot.ranks[0].steps == 0
-    assert result.snapshot.ranks[0].micro_steps == 80
+    assert result.snapshot.ranks[0].steps.watched_steps == 0
+    assert result.snapshot.ranks[0].steps.micro_steps == 80
     assert "no_step" in {f.rule for f in result.snapshot.findings}
 
 
@@ -471,4 +478,4 @@ def test_what_an_engine_will_keep_is_told_before_it_is_made(
     assert differ <= {"optimizer", "persistent_numel"}
     on_host = [host_model_bytes([facts], on_cpu=True) for facts in (planned[0], became)]
     assert on_host[0] == pytest.approx(on_host[1], rel=0.01)
-    assert run.rank.planned == {}
+    assert run.rank.config.planned == {}

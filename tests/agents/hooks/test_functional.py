@@ -63,7 +63,7 @@ def test_functional_collectives_are_counted_timed_and_left_alone(
     assert (watched.pop("watched"), bare.pop("watched")) == (True, False)
     counted_as_the_flight_recorder_says(shared_node, watched, result)
     for rank in result.snapshot.ranks:
-        assert rank.errors == 0
+        assert rank.agent.errors == 0
         timed_outside_of_control_steps(rank, ddp="ddp_compiled" in cases)
     of_tp = range(2, STEPS + 1) if cases[0] == "tp" else ()
     exposed_as_the_program_says(result.snapshot.ranks[0], watched["spent"], of_tp)
@@ -97,16 +97,16 @@ def counted_as_the_flight_recorder_says(node: Node, facts: dict[str, Any], resul
 
 def timed_outside_of_control_steps(rank: RankSnapshot, *, ddp: bool) -> None:
     """A collective that was not timed was of a control step, or DDP's reducer issued it."""
-    idle = sum(step.collectives for step in rank.recent if step.idle)
+    idle = sum(step.collectives for step in rank.steps.recent if step.idle)
     assert idle
     if not ddp:
-        assert sum(rank.untimed.values()) == idle
-        assert all(step.timed for step in rank.recent if not step.idle)
+        assert sum(rank.communication.untimed.values()) == idle
+        assert all(step.timed for step in rank.steps.recent if not step.idle)
 
 
 def exposed_as_the_program_says(rank: RankSnapshot, spent: dict[str, float], steps: Any) -> None:
     """The time in the operators by the program's own clock; idle machines show one percent."""
-    seen = {step.step: step for step in rank.recent}
+    seen = {step.step: step for step in rank.steps.recent}
     exposed = sum(seen[number].exposed_ns for number in steps) / 1e9
     outside = sum(spent[str(number)] for number in steps)
     assert exposed == pytest.approx(outside, rel=0.1)
@@ -122,8 +122,8 @@ def test_a_backward_in_cpp_is_counted_and_makes_exposed_time_unknown(shared_node
     ours = by_gloo_op(metrics["zeromon_collectives_total"], "0")
     assert sum(ours.values()) + unattributed(metrics, "0") == sum(calls.values())
     for rank in result.snapshot.ranks:
-        assert (rank.errors, rank.exposed_ratio) == (0, None)
-        assert rank.untimed_in_cpp == STEPS * sum(FORWARD_ONLY.values())
+        assert (rank.agent.errors, rank.communication.exposed_ratio) == (0, None)
+        assert rank.communication.untimed_in_cpp == STEPS * sum(FORWARD_ONLY.values())
         assert in_graphs(rank) != ""
 
 
@@ -142,11 +142,11 @@ def test_what_inductor_compiles_to_cpp_is_counted_and_untimed(shared_node: Node)
     ours = [by_gloo_op(series, "0") for series in totals]
     assert ours == ([calls, nbytes] if named else [{"all_reduce": 2 * STEPS - unknown}, ours[1]])
     for rank in result.snapshot.ranks:
-        assert rank.errors == 0
-        assert rank.exposed_ratio is None
+        assert rank.agent.errors == 0
+        assert rank.communication.exposed_ratio is None
         assert in_graphs(rank).startswith(f"{2 * STEPS} collectives ")
         assert in_graphs(rank).endswith("issued from C++, untimed")
-        assert all(step.untimed == step.collectives == 2 for step in rank.recent)
+        assert all(step.untimed == step.collectives == 2 for step in rank.steps.recent)
 
 
 SIMULATED = ("tp", "tp_aot", "cp", "ep", "overlapped")
@@ -175,9 +175,9 @@ def test_exposed_time_is_what_a_group_of_known_transfer_times_waited(
     [rank] = result.snapshot.ranks
     steps = [step for step in json.loads(path.read_text()) if step["case"] in cases]
     transfers = [step["transfers"] for step in steps]
-    assert [step.collectives for step in rank.recent][1:] == transfers[1:]
+    assert [step.collectives for step in rank.steps.recent][1:] == transfers[1:]
     errors: dict[str, list[float]] = {case: [] for case in cases}
-    for last, step, seen in zip(steps, steps[1:], rank.recent[1:], strict=False):
+    for last, step, seen in zip(steps, steps[1:], rank.steps.recent[1:], strict=False):
         if seen.idle or last["case"] != step["case"]:
             continue
         hidden = (seen.communication_ns - seen.exposed_ns) / 1e9

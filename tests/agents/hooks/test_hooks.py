@@ -55,7 +55,7 @@ def test_an_exception_in_a_hook_is_counted_and_told_once(shared_node: Node) -> N
     assert facts == {"errors": 3, "value": [1.0] * 4}
     assert result.output.count("a hook failed and training goes on") == 1
     assert "injected" in result.output
-    assert result.snapshot.ranks[0].errors == 3
+    assert result.snapshot.ranks[0].agent.errors == 3
 
 
 def test_a_rank_that_stands_still_writes_no_progress(shared_node: Node) -> None:
@@ -186,7 +186,7 @@ def test_the_end_of_a_work_is_recorded_whose_id_is_used_again(shared_node: Node)
 def test_every_operation_is_recorded_under_its_name(shared_node: Node) -> None:
     """Each public function, with the payload that the definition of S gives it."""
     has, result = case(shared_node, "every_op")
-    rows = {c.op: (c.count, c.nbytes) for c in result.snapshot.ranks[0].collectives}
+    rows = {c.op: (c.count, c.nbytes) for c in result.snapshot.ranks[0].communication.collectives}
     object_bytes = rows["all_gather"][1] - 2 * 16
     assert object_bytes > 8  # a size of 8 bytes and the pickled object
     assert rows == {
@@ -200,23 +200,23 @@ def test_every_operation_is_recorded_under_its_name(shared_node: Node) -> None:
         "all_to_all": (1, 16),
         "barrier": (1, 0),
     }
-    assert result.snapshot.ranks[0].in_flight == ()
-    assert result.snapshot.ranks[0].unattributed == {}
+    assert result.snapshot.ranks[0].communication.in_flight == ()
+    assert result.snapshot.ranks[0].communication.unattributed == {}
 
 
 def test_every_collective_is_counted_in_its_step_and_to_the_end(shared_node: Node) -> None:
     """Also in control steps, under torch's own profiler, after a fork, and after the last step."""
     facts, result = case(shared_node, "counts_to_the_end")
     rank = result.snapshot.ranks[0]
-    assert rank.steps == 16
-    assert [s.step for s in rank.recent if s.idle] == [16]
+    assert rank.steps.watched_steps == 16
+    assert [s.step for s in rank.steps.recent if s.idle] == [16]
     # DDP's bucket; in the second step DDP also agrees on new buckets, by broadcasts that are not timed
-    assert [s.collectives for s in rank.recent] == [1, 3, *[1] * 14]
-    assert [s.step for s in rank.recent if not s.timed] == [2, 16]
-    known = sum(row.count for row in rank.collectives)
-    assert known + sum(rank.unattributed.values()) == facts["issued"]
-    assert rank.unattributed == {}
-    counts = {row.op: row.count for row in rank.collectives}
+    assert [s.collectives for s in rank.steps.recent] == [1, 3, *[1] * 14]
+    assert [s.step for s in rank.steps.recent if not s.timed] == [2, 16]
+    known = sum(row.count for row in rank.communication.collectives)
+    assert known + sum(rank.communication.unattributed.values()) == facts["issued"]
+    assert rank.communication.unattributed == {}
+    counts = {row.op: row.count for row in rank.communication.collectives}
     assert (counts["all_reduce"], counts["all_gather"]) == (66, 101)  # DDP compares shapes
 
 
@@ -224,26 +224,26 @@ def test_what_ddp_sends_beside_its_buckets_is_known(shared_node: Node) -> None:
     """Buffers before a forward, the map of used parameters, what the ranks agree on; of a late model."""
     facts, result = case(shared_node, "buffers_and_unused")
     rank = result.snapshot.ranks[0]
-    counts = {row.op: row.count for row in rank.collectives}
-    assert sum(counts.values()) == facts["issued"] and not rank.unattributed
-    assert rank.errors == 0 and counts["all_reduce"] == 2 * 14 + 4
+    counts = {row.op: row.count for row in rank.communication.collectives}
+    assert sum(counts.values()) == facts["issued"] and not rank.communication.unattributed
+    assert rank.agent.errors == 0 and counts["all_reduce"] == 2 * 14 + 4
     assert counts["all_gather"] == 2  # numbers of parameters
     buffers = 2 * 14  # floats and integers apart
     assert counts["broadcast"] >= buffers
-    assert not any(step.untimed for step in rank.recent if step.step < 14 and not step.idle)
-    assert rank.exposed_ratio is not None
+    assert not any(step.untimed for step in rank.steps.recent if step.step < 14 and not step.idle)
+    assert rank.communication.exposed_ratio is not None
 
 
 def test_two_optimizers_after_one_backward_are_one_step(shared_node: Node) -> None:
     """Three loops of two micro-steps and two optimizers: three steps."""
     _, result = case(shared_node, "two_optimizers")
     rank = result.snapshot.ranks[0]
-    assert rank.steps == 3
-    assert [s.micro_steps for s in rank.recent] == [2, 2, 2]
+    assert rank.steps.watched_steps == 3
+    assert [s.micro_steps for s in rank.steps.recent] == [2, 2, 2]
 
 
 def test_an_agent_can_be_started_again(shared_node: Node) -> None:
     """Stop is not the end of it: the newest ring of the rank is the one that is shown."""
     _, result = case(shared_node, "stopped_and_started_again")
     assert len(result.snapshot.ranks) == 1
-    assert result.snapshot.ranks[0].collectives[0].count == 1
+    assert result.snapshot.ranks[0].communication.collectives[0].count == 1

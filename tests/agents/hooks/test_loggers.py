@@ -95,16 +95,16 @@ def test_a_loop_of_ones_own_tells_what_it_does_wrong(shared_node: Node) -> None:
     result = shared_node.run(train_command(2, program="logged.py"))
     assert result.code == 0, result.output
     first, second = result.snapshot.ranks
-    assert first.errors == second.errors == 0
-    recent = {step.step: step for step in first.recent}
+    assert first.agent.errors == second.agent.errors == 0
+    recent = {step.step: step for step in first.steps.recent}
     assert [recent[n].loss for n in (10, 49)] == [2.0 / 10, 2.0 / 49]  # not that of the validation
-    assert {step.loss for step in second.recent[:-4]} == {77.0}
+    assert {step.loss for step in second.steps.recent[:-4]} == {77.0}
     assert [recent[n].learning_rate for n in (1, 10, 11, 52)] == [0.01, 0.01, 0.005, 0.0003125]
-    assert recent[39].grad_norm == pytest.approx(second.recent[38].grad_norm)
+    assert recent[39].grad_norm == pytest.approx(second.steps.recent[38].grad_norm)
     assert recent[40].grad_norm > 1000 * recent[39].grad_norm  # type: ignore[operator]
     assert recent[50].grad_norm is None
-    assert first.process["clip_norm"] == 1.0
-    assert [rank.process["seed"] for rank in (first, second)] == [0, 1]
+    assert first.config.process["clip_norm"] == 1.0
+    assert [rank.config.process["seed"] for rank in (first, second)] == [0, 1]
     findings = {finding.rule: finding for finding in advise(result.snapshot)}
     assert findings["not_finite"].rank == 1
     assert "in step 50, on rank 1 first" in findings["not_finite"].text

@@ -55,10 +55,10 @@ def test_tokens_are_those_of_the_programs_arithmetic(
     """Packed, padded and accumulated; evaluations do not count; ranks of a tensor count once."""
     folder, counted = trained
     made = snapshot(folder / strategy)
-    assert [rank.errors for rank in made.ranks] == [0, 0]
+    assert [rank.agent.errors for rank in made.ranks] == [0, 0]
     for name, of_step in (("samples", samples_per_step), ("tokens", tokens_per_step)):
         own = [facts[strategy][name] for facts in counted]
-        assert [getattr(rank.batches, name) for rank in made.ranks] == own
+        assert [getattr(rank.training.batches, name) for rank in made.ranks] == own
         assert of_step(made) == pytest.approx(sum(own) / STEPS / divided)
         metric = next(m for m in METRICS if m.name == f"zeromon_{name}_total")
         exported = [value or 0 for r in made.ranks for _, value in rows_of(metric, made)(r)]

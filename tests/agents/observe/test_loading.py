@@ -166,8 +166,8 @@ def test_every_start_method(node: Node, workers: int, method: str) -> None:
     lines = [[x for x in r.output.splitlines() if "batches" in x] for r in (result, bare)]
     assert lines[0] == lines[1] != []
     (rank,) = result.snapshot.ranks
-    assert rank.loading is not None and rank.loading.batches > 20
-    assert 0.2 < rank.loading.collate_seconds / rank.loading.fetch_seconds < 0.45
+    assert rank.training.loading is not None and rank.training.loading.batches > 20
+    assert 0.2 < rank.training.loading.collate_seconds / rank.training.loading.fetch_seconds < 0.45
 
 
 def test_what_a_node_reads_from_nfs_servers(tmp_path: Path) -> None:

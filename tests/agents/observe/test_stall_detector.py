@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from builders import rank, run, summary
+from builders import changed, rank, run, summary
 
-from zeromon.diagnosis.hangs import hangs_of
+from zeromon.diagnosis.hangs import as_member, hangs_of
 from zeromon.diagnosis.rules.health import collective_in_flight, stalled
 from zeromon.fold.summarize import expected_pause_reason
 from zeromon.snapshot import GroupProgress, InFlight, RankSnapshot, RunSnapshot
@@ -100,9 +100,9 @@ class Rank:
         )
         seconds = sorted((s.end_ns - s.start_ns) / 1e9 for s in recent)
         pause = expected_pause_reason(stack, evaluating=bool(self.metadata.get("evaluating")))
-        return replace(
+        return changed(
             base, rank=self.number, stack=stack, pause=pause, recent=recent,
-            step_seconds=seconds[len(seconds) // 2] if seconds else None,
+            median_seconds=seconds[len(seconds) // 2] if seconds else None,
             in_flight=(flying,) if self.waits else (), progress_ns=self.progress_ns,
             groups=(GroupProgress(group_id="w", label="world", ranks=(0, 1), sequence=self.sequence),),
         )  # fmt: skip
@@ -168,7 +168,7 @@ class Simulation:
             one.detector.check()
         ranks = tuple(one.snapshot(self._base) for one in self.ranks)
         now: RunSnapshot = replace(self._run, ranks=ranks, taken_ns=self._now_ns())
-        now = replace(now, hangs=hangs_of(ranks, now.taken_ns))
+        now = replace(now, hangs=hangs_of(map(as_member, ranks), now.taken_ns))
         matches = [(m, Severity.CRITICAL) for m in stalled(now)]
         matches += [(m, Severity.CRITICAL) for m in collective_in_flight(now)]
         return [m.text for m, usual in matches if (m.severity or usual) is Severity.CRITICAL]
@@ -185,7 +185,7 @@ def test_an_hour_of_expected_pauses_alarms_nobody_and_a_stall_is_seen(
     assert simulated.alarms(3600) == []
     for _ in range(3):  # a stall begins after a step
         simulated.during(Doing(1.0, steps=1))
-    began, step = simulated.now, simulated.ranks[0].snapshot(simulated._base).step_seconds or 0.0
+    began, step = simulated.now, simulated.ranks[0].snapshot(simulated._base).steps.median_seconds or 0.0
     limit = STALL_SECONDS + STALL_STEPS * step
     assert simulated.during(Doing(limit - 2)) == []
     assert simulated.during(Doing(5.0)), (began, limit)

@@ -258,6 +258,6 @@ def test_a_compiled_optimizer_calls_no_hook_and_its_steps_are_counted(
     result = node.run(train_command(2, *words, program="compiled_optimizer.py"))
     assert result.code == 0, result.output
     for rank in result.snapshot.ranks:
-        assert (rank.steps, rank.errors) == (6, 0)
-        assert [step.micro_steps for step in rank.recent] == [micro_steps] * 6
-        assert rank.phase_seconds["optimizer"] > 0
+        assert (rank.steps.watched_steps, rank.agent.errors) == (6, 0)
+        assert [step.micro_steps for step in rank.steps.recent] == [micro_steps] * 6
+        assert rank.steps.phase_seconds["optimizer"] > 0

@@ -23,7 +23,7 @@ def asking(node: Node, steps: int, ranks: tuple[int, ...] = ()) -> Callable[[Run
     asked: list[Capture] = []
 
     def look(run: RunSnapshot) -> None:
-        if not asked and run.ranks and min(rank.steps for rank in run.ranks) >= 10:
+        if not asked and run.ranks and min(rank.steps.watched_steps for rank in run.ranks) >= 10:
             asked.append(node.collector.trace(run.run, steps, ranks))
             with pytest.raises(CaptureRefused, match="still waiting"):
                 node.collector.trace(run.run, steps, ranks)
@@ -64,7 +64,7 @@ def test_all_ranks_record_exactly_those_steps(node: Node) -> None:
     # those steps are never idle, so both are compared
     for rank in result.snapshot.ranks:
         check = made.checks[rank.rank]
-        assert rank.check == check
+        assert rank.requests.check == check
         assert check.steps == (made.first, made.first + 1)
         # on a machine that others use the live figure holds the waiting for a CPU, too
         assert check.error_ratio is not None and abs(check.error_ratio) < 2
@@ -102,7 +102,7 @@ def test_only_the_ranks_that_were_asked_for_record(node: Node) -> None:
     assert result.code == 0, result.output
     made = captured(result.snapshot)
     assert [Path(file).name for file in made.files] == ["rank1.json"]
-    assert result.snapshot.ranks[0].capture is None
+    assert result.snapshot.ranks[0].requests.capture is None
 
 
 def profiled(node: Node, mode: str, steps: int, wanted: int) -> tuple[Capture, str]:

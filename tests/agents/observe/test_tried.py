@@ -26,7 +26,11 @@ def tried(node: Node, change: Change, blocks: int, timeout: float = 180) -> RunS
         folder: Path = node.root / run.run
         if (folder / REQUEST).exists():
             os.utime(folder / REQUEST)
-        elif run.ranks and len(run.ranks) == 2 and min(rank.step for rank in run.ranks) == BEFORE:
+        elif (
+            run.ranks
+            and len(run.ranks) == 2
+            and min(rank.steps.last_step for rank in run.ranks) == BEFORE
+        ):
             rings = tuple(sorted(path.name for path in folder.glob("rank*.ring")))
             plan = Plan(1, change, first, MIN_BLOCK_STEPS, blocks, rings)
             (folder / WORDS).write_bytes(bytes(16))
@@ -38,9 +42,12 @@ def tried(node: Node, change: Change, blocks: int, timeout: float = 180) -> RunS
     assert result.code == 0, result.output
     assert result.output.count("first difference None; open False") == 2, result.output
     for rank in result.snapshot.ranks:
-        assert rank.errors == 0
-        assert rank.trial is not None
-        assert (rank.trial.state, rank.trial.step) == (TrialState.DONE, first + blocks * MIN_BLOCK_STEPS)
+        assert rank.agent.errors == 0
+        assert rank.requests.trial is not None
+        assert (rank.requests.trial.state, rank.requests.trial.step) == (
+            TrialState.DONE,
+            first + blocks * MIN_BLOCK_STEPS,
+        )
     return result.snapshot
 
 

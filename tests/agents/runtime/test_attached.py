@@ -55,7 +55,7 @@ def watch(node: Node, folder: Path, ranks: int) -> RunSnapshot:
         snapshot = node.snapshot(folder.name)
         if snapshot is None or len(snapshot.ranks) < ranks:
             return None
-        return snapshot if all(rank.steps >= STEPS for rank in snapshot.ranks) else None
+        return snapshot if all(rank.steps.watched_steps >= STEPS for rank in snapshot.ranks) else None
 
     return wait_for(seen, 180)  # other tests may have the CPUs
 
@@ -162,13 +162,13 @@ def test_a_joined_run_is_seen_as_one_that_was_launched(joined: tuple[str, Joined
     kind, told = joined
     for snapshot in told.snapshots:
         for rank in snapshot.ranks:
-            assert rank.errors == 0
+            assert rank.agent.errors == 0
             assert rank.strategy == STRATEGY[kind]
-            assert rank.step_seconds is not None and rank.step_seconds > 0
-            assert rank.phase_seconds["backward"] > 0 and rank.phase_seconds["optimizer"] > 0
-            assert bool(rank.collectives) == (kind != "plain")
-            assert rank.roles
-    ops = {row.op for rank in told.snapshots[0].ranks for row in rank.collectives}
+            assert rank.steps.median_seconds is not None and rank.steps.median_seconds > 0
+            assert rank.steps.phase_seconds["backward"] > 0 and rank.steps.phase_seconds["optimizer"] > 0
+            assert bool(rank.communication.collectives) == (kind != "plain")
+            assert rank.memory.roles
+    ops = {row.op for rank in told.snapshots[0].ranks for row in rank.communication.collectives}
     assert ops >= {"fsdp2": {"all_gather", "reduce_scatter"}, "zero3": {"all_gather"}}.get(kind, set())
 
 
@@ -177,18 +177,18 @@ def test_steps_have_the_numbers_that_the_optimizer_counts(joined: tuple[str, Joi
     _, told = joined
     first, second = told.snapshots
     for snapshot in told.snapshots:
-        firsts = {rank.recent[0].step for rank in snapshot.ranks}
-        numbers = [{s.step for s in rank.recent} for rank in snapshot.ranks]
+        firsts = {rank.steps.recent[0].step for rank in snapshot.ranks}
+        numbers = [{s.step for s in rank.steps.recent} for rank in snapshot.ranks]
         assert min(firsts) > 20
         assert numbers[0] & numbers[-1]
         for rank in snapshot.ranks:
             # none is shorter than its parts, as one seen in part would be
-            assert all(sum(s.phase_ns) <= 1.01 * (s.end_ns - s.start_ns) for s in rank.recent)
-            assert rank.steps == rank.step - rank.recent[0].step + 1
-    assert second.ranks[0].recent[0].step > first.ranks[0].recent[-1].step
+            assert all(sum(s.phase_ns) <= 1.01 * (s.end_ns - s.start_ns) for s in rank.steps.recent)
+            assert rank.steps.watched_steps == rank.steps.last_step - rank.steps.recent[0].step + 1
+    assert second.ranks[0].steps.recent[0].step > first.ranks[0].steps.recent[-1].step
     # the same moment of training has the same number on both ranks
-    for one in first.ranks[0].recent:
-        for other in first.ranks[-1].recent:
+    for one in first.ranks[0].steps.recent:
+        for other in first.ranks[-1].steps.recent:
             if one.step == other.step:
                 assert abs(one.end_ns - other.end_ns) < (one.end_ns - one.start_ns) + 1e9
 
@@ -197,7 +197,7 @@ def test_all_ranks_are_in_one_run_and_come_back_to_it(joined: tuple[str, Joined]
     _, told = joined
     assert told.folders[0] == told.folders[1]
     assert told.after_leaving is not None
-    assert {rank.ended for rank in told.after_leaving.ranks} == {"detached"}
+    assert {rank.status.ended for rank in told.after_leaving.ranks} == {"detached"}
     assert not told.after_leaving.ended
     assert run_state(told.after_leaving).endswith("the run goes on, and is not watched")
 
@@ -217,7 +217,7 @@ def test_a_rank_in_another_ipc_namespace_keeps_its_ring_in_a_file(node: Node) ->
         folder, (outcome,) = attach_ranks(job.ranks(), node.root)
         assert not outcome.refused
         (rank,) = watch(node, folder, 1).ranks
-        assert rank.errors == 0
+        assert rank.agent.errors == 0
         assert [path.stat().st_size > 1 << 20 for path in folder.glob("rank*.ring")] == [True]
         detach_ranks(job.ranks(), node.root)
         assert rings_of(outcome.pid) == []

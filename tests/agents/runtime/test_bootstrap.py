@@ -73,9 +73,9 @@ def test_launchers_start_watched_ranks(node: Node, command: list[str]) -> None:
     result = node.run(command, MAIN_PORT=str(free_port()))
     assert result.code == 0, result.output
     ranks = result.snapshot.ranks
-    assert [(r.rank, r.steps) for r in ranks] == [(0, 5), (1, 5)], result.output
-    assert all(r.ended in ENDED_WELL for r in ranks)
-    assert all({"launch", "imports", "process groups"} <= set(r.startup_parts) for r in ranks)
+    assert [(r.rank, r.steps.watched_steps) for r in ranks] == [(0, 5), (1, 5)], result.output
+    assert all(r.status.ended in ENDED_WELL for r in ranks)
+    assert all({"launch", "imports", "process groups"} <= set(r.ledger.startup_parts) for r in ranks)
     assert "zeromon" not in result.output
 
 
@@ -84,7 +84,10 @@ def test_spawned_workers_are_watched(node: Node) -> None:
     """torch.multiprocessing.spawn: no RANK in the environment."""
     result = node.run([PYTHON, TINY], FAULT="spawn", PORT=str(free_port()))
     assert result.code == 0, result.output
-    assert [(r.rank, r.world_size, r.steps) for r in result.snapshot.ranks] == [(0, 2, 5), (1, 2, 5)]
+    assert [(r.rank, r.world_size, r.steps.watched_steps) for r in result.snapshot.ranks] == [
+        (0, 2, 5),
+        (1, 2, 5),
+    ]
 
 
 def test_plain_python_is_watched_from_its_first_optimizer_step(node: Node) -> None:
@@ -92,10 +95,10 @@ def test_plain_python_is_watched_from_its_first_optimizer_step(node: Node) -> No
     result = node.run([PYTHON, TINY])
     assert result.code == 0, result.output
     (rank,) = result.snapshot.ranks
-    assert (rank.rank, rank.world_size, rank.collectives) == (0, 1, ())
-    assert rank.steps == 5
-    assert rank.phase_seconds["forward"] > 0
-    assert rank.phase_seconds["data_wait"] > 0
+    assert (rank.rank, rank.world_size, rank.communication.collectives) == (0, 1, ())
+    assert rank.steps.watched_steps == 5
+    assert rank.steps.phase_seconds["forward"] > 0
+    assert rank.steps.phase_seconds["data_wait"] > 0
 
 
 def test_tasks_of_srun_find_one_another(node: Node) -> None:
@@ -121,7 +124,10 @@ def test_tasks_of_srun_find_one_another(node: Node) -> None:
     ]
     assert [task.wait(timeout=120) for task in tasks] == [0, 0]
     snapshot = wait_for_record(node, "42.0-tiny")
-    assert [(r.rank, r.local_rank, r.steps) for r in snapshot.ranks] == [(0, 0, 5), (1, 1, 5)]
+    assert [(r.rank, r.local_rank, r.steps.watched_steps) for r in snapshot.ranks] == [
+        (0, 0, 5),
+        (1, 1, 5),
+    ]
 
 
 def test_a_folder_that_is_removed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +161,7 @@ def test_a_thread_of_the_agent_inside_torch_does_not_abort_the_end(node: Node) -
     result = node.run([*RUN, str(PROGRAMS / "busy_heart.py")])
     assert result.code == 0, result.output
     assert "terminate called" not in result.output
-    assert [rank.steps for rank in result.snapshot.ranks] == [3, 3]
+    assert [rank.steps.watched_steps for rank in result.snapshot.ranks] == [3, 3]
 
 
 def test_zeromon_run_keeps_exit_code_and_output(node: Node) -> None:
@@ -186,8 +192,8 @@ def test_a_script_can_start_the_agent_itself(node: Node) -> None:
     }
     subprocess.run([*LAUNCH, "2", str(script)], env=environment, check=True, timeout=120)
     snapshot = wait_for_record(node, "tiny-")  # runpy sets argv
-    assert [(r.rank, r.steps) for r in snapshot.ranks] == [(0, 5), (1, 5)]
-    assert all(r.ended in ENDED_WELL for r in snapshot.ranks)
+    assert [(r.rank, r.steps.watched_steps) for r in snapshot.ranks] == [(0, 5), (1, 5)]
+    assert all(r.status.ended in ENDED_WELL for r in snapshot.ranks)
 
 
 # ---- neighbours ---------------------------------------------------------------------------------
@@ -260,7 +266,7 @@ def test_an_environment_without_zeromon_is_watched_too(node: Node) -> None:
     assert probe.stdout == "None\n"
     result = node.run([*LAUNCH, "2", "--no-python", python, TINY], cwd=cwd)
     assert result.code == 0, result.output
-    assert [r.steps for r in result.snapshot.ranks] == [5, 5]
+    assert [r.steps.watched_steps for r in result.snapshot.ranks] == [5, 5]
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
@@ -269,8 +275,8 @@ def test_data_workers_do_not_become_ranks(node: Node, context: str) -> None:
     result = node.run([PYTHON, TINY], WORKERS="2", CONTEXT=context)
     assert result.code == 0, result.output
     (rank,) = result.snapshot.ranks
-    assert (rank.steps, rank.dropped) == (5, 0)
-    assert rank.ended in ENDED_WELL
+    assert (rank.steps.watched_steps, rank.agent.dropped) == (5, 0)
+    assert rank.status.ended in ENDED_WELL
 
 
 def test_opentelemetry_is_named_as_what_keeps_us_out(node: Node) -> None:

@@ -53,7 +53,7 @@ def readings(ranks: Sequence[RankSnapshot], steps: int = WINDOW) -> Readings:
         for chart in charts_of(ranks):
             if f"chart {chart.name}" not in found:
                 continue  # throughput, as tokens/s
-            found[f"chart {chart.name}"][rank.rank] = [*map(chart.read, rank.recent[-steps:])]
+            found[f"chart {chart.name}"][rank.rank] = [*map(chart.read, rank.steps.recent[-steps:])]
     return found
 
 
@@ -67,7 +67,7 @@ def simulated(seed: int) -> tuple[Case, Readings]:
         made.write(rings)
         collector.tick()
         (run,) = collector.view
-        assert len(run.ranks) == RANKS and {rank.step for rank in run.ranks} == {STEPS}
+        assert len(run.ranks) == RANKS and {rank.steps.last_step for rank in run.ranks} == {STEPS}
         return made.case(seed), readings(run.ranks)
 
 
@@ -79,7 +79,11 @@ def trained(kind: str) -> tuple[Case, Readings]:
     found: list[RunSnapshot] = []
 
     def look(run: RunSnapshot) -> None:
-        if real.is_counted(counts) and not found and {r.step for r in run.ranks} == {real.STEPS}:
+        if (
+            real.is_counted(counts)
+            and not found
+            and {r.steps.last_step for r in run.ranks} == {real.STEPS}
+        ):
             found.append(run)
             real.release(counts)
 

@@ -119,13 +119,14 @@ def _from_report(said: Mapping[str, Any]) -> Answers:
     if not said:
         return {}
     first, answers = said["ranks"][0], {"late rank": "nobody"}
-    last = [s for s in first["recent"][-20:] if not s["idle"]]
-    if first["step_mean_seconds"] and last:
+    last = [s for s in first["steps"]["recent"][-20:] if not s["idle"]]
+    if first["steps"]["mean_seconds"] and last:
         spent = [sum(s["phase_ns"][n] for s in last) / len(last) / 1e9 for n in range(5)]
-        roles = {row["role"]: row["host_bytes"] for row in first["roles"]}
+        roles = {row["role"]: row["host_bytes"] for row in first["memory"]["roles"]}
         answers |= {
-            "step": first["step_mean_seconds"], "forward": spent[1], "backward": spent[2],
-            "optimizer": spent[3], "data": spent[4], "exposed": first["exposed_seconds"],
+            "step": first["steps"]["mean_seconds"], "forward": spent[1], "backward": spent[2],
+            "optimizer": spent[3], "data": spent[4],
+            "exposed": first["communication"]["exposed_seconds"],
             "bytes": last[-1]["collective_bytes"], "calls": last[-1]["collectives"],
             "parameters": roles.get("unsharded_param"), "gradients": roles.get("unsharded_grad"),
             "optimizer state": roles.get("optimizer_state"),
@@ -136,15 +137,16 @@ def _from_report(said: Mapping[str, Any]) -> Answers:
             "late in": late["phase"].partition("_")[0],
             "late by": late["late_seconds"],
         }
-    for risk in first["risks"]:
+    for risk in first["memory"]["risks"]:
         answers["grow by"] = risk["growth_bytes_per_step"]  # the host's, of all ranks
     for hang in said["hangs"]:
         stuck = (hang["missing"] or [None])[0]
-        lines = [rank["stack"] for rank in said["ranks"] if rank["rank"] == stuck and rank["stack"]]
+        stacks = [rank["status"]["stack"] for rank in said["ranks"] if rank["rank"] == stuck]
+        lines = [stack for stack in stacks if stack]
         answers |= {"stuck rank": stuck, "stuck in": _function(lines[0][-1]) if lines else None}
     for rank in said["ranks"]:
-        if rank["failed"] and rank["ended"] == "SIGKILL":
-            answers |= {"dead rank": rank["rank"], "died at": rank["step"] + 1}
+        if rank["status"]["failed"] and rank["status"]["ended"] == "SIGKILL":
+            answers |= {"dead rank": rank["rank"], "died at": rank["steps"]["last_step"] + 1}
     return answers
 
 

@@ -11,14 +11,13 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 import yaml
-from builders import full_run, run
+from builders import changed, full_run, run
 from fleet import Fleet
 from grafana_boards.boards import BOARDS
 from prometheus_server import Prometheus, needs_prometheus, scrape
@@ -96,8 +95,8 @@ def hostile_run() -> Fixed:
     """Runs that stand still, of ranks whose names are anything; no two are equally late or full."""
     one = full_run().ranks[0]
     ranks = [
-        replace(
-            one, rank=n, node=EVIL[n % len(EVIL)], strategy=EVIL[(n + 1) % len(EVIL)], steps=n,
+        changed(
+            one, rank=n, node=EVIL[n % len(EVIL)], strategy=EVIL[(n + 1) % len(EVIL)], watched_steps=n,
             late_seconds=n / 100, exposed_ratio=n / 50, host=HostMemory(headroom_bytes=n),
         )
         for n in range(2 * RANKS)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import full_run, rank, run, summary
+from builders import changed, full_run, rank, run, summary
 from by_client import ByClient
 from hypothesis import HealthCheck, given, settings, strategies as st
 from prometheus_client import Metric
@@ -69,17 +69,17 @@ def hostile_ranks(draw: Any) -> tuple[RankSnapshot, ...]:
     one = full_run().ranks[0]
     found = []
     for number in draw(st.lists(st.integers(0, 99999), min_size=1, max_size=3, unique=True)):
-        row = one.collectives[0]
+        row = one.communication.collectives[0]
         groups = draw(st.lists(HOSTILE, min_size=1, max_size=3, unique_by=printable))
         found.append(
-            replace(
+            changed(
                 one,
                 rank=number,
                 node=draw(HOSTILE),
                 device=draw(HOSTILE),
                 strategy=draw(HOSTILE),
                 exposed_ratio=draw(NUMBERS),
-                steps=draw(st.integers(0, 2**62)),
+                watched_steps=draw(st.integers(0, 2**62)),
                 collectives=tuple(replace(row, group=group) for group in groups),
                 risks=(Risk(pool="device", ratio=draw(NUMBERS), cause=draw(HOSTILE), steps_left=1.0),),
                 phase_seconds={draw(HOSTILE): draw(st.floats(0, 1e9))},
@@ -135,8 +135,8 @@ def test_a_scrape_of_twice_the_ranks_is_twice_the_work() -> None:
     """What is of the whole run (MFU, findings, hangs, deaths) is found once, and not at each rank."""
 
     def calls(ranks: int) -> int:
-        one = replace(full_run().ranks[0], recent=tuple(summary(n) for n in range(1, 30)))
-        found = run(*(replace(one, rank=n, failed=n % 2 == 0) for n in range(ranks)))
+        one = changed(full_run().ranks[0], recent=tuple(summary(n) for n in range(1, 30)))
+        found = run(*(changed(one, rank=n, failed=n % 2 == 0) for n in range(ranks)))
         writer, count = Writer(), 0
         writer.write((found,), None, openmetrics=False)
 

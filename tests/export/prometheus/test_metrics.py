@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import full_run, rank, run
+from builders import changed, full_run, rank, run
 from by_client import collect
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,7 +26,7 @@ from zeromon.sources.prometheus.decode import rank_of, samples_by_rank
 def test_every_metric_is_exposed_under_its_name_in_text_and_openmetrics() -> None:
     """Both formats parse; every series has run and rank; names are those of the table."""
     full = full_run()
-    view = Fixed(replace(full, ranks=(replace(full.ranks[0], failed=True, ended="SIGKILL"),)))
+    view = Fixed(replace(full, ranks=(changed(full.ranks[0], failed=True, ended="SIGKILL"),)))
     server = start_http_server(view, "127.0.0.1", 0)
     _, text = get(server.server_port, "/metrics")
     _, opened = get(server.server_port, "/metrics", Accept="application/openmetrics-text")
@@ -76,7 +76,7 @@ def values(text: str) -> dict[str, list[dict[str, str]]]:
 def test_gauges_end_with_the_run() -> None:
     """A board and an alert must not show the figures of a finished run as those of the present."""
     full = full_run()
-    ended = replace(full, ended=True, ranks=(replace(full.ranks[0], alive=False),))
+    ended = replace(full, ended=True, ranks=(changed(full.ranks[0], alive=False),))
     text = Writer().write((ended,), None, openmetrics=False).decode()
     by_client = {s.name for family in collect((ended,)) for s in family.samples}
     assert by_client == set(values(text))
@@ -106,7 +106,7 @@ def test_the_health_of_a_run_is_one_word_of_all() -> None:
     for snapshot, word, severity in (
         (replace(run(rank(0)), findings=(critical,)), "at risk", 3),
         (run(rank(0)), "healthy", 0),
-        (run(rank(0, steps=0, step=0, recent=())), "starting", 1),
+        (run(rank(0, watched_steps=0, last_step=0, recent=())), "starting", 1),
         (replace(full, ended=True, findings=(), ranks=(dead(0, "SIGKILL"),)), "dead", 3),
     ):
         words, severities = health_of(snapshot)
@@ -118,13 +118,13 @@ def test_the_health_of_a_run_is_one_word_of_all() -> None:
 
 def test_gauges_of_a_rank_end_when_the_agent_leaves_it() -> None:
     """What the process does is not known any more; it lives."""
-    left = replace(full_run().ranks[0], ended=DETACHED)
+    left = changed(full_run().ranks[0], ended=DETACHED)
     found = values(Writer().write((run(left),), None, openmetrics=False).decode())
     assert "zeromon_exposed_communication_ratio" not in found
     assert "zeromon_steps_total" in found
     facts = samples_by_rank([Sample({"__name__": f"zeromon_{name}", "rank": "0"}, (0.0, "1"))
                       for name in ("rank_up", "rank_detached")], [])  # fmt: skip
-    assert rank_of(*next(iter(facts.items())), taken_wall=10.0, run_step=3).detached
+    assert rank_of(*next(iter(facts.items())), taken_wall=10.0, run_step=3).status.detached
 
 
 def dead(number: int, ended: str, **facts: Any) -> Any:
@@ -157,7 +157,7 @@ DEATHS = {
 def test_the_cause_of_a_death_tells_culprit_and_victim_apart(name: str) -> None:
     """The metric, and the finding: critical for a culprit, nothing after Ctrl-C."""
     ranks, expected = DEATHS[name]
-    snapshot = run(*ranks, ended=all(not one.alive for one in ranks))
+    snapshot = run(*ranks, ended=all(not one.status.alive for one in ranks))
     found = values(Writer().write((snapshot,), None, openmetrics=False).decode())
     assert [f"{s['cause']} {s['role']}" for s in found["zeromon_rank_death"]] == expected
     severities = [f.severity for f in advise(snapshot) if f.rule == "rank_died"]

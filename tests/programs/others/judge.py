@@ -124,9 +124,10 @@ def operations(calls: Mapping[str, int]) -> Counter[str]:
 def counted(rank: Mapping[str, Any]) -> Counter[str]:
     """Collectives of a rank of a report, by operation; those of unknown operation under "unknown"."""
     found: Counter[str] = Counter()
-    for row in rank["collectives"]:
+    communication = rank["communication"]
+    for row in communication["collectives"]:
         found[row["op"]] += row["count"]
-    found["unknown"] += sum(rank["unattributed"].values())
+    found["unknown"] += sum(communication["unattributed"].values())
     return +found
 
 
@@ -187,7 +188,7 @@ def _more(text: str) -> bool:
 
 def judge_strategy(report: Mapping[str, Any], strategy: str, steps: int, attempts: int) -> str:
     """Whether the report tells the right strategy, steps and attempts of each rank."""
-    said = {(rank["strategy"], rank["steps"]) for rank in report["ranks"]}
+    said = {(rank["strategy"], rank["steps"]["watched_steps"]) for rank in report["ranks"]}
     if said != {(strategy, steps)}:
         return f"reports {sorted(said)}, not {(strategy, steps)}"
     if report["attempt"] != attempts:
@@ -197,10 +198,10 @@ def judge_strategy(report: Mapping[str, Any], strategy: str, steps: int, attempt
 
 def judge_agent(report: Mapping[str, Any], ranks: int) -> str:
     """Whether each rank was watched to its end without a failed hook or a lost record."""
-    found = [(rank["rank"], rank["errors"], rank["dropped"]) for rank in report["ranks"]]
+    found = [(r["rank"], r["agent"]["errors"], r["agent"]["dropped"]) for r in report["ranks"]]
     if found != [(rank, 0, 0) for rank in range(ranks)]:
         return f"(rank, failed hooks, lost records): {found}"
-    failed = [rank["rank"] for rank in report["ranks"] if rank["failed"]]
+    failed = [rank["rank"] for rank in report["ranks"] if rank["status"]["failed"]]
     return f"says that {failed} failed" if failed else "ok"
 
 

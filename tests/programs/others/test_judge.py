@@ -18,8 +18,18 @@ def outcome(**given: Any) -> Outcome:
 
 def report(*, count: int = 3, strategy: str = "ddp", **given: Any) -> dict[str, Any]:
     rows = [{"op": "all_reduce", "count": count - 1}, {"op": "all_reduce", "count": 1}]
-    rank = {"rank": 0, "strategy": strategy, "steps": 2, "errors": 0, "dropped": 0, "failed": False}
-    return {"ranks": [rank | {"collectives": rows, "unattributed": {}} | given], "attempt": 1}
+    rank = {
+        "rank": 0,
+        "strategy": strategy,
+        "status": {"failed": given.get("failed", False)},
+        "steps": {"watched_steps": 2},
+        "agent": {"errors": given.get("errors", 0), "dropped": given.get("dropped", 0)},
+        "communication": {
+            "collectives": given.get("collectives", rows),
+            "unattributed": given.get("unattributed", {}),
+        },
+    }
+    return {"ranks": [rank], "attempt": 1}
 
 
 def test_what_changes_from_run_to_run_is_no_difference() -> None:

@@ -270,7 +270,7 @@ def test_labels_of_strangers_break_nothing() -> None:
     facts = samples_by_rank(columns, [])
     assert [key.rank for key in facts] == [0]
     rank = rank_of(*next(iter(facts.items())), taken_wall=10.0, run_step=3)
-    assert (rank.pid, rank.world_size, rank.node, rank.alive) == (0, 0, evil, True)
+    assert (rank.pid, rank.world_size, rank.node, rank.status.alive) == (0, 0, evil, True)
     (finding,) = findings_of(facts, {}, 1)
     assert (finding.rule, finding.code, finding.rank) == (evil, "", 0)
 
@@ -292,7 +292,7 @@ def test_a_hang_is_named_by_its_operation_and_group() -> None:
 
 def test_a_death_is_told_with_its_cause_and_step() -> None:
     """Of one rank, and where one finding stands for all of them of the first that died."""
-    ranks = [rank(0, step=49), rank(1, failed=True, alive=False, ended="SIGKILL", step=41)]
+    ranks = [rank(0, last_step=49), rank(1, failed=True, alive=False, ended="SIGKILL", last_step=41)]
     died = [Finding(rule="rank_died", severity="critical", text="x", rank=n) for n in (1, -1)]
     texts = [finding_text(one) for one in with_deaths(died, ranks)]
     assert texts == ["rank 1: SIGKILL after step 41"] * 2

@@ -36,13 +36,13 @@ also save time outside of the wait."""
 def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
     """Communication is many small pieces, and the run waits for their latency."""
     rank = worst_rank(run)
-    if rank is None or not rank.exposed_ratio:
+    if rank is None or not rank.communication.exposed_ratio:
         return
     if (of_script := _script_all_reduces(rank)) is not None:
         yield of_script
         return
-    calls, nbytes, seconds, count = tiny_call_shares(rank.traffic)
-    waits = seconds * rank.exposed_ratio
+    calls, nbytes, seconds, count = tiny_call_shares(rank.communication.traffic)
+    waits = seconds * rank.communication.exposed_ratio
     dear = (
         count >= _MANY_TINY
         and seconds >= 0.5
@@ -53,7 +53,7 @@ def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
     only = count >= 2 * _MANY_TINY and calls >= 0.9 and waits >= EXPOSED.warning
     if not dear and not only:
         return
-    small = [r for r in rank.traffic if r.calls > 0 and r.nbytes / r.calls <= TINY_BYTES]
+    small = [r for r in rank.communication.traffic if r.calls > 0 and r.nbytes / r.calls <= TINY_BYTES]
     moving = [row for row in small if row.op != "barrier" and row.unit]
     persistent = [row for row in moving if row.unit == PERSISTENT]
     fixed = _call_count(persistent) > 0.5 * _call_count(moving)
@@ -77,13 +77,13 @@ _WRAPPED = "- dist.all_reduce(p.grad)  # of each parameter\n+ model = Distribute
 
 def _script_all_reduces(rank: RankSnapshot) -> Match | None:
     """Many small all-reduces that the script issues itself: they belong to no unit or bucket."""
-    rows = [row for row in rank.traffic if row.op == "all_reduce" and not row.unit]
+    rows = [row for row in rank.communication.traffic if row.op == "all_reduce" and not row.unit]
     calls, waits, nbytes = (_call_count(rows), exposed_seconds(rows), sum(row.nbytes for row in rows))
     share = share_of_step(rank, waits)
     if calls < _MANY_TINY or share < _NOTICEABLE.warning or nbytes > calls * MIB:
         return None
     location = busiest_line(rank, communicates=True)
-    params = rank.process.get("params_bytes", 0)
+    params = rank.config.process.get("params_bytes", 0)
     averages = rank.sharding_strategy == Strategy() and 0 < AVERAGED * params <= nbytes
     return Match(
         f"the script itself issues {human_count(calls)} all_reduces per step, of "
@@ -189,6 +189,6 @@ def _coarser_pieces(rank: RankSnapshot) -> _Coarser | None:
 
 def _has_whole_layers(rank: RankSnapshot) -> bool:
     """Returns True if each of the largest units of *rank* holds a layer of its model, or more."""
-    model = rank.models[0] if rank.models else ModelMetadata()
+    model = rank.config.models[0] if rank.config.models else ModelMetadata()
     largest, units = model.get("blocks", [0, 0])[1], model.get("units", [])
     return bool(units) and largest > 0 and min(units) >= largest

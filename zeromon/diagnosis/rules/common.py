@@ -61,7 +61,7 @@ def predicted_gain(run: RunSnapshot, shares: Gain, seconds: float, **change: Any
 def worst_rank(run: RunSnapshot) -> RankSnapshot | None:
     """The most exposed rank, once it has enough steps to judge by; see :mod:`zeromon.snapshot.focus`."""
     rank = most_exposed(run.ranks)
-    is_ready = rank is not None and rank.steps >= MIN_STEPS and rank.step_seconds
+    is_ready = rank is not None and rank.steps.watched_steps >= MIN_STEPS and rank.steps.median_seconds
     return rank if is_ready else None
 
 
@@ -72,7 +72,11 @@ def device_type(rank: RankSnapshot) -> str:
 
 def unit_rows(rank: RankSnapshot, op: str, phase: str = "") -> list[CollectiveStatsRow]:
     """Rows of one operation that belong to a unit or bucket; of all phases where none is given."""
-    return [row for row in rank.traffic if row.op == op and row.unit and phase in ("", row.phase)]
+    return [
+        row
+        for row in rank.communication.traffic
+        if row.op == op and row.unit and phase in ("", row.phase)
+    ]
 
 
 def exposed_seconds(traffic: Iterable[CollectiveStatsRow]) -> float:
@@ -94,7 +98,7 @@ def waits_in_each_bucket(rank: RankSnapshot) -> bool:
 
 def share_of_step(rank: RankSnapshot, seconds: float) -> float:
     """*seconds*, a mean over steps, as a share of the mean step."""
-    mean = rank.step_mean_seconds or rank.step_seconds
+    mean = rank.steps.mean_seconds or rank.steps.median_seconds
     return min(1.0, seconds / mean) if mean else 0.0
 
 
@@ -109,14 +113,14 @@ class PhaseTime(NamedTuple):
 
 def phase_time(rank: RankSnapshot, phase: Phase) -> PhaseTime:
     """Mean seconds of *phase* per step, and its share of the same steps."""
-    steps = [step for step in settled_steps(rank.recent[-WINDOW:]) if len(step.phase_ns) > phase]
+    steps = [step for step in settled_steps(rank.steps.recent[-WINDOW:]) if len(step.phase_ns) > phase]
     took_ns, total = (sum(s.phase_ns[phase] for s in steps), sum(s.end_ns - s.start_ns for s in steps))
     return PhaseTime(took_ns / len(steps) / 1e9, took_ns / total) if total else PhaseTime(0.0, 0.0)
 
 
 def unsharded_bytes(rank: RankSnapshot) -> int:
     """Bytes of all parameters of a rank's models while they are gathered; 0 without model metadata."""
-    return sum(model.get("numel", 0) * model.get("compute_bytes", 4) for model in rank.models)
+    return sum(model.get("numel", 0) * model.get("compute_bytes", 4) for model in rank.config.models)
 
 
 def room_bytes(run: RunSnapshot, rank: RankSnapshot) -> int:
@@ -126,16 +130,16 @@ def room_bytes(run: RunSnapshot, rank: RankSnapshot) -> int:
     """
     if is_running_out(run.ranks, pool_of(rank, Pool.DEVICE)):
         return 0
-    if rank.memory is not None:
-        return rank.memory.headroom_bytes
-    if rank.host is None or rank.host.headroom_bytes < 0:
+    if rank.memory.device is not None:
+        return rank.memory.device.headroom_bytes
+    if rank.memory.host is None or rank.memory.host.headroom_bytes < 0:
         return -1
-    return rank.host.headroom_bytes // sum(peer.node == rank.node for peer in run.ranks)
+    return rank.memory.host.headroom_bytes // sum(peer.node == rank.node for peer in run.ranks)
 
 
 def bucket_cap_mb(rank: RankSnapshot) -> float | None:
     """The ``bucket_cap_mb`` of a rank's DDP model; None where unknown."""
-    caps = [cap for model in rank.models if (cap := model.get("bucket_cap_bytes")) is not None]
+    caps = [cap for model in rank.config.models if (cap := model.get("bucket_cap_bytes")) is not None]
     return caps[0] / MIB if caps else None
 
 
@@ -186,7 +190,7 @@ def far_gathers(rank: RankSnapshot) -> FarGathers | None:
     """The gathers of *rank* that cross nodes; None where they cost little."""
     gathers = [
         row
-        for row in rank.traffic
+        for row in rank.communication.traffic
         if row.op == "all_gather" and row.nodes > 1 and dim_by_name(row.dim) not in MODEL_PARALLEL
     ]
     nodes = max((row.nodes for row in gathers), default=0)

@@ -61,7 +61,7 @@ def distant_node(run: RunSnapshot) -> Iterable[Match]:
     Where the round trips to all nodes are long, the leader is what they have in common.
     """
     trips = {n: n.round_trip_seconds for n in run.nodes if n.round_trip_seconds is not None}
-    share = max((rank.exposed_ratio or 0.0 for rank in run.ranks), default=0.0)
+    share = max((rank.communication.exposed_ratio or 0.0 for rank in run.ranks), default=0.0)
     far_trips = {node: trip for node, trip in trips.items() if trip >= _FAR_SECONDS}
     nearer = [trip for node, trip in trips.items() if node not in far_trips]
     if not far_trips or share < EXPOSED.warning or run.ended:
@@ -111,23 +111,27 @@ def tensor_parallel_across_nodes(run: RunSnapshot) -> Iterable[Match]:
 def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
     """The run waits for its communication. Reported once, for the most exposed rank."""
     rank = most_exposed(run.ranks)
-    if rank is None or rank.exposed_ratio is None or rank.steps < SETTLED_STEPS:
+    if (
+        rank is None
+        or rank.communication.exposed_ratio is None
+        or rank.steps.watched_steps < SETTLED_STEPS
+    ):
         return
-    share = rank.exposed_ratio
+    share = rank.communication.exposed_ratio
     if share < EXPOSED.warning:
         return
-    top_row = rank.traffic[0] if rank.traffic else None
+    top_row = rank.communication.traffic[0] if rank.communication.traffic else None
     detail = ""
     if top_row is not None and top_row.exposed_seconds > 0:
         call = f"{top_row.op}, {top_row.phase.replace('_', ' ')}"
         detail = f"; most in {top_row.unit or 'calls without a unit'} ({call}), "
         detail += human_seconds(top_row.exposed_seconds)
-    late = rank.wait_seconds or 0.0
-    if late > 0.5 * (rank.exposed_seconds or 0.0):
+    late = rank.communication.wait_seconds or 0.0
+    if late > 0.5 * (rank.communication.exposed_seconds or 0.0):
         detail += f"; {human_seconds(late)} of a step waits for ranks that come later"
     evidence = (
-        f"{human_ratio(share)} of a step ({human_seconds(rank.exposed_seconds)}) waits for "
-        f"communication{detail}"
+        f"{human_ratio(share)} of a step ({human_seconds(rank.communication.exposed_seconds)}) waits "
+        f"for communication{detail}"
     )
     if dimensions := exposed_by_dimension(rank):
         evidence += f"; by dimension: {dimensions}"
@@ -138,8 +142,8 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
 def poor_overlap(run: RunSnapshot) -> Iterable[Match]:
     """Hardly any communication is hidden, and it matters. Reported once."""
     for rank in run.ranks:
-        overlap, share = rank.overlap_ratio, rank.exposed_ratio or 0.0
-        if overlap is None or rank.steps < SETTLED_STEPS:
+        overlap, share = rank.communication.overlap_ratio, rank.communication.exposed_ratio or 0.0
+        if overlap is None or rank.steps.watched_steps < SETTLED_STEPS:
             continue
         if overlap < POOR_OVERLAP and share >= AVOIDABLE.critical:
             hidden = f"{human_ratio(overlap)} of the" if overlap >= 0.0005 else "no"
@@ -156,16 +160,18 @@ _ASYNC_BACKEND = "nccl-legacy"
 
 def _other_backend(rank: RankSnapshot) -> Remedy | None:
     """NCCL's earlier backend, where the default one lets the compute stream wait in each bucket."""
-    torch = rank.process.get("packages", {}).get("torch", "")
+    torch = rank.config.process.get("packages", {}).get("torch", "")
     is_known = re.match(r"2\.(1[5-9]|[2-9]\d)\.", torch)
-    backend = rank.process.get("ddp_backend", "")
+    backend = rank.config.process.get("ddp_backend", "")
     if (
         is_known is None
         or re.fullmatch(r"(.*cuda:)?nccl2?", backend) is None
         or not waits_in_each_bucket(rank)
     ):
         return None
-    hideable = min(rank.exposed_seconds or 0.0, own_seconds(rank.recent).get("backward", 0.0))
+    hideable = min(
+        rank.communication.exposed_seconds or 0.0, own_seconds(rank.steps.recent).get("backward", 0.0)
+    )
     return Remedy(
         cause='"nccl" lets the compute stream wait as soon as DDP asks for the future of a bucket',
         dialect=ConfigFormat.PYTHON,
@@ -186,8 +192,8 @@ def pipeline_bubble(run: RunSnapshot) -> Iterable[Match]:
     """
     largest: dict[tuple[int, ...], tuple[RankSnapshot, PipelineRow, PipelineBubble]] = {}
     for rank in run.ranks:
-        row = rank.pipeline
-        if row is None or row.bubble is None or rank.steps < SETTLED_STEPS:
+        row = rank.communication.pipeline
+        if row is None or row.bubble is None or rank.steps.watched_steps < SETTLED_STEPS:
             continue
         previous = largest.get(row.stage_ranks)
         if previous is None or row.bubble.measured_ratio > previous[2].measured_ratio:

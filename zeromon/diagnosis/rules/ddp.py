@@ -54,7 +54,7 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
     if strategy.framework not in _NO_SYNC:
         return
     is_whole = strategy.stage == 0  # gradients are whole anyway, also under FSDP1's NO_SHARD
-    micro = round(statistics.median(step.micro_steps for step in rank.recent[-WINDOW:]))
+    micro = round(statistics.median(step.micro_steps for step in rank.steps.recent[-WINDOW:]))
     grads = unit_rows(rank, "all_reduce" if is_whole else "reduce_scatter", "backward")
     if micro < 2 or not grads:
         return
@@ -106,7 +106,7 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
     cap = total / count / MIB
     if (bucket_cap_mb(rank) or math.inf) <= _NEARLY * cap:
         return  # it is set already: the parameters are too large for more buckets
-    hideable = min(waits * (1 - 1 / count), own_seconds(rank.recent).get("backward", 0.0))
+    hideable = min(waits * (1 - 1 / count), own_seconds(rank.steps.recent).get("backward", 0.0))
     gained = predicted_gain(run, _HIDDEN_REDUCES, hideable, bucket_cap_bytes=round(cap * MIB))
     yield Match(
         f"{human_bytes(total)} of gradients go in {len(buckets)} "

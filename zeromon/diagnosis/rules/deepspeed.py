@@ -61,7 +61,7 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
         return
     waits, share, rank = max(late, key=lambda gathers: gathers.waits)
     value = setting_of(rank, _PREFETCH_SIZE) or "unknown"
-    seconds = waits * (rank.step_seconds or 0.0)
+    seconds = waits * (rank.steps.median_seconds or 0.0)
     number = as_number(value)
     larger = "200000000" if number is None else f"{4 * number:.0f}"  # 4 times, or 4 times the default
     yield Match(
@@ -82,13 +82,13 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
 
 def _late_gathers(rank: RankSnapshot) -> _Late | None:
     """The late gathers of *rank*; None where they are few, or cost little."""
-    late = next((row for row in rank.gathers if row.outcome == "late"), None)
+    late = next((row for row in rank.communication.gathers if row.outcome == "late"), None)
     if late is None:
         return None
-    timed = [s for s in rank.recent[-_LAST_STEPS:] if not s.idle and s.step > _WARM_UP]
+    timed = [s for s in rank.steps.recent[-_LAST_STEPS:] if not s.idle and s.step > _WARM_UP]
     if len(timed) < SETTLED_STEPS:
         return None
-    share = late.nbytes / (sum(row.nbytes for row in rank.gathers) or 1)
+    share = late.nbytes / (sum(row.nbytes for row in rank.communication.gathers) or 1)
     total_ns = max(1, sum(step.end_ns - step.start_ns for step in timed))
     waits = sum(step.late_gather_ns for step in timed) / total_ns
     return _Late(waits, share, rank) if share >= _OFTEN_LATE and waits >= _LATE_GATHERS.warning else None
@@ -106,13 +106,13 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
     rank = worst_rank(run)
     if rank is None or not _is_stage_3(rank.sharding_strategy):
         return
-    rows = [row for row in rank.traffic if row.op == "all_gather"]
+    rows = [row for row in rank.communication.traffic if row.op == "all_gather"]
     share, nbytes = share_of_step(rank, exposed_seconds(rows)), unsharded_bytes(rank)
     ranks = max(1, rank.world_size)
     extra = nbytes * (ranks - 1) // ranks * 2  # parameters, and gradients until they are reduced
     if share < MIN_SHARE or not nbytes or room_bytes(run, rank) < _ROOM * extra:
         return
-    if any(model.get("params_on") == "host" for model in rank.models):
+    if any(model.get("params_on") == "host" for model in rank.config.models):
         return
     saved = exposed_seconds(rows) / 2  # stage 2 gathers each parameter once a step, stage 3 twice
     yield Match(
@@ -182,7 +182,7 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
             continue
         if setting_of(rank, "zero_optimization.reduce_scatter") != "false":
             continue
-        grads = sum(m.get("trainable", 0) * m.get("grad_bytes", 0) for m in rank.models)
+        grads = sum(m.get("trainable", 0) * m.get("grad_bytes", 0) for m in rank.config.models)
         saved = grads * (rank.world_size - 1) / rank.world_size
         diff = '- "reduce_scatter": false\n+ "reduce_scatter": true'
         if stage < 3:  # without this, whole buckets are all-reduced there
@@ -208,11 +208,13 @@ def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
     rank = worst_rank(run)
     if rank is None or rank.device == "cpu" or setting_of(rank, "overlap_comm") != "false":
         return  # on a CPU there is no other stream
-    buckets = [r for r in rank.traffic if r.unit.startswith("bucket") and r.phase == "backward"]
+    buckets = [
+        r for r in rank.communication.traffic if r.unit.startswith("bucket") and r.phase == "backward"
+    ]
     share = share_of_step(rank, exposed_seconds(buckets))
     if share < MIN_SHARE:
         return
-    hideable = min(exposed_seconds(buckets), own_seconds(rank.recent).get("backward", 0.0))
+    hideable = min(exposed_seconds(buckets), own_seconds(rank.steps.recent).get("backward", 0.0))
     yield Match(
         f"reducing gradients waits {human_seconds(exposed_seconds(buckets))} a step "
         f"({human_ratio(share)}), and overlap_comm is off",

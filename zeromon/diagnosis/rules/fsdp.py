@@ -51,7 +51,7 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
         late += exposed_seconds(on_need)
         # the first unit of a phase has nothing before it to hide behind
         coverable = exposed_seconds(on_need) * (1 - 1 / len(on_need))
-        hideable += min(coverable, own_seconds(rank.recent).get(phase, 0.0))
+        hideable += min(coverable, own_seconds(rank.steps.recent).get(phase, 0.0))
     share = share_of_step(rank, late)
     if share < MIN_SHARE or hideable <= 0:
         return
@@ -74,7 +74,7 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
 
 def _prefetch_diff(rank: RankSnapshot) -> tuple[ConfigFormat, str]:
     """The configuration format, and the diff that makes units gather ahead; "" where they do already."""
-    model = rank.models[0] if rank.models else ModelMetadata()
+    model = rank.config.models[0] if rank.config.models else ModelMetadata()
     forward = model.get("forward_prefetch", False)
     if rank.sharding_strategy.framework is Framework.FSDP1:
         missing = [] if forward else ["forward_prefetch=True"]
@@ -172,8 +172,12 @@ _WRAPS = {
 def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
     """One unit holds most of the model, and is gathered as a whole. Reported once."""
     for rank in run.ranks:
-        model = next((m for m in rank.models if m.get("framework") in _WRAPS), None)
-        if model is None or rank.steps < MIN_STEPS or rank.unsharded_peak_bytes <= 0:
+        model = next((m for m in rank.config.models if m.get("framework") in _WRAPS), None)
+        if (
+            model is None
+            or rank.steps.watched_steps < MIN_STEPS
+            or rank.memory.unsharded_peak_bytes <= 0
+        ):
             continue
         numel, itemsize = model.get("numel", 0), model.get("compute_bytes", 4)
         count, largest = model.get("blocks", (0, 0))
@@ -183,8 +187,8 @@ def whole_model_unit(run: RunSnapshot) -> Iterable[Match]:
             continue
         # two blocks at once, and what is outside of them
         peak = (numel - count * largest + 2 * largest) * itemsize
-        frees = rank.unsharded_peak_bytes - peak
-        if frees < _WORTH_FREEING * rank.unsharded_peak_bytes:
+        frees = rank.memory.unsharded_peak_bytes - peak
+        if frees < _WORTH_FREEING * rank.memory.unsharded_peak_bytes:
             continue
         form, diff = _WRAPS[model["framework"]]
         yield Match(
@@ -213,7 +217,7 @@ def full_shard_across_nodes(run: RunSnapshot) -> Iterable[Match]:
     gathers = far_gathers(rank)
     if gathers is None:
         return
-    shard_bytes = sum(r.device_bytes or r.host_bytes for r in rank.roles if r.role in _SHARDED)
+    shard_bytes = sum(r.device_bytes or r.host_bytes for r in rank.memory.roles if r.role in _SHARDED)
     extra = shard_bytes * (gathers.nodes - 1)
     if room_bytes(run, rank) < _ROOM * extra or not extra:
         return

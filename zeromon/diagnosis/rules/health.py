@@ -42,7 +42,9 @@ def rank_died(run: RunSnapshot) -> Iterable[Match]:
     """A rank ended abnormally, and its user did not stop the run with Ctrl-C."""
     roles = roles_of(run)
     first_failure = first_failed(run.ranks, run.hangs)
-    for rank in run.ranks if first_failure is not None and first_failure.stopped != CTRL_C else ():
+    for rank in (
+        run.ranks if first_failure is not None and first_failure.status.stopped != CTRL_C else ()
+    ):
         if (role := roles.get(rank.rank)) is not None:
             yield Match(_end_of(run, rank, roles), rank.rank, severity=_SEVERITY_OF_DEATH[role])
     failed_away = [rank for rank in run.away if rank.failed]
@@ -54,8 +56,10 @@ def _end_of(run: RunSnapshot, rank: RankSnapshot, roles: Mapping[int, DeathRole]
     """How *rank* ended, and what that has to do with the ends of the others."""
     if has_left(rank):
         return left_text(run, rank, roles)
-    cause = host_evidence(rank) if rank.ended == KILLED_FOR_MEMORY else ""
-    message = f"{error_of(rank)} after step {rank.step}, {doing(rank)}{cause and f'; {cause}'}"
+    cause = host_evidence(rank) if rank.status.ended == KILLED_FOR_MEMORY else ""
+    message = (
+        f"{error_of(rank)} after step {rank.steps.last_step}, {doing(rank)}{cause and f'; {cause}'}"
+    )
     return message + consequence_text(run, rank, roles)
 
 
@@ -94,12 +98,12 @@ _COSTLY = 0.05
 def checkpoint_interval(run: RunSnapshot) -> Iterable[Match]:
     """The last checkpoint is old, or saves take much of the time, against what failures cost."""
     saves = checkpoints_of(run)
-    rank = next((rank for rank in run.ranks if rank.alive and rank.rank == 0), None)
+    rank = next((rank for rank in run.ranks if rank.status.alive and rank.rank == 0), None)
     if saves is None or rank is None or run.ended:  # often rank 0 alone saves
         return
     optimum, severity = (saves.best_seconds, Severity.WARNING if saves.measured else Severity.INFO)
     if optimum is None:
-        if saves.unsaved_seconds > _NEVER_SECONDS and not rank.joined:
+        if saves.unsaved_seconds > _NEVER_SECONDS and not rank.status.joined:
             yield Match(f"at risk: {unsaved_text(saves)}")
         return
     every = "of this run" if saves.measured else "assumed"
@@ -118,7 +122,7 @@ def checkpoint_interval(run: RunSnapshot) -> Iterable[Match]:
 
 
 def _save_every(saves: Checkpoints, rank: RankSnapshot, interval: float) -> Remedy:
-    steps = round(interval / rank.step_seconds) if rank.step_seconds else None
+    steps = round(interval / rank.steps.median_seconds) if rank.steps.median_seconds else None
     condition = f"step % {steps} == 0" if steps else f"seconds since the last save > {interval:.0f}"
     return Remedy(
         cause="the interval between checkpoints is far from the square root of 2 x cost of a save x "
@@ -154,9 +158,10 @@ def steps_apart(run: RunSnapshot) -> Iterable[Match]:
     drift = widest_drift(run)
     if drift is not None:
         ahead, laggard = drift.ahead, drift.behind
+        ahead_step, laggard_step = ahead.steps.last_step, laggard.steps.last_step
         yield Match(
-            f"{human_count(ahead.step - laggard.step)} steps ahead of rank {laggard.rank} in the same "
-            f"collectives ({human_count(ahead.step)} against {human_count(laggard.step)}): gradients of "
+            f"{human_count(ahead_step - laggard_step)} steps ahead of rank {laggard.rank} in the same "
+            f"collectives ({human_count(ahead_step)} against {human_count(laggard_step)}): gradients of "
             "different steps are mixed",
             ahead.rank,
         )
@@ -170,15 +175,15 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
     stalls = find_stalls(run)
     if not stalls:
         return
-    step = max(stall.rank.step for stall in stalls) + 1
+    step = max(stall.rank.steps.last_step for stall in stalls) + 1
     lasts = f"no step has ended for {stalls[0].seconds:.0f} s"
     if run.ended:
         lasts = f"stalled at step {human_count(step)} for {rough_time(stalls[0].seconds)}"
-    elif not any(stall.rank.recent for stall in stalls):
+    elif not any(stall.rank.steps.recent for stall in stalls):
         lasts = f"no step has ended since the start, {stalls[0].seconds:.0f} s ago"
     by_activity: dict[tuple[str, str], list[RankSnapshot]] = {}
     for stall in stalls:
-        by_activity.setdefault((stall.rank.pause, doing(stall.rank)), []).append(stall.rank)
+        by_activity.setdefault((stall.rank.status.pause, doing(stall.rank)), []).append(stall.rank)
     phrases = [_stalled_ranks_text(ranks, is_over=run.ended) for ranks in by_activity.values()]
     if len(phrases) > _MAX_STALL_PLACES:
         phrases[_MAX_STALL_PLACES:] = [f"and in {len(phrases) - _MAX_STALL_PLACES} other places"]
@@ -190,8 +195,9 @@ def stalled(run: RunSnapshot) -> Iterable[Match]:
 def _stalled_ranks_text(ranks: Sequence[RankSnapshot], *, is_over: bool) -> str:
     """``ranks 0, 1 are between phases, at t.py:32 in main``: of ranks that do the same."""
     head, names = ranks[0], named_ranks(sorted(rank.rank for rank in ranks))
-    if head.pause and head.stack and head.pause != STARTS:
-        return f"{names}{':' if ranks[1:] else ''} {head.pause} (at {script_line(head.stack)})"
+    if head.status.pause and head.status.stack and head.status.pause != STARTS:
+        place = script_line(head.status.stack)
+        return f"{names}{':' if ranks[1:] else ''} {head.status.pause} (at {place})"
     verb = ("were" if is_over else "are") if ranks[1:] else ("was" if is_over else "is")
     return f"{names} {verb} {doing(head)}"
 

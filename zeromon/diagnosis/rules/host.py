@@ -32,20 +32,20 @@ _WITH_MORE_WORKERS = Gain(0.3, 1.0)
 @rule("ZM601")
 def data_wait(run: RunSnapshot) -> Iterable[Match]:
     """Steps wait for their batches. Reported for the rank that waits most."""
-    judged = [r for r in run.ranks if r.steps >= MIN_STEPS and r.step_seconds]
+    judged = [r for r in run.ranks if r.steps.watched_steps >= MIN_STEPS and r.steps.median_seconds]
     rank = max(judged, key=lambda r: phase_time(r, Phase.DATA_WAIT), default=None)
     if rank is None:
         return
     waits, share = phase_time(rank, Phase.DATA_WAIT)
     if share < _MIN_WAIT_SHARE or (not _too_few_workers(rank) and _waits_for_new_workers(rank)):
         return
-    workers = rank.loader.get("num_workers")
+    workers = rank.config.loader.get("num_workers")
     prepared = (
         "" if workers is None else f", which {workers or 'no'} worker{'s' * (workers != 1)} prepare"
     )
     yield Match(
         f"{human_seconds(waits)} a step ({human_ratio(share)}) wait for the next batch"
-        f"{prepared}{_main_batch_part(rank.loading)}",
+        f"{prepared}{_main_batch_part(rank.training.loading)}",
         rank.rank,
         _more_workers(rank, waits) if _too_few_workers(rank) else None,
         waits=Waits(share, AVOIDABLE, ANY if workers else rank.rank),
@@ -57,14 +57,14 @@ def _too_few_workers(rank: RankSnapshot) -> bool:
 
     False where the CPUs are short already, which more workers would share.
     """
-    workers, loading = rank.loader.get("num_workers"), rank.loading
+    workers, loading = rank.config.loader.get("num_workers"), rank.training.loading
     if workers is None or _cpu_wait(rank) >= CPU_WAIT.warning:
         return False
     if not workers:
         return True
     if loading is None or not loading.batches:
         return False
-    micro_steps = max(1, rank.recent[-1].micro_steps)
+    micro_steps = max(1, rank.steps.recent[-1].micro_steps)
     return loading.fetch_seconds / loading.batches / workers > _trains_seconds(rank) / micro_steps
 
 
@@ -80,7 +80,7 @@ def _waits_for_new_workers(rank: RankSnapshot) -> bool:
 
 
 def _more_workers(rank: RankSnapshot, waits: float) -> Remedy:
-    workers = rank.loader.get("num_workers", 0)
+    workers = rank.config.loader.get("num_workers", 0)
     # with n workers a batch is ready every waits / n, while the step computes
     hideable = waits / 2 if workers else min(waits, _trains_seconds(rank) * _FIRST_WORKERS)
     gain, count = _WITH_MORE_WORKERS if workers else _WITH_WORKERS, 2 * workers or _FIRST_WORKERS
@@ -88,7 +88,7 @@ def _more_workers(rank: RankSnapshot, waits: float) -> Remedy:
         cause=(
             "the workers do not keep up" if workers else "the training process makes its batches itself"
         )
-        + _how_to_shorten(rank.loading),
+        + _how_to_shorten(rank.training.loading),
         dialect=ConfigFormat.DATA_LOADER,
         diff=f"- DataLoader(data, num_workers={workers})\n"
         f"+ DataLoader(data, num_workers={count}, persistent_workers=True)",
@@ -131,18 +131,22 @@ _SHORTER = {
 @rule("ZM605")
 def cpu_starved(run: RunSnapshot) -> Iterable[Match]:
     """Training threads can run and have no CPU to run on. Reported for the rank that lacks most."""
-    measured = [rank for rank in run.ranks if rank.pressure is not None and rank.steps >= MIN_STEPS]
+    measured = [
+        rank
+        for rank in run.ranks
+        if rank.machine.pressure is not None and rank.steps.watched_steps >= MIN_STEPS
+    ]
     rank = max(measured, key=_cpu_wait, default=None)
-    if rank is None or rank.pressure is None or _cpu_wait(rank) < CPU_WAIT.warning:
+    if rank is None or rank.machine.pressure is None or _cpu_wait(rank) < CPU_WAIT.warning:
         return
-    cpus, ranks = rank.pressure.cpus or 0.0, len(run.ranks)
+    cpus, ranks = rank.machine.pressure.cpus or 0.0, len(run.ranks)
     shared = f"; {ranks} ranks of this node may use {cpus:g} CPUs" if cpus else ""
     remedy = _fewer_threads(rank, ranks, cpus)
-    threads = rank.process.get("threads")
+    threads = rank.config.process.get("threads")
     note = f"; already uses only {threads} compute thread{'s' * (threads > 1)}" if threads else ""
     yield Match(
         "main thread was runnable but waited for a CPU for "
-        f"{human_ratio(rank.pressure.minute_cpu_wait_ratio)} of the last minute"
+        f"{human_ratio(rank.machine.pressure.minute_cpu_wait_ratio)} of the last minute"
         f"{_cpu_users_text(run) or shared}{note if remedy is None else ''}; "
         "other findings exclude this wait",
         rank.rank,
@@ -152,7 +156,7 @@ def cpu_starved(run: RunSnapshot) -> Iterable[Match]:
 
 
 def _cpu_wait(rank: RankSnapshot) -> float:
-    return rank.pressure.held_cpu_wait_ratio if rank.pressure is not None else 0.0
+    return rank.machine.pressure.held_cpu_wait_ratio if rank.machine.pressure is not None else 0.0
 
 
 def _cpu_users_text(run: RunSnapshot) -> str:
@@ -174,10 +178,10 @@ def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy | None
 
     None where there are no more threads than CPUs already, or where their number is unknown.
     """
-    workers = rank.loader.get("num_workers", 0)
+    workers = rank.config.loader.get("num_workers", 0)
     threads = max(1, int(cpus // ranks))
     fewer = workers * ranks >= max(1.0, cpus) and workers > max(1, threads - 1)
-    if not fewer and rank.process.get("threads", 0) <= threads:
+    if not fewer and rank.config.process.get("threads", 0) <= threads:
         return None
     form, diff = _limited_threads(rank, threads)
     return Remedy(
@@ -189,7 +193,7 @@ def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy | None
         if fewer
         else diff,
         gain_low_seconds=0.0,
-        gain_high_seconds=_cpu_wait(rank) * (rank.step_seconds or 0.0),
+        gain_high_seconds=_cpu_wait(rank) * (rank.steps.median_seconds or 0.0),
         effect="top shows what else uses the CPUs",
         price="fewer batches are prepared ahead"
         if fewer
@@ -199,9 +203,9 @@ def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy | None
 
 def _limited_threads(rank: RankSnapshot, threads: int) -> tuple[ConfigFormat, str]:
     """Sets *threads* by the variable; where that is no more already, the script itself sets others."""
-    variable = rank.process.get("variables", {}).get("OMP_NUM_THREADS", "")
+    variable = rank.config.process.get("variables", {}).get("OMP_NUM_THREADS", "")
     if (as_number(variable) or math.inf) <= threads:
-        current = rank.process.get("threads", 0)
+        current = rank.config.process.get("threads", 0)
         return (
             ConfigFormat.PYTHON,
             f"- torch.set_num_threads({current})\n+ torch.set_num_threads({threads})",
@@ -222,14 +226,14 @@ _SLOW = 0.2
 def slow_link(run: RunSnapshot) -> Iterable[Match]:
     """Large collectives reach a small part of what the links can do."""
     rank = worst_rank(run)
-    if rank is None or rank.links is None:
+    if rank is None or rank.communication.links is None:
         return
     for is_remote, peak, kind in (
-        (False, rank.links.device_bytes_per_second, rank.links.device_kind),
-        (True, rank.links.network_bytes_per_second, rank.links.network_kind),
+        (False, rank.communication.links.device_bytes_per_second, rank.communication.links.device_kind),
+        (True, rank.communication.links.network_bytes_per_second, rank.communication.links.network_kind),
     ):
         large = [
-            r for r in rank.traffic
+            r for r in rank.communication.traffic
             if (r.nodes > 1) is is_remote and r.calls and r.nbytes / r.calls >= _LARGE_BYTES
         ]  # fmt: skip
         best_rate = max((r.best_busbw_bytes_per_second for r in large), default=0.0)
@@ -272,9 +276,9 @@ def launch_bound(run: RunSnapshot) -> Iterable[Match]:
     blamed = rank.rank if len(bound) == 1 < len(paces) else ANY
     scope = "" if len(bound) == len(paces) else f" on {len(bound)} of {len(paces)} ranks"
     share = pacing.starved_seconds / pacing.step_seconds
-    device = rank.device_stats
+    device = rank.machine.device
     used = "" if device is None else f"; kernels ran for {human_ratio(device.utilization_ratio)}"
-    if share >= MIN_SHARE and rank.steps >= MIN_STEPS:
+    if share >= MIN_SHARE and rank.steps.watched_steps >= MIN_STEPS:
         yield Match(
             f"the host sets the pace{scope} in {human_ratio(share)} of a step "
             f"({human_seconds(pacing.starved_seconds)}): the device ends each phase right behind it; "
@@ -308,8 +312,14 @@ _ENQUEUE_LESS = Remedy(
 def device_idle(run: RunSnapshot) -> Iterable[Match]:
     """A device has no kernel to run for most of the time, although steps end. Reported once."""
     for rank in run.ranks:
-        used = rank.device_stats.utilization_ratio if rank.device_stats is not None else None
-        if used is None or used >= DEVICE_IDLE or rank.steps < MIN_STEPS or not rank.alive or rank.pause:
+        used = rank.machine.device.utilization_ratio if rank.machine.device is not None else None
+        if (
+            used is None
+            or used >= DEVICE_IDLE
+            or rank.steps.watched_steps < MIN_STEPS
+            or not rank.status.alive
+            or rank.status.pause
+        ):
             continue
         phases = rank_parts(rank)
         longest = max(phases, key=lambda phase: phases[phase], default="")

@@ -34,7 +34,7 @@ _PERSISTENT = 0.5
 
 def _judged_steps(rank: RankSnapshot) -> list[StepSummary]:
     """The last steps that are judged; [] while they are few."""
-    steps = settled_steps(rank.recent)
+    steps = settled_steps(rank.steps.recent)
     return steps if len(steps) >= MIN_STEPS else []
 
 
@@ -45,7 +45,7 @@ def _mean_seconds(steps: Sequence[StepSummary], phase: Phase) -> float:
 
 def _may_have_phase(rank: RankSnapshot, phase: Phase) -> bool:
     """Returns True if any step of the run had *phase*; else its last steps need not be read for it."""
-    return rank.phase_seconds.get(phase.label, math.inf) > 0
+    return rank.steps.phase_seconds.get(phase.label, math.inf) > 0
 
 
 def _of_phase(steps: Sequence[StepSummary], phase: Phase) -> list[int]:
@@ -112,7 +112,7 @@ def recompilations(run: RunSnapshot) -> Iterable[Match]:
     share = costs[rank.rank] / statistics.fmean(step.seconds for step in steps)
     if len(compiled) < 2 or share < AVOIDABLE.warning:
         return
-    reasons = rank.compiled.get("recompile_reasons", [])
+    reasons = rank.config.compiled.get("recompile_reasons", [])
     reason = f": {reasons[0]}" if reasons else "; TORCH_LOGS=recompiles names the guard that fails"
     yield Match(
         f"{len(compiled)} of the last {len(steps)} steps compiled again, "
@@ -132,7 +132,7 @@ def recompilations(run: RunSnapshot) -> Iterable[Match]:
 def _later_steps(rank: RankSnapshot) -> list[StepSummary]:
     """The last steps without those in which compiling is expected."""
     steps = _judged_steps(rank)
-    return steps[max(0, _FIRST_STEPS - (rank.steps - len(steps))) :]
+    return steps[max(0, _FIRST_STEPS - (rank.steps.watched_steps - len(steps))) :]
 
 
 def _dynamic_diff(reasons: Sequence[str]) -> str:
@@ -315,8 +315,12 @@ def find_slow_steps(rank: RankSnapshot) -> Slow | None:
 
 def _persistent_workers(rank: RankSnapshot, slow: Slow) -> Remedy | None:
     """Workers that stay, where the slow steps wait for workers that an epoch starts anew."""
-    workers = rank.loader.get("num_workers", 0)
-    if slow.cause is not Phase.DATA_WAIT or not workers or rank.loader.get("persistent_workers", True):
+    workers = rank.config.loader.get("num_workers", 0)
+    if (
+        slow.cause is not Phase.DATA_WAIT
+        or not workers
+        or rank.config.loader.get("persistent_workers", True)
+    ):
         return None
     count = len(_later_steps(rank))
     return Remedy(
@@ -333,12 +337,12 @@ def _persistent_workers(rank: RankSnapshot, slow: Slow) -> Remedy | None:
 
 def _in_background(rank: RankSnapshot, slow: Slow) -> Remedy | None:
     """A thread that writes the checkpoints, where the slow steps wait for them."""
-    saves = [row for row in rank.activities if row.activity == "save"]
+    saves = [row for row in rank.ledger.activities if row.activity == "save"]
     if slow.cause is not Phase.CHECKPOINT or not saves or any(row.background for row in saves):
         return None
     if rank.world_size < 2 or rank.sharding_strategy.is_deepspeed:
         return None  # there is no process group, or an engine writes its own format
-    nbytes = round(sum(row.nbytes for row in saves) / max(1, rank.checkpoints))
+    nbytes = round(sum(row.nbytes for row in saves) / max(1, rank.ledger.checkpoints))
     size = f" ({human_bytes(nbytes)} on this rank)" if nbytes else ""
     wait = slow.of_cause_seconds / len(_later_steps(rank))
     return Remedy(
@@ -374,9 +378,9 @@ def own_code(run: RunSnapshot) -> Iterable[Match]:
 
 def _shows_own_code(rank: RankSnapshot) -> bool:
     """Returns True if the host's time counts: a host ahead of a busy device only waits for it."""
-    if rank.steps <= _FIRST_STEPS or rank.pause:
+    if rank.steps.watched_steps <= _FIRST_STEPS or rank.status.pause:
         return False
-    used = rank.device_stats.utilization_ratio if rank.device_stats is not None else None
+    used = rank.machine.device.utilization_ratio if rank.machine.device is not None else None
     return rank.device == "cpu" or (used is not None and used < DEVICE_IDLE)
 
 

@@ -29,8 +29,8 @@ from zeromon.snapshot.levels import OOM
 def oom_risk(run: RunSnapshot) -> Iterable[Match]:
     """A memory is nearly full, will be, or grows without end. Of the host reported once."""
     reported_host = False
-    for rank in sorted(run.ranks, key=lambda r: -r.rss_bytes):
-        for risk in rank.risks:
+    for rank in sorted(run.ranks, key=lambda r: -r.memory.rss_bytes):
+        for risk in rank.memory.risks:
             of_host = risk.pool == Pool.HOST
             if of_host and (reported_host or rank.rank not in (risk.growing_ranks or (rank.rank,))):
                 continue
@@ -55,9 +55,9 @@ def oom_risk(run: RunSnapshot) -> Iterable[Match]:
 
 def _engines_that_grow(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> int:
     """The living engines of *rank*, where what several of them hold is half of a growth; else 0."""
-    living_engines = sum(not engine.dropped for engine in rank.engines)
+    living_engines = sum(not engine.dropped for engine in rank.config.engines)
     ranks = run.ranks if risk.pool == Pool.HOST else [rank]
-    grown = sum(max(0, row.grown_bytes) for peer in ranks for row in peer.roles)
+    grown = sum(max(0, row.grown_bytes) for peer in ranks for row in peer.memory.roles)
     is_theirs = risk.cause == RiskCause.GROWTH and grown >= risk.grown_bytes / 2
     return living_engines if living_engines > 1 and is_theirs else 0
 
@@ -86,15 +86,15 @@ def _severity_of_growth(rank: RankSnapshot, risk: Risk) -> Severity | None:
         or risk.grown_bytes < _MIN_GROWTH_SHARE * risk.used_bytes
     ):
         return None
-    seconds_left = (risk.capacity_bytes - risk.used_bytes) / rate * (rank.step_seconds or 0.0)
+    seconds_left = (risk.capacity_bytes - risk.used_bytes) / rate * (rank.steps.median_seconds or 0.0)
     return Severity.WARNING if seconds_left < _SOON_SECONDS else Severity.INFO
 
 
 def _what_else_grows(risk: Risk, rank: RankSnapshot) -> str:
     """Returns a note that no model state grows, where a census shows it; "" without a trend."""
-    if risk.cause != RiskCause.GROWTH or not rank.roles:
+    if risk.cause != RiskCause.GROWTH or not rank.memory.roles:
         return ""
-    if max(row.grown_bytes for row in rank.roles) > risk.grown_bytes / 2:
+    if max(row.grown_bytes for row in rank.memory.roles) > risk.grown_bytes / 2:
         return ""  # the text names the role
     return "; parameters, gradients and optimizer state do not grow: something else is kept"
 
@@ -105,7 +105,7 @@ _OF_STRATEGY = (RiskCause.STATIC, RiskCause.SPIKE)
 
 def _oom_ladder(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> Remedy | None:
     """The OOM ladder; None where another rule has the remedy, or where the model is unknown."""
-    if risk.cause not in _OF_STRATEGY or not rank.models:
+    if risk.cause not in _OF_STRATEGY or not rank.config.models:
         return None
     need = risk.used_bytes - SAFE_LEVEL * risk.capacity_bytes
     rungs = ladder_of_risk(run, risk.pool, need)
@@ -113,7 +113,7 @@ def _oom_ladder(run: RunSnapshot, rank: RankSnapshot, risk: Risk) -> Remedy | No
         return None
     return Remedy(
         cause="the model states, buffers and activations of this strategy leave no margin",
-        dialect=FORMATS[rank.models[0].get("framework", "ddp")],
+        dialect=FORMATS[rank.config.models[0].get("framework", "ddp")],
         diff="",
         rungs=rungs,
         effect="each rung frees its bytes on top of those above it",
@@ -134,14 +134,16 @@ _KEEP_LESS = Remedy(
 @rule("ZM212")
 def workers_grow(run: RunSnapshot) -> Iterable[Match]:
     """DataLoader workers take more memory with each step. Reported once, for those that grow most."""
-    growing = {r.rank: r.workers for r in run.ranks if r.workers and _is_growing(r.workers)}
+    growing = {
+        r.rank: r.memory.workers for r in run.ranks if r.memory.workers and _is_growing(r.memory.workers)
+    }
     rates = {number: workers.growth_bytes_per_step or 0.0 for number, workers in growing.items()}
     rank = max(run.ranks, key=lambda r: rates.get(r.rank, 0.0), default=None)
     if rank is None or rank.rank not in growing:
         return
-    headroom = rank.host.headroom_bytes if rank.host is not None else -1
+    headroom = rank.memory.host.headroom_bytes if rank.memory.host is not None else -1
     steps = headroom / sum(rates.values()) if headroom >= 0 else math.inf
-    is_soon = steps * (rank.step_seconds or 0.0) < _SOON_SECONDS
+    is_soon = steps * (rank.steps.median_seconds or 0.0) < _SOON_SECONDS
     full = f"; host memory is full of them in {human_count(steps)} steps" if headroom >= 0 else ""
     yield Match(
         f"its DataLoader workers grow {human_bytes(rates[rank.rank])} per step, now "
@@ -178,10 +180,10 @@ def disk_space(run: RunSnapshot) -> Iterable[Match]:
     """The disk that holds offloaded state is nearly full. Reported once a path."""
     reported: set[str] = set()
     for rank in run.ranks:
-        disk = rank.disk
+        disk = rank.machine.disk
         if disk is None or disk.free_bytes is None or not disk.total_bytes or disk.path in reported:
             continue
-        if disk.free_bytes < _MIN_FREE_SHARE * disk.total_bytes and rank.alive:
+        if disk.free_bytes < _MIN_FREE_SHARE * disk.total_bytes and rank.status.alive:
             reported.add(disk.path)
             yield Match(
                 f"{human_bytes(disk.free_bytes)} of {human_bytes(disk.total_bytes)} are free "
@@ -201,7 +203,7 @@ def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
     Where the model is known, the ladder of ZM201 has the stage, with its bytes.
     """
     for rank in run.ranks:
-        risk = max(rank.risks, key=lambda r: r.ratio, default=None)
+        risk = max(rank.memory.risks, key=lambda r: r.ratio, default=None)
         step = next_stage(rank.sharding_strategy)
         if risk is None or step is None:
             continue
@@ -212,7 +214,7 @@ def stage_too_low(run: RunSnapshot) -> Iterable[Match]:
             continue  # it would move them to the memory that is full
         nbytes = sum(
             row.device_bytes if on_device else row.host_bytes
-            for row in rank.roles
+            for row in rank.memory.roles
             if row.role in step.roles
         )
         ranks = max(1, rank.world_size)
@@ -243,13 +245,13 @@ _MOSTLY_ACTIVATIONS = 0.4
 def activations_dominate(run: RunSnapshot) -> Iterable[Match]:
     """Most of a device that is nearly full is activations. Reported once."""
     for rank in run.ranks:
-        risk = next((r for r in rank.risks if r.pool == Pool.DEVICE), None)
+        risk = next((r for r in rank.memory.risks if r.pool == Pool.DEVICE), None)
         nbytes = sum(m.nbytes for m in unattributed_memory(rank) if m.kind == "activation_temp")
         if risk is None or risk.ratio < OOM.warning:
             continue
         if nbytes < _MOSTLY_ACTIVATIONS * max(1, risk.capacity_bytes):
             continue
-        recomputes = any(model.get("recomputes") for model in rank.models)
+        recomputes = any(model.get("recomputes") for model in rank.config.models)
         yield Match(
             f"activations and temporaries take {human_bytes(nbytes)} of "
             f"{human_bytes(risk.capacity_bytes)} at the peak of a step"
@@ -279,10 +281,10 @@ _USABLE_SLACK = 0.5
 def fragmentation(run: RunSnapshot) -> Iterable[Match]:
     """The allocator holds memory that it cannot use, or will. Reported once."""
     for rank in run.ranks:
-        memory = rank.memory
+        memory = rank.memory.device
         if memory is not None and setting_of(rank, "contiguous_gradients") == "false":
             yield _scattered_gradients(rank)
-        if memory is None or all(risk.cause != RiskCause.FRAGMENTATION for risk in rank.risks):
+        if memory is None or all(risk.cause != RiskCause.FRAGMENTATION for risk in rank.memory.risks):
             continue
         slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
         yield Match(
@@ -311,13 +313,13 @@ def _scattered_gradients(rank: RankSnapshot) -> Match:
             effect="less fragmentation",
             price="a copy of each gradient into its bucket",
         ),
-        Severity.INFO if all(r.cause != RiskCause.FRAGMENTATION for r in rank.risks) else None,
+        Severity.INFO if all(r.cause != RiskCause.FRAGMENTATION for r in rank.memory.risks) else None,
     )
 
 
 def _expandable_segments(rank: RankSnapshot) -> str:
     """The variable with expandable segments, beside the options that it has already."""
-    variables = rank.process.get("variables", {})
+    variables = rank.config.process.get("variables", {})
     name = "PYTORCH_ALLOC_CONF" if variables.get("PYTORCH_ALLOC_CONF") else "PYTORCH_CUDA_ALLOC_CONF"
     conf, segments = variables.get(name, ""), "expandable_segments:True"
     if not conf or segments in conf.split(","):
@@ -338,7 +340,11 @@ def _loaded_by_all(run: RunSnapshot) -> Iterable[Match]:
         if (strategy := rank.sharding_strategy).stage == 3 or is_sharding_fsdp(strategy)
     ]
     loads = [
-        max((row for row in rank.activities if row.file), key=lambda row: row.file_bytes, default=None)
+        max(
+            (row for row in rank.ledger.activities if row.file),
+            key=lambda row: row.file_bytes,
+            default=None,
+        )
         for rank in shards
     ]
     first_load = loads[0] if loads else None
@@ -368,7 +374,7 @@ def whole_model_on_every_rank(run: RunSnapshot) -> Iterable[Match]:
     """Every rank built the whole model before stage 3 divided it, or loaded it. Each reported once."""
     yield from _loaded_by_all(run)
     for rank in run.ranks:
-        built = max((model.get("built_bytes", 0) for model in rank.models), default=0)
+        built = max((model.get("built_bytes", 0) for model in rank.config.models), default=0)
         if built < _MUCH or rank.world_size < 2:
             continue
         rank_count = len(run.ranks)

@@ -20,12 +20,12 @@ _MANY_UNTIMED = 0.05
 def no_step(run: RunSnapshot) -> Iterable[Match]:
     """Backward passes go by, and no optimizer step ends. Reported once."""
     for rank in run.ranks:
-        if rank.backwards_since_step <= _MANY_BACKWARDS:
+        if rank.steps.backwards_since_step <= _MANY_BACKWARDS:
             continue
-        micro_steps = max((step.micro_steps for step in rank.recent), default=0)
-        if rank.backwards_since_step > _TIMES_USUAL * micro_steps:
+        micro_steps = max((step.micro_steps for step in rank.steps.recent), default=0)
+        if rank.steps.backwards_since_step > _TIMES_USUAL * micro_steps:
             yield Match(
-                f"{rank.backwards_since_step} backward passes since the last optimizer step; "
+                f"{rank.steps.backwards_since_step} backward passes since the last optimizer step; "
                 "without steps there is nothing to measure by",
                 rank.rank,
             )
@@ -51,8 +51,8 @@ def record_unread(run: RunSnapshot) -> Iterable[Match]:
 def events_dropped(run: RunSnapshot) -> Iterable[Match]:
     """The collector came too late for records of a ring."""
     for rank in run.ranks:
-        if rank.dropped:
-            evidence = f"{rank.dropped} records were overwritten or damaged before they were read"
+        if rank.agent.dropped:
+            evidence = f"{rank.agent.dropped} records were overwritten or damaged before they were read"
             yield Match(evidence, rank.rank)
 
 
@@ -60,8 +60,8 @@ def events_dropped(run: RunSnapshot) -> Iterable[Match]:
 def agent_errors(run: RunSnapshot) -> Iterable[Match]:
     """Hooks raised errors, which the agent caught."""
     for rank in run.ranks:
-        if rank.errors:
-            evidence = f"{rank.errors} hook calls failed; training is not affected"
+        if rank.agent.errors:
+            evidence = f"{rank.agent.errors} hook calls failed; training is not affected"
             yield Match(evidence, rank.rank)
 
 
@@ -69,12 +69,12 @@ def agent_errors(run: RunSnapshot) -> Iterable[Match]:
 def unknown_version(run: RunSnapshot) -> Iterable[Match]:
     """DeepSpeed lacks names that the agent reads, or a group has collectives that no hook knows."""
     for rank in run.ranks[:1]:
-        if rank.unseen:
+        if rank.agent.unseen:
             yield Match(
-                f"this version of DeepSpeed has no {', '.join(rank.unseen)}: "
+                f"this version of DeepSpeed has no {', '.join(rank.agent.unseen)}: "
                 "figures that are read there are unknown"
             )
-        if unknown := rank.process.get("unknown_collectives"):
+        if unknown := rank.config.process.get("unknown_collectives"):
             yield Match(
                 f"no hook knows {', '.join(unknown)} of the process groups: such collectives "
                 "have no times, and are counted only by the number that a group of torch's gives each"
@@ -85,7 +85,10 @@ def unknown_version(run: RunSnapshot) -> Iterable[Match]:
 def untimed_collectives(run: RunSnapshot) -> Iterable[Match]:
     """Collectives issued from C++ have no times."""
     for rank in run.ranks:
-        if rank.exposed_ratio is None and (rank.untimed_ratio or 0.0) > UNTIMED:
+        if (
+            rank.communication.exposed_ratio is None
+            and (rank.communication.untimed_ratio or 0.0) > UNTIMED
+        ):
             evidence = f"exposed communication and late ranks are unknown: {exposed_unknown(rank)}"
             yield Match(evidence, rank.rank)
         elif (evidence := in_graphs(rank)) and in_graphs_ratio(rank) > _MANY_UNTIMED:

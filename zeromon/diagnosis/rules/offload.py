@@ -39,7 +39,7 @@ _SHALLOW = 4
 
 def waited_share(rank: RankSnapshot) -> float:
     """The share of the last steps in which the training thread waited for offloaded state to move."""
-    recent = [step for step in rank.recent[-_LAST_STEPS:] if step.step > _WARM_UP]
+    recent = [step for step in rank.steps.recent[-_LAST_STEPS:] if step.step > _WARM_UP]
     total_ns = sum(step.end_ns - step.start_ns for step in recent)
     return sum(step.offload_blocked_ns for step in recent) / total_ns if total_ns else 0.0
 
@@ -47,7 +47,9 @@ def waited_share(rank: RankSnapshot) -> float:
 @rule("ZM503")
 def offload_waits(run: RunSnapshot) -> Iterable[Match]:
     """Steps wait while offloaded state moves. Reported for the worst rank."""
-    judged = [rank for rank in run.ranks if rank.steps >= SETTLED_STEPS and rank.transfers]
+    judged = [
+        rank for rank in run.ranks if rank.steps.watched_steps >= SETTLED_STEPS and rank.memory.transfers
+    ]
     rank = max(judged, key=waited_share, default=None)
     if rank is None:
         return
@@ -55,8 +57,8 @@ def offload_waits(run: RunSnapshot) -> Iterable[Match]:
     if share < BLOCKED.warning:
         yield from _bound_by_link(rank)
         return
-    transfer = max(rank.transfers, key=lambda row: row.blocked_seconds)
-    waits = share * (rank.step_seconds or 0.0)
+    transfer = max(rank.memory.transfers, key=lambda row: row.blocked_seconds)
+    waits = share * (rank.steps.median_seconds or 0.0)
     disk = transfer.path.startswith("disk")
     rate = human_rate(transfer.bytes_per_second)
     yield Match(
@@ -87,7 +89,7 @@ def _bound_by_link(rank: RankSnapshot) -> Iterable[Match]:
 
 def _most_between_host_and_device(rank: RankSnapshot) -> float:
     """Bytes a step, in the direction that has more: a link carries both at once."""
-    return max((row.step_bytes for row in rank.transfers if "host" in row.path), default=0.0)
+    return max((row.step_bytes for row in rank.memory.transfers if "host" in row.path), default=0.0)
 
 
 def _compare_with_peak(run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow) -> str:
@@ -97,7 +99,7 @@ def _compare_with_peak(run: RunSnapshot, rank: RankSnapshot, transfer: TransferR
     if rate:
         share = human_ratio(_path_rate(run, transfer.path) / rate)
         comparison = f", {share} of the {human_rate(rate)} that {origin}"
-    disk = rank.disk
+    disk = rank.machine.disk
     if transfer.path.startswith("disk") and disk is not None and disk.busy_bytes_per_second:
         name = disk.device or "the disk"
         comparison += (
@@ -109,7 +111,7 @@ def _compare_with_peak(run: RunSnapshot, rank: RankSnapshot, transfer: TransferR
 
 def _path_rate(run: RunSnapshot, path: str) -> float:
     """Bytes/s along *path*: of all ranks of the node on a disk, which they share; else of one."""
-    rates = [t.bytes_per_second or 0.0 for r in run.ranks for t in r.transfers if t.path == path]
+    rates = [t.bytes_per_second or 0.0 for r in run.ranks for t in r.memory.transfers if t.path == path]
     return sum(rates) if path.startswith("disk") else max(rates, default=0.0)
 
 
@@ -132,7 +134,11 @@ _NOT_COPIED = Gain(0.4, 1.2)
 
 def _disk_remedy(run: RunSnapshot, rank: RankSnapshot, transfer: TransferRow, waits: float) -> Remedy:
     """The remedy for the limit: of the cgroup, of requests to the disk, or of the disk itself."""
-    achieved, limit, disk = (_path_rate(run, transfer.path), rank.path_peak(transfer.path)[0], rank.disk)
+    achieved, limit, disk = (
+        _path_rate(run, transfer.path),
+        rank.path_peak(transfer.path)[0],
+        rank.machine.disk,
+    )
     if limit and achieved >= _USED_UP * limit:
         return _fewer_bytes(run, rank, f"the cgroup allows no more than {human_rate(limit)}", waits)
     if disk is None or not disk.busy_bytes_per_second:
@@ -194,10 +200,12 @@ _PARTS = (
 
 def _fewer_bytes(run: RunSnapshot, rank: RankSnapshot, cause: str, waits: float) -> Remedy:
     """Keeps what fits in the host's memory off the disk, parameters first: they move most often."""
-    headroom = rank.host.headroom_bytes if rank.host is not None else -1
+    headroom = rank.memory.host.headroom_bytes if rank.memory.host is not None else -1
     headroom = -1 if is_running_out(run.ranks, Pool.HOST) else headroom
     for key, roles in _PARTS:
-        disk_bytes = sum(row.disk_bytes for r in run.ranks for row in r.roles if row.role in roles)
+        disk_bytes = sum(
+            row.disk_bytes for r in run.ranks for row in r.memory.roles if row.role in roles
+        )
         if 0 < 1.2 * disk_bytes < headroom:
             return Remedy(
                 cause=cause,
@@ -245,7 +253,7 @@ def no_effect(run: RunSnapshot) -> Iterable[Match]:
             path = setting_of(rank, f"{key}.nvme_path")
             if setting_of(rank, f"{key}.device") != "cpu" or path in ("", "null", "None", "none"):
                 continue
-            size = sum(row.host_bytes for row in rank.roles if row.role in dict(_PARTS)[key])
+            size = sum(row.host_bytes for row in rank.memory.roles if row.role in dict(_PARTS)[key])
             yield Match(
                 f"{key} keeps {human_bytes(size)} in the host's memory; its nvme_path {path} has no "
                 "effect",
@@ -271,10 +279,10 @@ def pinned_memory_off(run: RunSnapshot) -> Iterable[Match]:
             and setting_of(rank, f"{key}.device") in ("cpu", "nvme")
         ]
         moved = _most_between_host_and_device(rank)
-        if rank.device == "cpu" or not keys or not moved or rank.steps < SETTLED_STEPS:
+        if rank.device == "cpu" or not keys or not moved or rank.steps.watched_steps < SETTLED_STEPS:
             continue
         rate, link = rank.path_peak("host_to_device")
-        pageable = sum(row.host_bytes - row.pinned_bytes for row in rank.roles)
+        pageable = sum(row.host_bytes - row.pinned_bytes for row in rank.memory.roles)
         note = f", which {link.removesuffix(' can do')} takes at {human_rate(rate)}" if rate else ""
         yield Match(
             f"{human_bytes(moved)} a step go one way between the device and pageable memory{note}",
@@ -305,7 +313,7 @@ def host_memory_short(run: RunSnapshot) -> Iterable[Match]:
 
     The bytes are those of the arithmetic of ZeRO, summed over the ranks of this node.
     """
-    if any(rank.steps >= 2 for rank in run.ranks):
+    if any(rank.steps.watched_steps >= 2 for rank in run.ranks):
         return  # the state exists, and the forecast watches its growth
     needs = {rank.rank: _host_bytes_needed(rank) for rank in run.ranks}
     capacity = _host_room_bytes(run)
@@ -313,7 +321,9 @@ def host_memory_short(run: RunSnapshot) -> Iterable[Match]:
         return
     neediest = max(run.ranks, key=lambda rank: needs[rank.rank])
     ranks = f"{len(run.ranks)} rank{'s' * (len(run.ranks) > 1)}"
-    limit = next((r.host.cgroup for r in run.ranks if r.host and r.host.limit_bytes > 0), "")
+    limit = next(
+        (r.memory.host.cgroup for r in run.ranks if r.memory.host and r.memory.host.limit_bytes > 0), ""
+    )
     yield Match(
         f"model states of {ranks} take {human_bytes(sum(needs.values()))} of this host, and it "
         f"has {human_bytes(capacity)} for them" + (f" (cgroup {limit})" if limit else ""),
@@ -323,7 +333,7 @@ def host_memory_short(run: RunSnapshot) -> Iterable[Match]:
 
 
 def _host_bytes_needed(rank: RankSnapshot) -> int:
-    models = [*rank.models, *([rank.planned] if rank.planned else [])]
+    models = [*rank.config.models, *([rank.config.planned] if rank.config.planned else [])]
     return host_model_bytes(models, on_cpu=rank.device == "cpu")
 
 
@@ -332,17 +342,17 @@ def _host_room_bytes(run: RunSnapshot) -> int:
 
     Dead ranks hold nothing: the limit counts, or without one what their end has set free.
     """
-    alive_ranks = [rank for rank in run.ranks if rank.alive]
+    alive_ranks = [rank for rank in run.ranks if rank.status.alive]
     if alive_ranks:
         return host_capacity_bytes(alive_ranks)
-    hosts = [rank.host for rank in run.ranks if rank.host is not None]
+    hosts = [rank.memory.host for rank in run.ranks if rank.memory.host is not None]
     return min((h.limit_bytes if h.limit_bytes > 0 else h.headroom_bytes for h in hosts), default=-1)
 
 
 def _off_the_host(rank: RankSnapshot) -> Remedy | None:
     """Moves state to the disk or the device, or divides it among ranks; None where nothing is left."""
     cause = "the model, its optimizer, and what the sharding strategy keeps on the host"
-    model = rank.planned or (rank.models[0] if rank.models else ModelMetadata())
+    model = rank.config.planned or (rank.config.models[0] if rank.config.models else ModelMetadata())
     stage, offloads = model.get("stage"), model.get("optimizer_on") == "host"
     strategy = rank.sharding_strategy
     if model.get("framework") == "deepspeed" and stage is not None:
@@ -453,12 +463,12 @@ def _host_optimizer(run: RunSnapshot) -> tuple[RankSnapshot | None, PhaseTime, i
     if rank is None:
         return None, PhaseTime(0.0, 0.0), 0
     took = phase_time(rank, Phase.CPU_OPTIMIZER)
-    nbytes = sum(row.host_bytes for row in rank.roles if row.role in _OPTIMIZER_ROLES)
+    nbytes = sum(row.host_bytes for row in rank.memory.roles if row.role in _OPTIMIZER_ROLES)
     return (rank if took.share >= _HOST_OPTIMIZER.warning else None, took, nbytes)
 
 
 def _fits_on_device(run: RunSnapshot, rank: RankSnapshot, state_bytes: int) -> bool:
-    return rank.memory is not None and room_bytes(run, rank) > _MARGIN * state_bytes > 0
+    return rank.memory.device is not None and room_bytes(run, rank) > _MARGIN * state_bytes > 0
 
 
 def _off_the_cpu(diff: str, gain: Gain, seconds: float, nbytes: float) -> Remedy:

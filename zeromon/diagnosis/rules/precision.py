@@ -23,7 +23,7 @@ _MANY_LOST = 5
 def overflow_storm(run: RunSnapshot) -> Iterable[Match]:
     """fp16 gradients overflow so often that training does not progress. Reported once."""
     for rank in run.ranks:
-        skips = [step.skipped for step in rank.recent[-_LAST_STEPS:]]
+        skips = [step.skipped for step in rank.steps.recent[-_LAST_STEPS:]]
         skipped = sum(skips)
         if len(skips) < _MIN_STORM_STEPS or skipped < max(5, 0.2 * len(skips)):
             continue
@@ -31,12 +31,14 @@ def overflow_storm(run: RunSnapshot) -> Iterable[Match]:
             continue
         if setting_of(rank, "bf16.enabled") == "true":  # nothing overflows: ZM409 says what is
             continue
-        scale = next((e.loss_scale for e in rank.engines if e.loss_scale is not None), None)
+        scale = next((e.loss_scale for e in rank.config.engines if e.loss_scale is not None), None)
         at = f"; the loss scale is down to {scale:g}" if scale is not None else ""
-        limit = next((s.effective for s in rank.settings if s.name.endswith("min_loss_scale")), "1")
+        limit = next(
+            (s.effective for s in rank.config.settings if s.name.endswith("min_loss_scale")), "1"
+        )
         if scale is not None and scale <= (as_number(limit) or 1.0):
             at += ", its floor, and cannot be halved any more"
-        newest_steps = [step.step for step in rank.recent[-_LAST_STEPS:] if step.skipped][-3:]
+        newest_steps = [step.step for step in rank.steps.recent[-_LAST_STEPS:] if step.skipped][-3:]
         at += f"; the newest: {', '.join(map(str, newest_steps))}"
         yield Match(
             f"{skipped} of the last {len(skips)} steps were skipped for overflow{at}",
@@ -106,7 +108,7 @@ def scale_tries(rank: RankSnapshot) -> Tries | None:
     slack = max(1, window // 10)
     tries: list[tuple[int, int]] = []
     """The first and the last overflow of each."""
-    for number in (n for n, step in enumerate(rank.recent) if step.skipped):
+    for number in (n for n, step in enumerate(rank.steps.recent) if step.skipped):
         if tries and number - tries[-1][1] - 1 <= slack:
             tries[-1] = tries[-1][0], number  # the hysteresis of the same
         else:
@@ -115,7 +117,7 @@ def scale_tries(rank: RankSnapshot) -> Tries | None:
     regular = sum(gap > window and (gap - 1) % window <= slack for gap in gaps)
     if regular < max(_MIN_TRIES, 0.75 * len(gaps)):
         return None
-    cycles = rank.recent[tries[0][1] + 1 : tries[-1][1] + 1]
+    cycles = rank.steps.recent[tries[0][1] + 1 : tries[-1][1] + 1]
     return Tries(len(gaps), sum(step.skipped for step in cycles), len(cycles))
 
 
@@ -147,9 +149,9 @@ def _scale_began_high(rank: RankSnapshot) -> Match | None:
     """Matches a run that is known from its first step, and whose scale has settled since."""
     power = as_number(setting_of(rank, "fp16.initial_scale_power"))
     hysteresis = as_number(setting_of(rank, "fp16.hysteresis")) or 1
-    lost = sum(1 for _ in itertools.takewhile(lambda step: step.skipped, rank.recent))
-    later = rank.recent[lost:]
-    if power is None or lost < _MANY_LOST or rank.recent[0].step != 1 or len(later) < MIN_STEPS:
+    lost = sum(1 for _ in itertools.takewhile(lambda step: step.skipped, rank.steps.recent))
+    later = rank.steps.recent[lost:]
+    if power is None or lost < _MANY_LOST or rank.steps.recent[0].step != 1 or len(later) < MIN_STEPS:
         return None
     if sum(step.skipped for step in later) > MIN_SHARE * len(later):
         return None
@@ -171,11 +173,15 @@ def _scale_began_high(rank: RankSnapshot) -> Match | None:
 def half_precision_unused(run: RunSnapshot) -> Iterable[Match]:
     """A device that computes bf16 many times as fast computes in fp32. Reported once."""
     for rank in run.ranks:
-        name = rank.device_stats.name if rank.device_stats else ""
-        fp32_models = [m for m in rank.models if m.get("compute_bytes", 0) == 4]
-        if not fp32_models or rank.steps < MIN_STEPS or not any(chip in name for chip in _HAS_BF16):
+        name = rank.machine.device.name if rank.machine.device else ""
+        fp32_models = [m for m in rank.config.models if m.get("compute_bytes", 0) == 4]
+        if (
+            not fp32_models
+            or rank.steps.watched_steps < MIN_STEPS
+            or not any(chip in name for chip in _HAS_BF16)
+        ):
             continue
-        if rank.process.get("autocast"):
+        if rank.config.process.get("autocast"):
             continue
         form, diff, effect = _half_precision(rank)
         yield Match(
@@ -215,10 +221,10 @@ def _half_precision(rank: RankSnapshot) -> tuple[ConfigFormat, str, str]:
 def bf16_emulated(run: RunSnapshot) -> Iterable[Match]:
     """The model computes in bf16 on a device without units for it. Reported once."""
     for rank in run.ranks:
-        name = rank.device_stats.name if rank.device_stats else ""
-        autocast = rank.process.get("autocast") == _BF16
+        name = rank.machine.device.name if rank.machine.device else ""
+        autocast = rank.config.process.get("autocast") == _BF16
         if not _LACKS_BF16.search(name) or not (
-            autocast or any(m.get("compute_dtype") == _BF16 for m in rank.models)
+            autocast or any(m.get("compute_dtype") == _BF16 for m in rank.config.models)
         ):
             continue
         form, diff = _diff_to_fp16(rank, autocast=autocast)

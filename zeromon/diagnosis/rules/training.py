@@ -33,7 +33,7 @@ def not_finite(run: RunSnapshot) -> Iterable[Match]:
         rows = {r.rank: row for r in run.ranks if (row := _scalar_row(r, name)) is not None}
         nans = {n: row for n, row in rows.items() if row.first_nonfinite_step}
         if name == Scalar.GRAD_NORM.label:  # a gradient scaler skips such a step, and goes on
-            half_ranks = {r.rank for r in run.ranks if r.process.get("autocast") == "float16"}
+            half_ranks = {r.rank for r in run.ranks if r.config.process.get("autocast") == "float16"}
             nans = {n: row for n, row in nans.items() if n not in half_ranks}
         if not nans:
             continue
@@ -50,7 +50,7 @@ def not_finite(run: RunSnapshot) -> Iterable[Match]:
 
 
 def _scalar_row(rank: RankSnapshot, name: str) -> ScalarRow | None:
-    return next((row for row in rank.scalars if row.name == name), None)
+    return next((row for row in rank.training.scalars if row.name == name), None)
 
 
 def _where_first(
@@ -103,7 +103,7 @@ def norm_spikes(steps: Iterable[StepSummary]) -> Iterator[_Spike]:
 @rule("ZM410")
 def grad_norm_spikes(run: RunSnapshot) -> Iterable[Match]:
     """The gradient norm jumps far above its own past. Reported for the rank with the most spikes."""
-    spiked = [(rank, jumps) for rank in run.ranks if (jumps := list(norm_spikes(rank.recent)))]
+    spiked = [(rank, jumps) for rank in run.ranks if (jumps := list(norm_spikes(rank.steps.recent)))]
     if not spiked:
         return
     rank, jumps = max(spiked, key=lambda pair: len(pair[1]))
@@ -113,7 +113,7 @@ def grad_norm_spikes(run: RunSnapshot) -> Iterable[Match]:
     yield Match(
         f"the gradient norm was {jump.norm:.3g} in step {jump.step}, "
         f"{jump.norm / jump.median:.1f} times the median before it; {human_count(len(jumps))} such "
-        f"step{'s' * (len(jumps) != 1)} of the last {len(rank.recent)}; {clips}",
+        f"step{'s' * (len(jumps) != 1)} of the last {len(rank.steps.recent)}; {clips}",
         rank.rank,
         _calmer_remedy(rank, limit, jump.median),
         NORM_SPIKE.severity_of_cost(jump.deviations) if len(jumps) > 1 else None,
@@ -122,7 +122,7 @@ def grad_norm_spikes(run: RunSnapshot) -> Iterable[Match]:
 
 def _clipping_limit(rank: RankSnapshot) -> float | None:
     """Returns the limit of the norm: by DeepSpeed, or by the script; None without a limit."""
-    limit = as_number(setting_of(rank, "gradient_clipping")) or rank.process.get("clip_norm")
+    limit = as_number(setting_of(rank, "gradient_clipping")) or rank.config.process.get("clip_norm")
     return float(limit) if limit else None
 
 
@@ -163,10 +163,10 @@ def _are_replicas(rank: RankSnapshot) -> bool:
         return rank.data_parallel_ranks == rank.world_size
     sent = sum(
         row.nbytes * row.calls
-        for row in rank.traffic
+        for row in rank.communication.traffic
         if row.op == "all_reduce" and row.group_size == rank.world_size
     )
-    nbytes = rank.process.get("params_bytes", 0)
+    nbytes = rank.config.process.get("params_bytes", 0)
     return bool(nbytes) and sent >= AVERAGED * nbytes
 
 
@@ -175,18 +175,18 @@ def same_samples(run: RunSnapshot) -> Iterable[Match]:
     """Data-parallel ranks train on the same batches. Reported once."""
     by_marks: dict[tuple[int, ...], list[RankSnapshot]] = defaultdict(list)
     for rank in run.ranks:
-        if len(set(rank.first_batches)) > 1 and _are_replicas(rank):
-            by_marks[rank.first_batches].append(rank)
+        if len(set(rank.training.first_batches)) > 1 and _are_replicas(rank):
+            by_marks[rank.training.first_batches].append(rank)
     twins = max(by_marks.values(), key=len, default=[])
     if len(twins) < 2:
         return
     twin = twins[0]
-    sampler = twin.loader.get("sampler")
+    sampler = twin.config.loader.get("sampler")
     diff = _OWN_PARTS.get(sampler or "", "")
     of_iterable = "an IterableDataset" if sampler == _OF_ITERABLE else sampler
     yield Match(
-        f"the first {len(twin.first_batches)} batches of {len(twins)} of {len(run.ranks)} ranks "
-        f"({_rank_list(twins)}) are the same ({of_iterable or 'no sampler'})",
+        f"the first {len(twin.training.first_batches)} batches of {len(twins)} of {len(run.ranks)} "
+        f"ranks ({_rank_list(twins)}) are the same ({of_iterable or 'no sampler'})",
         remedy=Remedy(
             cause="nothing gives each rank a part of the data of its own",
             dialect=ConfigFormat.PYTHON,
@@ -224,7 +224,7 @@ def initial_parameters_differ(run: RunSnapshot) -> Iterable[Match]:
     marks = {
         rank.rank: mark
         for rank in run.ranks
-        if (mark := rank.process.get("params_mark")) is not None
+        if (mark := rank.config.process.get("params_mark")) is not None
         and rank.sharding_strategy.framework in (Framework.UNKNOWN, Framework.DDP)
         and _are_replicas(rank)
         and not any(dim.used and dim_by_name(dim.name) is Dim.EP for dim in rank.dimensions)
@@ -232,7 +232,7 @@ def initial_parameters_differ(run: RunSnapshot) -> Iterable[Match]:
     if len(set(marks.values())) < 2:
         return
     first_rank, other_rank = next((a, b) for a in marks for b in marks if marks[a] != marks[b])
-    seeds = {r.rank: r.process.get("seed") for r in run.ranks if r.rank in marks}
+    seeds = {r.rank: r.config.process.get("seed") for r in run.ranks if r.rank in marks}
     differ = "differ, too" if seeds[first_rank] != seeds[other_rank] else "are equal"
     yield Match(
         f"rank {other_rank} began with other parameters than rank {first_rank}; their seeds "

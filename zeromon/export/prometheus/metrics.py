@@ -84,7 +84,7 @@ def rows_of(spec: Spec, run: RunSnapshot) -> RankRows:
     if run.ended:
         return _no_rows
     read_rows = spec.rows(run)
-    return lambda rank: () if rank.detached else read_rows(rank)
+    return lambda rank: () if rank.status.detached else read_rows(rank)
 
 
 def _one_value(read_value: Callable[[RankSnapshot], float | None]) -> Rows:
@@ -109,11 +109,13 @@ def _first_rank_rows(read_rows: Callable[[RunSnapshot, RankSnapshot], Iterable[R
 
 def _allocator_value(read_value: Callable[[DeviceMemory], int]) -> Rows:
     """A figure of the device's allocator; absent on CPU ranks and where it is -1."""
-    return _one_value(lambda rank: _known_or_none(read_value(rank.memory)) if rank.memory else None)
+    return _one_value(
+        lambda rank: _known_or_none(read_value(rank.memory.device)) if rank.memory.device else None
+    )
 
 
 def _device_value(read_value: Callable[[Device], float | None]) -> Rows:
-    return _one_value(lambda rank: read_value(rank.device_stats) if rank.device_stats else None)
+    return _one_value(lambda rank: read_value(rank.machine.device) if rank.machine.device else None)
 
 
 def _known_or_none(value: int) -> int | None:
@@ -132,7 +134,7 @@ def _health_rows(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
 
 def _bubble_rows(rank: RankSnapshot) -> Iterable[Row]:
     """Measured and ideal bubble; absent without a pipeline and where they are unknown."""
-    bubble = rank.pipeline.bubble if rank.pipeline else None
+    bubble = rank.communication.pipeline.bubble if rank.communication.pipeline else None
     if bubble is not None:
         yield ("measured",), bubble.measured_ratio
         yield ("ideal",), bubble.ideal_ratio
@@ -151,7 +153,11 @@ def _hang_rows(run: RunSnapshot) -> RankRows:
 
 def _in_flight_rows(run: RunSnapshot) -> RankRows:
     def rank_rows(rank: RankSnapshot) -> Iterable[Row]:
-        issued_ns = rank.in_flight[0].issued_ns if rank.in_flight and rank.alive else None
+        issued_ns = (
+            rank.communication.in_flight[0].issued_ns
+            if rank.communication.in_flight and rank.status.alive
+            else None
+        )
         return (((), (run.taken_ns - issued_ns) / 1e9 if issued_ns else 0.0),)
 
     return rank_rows
@@ -174,26 +180,28 @@ def _death_rows(run: RunSnapshot) -> RankRows:
 
 def _engine_values(read_value: Callable[[EngineRow], float | None]) -> Rows:
     """A figure of each DeepSpeed engine."""
-    return _by_rank(lambda rank: (((str(e.engine),), read_value(e)) for e in rank.engines))
+    return _by_rank(lambda rank: (((str(e.engine),), read_value(e)) for e in rank.config.engines))
 
 
 def _group_rows(rank: RankSnapshot) -> Iterable[Row]:
-    groups = {(c.group, str(c.group_size), str(c.nodes or "")) for c in rank.collectives}
+    groups = {(c.group, str(c.group_size), str(c.nodes or "")) for c in rank.communication.collectives}
     return ((row, 1) for row in sorted(groups))
 
 
 def _setting_rows(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
-    for setting in rank.settings:  # all ranks run with the same configuration: once a node is enough
+    for (
+        setting
+    ) in rank.config.settings:  # all ranks run with the same configuration: once a node is enough
         yield (str(setting.engine), setting.name, setting.effective, setting.written), 1
 
 
 def _expected_values(read_value: Callable[[ExpectedRow], int | None]) -> Rows:
     """A figure of each role whose memory is predicted."""
-    return _by_rank(lambda rank: (((row.role,), read_value(row)) for row in rank.expected))
+    return _by_rank(lambda rank: (((row.role,), read_value(row)) for row in rank.memory.expected))
 
 
 def _role_rows(rank: RankSnapshot) -> Iterable[Row]:
-    for row in rank.roles:
+    for row in rank.memory.roles:
         by_pool = (("device", row.device_bytes), ("host", row.host_bytes), ("disk", row.disk_bytes))
         for pool, nbytes in by_pool:
             if nbytes:
@@ -201,10 +209,10 @@ def _role_rows(rank: RankSnapshot) -> Iterable[Row]:
 
 
 def _link_rows(rank: RankSnapshot) -> Iterable[Row]:
-    if rank.links is not None:
-        yield ("device",), rank.links.device_bytes_per_second
-        yield ("network",), rank.links.network_bytes_per_second
-        yield ("host",), rank.links.host_bytes_per_second
+    if rank.communication.links is not None:
+        yield ("device",), rank.communication.links.device_bytes_per_second
+        yield ("network",), rank.communication.links.network_bytes_per_second
+        yield ("host",), rank.communication.links.host_bytes_per_second
 
 
 def _traffic_values(read_value: Callable[[CollectiveStatsRow], float | None]) -> Rows:
@@ -212,7 +220,7 @@ def _traffic_values(read_value: Callable[[CollectiveStatsRow], float | None]) ->
 
     def rank_rows(rank: RankSnapshot) -> Iterable[Row]:
         totals: dict[tuple[str, ...], float] = {}
-        for row in rank.traffic:
+        for row in rank.communication.traffic:
             value = read_value(row)
             if value is not None:
                 key = row.op, row.group, row.phase
@@ -223,22 +231,28 @@ def _traffic_values(read_value: Callable[[CollectiveStatsRow], float | None]) ->
 
 
 def _size_rows(rank: RankSnapshot) -> Iterable[Row]:
-    return (((), float(sum(row.nbytes for row in rank.sizes))),) if rank.sizes else ()
+    return (
+        (((), float(sum(row.nbytes for row in rank.communication.sizes))),)
+        if rank.communication.sizes
+        else ()
+    )
 
 
 def _disk_value(read_value: Callable[[Disk], float | None]) -> Rows:
-    return _one_value(lambda rank: read_value(rank.disk) if rank.disk else None)
+    return _one_value(lambda rank: read_value(rank.machine.disk) if rank.machine.disk else None)
 
 
 def _host_value(read_value: Callable[[HostMemory], float | None]) -> Rows:
-    return _one_value(lambda rank: read_value(rank.host) if rank.host else None)
+    return _one_value(lambda rank: read_value(rank.memory.host) if rank.memory.host else None)
 
 
 _HISTOGRAMS: dict[str, tuple[Sequence[float], Callable[[RankSnapshot], Sequence[int]]]] = {
-    "zeromon_step_seconds": (STEP_BUCKETS, lambda rank: rank.step_buckets),
+    "zeromon_step_seconds": (STEP_BUCKETS, lambda rank: rank.steps.duration_buckets),
     "zeromon_collective_size_bytes": (
         SIZE_BOUNDS,
-        lambda rank: [sum(counts) for counts in zip(*(row.calls for row in rank.sizes), strict=True)],
+        lambda rank: [
+            sum(counts) for counts in zip(*(row.calls for row in rank.communication.sizes), strict=True)
+        ],
     ),
 }
 """Upper bounds, and how to read the counts by them."""
@@ -255,11 +269,11 @@ def cumulative_buckets(spec: Spec, rank: RankSnapshot) -> Iterator[tuple[str, in
 METRICS: tuple[Spec, ...] = (
     Spec("zeromon_rank_info", "info", "", "Identity of a rank: where it runs, and its strategy; the value is always 1.",
          ("local_rank", "world_size", "node", "device", "strategy", "pid"), _by_rank(_info_rows)),
-    Spec("zeromon_rank_up", "gauge", "bool", "1 while the process of the rank lives.", (), _one_value(lambda r: int(r.alive)), lasting=True),
+    Spec("zeromon_rank_up", "gauge", "bool", "1 while the process of the rank lives.", (), _one_value(lambda r: int(r.status.alive)), lasting=True),
     Spec("zeromon_rank_failed", "gauge", "bool", "1 when the rank ended abnormally.",
-         (), _one_value(lambda r: int(r.failed)), lasting=True),
+         (), _one_value(lambda r: int(r.status.failed)), lasting=True),
     Spec("zeromon_rank_detached", "gauge", "bool", "1 for a rank from which the agent was removed: its other gauges are unknown, and absent.",
-         (), _one_value(lambda r: int(r.detached)), lasting=True),
+         (), _one_value(lambda r: int(r.status.detached)), lasting=True),
     Spec("zeromon_rank_death", "gauge", "bool", "1 for a rank that ended abnormally: its cause (left: without an error, while others needed it), and its role: culprit (ended the run), victim (ended because of another rank) or stopped (by a person or a scheduler).",
          ("cause", "role"), _death_rows, lasting=True),
     Spec("zeromon_run_health", "gauge", "bool", "The verdict on a run, at its first rank: one series per word (healthy, slow, at risk, stalled, dying, dead, stopped, finished, starting, restarting, not watched, unknown, incomplete), of which exactly one is 1.",
@@ -270,44 +284,44 @@ METRICS: tuple[Spec, ...] = (
          (), _first_rank_rows(lambda run, _: (((), run.started_wall),)), lasting=True),
     Spec("zeromon_restarts_total", "counter", "restarts", "Times that the launcher started the ranks of the run again after they had ended.",
          (), _one_run_value(lambda run: run.last_attempt - 1)),
-    Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps of the job; after an attach those before it count by the optimizer's state.", (), _one_value(lambda r: r.step)),
-    Spec("zeromon_steps_skipped_total", "counter", "steps", "Optimizer steps that were skipped because gradients overflowed.", (), _one_value(lambda r: r.skipped_steps)),
+    Spec("zeromon_steps_total", "counter", "steps", "Optimizer steps of the job; after an attach those before it count by the optimizer's state.", (), _one_value(lambda r: r.steps.last_step)),
+    Spec("zeromon_steps_skipped_total", "counter", "steps", "Optimizer steps that were skipped because gradients overflowed.", (), _one_value(lambda r: r.steps.skipped_steps)),
     Spec("zeromon_pipeline_bubble_ratio", "gauge", "ratio", "Idle share of a pipeline's time on the rank: measured, and what the schedule's order leaves idle with the measured times (ideal).", ("basis",), _by_rank(_bubble_rows)),
-    Spec("zeromon_micro_steps_total", "counter", "steps", "Backward passes.", (), _one_value(lambda r: r.micro_steps)),
+    Spec("zeromon_micro_steps_total", "counter", "steps", "Backward passes.", (), _one_value(lambda r: r.steps.micro_steps)),
     Spec("zeromon_step_seconds", "histogram", "seconds", "Duration of an optimizer step with all its micro-steps.",
-         (), _one_value(lambda r: r.steps_seconds_total)),
+         (), _one_value(lambda r: r.steps.total_seconds)),
     Spec("zeromon_startup_seconds", "gauge", "seconds", "Start-up: from the start of the process to its first step, with imports, process groups, model and first batch; absent where it was not seen.",
-         (), _one_value(lambda r: r.startup_seconds)),
+         (), _one_value(lambda r: r.ledger.startup_seconds)),
     Spec("zeromon_phase_seconds_total", "counter", "seconds", "Time in each phase of the steps: forward, backward, optimizer, cpu_optimizer (offloaded), data_wait, generation, evaluation, checkpoint, garbage_collection, compile, other.",
-         ("phase",), _by_rank(lambda r: (((p,), s) for p, s in r.phase_seconds.items()))),
+         ("phase",), _by_rank(lambda r: (((p,), s) for p, s in r.steps.phase_seconds.items()))),
     Spec("zeromon_ledger_seconds_total", "counter", "seconds", "Every second of the rank since its launch, over all attempts, in one cause: compute, exposed, data, offload, checkpoint, evaluation, generation, garbage_collection, compile, set_up, stall, hang, other, shut_down, dead, lost.",
-         ("cause",), _by_rank(lambda r: (((cause,), s) for cause, s in r.ledger_totals.items()))),
+         ("cause",), _by_rank(lambda r: (((cause,), s) for cause, s in r.ledger.totals.items()))),
     Spec("zeromon_unsaved_seconds", "gauge", "seconds", "Steps since the last checkpoint that was seen to be saved, or since the first step: what a death loses now.",
-         (), _one_value(lambda r: r.unsaved_seconds)),
+         (), _one_value(lambda r: r.ledger.unsaved_seconds)),
     Spec("zeromon_checkpoint_bytes_total", "counter", "bytes", "Bytes that the rank saved or loaded in checkpoints, where the file or folder told them.",
          ("activity",), _by_rank(checkpoint_bytes)),
     Spec("zeromon_collectives_total", "counter", "collectives", "Collectives of known operation, timed or only counted.",
-         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.count) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.count) for c in r.communication.collectives))),
     Spec("zeromon_collective_bytes_total", "counter", "bytes", "Payload S of the collectives: for all-gather and reduce-scatter the full, unsharded size.",
-         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.nbytes) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.nbytes) for c in r.communication.collectives))),
     Spec("zeromon_collective_quantized_bytes_total", "counter", "bytes", "Payload of the collectives that was sent in 8 bits (ZeRO++ qwZ and qgZ).",
-         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.quantized_bytes or None) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.quantized_bytes or None) for c in r.communication.collectives))),
     Spec("zeromon_group_info", "info", "", "A process group: its size, and the number of nodes that it spans (empty when unknown); the value is always 1.",
          ("group", "size", "nodes"), _by_rank(_group_rows)),
     Spec("zeromon_collective_seconds_total", "counter", "seconds", "Time from issue to completion, summed over the timed collectives; absent where none was timed.",
-         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.seconds or None) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.seconds or None) for c in r.communication.collectives))),
     Spec("zeromon_collective_exposed_seconds_total", "counter", "seconds", "Exposed communication: time in which collectives blocked the compute stream, on CPU backends the calling thread; absent where no collective was timed.",
-         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.exposed_seconds if c.seconds else None) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.exposed_seconds if c.seconds else None) for c in r.communication.collectives))),
     Spec("zeromon_collectives_untimed_total", "counter", "collectives", "Collectives that were counted and not timed: issued from C++ (as compiled graphs do), or in a control step.",
-         ("group",), _by_rank(lambda r: (((g,), n) for g, n in r.untimed.items()))),
+         ("group",), _by_rank(lambda r: (((g,), n) for g, n in r.communication.untimed.items()))),
     Spec("zeromon_collectives_untimed_ratio", "gauge", "ratio", "Share of the collectives of the last steps that were not timed, control steps left out; above 0.1 the exposed communication of a step is unknown, and its metrics are absent.",
-         (), _one_value(lambda r: r.untimed_ratio)),
+         (), _one_value(lambda r: r.communication.untimed_ratio)),
     Spec("zeromon_collectives_unattributed_total", "counter", "collectives", "Collectives of unknown operation, counted by sequence number; not part of zeromon_collectives_total.",
-         ("group",), _by_rank(lambda r: (((g,), n) for g, n in r.unattributed.items()))),
+         ("group",), _by_rank(lambda r: (((g,), n) for g, n in r.communication.unattributed.items()))),
     Spec("zeromon_collective_busbw_bytes_per_second", "gauge", "bytes/second", "Bus bandwidth over the last steps, as nccl-tests defines it, of collectives whose begin and end are known; the time includes the wait for late ranks.",
-         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.busbw_bytes_per_second) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.busbw_bytes_per_second) for c in r.communication.collectives))),
     Spec("zeromon_collective_best_busbw_bytes_per_second", "gauge", "bytes/second", "Highest bus bandwidth of the operation and group so far.",
-         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.best_busbw_bytes_per_second or None) for c in r.collectives))),
+         ("op", "group"), _by_rank(lambda r: (((c.op, c.group), c.best_busbw_bytes_per_second or None) for c in r.communication.collectives))),
     Spec("zeromon_dim_info", "info", "", "The dimension of a process group: dp, dp_replicate, dp_shard, tp, pp, cp, ep, world (all ranks, use unknown) or other; the value is always 1.",
          ("dim", "group", "size", "nodes"), _by_rank(lambda r: ((row, 1) for row in dim_groups(r)))),
     Spec("zeromon_dim_bytes_total", "counter", "bytes", "Payload S of the collectives in a dimension of the parallelism (dp_shard, tp, ...).",
@@ -328,22 +342,22 @@ METRICS: tuple[Spec, ...] = (
          ("op", "group", "phase"), _traffic_values(lambda t: t.transfer_seconds)),
     Spec("zeromon_collective_size_bytes", "histogram", "bytes", "Payload S of the collectives in timed steps, without barriers; collectives issued from C++ count with their mean size.", (), _by_rank(_size_rows)),
     Spec("zeromon_overlap_ratio", "gauge", "ratio", "Share of communication that is hidden behind compute, over the last timed steps; absent without communication, and where it is not known when collectives begin or end.",
-         (), _one_value(lambda r: r.overlap_ratio)),
+         (), _one_value(lambda r: r.communication.overlap_ratio)),
     Spec("zeromon_exposed_communication_ratio", "gauge", "ratio", "Exposed communication as a share of the step, over the last timed steps; absent where too many collectives are not timed.",
-         (), _one_value(lambda r: r.exposed_ratio)),
+         (), _one_value(lambda r: r.communication.exposed_ratio)),
     Spec("zeromon_exposed_communication_error_ratio", "gauge", "ratio", "Relative error of the live exposed time against the last trace on demand of the same steps; absent without a trace.",
-         (), _one_value(lambda r: r.check.error_ratio if r.check else None)),
+         (), _one_value(lambda r: r.requests.check.error_ratio if r.requests.check else None)),
     Spec("zeromon_collective_in_flight_seconds", "gauge", "seconds", "Age of the oldest collective that has not ended; 0 when there is none.", (), _in_flight_rows),
-    Spec("zeromon_wait_for_late_rank_seconds", "gauge", "seconds", "Time per step that the rank waits for ranks that arrive later, mean of the last 20 steps.", (), _one_value(lambda r: r.wait_seconds)),
-    Spec("zeromon_late_seconds", "gauge", "seconds", "Time per step that the other ranks wait for this rank alone, mean of the last 20 steps.", (), _one_value(lambda r: r.late_seconds)),
+    Spec("zeromon_wait_for_late_rank_seconds", "gauge", "seconds", "Time per step that the rank waits for ranks that arrive later, mean of the last 20 steps.", (), _one_value(lambda r: r.communication.wait_seconds)),
+    Spec("zeromon_late_seconds", "gauge", "seconds", "Time per step that the other ranks wait for this rank alone, mean of the last 20 steps.", (), _one_value(lambda r: r.communication.late_seconds)),
     Spec("zeromon_hang", "gauge", "bool", "1 for each rank of a hanging collective, none while a missing rank is in an expected pause: role waiting, missing or dead; kind as in zeromon doctor.",
          ("role", "kind", "op", "group"), _hang_rows),
     Spec("zeromon_gather_bytes_total", "counter", "bytes", "ZeRO-3: unsharded bytes of gathered parameters in timed steps; outcome ahead: prefetched, late: fetched when needed.",
-         ("outcome",), _by_rank(lambda r: (((g.outcome,), g.nbytes) for g in r.gathers))),
+         ("outcome",), _by_rank(lambda r: (((g.outcome,), g.nbytes) for g in r.communication.gathers))),
     Spec("zeromon_gather_exposed_seconds_total", "counter", "seconds", "ZeRO-3: time in which parameter gathers blocked the compute stream, on CPU backends the calling thread.",
-         ("outcome",), _by_rank(lambda r: (((g.outcome,), g.exposed_seconds) for g in r.gathers))),
+         ("outcome",), _by_rank(lambda r: (((g.outcome,), g.exposed_seconds) for g in r.communication.gathers))),
     Spec("zeromon_engine_info", "info", "", "A DeepSpeed engine; the value is always 1.",
-         ("engine", "strategy"), _by_rank(lambda r: (((str(e.engine), e.strategy), 1) for e in r.engines))),
+         ("engine", "strategy"), _by_rank(lambda r: (((str(e.engine), e.strategy), 1) for e in r.config.engines))),
     Spec("zeromon_engine_steps_total", "counter", "steps", "Optimizer steps of a DeepSpeed engine: its global_steps since zeromon watches it.", ("engine",), _engine_values(lambda e: e.steps)),
     Spec("zeromon_engine_steps_skipped_total", "counter", "steps", "Optimizer steps that a DeepSpeed engine skipped because of an overflow.", ("engine",), _engine_values(lambda e: e.skipped)),
     Spec("zeromon_engine_collectives_total", "counter", "collectives", "Collectives issued while a DeepSpeed engine ran.", ("engine",), _engine_values(lambda e: e.collectives)),
@@ -353,8 +367,8 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_loss_scale_hysteresis", "gauge", "overflows", "Number of overflows until the loss scale is lowered.", ("engine",), _engine_values(lambda e: _known_or_none(e.hysteresis))),
     Spec("zeromon_gradient_norm", "gauge", "norm", "Norm of the gradients before clipping, where it is available without a read from the device.", ("engine",), _engine_values(lambda e: e.grad_norm)),
     Spec("zeromon_training_scalar", "gauge", "", "Newest loss, gradient norm (before clipping) and learning rate, where a logger of the process or the optimizer has them on the host; absent while infinite or NaN.",
-         ("name",), _by_rank(lambda r: (((s.name,), s.value) for s in r.scalars))),
-    Spec("zeromon_training_scalar_nonfinite_total", "counter", "steps", "Steps in which it was infinite or NaN.", ("name",), _by_rank(lambda r: (((s.name,), s.nonfinite) for s in r.scalars))),
+         ("name",), _by_rank(lambda r: (((s.name,), s.value) for s in r.training.scalars))),
+    Spec("zeromon_training_scalar_nonfinite_total", "counter", "steps", "Steps in which it was infinite or NaN.", ("name",), _by_rank(lambda r: (((s.name,), s.nonfinite) for s in r.training.scalars))),
     Spec("zeromon_samples_total", "counter", "samples", "Samples that the model of the rank was called with in training; ranks that get the same batch (tensor and context parallelism) divide it, so the sum over ranks is that of the job.", (), _one_value(lambda r: own_part(r, "samples"))),
     Spec("zeromon_tokens_total", "counter", "tokens", "Tokens of such batches, without padding where the attention mask is on the host; ranks of tensor parallelism divide them. Absent where batches hold none.", (), _one_value(lambda r: own_part(r, "tokens"))),
     Spec("zeromon_mfu_ratio", "gauge", "ratio", "Model FLOPs utilization of the run in the last steps: FLOPs by the shapes of the model over the dense peak of its devices; absent where one of them is unknown.", (), _one_run_value(mfu_ratio)),
@@ -363,17 +377,17 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_setting_info", "info", "", "A setting of the configuration: effective value, and written value (empty: default); from the lowest rank of the node. The value is always 1.",
          ("engine", "name", "effective", "written"), _first_rank_rows(_setting_rows)),
     Spec("zeromon_offload_bytes_total", "counter", "bytes", "Bytes of offloaded state that were moved, by path: device_to_host, host_to_device, disk_read, disk_write.",
-         ("path",), _by_rank(lambda r: (((t.path,), t.nbytes) for t in r.transfers))),
+         ("path",), _by_rank(lambda r: (((t.path,), t.nbytes) for t in r.memory.transfers))),
     Spec("zeromon_offload_seconds_total", "counter", "seconds", "Time in which offloaded state was moving; absent where only the bytes are known.",
-         ("path",), _by_rank(lambda r: (((t.path,), t.seconds or None) for t in r.transfers))),
+         ("path",), _by_rank(lambda r: (((t.path,), t.seconds or None) for t in r.memory.transfers))),
     Spec("zeromon_offload_blocked_seconds_total", "counter", "seconds", "Time in which moving offloaded state blocked the training thread.",
-         ("path",), _by_rank(lambda r: (((t.path,), t.blocked_seconds if t.seconds else None) for t in r.transfers))),
+         ("path",), _by_rank(lambda r: (((t.path,), t.blocked_seconds if t.seconds else None) for t in r.memory.transfers))),
     Spec("zeromon_offload_bytes_per_second", "gauge", "bytes/second", "Achieved rate of moving offloaded state over the last steps; a lower bound.",
-         ("path",), _by_rank(lambda r: (((t.path,), t.bytes_per_second) for t in r.transfers))),
+         ("path",), _by_rank(lambda r: (((t.path,), t.bytes_per_second) for t in r.memory.transfers))),
     Spec("zeromon_offload_best_bytes_per_second", "gauge", "bytes/second", "Highest achieved rate of moving offloaded state so far.",
-         ("path",), _by_rank(lambda r: (((t.path,), t.best_bytes_per_second or None) for t in r.transfers))),
+         ("path",), _by_rank(lambda r: (((t.path,), t.best_bytes_per_second or None) for t in r.memory.transfers))),
     Spec("zeromon_offload_peak_bytes_per_second", "gauge", "bytes/second", "Peak rate of the path: the PCIe link, or the cgroup's limit of a disk; absent where unknown.",
-         ("path",), _by_rank(lambda r: (((t.path,), r.path_peak(t.path)[0]) for t in r.transfers))),
+         ("path",), _by_rank(lambda r: (((t.path,), r.path_peak(t.path)[0]) for t in r.memory.transfers))),
     Spec("zeromon_memory_role_bytes", "gauge", "bytes", "Memory by ZeRO role and place (device, host, disk) at the last census, before an optimizer step.",
          ("role", "place"), _by_rank(_role_rows)),
     Spec("zeromon_memory_role_plain_bytes", "gauge", "bytes", "Analytical bytes of a role by the ZeRO paper, on device, host and disk together.",
@@ -392,24 +406,24 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_memory_headroom_bytes", "gauge", "bytes", "Device memory that is left: capacity - (reserved + non-torch).", (), _allocator_value(lambda m: m.headroom_bytes)),
     Spec("zeromon_memory_allocation_retries_total", "counter", "retries", "Caching allocator: allocations that succeeded only after a flush of the cache.", (), _allocator_value(lambda m: m.retries)),
     Spec("zeromon_memory_out_of_memory_total", "counter", "errors", "Caching allocator: allocations that failed.", (), _allocator_value(lambda m: m.ooms)),
-    Spec("zeromon_host_memory_rss_bytes", "gauge", "bytes", "Resident set size of the process of the rank.", (), _one_value(lambda r: _known_or_none(r.rss_bytes))),
+    Spec("zeromon_host_memory_rss_bytes", "gauge", "bytes", "Resident set size of the process of the rank.", (), _one_value(lambda r: _known_or_none(r.memory.rss_bytes))),
     Spec("zeromon_host_memory_limit_bytes", "gauge", "bytes", "Tightest memory limit of the cgroups of the rank; absent without a limit.", (), _host_value(lambda h: _known_or_none(h.limit_bytes))),
-    Spec("zeromon_host_memory_available_bytes", "gauge", "bytes", "Available host memory of the node (MemAvailable).", (), _one_value(lambda r: _known_or_none(r.host_available_bytes))),
+    Spec("zeromon_host_memory_available_bytes", "gauge", "bytes", "Available host memory of the node (MemAvailable).", (), _one_value(lambda r: _known_or_none(r.memory.host_available_bytes))),
     Spec("zeromon_host_memory_headroom_bytes", "gauge", "bytes", "Host memory that the tightest cgroup, or the machine, can still give.", (), _host_value(lambda h: _known_or_none(h.headroom_bytes))),
     Spec("zeromon_host_oom_kills_total", "counter", "kills", "Processes in the cgroup of the rank that the kernel killed for memory since zeromon watches the run.", (), _host_value(lambda h: _known_or_none(h.oom_kills))),
-    Spec("zeromon_cpu_wait_ratio", "gauge", "ratio", "Share of the last 20 steps, and at least five seconds, in which the main thread of the rank was runnable but waited for a CPU.", (), _one_value(lambda r: r.pressure.cpu_wait_ratio if r.pressure else None)),
-    Spec("zeromon_major_faults_per_second", "gauge", "faults/second", "Page faults of the rank that needed a read from disk, over the last ten seconds.", (), _one_value(lambda r: r.pressure.major_faults_per_second if r.pressure else None)),
-    Spec("zeromon_host_memory_pinned_bytes", "gauge", "bytes", "Page-locked bytes held by torch's host allocator.", (), _one_value(lambda r: _known_or_none(r.pinned_bytes))),
+    Spec("zeromon_cpu_wait_ratio", "gauge", "ratio", "Share of the last 20 steps, and at least five seconds, in which the main thread of the rank was runnable but waited for a CPU.", (), _one_value(lambda r: r.machine.pressure.cpu_wait_ratio if r.machine.pressure else None)),
+    Spec("zeromon_major_faults_per_second", "gauge", "faults/second", "Page faults of the rank that needed a read from disk, over the last ten seconds.", (), _one_value(lambda r: r.machine.pressure.major_faults_per_second if r.machine.pressure else None)),
+    Spec("zeromon_host_memory_pinned_bytes", "gauge", "bytes", "Page-locked bytes held by torch's host allocator.", (), _one_value(lambda r: _known_or_none(r.memory.pinned_bytes))),
     Spec("zeromon_oom_risk_ratio", "gauge", "ratio", "Risk of running out of memory, by pool (device, host): 0 is no end in sight, 1 is out of memory now.",
-         ("pool",), _by_rank(lambda r: (((k.pool,), k.ratio) for k in r.risks if r.alive))),
+         ("pool",), _by_rank(lambda r: (((k.pool,), k.ratio) for k in r.memory.risks if r.status.alive))),
     Spec("zeromon_oom_steps_left", "gauge", "steps", "Steps until the memory capacity is reached; absent without a trend.",
-         ("pool", "cause"), _by_rank(lambda r: (((k.pool, k.cause), k.steps_left) for k in r.risks if r.alive and k.steps_left is not None))),
+         ("pool", "cause"), _by_rank(lambda r: (((k.pool, k.cause), k.steps_left) for k in r.memory.risks if r.status.alive and k.steps_left is not None))),
     Spec("zeromon_finding", "gauge", "bool", "1 for each present finding; zeromon rule explains a rule.", ("rule", "severity"), _finding_rows, lasting=True),
-    Spec("zeromon_events_dropped_total", "counter", "records", "Records of the rank that were overwritten or damaged before the collector read them.", (), _one_value(lambda r: r.dropped)),
-    Spec("zeromon_agent_errors_total", "counter", "errors", "Errors inside the agent's hooks; training is not affected.", (), _one_value(lambda r: r.errors)),
-    Spec("zeromon_agent_accounted_overhead_ratio", "gauge", "ratio", "Cost of the agent as a share of the last minute, estimated by its calls, records and samples.", (), _one_value(lambda r: r.accounted_overhead_ratio)),
-    Spec("zeromon_agent_overhead_ratio", "gauge", "ratio", "Cost of the agent: duration of steps with hooks over control steps, minus 1; compare it with its noise.", (), _one_value(lambda r: r.overhead_ratio)),
-    Spec("zeromon_agent_overhead_noise_ratio", "gauge", "ratio", "Standard error of zeromon_agent_overhead_ratio.", (), _one_value(lambda r: r.overhead_noise_ratio)),
+    Spec("zeromon_events_dropped_total", "counter", "records", "Records of the rank that were overwritten or damaged before the collector read them.", (), _one_value(lambda r: r.agent.dropped)),
+    Spec("zeromon_agent_errors_total", "counter", "errors", "Errors inside the agent's hooks; training is not affected.", (), _one_value(lambda r: r.agent.errors)),
+    Spec("zeromon_agent_accounted_overhead_ratio", "gauge", "ratio", "Cost of the agent as a share of the last minute, estimated by its calls, records and samples.", (), _one_value(lambda r: r.agent.accounted_overhead_ratio)),
+    Spec("zeromon_agent_overhead_ratio", "gauge", "ratio", "Cost of the agent: duration of steps with hooks over control steps, minus 1; compare it with its noise.", (), _one_value(lambda r: r.agent.overhead_ratio)),
+    Spec("zeromon_agent_overhead_noise_ratio", "gauge", "ratio", "Standard error of zeromon_agent_overhead_ratio.", (), _one_value(lambda r: r.agent.overhead_noise_ratio)),
     Spec("zeromon_disk_free_bytes", "gauge", "bytes", "Free space of the file system that state is offloaded to.", (), _disk_value(lambda d: d.free_bytes)),
     Spec("zeromon_disk_total_bytes", "gauge", "bytes", "Size of the file system that state is offloaded to.", (), _disk_value(lambda d: d.total_bytes)),
     Spec("zeromon_disk_device_read_bytes_total", "counter", "bytes", "/proc/diskstats: bytes that all processes read from the offload disk since boot.", (), _disk_value(lambda d: d.device_read_bytes)),
@@ -435,7 +449,7 @@ METRICS: tuple[Spec, ...] = (
     Spec("zeromon_device_nvlink_receive_bytes_per_second", "gauge", "bytes/second", "NVLink traffic to the device, all links.", (), _device_value(lambda d: d.nvlink_receive_bytes_per_second)),
     Spec("zeromon_device_nvlink_transmit_bytes_per_second", "gauge", "bytes/second", "NVLink traffic from the device, all links.", (), _device_value(lambda d: d.nvlink_transmit_bytes_per_second)),
     Spec("zeromon_device_throttled", "gauge", "bool", "1 for each present reason for throttled clocks.",
-         ("reason",), _by_rank(lambda r: (((t,), 1) for t in (r.device_stats.throttle_reasons if r.device_stats else ())))),
+         ("reason",), _by_rank(lambda r: (((t,), 1) for t in (r.machine.device.throttle_reasons if r.machine.device else ())))),
     Spec("zeromon_device_ecc_errors_total", "counter", "errors", "Uncorrected ECC errors since the driver was loaded.", (), _device_value(lambda d: d.ecc_errors)),
     Spec("zeromon_device_xid", "gauge", "code", "Code of the newest Xid error; absent without one.", (), _device_value(lambda d: d.xid)),
     Spec("zeromon_collector_runs", "gauge", "runs", "Collector (no run and rank): live runs that it follows.", (), own=lambda h: h.runs),

@@ -147,19 +147,19 @@ class History:
         self, rank: RankSnapshot, run: RunSnapshot | None, *, is_wanted: bool
     ) -> RankSnapshot:
         """Returns *rank* with the points of earlier snapshots; of a wanted one, of half an hour."""
-        if not rank.alive:
+        if not rank.status.alive:
             return rank
         points = self._points.setdefault(rank.rank, deque(maxlen=RECENT_STEPS))
         if is_wanted and rank.rank not in self._filled:
             self._filled.add(rank.rank)
             points.clear()
             points.extend(self._read_recent(rank.rank, run))
-        for point in rank.recent:
+        for point in rank.steps.recent:
             if points and point.step < points[-1].step:
                 points.clear()  # the run restarted from an earlier step
             if not points or point.step > points[-1].step:
                 points.append(point)
-        return replace(rank, recent=tuple(points))
+        return rank.with_recent(points)
 
     def _read_recent(self, rank: int, run: RunSnapshot | None) -> tuple[StepSummary, ...]:
         span = self.span(run)

@@ -154,7 +154,8 @@ class PrometheusSource:
                 for rank in ranks
             ]
         if is_over := _has_run_ended(reading):
-            ranks = [replace(rank, risks=()) for rank in ranks]  # nothing runs out of memory any more
+            # nothing runs out of memory any more
+            ranks = [replace(rank, memory=replace(rank.memory, risks=())) for rank in ranks]
         findings = with_deaths(findings_of(reading.facts, reading.findings, reading.ranks), ranks)
         fleet = reading.fleet
         nodes = sorted({rank.node for rank in ranks})

@@ -64,7 +64,9 @@ class Communication(View):
     def _rows(self, rank: RankSnapshot) -> list[CollectiveStatsRow]:
         """The rows that contain all words of the filter."""
         terms, names = self._text.lower().split(), attrgetter(*BY)
-        rows = [r for r in rank.traffic if all(w in " ".join(names(r)).lower() for w in terms)]
+        rows = [
+            r for r in rank.communication.traffic if all(w in " ".join(names(r)).lower() for w in terms)
+        ]
         return sum_rows_by_field(rows, BY[self._by])
 
     def draw(self, model: ViewModel) -> None:
@@ -151,7 +153,11 @@ def arrival_lines(
             rows += wrap_text(node_lost(node), width, "bad")
     for sentence in pipeline_lines(run)[:_MAX_PIPELINE_LINES]:
         rows += wrap_text(sentence, width, "dim")
-    timed = [r for r in ranks if r.late_seconds is not None or r.wait_seconds is not None]
+    timed = [
+        r
+        for r in ranks
+        if r.communication.late_seconds is not None or r.communication.wait_seconds is not None
+    ]
     if not timed:
         return [
             *rows,
@@ -159,24 +165,27 @@ def arrival_lines(
         ]
     limit = max(1, height - len(rows) - 1)
     drawn = pick_latest_ranks(timed, limit)
-    scale = max(max(r.late_seconds or 0.0, r.wait_seconds or 0.0) for r in drawn)
+    scale = max(
+        max(r.communication.late_seconds or 0.0, r.communication.wait_seconds or 0.0) for r in drawn
+    )
     bar = max(0, (width - 31) // 2)
     label = 7 if bar else 5
     head = (("late by", bar + 10, not bar), ("", 2, False), ("it waits", bar + 10, not bar))
     rows.append([(fit("rank", label), "dim"), *((fit(t, w, right=r), "dim") for t, w, r in head)])
     for rank in sorted(drawn, key=lambda r: r.rank):
         rows.append([
-            (fit(str(rank.rank), label), "bold"), *_side(rank.late_seconds, scale, bar, "exposed", look),
-            ("  ", ""), *_side(rank.wait_seconds, scale, bar, "data_wait", look),
+            (fit(str(rank.rank), label), "bold"),
+            *_side(rank.communication.late_seconds, scale, bar, "exposed", look),
+            ("  ", ""), *_side(rank.communication.wait_seconds, scale, bar, "data_wait", look),
         ])  # fmt: skip
     return rows
 
 
 def pick_latest_ranks(ranks: Sequence[RankSnapshot], limit: int) -> list[RankSnapshot]:
     """The ranks that come last, and in the rest of the *limit* those that wait longest."""
-    late = sorted(ranks, key=lambda rank: -(rank.late_seconds or 0.0))
+    late = sorted(ranks, key=lambda rank: -(rank.communication.late_seconds or 0.0))
     latecomers = late[: (limit + 1) // 2]
-    waiting = sorted(late[len(latecomers) :], key=lambda rank: -(rank.wait_seconds or 0.0))
+    waiting = sorted(late[len(latecomers) :], key=lambda rank: -(rank.communication.wait_seconds or 0.0))
     return [*latecomers, *waiting[: limit - len(latecomers)]]
 
 

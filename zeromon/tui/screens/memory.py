@@ -47,15 +47,15 @@ class Memory(View):
         chart_panel = self.query_one("#over", Panel)
         columns = max(1, chart_panel.size.width - _AXIS)
         # the ranks share the host, whose limit is for all of them
-        ranks = (rank,) if rank.memory is not None else model.ranks
+        ranks = (rank,) if rank.memory.device is not None else model.ranks
         chart = plots_by_name(ranks, model.trends, options, columns, model.mark_steps)["memory"]
-        prefix = f"rank {rank.rank}: " if rank.memory is not None else ""
+        prefix = f"rank {rank.rank}: " if rank.memory.device is not None else ""
         chart_panel.show(chart_drawer(chart.plot), prefix + chart.title)
         roles = self.query_one("#roles", Page)
         roles.border_title = f"rank {rank.rank} by role, ┃ predicted"
         roles.show(lambda width: role_bars(rank, options, width))
         self.query_one("#within", Panel).show(
-            lambda w, h: peaks_within_step(rank.units, options, w, h),
+            lambda w, h: peaks_within_step(rank.communication.units, options, w, h),
             f"rank {rank.rank} within a step: peak allocated by unit",
         )
         page = self.query_one("#allocator", Page)
@@ -89,7 +89,7 @@ def role_bars(rank: RankSnapshot, options: DisplayOptions, width: int) -> list[L
     label = min(22, max(len(row.name) for row in rows) + 1)
     bars = [_role_bar(row, scale, label, options, width) for row in rows]
     causes = sorted(
-        ((cause.nbytes, row.role, cause.text) for row in rank.expected for cause in row.causes),
+        ((cause.nbytes, row.role, cause.text) for row in rank.memory.expected for cause in row.causes),
         reverse=True,
     )
     if causes:
@@ -165,7 +165,7 @@ def _highest_units(units: Sequence[UnitRow], limit: int) -> list[UnitRow]:
 def allocator_lines(rank: RankSnapshot, options: DisplayOptions, width: int) -> list[Line]:
     """The figures of the caching allocator and of the host."""
     rows: list[Line] = []
-    memory = rank.memory
+    memory = rank.memory.device
     if memory is not None:
         scale = memory.capacity_bytes if memory.capacity_bytes > 0 else memory.reserved_bytes
         for name, nbytes, tone in (
@@ -190,29 +190,29 @@ def allocator_lines(rank: RankSnapshot, options: DisplayOptions, width: int) -> 
         ]
     else:
         rows.append([("no device allocator on this rank", "dim")])
-    if rank.out_of_memory is not None:
-        oom = rank.out_of_memory
+    if rank.memory.out_of_memory is not None:
+        oom = rank.memory.out_of_memory
         requested, free = human_bytes(oom.requested_bytes), human_bytes(oom.free_bytes)
         message = f"out of memory: {requested} requested, {free} free"
         if oom.largest_block_bytes >= 0:
             message += f", largest block in the cache {human_bytes(oom.largest_block_bytes)}"
         rows += wrap_text(message, width, "bad")
     rows += [[], *_host_lines(rank)]
-    return [*rows, *(risk_line(fit(f"{r.pool} risk", 15), r, "dim") for r in rank.risks)]
+    return [*rows, *(risk_line(fit(f"{r.pool} risk", 15), r, "dim") for r in rank.memory.risks)]
 
 
 def _host_lines(rank: RankSnapshot) -> list[Line]:
     rows = [
-        _fact_row("RSS", human_bytes(rank.rss_bytes)),
-        _fact_row("pinned", human_bytes(rank.pinned_bytes)),
+        _fact_row("RSS", human_bytes(rank.memory.rss_bytes)),
+        _fact_row("pinned", human_bytes(rank.memory.pinned_bytes)),
     ]
-    host = rank.host
+    host = rank.memory.host
     if host is not None and host.limit_bytes >= 0:
         rows.append(
             _fact_row("cgroup", f"{human_bytes(host.usage_bytes)} of {human_bytes(host.limit_bytes)}")
         )
         rows.append(_fact_row("headroom", human_bytes(host.headroom_bytes)))
-    rows.append(_fact_row("node available", human_bytes(rank.host_available_bytes)))
+    rows.append(_fact_row("node available", human_bytes(rank.memory.host_available_bytes)))
     if host is not None and host.oom_kills > 0:
         rows.append(_fact_row("OOM kills", human_count(host.oom_kills), "bad"))
     return rows

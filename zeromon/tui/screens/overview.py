@@ -115,10 +115,10 @@ def _step_time_cells(rank: RankSnapshot, seconds: float, width: int) -> Line:
     time = fit(human_seconds(seconds) if seconds else "-", 10, right=True)
     if width < 20:
         return [(time, "bold")]
-    share = fit(human_ratio(rank.exposed_ratio), 8, right=True)
+    share = fit(human_ratio(rank.communication.exposed_ratio), 8, right=True)
     return [
         (time, "bold"),
-        (share, status_text.tone_of(rank.exposed_ratio, EXPOSED)),
+        (share, status_text.tone_of(rank.communication.exposed_ratio, EXPOSED)),
         (" exposed", "dim"),
     ]
 

@@ -86,50 +86,54 @@ class RankView(View):
         if rank is None:
             return None
         return TableExport(
-            f"rank{rank.rank}", STEPS, [RankStep(rank.rank, step) for step in rank.recent]
+            f"rank{rank.rank}", STEPS, [RankStep(rank.rank, step) for step in rank.steps.recent]
         )
 
 
 def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, width: int) -> list[Line]:
     """Identity, state, time, memory, device and communication of a rank."""
+    status, steps, comm = rank.status, rank.steps, rank.communication
     rows: list[Line] = [
         _pairs(("pid", str(rank.pid)), ("node", rank.node), ("device", rank.device),
                ("local rank", str(rank.local_rank)), ("strategy", rank.strategy)),
-        [("now        ", "dim"), (clean(rank.ended or doing(rank)), "bad" if rank.failed else "bold")],
+        [("now        ", "dim"),
+         (clean(status.ended or doing(rank)), "bad" if status.failed else "bold")],
     ]  # fmt: skip
-    if rank.exception:
-        rows += wrap_text(rank.exception, width, "bad")
+    if status.exception:
+        rows += wrap_text(status.exception, width, "bad")
     rows += [
-        _pairs(("step", human_count(rank.step)), ("skipped", human_count(rank.skipped_steps)),
-               ("micro-steps", human_count(rank.micro_steps)),
+        _pairs(("step", human_count(steps.last_step)), ("skipped", human_count(steps.skipped_steps)),
+               ("micro-steps", human_count(steps.micro_steps)),
                ("mean step", STEP.text(rank)),
-               ("exposed", f"{human_seconds(rank.exposed_seconds)} ({human_ratio(rank.exposed_ratio)})"),
-               ("overlap", human_ratio(rank.overlap_ratio))),
+               ("exposed", f"{human_seconds(comm.exposed_seconds)} ({human_ratio(comm.exposed_ratio)})"),
+               ("overlap", human_ratio(comm.overlap_ratio))),
         *([[("exposed    n/a: ", "dim"), (reason, "")]] if (reason := exposed_unknown(rank)) else []),
         *([[("overlap    n/a: ", "dim"), (reason, "")]] if (reason := overlap_unknown(rank)) else []),
         *([[("busbw      n/a: ", "dim"), (reason, "")]] if (reason := busbw_unknown(rank)) else []),
         *([[("untimed    ", "dim"), (graphs, "")]] if (graphs := in_graphs(rank)) else []),
-        *([[("training   ", "dim"), (training_text(rank), "")]] if rank.scalars else []),
-        _pairs(("late", human_seconds(rank.late_seconds)), ("waits", human_seconds(rank.wait_seconds)),
-               ("RSS", human_bytes(rank.rss_bytes)), *_memory_pairs(rank)),
-        _pairs(("start-up", human_seconds(rank.startup_seconds)), ("agent cost", overhead_text([rank])),
-               ("errors in hooks", human_count(rank.errors)),
-               ("records lost", human_count(rank.dropped))),
+        *([[("training   ", "dim"), (training_text(rank), "")]] if rank.training.scalars else []),
+        _pairs(("late", human_seconds(comm.late_seconds)), ("waits", human_seconds(comm.wait_seconds)),
+               ("RSS", human_bytes(rank.memory.rss_bytes)), *_memory_pairs(rank)),
+        _pairs(("start-up", human_seconds(rank.ledger.startup_seconds)),
+               ("agent cost", overhead_text([rank])),
+               ("errors in hooks", human_count(rank.agent.errors)),
+               ("records lost", human_count(rank.agent.dropped))),
         *(wrap_text(loading, width) if (loading := loading_text(rank)) else []),
         *(wrap_text(f"set-up: {startup}", width) if (startup := startup_parts_text(rank)) else []),
         *(wrap_text(checkpoint, width) if (checkpoint := checkpoint_text(run)) else []),
         [], *step_bars([rank], options, width),
     ]  # fmt: skip
-    if rank.device_stats is not None:
-        rows += [[], *_device_lines(rank.device_stats)]
-    if rank.pressure is not None:
-        waits = f"{human_ratio(rank.pressure.cpu_wait_ratio)} of its time waiting for a CPU"
+    if rank.machine.device is not None:
+        rows += [[], *_device_lines(rank.machine.device)]
+    if rank.machine.pressure is not None:
+        waits = f"{human_ratio(rank.machine.pressure.cpu_wait_ratio)} of its time waiting for a CPU"
         rows.append(
             _pairs(
-                ("host", waits), ("pages from disk", f"{rank.pressure.major_faults_per_second:.0f}/s")
+                ("host", waits),
+                ("pages from disk", f"{rank.machine.pressure.major_faults_per_second:.0f}/s"),
             )
         )
-    rows += [risk_line(f"{risk.pool} risk  ", risk, "") for risk in rank.risks]
+    rows += [risk_line(f"{risk.pool} risk  ", risk, "") for risk in rank.memory.risks]
     rows += _waiting_rank_lines(run, rank, width)
     findings = [finding for finding in run.findings if finding.rank == rank.rank]
     if findings:
@@ -139,15 +143,15 @@ def rank_page(run: RunSnapshot, rank: RankSnapshot, options: DisplayOptions, wid
 
 def _waiting_rank_lines(run: RunSnapshot, rank: RankSnapshot, width: int) -> list[Line]:
     """The collectives in flight, and the call stack of a rank that makes no progress."""
-    rows: list[Line] = [[], [("in flight", "bold")]] if rank.in_flight else []
-    for call in rank.in_flight:
+    rows: list[Line] = [[], [("in flight", "bold")]] if rank.communication.in_flight else []
+    for call in rank.communication.in_flight:
         age = human_seconds(max(0.0, (run.taken_ns - call.issued_ns) / 1e9))
         subject = f"{call.op} number {human_count(call.sequence)} in {group_of(rank, call)}"
         message = f"  {subject}, {call.unit or 'no unit'}, {human_bytes(call.nbytes)}, for {age}"
         rows += wrap_text(message, width, "warn")
-    if rank.stack:
+    if rank.status.stack:
         rows += [[], [("call stack, the outermost call first", "bold")]]
-        rows += [row for frame in rank.stack for row in wrap_text(frame, width, "", "  ")]
+        rows += [row for frame in rank.status.stack for row in wrap_text(frame, width, "", "  ")]
     return rows
 
 
@@ -170,7 +174,7 @@ def _pairs(*pairs: tuple[str, str]) -> Line:
 
 
 def _memory_pairs(rank: RankSnapshot) -> Sequence[tuple[str, str]]:
-    memory = rank.memory
+    memory = rank.memory.device
     if memory is None:
         return ()
     return (

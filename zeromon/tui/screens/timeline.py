@@ -71,13 +71,15 @@ class Lanes(TimeAxis):
     def usual_seconds(self) -> float:
         """About a dozen steps."""
         ranks = self._model.ranks if self._model is not None else ()
-        recent_steps = [rank.recent[-_STEPS_AT_FIRST:] for rank in ranks if rank.recent]
+        recent_steps = [rank.steps.recent[-_STEPS_AT_FIRST:] for rank in ranks if rank.steps.recent]
         return max(((s[-1].end_ns - s[0].start_ns) / 1e9 for s in recent_steps), default=1.0)
 
     def extent(self) -> tuple[int, int] | None:
         """From the first to the last step of the snapshot."""
         ranks = self._model.ranks if self._model is not None else ()
-        bounds = [(r.recent[0].start_ns, r.recent[-1].end_ns) for r in ranks if r.recent]
+        bounds = [
+            (r.steps.recent[0].start_ns, r.steps.recent[-1].end_ns) for r in ranks if r.steps.recent
+        ]
         return (min(k[0] for k in bounds), max(k[1] for k in bounds)) if bounds else None
 
     def count(self) -> int:
@@ -86,14 +88,14 @@ class Lanes(TimeAxis):
 
     def _lines(self, width: int, height: int) -> list[Line]:
         model = self._model
-        if model is None or not any(rank.recent for rank in model.ranks):
+        if model is None or not any(rank.steps.recent for rank in model.ranks):
             return [[("no completed step yet", "dim")]]
         letters = model.look.letters
-        now_ns = max(rank.recent[-1].end_ns for rank in model.ranks if rank.recent)
+        now_ns = max(rank.steps.recent[-1].end_ns for rank in model.ranks if rank.steps.recent)
         stop = now_ns - round(self.back * 1e9)
         start, size = stop - round(self.shown_seconds() * 1e9), max(8, width - _LABEL)
         chosen = model.focus()
-        recent = chosen.recent if chosen is not None else ()
+        recent = chosen.steps.recent if chosen is not None else ()
         steps = [(step.step, step.start_ns, step.end_ns) for step in recent]
         rows: list[Line] = [
             [(" " * _LABEL, ""), *drawing.draw_ruler(start, stop, size, drawing.age_labels(now_ns))],
@@ -108,10 +110,10 @@ class Lanes(TimeAxis):
             drawn.append(rank)
             mine = chosen is not None and rank.rank == chosen.rank
             label = (fit(f"rank {rank.rank}", _LABEL), "accent" if mine else "bold")
-            lane = drawing.draw_step_lane(rank.recent, start, stop, size, letters=letters)
+            lane = drawing.draw_step_lane(rank.steps.recent, start, stop, size, letters=letters)
             rows += [[label, *lane], *[[(" " * _LABEL, ""), *lane]] * (thick - 1)]
             if roomy or mine:
-                body = drawing.draw_communication(rank.recent, start, stop, size, letters=letters)
+                body = drawing.draw_communication(rank.steps.recent, start, stop, size, letters=letters)
                 rows.append([(fit("  comm.", _LABEL), "dim"), *body])
         rows = rows[: height - 2]
         rows += [[]] * (height - 2 - len(rows))
@@ -125,7 +127,7 @@ def _steps_legend(
     drawn = {
         name
         for rank in ranks
-        for step in rank.recent
+        for step in rank.steps.recent
         if step.end_ns > start and step.start_ns < stop
         for name, size in step_parts(step).items()
         if size
@@ -155,5 +157,5 @@ class Timeline(View):
 
     def sheet(self, model: ViewModel) -> TableExport[Any]:
         """Every step in the snapshot."""
-        rows = [RankStep(rank.rank, step) for rank in model.ranks for step in rank.recent]
+        rows = [RankStep(rank.rank, step) for rank in model.ranks for step in rank.steps.recent]
         return TableExport("steps", STEPS, rows)

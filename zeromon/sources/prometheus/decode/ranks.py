@@ -3,6 +3,7 @@
 What is not in the samples is unknown: None, -1, or empty.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from zeromon.ring.events import Phase
 from zeromon.snapshot import (
     DETACHED,
     KILLED_FOR_MEMORY,
+    AgentHealth,
     CollectiveRow,
     CollectiveStatsRow,
     Device,
@@ -29,7 +31,16 @@ from zeromon.snapshot import (
     InFlight,
     Pool,
     Pressure,
+    RankCommunication,
+    RankConfig,
+    RankLedger,
+    RankMachine,
+    RankMemory,
+    RankRequests,
     RankSnapshot,
+    RankStatus,
+    RankSteps,
+    RankTraining,
     Risk,
     RiskCause,
     RoleRow,
@@ -71,35 +82,51 @@ def rank_of(
         pid=_int_or_zero(facts.label("rank_info", "pid")),
         node=facts.label("rank_info", "node") or key.instance,
         device=facts.label("rank_info", "device"), strategy=facts.label("rank_info", "strategy"),
-        alive=is_up and not silent_seconds, ended=outcome, failed=failed,
-        last_event_ns=round((taken_wall - silent_seconds) * 1e9),
-        step=steps, steps=steps, micro_steps=facts.count("micro_steps_total"),
-        skipped_steps=facts.count("steps_skipped_total"),
-        step_seconds=seconds, step_mean_seconds=seconds,
-        startup_seconds=facts.number("startup_seconds"),
-        steps_seconds_total=facts.rates.get("spent_in_all", 0.0),
-        phase_seconds={p: s for (p,), s in facts.by("phase_seconds_total", "phase").items()},
-        recent=(point,) if point is not None else (),
-        ledger=_ledger_rows(facts), unsaved_seconds=facts.number("unsaved_seconds"),
-        collectives=_op_rows(facts), traffic=_stats_rows(facts), dimensions=_dim_rows(facts),
-        in_flight=_collectives_in_flight(facts, now_ns),
-        untimed_ratio=facts.number("collectives_untimed_ratio"),
-        overlap_ratio=facts.number("overlap_ratio"), exposed_ratio=exposed,
-        exposed_seconds=exposed * seconds if exposed is not None and seconds else None,
-        wait_seconds=facts.number("wait_for_late_rank_seconds"),
-        late_seconds=facts.number("late_seconds"),
-        memory=_gpu_mem(facts), roles=_by_role(facts), expected=_exp_rows(facts), risks=_oom_risk(facts),
-        rss_bytes=facts.whole("host_memory_rss_bytes"),
-        host_available_bytes=facts.whole("host_memory_available_bytes"),
-        pinned_bytes=facts.whole("host_memory_pinned_bytes"),
-        device_stats=_device_stats(facts), host=_host_memory(facts), pressure=_cpu_pressure(facts),
-        dropped=facts.count("events_dropped_total"), errors=facts.count("agent_errors_total"),
-        accounted_overhead_ratio=facts.number("agent_accounted_overhead_ratio"),
-        overhead_ratio=facts.number("agent_overhead_ratio"),
-        overhead_noise_ratio=facts.number("agent_overhead_noise_ratio"),
-        # what is not exported
-        exception="", phase="", unit="", units=(), step_buckets=(), untimed={}, unattributed={},
-        started_ns=0,
+        dimensions=_dim_rows(facts),
+        status=RankStatus(
+            alive=is_up and not silent_seconds, ended=outcome, failed=failed, exception="",
+            started_ns=0, last_event_ns=round((taken_wall - silent_seconds) * 1e9),
+        ),
+        steps=RankSteps(
+            last_step=steps, watched_steps=steps, micro_steps=facts.count("micro_steps_total"),
+            skipped_steps=facts.count("steps_skipped_total"),
+            median_seconds=seconds, mean_seconds=seconds,
+            total_seconds=facts.rates.get("spent_in_all", 0.0),
+            phase_seconds={p: s for (p,), s in facts.by("phase_seconds_total", "phase").items()},
+            recent=(point,) if point is not None else (),
+            phase="", unit="", duration_buckets=(),  # not exported
+        ),
+        communication=RankCommunication(
+            collectives=_op_rows(facts), traffic=_stats_rows(facts),
+            in_flight=_collectives_in_flight(facts, now_ns),
+            untimed_ratio=facts.number("collectives_untimed_ratio"),
+            overlap_ratio=facts.number("overlap_ratio"), exposed_ratio=exposed,
+            exposed_seconds=exposed * seconds if exposed is not None and seconds else None,
+            wait_seconds=facts.number("wait_for_late_rank_seconds"),
+            late_seconds=facts.number("late_seconds"),
+            units=(), untimed={}, unattributed={},  # not exported
+        ),
+        memory=RankMemory(
+            device=_gpu_mem(facts), host=_host_memory(facts), roles=_by_role(facts),
+            expected=_exp_rows(facts), risks=_oom_risk(facts),
+            rss_bytes=facts.whole("host_memory_rss_bytes"),
+            host_available_bytes=facts.whole("host_memory_available_bytes"),
+            pinned_bytes=facts.whole("host_memory_pinned_bytes"),
+        ),
+        machine=RankMachine(device=_device_stats(facts), pressure=_cpu_pressure(facts)),
+        config=RankConfig(),
+        training=RankTraining(),
+        ledger=RankLedger(
+            rows=_ledger_rows(facts), startup_seconds=facts.number("startup_seconds"),
+            unsaved_seconds=facts.number("unsaved_seconds"),
+        ),
+        agent=AgentHealth(
+            dropped=facts.count("events_dropped_total"), errors=facts.count("agent_errors_total"),
+            accounted_overhead_ratio=facts.number("agent_accounted_overhead_ratio"),
+            overhead_ratio=facts.number("agent_overhead_ratio"),
+            overhead_noise_ratio=facts.number("agent_overhead_noise_ratio"),
+        ),
+        requests=RankRequests(),
     )  # fmt: skip
 
 
@@ -198,15 +225,16 @@ def with_host_use(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
     """*ranks*, all of a run, with the memory that the ranks of each node use together."""
     used: dict[str, int] = {}
     for rank in ranks:
-        used[rank.node] = used.get(rank.node, 0) + max(0, rank.rss_bytes)
+        used[rank.node] = used.get(rank.node, 0) + max(0, rank.memory.rss_bytes)
+    risks = ((_risk_of_node(risk, rank, used) for risk in rank.memory.risks) for rank in ranks)
     return [
-        replace(rank, risks=tuple(_risk_of_node(risk, rank, used) for risk in rank.risks))
-        for rank in ranks
+        replace(rank, memory=replace(rank.memory, risks=tuple(rank_risks)))
+        for rank, rank_risks in zip(ranks, risks, strict=True)
     ]
 
 
 def _risk_of_node(risk: Risk, rank: RankSnapshot, used: Mapping[str, int]) -> Risk:
-    headroom = rank.host.headroom_bytes if rank.host is not None else -1
+    headroom = rank.memory.host.headroom_bytes if rank.memory.host is not None else -1
     if risk.pool != Pool.HOST or headroom < 0:
         return risk
     return replace(risk, used_bytes=used[rank.node], capacity_bytes=used[rank.node] + headroom)
@@ -353,15 +381,19 @@ def _stats_rows(facts: RankSamples) -> tuple[CollectiveStatsRow, ...]:
 
 def on_our_clock(rank: RankSnapshot, shift_ns: int) -> RankSnapshot:
     """*rank* with its times moved by *shift_ns*, from another node's monotonic clock to this one's."""
-    return replace(
-        rank,
-        started_ns=rank.started_ns + shift_ns,
-        last_event_ns=rank.last_event_ns + shift_ns,
-        recent=tuple(
-            replace(step, start_ns=step.start_ns + shift_ns, end_ns=step.end_ns + shift_ns)
-            for step in rank.recent
-        ),
-        in_flight=tuple(replace(op, issued_ns=op.issued_ns + shift_ns) for op in rank.in_flight),
+    status, in_flight = rank.status, rank.communication.in_flight
+    recent = (
+        replace(step, start_ns=step.start_ns + shift_ns, end_ns=step.end_ns + shift_ns)
+        for step in rank.steps.recent
+    )
+    return (
+        rank.with_recent(recent)
+        .with_status(
+            started_ns=status.started_ns + shift_ns, last_event_ns=status.last_event_ns + shift_ns
+        )
+        .with_communication(
+            in_flight=tuple(replace(op, issued_ns=op.issued_ns + shift_ns) for op in in_flight)
+        )
     )
 
 
@@ -393,8 +425,8 @@ def findings_of(
 
 def with_deaths(findings: Iterable[Finding], ranks: Sequence[RankSnapshot]) -> tuple[Finding, ...]:
     """*findings*, of which those about deaths say what each of *ranks* died of, and in which step."""
-    failed = [rank for rank in ranks if rank.failed]
-    fates = {r.rank: f"{r.ended} after step {human_count(r.step)}" for r in failed}
+    failed = [rank for rank in ranks if rank.status.failed]
+    fates = {r.rank: f"{r.status.ended} after step {human_count(r.steps.last_step)}" for r in failed}
     if (first_dead := first_failed(failed)) is not None:
         fates[-1] = f"{rank_prefix(first_dead.rank)}{fates[first_dead.rank]}"
     return tuple(
@@ -440,8 +472,8 @@ def stragglers_of_findings(
     late = {finding.rank for finding in findings if finding.rule == "straggler"}
     return tuple(
         Straggler(
-            rank=rank.rank, late_seconds=rank.late_seconds or 0.0, since_step=0, phases=(),
-            share=(rank.late_seconds or 0.0) / rank.step_seconds if rank.step_seconds else 0.0,
+            rank=rank.rank, late_seconds=rank.communication.late_seconds or 0.0, since_step=0, phases=(),
+            share=(rank.communication.late_seconds or 0.0) / (rank.steps.median_seconds or math.inf),
             longer_seconds=0.0,
         )
         for rank in ranks
