@@ -63,6 +63,7 @@ def hub_model(path: str) -> tuple[Any, dict[str, Any]]:
 
     Raises ValueError for a model that transformers does not have.
     """
+    # Before the import: transformers and huggingface_hub read both variables at theirs
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     transformers = importlib.import_module("transformers")
     content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -100,6 +101,7 @@ def repeated_layers(model: Any) -> list[tuple[str, Any]]:
         inside = any(name.startswith(f"{outer}.") for outer, _ in layers)
         if is_list and len(module) >= _MIN_BLOCKS and not inside:
             kinds = {type(child) for child in module}
+            # A list of activations or dropouts has no parameters that FSDP could shard
             if len(kinds) == 1 and next(module[0].parameters(), None) is not None:
                 layers += [(f"{name}.{i}", child) for i, child in enumerate(module)]
     return layers
@@ -118,6 +120,7 @@ def unit_rows(model: Any) -> Iterator[dict[str, Any]]:
             if not own_params:
                 continue
             shapes = tuple(tuple(p.shape) for p in own_params)
+            # Without the name, a root with the shapes of a layer would count as one more layer
             key = (name == "(root)", shapes, trainable)
             row = rows.setdefault(
                 key, {"name": name, "shapes": shapes, "count": 0, "trainable": trainable}
@@ -147,6 +150,7 @@ def trace_step(entry: str, options: argparse.Namespace) -> dict[str, Any]:
                 )
 
                 apply_activation_checkpointing(model, check_fn=lambda m, b=block: m is b)
+        # Listed again: checkpointing has put a CheckpointWrapper in the place of each block
         for _, block in repeated_layers(model):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -162,6 +166,7 @@ def trace_step(entry: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def scalar_loss(output: Any) -> Any:
     """Returns a scalar of the model's output."""
+    # Outputs of transformers have a loss of None where the inputs have no labels
     if hasattr(output, "loss") and output.loss is not None:
         return output.loss
     output = getattr(output, "logits", output)
@@ -195,6 +200,8 @@ def main() -> None:
             roles = ("Activation", "Temp")
             described["activation_bytes"] = sum(described["traced"].get(name, 0) for name in roles)
     sys.stderr.write(printed.getvalue())
+    # C code of the model prints past `redirect_stdout`. Without the line break, the mark that
+    # `zeromon plan` looks for could stand in the middle of its line.
     sys.stdout.write(f"\nzeromon: {json.dumps(described)}\n")
 
 

@@ -114,6 +114,7 @@ class Guard:
     def _key_from_cookie(self, header: str) -> str:
         try:
             morsel = SimpleCookie(header).get(self._cookie)
+        # A browser also sends the cookies of all other servers on this host
         except CookieError:
             return ""
         return morsel.value if morsel is not None else ""
@@ -146,6 +147,7 @@ class Guard:
                 headers = message.get("headers", ())
                 if message["status"] == 200 and _is_page_frame(path, headers):
                     query = scope.get("query_string", b"").decode("latin-1")
+                    # In the event loop, a collector that is slow to answer would hold up every tab
                     exists = await asyncio.to_thread(self._has, path, query)
                     message["status"] = 200 if exists else 404
                 elif message["status"] == 500 and (path in _BY_PAGES or _is_dash_script(path)):

@@ -85,6 +85,7 @@ def _asked_for_parts(feeds: Feeds) -> Iterator[tuple[Any, ...]]:
     def show_last_lanes(steps: str, _: int | None, address: str) -> Any:
         route = parse_address(address)
         followed = feeds.hub.followed(route.run)
+        # A request may bring any value, and int() raises for most
         number = steps if steps in timeline_page.STEPS else timeline_page.STEPS[1]
         lanes = followed.source.lanes(int(number), route.ranks)
         return timeline_page.timeline_view(lanes, followed.newest().run)

@@ -244,6 +244,7 @@ def overlaid_charts(
     runs: Sequence[tuple[RunSnapshot, Series]], steps: tuple[int, int] | None = None
 ) -> dict[str, Chart | None]:
     """The charts of the first run with a line of each of *runs*: its fullest, or its median, rank."""
+    # By id, because a series is a dict, which has no hash; once here, and not for each chart
     columns = {id(series): rows_of(series) for _, series in runs}
     return {
         spec.name: _overlaid_chart(spec, runs, columns, steps)

@@ -86,6 +86,7 @@ class Feed:
         """JSON of what *cursor* lacks: ``props`` and ``extend`` by id, and the new ``cursor``."""
         with self._lock:
             self._update()
+            # After a restart of the dashboard versions begin at 1: an old cursor would miss parts
             is_current = cursor.feed == self.name
             version = cursor.version if is_current else -1
             props = {name: encoded for name, (encoded, v) in self._parts.items() if v > version}
@@ -106,6 +107,7 @@ class Feed:
         return Cursor(self.name, self._version, " ".join(self._epochs.values()), last_step)
 
     def _update(self) -> None:
+        # Before the snapshot is read, so that it has the ranks that this page shows
         self._followed.request_detail(self.where.ranks, self.where.node)
         reading = self._followed.newest()
         other_runs = [followed.newest().run for followed in self._others]
@@ -118,6 +120,7 @@ class Feed:
         self._shown = state
         run = reading.run
         if self.where.at is not None:
+            # A recorded moment does not change: it is read from disk once
             self._past = self._past or self._followed.at(self.where.at)
             run = self._past
         number, series = 0, dict[str, list[int]]()
@@ -141,6 +144,7 @@ class Feed:
             )
         )
         self._version += 1
+        # A clock that is set back gives a negative age: the sums would stand still until it catches up
         waits = not run.ended and 0 <= run.taken_wall - self._sums_wall < _SUMS_SECONDS
         self._sums_wall = self._sums_wall if waits else run.taken_wall
         for name, props in self._page.parts.items():
@@ -200,8 +204,10 @@ class Feeds:
             if feed is not None:
                 self._known.move_to_end(route.address)
                 return feed
+        # Outside the lock: a collector that is slow to answer would hold up the tabs of all runs
         new_feed = Feed(self.hub, route)
         with self._lock:
+            # Another tab may have made the same feed meanwhile, and both must share one
             new_feed = self._known.setdefault(route.address, new_feed)
             while len(self._known) > _MAX_FEEDS:
                 self._known.popitem(last=False)

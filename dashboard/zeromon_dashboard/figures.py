@@ -104,6 +104,7 @@ def flame_graph(title: str, holdings: Sequence[Holding]) -> dict[str, Any]:
         "type": "icicle", "branchvalues": "total", "tiling": {"orientation": "v"},
         "ids": list(numbers.values()),
         "parents": [numbers[path[:-1]] if path else "" for path in nodes],
+        # plotly reads tags such as <a href> in a label, and frames come from the file
         "labels": [escape(path[-1]) if path else "all" for path in nodes],
         "values": list(nodes.values()),
         "text": [human_bytes(nbytes) for nbytes in nodes.values()],
@@ -347,7 +348,9 @@ def own_time_figure(
     own_ms: dict[int, dict[int, float]]
     if steps is None:
         own_ms = {
-            rank.rank: _own_milliseconds(rank.steps.recent[-2 * _STEPS_OF_HEAT :]) for rank in run.ranks
+            # Twice as many as are drawn: ranks may be some steps apart, and only common steps count
+            rank.rank: _own_milliseconds(rank.steps.recent[-2 * _STEPS_OF_HEAT :])
+            for rank in run.ranks
         }
         max_steps = _STEPS_OF_HEAT
     else:
@@ -361,6 +364,7 @@ def own_time_figure(
         return None
     medians = {step: statistics.median(steps[step] for steps in own_ms.values()) for step in common}
     z = [[round(steps[step] - medians[step], 4) for step in common] for steps in own_ms.values()]
+    # Where all ranks are equally fast, a scale from 0 to 0 has no colours
     limit = max(1e-3, *(abs(value) for row in z for value in row))
     data = {
         "type": "heatmap", "z": z, "x": common, "y": [f"rank {n}" for n in own_ms],
@@ -407,6 +411,7 @@ def rank_map_figure(run: RunSnapshot, metric: str) -> dict[str, Any]:
     rows = [cells[n : n + wide] for n in range(0, len(cells), wide)]
     highest = max((value for value, _ in cells if value is not None), default=0)
     for row in rows:
+        # plotly draws a heat map of rows of one length only
         row.extend([(None, ["", "", ""])] * (wide - len(row)))
     data = {
         "type": "heatmap", "colorscale": "Cividis", "xgap": 2, "ygap": 2,

@@ -135,5 +135,6 @@ def _figure_markup(plot: dict[str, Any], *, still: bool) -> str:
     config = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
     if still:
         config["displayModeBar"] = False
+    # The head of the page has plotly: each figure would bring its 5 MB again
     body = go.Figure(plot).to_html(full_html=False, include_plotlyjs=False, config=config)
     return f"<div class='figure'>{body}</div>"

@@ -122,6 +122,7 @@ class Followed:
         if not self._lock.acquire(blocking=wait):
             return
         try:
+            # The thread of another tab may have read the source while this one waited for the lock
             if self._run is not None and self._clock() - self._read_at < _FRESH_SECONDS:
                 return
             self._run, self._trouble = self.source.latest(), ""
@@ -139,6 +140,7 @@ class Followed:
         with suppress(ZeromonError, OSError):
             source = open_run_source(self.source.run, self._store)
             run = source.latest()
+            # A record is written at intervals: it may be older than what the tabs show
             if self._run is None or run.taken_wall >= self._run.taken_wall:
                 self.source, self._run, self._trouble = source, run, ""
                 self._read_at = self._clock()
@@ -213,6 +215,7 @@ class Followed:
         if last_steps and steps is None and run is not None:
             seconds = max((r.steps.median_seconds or 0.0 for r in run.ranks), default=0.0)
             end_seconds = until_seconds if until_seconds is not None else run.taken_wall
+            # A fifth more, as steps vary in length; the surplus is cut by number below
             since_us = round((end_seconds - 1.2 * last_steps * seconds) * 1e6)
         series: Series | None = None
         with suppress(ZeromonError, OSError):
@@ -345,6 +348,7 @@ class Hub:
             return listed
         if self._server is not None:
             items = [_listed_item(run) for run in runs_of(self._server)]
+            # One assignment of both: another thread must not see a new time with the old list
             self._list = (self._clock(), items)
             return items
         live = {run.run for run in runs_of_node() if not run.ended}

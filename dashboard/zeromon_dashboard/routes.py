@@ -44,6 +44,7 @@ _TRACE = msgspec.json.Decoder(_Trace)
 def add_routes(server: Any, feeds: Feeds) -> None:
     """Registers all routes with the FastAPI application."""
 
+    # No coroutine: FastAPI runs it in a thread, so that a slow collector holds up this tab alone
     def poll_page_changes(request: Request) -> Response:
         query = request.query_params
         cursor = Cursor(
@@ -84,9 +85,11 @@ def add_routes(server: Any, feeds: Feeds) -> None:
     async def capture_trace(request: Request) -> Response:
         try:
             capture = _TRACE.decode(await request.body())
+        # msgspec raises RecursionError for JSON that is nested too deep
         except (ValueError, RecursionError) as error:
             return _json_answer(json.dumps({"error": f"not a request: {error}"}), 400)
         try:
+            # The collector answers over the network, and a coroutine that waits for it stops every tab
             number = await asyncio.to_thread(
                 lambda: feeds.hub.followed(capture.run).source.trace(capture.steps)
             )
@@ -126,6 +129,7 @@ def _json_answer(json_text: str, status: int = 200) -> Response:
 def _parse_integer(field: str) -> int:
     try:
         return int(float(field))
+    # int(float("inf")) raises OverflowError, int(float("nan")) ValueError
     except (ValueError, OverflowError):
         return -1
 
@@ -169,6 +173,7 @@ def make_app(hub: Hub, *, token: str, port: int, loopback: bool = True) -> Any:
         title="zeromon",
         update_title=None,
         serve_locally=True,
+        # Pages come and go, and callbacks name components that the first layout lacks
         suppress_callback_exceptions=True,
         compress=False,
         enable_mcp=False,

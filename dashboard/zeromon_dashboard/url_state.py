@@ -74,6 +74,7 @@ class Route:
         }
         path = f"/run/{quote(self.run, safe='')}/{self.page}" if self.run else "/"
         if self.unknown:
+            # An address in JSON may have lone surrogates, which UTF-8 cannot encode
             path = "/" + quote(self.unknown, safe="", errors="replace")
         query = urlencode({name: field for name, field in fields.items() if field}, safe=",")
         return path + (f"?{query}" if query else "")
@@ -124,6 +125,7 @@ def _parse_run_names(joined: str, but: str = "") -> tuple[str, ...]:
 
 
 def _parse_rank_numbers(joined: str) -> tuple[int, ...]:
+    # isdecimal, because isdigit is also true of "²", for which int() raises
     numbers = {int(number) for number in joined.split(",") if number.isdecimal() and len(number) < 8}
     return tuple(sorted(numbers))[:_MAX_RANKS]
 
@@ -148,4 +150,5 @@ def _parse_moment(timestamp: str) -> float | None:
         seconds = float(timestamp)
     except ValueError:
         return None
+    # Excludes NaN and infinity, which float() reads
     return seconds if 0 < seconds < 1e11 else None

@@ -123,6 +123,7 @@ def data_grid(
     return dag.AgGrid(
         id=name,
         columnDefs=list(columns),
+        # Without ids, AG Grid builds every row anew each second and drops the user's selection
         getRowId="params.data.id",
         defaultColDef={
             "sortable": True,

@@ -34,6 +34,7 @@ _BEGIN_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
 _STALE_SECONDS = 3600.0
 _MAX_AT_ONCE = 16
+# BaseException: for a SystemExit, PyRun_SimpleString ends the whole process
 _LINE = """try:
  import os
  os.rename({script!r},{taken!r})
@@ -89,6 +90,7 @@ def attach_ranks(ranks: Sequence[Process], root: Path) -> tuple[Path, list[Outco
 
     with ThreadPoolExecutor(_MAX_AT_ONCE) as pool:
         outcomes = list(pool.map(attach_rank, ranks))
+    # No rank has the agent: the collector would follow the empty folder as a run
     if not existing and not list(folder.glob("rank*.ring")):
         for name in ("run.json", NAME):
             (folder / name).unlink(missing_ok=True)
@@ -185,6 +187,7 @@ def _run_payload_in(
         try:
             injected = inject.inject_line(pid, code, lambda: not script.exists())
             _wait_for_answer(pid, watch, script, answer)
+            # Not JSON: the payload must not import a module that the target has not imported
             return injected, ast.literal_eval(answer.read_text())
         finally:
             for path in (script, claimed, answer):
@@ -244,6 +247,7 @@ def _locked_process(lock: Path, pid: int) -> Iterator[None]:
     try:
         yield
     finally:
+        # Before the lock is released: else one attach locks this file, and the next one a new file
         lock.unlink(missing_ok=True)
         os.close(fd)
 

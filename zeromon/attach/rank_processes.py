@@ -18,6 +18,7 @@ from zeromon.probes.process import process_start_ticks
 
 PROC = Path("/proc")
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+# Slurm gives SLURM_PROCID to a batch script too, which is no rank
 _LAUNCHED = _RANK[:3]
 _WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _SHARED = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
@@ -167,11 +168,13 @@ def _topmost_ranks(ranks: Iterable[Process], table: Mapping[int, Process]) -> li
             above = table.get(above.parent)
         if above is None:
             top.append(process)
+    # Comparing None with a number raises TypeError: ranks without a number come last
     return sorted(top, key=lambda p: (p.rank is None, p.rank, p.pid))
 
 
 def _spawned_ranks(pid: int, below: Iterable[Process]) -> list[Process]:
     """Ranks that torch.multiprocessing.spawn started: they have no number in the environment."""
+    # The resource tracker of multiprocessing has such a command too, and no torch
     ranks = (
         p
         for p in below

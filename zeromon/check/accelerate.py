@@ -55,6 +55,7 @@ def unknown_names(config: Config, _ds_config: Config | None, _: Machine) -> Iter
     """Yields unknown and old names; accelerate refuses unknown ones at the top, not in sections."""
     library = load_schema()["accelerate"]
     sagemaker = config.get("compute_environment") == "AMAZON_SAGEMAKER"
+    # accelerate reads a file for SageMaker by another class, with settings of its own
     for name in () if sagemaker else config.data:
         if str(name) not in library["top"] and str(name) not in _OLD:
             fix = did_you_mean(name, library["top"], 0.7) or f"remove {name}"
@@ -258,6 +259,7 @@ def idle_devices(config: Config, _ds_config: Config | None, machine: Machine) ->
     """Yields fewer processes than the machines have devices: num_processes counts all machines."""
     ranks, hosts = parse_whole(config.get("num_processes")), parse_whole(config.get("num_machines"))
     gpus = machine.devices_per_host
+    # gpu_ids leaves devices out on purpose
     selects = config.get("gpu_ids") not in (None, "all")
     if ranks and hosts and hosts > 1 and gpus and ranks < hosts * gpus and not selects:
         message = f"num_processes is {ranks}, for all {hosts} machines of {gpus} devices together"

@@ -51,6 +51,7 @@ def read_text(file: File) -> str:
     """
     try:
         status = file.stat()
+        # Reading a named pipe waits for a writer for ever, and /dev/zero has no end
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableError("this is not a regular file")
         if status.st_size > MAX_BYTES:
@@ -104,6 +105,7 @@ def parse_python(source: str) -> ast.Module:
     except SyntaxError as error:
         message = f"Python cannot read it: {error.msg}"
         raise UnreadableError(message, error.lineno or 1, error.offset or 1) from error
+    # ast.parse raises these for null bytes and for deep nests, besides SyntaxError
     except (ValueError, RecursionError, MemoryError) as error:
         raise UnreadableError(f"Python cannot read it: {error or 'nested too deep'}") from error
 
@@ -137,6 +139,7 @@ def _parse_json(content: str) -> tuple[_Read, Refused | None]:
 def _parse_hjson(content: str, refused: Refused) -> Any:
     """Returns what Hjson contains, as DeepSpeed reads it: comments, trailing commas, unquoted keys."""
     message = f"neither JSON nor Hjson: {refused.message}"
+    # hjson is written in Python, and as slow as the YAML parser
     if len(content) > _MAX_YAML_CHARS:
         raise UnreadableError(message, refused.line, refused.column)
     try:
@@ -183,6 +186,7 @@ def _json_key_places(
                     duplicates.append(key_path)
                 positions[key_path] = at
         elif symbol not in ":," and not symbol.startswith(("#", "/")):
+            # Hjson takes control characters in a text, which strict JSON refuses
             key = json.loads(symbol, strict=False) if symbol[0] == '"' else symbol.strip("'")
             at = line_number, start - content.rfind("\n", 0, start)
     return positions, tuple(duplicates)
@@ -203,12 +207,14 @@ def _parse_yaml(content: str) -> _Read:
     if _bracket_depth(content) > _MAX_BRACKETS:
         raise UnreadableError("the file is nested too deep")
     try:
+        # SafeLoader makes no Python objects; within the try, as it refuses characters when it is made
         loader = yaml.SafeLoader(content)
         node = loader.get_single_node()
         positions: dict[Path, tuple[int, int]] = {(): (1, 1)}
         duplicates: list[Path] = []
         if node is None:
             raise UnreadableError("the file is empty")
+        # A few lines of aliases of aliases stand for billions of nodes, which each walk visits
         if _expanded_size(node, {}) > _MAX_KEYS:
             raise UnreadableError("YAML aliases expand to too many nodes, or contain themselves")
         for path, mark in _yaml_keys(node, (), set()):
@@ -250,6 +256,7 @@ def _yaml_keys(node: yaml.Node, path: Path, visited: set[int]) -> Iterator[tuple
         return
     visited.add(id(node))
     for key, value in node.value:
+        # "<<" merges another mapping: it is no key of this one
         if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
             key_path = (*path, str(key.value))
             yield key_path, key.start_mark

@@ -316,6 +316,7 @@ def early_config(script: Script, call: Call, config: Config, _: int | None) -> I
     values = [config.get(name) for name in names]
     auto = [name for name, value in zip(names, values, strict=True) if value == AUTO]
     fix = "give the micro-batch and the accumulation as numbers, and no train_batch_size"
+    # In a script "auto" stands for a computed value, which zero.Init accepts
     if auto and config.dialect != "python":
         message = f'HfDeepSpeedConfig leaves {join_names(auto)} "auto", and zero.Init refuses it'
         yield script.problem("ZM602", "error", call.node, message, fix, auto[0])

@@ -68,6 +68,7 @@ class Flow:
                 elif expr not in visited:  # a cycle adds no value
                     visited.add(expr)
                     stack.append(expr)
+        # Beyond the bound nothing is certain: a script can lead back to itself in endless variants
         return expressions if expressions and len(visited) <= _MAX_FOLLOWED else [None]
 
     def step(self, node: ast.expr) -> Values:
@@ -82,6 +83,7 @@ class Flow:
         variable = self.owner(node)
         if variable is None:
             return [node]
+        # Any function may assign such a name, at a moment that the text does not show
         if variable.name in self.shared:
             return [None]
         sources: Values = []
@@ -141,6 +143,7 @@ class Flow:
     def _returned_values(self, function: Function) -> Values:
         returns: Values = []
         for node in (n for n in ast.walk(function) if self.scopes.get(n) is function):
+            # A call of a generator gives an iterator, and not what its body returns
             if isinstance(node, (ast.Yield, ast.YieldFrom)):
                 return [None]
             if isinstance(node, ast.Return):
@@ -148,6 +151,7 @@ class Flow:
         tail = function.body[-1]
         end_types = (ast.Return, ast.Raise, ast.If, ast.With, ast.Try)
         through = not isinstance(tail, end_types) or (isinstance(tail, ast.If) and not tail.orelse)
+        # A body that may end without a return gives None, and a decorator may return anything
         return [*returns, None] if through or not returns or function.decorator_list else returns
 
     # ---- calls ------------------------------------------------------------------------------------
@@ -166,6 +170,7 @@ class Flow:
             bound = self.bindings.get(Variable(inside, name), []) if inside else []
         if len(bound) == 1 and isinstance(bound[0], ast.ClassDef):
             bound = self.bindings.get(Variable(bound[0], "__init__"), [])
+        # Of two definitions of one name, which one runs is not certain
         target = bound[0] if len(bound) == 1 else None
         return target if isinstance(target, _FUNCTIONS) else None
 
@@ -176,6 +181,7 @@ class Flow:
         while pending:
             chain = pending.pop()
             calls = self.callers.get(self.scopes.get(chain[0], self.tree), [])
+            # A function that calls itself would make the chain endless
             pending += [(call, *chain) for call in calls if call not in chain]
             complete += [] if calls else [chain]
             if len(pending) + len(complete) > _MAX_FOLLOWED or len(chain) > _DEPTH:
@@ -211,6 +217,7 @@ class Flow:
         """Returns whether a loop may be around *node*, or around a call on a way there."""
         chains = self.call_chains(node)
         steps = (step for chain in chains for step in chain)
+        # With too many ways to follow, a loop on one of them is possible
         return not chains or any(
             isinstance(parent, LOOPS) for step in steps for parent, _ in self.around(step)
         )
@@ -268,6 +275,7 @@ def read_flow(tree: ast.Module) -> Flow:
             inside = flow._enclosing_class(scope) if name.startswith("self.") else scope
             flow.bindings.setdefault(Variable(inside or scope, name), []).append(value)
             if isinstance(value, ast.expr):
+                # _unpacked_names() makes an item that is not in the tree, and so has no scope yet
                 flow.scopes.setdefault(value, scope)
         if isinstance(node, (ast.Global, ast.Nonlocal)):
             flow.shared.update(node.names)
@@ -276,6 +284,7 @@ def read_flow(tree: ast.Module) -> Flow:
         inner = node if isinstance(node, _SCOPES) else scope
         for child in ast.iter_child_nodes(node):
             flow.parents[child] = node
+            # A decorator runs outside of the function, where the parameters are unknown
             outside = isinstance(node, _FUNCTIONS) and child in node.decorator_list
             stack.append((child, scope if outside else inner))
     _read_stores(flow)
@@ -327,6 +336,7 @@ def _unpacked_names(
         elements = value.elts if isinstance(value, (ast.Tuple, ast.List)) and not stars else None
         if elements is not None and len(elements) != len(target.elts):
             return
+        # Behind a starred target the place depends on the length of the value, which is unknown
         for n, element in enumerate(target.elts[: stars[0]] if stars else target.elts):
             item = ast.copy_location(ast.Subscript(value, ast.Constant(n), ast.Load()), value)
             yield from _unpacked_names(element, elements[n] if elements is not None else item, done)
@@ -354,6 +364,7 @@ def _read_stores(flow: Flow) -> None:
         if variable is not None:
             flow.stores.setdefault(variable, []).append(Store(tuple(keys), value, node))
     for stores in flow.stores.values():
+        # read_flow() walks by a stack, so stores do not come in the order of the lines
         stores.sort(key=lambda store: store.place.lineno)
 
 
@@ -379,6 +390,7 @@ def _read_calls(flow: Flow) -> None:
             flow.callers.setdefault(function, []).append(parent)
         else:
             used.add(function)
+    # A method called on any object may be this one: such calls are in no list of callers
     attributes = {n.attr for n in flow.scopes if isinstance(n, ast.Attribute) and not _name_of(n)}
     for called in list(flow.callers):
         is_method = isinstance(flow.scopes.get(called), ast.ClassDef)
@@ -387,4 +399,5 @@ def _read_calls(flow: Flow) -> None:
         if called in used or decorated or (is_method and name in attributes):
             del flow.callers[called]
     for calls in flow.callers.values():
+        # read_flow() walks by a stack, so calls do not come in the order of the lines
         calls.sort(key=lambda call: (call.lineno, call.col_offset))

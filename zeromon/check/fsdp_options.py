@@ -116,6 +116,7 @@ def wrong_values(options: Options) -> Iterator[Problem]:
     """Yields values that transformers or accelerate refuses."""
     for name, choices in _option_choices(options).items():
         value = options.get(name)
+        # In a script "auto" stands for a computed value, and not for the text
         is_computed = value == AUTO and options.config.dialect == "python"
         if value is not None and not is_computed and options.word(name) not in choices:
             message = f"there is no {options.path(name)[-1]} {value}"
@@ -132,6 +133,7 @@ def _option_choices(options: Options) -> dict[str, list[str]]:
         return allowed
     for name in ("backward_prefetch", "state_dict_type", *(("sharding_strategy",) if version else ())):
         choices = library[f"fsdp_{name}"]
+        # transformers takes the strategy of FSDP1 as reshard_after_forward
         is_renamed = name == "sharding_strategy" and options.reader == "transformers"
         option = "reshard_after_forward" if is_renamed else name
         allowed[option] = [*choices, *map(str, range(1, len(choices) + 1))]
@@ -157,6 +159,7 @@ def other_version(options: Options) -> Iterator[Problem]:
 def costly_values(options: Options) -> Iterator[Problem]:
     """Yields valid values that cost memory or time."""
     ranks = parse_whole(options.config.get("num_processes")) or 1
+    # With one rank nobody waits while a checkpoint is gathered
     waits = options.reader != "accelerate" or ranks > 1
     for name, costs, code, severity, better, message in _COSTLY:
         is_read = options.version == 1 or name not in _OF_FSDP_1

@@ -65,12 +65,14 @@ def _is_guarded(script: Script, node: ast.AST) -> bool:
             )
             mine = child in body
             nodes = (n for arm in (orelse if mine else body) for n in ast.walk(arm))
+            # Where the other arm calls it, too, all ranks do: each in an arm of its own
             if _is_by_rank(script, parent.test, on_first=mine) and not any(
                 _is_same_call(node, n) for n in nodes
             ):
                 return True
         if _left_before(script, parent, child):
             return True
+    # around() stops below the function, whose own body may have the early return
     top = [node, *(parent for parent, _ in script.flow.around(node))][-1]
     return _left_before(script, script.flow.scopes[node], top)
 
@@ -122,9 +124,11 @@ def _is_by_rank(script: Script, test: ast.expr, *, on_first: bool) -> bool:
         is_zero = isinstance(comparator, ast.Constant) and comparator.value == 0
         kinds = (ast.Eq,) if on_first else (ast.NotEq, ast.Gt)
         return is_zero and isinstance(test.ops[0], kinds)
+    # A function or variable of the script may have such a name, and mean something else
     of_framework = script.flow.function(_func_of(test)) is None and script.flow.owner(test) is None
     if on_first and _last_name(test) in _FIRST and of_framework:
         return True
+    # A rank alone as a condition is true on all ranks but 0
     if _last_name(test).lower() in _RANKS:
         return not on_first
     return _source_decides(script, test, on_first=on_first)
@@ -192,6 +196,7 @@ def no_shard(script: Script) -> Iterator[Problem]:
 
 def unscaled_fp16(script: Script) -> Iterator[Problem]:
     """Yields FSDP in fp16 without the gradient scaler that it needs."""
+    # Accelerator, Trainer and Fabric make the scaler themselves
     if script.words & {"ShardedGradScaler", "Accelerator", "Trainer", "Fabric"}:
         return
     for name in ("MixedPrecision", "MixedPrecisionPolicy"):
@@ -226,6 +231,7 @@ def _is_fsdp1_policy(script: Script, precision: Call) -> bool:
 def policy_of_the_root(script: Script) -> Iterator[Problem]:
     """Yields blocks that FSDP2 shards without the precision that only the whole model has."""
     calls = calls_of(script, "fully_shard")
+    # **kwargs may pass mp_policy, which no call then shows
     if any(is_open(call) for call in calls):
         return
     policy_of = {call.node: script.argument(call, "mp_policy") for call in calls}
@@ -280,6 +286,7 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
         if node.func.attr != "load_state_dict" or loaded not in loads or loaded in guarded:
             continue
         call = loads[loaded]
+        # The ranks of a host share the pages of a mapped file, and a meta tensor takes no memory
         if is_open(call) or script.value(script.argument(call, "mmap")) is True:
             continue
         if str(script.value(script.argument(call, "map_location", 1))) == "meta":
@@ -292,6 +299,7 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
 def loaded_on_device_0(script: Script) -> Iterator[Problem]:
     """Yields ``torch.load(..., map_location="cuda:0")`` that all ranks run, each with its own device."""
     wraps = any(call.short in WRAPPERS for call in script.calls)
+    # Without set_device the launcher may show each process one device, which is cuda:0 for each
     if not wraps or "set_device" not in script.words:
         return
     for call in script.calls:
@@ -305,6 +313,7 @@ def loaded_on_device_0(script: Script) -> Iterator[Problem]:
 
 def bf16_device(script: Script, machine: Machine) -> Iterator[Problem]:
     """Yields computation in bf16 on a device that emulates it."""
+    # A script that asks torch.cuda.is_bf16_supported() chooses another type there
     if machine.device not in NO_BF16 or "is_bf16_supported" in script.words:
         return
     names = {"autocast": "dtype", "MixedPrecision": "param_dtype", "MixedPrecisionPolicy": "param_dtype"}

@@ -139,6 +139,7 @@ def _options_at(
         at += 1
         if equals:
             options[name] = _literal_value(value)
+        # One dash alone may begin a negative number, which is a value
         elif name in flags or at == len(argv) or argv[at].startswith("--"):
             options[name] = True
         else:
@@ -178,6 +179,7 @@ def effective_config(command: Command, file: Config | None) -> Config | None:
     """
     if command.launcher != "accelerate":
         return file
+    # A copy: the checks of the file itself must not see what the command sets
     data: dict[str, Any] = dict(file.data) if file is not None else {}
     kinds = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
     for option, kind in kinds.items():
@@ -216,6 +218,7 @@ def overridden_settings(command: Command, file: Config) -> Iterator[Problem]:
     for name, value in command.options.items():
         path = _setting_path(name)
         theirs = file.get(*path) if path is not None else None
+        # The command has texts: "true" and true, "8" and 8 are no difference
         if path is None or theirs is None or str(theirs).lower() == str(value).lower():
             continue
         if name == "machine_rank" or "$" in str(value):  # another on each machine; of the shell
@@ -283,6 +286,7 @@ class Launch:
 def read_launch(content: str, file: str) -> Launch:
     """Returns the command and the machine of a launch file."""
     commands, comments, at = [], [], 1
+    # The mark of a continued line is kept, or the lines behind it would be counted too low
     for row in re.sub(r"\\\n", "\\\\ ", content).splitlines():
         code, _, comment = row.partition("#") if row.lstrip().startswith("#") else (row, "", "")
         comments.append(comment.lower())
@@ -291,6 +295,7 @@ def read_launch(content: str, file: str) -> Launch:
             commands.append(replace(read_command(argv), file=file, line=at))
         at += 1 + row.count("\\ ")
     remarks = "\n".join(comments)
+    # A family without a known device makes the device uncertain, also beside a known one
     families = [_OF_FAMILY.get(name, "?") for name in _INSTANCE.findall(remarks)]
     devices = {*families, *_DEVICE.findall(_INSTANCE.sub("", remarks))}
     instances = {match.group() for match in _INSTANCE.finditer(remarks)}

@@ -142,6 +142,7 @@ def restarted_workers(script: Script) -> Iterator[Problem]:
         if not isinstance(outer, (ast.For, ast.While)):
             continue
         for inner in (n for statement in outer.body for n in ast.walk(statement)):
+            # pop: a loader within two nested loops is reported once
             loader = named.pop(_iterated_name(inner), None)
             if loader is None or not loader.workers or loader.node("persistent_workers"):
                 continue
@@ -153,6 +154,7 @@ def restarted_workers(script: Script) -> Iterator[Problem]:
 
 def same_order(script: Script) -> Iterator[Problem]:
     """Yields a sampler that shuffles, in a script of several epochs that tells it no epoch."""
+    # Accelerator, Trainer, Fabric and Lightning tell the sampler the epoch themselves
     if script.words & {"set_epoch", "Accelerator", "Trainer", "Fabric", "LightningModule"}:
         return
     for call in script.calls:
@@ -160,6 +162,7 @@ def same_order(script: Script) -> Iterator[Problem]:
             continue
         node = script.argument(call, "shuffle", 3)
         of = ast.unparse(call.node.args[0]).lower() if call.node.args else ""
+        # Samples of a validation set may come in any order
         trains = not any(split in of for split in ("val", "eval", "test"))
         shuffles = trains and (node is None or script.value(node) is True)
         if shuffles and not is_open(call) and _has_several_epochs(script):

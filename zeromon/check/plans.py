@@ -96,6 +96,7 @@ def _plan_setup(config: Config, machine: Machine) -> plan.Setup | None:
         fields["ranks"] = machine.devices or fields.get("ranks") or ranks
         if not fields["ranks"]:
             return None
+        # --devices may be other than in the file, and ShardPlan refuses groups that do not divide it
         if fields["ranks"] % (fields.get("shard_ranks") or 1):
             fields["shard_ranks"] = 0
         fields["reshards"] = fields.get("stage") == ZeroStage.PARAMETERS

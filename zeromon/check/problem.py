@@ -150,6 +150,7 @@ def _json_literal(value: Any) -> str:
 
 
 def _yaml_literal(value: Any) -> str:
+    # YAML reads an unquoted no as false
     if value == "no":
         return "'no'"
     return value if isinstance(value, str) else _json_literal(value)
@@ -205,6 +206,7 @@ def as_sarif(problems: Iterable[Problem]) -> dict[str, Any]:
                         "rules": [_sarif_rule(code) for code in used],
                     }
                 },
+                # Without this, readers of SARIF count UTF-16 units, and Python counts code points
                 "columnKind": "unicodeCodePoints",
                 "results": [_sarif_result(p, used.index(p.code)) for p in results],
             }

@@ -74,6 +74,7 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
     launched = launch.read_command(command) if command else None
     machine = machine or Machine()
     pending = list(paths)
+    # A copy: the loop removes what it goes over
     for path in [path for path in pending if _is_launch_file(path)]:
         launch_file = launch.read_launch(_text_or_empty(path), path)
         if launch_file.command is not None or launched is not None:
@@ -92,6 +93,7 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
     ):  # files of a folder may not belong together
         run.across()
     order = {severity: index for index, severity in enumerate(SEVERITIES)}
+    # A set: two calls of a script that take one configuration find its problems twice
     ordered = sorted(
         set(run.problems), key=lambda p: (p.file, p.line, p.column, order[p.severity], p.code, p.key)
     )
@@ -368,6 +370,7 @@ def kind_of(data: Mapping[str, object]) -> str:
 def _training_files(folder: Path) -> Iterator[Path]:
     """Yields the files of a folder that may be training files; does not follow links to folders."""
     for at, names, files in os.walk(folder):
+        # In place: os.walk descends into what is left in this list
         names[:] = sorted(n for n in names if not n.startswith(".") and n not in _SKIPPED)
         for name in sorted(files):
             if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):

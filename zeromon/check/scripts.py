@@ -76,6 +76,7 @@ class Script:
                 return keyword.value
         args = call.node.args
         is_there = 0 <= position < len(args)
+        # Behind *args no position of an argument is certain
         starred = any(isinstance(arg, ast.Starred) for arg in args)
         return args[position] if is_there and not starred else None
 
@@ -85,6 +86,7 @@ class Script:
             return UNKNOWN
         values = [self._literal_value(expr) for expr in self.flow.values(node)]
         value = values[0]
+        # True == 1 in Python: without the types, both would be one value
         return value if all(type(v) is type(value) and v == value for v in values) else UNKNOWN
 
     def _literal_value(self, node: ast.expr | None) -> Any:
@@ -130,8 +132,10 @@ def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
+                # "import torch.distributed" binds the name torch alone
                 top = alias.name.partition(".")[0]
                 yield (alias.asname, alias.name) if alias.asname else (top, top)
+        # A relative import is a module of the script's own package, even if it is called torch
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 yield alias.asname or alias.name, f"{node.module}.{alias.name}"
@@ -351,6 +355,7 @@ def is_open(call: Call) -> bool:
 def whole_model_unit(script: Script) -> Iterator[Problem]:
     """Yields FSDP around the whole model, where the file wraps no other module."""
     fsdp = calls_of(script, FSDP)
+    # wrap() makes units within enable_wrap, and no call of FSDP shows them
     helpers = script.words & {"wrap", "enable_wrap", "auto_wrap"}
     models = [call.node.args[0] if call.node.args else None for call in fsdp]
     names = {node.id for node in models if isinstance(node, ast.Name)}

@@ -57,6 +57,7 @@ def _parameters_of(script: Script, node: ast.Call) -> list[ast.expr]:
 
 def norm_of_a_shard(script: Script) -> Iterator[Problem]:
     """Yields torch's ``clip_grad_norm_`` on FSDP1: each rank clips by the norm of its shard."""
+    # Under NO_SHARD each rank has whole gradients, so the norm by torch is right
     unsharded = {
         call.node
         for call in calls_of(script, FSDP)
@@ -80,6 +81,7 @@ def norm_of_a_shard(script: Script) -> Iterator[Problem]:
 def accumulation_communicates(script: Script) -> Iterator[Problem]:
     """Yields loops that accumulate gradients and still reduce them in every micro-step."""
     wraps = any(call.short in WRAPPERS for call in script.calls)
+    # The engine of DeepSpeed reduces gradients only at the end of an accumulation
     engine = any(call.name == "deepspeed.initialize" for call in script.calls)
     if not wraps or engine or script.words & _SYNC_NAMES:
         return

@@ -109,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     command: list[str] = []
+    # argparse drops "--", and would read the words of the launch command as paths
     if argv[:1] == ["check"] and "--" in argv:
         at = argv.index("--")
         argv, command = argv[:at], argv[at + 1 :]
@@ -124,17 +125,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_args(argv)
         setattr(options, AFTER_DASHES, command)
         code: int = options.call(options)
+        # A closed pipe raises here, in the try; at exit Python would print it and return 120
         sys.stdout.flush()
         return code
     except ZeromonError as error:
         tell_user(str(error), error.hint)
         return 2
     except KeyboardInterrupt:
+        # 128 + SIGINT, as a shell reports it
         return 130
     except BrokenPipeError:
+        # Python flushes stdout again at exit, which would fail a second time
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
+        # Without a path, the message would be "None: reason": the traceback says more
         if not isinstance(error.filename, str):
             raise
         tell_user(f"{error.filename}: {error.strerror}")

@@ -101,6 +101,7 @@ def call(options: argparse.Namespace) -> int:
         return _show_source(_open_server_run(server, options), options)
     if options.replay:
         return _open_terminal_view(ReplaySource(options.target, speed=options.speed), options)
+    # Before the attach: a tracker that is not installed must leave no agent in the ranks
     if options.track:
         check_tracker(options.track)
     code = attach_process.attach_first(options)
@@ -116,6 +117,7 @@ def _open_local_run(options: argparse.Namespace) -> LiveSource:
     """The run of this node that TARGET names; lets the user choose among several."""
     runs = find_live_runs(options.target)
     rows = [f"{r.run}  {r.ranks} ranks, {r.state}  {' '.join(r.command)[:60]}" for r in runs]
+    # With --json, a question would hold up the script that reads the output
     at = None if options.json else _choose_run_row(rows)
     return (only_live_run(runs) if at is None else runs[at]).open()
 
@@ -142,6 +144,7 @@ def _open_terminal_view(source: Source, options: argparse.Namespace) -> int:
         raise SourceError(
             "the terminal view needs a terminal", "Use --plain or --json, or zeromon report."
         )
+    # Imported here: --json would wait for Textual's application and all screens to load
     from zeromon.tui.app import ZeromonApp
 
     return (
@@ -182,6 +185,7 @@ def _choose_run_row(rows: Sequence[str]) -> int | None:
         sys.stderr.write(f"Which run? [1-{len(rows)}] ")
         sys.stderr.flush()
         answer = sys.stdin.readline()
+        # At Ctrl-D readline returns "" for ever, and the question would be repeated without end
         if not answer:
             return None
         if answer.strip().isdigit() and 1 <= int(answer) <= len(rows):

@@ -59,12 +59,14 @@ def attach_first(options: argparse.Namespace) -> int | None:
     fresh = [rank for rank in ranks if rank.pid not in watched]
     refused = False
     runs = {watched[rank.pid] for rank in ranks if rank.pid in watched}
+    # groupby joins neighbours only: unsorted, one job would become several runs
     for _, job in groupby(sorted(fresh, key=lambda rank: rank.job), key=lambda rank: rank.job):
         run, some_refused = _attach_job(list(job))
         refused = refused or some_refused
         runs.update(run)
     if not runs:
         return 2
+    # Without a target, the view lists all live runs and lets the user choose
     options.target = runs.pop() if len(runs) == 1 else None
     if not options.no_view:
         return None
@@ -103,6 +105,7 @@ def watched_pids() -> dict[int, str]:
     watched = {}
     for run in runs_of_node():
         if not run.ended:
+            # A run that ends meanwhile must not hide the ranks of all others
             with suppress(ZeromonError):
                 for rank in LiveSource(run.address, run.run).latest().ranks:
                     if rank.status.alive and not rank.status.detached:
@@ -123,6 +126,7 @@ def _attach_job(ranks: Sequence[Process]) -> tuple[list[str], bool]:
         tell_user(f"{len(refused) - _MAX_LISTED} more were refused")
     if not attached:
         return [], True
+    # A rank that belongs to a run already stays in it: *folder* is then not its run
     run = next((o.watched for o in attached if o.watched), folder.name)
     _wait_for_snapshot(root, folder, attached)
     seconds = time.monotonic() - start
@@ -171,6 +175,7 @@ def _wait_for_snapshot(root: Path, folder: Path, attached: Sequence[Outcome]) ->
     pids = {outcome.pid for outcome in attached}
     deadline = time.monotonic() + _SNAPSHOT_SECONDS
     while time.monotonic() < deadline:
+        # A collector that is starting may not answer yet
         with suppress(SourceError):
             if any(pids <= set(run.pids) for run in runs_of_node()):
                 return

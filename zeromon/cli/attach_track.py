@@ -123,8 +123,10 @@ class _Tracking:
                 if run.ended or not self._steps.first.live:
                     return self.close() or int(bool(self._said))
                 heard = time.monotonic()
+                # A collector ends soon after its last rank: a pause of a minute would miss its end
                 soon = bool(run.ranks) and not any(rank.status.alive for rank in run.ranks)
             except ZeromonError:
+                # The record tells a collector that has ended with its run from one that restarts
                 has_ended = any(run.run == self._run and run.ended for run in Store().list_manifests())
                 is_gone = has_ended or time.monotonic() - heard > _GONE_SECONDS
                 source = reopen_run_source(self._run, is_gone)  # on another port, or the record
@@ -151,15 +153,18 @@ class _Tracking:
         except Exception as error:  # what libraries raise; its text may have a secret
             self._say(f"{self._name} does not take the figures: {type(error).__name__}")
             return False
+        # After the push: rows that the tracker has not accepted are read and sent again
         self._steps.kept()
         self._say(self._steps.left_out)
         return True
 
     def close(self) -> int:
         """Ends what is open; returns 1 where that fails. A server that hangs is not waited for."""
+        # Cleared first: Ctrl-C during a slow close calls this function again
         tracker, self._tracker = self._tracker, None
         if tracker is None:
             return 0
+        # os._exit, because sys.exit in a timer's thread ends that thread alone
         limit = threading.Timer(_LAST_SECONDS, os._exit, (1,))
         limit.daemon = True
         limit.start()

@@ -72,6 +72,7 @@ def call(options: argparse.Namespace) -> int:
     """Finds the runs, compares, prints."""
     if len(options.runs) < 2:
         raise CompareError("a comparison needs two runs", "Like: zeromon compare ddp zero2")
+    # Before the runs are read: a mistyped threshold must not cost the reading of long histories
     limits = [parse_limit(limit) for limit in options.fail_on]
     with show_working("reading the runs"):
         compared = compare([[read_figures(name) for name in names.split(",")] for names in options.runs])
@@ -95,6 +96,7 @@ def read_figures(name: str) -> RunFigures:
 def snapshot_figures(snapshot: RunSnapshot, is_kept: bool) -> RunFigures:
     """The figures of *snapshot*, whose record is in the run store where *is_kept*."""
     step_frame = frame_of_steps(Store().history(snapshot.run)) if is_kept else None
+    # Early in a live run the record has no segment of steps
     if step_frame is None or step_frame.is_empty():
         step_frame = by_step(recent_step_frame(snapshot).lazy()).collect()
     return figures_of(snapshot, step_frame.to_dict(as_series=False))
@@ -237,6 +239,7 @@ def _noise_cells(row: Row, columns: Sequence[int], *, detailed: bool) -> list[Te
     for number in columns:
         cell = row.cells[number]
         share = human_share(cell.half_width, cell.value)
+        # The blank stands for the mark of other rows: without it the figures do not align
         cells.append((share if detailed or not number else f"{share} ", ""))
         if number and detailed:
             cells.append(("", ""))

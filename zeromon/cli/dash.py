@@ -74,6 +74,7 @@ def _serve_dashboard(
     )  # fmt: skip
     loopback = is_loopback_host(options.host)
     token = server_token()
+    # Bound here and not by uvicorn: the keys of address and cookie are derived for the port
     listening = open_listening_socket(options.host, options.port)
     number = listening.getsockname()[1]
     hub = hub_module.Hub(server=server)
@@ -84,9 +85,13 @@ def _serve_dashboard(
     key = access.address_key(token, number)
     address = f"http://{'127.0.0.1' if loopback else host}:{number}{start}token={key}"
     sys.stderr.write(f"zeromon: the dashboard is at {address}\n")
+    # Without a display, webbrowser starts lynx or w3m in this terminal
     if not options.no_browser and loopback and (os.environ.get("DISPLAY") or sys.platform == "darwin"):
+        # A NamedTemporaryFile without a reference is deleted before the browser reads it
         page = make_opening_page(address)
+        # From a thread, as the server below does not return
         threading.Timer(0.5, webbrowser.open, (Path(page.name).as_uri(),)).start()
+    # Without a limit, Ctrl-C waits for requests that are still being answered
     config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2)
     uvicorn.Server(config).run(sockets=[listening])
     return 0
@@ -114,9 +119,11 @@ def open_listening_socket(host: str, port: int | None) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TO_TRY):
         listener = socket.socket(family)
+        # Without this, a restart fails for a minute while old connections are in TIME_WAIT
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, candidate))
+        # bind raises OverflowError for a port above 65535, which zeromon mcp --port does not check
         except (OSError, OverflowError):
             listener.close()
             continue

@@ -59,6 +59,7 @@ def _chosen_ranks(options: argparse.Namespace) -> list[Process]:
 
 def _end_open_trials(pids: set[int]) -> None:
     """Ends the trials of these ranks: the agents leave at different steps, and all must undo at one."""
+    # find_live_runs raises where no run is live: then no trial is open
     with suppress(RunNotFound):
         for live in find_live_runs(None):
             trials = live.open().latest().trials if pids.intersection(live.pids) else ()

@@ -129,6 +129,7 @@ def survey_machine() -> list[Fact]:
     """All facts, in the order in which they are shown."""
     facts: list[Fact] = []
     for read_facts in LOOKS:
+        # A machine without /dev/shm, or with an odd /proc, must not hide the other facts
         with suppress(OSError, ValueError, ZeromonError):
             facts += read_facts()
     return facts
@@ -176,12 +177,14 @@ def torch_facts(python: str = "") -> list[Fact]:
 
 def ask_torch(python: str) -> dict[str, Any]:
     """The result of a separate Python process; empty when it fails."""
+    # Inside zeromon run, this process would take the inherited folder for that of its own run
     environment = os.environ | {"ZEROMON_RUN_DIR": ""}
     try:
         done = subprocess.run(
             [python, "-W", "ignore", "-c", f"FOLDERS = {own_package_folders()}{_ASK_TORCH}"],
             capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False, env=environment,
         )  # fmt: skip
+        # The import of torch and of its plugins may print to stdout, too
         answer = json.loads(done.stdout.partition("FOUND ")[2])
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return {}
@@ -247,6 +250,7 @@ def memory_facts() -> list[Fact]:
         limit = f"limit {human_bytes(host.limit_bytes)} ({host.cgroup})"
     facts.append(Fact("host memory", f"{human_bytes(host.headroom_bytes)} available, {limit}"))
     store = paths.record_store_root()
+    # Before the first run the store does not exist, and disk_usage needs a folder that does
     existing = next((p for p in (store, *store.parents) if p.exists()), Path("/"))
     free_bytes = shutil.disk_usage(existing).free
     writable = os.access(existing, os.W_OK)
@@ -273,6 +277,7 @@ def limit_facts() -> list[Fact]:
     """Limits of this user's processes."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    # RLIM_INFINITY is -1 in Python
     open_files = str(files) if files >= 0 else "unlimited"
     endless = locked == resource.RLIM_INFINITY
     pinned = "unlimited" if endless else human_bytes(locked)
@@ -377,6 +382,7 @@ def _show_survey(options: argparse.Namespace) -> int:
     alarm = any(fact.severity == "warning" for fact in facts)
     for run in live:
         sys.stdout.write("\n")
+        # In this order: `alarm or ...` would skip every run after the first alarm
         alarm = bool(_examine_run(LiveSource(run.address, run.run).latest(), options)) or alarm
     return int(alarm)
 
@@ -406,6 +412,7 @@ def _examine_run(run: RunSnapshot, options: argparse.Namespace) -> int:
     else:
         suspects = [] if options.no_stacks else _stack_suspects(hangs, run)
         reported = {rank.rank: "\n".join(rank.status.stack) for rank in run.ranks}
+        # A stack that the rank has reported needs neither py-spy nor the right to trace
         stacks = {rank: reported[rank] or python_stack_text(pid) for rank, pid in suspects}
         if not options.no_stacks and not run.ranks:
             starting = run.starting[:_MAX_STACKS]

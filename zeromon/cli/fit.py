@@ -223,6 +223,7 @@ def call(options: argparse.Namespace) -> int:
             "nothing in the command says where the stage goes", "Write {stage} in its place."
         )
     search = _Search(options, template, least_memory_first(names))
+    # A scheduler's SIGTERM then keeps the results and ends the launch, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         search.go()
@@ -247,6 +248,7 @@ class _Search:
     def __init__(self, options: argparse.Namespace, form: Template, names: Sequence[str]) -> None:
         self._options, self._template, self._names = options, form, names
         self.sizes = _allowed_batch_sizes(options)
+        # With the working folder: the same relative paths elsewhere are another training
         facts = [form.command, dict(form.environment), str(form.config), self.sizes, os.getcwd()]
         self.key = hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
         self._state = paths.record_store_root() / "fit" / f"{self.key}.json"
@@ -297,6 +299,7 @@ class _Search:
         folder = self._options.output
         trial = Trial(stage=stage, micro_batch=size, accumulation=self._accumulation_steps(size))
         command, environment = self._filled(trial, folder / f"launch{number}")
+        # zeromon run adds -2 to a name that exists, and _Watch would follow the earlier run
         name = f"fit-{self.key}-{number}-{int(time.time())}"
         of_stage = f"stage {stage}, " if stage else ""
         tell_user(f"launch {number} of at most {self._options.launches}: {of_stage}micro-batch {size}")
@@ -543,11 +546,13 @@ class Request:
 
 def run_launch(request: Request, tell: Callable[[str], None]) -> Trial:
     """Runs the command until it is measured, and ends it; raises :class:`LaunchError` where it fails."""
+    # A killed process loses what Python has buffered: the log would end before the error
     environment = {**os.environ, **request.environment, "PYTHONUNBUFFERED": "1"}
     environment.pop("ZEROMON_RUN", None)
     run = [sys.executable, "-m", "zeromon", "run", "--quiet", "--name", request.name, "--"]
     start = time.monotonic()
     with request.log.open("wb") as log:
+        # A session of its own: Ctrl-C must reach this process alone, which ends the launch in order
         child = subprocess.Popen(
             [*run, *request.command], env=environment, stdin=subprocess.DEVNULL,
             stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent,
@@ -613,6 +618,7 @@ class _Watch:
         used, previous = self.feet.read(), self._headroom
         self._headroom, kills = self.feet.headroom()
         self._kills = max(self._kills, kills)
+        # -1: neither a cgroup nor /proc/meminfo says what is left, and no launch may be stopped for that
         if self._headroom < 0:
             return ""
         capacity = used + self._headroom
@@ -639,6 +645,7 @@ class _Watch:
 
     def _steps(self) -> int:
         ranks = self._run.ranks if self._run is not None else ()
+        # The slowest rank may be among those that have not reported yet
         if not ranks or len(ranks) < max(rank.world_size for rank in ranks):
             return 0
         return min(rank.steps.watched_steps for rank in ranks)
@@ -661,6 +668,7 @@ class _Watch:
 
     def _ended(self) -> Trial:
         """The command ended by itself: it was short, or it died."""
+        # The collector needs a moment to see the exits and to read the last records of the rings
         for _ in range(10):
             self._ask()
             time.sleep(0.2)
@@ -670,6 +678,7 @@ class _Watch:
         no_memory = self._kills > 0 or any(r.memory.out_of_memory is not None for r in ranks)
         if no_memory:
             return replace(self._measured_trial("out of memory"), killed=True)
+        # A script that takes fewer steps than --steps has ended well, and is measured
         if self.child.returncode == 0 and self._steps() > 1:
             return self._measured_trial("")
         log_rows = self.request.log.read_text(errors="replace").strip().splitlines()
@@ -708,6 +717,7 @@ def _device_peak_bytes(rank: RankSnapshot) -> tuple[int, int] | None:
 
 def _add_step_timings(trial: Trial, run: RunSnapshot) -> Trial:
     """*trial* with the seconds of the slowest rank, and what a step of all ranks trains."""
+    # The first step compiles, autotunes and fills the allocator's cache
     times = [
         [step.seconds for step in settled_steps(rank.steps.recent) if step.step > 1]
         for rank in run.ranks
@@ -724,6 +734,7 @@ def _add_step_timings(trial: Trial, run: RunSnapshot) -> Trial:
         trial,
         seconds=slowest.value,
         seconds_error=slowest.error,
+        # JSON has no infinity: msgspec would write null, which the next call cannot read
         seconds_freedom=min(slowest.freedom, 1e6),
         exposed_seconds=fmean(exposed) if exposed else None,
         samples=samples if isinstance(samples, float) else None,

@@ -94,6 +94,7 @@ def build_mcp_server() -> Any:
         )  # fmt: skip
         arguments = mcp_tool.fn_metadata.arg_model
         arguments.model_config["extra"] = "forbid"  # a wrong name would mean the newest run
+        # pydantic has compiled the model already: without a rebuild it goes on ignoring wrong names
         arguments.model_rebuild(force=True)
         mcp_tool.parameters = arguments.model_json_schema()
         tools.append(mcp_tool)
@@ -118,6 +119,7 @@ def _wrap_tool(tool: Callable[..., list[str]]) -> Callable[..., str]:
         "max_bytes", inspect.Parameter.KEYWORD_ONLY, default=MAX_ANSWER_BYTES, annotation=int
     )
     parameters = [*signature.parameters.values(), size]
+    # The SDK makes the schema of a tool from this; functools.wraps would leave max_bytes out
     vars(run_tool)["__signature__"] = signature.replace(parameters=parameters, return_annotation=str)
     return run_tool
 

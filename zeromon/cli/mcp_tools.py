@@ -245,6 +245,7 @@ def _json_text(value: Any) -> str:
 
 
 def _make_printable(value: T, kind: type[T]) -> T:
+    # By way of JSON, every text is reached, however deep it is in the snapshot
     content = printable_values(msgspec.json.decode(msgspec.json.encode(value)))
     return msgspec.json.decode(msgspec.json.encode(content), type=kind)
 
@@ -269,6 +270,7 @@ def cut_answer(items: Sequence[str], max_bytes: int) -> str:
     blocks = [DATA]
     for item in items:
         rows = [_shorten_line(row) for row in item.split("\n")]
+        # An item of more than half the answer is cut by line: left out whole, it would leave little
         is_long = sum(map(len, rows)) > limit // 2
         blocks += rows if is_long else ["\n".join(rows)]
     answer = "\n".join(blocks)

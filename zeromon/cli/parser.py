@@ -57,6 +57,7 @@ def positive(typed: str) -> int:
 def whole(typed: str) -> int:
     """Parses the value of an option that is a whole number, 0 or more; ``5e8`` is one, too."""
     number = float(typed)
+    # The bound comes first: int() of infinity raises OverflowError, which argparse lets through
     if not 0 <= number < 1 << 40 or number != int(number):
         raise argparse.ArgumentTypeError(f"must be a whole number, not {typed}")
     return int(number)
@@ -74,6 +75,7 @@ def in_range(low: float, high: float = 1e18, *, above: bool = False) -> Callable
 
     def parse_number(typed: str) -> float:
         value = float(typed)
+        # As a negation, because NaN is neither below nor above a bound
         if not low <= value <= high or (above and value == low):
             bottom = f"above {low:g}" if above else f"{low:g} or more"
             top = f" and at most {high:g}" if high < 1e18 else ""
@@ -220,6 +222,7 @@ class Parser(argparse.ArgumentParser):
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
+            # argparse names the converter ("invalid positive value"), which says nothing to a user
             if error.message.startswith("invalid "):
                 is_whole = getattr(action.type, "__name__", "") in _WHOLE
                 error.message = f"{arg_string!r} is not a {'whole ' if is_whole else ''}number"

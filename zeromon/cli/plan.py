@@ -159,6 +159,7 @@ def predict_points(
     base = _new_point({}, options, setup_of, work)
     if base.setup is None:
         raise PlanError(base.error)
+    # A few sweeps have billions of combinations: none beyond the limit is made
     changes = list(itertools.islice(changes_of(options, base.setup, work.micro_batch), limit + 1))
     if len(changes) > limit:
         raise PlanError(f"more than {limit:,} points", hint="Sweep fewer settings at once.")
@@ -253,6 +254,7 @@ def _usual_changes(base: plan.Setup, micro: int) -> Iterator[Change]:
 
 
 def _new_point(change: Change, options: argparse.Namespace, setup_of: SetupOf, work: Work) -> Point:
+    # A copy: setup_from_model fills in --gpu, and each change starts from what was typed
     changed = argparse.Namespace(**vars(options))
     for name, value in change.items():
         _set_option(changed, name, value)

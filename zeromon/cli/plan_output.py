@@ -294,6 +294,7 @@ def _front_chart(base: Point, points: Sequence[Point], pareto: Sequence[Point]) 
     across = [(p.row.device_bytes, p.sample_seconds) for p in placed if p.row is not None]
     width, height = max(x for x, _ in across), max(y or 0 for _, y in across)
     curve = [(p.row.device_bytes, p.sample_seconds or 0) for p in pareto if p.row is not None]
+    # Of up to a million points, the chart has room for few in its 76 x 14 cells
     dots = tuple(
         Curve("point", "s1", [(x, y or 0.0)]) for x, y in across[:: len(across) // _MAX_DOTS + 1]
     )

@@ -114,6 +114,7 @@ def setup_from_model(options: argparse.Namespace) -> plan.Setup:
     hidden = model.architecture.hidden if model is not None and model.architecture else 0
     settings = read_config_changes(options, hidden)
     micro = options.micro_batch or settings.pop("micro_batch", None)
+    # With --micro-batch the line above does not take it out, and ShardPlan has no such field
     settings.pop("micro_batch", None)
     chosen = change_plan(base_plan(settings, options), settings, options)
     batch = _given_batch(options, micro) if micro or options.length or options.trace else None
@@ -172,6 +173,7 @@ def _split_data_parallel(chosen: ShardPlan, model_ranks: int) -> ShardPlan:
         return chosen
     if chosen.ranks % model_ranks:
         raise PlanError(f"{chosen.ranks} devices cannot be split into groups of {model_ranks}")
+    # 0 is resolved to all ranks, which are fewer here: the old number would exceed them
     shards = 0 if chosen.shard_ranks == chosen.ranks else chosen.shard_ranks
     return replace(chosen, ranks=chosen.ranks // model_ranks, shard_ranks=shards)
 
@@ -253,6 +255,7 @@ runpy.run_module("zeromon_agents.describe", run_name="__main__")
 """The folders are last: what the training has of a package counts."""
 
 
+# Each call starts a Python that imports torch, and a sweep asks at every point
 @cache
 def describe_entry(entry: str, traced: Batch | None = None, ranks: int = 1) -> dict[str, Any]:
     """Builds the model in a separate process: the core never imports torch or user code.
@@ -268,6 +271,7 @@ def describe_entry(entry: str, traced: Batch | None = None, ranks: int = 1) -> d
     inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
         str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))}  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, env=inherited, check=False)
+    # Of several marked lines the last counts: that of describe.py comes after those of the user's code
     marked = [x for x in done.stdout.splitlines() if x.startswith(DESCRIBED)]
     if done.returncode or not marked:
         error_rows = done.stderr.strip().splitlines()
@@ -382,10 +386,12 @@ def machine_of_options(options: argparse.Namespace, devices: int) -> Machine:
     """The speeds of the devices that --gpu names, and of the links between them."""
     named = [find_named_device(name) for name in (options.gpu or "").split(",")]
     specs = [device for device in named if device is not None]
+    # One device of unknown speed may be the slowest of all
     slowest = min(specs, key=lambda d: d.half_flops) if len(specs) == len(named) else None
     hosts = options.nodes or hosts_of(devices)
     host_link = slowest.link if slowest is not None else None
     link = options.interconnect
+    # NVLink ends at the host: between hosts, the device's own link is no default
     if link is None and hosts == 1:
         link = host_link
     return Machine(
@@ -427,6 +433,7 @@ def parse_memory_size(option: str, size: str) -> int:
     Raises :class:`PlanError` for anything but a size.
     """
     nbytes = parse_size(size)
+    # a100-40 ends in a digit and is no number without a unit
     if not size.strip()[-1].isalpha() and not size.strip()[:1].isalpha():
         tell_user(f"{option} {size} is read as {human_bytes(nbytes)}")
     return nbytes
@@ -519,6 +526,7 @@ def change_plan(base: ShardPlan, settings: Mapping[str, Any], options: argparse.
         fields["shard_ranks"] = options.shard_ranks
     elif fields["ranks"] != base.ranks and fields["ranks"] % base.shard_ranks:
         fields["shard_ranks"] = 0  # what it was cannot be kept
+    # ShardPlan resolves 0 to a number; kept, full sharding would become hybrid over more ranks
     elif base.shard_ranks == base.ranks:
         fields.setdefault("shard_ranks", 0)
     if options.stage is not None:

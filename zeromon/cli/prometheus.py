@@ -76,6 +76,7 @@ def call(options: argparse.Namespace) -> int:
 def _write_document(options: argparse.Namespace) -> None:
     import yaml
 
+    # At its default width of 80, PyYAML folds PromQL expressions into several lines
     yaml_text = yaml.safe_dump(options.document(options), sort_keys=False, width=1000)
     write_text(yaml_text, options.output)
 
@@ -118,6 +119,7 @@ def _find_token_file() -> str:
     token_path = os.environ.get(tokens.TOKEN_FILE) or tokens.user_token_file()
     if token_path is None:
         raise ExportError("no private file can be made for the token", "Set XDG_STATE_HOME.")
+    # Prometheus resolves a relative path from the folder of its own configuration
     return str(Path(token_path).absolute())
 
 

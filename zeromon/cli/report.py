@@ -167,7 +167,9 @@ def write_page_png(run: RunSnapshot, path: str, *, steps: Series | None = None) 
         page, snapshot = Path(folder) / "page.html", Path(folder) / "page.png"
         write_html_page(run, str(page), still=True, steps=steps)
         command = [
+            # With the user's own profile, an open browser takes the command and writes no image
             browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/b",
+            # Without virtual time, the image is taken before plotly has drawn
             f"--window-size={_PAGE_WIDTH},{high}", "--virtual-time-budget=10000",
             f"--screenshot={snapshot}", page.as_uri(),
         ]  # fmt: skip
@@ -236,6 +238,7 @@ def _find_newest_snapshot(name: str | None) -> RunSnapshot:
     snapshots = [*_live_snapshots(name), *_orphan_snapshots(name)]
     try:
         snapshots.append(Store().load(name))
+    # Early in a live run the store has no record of it; older ones may begin with the same name
     except (RunNotFound, RunAmbiguous):
         if not snapshots:
             raise

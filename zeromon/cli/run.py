@@ -86,22 +86,28 @@ def call(options: argparse.Namespace) -> int:
     except (RingError, OSError, subprocess.SubprocessError) as error:
         tell_user(f"this run is not watched: {error}")
         environment = dict(os.environ)
+        # Unwatched or not, no rank may inherit the collector's token
         environment.pop(tokens.TOKEN, None)
+    # exec drops what Python has buffered
     sys.stdout.flush()
     sys.stderr.flush()
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         if folder is not None:
+            # Otherwise the collector waits for ranks of a run that never begins
             process.withdraw_task(folder)
+            # Other tasks of the launcher share the folder, and their command may be there
             if not _is_one_of_many():
                 secret = (folder / paths.NOTIFY, folder / tokens.NAME)
                 for path in (*secret, *folder.glob(f"*{paths.TRACK}*")):
                     path.unlink(missing_ok=True)
                 (folder / "run.json").unlink(missing_ok=True)
+            # Other tasks, or the collector, still have files in it
             with suppress(OSError):
                 folder.rmdir()
         tell_user(f"cannot run {command[0]}: {error.strerror}")
+        # The exit codes that a shell has for both
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 
@@ -142,9 +148,11 @@ def _check_trackers(names: list[str]) -> None:
 def _start_tracking(names: list[str], folder: Path, environment: dict[str, str]) -> None:
     """Starts a process for each tracker, once for all tasks of a launcher."""
     own_environment = _without_shim(environment, folder.parent)
+    # wandb and mlflow may be importable by the command's PYTHONPATH alone
     own_environment["PYTHONPATH"] += environment["PYTHONPATH"].removeprefix(str(paths.SHIM))
     for name in dict.fromkeys(names):
         with suppress(FileExistsError, subprocess.TimeoutExpired):
+            # The task that creates the file starts the tracker; all others get FileExistsError
             (folder / f"{paths.TRACK}{name}").touch(0o600, exist_ok=False)
             _launch_in_background(["-c", _IN_BACKGROUND, name, str(folder)], own_environment)
 
@@ -163,6 +171,7 @@ def _launch_in_background(arguments: list[str], environment: dict[str, str]) -> 
     """Runs this Python with *arguments* until it has gone to the background; it inherits no terminal."""
     null = subprocess.DEVNULL
     subprocess.run(
+        # In the user's folder, a random.py of theirs would shadow the standard library
         [sys.executable, *arguments], cwd="/", env=environment, stdin=null, stdout=null, stderr=null,
         timeout=_LAUNCH_SECONDS, check=False,
     )  # fmt: skip
@@ -223,6 +232,7 @@ def _make_run_folder(root: Path, name: str, *, is_named: bool) -> Path:
         raise LaunchError(f"a run named {name} is running", "Choose another --name.")
     for attempt in range(1, 1000):
         folder = root / (name if attempt == 1 else f"{name}-{attempt}")
+        # mkdir decides: between a test and the creation, another run may take the name
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
@@ -253,6 +263,7 @@ def _choose_run_id(given_name: str | None, command: list[str]) -> str:
 def _slurm_job_name() -> str:
     """``4711.0``: job and step of Slurm; ``4711`` outside of a step, "" outside of a job."""
     numbers = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    # Slurm's interactive step has the id 4294967290, which names nothing
     return ".".join(number for number in numbers if number.isdigit() and len(number) < 10)
 
 
@@ -278,6 +289,7 @@ def _write_description(folder: Path, command: list[str], *, job: str, steps: int
     if _is_one_of_many():  # the run ends with the last task
         del facts["pid"]
         facts["tasks"] = next((int(n) for n in map(os.environ.get, _TASKS) if n and n.isdigit()), 0)
+        # The first task that lives writes run.json: a later one would move the start of the run
         if not process.announce_task(folder):
             return
     replace_file(folder / "run.json", json.dumps(facts))
@@ -291,6 +303,7 @@ def child_environment(environment: os._Environ[str], folder: Path) -> dict[str, 
     """
     child = dict(environment)
     shim = str(paths.SHIM)
+    # A nested zeromon run inherits the shim, which must come once and first
     entries = os.pathsep.join(p for p in child.get("PYTHONPATH", "").split(os.pathsep) if p != shim)
     child["PYTHONPATH"] = f"{shim}{os.pathsep}{entries}" if entries else shim
     child["ZEROMON_SHIM"] = "1"
@@ -326,6 +339,7 @@ def warnings_for_command(command: list[str]) -> list[str]:
             "opentelemetry-instrument replaces sitecustomize and keeps zeromon out; put it first:"
             " opentelemetry-instrument zeromon run -- ..."
         )
+    # Behind the script, -E and -S are options of the script
     script = next((i for i, arg in enumerate(command) if arg.endswith(".py")), len(command))
     if {"-I", "-E", "-S"} & set(command[1:script]) and names[0].startswith("python"):
         warnings.append("python -I, -E and -S ignore sitecustomize: this process is not watched")

@@ -103,6 +103,7 @@ def list_runs(store: Store) -> list[Listed]:
     running: dict[str, Manifest] = {}
     for live in runs_of_node():
         if not live.ended:
+            # A collector that ends at this moment has left a record, which is listed below
             with suppress(SourceError):
                 running[live.run] = manifest_of_run(live.open().latest())
     recorded = [manifest for manifest in store.list_manifests() if manifest.run not in running]
@@ -232,6 +233,7 @@ def _rename_run(options: argparse.Namespace) -> int:
 def _remove_runs(options: argparse.Namespace) -> int:
     store = Store()
     names = store.names()
+    # All names are tested before the first record is deleted
     for run in options.runs:
         if run not in names:
             hint = "zeromon runs lists them. rm takes whole names only."
@@ -245,6 +247,7 @@ def _remove_runs(options: argparse.Namespace) -> int:
         if not user_agrees(f"Delete {', '.join(options.runs)} ({total})?"):
             tell_user("nothing was deleted")
             return 1
+    # A name that is given twice would fail at its second deletion
     for run in dict.fromkeys(options.runs):
         with os_errors_as(RunRefused, f"delete {run}", ""):
             store.remove(run)

@@ -81,6 +81,7 @@ def show_working(activity: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        # cancel does not stop a timer that has fired: its spinner would start below and never end
         timer.join()
         for status in spinners:
             status.stop()

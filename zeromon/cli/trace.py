@@ -215,6 +215,7 @@ def _await_capture(source: LiveSource, number: int) -> Capture:
 def call(options: argparse.Namespace) -> int:
     """Reads each file, then prints the analysis."""
     ranks, orders = [], []
+    # argparse gives None where the option is absent, so -1 stands for the option without STEP
     step = None if options.critical_path == -1 else options.critical_path
     for number, (data, reader) in enumerate(_read_traces([Path(file) for file in options.files])):
         rank_trace = analyze_trace(data, _rank_of_trace(data, number))
@@ -376,6 +377,7 @@ def _read_rank_dumps(paths: list[Path]) -> tuple[list[Dump], list[str]]:
         twin = rank_dumps.get(dump.rank)
         if twin is not None:
             notes.append(f"{twin.file} and {dump.file} are both of rank {dump.rank}")
+        # Of two dumps of a rank, only one with stacks says where the call is
         if twin is None or not any(entry.stack for entry in twin.entries):
             rank_dumps[dump.rank] = dump
     progress.end()

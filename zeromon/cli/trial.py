@@ -117,7 +117,9 @@ def _follow_trial(source: LiveSource, number: int, *, renews: bool = True) -> Tr
             if message != last_message:
                 show_progress(message)
             last_message = message
+            # With a note, the collector has withdrawn the trial: the ranks undo it
             if renews and not trial.note:
+                # The lease: without it the ranks undo the change, as they do when this command is killed
                 source.renew_trial(number, go_on=True)
         time.sleep(_LOOK_SECONDS)
     raise TrialRefused(f"trial {number} has not ended", "The ranks undo it before their next block.")

@@ -48,6 +48,7 @@ def current_followers(attempts: Sequence[Sequence[RankFollower]]) -> list[RankFo
     if not attempts:
         return []
     began_ns = min(map(_ring_created_ns, attempts[-1]))
+    # By its last record too: a rank that another's restart leaves running may end before this poll
     by_rank = {
         follower.state.rank: follower
         for attempt in attempts
@@ -70,6 +71,7 @@ def observed_lifetime(follower: RankFollower, since_ns: int, until_ns: int) -> O
         ended=end_cause,
         failed=failed,
         since_ns=since_ns,
+        # A detached process goes on unseen: its time after the last record has no cause
         until_ns=0 if follower.was_detached else until_ns,
         died_ns=follower.died_ns,
     )
@@ -83,6 +85,7 @@ def earlier_attempts(
     resumed = [_highest_resumed_step(members) for members in attempts]
     starts_ns = attempt_starts_ns(attempts, launched_ns)
     past = []
+    # The newest attempt has a number and no place here: strict=True would raise
     for i, (number, members) in enumerate(zip(attempt_numbers(attempts), attempts[:-1], strict=False)):
         attempt, resumed_step = _summarize_attempt(number, members), resumed[i]
         lost = 0 if attempt.finished else _lost_steps(resumed_step, attempt.steps, resumed[i + 1])
@@ -212,6 +215,7 @@ class _Waiting:
     @property
     def has_settled(self) -> bool:
         """True if it has ended and nothing more about its end can become known."""
+        # Before Linux 6.15 no status comes: without the count of polls the run would never end
         is_explained = self.watch.status() is not None or self.dead_looks >= SETTLING_POLLS
         return bool(self.died_ns) and is_explained
 
@@ -261,6 +265,7 @@ class Launched:
         attempt = 1 + int(restarts) if restarts.isdigit() else 1
         watch = ProcessWatch(process.pid)
         self._waiting[process.pid] = _Waiting(watch, process.rank, attempt, now_ns)
+        # Without this, the first stack of a new attempt may come a minute late
         self._pause_seconds = _FIRST_STACK_SECONDS
         self._next_stack_ns = now_ns + round(_FIRST_STACK_SECONDS * 1e9)
 
@@ -270,6 +275,7 @@ class Launched:
         self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_SECONDS)
         self._next_stack_ns = now_ns + round(self._pause_seconds * 1e9)
         alive = [(pid, waiting) for pid, waiting in self._waiting.items() if not waiting.died_ns]
+        # In a thread: py-spy may take 10 s for each process, and the snapshots would stand still
         self._reader = threading.Thread(
             target=_read_script_frames, args=(alive[:_MAX_STACKS],), daemon=True, name="zeromon-stacks"
         )
@@ -325,12 +331,14 @@ def _read_script_frames(waiting: Iterable[tuple[int, _Waiting]]) -> None:
 
 def _attempt_without_rings(number: int, members: Collection[_Waiting], clock_ns: int) -> Attempt:
     failed = [process for process in members if process.ended != "finished"]
+    # A launcher signals the other ranks when one fails: without this all would be culprits
     by_itself = [process for process in failed if process.ended not in _STOPPED]
     deaths = [
         Death(
             rank=process.rank or 0,
             ended=process.ended,
             exception="",
+            # Signals may end all of them, and a restart is expected after a culprit only
             role=DeathRole.CULPRIT if process in (by_itself or failed[:1]) else DeathRole.VICTIM,
         )
         for process in failed
@@ -348,6 +356,7 @@ def _attempt_without_rings(number: int, members: Collection[_Waiting], clock_ns:
 
 def max_restart_count(command: Iterable[str]) -> int:
     """How often the launcher of *command* starts the ranks again; 0 where it does not say."""
+    # torchrun accepts both --max-restarts and --max_restarts
     arguments = [argument.replace("_", "-") for argument in command]
     for index, argument in enumerate(arguments):
         name, _, value = argument.partition("=")

@@ -196,6 +196,7 @@ class Clock:
     def round_trip_ns(self) -> int:
         """Returns the shortest round trip of the last exchanges; -1 before the first."""
         recent_offsets = list(self._offsets)[-_LAST_TRIPS:]
+        # Doubled, the default is the -1 that stands for an unknown round trip
         return round(2 * min((offset.error_ns for offset in recent_offsets), default=-0.5))
 
     def best(self, now_ns: int) -> ClockOffset | None:
@@ -205,6 +206,7 @@ class Clock:
 
 def to_leader_clock(joint: PartialArrival, shift: int) -> PartialArrival:
     """Returns *joint* by the leader's clock; *shift* is this node's clock minus the leader's."""
+    # NEVER marks an absent time: shifted, it would pass for an arrival
     before_ns = joint.before_ns if joint.before_ns == NEVER else joint.before_ns - shift
     return joint._replace(
         first_ns=joint.first_ns - shift,
@@ -348,6 +350,7 @@ class Leader:
                 else:
                     self._add_arrivals(card.first_rank, joint)
             self._joints += len(report.joints)
+            # At most twice a second: with 1,000 nodes every report would search the ranks of all nodes
             if received_ns - self._concluded_ns > 500_000_000:
                 self._adapt_sampling_rate(max(0.5, (received_ns - self._concluded_ns) / 1e9))
                 self._concluded_ns = received_ns
@@ -394,8 +397,10 @@ class Leader:
         inside = self._pending.get(key)
         if inside is None:
             inside = self._pending[key] = _Collective({}, 0)
+            # A report that is lost leaves collectives that never have all members: they would pile up
             if len(self._pending) > _MAX_PENDING:
                 self._pending.popitem(last=False)
+        # A collector that starts again reads its rings anew, and reports the same arrivals twice
         if node not in inside.joints:
             inside.here += joint.here
         inside.joints[node] = joint
@@ -409,6 +414,7 @@ class Leader:
         """Finds hangs among the ranks of all nodes that are not silent."""
         members: list[PeerRank] = []
         for node in self._nodes.values():
+            # The ranks of a silent node look like members that never come, and would be accused
             if (now_ns - node.heard_ns) / 1e9 < silence_timeout_seconds(self._every()):
                 members += node.peers
         self._hangs = hangs_of(members, now_ns)

@@ -91,6 +91,7 @@ class NodeList:
         stamp = None
         with suppress(OSError):
             file_stat = (self._folder / "nodes.json").stat()
+            # The inode too: a file replaced within one tick of the clock may keep its time and size
             stamp = file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size
         if stamp is None or stamp != self._stamp:
             self._stamp, self._nodes = stamp, read_node_infos(self._folder)
@@ -167,6 +168,7 @@ class ClusterSync:
         """Queues new arrivals, and the state of the local ranks, for the leader; empties *joints*."""
         while joints:
             joint = joints.popleft()
+            # By sequence number: all nodes drop the same collectives, and the others are complete
             if joint.sequence % self._sample == 0:
                 self._joints.append(joint)
         self._peers = peers
@@ -237,6 +239,7 @@ class ClusterSync:
                 self._exchange()
                 self.note = ""
             except (OSError, ValueError, http.client.HTTPException) as error:
+                # A single exchange may fail: without the delay the note of the run would come and go
                 if time.monotonic() - self._replied > NODE_SILENT_SECONDS:
                     self.note = self._why(error)
             every = self._every()
@@ -265,6 +268,7 @@ class ClusterSync:
             raise PermissionError("it has no token")
         connection = http.client.HTTPConnection(self._address, timeout=_TIMEOUT_SECONDS)
         try:
+            # The clock is read after this: the handshake would count as time on the way to the leader
             connection.connect()
             now_ns = time.monotonic_ns()
             offset = self.clock.best(now_ns)
@@ -283,7 +287,9 @@ class ClusterSync:
             raise PermissionError("wants another token")
         if answered.status != 200:
             raise ValueError(f"answers {answered.status}")
+        # Before the body is decoded: whoever published a false node answers with any text
         given_signature = answered.headers.get(SIGNATURE, "")
+        # As bytes: compare_digest raises TypeError for a str that is not ASCII
         if len(content) > _MAX_REPLY_BYTES or not hmac.compare_digest(
             given_signature.encode(), reply_signature(token, proof[NONCE], content).encode()
         ):
@@ -358,6 +364,7 @@ class RunCluster:
         """
         nodes = self._list.read()
         if self._sync is not None:
+            # Identity: NodeList returns the same object while its file is unchanged
             if nodes is not self._learned:
                 self._sync.learn_nodes(nodes)
                 self._learned = nodes
@@ -376,6 +383,7 @@ class RunCluster:
         self._sync.enqueue_arrivals(skew.outgoing, self._peers)
         for match in self._sync.matches():
             skew.record_match(match)
+        # While the leader is silent, collectives over nodes would wait for matches that do not come
         skew.joined = self._sync.is_leader_heard
 
     def report(self, ranks: Iterable[RankSnapshot]) -> None:

@@ -152,6 +152,7 @@ class Collector:
                 return self._newest(run)
         except Exception as error:  # an error of one broken file must not hide the other runs
             del self._runs[name]
+            # Its thread would go on reporting ranks that nobody follows
             run.cluster.close()
             self._stuck[name] = self._clock() + RETRY_NS / 1e9
             sys.stderr.write(f"zeromon: cannot follow {name}: {error}\n")
@@ -236,6 +237,7 @@ class Collector:
 
     def targets(self) -> list[NodeInfo]:
         """Returns the known nodes of all live runs, each with the address of its collector."""
+        # A copy: HTTP threads call this while a tick adds and removes runs, and iterating would raise
         nodes = {
             (node.run or run.run, node.first_rank): msgspec.structs.replace(node, run=run.run)
             for run in list(self._runs.values())
@@ -247,13 +249,16 @@ class Collector:
         del self._runs[name]
         self._leaders.pop(run.run, None)
         run.cluster.close()
+        # Its last messages may wait for a slow service: the collector must not exit before them
         self._last_words.append(run.alerts)
         self._over[run.run] = snapshot
         try:
+            # Before the rings go: where the store is full, the next collector can still read them
             self.store.save(snapshot)
             run.keep(self.store)
             self.store.prune_runs()
         except (OSError, ZeromonError):
+            # Its rings stay: without this, the next tick would follow the ended run as a new one
             self._stuck[name] = math.inf
 
     def is_ending(self) -> bool:

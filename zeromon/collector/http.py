@@ -135,6 +135,7 @@ class Application:
         """Answers one request, as WSGI defines it."""
         request = _policy_request(environ)
         token = self._policy.token
+        # GET only: the signature covers no body, so the proof of a read must not open an action
         if request.method == "GET" and self._is_proved(environ, READ, _signed_target(environ), token):
             request = replace(request, token=token)
         refused = access.refusal_of(request, self._policy)
@@ -198,6 +199,7 @@ class Application:
     ) -> Iterable[bytes]:
         """Answers a request that changes what the ranks do."""
         try:
+            # The policy's limit is that of reports: without this one, an action may send 8 MiB
             accepted = act(environ["wsgi.input"].read(min(_MAX_BODY_BYTES, _request_body_size(environ))))
         except (ValueError, RecursionError) as error:
             return _send_json(respond, "400 Bad Request", {"error": f"not a request: {error}"})
@@ -216,6 +218,7 @@ class Application:
         return self._view.try_change(request.run, request.rule, request.rounds)
 
     def _exchange(self, environ: Environ, respond: Respond) -> Iterable[bytes]:
+        # By its length: wsgi.input is the socket, which ends only when the client closes it
         report = environ["wsgi.input"].read(_request_body_size(environ))
         if not self._is_proved(environ, REPORT, report, self._token):
             reason = "the report is not signed with this collector's token, or is not of this minute"
@@ -347,6 +350,7 @@ def _send_json(respond: Respond, status: str, content: Any) -> list[bytes]:
 class _Server(ThreadingMixIn, WSGIServer):
     """Has a bounded number of connections, each for a bounded time."""
 
+    # Without it, the exit of the collector waits for clients that do not read their answer
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 128
@@ -373,6 +377,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def service_actions(self) -> None:
         """Ends connections that have not sent their request in time."""
         now_seconds = time.monotonic()
+        # A copy: threads that have answered remove their connection meanwhile
         for request, accepted_at in list(self._opened.items()):
             if now_seconds - accepted_at > _CONNECTION_SECONDS:
                 _cut_connection(request)
@@ -381,6 +386,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 def _cut_connection(connection: socket.socket) -> None:
     """Ends a connection whose thread may be waiting for it."""
+    # Not close(): that does not wake a thread that is blocked in recv
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -406,6 +412,7 @@ def start_http_server(
     for candidate in candidates:
         try:
             server = make_server(host, candidate, application, _Server, _QuietHandler)
+        # bind() raises OverflowError for a port above 65535
         except (OSError, OverflowError):
             continue
         threading.Thread(target=server.serve_forever, name="http", daemon=True).start()

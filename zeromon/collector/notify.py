@@ -66,6 +66,7 @@ def deliver_message(url: str, message: Message) -> str:
     """Sends *message* to *url*; returns "" when it was accepted, else why not."""
     try:
         tone, body = str(message.tone), message.body
+        # As plain text: a chat would read the name of a run as markup
         result = _apprise_services(url).notify(body, message.title, tone, body_format="text")
         if result:
             return ""
@@ -87,6 +88,7 @@ def _apprise_services(url: str) -> Any:
     asset = apprise.AppriseAsset(app_id="zeromon", service_timeout=_SERVICE_SECONDS, **pictures)
     services = apprise.Apprise(asset=asset)
     if not services.add(url) and url.startswith(("http://", "https://")):
+        # The plain webhooks of apprise: json:// for http://, jsons:// for https://
         services.add(url.replace("http", "json", 1))
     return services
 
@@ -114,6 +116,7 @@ class _Sender:
         """Sends until nothing waits."""
         while True:
             with self._lock:
+                # Under the lock: else put() queues for a thread that has decided to end
                 self.is_busy = bool(self._waiting)
                 if not self._waiting:
                     break
@@ -124,6 +127,7 @@ class _Sender:
                     break
             else:
                 self.failed += 1
+        # Outside the lock: see() holds the lock that this takes, and waits for this one
         self._done()
 
 

@@ -53,6 +53,7 @@ class TargetFile:
 def serve_runs(root: Path, host: str, port: int, token: str, *, strict_port: bool) -> int:
     """Runs a collector until :meth:`Collector.may_end`; returns 0, at once when another one runs."""
     paths.make_private_folder(root, tighten=False)
+    # The descriptor is left open: closing it would release the lock while this process runs
     if try_lock_file(root / paths.LOCK) is None:
         return 0
     remove_orphan_rings()
@@ -78,12 +79,15 @@ def serve_runs(root: Path, host: str, port: int, token: str, *, strict_port: boo
             # on a node without free CPUs a tick takes long, and is followed by a longer pause
             stop.wait(max(0.05, min(took, _TICK_SECONDS), _TICK_SECONDS - took))
         start = time.monotonic()
+        # A container signals the ranks too: without these ticks the record has no end
         while (lasts := time.monotonic() - start) < _LAST_SECONDS:
+            # At least a second: the ranks may get the signal after this process
             if not collector.is_ending() and lasts > _TICK_SECONDS:
                 break
             collector.tick()
             time.sleep(_TICK_SECONDS / 4)
     finally:
+        # Before the server closes: agents and views take the file for a collector that answers
         address.unlink(missing_ok=True)
         server.shutdown()
     return 0
@@ -92,8 +96,10 @@ def serve_runs(root: Path, host: str, port: int, token: str, *, strict_port: boo
 def go_to_background() -> None:
     """Detaches from the parent process: two forks, a new session, no terminal."""
     if os.fork():
+        # exit() would run the atexit handlers of the parent, and flush its buffers a second time
         os._exit(0)
     os.setsid()
+    # A session leader gets a controlling terminal with the first one that it opens; its child does not
     if os.fork():
         os._exit(0)
     null = os.open(os.devnull, os.O_RDWR)
@@ -113,6 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.daemon:
         go_to_background()
     os.nice(10)  # training has priority for the cores
+    # Before polars is imported, which starts a thread for each core of the training
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     token = job_token()
     if token:  # the folder that it was read from is removed some time after its run

@@ -125,6 +125,7 @@ class LinkPeaks:
         """Returns the peaks of *rank*, whose device has that *uuid* ("" without a device)."""
         if not uuid and self._network[0] is None:
             return None
+        # A rank names its device some time after its ring begins: its links are then asked for again
         if rank not in self._by_rank or (uuid and not self._by_rank[rank].device_kind):
             device, host, network = devices.links(uuid), devices.host_link(uuid), self._network
             self._by_rank[rank] = Links(
@@ -235,6 +236,7 @@ class RunFollower:
         self._ended_ns = 0
         self._launched: Launched | None = None
         if self._launcher is not None:
+            # A poll sees the end up to a tick late, which the ledger would count as the run's
             self._launcher.note_end_time()
             self._launched = Launched(self._launcher.pid)
         self._clock_ns = wall_clock_offset_ns(self.info)
@@ -256,6 +258,7 @@ class RunFollower:
         now_ns, waits = time.monotonic_ns(), True
         if any(follower.alive for follower in self.ranks.values()):
             self._seen_ns, waits = now_ns, False
+        # Not where every process has reported: look() reads all of /proc
         if self._launched is not None and (waits or self._launched.is_waiting) and not self.ended:
             self._launched.look({follower.state.pid for follower in self.ranks.values()}, now_ns)
         if not self.ended and self._is_over() and not self._retry_left_out_rings():
@@ -330,10 +333,12 @@ class RunFollower:
             return False
         if self._tasks.count < self._expected_tasks and age < _TASKS_SECONDS:
             return False
+        # Without it, a rank counts as killed whose exit status comes a poll later
         if any(not follower.settled for follower in self.ranks.values()):
             return False
         if self._launched is not None and self._launched.is_settling:
             return False
+        # Without it, the record lacks a trace whose analysis still runs
         if self.captures is not None and self.captures.busy:
             return False
         if self.ranks or self._launcher is not None:
@@ -614,6 +619,7 @@ def snapshot_of_folder(folder: Path) -> RunSnapshot:
     """Returns the snapshot of a run, read from its rings without a collector."""
     run = RunFollower(folder)
     run.recall(standing_findings(Store().folder(run.run)))
+    # So many polls until a missing exit status counts as unknown, and the run as over
     for _ in range(SETTLING_POLLS + 1):
         run.poll()
     return run.snapshot(Devices())
@@ -647,6 +653,7 @@ class Nccl:
         if not variables:
             return None
         try:
+            # The plugin resolves a relative path in the folder of its process, which a script may change
             folder = Path(os.readlink(f"/proc/{rank.pid}/cwd"))
         except OSError:
             folder = Path(rank.config.process.get("folder", ""))
@@ -712,6 +719,7 @@ def remove_run_files(folder: Path) -> None:
     """Deletes zeromon's own files alone, because the user may have chosen the folder."""
     for pattern in _RUN_FILES:
         for path in folder.glob(pattern):
+            # The file may only name a ring in shared memory, which unlink() would leave behind
             if path.suffix == ".ring":
                 remove_ring_file(path)
             path.unlink(missing_ok=True)
@@ -728,6 +736,7 @@ def read_saved_totals(path: Path) -> dict[str, Checkpoint]:
 def wall_clock_offset_ns(info: Mapping[str, Any]) -> int:
     """Returns wall clock less monotonic clock, ns, when the run began; now, where that is not known."""
     started, mono_ns, now_ns = info.get("started"), info.get("mono_ns"), time.monotonic_ns()
+    # CLOCK_MONOTONIC begins anew with each boot: a larger value is of an earlier one
     if isinstance(started, float) and isinstance(mono_ns, int) and 0 < mono_ns <= now_ns:
         return round(started * 1e9) - mono_ns
     return time.time_ns() - now_ns

@@ -67,6 +67,7 @@ class Captures:
                 )
             chosen = _choose_ranks(ranks, steps, wanted_ranks)
             start_step = first_safe_step(chosen)
+            # From the folders, so that a collector that starts again reuses no number
             numbers = [int(p.name) for p in self._traces.glob("*") if p.name.isdigit()]
             number = max(numbers, default=0) + 1
             folder = self._traces / str(number)
@@ -127,6 +128,7 @@ class Captures:
 
     def _analyse(self, folder: str, files: Sequence[str]) -> None:
         command = [sys.executable, "-m", "zeromon", "trace", "analyze", "--json", *files]
+        # The analysis imports zeromon from where this process has it, which may not be installed
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         result = os.open(Path(folder) / RESULT_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
@@ -136,6 +138,7 @@ class Captures:
                 stdin=subprocess.DEVNULL,
                 stdout=result,
                 stderr=subprocess.DEVNULL,
+                # python -m imports from the current folder first: a json.py there would shadow json
                 cwd="/",
             )
             self._analysis_until = time.monotonic() + _ANALYSIS_SECONDS
@@ -147,6 +150,7 @@ class Captures:
             if time.monotonic() < self._analysis_until:
                 return capture
             self._analysis.kill()
+            # Without it the killed process stays a zombie, and its returncode None reads as success
             self._analysis.wait()
             capture = replace(capture, note=f"{capture.note or 'the traces are there'}, {_TOO_LONG}")
         code = self._analysis.returncode if self._analysis is not None else 1

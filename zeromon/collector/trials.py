@@ -90,6 +90,7 @@ class Trials:
     def _write(self, trial: Trial, rings: tuple[str, ...]) -> None:
         plan = Plan(trial.number, Change(trial.change), trial.first, trial.size, trial.blocks, rings)
         with os_errors_as(TrialRefused, f"write {self._file}"):
+            # Before the request: an agent that reads it opens the words at once
             replace_file(self._words, bytes(WORD.size * len(rings)))
             replace_file(self._file, json.dumps(plan._asdict()))
 
@@ -196,9 +197,11 @@ def judge_trial(trial: Trial, ranks: Sequence[RankSnapshot], end_step: int) -> T
     """Returns *trial* with its result; *end_step*: the step before which the change was undone."""
     seconds = _seconds_by_step(ranks)
     rare = trial.change == Change.SHARED_COLLECTIONS
+    # A collection hits few steps, which a median leaves out
     average = statistics.fmean if rare else statistics.median
     block_count = (end_step - trial.first) // trial.size
     blocks = [_block_seconds(trial, seconds, number, end_step) for number in range(block_count)]
+    # Whole rounds only: a linear drift cancels over off, on, on, off and over no part of it
     blocks = blocks[: len(blocks) // ROUND_BLOCKS * ROUND_BLOCKS]
     if not blocks or not all(blocks):
         note = trial.note or "no whole round of blocks is known"

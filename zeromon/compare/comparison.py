@@ -268,6 +268,7 @@ def _column_of_runs(runs: Sequence[RunFigures]) -> Column:
         micro_steps=first_run.micro_steps,
         effective_batch=None if isinstance(samples, str) else samples,
         tokens=None if isinstance(tokens, str) else tokens,
+        # One dead repeat is enough: the state of the first run would hide it
         ended=run_state((dead_runs or runs)[0].snapshot),
         died=bool(dead_runs),
         steps=sum(len(run.seconds) for run in runs),
@@ -364,6 +365,7 @@ class _Contest:
 
         What a lack of CPUs or a neighbour may have added to its steps is not counted.
         """
+        # A run whose pauses use up its lead at the median step has no lead
         if self.achieved[rival].value > self.achieved[top].value:
             return False
         fast, slow = self.speeds[top], self.speeds[rival]
@@ -385,6 +387,7 @@ class _Contest:
         if len(self.speeds) == 1:
             (only,) = self.speeds
             return only, f"take {self.names[only]}: the only one that did not die"
+        # A run without a device has no headroom that could be too small
         roomy = {i: s for i, s in self.speeds.items() if self.headroom.get(i, 1.0) >= _TIGHT}
         speeds = roomy or self.speeds
         fast = self.fast(speeds)
@@ -461,6 +464,7 @@ def _build_contest(
 
     def of_all(name: str) -> dict[int, Estimate]:
         figures_by_column = known_figures(name)
+        # A figure that one column lacks must not decide between the others
         return figures_by_column if len(figures_by_column) == len(survivors) else {}
 
     times, overall = of_all("step_time"), of_all("steps_per_second")

@@ -67,6 +67,7 @@ def of_run(run: RunSnapshot) -> dict[str, str]:
 
 
 def _value_of(name: str, runs: Sequence[dict[str, str]]) -> str:
+    # A variable that is not recorded is not set, while a commit or driver is unknown
     otherwise = UNKNOWN if name in _OF_MACHINE else NOT_SET
     return " / ".join(dict.fromkeys(run.get(name, otherwise) for run in runs)) or UNKNOWN
 
@@ -108,6 +109,7 @@ def _options_with_values(arguments: Sequence[str]) -> list[str]:
     joined: list[str] = []
     for argument in arguments:
         previous = joined[-1] if joined else ""
+        # An option takes one value: a second word is an argument of its own
         takes_value = previous.startswith("-") and "=" not in previous and " " not in previous
         if takes_value and not argument.startswith("-"):
             joined[-1] = f"{previous} {argument}"
@@ -167,6 +169,7 @@ def machine_of(runs: Sequence[RunFigures]) -> Machine:
 
 def cpu_slack(metric: Metric, machine: Machine, value: float) -> float:
     """Returns by how much a lack of CPUs may have made *value* worse; 0 for what is no time."""
+    # A lack of 100 % would divide by zero below
     lacked = min(machine.lacked or 0.0, 0.99)
     if metric.name in _WHOLE_STEPS:
         return lacked * value

@@ -65,6 +65,7 @@ def parse_limit(expression: str) -> Threshold:
     share = bool(direction) and unit == "%"
     allowed = _UNITS[kind] | ({"%": 0.01} if direction else {})
     if kind == "ratio":
+        # "+5%" of a share has two meanings: differences are in points, limits in percent
         allowed = {"pp": 0.01} if direction else {"%": 0.01}
     if unit not in allowed:
         form = f"in {unit}" if unit else "without a unit"

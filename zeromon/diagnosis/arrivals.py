@@ -115,11 +115,13 @@ class ArrivalSkew:
         number, group, members, spreads = -1, "", 0, False
         pending: dict[int, Members] = {}
         for arrival in arrivals:
+            # Consecutive arrivals are mostly of one group: without this, each looks its group up
             if arrival.group != number:
                 number = arrival.group
                 group, members, size = groups[number]
                 spreads = self.joined and size > members
                 pending = self._pending[group] if members > 1 or spreads else {}
+            # With one member here and no leader, nothing shows when the other nodes have come
             if members < 2 and not spreads:
                 continue
             sequence = arrival.sequence
@@ -132,6 +134,7 @@ class ArrivalSkew:
                 self._kept -= 1
                 partial = partial_arrival(group, groups[number][2], inside)
                 if spreads:
+                    # A leader that stops answering would let this grow for ever
                     if len(self._waiting) >= _KEPT_PENDING:
                         del self._waiting[next(iter(self._waiting))]
                     self._waiting[group, sequence] = inside
@@ -160,6 +163,7 @@ class ArrivalSkew:
     def _record_waits(self, inside: Members, match: MatchedCollective) -> None:
         """Records how long the members of one collective waited, and its transfer."""
         last_rank, at = match.last_rank, match.last_ns
+        # The last rank may be on another node: then a member of this one names the step
         step = (inside.get(last_rank) or next(iter(inside.values()))).step
         skew = self.steps.get(step)
         if skew is None:
@@ -203,6 +207,7 @@ class ArrivalSkew:
 
     def _mean_seconds(self, rank: int, by_rank: Callable[[StepSkew], ByRank]) -> float | None:
         reversed_steps = reversed(self.steps.items())
+        # Step 1 has the start-up, in which ranks are seconds apart: it counts only where it is alone
         recent = list(islice((s for step, s in reversed_steps if step > 1), WINDOW_STEPS))
         recent = recent or list(islice(reversed(self.steps.values()), WINDOW_STEPS))
         lengths = [0 if (span := by_rank(s).get(rank)) is None else span.length for s in recent]
@@ -267,6 +272,7 @@ def matched_collective(partials: Sequence[PartialArrival]) -> MatchedCollective:
         last_ns=last_node.last_ns,
         last_rank=last_node.last_rank,
         late_ns=max(0, last_node.last_ns - since_ns),
+        # Without ranks on other nodes nobody waits for this node as a whole
         node_late_ns=max(0, last_node.first_ns - max(others_ns, waits)) if others_ns > NEVER else 0,
         transfer_ns=shortest.transfer_ns,
         transfer_known=last_node.transfer_known and shortest.transfer_known,
@@ -288,6 +294,7 @@ def with_bubbles(ranks: tuple[RankSnapshot, ...]) -> tuple[RankSnapshot, ...]:
     judged: dict[int, PipelineRow] = {}
     for rank, row in rows.items():
         if rank not in judged:
+            # The right side wins: a rank that has its row keeps it, where ranks disagree on the pipeline
             judged |= _rows_with_bubbles(row, rows) | judged
     return tuple(
         rank.with_communication(pipeline=judged[rank.rank]) if rank.rank in judged else rank
@@ -297,6 +304,7 @@ def with_bubbles(ranks: tuple[RankSnapshot, ...]) -> tuple[RankSnapshot, ...]:
 
 def _rows_with_bubbles(row: PipelineRow, rows: dict[int, PipelineRow]) -> dict[int, PipelineRow]:
     """The ranks of the pipeline of *row* that are among *rows*, with their bubbles."""
+    # In an interleaved schedule a rank has several stages, and stands in the list as often
     members = sorted(set(row.stage_ranks))
     visible = [member for member in members if member in rows]
     if reason := _unknown_reason(row, members, rows):
@@ -321,6 +329,7 @@ def _unknown_reason(row: PipelineRow, members: Sequence[int], rows: dict[int, Pi
 
 def _pipeline_bubbles(rows: Sequence[PipelineRow]) -> list[PipelineBubble] | None:
     """The bubble of each rank of a pipeline; None where the orders of the ranks do not fit."""
+    # A stage that no rank has timed has no seconds to simulate with
     if len({stage.stage for row in rows for stage in row.own}) < rows[0].stages:
         return None
     orders = [parse_schedule(row.order) for row in rows]

@@ -59,8 +59,10 @@ def ras_of(answer: Answer, ranks: Sequence[RankSnapshot], is_here: Callable[[str
     by_pid, local = {rank.pid: rank.rank for rank in ranks}, dict[str, bool]()
 
     def rank_of(ras_rank: RasRank) -> int | None:
+        # is_here() binds a socket: without this, once for each of thousands of ranks
         if ras_rank.host not in local:
             local[ras_rank.host] = is_here(ras_rank.host)
+        # Process ids repeat on other nodes: only those of this node name a rank
         return by_pid.get(ras_rank.pid) if local[ras_rank.host] else None
 
     rows, is_ours = [], False
@@ -71,6 +73,7 @@ def ras_of(answer: Answer, ranks: Sequence[RankSnapshot], is_here: Callable[[str
         if ours and _is_of_note(communicator):
             group = group_of(communicator.size, ours, ranks)
             rows.append(_ras_row(communicator, group.group_id if group is not None else ""))
+    # Two communicators that fit one group are not told apart: neither gets its name
     group_ids = [row.group_id for row in rows]
     return Ras(
         note="" if is_ours else _NOT_OURS,
@@ -81,6 +84,7 @@ def ras_of(answer: Answer, ranks: Sequence[RankSnapshot], is_here: Callable[[str
 
 
 def _is_of_note(communicator: Communicator) -> bool:
+    # torch's communicators for sends and receives have no collective: each would be an empty row
     return bool(communicator.missing_ranks) or any(
         any(peer.collective_counts.values()) for peer in communicator.ranks
     )
@@ -88,6 +92,7 @@ def _is_of_note(communicator: Communicator) -> bool:
 
 def _ras_row(communicator: Communicator, group_id: str) -> RasCommunicator:
     missing = communicator.missing_ranks
+    # A nonblocking communicator reports ncclInProgress while it works, which is no failure
     failed = (
         peer.rank for peer in communicator.ranks
         if peer.status.abort_flag or peer.status.async_error not in (0, _IN_PROGRESS)

@@ -43,6 +43,7 @@ class FindingMemory:
         lived stays after the end, with the time of the end. Stalls do not: a snapshot says what stalled.
         """
         clock, current = (run.taken_wall, {(f.rule, f.rank): f for f in holding_now})
+        # Stalls do not linger: a run that moves again is not stalled (decision 064)
         ceased = {rule for rule, _ in current} | STALLS
         remembered = {
             key: item
@@ -58,11 +59,13 @@ class FindingMemory:
         if not run.ended and all(rank.status.alive for rank in run.ranks):
             self._while_whole = findings
             return _by_severity(findings)
+        # The first end counts: without the "or", each look would move it
         self._while_whole = tuple(replace(f, gone=f.gone or clock) for f in self._while_whole)
         if run.ended:
             rules = {finding.rule for finding in findings}
             findings = (
                 *(replace(finding, gone=clock) for finding in findings),
+                # A rule that still holds would be listed twice
                 *(f for f in self._while_whole if f.rule not in rules | STALLS),
             )
         return _by_severity(findings)
@@ -83,6 +86,7 @@ def _hold_severity(
         return clock, fresh
     if clock - prior[0] >= LINGER_SECONDS:
         return clock, fresh
+    # The old time: with that of now, a severity would be held for ever
     return prior[0], replace(fresh, severity=prior[1].severity)
 
 

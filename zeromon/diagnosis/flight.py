@@ -61,6 +61,7 @@ def flight_findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
     calls: dict[str, _Calls] = {}
     for dump in dumps:
         for entry in dump.entries:
+            # Each dump gets an entry, or a rank without calls would count as unseen instead of missing
             of_ranks = calls.setdefault(entry.group, {peer.rank: {} for peer in dumps})
             of_ranks[dump.rank][entry.sequence] = entry
     names, ranks = _group_members(dumps, calls)
@@ -83,6 +84,7 @@ def flight_findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
         else:
             members = ranks[hang.group_id]
         kind = NO_DUMP if hang.kind == HangKind.UNSEEN_MEMBERS else str(hang.kind)
+        # gloo does not say who the members are, so one without a call may be left out
         if hang.kind == HangKind.ALL_INSIDE and hang.group_id not in certain:
             kind = ALL_SEEN
         findings.append(
@@ -110,7 +112,9 @@ def _group_members(
     ranks: dict[str, tuple[int, ...]] = {}
     for dump in dumps:
         for group, (description, members) in dump.groups.items():
+            # torch describes the first group as default_pg, and one without a description as undefined
             names[group] = {"default_pg": "world", "undefined": group}.get(description, description)
+            # A dump of gloo has no members: it must not remove those that another dump has
             ranks[group] = members or ranks.get(group, ())
     for group, of_group in calls.items():
         names[group] = names[group] or group
@@ -157,6 +161,7 @@ def _first_difference(calls: _Calls) -> tuple[int, str] | None:
     """The first number under which calls differ that are still in dumps."""
     for number in sorted({n for of_rank in calls.values() for n in of_rank if n >= 0}):
         entries = [of_rank[number] for of_rank in calls.values() if number in of_rank]
+        # Calls are mostly equal: without this, the sizes of every call would be summed up
         if len({(entry.op, entry.sizes, entry.types) for entry in entries}) == 1:
             continue
         operations = {_operation_label(entry) for entry in entries}

@@ -98,17 +98,21 @@ def hangs_of(ranks: Iterable[Member], now_ns: int, recent: RecentCalls = no_call
     stuck: dict[tuple[str, int], dict[int, InFlight]] = {}
     for rank in members:
         for entry in rank.in_flight if rank.rank in living_ranks else ():
+            # Sends of several ranks may have one number: without the rank they would be one collective
             group = entry.group_id if entry.sequence >= 0 else f"{entry.group_id} of {rank.rank}"
             stuck.setdefault((group, entry.sequence), {})[rank.rank] = entry
     hanging = []
     for inside in stuck.values():
         age_ns = moment_ns - min(entry.issued_ns for entry in inside.values())
+        # A younger call may have ended already: the record of a rank is up to a second behind
         if age_ns > _GONE_NS:
             hang = _build_hang(members, living_ranks, inside, moment_ns)
             steps_ns = TIMES_A_STEP * _step_ns(members, inside)
+            # Where nobody is left to come, ten seconds of patience only delay the finding
             least_ns = steps_ns if _is_certain(hang) else max(MIN_HANG_NS, steps_ns)
             if age_ns > least_ns or hang.kind == HangKind.LEFT_MEMBER:  # it will not come
                 hanging.append(hang)
+    # The order counts: the first hang of a group is kept, and must be the oldest
     hanging = _mark_deadlocks(_oldest_of_groups(sorted(hanging, key=lambda h: -h.seconds)))
     hanging = [since_difference(hang, recent) for hang in hanging]
     return (*hanging, *_broken_off_hangs(members, {hang.group_id for hang in hanging}, recent))
@@ -130,6 +134,7 @@ def _observed_ns(members: Sequence[Member], now_ns: int) -> int:
     stops = [rank.last_event_ns for rank in members if rank.stopped]
     if stops:
         return min(stops)
+    # Ranks of a dump have no last event: the moment of the dump is all that is known
     if any(rank.alive or not rank.last_event_ns for rank in members):
         return now_ns
     return max((rank.last_event_ns for rank in members), default=now_ns)
@@ -139,6 +144,7 @@ def _is_alive_at(rank: Member, moment_ns: int, now_ns: int) -> bool:
     """Returns True if *rank* lived at *moment_ns*; one that finished by itself did not."""
     if rank.alive or moment_ns == now_ns or not (rank.failed or rank.stopped):
         return rank.alive
+    # A halted process writes no events, so its last one is old although it lived
     return rank.is_halted or rank.last_event_ns >= moment_ns - _GONE_NS
 
 
@@ -146,6 +152,7 @@ def _oldest_of_groups(hanging: Iterable[Hang]) -> list[Hang]:
     """The first hang of each group: what a group has in flight beside it waits for it."""
     by_group: dict[tuple[str, tuple[int, ...]], Hang] = {}
     for hang in hanging:
+        # Sends and receives of other ranks do not wait for each other: each stays a hang of its own
         by_group.setdefault((hang.group_id, hang.waiting if hang.sequence < 0 else ()), hang)
     return list(by_group.values())
 
@@ -171,6 +178,7 @@ def _broken_off_hangs(
             or _beside_reducer(ranks, name)
             or (_mismatch_kind(top_calls), top_calls)
         )
+        # A difference between ranks that survived does not explain the death
         if kind is None or not failed.intersection(call.rank for call in calls):
             continue
         group = members[min(members)]
@@ -227,10 +235,12 @@ def _first_difference(recent: Sequence[CallHistory]) -> tuple[HangKind, list[Mem
     for history in sorted(recent, key=lambda history: history.rank):
         for call in _with_repeats(history.calls):
             by_number.setdefault(call.sequence, []).append(call)
+    # A call that one rank alone remembers has nothing to be compared with
     shared = [calls for _, calls in sorted(by_number.items()) if len(calls) > 1]
     for agreed, calls in enumerate(shared):
         if (kind := _mismatch_kind(calls, of_units=True)) is not None:
             is_lasting = kind is not HangKind.MISMATCHED_UNITS or 2 * agreed >= len(shared)
+            # Calls from C++ shift the numbers of the hooks, which are then not those of the group
             if any(history.in_cpp for history in recent):
                 calls = [replace(call, sequence=-1) for call in calls]
             is_first = agreed > 0 or calls[0].sequence == 1
@@ -273,6 +283,7 @@ def _build_hang(
     oldest_call = min(inside.values(), key=lambda entry: entry.issued_ns)
     group = _known_group(ranks, oldest_call.group_id)
     is_p2p = oldest_call.sequence < 0
+    # A send has one peer, which the record does not name: other members of its group are not missing
     members = sorted(inside) if group is None or is_p2p else list(group.ranks)
     calls = {member: _member_call(member, entry) for member, entry in inside.items()}
     absent = [member for member in members if member not in inside]
@@ -301,6 +312,7 @@ def _build_hang(
         dead=tuple(died),
         elsewhere=tuple(elsewhere),
         calls=tuple(calls[member] for member in sorted(calls)),
+        # A dead member does not come back, and whether an unseen one pauses is unknown
         pause="" if died or elsewhere else _shared_pause([by_rank[rank] for rank in missing]),
         dim=group.dim if group is not None else "",
         members=group.ranks if group is not None else (),
@@ -346,6 +358,7 @@ def _progress_in(rank: Member, group_id: str) -> GroupProgress | None:
 def _hang_kind(
     calls: Sequence[MemberCall], missing: list[int], died: list[int], elsewhere: list[int]
 ) -> HangKind:
+    # Mismatches first: a backend ends ranks because of them, and the dead are then the consequence
     if len({call.sequence for call in calls}) > 1:
         return HangKind.MISMATCHED_NUMBERS
     if (mismatch := _mismatch_kind(calls)) is not None:
@@ -381,6 +394,7 @@ def _can_reach(start: int, goal: int, edges: dict[int, set[int]]) -> bool:
         rank = queue.pop()
         if rank == goal:
             return True
+        # Without the set, a circle that the goal is not part of is followed for ever
         if rank not in visited:
             visited.add(rank)
             queue += edges.get(rank, ())

@@ -45,6 +45,7 @@ def as_number(literal: str) -> float | None:
         number = float(literal)
     except ValueError:
         return None
+    # float() also reads "nan" and "inf", with which every comparison of a remedy is False
     return number if math.isfinite(number) else None
 
 
@@ -66,6 +67,7 @@ def remaining_remedy(remedy: Remedy, rank: RankSnapshot) -> Remaining:
     for row, at in rows:
         if row[:1] == "+" and all(_is_met(current[n], target, old.get(n, "")) for n, target in at):
             done |= {name: current[name] or "" for name, _ in at}
+    # A line that removes a setting which nobody has set would advise what is already so
     absent = {name for name in old.keys() - new if current[name] == ""}
     kept_rows = [
         _with_effective(row, at, current)
@@ -73,12 +75,14 @@ def remaining_remedy(remedy: Remedy, rank: RankSnapshot) -> Remaining:
         if not at or any(name not in done and name not in absent for name, _ in at)
     ]
     already = tuple(f"{name}={value}" for name, value in done.items())
+    # The remedy of ZM201 is its rungs: its diff is empty, and it is not done
     has_changes = bool(remedy.rungs) or any(row[:1] in ("+", "-") for row in kept_rows)
     return Remaining(replace(remedy, diff="\n".join(kept_rows)) if has_changes else None, already)
 
 
 def settings_in(row: str, dialect: str) -> list[tuple[str, str]]:
     """Returns the settings in a line of a diff: (name, value); [] for other code."""
+    # Without the cut, the words of a comment count as variables, and JSON refuses the line
     code = row[1:].partition("  #")[0].strip()
     if row[:1] not in ("+", "-"):
         return []
@@ -105,9 +109,11 @@ def _current_value(rank: RankSnapshot, dialect: str, name: str) -> str | None:
     """The value that *rank* has set; "" where it has set none, None where that is unknown."""
     if dialect == ConfigFormat.ENVIRONMENT:
         variables = rank.config.process.get("variables", {})
+        # torch reads PYTORCH_CUDA_ALLOC_CONF only where PYTORCH_ALLOC_CONF is not set
         newer = variables.get(name.replace("PYTORCH_CUDA_ALLOC", "PYTORCH_ALLOC"))
         return newer or variables.get(name)
     if dialect == ConfigFormat.DEEPSPEED:
+        # Without the dots, a name would match every longer word that ends with it
         values = (s.effective for s in rank.config.settings if f".{s.name}".endswith(f".{name}"))
         return next(values, "" if rank.config.settings else None)
     if dialect == ConfigFormat.DATA_LOADER:
@@ -129,6 +135,7 @@ def _is_met(current: str | None, target: str, old: str) -> bool:
         return False
     number, goal, from_ = as_number(current), as_number(target), as_number(old)
     if number is None or goal is None:
+        # PYTORCH_CUDA_ALLOC_CONF has several options: the advised one may stand among others
         return set(target.split(",")) <= set(current.split(","))
     return number == goal or (from_ is not None and (number - goal) * (goal - from_) > 0)
 

@@ -32,7 +32,9 @@ def find_stalls(run: RunSnapshot) -> tuple[Stall, ...]:
     """
     now_ns = run.taken_ns
     if run.ended:
+        # taken_ns may be long after the end, and would make each stall as old as the record
         now_ns = max((rank.status.last_event_ns for rank in run.ranks), default=now_ns)
+    # A rank that finished by itself was not stalled, however old its last step is
     ranks = [rank for rank in run.ranks if (rank.status.failed if run.ended else rank.status.alive)]
     quiet = [Stall(rank, _idle_seconds(rank, now_ns)) for rank in ranks if _is_quiet(rank, now_ns)]
     if not any(map(_is_long_stall, quiet)):
@@ -60,6 +62,7 @@ def _idle_seconds(rank: RankSnapshot, now_ns: int) -> float:
 
 def _is_long_stall(stall: Stall) -> bool:
     lock = stall.rank.status.lock
+    # A stale lock of torch's extension cache is waited for without end: no start-up explains it
     if not stall.rank.steps.recent and (lock is None or not lock.is_stale):
         return stall.seconds >= START_SECONDS
     return stall.seconds >= STALL_SECONDS + STALL_STEPS * (stall.rank.steps.median_seconds or 0.0)

@@ -67,9 +67,11 @@ def find_stragglers(
             previous = [
                 s
                 for s in earlier
+                # Only a lateness that begins with the oldest kept step may be older than what is kept
                 if s.straggler_name == straggler.straggler_name and straggler.since_step == turns[0][0]
             ]
             earliest = min((straggler.since_step, *(s.since_step for s in previous)))
+            # A turn has the delays of all its steps, and the figure is per step
             late = straggler.late_seconds / every
             return (replace(straggler, late_seconds=late, since_step=earliest),)
     return ()
@@ -131,6 +133,7 @@ def _most_often_late(
     latest_ranks = [_latest_rank(late_of(s)) for _, s in steps]
     names = [name(rank) if rank >= 0 else None for rank in latest_ranks]
     common = max(set(names), key=names.count)
+    # "" is an unknown node: ranks of several such nodes would count as one
     if common in (None, "") or names.count(common) < LATE_STEPS * len(steps):
         return -1, 0.0
     rank = latest_ranks[names.index(common)]
@@ -240,6 +243,7 @@ def lack_of_cpus(late: RankSnapshot, peers: list[RankSnapshot], min_share: float
 def hardware_cause(late: RankSnapshot, peers: list[RankSnapshot]) -> str:
     """How the device or the memory of *late* differs from the others', in words; "" if not at all."""
     reasons = late.machine.device.throttle_reasons if late.machine.device else ()
+    # Where the others are throttled, too, throttling does not explain why one is late
     if reasons and not any(r.machine.device and r.machine.device.throttle_reasons for r in peers):
         return f"its device is throttled ({', '.join(reasons)})"
     theirs = [
@@ -270,6 +274,7 @@ def longer_phases(
     phases = sorted((name for name in excess if excess[name] > 0), key=lambda name: -excess[name])
     sums = accumulate(excess[name] for name in phases)
     enough = next(((count, total) for count, total in enumerate(sums, 1) if total >= limit), None)
+    # Phases that are shorter than the others' count against it: time may only have moved between phases
     if enough is None or sum(excess.values()) < limit:
         return (), 0.0
     return tuple(phases[: enough[0]]), enough[1]
@@ -288,6 +293,7 @@ class Drift(NamedTuple):
 
 def widest_drift(run: RunSnapshot) -> Drift | None:
     """The rank with most steps and the rank furthest behind it in its collectives; None for none."""
+    # An attached rank counts its steps from then on, so its number is no drift
     ranks = [rank for rank in run.ranks if not rank.status.joined]
     ahead = max(ranks, key=lambda rank: rank.steps.last_step, default=None)
     if ahead is None:
@@ -315,5 +321,7 @@ def _reached_number(rank: RankSnapshot, group: GroupProgress) -> int:
 
 def _is_of_gradients(rank: RankSnapshot, group: GroupProgress) -> bool:
     return any(
-        row.phase == "backward" and row.group == group.label for row in rank.communication.traffic
+        # In other groups, as those of an evaluation, a rank may be ahead without mixing gradients
+        row.phase == "backward" and row.group == group.label
+        for row in rank.communication.traffic
     )

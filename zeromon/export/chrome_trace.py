@@ -50,6 +50,7 @@ def write_trace(export: Export) -> str:
         path = closing.enter_context(replacement_file(export.path, force=export.force))
         file: IO[bytes] | gzip.GzipFile = closing.enter_context(path.open("wb"))
         if export.path.suffix == ".gz":
+            # Without a name: the header would have that of the temporary file
             file = closing.enter_context(gzip.GzipFile("", "wb", 1, file))
         file.write(b'{"displayTimeUnit":"ms","otherData":')
         file.write(encode({"run": run.run, "command": " ".join(run.command), "start_us": first_us}))

@@ -126,6 +126,7 @@ class EventFiles:
 def write_tensorboard(export: Export) -> str:
     """Writes the event files of a run."""
     run, folder = export.run, export.path
+    # First: where tensorboard is missing, the earlier export must stay
     files, step = EventFiles(folder), 0
     _remove_earlier_export(export, f"rank*/events.*{_SUFFIX}", f"job/events.*{_SUFFIX}")
     try:
@@ -192,6 +193,7 @@ def open_wandb(run: RunSnapshot, settings: Row | None = None, **options: Any) ->
         **options,
     )
     board.define_metric("step")
+    # Without it, W&B draws over its own count of calls of log()
     board.define_metric("*", step_metric="step")
     return board
 
@@ -199,6 +201,7 @@ def open_wandb(run: RunSnapshot, settings: Row | None = None, **options: Any) ->
 def valid_wandb_id(run: str) -> str:
     """Returns an id that wandb accepts, unique for the run."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", run)[:64]
+    # Without the checksum, a.b and a/b would be one run of W&B
     return name if name == run else f"{name}-{zlib.crc32(run.encode()):08x}"
 
 
@@ -217,6 +220,7 @@ def group_by_step(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
     together: list[Row] = []
     ranks = set[int]()
     for row in rows:
+        # An elastic restart counts steps anew: a rank that comes twice begins another step
         if together and (row["step"] != together[0]["step"] or row["rank"] in ranks):
             yield together[0]["step"], together
             together, ranks = [], set()
@@ -297,6 +301,7 @@ class _Wandb(LiveTracker):
             entity=facts.get("entity") or None,
             dir=facts.get("folder") or None,
             mode="offline" if is_offline else "online",
+            # A tracker that starts again goes on with its run
             resume=None if is_offline else "allow",
         )
 
@@ -315,12 +320,14 @@ class _Mlflow(LiveTracker):
 
     def __init__(self, _: RunSnapshot, facts: OpenRun) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        # By the defaults of MLflow, a server that is down holds each call for minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(int(_SECONDS)))
         uri, ours = facts["tracking_uri"], os.environ.get("MLFLOW_TRACKING_URI", "")
         if uri.startswith("file:") or "://" not in uri:  # the script was allowed to
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         client = import_needed("mlflow", "mlflow-skinny").MlflowClient
+        # The agent masks the password in an address; the variable of this process has it
         self._client = client(ours if ours and url_without_secrets(ours) == uri else uri)
         self._metric = import_needed("mlflow.entities", "mlflow-skinny").Metric
         self._id = facts["run_id"]

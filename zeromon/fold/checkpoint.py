@@ -26,6 +26,7 @@ from zeromon.fold.state import (
 )
 from zeromon.ring.events import Activity, Op, Path, Phase, Role, Scalar
 
+# The lengths refuse totals of a version with other buckets or phases, whose counts would shift
 _Buckets = Annotated[
     list[int], msgspec.Meta(min_length=len(STEP_BUCKETS) + 1, max_length=len(STEP_BUCKETS) + 1)
 ]
@@ -107,6 +108,7 @@ def restore_totals(state: RankState, totals: Checkpoint) -> None:
     """Sets the totals of *state*, which has folded those records that the ring still holds."""
     for name in _COPIED_FIELDS:
         present, saved = getattr(state, name), getattr(totals, name)
+        # Updated in place: the state's defaultdicts would become the plain dicts that msgspec decodes
         if isinstance(present, dict):
             present.update(saved)
         else:

@@ -56,6 +56,7 @@ def shared_call_of(state: RankState, word2: int) -> Call | None:
     """Returns what the collectives with this word 2 have in common; None where it is not known."""
     op, phase, flags = word2 >> 8 & 255, word2 >> 16 & 255, word2 >> 24 & 255
     group, unit = word2 >> 32 & 0xFFFF, word2 >> 48
+    # A damaged record, or one of a newer agent: the index would raise and end the fold of the ring
     if op >= len(OP) or phase >= len(PHASE):
         return None
     is_issue = word2 & 255 == _ISSUED
@@ -63,7 +64,10 @@ def shared_call_of(state: RankState, word2: int) -> Call | None:
     if counts:
         row = stats_row(state, OP[op], group, PHASE[phase], unit)
     else:
+        # A row of its own: stats_row() would list calls in the traffic that it never counts
         row = CollectiveStats(OP[op], 1, 0, OpTotals())
+    # A damaged ring has any number of words, and each would stay in the dict.
+    # Cleared in place, because fold_records() holds it
     if len(state.calls) >= _MAX_CALLS:
         state.calls.clear()
     call = state.calls[word2] = Call(
@@ -101,6 +105,8 @@ def _fold_issued_call(state: RankState, call: Call, record: Raw) -> None:
     row.sizes[row.bucket] += 1
     row.calls += 1
     row.nbytes += nbytes
+    # Without the first test, a call without a unit equals the unknown background unit: both are 0.
+    # Without the return, another thread's call counts in the step and sets the phase of training
     if call.unit and call.unit == state.background_unit:
         if len(of_group.background) < MAX_IN_FLIGHT:
             of_group.background[sequence] = record
@@ -112,11 +118,13 @@ def _fold_issued_call(state: RankState, call: Call, record: Raw) -> None:
     window = state.window
     window.collectives += 1
     window.nbytes += nbytes
+    # Nearly every record passes the test, which costs less than a call of at()
     step_sums = row.now if row.step == state.timed_steps else row.at(state.timed_steps)
     step_sums.calls += 1
     step_sums.nbytes += nbytes
     state.phase = call.phase
     state.unit = call.unit
+    # A collective that nobody waits for has no DONE: a loop without steps would add them all
     if len(of_group.in_flight) < MAX_IN_FLIGHT:
         of_group.in_flight[sequence] = record
 
@@ -135,6 +143,7 @@ def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:
     _, t_ns, _, nbytes, issued_ns, blocked_ns, sequence, _ = record
     of_group, unit, row = call.of_group, call.unit, call.row
     issued = of_group.in_flight.pop(sequence, None)
+    # Waits come in any order, and so do their records: the newest number stays
     if sequence > of_group.ended:
         of_group.ended = sequence
     duration = t_ns - issued_ns if t_ns > issued_ns else 0
@@ -151,6 +160,7 @@ def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:
     totals.exposed_ns += blocked_ns
     row.exposed_ns += blocked_ns
     on_device = call.on_device and state.on_device
+    # The host is steps ahead: by its count, the times of ten steps of the device fall into one
     timed_steps = state.device_steps if on_device else state.timed_steps
     if on_device:
         step_sums = row.at_device(timed_steps)
@@ -180,12 +190,15 @@ def _fold_ended_call(state: RankState, call: Call, record: Raw) -> None:
             window.blocked.append(record)
             if blocked_ns > t_ns - issued_ns:
                 window.began_before = True
+        # At the next border, _fold_device_phase() adds a device's wait: here it would count twice
         window.phase_exposed_ns[call.phase] += 0 if on_device else blocked_ns
         state.exposed_ns += blocked_ns
         if unit:
             state.unit_totals[unit].exposed_ns += blocked_ns
+        # A DONE names no DeepSpeed engine; only the record of its issue does
         if issued is not None and issued[6]:
             state.engines[issued[6]].exposed_ns += blocked_ns
+    # Only ZeRO-3 reports gathered bytes: without this test each all-gather of FSDP2 counts as late
     if unit and state.gathers and call.op is Op.ALL_GATHER:
         state.gathers.setdefault(call.is_ahead, [0, 0])[1] += blocked_ns
         if not call.is_ahead:
@@ -219,6 +232,7 @@ def _fold_counted_calls(state: RankState, e: Counted) -> None:
     state.window.collectives += e.calls
     if e.why == Untimed.IN_CPP:
         state.in_cpp += e.calls
+    # A control step counts calls from Python: they must not erase what DDP's reducer sent last
     if e.why != Untimed.CONTROL_STEP:
         by_reducer = e.why == Untimed.REDUCER and e.op is not Op.NONE
         state.group_calls[e.group].reduced = e if by_reducer else None
@@ -256,6 +270,7 @@ def _fold_stream_stall(state: RankState, e: Stall) -> None:
     window.stall_ns += e.blocked_ns
     window.phase_exposed_ns[e.phase] += 0 if state.on_device else e.blocked_ns
     state.exposed_ns += e.blocked_ns
+    # The reducer's wait is no queue of kernels: in the lag, it makes a launch-bound run device-bound
     state.reducer_wait_ns += e.blocked_ns if e.calls else 0
     if e.unit:
         state.unit_totals[e.unit].exposed_ns += e.blocked_ns
@@ -272,6 +287,7 @@ def _fold_stream_stall(state: RankState, e: Stall) -> None:
     reduced = state.group_calls[group].reduced
     if e.calls and reduced is not None and reduced.calls > 0:  # by the newest step of the host
         step_sums.nbytes += reduced.nbytes * e.calls / reduced.calls
+    # Its number is negated: it is the group's own, and must not meet an equal number of a hook
     if e.sequence and e.reached_ns:  # the rank has arrived at the last of the calls, and waits
         state.arrivals.append(
             Arrival(
@@ -327,6 +343,7 @@ def forget_ended_calls(state: RankState, step_start_ns: int) -> None:
 REDUCER = "DDP's reducer"
 """The unit of a collective that DDP's reducer issued."""
 _MAX_IN_FLIGHT = 16
+# The Flight Recorder has wall-clock times, which as CLOCK_MONOTONIC may precede the hook's
 _CLOCK_SLACK_NS = 5_000_000
 _CALL_NS = 1_000_000_000
 """From a hook to the entry in the Flight Recorder, at most."""
@@ -343,6 +360,7 @@ def issued_in_cpp(state: RankState, group: int) -> int:
 
 def group_progress_row(state: RankState, group: int, dim: str) -> GroupProgress:
     """How far the rank has come in *group*, with its newest call where that is known."""
+    # Not by []: the defaultdict would grow while a snapshot reads it
     of_group = state.group_calls.get(group, NO_CALLS)
     call = _newest_group_call(state, group)
     return GroupProgress(
@@ -360,6 +378,7 @@ def _newest_group_call(state: RankState, group: int) -> MemberCall:
     number = of_group.last[4]
     reduced, is_from_cpp = of_group.reduced, in_cpp > 0 and number <= of_group.before_cpp
     if is_from_cpp and reduced is not None:
+        # Of several buckets the sum is known, which is the size of none of them
         nbytes = reduced.nbytes if reduced.calls == 1 else -1
         return MemberCall(
             rank=state.rank, sequence=counted, op=reduced.op.label, nbytes=nbytes, unit=REDUCER,
@@ -432,6 +451,7 @@ def _number_entries(state: RankState, entries: list[Issued]) -> dict[int, Issued
     numbered = dict(listed)
     for entry in entries:
         if not entry.flags & _INFERRED:
+            # C++ may have issued calls after this one: the sum of the two counts is then too high
             number = _listed_call_number(entry, listed) if listed and in_cpp else entry.sequence + in_cpp
             if number is not None:
                 numbered[number] = entry

@@ -163,6 +163,7 @@ class CollectiveStats:
         """
         if on_device:
             self.at_device(step)
+        # A test of its own: at_device() has made the row, which a type checker cannot see
         if on_device and self.device is not None:
             self.device.matched(step, wait, transfer, known_bytes)
             return
@@ -228,6 +229,7 @@ def traffic_rows(
         )
         for key, item in traffic.items()
     ]
+    # Without this, what is called at the first step alone stays in every view while its sums fade
     stats_rows = [r for r in stats_rows if r.calls >= _MIN_CALLS or r.exposed_seconds > 1e-6]
     return tuple(sorted(stats_rows, key=lambda row: -row.exposed_seconds)[:MAX_ROWS])
 
@@ -245,7 +247,9 @@ def _traffic_row(
 ) -> CollectiveStatsRow:
     op, _, phase, unit = key
     sums = item.before(steps).per_step(decay_weight(steps))
+    # One group may use gloo for the CPU and NCCL for a device: then a row has times of both
     if item.device is not None:
+        # Without max(), per_step() divides by 0 until the device ends its first step
         sums.absorb_step(
             item.device.before(device_steps).per_step(decay_weight(max(1, device_steps))), 1.0
         )
@@ -278,6 +282,7 @@ def _traffic_row(
 
 def size_bucket_index(nbytes: int) -> int:
     """The index of the first bound that *nbytes* does not exceed."""
+    # Less one, as bounds are inclusive. Without max(), a call of 0 bytes has a negative index
     return min(len(SIZE_BOUNDS), max(0, ((nbytes - 1).bit_length() - 9) // 2))
 
 
@@ -288,6 +293,7 @@ def payload_size_rows(
 
     *counted*: operation -> calls by bucket, then bytes, of the calls that were counted but not timed.
     """
+    # Without the copies, each snapshot adds the timed calls to the state's own counts
     totals = {op: list(counts) for op, counts in counted.items()}
     for (op, *_), item in traffic.items():
         counts = totals.setdefault(op, [0] * (len(SIZE_BOUNDS) + 2))

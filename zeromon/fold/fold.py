@@ -56,12 +56,14 @@ def fold_records(state: RankState, records: Iterable[Raw]) -> None:
 
     Nine of ten are of collectives, which are folded without being decoded.
     """
+    # While the unit is unknown it is 0, as is that of calls without one: no progress would count
     calls, background = state.calls, state.background_unit or -1
     for record in records:
         call = calls.get(record[2]) or _call_of_record(state, record)
         if call is None:
             continue
         t_ns = record[1]
+        # The stall detector writes calls late, with the time of their issue: no time may go back
         if t_ns > state.last_event_ns:
             state.last_event_ns = t_ns
         if t_ns > state.progress_ns and call.unit != background:
@@ -119,6 +121,7 @@ def _fold_memory_sample(state: RankState, e: MemorySample) -> None:
 @folds_event(MemoryPeak)
 def _fold_memory_peak(state: RankState, e: MemoryPeak) -> None:
     state.memory_peak = e
+    # Where the allocator does not count, it is -1: the failed allocations counted here must stay
     if e.ooms >= 0:
         state.new_ooms = 0
     state.reserved_at_peak = state.memory.reserved_bytes if state.memory else 0
@@ -128,6 +131,7 @@ def _fold_memory_peak(state: RankState, e: MemoryPeak) -> None:
 def _fold_host_sample(state: RankState, e: HostSample) -> None:
     state.host = e
     state.window.rss = max(state.window.rss, e.rss_bytes)
+    # Only forced samples read these two: -1 of the others must not erase the last figures
     if e.available_bytes >= 0:
         state.available_bytes = e.available_bytes
     if e.pinned_bytes >= 0:
@@ -154,6 +158,7 @@ def _fold_offload_transfer(state: RankState, e: Transfer) -> None:
     totals.of_step += e.nbytes
     totals.busy_ns += e.busy_ns
     totals.blocked_ns += e.blocked_ns
+    # Bytes without a time would raise the bandwidth
     if e.busy_ns:
         totals.recent_bytes += e.nbytes
         totals.recent_ns += e.busy_ns
@@ -173,6 +178,7 @@ def _fold_agent_heartbeat(state: RankState, e: Heartbeat) -> None:
 @folds_event(Exit)
 def _fold_agent_exit(state: RankState, e: Exit) -> None:
     state.exit = e
+    # The device reports no more borders: without this, the last steps are in no history
     while state.enqueued:
         record_by_host(state)
 
@@ -198,6 +204,7 @@ def _fold_mixed_precision(state: RankState, e: Precision) -> None:
         return
     is_finite = math.isfinite(e.grad_norm)
     engine.nonfinite += not is_finite
+    # Of several engines, each has a norm of its own, and none is that of the rank
     if len(state.engines) == 1 and (is_finite or math.isnan(e.loss_scale)):
         _keep_scalar(
             state, Scalar.GRAD_NORM, e.grad_norm, state.step + 1
@@ -219,6 +226,7 @@ def _keep_scalar(state: RankState, scalar: Scalar, value: float, step: int) -> N
         totals.first_nonfinite_step = totals.first_nonfinite_step or step
     totals.value, totals.step = value, step
     last_step = state.history[-1] if state.history else None
+    # A logger gets the loss after the optimizer's step, whose summary is in the history by then
     if last_step is not None and last_step.step == step:
         of_step: dict[str, Any] = {scalar.label: value if is_finite else None}
         state.history[-1] = replace(last_step, **of_step)
@@ -251,6 +259,7 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
     window.blocked.append(done)
     window.phase_exposed_ns[Phase.BACKWARD] += exposed
     window.timed += e.buckets
+    # DDP reports in the next forward: unless the summary is replaced, its step stays untimed
     if steps_ago:
         communication_ns, exposed_ns = window.communicated_ns()
         state.history[-steps_ago] = replace(
@@ -264,15 +273,18 @@ def _fold_backward_comm(state: RankState, e: BackwardComm) -> None:
 
 def _count_steps_ago(state: RankState, t_ns: int) -> int:
     """How many steps before the one under way *t_ns* is in, at most those whose windows are known."""
+    # Not strict: the history reaches further back than the windows
     windowed = list(zip(reversed(state.history), reversed(state.last_windows), strict=False))
     return sum(t_ns < step.end_ns for step, _ in windowed)
 
 
 def _time_gradient_buckets(state: RankState, e: BackwardComm) -> None:
     """Divides a backward's communication among its buckets; see :func:`serial_transfer_spans`."""
+    # Sorted, because serial_transfer_spans() takes the order of readiness for that of transfer
     buckets, state.buckets = sorted(state.buckets, key=lambda b: b.t_ns), []
     ready_ns = [bucket.t_ns for bucket in buckets]
     spans = serial_transfer_spans(ready_ns, [bucket.nbytes for bucket in buckets], e.t_ns)
+    # Not strict: no spans where the buckets have no bytes, or the end precedes the last of them
     for bucket, (start, end_ns) in zip(buckets, spans, strict=False):
         row = stats_row(state, Op.ALL_REDUCE, bucket.group, Phase.BACKWARD, bucket.unit)
         exposed = max(0, end_ns - max(start, e.compute_end_ns))

@@ -89,6 +89,7 @@ def node_clock_shifts(rings: Iterable[RingEvents]) -> dict[int, int]:
     """
     nodes: list[list[RingEvents]] = []
     for ring in sorted(rings, key=lambda r: r.wall_minus_mono_ns):
+        # Against the first of the node: against the last, small differences in a row join two nodes
         is_same = nodes and ring.wall_minus_mono_ns - nodes[-1][0].wall_minus_mono_ns < _SAME_CLOCK_NS
         if is_same:
             nodes[-1].append(ring)
@@ -139,6 +140,7 @@ def lanes_of_rings(
     if silent:
         left_out.append(f"{_count_text(len(silent), 'rank')}: no whole step in the ring")
     by_rank = {rank: by_step for rank, by_step in by_rank.items() if by_step}
+    # Without a set, set.intersection() raises TypeError
     common = set.intersection(*(set(by_step) for by_step in by_rank.values())) if by_rank else set()
     if by_rank and not common:
         left_out.append("all steps: the rings have no step in common")
@@ -195,6 +197,7 @@ def _whole_steps(ring: RingEvents, shift: int) -> dict[int, _Step]:
         previous = next(reversed(by_number.values()), None)
         if isinstance(event, StepMark):
             continued = bool(event.flags & Flag.CONTINUED)
+            # A continued mark whose first part the ring has overwritten is no whole step
             if pending is not None and (event.step in by_number or not continued):
                 step = by_number.setdefault(event.step, _Step(ring.rank, event.step))
                 step.begin_ns = step.begin_ns or event.start_ns + shift
@@ -202,6 +205,7 @@ def _whole_steps(ring: RingEvents, shift: int) -> dict[int, _Step]:
                 for pending_event in pending:
                     _add_event(ring, step, pending_event, shift)
             pending = []
+        # DDP reports the times of a backward in the next forward, behind the mark of its step
         elif previous and type(event) is BackwardComm and event.start_ns + shift < previous.end_ns:
             _add_event(ring, previous, event, shift)
         elif pending is not None:
@@ -220,6 +224,7 @@ def _add_event(ring: RingEvents, step: _Step, event: Event, shift: int) -> None:
     elif isinstance(event, BackwardComm):
         step.timed += event.buckets
     elif isinstance(event, Issued) and ring.units.get(event.unit) != BACKGROUND:
+        # A call that the Flight Recorder lists is counted with its step as well
         step.collectives += not event.flags & Flag.INFERRED
     elif isinstance(event, Done):
         step.timed += any(span.stream is Stream.COMMUNICATION for span, _ in drawn)
@@ -250,6 +255,7 @@ def _lane_spans(
 
 
 def _lane_stream(event: Event, kind: int, unit: str) -> Stream:
+    # A BackwardComm has no flags. ASYNC of a collective means async_op=True, and no other thread
     if unit == BACKGROUND or (getattr(event, "flags", 0) & Flag.ASYNC and kind == SPENT):
         return Stream.BACKGROUND
     return Stream.COMPUTE if kind == SPENT else Stream.COMMUNICATION

@@ -67,6 +67,7 @@ LAUNCHER = "launcher"
 
 def add_ledger_step(ledger: LedgerSums, step: StepSummary) -> None:
     """Adds a step of which everything is known to the sums of the ledger."""
+    # Steps of a history or of Prometheus may lack the split by phase, and the index would raise
     timed = step.timed and bool(step.phase_exposed_ns)
     phases, exposures = list(step.phase_ns), list(step.phase_exposed_ns)
     for phase, silent in _take_longest(phases, step.silent_ns).items():
@@ -158,6 +159,7 @@ def _current_silence(state: RankState, observed: Observed, end_ns: int) -> Silen
     if not observed.failed or end_ns - state.progress_ns < min_seconds * 1e9:
         return None
     waits = any(of_group.in_flight for of_group in state.group_calls.values())
+    # Before the first record of training progress_ns is 0: the silence would begin at boot
     since_ns = max(state.progress_ns, process_began_ns(state))
     return Silence(Cause.HANG if waits else Cause.STALL, "", since_ns, max(end_ns, since_ns))
 
@@ -176,6 +178,7 @@ def _silence_ledger_rows(state: RankState, silence: Silence | None) -> list[Ledg
 def _with_last_step(state: RankState) -> LedgerSums:
     """A copy of the sums, to which the last step, whose times may still come, is added."""
     sums = state.ledger
+    # Without the copies, replace() shares the lists: each tick adds the last step to the live sums
     with_step = replace(
         sums,
         spent_ns=[*sums.spent_ns],
@@ -196,6 +199,7 @@ def ledger_totals(state: RankState, observed: Observed = NOTHING_OBSERVED) -> di
     totals: defaultdict[Cause, float] = defaultdict(float)
     if not observed.alive:
         for row in ledger_rows(state, observed):
+            # The split of exposed time moves as matches arrive: as counters, both could decrease
             totals[Cause.EXPOSED if row.cause is Cause.WAITING else row.cause] += row.seconds
         return {str(cause): totals[cause] for cause in Cause if totals[cause] > 0}
     causes = _sum_causes(state.ledger)
@@ -217,6 +221,7 @@ def _sum_causes(ledger: LedgerSums) -> defaultdict[Cause, float]:
         exposed = ledger.exposed_ns[phase] if trains else 0
         causes[cause] += spent_ns - exposed
         causes[Cause.EXPOSED] += exposed
+    # Offload may also block outside of the computing phases: without min(), compute is negative
     offload = min(causes[Cause.COMPUTE], ledger.offload_ns)
     causes[Cause.COMPUTE] -= offload
     causes[Cause.OFFLOAD] += offload
@@ -225,6 +230,7 @@ def _sum_causes(ledger: LedgerSums) -> defaultdict[Cause, float]:
 
 def _add_set_up(state: RankState, causes: dict[Cause, float], until_ns: int) -> dict[str, int]:
     """Adds what has a cause of its own, and returns the other nanoseconds of the set-up by part."""
+    # An attached agent starts after the set-up: it knows neither its length nor its parts
     if state.meta.get("attached"):
         return {}
     is_over = state.startup_ns >= 0
@@ -250,6 +256,7 @@ def _parts_of_set_up(state: RankState, left_ns: int) -> dict[str, int]:
     stage_ns: dict[str, int] = {}
     for stage, ns in known_ns.items():
         if isinstance(ns, int) and ns > 0 and left_ns > 0:
+            # A stage may contain a compilation, a cause of its own: without min(), it counts twice
             stage_ns[str(stage)] = min(left_ns, ns)
             left_ns -= stage_ns[str(stage)]
     if left_ns > 0:
@@ -262,8 +269,10 @@ def startup_ns_by_part(state: RankState) -> dict[str, int]:
     if state.startup_ns < 0:
         return {}
     causes: defaultdict[Cause, float] = defaultdict(float)
+    # The end is not read: the set-up is over
     stage_ns = _add_set_up(state, causes, 0)
     stage_ns |= {str(cause): round(ns) for cause, ns in causes.items() if ns}
+    # By the keys: "" alone means that no part is known
     return dict(sorted(stage_ns.items(), key=lambda item: -item[1])) if any(stage_ns) else {}
 
 
@@ -276,6 +285,7 @@ def _add_step_under_way(
     state: RankState, causes: dict[Cause, float], until_ns: int, observed: Observed
 ) -> None:
     """Adds the time since the last step, without that of a silence that lasts."""
+    # Before the loop begins, the same seconds are in the set-up
     if not state.steps and state.startup_ns < 0:
         return
     since_ns = state.recorded_ns or process_began_ns(state) + state.startup_ns
@@ -286,6 +296,7 @@ def _add_step_under_way(
         return
     phases.append(max(0, until_ns - since_ns - sum(phases)))  # what no phase has had yet
     _take_longest(phases, silent)
+    # Not strict: the last item is of no phase, and is added below
     for phase, ns in zip(Phase, phases, strict=False):
         causes[OF_PHASE[phase]] += ns
     is_over = has_exited_cleanly(state) or not observed.alive
@@ -298,6 +309,7 @@ def _split_exposed_time(state: RankState, total_ns: float) -> list[LedgerRow]:
     dims = dimension_names(state)
     for (_, group, phase, _), row in state.traffic.items():
         if phase in _TRAINING_PHASES and row.exposed_ns:
+            # Waits are known of matched calls alone: scaled, they stand for the calls without a match
             of_matched = row.exposed_ns / max(1, row.matched_ns)
             left_ns = float(row.exposed_ns)
             for rank, ns in row.waits.items():

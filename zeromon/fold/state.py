@@ -108,6 +108,7 @@ class Window:
 
     def follow(self, first_part: Window) -> None:
         """Adds the communication of *first_part*, the part of the same step before this one."""
+        # In front: behind, the ends are out of order, and _covered_ns() sorts at each call
         self.ended[:0], self.blocked[:0] = first_part.ended, first_part.blocked
         self.collectives += first_part.collectives
         self.timed += first_part.timed
@@ -123,6 +124,7 @@ class Window:
         The first is -1 where it is not known: when many collectives of a device began or ended. On a CPU
         it is an upper bound where a collective had ended before anything waited for it.
         """
+        # What such a wait covers before its collective was issued is no communication
         if self.began_before:
             waits = union_set((record[1] - record[5], record[1]) for record in self.blocked)
             exposed = set_length(common_set(waits, union_set((r[4], r[1]) for r in self.ended)))
@@ -143,6 +145,7 @@ def _covered_ns(records: list[Raw], *, of_waits: bool) -> int:
             break
         until_ns = record[1]
     total, begin_ns = 0, ordered[-1][1] if ordered else 0
+    # Backwards, because ends ascend: forwards, the union needs a sort by start
     for record in reversed(ordered):
         end_ns = record[1]
         start = end_ns - record[5] if of_waits else record[4]
@@ -548,6 +551,7 @@ def note_group_facts(state: RankState, group: int, facts: dict[str, Any]) -> Non
 
 
 def _is_valid_count(fact: object) -> bool:
+    # By isinstance(), true in a damaged ring is a size of 1
     return type(fact) is int and 0 <= fact < 1 << 32
 
 

@@ -68,6 +68,7 @@ def _fold_phase_span(state: RankState, e: PhaseSpan) -> None:
         return
     window = state.window
     spent_ns = own_ns = max(0, e.t_ns - e.start_ns)
+    # A phase ends after those within it: unless they are taken out, their time counts twice
     while window.spans and window.spans[-1].start_ns >= e.start_ns:
         inner = window.spans.pop()
         own_ns -= inner.end_ns - inner.start_ns
@@ -81,10 +82,12 @@ def _fold_phase_span(state: RankState, e: PhaseSpan) -> None:
     if e.phase is _DATA_WAIT:
         state.out_of_batches = bool(e.flags & _FAILED)
     if e.phase is _BACKWARD:
+        # A pipeline runs a backward for each micro-batch, and all of them are one micro-step
         counts = not e.flags & _CONTINUED
         state.micro_steps += counts
         window.micro_steps += counts
         reshard_all_units(state)
+    # Garbage collection, compilation and checkpoints end within a phase of training, which goes on
     if e.phase <= _CPU_OPTIMIZER:
         state.phase = _OTHER
 
@@ -92,6 +95,7 @@ def _fold_phase_span(state: RankState, e: PhaseSpan) -> None:
 def _fold_device_phase(state: RankState, e: PhaseSpan) -> None:
     """Adds a phase of the compute stream, work or wait, between two borders of the host's phases."""
     state.on_device = True
+    # The device's first phase begins in the set-up: cut at the loop, it is no part of step 1
     window, spent_ns = state.device_window, max(0, e.t_ns - max(e.start_ns, state.loop_ns))
     window.phase_ns[e.phase] += spent_ns
     # what its waits since the last border took; the host issued it in an earlier phase, maybe
@@ -160,6 +164,7 @@ def _fold_step_mark(state: RankState, e: StepMark) -> None:
     window, state.window = state.window, Window()
     _end_host_step(state, e)
     if state.on_device:
+        # When the device ends this step, the host may have set the learning rate of a later one
         window.scalars.setdefault("learning_rate", _newest_scalar(state, Scalar.LEARNING_RATE))
         state.enqueued.append((e, window))
     else:
@@ -174,6 +179,7 @@ def _end_host_step(state: RankState, e: StepMark) -> None:
         engine = state.engines[e.engine]
         engine.steps += 1
         engine.skipped += skipped
+    # In a ring that has wrapped, the first mark may be a continued one
     if not e.flags & _CONTINUED or not state.steps:
         # a restarted collector may have missed the first steps
         earlier = state.meta.get("steps_before", 0)  # steps that ended before the agent was attached
@@ -196,6 +202,7 @@ def _fold_device_step(state: RankState, e: StepMark) -> None:
     A step whose border was lost, and the one after it, keep the host's times.
     """
     window, state.device_window = state.device_window, Window()
+    # After a lost border the device's window holds two steps, so neither has times of its own
     is_after_gap = bool(state.enqueued) and state.enqueued[0][0].step < e.step
     while state.enqueued and state.enqueued[0][0].step < e.step + is_after_gap:
         record_by_host(state)
@@ -207,6 +214,7 @@ def _fold_device_step(state: RankState, e: StepMark) -> None:
 def record_by_host(state: RankState) -> None:
     """Records the oldest step whose end on the device is not known, at the time of the host."""
     mark, window = state.enqueued.popleft()
+    # The host begins a step before the device ends the last one: uncut, both count the same time
     start = max(mark.start_ns, state.recorded_ns)
     record_timed_step(state, mark._replace(start_ns=start, t_ns=max(mark.t_ns, start)), window)
 
@@ -256,6 +264,7 @@ def _decay_bandwidths(state: RankState) -> None:
         totals.recent_unknown_bytes *= 0.8
         totals.recent_ns *= 0.8
     for path_totals in state.transfers.values():
+        # Less than a nanosecond is a faded sum: its quotient is noise, and best keeps it for good
         if path_totals.recent_ns >= 1:
             path_totals.best = max(path_totals.best, path_totals.recent_bytes / path_totals.recent_ns)
         mean_bytes = path_totals.of_step if path_totals.step_bytes is None else path_totals.step_bytes
@@ -280,6 +289,7 @@ def _make_step_summary(state: RankState, e: StepMark, start: int, window: Window
         collective_bytes=window.nbytes,
         communication_ns=communication_ns,
         exposed_ns=exposed_ns,
+        # A window without a sample has -1: the sample of an earlier step stands in
         allocated_bytes=max(window.allocated, memory.allocated_bytes if memory else -1),
         reserved_bytes=max(window.reserved, memory.reserved_bytes if memory else -1),
         rss_bytes=max(window.rss, host.rss_bytes if host else -1),
@@ -294,6 +304,7 @@ def _make_step_summary(state: RankState, e: StepMark, start: int, window: Window
         launch_ns=tuple(window.launch_ns),
         samples=window.samples,
         tokens=window.tokens,
+        # The window last: its own learning rate must win over the newest
         **{"learning_rate": _newest_scalar(state, Scalar.LEARNING_RATE), **window.scalars},
     )
 
@@ -333,6 +344,7 @@ def _merge_summaries(earlier: StepSummary, later: StepSummary) -> StepSummary:
     """Returns one summary of two optimizers of the same step."""
     sums: dict[str, Any] = {n: getattr(earlier, n) + getattr(later, n) for n in _SUMMED}
     peaks: dict[str, Any] = {n: max(getattr(earlier, n), getattr(later, n)) for n in _PEAKS}
+    # Not strict: a part without the split by phase leaves the whole step without it
     exposed = zip(earlier.phase_exposed_ns, later.phase_exposed_ns, strict=False)
     return replace(
         earlier,
@@ -371,6 +383,7 @@ def _fold_unit_mark(state: RankState, e: UnitMark) -> None:
         unit.unshards += 1
         state.unit = e.unit
         _count_gathered(state, e)
+        # FSDP's marks have no bytes: with a key here, its all-gathers would count as late gathers
         if e.nbytes:
             state.gathers.setdefault(bool(e.flags & _AHEAD), [0, 0])[0] += e.nbytes
     elif e.event is UnitEvent.RESHARD:
@@ -386,8 +399,10 @@ def _count_gathered(state: RankState, e: UnitMark) -> None:
         state.unsharded_now = e.gathered_bytes
     else:
         nbytes = state.unit_bytes.get(e.unit, 0)
+        # A unit may be unsharded again without a mark that it was freed: it counts one time
         state.unsharded_now += nbytes - state.unsharded.get(e.unit, 0)
         state.unsharded[e.unit] = nbytes
+    # Without this test the peak is 0 where units do not report their size, instead of unknown
     if state.unsharded_now:
         state.unsharded_peak = max(state.unsharded_peak, state.unsharded_now)
 
@@ -425,6 +440,7 @@ def _fold_stage_run(state: RankState, e: StageRun) -> None:
     waited, pipeline.waited_ns = pipeline.waited_ns, 0
     if e.action is StageAction.CALL:
         pipeline.now = PipelineCall()
+        # Calls of another schedule may have more actions, and would pass for the only complete ones
         if e.stage != pipeline.schedule:
             pipeline.schedule = e.stage
             pipeline.last.clear()
@@ -453,6 +469,7 @@ def pipeline_summary_row(state: RankState) -> PipelineRow | None:
     if not isinstance(facts, dict):
         return None
     order: Sequence[Act] = max((c.order for c in state.pipeline.last), key=len, default=())
+    # A call that lost records in the ring is shorter, and would lower the means
     calls = [call for call in state.pipeline.last if len(call.order) == len(order)]
     return PipelineRow(
         schedule=str(facts.get("schedule", "")),

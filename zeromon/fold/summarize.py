@@ -115,6 +115,7 @@ def summarize_rank(state: RankState, observed: Observed = NOTHING_OBSERVED) -> R
 
 def _steady_steps(state: RankState) -> list[StepSummary]:
     """The last steps, the oldest first, without the first one of the process."""
+    # A deque has no slices, and a copy of all 512 steps at each tick takes longer
     return settled_steps(list(islice(reversed(state.history), _WINDOW))[::-1])
 
 
@@ -348,6 +349,7 @@ def _engine_settings(state: RankState) -> tuple[Setting, ...]:
     numbers = {int(k[6:]) for k in state.meta if k.startswith("engine") and k[6:].isdigit()}
     for number in sorted(numbers):
         for row in _engine_metadata_facts(state, number).get("settings", ()):
+            # The name table of a ring may hold anything: one bad row must not cost the snapshot
             if isinstance(row, list) and len(row) == 3:
                 name, effective, written_value = (str(cell) for cell in row)
                 setting = Setting(engine=number, name=name, effective=effective, written=written_value)
@@ -361,6 +363,7 @@ def _offload_transfer_row(path: Path, totals: PathTotals) -> TransferRow:
         nbytes=totals.nbytes,
         seconds=totals.busy_ns / 1e9,
         blocked_seconds=totals.blocked_ns / 1e9,
+        # Long after the last transfer the sums are fractions of a byte and of a nanosecond
         bytes_per_second=totals.recent_bytes / totals.recent_ns * 1e9 if totals.recent_ns >= 1 else None,
         best_bytes_per_second=totals.best * 1e9,
         step_bytes=totals.step_bytes or 0.0,
@@ -441,6 +444,7 @@ def _add_rows(total: CollectiveRow, row: CollectiveRow) -> CollectiveRow:
         total,
         **sums,
         nodes=max(total.nodes, row.nodes),
+        # Bandwidths of two groups do not add up: the first that is known stands for both
         busbw_bytes_per_second=total.busbw_bytes_per_second or row.busbw_bytes_per_second,
         best_busbw_bytes_per_second=max(
             total.best_busbw_bytes_per_second, row.best_busbw_bytes_per_second
@@ -460,6 +464,7 @@ def _stack_frames(state: RankState) -> tuple[str, ...]:
 def _own_code_lines(state: RankState) -> tuple[CodeLine, ...]:
     facts = _metadata_facts_of(state, "own_code")
     samples, rows = facts.get("looks"), facts.get("lines")
+    # From the ring's name table: 0 samples would divide by zero below
     if not isinstance(samples, int) or samples < 1 or not isinstance(rows, list):
         return ()
     return tuple(
@@ -472,6 +477,7 @@ def _own_code_lines(state: RankState) -> tuple[CodeLine, ...]:
 def _pause_reason(state: RankState, observed: Observed) -> str:
     if observed.halted is not Halt.NONE:  # the newest stack is of the time before
         return IN_DEBUGGER if observed.halted is Halt.TRACED else ""
+    # Nobody removes a stale lock: as an expected pause, it is mere information for half an hour
     if observed.lock is not None and observed.lock.is_stale:
         return ""
     pause = expected_pause_reason(_stack_frames(state), evaluating=state.meta.get("evaluating") is True)
@@ -626,9 +632,11 @@ def expected_pause_reason(stack: tuple[str, ...], *, evaluating: bool) -> str:
 
     *evaluating*: whether a model was in evaluation mode when the stack was taken.
     """
+    # In order: a debugger that stops within a checkpoint is what the rank waits for
     for reason, marks in _EXPECTED:
         if _shows_mark(stack, marks):
             return reason
+    # A DataLoader that is stuck during an evaluation would pass for the evaluation
     return _EVALUATES if evaluating and not waits_for_batch(stack) else ""
 
 

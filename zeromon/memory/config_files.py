@@ -18,12 +18,15 @@ AUTO = "auto"
 
 def parse_number(value: Any) -> float | None:
     """Returns a number or the number in a text; None for "auto" and anything else."""
+    # A switch is no number, but float(True) is 1.0
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
         parsed = float(value)
+    # An int of more than 308 digits makes float() raise OverflowError
     except (ValueError, OverflowError):
         return None
+    # Also refuses "nan" and "inf", which float() takes and the int() of a caller does not
     return parsed if -1e18 < parsed < 1e18 else None
 
 
@@ -61,6 +64,7 @@ def changes_of_config(config: Mapping[str, Any], hidden: int = 0) -> Changes:
     """
     if "distributed_type" in config or "deepspeed_config" in config or "fsdp_config" in config:
         return changes_of_accelerate(config)
+    # Keys of a YAML file may be numbers, which have no startswith()
     if any(key in config for key in ("zero_optimization", "bf16", "fp16", "optimizer")) or any(
         str(key).startswith("train_") for key in config
     ):
@@ -93,6 +97,7 @@ def changes_of_deepspeed(config: Mapping[str, Any], hidden: int = 0) -> Changes:
     fields |= _gradient_type_changes(config, fields.get("precision"))
     fields["optimizer_on"] = _offload_tier(zero, "offload_optimizer", "cpu_offload")
     fields["params_on"] = _offload_tier(zero, "offload_param", "")
+    # ShardPlan raises for an offload at a stage that has none
     if not stage:
         fields["optimizer_on"] = "device"
     if stage < ZeroStage.PARAMETERS:
@@ -177,6 +182,7 @@ def changes_of_accelerate(config: Mapping[str, Any]) -> Changes:
     elif "FSDP" in kind:
         fields |= _accelerate_fsdp_changes(_section_of(config, "fsdp_config"), is_half=is_half)
         machines = _int_setting(config, "num_machines", 1)
+        # Popped, because a ShardPlan has no such field. FSDP's hybrid strategies shard within a machine
         if fields.pop("is_hybrid", False) and machines > 1 and fields.get("ranks", 0) % machines == 0:
             fields["shard_ranks"] = fields["ranks"] // machines
     else:
@@ -209,6 +215,7 @@ def _accelerate_fsdp_changes(section: Mapping[str, Any], *, is_half: bool) -> Ch
     # version 2 has no strategies, and reshards after forward by default
     key = "fsdp_reshard_after_forward" if version == "2" else "fsdp_sharding_strategy"
     strategy = str(section.get(key, ""))
+    # As accelerate does, by the name of torch's ShardingStrategy or by its number
     is_stage_2 = strategy.upper() in ("SHARD_GRAD_OP", "2", "FALSE", "HYBRID_SHARD_ZERO2", "5")
     stage = ZeroStage.GRADIENTS if is_stage_2 else ZeroStage.PARAMETERS
     if strategy.upper() in ("NO_SHARD", "3"):
@@ -257,6 +264,7 @@ def _offload_tier(zero: Mapping[str, Any], name: str, old: str) -> str:
     if isinstance(section, Mapping):
         device = section.get("device", "none")
         device = "none" if device == AUTO else device
+        # A list or a section as a device is not hashable, and the look-up would raise TypeError
         if not isinstance(device, (str, type(None))) or device not in _PLACES:
             raise PlanError(f"{name}.device is {short_repr(device)}; known: none, cpu, nvme")
         return _PLACES[device]

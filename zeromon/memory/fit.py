@@ -101,6 +101,7 @@ def fitted_line(trials: Sequence[Trial], pool: str) -> Line | None:
     top = [point for point in points if point[0] >= _CLOSE * points[-1][0]]
     small, low = points[max(0, len(points) - len(top) - 1)]
     large, high = fmean(size for size, _ in top), fmean(peak for _, peak in top)
+    # Noise may give the larger size the smaller peak: on a falling line every size fits
     slope = max(0.0, (high - low) / (large - small))
     return Line(high - slope * large, slope)
 
@@ -122,6 +123,7 @@ def largest_fitting_size(
     limits = [(pool, fitted_line(trials, pool), usable_pool_bytes(trials, pool)) for pool in pools]
     if not limits or any(trend is None for _, trend, _ in limits):
         return None
+    # A room that no launch has seen limits nothing
     fitting = [
         size
         for size in sizes
@@ -139,6 +141,7 @@ def second_launch_size(launch: Trial, sizes: Sequence[int]) -> int | None:
 
     A sample takes at most what the first launch took beyond the bytes of processes without a model.
     """
+    # On a device the bytes without a model are unknown: the whole peak counts for the samples
     bound = min(
         (
             limit // peak * launch.micro_batch
@@ -172,6 +175,7 @@ def next_size(trials: Sequence[Trial], sizes: Sequence[int], launches_left: int)
         return None
     measured = [t for t in trials if t.fits]
     if len({t.micro_batch for t in measured}) < 2:
+        # One measured size is no line: between it and the one that failed, only halving is left
         if too_large < 1 << 60:
             return open_sizes[len(open_sizes) // 2]
         return second_launch_size(measured[0], sizes)
@@ -300,6 +304,7 @@ def _plan_of_stage(setup: Setup, name: str) -> ShardPlan | None:
     base, stage = setup.plan, ZeroStage(level)
     framework = framework or base.framework
     if framework in ("ddp", "fsdp1", "fsdp2"):
+        # DDP partitions nothing: its partitioned stages are those of FSDP2, and FSDP's stage 0 is DDP
         framework = "ddp" if not stage else "fsdp2" if framework == "ddp" else framework
     return replace(base, framework=framework, stage=stage, reshards=stage == ZeroStage.PARAMETERS)
 
@@ -362,6 +367,7 @@ def _moved_stage(
         moved[HOST] = _difference_of_states(base, target, "host") * setup.ranks_per_host
     size = largest_fitting_size(baseline, sizes, moved)
     too_large = min((t.micro_batch for t in runs if not t.fits), default=1 << 60)
+    # A launch of this stage that failed overrules the line of the first stage
     if size is not None and size >= too_large:
         size = max([largest_that_ran(runs), *(n for n in sizes if n < too_large and n < size)])
     ran = next((t for t in runs if t.fits and t.micro_batch == size), None)
@@ -405,6 +411,7 @@ def _time_at(runs: Sequence[Trial], size: int, base: Row, target: Row) -> tuple[
     timed = sorted((t.micro_batch, t.seconds) for t in runs if t.fits and t.seconds)
     if not timed:
         return None, "seconds: no step was timed"
+    # The first stage needs no prediction: its own launches are timed where the plan lacks a speed
     if target is base:
         extra = 0.0
     elif isinstance(base.time, StepTime) and isinstance(target.time, StepTime):
@@ -414,6 +421,7 @@ def _time_at(runs: Sequence[Trial], size: int, base: Row, target: Row) -> tuple[
         return None, f"seconds: {unknown}"
     (small, low), (large, high) = timed[0], timed[-1]
     slope = max(0.0, (high - low) / (large - small)) if large > small else high / large
+    # The plan may subtract more than the line has: without max(), the seconds are negative
     return max(1e-9, high + slope * (size - large) + extra), ""
 
 

@@ -137,6 +137,7 @@ def _with_onset_step(samples: Samples, trend: Growth) -> Growth:
 
 def _growth_in_window(samples: Samples, capacity_bytes: int) -> Growth | None:
     size = len(samples) // _BLOCKS
+    # What fills no block is cut at the old end: the newest samples decide the level
     samples = samples[len(samples) - size * _BLOCKS :]
     blocks = [samples[i : i + size] for i in range(0, len(samples), size)]
     levels = [median([used for _, used in block]) for block in blocks]
@@ -144,6 +145,7 @@ def _growth_in_window(samples: Samples, capacity_bytes: int) -> Growth | None:
     if rising < _MIN_CONCORDANT:
         return None
     centres = [(block[0][0] + block[-1][0]) / 2 for block in blocks]
+    # Without the last condition, samples of one step number in two blocks divide by zero
     slopes = sorted(
         (levels[j] - levels[i]) / (centres[j] - centres[i])
         for i in range(_BLOCKS)
@@ -252,6 +254,7 @@ def fit_generalized_pareto(excesses: Sequence[float]) -> tuple[float, float]:
     if a0 <= 2 * a1 or a1 <= 0:  # a tail without a finite mean
         return _MAX_SHAPE, max(a0 * (1 - _MAX_SHAPE), 1.0)
     shape = min(_MAX_SHAPE, 2 - a0 / (a0 - 2 * a1))
+    # At least a byte, as the tail divides by the scale
     return shape, max(2 * a0 * a1 / (a0 - 2 * a1), 1.0)
 
 
@@ -259,9 +262,11 @@ def _tail_probability(excess: float, shape: float, scale: float) -> float:
     """Returns P(Y > excess) of the generalized Pareto distribution."""
     if excess <= 0:
         return 1.0
+    # The limit at shape 0, where -1 / shape has no value
     if abs(shape) < 1e-6:
         return math.exp(-excess / scale)
     base = 1 + shape * excess / scale
+    # A negative shape bounds the tail: beyond its end the power of a negative base is complex
     return float(base ** (-1 / shape)) if base > 0 else 0.0
 
 
@@ -361,6 +366,7 @@ def device_memory_risk(
         is_reserved = cause == RiskCause.FRAGMENTATION
         limit = capacity_bytes if is_reserved else _room_for_others(recent, capacity_bytes)
         trend = soonest_growth(past_warm_up, limit)
+        # Reserved bytes follow allocated bytes that grow: that is no fragmentation
         if trend is None or (is_reserved and risk.cause == RiskCause.GROWTH):
             continue
         grown = _risk_of_trend(risk, cause, trend, limit)

@@ -71,6 +71,7 @@ def ladder_rungs(
         change = step(setup)
         if change is None:
             continue
+        # By identity: an equal setup that a step made is a change that frees nothing
         if change.after is setup:  # of activations, which are unknown
             rungs.append(Rung(change=change.text, frees_bytes=None, price=change.price))
             continue
@@ -82,6 +83,7 @@ def ladder_rungs(
         if frees < max(_MIN_FREED_SHARE * peak_bytes, least_bytes):
             continue
         bound = _is_upper_bound(setup, change.after)
+        # A bound adds an unknown rest to the sum: no rung below it may be called enough
         exact = exact and not bound
         enough = exact and need_bytes is not None and freed < need_bytes <= freed + frees
         rungs.append(
@@ -280,6 +282,7 @@ def _micro_batch(s: Setup, *, to_one: bool = False) -> _Change | None:
     if not _are_activations_known(s) or s.batch is None:
         return None if to_one else _Change("a smaller micro-batch, more accumulation", s, _UNKNOWN)
     sequences = s.batch.sequences
+    # An odd micro-batch has no whole half: the global batch would change
     smaller = 1 if to_one or sequences % 2 else sequences // 2
     if sequences <= smaller:
         return None
@@ -403,6 +406,8 @@ def _parameters_to_nvme(s: Setup) -> _Change | None:
     return _Change(edit, _with(s, params_on="nvme"), "parameters are read for each pass")
 
 
+# Listed twice are _cheap_stage, to reach stage 2 from stage 0, and _live_params, whose settings
+# take effect only after _stage_3
 _STEPS: tuple[_Step, ...] = (
     _bucket_views, _cheap_stage, _cheap_stage, _not_pinned, _sub_groups, _reduce_bucket, _no_overlap,
     _live_params, _no_persist, _cut_linear, _to_bf16, _micro_batch, _recompute_on, _stage_3, _not_hybrid,

@@ -79,6 +79,7 @@ def transformer_of_config(config: Mapping[str, Any], units: Iterable[Unit]) -> T
     head_dim = _find_size(config, "head_dim") or hidden // heads
     matrices = sum(math.prod(shape) for shape in layers[0].shapes if len(shape) > 1)
     config_kv_heads = _find_size(config, "num_key_value_heads", "num_kv_heads")
+    # Multi-query models (GPT-BigCode, Falcon) have one head of keys, and a flag in place of its number
     for kv_heads in filter(None, (config_kv_heads, heads, 1)):
         attention = 2 * hidden * (heads + kv_heads) * head_dim
         for gated, total, active in _possible_mlp_shapes(config, hidden):
@@ -120,6 +121,7 @@ def _find_size(config: Mapping[str, Any], *names: str) -> int:
     """Returns the first of *names* that is a positive whole number; 0 where none is."""
     for name in names:
         value = config.get(name)
+        # True is an int: a switch would be read as a size of 1
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MAX_DIMENSION:
             return value
     return 0
@@ -171,10 +173,12 @@ def model_of(rank: RankSnapshot) -> ModelMetadata | None:
     if rank.communication.pipeline is None or len(rank.config.models) < 2:
         return rank.config.models[0] if rank.config.models else None
     stages = [cast("dict[str, Any]", model) for model in rank.config.models]
+    # A sum over some of the stages would pass for that of all
     shared = {key for key in _ADDED if all(key in stage for stage in stages)}
     joined = {key: value for key, value in stages[0].items() if key not in _ADDED}
     joined |= {key: sum(stage[key] for stage in stages) for key in shared}
     if "units" in joined:
+        # Descending, as Sizes.unit_numels must be: the first is taken for the largest
         joined["units"] = sorted((n for p in stages for n in p.get("units", ())), reverse=True)
     return cast(ModelMetadata, joined)
 

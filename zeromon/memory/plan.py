@@ -243,6 +243,7 @@ def of_run(run: RunSnapshot) -> Setup:
         plan=ran,
         device_bytes=capacity if capacity > 0 else _USUAL_BYTES,
         capacity_known=capacity > 0,
+        # No length: work_of() takes a length of 1 for unknown, and counts neither tokens nor FLOPs
         batch=Batch(sequences=size, length=1, checkpointing=bool(metadata.get("recomputes")))
         if activation_bytes
         else None,
@@ -325,6 +326,7 @@ def _fitting_sequences(setup: Setup, plan: ShardPlan) -> int | None:
     if setup.batch is None:
         return None
     standing = memory_of(sizes_under_plan(setup, plan), plan, frozen_terms(setup.frozen, plan))
+    # In the optimizer's step no activations exist: no smaller micro-batch makes it fit
     if standing.total("device", During.STEP) > setup.usable_bytes:
         return 0
     free = setup.usable_bytes - standing.total("device", During.BACKWARD)
@@ -401,6 +403,7 @@ def recommend_row(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tup
     roomiest = max(equal, key=lambda r: (r.largest_micro_batch or 0, -r.device_bytes))
     chosen = min(equal, key=lambda r: r.plan.stage) if micro_batch_given else roomiest
     preset = next((r for r in ordered if r.given), None)
+    # Without this, a lower stage of equal cost replaces the one that the user gives
     if preset in equal and micro_batch_given:
         chosen = preset
     reasons = []
@@ -500,6 +503,7 @@ def parse_size(size: str) -> int:
         "tib": 1 << 40, "gib": 1 << 30, "mib": 1 << 20, "tb": 10**12, "gb": 10**9, "mb": 10**6,
         "": 1,
     }  # fmt: skip
+    # Every text ends with "": it must be the last of the units
     unit = next(u for u in units if key.endswith(u))
     try:
         nbytes = float(key.removesuffix(unit)) * units[unit]
@@ -507,6 +511,7 @@ def parse_size(size: str) -> int:
         nbytes = -1.0
     if not unit and 0 < nbytes <= GIB_AT_MOST:
         nbytes *= 1 << 30
+    # Also refuses "nan" and "inf", which float() takes and round() does not
     if 1 <= nbytes < 1e18:
         return round(nbytes)
     raise PlanError(
@@ -518,6 +523,7 @@ def parse_size(size: str) -> int:
 def parse_count(count: str) -> int | None:
     """Returns the number of parameters in ``7B``, ``350M``, ``7e9`` or ``124439808``; else None."""
     key = count.strip().lower().replace("_", "").replace(",", "")
+    # A slice, as an empty text has no last character
     scale = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}.get(key[-1:], 0)
     try:
         value = float(key[:-1] if scale else key) * (scale or 1)

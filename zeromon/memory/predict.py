@@ -97,6 +97,7 @@ def memory_of(sizes: Sizes, plan: ShardPlan, activations: Iterable[Term] = ()) -
     terms += swap_buffer_terms(sizes, plan)
     if sizes.buffer_bytes:
         terms.append(Term(role="buffer", nbytes=sizes.buffer_bytes, cause="buffers of the model"))
+    # Empty terms (no padding, no prefetch) would be listed as causes of 0 bytes
     return MemoryBreakdown(tuple(t for t in terms if t.nbytes > 0))
 
 
@@ -211,6 +212,7 @@ def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
                 cause="gradients of the unit in backward, before they are reduced",
                 during=During.BACKWARD,
             )
+    # In fp32 the gradient itself is what the optimizer reads
     if p.framework == "deepspeed" and p.optimizer_on != "device" and p.precision.param_bytes < 4:
         yield from offloaded_grad_terms(s, p)
     yield from _reduce_bucket_terms(s, p)
@@ -489,6 +491,7 @@ def swap_buffer_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
             place="host",
         )
     if p.pins:
+        # By the formula below, 0 bytes are rounded up to 2
         pinned = [nbytes for nbytes in _pinned_allocations(s, p, group_numel) if nbytes > 0]
         rounded = sum((1 << (nbytes - 1).bit_length()) - nbytes for nbytes in pinned)
         yield Term(role="swap_buffer", nbytes=rounded, cause=_ROUNDED, place="host")

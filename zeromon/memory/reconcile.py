@@ -67,6 +67,7 @@ def _describe_model(facts: ModelMetadata) -> Described:
         factored_numel=_as_count(facts.get("factored_numel", 0)),
     )
     framework = str(facts["framework"])
+    # DDP with ZeroRedundancyOptimizer reports stage 1, and ShardPlan raises for a stage of DDP
     is_zero1 = framework == "ddp" and stage == ZeroStage.OPTIMIZER
     precision = Precision(
         param_bytes=_as_itemsize(facts["param_bytes"]),
@@ -163,6 +164,7 @@ def _natural_key(name: str) -> list[tuple[int, str]]:
 
 def _as_count(value: Any) -> int:
     """*value* as a count; raises ValueError for anything else."""
+    # Text is refused below because int() takes it, and a damaged ring may hold any type
     number = int(value)
     if isinstance(value, str) or not 0 <= number < _MAX_COUNT:
         raise ValueError(f"{value!r} is no count")
@@ -265,6 +267,7 @@ def role_bytes(rank: RankSnapshot, role: str) -> tuple[int, int, int] | None:
     expected = next((e for e in rank.memory.expected if e.role == role), None)
     if expected is not None and expected.measured_bytes is not None:
         peak = expected.measured_bytes - row.device_bytes - row.host_bytes - row.disk_bytes
+        # On a CPU the gathered parameters are in host memory
         device, host = (device, host + peak) if rank.memory.device is None else (device + peak, host)
     return device, host, row.disk_bytes
 

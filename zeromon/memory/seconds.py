@@ -255,6 +255,7 @@ class _Reducer:
         self._last = ""
         is_ddp = plan.framework == "ddp"
         self._waits = not _reduces_beside_compute(plan, r.hides)
+        # DDP's reducer queues all buckets; FSDP and DeepSpeed keep one reduction in flight
         self._at_once = None if is_ddp else 1
 
     def _bucket_sizes(self, sizes: Sizes) -> Iterator[float]:
@@ -276,6 +277,7 @@ class _Reducer:
             self._reduce_bucket(numel, unit.name)
             return
         done = 0.0
+        # Without > 0, a bucket of no elements is full at once, and the loop has no end
         while numel - done >= self._left > 0:
             self._t.now += seconds * self._left / max(numel, 1)
             done += self._left
@@ -287,6 +289,7 @@ class _Reducer:
 
     def finish_buckets(self) -> None:
         """Reduces the last bucket, and waits for all."""
+        # Rounding leaves a fraction of an element, which would cost the latency of a bucket
         if self._filled > 0.5 and not self._by_units:
             self._reduce_bucket(self._filled, f"bucket {self._number}")
         if self._ends:
@@ -496,6 +499,7 @@ def parts_of_step(sizes: Sizes, plan: ShardPlan, s: Speeds, exposed: Mapping[str
 
 def schedule_rates(s: Speeds) -> Rates:
     """Returns what the schedule of a micro-step needs of the speeds *s*."""
+    # Only a plan of one rank comes here without links, as missing_speed() refuses the others
     gather, reduce = s.gather or math.inf, s.reduce or math.inf
     return Rates(
         forward=s.forward_seconds or 0.0,

@@ -157,6 +157,7 @@ def _padded_shard_numel(unit: Unit, plan: ShardPlan) -> int:
     """Returns the elements of *unit* in the shard of one rank, with padding."""
     ranks = plan.shard_ranks
     if plan.framework == "fsdp2":  # along the first dimension of each parameter
+        # A scalar parameter has no first dimension: s[0] would raise
         return sum(math.ceil(s[0] / ranks) * math.prod(s[1:]) if s else 1 for s in unit.shapes)
     if plan.framework == "fsdp1":  # one flat parameter a unit
         return math.ceil(unit.numel / ranks)
@@ -352,6 +353,7 @@ class ShardPlan:
         if self.ranks < 1:
             raise PlanError(f"a plan needs at least one rank, not {self.ranks}")
         if not self.shard_ranks:
+            # The dataclass is frozen: an assignment raises
             object.__setattr__(self, "shard_ranks", self.ranks)
         if self.ranks % self.shard_ranks:
             raise PlanError(f"{self.ranks} ranks cannot be split into groups of {self.shard_ranks}")

@@ -131,9 +131,11 @@ def find_named_device(label: str) -> Device | None:
     if lowered in DEVICES:
         return DEVICES[lowered]
     compact = re.sub(r"[^a-z0-9]", "", lowered.replace("nvidia", ""))
+    # NVML writes A100-SXM4-40GB, in which only the key of the 80 GB version is found
     if "a100" in compact and "40gb" in compact:
         return DEVICES["a100-40"]
     matches = [name for name in DEVICES if name in compact]
+    # The longest: L40S contains the name of the L4
     return DEVICES[max(matches, key=len)] if matches else None
 
 
@@ -256,9 +258,11 @@ def speeds_of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: S
 def speeds_of_run(measured: RunSpeeds, m: Machine, plan: ShardPlan) -> Three:
     """Returns the speeds of a run for *plan*; what it has not measured is that of *m*."""
     s = measured.speeds
+    # On a CPU the measured rate contains calls of DTensor or ZeRO-3, which the other plan does not make
     if s.hides == Hides.THREADS and s.update and measured.kind != _kind_of_plan(plan):
         s = replace(s, update=max(s.update, _CORE), host_update=max(s.host_update or 0.0, _CORE))
     if m.link:
+        # The all-reduce that the run measured would overrule the link that the user gives
         s = replace(s, gather=m.link, reduce=m.link, all_reduce=None)
     links: dict[str, Any] = {name: _scale_rate(getattr(s, name), m.link_times) for name in _LINKS}
     merged = replace(
@@ -325,6 +329,7 @@ def measured_of(
         return None
     copied = copied_bytes(sizes, plan)
     updated_bytes = sizes.trainable / (plan.shard_ranks if plan.stage else 1) * update_bytes(plan)
+    # Less its exposed communication, the optimizer's phase may be 0 seconds, which would divide by zero
     rate = updated_bytes / ((phases[Phase.OPTIMIZER] + phases[Phase.CPU_OPTIMIZER]) or 1e-9)
     is_off = plan.optimizer_on != "device"
     device = find_named_device(rank.machine.device.name) if rank.machine.device is not None else None
@@ -333,6 +338,7 @@ def measured_of(
     sheet = MEMORY.likely * device.memory if device is not None else None
     lengths = sorted(step.seconds for step in timed)
     median_seconds = median(lengths)
+    # A rank waits for late ranks within its exposed time: without min(), the parts exceed the step
     late = min(busy[-1][0] - busy_time, fmean(map(_exposed_step_seconds, steps)))
     speeds = Speeds(
         waiting_seconds=late,
@@ -391,6 +397,7 @@ def _steps_near_median(steps: Sequence[StepSummary]) -> list[StepSummary]:
 
 def _mean_phase_seconds(steps: Sequence[StepSummary], phase: Phase) -> float:
     """Returns the mean seconds of *phase* in a step, without exposed communication."""
+    # Records of an earlier version lack the later phases
     seconds = [
         max(0, step.phase_ns[phase] - step.phase_exposed_ns[phase]) / 1e9
         for step in steps

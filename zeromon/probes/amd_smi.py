@@ -137,6 +137,7 @@ class AmdSmi:
     def _call(self, function: Callable[[], Any]) -> Any:
         try:
             return function()
+        # AttributeError: an older amdsmi lacks some of the functions
         except (self._smi.AmdSmiException, AttributeError, KeyError):
             return None
 

@@ -53,6 +53,7 @@ class PressureReader:
         cpu_wait, faults = self._since(base)
         is_settled = now_ns - self._readings[0][0] >= _MIN_SECONDS * 1e9
         minute = self._since(self._readings[0])[0] if is_settled else 0.0
+        # Held within a band: a share that wanders about a threshold would make its finding come and go
         if not _HOLD_RATIO * self._held <= minute <= self._held:
             self._held = minute
         return Pressure(
@@ -79,6 +80,7 @@ def usable_cpu_count(pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> floa
     for folder in cgroup_folders(pid, "cpu", proc, cgroup):
         quota = [*_first_words(folder / "cpu.max"), *_first_words(folder / "cpu.cfs_quota_us")]
         period = [*quota[1:], *_first_words(folder / "cpu.cfs_period_us")]
+        # No limit is max in version 2 of cgroups, and -1 in version 1
         if quota and period and quota[0].isdigit() and period[0].isdigit():
             limits.append(int(quota[0]) / max(1, int(period[0])))
     return min(limits, default=None)

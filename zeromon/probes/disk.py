@@ -75,6 +75,7 @@ class DiskReader:
             self._best = max(self._best, self._rate)
         return replace(
             disk,
+            # The kernel counts whole milliseconds: a busy disk may exceed the time between two readings
             busy_ratio=min(1.0, max(0.0, busy / seconds)),
             requests_at_once=self._at_once,
             busy_bytes_per_second=self._rate,

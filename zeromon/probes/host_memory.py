@@ -24,6 +24,7 @@ from zeromon.probes.process import (
 )
 from zeromon.snapshot import HostMemory
 
+# cgroup v1 writes no limit as the largest multiple of a page below 2**63
 _UNLIMITED = 1 << 60
 
 
@@ -46,6 +47,7 @@ class HostReader:
         """Returns the memory available to *pid*; after its death only if an earlier call read it."""
         levels = self._levels.get(pid)
         if levels is None:
+            # Kept: /proc/PID/cgroup is gone with the process, and its OOM kill is looked for then
             levels = self._levels[pid] = tuple(cgroup_folders(pid, "memory", self._proc, self._cgroup))
         memory = self._now.get(levels)
         if memory is None:
@@ -85,6 +87,7 @@ def read_cgroup_memory(folder: Path) -> HostMemory | None:
     """Returns the memory of one cgroup; None for a cgroup without a limit."""
     for limit_name, usage_name, prefix in (
         ("memory.max", "memory.current", ""),
+        # In v1 the usage includes child cgroups, and only the fields with total_ do
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         limit = _read_number(folder / limit_name)
@@ -183,6 +186,7 @@ class Footprint:
 
     def end(self, *, patience_seconds: float = 10.0) -> None:
         """Ends all processes by SIGTERM, and what remains by SIGKILL."""
+        # Before the signals: the children of a process that has ended are found no more
         self._find(at_once=True)
         _send_signal(self._pids, signal.SIGTERM)
         deadline = time.monotonic() + patience_seconds
@@ -196,6 +200,7 @@ class Footprint:
         _send_signal(self._pids - set(all_but), signal.SIGKILL)
 
     def _is_alive(self) -> bool:
+        # A zombie that its parent does not collect would be waited for until the deadline
         return any(process_state_letter(pid, self._proc) not in ("", "Z") for pid in self._pids)
 
     def _find(self, *, at_once: bool = False) -> None:

@@ -42,6 +42,7 @@ class _DeviceProperties(Structure):
 class _Part(Structure):
     """zes_engine_properties_t, zes_ras_properties_t, and what zes_temp_properties_t begins with."""
 
+    # Without rest, the driver writes the tail of zes_temp_properties_t behind this structure
     _fields_ = (*_HEAD,
         ("type", c_uint32), ("on_subdevice", c_uint32), ("subdevice", c_uint32), ("rest", c_uint64 * 4),
     )  # fmt: skip
@@ -187,6 +188,7 @@ class LevelZero:
         sample = int(stats.timestamp), int(getattr(stats, field))
         previous = self._before.get((key, name))
         self._before[key, name] = sample
+        # A counter begins anew with its driver: the rate would be negative
         if previous is None or sample[0] <= previous[0] or sample[1] < previous[1]:
             return None
         return (sample[1] - previous[1]) / ((sample[0] - previous[0]) / 1e6)
@@ -250,6 +252,7 @@ class LevelZero:
         handles = (ctypes.c_void_p * count.value)()
         if not self._call(name, *parent, byref(count), handles):
             return []
+        # An item of the array is an int, which ctypes passes as 32 bits: the handle would be cut
         return [ctypes.c_void_p(handle) for handle in handles[: count.value]]
 
     def _states(self, enum: str, handle: Any, reader: str, kind: type[Structure]) -> Iterator[Any]:

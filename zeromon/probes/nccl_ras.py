@@ -75,6 +75,7 @@ class Answer:
 
 def ras_service_address(variables: Mapping[str, str]) -> tuple[str, int]:
     """Returns host and port of the service; raises ValueError where the variable names none."""
+    # From the right: an IPv6 address has colons of its own
     host, _, port = (variables.get("NCCL_RAS_ADDR") or ADDRESS).rpartition(":")
     return host.strip("[]"), int(port)
 

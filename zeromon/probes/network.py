@@ -46,6 +46,7 @@ def _card_rate(folder: Path) -> float:
     """A network device's speed, bytes/s; sysfs has Mbit/s. 0 where the device is down."""
     with suppress(OSError, ValueError):
         if (folder / "device").exists() and (folder / "operstate").read_text().strip() == "up":
+            # The kernel says -1 where it does not know the speed of a link
             return max(0.0, float((folder / "speed").read_text()) * 1e6 / 8)
     return 0.0
 

@@ -60,6 +60,7 @@ class Nvml:
     def _collect_xids(self) -> None:
         """Reads the Xid errors since the last call, without waiting for one."""
         while self._events is not None:
+            # With a timeout of 0, NVML raises NVMLError where no event waits
             event = self._call(lambda: self._nvml.nvmlEventSetWait_v2(self._events, 0))
             if event is None:
                 return
@@ -110,6 +111,7 @@ class Nvml:
         for index, name in enumerate(_ACTIVITY):
             request.metrics[index].metricId = getattr(nvml, f"NVML_GPM_METRIC_{name}")
         response = call(lambda: nvml.nvmlGpmMetricsGet(request))
+        # Without it, each tick leaks a sample of the library
         call(lambda: nvml.nvmlGpmSampleFree(previous))
         if response is None:
             return _NO_ACTIVITY

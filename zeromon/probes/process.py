@@ -32,6 +32,7 @@ def read_small_file(path: str | Path) -> str:
     fd = os.open(path, os.O_RDONLY)
     try:
         content = b""
+        # A read of /proc may return less than the file: a single one would cut it
         while chunk := os.read(fd, 1 << 16):
             content += chunk
     finally:
@@ -52,6 +53,7 @@ def cgroup_folders(pid: int, controller: str, proc: Path = PROC, cgroup: Path = 
         if controller in controllers.split(","):
             base = cgroup / controller
         elif not controllers:
+            # systemd's hybrid mode mounts version 2 there, beside the controllers of version 1
             base = cgroup / "unified" if (cgroup / "unified").is_dir() else cgroup
         else:
             continue
@@ -59,6 +61,7 @@ def cgroup_folders(pid: int, controller: str, proc: Path = PROC, cgroup: Path = 
         # a container may lack the host's path: the limit is then at the root of its cgroups
         levels = [folder, *folder.parents] if folder.is_dir() else [base]
         cgroups += [level for level in levels if level == base or base in level.parents]
+    # With version 1 alone, /sys/fs/cgroup is a tmpfs and no cgroup
     return [level for level in cgroups if (level / "cgroup.procs").exists()]
 
 
@@ -141,6 +144,7 @@ class ProcessWatch:
         return not self._ends_within(0)
 
     def _ends_within(self, milliseconds: int | None) -> bool:
+        # Not select(): it raises ValueError for descriptors above 1023
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         return bool(poll.poll(milliseconds))
@@ -381,6 +385,8 @@ class WorkersReader:
 REVISION = "revision.txt"
 _SECONDS = 30.0
 _COMMIT = re.compile(r"[0-9a-f]{40,64}(-dirty)?")
+# fsmonitor off: git would run the program that the configuration of the repository names
+# Without --exclude it prints the name of a tag, which is no commit
 _DESCRIBE = (
     "git", "-c", "core.fsmonitor=false", "describe", "--always", "--abbrev=64", "--exclude=*", "--dirty",
 )  # fmt: skip
@@ -408,6 +414,7 @@ class Revision:
 
     def _look(self, folder: str) -> None:
         if self._git is None:
+            # Without it, --dirty locks the index, and a git command of the user fails meanwhile
             quiet = os.environ | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
             self._until = time.monotonic() + _SECONDS
             try:
@@ -491,6 +498,7 @@ def read_extension_lock(path: str, proc: Path = PROC) -> ExtensionLock | None:
         file = Path(path).stat()
     except (OSError, ValueError):
         return None
+    # The links in /proc/PID/fd lead to the path without symbolic links
     owner = _find_owner(os.path.realpath(path), proc)
     return ExtensionLock(
         path=path,

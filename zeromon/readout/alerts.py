@@ -207,6 +207,7 @@ class Alerts:
         """Returns whether a message may go out; counts it."""
         clock = run.taken_ns / 1e9
         self._sent = [at for at in self._sent if clock - at < _HOUR_SECONDS]
+        # How a run ended is told even after the share of the hour
         if len(self._sent) >= ALERTS_AN_HOUR and not run.ended:
             return False
         self._sent.append(clock)

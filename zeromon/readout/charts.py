@@ -262,6 +262,7 @@ def role_bands(snapshots: Iterable[RunSnapshot], number: int) -> RoleBands | Non
     if not by_step:
         return None
     on_device = any(rank.memory.device is not None for rank in by_step.values())
+    # Early snapshots, without a device yet, have bytes of the host: one chart shows one place
     ranks = [rank for rank in by_step.values() if (rank.memory.device is not None) == on_device]
     by_role = [_bytes_by_role(rank) for rank in ranks]
     names = dict.fromkeys(name for row in by_role for name, nbytes in row.items() if nbytes)

@@ -174,6 +174,7 @@ def activity_texts(run: RunSnapshot) -> list[str]:
                 continue  # a part of the set-up
             key = (row.phase, row.activity, row.background)
             amounts = (row.count, row.seconds, row.longest_seconds, row.nbytes)
+            # The maximum, because all ranks save at once: a sum would count one checkpoint per rank
             totals[key] = tuple(map(max, totals.get(key, amounts), amounts))
     sentences = []
     for (phase, activity, background), (count, seconds, longest, nbytes) in totals.items():

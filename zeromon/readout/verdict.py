@@ -96,6 +96,7 @@ def _hang_cause_text(run: RunSnapshot, hang: Hang, locate: Callable[[RankSnapsho
     if hang in circle:
         waits = (f"{named_ranks(h.waiting)} in {h.op} of {_short_group_name(h)}" for h in circle)
         return f"{hang.kind}: {', '.join(waits)}{_who_is_ahead(run, _calls_in_hangs(run, circle))}"
+    # A headline has room for the pause alone; hang_text goes on with who waits
     if hang.pause and locate is _location_of_rank:
         paused = next((r for r in run.ranks if r.rank in hang.missing and r.status.stack), None)
         return f"{hang.pause} ({locate(paused)})" if paused is not None else hang.pause
@@ -222,6 +223,7 @@ def _nccl_view_lines(ras: Ras | None, hang: Hang) -> Iterator[str]:
         return
 
     def listed_ranks(positions: Iterable[int]) -> str:
+        # NCCL may name a place beyond the members that the agent knows
         return named_ranks([hang.members[p] if p < len(hang.members) else p for p in positions])
 
     for positions, verb in (

@@ -154,6 +154,7 @@ def _memory_before_death(rank: RankSnapshot) -> list[str]:
     """The memory of the rank in the time before its death."""
     if not rank.steps.recent:
         return []
+    # The rank may have lived long after its last whole step
     death_ns = max(rank.status.last_event_ns, rank.steps.recent[-1].end_ns)
     steps: dict[int, StepSummary] = {}
     for seconds in _LOOK_BACK_SECONDS:

@@ -474,6 +474,7 @@ def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
         return "\n".join([*heads, "", "  every stack holds as much in both"]) + "\n"
     total = sum(row.after_bytes - row.before_bytes for row in rows)
     grown = column_table(
+        # The tail of the rest: rows[-3:] of a short list would repeat rows of the head
         [*rows[:_MAX_HELD], *rows[_MAX_HELD:][-3:]],
         ("where", lambda row: stack_origin(row.stack)),
         ("role", lambda row: _SHORT.get(row.role, row.role)),

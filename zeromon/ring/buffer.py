@@ -184,10 +184,12 @@ class RingWriter:
             return 0
         json_bytes = json.dumps(payload, separators=(",", ":"), default=str).encode()
         with self._naming:
+            # Asked again: close() may have released the memory while this thread waited
             return 0 if self.muted else self._append_name(kind, json_bytes)
 
     def _append_name(self, kind: int, json_bytes: bytes) -> int:
         end_offset = self._names_used + _NAME.size + len(json_bytes)
+        # A record has 16 bits for the id of a name
         if end_offset > self._names_size or self._next_name > 0xFFFF:
             return 0
         number, self._next_name = self._next_name, self._next_name + 1
@@ -195,6 +197,7 @@ class RingWriter:
         self._map[at + _NAME.size : at + _NAME.size + len(json_bytes)] = json_bytes
         _NAME.pack_into(self._map, at, number, kind, len(json_bytes), zlib.crc32(json_bytes))
         self._names_used = end_offset
+        # Last: a reader takes the bytes before this offset for whole entries
         _NAMES_USED.pack_into(self._map, _NAMES_USED_AT, end_offset)
         return number
 
@@ -206,6 +209,7 @@ class RingWriter:
     def close(self) -> None:
         """Writes nothing from now on, and gives the memory back."""
         self.mute_writer()
+        # Another thread may be writing a name into this memory
         with self._naming:
             self._map.release()
 
@@ -261,6 +265,7 @@ class RingReader:
         self._prove_mapped_size()
         entries: list[Name] = []
         (used,) = _NAMES_USED.unpack_from(self._map, _NAMES_USED_AT)
+        # A damaged ring may hold any number here
         used = min(used, self.header.names_size)
         while self._names_read + _NAME.size <= used:
             at = HEADER_SIZE + self._names_read
@@ -269,6 +274,7 @@ class RingReader:
             if self._names_read + _NAME.size + size > used or zlib.crc32(json_bytes) != crc:
                 break
             self._names_read += _NAME.size + size
+            # json.loads() raises RecursionError where a damaged ring holds deeply nested brackets
             with suppress(ValueError, RecursionError):
                 payload = json.loads(json_bytes)
                 if isinstance(payload, dict):
@@ -322,6 +328,7 @@ class RingReader:
         """Returns the whole ones of the *expected* records at *slot*; the next run begins after them."""
         first_number, count = self._next, len(expected)
         self._next += count
+        # Copied before the leading numbers are read: a writer that overtakes the copy shows in them
         blob = bytes(self._records[slot * RECORD_SIZE : (slot + count) * RECORD_SIZE])
         heads = self._heads[slot * 8 : (slot + count) * 8 : 8].tolist()
         if heads == expected and not self.header.flags & FLAG_CRC:

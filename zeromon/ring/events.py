@@ -26,6 +26,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
+# `X as X` re-exports: mypy in strict mode hides a plain import from other modules
 from zeromon.ring.codes import (
     Activity as Activity,
     Dtype as Dtype,
@@ -134,6 +135,7 @@ class Event(Protocol):
 
 _E = TypeVar("_E", bound=Event)
 
+# An index is faster than a call of the enumeration, and also raises for an unknown number
 OP, PHASE = tuple(Op), tuple(Phase)
 _FIELD_READS = {
     "seq": "r[0]", "t": "r[1]", "op": "(r[2] >> 8 & 255)", "phase": "(r[2] >> 16 & 255)",

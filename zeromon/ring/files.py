@@ -33,6 +33,7 @@ def replacing_file(path: Path, *, private: bool = True) -> Iterator[Path]:
             temporary.chmod(mode)
         temporary.replace(path)
     except BaseException:
+        # For KeyboardInterrupt, too: it would leave the temporary file behind
         with suppress(OSError):
             temporary.unlink()
         raise

@@ -67,6 +67,7 @@ def mask_words(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         previous = masked_words[-1] if masked_words else ""
         is_option = previous.startswith("-") and "=" not in previous and " " not in previous
+        # In `--token --verbose` the second word is an option and no value
         if is_option and is_secret_name(previous) and not argument.startswith("-"):
             masked_words.append(MASK)
         else:

@@ -250,6 +250,7 @@ def _is_of_kind(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and all(_is_of_kind(item, item_kind) for item in value)
     if kind == dict[str, str]:
         return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+    # A bool is an int, too
     return isinstance(value, kind) and not isinstance(value, bool)
 
 

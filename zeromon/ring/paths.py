@@ -109,9 +109,12 @@ def _make_folder(folder: Path) -> None:
     except FileNotFoundError:
         if folder.parent == folder:
             raise
+        # mkdir(parents=True) gives parents the mode of the umask, so others may read them
         _make_folder(folder.parent)
+        # Another rank of the node may have made it meanwhile
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError:
+        # For an existing folder, mkdir() may fail with EROFS or EACCES in place of EEXIST
         if not folder.is_dir():
             raise
 
@@ -178,6 +181,7 @@ OWN_FOLDER = "Set ZEROMON_STORE to a folder of your own, or to one that does not
 
 def _open_folder(path: Path, name: str | Path, above: int | None = None) -> int:
     """Returns a descriptor of the folder *path*, which is *name* in *above*."""
+    # Before open(), whose ELOOP or ENOTDIR does not tell the user what is in the way
     if reason := refusal_reason(os.stat(name, dir_fd=above, follow_symlinks=False)):
         raise RingError(f"{path} {reason}", OWN_FOLDER)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

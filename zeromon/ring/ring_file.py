@@ -43,6 +43,7 @@ def create_ring(
         if not in_file:
             return _create_in_segment(path, size, write_header)
     with replacing_file(path) as temporary, temporary.open("r+b") as file:
+        # A sparse file on a full tmpfs would end the training process with SIGBUS at a later write
         os.posix_fallocate(file.fileno(), 0, size)
         ring = memoryview(mmap.mmap(file.fileno(), size))
         write_header(ring)
@@ -56,6 +57,7 @@ def _create_in_segment(path: Path, size: int, write_header: Callable[[memoryview
         _PATH.pack_into(ring, _PATH_AT, len(path_bytes))
         ring[_PATH_AT + _PATH.size : _PATH_AT + _PATH.size + len(path_bytes)] = path_bytes
         write_header(ring)
+        # Last: whoever finds the file finds a ring with a header
         replace_file(path, _POINTER.format(segment_id))
     except OSError:
         remove_segment(segment_id)
@@ -102,11 +104,13 @@ def remove_orphan_rings(unused_seconds: float = _DAY_SECONDS) -> None:
     """Removes this user's rings whose files were deleted, when no process used them for so long."""
     for segment in listed_segments():
         unused = time.time() - segment.detached_wall
+        # A segment that is new has no process and no time of detaching until shmat()
         is_unused = not segment.attached and segment.detached_wall and unused >= unused_seconds
         if is_unused and segment.uid == os.getuid() and segment.nbytes >= HEADER_SIZE:
             with suppress(OSError):
                 path = _ring_path_of(attach_segment(segment))
                 named = _pointed_segment(_read_beginning(path))
+                # A damaged file names no segment, and may still be the file of this one
                 if path.name and (not path.exists() or named not in (None, segment.id)):
                     remove_segment(segment.id)
 
@@ -154,6 +158,7 @@ _CREATE, _EXCLUSIVE, _READ_ONLY, _REMOVE = 0o1000, 0o2000, 0o10000, 0
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
 _libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+# ctypes takes a result for a 32-bit integer by default, and would truncate the address
 _libc.shmat.restype = ctypes.c_void_p
 _libc.shmdt.argtypes = [ctypes.c_void_p]
 _libc.shmctl.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
@@ -178,6 +183,7 @@ def create_shared_segment(nbytes: int) -> tuple[int, memoryview]:
     Raises :class:`OSError` where the kernel has no such memory, or no more of it.
     """
     for _ in range(_KEYS_TRIED):
+        # Under IPC_PRIVATE the kernel lists the key 0, which tells nobody whose segment it is
         key = _PREFIX << 16 | secrets.randbelow(1 << 16)
         segment_id = _libc.shmget(key, nbytes, _CREATE | _EXCLUSIVE | 0o600)
         if segment_id >= 0:

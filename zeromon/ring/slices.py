@@ -80,6 +80,7 @@ def read_ring(path: Path, steps: int = 0) -> RingEvents:
                 members[name.id] = str(name.payload.get("name", "")), member_ranks
             if name.kind in keys:
                 names_by_kind[name.kind][name.id] = str(name.payload.get(keys[name.kind], ""))
+        # The rank may live: this reader does not come back for a record that is being written
         raws = _last_steps(reader.read(final=True), steps)
         return RingEvents(
             rank=reader.header.rank,

@@ -146,6 +146,7 @@ _MAX_NONCES = 1 << 18
 def signature_of(token: str, *fields: bytes) -> str:
     """Returns the HMAC of *fields*, in hexadecimal digits; each counts with its length."""
     digest = hmac.new(token.encode(), digestmod="sha256")
+    # Without the lengths, "ab" and "c" would have the signature of "a" and "bc"
     for field in fields:
         digest.update(len(field).to_bytes(8, "big"))
         digest.update(field)
@@ -154,6 +155,7 @@ def signature_of(token: str, *fields: bytes) -> str:
 
 def has_valid_signature(token: str, given_signature: str, *fields: bytes) -> bool:
     """Returns True if *given_signature* is that of *fields*, in constant time; never without a token."""
+    # As bytes: compare_digest() raises for text beyond ASCII, which anybody can send
     return bool(token) and hmac.compare_digest(
         given_signature.encode(), signature_of(token, *fields).encode()
     )
@@ -196,6 +198,7 @@ class Nonces:
         with self._lock:
             while self._seen:
                 expiring = next(iter(self._seen))
+                # Twice: a report from a clock that is ahead stays fresh for so long
                 if (
                     now_seconds - self._seen[expiring] < 2 * FRESH_SECONDS
                     and len(self._seen) < _MAX_NONCES
@@ -223,4 +226,5 @@ def is_request_proved(
     fields = kind, sent_at.encode(), nonce.encode(), content
     if not has_valid_signature(token, headers.get(SIGNATURE, ""), *fields):
         return False
+    # After the signature: float() would raise for whatever an unknown client sends
     return nonces.is_new_nonce(nonce, float(sent_at))

@@ -89,6 +89,7 @@ def simulate_schedule(orders: Sequence[Sequence[Act]], seconds: Seconds) -> list
                     starts[rank] = start
                 free[rank] = start + cost
                 busy[rank] += cost
+                # The stage before waits for the gradients of inputs, and never for those of weights
                 if act.action is not StageAction.BACKWARD_WEIGHT:
                     is_forward = act.action is StageAction.FORWARD
                     times[act.stage, is_forward, act.micro_batch] = free[rank]
@@ -169,6 +170,7 @@ def bus_factor(op: Op, group_size: int) -> float | None:
 
 def overlap_ratio(communication_ns: int, exposed_ns: int) -> float | None:
     """Returns |C ∩ K| / |C| of communication C and compute K; None without communication."""
+    # Unknown communication is -1: the ratio would read as a full overlap
     if communication_ns <= 0:
         return None
     return min(1.0, max(0.0, 1 - exposed_ns / communication_ns))

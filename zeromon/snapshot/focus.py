@@ -142,6 +142,7 @@ def death_roles(
     if unread:
         blamed = [rank for rank in blamed if death_cause(rank) not in _UNEXPLAINED]
     if not blamed and not elsewhere:
+        # With no failed rank, all() is true: the run ends here, and min() below always has a rank
         if stop_ns is not None or (not unread and all(rank.status.stopped for rank in failed)):
             return {rank.rank: DeathRole.STOPPED for rank in failed}
         if not unread:
@@ -157,6 +158,7 @@ def _ranks_to_blame(
     """The ranks that ended the run, by what is known of each; [] where that is of none."""
     if all(rank.status.stopped for rank in failed):
         return []
+    # In a mismatch, as in all that broke off, each member has called: nobody is absent
     absent = {
         rank for hang in hangs
         if hang.seconds and not HangKind(hang.kind).is_mismatch
@@ -211,6 +213,8 @@ def _waits_for_absent(rank: RankSnapshot, absent: Sequence[RankSnapshot]) -> boo
 
 def _waits_on(rank: RankSnapshot, peer: RankSnapshot) -> bool:
     """Returns whether *rank* is in a collective that *peer*, a member of its group, has not called."""
+    # The default of get() spares a peer outside the group. Numbers below 0 are sends and receives, which
+    # only two ranks share
     sequences = {group.group_id: group.sequence for group in peer.communication.groups}
     return any(
         sequences.get(entry.group_id, entry.sequence) < entry.sequence

@@ -73,6 +73,7 @@ def subtract_set(minuend: list[Interval], subtrahend: list[Interval]) -> list[In
     for start, stop in minuend:
         while j < len(subtrahend) and subtrahend[j][1] <= start:
             j += 1
+        # The next interval may meet the same one of the subtrahend, so j stays
         k = j
         while k < len(subtrahend) and subtrahend[k][0] < stop:
             if subtrahend[k][0] > start:
@@ -98,6 +99,7 @@ class Coverage:
 
     def add(self, start: int, stop: int) -> None:
         """Adds an interval, which may overlap those that are in the set."""
+        # An empty interval in the set breaks the order that bisect relies on
         if stop <= start:
             return
         starts, stops = self._starts, self._ends

@@ -75,6 +75,7 @@ HOST_BOUND, DEVICE_BOUND = 0.5, 0.1
 BLOCKED = Level(0.10, 0.25)
 """The share of a step in which the training thread waits for offloaded state to move."""
 
+# Equal bounds: between them, a straggler would be mere information
 LATE = Level(0.10, 0.10, is_lost_time=True)
 """How far a straggler arrives behind the second to last rank, as a share of a step."""
 

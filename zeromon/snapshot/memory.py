@@ -125,6 +125,7 @@ class DeviceMemory:
             return -1
         if self.free_bytes < 0:
             return self.capacity_bytes - self.reserved_bytes if self.reserved_bytes >= 0 else -1
+        # A limit by set_per_process_memory_fraction() lowers the capacity, and not the free bytes
         return min(self.free_bytes, self.capacity_bytes - self.reserved_bytes)
 
 

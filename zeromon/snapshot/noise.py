@@ -57,6 +57,7 @@ def block_estimate(items: Sequence[Item], reduce: Callable[[Sequence[Item]], flo
         return Estimate(value, None, 0)
     blocks = [reduce(items[i * count // BLOCKS : (i + 1) * count // BLOCKS]) for i in range(BLOCKS)]
     spread = statistics.variance(blocks)
+    # Equal blocks have no correlation: _correlation_of_blocks() would divide by their spread
     if spread == 0:
         return Estimate(value)
     common = _correlation_of_blocks(blocks, spread)
@@ -112,6 +113,7 @@ def half_width(*estimates: Estimate) -> float | None:
         return 0.0
     freedom_sum = sum(e**4 / f for e, f in error_terms if e)
     freedom = error**4 / freedom_sum if freedom_sum else math.inf  # Welch and Satterthwaite
+    # Welch and Satterthwaite may give 6.9999999 for 7: without the slack, t is that of 6 degrees
     quantiles = [t for row_freedom, t in _T99.items() if row_freedom <= freedom + 1e-9]
     return (quantiles[-1] if quantiles else _T99[1]) * error
 

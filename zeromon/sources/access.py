@@ -89,6 +89,7 @@ def refusal_of(request: Request, policy: Policy) -> Refusal | None:
         return Refusal(403, f"this server is not {request.host[:100]}")
     if request.origin and request.origin.partition("://")[2] != request.host:
         return Refusal(403, "the request comes from a page of another server")
+    # After Host and Origin: a web page elsewhere must not reach these paths either
     if request.path in policy.signed or request.path in policy.open:
         return None
     return None if is_token(request.token, policy.token) else Refusal(401, policy.token_hint)
@@ -98,11 +99,13 @@ def parse_body_length(header: str) -> int | None:
     """The size of a body that a Content-Length header says, bytes; None where it is no number."""
     if not header.isascii() or not header.isdecimal():
         return None
+    # int() raises ValueError above 4300 digits
     return int(header) if len(header) <= _MAX_LENGTH_DIGITS else 10**_MAX_LENGTH_DIGITS
 
 
 def is_token(token: str, needed: str) -> bool:
     """Returns whether *token* is the token *needed*, in constant time; False for an empty one."""
+    # As bytes: compare_digest raises TypeError for a str that is not ASCII
     return bool(needed) and hmac.compare_digest(token.encode(), needed.encode())
 
 

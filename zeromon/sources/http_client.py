@@ -97,6 +97,7 @@ class HttpClient:
         except urllib.error.HTTPError as error:
             raise Refused(error.code, _error_answer_content(error)) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
+            # urllib wraps a timeout while it connects in URLError, and no timeout while it reads
             reason = getattr(error, "reason", error)
             raise Unreachable(timed_out=isinstance(reason, TimeoutError)) from error
         if len(content) > self._most_bytes:

@@ -146,6 +146,7 @@ class LiveSource:
                 _send_request(self.address, "/api/try", json.dumps(body).encode())
             )
         except CaptureRefused as error:
+            # _send_request reads every 409 as a refused trace, also that of a trial
             raise TrialRefused(str(error), error.hint) from error
         return answer
 
@@ -162,6 +163,7 @@ def _steps_known_until(run: RunSnapshot) -> int:
 
 def _join_recent_steps(previous: RunSnapshot, new: RunSnapshot) -> RunSnapshot:
     """*new* with the steps of *previous* in front of its own."""
+    # By pid too: the steps of an earlier attempt do not belong in front of those of the new process
     old_steps = {(rank.rank, rank.pid): rank.steps.recent for rank in previous.ranks}
     ranks = []
     for rank in new.ranks:
@@ -195,6 +197,7 @@ def _send_request(address: str, path: str, body: bytes | None, *, signs: bool = 
     headers = {} if body is None else {"Content-Type": "application/json"}
     token = token_for_address(address)
     if token and signs:
+        # The collector signs path, question mark and query, also without a query
         headers |= request_proof_headers(token, READ, (path if "?" in path else f"{path}?").encode())
     elif token and is_trusted_address(address):
         headers["Authorization"] = f"Bearer {token}"
@@ -307,6 +310,7 @@ def find_live_runs(target: str | None) -> list[LiveRun]:
         elif target:
             candidates = [run for run in candidates if run.run.startswith(target)]
     candidates = [run for run in candidates if not (run.ended or run.detached)] or candidates
+    # The exact name wins: train is also the beginning of train-2
     candidates = [run for run in candidates if run.run == target] or candidates
     if not candidates and target and target in Store().names():
         raise RunNotFound(f"{target} has ended", f"zeromon report {target}")

@@ -109,6 +109,7 @@ def _reserve_disk_space(file: Path, nbytes: int) -> None:
         fd = os.open(file, flags, 0o600)
         try:
             if os.fstat(fd).st_size < nbytes:
+                # Not ftruncate(): a hole reserves no block of the disk
                 os.posix_fallocate(fd, 0, nbytes)
         finally:
             os.close(fd)
@@ -217,6 +218,7 @@ class Store:
             if not (self.folder(name) / "snapshot.json").exists():
                 return name
             with suppress(ZeromonError):
+                # The same start is the same run: a collector that starts again goes on with its record
                 if abs(self.load(name).started_wall - started_wall) < 0.001:
                     return name
         return run
@@ -245,6 +247,7 @@ class Store:
         with suppress(OSError):  # of a disk that is gone
             for path in self.runs.glob("*/snapshot.json"):
                 with suppress(OSError):
+                    # A record that is deleted before its stat() must not hide the others
                     if not paths.foreign_reason(path.parent):
                         dated.append((path.stat().st_mtime_ns, path.parent.name))
         return [name for _, name in sorted(dated, reverse=True)]
@@ -256,6 +259,7 @@ class Store:
     def _manifest(self, name: str) -> Manifest | None:
         with suppress(OSError, ValueError, RecursionError):
             manifest = _MANIFEST.decode((self.folder(name) / "manifest.json").read_bytes())
+            # An older version writes no health, and an abandoned run says that it goes on
             if manifest.health and (manifest.ended or self._is_written(name)):
                 return replace(manifest, run=name)
         with suppress(OSError, ZeromonError):
@@ -313,6 +317,7 @@ class Store:
         """Deletes the record of *run*; raises :class:`OSError`."""
         if reason := paths.foreign_reason(self.folder(run)):
             raise RingError(reason, paths.OWN_FOLDER)
+        # By a descriptor: a link that is put in place of the store meanwhile leads nowhere
         with paths.anchored_folder(self.runs, 1, make=False) as runs:
             shutil.rmtree(runs / run)
 

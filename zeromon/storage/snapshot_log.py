@@ -249,6 +249,7 @@ def read_logged(entry: LoggedSnapshot) -> RunSnapshot | None:
         payload = content[_HEAD.size :]
         if len(payload) != length or zlib.crc32(_MOMENT.pack(time_ms) + payload) != crc:
             return None
+        # Bounded: a record from elsewhere may unpack to more than the memory
         unpacked = zlib.decompressobj().decompress(payload, _MAX_BYTES)
         return replace(decode_snapshot(unpacked), taken_wall=time_ms / 1000)
     except (OSError, struct.error, zlib.error, ZeromonError):
@@ -291,6 +292,7 @@ class Record:
             self._stop_writing(error)
 
     def _stop_writing(self, error: Exception) -> None:
+        # The folder is written by its descriptor: /proc/self/fd/9 would tell the user nothing
         self.note = printable(str(error).replace(str(self._folder), str(self._named)))
         self.close()
 
@@ -318,9 +320,11 @@ class Record:
         """Appends the snapshot when it is due, and the findings that came or went since."""
         if self._moments is None:
             return
+        # A tick may come a little early: without the tenth, its snapshot would wait for the next
         interval = max(1.0, len(run.ranks) / _RANKS_A_SECOND) - 0.1
         try:
             self._note_findings(run)
+            # Without abs(), a clock that is set back stops the log until it catches up
             if run.ranks and (run.ended or abs(run.taken_wall - self._last_wall) >= interval):
                 self._moments.append(run)
                 self._last_wall = run.taken_wall

@@ -73,6 +73,7 @@ class Stacks:
         file, name = (str(fields.get(key))[:_MAX_CHARACTERS] for key in ("filename", "name"))
         location = f"{file}:{fields.get('line')}:{name}"
         if len(self._places) < _MAX_STACKS:
+            # The frame is kept, too: freed, its id could be that of another frame
             self._places[id(frame)] = location, frame
         return location
 
@@ -140,6 +141,7 @@ def read_snapshot(path: Path, on_read: Callable[[int], None] = lambda _: None) -
     def take_trace_events(owner: list[Any], items: list[Any]) -> bool:
         if type(items[0]) is not dict or "action" not in items[0]:
             return False
+        # The list is kept, too: freed, its id could be that of another list
         _, events = traces.setdefault(id(owner), (owner, Events()))
         events.add(items, stacks.number)
         return True
@@ -187,6 +189,7 @@ def _read_segment(row: dict[str, Any], stacks: Stacks) -> Segment:
         )
         at += nbytes
     kind = str(row.get("segment_type", ""))[:_MAX_CHARACTERS]
+    # (0, 0) is the default pool, which needs no name
     if any(pool := row.get("segment_pool_id") or ()):
         kind += ", pool " + ".".join(str(int(number)) for number in pool[:2])
     return Segment(int(row.get("device", 0)), kind, int(row["total_size"]), tuple(blocks))
@@ -375,10 +378,12 @@ def _live_allocations_at(event_number: int, events: Events, active: dict[int, Bl
             live[address] = size, stack
         elif action == FREE_COMPLETED:
             live.pop(address, None)
+    # The loop below goes on where the first one stopped: both read one iterator
     freed_by: dict[int, int] = {}
     for action, address, size, stack in rows:
         if action == ALLOC:
             last_made = stack
+        # The first event of an address ends what lived there at the peak; later ones are of other blocks
         if action in (ALLOC, FREE_REQUESTED, FREE_COMPLETED) and address not in freed_by:
             if action != ALLOC and address not in live:  # it is older than the trace
                 live[address] = size, UNKNOWN_STACK
@@ -519,6 +524,7 @@ _ZERO_GRAD = "zero_grad"
 
 _OPTIM = r"(?:/optim/|/optimizers?/|deepspeed/ops/(?:adam|lamb|lion|adagrad|muon)/)[^:]*:\d+:"
 _MODULES = r"nn/modules/\w+\.py:\d+:"
+# The order counts: a frame in optim/ that makes state also fits the rule of the optimizer
 _RULES = (
     (_ZERO_GRAD, r":zero_grad$"),
     (OPTIMIZER_STATE, _OPTIM + r"\w*(?:init_group|init_state|initialize_optimizer_states?)$"),

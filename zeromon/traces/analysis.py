@@ -108,6 +108,7 @@ def product_of(name: str, dims: Any, types: Any, values: Any) -> Product:
         *other_batch, second, n = dims[at + 1]
         if second == k and batch == other_batch and item and _are_plausible_sizes(m, n, k, *batch):
             batch_size, elements = prod(batch), m * k + k * n
+            # _scaled_mm reads 8 bits an element, and writes 16
             nbytes = batch_size * (elements * item + m * n * max(item, 2))
             shape = "x".join(map(str, (*batch, m, n, k)))
             return Product(short, shape, dtype, 2 * batch_size * m * n * k, nbytes)
@@ -152,6 +153,7 @@ def product_times(data: TraceData) -> tuple[ProductTime, ...]:
             continue
         operators = data.products[launch.thread]
         nearest = bisect_right(starts[launch.thread], launch.start_ns) - 1
+        # Operators nest: the one that started last may have ended before the launch
         for at in range(nearest, max(-1, nearest - _DEEPEST_OPERATOR), -1):
             if operators[at][1] >= launch.start_ns:
                 spent_ns, is_tf32 = calls.get((launch.thread, at), (0, False))
@@ -382,6 +384,7 @@ def _operation_times(data: TraceData, compute: list[Interval]) -> tuple[OpTime, 
 
 def _operation_time(op: str, group: str, events: list[DeviceEvent], compute: list[Interval]) -> OpTime:
     spans = union_set((e.start_ns, e.end_ns) for e in events)
+    # Calls of unknown size would add time and no bytes, and lower the bandwidth
     sized = [e for e in events if e.collective and e.collective[2]]
     nbytes = sum(e.collective[2] for e in sized if e.collective)
     seconds = sum(e.end_ns - e.start_ns for e in sized) / 1e9
@@ -463,6 +466,7 @@ def _device_borders(data: TraceData) -> Callable[[int], int] | None:
     busiest = max(launched, key=lambda stream: len(launched[stream]))
     kernels = sorted(launched[busiest])
     first_end_ns = min(end_ns for _, end_ns in kernels)
+    # A kernel that ends later was launched within the trace, which has lost the launch
     before_ns = queued_ns[busiest] if queued_ns[busiest] < first_end_ns else 0
     end_times = list(accumulate((end_ns for _, end_ns in kernels), max, initial=before_ns))
     return lambda host_ns: max(host_ns, end_times[bisect_left(kernels, (host_ns, 0))])
@@ -491,6 +495,7 @@ def collective_durations(data: TraceData) -> Durations:
     by_operation: Durations = {}
     events = [e for e in data.device if e.kind is Kind.COMMUNICATION]
     for event in sorted(events, key=lambda e: e.start_ns):
+        # array("q") raises for what does not fit 64 bits, as in a damaged trace
         duration = min(event.end_ns - event.start_ns, (1 << 63) - 1)
         by_operation.setdefault(operation_and_group(event), array("q")).append(duration)
     return by_operation

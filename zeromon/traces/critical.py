@@ -135,6 +135,7 @@ class _Flat:
 def _flatten_spans(spans: Iterable[Span]) -> Iterator[Span]:
     stack: list[Span] = []
     at = 0
+    # A span behind all others closes those that are open; damaged time stamps may pass 64 bits
     for start_ns, end_ns, name in [*spans, (1 << 200, 1 << 200, "")]:
         while stack and stack[-1][1] <= start_ns:
             span = stack.pop()
@@ -144,6 +145,7 @@ def _flatten_spans(spans: Iterable[Span]) -> Iterator[Span]:
         if stack and start_ns > at:
             yield at, start_ns, stack[-1][2]
         at = max(at, start_ns)
+        # Rounded times let an operator outlast the one around it: uncut, both would count the rest
         stack.append((start_ns, min(end_ns, stack[-1][1]) if stack else end_ns, name))
 
 
@@ -163,6 +165,7 @@ class _Walk:
         self.families: dict[str, str] = {}
         self.threads = {thread: _Flat(spans) for thread, spans in host.operators.items()}
         self.marks = {thread: _Flat(spans) for thread, spans in host.marks.items()}
+        # In a trace of a host the events are operators, which host.operators has already
         device = () if data.is_of_host else data.device
         self.events = sorted(
             (e for e in device if e.end_ns > host.start_ns and self._launch_ns(e) < host.end_ns),
@@ -183,8 +186,10 @@ class _Walk:
             self._add_release(sync)
         self.waits: dict[int, list[tuple[Blocking, DeviceEvent]]] = defaultdict(list)
         named = {sync.correlation: sync for sync in host.syncs}
+        # By end: the walk goes backwards and takes the last wait of a thread first
         for call in sorted(host.calls, key=lambda call: call.end_ns):
             waited = self._waited(call, named.get(call.correlation))
+            # Where the event ended outside of the call, the call did not wait for it
             if waited is not None and call.start_ns < waited.end_ns <= call.end_ns:
                 self.waits[call.thread].append((call, waited))
         self.at = host.end_ns
@@ -244,6 +249,7 @@ class _Walk:
 
     def _go_back_to(self, at_ns: int, kind: str, name: str) -> None:
         """Goes back to *at_ns*."""
+        # Never forward: a trace that contradicts itself would count time twice, or have no end
         at_ns = max(min(at_ns, self.at), self.host.start_ns)
         if at_ns < self.at:
             self.spent[kind, name] += self.at - at_ns

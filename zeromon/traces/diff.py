@@ -125,6 +125,7 @@ def _common_time_ratio(
     ratios = []
     for key in keys:
         old, new = _mean_usage(old_samples, key), _mean_usage(new_samples, key)
+        # Another number of calls changes the time whatever the clock rate is
         if key[0] is What.KERNEL and old.seconds and new.seconds and old.calls == new.calls:
             ratios.append(new.seconds / old.seconds)
     return statistics.median(ratios) if len(ratios) >= MIN_FAMILIES else None
@@ -168,6 +169,7 @@ def _diff_row(
     seconds = real_change(lambda usage: usage.seconds, min_seconds, factor)
     exposed = real_change(lambda usage: usage.exposed_seconds, min_seconds)
     change: Change | None = None
+    # What only some steps have, as a checkpoint, has not appeared: it must be in every sample
     if not any(key in sample for sample in old_samples) and all(key in s for s in new_samples):
         change = Change.APPEARED
     elif not any(key in sample for sample in new_samples) and all(key in s for s in old_samples):
@@ -222,6 +224,7 @@ def _step_windows(data: TraceData) -> list[Interval]:
     for mark in data.marks:
         if STEP_MARK.match(mark.name):
             by_place[mark.on_device].append((mark.start_ns, mark.end_ns))
+    # The host leaves a step before its kernels end, so marks of the device come first
     windows = sorted(by_place[True] or by_place[False])
     if windows or not data.device:
         return windows
@@ -259,6 +262,7 @@ def _step_sample(window: Interval, events: Sequence[DeviceEvent], marks: Sequenc
     for key, intervals in spans.items():
         covered = union_set(intervals)
         if key[0] is What.UNIT:
+            # The annotation of a unit also covers copies, which are no communication
             covered = common_set(covered, communication)
         exposed = set_length(subtract_set(covered, compute)) / 1e9
         sample[key] = Usage(len(intervals), set_length(covered) / 1e9, exposed)

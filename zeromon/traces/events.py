@@ -60,6 +60,7 @@ def classify_event(category: str, name: str) -> Kind:
     """Returns the kind of an event by category and kernel name (NVIDIA, AMD, Intel, MTIA)."""
     if category in _COPIES or (category == _MTIA and name.startswith("dma")):
         return Kind.COPY
+    # Names of templates have thousands of characters, and the library stands at the front
     return Kind.COMMUNICATION if _COMMUNICATION.search(name[:200]) else Kind.COMPUTE
 
 
@@ -132,6 +133,7 @@ class Launches:
     def add(self, correlation: int, launch: Launch) -> None:
         """Adds a launch; the first one of a correlation counts."""
         lasts = launch.end_ns - launch.start_ns
+        # array("q") raises for what does not fit 64 bits, as in a damaged trace
         if correlation in self._places or max(abs(launch.start_ns), lasts) >= 1 << 63:
             return
         self._places[correlation] = len(self._starts)

@@ -80,6 +80,7 @@ def read_flight_dump(path: Path) -> Dump:
         with open_regular_file(path) as file:
             first_byte = file.read(1)
             file.seek(0)
+            # Pickles begin with this byte from protocol 2 on, and no JSON does
             if first_byte == b"\x80":
                 content = load_pickle(file.read, path.name)
             else:
@@ -122,6 +123,7 @@ def _read_entry(row: dict[str, Any]) -> Entry:
             tuple(tuple(map(_short_text, row.get(f"{side}_dtypes") or ())) for side in sides)
         ),
         state=_shared_object(_short_text(row.get("state"))),
+        # torch retires a call whose end its watchdog has seen, also where the state is older
         ended=bool(row.get("retired")) or row.get("state") == "completed",
         created_ns=_read_count(row["time_created_ns"]),
         stack=_shared_object(

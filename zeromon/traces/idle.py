@@ -95,6 +95,7 @@ def _idle_gaps(
             else:
                 cause = released_by(end_ns, event)
             gaps_ns[cause] += event.start_ns - end_ns
+        # An event that ends within a longer one of another stream does not end the work of the device
         if end_ns is None or event.end_ns > end_ns:
             end_ns = event.end_ns
     return IdleTime(**{cause: ns / 1e9 for cause, ns in gaps_ns.items()})
@@ -126,6 +127,7 @@ def _stream_time(
 ) -> StreamTime:
     pairs = [(event, launch) for event in events for launch in (launches.of(event),) if launch]
     starts = [event.start_ns for event, _ in pairs]
+    # Clocks of host and device differ a little: an event must not begin before it is launched
     launched = sorted(min(launch.start_ns, event.start_ns) for event, launch in pairs)
     mean, largest, empty = _queue_length_figures(launched, starts)
     delays = sum(max(0, event.start_ns - launch.end_ns) for event, launch in pairs)

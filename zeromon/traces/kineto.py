@@ -114,6 +114,7 @@ def _read_content(path: Path, data: TraceData, on_read: Callable[[int], None]) -
         while chunk:
             on_read(len(chunk))
             try:
+                # Without the limit, a small file of zeros unpacks to gigabytes at once
                 unpacked = unpack.decompress(chunk, _CHUNK)
                 while unpacked:
                     yield unpacked
@@ -123,6 +124,7 @@ def _read_content(path: Path, data: TraceData, on_read: Callable[[int], None]) -
                 return
             if unpack.eof and unpack.unused_data[:2] == b"\x1f\x8b":  # concatenated gzip members
                 chunk, unpack = unpack.unused_data, zlib.decompressobj(wbits=31)
+                # The loop reports these bytes again: without this, the progress passes 100 %
                 on_read(-len(chunk))
                 continue
             chunk = file.read(_CHUNK)
@@ -138,6 +140,7 @@ def _list_chunks(content: Iterator[bytes], data: TraceData) -> Iterator[bytes]:
     searched = 0
     for chunk in content:
         pending += chunk
+        # Without the mark, an event of many chunks is searched from its begin at each of them
         cut = _last_object_end(pending, max(0, searched - _REACH))
         if cut > 0:
             yield pending[:cut]
@@ -186,6 +189,7 @@ def _read_head_facts(head: bytes, data: TraceData) -> None:
 
 def _last_object_end(pending: bytes, begin_at: int) -> int:
     """Returns the offset after the last object that another object follows, from *begin_at*; else 0."""
+    # Near the end first: a boundary is nearly always there, and the rest need not be searched
     cut, start = 0, max(begin_at, len(pending) - _REACH)
     for boundary in _BETWEEN.finditer(pending, start):
         cut = boundary.start() + 1
@@ -227,6 +231,7 @@ def _decode_chunk(chunk: bytes, data: TraceData) -> Iterator[Event]:
     body = chunk.strip().rstrip(b",")
     if not body:
         return
+    # Most chunks are valid: only one that msgspec refuses is decoded event by event
     try:
         yield from _EVENTS.decode(b"[" + body + b"]")
         return
@@ -338,6 +343,7 @@ def read_trace(path: Path, on_read: Callable[[int], None] = lambda _: None) -> T
             _keep_device_event(event, data, unnamed, streams)
         elif event.cat in _MARKS:
             _keep_profiler_mark(event, data)
+        # Each backend has a prefix of its own: cuda_runtime, xpu_runtime, cuda_driver
         elif event.cat.endswith(_RUNTIME):
             _keep_host_launch(event, data)
         elif event.name in OPERATORS:
@@ -372,6 +378,7 @@ def _name_by_launch(
 ) -> None:
     """Gives communication kernels the operation of the host's call around their launch."""
     calls, launches = dict[str, list[Call]](), dict[int, tuple[str, int]]()
+    # Other data: those of the first reading have counted these events already
     for event in complete_events(path, TraceData(), on_read):
         start, thread = to_nanoseconds(event.ts), str(event.tid)
         if start is None:
@@ -437,6 +444,7 @@ def _keep_of_step(event: Event, data: TraceData, host: HostStep) -> None:
     elif event.name == f"ProfilerStep#{host.step}":
         host.thread = thread
     elif event.cat == "user_annotation":
+        # A trace has millions of events and few names: uninterned, each event keeps a copy
         host.marks[thread].append((start_ns, end_ns, sys.intern(event.name)))
     else:
         host.operators[thread].append((start_ns, end_ns, sys.intern(event.name)))
@@ -500,6 +508,7 @@ def _use_host_events(
         covered_ns, waiting = -math.inf, [*sorted(waits.get(thread, ())), math.inf]
         for event in sorted(events, key=lambda e: (e.start_ns, -e.end_ns)):
             next_wait = waiting[bisect_left(waiting, event.start_ns)]
+            # Operators nest: an inner one would count the time of the outer one again
             if event.start_ns >= covered_ns and event.end_ns <= next_wait:
                 data.device.append(event)
                 covered_ns = event.end_ns
@@ -611,6 +620,7 @@ def to_nanoseconds(raw: msgspec.Raw) -> int | None:
     """
     digits = bytes(raw)
     us, point, ns = digits.partition(b".")
+    # The usual forms first: the general ones below take longer, for millions of events
     if us.isdigit() and len(us) < 19:
         if not point:
             return int(us) * 1000

@@ -22,6 +22,8 @@ Taken = Callable[[list[Any], list[Any]], bool]
 _CHUNK = 1 << 18
 _MARGIN = 300
 """No instruction of the main loop is longer."""
+# The loop stops a margin before the end of its data: unpadded, the last instructions never run.
+# 0xff is no instruction, so a pickle without its end stops there as damaged.
 _BEHIND = b"\xff" * 2 * _MARGIN
 _MAX_ITEMS = 8_000_000
 """Max items of all lists and dictionaries together, without what was handed over."""
@@ -93,6 +95,7 @@ class _Machine:
 
     def _more(self, min_bytes: int = 0) -> None:
         """Reads on, *min_bytes* or more; behind the end of the file comes no instruction."""
+        # Checked once per chunk: a check of each instruction would slow the loop down
         if max(len(self._stack), self._items) > _MAX_ITEMS or self._bytes > _MAX_BYTES:
             raise _Refused("the pickle has too much to keep beside its events")
         if len(self._memo) > _MAX_REFERENCES:
@@ -104,6 +107,7 @@ class _Machine:
 
     def _step(self) -> bool:
         """Executes instructions until more data are needed; True at the end of the pickle."""
+        # Local names: the loop runs once per instruction, and attributes are slower
         data, at, stack, memo = self._data, self._at, self._stack, self._memo
         marks, limit, small = self._marks, len(data) - _MARGIN, _SMALL
         while at < limit:
@@ -144,6 +148,7 @@ class _Machine:
             else:
                 self._at = at + 1
                 self._execute_rare(code)
+                # A long text reads on, which replaces the data and the place
                 data, at = self._data, self._at
                 limit = len(data) - _MARGIN
         self._at = at
@@ -183,6 +188,7 @@ class _Machine:
         start = self._at + _SIZES[code]
         length = int.from_bytes(self._data[self._at : start], "little")
         self._at = start
+        # Before the reading: a forged length of gigabytes is refused, and not allocated
         self._bytes += length
         stop = start + length
         if stop > len(self._data) - _MARGIN:
@@ -230,13 +236,16 @@ class _Machine:
         items = stack[start:]
         del stack[start:]
         owner = stack[-1]
+        # No subclass: a Shared list stands in many places, and would grow in all of them
         if type(owner) is not list:
             raise ValueError
         if not self._taken(owner, items):
             owner += items
             self._items += len(items)
             return
+        # _set_items() has counted the keys and values of these dictionaries
         self._items -= sum(2 * len(item) for item in items)
+        # The memo refers to each item, and would keep what was handed over
         forgotten = set(map(id, items))
         for number in range(remembered, len(memo)):
             if id(memo[number]) in forgotten:

@@ -124,6 +124,7 @@ class ZeromonApp(App[int]):
         now: Callable[[], float] = time.time,
     ) -> None:
         no_color = "NO_COLOR" in os.environ  # as Textual reads it
+        # With RGB colours, Textual answers NO_COLOR with shades of grey; with ANSI ones it drops all
         super().__init__(ansi_color=True if no_color else None)
         for own_theme in THEMES:
             self.register_theme(own_theme)
@@ -177,6 +178,7 @@ class ZeromonApp(App[int]):
         if message.head is not self._head:
             return
         previous, state = self._known, fold_feed_message(self._known, message)
+        # After a failure, the same snapshot is drawn again: the warning in the first line must go
         if state is previous and not self.trouble:
             return
         self.trouble = ""
@@ -200,6 +202,7 @@ class ZeromonApp(App[int]):
         for entry in entries:
             if entry.text.startswith("trace ") and entry.tone:
                 severity: SeverityLevel = "warning" if entry.tone == "warn" else "information"
+                # As markup, Textual would swallow [...] in a path or in a name of the run
                 self.notify(entry.text, severity=severity, markup=False)
 
     def _show_report_at_the_end(self, run: RunSnapshot) -> None:
@@ -361,6 +364,7 @@ class ZeromonApp(App[int]):
         """Chooses how many steps charts show."""
         window = WINDOWS[(WINDOWS.index(self.look.window) + 1) % len(WINDOWS)]
         self._change_display_options(replace(self.look, window=window))
+        # Steps of another choice of ranks must not be drawn until the feed has read the new ones
         self._trends.whole = {}
         is_whole = window == WHOLE_RUN and self.model is not None
         self._feed.series_of = (
@@ -382,6 +386,7 @@ class ZeromonApp(App[int]):
 
     def watch_theme(self) -> None:
         """Draws everything in the new theme's colours."""
+        # Textual also calls this from __init__, where no screen exists
         if self.is_running:
             self.call_after_refresh(self.refresh_view_model)
 
@@ -399,6 +404,7 @@ class ZeromonApp(App[int]):
             except ZeromonError as error:
                 self.post_message(Announced(error.told, "warning"))
 
+        # A daemon: a collector that does not answer must not hold the process after q
         threading.Thread(target=run_and_announce, daemon=True).start()
 
     def action_mark(self) -> None:
@@ -431,6 +437,7 @@ class ZeromonApp(App[int]):
 
     def action_save_screen(self) -> None:
         """Writes the screen to a file, without notifications."""
+        # They leave the screen with its next refresh, so the picture waits for that
         self.clear_notifications()
         self.call_later(self.screen.call_after_refresh, self._snapshot)
 

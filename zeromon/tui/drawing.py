@@ -85,6 +85,7 @@ def draw_gauge(
 ) -> Line:
     """Returns a bar of *value* in a track of *scale*, with a tick at *limit*."""
     filled = round(min(1.0, max(0.0, value / scale)) * width) if scale > 0 else 0
+    # A small value must not look like none
     if value > 0 and not filled:
         filled = 1
     body = ["#" if letters else "█"] * filled + ["." if letters else "─"] * (width - filled)
@@ -395,6 +396,7 @@ def draw_span_pointer(span: LaneSpan | None, axis: Axis) -> Line:
 # ---- braille lines over steps, with levels, a forecast and marks ---------------------------------
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+# An empty cell is a blank, which rstrip removes, and not U+2800
 _BRAILLE = " " + "".join(chr(0x2800 + dots) for dots in range(1, 256))
 _LABEL = 7
 _MIN_COLUMNS, _MIN_ROWS = 6, 3
@@ -503,6 +505,7 @@ class _Canvas:
 
     def spans(self, row: int) -> Line:
         """Returns the styled text of a row of cells."""
+        # latin-1 makes each byte the character of its number, which translate looks up
         dots = self._dots[row].decode("latin-1").translate(_BRAILLE)
         names = self._names
         return [(dots[slice(*run.span())], names[run[1][0]]) for run in ALIKE.finditer(self._tones[row])]

@@ -41,6 +41,7 @@ def events_between_snapshots(previous: RunSnapshot | None, run: RunSnapshot) -> 
 def opening_entries(run: RunSnapshot, findings: Iterable[Finding]) -> tuple[LogEntry, ...]:
     """The entries for a first snapshot; findings with their time where the record has it."""
     recorded = _past_entries(findings)
+    # The record has the standing findings, too: the log would list them twice
     current = events_between_snapshots(None, replace(run, findings=()) if recorded else run)
     return tuple(sorted([*recorded, *current], key=lambda entry: entry.wall))
 
@@ -194,6 +195,7 @@ class Marks:
         self.all = sorted([*self.all, mark], key=lambda entry: entry.wall)
         if self.path is None:
             return False
+        # A link in the run's folder would lead the mark into another file
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         try:
             with open_run_folder(self.path.parent) as folder:

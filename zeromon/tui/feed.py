@@ -56,6 +56,7 @@ class Playhead:
 
     def look(self) -> tuple[RunSnapshot, RunSnapshot | None]:
         """The newest snapshot, and the recorded one at *wall*; raises ZeromonError."""
+        # Read once: the main thread may set it to None between the test and its use
         shown_wall = self.wall
         return self.source.latest(), None if shown_wall is None else self.source.at(shown_wall)
 
@@ -245,6 +246,7 @@ class Feed:
 
     def start(self) -> None:
         """Starts the thread."""
+        # A daemon: an answer that never comes must not hold the process after q
         threading.Thread(target=self._ask, name="source", daemon=True).start()
 
     def stop(self) -> None:
@@ -261,6 +263,7 @@ class Feed:
     def _ask(self) -> None:
         wait = self._every
         while not self._stopping:
+            # Before the reading: a key that is pressed during it must lead to another one
             self._awake.clear()
             try:
                 wait = self._look()
@@ -276,9 +279,11 @@ class Feed:
 
     def _look(self) -> float:
         """Posts what the source has; returns the seconds until the next reading."""
+        # Of this thread alone: to wait for a collector or to draw costs the reading nothing
         cpu_start = time.thread_time()
         run, recorded = self.head.look()
         self._ended = run.ended
+        # First without the slow parts, which take seconds in a long record
         self._post_arrived_snapshots(run, recorded)
         if time.monotonic() - self._slowly >= _SLOWLY_SECONDS:
             self._slowly = time.monotonic()
@@ -299,6 +304,7 @@ class Feed:
         if ranks is None and run.origin:
             ranks = ()  # its snapshots have no earlier steps
         self._span = source.span()
+        # Read once: later findings come with the snapshots
         if self._past is None:
             self._past = tuple(source.findings())
         self._series = None if ranks is None else source.series(StepQuery(ranks=tuple(ranks)))

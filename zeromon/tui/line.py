@@ -121,6 +121,7 @@ def wrap_text(text: str, width: int, tone: str = "", indent: str = "") -> list[L
             if current:
                 rows.append(current)
                 current = ""
+            # set_cell_size pads with a blank where it would split a wide character; the token has none
             head = set_cell_size(token, space).rstrip()
             rows.append(head)
             token = token[len(head) :]

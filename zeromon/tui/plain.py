@@ -38,6 +38,7 @@ def write_until_ended(
             source = renewed
             continue
         except SourceError as error:
+            # Once per trouble: a screen reader would read each attempt aloud
             if str(error) != trouble:
                 trouble = str(error)
                 write(f"{trouble}; trying again")
@@ -62,6 +63,7 @@ def lines_of_snapshot(prior: RunSnapshot | None, run: RunSnapshot, printed: int)
         yield judged.text
     last_step = _last_whole_step(run)
     oldest_step = min((rank.steps.recent[0].step for rank in run.ranks if rank.steps.recent), default=1)
+    # At first the newest step alone: a view that is opened late would print all that are kept
     start = last_step if prior is None else max(printed + 1, oldest_step)
     if prior is not None and start > printed + 1 and not run.origin:
         yield f"steps {human_count(printed + 1)} to {human_count(start - 1)} were too fast to print"

@@ -79,6 +79,7 @@ def step_of(recent: Sequence[StepSummary], step: int) -> StepSummary | None:
     """The summary of *step* in *recent*; None where it is absent."""
     if not recent:
         return None
+    # Steps mostly have no gaps, so their place is a subtraction; the search is for lost records
     at = len(recent) - 1 - (recent[-1].step - step)
     if not (0 <= at < len(recent) and recent[at].step == step):
         at = bisect_left(recent, step, key=lambda summary: summary.step)

@@ -74,6 +74,7 @@ def status_line(model: ViewModel, now_seconds: float) -> Line:
         return [*spans, (f" ended {at} ", "dim")]
     if model.run.detached:
         return [*spans, (" detached ", "dim")]
+    # The collector of a large run takes a snapshot every few seconds: that age is not stale
     old = age > STALE_SECONDS + 2 * max(0.0, model.run.every_seconds - 1)
     pause = pause_seconds(model.run)
     if not old and pause is not None:

@@ -169,6 +169,7 @@ class Activities(Backend):
             file = next(filter(None, map(_file_at, opening.where)), 0) if loads else 0
             self._write(opening.phase, opening.start_ns, end_ns, activity, self._nbytes, 0, file)
             self._nbytes = 0
+        # async_save returns a future, or an AsyncSaveResponse that has one
         upload = getattr(result, "upload_completion", result)
         if activity is Activity.SAVE and callable(getattr(upload, "add_done_callback", None)):
             write = self.context.guard.guarded(functools.partial(self._written, end_ns))
@@ -214,6 +215,7 @@ class Activities(Backend):
         if opening is None or self.context.mode == OFF:
             return
         name = str(getattr(args[0], "compile_id", "") if args else "")
+        # FRAME/NUMBER_ATTEMPT: the first compilation of a frame has the number 0
         compile_number = name.rpartition("/")[2].partition("_")[0]
         activity = Activity.RECOMPILE if compile_number.strip("0") else Activity.FIRST_COMPILE
         flags = 0 if opening.in_training else Flag.ASYNC
@@ -272,6 +274,7 @@ class Activities(Backend):
         """Takes the callbacks back."""
         self.steps.evaluation.stop()
         for forget in self._forget:
+            # list.remove raises it where the script has emptied gc.callbacks
             with suppress(ValueError):
                 forget()
         self._forget.clear()
@@ -300,6 +303,7 @@ def _bytes_at(target: Any) -> int:
         if not path.is_dir():
             return path.stat().st_size
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        # The other files of a DCP folder are those of other ranks
         files = itertools.islice(path.glob(f"__{rank}_*"), _MAX_FILES)
         return sum(file.stat().st_size for file in files)
     return 0

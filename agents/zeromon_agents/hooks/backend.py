@@ -40,6 +40,7 @@ class Units:
         *describe* names a new unit. It returns None for an owner without a unit, whose id is 0.
         """
         cached = getattr(owner, "_zeromon_unit", None)
+        # With another context, the id is of the ring of a stopped agent
         if cached is not None and cached[0] is self._context:
             return int(cached[1])
         described = describe(owner)

@@ -47,6 +47,7 @@ class Backends:
 
     def _own(self, name: str) -> tuple[Callable[..., Any], ...]:
         """The method *name* of the backends that have one of their own."""
+        # Each step calls these: a method that no backend overrides would cost a call for nothing
         overriding = (b for b in self._all if getattr(type(b), name) is not getattr(Backend, name))
         return tuple(getattr(b, name) for b in overriding)
 
@@ -54,6 +55,7 @@ class Backends:
         """Patches the modules that are loaded, and the others as soon as they are imported."""
         for backend in self._all:
             for module, patch in backend.hooks():
+                # Guarded: an error in a patch would fail the script's import of the framework
                 imports.when_imported(module, self._guard.guarded(patch))
 
     def stop(self) -> None:

@@ -104,6 +104,7 @@ class Collectives:
         key = id(pg)
         group = Group(
             number,
+            # Without the callback, a new group at the same address would be taken for this one
             weakref.ref(pg, lambda _: forget(key, None)),
             size=described["size"],
             # gloo blocks the host for device tensors, too, so the host's clock times it
@@ -117,6 +118,7 @@ class Collectives:
 
     def register_groups(self, *, existed: bool = False) -> None:
         """Registers the groups that torch knows; *existed* as in :meth:`group_of`."""
+        # A copy: a group that another thread makes meanwhile would raise RuntimeError here
         for pg in list(torch.distributed.distributed_c10d._world.pg_map):
             if text_of(pg, "group_name") is not None:
                 self.group_of(pg, existed=existed)
@@ -172,7 +174,9 @@ class Collectives:
         attached, timed = self.attached, self._device.device_type
         wants_callback = op not in (Op.SEND, Op.RECV, Op.BARRIER)
         point_to_point = op in (Op.SEND, Op.RECV)
+        # Sends and receives have no options that say it, and always return before they have ended
         unless_told: bool | None = point_to_point or None
+        # torch 2.6 does not say which calls are asynchronous: each one may then get a callback
         asks = not point_to_point and hasattr(torch.distributed.AllreduceOptions, "asyncOp")
 
         settled_group: Group | None = None  # that of the newest call, where a call takes one number
@@ -212,16 +216,21 @@ class Collectives:
                     sequence = -group.point_to_point
                 elif attached:
                     sequence = sequence_number(pg) + 1
+                    # The group's own number stands still until the coalescing ends
                     if group.coalescing is not None:
                         sequence += len(group.coalescing)
                     group.numbers.append(sequence)
                 else:
                     sequence = group.issued - group.point_to_point
                 head_word, at, engine = context.head_word, group.id | context.unit, context.engine
+                # The comparison spares the training thread a call at each collective
                 if _caller() != context.thread and self.is_apart(group):
+                    # It is not of the phase, unit and engine of training, and may span steps.
+                    # Control steps time it, too. On a device it is counted: the timer knows one stream.
                     head_word, at, engine = 0, context.place_apart(group.id), 0
                     mode = IDLE if group.on_device else ON
                 if group.on_device:
+                    # A group of `cpu:gloo,cuda:nccl` also sends tensors of the host, which have no event
                     is_timed = payload is not None and payload.device.type == timed
                     if is_timed and self._device.captures():
                         mode = OFF  # nothing runs, so nothing would end the record
@@ -276,6 +285,7 @@ class Collectives:
                 if sequence_before >= 0:
                     self.note_sequence(group, pg, sequence_before, name)
                 if entry is None:
+                    # A deleted work with a record may have this address: this wait must not end it
                     if id(work) in open_works:
                         self.keep_outlived(open_works.pop(id(work)))
                     if context.mode == mode == IDLE and is_timed and work is not None:
@@ -320,6 +330,7 @@ class Collectives:
         def wait_with_hook(work: Any, *args: Any, **kwargs: Any) -> Any:
             entry: Any = pop_entry(id(work), None) if context.mode else None
             if not entry:
+                # () is a work of a control step: where this step waits for it, the wait is exposed time
                 if entry is not None and context.mode == ON:
                     return self.wait_for_entries(original, work, [], args, kwargs)
                 return original(work, *args, **kwargs) if args or kwargs else original(work)
@@ -345,8 +356,10 @@ class Collectives:
                         end_ns = entry[END]
                         if end_ns and end_ns < left_ns:  # a callback saw the completion
                             left_ns = end_ns
+                        # Neither a callback nor the wait saw the end: this moment is an upper bound
                         elif not end_ns and left_ns - reached < BLOCKED_NS:
                             outcome ^= is_known
+                        # Else `call_back` takes this one for unfinished while its callback is on the way
                         entry[END] = left_ns
                         blocked = held_ns + (left_ns - reached if left_ns > reached else 0)
                         waited_for((head_word, at))
@@ -379,6 +392,7 @@ class Collectives:
                 else:
                     left_ns = time.monotonic_ns()
                     for position, entry in enumerate(entries):
+                        # One wait covers all coalesced entries: it counts as exposed for the first alone
                         is_seen = entry[HELD_NS] < 0 or left_ns - reached >= BLOCKED_NS
                         blocked_ns = left_ns - (entry[ISSUED_NS] if entry[HELD_NS] < 0 else reached)
                         self.done(entry, left_ns, 0 if position else blocked_ns, is_seen)
@@ -419,6 +433,7 @@ class Collectives:
         calls, context = sequence_number(pg) - sequence_before, self._context
         end_ns, nbytes = time.monotonic_ns(), total_bytes(tensors) // max(1, calls)
         if group.seen_sequences is not None:
+            # Else their entries in the Flight Recorder would count as collectives that no hook saw
             group.seen_sequences.update(range(sequence_before + 1, sequence_before + calls + 1))
         for number in range(calls):
             group.issued += 1
@@ -512,12 +527,15 @@ class Collectives:
         self._outlived = [e for e in waiting if (e[PLACE], e[ISSUED_NS]) not in self._flushed]
         self._flushed = {(e[PLACE], e[ISSUED_NS]) for e in waiting}
         for key, entry in list(self.open.items()):
+            # A synchronous or coalesced work gets no callback, so its end is known at its wait alone
             if type(entry) is not list or type(entry[0]) is list:
                 continue
             if self._flush(entry):
                 self.open.pop(key, None)
             else:
+                # Its kind is dropped unwaited: without a callback the next ones would have no end
                 self.completions.waited_for.discard((entry[WORD], entry[PLACE]))
+        # Synchronous works that a script drops unwaited stay here: without the bound, a leak
         while len(self.open) > MAX_OPEN_WORKS:
             self.open.pop(next(iter(self.open)))
 
@@ -558,6 +576,7 @@ class Completions:
             return
 
         def note_completion(_: Any) -> None:
+            # The thread that waits may have been faster, and its record has that end
             if not entry[END]:
                 entry[END] = time.monotonic_ns()
             self._last_completed = entry

@@ -64,6 +64,7 @@ def measure_hook_cost() -> HookCost:
         record = (_median_ns(_hooked_collective(context)) - _median_ns(_bare_collective)) / 2
         call = _median_ns(_wrapped_method(context)) - _median_ns(_bare_method)
         ring.close()
+        # A hook that fails takes less time: the figure would be too low
         if context.guard.errors:
             raise RuntimeError(f"the hooks failed while they were timed: {context.guard.first}")
     return HookCost(round(COLD * max(0.0, record)), round(COLD * max(0.0, call)))
@@ -97,6 +98,7 @@ def _hooked_collective(context: HookContext) -> Callable[[], None]:
     collectives = Collectives(context, DeviceTimer(context))
     pg, payload, options = object(), [torch.ones(1)], _Options()
     group = Group(1, None, size=2, on_device=False, base=0)
+    # As after the warm-up; else the hook would ask this bare object for a sequence number
     group.seen_sequences, group.even = None, {"allreduce"}
     collectives.groups[id(pg)] = group
     issue = collectives._issue_hook(_bare_issue, "allreduce", PAYLOADS["allreduce"])

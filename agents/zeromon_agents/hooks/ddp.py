@@ -127,9 +127,11 @@ class Ddp(Backend):
         agreed, backwards = self._agreed.pop(group, []), self.steps.micro_steps
         if not models:
             return None
+        # torch.compile leaves out the hook on forward: each backward may then send this model's buckets
         max_times = [
             backwards if m.compiled or len(models) == 1 else min(m.forwards, backwards) for m in models
         ]
+        # Before the returns: the passes of this step must not count in the next one
         for model in models:
             model.forwards = 0
         calls -= sum(count for _, _, count, _ in agreed)
@@ -138,6 +140,7 @@ class Ddp(Backend):
             agreeing[0].agreeing = False
             if sum(max_times) != 1 or max_times[models.index(agreeing[0])] != 1 or calls < 3:
                 return []
+            # The ranks broadcast the order of the parameters, and the number and sizes of buckets
             indices = agreeing[0].parameters + 1 + calls - 2
             agreed.append((Op.BROADCAST, Phase.FORWARD, 2, _INDEX_BYTES * indices))
             agreed.append((Op.ALL_REDUCE, Phase.BACKWARD, calls - 2, sum(agreeing[0].buckets)))
@@ -174,6 +177,7 @@ class Ddp(Backend):
 
     def _note_check(self, number: int | None, _: Any, pg: Any, parameters: Any, *__: Any) -> None:
         """Notes that the ranks have compared their numbers of parameters, then sizes and strides."""
+        # A torch that compares something else here takes another number of calls: nothing is named then
         if number is not None and sequence_number(pg) == number + 2:
             group = self.collectives.group_of(pg)
             extents = 2 * sum(p.dim() for p in parameters)
@@ -184,6 +188,7 @@ class Ddp(Backend):
 
     def _forward_begins(self, ddp: Any, *args: Any, **kwargs: Any) -> None:
         self.steps.forward_begins(ddp, args, kwargs)
+        # Without it, the stream of the optimizer would be taken for that of the model
         self.device.mark_compute_stream()
 
     def _forward_ends(self, _: None, __: Any, ddp: Any, *___: Any) -> None:
@@ -191,6 +196,7 @@ class Ddp(Backend):
         model = self._model(ddp)
         model.compiled = False
         self._read(model, ddp)
+        # A pass under no_sync() or no_grad() sends no bucket
         reduces = torch.is_grad_enabled() and ddp.require_backward_grad_sync
         model.forwards += reduces
         model.unfinished += reduces and not model.on_cpu
@@ -209,6 +215,7 @@ class Ddp(Backend):
                 reduced_by.append(model)
                 calls += model.unfinished * len(model.sizes)
                 copied += model.copies * copy_size(sum(model.buckets), model.parameters)
+            # Also where nothing is timed: a later backward would take these passes for its own
             model.unfinished = 0
         losses = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
         node = next((t.grad_fn for t in losses if getattr(t, "grad_fn", None) is not None), None)
@@ -217,6 +224,7 @@ class Ddp(Backend):
         guarded, queue = self.context.guard.guarded, torch.autograd.Variable._execution_engine
 
         def on_backward(*_: Any) -> None:
+            # With retain_graph the node runs again, in a backward that may reduce nothing
             handle.remove()
             if len(reduced_by) == 1:  # of several models it is not known whose bucket a call sends
                 (model,) = reduced_by
@@ -241,6 +249,7 @@ class Ddp(Backend):
 
     def _model(self, ddp: Any) -> DdpModel:
         model = self._known.get(id(ddp))
+        # A new model may have the address of a deleted one
         if model is None or model.ref() is None:
             on_cpu = ddp.device_type == "cpu"
             group = self.collectives.group_of(ddp.process_group)
@@ -274,6 +283,7 @@ class Ddp(Backend):
         if start:
             end_ns = start + counters.get("backward_comm_time", 0)
         compute_end = counters.get("backward_compute_time_end", 0)
+        # After a pass that reduced nothing, the logger still shows the previous backward
         if not start or model.iteration == start or not compute_end:
             return
         model.iteration = start
@@ -356,6 +366,7 @@ def _possible_sums(
 
     Model *i* sends its ``sizes[i]`` between 0 and ``most[i]`` times. The next step asks the same again.
     """
+    # The ways multiply with each model, and the training thread would try them all
     if prod(times + 1 for times in max_times) > _MAX_WAYS:
         return frozenset()
     return frozenset(
@@ -425,6 +436,7 @@ class ReducerCalls:
         return buckets
 
     def _before(self, group: Group, call: Any) -> None:
+        # Before the returns: `_after_call` would give the work of this call to the previous bucket
         self._newest = None
         if self._buckets is None or self._context.mode == OFF:
             return
@@ -432,6 +444,7 @@ class ReducerCalls:
         if group.issued != self._seen.get(group.id):
             self._seen[group.id] = group.issued
             return
+        # C++ may issue other calls in a backward, such as those of a compiled graph
         if call.name.name != "ALLREDUCE" or not call.async_op:
             return
         ready_event = self._device.mark()

@@ -138,6 +138,7 @@ class Dimensions(Backend):
         modules, optimizers = self.models.live()
         data = {id(pg): (pg, str(dim)) for m in modules for pg, dim in data_groups(m)}
         params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        # FSDP2 keeps its shards as DTensors, too: without the test they pass for tensor parallelism
         split = {id(pg): (pg, str(Dim.TP)) for pg in split_along(params) if id(pg) not in data}
         alive = [stage for ref in self._stages if (stage := ref()) is not None]
         stages = {id(pg): (pg, str(Dim.PP)) for pg in map(group_of_stage, alive) if pg is not None}
@@ -169,6 +170,7 @@ def data_groups(module: Any) -> Iterator[tuple[Any, Dim]]:
                 yield pg, dim
     for handle in fsdp1_handles(module):
         yield handle.process_group, Dim.DP_SHARD if handle.uses_sharded_strategy else Dim.DP
+    # FSDP1 has it under the hybrid strategies alone
     replicas = getattr(module, "_inter_node_pg", None)
     if replicas is not None:
         yield replicas, Dim.DP_REPLICATE

@@ -102,6 +102,7 @@ class Fsdp1(Backend):
 
     def _forward_begins(self, fsdp: Any, *args: Any, **kwargs: Any) -> object:
         """Starts the forward phase of the root; returns SKIP for the wrappers inside."""
+        # Not `not`: torch has None there until the root's first forward has initialized FSDP
         if fsdp._is_root is False:
             return SKIP
         self._register(fsdp)
@@ -115,6 +116,7 @@ class Fsdp1(Backend):
     def _register(self, root: Any) -> None:
         """Writes the strategy at the first forward of *root*, and keeps the names of its units."""
         registered = self._roots.get(id(root))
+        # Another root may have the address of a deleted one
         if registered is not None and registered() is root:
             return
         self._roots[id(root)] = weakref.ref(root)
@@ -137,6 +139,7 @@ def strategy_of(root: Any) -> Strategy:
 
 def will_unshard(_: Any, handle: Any, *__: Any) -> bool:
     """Returns whether ``_unshard`` gathers: torch also calls it for a unit that is gathered already."""
+    # A wrapper whose parameters are all in inner wrappers has no handle
     return bool(handle) and bool(handle.needs_unshard())
 
 

@@ -84,6 +84,7 @@ class Fsdp2(Backend):
     def _root_pre_forward(
         self, fsdp_state: Any, module: Any, args: Any = (), kwargs: Any = None, *_: Any, **__: Any
     ) -> None:
+        # FSDP2 calls this for each wrapped module; the attribute is set while a root's forward runs
         if fsdp_state._state_ctx.iter_forward_root is not None:
             return
         self.models.register_module(module)
@@ -96,6 +97,7 @@ class Fsdp2(Backend):
     def _post_forward(self, group: Any, *_: Any, **__: Any) -> None:
         self.steps.forward_seen()
         order = self.models.order
+        # Activation checkpointing runs forwards in backward again, in another order
         if order is not None and self.context.phase == Phase.FORWARD and group not in order:
             order.append(group)
 
@@ -107,6 +109,7 @@ class Fsdp2(Backend):
         return None
 
     def _unshard_ends(self, _: None, result: Any, group: Any, *__: Any) -> None:
+        # torch returns without a gather where the unit is still unsharded
         if result is not RAISED and group._all_gather_result is not None:
             self.units.mark(UnitEvent.UNSHARD, self.context.unit)
 

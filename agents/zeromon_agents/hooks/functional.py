@@ -107,12 +107,14 @@ class Functional:
                 if operator is None:
                     continue
                 schema = [argument.name for argument in operator.default._schema.arguments]
+                # Eager code calls the packet, compiled graphs an overload: each has its own `_op`
                 for owner in (operator, *(getattr(operator, o) for o in operator.overloads())):
                     original = patches.find_original(owner, "_op")
                     hook = self._hook(name, original, str(operator), schema)
                     patches.set(owner, "_op", in_place_of(original, hook))
 
         for name in ("_unregister_process_group", "_unregister_all_process_groups"):
+            # After destroy_process_group torch gives the same names to other groups
             forget = around(self._context, lambda *_, **__: self._names.clear(), where=name)
             patches.wrap_in(distributed_c10d, name, forget)
 
@@ -168,6 +170,7 @@ class Functional:
                 is_single = type(payload) is _Tensor
                 tensor = payload if is_single or type(payload) is not list else payload[0]
                 # a mode or a subclass calls the operator again, with plain tensors
+                # On the meta device only shapes are computed: nothing is sent
                 if (
                     (is_single or type(tensor) in _PLAIN)
                     and not (_python_dispatch._is_in_torch_dispatch_mode and _depth())
@@ -197,6 +200,7 @@ class Functional:
                     head_word, at = own_word | context.head_word, group.id | context.unit
                     engine, is_timed = context.engine, False
                     if _caller() != context.thread and collectives.is_apart(group):
+                        # As in c10d: of no phase, timed in control steps, too, and counted on a device
                         head_word, at, engine = own_word, context.place_apart(group.id), 0
                         mode = IDLE if group.on_device else ON
                     if group.on_device:
@@ -245,6 +249,7 @@ class Functional:
                         if entry[EVENT] is None:  # it begins when what the call copied is there
                             self._device.issued(entry)
                     elif fresh and type(result) is _Tensor:
+                        # Not for `all_reduce_`: an argument may be a view, with another address
                         key = result.data_ptr() or _storage_key(result)
                         pending[key] = head_word, at, nbytes, began_ns, sequence, held_ns
                         return result
@@ -266,6 +271,7 @@ class Functional:
             if pending_entry is None and not is_list and entry[EVENT] is None:
                 self.pending[key] = (*entry[:END], entry[HELD_NS])
             else:
+                # In-place operators may issue again on a storage: as in torch, one wait ends all of them
                 self.pending[key] = [*_entries_of(pending_entry), entry]
 
     def wait_hook(self, original: Any) -> Callable[..., Any]:
@@ -278,6 +284,7 @@ class Functional:
             if pending and context.mode:
                 try:
                     if type(tensor) is _Tensor or type(tensor) in _PLAIN:
+                        # A view that is waited for has another address than its storage
                         entry = pop(tensor.data_ptr(), None) or pop(_storage_key(tensor), None)
                 except Guard.CAUGHT as error:
                     context.guard.note(error, WAIT)
@@ -391,6 +398,7 @@ class Functional:
             group.point_to_point += 1
             nbytes, dtype = tensor.nbytes, DTYPES.get(tensor.dtype, 0)
             is_timed = group.on_device and tensor.device.type == self._device.device_type
+            # In a capture nothing runs, so nothing would end the record
             if is_timed and self._device.captures():
                 continue
             if context.mode != ON:
@@ -450,6 +458,7 @@ def _entries_of(pending_entry: Any) -> list[Entry]:
 def _storage_key(tensor: Any) -> int:
     """Returns the key of the storage of *tensor*: its memory, or itself where it has none."""
     storage = tensor.untyped_storage()
+    # All empty tensors have the address 0; a negative number cannot be the address of another's memory
     address: int = storage.data_ptr() or -storage._cdata
     return address
 
@@ -461,6 +470,7 @@ def in_place_of(original: Any, hook: Callable[..., Any]) -> Any:
     """
     number = hash(original)
     # a call of a partial costs 50 ns less than one of an object with a __call__ in Python
+    # `hash` looks at the class and not at the object, so each hook has a class of its own
     replacement = type("Hook", (functools.partial,), {"__hash__": lambda _: number})(hook)
     replacement.__module__ = original.__module__  # torch reads it to look the operator up again
     return replacement

@@ -25,6 +25,7 @@ class Loggers(Backend):
     def hooks(self) -> Iterable[ImportHook]:
         """Patches each function once, when its module is loaded."""
         lightning, clip = ("lightning.pytorch", "pytorch_lightning"), "clip_grad_norm_"
+        # torch.nn.utils holds references of its own: callers there do not see a patch of clip_grad
         torch_utils = ("torch.nn.utils", "torch.nn.utils.clip_grad")
         to_scalars, add_scalar = "convert_tensors_to_scalars", "SummaryWriter.add_scalar"
         clips = (self._clip_begins, self._clip_ends)
@@ -73,6 +74,7 @@ class Loggers(Backend):
 
     def _fit_begins(self, loop: Any) -> None:
         trainer = loop.trainer
+        # Lightning has -1 for no limit, and inf batches for a dataset without a length
         limits = [trainer.max_steps] if trainer.max_steps > 0 else []
         batches, epochs = trainer.num_training_batches, trainer.max_epochs or 0
         if 0 < batches < math.inf and epochs > 0:

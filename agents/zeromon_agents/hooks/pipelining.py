@@ -63,6 +63,7 @@ class Pipelining(Backend):
 
     def watch_schedules(self, module: Any) -> None:
         """Patches the two base classes whose ``step`` the script calls, and the loss."""
+        # Scoped: `_place` sets the unit of a stage, and nothing else takes it back
         step = around(self.context, self._call_begins, self._call_ends, scoped=True)
         for owner in (module.PipelineScheduleSingle, module.PipelineScheduleMulti):
             self.patches.wrap_in(owner, "step", step)
@@ -76,6 +77,7 @@ class Pipelining(Backend):
         if not schedule._has_backward:  # an evaluation
             return None
         described = describe_schedule(schedule)
+        # Each description stays in the name table, and a script may make schedules without end
         if described != self._written and self._number < _MAX_SCHEDULES:
             self._written = described
             self._number += 1

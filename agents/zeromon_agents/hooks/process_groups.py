@@ -75,6 +75,7 @@ def text_of(pg: Any, attribute: str) -> str | None:
 def member_ranks(pg: Any) -> list[int]:
     """Returns the ranks of a process group, as the world numbers them."""
     ranks = torch.distributed.distributed_c10d._world.pg_group_ranks
+    # torch does not list a group that the script has constructed itself
     return sorted(ranks.get(pg, {})) or list(range(pg.size()))
 
 
@@ -112,6 +113,7 @@ def describe_group(pg: Any, framework: Callable[[Any], str] = lambda _: "") -> d
         "name": name,
         "label": label[:60],
         "size": pg.size(),
+        # The name table has 256 KiB for all names: the ranks of large groups would fill it
         "ranks": ranks[:1024],
         "nodes": nodes_of(ranks),
         "devices": devices or ["cpu"],
@@ -168,6 +170,7 @@ PAYLOADS: dict[str, Payload] = {
 }
 """The methods that communicate, under every name that a supported torch gives them."""
 
+# `hasattr`, as Dtype.UNKNOWN is no dtype of torch
 DTYPES = {dtype: 0 for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)} | {
     getattr(torch, code.name.lower()): code for code in Dtype if hasattr(torch, code.name.lower())
 }

@@ -66,6 +66,7 @@ class SymmetricMemory(Backend):
                     context.guard.note(error, NAMESPACE)
             result = original(*args, **kwargs)
             try:
+                # A greater number: it has called a collective, which another hook has counted
                 if group is not None and group.issued == issued:
                     nbytes, dtype = payload.nbytes, DTYPES.get(payload.dtype, 0)
                     if op is Op.ALL_GATHER:

@@ -124,6 +124,7 @@ class Allocator:
 def largest_free_block(device: Accelerator) -> int:
     """Returns the bytes of the largest free block in the cache, after a failed allocation."""
     snapshot = device.module.memory_snapshot
+    # A torch without the option copies the script's whole allocation history as well
     lean = "include_traces" in inspect.signature(snapshot).parameters
     return max(
         (
@@ -141,6 +142,7 @@ def keep_snapshot(device: Accelerator) -> None:
 
     The snapshot has a history only when the script made torch record one.
     """
+    # Popped: a script that catches the error would write a snapshot at each one
     folder = os.environ.pop("ZEROMON_OOM_SNAPSHOT", "")
     dump = getattr(getattr(device.module, "memory", None), "_dump_snapshot", None)
     if folder and dump is not None:

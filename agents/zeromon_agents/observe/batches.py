@@ -114,8 +114,10 @@ def sizes_of(args: Any, kwargs: Mapping[str, Any]) -> tuple[int, int] | None:
     first_shape = None
     for name, value in _named_inputs(args, kwargs):
         shape = getattr(value, "shape", None)
+        # An array of NumPy has a shape, too, but no is_floating_point()
         if name in _NOT_INPUTS or not shape or not hasattr(value, "is_floating_point"):
             continue
+        # A matrix of booleans is a mask
         is_ids = len(shape) == 2 and not (value.is_floating_point() or value.dtype is torch.bool)
         if is_ids or (name == _EMBEDDED and len(shape) == 3):
             return int(shape[0]), int(shape[1])
@@ -131,6 +133,7 @@ def _is_mapping(value: Any) -> bool:
 def _named_inputs(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields names and values, what is in mappings and lists included; ``input_ids`` first."""
     for mapping in (kwargs, *filter(_is_mapping, args)):
+        # A caller may pass input_ids=None beside inputs_embeds
         if mapping.get(_IDS) is not None:
             yield _IDS, mapping[_IDS]
     for value in args:
@@ -166,6 +169,7 @@ def tensors_checksum(tensors: list[Any], max_numbers: int = _MAX_NUMBERS) -> int
     chosen = tensors[::every]
     per_tensor, crc = max(1, max_numbers // len(chosen)), 0
     for tensor in chosen:
+        # reshape() would copy the whole of a tensor that is not contiguous, so one row stands for it
         flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
         sample = flat[:: max(1, -(-flat.numel() // per_tensor))]
         crc = zlib.crc32(array("d", sample.to(torch.float64).tolist()).tobytes(), crc)
@@ -195,6 +199,7 @@ class Beginnings:
     def _read_parameters(self, optimizer: Any) -> None:
         """Writes the checksum of *optimizer*'s parameters, unless they are shards or on a device."""
         params = [p for group in optimizer.param_groups for p in group["params"]]
+        # ZeRO-3 marks its parameters by ds_id, and each rank holds another part of them
         if all(type(p) is torch.nn.Parameter and not hasattr(p, "ds_id") for p in params):
             mark = tensors_checksum(params)
             if mark is not None:

@@ -89,6 +89,7 @@ def role_counts(
 
 def _add_tensors(content: Any, row: list[int], addresses: set[int]) -> None:
     """Adds a tensor or a flat list of tensors to *row*; flattens what is nested deeper."""
+    # Without a device in use nothing is pinned, and is_pinned() would ask the driver
     pins, device, host = accelerator.ready_device() is not None, 0, 0
     for tensor in content if type(content) is list else (content,):
         if tensor is None:
@@ -102,6 +103,7 @@ def _add_tensors(content: Any, row: list[int], addresses: set[int]) -> None:
             else:
                 _add_tensors(list(tensors_in(tensor)), row, addresses)
             continue
+        # A meta tensor has a size and the address 0, and takes no memory
         if not address or address in addresses:
             continue
         addresses.add(address)
@@ -164,6 +166,7 @@ class Census:
     def _all_claims(self) -> Claims:
         for provider in [offered for source in self._sources for offered in source()]:
             failures = self._failures.get(provider, 0)
+            # One error per census would add up to the thousand at which the guard switches the agent off
             if failures >= _MAX_FAILURES:
                 continue
             try:

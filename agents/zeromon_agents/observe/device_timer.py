@@ -220,6 +220,7 @@ class DeviceTimer:
         self._device = device
         self.device_type = device.type
         """The type of the tensors whose collectives are timed here."""
+        # Taken before install() patches it: each event of the agent would pass its own hook
         self._record: Any = device.Event.record
         self._free: list[Any] = []
         self._pending: deque[Waited | Border | HiddenWait] = deque()
@@ -306,6 +307,7 @@ class DeviceTimer:
     def left_wait(self, waiting: tuple[Sequence[Entry], Any]) -> None:
         """Records that the stream has left the wait."""
         entries, reached = waiting
+        # Word and place alone: _write_stalls reads no other field of an entry
         targets = entries or [[self._context.head_word, 0]]
         wait = Waited(self._side_stream(), reached, self._mark(), targets, (), time.monotonic_ns())
         # where a control step issued it, only how long the stream stands still is known
@@ -327,6 +329,7 @@ class DeviceTimer:
         """Returns an event at the end of *future*'s work; None where the host would wait for it."""
         if not future.done():
             return None
+        # On a stream of the agent's own: future.wait() would delay the kernels of the script's stream
         if self._side is None:
             self._side = self._device.module.Stream()
         with self._device.module.stream(self._side):
@@ -352,6 +355,7 @@ class DeviceTimer:
     def write_ended(self) -> None:
         """Writes a record of every wait whose events have completed, in any thread. Never blocks."""
         pending = self._pending
+        # Without waiting: the heartbeat's thread may hold the lock, and a step would last longer
         if not self._writes.acquire(blocking=False):
             return
         try:
@@ -407,6 +411,7 @@ class DeviceTimer:
                     return original(*args, **kwargs)
                 other_waits: tuple[Waited, ...] = ()
                 try:
+                    # A background thread that waits does not keep the training thread from enqueueing
                     other_waits = waits_of(*args, **kwargs) if not context.is_apart() else ()
                 except context.guard.CAUGHT as error:
                     context.guard.note(error, "synchronize")
@@ -429,6 +434,7 @@ class DeviceTimer:
                 reached = self._mark(stream)
         except self._context.guard.CAUGHT as error:
             note(error, "Event.wait")
+        # Outside of both guards: an error of the wait itself belongs to the script
         result = wait(stream)
         if reached is not None:
             try:
@@ -449,6 +455,7 @@ class DeviceTimer:
                 if self._waits:
                     at = self._device.current_stream() if stream is None else stream
                     waits = self._waits.get(at.stream_id, ())
+                    # Also without waits: an event recorded again would keep its earlier ones
                     if waits or getattr(event, _BEHIND, None):
                         setattr(event, _BEHIND, waits)
             except caught as error:
@@ -477,10 +484,12 @@ class DeviceTimer:
             for passed_wait in wait.behind:
                 passed_wait.pass_all()
         else:
+            # A new tuple: events hold the previous one as it was when they were recorded
             kept_waits = [w for w in self._waits.get(wait.stream, ()) if not w.passed]
             self._waits[wait.stream] = (*kept_waits[1 - _REMEMBERED :], wait)
         if len(self._pending) >= _POLL_AT:
             self.poll()  # no step has polled for long, as in an evaluation
+        # Without a limit, a device that hangs would fill the memory of the host with events
         if len(self._pending) < _POOL:
             self._pending.append(wait)
 
@@ -492,6 +501,7 @@ class DeviceTimer:
             # a clock that runs fast would carry all later borders away from the host's
             reached = max(reached, self._border_ns + elapsed_ns - elapsed_ns // _DRIFT)
             self._free.append(last_border.left)
+        # The host has seen the event complete, so the device cannot come to it later
         reached = min(reached, time.monotonic_ns())
         if last_border is not None and not border.after_gap:
             # fmt: off
@@ -562,6 +572,7 @@ class DeviceTimer:
         end_is_known = blocked > _NO_STALL_NS and end_ns > wait.left_ns + _NO_STALL_NS
         # of several, each but the last may have ended before, or all are one kernel
         end_is_known &= len(wait.entries) == 1
+        # A side stream alone delays nothing: _write_stalls counts waits for it
         if wait.stream is not None:
             blocked = 0
         for entry, elapsed_ns in zip(wait.entries, elapsed, strict=True):
@@ -570,6 +581,7 @@ class DeviceTimer:
             began_ns = min(end_ns, max(earliest_ns, entry[ISSUED_NS] + entry[HELD_NS]))
             flags = _span_flag(earliest_ns, began_ns, end_ns) if end_is_known else Flag(0)
             head_word = pack_head(Kind.DONE, flags=Flag.DEVICE | flags) | entry[WORD]
+            # Freed here as well, an event that serves as both would be in the pool twice
             if entry[EVENT] is wait.reached:
                 blocked = min(blocked, end_ns - began_ns)
             else:

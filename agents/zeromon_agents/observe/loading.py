@@ -106,6 +106,7 @@ class Fetches:
         """Returns when a batch begins, and what the process has read if that is sampled."""
         try:
             thread = threading.get_ident()
+            # A data set that iterates a DataLoader itself fetches within a fetch: the outer one counts
             if thread in self._open or not self._is_counted():
                 return None
             if type(fetcher.collate_fn) is not _Collate:
@@ -115,6 +116,7 @@ class Fetches:
             now_ns, counts_before = time.monotonic_ns(), None
             if now_ns >= self._next_sample_ns:
                 self._next_sample_ns, counts_before = now_ns + _EVERY_NS, _read_so_far()
+            # Read again: opening the files of /proc is no part of the batch
             return time.monotonic_ns(), counts_before
         except Guard.CAUGHT as error:
             self._guard.note(error, "fetch")
@@ -147,11 +149,14 @@ class Fetches:
             self._here, self.sums[:] = pid, [0] * 8
             if self._file is None:
                 self._file = _file_of_parent()
+        # A process that the script itself forks may fetch, too, and is no worker
         return self._file is not None and torch.utils.data.get_worker_info() is not None
 
     def _write(self) -> None:
         if self._file is not None:
             with suppress(OSError):  # the training process has ended, or the folder is gone
+                # Without O_CREAT: a worker that lives on would make the removed file again
+                # With O_APPEND: several workers write to this file
                 file = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
                 try:
                     os.write(file, _RECORD.pack(*self.sums))
@@ -170,6 +175,7 @@ class Fetches:
                 return original(*args, **kwargs)
             finally:
                 entry[1] -= 1
+                # A composition may hold another one, whose time is within its own
                 if not entry[1]:
                     entry[0] += time.monotonic_ns() - began_ns
 
@@ -216,6 +222,7 @@ class Loading:
 
 def watch_worker(module: Any) -> Fetches | None:
     """Times the fetchers of *module* in a process that may be a worker that a rank has spawned."""
+    # multiprocessing sets this private mark in a spawned child until it has unpickled its target
     if not getattr(multiprocessing.current_process(), "_inheriting", False):
         return None
     fetches = Fetches(Guard(), None)

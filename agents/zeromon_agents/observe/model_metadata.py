@@ -42,6 +42,7 @@ def of_fsdp1(module: Any, handles: list[Any], optimizers: list[Any]) -> ModelMet
     stage = 0 if name == "NO_SHARD" else 2 if name in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2") else 3
     world = torch.distributed.get_world_size()
     roots = [getattr(module, "_handle", None) is handle for handle in handles]
+    # FSDP1 does not free its root unit after forward, because backward begins with it
     kept_numel = sum(n for n, root in zip(numels, roots, strict=True) if root or stage == 2)
     freed = [n for n, root in zip(numels, roots, strict=True) if not root and stage == 3]
     sizes: ModelMetadata = {
@@ -245,6 +246,7 @@ def of_deepspeed(
     """The metadata of the model of a DeepSpeed engine, made or planned; *zero*: its ZeRO settings."""
     stage = int(zero.stage)
     params = list(module.parameters())
+    # ZeRO-3 leaves an empty tensor in place of a parameter, so numel() is 0
     numel_of = {id(p): int(getattr(p, "ds_numel", 0) or p.numel()) for p in params}
     shard_of = {id(p): -(-n // ranks) for p in params if (n := numel_of[id(p)])}
     trainable = [p for p in params if p.requires_grad]
@@ -281,6 +283,7 @@ def of_deepspeed(
         "optimizer_on": optimizer_on,
         "params_on": params_on,
         "grad_bucket_numel": bucket if stage else 0,
+        # With both, DeepSpeed fills a second buffer while it reduces the first
         "grad_buckets": 2 if stage in (1, 2) and zero.overlap_comm and zero.contiguous_gradients else 1,
         "prefetch_numel": int(getattr(zero, "prefetch_bucket_size", 0)) if stage == 3 else 0,
         "live_numel": int(getattr(zero, "max_live_parameters", 0)) if stage == 3 else 0,
@@ -316,6 +319,7 @@ def matrix_facts(module: Any, handles: Sequence[Any], layers: int) -> ModelMetad
     config = getattr(_inner_model(module), "config", None)
     numel, widest, of_expert = 0.0, 0, _expert_share(config)
     for owner, name, shape in flat_parameters(handles) if handles else _owned_parameters(module):
+        # Every token passes the shared experts, so none of their elements is left out
         is_expert = "experts" in name and "shared" not in name
         share = of_expert if is_expert else 1.0
         if share is None:
@@ -368,6 +372,7 @@ def _attention_width(config: Any, layers: int, widest: int) -> int:
     depth = getattr(config, "num_hidden_layers", None)
     width = getattr(config, "hidden_size", None)
     heads, head_dim = (getattr(config, "num_attention_heads", None), getattr(config, "head_dim", None))
+    # Gemma 7B and Qwen3 0.6B have queries wider than hidden_size
     if isinstance(heads, int) and isinstance(head_dim, int):
         width = heads * head_dim
     return depth * width if isinstance(depth, int) and isinstance(width, int) else layers * widest

@@ -67,6 +67,7 @@ class Disk:
 
     def _watch_operator(self, name: str, module: Any) -> None:
         handle = getattr(module, _OPERATORS.get(name, ""), None)
+        # OpBuilder.load() returns the same module each time, and a handle wrapped twice counts twice
         if handle is None or handle in self._watched:
             return
         self._watched.add(handle)
@@ -76,6 +77,7 @@ class Disk:
             transferred = partial(self._request_transferred, path)
             transfer = around(self._context, _now_ns, transferred, where=path.label)
             self._patches.wrap_in(handle, f"sync_{method}", transfer)
+        # In every mode: requests from before the agent went off would count in a later wait
         wait = around(self._context, _now_ns, self._waited, where="aio wait", active_from=OFF)
         self._patches.wrap_in(handle, "wait", wait)
 

@@ -73,6 +73,7 @@ class OwnCode:
         if self._context.step != self._step:
             self._counts.update(self._of_step)
             self._step, self._of_step = self._context.step, []
+        # Asked again: the thread may have entered a phase while its frames were read
         if script_line is not None and self._context.phase == Phase.OTHER:
             self._of_step.append(script_line)
             del self._of_step[:-_MAX_LOOKS]

@@ -43,8 +43,10 @@ _NO_COLLECTIVE = frozenset(("_end_coalescing", "reconfigure"))
 def process_start_ns() -> int:
     """Returns CLOCK_MONOTONIC of the start of this process; now where /proc does not say."""
     with suppress(OSError, ValueError, IndexError):
+        # Behind the last parenthesis: the name of a program may have spaces and parentheses
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         ticks = int(fields[_START_TICKS])
+        # The start time is of CLOCK_BOOTTIME, which goes on while the machine is suspended
         suspended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
         return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK") - suspended_ns
     return time.monotonic_ns()
@@ -80,6 +82,7 @@ def package_versions() -> dict[str, str]:
     """Returns the versions of what this process has loaded; imports nothing."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
+        # Not getattr(): the __getattr__ of a lazy module may import something
         version = vars(sys.modules[name]).get("__version__") if name in sys.modules else None
         if isinstance(version, str):
             versions[name] = version[:_LONGEST]
@@ -106,6 +109,7 @@ def unknown_collectives(group_class: type) -> list[str]:
     They are counted, and not timed.
     """
     expected = _NO_COLLECTIVE.union(PAYLOADS)
+    # pybind leaves no annotations: a docstring begins with the signature and its return type
     methods = {n: getattr(m, "__doc__", None) for n, m in vars(group_class).items() if n not in expected}
     return sorted(name for name, doc in methods.items() if _RETURNS_WORK.search(doc or ""))
 
@@ -158,6 +162,7 @@ class Goal:
             return
         if iterator is None or (self._iterator is not None and self._iterator() is iterator):
             return
+        # The maximum ends it: a script that leaves an iterator early has no epochs to announce
         self._epochs = self._epochs + 1 if self._is_over else _MAX_EPOCHS
         self._iterator, self._is_over = weakref.ref(iterator), False
         batches = _epoch_batches(iterator)
@@ -200,6 +205,7 @@ class Compiled:
 
         Call it on the training thread, where dynamo compiles.
         """
+        # Not imported: torch._dynamo loads slowly, and nothing is compiled without it
         utils = sys.modules.get("torch._dynamo.utils")
         frames = 0 if utils is None else utils.counters.get("frames", {}).get("ok", 0)
         if utils is None or frames == self._frames or step < self._from_step:
@@ -265,6 +271,7 @@ class Trackers:
         run = getattr(sys.modules.get("wandb"), "run", None)
         settings = getattr(run, "_settings", None)
         key = getattr(settings, "run_id", None)
+        # wandb.init(mode="disabled") makes a run that has an id and is sent nowhere
         if key and key != self._wandb and getattr(settings, "mode", "") != "disabled":
             self._wandb = key
             facts = {name: _short_text(getattr(settings, of, "")) for name, of in _WANDB.items()}
@@ -289,6 +296,7 @@ def _mlflow_run() -> str:
     stack = getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_run_stack", None)
     if stack is None:
         return ""
+    # Older versions of mlflow keep one list for all threads
     stacks = [stack] if isinstance(stack, list) else list(stack.get_all_thread_values().values())
     # a thread may end its run meanwhile
     return next((_short_text(run.info.run_id) for runs in stacks for run in runs[-1:]), "")

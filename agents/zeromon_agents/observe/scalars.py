@@ -65,6 +65,7 @@ class Scalars:
         if number is None or self._context.mode == OFF:
             return
         if self._sources.setdefault(scalar, source) == source:
+            # Between two steps, a logger gives the value of the step that has ended
             under_way = self._steps.step_under_way or not self._context.step
             self._write(scalar, number, self._context.step + under_way)
 
@@ -91,6 +92,7 @@ class Scalars:
         rate = known_number(optimizer.param_groups[0].get("lr"))
         if rate is not None and rate != self._rate:
             self._rate = rate
+            # From here on a logger that came first is not followed: it would give each rate twice
             self._sources[Scalar.LEARNING_RATE] = "optimizer"
             self._write(Scalar.LEARNING_RATE, rate, self._context.step + 1)
 
@@ -132,6 +134,7 @@ class DeviceScalars:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._device = accelerator
+        # Taken before the device timer patches it: the copies would pass that hook
         self._record: Any = accelerator.Event.record
         self._slots: dict[torch.dtype, torch.Tensor | None] = {}
         """Type of a number -> pinned memory, None where there was none. Without one for each type, a
@@ -145,6 +148,7 @@ class DeviceScalars:
         now_ns = time.monotonic_ns()
         if now_ns - self._copied_ns < _INTERVAL_NS or len(self._pending) >= _SLOTS:
             return
+        # A captured copy would run again at each replay of the graph
         if self._device.is_current_stream_capturing():
             return
         # modes of the script, as one that counts FLOPs, would see the copy
@@ -163,6 +167,7 @@ class DeviceScalars:
 
     def poll(self) -> None:
         """Reads the numbers whose copies have ended. Never blocks."""
+        # A query of an event ends the capture of a graph
         if self._pending and self._device.is_current_stream_capturing():
             return
         while self._pending and self._pending[0][0].query():

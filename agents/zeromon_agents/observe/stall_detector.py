@@ -58,6 +58,7 @@ class UntracedCollectives:
     def account(self, step: int) -> None:
         """Writes what C++ has issued since the last call; *step* counts from the start of the agent."""
         pg_map = torch.distributed.distributed_c10d._world.pg_map
+        # A group that only C++ uses passes no hook that would register it
         if len(pg_map) > len(self._collectives.groups):
             self._collectives.register_groups()
         flight: list[dict[str, Any]] | None = None
@@ -66,13 +67,16 @@ class UntracedCollectives:
             if pg is None:
                 continue
             sequence = sequence_number(pg) - group.base
+            # The MPI and fake backends keep no sequence number, so what the hooks missed is unknown
             if sequence < 0:
                 continue
             hooked = group.issued + group.extra
             missing = sequence - hooked - group.explained
             if missing > 0:
+                # Only after a miss: the hook would else run at each collective of every group
                 self.dispatched.watch(group, pg)
                 is_short = sequence + group.base < _MAX_ENTRIES
+                # Reading the Flight Recorder queries its events, which ends the capture of a graph
                 early = step <= WARM_UP_STEPS and not accelerator.is_capturing()
                 if early and flight is None and is_short:
                     flight = read_flight_recorder()
@@ -82,12 +86,15 @@ class UntracedCollectives:
             self._context.emit(Kind.GROUP_SEQUENCE, *shifted, group=group.id)
 
     def _explain(self, group: Group, pg: Any, missing: int, flight: list[dict[str, Any]] | None) -> None:
+        # Before the names: after an error below, every later step would report these again
         group.explained += missing
+        # Taken in any case: what stays would be added to the calls of the next step
         dispatched = self.dispatched.take(group)
         sent = self._reducers(group.id, missing)
         cause, named = (Untimed.IN_CPP, []) if sent is None else (Untimed.REDUCER, sent)
         if flight:
             listed = self._from_flight_recorder(group, flight, text_of(pg, "group_name"))
+            # The Flight Recorder overwrites its oldest entries: names that do not add up are incomplete
             if sum(calls for calls, _ in listed.values()) == missing:
                 # the phase in which C++ issues it, as only the number of calls is known
                 phases = {Op.ALL_REDUCE: Phase.BACKWARD}
@@ -151,6 +158,7 @@ def read_flight_recorder(*, only_active: bool = False) -> list[dict[str, Any]]:
     dumps = [] if of_nccl is None else [of_nccl]
     if of_others is not None:
         by_name = [functools.partial(of_others, backend=name) for name in sorted(_backend_names())]
+        # pybind functions have no signature to inspect; their docstring begins with it
         dumps += by_name if "backend:" in (of_others.__doc__ or "") else [of_others]
     options = {"includeCollectives": True, "includeStackTraces": False, "onlyActive": only_active}
     contents = [pickle.loads(dump(**options)) for dump in dumps]
@@ -305,6 +313,7 @@ class StallDetector:
                 return self._end_stall()
         groups = [(g, pg) for g in self._groups() if (pg := g.ref()) is not None]
         numbers = {group.id: self._number(group, pg) for group, pg in groups}
+        # Collectives of a background thread go on while the training thread stands still
         of_training = {group.id: numbers[group.id] for group, _ in groups if not group.apart}
         self._quiet = 0 if of_training != self._last_numbers else self._quiet + 1
         self._last_numbers = of_training
@@ -312,6 +321,7 @@ class StallDetector:
             return self._end_stall()
         flying = self._in_flight(groups)
         self._write_progress(numbers)
+        # At the first look after an attach, young collectives are ordinary and show no stall
         if is_first and not any(time.monotonic_ns() - e[1] > _LONG_NS for e in flying.values()):
             return False
         self._retire_flying(set(flying))
@@ -330,6 +340,7 @@ class StallDetector:
         if self._attached:
             return _QUIET_ATTACHED
         checks = sorted(self._checks_of_steps)
+        # The median: after an evaluation of ten minutes, the longest step hides a stall for half an hour
         usual_checks = checks[len(checks) // 2] if checks else 0
         return max(_QUIET_LAUNCHED, _USUAL_STEPS * usual_checks)
 
@@ -348,6 +359,7 @@ class StallDetector:
         return {(group, number - shifts[group]): e for (group, number), e in flying.items()}
 
     def _groups(self) -> list[Group]:
+        # A copy: the training thread may register a group while the heartbeat iterates
         return list(self._collectives.groups.values())
 
     def _write(self, flying: dict[tuple[int, int], Flying]) -> None:
@@ -393,6 +405,7 @@ def in_flight(groups: dict[str, Group]) -> dict[tuple[int, int], Flying]:
     The source is torch's Flight Recorder; *groups* are by the name that torch gives them.
     """
     collectives = {}
+    # The Flight Recorder stamps CLOCK_REALTIME, while records have CLOCK_MONOTONIC
     shift = time.monotonic_ns() - time.time_ns()
     for entry in read_flight_recorder(only_active=True):
         group = groups.get(str((entry.get("process_group") or ("",))[0]))

@@ -57,6 +57,7 @@ def steps_taken(optimizer: Any) -> int:
     """Returns the number of steps in *optimizer*'s state; 0 where it keeps none, or on a device."""
     states = getattr(optimizer, "state", {})
     counts = (state.get("step") for state in islice(states.values(), _MAX_COUNTS))
+    # A parameter whose first gradient came later has a lower count
     return max((int(n) for n in map(known_number, counts) if n is not None), default=0)
 
 
@@ -64,6 +65,7 @@ def known_number(value: Any) -> float | None:
     """Returns *value* as a float; None where reading it would wait for a device or communicate."""
     if type(value) is float:
         return value
+    # By type: isinstance() takes a DTensor, whose float() may communicate with other ranks
     if type(value) is torch.Tensor:
         return float(value) if value.device.type == "cpu" and value.numel() == 1 else None
     return float(value) if isinstance(value, numbers.Real) else None
@@ -161,6 +163,7 @@ class Steps:
         """Called when the first backward of a step begins, where activations are at their peak."""
         self.on_loss: list[Callable[[Any], None]] = []
         """Called with the tensors that a backward begins from. They must not raise."""
+        # torch calls these two without around(), which times the other hooks
         for name in ("optimizer_begins", "optimizer_ends"):
             setattr(self, name, context.timed(getattr(self, name)))
 
@@ -192,12 +195,15 @@ class Steps:
         """Starts the forward phase: the outermost wrapped *module* was called, with *args*."""
         if self._backward_depth or self._context.mode == OFF:
             return  # activation checkpointing recomputes forward as part of backward
+        # Without an optimizer hook, the next forward or backward is the first sign that a step has ended
         if self._parameters.are_needed:
             self.end_unhooked_step()
+            # A module under evaluation is not updated: watched in place of the model, it hides each step
             if module is not None and not self.evaluation.is_open:
                 self._parameters.module = weakref.ref(module)
         is_batch = module is not None and not (self._in_pipeline or self.evaluation.is_open)
         trains = is_batch and self.evaluation.forward_trains()
+        # FSDP2's hook reports the end of each unit, so no call has closed the previous forward
         self._close_forward()
         self._has_wrapper = True
         self._forward_from = self._forward_seen_ns = time.monotonic_ns()
@@ -267,6 +273,7 @@ class Steps:
     def backward_ends(self) -> None:
         """Ends the backward phase and counts a micro-step."""
         self._backward_depth -= 1
+        # The depth is counted in every mode, a beginning only while the agent is on
         if self._backward_depth or not self._backward_from:
             return
         closure = self._optimizer_from and self.micro_steps  # L-BFGS evaluates the loss again
@@ -334,7 +341,9 @@ class Steps:
                 return
             if self._open_optimizers:
                 self._open_optimizers.pop()
+            # No time where the agent was off when this optimizer began: the phase would start at 0
             if not self._open_optimizers and self._context.mode != OFF and self._optimizer_from:
+                # Only the first step needs the number, and reading the state of 64 parameters takes time
                 counts = self.attached_mid_step or not self._context.step
                 self._end_step(total_steps=steps_taken(optimizer) if counts else 0)
         except Guard.CAUGHT as error:
@@ -345,12 +354,14 @@ class Steps:
 
         Its optimizer phase goes from the end of backward to here; of the first such step it is unknown.
         """
+        # Without the count of micro-steps, one update ends a step at each call until the next backward
         if not self._parameters.are_needed or not self.micro_steps or self._context.mode == OFF:
             return
         if self._parameters.have_changed():
             self._optimizer_from = self._optimizer_from or time.monotonic_ns()
             self._parameters.showed_step = True
             self._end_step()
+        # Without a change, what followed the last backward is another micro-step and no optimizer
         self._optimizer_from = 0
 
     def engine_step_begins(self, *, offloads: bool) -> None:
@@ -365,6 +376,7 @@ class Steps:
 
         *outcome* is None when the step raised: the phase ends, and no step is counted.
         """
+        # torch calls no post hook of an optimizer that raised, so its phase is still open
         self._inner_optimizer_ends()
         self.in_engine = False
         if self._context.mode == OFF or not self._optimizer_from:
@@ -415,6 +427,7 @@ class Steps:
         flags = _IDLE if context.mode == IDLE else 0
         # an engine that steps twice without a backward has taken two steps
         is_repeat = engine and engine == self._last_engine
+        # Step 1 counts also without a backward: CONTINUED needs a previous step
         if self.micro_steps or not context.step or is_repeat:
             context.step += 1
             self._last_micro_steps = self.micro_steps
@@ -445,6 +458,7 @@ class Steps:
         self.attached_mid_step, self.in_loop = False, True
         context.step = context.steps_before = total_steps
         context.add_metadata(steps_before=total_steps)
+        # These counts are of a part of this step, and would be added to the next one
         self._before_first_step()
         self.micro_steps = self._forward_from = self._optimizer_from = 0
         self.batches.forget()
@@ -487,6 +501,7 @@ class Steps:
 
     def watch_backward(self, autograd: Any, patches: Patches) -> None:
         """Patches the function that ``Tensor.backward``, ``autograd.backward`` and ``grad`` share."""
+        # Fallback for a private name: the public backward() does not see calls of autograd.grad()
         name = "_engine_run_backward" if hasattr(autograd, "_engine_run_backward") else "backward"
         hook = around(
             self._context,
@@ -505,6 +520,7 @@ class Steps:
 
     def _next_begins(self, iterator: Any) -> None:
         if iterator is not self._loader():
+            # Weak: the __del__ of an iterator stops its workers, which a reference would keep alive
             self._loader = weakref.ref(iterator)
             self._describe_loader(iterator)
         self.data_begins()
@@ -535,6 +551,7 @@ class Steps:
         epoch, and may alternate between two loaders, so the number of records is bounded.
         """
         last_written = self._loader_written
+        # Where batches differ in length, 0 stays: each length would take one of the bounded records
         same_length = last_written.get("length", self._length) == self._length
         loader: LoaderMetadata = {**self._loader_settings, "length": self._length if same_length else 0}
         if loader != last_written and self._loader_records < _MAX_LOADER_RECORDS:

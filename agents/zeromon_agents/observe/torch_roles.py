@@ -45,6 +45,7 @@ class Models:
         Hooks call this at every forward, so it returns at once for a known module.
         """
         registered = self.modules.get(id(module))
+        # The id alone is not enough: Python reuses it after the module is gone
         if registered is not None and registered() is module:
             return False
         self.modules[id(module)] = weakref.ref(module, self._dropped)
@@ -76,6 +77,7 @@ class Models:
 
     def evaluates(self) -> bool:
         """Returns whether a model is in evaluation mode. Changes nothing: any thread may call it."""
+        # A copy: the training thread may register a model meanwhile
         modules = [ref() for ref in list(self.modules.values())]
         return any(getattr(module, "training", True) is False for module in modules)
 
@@ -144,6 +146,7 @@ def _of_module(module: Any, params: list[Any]) -> Claims:
     buffers: list[Any] = []
     groups: list[Any] = []
     for child in module.modules():  # one walk for all: a large model has thousands of modules
+        # On the class, which fully_shard() replaces: a missing attribute of a module is slow to look up
         if hasattr(type(child), "_get_fsdp_state"):
             groups += param_groups(child._get_fsdp_state())
         attributes = child.__dict__
@@ -209,6 +212,7 @@ def _in_flight(groups: list[Any]) -> Claims:
     if state is not None:
         result = getattr(state, "all_gather_result", None)
         yield Role.ALL_GATHER, getattr(result, "all_gather_output", None)
+    # Older versions of torch keep a single state, newer ones a list
     states = getattr(context, "reduce_scatter_states", None)
     single_state = getattr(context, "reduce_scatter_state", None)
     for reduced in states or ([single_state] if single_state is not None else ()):
@@ -224,6 +228,7 @@ def _of_fsdp1(handle: Any) -> Claims:
         yield role, getattr(flat, name, None)
     grad = flat.grad
     shard = getattr(flat, "_local_shard", None)
+    # Under no_sync() FSDP1 accumulates whole gradients of a sharded flat parameter
     is_shard = not is_whole and (grad is None or shard is None or grad.shape == shard.shape)
     yield (Role.SHARDED_GRAD if is_shard else Role.UNSHARDED_GRAD), grad
 
@@ -305,6 +310,7 @@ def find_instances(names: Iterable[ClassName]) -> tuple[dict[ClassName, list[Any
 
 
 def _instances_of(kinds: set[type]) -> list[Any]:
+    # An instance refers to its class; gc.get_objects() would list every object of the process
     return [o for o in gc.get_referrers(*kinds) if type(o) in kinds]
 
 

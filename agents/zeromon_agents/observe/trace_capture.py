@@ -74,6 +74,7 @@ class Capture:
     def _profiler_starts(self, profile: Any, *_: Any, **__: Any) -> None:
         if self._own_call:
             return
+        # A profiler passes both _prepare_trace and _start_trace, and counts once
         if not getattr(profile, "_zeromon_counted", False):
             profile._zeromon_counted = True
             self._script_profilers += 1
@@ -99,6 +100,7 @@ class Capture:
         except OSError:
             self._withdrawn = self._request is not None
             return
+        # With the inode: two requests in one tick of the clock have the same time
         if self._request is None and (file.st_ino, file.st_mtime_ns) != self._file_state:
             self._file_state = file.st_ino, file.st_mtime_ns
             self._accept()
@@ -126,6 +128,7 @@ class Capture:
             return
         self._request = request
         self._write_state(TraceState.WAITING, request)
+        # Last: from here on the training thread may call it
         self._steps.on_boundary = self._context.guard.guarded(self._boundary)
 
     def _save(self, request: Request, profile: Any) -> None:
@@ -168,6 +171,7 @@ class Capture:
             self._begin_mark(next_step)
 
     def _start(self, request: Request) -> None:
+        # The counter does not know a profiler that began before the agent was attached
         if self._script_profilers > 0 or torch.autograd._profiler_enabled():
             self._end(TraceState.REFUSED, "the script's own profiler is on")
             return

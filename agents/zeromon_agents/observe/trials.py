@@ -84,6 +84,7 @@ class Trials:
         self._word = os.open(self._words, os.O_RDWR | os.O_NOFOLLOW)
         self._block, self._agreed, self._last, self._why = 0, False, 0, ""
         self._plan = plan
+        # Last: from here on the training thread may call it
         self._steps.on_boundary = self._context.guard.guarded(self._boundary)
 
     # ---- the training thread ------------------------------------------------------------------
@@ -98,6 +99,7 @@ class Trials:
         try:
             if self._is_on:
                 next(self._change)
+            # A second optimizer of the same step comes here with the same number
             if next_step != self._last:
                 self._last = next_step
                 self._advance_plan(plan, next_step)
@@ -105,6 +107,7 @@ class Trials:
             self._end(plan, next_step, TrialState.WITHDRAWN, f"{type(error).__name__}: {error}")
         finally:
             self._context.mode = mode
+            # After the mode is restored: pause() sets it to OFF for good
             follow_up = self._then if self._plan is None else None
             if follow_up is not None:
                 self._then = None

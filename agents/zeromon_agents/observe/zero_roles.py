@@ -92,6 +92,7 @@ def _swapped_claims(optimizer: Any, params: list[Any]) -> Claims:
     for info in getattr(states, "swap_params_info", {}).values():
         size = info.numel() * info.dtype().itemsize
         yield Role.MASTER_PARAM, OnDisk(size)
+        # The first tensor of the swapper's list is the master weight itself
         yield Role.OPTIMIZER_STATE, OnDisk(size * (info.num_tensors() - 1))
         lengths = (gradient.length for gradient in info.swapped_gradients.values())
         yield Role.SHARDED_GRAD, OnDisk(sum(lengths) * info.dtype().itemsize)
@@ -146,6 +147,7 @@ def effective_settings(engine: Any) -> Iterator[tuple[str, Any]]:
     yield "bf16.enabled", engine.bfloat16_enabled()
     yield "fp16.enabled", engine.fp16_enabled()
     fp16_config = getattr(config, "float16_config", None)
+    # DeepSpeed takes a loss scale of 0 for a dynamic one; a fixed scale ignores these settings
     if engine.fp16_enabled() and getattr(fp16_config, "loss_scale", None) == 0:
         for name in _SCALE:
             yield f"fp16.{name}", getattr(fp16_config, name)
@@ -172,6 +174,7 @@ def setting_text(value: Any) -> str:
         return "null"
     if hasattr(value, "value"):  # an enumeration
         value = value.value
+    # Python reads 5e8 in a JSON file as a float, and writes it as 500000000.0
     if isinstance(value, float) and value.is_integer() and abs(value) >= 1e6:
         value = int(value)
     return mask_words([str(value).removeprefix("torch.")])[0][:120]

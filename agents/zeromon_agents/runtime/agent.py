@@ -88,8 +88,10 @@ class Agent:
     def __init__(self, run_dir: Path, rank_info: RankInfo, attachment: Attachment | None = None) -> None:
         self.run_dir, self.rank_info, self.attachment = run_dir, rank_info, attachment
         pid = attachment.pid if attachment else os.getpid()
+        # The token keeps apart the rings of two attaches to one process
         name = f"rank{rank_info.rank}.{pid}.{secrets.token_hex(2)}.ring"
         self.guard = Guard()
+        # Shared memory of another IPC namespace cannot be opened by the collector
         in_file = attachment is not None and attachment.ipc != ipc_namespace_number()
         self.ring = RingWriter(run_dir / name, rank=rank_info.rank, pid=pid, in_file=in_file)
         self.context = context = HookContext(self.ring, self.guard)
@@ -99,6 +101,7 @@ class Agent:
         self.functional = Functional(context, self.collectives, self.device)
         before_mark, clear = context.timed(self._before_step_mark), self.collectives.counts.clear
         self.steps = Steps(context, before_mark, clear, self.device.device_type)
+        # Before the hooks are made: they read it at that moment, and not at each call
         self.collectives.attached = self.steps.attached_mid_step = attachment is not None
         self.models = Models(self.guard.note)
         self.capture = Capture(context, self.steps, run_dir, rank_info.rank)
@@ -160,6 +163,7 @@ class Agent:
         """Installs every hook; a hook on a module that is not loaded follows after its import."""
         self._write_rank_metadata()
         self.guard.guarded(self._write_hook_cost)()
+        # Before the hooks: the base of these groups is what they have issued until here
         self.collectives.register_groups(existed=True)
         self.guard.on_limit = self.pause
         self.steps.on_start = self.guard.guarded(self._count_the_rest)
@@ -173,6 +177,7 @@ class Agent:
             ("torch.utils.data.dataloader", self.steps.watch_data),
             (PROFILER, self.capture.watch_profiler),
         ):
+            # Guarded: it runs at an import of the script, which an error would fail
             patch = functools.partial(self.guard.guarded(watch), patches=self.patches)
             self.imports.when_imported(module, patch)
         fetches = self.loading.fetches
@@ -205,10 +210,12 @@ class Agent:
         self._write_loading()
         self.loading.close()
         kept_names = self.patches.restore()
+        # Not `is`: each access makes another bound method. Another tool's later hook stays.
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         atexit.unregister(self._at_exit)
         self.context.emit(Kind.EXIT, op=ExitKind.DETACHED)
+        # Before the ring is closed: the heartbeat writes into it
         self._end_threads()
         self.ring.close()
         return kept_names
@@ -267,10 +274,12 @@ class Agent:
         self.scalars.optimizer_steps(optimizer)
         next_step = self.context.step + 1
         if next_step == 1:  # before the optimizer creates its state, which may end the process
+            # The parameters that an attached run has at its first step are not the initial ones
             if self.attachment is None:
                 self.steps.beginnings.read_parameters(optimizer)
             self._describing(0)
         is_due = self.context.mode == ON and census_step(next_step, self.context.steps_before)
+        # A second optimizer of the same step would take a second census of the same memory
         if is_due and self._census_of != next_step and not accelerator.is_capturing():
             self._census_of = next_step
             self.census.take()
@@ -303,6 +312,7 @@ class Agent:
             self._write_models()
 
     def _write_models(self) -> None:
+        # Before the models are read: a model that is registered meanwhile sets it again
         self.models.changed = False
         metadata = self.backends.metadata()
         # the script has ended
@@ -319,10 +329,12 @@ class Agent:
 
     def _before_step_mark(self, step: int) -> None:
         watched = step - self.context.steps_before
+        # Control steps, too: else the next step would have the collectives of two steps
         self._count(watched)
         if self.context.mode == IDLE:
             return
         device = accelerator.ready_device()
+        # A query of the device during a graph capture would end the capture
         if device and device.is_current_stream_capturing():
             return
         self._look(watched)
@@ -351,6 +363,7 @@ class Agent:
         if self._stopping.is_set():
             self.context.mode = OFF  # before the counts are read: the loop may run meanwhile
         if mode != OFF and not self.steps.attached_mid_step:
+            # A detach runs on another thread, and must not end a step in which the loop still is
             if self.steps.is_training_thread():
                 self.guard.run((self.steps.end_unhooked_step,))
             self.guard.run(self.backends.looks)
@@ -370,6 +383,7 @@ class Agent:
             self._stopping.wait(_HEARTBEAT_SECONDS)
 
     def _one_heartbeat(self, beats: int) -> None:
+        # Tried each second: the driver is not loaded before the script uses the device
         self._is_apart = self._is_apart or accelerator.leave_captures_alone(self._device_index)
         spent_ns = self.context.spent_ns + self.context.hooks_ns + time.thread_time_ns()
         self.context.emit(Kind.BEAT, self.guard.errors, self.context.step, self.context.calls, spent_ns)
@@ -385,6 +399,7 @@ class Agent:
             self.device.write_ended()  # else what ended since the last step seems to be in flight
         if self.attachment is None:
             self._write_hang_of_control_step()
+        # The search through gc takes 20 to 50 ms; in a run that makes progress the next step shows them
         elif stalled and not self.models.modules:
             self.backends.register_existing()
             if self.models.changed:
@@ -395,6 +410,7 @@ class Agent:
         if message:
             with suppress(OSError):  # stderr may be closed
                 os.write(2, f"{message}\n".encode())
+        # Other ranks ask two seconds after the first one: else each would start a collector
         if beats % _COLLECTOR_CHECK_EVERY == (0 if self.rank_info.local_rank == 0 else 2):
             if self.attachment is None:
                 ensure_collector(self.run_dir.parent)
@@ -423,6 +439,7 @@ class Agent:
         self.ring.mute_writer()
         self.context.mode = OFF
         self.steps.on_boundary = None
+        # Without these, the end of a data worker would run that of its parent's agent
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         atexit.unregister(self._at_exit)
@@ -437,7 +454,9 @@ class Agent:
             error_text = mask_words([str(error)[:_MAX_ERROR_LETTERS]])[0]
             text_id = self.context.text(f"{kind.__name__}{_raised_at(trace)}: {error_text}")
             self.context.emit(Kind.EXIT, text_id, op=ExitKind.EXCEPTION)
+            # atexit comes after this hook, and would write a clean end behind the exception
             self._end_is_written = True
+        # Outside of `suppress`: whatever fails above, the traceback of the script is printed
         self._excepthook(kind, error, trace)
 
     def _at_exit(self) -> None:
@@ -486,6 +505,7 @@ def ensure_collector(root: Path, settings: Mapping[str, str] = MappingProxyType(
     if environment.get("ZEROMON_COLLECTOR") == "off" or collector_runs(root):
         return
     python = environment.get("ZEROMON_PYTHON") or sys.executable
+    # What the training preloads (an allocator, a profiler) must not run in the collector
     inherited = {k: v for k, v in environment.items() if k not in ("PYTHONPATH", "LD_PRELOAD")}
     source = str(Path(__file__).resolve().parents[2])
     inherited["PYTHONPATH"] = os.pathsep.join((str(paths.CORE), source))
@@ -495,6 +515,7 @@ def ensure_collector(root: Path, settings: Mapping[str, str] = MappingProxyType(
         # the command puts itself into the background and returns at once
         subprocess.run(
             [python, "-m", "zeromon.collector", "--daemon"],
+            # `-m` puts this folder first on sys.path: a json.py of the script would shadow Python's
             cwd="/",
             env=inherited,
             stdin=subprocess.DEVNULL,

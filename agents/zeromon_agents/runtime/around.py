@@ -18,6 +18,7 @@ Function = TypeVar("Function")
 
 RAISED: Final = object()
 """The *result* that *after* receives when the wrapped function raised."""
+# A line that is added above that call in the wrapper, also a comment, must raise this number
 _CALL: Final = 15
 """Line of the wrapper, by its first one, that calls the wrapped function."""
 SKIP: Final = object()
@@ -32,6 +33,7 @@ def leave_to_python(function: Function, *, and_callees: bool) -> Function:
     """
     code = getattr(function, "__code__", None)
     evaluation: Any = getattr(torch._C._dynamo, "eval_frame", None)
+    # Functions of pybind have no code object that dynamo could compile
     if code is None:
         return function
     if hasattr(evaluation, "set_code_exec_strategy"):
@@ -81,6 +83,7 @@ def around(
     unit and the engine of *context* after the call. *traced* says that torch.compile may trace through
     the function: it then traces the function alone, and decides by its file, as without the wrapper.
     """
+    # The wrapper calls it, and leaves no more than its own frame to Python
     leave_to_python(HookContext.sample, and_callees=True)
     before, after = _untraced_hook(before), _untraced_hook(after)
     decorate = _hook_decorator(context, before, after, where, active_from, scoped, traced)
@@ -193,9 +196,11 @@ class Patches:
         """
         kept_names: list[str] = []
         while self._replaced:
+            # Newest first: of two wrappers of one name, only the older one has the true original
             owner, name, original, replacement = self._replaced.pop()
             if vars(owner).get(name, _ABSENT) is not replacement:
                 kept_names.append(f"{getattr(owner, '__name__', owner)}.{name}")
+            # The owner inherits the name: a copy of its own would hide later patches of the base
             elif original is _ABSENT:
                 delattr(owner, name)
             else:

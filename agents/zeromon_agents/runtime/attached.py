@@ -19,6 +19,7 @@ def attach(
     *ipc*: the IPC namespace of the command that attaches.
     *any_process*: also attaches to a process without a process group, which may be no rank.
     """
+    # First: in the default capture mode, a query of this thread would end a capture in another
     leave_captures_alone()
     distributed = torch.distributed
     grouped = distributed.is_available() and distributed.is_initialized()

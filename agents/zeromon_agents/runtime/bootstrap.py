@@ -51,6 +51,7 @@ class Bootstrap:
 
         *torch_from_ns*: when the import of torch began, which is under way; 0 where that is not known.
         """
+        # The shim and a script's own `start()` may both come here: two wrappers would start the agent
         if self._c10d is not None:
             return
         self._c10d = c10d
@@ -62,6 +63,7 @@ class Bootstrap:
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
             began_ns = time.monotonic_ns()
+            # The agent starts after the call, as rank and world size are unknown before
             result = original(*args, **kwargs)
             self.start_safely(began_ns)
             return result
@@ -71,6 +73,7 @@ class Bootstrap:
             module = sys.modules.get(name)
             if module is not None and vars(module).get("init_process_group") is original:
                 self._patches.set(module, "init_process_group", init_process_group)
+        # Not imported here: the import of torch is under way, and torch.optim may not be complete
         self._watch.when_imported("torch.optim.optimizer", self._watch_optimizers)
         self._watch.when_imported(FETCHERS, self._watch_worker)
 
@@ -101,6 +104,7 @@ class Bootstrap:
             self.agent.in_forked_child()
 
     def _watch_worker(self, module: ModuleType) -> None:
+        # Without it, an error would fail the import of a data worker, where no agent counts errors
         with suppress(Guard.CAUGHT):
             self._worker = watch_worker(module)
 
@@ -112,6 +116,7 @@ class Bootstrap:
         """
         if self._optimizer_hooks:
             return
+        # A torch without these functions is reported by `missing_parts` when the agent starts
         add_pre_hook = getattr(optimizer_module, "register_optimizer_step_pre_hook", None)
         add_post_hook = getattr(optimizer_module, "register_optimizer_step_post_hook", None)
         if add_pre_hook is not None and add_post_hook is not None:
@@ -134,6 +139,7 @@ class Bootstrap:
 
         *joined_from_ns*: when the script called ``init_process_group``, which has returned; 0: never.
         """
+        # Without `_failed`, each optimizer step would try again and print the same failure
         if self.agent is not None or self._failed:
             return
         joined_ns = time.monotonic_ns()
@@ -152,6 +158,7 @@ class Bootstrap:
 
     def _set_up(self, joined_from_ns: int, joined_ns: int) -> dict[str, int]:
         """Returns the nanoseconds of each known part of the set-up until now."""
+        # Imported by ranks alone: launchers and data workers load this module, too
         from zeromon.ring.codes import SetUp
         from zeromon_agents.observe.process_metadata import process_start_ns
 
@@ -167,6 +174,7 @@ class Bootstrap:
     def stop(self) -> list[str]:
         """Stops the agent and removes the bootstrap's own wrappers; returns names that stay patched."""
         kept_names: list[str] = []
+        # First: an optimizer step of the training thread could start another agent meanwhile
         self._waits = False
         if self.agent is not None:
             kept_names = self.agent.stop()
@@ -180,6 +188,7 @@ class Bootstrap:
                 kept_names.append("torch's global optimizer hooks")
         self._watch.close()
         self._clock.stop()
+        # Without these two, `install` and `start_safely` refuse to start the agent again
         self._c10d = None
         self._failed = False
         return kept_names
@@ -279,6 +288,7 @@ def run_directory() -> Path:
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
     name = "".join(c if c.isalnum() else "_" for c in script)[:24].strip("_") or "python"
     key = "|".join(os.environ.get(variable, "") for variable in _SHARED_BY_RANKS)
+    # Without a launcher all processes have the same empty key, and would share a folder
     if not key.strip("|"):
         key = f"{os.getpid()}.{time.time_ns()}"
     base = f"{name}-{zlib.crc32(key.encode()):08x}"

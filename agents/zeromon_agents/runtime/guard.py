@@ -36,8 +36,10 @@ class Guard:
         """Counts *error*, raised by the hook named *hook_name*."""
         self.errors += 1
         if self.first is None:
+            # Masked before it is cut: a rule does not recognize half of a secret
             message = mask_words([str(error)[:10_000]])[0]
             self.first = f"{hook_name}: {type(error).__name__}: {message}"[:500]
+        # Not `>=`: each later error would call `on_limit` again
         if self.errors == _LIMIT and self.on_limit is not None:
             self.on_limit()
 
@@ -98,6 +100,7 @@ def run_when_not_executing(file: str, act: Callable[[], None], is_wanted: Callab
 
 
 def _keep_trying(file: str, act: Callable[[], None], is_wanted: Callable[[], bool]) -> None:
+    # Without `is_wanted`, an attach that waits would install its hooks after the detach
     while is_wanted() and not _try_once(file, act):
         time.sleep(10 * _PAUSE_SECONDS)
 
@@ -107,6 +110,7 @@ def _try_once(file: str, act: Callable[[], None]) -> bool:
     if not _one_at_a_time.acquire(timeout=_PAUSE_SECONDS):
         return False
     interval = sys.getswitchinterval()
+    # By default another thread gets the interpreter after 5 ms: it could enter *file* before *act*
     sys.setswitchinterval(_LONG_SWITCH_INTERVAL_SECONDS)
     try:
         time.sleep(0)  # releases the lock now, so that a whole switch interval lies ahead

@@ -55,6 +55,7 @@ def _record_writer(ring: RingWriter) -> _Fields:
     function is as slow as at its first call. This is one function; hooks of collectives have none.
     """
     next_slot, pack, records, mask = ring.slots
+    # A list that muting fills: of a bool, the closure would keep the value of before a fork
     muted = ring.muted
 
     # fmt: off
@@ -118,12 +119,14 @@ class HookContext:
         it started, and a stand-in for one that it was asked about.
         """
         caller = threading.get_ident()
+        # Not `current_thread()`: it makes a stand-in for each of autograd's threads, and keeps it
         listed = threading._active.get(caller)  # type: ignore[attr-defined]
         is_python = listed is not None and type(listed) is not threading._DummyThread
         return is_python and self.thread not in (0, caller)
 
     def enter(self, phase: int, step_end: StepEnd | None = None) -> None:
         """Begins *phase* of the step, or of the next one after *step_end*."""
+        # `prefetch` enters the same phase at each gather, and a border costs an event on the device
         if self.on_border is not None and (phase != self.phase or step_end is not None):
             self.on_border(self.phase, step_end)
         self.phase = phase

@@ -28,6 +28,7 @@ class ImportWatch(MetaPathFinder):
         """Runs *callback* with module *name*: now if it is loaded, otherwise after its import."""
         module = sys.modules.get(name)
         spec = getattr(module, "__spec__", None)
+        # A module is in sys.modules before its body runs, which would define the patched names anew
         if module is not None and not getattr(spec, "_initializing", False):
             callback(module)
             return
@@ -71,6 +72,7 @@ class ImportWatch(MetaPathFinder):
 
     def _add_callback(self, fullname: str, loader: Loader) -> None:
         execute = getattr(loader, "exec_module", None)
+        # A loader of the old protocol has `load_module` alone: `sweep` finds its module later
         if execute is None:
             return
 
@@ -81,6 +83,7 @@ class ImportWatch(MetaPathFinder):
         loader.exec_module = exec_module  # type: ignore[method-assign]
 
     def _call(self, name: str, module: ModuleType) -> None:
+        # Taken out first: the import and the heartbeat's `sweep` may come here at the same moment
         for callback in self._waiting.pop(name, ()):
             callback(module)
 

@@ -49,9 +49,11 @@ class JobStore:
 
     def nodes(self) -> list[bytes]:
         """Returns all nodes; reads only new ones, because a published node does not change."""
+        # The store has no authentication: a false count without a bound would fill the memory
         count = min(_MAX_NODES, int(self._store.add("zeromon/nodes", 0)))
         while len(self._known) < count:
             key = f"zeromon/node/{len(self._known) + 1}"
+            # A node takes its number before it sets its key: `get` would block the thread until then
             if not self._store.check([key]):
                 break
             self._known.append(bytes(self._store.get(key)))
@@ -74,9 +76,11 @@ def connection_of(store: Any) -> Any:
     if clone is not None:  # torch 2.7 and later
         return clone()
     below = getattr(store, "underlying_store", store)
+    # init_process_group and elastic launchers wrap the TCPStore in PrefixStores, one inside another
     while hasattr(below, "underlying_store"):
         below = below.underlying_store
     if isinstance(below, torch.distributed.TCPStore):
+        # By default the constructor waits until world_size clients have connected
         tcp_store = torch.distributed.TCPStore(
             below.host, below.port, is_master=False, wait_for_workers=False
         )
@@ -186,6 +190,7 @@ class Rendezvous:
 
 def node_of(content: bytes, token: str) -> dict[str, Any] | None:
     """Decodes a node that a holder of *token* has published; None for anything else."""
+    # OverflowError of int(1e999), RecursionError of deep nesting: anything may be in the store
     with suppress(ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         node = json.loads(content)
         if not is_own_card(token, node):
@@ -194,6 +199,7 @@ def node_of(content: bytes, token: str) -> dict[str, Any] | None:
             "node": str(node["node"])[:255],
             "address": str(node["address"])[:255],
             "first_rank": int(node["first_rank"]),
+            # With a negative number in the sum, this thread would not end before its timeout
             "ranks": max(0, int(node["ranks"])),
             "run": str(node["run"])[:80],
             "started": float(node["started"]),
@@ -224,6 +230,7 @@ def _address_towards(master: str) -> str:
         with socket.socket(family, kind) as probe:
             probe.connect(target)
             address = str(probe.getsockname()[0])
+            # Debian resolves a host's own name to 127.0.1.1, which no other node reaches
             if not ipaddress.ip_address(address).is_loopback:
                 return address
     return socket.gethostname()
@@ -246,6 +253,7 @@ class RankInfo:
         world = distributed.get_world_size() if has_group else int(os.environ.get("WORLD_SIZE", 1))
         self.world_size = world
         local_rank = first_number(_LOCAL_RANK, -1)
+        # torch.multiprocessing.spawn sets no variable; on its one node both ranks are the same
         self.local_rank = self.rank if local_rank < 0 else local_rank
         self.knows_local_rank = local_rank >= 0
         self.local_world_size = first_number(_LOCAL_SIZE, 0)

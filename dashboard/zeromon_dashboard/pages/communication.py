@@ -122,6 +122,7 @@ def _in_flight_items(run: RunSnapshot) -> list[Any]:
         for rank in run.ranks
         for collective in rank.communication.in_flight
     ]
+    # Without a key, equal times of one rank would compare collectives, which have no order
     waiting.sort(key=lambda item: item[:2], reverse=True)
     alerts: list[Any] = [
         dmc.Alert(hang_text(run, hang), color="red", title="A collective hangs") for hang in run.hangs

@@ -84,6 +84,7 @@ def prove_gdb_works() -> None:
         child = subprocess.Popen([sys.executable, "-c", _SLEEPER], stdout=subprocess.PIPE)
         try:
             assert child.stdout is not None
+            # Before it prints, the process has no interpreter that could run the line
             child.stdout.readline()
             gdb.execute_line(resolve_target(child.pid), f"open({str(ran)!r}, 'w')", ran.exists)
             wait_until_true(lambda: ran.exists() or child.poll() is not None, _PROOF_SECONDS)
@@ -123,6 +124,7 @@ def _in_a_thread_of_ours(target: Target, code: str) -> Injected:
     tracer.join(_STOP_PATIENCE_SECONDS)
     if not outcome:
         raise AttachRefused(f"no thread of process {target.pid} could be stopped")
+    # Before OSError, its base class: a missing right is no process that has ended
     if isinstance(outcome[0], PermissionError):
         raise why_not_traced(target.pid) from outcome[0]
     if isinstance(outcome[0], OSError):

@@ -97,11 +97,13 @@ class Image:
             (link,) = struct.unpack(
                 "<I", read_memory(bucket_at + 4 * (buckets + index - first_index), 4)
             )
+            # The lowest bit of an entry ends its chain and is no part of the hash
             if link | 1 == wanted_hash | 1:
                 name_at, _, _, section, value = struct.unpack(
                     "<IBBHQ", read_memory(at[_SYMTAB] + 24 * index, 16)
                 )
                 spelt = read_memory(at[_STRTAB] + name_at, _LONGEST_NAME).partition(b"\0")[0]
+                # Section 0 is a symbol that the object imports and does not define
                 if spelt == name and section and value:
                     return self.base + int(value)
             if link & 1:
@@ -138,6 +140,7 @@ def _elf_image(mapping: Mapping, head: bytes, read_memory: Read) -> Image:
         kind, flags, _, address, _, nbytes = struct.unpack_from("<IIQQQQ", raw, number * size)
         segments.append((kind, flags, address, nbytes))
     lowest = min((a for kind, _, a, _ in segments if kind == _LOAD), default=0)
+    # An executable without PIE is linked at its address: its base is 0
     return Image(mapping.path, mapping.start - (lowest & -_PAGE), tuple(segments))
 
 

@@ -30,6 +30,7 @@ def execute_line(target: Target, code: str, has_begun: Callable[[], bool]) -> in
     encoded = code.encode() + b"\0"
     if len(encoded) > target.room:
         raise AttachRefused(f"process {target.pid} has no room for {len(encoded)} bytes of code")
+    # /proc/PID/mem writes to the text of a library, which is mapped read-only
     with open(f"/proc/{target.pid}/mem", "r+b", buffering=0) as memory:
         os.pwrite(memory.fileno(), encoded, target.padding)
     waits = _main_thread_waits(target.pid)
@@ -69,8 +70,11 @@ def _gdb_options(target: Target, *, waits: bool) -> list[str]:
         call = f"((int(*)(void*,void*)){symbols['Py_AddPendingCall']})"
         run = symbols["PyRun_SimpleString"]
         commands = [f"set $result = {call}((void*){run}, (void*){code_at})"]
+    # debuginfod would ask the network while all threads of the target are stopped
     quiet = ["-iex", "set auto-solib-add off", "-iex", "set debuginfod enabled off"]
+    # Without unwindonsignal, a signal within the call leaves the target in a frame of gdb
     commands = ["set unwindonsignal on", *commands, 'printf "zeromon: %d\\n", $result']
+    # Without -nx, the user's .gdbinit runs commands in the target
     return [
         "-nx", "-batch", *quiet, "-p", str(target.pid), *(w for c in commands for w in ("-ex", c)),
     ]  # fmt: skip

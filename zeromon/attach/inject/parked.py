@@ -116,6 +116,7 @@ class ParkedThread(NamedTuple):
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
+# Without argtypes ctypes passes addresses as 32-bit integers
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 
 
@@ -236,6 +237,7 @@ def _run_in_thread(target: Target, memory: int, encoded: bytes, thread: ParkedTh
     try:
         _ptrace_call(_SEIZE, tid)
     except OSError as error:
+        # A helper thread may end at any moment, and the next one is tried; an ended process is final
         if error.errno == errno.ESRCH and tid != target.pid:
             return 0
         raise
@@ -247,14 +249,17 @@ def _run_in_thread(target: Target, memory: int, encoded: bytes, thread: ParkedTh
         _ptrace_call(_GETREGS, tid, ctypes.addressof(registers))
         if not _has_injected_code(tid, target):
             raise replaced_error(target.pid)
+        # In ld-linux a program may still be starting: its symbols are not relocated yet
         starts = any(mapping.start <= registers.rip < mapping.end for mapping in loader)
         if not starts and (thread is None or _is_still_parked(registers, thread)):
             back = _return_registers(registers, memory)
             if back is not None:
                 os.pwrite(memory, struct.pack("<Q", back[0]), target.padding + _BACK_AT)
+                # Without -1 the kernel restarts the interrupted call, and moves rip back by two bytes
                 registers.rax, registers.orig_rax = back[1], (1 << 64) - 1
                 registers.rip = target.padding + _DATA.size
                 _ptrace_call(_SETREGS, tid, ctypes.addressof(registers))
+                # At least 1: 0 says that nothing was done
                 return max(1, time.monotonic_ns() - started)
         return 0
     finally:
@@ -290,6 +295,7 @@ def _wait_for_stop(tid: int) -> None:
     """Waits until the thread stops; passes on signals that arrive first."""
     deadline = time.monotonic() + _STOP_SECONDS
     while time.monotonic() < deadline:
+        # Without __WALL, waitpid ignores threads: their end sends no SIGCHLD
         changed, status = os.waitpid(tid, _WALL | os.WNOHANG)
         if not changed:
             time.sleep(0.00002)
@@ -318,6 +324,7 @@ def _return_registers(registers: _Registers, memory: int) -> tuple[int, int] | N
     restarts = _signed_register(registers.orig_rax) >= 0 and result in (*_RESTARTS, _RESTART_BLOCK)
     if not restarts:
         return registers.rip, registers.rax
+    # Stepping back by two bytes repeats the call only where they are a syscall instruction
     if os.pread(memory, 2, registers.rip - 2) != _SYSCALL:
         return None
     return registers.rip - 2, (_RESTART_SYSCALL if result == _RESTART_BLOCK else registers.orig_rax)
@@ -327,6 +334,7 @@ def _has_stack_room(maps: list[Mapping], stack: int) -> bool:
     """Returns whether a thread's stack has room for the code and its calls."""
     for mapping in maps:
         if mapping.start <= stack < mapping.end:
+            # The kernel extends the main stack on demand, beyond what its mapping shows
             return mapping.path == "[stack]" or stack - mapping.start >= _STACK_ROOM
     return False
 

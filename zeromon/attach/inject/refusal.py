@@ -36,6 +36,7 @@ def check_attachable(pid: int) -> None:
     if state in "ZX":
         hint = "Its parent has not collected its exit status yet."
         raise AttachRefused(f"process {pid} has ended", hint)
+    # A tracer stops its target too: that is reported below, with the name of the tracer
     if state in "Tt" and status.get("TracerPid", "0") == "0":
         raise AttachRefused(f"process {pid} is stopped", f"Continue it first: kill -CONT {pid}")
     tracer = status.get("TracerPid", "0")
@@ -85,6 +86,7 @@ def right_to_trace(proc: Path = Path("/proc")) -> tuple[bool, str, str]:
     """Returns whether this user may trace its own processes, the reason, and a hint."""
     may_trace = int(_status_in_folder(proc / "self").get("CapEff", "0"), 16) & _PTRACE_BIT
     scope = _yama_scope(proc)
+    # Scope 3 refuses even those who have CAP_SYS_PTRACE
     if scope in _YAMA and (not may_trace or scope == 3):
         name, hint = _YAMA[scope]
         return False, f"kernel.yama.ptrace_scope is {scope} ({name})", hint

@@ -16,10 +16,12 @@ def _chain(here):
     keep = [p for p in sys.path if os.path.normcase(os.path.abspath(p or ".")) != here]
     if len(keep) != len(sys.path):
         sys.path[:] = keep
+    # Else the import below finds this very module, and the user's own never runs
     me = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401  the user's; its own errors show as they would without us
     except ImportError as error:
+        # Only its absence is silent: an ImportError within the user's file must show
         if getattr(error, "name", None) != "sitecustomize":
             raise
         if me is not None:
@@ -70,12 +72,14 @@ def _arm():
                 original = spec.loader.exec_module
 
                 def exec_module(module):
+                    # Outside the try: an error of torch's own import must reach the script
                     original(module)
                     try:
                         _load_agent(module, torch_from_ns[0])
                     except BaseException as error:  # never the user's problem
                         _say("zeromon: this process is not watched (%r)" % (error,))
 
+                # A loader may allow no new attribute: the import then goes on without the agent
                 spec.loader.exec_module = exec_module
             except Exception:
                 pass
@@ -98,6 +102,7 @@ def _load_agent(c10d, torch_from_ns):
         if spec is None:
             raise ImportError("no %s in %s" % (name, folder))
         package = importlib.util.module_from_spec(spec)
+        # Before it runs: its modules import each other by this name
         sys.modules[name] = package
         spec.loader.exec_module(package)
     import zeromon_agents.runtime.bootstrap
@@ -109,6 +114,7 @@ def _say(text):
     try:
         import os
 
+        # Not sys.stderr, which a script may have replaced or closed
         os.write(2, (text + "\n").encode())
     except Exception:
         pass

@@ -17,6 +17,7 @@ def answer(facts):
     path = ARGUMENTS["answer"]
     with open(path + ".part", "w") as file:
         file.write(repr(facts))
+    # The loader reads the answer as soon as it exists: it must be whole by then
     os.rename(path + ".part", path)
 
 
@@ -81,8 +82,10 @@ def main():
         return
     import threading
 
+    # A new thread inherits the name: the loader would take it for an injected one that still waits
     with open("/proc/self/comm") as file:
         was = named_as(file.read().strip())
+    # The injected code may run in the main thread, which must not wait while the agent loads
     threading.Thread(target=work, name="zeromon-attach", daemon=True).start()
     named_as(was)
 

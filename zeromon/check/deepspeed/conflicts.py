@@ -215,6 +215,7 @@ def missing_batch(config: Config, machine: Machine) -> Iterator[Problem]:
         )
         fix = config.write("train_micro_batch_size_per_gpu", AUTO)
         steps = ("gradient_accumulation_steps",)
+        # "auto", or an accelerate file that names this one, shows that accelerate adds the size
         severity = "info" if has_auto(config) or config.ranks else "warning"
         yield config.problem("ZM602", severity, steps if config.has(*steps) else (), message, fix)
 

@@ -38,6 +38,7 @@ def unknown_names(config: Config, _: Machine) -> Iterator[Problem]:
                 f"move it into {ZERO}",
             )  # fmt: skip
         elif not key.lower().startswith(_REMARKS):
+            # Other programs keep keys of their own here: only a near name is surely a mistake
             hint = did_you_mean(key, library["top"], 0.8)
             yield config.problem(
                 "ZM102", "warning" if hint else "info", (key,),
@@ -95,6 +96,7 @@ def wrong_values(config: Config, _: Machine) -> Iterator[Problem]:
 
 def _wrong_fields(config: Config, path: Path, section: Schema) -> Iterator[Problem]:
     fields = _fields_by_name(section)
+    # A validator of DeepSpeed converts this section before pydantic checks the types
     if section.get("coerced"):
         return
     for name, value in config.section(*path).items():
@@ -292,6 +294,7 @@ def stage_of(config: Config) -> int | None:
 def precision_of(config: Config, name: str) -> bool | None:
     """Returns whether *name*, bf16 or fp16, is enabled; None for "auto"."""
     section = config.get(name)
+    # DeepSpeed reads bfloat16 where there is no bf16
     if name == "bf16" and section is None:
         section = config.get("bfloat16")
     if section is True or section is False or section is None:
@@ -353,6 +356,7 @@ def _auto_paths(data: Mapping[str, Any], path: Path) -> Iterator[Path]:
 def unfilled_autos(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields settings whose "auto" nothing replaces; in scripts it stands for any computed value."""
     paths = [auto for auto in _auto_paths(config.data, ()) if ".".join(auto) not in _FILLED]
+    # The autotuner of DeepSpeed replaces "auto" by what it tries
     if config.dialect == "python" or config.has("autotuning") or not paths:
         return
     names = join_names(".".join(auto) for auto in paths)

@@ -31,6 +31,7 @@ def gradient_layout(config: Config, _: Machine) -> Iterator[Problem]:
     if not stage:
         return
     path: Path = (ZERO, "contiguous_gradients")
+    # Below stage 3 DeepSpeed itself turns contiguous_gradients on with an offloaded optimizer
     offloads = config.get(ZERO, "offload_optimizer", "device") in ("cpu", "nvme")
     if is_on(config.get(*path)) is False and not (stage < 3 and offloads):
         message = "gradients stay where backward allocates them, which fragments the memory"
@@ -115,7 +116,9 @@ def unknown_optimizer(config: Config, _: Machine) -> Iterator[Problem]:
         yield config.problem("ZM103", "error", path, message, fix)
         return
     accepted = optimizers[kind.lower()] if kind.lower() in optimizers else torch[kind]
+    # None: the optimizer is of a package of its own, whose parameters are unknown
     if accepted is not None:
+        # fields.deprecated_names reports max_grad_norm, with the setting that replaces it
         yield from _refused_parameters(config, "optimizer", kind, {*accepted, "max_grad_norm"})
 
 

@@ -12,6 +12,7 @@ _LARGE_SHARE = 0.1
 
 def fp32_gradients(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields gradients in fp32 with parameters in a lower precision."""
+    # None is "auto", which the command may turn on
     if not any(precision_of(config, name) is not False for name in ("bf16", "fp16")):
         return
     if str(config.get("communication_data_type", default="")).lower() == "fp32":
@@ -61,6 +62,7 @@ def bucket_size(config: Config, machine: Machine) -> Iterator[Problem]:
         if size < _MIN_BUCKET:
             message = f"{name} of {size:,.0f} elements makes many small messages"
             yield config.problem("ZM303", "warning", path, message, config.write(name, 50_000_000))
+        # Below stage 3 overlap_comm adds a second bucket; an element takes 2 bytes in half precision
         nbytes = size * 2 * (2 if overlaps and name == "reduce_bucket_size" else 1)
         if machine.device_bytes and nbytes > _LARGE_SHARE * machine.device_bytes:
             share = nbytes / machine.device_bytes
@@ -139,6 +141,7 @@ def nvme_settings(config: Config, _: Machine) -> Iterator[Problem]:
         for name in ("offload_optimizer", "offload_param")
         if config.get(ZERO, name, "device") == "nvme"
     ]
+    # Below stage 3 nothing goes to NVMe: conflicts.no_effect reports that; None is "auto"
     if not used or stage_of(config) not in (3, None):
         return
     for name in used:

@@ -33,6 +33,7 @@ of its functions.
 @cache
 def all_rules() -> tuple[Rule, ...]:
     """Every rule that a family module defines."""
+    # vars() also has what a family imports: a rule of another family would be listed twice
     return tuple(
         value
         for family in FAMILIES

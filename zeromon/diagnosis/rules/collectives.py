@@ -54,6 +54,7 @@ def tiny_collectives(run: RunSnapshot) -> Iterable[Match]:
     if not dear and not only:
         return
     small = [r for r in rank.communication.traffic if r.calls > 0 and r.nbytes / r.calls <= TINY_BYTES]
+    # A barrier moves nothing, and no bucket merges what the script calls itself
     moving = [row for row in small if row.op != "barrier" and row.unit]
     persistent = [row for row in moving if row.unit == PERSISTENT]
     fixed = _call_count(persistent) > 0.5 * _call_count(moving)
@@ -84,6 +85,7 @@ def _script_all_reduces(rank: RankSnapshot) -> Match | None:
         return None
     location = busiest_line(rank, communicates=True)
     params = rank.config.process.get("params_bytes", 0)
+    # A wrapper reduces gradients itself: what the script averages beside it is something else
     averages = rank.sharding_strategy == Strategy() and 0 < AVERAGED * params <= nbytes
     return Match(
         f"the script itself issues {human_count(calls)} all_reduces per step, of "
@@ -123,6 +125,7 @@ def _fewer_calls(rank: RankSnapshot, moving: Sequence[CollectiveStatsRow]) -> Re
         return None
     calls, waits = _call_count(moving), exposed_seconds(moving)
     total = sum(row.nbytes for row in moving)
+    # Calls of other operations or phases do not fit into one bucket
     calls_left = max(1.0, total / (_TORCH_BUCKET_MB * MIB)) * len({(r.op, r.phase) for r in moving})
     saved = waits * max(0.0, 1 - calls_left / calls) if calls else 0.0
     if not saved:

@@ -152,6 +152,7 @@ def raised_settings(rank: RankSnapshot, advice: Iterable[tuple[str, str, str]]) 
     old, new = [], []
     for name, default, better in advice:
         current, key = setting_of(rank, name) or default, name.rpartition(".")[2]
+        # Words such as "true" are no numbers: 0 and 1 let the advice on them stand
         if current != better and (as_number(current) or 0.0) < (as_number(better) or 1.0):
             old.append(f'"{key}": {current}')
             new.append(f'"{key}": {better}')
@@ -188,6 +189,7 @@ class FarGathers(NamedTuple):
 
 def far_gathers(rank: RankSnapshot) -> FarGathers | None:
     """The gathers of *rank* that cross nodes; None where they cost little."""
+    # Tensor parallelism gathers activations, which no copy of the parameters keeps within a node
     gathers = [
         row
         for row in rank.communication.traffic

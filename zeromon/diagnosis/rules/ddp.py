@@ -58,6 +58,7 @@ def accumulation_communicates(run: RunSnapshot) -> Iterable[Match]:
     grads = unit_rows(rank, "all_reduce" if is_whole else "reduce_scatter", "backward")
     if micro < 2 or not grads:
         return
+    # Under no_sync a bucket is reduced once per step, and nothing is left to save
     calls = statistics.median(row.calls for row in grads)
     saved = exposed_seconds(grads) * (micro - 1) / micro
     share = share_of_step(rank, saved)

@@ -112,6 +112,7 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
     extra = nbytes * (ranks - 1) // ranks * 2  # parameters, and gradients until they are reduced
     if share < MIN_SHARE or not nbytes or room_bytes(run, rank) < _ROOM * extra:
         return
+    # Stage 2 cannot offload parameters, so all of them would have to fit on the device
     if any(model.get("params_on") == "host" for model in rank.config.models):
         return
     saved = exposed_seconds(rows) / 2  # stage 2 gathers each parameter once a step, stage 3 twice

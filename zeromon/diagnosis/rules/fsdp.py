@@ -46,6 +46,7 @@ def fsdp_prefetch_off(run: RunSnapshot) -> Iterable[Match]:
     for phase in ("forward", "backward"):
         gathers = unit_rows(rank, "all_gather", phase)
         on_need = [row for row in gathers if row.exposed_seconds >= _ON_NEED * row.seconds > 0]
+        # A single unit has no other one to gather ahead of
         if len(on_need) < 2:
             continue
         late += exposed_seconds(on_need)

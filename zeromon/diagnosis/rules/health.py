@@ -139,6 +139,7 @@ def _save_every(saves: Checkpoints, rank: RankSnapshot, interval: float) -> Reme
 def collective_in_flight(run: RunSnapshot) -> Iterable[Match]:
     """A collective does not end; information while a missing rank is in an expected pause."""
     for hang in run.hangs:
+        # A hang of 0 s was ended by its backend, with an error: ZM003 is about those
         if hang.seconds:
             severity = severity_of_pause(hang.pause, hang.seconds)
             yield Match(hang_text(run, hang), _blamed_rank(hang), severity=severity)
@@ -220,5 +221,6 @@ def node_silent(run: RunSnapshot) -> Iterable[Match]:
 @rule("ZM011")
 def nodes_apart(run: RunSnapshot) -> Iterable[Match]:
     """The collectors of the nodes do not reach each other."""
+    # At the end collectors stop one after another, and no longer reach each other
     if run.nodes_note and not run.ended:
         yield Match(run.nodes_note)

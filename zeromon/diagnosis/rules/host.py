@@ -48,6 +48,7 @@ def data_wait(run: RunSnapshot) -> Iterable[Match]:
         f"{prepared}{_main_batch_part(rank.training.loading)}",
         rank.rank,
         _more_workers(rank, waits) if _too_few_workers(rank) else None,
+        # Without workers the rank makes its batches itself: only its own lack of CPUs explains the wait
         waits=Waits(share, AVOIDABLE, ANY if workers else rank.rank),
     )
 
@@ -180,6 +181,7 @@ def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy | None
     """
     workers = rank.config.loader.get("num_workers", 0)
     threads = max(1, int(cpus // ranks))
+    # The second part: else the remedy would advise as many workers as there are
     fewer = workers * ranks >= max(1.0, cpus) and workers > max(1, threads - 1)
     if not fewer and rank.config.process.get("threads", 0) <= threads:
         return None
@@ -204,6 +206,7 @@ def _fewer_threads(rank: RankSnapshot, ranks: int, cpus: float) -> Remedy | None
 def _limited_threads(rank: RankSnapshot, threads: int) -> tuple[ConfigFormat, str]:
     """Sets *threads* by the variable; where that is no more already, the script itself sets others."""
     variable = rank.config.process.get("variables", {}).get("OMP_NUM_THREADS", "")
+    # Without the variable OpenMP takes all cores, so setting it is still the remedy
     if (as_number(variable) or math.inf) <= threads:
         current = rank.config.process.get("threads", 0)
         return (

@@ -45,6 +45,7 @@ def _mean_seconds(steps: Sequence[StepSummary], phase: Phase) -> float:
 
 def _may_have_phase(rank: RankSnapshot, phase: Phase) -> bool:
     """Returns True if any step of the run had *phase*; else its last steps need not be read for it."""
+    # A phase without a total is unknown: only its steps tell whether it occurred
     return rank.steps.phase_seconds.get(phase.label, math.inf) > 0
 
 
@@ -212,6 +213,7 @@ def _find_pauses(rank: RankSnapshot) -> Pauses | None:
     if not steps:
         return None
     splits = [step_parts(step) for step in steps]
+    # Without exposed time: a rank that waits for the pause of another does not pause itself
     busy_ns = [sum(split.values()) - split["exposed"] for split in splits]
     usual_ns = statistics.median(busy_ns)
     min_ns = _SLOW * statistics.median(step.end_ns - step.start_ns for step in steps)
@@ -220,6 +222,7 @@ def _find_pauses(rank: RankSnapshot) -> Pauses | None:
         return None
     numbers = _without_stray(_with_untimed(later, tuple(steps[index].step for index in long)))
     pause = statistics.median(busy_ns[index] - usual_ns for index in long)
+    # Of a pause in an untimed step only the number is known: it counts as the timed ones do
     lost = sum(busy_ns[index] - usual_ns for index in long) * len(numbers) / len(long)
     began_ns = next(step.start_ns for step in later if step.step == numbers[0])
     share = lost / (steps[-1].end_ns - began_ns)
@@ -319,6 +322,7 @@ def _persistent_workers(rank: RankSnapshot, slow: Slow) -> Remedy | None:
     if (
         slow.cause is not Phase.DATA_WAIT
         or not workers
+        # Unknown counts as set, or the remedy might advise what is already so
         or rank.config.loader.get("persistent_workers", True)
     ):
         return None

@@ -29,9 +29,11 @@ from zeromon.snapshot.levels import OOM
 def oom_risk(run: RunSnapshot) -> Iterable[Match]:
     """A memory is nearly full, will be, or grows without end. Of the host reported once."""
     reported_host = False
+    # The host is reported once: for the rank that holds most of it
     for rank in sorted(run.ranks, key=lambda r: -r.memory.rss_bytes):
         for risk in rank.memory.risks:
             of_host = risk.pool == Pool.HOST
+            # Where some ranks are known to grow, another one must not be named for the host
             if of_host and (reported_host or rank.rank not in (risk.growing_ranks or (rank.rank,))):
                 continue
             severity = OOM.severity(risk.ratio) or _severity_of_growth(rank, risk)
@@ -149,6 +151,7 @@ def workers_grow(run: RunSnapshot) -> Iterable[Match]:
         f"its DataLoader workers grow {human_bytes(rates[rank.rank])} per step, now "
         f"{workers_text(growing[rank.rank])}{full}",
         rank.rank,
+        # Spawned workers share no pages with the rank, so copy-on-write is not their cause
         _SHARED_SAMPLES if growing[rank.rank].forked else None,
         Severity.WARNING if is_soon else Severity.INFO,
     )
@@ -324,6 +327,7 @@ def _expandable_segments(rank: RankSnapshot) -> str:
     conf, segments = variables.get(name, ""), "expandable_segments:True"
     if not conf or segments in conf.split(","):
         return f"+ {name}={segments}"
+    # Set to False, the option must go: beside the new one the variable contradicts itself
     options = [option for option in conf.split(",") if not option.startswith("expandable_segments")]
     return f"- {name}={conf}\n+ {name}={','.join([*options, segments])}"
 

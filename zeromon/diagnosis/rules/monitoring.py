@@ -23,6 +23,7 @@ def no_step(run: RunSnapshot) -> Iterable[Match]:
         if rank.steps.backwards_since_step <= _MANY_BACKWARDS:
             continue
         micro_steps = max((step.micro_steps for step in rank.steps.recent), default=0)
+        # An accumulation of hundreds of micro-steps is usual where earlier steps had as many
         if rank.steps.backwards_since_step > _TIMES_USUAL * micro_steps:
             yield Match(
                 f"{rank.steps.backwards_since_step} backward passes since the last optimizer step; "
@@ -68,6 +69,7 @@ def agent_errors(run: RunSnapshot) -> Iterable[Match]:
 @rule("ZM007")
 def unknown_version(run: RunSnapshot) -> Iterable[Match]:
     """DeepSpeed lacks names that the agent reads, or a group has collectives that no hook knows."""
+    # All ranks run the same packages: one of them says it for the run
     for rank in run.ranks[:1]:
         if rank.agent.unseen:
             yield Match(

@@ -251,6 +251,7 @@ def no_effect(run: RunSnapshot) -> Iterable[Match]:
     for rank in run.ranks:
         for key in ("offload_optimizer", "offload_param"):
             path = setting_of(rank, f"{key}.nvme_path")
+            # accelerate fills in "none" where no path is given, which names no folder
             if setting_of(rank, f"{key}.device") != "cpu" or path in ("", "null", "None", "none"):
                 continue
             size = sum(row.host_bytes for row in rank.memory.roles if row.role in dict(_PARTS)[key])
@@ -355,6 +356,7 @@ def _off_the_host(rank: RankSnapshot) -> Remedy | None:
     model = rank.config.planned or (rank.config.models[0] if rank.config.models else ModelMetadata())
     stage, offloads = model.get("stage"), model.get("optimizer_on") == "host"
     strategy = rank.sharding_strategy
+    # Before the engine exists a rank has no strategy: its planned model has the stage
     if model.get("framework") == "deepspeed" and stage is not None:
         strategy = deepspeed_strategy(stage)
     if strategy.is_deepspeed and (strategy.stage == 3 or offloads):
@@ -420,6 +422,7 @@ def cpu_optimizer_slow(run: RunSnapshot) -> Iterable[Match]:
     rank, (seconds, share), state_bytes = _host_optimizer(run)
     if rank is None or _fits_on_device(run, rank, state_bytes):
         return
+    # "ratio" needs stage 3: DeepSpeed refuses to offload a part of the optimizer below it
     yield Match(
         f"the optimizer on the host takes {human_seconds(seconds)} a step ({human_ratio(share)})",
         rank.rank,

@@ -114,6 +114,7 @@ def scale_tries(rank: RankSnapshot) -> Tries | None:
         else:
             tries.append((number, number))
     gaps = [later[0] - earlier[1] - 1 for earlier, later in itertools.pairwise(tries)]
+    # Several doublings may pass before one overflows: the gap is then a multiple of the window
     regular = sum(gap > window and (gap - 1) % window <= slack for gap in gaps)
     if regular < max(_MIN_TRIES, 0.75 * len(gaps)):
         return None
@@ -155,6 +156,7 @@ def _scale_began_high(rank: RankSnapshot) -> Match | None:
         return None
     if sum(step.skipped for step in later) > MIN_SHARE * len(later):
         return None
+    # The first overflows only count the hysteresis down: each one after them halves the scale
     settled_power = max(0, round(power - (lost - hysteresis + 1)))
     return Match(
         f"the first {lost} steps were skipped, until the loss scale had come down from 2^{power:g} "

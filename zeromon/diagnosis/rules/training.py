@@ -91,10 +91,13 @@ def norm_spikes(steps: Iterable[StepSummary]) -> Iterator[_Spike]:
             continue
         if len(past) >= MIN_STEPS:
             median = statistics.median(past)
+            # The factor makes the MAD of normal values their standard deviation
             spread = 1.4826 * statistics.median(abs(old_norm - median) for old_norm in past)
+            # Norms that are all equal have no spread to divide by: any higher one is a spike
             deviations = (
                 (norm - median) / spread if spread else float(norm > median) * NORM_SPIKE.critical
             )
+            # Norms that hardly vary have a tiny spread: without the ratio, 1 % more would be a spike
             if deviations >= NORM_SPIKE.warning and norm >= NORM_SPIKE_RATIO * median:
                 yield _Spike(step.step, norm, median, deviations)
         past = [*past[1 - _PAST :], norm]
@@ -175,6 +178,7 @@ def same_samples(run: RunSnapshot) -> Iterable[Match]:
     """Data-parallel ranks train on the same batches. Reported once."""
     by_marks: dict[tuple[int, ...], list[RankSnapshot]] = defaultdict(list)
     for rank in run.ranks:
+        # A rank that repeats one batch, as a benchmark does, says nothing about the others
         if len(set(rank.training.first_batches)) > 1 and _are_replicas(rank):
             by_marks[rank.training.first_batches].append(rank)
     twins = max(by_marks.values(), key=len, default=[])
@@ -221,6 +225,7 @@ the data is unknown."""
 @rule("ZM412", severity=Severity.WARNING)
 def initial_parameters_differ(run: RunSnapshot) -> Iterable[Match]:
     """Ranks that average their gradients began with different parameters. Reported once."""
+    # Under FSDP and DeepSpeed shards differ by rank, and under expert parallelism experts do
     marks = {
         rank.rank: mark
         for rank in run.ranks

@@ -155,6 +155,7 @@ def _in_flight_rows(run: RunSnapshot) -> RankRows:
     def rank_rows(rank: RankSnapshot) -> Iterable[Row]:
         issued_ns = (
             rank.communication.in_flight[0].issued_ns
+            # The collective of a dead rank would age for ever
             if rank.communication.in_flight and rank.status.alive
             else None
         )
@@ -486,6 +487,7 @@ class Exposition:
         """Headers and body about *runs* and their collector, by what a request accepts."""
         _, content_type = choose_encoder(accept)
         is_openmetrics = content_type.startswith("application/openmetrics-text")
+        # Two scrapes at once would replace and fill the same prefixes
         with self._one_at_a_time:
             body = self._writer.write(runs, health, openmetrics=is_openmetrics)
         headers = [("Content-Type", content_type), ("Vary", "Accept, Accept-Encoding")]
@@ -533,6 +535,7 @@ class Writer:
                 samples.append(metric_head(spec, openmetrics=openmetrics))
                 samples.append(f"{spec.name} {format_number(spec.own(health))}\n")
         if openmetrics:
+            # Without it, an OpenMetrics parser takes the answer for cut short, and fails the scrape
             samples.append("# EOF\n")
         return "".join(samples).encode()
 
@@ -582,6 +585,7 @@ def quote_label(value: str) -> str:
 def metric_head(spec: Spec, *, openmetrics: bool) -> str:
     """The lines before the samples of a metric."""
     if not openmetrics:
+        # The text format has no type info, and an unknown type fails the whole scrape
         kind = "gauge" if spec.kind == "info" else spec.kind
         return f"# HELP {spec.name} {spec.help}\n# TYPE {spec.name} {kind}\n"
     header = f"# HELP {spec.family} {spec.help}\n# TYPE {spec.family} {spec.kind}\n"

@@ -54,6 +54,7 @@ def _rate_of(counter: str) -> str:
     return f"rate({counter}[{WINDOW}])"
 
 
+# Without > 0, a rank that takes no step gives NaN, and so does the average of its run
 RANK_STEP_SECONDS = (
     f"{_rate_of('zeromon_step_seconds_sum')} / ({_rate_of('zeromon_step_seconds_count')} > 0)"
 )
@@ -327,6 +328,7 @@ def scrape_document(
 ) -> dict[str, Any]:
     """The file: one job that scrapes what the URLs *sd* list, and *targets*."""
     access = {"authorization": {"credentials_file": token_file}}
+    # Without honor_labels, the node of /sd renames that of zeromon_rank_info to exported_node
     job: dict[str, Any] = {"job_name": "zeromon", "honor_labels": True, **access}
     if sd:
         job["http_sd_configs"] = [{"url": url, **access} for url in sd]

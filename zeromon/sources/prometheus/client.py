@@ -130,6 +130,7 @@ class Server:
         """Returns the samples of an instant query, now or *at* a moment of our clock, without NaN."""
         sent_at = time.time()
         answer = self._decode_as(self._query_at(expression, at), _VECTOR)
+        # A query at a moment is answered with that moment, which says nothing of the server's clock
         if at is None and answer.data.result:
             self._compare_clocks(answer.data.result[0].pair[0], (sent_at, time.time()))
         return [sample for sample in answer.data.result if not math.isnan(sample.value)]
@@ -190,6 +191,7 @@ class Server:
             answer = self._http.request(url, body, timeout_seconds=TIMEOUT_SECONDS)
         except HttpError as error:
             raise self._explain_error(error) from error
+        # Queries run in several threads, and += on an attribute is not atomic
         with self._lock:
             self.cost.queries += 1
             self.cost.nbytes += answer.wire_bytes

@@ -62,6 +62,7 @@ class History:
         keys = sorted(key for key in (key_of({"rank": rank}) for rank in ranks) if key is not None)
         if not keys:
             return None
+        # One rank tells the span: a subquery over all ranks and two weeks would overload the server
         one_rank = choice._replace(ranks=(keys[0].rank,))
         coarse, fine = (
             {s.labels.get("of"): s.value - server.offset for s in samples}
@@ -111,6 +112,7 @@ class History:
     def _grow_cache(self, ranks: tuple[int, ...], start: float, stop: float, count: int) -> Series:
         """Returns the cached series, extended by its new points."""
         cached = self._cached.get(ranks)
+        # Without the limit, a long run would keep the fine step of its first minutes for all its points
         if (
             cached is not None
             and start >= cached.begin - cached.step

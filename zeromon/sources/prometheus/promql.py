@@ -17,6 +17,7 @@ REMEMBERED_SECONDS = 600
 """How long a rank without samples still belongs to the snapshot."""
 
 _WAITING = 'role="waiting"'
+# Endings of ten ranks in a hundred that reach every local rank: 0 alone would reach the even ones
 _TENTH = 'rank=~".*(03|10|16|29|42|55|68|71|84|97)"'
 _AGGREGATED = (STEP, RISK)
 """Figures with expressions of their own: a rate, and the maximum over a rank's memories."""
@@ -97,6 +98,7 @@ def runs_last_hour() -> str:
     seconds, count = "rate(zeromon_step_seconds_sum[1m])", "rate(zeromon_step_seconds_count[1m])"
     alive_only = "and on (instance, run, rank) zeromon_rank_up == 1"
     severity = "* on (instance, run, rank) group_left () zeromon_run_severity"
+    # In this order: or keeps the left side, so resident memory stands in only without a device
     metrics = ("zeromon_memory_reserved_bytes", "zeromon_host_memory_rss_bytes")
     # a rank does not know its strategy at first: then a run has two series
     info = 'zeromon_rank_info{strategy!="unknown"}'

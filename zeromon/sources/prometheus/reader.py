@@ -74,6 +74,7 @@ class Reading:
             facts.rates, facts.phases = earlier.rates | _totals_of_end(facts.rates), earlier.phases
             for name, rows in earlier.found.items():
                 mine = facts.found.setdefault(name, rows)
+                # setdefault may have returned these very rows: += would double them
                 if name == "finding" and mine is not rows:
                     mine += rows  # one that ends with the run beside one about its end
         for finding, count in past.findings.items():
@@ -140,6 +141,7 @@ class Reader:
             matrix = self.server.samples(promql.scrapes_of_rank(one_rank), at)
             gap = usual_gap([[scraped_at for scraped_at, _ in series.values] for series in matrix])
             self.interval = gap or _USUAL_INTERVAL
+            # After a single scrape the interval is a guess, which would stay for a minute
             self.census_due = clock + (_CENSUS_SECONDS if gap else _UNKNOWN_INTERVAL_SECONDS)
 
     def read(self, at: float | None = None) -> Reading:
@@ -204,6 +206,7 @@ class Reader:
         samples, rows, *chosen = run_in_threads(
             lambda: self.query(promql.whole_run(run, window, sampled=self._count > SAMPLED), at),
             lambda: self.query(promql.figures_of_nodes(run, window), at),
+            # Bound by a default argument: all threads would otherwise send the last query of the loop
             *(lambda query=query: self.query(query, at) for query in selections),
         )
         totals = whole_of(samples)
@@ -297,6 +300,7 @@ class Reader:
         listed = set(sorted(keys)[: promql.MAX_OF_A_KIND * _MAX_STALE])
         if listed:
             self._add_stale(reading, listed, at)
+        # Never 0: a node counts as silent by a number that is not 0
         return {address: (lost[address], max(1e-3, wall_now - t)) for address, t in times.items()}
 
     def _last_seen(self, addresses: tuple[str, ...], at: float | None) -> list[Sample]:
@@ -361,6 +365,7 @@ class Details:
         *collectors*: rank -> address of its collector. A collector that does not answer changes
         nothing.
         """
+        # The label instance may hold anything: only host:port is asked
         addresses = {
             collectors[rank] for rank in watched if _ADDRESS.fullmatch(collectors.get(rank, ""))
         }

@@ -48,6 +48,7 @@ class PrometheusSource:
         if not is_run_id(run):
             raise RunNotFound(f"no run named {printable(run)}", "")
         self.server, self.run = server, run
+        # Reentrant: latest() calls span(), which takes it again
         self._lock = threading.RLock()
         self._latest: RunSnapshot | None = None
         self._due = 0.0
@@ -132,6 +133,7 @@ class PrometheusSource:
                 "`zeromon attach --prometheus` lists those that it knows.",
             )
         last_wall = bounds[1]
+        # At that moment: without samples the count is 0, and a large run would be read rank by rank
         self._reader.census(last_wall)
         reading = self._reader.read(last_wall)
         if not reading.facts:
@@ -179,6 +181,7 @@ class PrometheusSource:
             every_seconds=self._reader.interval,
         )
         if at is None:
+            # The collector of a silent rank does not answer: each snapshot would wait a second for it
             collectors = {k.rank: k.instance for k in reading.facts if k not in reading.silent}
             snapshot = self._details.merge(snapshot, watched, collectors)
         return replace(snapshot, note=self._note_of_reading(reading))

@@ -38,6 +38,7 @@ def collect_segment_rows(
 
     Reads only the columns that *query* needs, in pieces: a long history does not fit into memory.
     """
+    # All at once first: a check of each segment would read a whole history twice
     with suppress(OSError, *damage_errors()):
         return query(_scan_segments(paths)).collect(engine="streaming"), ()
     readable = [path for path in paths if _is_readable_segment(path)]
@@ -48,6 +49,7 @@ def collect_segment_rows(
 def _scan_segments(paths: Sequence[Path]) -> pl.LazyFrame:
     import polars as pl
 
+    # Without this empty table, concat raises for a history without segments
     frames = [rows_frame([]).lazy()]
     for path in paths:
         if path.suffix == ".log":
@@ -103,6 +105,7 @@ def series_of_steps(folder: Path, query: StepQuery = WHOLE_RUN) -> Series:
 
     # one segment after the other: the rows read are many, the rows kept are few
     frames = [collect_segment_rows([path], select_rows)[0] for path in seg_files(folder).values()]
+    # A row that stands out in several figures is picked for each of them
     return pl.concat(frames).unique().sort("rank", "start_us").to_dict(as_series=False)
 
 
@@ -188,6 +191,7 @@ def ranges_of_steps(folder: Path, count: int = 10) -> list[StepRange]:
         return []
     range_steps = max(1, -(-(last_step - first_step + 1) // count))
     timed = (pl.col("flags") & NOT_TIMED) == 0
+    # The first step compiles and warms up, and would dominate the mean of its range
     past_first = pl.col("duration_us").filter(pl.col("step") > 1)
     rows, _ = collect_segment_rows(
         paths,

@@ -85,6 +85,7 @@ _NO_PHASES = (0,) * len(_PHASES)
 
 
 def _ns_to_us(ns: int) -> int:
+    # The columns are unsigned: a negative time of a damaged ring would cost the whole row
     return max(0, ns) // 1000
 
 
@@ -110,6 +111,7 @@ def step_of(row: Row, wall_minus_mono_ns: int) -> StepSummary:
         offload_blocked_ns=1000 * values["offload_blocked_us"],
         micro_steps=values["micro_steps"],
         collectives=values["collectives"],
+        # At least 1: with 0 the step would read as timed
         untimed=max(1, values["collectives"]) if values["flags"] & UNTIMED else 0,
         collective_bytes=values["collective_bytes"],
         allocated_bytes=values["allocated_bytes"],
@@ -169,6 +171,7 @@ def seg_files(folder: Path) -> dict[int, Path]:
     A log that was converted and not yet removed is left out: its Parquet file has the same rows.
     """
     by_number: dict[int, Path] = {}
+    # In this order: the Parquet file takes the place of a log of the same number
     for suffix in (".log", ".parquet"):
         for path in folder.glob(f"[0-9]*{suffix}"):
             if path.stem.isdigit():

@@ -74,6 +74,7 @@ def merge_oldest(folder: Path, limit_bytes: int) -> None:
 
     Each segment is merged twice at most. When none is left to merge, the oldest is deleted.
     """
+    # Bounded: a segment with one row a rank does not shrink, and would be merged for ever
     for _ in range(1000):
         paths = list(seg_files(folder).values())
         total = sum(path.stat().st_size for path in paths)
@@ -116,6 +117,7 @@ def merge_rows(content: pl.DataFrame) -> pl.DataFrame:
     def weighted_mean(name: str) -> pl.Expr:
         is_known, steps = pl.col(name) >= 0, pl.col("steps")
         total = (pl.col(name) * steps).filter(is_known).sum()
+        # 0 / 0 where no row has the figure: -1 stands for unknown
         mean_of_known = (total / steps.filter(is_known).sum()).fill_nan(-1)
         return mean_of_known.round().cast(kinds[name]).alias(name)
 
@@ -164,6 +166,7 @@ class Writer:
 
     def _resume_history(self) -> None:
         """Continues where an earlier writer ended. A record that it wrote in part is cut off."""
+        # A writer that is killed leaves the temporary file of its conversion
         for path in self.folder.glob(".*"):
             path.unlink(missing_ok=True)
         by_number = seg_files(self.folder)
@@ -181,6 +184,7 @@ class Writer:
         path = self.folder / f"{self._number:06}.log"
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         size = os.fstat(self._fd).st_size
+        # Rows of another layout cannot be continued: a reader would take their bytes for other columns
         if size < len(MAGIC) or os.pread(self._fd, len(MAGIC), 0) != MAGIC:
             os.ftruncate(self._fd, 0)
             os.write(self._fd, MAGIC)
@@ -216,6 +220,7 @@ class Writer:
             return
         with os_errors_as(HistoryError, f"write {self.folder}"):
             os.close(self._fd)
+            # An error below leads to close(), which must not close a number that another file has got
             self._fd = -1
             self._to_parquet(self.folder / f"{self._number:06}.log")
             self._number += 1
@@ -226,6 +231,7 @@ class Writer:
         rows = list(read_log(log))
         if rows:
             write_parquet(rows_frame(rows), log.with_suffix(".parquet"))
+        # After the Parquet file is in place: a kill in between must lose no row
         log.unlink()
 
     def close(self) -> None:

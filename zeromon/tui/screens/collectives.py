@@ -117,6 +117,7 @@ class SpanLanes(TimeAxis):
         """Selects the next collective of the rank whose units are shown."""
         spans = self._own()
         if spans:
+            # Without a selection, n begins at the first collective and N at the last
             at = spans.index(self.selected) + by if self.selected in spans else min(0, by)
             self._select_span(spans[at % len(spans)])
 

@@ -85,6 +85,7 @@ class Communication(View):
                 title += f"; not timed: {clean(', '.join(unknown))}"
             if graph_note := in_graphs(rank):
                 title += f"; {graph_note}"
+            # Textual reads a border's title as markup, and would swallow [...]
             table.border_title = title.replace("[", r"\[")
             table.border_subtitle = against_trace.partition(": ")[2]
         self.query_one("#flights", Table).show(list_flights(model.ranks, model.run.taken_ns))
@@ -122,6 +123,7 @@ def _sum_rows(name: str, rows: Sequence[CollectiveStatsRow], by: str) -> Collect
 
     def sum_of(field: str) -> float | None:
         values = [getattr(row, field) for row in rows]
+        # A sum without its unknown parts would look complete
         return None if any(value is None for value in values) else sum(values)
 
     return replace(

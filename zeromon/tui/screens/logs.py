@@ -67,6 +67,7 @@ class Logs(View):
 
     def _read(self) -> None:
         rank = self.host.model.focus() if self.host.model is not None else None
+        # The timer of a screen that is covered goes on: only the one on top reads
         if rank is None or self.app.screen is not self:
             return
         source, pid = self.host.source, rank.pid

@@ -65,6 +65,7 @@ class HeatMap(Panel):
     def on_click(self, event: events.Click) -> None:
         """Posts which cell is under the pointer."""
         offset = event.get_content_offset(self)
+        # The last line is the legend
         if offset is not None and self._mesh is not None and offset.y < self.size.height - 1:
             self.post_message(self.Picked(self._mesh.index(offset.x, offset.y)))
 

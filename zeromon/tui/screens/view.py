@@ -135,6 +135,7 @@ class View(Screen[None]):
         """Draws again, because some lines depend on the width."""
         if event.size != self._laid_for:
             self._laid_for = event.size
+            # The panels have their new sizes only after the layout
             self.call_after_refresh(self.show)
 
     def show(self) -> None:

@@ -43,6 +43,7 @@ class Panel(Widget):
         """Shows the lines of *draw*."""
         drawn = self._made
         self._draw, self._made = draw, None
+        # Textual refreshes the whole panel at each assignment, also of the same title
         if title is not None and title != self.border_title:
             self.border_title = title
         if drawn is None or drawn[0] != (self.size.width, self.size.height):

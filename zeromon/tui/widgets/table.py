@@ -116,6 +116,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
 
     def _place(self, at: int) -> None:
         self.cursor = min(max(0, at), max(0, len(self.rows) - 1))
+        # Without rows the key stays: when a filter is cleared, the cursor is on its row again
         self._at = self._key(self.rows[self.cursor]) if self.rows else self._at
 
     @property

@@ -55,6 +55,7 @@ def gradients_partitioned(optimizer: Any, record: Engine, _: Any, grad_partition
 def parameters_updated(optimizer: Any, record: Engine, sub_group_id: int) -> Copied:
     """Stage 3: the updated shard of one sub-group returns to the device."""
     flat = optimizer.fp16_partitioned_groups_flat[sub_group_id]
+    # Parameters on NVMe have no flat group here, and those that are offloaded stay on the host
     if flat is None or not record.offloads_optimizer or record.offloads_params:
         return []
     return [(Path.HOST_TO_DEVICE, flat.nbytes)]
@@ -121,6 +122,7 @@ class DeepSpeed(Backend):
             variable = getattr(module, name, None)
             if variable is pg:
                 return label
+            # DeepSpeed keeps a dictionary of expert groups, by the size of the expert parallelism
             if isinstance(variable, dict):
                 for key, group in variable.items():
                     if group is pg:
@@ -132,6 +134,7 @@ class DeepSpeed(Backend):
     def _watch_engine(self, module: Any) -> None:
         engine, steps = module.DeepSpeedEngine, self._engine_steps
         patch = partial(self._patch_method, engine)
+        # From OFF on: the number of engines under construction must be right when the mode changes
         patch("__init__", steps.init_begins, steps.init_ends, active_from=OFF)
         patch("forward", steps.forward_begins, steps.forward_ends, scoped=True, traced=True)
         patch("backward", steps.backward_begins, steps.backward_ends, scoped=True, traced=True)
@@ -205,6 +208,7 @@ class DeepSpeed(Backend):
 
         def bucket_begins(subject: Any, *args: Any, **_: Any) -> None:
             record = engine_of(subject)
+            # The end of a backward reduces whatever is left, also nothing: that is no bucket
             if record is not None and is_filled(subject, *args):
                 bucket = {"kind": "bucket", "engine": record.number}
                 context.unit = context.unit_id(f"{record.prefix}bucket {record.bucket}", bucket)

@@ -109,6 +109,7 @@ class Engines:
     def of(self, engine: Any) -> Engine:
         """Returns the record of *engine*, registering it at first sight."""
         record = self._engines.get(id(engine))
+        # Another engine may have the address of a deleted one
         if record is None or record.ref() is not engine:
             record = self._register(engine)
         return record
@@ -132,6 +133,7 @@ class Engines:
 
     def _register(self, engine: Any) -> Engine:
         key = id(engine)
+        # Else modules of a deleted engine at this address would pass for those of this one
         self._forget(key)
         self._count += 1
         record = Engine(self._count, engine, lambda _: self._forget(key))
@@ -167,6 +169,7 @@ class Engines:
             described = {"params": len(params), "kind": "zero3", "engine": record.number}
             unit = self._context.unit_id(record.prefix + (fqn or "(root)"), described)
             ds_ids = tuple(getattr(param, "ds_id", -1) for param in params)
+            # Engines may share modules: the end of the second must not take away those of the first
             if id(module) not in self._modules:
                 record.modules.append(id(module))
                 self._modules[id(module)] = SubModule(unit, record.number, ds_ids)
@@ -205,6 +208,7 @@ def own_parameters(module: Any) -> list[Any]:
     """
     if "_z3_leaf" in vars(module) and module._z3_leaf:
         return list(module.parameters())
+    # Not by name: the ZeROOrderedDict of stage 3 gathers what is looked up
     return [param for param in dict.fromkeys(module._parameters.values()) if param is not None]
 
 
@@ -334,6 +338,7 @@ class Gathers:
         if result is RAISED or not self._gathered:
             return
         unit, _engine, ds_ids = self._engines.sub_module(module)
+        # This runs at the release of each module; where nothing of it is gathered, no status is read
         if not unit or self._gathered.keys().isdisjoint(ds_ids):
             return
         if self._subtract_partitioned(module):
@@ -357,6 +362,7 @@ class Gathers:
         for param in params:
             nbytes = param.ds_numel * param.element_size()
             total += nbytes
+            # A parameter that is gathered already must not count twice
             self._gathered_bytes += nbytes - self._gathered.get(param.ds_id, 0)
             self._gathered[param.ds_id] = nbytes
         return total
@@ -403,6 +409,7 @@ class EngineSteps:
 
     def init_ends(self, built_bytes: int | None, result: Any, engine: Any, *__: Any) -> None:
         """Removes the planned model, which the engine's own metadata replaces."""
+        # Before the test: a constructor that raised would else hide every optimizer step of the script
         self._steps.initializing -= 1
         if result is not RAISED:
             self._write_planned({})
@@ -441,6 +448,7 @@ class EngineSteps:
 
     def step_begins(self, engine: Any, *_: Any, **__: Any) -> Any:
         """Starts the optimizer phase; returns how many steps the engine has skipped."""
+        # `step` calls `_take_model_step`, which has the same hook: the outer call alone is a step
         if self._steps.in_engine or not engine.is_gradient_accumulation_boundary():
             return SKIP
         context = self._context

@@ -206,6 +206,7 @@ def _oom_risk(facts: RankSamples) -> tuple[Risk, ...]:
     }
     risks = []
     for (pool,), ratio in sorted(facts.by("oom_risk_ratio", "pool").items()):
+        # As a tuple: before Python 3.12, `in Pool` raises TypeError for a str that is no member
         if pool not in tuple(Pool):
             continue  # of another version
         cause, steps = steps_left.get(pool, ("none", None))

@@ -66,6 +66,7 @@ class RankSamples:
 def key_of(labels: Mapping[str, str]) -> Key | None:
     """The rank that labels name; None where the label ``rank`` is no number."""
     digits = labels.get("rank", "")
+    # Cut: int() raises ValueError for a label of more than 4300 digits
     if not (digits.isascii() and digits.isdigit() and int(digits[:12]) < _MAX_RANK):
         return None
     return Key(int(digits[:12]), labels.get("instance", ""))
@@ -250,6 +251,7 @@ def whole_of(samples: Iterable[Sample]) -> Whole:
                 counted.setdefault(quantity, {})[math.exp(ln)] = sample.value
         else:
             totals.counts[of] = sample.value
+    # Resident memory last: it counts only where no device memory is known by then
     for name in sorted(counted, key=lambda name: name == _RESIDENT):
         quantity = _field_of_figure({"figure": name}, totals.spreads) or ""
         totals.spreads.setdefault(quantity, spread_of_counts(counted[name]))
@@ -257,6 +259,7 @@ def whole_of(samples: Iterable[Sample]) -> Whole:
     return totals
 
 
+# exp() raises OverflowError above 709
 _MAX_LN = 700.0
 
 
