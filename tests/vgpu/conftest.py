@@ -26,6 +26,7 @@ class CudaRun:
 
     folder: Path
     result: Result
+    record_folder: Path
 
     @property
     def output(self) -> str:
@@ -122,6 +123,6 @@ def _runner(virtual_cuda: Environment, node: Node, tmp_path: Path) -> CudaRunner
         )
         if ends_well:
             assert result.code == 0, result.output
-        return CudaRun(folder, result)
+        return CudaRun(folder, result, node.store.folder(result.run))
 
     return run

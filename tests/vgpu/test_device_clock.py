@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from vgpu.conftest import CudaRun, CudaRunner
@@ -12,6 +14,8 @@ from zeromon.diagnosis.rules.common import waits_in_each_bucket
 from zeromon.readout.breakdown import pace, step_parts
 from zeromon.ring.events import Phase
 from zeromon.snapshot import RankSnapshot, StepSummary
+from zeromon.snapshot.step import Stream
+from zeromon.storage.snapshot_log import Past
 
 pytestmark = pytest.mark.vgpu
 
@@ -42,6 +46,24 @@ def compared(run: CudaRun, rank: RankSnapshot) -> tuple[list[StepSummary], Timel
     return steps, truth, *truth.window(FIRST, LAST)
 
 
+def assert_lanes_are_those_of_the_steps(run: CudaRun, rank: int, steps: list[StepSummary]) -> None:
+    """The timeline of views has the steps and phases of the device, one behind the other."""
+    lanes = Past(run.record_folder).lanes(20, (rank,))
+    marks = {mark.step: mark for mark in lanes.steps}
+    for step in steps:
+        mark = marks[step.step]
+        assert (mark.begin_ns, mark.end_ns, mark.untimed) == (step.start_ns, step.end_ns, step.untimed)
+        spans = [
+            span
+            for span in lanes.spans
+            if (span.step, span.stream) == (step.step, Stream.COMPUTE) and span.end_ns > span.begin_ns
+        ]
+        assert all(span.end_ns <= after.begin_ns for span, after in pairwise(spans))
+        for name in ("forward", "backward", "optimizer"):
+            spent = sum(span.end_ns - span.begin_ns for span in spans if span.name == name)
+            assert spent == step.phase_ns[Phase[name.upper()]]
+
+
 @pytest.mark.parametrize("log", ["1", "0"])
 def test_no_figure_depends_on_how_often_the_loss_is_read(cuda_run: CudaRunner, log: str) -> None:
     """Read in every step, the host waits for the device; never read, it is ahead by the whole run."""
@@ -51,6 +73,7 @@ def test_no_figure_depends_on_how_often_the_loss_is_read(cuda_run: CudaRunner, l
         assert sum(one.seconds for one in steps) == pytest.approx((end - start) / 1e9, rel=0.01)
         other = sum(step_parts(one)["other"] for one in steps)
         assert other < 0.03 * (end - start), "the host's lead is no time between phases"
+        assert_lanes_are_those_of_the_steps(run, rank.rank, steps)
         ledger = {str(row.cause): row.seconds for row in rank.ledger.rows}
         trained = truth.figures(*truth.window(0, STEPS - 1))
         assert ledger["compute"] == pytest.approx(trained.compute / 1e9, rel=0.1)

@@ -14,7 +14,7 @@ from typing import IO, Any
 import msgspec
 
 from zeromon.export.files import Export, replacement_file
-from zeromon.fold.lanes import COMMUNICATION, SPENT, WAITS, event_spans
+from zeromon.fold.lanes import COMMUNICATION, SPENT, SPENT_ON_DEVICE, WAITS, event_spans
 from zeromon.readout.breakdown import PHASES
 from zeromon.ring.events import Event, Exit, HostSample, MemorySample, Oom
 from zeromon.ring.slices import RingEvents
@@ -31,6 +31,7 @@ _THREADS = {
     SPENT: (10, "phases"),
     WAITS: (20, "waits for communication"),
     COMMUNICATION: (30, "communication"),
+    SPENT_ON_DEVICE: (40, "phases on the device"),
 }
 """Thread numbers of a rank and their titles; further lanes of a kind count up from its number."""
 _LANES = 9

@@ -31,7 +31,7 @@ MAX_STEPS, MAX_RANKS, MAX_SPANS = 20, 64, 4_000
 LAG_STEPS = 10
 """By how many steps one rank may be ahead of another in :func:`lanes_of_rings`."""
 _SAME_CLOCK_NS = 1_000_000_000
-SPENT, WAITS, COMMUNICATION = range(3)
+SPENT, SPENT_ON_DEVICE, WAITS, COMMUNICATION = range(4)
 """The kinds of :func:`event_spans`."""
 
 
@@ -39,7 +39,8 @@ def event_spans(ring: RingEvents, e: Event) -> Iterator[tuple[int, int, int, str
     """(kind, start and end in nanoseconds, name, arguments) of what lasted."""
     if isinstance(e, PhaseSpan):
         inferred = {"inferred": True} if e.flags & Flag.INFERRED else {}
-        yield SPENT, e.start_ns, e.t_ns, e.phase.label, inferred
+        kind = SPENT_ON_DEVICE if e.flags & Flag.DEVICE else SPENT
+        yield kind, e.start_ns, e.t_ns, e.phase.label, inferred
     elif isinstance(e, Done) and not e.flags & Flag.FAILED:
         args = {
             "group": ring.groups.get(e.group, ""), "unit": ring.units.get(e.unit, ""),
@@ -193,7 +194,7 @@ def _whole_steps(ring: RingEvents, shift: int) -> dict[int, _Step]:
     """The whole steps of a ring by number, without the first: the ring may not hold its beginning."""
     by_number: dict[int, _Step] = {}
     pending: list[Event] | None = None
-    for event in ring.events:
+    for event in _device_events(ring.events) if _is_on_device(ring) else ring.events:
         previous = next(reversed(by_number.values()), None)
         if isinstance(event, StepMark):
             continued = bool(event.flags & Flag.CONTINUED)
@@ -211,6 +212,33 @@ def _whole_steps(ring: RingEvents, shift: int) -> dict[int, _Step]:
         elif pending is not None:
             pending.append(event)
     return by_number
+
+
+def _is_on_device(ring: RingEvents) -> bool:
+    return any(isinstance(event, StepMark) and event.flags & Flag.DEVICE for event in ring.events)
+
+
+def _device_events(events: Iterable[Event]) -> Iterator[Event]:
+    """The *events* of a device's steps: each mark of the device, behind what the host did for that step.
+
+    The host marks a step before the device ends it. It runs ahead, so its own phases would cover those
+    of the device.
+    """
+    enqueued: list[Event] = []
+    by_step: defaultdict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        on_device = bool(getattr(event, "flags", 0) & Flag.DEVICE)
+        if isinstance(event, StepMark):
+            if on_device:
+                yield from by_step.pop(event.step, ())
+                yield event
+            else:
+                by_step[event.step] += enqueued
+                enqueued = []
+        elif isinstance(event, Issued | Counted):
+            enqueued.append(event)
+        elif on_device or not isinstance(event, PhaseSpan) or event.flags & Flag.ASYNC:
+            yield event
 
 
 def _add_event(ring: RingEvents, step: _Step, event: Event, shift: int) -> None:
@@ -237,7 +265,7 @@ def _lane_spans(
     by_kind = {kind: (t0, t1, name, args) for kind, t0, t1, name, args in event_spans(ring, event)}
     waited = by_kind.pop(WAITS, None)
     lane_spans: list[tuple[LaneSpan, _Key | None]] = []
-    for kind in (SPENT, COMMUNICATION):
+    for kind in (SPENT, SPENT_ON_DEVICE, COMMUNICATION):
         if kind not in by_kind:
             continue
         begin_ns, end_ns, name, args = by_kind[kind]
@@ -258,7 +286,7 @@ def _lane_stream(event: Event, kind: int, unit: str) -> Stream:
     # A BackwardComm has no flags. ASYNC of a collective means async_op=True, and no other thread
     if unit == BACKGROUND or (getattr(event, "flags", 0) & Flag.ASYNC and kind == SPENT):
         return Stream.BACKGROUND
-    return Stream.COMPUTE if kind == SPENT else Stream.COMMUNICATION
+    return Stream.COMMUNICATION if kind == COMMUNICATION else Stream.COMPUTE
 
 
 def _collective_key(ring: RingEvents, event: Event) -> _Key | None:
