@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from zeromon.export.prometheus.metrics import Writer
+from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Verdict, judge_run
-from zeromon.report.render import render_run
 from zeromon.snapshot import RunSnapshot
 from zeromon.tui import plain as plain_view, status_text
 from zeromon.tui.line import plain_text

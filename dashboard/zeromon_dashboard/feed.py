@@ -16,7 +16,7 @@ from plotly.utils import PlotlyJSONEncoder
 
 from zeromon.compare.comparison import Comparison
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.run_store import About
+from zeromon.snapshot.run import About
 from zeromon_dashboard.charts import Chart
 from zeromon_dashboard.hub import Followed, Hub
 from zeromon_dashboard.layout import page_of

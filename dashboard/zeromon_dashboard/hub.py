@@ -12,12 +12,13 @@ from zeromon.base.errors import RunNotFound, ZeromonError
 from zeromon.compare.comparison import Comparison, compare
 from zeromon.compare.figures import figures_of
 from zeromon.snapshot import Finding, RunSnapshot
+from zeromon.snapshot.run import About
 from zeromon.sources.base import Source
 from zeromon.sources.live import runs_of_node
 from zeromon.sources.prometheus.client import Server
 from zeromon.sources.prometheus.source import ListedRun, find_listed_runs, only_listed_run, runs_of
 from zeromon.sources.replay import StoreSource
-from zeromon.storage.run_store import About, Manifest, StepQuery, Store
+from zeromon.storage.run_store import Manifest, StepQuery, Store
 from zeromon.storage.step_history import (
     Row,
     Series,

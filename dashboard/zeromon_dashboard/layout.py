@@ -15,7 +15,7 @@ from zeromon.readout.figures import LAST_STEPS
 from zeromon.readout.text import clock, pause_seconds, pause_text
 from zeromon.readout.verdict import judge_run, state_beside, unanswered_verdict
 from zeromon.snapshot import RankSnapshot, RunSnapshot, Severity
-from zeromon.storage.run_store import About
+from zeromon.snapshot.run import About
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.pages import advice, communication, memory, overview, ranks, timeline, whatif
 from zeromon_dashboard.url_state import LASTS, MAX_RUNS, PAGES, Route

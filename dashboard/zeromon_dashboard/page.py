@@ -7,7 +7,7 @@ from typing import Any
 from zeromon.compare.comparison import Comparison
 from zeromon.snapshot import Finding, RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import most_exposed
-from zeromon.storage.run_store import About
+from zeromon.snapshot.run import About
 from zeromon.storage.step_history import Series
 from zeromon_dashboard.charts import Chart
 from zeromon_dashboard.url_state import Route

@@ -18,7 +18,7 @@ from fastapi.middleware.gzip import GZipMiddleware
 from zeromon.base.errors import ZeromonError
 from zeromon.base.units import formula_safe_cell
 from zeromon.cli.export import make_export, write_export
-from zeromon.report.render import render_run
+from zeromon.readout.report import render_run
 from zeromon_dashboard.access import Guard
 from zeromon_dashboard.callbacks import add_callbacks
 from zeromon_dashboard.feed import Cursor, Feeds

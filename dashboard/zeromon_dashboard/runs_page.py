@@ -6,34 +6,44 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import dcc, html
 
-from zeromon.compare.comparison import Column, Comparison, Row, letter
+from zeromon.compare.comparison import Column as RunColumn, Comparison, Row, letter
 from zeromon.compare.text import NOT_COMPARABLE, format_change, format_figure, grouped, steps_text
-from zeromon.readout.figures import EXPOSED, MEMORY, STEP
+from zeromon.readout.figures import BYTES, COUNT, RATIO, SECONDS
+from zeromon.readout.tables import Column, Columns
 from zeromon.readout.text import clock
 from zeromon_dashboard.hub import Item
-from zeromon_dashboard.page import round_for_table
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import (
-    configuration_table,
-    data_grid,
-    figure_column,
-    number_column,
-    text_column,
-)
+from zeromon_dashboard.widgets import configuration_table, data_grid, grid_cells, grid_columns
 
-COLUMNS = (
-    text_column("run", "run", minWidth=200, pinned="left"),
-    text_column("state", "state", minWidth=260),
-    text_column("started", "started", minWidth=190, filter="agTextColumnFilter"),
-    text_column("strategy", "strategy"),
-    number_column("ranks", "ranks"),
-    number_column("steps", "steps"),
-    *map(figure_column, (STEP, EXPOSED, MEMORY)),
-    text_column("worst", "findings"),
-    text_column("tags", "tags"),
-    text_column("note", "note"),
-    text_column("command", "command", minWidth=240),
+
+def _run_state(item: Item) -> str:
+    verdict = item.manifest.verdict
+    return verdict if item.live or item.manifest.ended else f"no longer monitored: {verdict}"
+
+
+def _start_text(item: Item) -> str:
+    return clock(item.manifest.started_wall) if item.manifest.started_wall else "n/a"
+
+
+_RUNS: Columns[Item] = (
+    Column("run", lambda i: i.manifest.run, width=20),
+    Column("state", _run_state, width=26),
+    Column("started", _start_text, width=19),
+    Column("strategy", lambda i: i.manifest.strategy),
+    Column("ranks", lambda i: i.manifest.ranks, COUNT),
+    Column("steps", lambda i: i.manifest.steps, COUNT),
+    Column("step", lambda i: i.manifest.step_seconds, SECONDS),
+    Column("share", lambda i: i.manifest.exposed_ratio, RATIO),
+    Column("memory", lambda i: n if (n := i.manifest.memory_bytes) >= 0 else None, BYTES),
+    Column("findings", lambda i: i.manifest.worst or "none"),
+    Column("tags", lambda i: ", ".join(i.about.tags)),
+    Column("note", lambda i: i.about.note),
+    Column("command", lambda i: " ".join(i.manifest.command), width=24),
 )
+COLUMNS = [
+    {**definition, "pinned": "left"} if definition["field"] == "run" else definition
+    for definition in grid_columns(_RUNS)
+]
 
 
 def runs_page(items: Sequence[Item], comparison: Any = None) -> Any:
@@ -72,28 +82,7 @@ def runs_page(items: Sequence[Item], comparison: Any = None) -> Any:
 
 def run_table_rows(items: Sequence[Item]) -> list[dict[str, Any]]:
     """The rows of the table of runs."""
-    return [
-        {
-            "id": m.run,
-            "run": m.run,
-            "state": m.verdict if item.live or m.ended else f"no longer monitored: {m.verdict}",
-            "started": clock(m.started_wall) if m.started_wall else "n/a",
-            "strategy": m.strategy,
-            "ranks": m.ranks,
-            "steps": m.steps,
-            "step": round_for_table(STEP.unit.scaled(m.step_seconds)),
-            "exposed": round_for_table(EXPOSED.unit.scaled(m.exposed_ratio)),
-            "memory": round_for_table(
-                MEMORY.unit.scaled(m.memory_bytes) if m.memory_bytes >= 0 else None
-            ),
-            "worst": m.worst or "none",
-            "tags": ", ".join(item.about.tags),
-            "note": item.about.note,
-            "command": " ".join(m.command),
-        }
-        for item in items
-        for m in (item.manifest,)
-    ]
+    return [{"id": item.manifest.run, **grid_cells(_RUNS, item)} for item in items]
 
 
 def comparison_view(compared: Comparison) -> Any:
@@ -129,7 +118,7 @@ def _over_each_other(compared: Comparison) -> str:
     return Route(run=run, others=tuple(other_runs)).address
 
 
-def _compared_run_head(number: int, column: Column) -> Any:
+def _compared_run_head(number: int, column: RunColumn) -> Any:
     ending = f", {column.ended}" if column.died else ""
     return html.Th(
         [

@@ -1,6 +1,6 @@
 """Components that several pages use: cards, charts, tables, findings. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dash_ag_grid as dag
@@ -10,8 +10,9 @@ from dash import dcc, html
 from zeromon.base.units import human_ratio
 from zeromon.compare.comparison import Comparison, letter
 from zeromon.compare.text import configured_rows
-from zeromon.readout.figures import TEXT, Fields, Figure, Row
+from zeromon.readout.figures import TEXT
 from zeromon.readout.remedy import DiffLine, remedy_text
+from zeromon.readout.tables import Columns, Row
 from zeromon.readout.text import finding_text, rank_prefix
 from zeromon.readout.verdict import risk_text
 from zeromon.snapshot import Finding, Pool, RunSnapshot, Severity
@@ -172,31 +173,23 @@ def number_column(name: str, title: str) -> dict[str, Any]:
     }
 
 
-def figure_column(figure: Figure) -> dict[str, Any]:
-    """The column of a figure, named and scaled as its declaration says."""
-    return number_column(figure.name, f"{figure.name}, {figure.unit.symbol}")
-
-
-def field_columns(fields: Fields[Row], *names: str, sort_field: str = "") -> list[dict[str, Any]]:
-    """The columns of the fields *names*; rows are sorted by *sort_field*, the largest value first."""
+def grid_columns(columns: Columns[Row], sort_by: str = "") -> list[dict[str, Any]]:
+    """The definitions of *columns*; rows are sorted by the column *sort_by*, the largest value first."""
     definitions = [
-        text_column(name, name, minWidth=150)
-        if fields[name].unit is TEXT
-        else number_column(name, f"{name}, {fields[name].unit.symbol}".removesuffix(", "))
-        for name in names
+        text_column(column.name, column.name, minWidth=10 * column.width)
+        if column.unit is TEXT
+        else number_column(column.name, column.heading)
+        for column in columns
     ]
     return [
-        {**definition, "sort": "desc"} if definition["field"] == sort_field else definition
+        {**definition, "sort": "desc"} if definition["field"] == sort_by else definition
         for definition in definitions
     ]
 
 
-def field_rows(rows: Iterable[Row], fields: Fields[Row], *names: str) -> list[dict[str, Any]]:
-    """Values of the fields *names* in the units of :func:`field_columns`; None where unknown."""
-    return [
-        {"id": str(number), **{name: fields[name].scaled(row) for name in names}}
-        for number, row in enumerate(rows)
-    ]
+def grid_cells(columns: Columns[Row], row: Row) -> dict[str, Any]:
+    """The values of *row* in the units of :func:`grid_columns`; None where unknown."""
+    return {column.name: column.scaled(row) for column in columns}
 
 
 def finding_list(findings: Sequence[Finding], total: int) -> list[Any]:

@@ -11,8 +11,9 @@ from builders import rank, run
 from command_line import zeromon, zeromon_here
 
 from zeromon.cli import main, runs as verb
+from zeromon.snapshot.run import About
 from zeromon.sources.live import LiveRun
-from zeromon.storage.run_store import About, Store
+from zeromon.storage.run_store import Store
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from zeromon.fold.ledger import ledger_totals
 from zeromon.probes.devices import Devices
 from zeromon.probes.process import ProcessWatch
 from zeromon.readout.ledger import job_ledger
+from zeromon.readout.report import render_run
 from zeromon.readout.text import run_state
-from zeromon.report.render import render_run
 from zeromon.ring.buffer import NameKind, RingWriter
 from zeromon.ring.events import ExitKind, Kind, pack_head
 from zeromon.snapshot import Attempt, Death, DeathRole

@@ -15,9 +15,9 @@ from support import wait_for
 from zeromon.cli.doctor import run_as_text
 from zeromon.collector.attempts import Launched, max_restart_count
 from zeromon.probes.process import find_py_spy, main_thread_frames
+from zeromon.readout.report import render_run
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, judge_run
-from zeromon.report.render import render_run
 from zeromon.snapshot import DeathRole, RankProcess, RunSnapshot
 
 LAUNCHER = """

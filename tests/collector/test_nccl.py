@@ -28,8 +28,8 @@ from zeromon.probes.nccl_ras import (
     is_local_address,
     ras_service_address,
 )
+from zeromon.readout.communication_report import nccl_block
 from zeromon.readout.verdict import hang_text
-from zeromon.report.communication import nccl_block
 from zeromon.snapshot import GroupProgress, Hang, HangKind, RankSnapshot, Ras
 from zeromon.storage.run_store import decode_snapshot, encode_snapshot
 

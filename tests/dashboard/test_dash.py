@@ -33,9 +33,10 @@ from zeromon.snapshot import (
 )
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.memory import RoleRow
+from zeromon.snapshot.run import About
 from zeromon.sources.access import Request, host_without_port, refusal_of
 from zeromon.sources.replay import StoreSource
-from zeromon.storage.run_store import WHOLE_RUN, About, StepQuery, Store
+from zeromon.storage.run_store import WHOLE_RUN, StepQuery, Store
 from zeromon.storage.snapshot_log import Past, Record
 from zeromon.storage.step_history import row_of
 from zeromon_dashboard import charts, feed, figures, hub, layout, runs_page

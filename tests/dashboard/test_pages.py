@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
 from zeromon.cli import main
-from zeromon.report.render import render_run
+from zeromon.readout.report import render_run
 from zeromon.snapshot import Finding, Remedy, Risk, RunSnapshot
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import Writer, row_of, rows_frame

@@ -35,7 +35,7 @@ from zeromon.diagnosis import engine
 from zeromon.diagnosis.engine import LINGER_SECONDS, FindingMemory, advise
 from zeromon.diagnosis.rule import Match, Remaining, all_pages, remaining_remedy, rule
 from zeromon.diagnosis.rules import FAMILIES, all_rules, fsdp, health
-from zeromon.report.render import render_run
+from zeromon.readout.report import render_run
 from zeromon.ring.events import Phase
 from zeromon.ring.model_metadata import PERSISTENT
 from zeromon.ring.strategy import Strategy

@@ -33,7 +33,7 @@ from zeromon.export import formats
 from zeromon.export.prometheus import metrics
 from zeromon.export.prometheus.metrics import Writer
 from zeromon.readout import charts
-from zeromon.report.render import render_run
+from zeromon.readout.report import render_run
 from zeromon.ring.strategy import Framework, Strategy
 from zeromon.snapshot import GroupProgress
 from zeromon.storage import step_history

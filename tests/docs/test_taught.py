@@ -33,7 +33,7 @@ from zeromon.memory.plan import Setup
 from zeromon.memory.spec import ShardPlan, Sizes, ZeroStage
 from zeromon.readout.breakdown import step_parts
 from zeromon.readout.ledger import USEFUL
-from zeromon.report.render import ledger_block as ledger_text
+from zeromon.readout.report import ledger_block as ledger_text
 from zeromon.ring.events import Phase
 from zeromon.ring.strategy import Framework, Sharding, Strategy, fsdp1_strategy, fsdp2_strategy
 from zeromon.snapshot import Attempt

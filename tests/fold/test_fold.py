@@ -12,8 +12,8 @@ from zeromon.fold.fold import fold_event, fold_records
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState, note_group_facts
 from zeromon.fold.summarize import measured_cost, summarize_rank
+from zeromon.readout.report import engine_block
 from zeromon.readout.text import overhead_text
-from zeromon.report.render import engine_block
 from zeromon.ring.events import (
     RECORD,
     BackwardComm,

@@ -11,8 +11,8 @@ from builders import MS, changed, folded, rank, run, span, state, step
 from zeromon.diagnosis.arrivals import with_bubbles
 from zeromon.export.prometheus.metrics import Writer
 from zeromon.fold.summarize import summarize_rank
+from zeromon.readout.communication_report import stage_block
 from zeromon.readout.dimensions import pipeline_lines
-from zeromon.report.communication import stage_block
 from zeromon.ring.events import Done, Event, Flag, Op, Phase, PhaseSpan, StageAction, StageRun
 from zeromon.snapshot import RankSnapshot
 

@@ -9,7 +9,7 @@ from zeromon.diagnosis.stragglers import longer_phases
 from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.breakdown import rank_parts
 from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
-from zeromon.report.render import render_run
+from zeromon.readout.report import render_run
 from zeromon.ring.events import Event, Phase, Start
 from zeromon.snapshot import RankSnapshot
 

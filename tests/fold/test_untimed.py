@@ -12,8 +12,8 @@ from zeromon.export.trackers import step_scalars
 from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.breakdown import exposed_is_known, rank_parts
 from zeromon.readout.charts import CHARTS
+from zeromon.readout.report import render_run
 from zeromon.readout.text import exposed_unknown, in_graphs
-from zeromon.report.render import render_run
 from zeromon.ring.events import BackwardComm, Counted, Event, Op, Phase, Untimed
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.step import NOT_TIMED

@@ -30,8 +30,9 @@ from zeromon.fold.state import RankState
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
 from zeromon.ring.events import decode_record
 from zeromon.snapshot import Hang, HangKind, RemoteRank, RunSnapshot
+from zeromon.snapshot.run import About
 from zeromon.storage import run_store, snapshot_log, step_history
-from zeromon.storage.run_store import About, manifest_of_run
+from zeromon.storage.run_store import manifest_of_run
 
 DATA = Path(__file__).parents[1] / "data"
 

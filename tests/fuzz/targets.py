@@ -38,15 +38,15 @@ from zeromon.collector.cluster_client import ClusterSync, answer_report, read_no
 from zeromon.collector.daemon import Collector
 from zeromon.collector.http import Application, _QuietHandler
 from zeromon.diagnosis.engine import advise
-from zeromon.diagnosis.flight import calls_under_way, flight_findings
+from zeromon.diagnosis.flight import calls_under_way, flight_findings, flight_text
 from zeromon.export.prometheus.metrics import Writer
 from zeromon.fold.checkpoint import decode_checkpoints as decode_totals, restore_totals
 from zeromon.fold.fold import fold_event
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
+from zeromon.readout.report import render_run
+from zeromon.readout.trace_report import SECTIONS, as_text as as_traces, memory_text
 from zeromon.readout.verdict import judge_run
-from zeromon.report.render import render_run
-from zeromon.report.trace import SECTIONS, as_text as as_traces, flight_text, memory_text
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter
 from zeromon.ring.events import RECORD, Raw, decode_record
 from zeromon.sources.prometheus.client import Server

@@ -24,7 +24,7 @@ from zeromon.memory.predict import Batch, memory_of, transformer_activations
 from zeromon.memory.reconcile import role_bytes
 from zeromon.memory.spec import Precision, ShardPlan, Transformer, Unit, ZeroStage
 from zeromon.readout.remedy import ladder_lines, remedy_text
-from zeromon.report.render import render_run
+from zeromon.readout.report import render_run
 from zeromon.snapshot import OutOfMemory, Pool, Risk, RoleRow, Rung, RunSnapshot
 
 GIB = 1 << 30

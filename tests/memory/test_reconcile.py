@@ -16,7 +16,7 @@ from zeromon.memory.reconcile import (
     with_micro_steps,
 )
 from zeromon.memory.spec import ShardPlan, ZeroStage
-from zeromon.report import render as memory_report
+from zeromon.readout import report as memory_report
 from zeromon.snapshot import Device, RoleRow
 
 MIB = 1 << 20

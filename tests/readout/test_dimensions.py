@@ -13,8 +13,8 @@ from evidence import found, one, row, units
 from zeromon.export.prometheus.metrics import METRICS, rows_of
 from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.dimensions import by_dimension, dim_exposed, is_worth_showing, untimed_dimensions
+from zeromon.readout.report import render_run
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
-from zeromon.report.render import render_run
 from zeromon.ring.strategy import Dim, dim_by_name, dim_name_of, parse_dimension_metadata
 from zeromon.snapshot import Dimension, GroupProgress, RankSnapshot
 from zeromon.tui.screens.communication import sum_rows_by_field

@@ -29,11 +29,11 @@ from zeromon.readout.figures import (
     Figure,
     held_bytes,
 )
+from zeromon.readout.tables import NODES, RANKS
 from zeromon.snapshot import FleetNode, RankSnapshot, Risk
 from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.decode import ranks
 from zeromon.tui.columns import COMPARED
-from zeromon.tui.tables import NODES, RANKS
 from zeromon_dashboard import runs_page
 from zeromon_dashboard.pages import ranks as ranks_page
 

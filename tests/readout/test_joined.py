@@ -7,8 +7,8 @@ from builders import folded, run, state, step
 
 from zeromon.export.prometheus.metrics import Writer
 from zeromon.fold.summarize import summarize_rank
+from zeromon.readout.report import render_run
 from zeromon.readout.text import joined_text, notes_of, run_state
-from zeromon.report.render import render_run
 from zeromon.snapshot import RankSnapshot
 from zeromon.storage.run_store import manifest_of_run
 from zeromon.tui.screens.overview import note_lines

@@ -8,7 +8,7 @@ import pytest
 from builders import pipelined, rank, run
 
 from zeromon.readout.dimensions import pipeline_lines
-from zeromon.report.render import render_run
+from zeromon.readout.report import render_run
 from zeromon.snapshot import PipelineRow
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import plain_text

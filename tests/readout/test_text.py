@@ -11,13 +11,13 @@ from builders import changed, device_memory, rank, run, summary
 
 from zeromon.base.units import human_count
 from zeromon.readout.remedy import effect_text, gain_text, remedy_text
+from zeromon.readout.report import memory_block, render_run
+from zeromon.readout.tables import FINDINGS
 from zeromon.readout.text import finding_text, memory_unknown, overlap_unknown, straggler_text
 from zeromon.readout.verdict import hang_headline, hang_text
-from zeromon.report.render import memory_block, render_run
 from zeromon.snapshot import Finding, Fleet, Hang, Remedy, RunSnapshot, Straggler
 from zeromon.tui.line import plain_text
 from zeromon.tui.screens.findings import finding_page
-from zeromon.tui.tables import FINDINGS
 from zeromon_dashboard import html_report, widgets
 
 

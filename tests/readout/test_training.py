@@ -7,7 +7,7 @@ from dataclasses import replace
 from builders import full_run, rank, run, summary
 
 from zeromon.readout.figures import training_text
-from zeromon.report.render import render_run
+from zeromon.readout.report import render_run
 from zeromon.snapshot import RunSnapshot, ScalarRow
 from zeromon.storage.step_history import NAMES, row_of, rows_frame
 from zeromon.tui.columns import DisplayOptions

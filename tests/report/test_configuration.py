@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from builders import rank, run
 
-from zeromon.report.render import settings
+from zeromon.readout.report import settings
 from zeromon.snapshot import Setting
 
 

@@ -8,10 +8,10 @@ from builders import changed, deepspeed_facts, device_memory, rank, run, summary
 from evidence import row as traffic_row
 
 from zeromon.diagnosis.engine import advise
+from zeromon.readout.communication_report import by_operation
+from zeromon.readout.report import render_run
+from zeromon.readout.tables import wrap_paragraph
 from zeromon.readout.text import run_state
-from zeromon.report.communication import by_operation
-from zeromon.report.render import render_run
-from zeromon.report.table import wrap_paragraph
 from zeromon.snapshot import (
     CollectiveRow,
     Finding,

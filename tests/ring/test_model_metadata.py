@@ -134,5 +134,5 @@ def test_the_metadata_keep_their_json() -> None:
     after = decode_snapshot(text)
     assert after == before and encode_snapshot(after) == text
     newer = msgspec.json.decode(text)
-    newer["ranks"][0]["models"][0]["new_in_a_later_version"] = 1
+    newer["ranks"][0]["config"]["models"][0]["new_in_a_later_version"] = 1
     assert decode_snapshot(msgspec.json.encode(newer)).ranks[0].config.models == (MODEL,)

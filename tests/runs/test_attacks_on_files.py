@@ -20,8 +20,8 @@ from environments import PROGRAM, STEPS, Environment, Told, run
 from support import FORKED, LAUNCH, ZEROMON, Node, start, wait_for
 
 from zeromon.collector.run import snapshot_of_folder
+from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Health, judge_run
-from zeromon.report.render import render_run
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.ring_file import remove_ring_file
 

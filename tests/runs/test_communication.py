@@ -6,7 +6,7 @@ import pytest
 from recordings import replay
 from support import Node, Result, train_command
 
-from zeromon.report.communication import by_unit
+from zeromon.readout.communication_report import by_unit
 from zeromon.snapshot import RankSnapshot
 from zeromon.snapshot.focus import most_exposed
 

@@ -18,8 +18,8 @@ from support import FORKED, LAUNCH, PROGRAMS, ROOT, Node, clean_environment, fre
 
 from zeromon.collector.run import snapshot_of_folder
 from zeromon.readout.ledger import job_ledger
+from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Health
-from zeromon.report.render import render_run
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.events import Kind, kind_of_record
 from zeromon.sources.live import collector_address, runs_at_address
@@ -169,7 +169,8 @@ def test_a_killed_collector_is_started_again_and_loses_nothing(node: Node) -> No
     lasted = time.monotonic() - began
     assert training.returncode == 0
     snapshot = wait_for(lambda: ended_record(node))
-    assert [(r.rank, r.steps, r.dropped) for r in snapshot.ranks] == [(0, 70, 0), (1, 70, 0)]
+    counted = [(r.rank, r.steps.watched_steps, r.agent.dropped) for r in snapshot.ranks]
+    assert counted == [(0, 70, 0), (1, 70, 0)]
     whole = job_ledger([snapshot])
     assert whole.rank_seconds == pytest.approx(2 * lasted, rel=0.01), "the ledger misses time"
     assert sum(row.seconds for row in whole.rows) == pytest.approx(whole.rank_seconds)

@@ -12,8 +12,8 @@ import pytest
 from first_lines import first_lines
 from support import LAUNCH, ROOT, Node, train_command
 
+from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Health
-from zeromon.report.render import render_run
 from zeromon.snapshot import KILLED_FOR_MEMORY, RunSnapshot
 
 LIMIT = 1600 << 20

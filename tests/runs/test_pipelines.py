@@ -10,7 +10,7 @@ import pytest
 from support import Node, train_command
 
 from zeromon.memory.models import whole_numel
-from zeromon.report.render import render_run
+from zeromon.readout.report import render_run
 from zeromon.ring.buffer import RingReader
 from zeromon.ring.events import StageAction, StageRun, decode_record
 from zeromon.snapshot.communication import Act, schedule_notation
@@ -62,7 +62,7 @@ def test_the_records_of_two_ranks_are_the_schedules_of_torch(node: Node) -> None
     ] * 2
     assert whole_numel(result.snapshot) == (2 * of_a_stage, "")
     for rank in result.snapshot.ranks:
-        shown = rank.pipeline
+        shown = rank.communication.pipeline
         assert shown is not None and shown.bubble is not None, shown
         assert (shown.schedule, shown.stages, shown.stage_ranks) == ("1F1B", 2, (0, 1))
         assert shown.order == (first if rank.rank == 0 else last)[-1]

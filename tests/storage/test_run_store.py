@@ -17,11 +17,12 @@ import pytest
 from builders import device_memory, rank, run
 
 from zeromon.base.errors import RingError, RunAmbiguous, RunNotFound, ZeromonError
+from zeromon.readout.report import render_run
 from zeromon.readout.text import run_state, state_text
 from zeromon.readout.verdict import Health, judge_run
-from zeromon.report.render import render_run
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.run_store import About, Store, decode_snapshot, encode_snapshot
+from zeromon.snapshot.run import About
+from zeromon.storage.run_store import Store, decode_snapshot, encode_snapshot
 from zeromon.storage.snapshot_log import Record
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.plots import Trends

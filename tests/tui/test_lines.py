@@ -14,14 +14,16 @@ from tui.snapshots import GIB, snapshot
 
 from zeromon.base.units import byte_scale, human_ratio
 from zeromon.diagnosis.engine import advise
+from zeromon.readout import tables
 from zeromon.readout.breakdown import PARTS, USUAL, rank_parts, step_parts
+from zeromon.readout.tables import RANKS, TRAFFIC
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, Verdict
 from zeromon.ring.events import Phase
 from zeromon.snapshot import DETACHED, Finding, InFlight, RankSnapshot, Remedy, Risk
 from zeromon.snapshot.focus import most_exposed_of
 from zeromon.snapshot.levels import Severity
-from zeromon.tui import drawing, plots, status_text, tables
+from zeromon.tui import drawing, plots, status_text
 from zeromon.tui.app import verdict_announcement
 from zeromon.tui.columns import (
     DisplayOptions,
@@ -65,7 +67,6 @@ from zeromon.tui.screens.memory import peaks_within_step, role_bars
 from zeromon.tui.screens.overview import legend_of_parts, step_bars
 from zeromon.tui.screens.text import lines_of_markdown, lines_of_report
 from zeromon.tui.styles import style_of_tone
-from zeromon.tui.tables import RANKS, TRAFFIC
 from zeromon.tui.view_model import ViewModel, draw_scrubber, status_line
 
 HOSTILE = (

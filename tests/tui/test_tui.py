@@ -25,6 +25,7 @@ from tui.test_lines import HOSTILE
 from zeromon.base.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.collector.http import start_http_server
 from zeromon.readout.figures import MAPPED
+from zeromon.readout.tables import RANKS, TRAFFIC
 from zeromon.snapshot import (
     Capture,
     CaptureState,
@@ -49,7 +50,6 @@ from zeromon.tui.screens.ranks import HeatMap, Ranks
 from zeromon.tui.screens.timeline import Lanes, Timeline
 from zeromon.tui.screens.view import TABS, View
 from zeromon.tui.status_text import figures_line
-from zeromon.tui.tables import RANKS, TRAFFIC
 from zeromon.tui.widgets.panel import Page, TimeAxis
 from zeromon.tui.widgets.table import Table
 

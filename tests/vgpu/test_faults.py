@@ -11,8 +11,8 @@ import pytest
 from vgpu.conftest import SHORT_DUMP, CudaRun, CudaRunner
 from vgpu.machine import Fault
 from vgpu.truth import Operation
+from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Health, judge_run
-from zeromon.report.render import render_run
 from zeromon.snapshot import HangKind
 
 pytestmark = pytest.mark.vgpu

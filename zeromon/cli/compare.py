@@ -40,7 +40,7 @@ from zeromon.compare.text import (
     steps_text,
 )
 from zeromon.compare.thresholds import NAMES, Verdict, judge_limits, parse_limit
-from zeromon.report.table import aligned_table
+from zeromon.readout.tables import aligned_table
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
 from zeromon.storage.step_history import by_step, frame_of_steps
@@ -255,7 +255,7 @@ def _column_widths(rows: Sequence[Sequence[Text]]) -> list[int]:
 
 
 def _table_text(rows: Sequence[Sequence[Text]], *, coloured: bool) -> str:
-    """Like :func:`zeromon.report.render.aligned_table`, with colours."""
+    """Like :func:`zeromon.readout.report.aligned_table`, with colours."""
     widths = _column_widths(rows)
     text_rows = []
     for row in rows:

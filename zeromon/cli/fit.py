@@ -41,7 +41,7 @@ from typing import Any
 import msgspec
 
 from zeromon.base.errors import LaunchError, PlanError, RunNotFound, SourceError, ZeromonError
-from zeromon.base.units import human_bytes, human_count, human_seconds
+from zeromon.base.units import human_bytes, human_count
 from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag, add_list, add_option, positive
 from zeromon.cli.plan_setup import read_config_file
@@ -61,8 +61,9 @@ from zeromon.memory.fit import (
 from zeromon.memory.plan import of_run
 from zeromon.memory.reconcile import micro_batch_of_rank
 from zeromon.probes.host_memory import Footprint
+from zeromon.readout.figures import SECONDS
+from zeromon.readout.tables import Column, aligned_table, text_table
 from zeromon.readout.throughput import samples_per_step, tokens_per_step
-from zeromon.report.table import aligned_table, column_table
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file
 from zeromon.snapshot import RankSnapshot, RiskCause, RunSnapshot
@@ -421,17 +422,17 @@ def stages_as_text(
     scripts: Mapping[str, str], notes: Sequence[str],
 ) -> str:  # fmt: skip
     """The tables, the recommendation with its reason, the files, and why figures are unknown."""
-    largest = column_table(
+    largest = text_table(
         stages,
-        ("stage", lambda s: s.name or "as it is"),
-        ("largest batch", lambda s: "n/a" if s.largest is None else str(s.largest or "none")),
-        ("by", lambda s: "launch" if s.measured else "prediction"),
-        ("host", lambda s: _peak_text(s, HOST)),
-        ("device", lambda s: _peak_text(s, DEVICE)),
-        ("step", lambda s: human_seconds(s.seconds)),
-        ("exposed", lambda s: human_seconds(s.exposed_seconds)),
-        ("samples/s", lambda s: _rate_text(s.samples_per_second)),
-        ("tokens/s", lambda s: _rate_text(s.tokens_per_second)),
+        Column("stage", lambda s: s.name or "as it is"),
+        Column("largest batch", lambda s: "n/a" if s.largest is None else str(s.largest or "none")),
+        Column("by", lambda s: "launch" if s.measured else "prediction"),
+        Column("host", lambda s: _peak_text(s, HOST)),
+        Column("device", lambda s: _peak_text(s, DEVICE)),
+        Column("step", lambda s: s.seconds, SECONDS),
+        Column("exposed", lambda s: s.exposed_seconds, SECONDS),
+        Column("samples/s", lambda s: _rate_text(s.samples_per_second)),
+        Column("tokens/s", lambda s: _rate_text(s.tokens_per_second)),
     )
     report_rows = ["Stages at their largest micro-batch", largest]
     roles = dict.fromkeys(role for s in stages for role in s.roles)

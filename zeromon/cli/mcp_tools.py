@@ -21,20 +21,17 @@ from zeromon.cli.plan_output import changes_as_text as changes_text
 from zeromon.cli.report import newest_snapshot, report_text, runs_of_job
 from zeromon.compare.comparison import compare
 from zeromon.diagnosis.rule import find_page
-from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
-from zeromon.readout.ledger import USEFUL, cause_text, goodput_headline, job_ledger
-from zeromon.readout.text import capture_text, notes_of, rank_prefix, straggler_text
-from zeromon.readout.throughput import throughput_text
-from zeromon.readout.verdict import hang_text, risk_text
-from zeromon.report.communication import (
+from zeromon.readout.communication_report import (
     by_operation as operations,
     by_size,
     by_unit,
     dim_block,
     stage_block,
 )
-from zeromon.report.deaths import deaths
-from zeromon.report.render import (
+from zeromon.readout.death_report import deaths
+from zeromon.readout.figures import EXPOSED, EXPOSED_SECONDS, STEP
+from zeromon.readout.ledger import USEFUL, cause_text, goodput_headline, job_ledger
+from zeromon.readout.report import (
     activities,
     by_role,
     finding_lines,
@@ -45,7 +42,10 @@ from zeromon.report.render import (
     phase_block,
     why_unknown,
 )
-from zeromon.report.trace import capture_report
+from zeromon.readout.text import capture_text, notes_of, rank_prefix, straggler_text
+from zeromon.readout.throughput import throughput_text
+from zeromon.readout.trace_report import capture_report
+from zeromon.readout.verdict import hang_text, risk_text
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.focus import most_exposed_of
 from zeromon.storage.run_store import Store, encode_snapshot

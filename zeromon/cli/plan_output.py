@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from zeromon.base.units import human_bytes, human_count, human_params, human_ratio, human_seconds, signed
+from zeromon.base.units import human_bytes, human_params, human_seconds, signed
 from zeromon.memory import plan
 from zeromon.memory.ladder import ladder_rungs
 from zeromon.memory.plan import (
@@ -20,8 +20,9 @@ from zeromon.memory.predict import ACTIVATION
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import PLACES
 from zeromon.memory.speeds import speed_sources
+from zeromon.readout.figures import BYTES, COUNT, RATIO, SECONDS
 from zeromon.readout.remedy import ladder_lines
-from zeromon.report.table import Column, aligned_table, column_table
+from zeromon.readout.tables import Column, aligned_table, text_table
 from zeromon.snapshot import Rung
 from zeromon.tui.drawing import Curve, Plot, draw_chart
 
@@ -86,22 +87,26 @@ def _params_text(setup: plan.Setup) -> str:
 def _plan_table(
     setup: plan.Setup, rows: list[plan.Row], choice: plan.Row | None, *, fewest: bool
 ) -> str:
-    devices: Column[plan.Row] = ("fewest devices", lambda row: str(_fewest_of(setup, row) or "-"))
-    return column_table(
+    devices: Column[plan.Row] = Column("fewest devices", lambda row: str(_fewest_of(setup, row) or "-"))
+    return text_table(
         rows,
-        ("strategy", lambda r: f"{'>' if r is choice else '=' if r.given else ' '} {r.plan.label}"),
-        ("plain ZeRO", lambda row: f"{row.memory.model_states / 1e9:.4g} GB"),
-        ("device", lambda row: human_bytes(row.device_bytes)),
-        ("host/rank", lambda row: human_bytes(n) if (n := row.memory.total("host")) else "-"),
-        ("nvme/rank", lambda row: human_bytes(n) if (n := row.memory.total("nvme")) else "-"),
-        ("fits", _fit_text),
-        ("sent/step", lambda row: human_bytes(row.communication_bytes)),
-        ("step", lambda r: human_seconds(None if isinstance(r.time, str) else r.time.seconds)),
-        ("(min to max)", lambda row: "" if isinstance(row.time, str) else interval_text(row.time)),
-        ("max sequences", lambda r: str(n) if (n := r.largest_micro_batch) is not None else "-"),
-        ("state copies", lambda r: f"{state_copies(plan.sizes_under_plan(setup, r.plan), r):.1f}"),
+        Column("strategy", lambda r: f"{_row_mark(r, choice)} {r.plan.label}"),
+        Column("plain ZeRO", lambda row: f"{row.memory.model_states / 1e9:.4g} GB"),
+        Column("device", lambda row: row.device_bytes, BYTES),
+        Column("host/rank", lambda row: human_bytes(n) if (n := row.memory.total("host")) else "-"),
+        Column("nvme/rank", lambda row: human_bytes(n) if (n := row.memory.total("nvme")) else "-"),
+        Column("fits", _fit_text),
+        Column("sent/step", lambda row: row.communication_bytes, BYTES),
+        Column("step", lambda r: None if isinstance(r.time, str) else r.time.seconds, SECONDS),
+        Column("(min to max)", lambda row: "" if isinstance(row.time, str) else interval_text(row.time)),
+        Column("max sequences", lambda r: str(n) if (n := r.largest_micro_batch) is not None else "-"),
+        Column("state copies", lambda r: f"{state_copies(plan.sizes_under_plan(setup, r.plan), r):.1f}"),
         *([devices] if fewest else []),
     )
+
+
+def _row_mark(row: plan.Row, choice: plan.Row | None) -> str:
+    return ">" if row is choice else "=" if row.given else " "
 
 
 def interval_text(time: StepTime) -> str:
@@ -244,23 +249,23 @@ def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point]
         return point.time.parts.communication + point.time.parts.waiting if point.time else None
 
     rows = [base, *listed]
-    return column_table(
+    return text_table(
         rows,
-        ("change", lambda p: f"{'*' if p in pareto and len(pareto) > 1 else ' '} {p.label}"),
-        ("step", lambda p: human_seconds(p.time.seconds if p.time else None)),
-        ("(min to max)", lambda p: interval_text(p.time) if p.time else "n/a"),
-        ("difference", lambda p: gain_text(p, 0)),
-        ("(min to max)", lambda p: gain_text(p, 1, 2)),
-        ("exposed", lambda p: human_seconds(exposed_seconds(p))),
-        *(column for column in _WHERE_KNOWN if any(column[1](p) != "n/a" for p in rows)),
+        Column("change", lambda p: f"{'*' if p in pareto and len(pareto) > 1 else ' '} {p.label}"),
+        Column("step", lambda p: p.time.seconds if p.time else None, SECONDS),
+        Column("(min to max)", lambda p: interval_text(p.time) if p.time else "n/a"),
+        Column("difference", lambda p: gain_text(p, 0)),
+        Column("(min to max)", lambda p: gain_text(p, 1, 2)),
+        Column("exposed", lambda p: exposed_seconds(p), SECONDS),
+        *(column for column in _WHERE_KNOWN if any(column.text(p) != "n/a" for p in rows)),
     )
 
 
 _WHERE_KNOWN: tuple[Column[Point], ...] = (
-    ("device", lambda p: human_bytes(p.row.device_bytes) + " +" * p.is_bound if p.row else "n/a"),
-    ("fits", lambda p: ("yes" if p.row.fits else "no") if p.row and fits_known(p) else "n/a"),
-    ("MFU", lambda p: human_ratio(p.mfu if p.row else None)),
-    ("tokens/s", lambda p: human_count(p.tokens_per_second if p.row else None)),
+    Column("device", lambda p: human_bytes(p.row.device_bytes) + " +" * p.is_bound if p.row else "n/a"),
+    Column("fits", lambda p: ("yes" if p.row.fits else "no") if p.row and fits_known(p) else "n/a"),
+    Column("MFU", lambda p: p.mfu if p.row else None, RATIO),
+    Column("tokens/s", lambda p: p.tokens_per_second if p.row else None, COUNT),
 )
 """Columns that a table has where a point has a value."""
 

@@ -37,7 +37,7 @@ from zeromon.cli.terminal import show_text, show_working
 from zeromon.collector.run import snapshot_of_folder
 from zeromon.probes.process import process_start_ticks
 from zeromon.readout.ledger import job_ledger, mean_watts
-from zeromon.report.render import activities, ledger_block, render_run
+from zeromon.readout.report import activities, ledger_block, render_run
 from zeromon.ring import paths
 from zeromon.snapshot import RunSnapshot, Severity, StepRange
 from zeromon.snapshot.ledger import Cause

@@ -21,16 +21,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from zeromon.base.errors import RunNotFound, RunRefused, SourceError, os_errors_as
-from zeromon.base.units import human_bytes, human_seconds, printable
+from zeromon.base.units import human_bytes, printable
 from zeromon.cli import tell_user, user_agrees
 from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.terminal import show_json, show_text, show_working
 from zeromon.collector.run import snapshot_of_folder
+from zeromon.readout.figures import BYTES, SECONDS
+from zeromon.readout.tables import Column, text_table
 from zeromon.readout.verdict import Health
-from zeromon.report.table import column_table
 from zeromon.ring import paths
+from zeromon.snapshot.run import About
 from zeromon.sources.live import runs_of_node
-from zeromon.storage.run_store import About, Manifest, Store, manifest_of_run
+from zeromon.storage.run_store import Manifest, Store, manifest_of_run
 
 _MAX_TAG_CHARS, _MAX_NOTE_CHARS = 64, 4000
 _CLOCK = "%Y-%m-%d %H:%M"
@@ -154,18 +156,18 @@ def _print_runs(options: argparse.Namespace) -> int:
 
 def runs_as_text(runs: list[Listed]) -> str:
     """The list as a table."""
-    return column_table(
+    return text_table(
         runs,
-        ("run", lambda run: run.run),
-        ("verdict", lambda run: f"{run.health}, running" if run.live else run.health),
-        ("started", lambda run: time.strftime(_CLOCK, time.localtime(run.started_wall))),
-        ("duration", lambda run: human_seconds(run.seconds)),
-        ("steps", lambda run: f"{run.steps:,}"),
-        ("ranks", lambda run: str(run.ranks)),
-        ("strategy", lambda run: run.strategy or "n/a"),
-        ("on disk", lambda run: human_bytes(run.record_bytes)),
-        ("cause", lambda run: _cut_text(run.cause, 60)),
-        ("tags, note", lambda run: _cut_text(_remarks_text(run), 40)),
+        Column("run", lambda run: run.run),
+        Column("verdict", lambda run: f"{run.health}, running" if run.live else run.health),
+        Column("started", lambda run: time.strftime(_CLOCK, time.localtime(run.started_wall))),
+        Column("duration", lambda run: run.seconds, SECONDS),
+        Column("steps", lambda run: f"{run.steps:,}"),
+        Column("ranks", lambda run: str(run.ranks)),
+        Column("strategy", lambda run: run.strategy or "n/a"),
+        Column("on disk", lambda run: run.record_bytes, BYTES),
+        Column("cause", lambda run: _cut_text(run.cause, 60)),
+        Column("tags, note", lambda run: _cut_text(_remarks_text(run), 40)),
     )
 
 

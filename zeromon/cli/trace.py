@@ -32,16 +32,15 @@ from zeromon.base.errors import CaptureRefused, TraceError
 from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag, add_option, check_format, draw_module, positive, write_text
 from zeromon.cli.terminal import show_json, show_progress, show_text
-from zeromon.diagnosis.flight import calls_under_way, flight_findings
+from zeromon.diagnosis.flight import calls_under_way, flight_findings, flight_text
 from zeromon.export.files import Progress
 from zeromon.readout.text import capture_text
-from zeromon.report.trace import (
+from zeromon.readout.trace_report import (
     SECTIONS,
     as_diff,
     as_growth,
     as_text,
     capture_report,
-    flight_text,
     memory_text,
 )
 from zeromon.snapshot import Capture, CaptureState

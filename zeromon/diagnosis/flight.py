@@ -4,14 +4,18 @@ Who waits for whom is :mod:`.hangs`, as in a live run. Dumps know more of each c
 which members have called something else, of another size or of other types, comes before what hangs.
 """
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 from zeromon.base.units import human_seconds
 from zeromon.diagnosis.hangs import Member, hangs_of
+from zeromon.readout.tables import fitted_table
 from zeromon.readout.verdict import NOT_CALLED
 from zeromon.ring.codes import operation_by_name
 from zeromon.snapshot import GroupProgress, HangKind, InFlight
+from zeromon.traces.allocations import NO_STACK, stack_origin
 from zeromon.traces.flight import Dump, Entry
 
 OTHER_TYPES = "mismatched element types"
@@ -199,3 +203,77 @@ def _flight_finding(
         seconds=None if all(e.ended for e in inside) else (now_ns - since_ns) / 1e9,
         ranks=tuple(rows),
     )
+
+
+# ---- the findings as text -------------------------------------------------------------------------
+
+_MAX_CALLS = 12
+_MAX_SIZES = 3
+_LONGEST_RANKS = 10
+
+
+def flight_text(hangs: Sequence[FlightFinding], ranks: Sequence[int], notes: Sequence[str]) -> str:
+    """A block for each finding; members in the same place share a row."""
+    blocks = [_flight_finding_block(finding) for finding in hangs]
+    if not hangs:
+        blocks = [f"Nothing hangs in the dumps of rank{'s' * (len(ranks) > 1)} {_spans_of(ranks)}"]
+    if notes:
+        blocks.append("\n".join(["Notes", *(f"  {note}" for note in notes)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _flight_finding_block(finding: FlightFinding) -> str:
+    start = datetime.fromtimestamp(finding.since_ns / 1e9, timezone.utc)
+    lasts = (
+        "it has ended on all members that called it"
+        if finding.seconds is None
+        else f"{human_seconds(max(0.0, finding.seconds))} before the newest dump"
+    )
+    head = (
+        f"!! {finding.op} #{abs(finding.sequence)} of {finding.group}: {finding.kind}\n"
+        f"   since {start:%Y-%m-%d %H:%M:%S} UTC, {lasts}"
+    )
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for call in finding.ranks:
+        rows.setdefault(_member_call_cells(call, finding), []).append(call.rank)
+    cells, below = [], []
+    for row, members in list(rows.items())[:_MAX_CALLS]:
+        label = spans = _spans_of(members)
+        if len(spans) > _LONGEST_RANKS:
+            label = f"{len(members):,} ranks"
+            below.append(f"\n  {label}: {textwrap.shorten(spans, 300, placeholder=' ...')}")
+        cells.append((label, *row))
+    if len(rows) > _MAX_CALLS:
+        hidden = sum(len(members) for members in list(rows.values())[_MAX_CALLS:])
+        cells.append((f"and {hidden:,} more", "", "", ""))
+    table = fitted_table(("ranks", "state", "call", "where"), cells, 2, 3)
+    return f"{head}\n{table}{''.join(below)}"
+
+
+def _member_call_cells(row: RankCall, finding: FlightFinding) -> tuple[str, ...]:
+    state, call = row.state, row.call
+    if call is None:
+        return state, "-", NO_STACK
+    call_text = f"{call.op} #{abs(call.sequence)}"
+    if call.sequence == finding.sequence:
+        state = f"{state} ({call.state})"
+    else:
+        call_text = f"last {call_text}"
+    if finding.kind in DIFFER:
+        sizes = call.sizes[0] or call.sizes[1]
+        shapes = " ".join(str(list(size)).replace(" ", "") for size in sizes[:_MAX_SIZES])
+        dots = " ..." if len(sizes) > _MAX_SIZES else ""
+        types = call.types[0] or call.types[1]
+        call_text = f"{call_text} {shapes}{dots} {' '.join(sorted(set(types)))}".rstrip()
+    return state, call_text, stack_origin(call.stack, own_only=True)
+
+
+def _spans_of(ranks: Sequence[int]) -> str:
+    """``0, 2-7``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

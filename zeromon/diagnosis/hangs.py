@@ -48,7 +48,7 @@ def find_hangs(run: RunSnapshot) -> tuple[Hang, ...]:
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hang is judged by, of a rank of this node, of another node, or of a dump."""
+    """State of a rank that a hang is judged by: of this node, of another one, or of a dump."""
 
     rank: int
     alive: bool = True

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
-from typing import Any, Generic, TypeVar
 
 from zeromon.base.units import (
     human_bytes,
@@ -20,7 +19,7 @@ from zeromon.base.units import (
 )
 from zeromon.readout.breakdown import WINDOW
 from zeromon.ring.events import Scalar
-from zeromon.snapshot import CollectiveStatsRow, Fleet, FleetNode, RankSnapshot, RunSnapshot, ScalarRow
+from zeromon.snapshot import Fleet, FleetNode, RankSnapshot, RunSnapshot, ScalarRow
 from zeromon.snapshot.focus import oom_ratio
 from zeromon.snapshot.levels import EXPOSED as EXPOSED_LEVEL, OOM, Level
 
@@ -242,60 +241,3 @@ def value_text(row: ScalarRow) -> str:
     if row.value is None:
         return f"NaN or infinite (first in step {row.first_nonfinite_step})"
     return NUMBER.text(row.value)
-
-
-# ---- the fields of rows that views show ---------------------------------------------------------
-
-Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, slots=True)
-class Field(Generic[Row]):
-    """A value of a row in its base unit, or a text; None where unknown."""
-
-    name: str
-    read: Callable[[Row], Any]
-    unit: Unit = TEXT
-    show: Callable[[Row], str] | None = None
-    """The value for people, where it is not that of the unit."""
-
-    def text(self, row: Row) -> str:
-        """The value for people."""
-        if self.show is not None:
-            return self.show(row)
-        value = self.read(row)
-        return "-" if value is None else self.unit.text(value)
-
-    def scaled(self, row: Row) -> Any:
-        """The value in the unit's symbol with four decimal places, or the text; None where unknown."""
-        if self.unit is TEXT:
-            return self.text(row)
-        value = self.read(row)
-        return None if value is None else round(self.unit.scale * value, 4)
-
-
-Fields = dict[str, Field[Row]]
-
-
-def by_name(*fields: Field[Row]) -> Fields[Row]:
-    """The *fields* in their order, by their names."""
-    return {field.name: field for field in fields}
-
-
-TRAFFIC: Fields[CollectiveStatsRow] = by_name(
-    Field("unit", lambda row: row.unit, show=lambda row: row.unit or f"({row.group})"),
-    Field("op", lambda row: row.op),
-    Field("group", lambda row: row.group, show=lambda row: f"{row.group}({row.group_size})"),
-    Field("dim", lambda row: row.dim, show=lambda row: row.dim or "-"),
-    Field("phase", lambda row: row.phase, show=lambda row: row.phase.replace("_", " ")),
-    Field("calls", lambda row: row.calls, CALLS),
-    Field("bytes", lambda row: row.nbytes, MEBIBYTES),
-    Field("time", lambda row: row.seconds or None, SECONDS),
-    Field("waits", lambda row: row.wait_seconds, SECONDS),
-    Field("transfer", lambda row: row.transfer_seconds, SECONDS),
-    Field("exposed", lambda row: row.exposed_seconds, SECONDS),
-    Field("algbw", lambda row: row.algbw_bytes_per_second or None, RATE),
-    Field("busbw", lambda row: row.busbw_bytes_per_second or None, RATE),
-    Field("best", lambda row: row.best_busbw_bytes_per_second or None, RATE),
-)
-"""One operation in one unit, group and phase; figures are means per step."""

@@ -81,6 +81,7 @@ from zeromon.snapshot.rank import (
     Setting,
 )
 from zeromon.snapshot.run import (
+    About,
     Attempt,
     Death,
     DeathRole,

@@ -98,7 +98,7 @@ class Halt(TextEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """Whether a rank lives, how it ended, and where it stands still."""
+    """Life of a rank: how it ended, and where it stands still."""
 
     alive: bool
     ended: str
@@ -231,7 +231,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMachine:
-    """What the device, the disk and the kernel of a rank's node say."""
+    """Figures of the device, the disk and the kernel of a rank's node."""
 
     device: Device | None = None
     disk: Disk | None = None
@@ -261,7 +261,7 @@ class RankConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTraining:
-    """What a rank trains on, and the scalars that its script logs."""
+    """Batches of a rank, and the scalars that its script logs."""
 
     scalars: tuple[ScalarRow, ...] = ()
     """Those that the host knows."""
@@ -277,7 +277,7 @@ class RankTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLedger:
-    """What the time of a rank went to, and what a failure would lose."""
+    """Causes of a rank's time, and what a failure would lose."""
 
     rows: tuple[LedgerRow, ...] = ()
     """Every second of the process, or since the agent was attached."""
@@ -301,7 +301,7 @@ class RankLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHealth:
-    """What zeromon costs a rank, and what it misses."""
+    """Cost of zeromon on a rank, and what it misses."""
 
     dropped: int
     errors: int
@@ -317,7 +317,7 @@ class AgentHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRequests:
-    """What a user has asked a running rank for."""
+    """Requests of a user to a running rank."""
 
     capture: RankCapture | None = None
     trial: RankTrial | None = None

@@ -262,3 +262,11 @@ class Fleet:
     nodes: tuple[FleetNode, ...]
     spreads: dict[str, Spread]
     """By the names of :class:`FleetNode`, and ``overlap_ratio`` and ``headroom_bytes``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """The note and the tags that the user wrote about a run."""
+
+    note: str = ""
+    tags: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ from zeromon.ring import paths
 from zeromon.ring.files import replace_file, replacing_file
 from zeromon.ring.paths import is_run_id as is_run_id
 from zeromon.snapshot import NOT_SEEN, RunSnapshot, Severity
+from zeromon.snapshot.run import About
 
 _KEEP = 50
 _RESERVE = ".reserve"
@@ -86,14 +87,6 @@ class Manifest:
     """The word of its verdict."""
     cause: str = ""
     """The last threat to the run; "" without one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """The note and the tags that the user wrote about a run."""
-
-    note: str = ""
-    tags: tuple[str, ...] = ()
 
 
 def _replace_all_files(folder: Path, files: Mapping[str, bytes]) -> None:

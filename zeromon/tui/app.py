@@ -15,8 +15,8 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from zeromon.base.errors import ZeromonError
+from zeromon.readout.report import render_run
 from zeromon.readout.verdict import Verdict, judge_run
-from zeromon.report.render import render_run
 from zeromon.snapshot import FleetNode, RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import nearest_oom
 from zeromon.snapshot.levels import Severity

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from zeromon.base.units import formula_safe_cell
 from zeromon.readout.figures import (
@@ -18,80 +18,16 @@ from zeromon.readout.figures import (
     LATE,
     MEMORY,
     OVERLAP,
-    RATE,
     RISK,
     SECONDS,
     STEP,
     STEPS,
-    TEXT,
     WAITS,
-    Field,
-    Fields,
     Figure,
-    Unit,
 )
+from zeromon.readout.tables import Column, Columns, Row
 from zeromon.snapshot import RankSnapshot
-from zeromon.tui.line import Line, Span, clean, fit, text_tail
-
-Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, slots=True)
-class Column(Generic[Row]):
-    """One column of a table whose rows are of type *Row*; text is left-aligned, numbers are not."""
-
-    name: str
-    size: int
-    value: Callable[[Row], Any]
-    """The sort key, which is also the value in an exported file: a number in base units, or text."""
-    unit: Unit = TEXT
-    tone: str | Callable[[Any], str] = ""
-    """The style of a known value, or how it follows from the value."""
-    keep: int = 0
-    """Priority: in a narrow terminal, columns with a higher number are dropped first; 0: kept."""
-    grows: bool = False
-    ends: bool = False
-    """True if the end of a text that is too long is shown, not its beginning."""
-    left: bool | None = None
-    """True if cells are left-aligned; None: as the unit is."""
-    cell: Callable[[Row], Span] | None = None
-    """The cell, where it is more than its value."""
-
-    def show(self, row: Row) -> Span:
-        """The cell of *row* with its style."""
-        if self.cell is not None:
-            return self.cell(row)
-        value = self.value(row)
-        if value is None:
-            return ("-" if self.unit in (SECONDS, RATE) else "n/a"), "dim"
-        cell_text = clean(str(value)) if self.unit is TEXT else self.unit.text(value)
-        return cell_text, self.tone if isinstance(self.tone, str) else self.tone(value)
-
-    @property
-    def is_left_aligned(self) -> bool:
-        """True if cells are left-aligned."""
-        return self.unit is TEXT if self.left is None else self.left
-
-    @property
-    def export_heading(self) -> str:
-        """The column's name in an exported file."""
-        stem = self.name.replace(" ", "_")
-        return f"{stem}_{self.unit.name}" if self.unit.name not in ("", stem) else stem
-
-
-Columns = tuple[Column[Row], ...]
-
-
-def column_of_field(fields: Fields[Row], name: str, size: int, **settings: Any) -> Column[Row]:
-    """The column of a field that other views show as well; *settings*: other arguments of a column."""
-    field = fields[name]
-    if field.show is not None:
-        settings["cell"] = _cell_of_field(field, settings.get("tone", ""))
-    return Column(name, size, field.read, field.unit, **settings)
-
-
-def _cell_of_field(field: Field[Row], tone: str) -> Callable[[Row], Span]:
-    return lambda row: (clean(field.text(row)), tone)
+from zeromon.tui.line import Line, clean, fit, text_tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +46,16 @@ _MAX_GROWTH = 48
 def fit_columns(columns: Columns[Row], width: int) -> list[tuple[Column[Row], int]]:
     """The columns that fit in *width*, with their widths; a growing column takes of what is left."""
     chosen = list(columns)
-    while len(chosen) > 1 and sum(c.size for c in chosen) > width:
-        dropped = max(chosen, key=lambda c: (c.keep, columns.index(c)))
-        if dropped.keep == 0:
+    while len(chosen) > 1 and sum(c.width for c in chosen) > width:
+        dropped = max(chosen, key=lambda c: (c.priority, columns.index(c)))
+        if dropped.priority == 0:
             break
         chosen.remove(dropped)
-    spare = max(0, width - sum(c.size for c in chosen))
+    spare = max(0, width - sum(c.width for c in chosen))
     growing = next((c for c in chosen if c.grows), None)
     if growing is not chosen[-1]:
         spare = min(_MAX_GROWTH, spare)
-    return [(c, c.size + (spare if c is growing else 0)) for c in chosen]
+    return [(c, c.width + (spare if c is growing else 0)) for c in chosen]
 
 
 def header_line(laid: Sequence[tuple[Column[Row], int]], order: str, *, down: bool) -> Line:
@@ -137,7 +73,8 @@ def row_spans(laid: Sequence[tuple[Column[Row], int]], row: Row) -> Line:
     spans: Line = []
     bare = ""
     for column, size in laid:
-        cell_text, tone = column.show(row)
+        cell_text, tone = column.cell(row)
+        cell_text = clean(cell_text)
         if column.ends:
             cell_text = text_tail(cell_text, size - 1)
         cell_text = fit(cell_text, size - 1, right=not column.is_left_aligned)
@@ -154,7 +91,7 @@ def sort_rows(columns: Columns[Row], rows: Sequence[Row], order: str, *, down: b
     column = next((c for c in columns if c.name == order), None)
     if column is None:
         return list(rows)
-    sort_key = column.value
+    sort_key = column.read
     keyed_rows = [(value, row) for row in rows if (value := sort_key(row)) is not None]
     keyed_rows.sort(key=lambda pair: pair[0], reverse=down)
     unknown = [row for row in rows if sort_key(row) is None] if len(keyed_rows) < len(rows) else []
@@ -175,7 +112,7 @@ def csv_text(sheet: TableExport[Row]) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([column.export_heading or "severity" for column in sheet.columns])
     for row in sheet.rows:
-        writer.writerow([_csv_cell(column.value(row)) for column in sheet.columns])
+        writer.writerow([_csv_cell(column.read(row)) for column in sheet.columns])
     return buffer.getvalue()
 
 

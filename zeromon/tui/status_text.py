@@ -6,22 +6,16 @@ from collections.abc import Callable, Sequence
 from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.readout import throughput
 from zeromon.readout.figures import run_step_seconds
+from zeromon.readout.tables import TONES, tone_of
 from zeromon.readout.text import overhead_text, pause_seconds
 from zeromon.readout.verdict import exposed_severity, judge_run, risk_level, state_beside
 from zeromon.snapshot import RankSnapshot, Risk, RiskCause, RunSnapshot, Severity
 from zeromon.snapshot.focus import nearest_oom
-from zeromon.snapshot.levels import OOM, Level
+from zeromon.snapshot.levels import OOM
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import Line, clean
 
-
-def tone_of(value: float | None, level: Level) -> str:
-    """The tone of a figure by its thresholds; ``dim`` where it is unknown."""
-    return "dim" if value is None else _OF_FIGURE[level.severity(value)]
-
-
 _TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn", Severity.INFO: "dim", None: "good"}
-_OF_FIGURE = _TONES | {Severity.INFO: ""}
 
 
 def head_line(run: RunSnapshot) -> Line:
@@ -107,7 +101,7 @@ def run_figures(run: RunSnapshot, options: DisplayOptions) -> list[tuple[str, st
         ("step", human_seconds(pace) if pace else "n/a", "bold" if moves else "dim"),
         ("steps/s", f"{1 / pace:.3g}" if pace and moves else "n/a", "" if moves else "dim"),
         ("exposed", human_ratio(exposed) + _trace_deviation(ranks),
-         "dim" if exposed is None else _OF_FIGURE[exposed_severity(run)]),
+         "dim" if exposed is None else TONES[exposed_severity(run)]),
         ("overlap", human_ratio(overlap), ""),
         ("OOM risk", human_ratio(nearest[1].ratio if nearest else None),
          tone_of(nearest[1].ratio if nearest else None, OOM)),

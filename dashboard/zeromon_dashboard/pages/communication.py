@@ -7,7 +7,7 @@ from dash import html
 
 from zeromon.base.units import human_bytes, human_seconds
 from zeromon.readout.dimensions import pipeline_lines
-from zeromon.readout.figures import TRAFFIC
+from zeromon.readout.tables import TRAFFIC, pick_columns
 from zeromon.readout.text import group_of, in_graphs
 from zeromon.readout.verdict import hang_text
 from zeromon.snapshot import RankSnapshot, RunSnapshot
@@ -17,9 +17,9 @@ from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import (
     data_grid,
-    field_columns,
-    field_rows,
     graph_panel,
+    grid_cells,
+    grid_columns,
     section_heading,
     two_columns,
 )
@@ -27,19 +27,10 @@ from zeromon_dashboard.widgets import (
 _MAX_TRAFFIC_ROWS = 200
 _NO_OWN_TIME = "Own time: needs two ranks that have timed the same steps"
 
-_TRAFFIC = (
-    "unit",
-    "op",
-    "phase",
-    "group",
-    "calls",
-    "bytes",
-    "time",
-    "waits",
-    "exposed",
-    "busbw",
+_TRAFFIC = pick_columns(
+    TRAFFIC, "unit", "op", "phase", "group", "calls", "bytes", "time", "waits", "exposed", "busbw",
     "best",
-)
+)  # fmt: skip
 
 
 def content(view: Known) -> Page:
@@ -81,7 +72,7 @@ def skeleton(props: Parts, _: Route) -> list[Any]:
         dmc.Title(id="traffic-title", order=2, size="h5", **props["traffic-title"]),
         data_grid(
             "traffic",
-            field_columns(TRAFFIC, *_TRAFFIC, sort_field="exposed"),
+            grid_columns(_TRAFFIC, sort_by="exposed"),
             props["traffic"],
             360,
             "no collective of a rank has been counted yet",
@@ -112,7 +103,8 @@ def skeleton(props: Parts, _: Route) -> list[Any]:
 
 def traffic_table_rows(rank: RankSnapshot | None) -> list[dict[str, Any]]:
     """The rows of the table of collectives, those with the most exposed time first."""
-    return field_rows(rank.communication.traffic[:_MAX_TRAFFIC_ROWS] if rank else (), TRAFFIC, *_TRAFFIC)
+    traffic = rank.communication.traffic[:_MAX_TRAFFIC_ROWS] if rank else ()
+    return [{"id": str(number), **grid_cells(_TRAFFIC, row)} for number, row in enumerate(traffic)]
 
 
 def _in_flight_items(run: RunSnapshot) -> list[Any]:

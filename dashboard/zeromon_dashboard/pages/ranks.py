@@ -5,24 +5,24 @@ from typing import Any
 import dash_mantine_components as dmc
 
 from zeromon.base.units import human_count
-from zeromon.readout.figures import EXPOSED, LATE, MAPPED, MEMORY, OVERLAP, RISK, STEP, WAITS
-from zeromon.readout.text import state_text, straggler_text
+from zeromon.readout.figures import MAPPED
+from zeromon.readout.tables import RANKS, pick_columns
+from zeromon.readout.text import straggler_text
 from zeromon.readout.verdict import hang_headline
 from zeromon.snapshot import RunSnapshot
 from zeromon_dashboard import figures
-from zeromon_dashboard.page import Known, Page, Parts, round_for_table
+from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
-from zeromon_dashboard.widgets import data_grid, figure_column, graph_panel, number_column, text_column
+from zeromon_dashboard.widgets import data_grid, graph_panel, grid_cells, grid_columns
 
-COLUMNS = (
-    text_column("rank", "rank", 80, pinned="left", filter="agNumberColumnFilter"),
-    text_column("node", "node"),
-    text_column("device", "device"),
-    text_column("state", "state"),
-    number_column("steps", "steps"),
-    *map(figure_column, (STEP, EXPOSED, OVERLAP, MEMORY, RISK, LATE, WAITS)),
-    text_column("unit", "unit"),
-)
+_RANKS = pick_columns(
+    RANKS, "rank", "node", "device", "state", "steps", "step", "exposed", "share", "overlap", "memory",
+    "risk", "late", "waits", "unit",
+)  # fmt: skip
+COLUMNS = [
+    {**definition, "pinned": "left"} if definition["field"] == "rank" else definition
+    for definition in grid_columns(_RANKS)
+]
 
 
 def content(view: Known) -> Page:
@@ -65,22 +65,11 @@ def _rank_count_text(view: Known) -> str:
 
 def rank_table_rows(run: RunSnapshot, node: str = "") -> list[dict[str, Any]]:
     """The rows of the table of ranks: all, or those of *node*."""
-    rows: list[dict[str, Any]] = []
-    for rank in (rank for rank in run.ranks if not node or rank.node == node):
-        cells = {f.name: round_for_table(f.unit.scaled(f.of_rank(rank))) for f in (*MAPPED, OVERLAP)}
-        rows.append(
-            {
-                "id": str(rank.rank),
-                "rank": rank.rank,
-                "node": rank.node,
-                "device": rank.device,
-                "state": state_text(rank),
-                "steps": rank.steps.last_step,
-                **cells,
-                "unit": rank.steps.unit,
-            }
-        )
-    return rows
+    return [
+        {"id": str(rank.rank), **grid_cells(_RANKS, rank)}
+        for rank in run.ranks
+        if not node or rank.node == node
+    ]
 
 
 def _straggler_alerts(run: RunSnapshot) -> list[Any]:

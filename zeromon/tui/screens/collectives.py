@@ -10,6 +10,7 @@ from textual.binding import Binding, BindingType
 
 from zeromon.base.units import human_seconds
 from zeromon.readout.breakdown import PARTS
+from zeromon.readout.tables import Column, Columns
 from zeromon.readout.text import (
     arrival_of,
     arrival_text,
@@ -22,7 +23,7 @@ from zeromon.readout.text import (
 )
 from zeromon.snapshot.step import Lanes, LaneSpan
 from zeromon.tui import drawing as drawn
-from zeromon.tui.columns import Column, Columns, TableExport
+from zeromon.tui.columns import TableExport
 from zeromon.tui.feed import LanesArrived
 from zeromon.tui.line import Line, clean, fit, text_tail, wrap_text
 from zeromon.tui.screens.overview import legend_of_parts
@@ -226,7 +227,7 @@ def _draw_step_numbers(lanes: Lanes, rank: int | None, axis: drawn.Axis) -> Line
     return drawn.draw_step_numbers(steps, axis.first_ns, axis.last_ns, axis.width)
 
 
-SPANS: Columns[LaneSpan] = tuple(Column(name, 16, attrgetter(name)) for name in LaneSpan.__slots__)
+SPANS: Columns[LaneSpan] = tuple(Column(name, attrgetter(name)) for name in LaneSpan.__slots__)
 
 
 class Collectives(View):

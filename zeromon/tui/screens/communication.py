@@ -10,17 +10,17 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
 from zeromon.base.units import human_seconds
+from zeromon.readout.communication_report import check_text
 from zeromon.readout.dimensions import mean_busbw, pipeline_lines, untimed_dimensions
+from zeromon.readout.tables import FLIGHTS, TRAFFIC, list_flights
 from zeromon.readout.text import in_graphs, node_lost, straggler_text
 from zeromon.readout.verdict import hang_headline
-from zeromon.report.communication import check_text
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import most_exposed
 from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.drawing import stacked_bar
 from zeromon.tui.line import Line, clean, fit, wrap_text
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import FLIGHTS, TRAFFIC, list_flights
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
 from zeromon.tui.widgets.table import Table

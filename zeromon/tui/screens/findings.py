@@ -10,12 +10,12 @@ from textual.containers import Vertical
 from zeromon.base.errors import ZeromonError
 from zeromon.diagnosis.rule import find_page
 from zeromon.readout.remedy import remedy_text
+from zeromon.readout.tables import FINDINGS, MARKS
 from zeromon.snapshot import Finding
 from zeromon.tui.columns import TableExport
 from zeromon.tui.line import Line, clean, wrap_text
 from zeromon.tui.screens.text import TextScreen
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import FINDINGS, MARKS
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page
 from zeromon.tui.widgets.table import Table

@@ -7,17 +7,23 @@ from textual.binding import Binding, BindingType
 from textual.timer import Timer
 
 from zeromon.base.units import human_count
+from zeromon.readout.figures import SECONDS, TEXT
+from zeromon.readout.tables import Column, Columns
 from zeromon.tui.columns import TableExport
 from zeromon.tui.event_log import LogEntry
 from zeromon.tui.feed import OutputArrived
 from zeromon.tui.line import Line, clean, wrap_text
 from zeromon.tui.screens.view import View
 from zeromon.tui.status_text import clock
-from zeromon.tui.tables import NOTES
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page
 
 _READ_SECONDS = 1.0
+NOTES: Columns[LogEntry] = (
+    Column("wall", lambda note: note.wall, SECONDS),
+    Column("text", lambda note: note.text, TEXT),
+)
+"""The columns of the exported log."""
 
 
 class Logs(View):

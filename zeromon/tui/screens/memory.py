@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 
 from zeromon.base.units import human_bytes, human_count, human_ratio
+from zeromon.readout.tables import ROLES, RoleLine, role_lines
 from zeromon.snapshot import RankSnapshot, UnitRow
 from zeromon.snapshot.focus import nearest_oom
 from zeromon.tui.columns import DisplayOptions, TableExport
@@ -16,7 +17,6 @@ from zeromon.tui.line import Line, clean, fit, text_tail, wrap_text
 from zeromon.tui.plots import plots_by_name
 from zeromon.tui.screens.view import View, why_no_rank
 from zeromon.tui.status_text import risk_line
-from zeromon.tui.tables import ROLES, RoleLine, role_lines
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page, Panel
 

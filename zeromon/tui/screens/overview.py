@@ -10,6 +10,7 @@ from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.readout import charts
 from zeromon.readout.breakdown import PART_NAMES, PARTS, exposed_is_known, rank_parts
 from zeromon.readout.figures import SPREAD_HEADS, spread_rows
+from zeromon.readout.tables import MARKS, RANKS, tone_of
 from zeromon.readout.text import finding_text, notes_of
 from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import most_exposed_of
@@ -20,7 +21,6 @@ from zeromon.tui.drawing import LETTERS, chart_drawer, stacked_bar
 from zeromon.tui.line import Line, clean, cut_line, fit, line_width
 from zeromon.tui.plots import plot_of
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import MARKS, RANKS
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
 
@@ -118,7 +118,7 @@ def _step_time_cells(rank: RankSnapshot, seconds: float, width: int) -> Line:
     share = fit(human_ratio(rank.communication.exposed_ratio), 8, right=True)
     return [
         (time, "bold"),
-        (share, status_text.tone_of(rank.communication.exposed_ratio, EXPOSED)),
+        (share, tone_of(rank.communication.exposed_ratio, EXPOSED)),
         (" exposed", "dim"),
     ]
 

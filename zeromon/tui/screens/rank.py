@@ -10,8 +10,11 @@ from textual.containers import Horizontal, Vertical
 from zeromon.base.units import human_bytes, human_count, human_rate, human_ratio, human_seconds
 from zeromon.readout import charts
 from zeromon.readout.breakdown import loading_text
+from zeromon.readout.communication_report import by_size, by_unit, nccl_block, stage_block
 from zeromon.readout.figures import STEP, training_text
 from zeromon.readout.ledger import checkpoint_text, startup_parts_text
+from zeromon.readout.report import by_role, engine_block, offload, settings
+from zeromon.readout.tables import STEPS, RankStep
 from zeromon.readout.text import (
     busbw_unknown,
     doing,
@@ -21,7 +24,6 @@ from zeromon.readout.text import (
     overhead_text,
     overlap_unknown,
 )
-from zeromon.report import communication, render
 from zeromon.snapshot import Device, RankSnapshot, RunSnapshot
 from zeromon.tui.columns import DisplayOptions, TableExport
 from zeromon.tui.drawing import chart_drawer
@@ -31,7 +33,6 @@ from zeromon.tui.screens.overview import finding_lines, step_bars
 from zeromon.tui.screens.text import lines_of_report
 from zeromon.tui.screens.view import View, why_no_rank
 from zeromon.tui.status_text import risk_line
-from zeromon.tui.tables import STEPS, RankStep
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Page, Panel
 
@@ -158,10 +159,9 @@ def _waiting_rank_lines(run: RunSnapshot, rank: RankSnapshot, width: int) -> lis
 def _report_sections(run: RunSnapshot, width: int) -> list[Line]:
     """The sections of the report about one rank."""
     blocks = (
-        communication.stage_block(run), communication.by_unit(run, 20), communication.by_size(run),
-        communication.nccl_block(run),
-        render.by_role(run), render.offload(run), render.engine_block(run),
-        render.settings(run, written_only=True),
+        stage_block(run), by_unit(run, 20), by_size(run), nccl_block(run),
+        by_role(run), offload(run), engine_block(run),
+        settings(run, written_only=True),
     )  # fmt: skip
     return [row for block in blocks if block for row in ([], *lines_of_report(block, width))]
 

@@ -11,12 +11,12 @@ from textual.timer import Timer
 
 from zeromon.base.units import human_count
 from zeromon.readout.figures import MAPPED, RATIO
+from zeromon.readout.tables import NODES, RANKS
 from zeromon.snapshot import FleetNode
 from zeromon.tui.columns import TableExport, nice_ceiling
 from zeromon.tui.drawing import Mesh, draw_heat_map, draw_heat_scale, fit_mesh_cells
 from zeromon.tui.line import Line, join_at_ends
 from zeromon.tui.screens.view import View, why_no_rank
-from zeromon.tui.tables import NODES, RANKS
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import Panel
 from zeromon.tui.widgets.table import Table

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.markdown import Markdown
 from textual.app import ComposeResult
 
+from zeromon.readout import report
+from zeromon.readout.tables import wrap_report_line
 from zeromon.readout.text import capture_text
-from zeromon.report import render
-from zeromon.report.table import wrap_report_line
-from zeromon.report.trace import capture_report
+from zeromon.readout.trace_report import capture_report
 from zeromon.traces.analysis import read_analysis_result
 from zeromon.tui.line import Line, clean
 from zeromon.tui.screens.view import View
@@ -64,8 +64,8 @@ def lines_of_markdown(markdown: str, width: int) -> list[Line]:
 def configuration_text(model: ViewModel) -> str:
     """Engines, memory by role, offload, and the effective value of every setting."""
     run = model.run
-    blocks = [render.engine_block(run), render.by_role(run), render.offload(run)]
-    blocks.append(render.settings(run, written_only=False))
+    blocks = [report.engine_block(run), report.by_role(run), report.offload(run)]
+    blocks.append(report.settings(run, written_only=False))
     page = "\n\n".join(block for block in blocks if block)
     strategy = run.ranks[0].strategy if run.ranks else "this run"
     return page or f"{strategy} has no configuration file: there is nothing to show"

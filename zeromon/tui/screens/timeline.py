@@ -9,6 +9,7 @@ from textual.timer import Timer
 
 from zeromon.base.units import human_seconds
 from zeromon.readout.breakdown import PARTS, USUAL, step_parts
+from zeromon.readout.tables import STEPS, RankStep
 from zeromon.snapshot import RankSnapshot
 from zeromon.tui import drawing
 from zeromon.tui.columns import DisplayOptions, TableExport
@@ -16,7 +17,6 @@ from zeromon.tui.line import Line, fit
 from zeromon.tui.screens.collectives import Collectives
 from zeromon.tui.screens.overview import legend_of_parts
 from zeromon.tui.screens.view import View
-from zeromon.tui.tables import STEPS, RankStep
 from zeromon.tui.view_model import ViewModel
 from zeromon.tui.widgets.panel import TimeAxis
 

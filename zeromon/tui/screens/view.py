@@ -14,12 +14,14 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Input
 
 from zeromon.base.errors import ZeromonError
+from zeromon.readout.figures import TEXT
+from zeromon.readout.tables import Column, Columns
 from zeromon.snapshot import FleetNode, Severity
 from zeromon.sources.base import Source
 from zeromon.tui import status_text
-from zeromon.tui.columns import Column, Columns, TableExport
+from zeromon.tui.columns import TableExport
 from zeromon.tui.feed import RunChoice
-from zeromon.tui.line import Line, Span, clean, join_at_ends
+from zeromon.tui.line import Line, join_at_ends
 from zeromon.tui.view_model import ViewModel, draw_scrubber, status_line
 from zeromon.tui.widgets.panel import Keys, Panel
 from zeromon.tui.widgets.table import Table
@@ -287,14 +289,10 @@ class Prompt(ModalScreen["str | None"]):
         self.dismiss(event.value)
 
 
-def _run_state_cell(run: RunChoice) -> Span:
-    return clean(run.state), "" if run.address else "dim"
-
-
 RUNS: Columns[RunChoice] = (
-    Column("run", 28, lambda r: r.run, tone="bold"),
-    Column("state", 22, lambda r: r.state, cell=_run_state_cell),
-    Column("command", 20, lambda r: r.command, tone="dim", keep=1, grows=True),
+    Column("run", lambda r: r.run, TEXT, 28, tone="bold"),
+    Column("state", lambda r: r.state, TEXT, 22, tone=lambda _, r: "" if r.address else "dim"),
+    Column("command", lambda r: r.command, TEXT, 20, 1, tone="dim", grows=True),
 )
 
 
@@ -339,12 +337,20 @@ class ColumnChooser(ModalScreen[None]):
         super().__init__()
         self._of = of
         self._columns: Columns[Column[Any]] = (
-            Column("shown", 7, lambda c: c.name in of.hidden, left=False, cell=self._mark),
-            Column("column", 20, lambda c: c.name, tone="bold", grows=True),
+            Column(
+                "shown",
+                lambda c: c.name in of.hidden,
+                TEXT,
+                7,
+                show=self._mark,
+                tone="accent",
+                left=False,
+            ),
+            Column("column", lambda c: c.name, TEXT, 20, tone="bold", grows=True),
         )
 
-    def _mark(self, column: Column[Any]) -> Span:
-        return ("", "") if column.name in self._of.hidden else ("x", "accent")
+    def _mark(self, column: Column[Any]) -> str:
+        return "" if column.name in self._of.hidden else "x"
 
     def compose(self) -> ComposeResult:
         """The table of columns."""

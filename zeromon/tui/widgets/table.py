@@ -16,7 +16,8 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from zeromon.tui.columns import Column, Columns, Row, fit_columns, header_line, row_spans, sort_rows
+from zeromon.readout.tables import Column, Columns, Row
+from zeromon.tui.columns import fit_columns, header_line, row_spans, sort_rows
 from zeromon.tui.widgets.panel import Palette, background_of_app, cached_palette
 
 
@@ -190,7 +191,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
             self.down = not self.down
         else:
             column = next(c for c in self.columns if c.name == name)
-            values = (column.value(row) for row in self._given)
+            values = (column.read(row) for row in self._given)
             sample = next((value for value in values if value is not None), "")
             self.order, self.down = name, not isinstance(sample, str) and name not in ("rank", "")
         self._arrange_rows()

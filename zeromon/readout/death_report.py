@@ -6,7 +6,9 @@ from zeromon.base.units import human_bytes, human_count, human_ratio, human_seco
 from zeromon.memory.forecast import SAFE_LEVEL
 from zeromon.memory.ladder import ladder_of_risk
 from zeromon.memory.reconcile import unattributed_memory
+from zeromon.readout.figures import BYTES, COUNT
 from zeromon.readout.remedy import ladder_lines
+from zeromon.readout.tables import Column, aligned_table, text_table
 from zeromon.readout.text import (
     UNATTRIBUTED_NAMES,
     consequence_text,
@@ -15,7 +17,6 @@ from zeromon.readout.text import (
     host_evidence,
     left_text,
 )
-from zeromon.report.table import aligned_table, column_table
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,
@@ -73,13 +74,13 @@ def _attempt_time(attempt: Attempt) -> str:
 
 def _other_attempts_block(run: RunSnapshot) -> str:
     failed = [attempt for attempt in run.attempts if not attempt.finished]
-    rows = column_table(
+    rows = text_table(
         failed,
-        ("attempt", lambda attempt: str(attempt.number)),
-        ("lasted", _attempt_time),
-        ("steps", lambda attempt: human_count(attempt.steps)),
-        ("resumed at", lambda attempt: human_count(attempt.resumed_step)),
-        ("steps lost", lambda attempt: human_count(attempt.lost_steps)),
+        Column("attempt", lambda attempt: str(attempt.number)),
+        Column("lasted", _attempt_time),
+        Column("steps", lambda attempt: attempt.steps, COUNT),
+        Column("resumed at", lambda attempt: attempt.resumed_step, COUNT),
+        Column("steps lost", lambda attempt: attempt.lost_steps, COUNT),
     )
     blocks = [rows] if failed else []
     if any(attempt.lost_steps is None for attempt in failed):
@@ -163,12 +164,12 @@ def _memory_before_death(rank: RankSnapshot) -> list[str]:
             steps[earlier[-1].step] = earlier[-1]
     if len(steps) < 2:
         return []
-    rows = column_table(
+    rows = text_table(
         steps.values(),
-        ("before", lambda step: f"-{(death_ns - step.end_ns) / 1e9:.1f} s"),
-        ("step", lambda step: human_count(step.step)),
-        ("RSS", lambda step: human_bytes(step.rss_bytes)),
-        ("allocated", lambda step: human_bytes(n) if (n := step.allocated_bytes) >= 0 else "-"),
-        ("reserved", lambda step: human_bytes(n) if (n := step.reserved_bytes) >= 0 else "-"),
+        Column("before", lambda step: f"-{(death_ns - step.end_ns) / 1e9:.1f} s"),
+        Column("step", lambda step: step.step, COUNT),
+        Column("RSS", lambda step: step.rss_bytes, BYTES),
+        Column("allocated", lambda step: human_bytes(n) if (n := step.allocated_bytes) >= 0 else "-"),
+        Column("reserved", lambda step: human_bytes(n) if (n := step.reserved_bytes) >= 0 else "-"),
     )
     return [f"  {row}" for row in rows.splitlines()]

@@ -24,14 +24,24 @@ from zeromon.readout.breakdown import (
     rank_parts,
     workers_text,
 )
+from zeromon.readout.communication_report import (
+    by_operation,
+    by_size,
+    by_unit,
+    check_text,
+    dim_block,
+    nccl_block,
+    stage_block,
+)
+from zeromon.readout.death_report import attempt_block, deaths
 from zeromon.readout.figures import (
-    EXPOSED,
-    EXPOSED_SECONDS,
-    OVERLAP,
+    BYTES,
+    COUNT,
+    RATE,
+    RATIO,
     RISK,
+    SECONDS,
     SPREAD_HEADS,
-    STEP,
-    STEPS,
     best_informed,
     spread_rows,
     training_text,
@@ -47,6 +57,7 @@ from zeromon.readout.ledger import (
     startup_parts_text,
 )
 from zeromon.readout.remedy import remedy_text
+from zeromon.readout.tables import RANKS, Column, aligned_table, pick_columns, text_table, wrap_paragraph
 from zeromon.readout.text import (
     UNATTRIBUTED_NAMES,
     commit_text,
@@ -56,21 +67,9 @@ from zeromon.readout.text import (
     memory_unknown,
     resolved_texts,
     run_state,
-    state_text,
 )
 from zeromon.readout.throughput import how_far, progress_text, throughput_text
 from zeromon.readout.verdict import judge_run
-from zeromon.report.communication import (
-    by_operation,
-    by_size,
-    by_unit,
-    check_text,
-    dim_block,
-    nccl_block,
-    stage_block,
-)
-from zeromon.report.deaths import attempt_block, deaths
-from zeromon.report.table import Column, aligned_table, column_table, wrap_paragraph
 from zeromon.snapshot import (
     Disk,
     ExpectedRow,
@@ -82,21 +81,36 @@ from zeromon.snapshot import (
     StepRange,
 )
 from zeromon.snapshot.focus import first_counted
-from zeromon.storage.run_store import About
+from zeromon.snapshot.run import About
 
 
 def memory_block(ranks: Sequence[RankSnapshot]) -> str:
     """The memory of each rank at its last sample, and its out-of-memory risk."""
-    workers: Column[RankSnapshot] = ("workers", lambda rank: workers_text(rank.memory.workers))
-    rows = column_table(
+    workers: Column[RankSnapshot] = Column("workers", lambda rank: workers_text(rank.memory.workers))
+    rows = text_table(
         ranks,
-        ("rank", lambda rank: str(rank.rank)),
-        ("RSS", lambda rank: human_bytes(rank.memory.rss_bytes)),
+        Column("rank", lambda rank: str(rank.rank)),
+        Column("RSS", lambda rank: rank.memory.rss_bytes, BYTES),
         *([workers] if any(rank.memory.workers for rank in ranks) else []),
-        ("allocated", lambda rank: human_bytes(m.allocated_bytes) if (m := rank.memory.device) else "-"),
-        ("reserved", lambda rank: human_bytes(m.reserved_bytes) if (m := rank.memory.device) else "-"),
-        ("headroom", lambda rank: human_bytes(m.headroom_bytes) if (m := rank.memory.device) else "-"),
-        ("risk", RISK.text),
+        Column(
+            "allocated",
+            lambda r: m.allocated_bytes if (m := r.memory.device) else None,
+            BYTES,
+            unknown="-",
+        ),
+        Column(
+            "reserved",
+            lambda r: m.reserved_bytes if (m := r.memory.device) else None,
+            BYTES,
+            unknown="-",
+        ),
+        Column(
+            "headroom",
+            lambda r: m.headroom_bytes if (m := r.memory.device) else None,
+            BYTES,
+            unknown="-",
+        ),
+        Column("risk", RISK.text),
     )
     notes = dict.fromkeys(f"  {reason}" for rank in ranks if (reason := memory_unknown(rank)))
     return "\n".join([f"Memory at the last sample\n{rows}", *notes])
@@ -160,15 +174,15 @@ def offload(run: RunSnapshot) -> str:
     if rank is None:
         return ""
     peaks = {move.path: rank.path_peak(move.path) for move in rank.memory.transfers}
-    rows = column_table(
+    rows = text_table(
         rank.memory.transfers,
-        ("path", lambda move: move.path.replace("_", " ")),
-        ("bytes", lambda move: human_bytes(move.nbytes)),
-        ("a step", lambda move: human_bytes(move.step_bytes)),
-        ("speed", lambda move: human_rate(move.bytes_per_second)),
-        ("best", lambda move: human_rate(move.best_bytes_per_second or None)),
-        ("at most", lambda move: human_rate(peaks[move.path][0])),
-        ("waited", lambda move: human_seconds(move.blocked_seconds) if move.seconds else "n/a"),
+        Column("path", lambda move: move.path.replace("_", " ")),
+        Column("bytes", lambda move: move.nbytes, BYTES),
+        Column("a step", lambda move: move.step_bytes, BYTES),
+        Column("speed", lambda move: move.bytes_per_second, RATE),
+        Column("best", lambda move: move.best_bytes_per_second or None, RATE),
+        Column("at most", lambda move: peaks[move.path][0], RATE),
+        Column("waited", lambda move: human_seconds(move.blocked_seconds) if move.seconds else "n/a"),
     )
     limits = dict.fromkeys(
         f"{human_rate(rate)} is what {source}" for rate, source in peaks.values() if rate
@@ -267,15 +281,9 @@ def _shown_ranks(run: RunSnapshot) -> Sequence[RankSnapshot]:
 
 
 def _rank_block(run: RunSnapshot) -> str:
-    rows = column_table(
+    rows = text_table(
         _shown_ranks(run),
-        ("rank", lambda rank: str(rank.rank)),
-        ("steps", STEPS.text),
-        ("step", STEP.text),
-        ("exposed", EXPOSED_SECONDS.text),
-        ("share", EXPOSED.text),
-        ("overlap", OVERLAP.text),
-        ("state", state_text),
+        *pick_columns(RANKS, "rank", "steps", "step", "exposed", "share", "overlap", "state"),
     )
     hidden = (len(run.ranks) if run.fleet is None else run.fleet.ranks) - len(_shown_ranks(run))
     tail = f"\n  ... and {hidden} more ranks" if hidden > 0 else ""
@@ -315,13 +323,13 @@ def _over_time(ranges: Sequence[StepRange]) -> str:
     """Step time, exposed share and memory over a long run; "" without *ranges*."""
     if not ranges:
         return ""
-    rows = column_table(
+    rows = text_table(
         ranges,
-        ("steps", lambda p: f"{human_count(p.first_step)} to {human_count(p.last_step)}"),
-        ("step", lambda p: human_seconds(p.step_seconds)),
-        ("exposed", lambda p: human_ratio(p.exposed_ratio)),
-        ("RSS", lambda p: human_bytes(p.rss_bytes)),
-        ("reserved", lambda p: human_bytes(p.reserved_bytes) if p.reserved_bytes >= 0 else "-"),
+        Column("steps", lambda p: f"{human_count(p.first_step)} to {human_count(p.last_step)}"),
+        Column("step", lambda p: p.step_seconds, SECONDS),
+        Column("exposed", lambda p: p.exposed_ratio, RATIO),
+        Column("RSS", lambda p: p.rss_bytes, BYTES),
+        Column("reserved", lambda p: human_bytes(p.reserved_bytes) if p.reserved_bytes >= 0 else "-"),
     )
     return f"Over the whole run (mean step, excluding the first; most bytes on any rank)\n{rows}"
 
@@ -422,15 +430,15 @@ def engine_block(run: RunSnapshot) -> str:
     rank = next((r for r in run.ranks if r.config.engines), None)
     if rank is None:
         return ""
-    rows = column_table(
+    rows = text_table(
         rank.config.engines,
-        ("engine", lambda e: f"{e.engine} {e.strategy}{' (dropped)' * e.dropped}"),
-        ("steps", lambda e: human_count(e.steps)),
-        ("skipped", lambda e: human_count(e.skipped)),
-        ("bytes", lambda e: human_bytes(e.nbytes)),
-        ("exposed", lambda e: human_seconds(e.exposed_seconds)),
-        ("loss scale", lambda e: "-" if e.loss_scale is None else f"{e.loss_scale:g}"),
-        ("grad norm", lambda e: "-" if e.grad_norm is None else f"{e.grad_norm:.4g}"),
+        Column("engine", lambda e: f"{e.engine} {e.strategy}{' (dropped)' * e.dropped}"),
+        Column("steps", lambda e: e.steps, COUNT),
+        Column("skipped", lambda e: e.skipped, COUNT),
+        Column("bytes", lambda e: e.nbytes, BYTES),
+        Column("exposed", lambda e: e.exposed_seconds, SECONDS),
+        Column("loss scale", lambda e: "-" if e.loss_scale is None else f"{e.loss_scale:g}"),
+        Column("grad norm", lambda e: "-" if e.grad_norm is None else f"{e.grad_norm:.4g}"),
     )
     return f"DeepSpeed engines of rank {rank.rank}\n{rows}"
 

@@ -16,9 +16,9 @@ from zeromon.readout.dimensions import (
     pipeline_text,
     slowest_text,
 )
-from zeromon.readout.figures import TRAFFIC
+from zeromon.readout.figures import BYTES, COUNT, RATE, SECONDS
+from zeromon.readout.tables import TRAFFIC, Column, aligned_table, pick_columns, text_table
 from zeromon.readout.text import busbw_unknown, exposed_unknown, in_graphs, overlap_unknown
-from zeromon.report.table import aligned_table, column_table, field_table
 from zeromon.snapshot import CollectiveRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
 from zeromon.snapshot.focus import most_exposed
@@ -27,15 +27,15 @@ from zeromon.snapshot.focus import most_exposed
 def by_operation(run: RunSnapshot) -> str:
     """The collectives of the first rank by operation and group, in all."""
     rank = run.ranks[0]
-    rows = column_table(
+    rows = text_table(
         rank.communication.collectives,
-        ("op", lambda row: row.op),
-        ("group", lambda row: f"{row.group}({row.group_size})"),
-        ("calls", lambda row: human_count(row.count)),
-        ("bytes", lambda row: human_bytes(row.nbytes)),
-        ("time", lambda row: human_seconds(row.seconds) if row.seconds else "-"),
-        ("exposed", lambda row: human_seconds(row.exposed_seconds) if row.seconds else "-"),
-        ("busbw", lambda row: human_rate(_recent_bus_bandwidth(rank, row))),
+        Column("op", lambda row: row.op),
+        Column("group", lambda row: f"{row.group}({row.group_size})"),
+        Column("calls", lambda row: row.count, COUNT),
+        Column("bytes", lambda row: row.nbytes, BYTES),
+        Column("time", lambda row: human_seconds(row.seconds) if row.seconds else "-"),
+        Column("exposed", lambda row: human_seconds(row.exposed_seconds) if row.seconds else "-"),
+        Column("busbw", lambda row: _recent_bus_bandwidth(rank, row), RATE),
     )
     reason = exposed_unknown(rank) if rank.steps.watched_steps else ""
     nothing = f"  n/a: {reason}" if reason else "  none"
@@ -72,15 +72,15 @@ def dim_block(run: RunSnapshot) -> str:
     rank = most_exposed(run.ranks) or run.ranks[0]
     if not is_worth_showing(rank):
         return ""
-    rows = column_table(
+    rows = text_table(
         by_dimension(rank),
-        ("dimension", lambda row: row.dimension.name),
-        ("ranks", lambda row: human_count(row.dimension.size)),
-        ("nodes", lambda row: human_count(row.dimension.nodes or None)),
-        ("calls", lambda row: human_calls(row.calls)),
-        ("bytes", lambda row: human_bytes(row.nbytes)),
-        ("exposed", lambda row: human_seconds(row.exposed_seconds)),
-        ("busbw", lambda row: human_rate(rate) if (rate := row.busbw_bytes_per_second) else "-"),
+        Column("dimension", lambda row: row.dimension.name),
+        Column("ranks", lambda row: row.dimension.size, COUNT),
+        Column("nodes", lambda row: row.dimension.nodes or None, COUNT),
+        Column("calls", lambda row: human_calls(row.calls)),
+        Column("bytes", lambda row: row.nbytes, BYTES),
+        Column("exposed", lambda row: row.exposed_seconds, SECONDS),
+        Column("busbw", lambda row: human_rate(rate) if (rate := row.busbw_bytes_per_second) else "-"),
     )
     parallel = rank.data_parallel_ranks
     count = "an unknown number" if parallel is None else human_count(parallel)
@@ -90,7 +90,9 @@ def dim_block(run: RunSnapshot) -> str:
     )
 
 
-_OF_UNITS = ("unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed", "busbw", "best")
+_OF_UNITS = pick_columns(
+    TRAFFIC, "unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed", "busbw", "best"
+)
 
 
 def by_unit(run: RunSnapshot, limit: int) -> str:
@@ -100,7 +102,7 @@ def by_unit(run: RunSnapshot, limit: int) -> str:
         return ""
     blocks = [
         f"What rank {rank.rank} waits for, a step (mean of the last ten)",
-        field_table(rank.communication.traffic[:limit], TRAFFIC, *_OF_UNITS),
+        text_table(rank.communication.traffic[:limit], *_OF_UNITS),
     ]
     hidden = rank.communication.traffic[limit:]
     if hidden:
@@ -154,17 +156,17 @@ def nccl_block(run: RunSnapshot) -> str:
     note = f"  {rank.communication.inspector_note}" if rank.communication.inspector_note else ""
     if not rank.communication.inspected and not note:
         return ""
-    rows = column_table(
+    rows = text_table(
         rank.communication.inspected,
-        ("op", lambda row: row.op),
-        ("group", lambda row: f"{row.group or 'n/a'}({row.size})"),
-        ("communicator", lambda row: row.communicator),
-        ("newest", lambda row: human_count(row.number)),
-        ("bytes", lambda row: human_bytes(row.nbytes)),
-        ("time", lambda row: human_seconds(row.seconds)),
-        ("busbw", lambda row: human_rate(row.busbw_bytes_per_second)),
-        ("records", lambda row: human_count(row.records)),
-        ("timed by", lambda row: row.timing or "n/a"),
+        Column("op", lambda row: row.op),
+        Column("group", lambda row: f"{row.group or 'n/a'}({row.size})"),
+        Column("communicator", lambda row: row.communicator),
+        Column("newest", lambda row: row.number, COUNT),
+        Column("bytes", lambda row: row.nbytes, BYTES),
+        Column("time", lambda row: row.seconds, SECONDS),
+        Column("busbw", lambda row: row.busbw_bytes_per_second, RATE),
+        Column("records", lambda row: row.records, COUNT),
+        Column("timed by", lambda row: row.timing or "n/a"),
     )
     blocks = [f"NCCL Inspector, rank {rank.rank}", rows if rank.communication.inspected else "", note]
     return "\n".join(block for block in blocks if block)

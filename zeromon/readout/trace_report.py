@@ -1,9 +1,7 @@
 """Traces as text: what a capture made, and the time of each rank's device by activity. Pure."""
 
 import statistics
-import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
 from zeromon.base.units import (
@@ -16,12 +14,11 @@ from zeromon.base.units import (
     human_share,
     signed,
 )
-from zeromon.diagnosis.flight import DIFFER, FlightFinding, RankCall
-from zeromon.report.table import Column, aligned_table, column_table, fitted_table
+from zeromon.readout.figures import BYTES, COUNT, INDEX, RATIO, SECONDS
+from zeromon.readout.tables import Column, aligned_table, text_table
 from zeromon.snapshot import Capture, CaptureState, TraceCheck
 from zeromon.traces.allocations import (
     COMMUNICATION,
-    NO_STACK,
     OPTIMIZER_STATE,
     DeviceMemory,
     Grown,
@@ -65,15 +62,15 @@ def capture_report(trace: Capture, ranks: Sequence[RankTrace]) -> str:
 def check_table(trace: Capture) -> str:
     """The live figures beside the trace's."""
     check_of = trace.checks
-    rows = column_table(
+    rows = text_table(
         sorted(check_of),
-        ("rank", str),
-        ("steps", lambda rank: ", ".join(map(str, check_of[rank].steps))),
-        ("exposed live", lambda rank: human_seconds(check_of[rank].live_exposed_seconds)),
-        ("in trace", lambda rank: human_seconds(check_of[rank].trace_exposed_seconds)),
-        ("error", lambda rank: _check_error_text(check_of[rank])),
-        ("comm live", lambda rank: human_seconds(check_of[rank].live_communication_seconds)),
-        ("in trace", lambda rank: human_seconds(check_of[rank].trace_communication_seconds)),
+        Column("rank", lambda rank: rank, INDEX),
+        Column("steps", lambda rank: ", ".join(map(str, check_of[rank].steps))),
+        Column("exposed live", lambda rank: check_of[rank].live_exposed_seconds, SECONDS),
+        Column("in trace", lambda rank: check_of[rank].trace_exposed_seconds, SECONDS),
+        Column("error", lambda rank: _check_error_text(check_of[rank])),
+        Column("comm live", lambda rank: check_of[rank].live_communication_seconds, SECONDS),
+        Column("in trace", lambda rank: check_of[rank].trace_communication_seconds, SECONDS),
     )
     note = (
         "\nA trace of a launch-bound rank also counts as exposed how long its device waits for the host."
@@ -118,17 +115,17 @@ def _rank_time_block(ranks: Sequence[RankTrace]) -> str:
     """One row a rank, of many ranks those that compute more or less than the others."""
     median = _median_of(ranks, lambda r: r.compute_seconds)
     outer = sorted(ranks, key=lambda r: -abs((r.compute_seconds or 0.0) - median))[:_MAX_ROWS]
-    rows = column_table(
+    rows = text_table(
         [r for r in ranks if r in outer],
-        ("rank", lambda r: str(r.rank)),
-        ("span", lambda r: human_seconds(r.span_seconds)),
-        ("compute", lambda r: human_share(r.compute_seconds, r.span_seconds)),
-        ("exposed", lambda r: human_share(r.exposed_seconds, r.span_seconds)),
-        ("copies", lambda r: human_share(r.exposed_copy_seconds, r.span_seconds)),
-        ("idle", lambda r: human_share(r.idle_seconds, r.span_seconds)),
-        ("comm", lambda r: human_seconds(r.communication_seconds)),
-        ("overlap", lambda r: human_ratio(r.overlap_ratio)),
-        ("waits", lambda r: human_seconds(r.wait_seconds)),
+        Column("rank", lambda r: str(r.rank)),
+        Column("span", lambda r: r.span_seconds, SECONDS),
+        Column("compute", lambda r: human_share(r.compute_seconds, r.span_seconds)),
+        Column("exposed", lambda r: human_share(r.exposed_seconds, r.span_seconds)),
+        Column("copies", lambda r: human_share(r.exposed_copy_seconds, r.span_seconds)),
+        Column("idle", lambda r: human_share(r.idle_seconds, r.span_seconds)),
+        Column("comm", lambda r: r.communication_seconds, SECONDS),
+        Column("overlap", lambda r: r.overlap_ratio, RATIO),
+        Column("waits", lambda r: r.wait_seconds, SECONDS),
     )
     blocks = ["Where the time of the device went, shares of the span", rows]
     if len(outer) < len(ranks):
@@ -203,16 +200,16 @@ def _matrix_product_block(rank: RankTrace) -> str:
         return f"{title}: n/a, the trace has no operators, or none that launched a kernel"
     speed, peak, roofline = overall_rates(rank.products)
     seconds = sum(product.seconds for product in rank.products)
-    rows = column_table(
+    rows = text_table(
         rank.products[:_MAX_ROWS],
-        ("operator", lambda p: p.op.replace("_attention", "").replace("_backward", " bwd")),
-        ("MxNxK", lambda p: p.shape or "n/a"),
-        ("type", lambda p: _DTYPES.get(p.dtype, p.dtype) or "n/a"),
-        ("calls", lambda p: human_count(p.count)),
-        ("time", lambda p: human_seconds(p.seconds)),
-        ("TFLOP/s", lambda p: _tera_text(p.flops / p.seconds if p.flops and p.seconds else None)),
-        ("peak", lambda p: human_ratio(p.peak_ratio)),
-        ("roof", lambda p: human_ratio(p.roofline_ratio)),
+        Column("operator", lambda p: p.op.replace("_attention", "").replace("_backward", " bwd")),
+        Column("MxNxK", lambda p: p.shape or "n/a"),
+        Column("type", lambda p: _DTYPES.get(p.dtype, p.dtype) or "n/a"),
+        Column("calls", lambda p: p.count, COUNT),
+        Column("time", lambda p: p.seconds, SECONDS),
+        Column("TFLOP/s", lambda p: _tera_text(p.flops / p.seconds if p.flops and p.seconds else None)),
+        Column("peak", lambda p: p.peak_ratio, RATIO),
+        Column("roof", lambda p: p.roofline_ratio, RATIO),
     )
     blocks = [
         f"{title}, {human_seconds(seconds)}, {human_share(seconds, rank.span_seconds)} of the span",
@@ -239,21 +236,21 @@ def _idle_stream_block(rank: RankTrace) -> str:
         return f"Idle streams of rank {rank.rank}: n/a, the trace has no launches of the host"
     streams = rank.streams[:_MAX_ROWS]
     causes = [name for name, _ in _CAUSES if any(getattr(lane.idle, name) for lane in streams)]
-    name: Column[StreamTime] = ("stream", lambda lane: f"{lane.device}/{lane.stream}")
-    idle = column_table(
+    name: Column[StreamTime] = Column("stream", lambda lane: f"{lane.device}/{lane.stream}")
+    idle = text_table(
         streams,
         name,
-        ("events", lambda lane: human_count(lane.events)),
-        ("idle", lambda lane: human_share(lane.idle.seconds, lane.span_seconds)),
-        *((c, lambda lane, c=c: human_share(getattr(lane.idle, c), lane.idle.seconds)) for c in causes),
+        Column("events", lambda lane: lane.events, COUNT),
+        Column("idle", lambda lane: human_share(lane.idle.seconds, lane.span_seconds)),
+        *map(_idle_share_column, causes),
     )
-    queue = column_table(
+    queue = text_table(
         streams,
         name,
-        ("mean", lambda lane: "n/a" if lane.queue_mean is None else f"{lane.queue_mean:.1f}"),
-        ("most", lambda lane: human_count(lane.queue_most)),
-        ("empty", lambda lane: human_ratio(lane.queue_empty_ratio)),
-        ("launch to start", lambda lane: human_seconds(lane.delay_seconds)),
+        Column("mean", lambda lane: "n/a" if lane.queue_mean is None else f"{lane.queue_mean:.1f}"),
+        Column("most", lambda lane: lane.queue_most, COUNT),
+        Column("empty", lambda lane: lane.queue_empty_ratio, RATIO),
+        Column("launch to start", lambda lane: lane.delay_seconds, SECONDS),
     )
     return (
         f"Idle streams of rank {rank.rank}, and what the next event waited for\n{idle}\n\n"
@@ -261,18 +258,22 @@ def _idle_stream_block(rank: RankTrace) -> str:
     )
 
 
+def _idle_share_column(cause: str) -> Column[StreamTime]:
+    return Column(cause, lambda lane: human_share(getattr(lane.idle, cause), lane.idle.seconds))
+
+
 def _critical_path_block(rank: int, path: CriticalPath) -> str:
     """The waits of the moments of a step, by kind, then by name."""
     kinds = ", ".join(
         f"{human_share(seconds, path.seconds)} {kind}" for kind, seconds in path.kinds.items()
     )
-    rows = column_table(
+    rows = text_table(
         path.parts[:_MAX_ROWS],
-        ("name", lambda row: row.name),
-        ("what", lambda row: row.kind),
-        ("parts", lambda row: human_count(row.count)),
-        ("time", lambda row: human_seconds(row.seconds)),
-        ("share", lambda row: human_share(row.seconds, path.seconds)),
+        Column("name", lambda row: row.name),
+        Column("what", lambda row: row.kind),
+        Column("parts", lambda row: row.count, COUNT),
+        Column("time", lambda row: row.seconds, SECONDS),
+        Column("share", lambda row: human_share(row.seconds, path.seconds)),
         cuts=[0],
     )
     blocks = [
@@ -294,11 +295,11 @@ def as_diff(names: Sequence[str], diff: TraceDiff) -> str:
         f"{letter}  {name}: {human_count(count)} step{'s' * (count != 1)} of a rank"
         for letter, name, count in zip("AB", names, diff.samples, strict=True)
     ]
-    rows = column_table(
+    rows = text_table(
         diff.parts,
-        ("a step", lambda row: row.name),
-        ("A", lambda row: human_seconds(row.before.seconds)),
-        ("B", lambda row: human_seconds(row.after.seconds)),
+        Column("a step", lambda row: row.name),
+        Column("A", lambda row: row.before.seconds, SECONDS),
+        Column("B", lambda row: row.after.seconds, SECONDS),
         *_DIFFERENCE,
     )
     blocks = ["\n".join(heads), rows]
@@ -319,8 +320,8 @@ def as_diff(names: Sequence[str], diff: TraceDiff) -> str:
 
 
 _DIFFERENCE: tuple[Column[Row], ...] = (
-    ("difference", lambda row: signed(human_seconds, row.after.seconds - row.before.seconds)),
-    ("99 %", lambda row: "n/a" if (s := row.noise_seconds) is None else f"± {human_seconds(s)}"),
+    Column("difference", lambda row: signed(human_seconds, row.after.seconds - row.before.seconds)),
+    Column("99 %", lambda row: "n/a" if (s := row.noise_seconds) is None else f"± {human_seconds(s)}"),
 )
 """The difference in time, and its uncertainty."""
 
@@ -331,13 +332,13 @@ def _changed_rows_table(rows: Sequence[Row]) -> str:
         exposed = f", {human_seconds(usage.exposed_seconds)} exposed"
         return amount if row.what is What.KERNEL else amount + exposed
 
-    cells = column_table(
+    cells = text_table(
         rows[: 2 * _MAX_ROWS],
-        ("what differs, a step", lambda row: row.name),
-        ("kind", lambda row: row.what.value),
-        ("how", lambda row: str(row.change.value) if row.change is not None else ""),
-        ("A", lambda row: usage_cell(row, row.before)),
-        ("B", lambda row: usage_cell(row, row.after)),
+        Column("what differs, a step", lambda row: row.name),
+        Column("kind", lambda row: row.what.value),
+        Column("how", lambda row: str(row.change.value) if row.change is not None else ""),
+        Column("A", lambda row: usage_cell(row, row.before)),
+        Column("B", lambda row: usage_cell(row, row.after)),
         *_DIFFERENCE,
         cuts=[0],
     )
@@ -346,113 +347,42 @@ def _changed_rows_table(rows: Sequence[Row]) -> str:
 
 
 def _collective_op_block(rank: RankTrace) -> str:
-    rows = column_table(
+    rows = text_table(
         rank.ops[:_MAX_ROWS],
-        ("operation", lambda op: f"{op.op} {op.group}".strip()),
-        ("calls", lambda op: human_count(op.count)),
-        ("bytes", lambda op: human_bytes(op.nbytes) if op.nbytes else "-"),
-        ("time", lambda op: human_seconds(op.seconds)),
-        ("exposed", lambda op: human_seconds(op.exposed_seconds)),
-        ("busbw", lambda op: human_rate(rate) if (rate := op.busbw_bytes_per_second) else "-"),
+        Column("operation", lambda op: f"{op.op} {op.group}".strip()),
+        Column("calls", lambda op: op.count, COUNT),
+        Column("bytes", lambda op: human_bytes(op.nbytes) if op.nbytes else "-"),
+        Column("time", lambda op: op.seconds, SECONDS),
+        Column("exposed", lambda op: op.exposed_seconds, SECONDS),
+        Column("busbw", lambda op: human_rate(rate) if (rate := op.busbw_bytes_per_second) else "-"),
     )
     return f"Communication of rank {rank.rank}\n{rows}"
 
 
 def _fsdp_unit_block(rank: RankTrace) -> str:
-    rows = column_table(
+    rows = text_table(
         rank.units[:_MAX_ROWS],
-        ("unit", lambda unit: unit.unit),
-        ("calls", lambda unit: human_count(unit.count)),
-        ("time", lambda unit: human_seconds(unit.communication_seconds)),
-        ("exposed", lambda unit: human_seconds(unit.exposed_seconds)),
+        Column("unit", lambda unit: unit.unit),
+        Column("calls", lambda unit: unit.count, COUNT),
+        Column("time", lambda unit: unit.communication_seconds, SECONDS),
+        Column("exposed", lambda unit: unit.exposed_seconds, SECONDS),
     )
     return f"FSDP units of rank {rank.rank}\n{rows}"
 
 
 def _kernel_family_block(rank: RankTrace, all_of_them: bool) -> str:
-    rows = column_table(
+    rows = text_table(
         rank.families[: None if all_of_them else _FIRST_ROWS],
-        ("family", lambda family: family.name),
-        ("calls", lambda family: human_count(family.count)),
-        ("time", lambda family: human_seconds(family.seconds)),
-        ("of span", lambda family: human_share(family.seconds, rank.span_seconds)),
+        Column("family", lambda family: family.name),
+        Column("calls", lambda family: family.count, COUNT),
+        Column("time", lambda family: family.seconds, SECONDS),
+        Column("of span", lambda family: human_share(family.seconds, rank.span_seconds)),
         cuts=[0],
     )
     return f"Kernels of rank {rank.rank} by family\n{rows}"
 
 
 # ---- what hangs by the Flight Recorder's dumps, as text -----------------------------------------
-
-_MAX_CALLS = 12
-_MAX_SIZES = 3
-_LONGEST_RANKS = 10
-
-
-def flight_text(hangs: Sequence[FlightFinding], ranks: Sequence[int], notes: Sequence[str]) -> str:
-    """A block for each finding; members in the same place share a row."""
-    blocks = [_flight_finding_block(finding) for finding in hangs]
-    if not hangs:
-        blocks = [f"Nothing hangs in the dumps of rank{'s' * (len(ranks) > 1)} {_spans_of(ranks)}"]
-    if notes:
-        blocks.append("\n".join(["Notes", *(f"  {note}" for note in notes)]))
-    return "\n\n".join(blocks) + "\n"
-
-
-def _flight_finding_block(finding: FlightFinding) -> str:
-    start = datetime.fromtimestamp(finding.since_ns / 1e9, timezone.utc)
-    lasts = (
-        "it has ended on all members that called it"
-        if finding.seconds is None
-        else f"{human_seconds(max(0.0, finding.seconds))} before the newest dump"
-    )
-    head = (
-        f"!! {finding.op} #{abs(finding.sequence)} of {finding.group}: {finding.kind}\n"
-        f"   since {start:%Y-%m-%d %H:%M:%S} UTC, {lasts}"
-    )
-    rows: dict[tuple[str, ...], list[int]] = {}
-    for call in finding.ranks:
-        rows.setdefault(_member_call_cells(call, finding), []).append(call.rank)
-    cells, below = [], []
-    for row, members in list(rows.items())[:_MAX_CALLS]:
-        label = spans = _spans_of(members)
-        if len(spans) > _LONGEST_RANKS:
-            label = f"{len(members):,} ranks"
-            below.append(f"\n  {label}: {textwrap.shorten(spans, 300, placeholder=' ...')}")
-        cells.append((label, *row))
-    if len(rows) > _MAX_CALLS:
-        hidden = sum(len(members) for members in list(rows.values())[_MAX_CALLS:])
-        cells.append((f"and {hidden:,} more", "", "", ""))
-    table = fitted_table(("ranks", "state", "call", "where"), cells, 2, 3)
-    return f"{head}\n{table}{''.join(below)}"
-
-
-def _member_call_cells(row: RankCall, finding: FlightFinding) -> tuple[str, ...]:
-    state, call = row.state, row.call
-    if call is None:
-        return state, "-", NO_STACK
-    call_text = f"{call.op} #{abs(call.sequence)}"
-    if call.sequence == finding.sequence:
-        state = f"{state} ({call.state})"
-    else:
-        call_text = f"last {call_text}"
-    if finding.kind in DIFFER:
-        sizes = call.sizes[0] or call.sizes[1]
-        shapes = " ".join(str(list(size)).replace(" ", "") for size in sizes[:_MAX_SIZES])
-        dots = " ..." if len(sizes) > _MAX_SIZES else ""
-        types = call.types[0] or call.types[1]
-        call_text = f"{call_text} {shapes}{dots} {' '.join(sorted(set(types)))}".rstrip()
-    return state, call_text, stack_origin(call.stack, own_only=True)
-
-
-def _spans_of(ranks: Sequence[int]) -> str:
-    """``0, 2-7``."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 # ---- snapshots of torch's allocator as text -----------------------------------------------------
@@ -473,14 +403,14 @@ def as_growth(names: Sequence[str], rows: Sequence[Grown]) -> str:
     if not rows:
         return "\n".join([*heads, "", "  every stack holds as much in both"]) + "\n"
     total = sum(row.after_bytes - row.before_bytes for row in rows)
-    grown = column_table(
+    grown = text_table(
         # The tail of the rest: rows[-3:] of a short list would repeat rows of the head
         [*rows[:_MAX_HELD], *rows[_MAX_HELD:][-3:]],
-        ("where", lambda row: stack_origin(row.stack)),
-        ("role", lambda row: _SHORT.get(row.role, row.role)),
-        ("count", lambda row: f"{row.count:+,}"),
-        ("B", lambda row: human_bytes(row.after_bytes)),
-        ("B - A", lambda row: signed(human_bytes, row.after_bytes - row.before_bytes)),
+        Column("where", lambda row: stack_origin(row.stack)),
+        Column("role", lambda row: _SHORT.get(row.role, row.role)),
+        Column("count", lambda row: f"{row.count:+,}"),
+        Column("B", lambda row: row.after_bytes, BYTES),
+        Column("B - A", lambda row: signed(human_bytes, row.after_bytes - row.before_bytes)),
         cuts=[0],
     )
     return "\n".join([*heads, "", f"{signed(human_bytes, total)} in all", grown]) + "\n"
@@ -492,14 +422,14 @@ def _device_memory_blocks(name: str, device: DeviceMemory) -> list[str]:
         f"Device {device.device} of {name}: {human_bytes(device.allocated_bytes)} allocated of "
         f"{human_bytes(reserved)} reserved"
     )
-    rows = column_table(
+    rows = text_table(
         device.segments,
-        ("segments", lambda row: row.kind or "-"),
-        ("count", lambda row: human_count(row.count)),
-        ("reserved", lambda row: human_bytes(row.reserved_bytes)),
-        ("allocated", lambda row: human_bytes(row.allocated_bytes)),
-        ("awaits free", lambda row: human_bytes(row.pending_bytes)),
-        ("inactive", lambda row: human_bytes(row.inactive_bytes)),
+        Column("segments", lambda row: row.kind or "-"),
+        Column("count", lambda row: row.count, COUNT),
+        Column("reserved", lambda row: row.reserved_bytes, BYTES),
+        Column("allocated", lambda row: row.allocated_bytes, BYTES),
+        Column("awaits free", lambda row: row.pending_bytes, BYTES),
+        Column("inactive", lambda row: row.inactive_bytes, BYTES),
     )
     share = human_share(device.stranded_bytes, reserved)
     fragments = (
@@ -542,12 +472,12 @@ def _memory_role_table(device: DeviceMemory) -> str:
 
 
 def _held_table(holdings: Sequence[Holding]) -> str:
-    table = column_table(
+    table = text_table(
         holdings[:_MAX_HELD],
-        ("where", lambda item: stack_origin(item.stack)),
-        ("role", lambda item: _SHORT.get(item.role, item.role)),
-        ("count", lambda item: human_count(item.count)),
-        ("bytes", lambda item: human_bytes(item.nbytes)),
+        Column("where", lambda item: stack_origin(item.stack)),
+        Column("role", lambda item: _SHORT.get(item.role, item.role)),
+        Column("count", lambda item: item.count, COUNT),
+        Column("bytes", lambda item: item.nbytes, BYTES),
         cuts=[0],
     )
     if len(holdings) > _MAX_HELD:
@@ -557,13 +487,13 @@ def _held_table(holdings: Sequence[Holding]) -> str:
 
 
 def _failed_allocation_table(device: DeviceMemory) -> str:
-    rows = column_table(
+    rows = text_table(
         device.ooms,
-        ("where", lambda oom: stack_origin(oom.stack)),
-        ("after", lambda oom: human_seconds(oom.seconds)),
-        ("asked for", lambda oom: human_bytes(oom.nbytes)),
-        ("allocated", lambda oom: human_bytes(oom.allocated_bytes)),
-        ("free", lambda oom: human_bytes(oom.device_free_bytes)),
+        Column("where", lambda oom: stack_origin(oom.stack)),
+        Column("after", lambda oom: oom.seconds, SECONDS),
+        Column("asked for", lambda oom: oom.nbytes, BYTES),
+        Column("allocated", lambda oom: oom.allocated_bytes, BYTES),
+        Column("free", lambda oom: oom.device_free_bytes, BYTES),
         cuts=[0],
     )
     return f"Allocations that failed, and what the device had free\n{rows}"

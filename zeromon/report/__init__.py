@@ -1,1 +1,0 @@
-"""A run as text: the report of a live or recorded run."""
