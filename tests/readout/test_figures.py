@@ -107,7 +107,7 @@ def test_the_terminal_filter_and_table_read_the_same_value() -> None:
         late_seconds=0.01, wait_seconds=0.02, memory_device=device_memory(),
         risks=(Risk(pool="device", ratio=0.6, cause="none"),),
     )  # fmt: skip
-    columns = {column.name: column.value(one) for column in RANKS}
+    columns = {column.name: column.read(one) for column in RANKS}
     assert columns["share"] == pytest.approx(COMPARED["exposed"](one) / 100)  # type: ignore[operator]
     assert columns["risk"] == pytest.approx(COMPARED["risk"](one) / 100)  # type: ignore[operator]
     assert columns["memory"] == pytest.approx(COMPARED["memory"](one) * 2**30)  # type: ignore[operator]
@@ -118,7 +118,7 @@ def test_the_terminal_filter_and_table_read_the_same_value() -> None:
 
 def test_file_headings_and_page_fields_stay_as_users_know_them() -> None:
     assert [column.export_heading for column in RANKS] == [
-        "rank", "node", "state", "steps", "step_seconds", "last_steps_longest_to_median",
+        "rank", "node", "device", "state", "steps", "step_seconds", "last_steps_longest_to_median",
         "exposed_seconds", "share_ratio",
         "overlap_ratio", "late_seconds", "waits_seconds", "memory_bytes", "risk_ratio", "unit",
     ]  # fmt: skip
@@ -127,8 +127,8 @@ def test_file_headings_and_page_fields_stay_as_users_know_them() -> None:
         "memory_bytes", "risk_ratio",
     ]  # fmt: skip
     of_ranks = {column["field"] for column in ranks_page.COLUMNS}
-    assert of_ranks >= {"step", "exposed", "overlap", "memory", "risk", "late", "waits"}
-    assert {column["field"] for column in runs_page.COLUMNS} >= {"step", "exposed", "memory"}
+    assert of_ranks >= {"step", "exposed", "share", "overlap", "memory", "risk", "late", "waits"}
+    assert {column["field"] for column in runs_page.COLUMNS} >= {"step", "share", "memory"}
     assert set(COMPARED) == {
         "rank", "steps", "step", "exposed", "overlap", "late", "wait", "memory", "risk",
     }  # fmt: skip
