@@ -986,6 +986,28 @@ def test_a_folder_of_gpt_neox_is_left_alone(tmp_path: Path) -> None:
     assert (result.files, result.problems) == (0, ())
 
 
+SAMPLED = """
+from torch.utils.data import DataLoader, DistributedSampler
+loader = DataLoader(data, sampler=DistributedSampler({data}))
+for epoch in range(n):
+    for batch in loader:
+        model(batch).backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "trains"),
+    [
+        ("values", True), ("retrieval_train", True), ("latest_data", True), ("trainval", True),
+        ("val_data", False), ("valset", False), ("self.evalDataset", False), ("splits['test']", False),
+        ("ValidationSet(root)", False), ("XTest", False), ("test1", False),
+    ],
+)  # fmt: skip
+def test_the_order_of_a_validation_set_does_not_matter(tmp_path: Path, data: str, trains: bool) -> None:
+    found = {p.key for p in problems_of(tmp_path, SAMPLED.format(data=data), "t.py")}
+    assert ("set_epoch" in found) == trains
+
+
 # ---- positions ----------------------------------------------------------------------------------
 
 
@@ -997,6 +1019,18 @@ def test_a_problem_stands_where_its_key_stands(tmp_path: Path) -> None:
     (problem,) = problems_of(tmp_path, text, "a.yaml")
     assert (problem.line, problem.column) == (3, 5)
     assert problem.key == "fsdp_config.fsdp_auto_wrap_policy"
+
+
+def test_a_column_counts_characters_and_not_bytes(tmp_path: Path) -> None:
+    line = "é = '€😀'; TrainingArguments('o', fp16=True, bf16=True, deepspeed={'bf17': 1})"
+    text = f"from transformers import TrainingArguments\r\n\x0c\r\n{line}\r\n"
+    (tmp_path / "t.py").write_bytes(text.encode())
+    found = {p.key: (p.line, p.column) for p in check([str(tmp_path / "t.py")]).problems}
+    assert found["fp16"] == (3, line.index("True") + 1)
+    assert found["bf17"] == (3, line.index("'bf17'") + 1)
+    (tmp_path / "a.yaml").write_bytes("distributed_type: FSDP\n# é ".encode() + b"\xe9")
+    (problem,) = check([str(tmp_path / "a.yaml")]).problems
+    assert (problem.line, problem.column) == (2, 5)
 
 
 def test_keys_are_found_among_strings_that_look_like_syntax() -> None:

@@ -111,6 +111,9 @@ def test_a_file_that_the_command_does_not_read(files: Path) -> None:
 def test_options_without_the_framework_that_reads_them(files: Path) -> None:
     found = checked("accelerate launch --num_processes 8 --zero_stage 3 train.py")
     assert ("ZM106", "zero_stage has no effect: accelerate starts MULTI_GPU") in said(found)
+    for option in ("gradient_accumulation_steps", "gradient_clipping"):
+        found = checked(f"accelerate launch --multi_gpu --num_processes 8 --{option} 8 train.py")
+        assert said(found) == [("ZM106", f"{option} has no effect: accelerate starts MULTI_GPU")]
     found = checked("accelerate launch --use_deepspeed --num_processes 8 --zero_stage 9 train.py")
     assert any(code == "ZM103" for code, _ in said(found))
 

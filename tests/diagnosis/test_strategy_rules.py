@@ -41,6 +41,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.rule import settings_in
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import (
+    Dim,
     Framework,
     Offload,
     Sharding,
@@ -217,6 +218,8 @@ def expected(strategy: Strategy) -> dict[str, str]:
         only = (*gathers, "stage_too_low" if stage < 3 else "reshard_without_need")
         return ALL | OF_FSDP1 | named("Python (FSDP1)", *only)
     higher = named("DeepSpeed JSON", "stage_too_low") if stage < 3 or not strategy.offload else {}
+    if stage == 1 and Dim.PP in strategy.parts:
+        higher = {}  # DeepSpeed's PipelineEngine refuses stages 2 and 3
     of_stage = OF_ZERO3 if stage == 3 else {}
     of_stage = of_stage | (named("DeepSpeed JSON", "reduce_scatter_off") if stage else {})
     return ALL | OF_DEEPSPEED | higher | of_stage | (OF_OFFLOAD if strategy.offload else {})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from builders import changed, device_memory, rank, run, step, summary
-from evidence import IN_BF16, MODEL, found, normed, one, row
+from evidence import FIRES, IN_BF16, MODEL, found, normed, one, row
 
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.fold import fold_event
@@ -224,13 +224,34 @@ def test_bf16_is_told_on_devices_without_it(name: str, facts: dict[str, Any], di
         assert found(one(**given | {"machine_device": Device(name=other)}), "bf16_emulated") is None
 
 
+OFF = Setting(engine=1, name="zero_optimization.contiguous_gradients", effective="false", written="")
+SCATTERED: dict[str, Any] = {"memory_device": device_memory(), "settings": (OFF,)}
+
+
 def test_gradients_that_are_not_contiguous_are_told_where_an_allocator_caches() -> None:
-    off = (
-        Setting(engine=1, name="zero_optimization.contiguous_gradients", effective="false", written=""),
-    )
-    scattered = one(strategy="deepspeed-zero2", memory_device=device_memory(), settings=off)
+    scattered = one(strategy="deepspeed-zero2", **SCATTERED)
     finding = found(scattered, "fragmentation")
     assert finding is not None and finding.remedy is not None
     assert '+ "contiguous_gradients": true' in finding.remedy.diff
     assert finding.severity == Severity.INFO
     assert found(changed(scattered, memory_device=None), "fragmentation") is None
+
+
+@pytest.mark.parametrize(
+    "strategy", ["deepspeed-zero0", "deepspeed-zero1-offload", "deepspeed-zero2-offload"]
+)
+def test_gradients_are_contiguous_whatever_the_setting_where_deepspeed_decides(strategy: str) -> None:
+    """Below stage 3 DeepSpeed turns it on with an offloaded optimizer; stage 0 does not read it."""
+    assert found(one(strategy=strategy, **SCATTERED), "fragmentation") is None
+
+
+def test_measured_fragmentation_is_told_before_a_setting_that_may_cause_it() -> None:
+    """On the same rank, and on a later one."""
+    setting = one(strategy="deepspeed-zero2", **SCATTERED)
+    fragmented = changed(FIRES["fragmentation"], rank=1)
+    both = changed(fragmented, rank=0, **SCATTERED)
+    for ranks in ((both,), (setting, fragmented)):
+        finding = of_run("fragmentation", *ranks)
+        assert finding is not None
+        assert (finding.rank, finding.severity) == (ranks[-1].rank, Severity.WARNING)
+        assert "not allocated" in finding.text

@@ -100,6 +100,13 @@ def test_rungs_add_up_and_the_first_that_suffices_is_marked(framework: str, stag
     assert [rung.enough for rung in ladder_rungs(here, need)[:3]] == [False, True, False]
 
 
+def test_a_pipeline_of_deepspeed_is_offered_no_stage_that_divides_gradients() -> None:
+    """DeepSpeed's PipelineEngine refuses stages 2 and 3."""
+    here = replace(setup("deepspeed", 0), pipeline=2)
+    stages = [rung.change for rung in ladder_rungs(here, None) if '"stage"' in rung.change]
+    assert stages == ['"stage": 0 -> 1']
+
+
 def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:
     here = setup("fsdp2", 3)
     rung = next(r for r in ladder_rungs(here, None) if r.change.startswith("micro-batch 8"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hub_models import from_config
 
 from zeromon.base.errors import PlanError
 from zeromon.memory.models import from_count
+from zeromon.memory.plan import Setup, fewest_fitting_devices
 from zeromon.memory.predict import (
     Batch,
     During,
@@ -175,6 +177,15 @@ def test_fsdp2_gathers_in_the_dtype_of_its_policy() -> None:
     assert memory_of(model.sizes(plan), plan).role("unsharded_param") == 2 * 64 * 64 * 2
 
 
+def test_as_many_units_exist_as_a_script_gathers_ahead() -> None:
+    """Of ten equal units; no more than there are."""
+    model = ModelSpec(name="m", units=(Unit("u", ((64, 64),), count=10),))
+    for ahead, units in ((0, 1), (3, 4), (8, 9), (20, 10)):
+        plan = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=2, framework="fsdp2", prefetch_units=ahead)
+        gathered = memory_of(model.sizes(plan), plan).role("unsharded_param")
+        assert gathered == units * 64 * 64 * 2
+
+
 def test_a_hybrid_shard_divides_by_its_own_group() -> None:
     """16 ranks in groups of 4."""
     whole = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=4)
@@ -191,6 +202,17 @@ def test_ddp_has_its_buckets_on_top() -> None:
     )
     sizes = from_count(1000).sizes(plan)
     assert memory_of(sizes, plan).total() - memory_of(sizes, views).total() == 4000
+
+
+@pytest.mark.parametrize(("shard_ranks", "fewest"), [(2, 2), (3, 24), (16, 16), (24, 24), (5000, None)])
+def test_the_fewest_devices_are_whole_groups_of_a_hybrid_shard(
+    shard_ranks: int, fewest: int | None
+) -> None:
+    """Any of these groups holds 16 MB; up to 4096 devices, and more than a host in whole hosts."""
+    plan = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=2 * shard_ranks, shard_ranks=shard_ranks)
+    setup = Setup(model=from_count(10**6), plan=plan, device_bytes=10**7)
+    assert fewest_fitting_devices(setup, plan) == fewest
+    assert fewest_fitting_devices(replace(setup, device_bytes=1000), plan) is None
 
 
 # ---- activations ----------------------------------------------------------------------------------
@@ -261,6 +283,14 @@ def test_accumulation_costs_stage_3_in_every_micro_step() -> None:
     }
     assert sent[ZeroStage.OPTIMIZER][1] == sent[ZeroStage.OPTIMIZER][0]
     assert sent[ZeroStage.PARAMETERS][1] == 4 * sent[ZeroStage.PARAMETERS][0]
+
+
+def test_fsdp_gathers_frozen_parameters_too_where_it_keeps_them_gathered() -> None:
+    """A frozen unit of a million elements and a trained one of ten thousand, in bf16 on two ranks."""
+    frozen, trained = Unit("f", ((1000, 1000),), trainable=False), Unit("t", ((100, 100),))
+    model = ModelSpec(name="m", units=(frozen, trained))
+    plan = ShardPlan(stage=ZeroStage.GRADIENTS, ranks=2, framework="fsdp2", reshards=False)
+    assert communication_bytes(model.sizes(plan), plan) == 1_010_000 + 10_000
 
 
 # ---- models ---------------------------------------------------------------------------------------

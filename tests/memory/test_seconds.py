@@ -153,6 +153,12 @@ def test_offload_costs_copies_and_the_hosts_adam() -> None:
     assert on_disk.offload - (1 + 2 + 2 - 3) == pytest.approx(1 + 0.5 * (24 + 8))
 
 
+def test_parameters_on_the_host_cost_copies_beside_an_optimizer_on_the_device() -> None:
+    """A shard of 1 GB comes for forward and for backward, and returns once updated, at 1 GB/s."""
+    found = time_of(3, replace(SPEEDS, hides=Hides.NOTHING), params_on="host")
+    assert (found.offload, found.optimizer) == pytest.approx((1 + 1 + 1, 0.5))
+
+
 def test_hybrid_sharding_sends_little_between_hosts() -> None:
     plan = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=16, shard_ranks=8, framework="fsdp2")
     fast = replace(SPEEDS, gather=1e15, reduce=1e15, between=1e9, hides=Hides.NOTHING)
@@ -166,6 +172,7 @@ def test_hybrid_sharding_sends_little_between_hosts() -> None:
         ("forward_seconds", {}, "--micro-batch"),
         ("gather", {}, "--interconnect"),
         ("pcie", {"optimizer_on": "host"}, "--pcie"),
+        ("pcie", {"params_on": "host"}, "--pcie"),
         ("nvme", {"optimizer_on": "nvme", "params_on": "nvme"}, "--nvme-bandwidth"),
     ],
 )
@@ -194,17 +201,35 @@ def test_speeds_of_links_have_bits_and_bytes(text: str, peak: float) -> None:
     assert parse_link_peak(text) == peak
 
 
-@pytest.mark.parametrize("text", ["", "fast", "0GB", "-1GB", "x400Gb", "25"])
+@pytest.mark.parametrize("text", ["", "fast", "0GB", "-1GB", "x400Gb", "25", "²xib-ndr"])
 def test_what_is_no_speed_is_refused(text: str) -> None:
     with pytest.raises(PlanError):
         parse_link_peak(text)
 
 
-def test_devices_by_the_name_that_nvml_gives_them() -> None:
-    names = ["NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090", "Tesla T4"]
-    keys = ["a100-40", "h100", "rtx4090", "t4"]
-    assert [find_named_device(name) for name in names] == [DEVICES[key] for key in keys]
-    assert find_named_device("80GiB") is None
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40"), ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100 80GB PCIe", "a100"), ("NVIDIA A100-PCIE-40GB", "a100-40"),
+        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 PCIe", "h100"), ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"), ("NVIDIA GB200", "b200"), ("NVIDIA GH200 480GB", "h100"),
+        ("NVIDIA L4", "l4"), ("NVIDIA L40S", "l40s"), ("NVIDIA A10", "a10"), ("NVIDIA A10G", "a10"),
+        ("Tesla V100-SXM2-16GB", "v100-16"), ("Tesla V100-SXM2-32GB", "v100"),
+        ("Tesla V100S-PCIE-32GB", "v100"), ("Tesla T4", "t4"), ("NVIDIA T4G", "t4"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"), ("AMD Instinct MI300X OAM", "mi300x"),
+        ("MI300X", "mi300x"), ("A100-40", "a100-40"), ("v100-16", "v100-16"),
+    ],
+)  # fmt: skip
+def test_devices_by_the_name_that_nvml_gives_them(name: str, key: str) -> None:
+    assert find_named_device(name) is DEVICES[key]
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA RTX A1000", "NVIDIA T400 4GB", "NVIDIA L40", "NVIDIA H20", "NVIDIA A16", "80GiB"]
+)
+def test_a_name_that_only_resembles_a_known_device_is_unknown(name: str) -> None:
+    assert find_named_device(name) is None
 
 
 # ---- calibrated -----------------------------------------------------------------------------------

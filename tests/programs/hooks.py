@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -369,6 +370,33 @@ def end_without_options() -> dict:
     known = bool(entry[END])
     work.wait()
     return {"end_known_before_wait": known, "errors": agent().guard.errors}
+
+
+def coalescing_fails() -> dict:
+    """Coalescing that does not begin, as gloo has none, and one whose end raises."""
+    from zeromon.ring.events import Done, Flag, Issued, decode_record
+
+    begin()
+    device, fails = torch.device("cpu"), iter((True, False, True))
+
+    def raise_if_asked(_, __):
+        if next(fails):
+            raise RuntimeError("injected")
+
+    dist.ProcessGroup._start_coalescing = dist.ProcessGroup._end_coalescing = raise_if_asked
+    zeromon_agents.start()
+    reader = RingReader(agent().ring.path)
+    group = dist.group.WORLD
+    for _ in range(2):
+        with suppress(RuntimeError):
+            group._start_coalescing(device)
+            dist.all_reduce(torch.ones(4))
+            group._end_coalescing(device)
+        dist.all_reduce(torch.ones(4))
+    events = [decode_record(raw) for raw in reader.read()]
+    failed = [bool(e.flags & Flag.FAILED) for e in events if isinstance(e, Done)]
+    issued = sum(isinstance(e, Issued) for e in events)
+    return {"issued": issued, "failed": failed, "errors": agent().guard.errors}
 
 
 def works_dropped() -> dict:

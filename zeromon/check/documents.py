@@ -64,7 +64,8 @@ def read_text(file: File) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         line_number = content.count(b"\n", 0, error.start) + 1
-        column = error.start - content.rfind(b"\n", 0, error.start)
+        line_start = content.rfind(b"\n", 0, error.start) + 1
+        column = len(content[line_start : error.start].decode()) + 1
         message = f"byte {error.start} is not UTF-8 text"
         raise UnreadableError(message, line_number, column, "save it as UTF-8") from error
 
@@ -97,17 +98,32 @@ def parse_config(content: str, name: str, dialect: str) -> Config:
 
 
 def parse_python(source: str) -> ast.Module:
-    """Returns the syntax tree of a script; raises :class:`UnreadableError`."""
+    """Returns the syntax tree of a script, its columns in characters.
+
+    Raises :class:`UnreadableError`.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about escapes in the script's strings
-            return ast.parse(source)
+            tree = ast.parse(source)
     except SyntaxError as error:
         message = f"Python cannot read it: {error.msg}"
         raise UnreadableError(message, error.lineno or 1, error.offset or 1) from error
     # ast.parse raises these for null bytes and for deep nests, besides SyntaxError
     except (ValueError, RecursionError, MemoryError) as error:
         raise UnreadableError(f"Python cannot read it: {error or 'nested too deep'}") from error
+    if not source.isascii():
+        _count_characters(tree, source)
+    return tree
+
+
+def _count_characters(tree: ast.Module, source: str) -> None:
+    """Makes the columns of *tree* count characters; those of ast count the bytes of UTF-8."""
+    lines = [line.encode() for line in re.split(r"\r\n?|\n", source)]
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.expr, ast.stmt, ast.keyword)):
+            before = lines[node.lineno - 1][: node.col_offset]
+            node.col_offset = len(before.decode(errors="replace"))
 
 
 _Read = tuple[Any, dict[Path, tuple[int, int]], tuple[Path, ...]]

@@ -238,7 +238,7 @@ def idle_options(command: Command, launch: Config) -> Iterator[Problem]:
         path = _setting_path(name)
         section = path[0] if path is not None and len(path) > 1 else ""
         needs = {DEEPSPEED: "DEEPSPEED", FSDP: "FSDP"}.get(section, kind)
-        if needs != kind and not (needs == "DEEPSPEED" and name.startswith("gradient_")):
+        if needs != kind:
             message = f"{name} has no effect: accelerate starts {kind}"
             fix = f"--use_{needs.lower()}"
             yield command.problem("ZM106", "warning", name, message, fix)

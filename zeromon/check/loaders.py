@@ -5,6 +5,7 @@ report settings that torch refuses, settings without effect, and explicit settin
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -152,6 +153,12 @@ def restarted_workers(script: Script) -> Iterator[Problem]:
             )
 
 
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+"""A word of a name in snake case or camel case."""
+_VALIDATION = re.compile(r"(val(id(ation)?)?|eval(uation)?|test(ing)?)(set|data|dataset|ds|loader)?")
+"""A word of the name of a validation set; as a part of a word it also stands in values and latest."""
+
+
 def same_order(script: Script) -> Iterator[Problem]:
     """Yields a sampler that shuffles, in a script of several epochs that tells it no epoch."""
     # Accelerator, Trainer, Fabric and Lightning tell the sampler the epoch themselves
@@ -161,9 +168,9 @@ def same_order(script: Script) -> Iterator[Problem]:
         if call.short != "DistributedSampler" or not call.name.startswith("torch."):
             continue
         node = script.argument(call, "shuffle", 3)
-        of = ast.unparse(call.node.args[0]).lower() if call.node.args else ""
+        dataset = ast.unparse(call.node.args[0]) if call.node.args else ""
         # Samples of a validation set may come in any order
-        trains = not any(split in of for split in ("val", "eval", "test"))
+        trains = not any(_VALIDATION.fullmatch(word.lower()) for word in _WORD.findall(dataset))
         shuffles = trains and (node is None or script.value(node) is True)
         if shuffles and not is_open(call) and _has_several_epochs(script):
             message = "without set_epoch the sampler gives the same order in every epoch"

@@ -73,7 +73,10 @@ class PartialArrival(NamedTuple):
     waits_ns: int = NEVER
     """When the first of them began to wait."""
     others_wait_ns: int = NEVER
-    """When the first of all but *last_rank* began to wait; :data:`FAR` with one member on the node."""
+    """When the first of all but *last_rank* began to wait.
+
+    :data:`END_OF_TIME_NS` with one member on the node.
+    """
     transfer_known: bool = True
     """False where it is only a bound: by the spans of the last rank and of the shortest."""
 
@@ -235,10 +238,11 @@ def partial_arrival(group: str, size: int, inside: Members) -> PartialArrival:
         first_ns = min(first_ns, start)
         if lasted < transfer:
             transfer, shortest = lasted, call
-    if call.is_wait:  # nobody's wait ends before the last has come, whatever the clocks say
+    last_call = inside[last_rank]
+    if last_call.is_wait:  # nobody's wait ends before the last has come, whatever the clocks say
         at = min(at, min(call.ended_ns for call in inside.values()))
-    transfer_known = inside[last_rank].span_known and shortest.span_known
-    if call.on_host and not transfer_known:  # on a host the begin is known, and one end is enough
+    transfer_known = last_call.span_known and shortest.span_known
+    if last_call.on_host and not transfer_known:  # on a host the begin is known, and one end is enough
         ends_ns = [call.ended_ns for call in inside.values() if call.span_known and call.ended_ns > at]
         transfer_known = bool(ends_ns)
         transfer = min([transfer, *(end_ns - at for end_ns in ends_ns)])

@@ -346,7 +346,7 @@ def _finite_or_none(value: float | None) -> float | None:
 def _engine_settings(state: RankState) -> tuple[Setting, ...]:
     """Returns the settings of all DeepSpeed engines; leaves out malformed rows."""
     settings: list[Setting] = []
-    numbers = {int(k[6:]) for k in state.meta if k.startswith("engine") and k[6:].isdigit()}
+    numbers = {int(k[6:]) for k in state.meta if k.startswith("engine") and k[6:].isdecimal()}
     for number in sorted(numbers):
         for row in _engine_metadata_facts(state, number).get("settings", ()):
             # The name table of a ring may hold anything: one bad row must not cost the snapshot

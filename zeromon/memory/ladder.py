@@ -235,9 +235,12 @@ def _second_copy(s: Setup) -> _Change | None:
 
 def _next_stage(s: Setup, below: ZeroStage) -> _Change | None:
     """The next stage of DeepSpeed, from a stage below *below*."""
-    if s.plan.framework != "deepspeed" or s.plan.stage >= below or s.pipeline > 1 < s.plan.stage:
+    if s.plan.framework != "deepspeed" or s.plan.stage >= below:
         return None
     stage = ZeroStage(s.plan.stage + 1)
+    # DeepSpeed refuses stages 2 and 3 under a pipeline
+    if s.pipeline > 1 and stage >= ZeroStage.GRADIENTS:
+        return None
     setup = _with(s, stage=stage, reshards=stage == ZeroStage.PARAMETERS)
     return _Change(_as_json("stage", int(s.plan.stage), int(stage)), setup)
 

@@ -407,7 +407,7 @@ def recommend_row(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tup
     if preset in equal and micro_batch_given:
         chosen = preset
     reasons = []
-    if chosen.plan.optimizer_on != "device":
+    if _tier_sum(chosen):
         reasons.append("nothing fits without offload")
     elif not chosen.plan.stage:
         reasons.append("everything fits without partitioning")
@@ -551,24 +551,26 @@ def state_copies(sizes: Sizes, row: Row) -> float:
 def fewest_fitting_devices(setup: Setup, plan: ShardPlan) -> int | None:
     """Returns the fewest data-parallel ranks on which *plan* fits: 1, 2, 4, a multiple of 8, or None.
 
-    Hosts have 8 devices. More devices never take more of each, so the search is by halves.
+    Hosts have 8 devices, and hybrid sharding has whole groups. More devices never take more of each, so
+    the search is by halves.
     """
+    group_ranks = plan.shard_ranks if plan.shard_ranks < plan.ranks else 1
     for ranks in (1, 2, 4):
-        if _fits_on(setup, plan, ranks):
+        if not ranks % group_ranks and _fits_on(setup, plan, ranks):
             return ranks
-    low, high = 0, _MAX_DEVICES // _PER_HOST
-    if not _fits_on(setup, plan, high * _PER_HOST):
+    # Without lcm(), the search would meet numbers of hosts that groups do not divide
+    stride_ranks = math.lcm(_PER_HOST, group_ranks)
+    low, high = 0, _MAX_DEVICES // stride_ranks
+    if not high or not _fits_on(setup, plan, high * stride_ranks):
         return None
     while high - low > 1:
-        hosts = (low + high) // 2
-        low, high = (low, hosts) if _fits_on(setup, plan, hosts * _PER_HOST) else (hosts, high)
-    return high * _PER_HOST
+        middle = (low + high) // 2
+        low, high = (low, middle) if _fits_on(setup, plan, middle * stride_ranks) else (middle, high)
+    return high * stride_ranks
 
 
 def _fits_on(setup: Setup, plan: ShardPlan, ranks: int) -> bool:
     group = plan.shard_ranks if plan.shard_ranks < plan.ranks else 0
-    if group and ranks % group:
-        return False
     changed = replace(plan, ranks=ranks, shard_ranks=group)
     candidate = replace(setup, plan=changed, hosts=hosts_of(ranks * setup.tensor * setup.pipeline))
     return predict_row(candidate, changed).fits

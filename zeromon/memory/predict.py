@@ -169,7 +169,11 @@ def _gathered_param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         if (reused := min(remain, p.reuse_numel // 2)) > ahead:
             ahead, cause = reused, "units that backward uses again soon (stage3_max_reuse_distance)"
     else:
-        ahead = sum(s.unit_numels[1 : 2 if p.prefetch_units is None else 1 + p.prefetch_units])
+        count = 1 if p.prefetch_units is None else p.prefetch_units
+        listed = s.unit_numels[1 : 1 + count]
+        # Only the largest units are listed, and no other is larger than the last of them
+        bound = sum(listed) + (count - len(listed)) * s.unit_numels[-1]
+        ahead = min(bound, s.numel - largest - s.kept_numel)
         cause = "units gathered at once by prefetch"
     yield Term(
         role="unsharded_param", nbytes=max(0, ahead) * itemsize, cause=cause, during=During.BACKWARD
@@ -402,9 +406,9 @@ def sent_step_bytes(sizes: Sizes, plan: ShardPlan) -> SentBytes:
     reduced = grads * times * share
     if plan.stage == ZeroStage.GRADIENTS and plan.framework == "deepspeed":
         return SentBytes(reduced=reduced, gathered_after=updated, between=hybrid)
-    if plan.stage == ZeroStage.GRADIENTS:
-        return SentBytes(reduced=reduced, gathered_forward=updated * micro, between=hybrid)
     once = params * micro * share
+    if plan.stage == ZeroStage.GRADIENTS:
+        return SentBytes(reduced=reduced, gathered_forward=once, between=hybrid)
     return SentBytes(
         reduced=reduced,
         gathered_forward=once,

@@ -159,7 +159,7 @@ def _named_units(rank: RankSnapshot, plan: ShardPlan, numel: int) -> tuple[tuple
 
 def _natural_key(name: str) -> list[tuple[int, str]]:
     """Sorts ``layers.10`` after ``layers.9``."""
-    return [(int(level), "") if level.isdigit() else (-1, level) for level in name.split(".")]
+    return [(int(level), "") if level.isdecimal() else (-1, level) for level in name.split(".")]
 
 
 def _as_count(value: Any) -> int:

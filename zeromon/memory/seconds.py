@@ -471,7 +471,7 @@ def missing_speed(plan: ShardPlan, s: Speeds) -> str:
         (sends, s.gather and s.reduce, "the speed of the links: --interconnect"),
         (not moves, s.update, "the bandwidth of the device's memory"),
         (moves, s.host_update, "the speed of the host: --host-bandwidth"),
-        (moves, s.pcie, "the speed between device and host: --pcie"),
+        (moves or plan.params_on != "device", s.pcie, "the speed between device and host: --pcie"),
         (on_nvme, s.nvme, "the speed of NVMe: --nvme-bandwidth"),
     )
     return next((wording for needs, speed, wording in needed if needs and not speed), "")
@@ -565,21 +565,18 @@ def _optimizer_update_seconds(sizes: Sizes, plan: ShardPlan, s: Speeds) -> float
 def _offload_copy_seconds(sizes: Sizes, plan: ShardPlan, s: Speeds) -> tuple[float, float]:
     """Returns the seconds of copies beside forward and backward, and of those around the optimizer.
 
-    Gradients leave the device once a micro-step, updated parameters come back once a step; offloaded
-    parameters come for forward and for backward. NVMe reads and writes the states of the optimizer and
-    the fp32 gradients once a step, the parameters as often as they are used
-    (Rajbhandari et al. 2021, arXiv 2104.07857, section 5).
+    Gradients leave the device once a micro-step, updated parameters cross once a step, unless optimizer
+    and parameters are in one place. Offloaded parameters come for forward and for backward. NVMe reads
+    and writes the states of the optimizer and the fp32 gradients once a step, the parameters as often
+    as they are used (Rajbhandari et al. 2021, arXiv 2104.07857, section 5).
     """
-    if plan.optimizer_on == "device":
-        return 0.0, 0.0
     p, micro = plan.precision, plan.accumulation
     shard, share = sizes.trainable / plan.shard_ranks, on_host_share(sizes, plan)
     pcie, nvme = s.pcie or math.inf, s.nvme or math.inf
     overlapped = shard * p.grad_bytes * micro * share / pcie
-    at_step = 0.0
-    if plan.params_on == "device":
-        at_step += shard * p.param_bytes * share / pcie
-    else:
+    moved = share if plan.params_on == "device" else 1 - share
+    at_step = shard * p.param_bytes * moved / pcie
+    if plan.params_on != "device":
         param_bytes = sizes.numel / plan.shard_ranks * p.compute_bytes * 2 * micro
         overlapped += param_bytes / pcie
         if plan.params_on == "nvme":

@@ -235,7 +235,7 @@ _ALIASES = {
 
 def optim_named(name: str, momentum: float = 0.0) -> Optimizer | None:
     """Returns the optimizer with *name*, from a configuration or its class; None when unknown."""
-    key = name.lower().replace("-momentum", "_momentum").replace("_momentum", "-momentum")
+    key = name.lower().replace("_momentum", "-momentum")
     key = _ALIASES.get(key, key)
     if key == "sgd" and momentum:
         key = "sgd-momentum"

@@ -75,6 +75,9 @@ DEVICES: Mapping[str, Device] = {
 }  # fmt: skip
 """Name -> peaks; of the SXM version where there are several."""
 
+_VARIANTS = {"a10g": "a10", "t4g": "t4", "v100s": "v100", "gh200": "h100", "gb200": "b200"}
+"""Another name of NVML -> the device whose peaks are nearest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reached:
@@ -112,7 +115,8 @@ def parse_link_peak(speed: str) -> float:
     """
     trimmed = speed.strip()
     count, _, name = trimmed.lower().rpartition("x")
-    if name in LINKS and (count.isdigit() or not count):
+    # isdigit() also accepts "²", for which int() raises
+    if name in LINKS and (count.isdecimal() or not count):
         return LINKS[name] * int(count or 1)
     match = _SPEED.fullmatch(trimmed.lower())
     if match is None or not float(match[2]):
@@ -130,13 +134,12 @@ def find_named_device(label: str) -> Device | None:
     lowered = label.strip().lower()
     if lowered in DEVICES:
         return DEVICES[lowered]
-    compact = re.sub(r"[^a-z0-9]", "", lowered.replace("nvidia", ""))
-    # NVML writes A100-SXM4-40GB, in which only the key of the 80 GB version is found
-    if "a100" in compact and "40gb" in compact:
-        return DEVICES["a100-40"]
-    matches = [name for name in DEVICES if name in compact]
-    # The longest: L40S contains the name of the L4
-    return DEVICES[max(matches, key=len)] if matches else None
+    # By whole words: the names of the RTX A1000 and the L40 contain those of the A100 and the L4
+    words = re.findall(r"[a-z0-9]+", lowered.replace("rtx ", "rtx"))
+    names = (_VARIANTS.get(word, word) for word in words)
+    name = next((name for name in names if name in DEVICES), "")
+    gigabytes = next((word.removesuffix("gb") for word in words if word.endswith("gb")), "")
+    return DEVICES.get(f"{name}-{gigabytes}") or DEVICES.get(name)
 
 
 _HALVES = ("bfloat16", "float16")

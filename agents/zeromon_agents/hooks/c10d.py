@@ -109,7 +109,7 @@ class Collectives:
             size=described["size"],
             # gloo blocks the host for device tensors, too, so the host's clock times it
             on_device=described["backend"] != "gloo" and any(d != "cpu" for d in described["devices"]),
-            base=sequence_number(pg) if existed else 0,
+            base=max(0, sequence_number(pg)) if existed else 0,
         )
         if not self.warm:
             group.seen_sequences = None
@@ -149,7 +149,7 @@ class Collectives:
                 patches.set(group_class, name, self._issue_hook(original, name, payload))
         if "_start_coalescing" in vars(group_class):
             start_name, end_name = "_start_coalescing", "_end_coalescing"
-            begin_hook = around(self._context, self._coalescing_begins, where=start_name)
+            begin_hook = around(self._context, after=self._coalescing_begins, where=start_name)
             end_hook = around(self._context, after=self._coalescing_ends, where=end_name)
             patches.wrap(group_class, start_name, begin_hook)
             patches.wrap(group_class, end_name, end_hook)
@@ -268,7 +268,8 @@ class Collectives:
                         group.extra += extra
             except Guard.CAUGHT as error:
                 context.guard.note(error, name)
-                return original(pg, *args, **kwargs)
+                # The call comes after this block, within which its own error would carry this one
+                entry = None
             try:
                 if kwargs:
                     work = original(pg, *args, **kwargs)
@@ -399,18 +400,22 @@ class Collectives:
             except Guard.CAUGHT as error:
                 guard.note(error, "Work.wait")
 
-    def _coalescing_begins(self, pg: Any, *_: Any, **__: Any) -> None:
-        group = self.group_of(pg)
-        group.coalescing, group.coalesced_from = [], sequence_number(pg) - group.issued
+    def _coalescing_begins(self, _: None, result: Any, pg: Any, *__: Any) -> None:
+        if result is not RAISED:  # as that of gloo, which coalesces nothing
+            group = self.group_of(pg)
+            group.coalescing, group.coalesced_from = [], sequence_number(pg) - group.issued
 
     def _coalescing_ends(self, _: None, work: Any, pg: Any, *__: Any) -> None:
-        if work is RAISED:
-            return
         group = self.group_of(pg)
         entries, group.coalescing = group.coalescing, None
         if entries is None:  # the coalescing began before the agent was attached
             return
         group.extra += sequence_number(pg) - group.issued - group.coalesced_from
+        if work is RAISED:
+            for entry in entries:
+                entry[WORD] |= pack_head(0, flags=Flag.FAILED)
+                self.done(entry, time.monotonic_ns(), 0)
+            return
         for entry in entries:  # they are launched here
             if entry[EVENT] is not None:
                 entry[HELD_NS] = time.monotonic_ns() - entry[ISSUED_NS]

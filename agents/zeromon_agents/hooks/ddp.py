@@ -364,7 +364,7 @@ def _possible_sums(
 ) -> frozenset[int]:
     """Returns how many bytes *calls* buckets may have, in every way that whole models add up to them.
 
-    Model *i* sends its ``sizes[i]`` between 0 and ``most[i]`` times. The next step asks the same again.
+    Model *i* sends its ``sizes[i]`` at most ``max_times[i]`` times. The next step asks the same again.
     """
     # The ways multiply with each model, and the training thread would try them all
     if prod(times + 1 for times in max_times) > _MAX_WAYS:

@@ -89,11 +89,11 @@ class Fsdp1(Backend):
 
     def look(self) -> None:
         """Registers the roots that torch has found in a compiled forward."""
-        if not self._made:
-            return
-        wrappers, self._made = [ref() for ref in self._made], []
-        for wrapper in wrappers:
-            if wrapper is not None and wrapper._is_root:
+        wrappers = [(ref, wrapper) for ref in self._made if (wrapper := ref()) is not None]
+        # Until its first forward, torch has None there; each batch before that comes here, too
+        self._made = [ref for ref, wrapper in wrappers if wrapper._is_root is None]
+        for _, wrapper in wrappers:
+            if wrapper._is_root:
                 self._register(wrapper)
 
     def _note(self, _: None, result: Any, wrapper: Any, *__: Any) -> None:

@@ -83,7 +83,7 @@ def package_versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         # Not getattr(): the __getattr__ of a lazy module may import something
-        version = vars(sys.modules[name]).get("__version__") if name in sys.modules else None
+        version = getattr(sys.modules.get(name), "__dict__", {}).get("__version__")
         if isinstance(version, str):
             versions[name] = version[:_LONGEST]
     built = {"cuda": torch.version.cuda, "hip": torch.version.hip}

@@ -49,8 +49,8 @@ class Scalars:
     def __init__(self, context: HookContext, steps: Steps) -> None:
         self._context, self._steps = context, steps
         self._sources: dict[Scalar, Hashable] = {}
-        self._optimizer: Any = None
-        """A weak reference to the first optimizer."""
+        self._optimizer: Callable[[], Any] = lambda: None
+        """A weak reference to the first optimizer that lives."""
         self._rate: float | None = None
         self._clip_norm = 0.0
         self.optimizer_steps = context.guard.guarded(self._optimizer_steps)
@@ -84,8 +84,8 @@ class Scalars:
             self._context.add_metadata(clipping=clipping)
 
     def _optimizer_steps(self, optimizer: Any) -> None:
-        """Writes the learning rate of the first optimizer, when it has changed."""
-        if self._optimizer is None:
+        """Writes the learning rate of the first optimizer that lives, when it has changed."""
+        if self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
         if self._optimizer() is not optimizer:
             return

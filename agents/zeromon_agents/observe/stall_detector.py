@@ -375,7 +375,7 @@ class StallDetector:
         """Writes the sequence number of each group, and the main thread's stack."""
         now_ns = time.monotonic_ns()
         for group in self._groups():
-            if group.id in numbers:
+            if numbers.get(group.id, -1) >= 0:
                 head_word, seen_calls = pack_head(Kind.GROUP_SEQUENCE), group.issued + group.extra
                 self._context.ring.write(
                     now_ns, head_word, pack_place(group.id), numbers[group.id], seen_calls, 0, 0
@@ -385,7 +385,8 @@ class StallDetector:
             self._write_stack(main_stack())
 
     def _write_stack(self, stack: list[str]) -> None:
-        if stack != self._stack and self._stacks < _MAX_STACKS:
+        # The end of a stall is written beyond the limit, too: else its stack would be shown for ever
+        if stack != self._stack and (not stack or self._stacks < _MAX_STACKS):
             self._stack, self._stacks = stack, self._stacks + bool(stack)
             evaluating = bool(stack) and self._evaluates()
             lock = awaited_lock() if stack else ""

@@ -89,7 +89,7 @@ class ParameterVersions:
 
     def remember(self) -> None:
         """Remembers the versions at the end of a backward: FSDP has sharded its parameters again."""
-        if not self._parameters and isinstance(module := self.module(), torch.nn.Module):
+        if not self._read() and isinstance(module := self.module(), torch.nn.Module):
             trained = (p for p in module.parameters() if p.requires_grad)
             self._parameters = [weakref.ref(p) for p in islice(trained, _WATCHED_PARAMETERS)]
         self._versions = self._read()

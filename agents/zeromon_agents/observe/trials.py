@@ -177,8 +177,7 @@ class Trials:
     def _silent_ranks(self, plan: Plan, block: int) -> list[int]:
         """Returns the ranks that have not agreed to *block*."""
         ranks = range(len(plan.rings))
-        agreements = os.pread(self._word, WORD.size * len(ranks), 0)
-        agreed = list(WORD.iter_unpack(agreements)) + [(0, 0)] * len(ranks)
+        agreed = list(WORD.iter_unpack(os.pread(self._word, WORD.size * len(ranks), 0)))
         return [r for r in ranks if agreed[r][0] != plan.number or agreed[r][1] <= block]
 
     def _undo_change(self) -> int:

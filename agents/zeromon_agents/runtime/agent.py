@@ -506,7 +506,7 @@ def ensure_collector(root: Path, settings: Mapping[str, str] = MappingProxyType(
         return
     python = environment.get("ZEROMON_PYTHON") or sys.executable
     # What the training preloads (an allocator, a profiler) must not run in the collector
-    inherited = {k: v for k, v in environment.items() if k not in ("PYTHONPATH", "LD_PRELOAD")}
+    inherited = {k: v for k, v in environment.items() if k != "LD_PRELOAD"}
     source = str(Path(__file__).resolve().parents[2])
     inherited["PYTHONPATH"] = os.pathsep.join((str(paths.CORE), source))
     inherited["ZEROMON_DIR"] = str(root)

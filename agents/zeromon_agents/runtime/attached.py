@@ -1,14 +1,18 @@
 """The calls of the injected payload, in a thread of its own: attach to this process, and detach."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zeromon_agents.observe.accelerator import leave_captures_alone
-from zeromon_agents.runtime.agent import Agent, Attachment
-from zeromon_agents.runtime.bootstrap import BOOTSTRAP
+from zeromon_agents.runtime.bootstrap import BOOTSTRAP, check_torch
+
+if TYPE_CHECKING:
+    from zeromon_agents.runtime.agent import Agent
 
 
 def attach(
@@ -27,6 +31,9 @@ def attach(
         return {"refused": "it has no process group", "hint": "It is a launcher or a data worker."}
     if BOOTSTRAP.agent is not None:
         return {"watched": BOOTSTRAP.agent.run_dir.name, **_rank_identity(BOOTSTRAP.agent)}
+    check_torch()
+    from zeromon_agents.runtime.agent import Attachment
+
     return _rank_identity(BOOTSTRAP.attach(Path(run_dir), Attachment(pid, settings, ipc)))
 
 

@@ -221,11 +221,15 @@ def report_failure(error: BaseException, hint: str = "") -> None:
         os.write(2, f"{message}{'. ' + hint if hint else ''}\n".encode())
 
 
-def start_agent(run_dir: Path, attachment: Attachment | None = None) -> Agent:
-    """Creates and starts the agent of this process. Raises RuntimeError where torch lacks a part."""
+def check_torch() -> None:
+    """Raises RuntimeError where torch lacks a part. The agent needs some of them at its very import."""
     missing = missing_parts()
     if missing:
         raise RuntimeError(f"torch {torch.__version__} has no {', '.join(missing)}; use torch 2.6+")
+
+
+def start_agent(run_dir: Path, attachment: Attachment | None = None) -> Agent:
+    """Creates and starts the agent of this process."""
     from zeromon_agents.runtime.agent import Agent
     from zeromon_agents.runtime.rendezvous import RankInfo
 
@@ -243,6 +247,7 @@ def start_in_run() -> Agent:
 
     A collector may remove the folder of a run that has ended between two calls here: it is made again.
     """
+    check_torch()
     import zeromon_agents.runtime.agent  # noqa: F401  # takes long, so before the folder is made
     from zeromon.base.errors import RingError
 

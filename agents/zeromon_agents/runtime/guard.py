@@ -56,7 +56,7 @@ class Guard:
             try:
                 hook()
             except Guard.CAUGHT as error:  # noqa: PERF203
-                self.note(error, hook.__qualname__)
+                self.note(error, _name_of(hook))
 
     def guarded(self, hook: Callable[P, Any]) -> Callable[P, None]:
         """Returns *hook* wrapped so that it counts its errors and raises none of them."""
@@ -66,9 +66,14 @@ class Guard:
             try:
                 hook(*args, **kwargs)
             except Guard.CAUGHT as error:
-                self.note(error, hook.__qualname__)
+                self.note(error, _name_of(hook))
 
         return guarded_hook
+
+
+def _name_of(hook: Callable[..., Any]) -> str:
+    """Returns the name of *hook*; a ``functools.partial`` has none, so that of its function."""
+    return str(getattr(getattr(hook, "func", hook), "__qualname__", type(hook).__name__))
 
 
 # ---- runs an action while no thread executes the code of one file --------------------------------

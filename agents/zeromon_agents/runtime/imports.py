@@ -15,6 +15,11 @@ from zeromon_agents.runtime.around import leave_to_python
 OnModule = Callable[[ModuleType], None]
 
 
+def _is_initializing(module: ModuleType | None) -> bool:
+    """Returns whether the body of *module* is running. A stand-in for a module may have no spec."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
 class ImportWatch(MetaPathFinder):
     """A finder that finds nothing itself: it calls the other finders, and adds a callback to the load.
 
@@ -27,13 +32,12 @@ class ImportWatch(MetaPathFinder):
     def when_imported(self, name: str, callback: OnModule) -> None:
         """Runs *callback* with module *name*: now if it is loaded, otherwise after its import."""
         module = sys.modules.get(name)
-        spec = getattr(module, "__spec__", None)
         # A module is in sys.modules before its body runs, which would define the patched names anew
-        if module is not None and not getattr(spec, "_initializing", False):
+        if module is not None and not _is_initializing(module):
             callback(module)
             return
         self._waiting[name].append(callback)
-        if module is not None and spec is not None and spec.loader is not None:
+        if module is not None and getattr(module.__spec__, "loader", None) is not None:
             return  # its import is under way: `sweep` will find it
         if self not in sys.meta_path:
             # a new list: another thread may be iterating over the old one, and would skip a finder
@@ -43,7 +47,7 @@ class ImportWatch(MetaPathFinder):
         """Runs the callbacks of modules that were loaded without this finder."""
         for name in list(self._waiting):
             module = sys.modules.get(name)
-            if module is not None and not getattr(module.__spec__, "_initializing", False):
+            if module is not None and not _is_initializing(module):
                 self._call(name, module)
 
     def close(self) -> None:
@@ -122,8 +126,7 @@ class ImportClock(MetaPathFinder):
         """Notes the search for *fullname*."""
         if threading.get_ident() == self._main:
             now_ns = time.monotonic_ns()
-            spec = getattr(sys.modules.get(self._outermost), "__spec__", None)
-            if getattr(spec, "_initializing", False):
+            if _is_initializing(sys.modules.get(self._outermost)):
                 self._imports[-1][1] = now_ns
             else:
                 self._outermost = fullname

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from zeromon_agents.hooks.fsdp1 import RUNTIME, WRAPPER
 from zeromon_agents.hooks.fsdp2 import PARAM_GROUP, STATE
 from zeromon_agents.hooks.pipelining import MESSAGES, SCHEDULES
 from zeromon_agents.hooks.process_groups import PAYLOADS
-from zeromon_agents.runtime.bootstrap import missing_parts
+from zeromon_agents.runtime.bootstrap import missing_parts, start_in_run
 
 IGNORED = frozenset(
     "rank size name get_group_store split_group merge_remote_group abort shutdown _id _backend_id"
@@ -185,3 +186,11 @@ def test_a_torch_without_the_needed_parts_is_named(monkeypatch: pytest.MonkeyPat
     optimizer = importlib.import_module("torch.optim.optimizer")
     monkeypatch.delattr(optimizer, "register_optimizer_step_post_hook")
     assert missing_parts() == ["register_optimizer_step_post_hook"]
+    # What the agent imports may need the very part, so its import is too late for the message
+    monkeypatch.setitem(sys.modules, "zeromon_agents.runtime.agent", None)
+    monkeypatch.delitem(sys.modules, "zeromon_agents.runtime.attached", raising=False)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    attached = importlib.import_module("zeromon_agents.runtime.attached")
+    for start in (start_in_run, lambda: attached.attach("run", 1, {}, ipc=0, any_process=True)):
+        with pytest.raises(RuntimeError, match="has no register_optimizer_step_post_hook; use torch"):
+            start()

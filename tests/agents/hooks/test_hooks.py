@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,12 @@ from support import LAUNCH, PROGRAMS, Node, Result, free_port
 
 from zeromon.fold.fold import fold_records
 from zeromon.fold.state import RankState
-from zeromon_agents.hooks.c10d import Completions
-from zeromon_agents.runtime.hook_context import END, Entry
+from zeromon.ring.buffer import RingWriter
+from zeromon_agents.hooks.c10d import Collectives, Completions
+from zeromon_agents.hooks.process_groups import PAYLOADS
+from zeromon_agents.observe.device_timer import DeviceTimer
+from zeromon_agents.runtime.guard import Guard
+from zeromon_agents.runtime.hook_context import END, ON, Entry, HookContext
 
 PROGRAM = str(PROGRAMS / "hooks.py")
 
@@ -58,6 +63,22 @@ def test_an_exception_in_a_hook_is_counted_and_told_once(shared_node: Node) -> N
     assert result.snapshot.ranks[0].agent.errors == 3
 
 
+def test_an_error_of_the_hook_is_no_cause_of_the_error_of_the_call(tmp_path: Path) -> None:
+    """The traceback of the script shows its own error alone."""
+    context = HookContext(RingWriter(tmp_path / "rank0.1.ring", rank=0), Guard())
+    context.mode = ON
+    collectives = Collectives(context, DeviceTimer(context))
+
+    def allreduce(*_: Any) -> None:
+        raise KeyError("no such rank")
+
+    no_group = object()
+    with pytest.raises(KeyError) as raised:
+        collectives._issue_hook(allreduce, "allreduce", PAYLOADS["allreduce"])(no_group, [], None)
+    assert context.guard.errors == 1
+    assert raised.value.__context__ is None
+
+
 def test_a_rank_that_stands_still_writes_no_progress(shared_node: Node) -> None:
     """The heartbeat goes on; also where batches come from a DataLoader."""
     facts, _ = case(shared_node, "stands_still")
@@ -80,6 +101,7 @@ def test_an_exception_in_a_units_hook_does_not_reach_fsdp(shared_node: Node) -> 
         ("optimizer_raises", {"steps": 5, "errors": 0}),
         ("sample_fails", {"steps": 3, "errors": 3, "others": [0, 1, 2]}),
         ("end_without_options", {"end_known_before_wait": True, "errors": 0}),
+        ("coalescing_fails", {"issued": 3, "failed": [False, True, False], "errors": 0}),
         ("early_import", {"started": True}),
         ("subclass", {"calls": ["theirs"], "errors": 0}),
     ],

@@ -13,7 +13,7 @@ from torch import nn
 
 from zeromon.diagnosis.engine import advise
 from zeromon.ring.buffer import RingReader, RingWriter
-from zeromon.ring.events import Scalar
+from zeromon.ring.events import Scalar, decode_record
 from zeromon_agents.hooks.deepspeed.steps import EngineSteps
 from zeromon_agents.observe.batches import tensors_checksum
 from zeromon_agents.observe.scalars import Scalars, scalar_of
@@ -67,6 +67,20 @@ def test_a_loss_without_a_value_of_its_own_is_left_alone(tmp_path: Path) -> None
     scalars.give_named(3, 1.0)
     assert context.guard.errors == 0
     assert RingReader(context.ring.path).read() == []
+
+
+def test_the_learning_rate_is_of_the_first_optimizer_that_lives(tmp_path: Path) -> None:
+    """A second one beside it does not count; in a sweep, the next one follows."""
+    context = made_context(tmp_path)
+    scalars = Scalars(context, SimpleNamespace(on_loss=[]))  # type: ignore[arg-type]
+    optimizers = [torch.optim.SGD([nn.Parameter(torch.ones(1))], lr) for lr in (0.5, 0.25, 0.125)]
+    context.mode = ON
+    while optimizers:
+        for optimizer in optimizers:
+            scalars.optimizer_steps(optimizer)
+        del optimizers[0], optimizer
+    rates = [decode_record(raw) for raw in RingReader(context.ring.path).read(final=True)]
+    assert [rate.value for rate in rates] == [0.5, 0.25, 0.125]  # type: ignore[union-attr]
 
 
 def test_a_model_that_is_made_without_zero_init_is_built_whole(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import zeromon_agents
 from zeromon.ring.buffer import RingReader, RingWriter
 from zeromon.ring.strategy import DDP, ZERO_REDUNDANCY, Offload, Sharding, Strategy
 from zeromon_agents.hooks import ddp, fsdp1, fsdp2
+from zeromon_agents.hooks.backend import Services
 from zeromon_agents.hooks.deepspeed import steps as engines
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import HookContext
@@ -86,6 +87,28 @@ def test_fsdp2_of_a_torch_that_keeps_no_choice_asks_the_units(reshards: bool) ->
     unit = SimpleNamespace(_fsdp_param_group=SimpleNamespace(post_forward_mesh_info=mesh))
     root._state_ctx = SimpleNamespace(all_states=[root, unit])
     assert fsdp2.strategy_of(root).label == ("fsdp2" if reshards else "fsdp2-zero2")
+
+
+def test_a_compiled_root_of_fsdp1_is_registered_after_its_first_forward(tmp_path: Path) -> None:
+    """When the first batch comes, torch has not decided yet which wrapper is the root."""
+
+    class Wrapper(torch.nn.Module):
+        sharding_strategy = ShardingStrategy.FULL_SHARD
+        _is_root: bool | None = None
+
+    registered: list[object] = []
+    services: Any = SimpleNamespace(**dict.fromkeys(Services.__dataclass_fields__))
+    services.context = HookContext(RingWriter(tmp_path / "rank0.1.ring", rank=0), Guard())
+    services.models = SimpleNamespace(register_module=registered.append)
+    backend = fsdp1.Fsdp1(services)
+    root, inner = Wrapper(), Wrapper()
+    for wrapper in (root, inner):
+        backend._note(None, None, wrapper)
+    backend.look()
+    root._is_root, inner._is_root = True, False
+    for _ in range(2):
+        backend.look()
+    assert registered == [root]
 
 
 class FakeEngine:

@@ -32,6 +32,13 @@ def test_versions_are_of_what_is_loaded() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+def test_a_blocked_import_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script blocks a package by None in its place."""
+    monkeypatch.setitem(sys.modules, "apex", None)
+    versions = package_versions()
+    assert "apex" not in versions and versions["torch"] == str(torch.__version__)
+
+
 def test_the_folder_is_the_script_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()

@@ -189,3 +189,15 @@ def test_an_hour_of_expected_pauses_alarms_nobody_and_a_stall_is_seen(
     limit = STALL_SECONDS + STALL_STEPS * step
     assert simulated.during(Doing(limit - 2)) == []
     assert simulated.during(Doing(5.0)), (began, limit)
+
+
+def test_after_many_stalls_no_rank_keeps_the_stack_of_one_that_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The name table holds each stack that is written, so their number has a limit."""
+    simulated = Simulation(0, monkeypatch)
+    for line in range(60):
+        simulated.during(Doing(8.0, stack=(f"/home/me/train.py:{line} in <module>",)))
+        for _ in range(4):
+            simulated.during(Doing(1.0, steps=1))
+        assert [one.metadata["stack"] for one in simulated.ranks] == [[], []], line

@@ -234,6 +234,25 @@ def test_a_closure_of_the_optimizer_is_one_micro_step(
     assert len(counted) == 2
 
 
+def test_steps_of_the_next_model_are_seen_without_an_optimizer_hook(
+    loop: tuple[Steps, RingReader],
+) -> None:
+    """A sweep: the model whose parameters were watched is gone."""
+    steps, reader = loop
+    for _ in range(2):
+        model = torch.nn.Linear(1, 1)
+        for _ in range(3):
+            steps.forward_begins(model, (), {})
+            steps.forward_ends()
+            steps.backward_begins()
+            steps.backward_ends()
+            with torch.no_grad():
+                model.weight.add_(1)
+    steps.end_unhooked_step()
+    events = [decode_record(raw) for raw in reader.read(final=True)]
+    assert [event.step for event in events if isinstance(event, StepMark)] == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_request_that_brings_no_batch_is_marked(loop: tuple[Steps, RingReader]) -> None:
     """The DataLoader of this rank has no more, while others may have."""
     steps, reader = loop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,21 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from zeromon.ring.events import Op, Phase
+from zeromon.ring.buffer import RingReader, RingWriter
+from zeromon.ring.events import GroupSequence, Op, Phase, decode_record
 from zeromon_agents.hooks import ddp
+from zeromon_agents.hooks.c10d import Collectives
 from zeromon_agents.hooks.process_groups import PAYLOADS, Group, describe_group, sequence_number, text_of
+from zeromon_agents.observe.device_timer import DeviceTimer
 from zeromon_agents.observe.process_metadata import own_collectives, unknown_collectives
-from zeromon_agents.observe.stall_detector import Dispatched, read_flight_recorder
+from zeromon_agents.observe.stall_detector import (
+    Dispatched,
+    StallDetector,
+    UntracedCollectives,
+    read_flight_recorder,
+)
 from zeromon_agents.runtime.guard import Guard
-from zeromon_agents.runtime.hook_context import OFF, ON
+from zeromon_agents.runtime.hook_context import OFF, ON, HookContext
 
 MODULE = torch._C._distributed_c10d
 
@@ -190,3 +199,24 @@ def test_a_process_group_written_in_python_is_told() -> None:
     assert described["name"] == "" and described["in_python"]
     assert not describe_group(MODULE.ProcessGroup(0, 1))["in_python"]
     assert sequence_number(pg) == -1
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_group_without_sequence_numbers_has_no_count_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existed: bool
+) -> None:
+    """As of MPI, made before the agent or after: what its hooks have counted is all that is known."""
+    pg = MODULE.ProcessGroup(0, 1)
+    world = SimpleNamespace(pg_map={pg: ("mpi",)}, pg_group_ranks={})
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_world", world)
+    ring = RingWriter(tmp_path / "rank0.1.ring", rank=0)
+    context = HookContext(ring, Guard())
+    context.mode = ON
+    collectives = Collectives(context, DeviceTimer(context))
+    collectives.register_groups(existed=existed)
+    collectives.group_of(pg).issued = 3
+    UntracedCollectives(context, collectives, lambda *_: None).account(1)
+    detector = StallDetector(context, collectives, attached=False)
+    assert [detector.check() for _ in range(9)][-1]
+    events = [decode_record(raw) for raw in RingReader(ring.path).read(final=True)]
+    assert not [event for event in events if isinstance(event, GroupSequence)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import traceback
@@ -111,6 +112,20 @@ def test_without_a_name_the_guard_gets_the_functions_own(context: HookContext) -
     Engine().step()
     assert context.guard.first is not None
     assert context.guard.first.endswith("Engine.step: ValueError: broken")
+
+
+def test_an_error_of_a_callback_with_bound_arguments_stays_inside(context: HookContext) -> None:
+    """As of those that run at the end of DDP's backward, and of an asynchronous checkpoint."""
+
+    def after(_: int) -> None:
+        raise ValueError("broken")
+
+    bound = functools.partial(after, 1)
+    context.guard.guarded(bound)()
+    context.guard.run((bound,))
+    assert context.guard.errors == 2
+    assert context.guard.first is not None
+    assert context.guard.first.endswith("after: ValueError: broken")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import importlib
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +31,17 @@ def test_each_callback_of_a_module_runs_once(
     assert called == ["first", "second"]
     watch.close()
     sys.modules.pop("waited_for")
+
+
+def test_a_stand_in_for_a_module_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script puts an object without a specification in the place of a package."""
+    watch, called = ImportWatch(), list[object]()
+    watch.when_imported("stands_in", called.append)
+    stand_in = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "stands_in", stand_in)  # type: ignore[arg-type]
+    watch.sweep()
+    watch.close()
+    assert called == [stand_in]
 
 
 def test_an_import_lasts_to_the_last_search_within_it(

@@ -7,7 +7,7 @@ from zeromon.base.units import human_ratio, human_seconds
 from zeromon.diagnosis.rule import as_number, setting_of
 from zeromon.memory.plan import shorter_step_by
 from zeromon.ring.events import Phase
-from zeromon.ring.strategy import MODEL_PARALLEL, Framework, Strategy, dim_by_name
+from zeromon.ring.strategy import MODEL_PARALLEL, Dim, Framework, Strategy, dim_by_name
 from zeromon.snapshot import CollectiveStatsRow, ConfigFormat, Pool, RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import is_running_out, most_exposed, pool_of
 from zeromon.snapshot.levels import AVOIDABLE
@@ -226,6 +226,9 @@ class NextStage(NamedTuple):
 def next_stage(strategy: Strategy) -> NextStage | None:
     """The stage that shards more; None where there is none, or where all that it moves is offloaded."""
     if strategy.is_deepspeed and strategy.stage == 3 and strategy.offload:
+        return None
+    # DeepSpeed refuses stages 2 and 3 under a pipeline
+    if strategy.is_deepspeed and strategy.stage in (1, 2) and Dim.PP in strategy.parts:
         return None
     if strategy.framework is Framework.FSDP1 and strategy.stage == 2 and strategy.hybrid:
         return _HYBRID_ZERO2

@@ -285,8 +285,6 @@ def fragmentation(run: RunSnapshot) -> Iterable[Match]:
     """The allocator holds memory that it cannot use, or will. Reported once."""
     for rank in run.ranks:
         memory = rank.memory.device
-        if memory is not None and setting_of(rank, "contiguous_gradients") == "false":
-            yield _scattered_gradients(rank)
         if memory is None or all(risk.cause != RiskCause.FRAGMENTATION for risk in rank.memory.risks):
             continue
         slack = max(0, memory.reserved_bytes - memory.allocated_bytes)
@@ -302,6 +300,17 @@ def fragmentation(run: RunSnapshot) -> Iterable[Match]:
                 price="none known on Linux; not with CUDA IPC of tensors",
             ),
         )
+    # Last: only the first match is reported, and what is measured must not wait for a setting
+    for rank in run.ranks:
+        if rank.memory.device is not None and _has_scattered_gradients(rank):
+            yield _scattered_gradients(rank)
+
+
+def _has_scattered_gradients(rank: RankSnapshot) -> bool:
+    """Returns True if gradients are not contiguous: stages 1 and 2 make them so with an offload."""
+    strategy = rank.sharding_strategy
+    is_read = strategy.stage == 3 or (strategy.stage > 0 and not strategy.offload)
+    return is_read and setting_of(rank, "contiguous_gradients") == "false"
 
 
 def _scattered_gradients(rank: RankSnapshot) -> Match:
@@ -316,7 +325,7 @@ def _scattered_gradients(rank: RankSnapshot) -> Match:
             effect="less fragmentation",
             price="a copy of each gradient into its bucket",
         ),
-        Severity.INFO if all(r.cause != RiskCause.FRAGMENTATION for r in rank.memory.risks) else None,
+        Severity.INFO,
     )
 
 
