@@ -225,8 +225,8 @@ def test_each_figure_of_each_step_is_that_of_the_timeline(cuda_run: CudaRunner, 
 SOURCES = ("observe/device_timer.py", "hooks/c10d.py")
 MUTANTS = {
     "wait ends before it begins": (
-        "blocked = _nanoseconds(wait.reached, wait.left)\n        flags",
-        "blocked = _nanoseconds(wait.left, wait.reached)\n        flags",
+        "blocked = _duration_ns(wait.reached, wait.left)\n        elapsed",
+        "blocked = _duration_ns(wait.left, wait.reached)\n        elapsed",
     ),
     "waits of other streams are exposed": (
         "        if wait.stream is not None:\n            blocked = 0\n",
@@ -238,18 +238,21 @@ MUTANTS = {
     "oldest wait first": ("for wait in reversed(self.behind):", "for wait in self.behind:"),
     "waits behind a stream are forgotten": ("setattr(event, _BEHIND, waits)", "pass"),
     "waits are passed by any stream": (
-        "        if wait.stream is None:\n            for behind in wait.behind:",
-        "        if True:\n            for behind in wait.behind:",
+        "        if wait.stream is None:\n            for passed_wait in wait.behind:",
+        "        if True:\n            for passed_wait in wait.behind:",
     ),
     "host waits for nothing": (
-        "if not behind:\n                    return",
+        "if not other_waits:\n                    return",
         "if True:\n                    return",
     ),
     "events of other streams are used again": (
         "if isinstance(wait, Waited) and wait.stream is None:",
         "if isinstance(wait, Waited):",
     ),
-    "milliseconds are cut": ("return round(milliseconds * 1e6)", "return int(milliseconds) * 10**6"),
+    "milliseconds are cut": (
+        "round(float(start_event.elapsed_time(end_event)) * 1e6)",
+        "int(start_event.elapsed_time(end_event)) * 10**6",
+    ),
     "control steps leave no work": ("self._keep(wait if entries else", "self._keep(wait or"),
     "phase begins with the step": (
         "self._border_ns, 0, 0, max(0, reached",
@@ -257,21 +260,38 @@ MUTANTS = {
     ),
     "step begins where the host began": ("step, self._step_ns or start,", "step, start,"),
     "device comes to a border when it is read": (
-        "reached = border.before_ns\n",
-        "reached = time.monotonic_ns()\n",
+        "self._last_border, border.before_ns\n",
+        "self._last_border, time.monotonic_ns()\n",
     ),
     "the host times barriers": ('payload if getattr(payload, "device", None) else None', "None"),
-    "control steps forget their collectives": ("opened[id(work)] = ()", "pass"),
+    "control steps forget their collectives": ("open_works[id(work)] = ()", "pass"),
     "control steps forget what they coalesce": (
         "entries or (group.on_device",
         "entries and (group.on_device",
     ),
     "clock never catches up": (
-        "reached = max(reached, self._border_ns + _elapsed_ns(last.left, border.left))",
-        "reached = self._border_ns + _elapsed_ns(last.left, border.left)",
+        "reached = max(reached, self._border_ns + elapsed_ns - elapsed_ns // _DRIFT)",
+        "reached = self._border_ns + elapsed_ns",
     ),
 }
 """What is wrong -> what one of the sources says, and what the mutant says instead."""
+
+
+def plant_mutant(mutant: str, agents: Path) -> None:
+    """Puts what is wrong in *mutant* into the one place of the sources in *agents* that is right."""
+    right, wrong = MUTANTS[mutant]
+    sources = [agents / "zeromon_agents" / source for source in SOURCES]
+    (source,) = (source for source in sources if right in source.read_text())
+    text = source.read_text()
+    assert text.count(right) == 1
+    source.write_text(text.replace(right, wrong))
+
+
+def test_the_sources_still_say_what_each_mutant_changes(tmp_path: Path) -> None:
+    for mutant in MUTANTS:
+        agents = tmp_path / mutant
+        shutil.copytree(ROOT / "agents", agents, ignore=shutil.ignore_patterns("__pycache__"))
+        plant_mutant(mutant, agents)
 
 
 @pytest.mark.long
@@ -281,12 +301,7 @@ def test_a_timer_that_is_wrong_on_purpose_is_found(
 ) -> None:
     agents = tmp_path / "agents"
     shutil.copytree(ROOT / "agents", agents, ignore=shutil.ignore_patterns("__pycache__"))
-    right, wrong = MUTANTS[mutant]
-    sources = [agents / "zeromon_agents" / source for source in SOURCES]
-    (source,) = (source for source in sources if right in source.read_text())
-    text = source.read_text()
-    assert text.count(right) == 1
-    source.write_text(text.replace(right, wrong))
+    plant_mutant(mutant, agents)
     count, changed = 120, {"ZEROMON_AGENTS": str(agents)}
     run = cuda_run("steps.py", str(count), "2", changes=MACHINE, watched=True, **changed)
     found = [miss for rank in range(2) for miss in misses(run, rank, count, Counter())]
