@@ -8,7 +8,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -112,12 +111,10 @@ class Guard:
         return request_of_scope(scope, self._token if has_key else ""), brought
 
     def _key_from_cookie(self, header: str) -> str:
-        try:
-            morsel = SimpleCookie(header).get(self._cookie)
-        # A browser also sends the cookies of all other servers on this host
-        except CookieError:
-            return ""
-        return morsel.value if morsel is not None else ""
+        # A browser also sends the cookies of all other servers on this host, and SimpleCookie returns
+        # nothing where one of them is malformed
+        pairs = (pair.strip().partition("=") for pair in header.split(";"))
+        return next((value for name, _, value in pairs if name == self._cookie), "")
 
     async def _redirect_without_key(self, scope: Scope, send: Send) -> None:
         """Redirects to the address without the key, which would stay in the browser's history."""

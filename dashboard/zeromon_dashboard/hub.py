@@ -303,7 +303,8 @@ class Hub:
                 return existing
         followed = Followed(open_run_source(name, self.store, self._server), self.store, self._clock)
         with self._lock:
-            self._followed[name] = followed
+            # The thread of another tab may have opened the run meanwhile: one of both sources is enough
+            followed = self._followed.setdefault(name, followed)
             while len(self._followed) > _MAX_SOURCES:
                 self._followed.popitem(last=False)
             return followed

@@ -98,12 +98,13 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert len(done.stdout) == 10
 
 
+@pytest.mark.parametrize("server", ["dash --no-browser", "mcp --http"])
 @pytest.mark.parametrize(("port", "why"), [("99999", "0 to 65535"), ("-1", "0 to 65535"), ("x", "port")])
 def test_a_port_that_is_none_is_no_port_in_use(
-    port: str, why: str, capsys: pytest.CaptureFixture[str]
+    server: str, port: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["dash", "--no-browser", f"--port={port}"])
+        main([*server.split(), f"--port={port}"])
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert why in told and "in use" not in told

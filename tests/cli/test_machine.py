@@ -16,6 +16,7 @@ from command_line import zeromon_here
 from zeromon.attach.inject.refusal import right_to_trace
 from zeromon.cli import doctor, main
 from zeromon.cli.doctor import Fact, ask_torch, facts_as_text, survey_machine, torch_facts
+from zeromon.snapshot import RankProcess
 from zeromon.storage.run_store import Store
 
 
@@ -113,6 +114,25 @@ def test_doctor_without_a_run_shows_the_machine(
     assert json.loads(capsys.readouterr().out)["facts"][1]["hint"] == "do"
     monkeypatch.setattr("zeromon.cli.doctor.survey_machine", lambda: facts[:1])
     assert main(["doctor"]) == 0
+
+
+def test_each_process_that_has_not_reported_has_its_own_stack(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A launcher that gives no rank to its processes, and two attempts of one rank."""
+    monkeypatch.setenv("ZEROMON_DIR", str(tmp_path))
+    ranks = {11: None, 12: None, 13: 1, 14: 1}
+    starting = tuple(RankProcess(pid=pid, rank=number, attempt=1) for pid, number in ranks.items())
+    monkeypatch.setattr(doctor, "newest_snapshot", lambda target: run(starting=starting))
+    monkeypatch.setattr(doctor, "python_stack_text", "main at line {}".format)
+    assert main(["doctor", "one"]) == 0
+    shown = capsys.readouterr().out
+    for pid, number in ranks.items():
+        named = f"rank {'n/a' if number is None else number} (pid {pid})"
+        assert f"  {named}: has not reported yet\n" in shown
+        assert f"Python stack of {named}\n  main at line {pid}\n" in shown
+    assert main(["doctor", "one", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["stacks"]) == 4
 
 
 def test_every_line_fits_a_terminal() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from builders import changed, device_memory, rank, run, summary
 from hub_models import written
+from memory.test_whole import parts_of_all
 from support import LAUNCH, PROGRAMS, ROOT, clean_environment, start
 
 from zeromon.base.errors import PlanError
@@ -28,7 +30,7 @@ from zeromon.cli.plan_setup import (
     setup_of_run,
 )
 from zeromon.memory.config_files import changes_of_config
-from zeromon.memory.plan import parse_count, parse_size, plan_table, predict_row, recommend_row
+from zeromon.memory.plan import of_run, parse_count, parse_size, plan_table, predict_row, recommend_row
 from zeromon.memory.spec import ZeroStage
 from zeromon.snapshot import RoleRow
 
@@ -481,6 +483,21 @@ def test_a_run_keeps_what_it_does_not_train_and_how_it_shards() -> None:
     assert memory.role("sharded_param") == numel // 8 * 2
     assert memory.role("master_param") == 20_000_000 // 8 * 4
     assert "Muon" in setup.model.notes[0]
+
+
+def test_tensor_and_pipeline_ranks_of_a_run_take_room_on_hosts() -> None:
+    """Four copies of a model in four parts: sixteen devices, on two hosts."""
+    options = build_parser().parse_args(["plan", "--from", "x", "--gpu", "h100", "--devices", "16"])
+    base = of_run(parts_of_all())
+    assert base.measured is not None
+    speeds = replace(base.measured.speeds, gather=3e11)
+    base = replace(base, measured=replace(base.measured, speeds=speeds))
+    setup = setup_of_run(parts_of_all(), options, base)
+    assert (setup.plan.ranks, setup.hosts) == (4, 2)
+    assert setup.machine is not None and setup.measured is not None
+    assert setup.machine.ranks_per_host == 8
+    assert setup.machine.link is None  # NVLink ends at the host
+    assert setup.measured.speeds.gather is None  # measured on one host
 
 
 def test_a_run_that_told_no_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,12 +22,12 @@ from zeromon.collector.attempts import (
 )
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
-from zeromon.collector.run import RunFollower, judge_rank_silences
+from zeromon.collector.run import RunFollower, judge_rank_silences, snapshot_of_folder
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.ledger import ledger_totals
 from zeromon.probes.devices import Devices
 from zeromon.probes.process import ProcessWatch
-from zeromon.readout.ledger import job_ledger
+from zeromon.readout.ledger import job_ledger, lost_steps
 from zeromon.readout.report import render_run
 from zeromon.readout.text import run_state
 from zeromon.ring.buffer import NameKind, RingWriter
@@ -168,6 +168,13 @@ def test_a_process_that_was_attached_twice_has_one_attempt(tmp_path: Path) -> No
     assert [one.state.steps for one in current_followers([members])] == [1]
 
 
+def test_a_dead_run_with_a_broken_ring_is_over_without_a_collector_too(tmp_path: Path) -> None:
+    process(tmp_path, 0, 3)
+    (tmp_path / "rank1.1.ring").write_bytes(b"junk")
+    shown = snapshot_of_folder(tmp_path)
+    assert shown.ended and shown.unread == (1,)
+
+
 def test_jobs_one_after_another_are_no_restarts(tmp_path: Path) -> None:
     """A rank that finished did not fail: what follows it in the same run is another job."""
     folder = tmp_path / "rings" / "jobs"
@@ -218,6 +225,15 @@ def test_the_ledger_of_all_attempts_is_the_time_since_the_launch_times_the_ranks
         seconds[row.cause] += row.seconds
     assert sum(seconds.values()) == pytest.approx(2 * lasted, rel=1e-6)
     assert seconds[Cause.DEAD] > 0.1 and seconds[Cause.SET_UP] > 0.1
+
+
+def test_a_job_that_begins_from_scratch_loses_every_step_of_the_run_before() -> None:
+    """Its first attempt resumed at step 0, its next one at a checkpoint of its own."""
+    first = run(rank(0, resumed_step=0), ended=True)
+    assert first.ranks[0].steps.watched_steps == 20
+    later = run(rank(0, resumed_step=18), attempts=(ATTEMPT,), started_wall=2000.0)
+    assert lost_steps(first, later) == 20
+    assert lost_steps(first, replace(later, attempts=())) == 2
 
 
 def test_a_stall_is_in_the_counter_while_it_lasts(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from zeromon.collector import process as collector_process, run as collector_run
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import RETRY_NS, RunFollower
+from zeromon.fold.checkpoint import Checkpoint
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
@@ -102,6 +104,20 @@ def test_folders_of_the_user_are_never_touched(tmp_path: Path) -> None:
     assert made.view[0].ended
     assert (root / "checkpoints" / "model.pt").read_text() == "dear"
     assert [p.name for p in (root / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_write_that_a_kill_cut_short_leaves_nothing_of_the_run(tmp_path: Path) -> None:
+    root = tmp_path / "rings"
+    ring_in(root / "run").close()
+    for name in ("nodes.json", "nodes.note", "try.json", "try.words", "trace.json", "run.json"):
+        (root / "run" / f".{name}.{2**22 + 5}").write_text("{")
+    made = Collector(root, Store(tmp_path / "store"))
+    made.tick()
+    made._runs["run"].ranks[next(iter(made._runs["run"].ranks))].process = ProcessWatch(2**22 + 5)
+    for _ in range(6):
+        made.tick()
+    assert made.view[0].ended
+    assert not (root / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -199,6 +215,39 @@ def test_a_figure_that_fails_once_loses_no_record(
         assert rank_0() == [(100, 0)] and not made.view[0].note
     ring.close()
     other.close()
+
+
+def test_a_ring_that_cannot_be_opened_again_is_tried_later_with_its_totals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was left out; its retry fails, as where the collector is out of file descriptors."""
+    monotonic_ns, waited_ns = time.monotonic_ns, 0
+    monkeypatch.setattr(collector_run.time, "monotonic_ns", lambda: monotonic_ns() + waited_ns)
+    ring = ring_in(tmp_path / "run", capacity=64)
+    followed = RunFollower(tmp_path / "run")
+    for step in range(1, 101):  # the ring is overwritten
+        ring.write(step * 1000, pack_head(Kind.STEP), 0, 0, 0, step, 0)
+        if step % 10 == 0:
+            followed.poll()
+    with monkeypatch.context() as broken:
+        broken.setattr(collector_run, "summarize_rank", lambda state, observed: 1 / 0)
+        assert followed.set_aside_broken(Devices())
+    waited_ns += RETRY_NS
+
+    def refuses(path: Path, earlier: Checkpoint | None) -> RankFollower:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as full:
+        full.setattr(collector_run, "RankFollower", refuses)
+        followed.poll()
+        followed.save_rank_totals()
+    assert "Too many open files" in followed.snapshot(Devices()).note
+    waited_ns += RETRY_NS
+    for following in (followed, RunFollower(tmp_path / "run")):  # and the next collector
+        following.poll()
+        (shown,) = following.snapshot(Devices()).ranks
+        assert (shown.steps.watched_steps, shown.agent.dropped) == (100, 0)
+    ring.close()
 
 
 def test_a_run_that_cannot_be_followed_says_so_and_is_not_green(

@@ -191,7 +191,9 @@ def test_a_key_in_the_address_becomes_a_cookie_once(guard: Guard) -> None:
     sent = cookie.partition(";")[0]
     assert "secret" not in cookie + key and key not in cookie
     post = {"method": "POST", "path": "/act/trace"}
-    for good in ((b"cookie", f"other=1; {sent}".encode()), (b"authorization", b"Bearer secret")):
+    cookies = [f"{others}; {sent}" for others in ("other=1", 'a={"x": 1}', "a=b c", "a@b=é", "x")]
+    good_cookies = [(b"cookie", each.encode("latin-1")) for each in cookies]
+    for good in (*good_cookies, (b"authorization", b"Bearer secret")):
         assert through(guard, headers=[LOCAL, good])[0] == 200
         assert through(guard, headers=[LOCAL, good], **post)[0] == 200
     value = sent.partition("=")[2]
@@ -780,6 +782,23 @@ def test_runs_are_laid_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "+100.0 %" in text and found.advice.take == 0
     with pytest.raises(RunNotFound):
         Hub(store).compared(["fast", "none"])
+
+
+def test_tabs_that_open_a_run_at_once_share_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Hub(Store(tmp_path))
+    made.store.save(run(rank(0), run="one", ended=True))
+    opened: list[Followed] = []
+
+    def open_run_source(name: str, store: Store, server: None) -> StoreSource:
+        if not opened:  # the other tab is faster
+            opened.append(None)  # type: ignore[arg-type]
+            opened.append(made.followed(name))
+        return StoreSource(name, store)
+
+    monkeypatch.setattr(hub, "open_run_source", open_run_source)
+    assert made.followed("one") is opened[1] is made.followed("one")
 
 
 def test_runs_are_laid_over_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,17 +41,30 @@ print(json.dumps({"first": msgspec.to_builtins(found[0]), "last": msgspec.to_bui
 """
 
 
-@needs_compiler
-def test_nvml_by_a_library_with_its_symbols(tmp_path: Path) -> None:
-    """nvidia-ml-py loads it by its name, so a process of its own does."""
+def _read_by_stub(folder: Path, **variables: str) -> dict[str, Any]:
+    """nvidia-ml-py loads the library by its name, so a process of its own does."""
     pytest.importorskip("pynvml")
-    compiled("nvml_stub.c", tmp_path, "libnvidia-ml.so.1")
-    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    compiled("nvml_stub.c", folder, "libnvidia-ml.so.1")
+    environment = os.environ | {"LD_LIBRARY_PATH": str(folder)} | variables
     ran = subprocess.run(
         [sys.executable, "-c", _READ_TWICE], env=environment, capture_output=True, text=True,
         timeout=120, check=True,
     )  # fmt: skip
     found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+@needs_compiler
+def test_a_device_without_gpm_has_the_pcie_rates_that_nvml_samples(tmp_path: Path) -> None:
+    last = _read_by_stub(tmp_path, NO_GPM="1")["last"]
+    assert last["sm_active_ratio"] is None
+    assert last["pcie_receive_bytes_per_second"] == 2 << 10
+    assert last["pcie_transmit_bytes_per_second"] == 1 << 10
+
+
+@needs_compiler
+def test_nvml_by_a_library_with_its_symbols(tmp_path: Path) -> None:
+    found = _read_by_stub(tmp_path)
     first, last = found["first"], found["last"]
     assert (first["name"], first["total_bytes"], first["used_bytes"]) == ("NVIDIA H100", 80, 30)
     assert (first["own_bytes"], first["processes"], first["utilization_ratio"]) == (18, 2, 0.75)
@@ -63,6 +76,10 @@ def test_nvml_by_a_library_with_its_symbols(tmp_path: Path) -> None:
     assert first["sm_active_ratio"] is None
     assert (last["sm_active_ratio"], last["tensor_active_ratio"]) == (0.2, 0.5)
     assert last["dram_active_ratio"] is None  # this metric failed
+    # PCIe between the same samples
+    assert first["pcie_receive_bytes_per_second"] is None
+    assert last["pcie_receive_bytes_per_second"] == 210 << 20
+    assert last["pcie_transmit_bytes_per_second"] == 200 << 20
 
 
 # ---- Intel -----------------------------------------------------------------------------------------

@@ -177,6 +177,17 @@ def test_a_full_disk_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     assert kept(tmp_path) == [1]
 
 
+def test_a_segment_that_cannot_begin_costs_no_other_file_its_descriptor(tmp_path: Path) -> None:
+    writer = snapshot_log.Writer(tmp_path, segment_moments=1)
+    (tmp_path / "0000002-0000002.moments").mkdir()
+    with pytest.raises(HistoryError):
+        writer.append(snapshot(1))
+    with (tmp_path / "mine.txt").open("w") as mine:  # gets the number of the closed segment
+        writer.close()
+        mine.write("dear")
+    assert (tmp_path / "mine.txt").read_text() == "dear"
+
+
 def write_until_killed(folder: Path, said: int) -> None:
     """Keeps one moment after the other, and says so of each."""
     writer = snapshot_log.Writer(folder, segment_moments=6, limit_bytes=60_000)

@@ -77,15 +77,19 @@ HOSTILE = (
     "‮override⁦ ​zero",
     "e\u0301" * 300,
     "u" * 300,
+    "\u00a0" * 100,
+    "\u3000" * 100 + "日本語",
 )
 
-HOSTILE_NAMES = ("controls", "wide", "joined", "markup", "overrides", "combining", "long")
+HOSTILE_NAMES = (
+    "controls", "wide", "joined", "markup", "overrides", "combining", "long", "unbroken", "ideographic"
+)  # fmt: skip
 
 # ---- lines ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=HOSTILE_NAMES)
-@pytest.mark.parametrize("width", [1, 2, 7, 40])
+@pytest.mark.parametrize("width", [0, 1, 2, 7, 40])
 def test_any_text_takes_exactly_its_cells(text: str, width: int) -> None:
     """Controls, joiners, overrides, wide and combining characters included."""
     shown = clean(text)
@@ -655,6 +659,8 @@ def test_units_within_a_step() -> None:
     thinned = [plain_text(line) for line in peaks_within_step(units, DisplayOptions(), 60, 3)]
     assert ["41.0" in thinned[0], "46.0" in thinned[1], "40.0" in thinned[2]] == [True] * 3
     assert "no peak by unit is known" in plain_text(peaks_within_step((), DisplayOptions(), 90, 9)[0])
+    (only,) = peaks_within_step([replace(units[0], fqn="")], DisplayOptions(), 60, 20)
+    assert plain_text(only).startswith("(root) ")
 
 
 def test_who_is_late_is_said_and_drawn() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import os
 import re
+import resource
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -45,6 +47,7 @@ from zeromon.storage.step_history import row_of
 from zeromon.traces.analysis import RESULT_FILE, RankTrace, encode_analysis_result
 from zeromon.tui.app import ZeromonApp
 from zeromon.tui.columns import WHOLE_RUN, DisplayOptions, fit_columns
+from zeromon.tui.event_log import Mark, Marks
 from zeromon.tui.screens.collectives import Collectives, SpanLanes
 from zeromon.tui.screens.ranks import HeatMap, Ranks
 from zeromon.tui.screens.timeline import Lanes, Timeline
@@ -892,6 +895,22 @@ async def test_a_mark_of_a_run_elsewhere_is_kept_in_memory(make: Make, tmp_path:
         await says(pilot, "only until this view is closed")
         assert [(mark.wall, mark.step) for mark in app._marks.all] == [(1070.0, 160)]
     assert not list(tmp_path.rglob("marks.jsonl"))
+
+
+def test_a_mark_that_the_disk_refuses_is_kept_in_memory(tmp_path: Path) -> None:
+    marks, limits = Marks(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        assert not marks.add(Mark(1070.0, 160, "new data"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [mark.text for mark in marks.all] == ["new data"]
+
+
+def test_a_pipe_in_place_of_the_marks_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "marks.jsonl")
+    marks = Marks(tmp_path)
+    assert not marks.all and not marks.add(Mark(1070.0, 160, ""))
 
 
 async def test_a_tick_before_the_screen_is_laid_out_is_nothing(make: Make) -> None:

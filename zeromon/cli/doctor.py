@@ -28,7 +28,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ from zeromon.readout.text import (
 )
 from zeromon.readout.verdict import hang_text
 from zeromon.ring import paths
-from zeromon.snapshot import Finding, Hang, NodeView, RunSnapshot, Severity
+from zeromon.snapshot import Finding, Hang, NodeView, RankProcess, RunSnapshot, Severity
 from zeromon.sources.live import (
     LiveSource,
     collector_address,
@@ -404,6 +404,7 @@ def facts_as_text(facts: list[Fact]) -> str:
 def _examine_run(run: RunSnapshot, options: argparse.Namespace) -> int:
     """Shows what hangs or is stalled in one run; returns the exit code."""
     hangs = run.hangs
+    stacks: dict[int | str, str]
     if options.stacks:
         with show_working("reading stacks"), ThreadPoolExecutor(_AT_ONCE) as pool:
             ranks = [rank for rank in run.ranks if rank.status.alive]
@@ -415,8 +416,9 @@ def _examine_run(run: RunSnapshot, options: argparse.Namespace) -> int:
         # A stack that the rank has reported needs neither py-spy nor the right to trace
         stacks = {rank: reported[rank] or python_stack_text(pid) for rank, pid in suspects}
         if not options.no_stacks and not run.ranks:
+            # Not by rank: a launcher may give none, and processes of two attempts have the same
             starting = run.starting[:_MAX_STACKS]
-            stacks = {process.rank or 0: python_stack_text(process.pid) for process in starting}
+            stacks = {_process_label(process): python_stack_text(process.pid) for process in starting}
     if options.json:
         show_json({"run": run.run, "hangs": hangs, "stacks": stacks})
     else:
@@ -457,8 +459,13 @@ def _node_line(node: NodeView) -> str:
     return "  ".join(phrases)
 
 
-def run_as_text(run: RunSnapshot, hangs: tuple[Hang, ...], stacks: dict[int, str]) -> str:
-    """The hangs, what each rank does, and the stacks."""
+def _process_label(process: RankProcess) -> str:
+    """``rank 1 (pid 4711)``; ``n/a`` for a rank that the launcher does not give."""
+    return f"rank {'n/a' if process.rank is None else process.rank} (pid {process.pid})"
+
+
+def run_as_text(run: RunSnapshot, hangs: tuple[Hang, ...], stacks: Mapping[int | str, str]) -> str:
+    """The hangs, what each rank does, and the *stacks*, by rank or by the label of a process."""
     rows = [f"run {run.run}: {run_state(run)}"]
     if run.ended:
         rows.append(f"  it has ended: zeromon report {run.run}")
@@ -473,16 +480,16 @@ def run_as_text(run: RunSnapshot, hangs: tuple[Hang, ...], stacks: dict[int, str
     rows += [f"  {run.nodes_note}"] if run.nodes_note else []
     rows += ["", "What each rank does"] if run.ranks or run.starting else []
     rows += [
-        f"  rank {'n/a' if proc.rank is None else proc.rank} (pid {proc.pid}): has not reported yet"
-        + (f", at {proc.at}" if proc.at else "")
-        for proc in run.starting[:64]
+        f"  {_process_label(process)}: has not reported yet"
+        + (f", at {process.at}" if process.at else "")
+        for process in run.starting[:64]
     ]
     rows += [
         f"  rank {rank.rank} (pid {rank.pid}): "
         f"{states[rank.rank] if rank.status.alive else ended_text(rank)}"
         for rank in run.ranks[:64]
     ]
-    for rank, stack in stacks.items():
-        rows += ["", f"Python stack of rank {rank}"]
+    for label, stack in stacks.items():
+        rows += ["", f"Python stack of {f'rank {label}' if isinstance(label, int) else label}"]
         rows += [f"  {row}" for row in stack.splitlines()]
     return "\n".join(rows) + "\n"

@@ -549,7 +549,6 @@ def run_launch(request: Request, tell: Callable[[str], None]) -> Trial:
     """Runs the command until it is measured, and ends it; raises :class:`LaunchError` where it fails."""
     # A killed process loses what Python has buffered: the log would end before the error
     environment = {**os.environ, **request.environment, "PYTHONUNBUFFERED": "1"}
-    environment.pop("ZEROMON_RUN", None)
     run = [sys.executable, "-m", "zeromon", "run", "--quiet", "--name", request.name, "--"]
     start = time.monotonic()
     with request.log.open("wb") as log:

@@ -34,7 +34,7 @@ from zeromon.base.units import printable_lines
 from zeromon.cli import tell_user
 from zeromon.cli.dash import open_listening_socket
 from zeromon.cli.mcp_tools import DATA, MAX_ANSWER_BYTES, TOOLS, cut_answer
-from zeromon.cli.parser import add_flag, import_extra
+from zeromon.cli.parser import add_flag, import_extra, tcp_port
 from zeromon.ring.tokens import job_token, user_token
 from zeromon.sources.access import Guarded, Policy, check_loopback_only
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--http", "serve HTTP, not stdin and stdout")
     parser.add_argument("--host", default="127.0.0.1", help="address for --http (default: loopback)")
     parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help=f"port for --http (default: {DEFAULT_PORT})"
+        "--port", type=tcp_port, default=DEFAULT_PORT, help=f"port for --http (default: {DEFAULT_PORT})"
     )
 
 

@@ -315,6 +315,8 @@ def setup_of_run(
     model_ranks = base.tensor * base.pipeline
     if options.devices:
         chosen = _split_data_parallel(chosen, model_ranks)
+    devices = chosen.ranks * model_ranks
+    hosts = options.nodes or hosts_of(devices)
     return replace(
         base,
         model=model,
@@ -325,13 +327,11 @@ def setup_of_run(
         measured_activation_bytes=measured,
         reserve=options.reserve,
         host_bytes=parse_host_memory(options.host_memory),
-        hosts=options.nodes or plan.hosts_of(chosen.ranks * model_ranks),
+        hosts=hosts,
         is_given=True,
         nvme_bytes=parse_memory_size("--nvme", options.nvme) if options.nvme else None,
-        machine=machine_of_options(options, chosen.ranks),
-        measured=calibrate_speeds(
-            base.measured, run, options, options.nodes or plan.hosts_of(chosen.ranks)
-        ),
+        machine=machine_of_options(options, devices),
+        measured=calibrate_speeds(base.measured, run, options, hosts),
     )
 
 

@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from zeromon.base.errors import LaunchError, RingError
+from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag, add_list, add_option
 from zeromon.probes import process
 from zeromon.probes.process import ProcessWatch, own_package_folders
@@ -67,8 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     """Prepares the environment and becomes the command."""
-    from zeromon.cli import tell_user
-
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise LaunchError("no command to run")
@@ -190,8 +189,6 @@ def _prepare_run(
     name: str, command: list[str], options: argparse.Namespace, targets: Sequence[tuple[str, str]]
 ) -> tuple[Path, dict[str, str]]:
     """The run's folder and the command's environment; starts the collector and says where."""
-    from zeromon.cli import tell_user
-
     root = paths.choose_ring_root()
     folder = _make_run_folder(root, name, is_named=bool(options.name))
     if targets:  # before the description, by which a collector knows a run

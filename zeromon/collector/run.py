@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from zeromon.base.errors import RingError
 from zeromon.base.units import printable, printable_values
-from zeromon.collector import attempts
+from zeromon.collector import attempts, trace_capture
 from zeromon.collector.attempts import Launched
 from zeromon.collector.cluster import Leader
 from zeromon.collector.cluster_client import NOTE, RunCluster
@@ -250,7 +250,7 @@ class RunFollower:
         """Finds new rings, reads all rings, and detects the end of the run."""
         for path in paths.ring_paths(self.folder):
             if self._retry_ns.get(path.name, _NEVER_NS) <= time.monotonic_ns():
-                del self._retry_ns[path.name], self.bad_rings[path.name]
+                del self.bad_rings[path.name]
             if path.name not in self.ranks and path.name not in self.bad_rings:
                 self._follow(path)
         for follower in self.ranks.values():
@@ -283,10 +283,14 @@ class RunFollower:
 
     def _follow(self, path: Path) -> None:
         try:
-            new = self.ranks[path.name] = RankFollower(path, self._earlier.pop(path.name, None))
+            new = self.ranks[path.name] = RankFollower(path, self._earlier.get(path.name))
         except (RingError, OSError, ValueError) as error:
             self.bad_rings[path.name] = printable(str(error))
+            self._retry_ns[path.name] = time.monotonic_ns() + RETRY_NS
             return
+        # Not before: a ring that cannot be opened now needs its totals at the next try
+        self._earlier.pop(path.name, None)
+        self._retry_ns.pop(path.name, None)
         for name, old in list(self.ranks.items()):
             if old.was_detached and old.state.pid == new.state.pid and name != path.name:
                 # the same process was attached again
@@ -588,7 +592,7 @@ class RunFollower:
         An earlier attempt needs them only where its ring has overwritten what it began with.
         """
         current = self.newest()
-        checkpoints = {name: self._earlier[name] for name in self._retry_ns}
+        checkpoints = {name: self._earlier[name] for name in self._retry_ns if name in self._earlier}
         for follower in self.ranks.values():
             if follower in current or follower.reader.position > follower.reader.header.capacity:
                 checkpoints[follower.path.name] = follower.totals()
@@ -602,8 +606,6 @@ class RunFollower:
         for follower in self.ranks.values():  # after every copy is complete
             follower.reader.close()
         remove_run_files(self.folder)
-        if self.captures is not None:
-            self.captures.withdraw_request()
         with suppress(OSError):
             self.folder.rmdir()
 
@@ -619,8 +621,9 @@ def snapshot_of_folder(folder: Path) -> RunSnapshot:
     """Returns the snapshot of a run, read from its rings without a collector."""
     run = RunFollower(folder)
     run.recall(standing_findings(Store().folder(run.run)))
-    # So many polls until a missing exit status counts as unknown, and the run as over
-    for _ in range(SETTLING_POLLS + 1):
+    # So many polls until a missing exit status counts as unknown, a ring that cannot be read has been
+    # tried twice, and the run counts as over
+    for _ in range(SETTLING_POLLS + 2):
         run.poll()
     return run.snapshot(Devices())
 
@@ -683,12 +686,9 @@ def _uses_nccl(rank: RankSnapshot) -> bool:
 
 TOTALS, _HISTORY_END = "totals.msgpack", "history.json"
 _RUN_FILES = (
-    "rank*.ring", ".rank*.ring.*", "run.json", ".run.*", paths.RUN_NAME, f".{paths.RUN_NAME}.*",
-    "nodes.json", NOTE,
-    "meets", process.TASKS, f".{process.TASKS}.*", REVISION, f".{REVISION}.*", TOTALS, f".{TOTALS}.*",
-    trials.REQUEST, trials.WORDS, "rank*.loading", paths.NOTIFY, f".{paths.NOTIFY}.*",
-    TOLD, f".{TOLD}.*", _HISTORY_END, f".{_HISTORY_END}.*", TOKEN, f".{TOKEN}.*",
-    f"{paths.TRACK}*", f".{paths.TRACK}*",
+    "rank*.ring", "rank*.loading", "run.json", paths.RUN_NAME, "nodes.json", NOTE, "meets",
+    process.TASKS, REVISION, TOTALS, trials.REQUEST, trials.WORDS, trace_capture.REQUEST,
+    paths.NOTIFY, TOLD, _HISTORY_END, TOKEN, f"{paths.TRACK}*",
 )  # fmt: skip
 """The files of zeromon in a run's folder."""
 
@@ -717,8 +717,9 @@ def write_history_end(folder: Path, history_end: HistoryEnd) -> None:
 
 def remove_run_files(folder: Path) -> None:
     """Deletes zeromon's own files alone, because the user may have chosen the folder."""
-    for pattern in _RUN_FILES:
-        for path in folder.glob(pattern):
+    for name in _RUN_FILES:
+        # A killed process leaves the hidden file that was to replace another
+        for path in (*folder.glob(name), *folder.glob(f".{name}.*")):
             # The file may only name a ring in shared memory, which unlink() would leave behind
             if path.suffix == ".ring":
                 remove_ring_file(path)

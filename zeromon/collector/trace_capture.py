@@ -113,8 +113,8 @@ class Captures:
         if _is_unanswered(capture, ranks, answers) and waited < timeout:
             return replace(capture, state=CaptureState.RECORDING) if has_begun else capture
         self.withdraw_request()
-        paths = [Path(capture.folder) / f"rank{rank}.json" for rank in capture.ranks]
-        files = tuple(str(path) for path in paths if path.exists())
+        rank_files = (Path(capture.folder) / f"rank{rank}.json" for rank in capture.ranks)
+        files = tuple(str(path) for path in rank_files if path.exists())
         note = _missing_reasons(capture, answers)
         if not files:
             reason = note or f"no rank came to step {capture.first} in {waited:.0f} s"

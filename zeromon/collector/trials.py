@@ -66,7 +66,7 @@ class Trials:
 
     def _plan(self, run: RunSnapshot, finding: Finding, rounds: int) -> Trial:
         change, remedy = CHANGES[finding.rule], finding.remedy
-        assert remedy is not None  # obstacle() refused it
+        assert remedy is not None  # trial_obstacle() refused it
         rare = change is Change.SHARED_COLLECTIONS
         size = min(_COLLECTIONS_SIZE if rare else MIN_BLOCK_STEPS, _MAX_STEPS // (ROUND_BLOCKS * rounds))
         numbers = [t.number for t in self._all] + [

@@ -16,9 +16,13 @@ _THROTTLE = (
     ("HwPowerBrakeSlowdown", "power brake"),
 )
 _KIB = 1024
-_ACTIVITY = ("SM_UTIL", "ANY_TENSOR_UTIL", "DRAM_BW_UTIL")
-"""GPM's metrics (Hopper and newer), in percent."""
-_NO_ACTIVITY = (None, None, None)
+_MIB = 1 << 20
+_GPM_SCALES = {
+    "SM_UTIL": 0.01, "ANY_TENSOR_UTIL": 0.01, "DRAM_BW_UTIL": 0.01,
+    "PCIE_RX_PER_SEC": _MIB, "PCIE_TX_PER_SEC": _MIB,
+}  # fmt: skip
+"""GPM's metrics (Hopper and newer) -> the factor that makes a ratio of %, or bytes/s of MiB/s."""
+_NO_GPM_FIGURES = (None,) * len(_GPM_SCALES)
 
 
 class Nvml:
@@ -88,35 +92,49 @@ class Nvml:
         seconds = (now_ns - previous[0]) / 1e9
         return (received - previous[1]) / seconds, (sent - previous[2]) / seconds
 
-    def _activity_ratios(self, uuid: str, handle: Any) -> tuple[float | None, ...]:
-        """Shares of the time since the last call in which SMs, tensor cores and DRAM were in use."""
+    def _gpm_figures(self, uuid: str, handle: Any) -> tuple[float | None, ...]:
+        """The figures of :data:`_GPM_SCALES` since the last call."""
         nvml, call = self._nvml, self._call
         support = call(lambda: nvml.nvmlGpmQueryDeviceSupport(handle))
-        sample = call(nvml.nvmlGpmSampleAlloc) if support and support.isSupportedDevice else None
+        if not support or not support.isSupportedDevice:
+            return (None, None, None, *self._sampled_pcie_rates(handle))
+        sample = call(nvml.nvmlGpmSampleAlloc)
         if sample is None:
-            return _NO_ACTIVITY
+            return _NO_GPM_FIGURES
         if call(lambda: nvml.nvmlGpmSampleGet(handle, sample)) is None:
             call(lambda: nvml.nvmlGpmSampleFree(sample))
-            return _NO_ACTIVITY
+            return _NO_GPM_FIGURES
         previous = self._samples.get(uuid)
         self._samples[uuid] = sample
         if previous is None:
-            return _NO_ACTIVITY
+            return _NO_GPM_FIGURES
         request = nvml.c_nvmlGpmMetricsGet_t(
             version=nvml.NVML_GPM_METRICS_GET_VERSION,
-            numMetrics=len(_ACTIVITY),
+            numMetrics=len(_GPM_SCALES),
             sample1=previous,
             sample2=sample,
         )
-        for index, name in enumerate(_ACTIVITY):
+        for index, name in enumerate(_GPM_SCALES):
             request.metrics[index].metricId = getattr(nvml, f"NVML_GPM_METRIC_{name}")
         response = call(lambda: nvml.nvmlGpmMetricsGet(request))
         # Without it, each tick leaks a sample of the library
         call(lambda: nvml.nvmlGpmSampleFree(previous))
         if response is None:
-            return _NO_ACTIVITY
-        metrics = response.metrics[: len(_ACTIVITY)]
-        return tuple(metric.value / 100 if metric.nvmlReturn == 0 else None for metric in metrics)
+            return _NO_GPM_FIGURES
+        return tuple(
+            metric.value * scale if metric.nvmlReturn == 0 else None
+            for metric, scale in zip(response.metrics, _GPM_SCALES.values(), strict=False)
+        )
+
+    def _sampled_pcie_rates(self, handle: Any) -> tuple[float | None, float | None]:
+        """PCIe's bytes/s in and out of a device without GPM: the library sleeps 20 ms for each."""
+        nvml = self._nvml
+        rates = [
+            self._call(partial(nvml.nvmlDeviceGetPcieThroughput, handle, counter))
+            for counter in (nvml.NVML_PCIE_UTIL_RX_BYTES, nvml.NVML_PCIE_UTIL_TX_BYTES)
+        ]
+        receive, transmit = (None if rate is None else rate * _KIB for rate in rates)
+        return receive, transmit
 
     def _held(self, handle: Any, pid: int) -> tuple[int | None, int | None]:
         """Returns the bytes that process *pid* holds, and how many processes are listed.
@@ -140,10 +158,8 @@ class Nvml:
         use = call(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         power = call(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         name = call(lambda: nvml.nvmlDeviceGetName(handle)) or ""
-        receive = call(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES))
-        transmit = call(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES))
         link_receive, link_transmit = self._nvlink_byte_rates(uuid, handle, now_ns)
-        sm, tensor, dram = self._activity_ratios(uuid, handle)
+        sm, tensor, dram, pcie_receive, pcie_transmit = self._gpm_figures(uuid, handle)
         energy = call(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         own_bytes, processes = self._held(handle, pid)
         return Device(
@@ -161,8 +177,8 @@ class Nvml:
             temperature_celsius=call(
                 lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
             ),
-            pcie_receive_bytes_per_second=receive * _KIB if receive is not None else None,
-            pcie_transmit_bytes_per_second=transmit * _KIB if transmit is not None else None,
+            pcie_receive_bytes_per_second=pcie_receive,
+            pcie_transmit_bytes_per_second=pcie_transmit,
             nvlink_receive_bytes_per_second=link_receive,
             nvlink_transmit_bytes_per_second=link_transmit,
             xid=self._xids.get(bare_device_uuid(uuid)),

@@ -112,10 +112,10 @@ def unsaved_steps(run: RunSnapshot) -> int:
 
 def lost_steps(run: RunSnapshot, later: RunSnapshot) -> int | None:
     """The last steps of *run* that the run *later* took again; None where steps are not counted."""
-    resumed = (later.attempts[0].resumed_step if later.attempts else None) or max(
-        (rank.ledger.resumed_step for rank in later.ranks if rank.ledger.resumed_step is not None),
-        default=None,
-    )
+    resumed = later.attempts[0].resumed_step if later.attempts else None
+    if resumed is None:
+        resumed_steps = (rank.ledger.resumed_step for rank in later.ranks)
+        resumed = max((step for step in resumed_steps if step is not None), default=None)
     steps = max((rank.steps.watched_steps for rank in run.ranks), default=0)
     start = max((rank.ledger.resumed_step or 0 for rank in run.ranks), default=0)
     return None if resumed is None else max(0, start + steps - resumed)

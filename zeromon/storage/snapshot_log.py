@@ -29,7 +29,7 @@ from zeromon.ring import paths, slices
 from zeromon.ring.files import replacing_file
 from zeromon.snapshot import RECENT_STEPS, Finding, RunSnapshot, Severity
 from zeromon.snapshot.step import Lanes
-from zeromon.storage import snapshot_log, step_history
+from zeromon.storage import step_history
 from zeromon.storage.run_store import DEPTH, WHOLE_RUN, StepQuery, decode_snapshot, encode_snapshot
 
 MAGIC = b"ZMMOMT\0\1"
@@ -107,7 +107,7 @@ class Writer:
             self._last_ms = time_ms
             self._count += 1
             if self._count >= self._segment_moments:
-                os.close(self._fd)
+                self.close()
                 self._number += 1
                 self._open_segment()
                 thin_oldest_segments(self.folder, self._limit)
@@ -115,8 +115,9 @@ class Writer:
     def close(self) -> None:
         """Closes the segment."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            # In this order: a second close() must not close a number that another file has got
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
 
 def _pack_record(time_ms: int, payload: bytes) -> bytes:
@@ -282,12 +283,12 @@ class Record:
         self._last_wall = 0.0
         self._shown = {(f.rule, f.rank): (_finding_state(f), f) for f in standing_findings(folder)}
         self._steps: step_history.Writer | None = None
-        self._moments: snapshot_log.Writer | None = None
+        self._moments: Writer | None = None
         try:
             self._fd = paths.open_private_folder(folder, DEPTH)
             self._folder = paths.path_by_descriptor(self._fd)
             self._steps = step_history.Writer(self._folder / _HISTORY)
-            self._moments = snapshot_log.Writer(self._folder / _MOMENTS)
+            self._moments = Writer(self._folder / _MOMENTS)
         except _CANNOT as error:
             self._stop_writing(error)
 
@@ -392,15 +393,15 @@ class Past:
 
     def span(self) -> tuple[float, float] | None:
         """Returns the first and the last snapshot's time, seconds since the epoch; None without any."""
-        return snapshot_log.span_of_log(self._folder / _MOMENTS)
+        return span_of_log(self._folder / _MOMENTS)
 
     def snapshot_times(self) -> list[float]:
         """Returns the times of all snapshots, seconds since the epoch."""
-        return [entry.wall for entry in snapshot_log.logged_snapshots(self._folder / _MOMENTS)]
+        return [entry.wall for entry in logged_snapshots(self._folder / _MOMENTS)]
 
     def at(self, wall_time: float) -> RunSnapshot:
         """Returns the snapshot at *wall_time* or the last before it; raises :class:`RunNotFound`."""
-        snapshot = snapshot_log.snapshot_at_time(self._folder / _MOMENTS, wall_time)
+        snapshot = snapshot_at_time(self._folder / _MOMENTS, wall_time)
         if snapshot is None:
             raise RunNotFound(
                 "nothing was kept of how this run was before",

@@ -167,6 +167,8 @@ def _capture_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_MARK_TEXT = 200
+_SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK
+"""A link in the run's folder would lead a mark into another file; a named pipe would make it wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +197,14 @@ class Marks:
         self.all = sorted([*self.all, mark], key=lambda entry: entry.wall)
         if self.path is None:
             return False
-        # A link in the run's folder would lead the mark into another file
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _SAFE_FLAGS
         try:
             with open_run_folder(self.path.parent) as folder:
                 descriptor = os.open(folder / self.path.name, flags, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(mark) + b"\n")
         except (OSError, ZeromonError):
             return False
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(mark) + b"\n")
         return True
 
 
@@ -212,7 +213,7 @@ def _read_marks_file(path: Path | None) -> Iterator[Mark]:
     if path is None:
         return
     with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | _SAFE_FLAGS)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return

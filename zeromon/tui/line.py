@@ -45,9 +45,9 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
 
 def text_tail(text: str, width: int) -> str:
     """The end of *text* in at most *width* cells: ends of names differ more than beginnings."""
-    while cells(text) > width:
+    while cells(text) > width > 0:
         text = "…" + text.removeprefix("…")[1:]
-    return text
+    return text if width > 0 else ""
 
 
 def line_width(spans: Iterable[Span]) -> int:
@@ -121,8 +121,9 @@ def wrap_text(text: str, width: int, tone: str = "", indent: str = "") -> list[L
             if current:
                 rows.append(current)
                 current = ""
-            # set_cell_size pads with a blank where it would split a wide character; the token has none
-            head = set_cell_size(token, space).rstrip()
+            # set_cell_size pads with a blank where it would split a wide character; the token has none,
+            # but it may have other spaces: a bare rstrip() could leave no head, and the loop no end
+            head = set_cell_size(token, space).rstrip(" ")
             rows.append(head)
             token = token[len(head) :]
         joined = f"{current} {token}" if current else token

@@ -111,7 +111,6 @@ def step_line(run: RunSnapshot, step: int) -> str:
     nearest = nearest_oom(run.ranks)
     if nearest is not None:
         facts.append(f"OOM risk {human_ratio(nearest[1].ratio)}")
-    skipped = [str(rank) for rank, stats in steps if stats.skipped]
-    if skipped:
+    if any(stats.skipped for _, stats in steps):
         facts.append("skipped: gradients overflowed")
     return "  ".join(facts)

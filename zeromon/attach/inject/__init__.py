@@ -69,7 +69,7 @@ def inject_line(pid: int, code: str, has_begun: Callable[[], bool], *, by_gdb: b
     if by_gdb or not native:
         prove_gdb_works()
         return Injected("gdb", pid, gdb.execute_line(target, code, has_begun))
-    return _in_a_thread_of_ours(target, code)
+    return _inject_from_thread(target, code)
 
 
 @cache
@@ -109,8 +109,8 @@ def _is_still_alive(child: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def _in_a_thread_of_ours(target: Target, code: str) -> Injected:
-    """Runs in a child process: the kernel releases traced threads when their tracer ends."""
+def _inject_from_thread(target: Target, code: str) -> Injected:
+    """Runs *code* from a thread of ours: the kernel releases traced threads when their tracer ends."""
     outcome: list[Injected | BaseException] = []
 
     def trace_target() -> None:

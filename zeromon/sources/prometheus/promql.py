@@ -199,7 +199,6 @@ def whole_run(run: Choice, window: str, *, sampled: bool = False) -> str:
         tag_part(f"sum({rank_up})", "up"),
         tag_part(f"sum({run.of('rank_failed')})", "failed"),
         tag_part(f"max(timestamp({rank_up}))", "seen"),
-        tag_part(f"count(count by (rank) ({rank_up} == 1) > 1)", "twice"),
         tag_part(f"count(count by (instance, rank) ({run.of('hang', _WAITING)}))", "hang"),
         tag_part(f"count by (rule, severity) ({run.of('finding')})", "finding"),
     ]

@@ -135,7 +135,7 @@ def merge_rows(content: pl.DataFrame) -> pl.DataFrame:
             pl.col("collective_bytes").mean().round().cast(pl.Int64),
             *(pl.col(name).max() for name in PEAKS),
             *(pl.col(name).mean() for name in SCALARS),
-            pl.col("steps").sum().cast(pl.UInt32).alias("steps"),
+            pl.col("steps").sum().cast(pl.UInt32),
         )
         .select(NAMES)
     )
@@ -219,9 +219,7 @@ class Writer:
         if not self._rows:
             return
         with os_errors_as(HistoryError, f"write {self.folder}"):
-            os.close(self._fd)
-            # An error below leads to close(), which must not close a number that another file has got
-            self._fd = -1
+            self.close()
             self._to_parquet(self.folder / f"{self._number:06}.log")
             self._number += 1
             self._open_log()
@@ -237,8 +235,9 @@ class Writer:
     def close(self) -> None:
         """Closes the log. It stays a log: readers take logs as they take Parquet."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            # In this order: a second close() must not close a number that another file has got
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
 
 def last_row_starts(folder: Path) -> dict[int, int]:

@@ -134,10 +134,11 @@ def peaks_within_step(
         return wrap_text(hint, width, "dim")
     drawn = _highest_units(measured, max(1, height))
     scale = max(unit.peak_allocated_bytes for unit in measured)
-    label = min(width // 2, max(len(clean(unit.fqn)) for unit in drawn) + 1)
+    names = [clean(unit.fqn) or "(root)" for unit in drawn]
+    label = min(width // 2, max(map(len, names)) + 1)
     return [
         [
-            (fit(text_tail(clean(unit.fqn) or "(root)", label - 1), label), ""),
+            (fit(text_tail(name, label - 1), label), ""),
             *draw_gauge(
                 unit.peak_allocated_bytes,
                 scale,
@@ -147,7 +148,7 @@ def peaks_within_step(
             ),
             (fit(human_bytes(unit.peak_allocated_bytes), 11, right=True), ""),
         ]
-        for unit in drawn
+        for name, unit in zip(names, drawn, strict=True)
     ]
 
 
