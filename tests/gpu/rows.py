@@ -629,7 +629,7 @@ def taken_along(bench: Bench) -> Iterator[Check]:
 
     for name in (
         "zeromon.collector.daemon",
-        "zeromon.report",
+        "zeromon.readout.report",
         "zeromon.attach.loader",
         "zeromon_agents.runtime.agent",
     ):

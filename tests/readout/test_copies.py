@@ -21,8 +21,11 @@ PRODUCT = sorted(
     for folder in ("zeromon", "dashboard/zeromon_dashboard", "agents/zeromon_agents")
     for path in (ROOT / folder).rglob("*.py")
 )
-VIEWS = ("zeromon/report", "zeromon/tui", "zeromon/cli/report.py", "zeromon/export/prometheus",
-         "dashboard")  # fmt: skip
+VIEWS = (
+    "zeromon/readout/report.py", "zeromon/readout/communication_report.py",
+    "zeromon/readout/death_report.py", "zeromon/readout/trace_report.py", "zeromon/tui",
+    "zeromon/cli/report.py", "zeromon/export/prometheus", "dashboard",
+)  # fmt: skip
 JUDGES = (*VIEWS, "zeromon/diagnosis", "zeromon/memory/forecast.py")
 LEVELS = {name: value for name, value in vars(levels).items() if isinstance(value, levels.Level)}
 
@@ -121,7 +124,7 @@ SENTENCES = (
 @pytest.mark.parametrize("part", SENTENCES)
 def test_a_sentence_stands_in_one_module(part: str) -> None:
     packages = (
-        "zeromon/report", "zeromon/tui", "zeromon/readout", "zeromon/diagnosis", "zeromon/sources",
+        "zeromon/tui", "zeromon/readout", "zeromon/diagnosis", "zeromon/sources",
         "zeromon/snapshot", "zeromon/collector", "zeromon/cli/doctor.py",
         "zeromon/cli/attach_process.py", "dashboard",
     )  # fmt: skip

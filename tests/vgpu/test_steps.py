@@ -232,7 +232,10 @@ MUTANTS = {
         "        if wait.stream is not None:\n            blocked = 0\n",
         "",
     ),
-    "each of several coalesced is waited for": ("            blocked = 0  # once, for all of them\n", ""),
+    "each of several coalesced is waited for": (
+        "            blocked = 0  # once, for all of them\n",
+        "",
+    ),
     "no stream computes": ("return None if stream == self._compute_stream else", "return None or"),
     "window not cut at its end": ("        end_ns = min(end_ns, _elapsed_ns(origin, self.left))\n", ""),
     "oldest wait first": ("for wait in reversed(self.behind):", "for wait in self.behind:"),
