@@ -62,8 +62,3 @@ class Page:
     parts: Parts
     charts: dict[str, Chart] = field(default_factory=dict)
     """Charts to whose lines an open tab appends points."""
-
-
-def round_for_table(value: float | None) -> float | None:
-    """*value* with three decimal places, for tables."""
-    return None if value is None else round(value, 3)

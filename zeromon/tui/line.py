@@ -83,19 +83,6 @@ def join_at_ends(left: Line, right: Line, width: int) -> Line:
     return [*pad_line(left, space), *right]
 
 
-def join_side_by_side(blocks: Iterable[tuple[list[Line], int]], gap: int = 2) -> list[Line]:
-    """Blocks of the given widths, side by side."""
-    chosen = list(blocks)
-    height = max((len(block) for block, _ in chosen), default=0)
-    joined: list[Line] = [[] for _ in range(height)]
-    for index, (block, width) in enumerate(chosen):
-        for row in range(height):
-            if index:
-                joined[row].append((" " * gap, ""))
-            joined[row] += pad_line(block[row] if row < len(block) else [], width)
-    return joined
-
-
 def merge_equal_tones(spans: Line) -> Line:
     """*spans* with neighbours of one style joined."""
     joined: Line = []
