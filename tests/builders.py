@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from zeromon.diagnosis.arrivals import ArrivalSkew
 from zeromon.diagnosis.hangs import find_hangs
-from zeromon.fold.communication import CollectiveStats, OpTotals
+from zeromon.fold.collective_stats import CollectiveStats, OpTotals
 from zeromon.fold.fold import fold_event
 from zeromon.fold.state import Arrival, RankState
 from zeromon.fold.summarize import summarize_rank

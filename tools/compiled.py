@@ -20,7 +20,7 @@ NEEDS = ("mypy>=2.4", "setuptools>=65")
 MODULES = (
     "zeromon/diagnosis/stragglers.py",
     "zeromon/fold/collectives.py",
-    "zeromon/fold/communication.py",
+    "zeromon/fold/collective_stats.py",
     "zeromon/fold/fold.py",
     "zeromon/fold/collectives.py",
     "zeromon/fold/ledger.py",

@@ -16,9 +16,9 @@ from zeromon.readout.verdict import judge_run
 from zeromon.snapshot import Finding, RunSnapshot, Severity
 from zeromon.snapshot.focus import first_counted
 from zeromon.traces.allocations import DeviceMemory
-from zeromon_dashboard import charts, figures
+from zeromon_dashboard import charts, plotly_figures
 from zeromon_dashboard.charts import Series
-from zeromon_dashboard.figures import flame_graph
+from zeromon_dashboard.plotly_figures import flame_graph
 
 _SEVERITIES = {Severity.CRITICAL: "#D55E00", Severity.WARNING: "#E69F00", Severity.INFO: "#0072B2"}
 
@@ -55,8 +55,12 @@ def run_page(run: RunSnapshot, series: Series, report: str, *, still: bool = Fal
 
     counted = first_counted(run.ranks) or next(iter(run.ranks), None)
     over_time = [chart.figure() for chart in charts.charts_of(series, run).values() if chart is not None]
-    run_figures = figures.ledger_figure(run), figures.step_breakdown(run)
-    memory = (figures.roles_figure(counted), figures.unit_peaks_figure(counted)) if counted else ()
+    run_figures = plotly_figures.ledger_figure(run), plotly_figures.step_breakdown(run)
+    memory = (
+        (plotly_figures.roles_figure(counted), plotly_figures.unit_peaks_figure(counted))
+        if counted
+        else ()
+    )
     body = [
         _head_markup(run),
         *_findings_markup(run.findings),

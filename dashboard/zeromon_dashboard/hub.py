@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from zeromon.base.errors import RunNotFound, ZeromonError
 from zeromon.compare.comparison import Comparison, compare
-from zeromon.compare.figures import figures_of
+from zeromon.compare.run_figures import figures_of
 from zeromon.snapshot import Finding, RunSnapshot
 from zeromon.snapshot.run import About
 from zeromon.sources.base import Source

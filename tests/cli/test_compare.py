@@ -15,7 +15,7 @@ from command_line import zeromon_here
 
 from zeromon.cli.compare import as_text, read_figures
 from zeromon.compare.comparison import Comparison, compare
-from zeromon.compare.figures import figures_of
+from zeromon.compare.run_figures import figures_of
 from zeromon.snapshot import Pressure, RunSnapshot
 from zeromon.storage.run_store import Store, encode_snapshot
 from zeromon.storage.step_history import Writer, row_of

@@ -11,7 +11,7 @@ from builders import changed, rank, run
 
 from zeromon.base.errors import TrialRefused
 from zeromon.cli import detach, main, trial as verb
-from zeromon.ring.trials import Change
+from zeromon.ring.trial_words import Change
 from zeromon.snapshot import ConfigFormat, Finding, Remedy, RunSnapshot, Severity, Trial, TrialState
 
 REMEDY = Remedy(cause="c", dialect=ConfigFormat.PYTHON, diff="+ gc.disable()", price="p")

@@ -39,7 +39,7 @@ from zeromon.sources.replay import StoreSource
 from zeromon.storage.run_store import WHOLE_RUN, StepQuery, Store
 from zeromon.storage.snapshot_log import Past, Record
 from zeromon.storage.step_history import row_of
-from zeromon_dashboard import charts, feed, figures, hub, layout, runs_page
+from zeromon_dashboard import charts, feed, hub, layout, plotly_figures, runs_page
 from zeromon_dashboard.access import Guard, address_key, policy_of
 from zeromon_dashboard.feed import Cursor, Feeds
 from zeromon_dashboard.hub import Followed, Hub
@@ -345,20 +345,20 @@ def test_own_time_names_the_slow_rank_and_step() -> None:
     """Steps are equally long; the slow rank is the one that does not wait."""
     slow = tuple(summary(n, exposed_ns=0 if n > 10 else 10 * MS) for n in range(1, 21))
     fast = tuple(summary(n) for n in range(1, 21))
-    figure = figures.own_time_figure(
+    figure = plotly_figures.own_time_figure(
         run(rank(0, recent=fast), rank(1, recent=slow), rank(2, recent=fast)), {}
     )
     assert figure is not None
     z = figure["data"][0]["z"]
     assert z[1] == [0.0] * 10 + [10.0] * 10 and z[0] == z[2] == [0.0] * 20
-    assert figures.own_time_figure(run(rank(0)), {}) is None
+    assert plotly_figures.own_time_figure(run(rank(0)), {}) is None
 
 
 @pytest.mark.parametrize("count", [1, 2, 33, 1024])
 def test_the_map_of_ranks_has_a_cell_a_rank(count: int) -> None:
     one = rank(0)
     snapshot = run(*(replace(one, rank=n) for n in range(count)))
-    (trace,) = figures.rank_map_figure(snapshot, "step")["data"]
+    (trace,) = plotly_figures.rank_map_figure(snapshot, "step")["data"]
     seen = [value for row in trace["z"] for value in row if value is not None]
     assert (trace["zmin"], trace["zmax"]) == (0, max(seen))  # equal ranks look equal
     told = [int(cell[0]) for row in trace["customdata"] for cell in row if cell[0]]
@@ -369,14 +369,14 @@ def test_the_map_of_ranks_has_a_cell_a_rank(count: int) -> None:
 def test_the_map_of_a_large_run_has_a_cell_a_node(metric: str) -> None:
     """With the worst of its ranks; what is clicked is the node."""
     snapshot = fleet_picture()
-    (drawn,) = figures.rank_map_figure(snapshot, metric)["data"]
+    (drawn,) = plotly_figures.rank_map_figure(snapshot, metric)["data"]
     cells = [told for row in drawn["customdata"] for told in row if told[0]]
     assert [told[0] for told in cells] == [f"node/node{n:04}" for n in range(2048)]
     assert cells[1249][1] == "node1249: not seen for 40.00 s"
     assert cells[87][1] == "node0087: 7 of 8 ranks up, 1 failed"
     values = [value for row in drawn["z"] for value in row][:2048]
     assert len({value for value in values if value is not None}) > 1
-    go.Figure(figures.rank_map_figure(snapshot, metric))
+    go.Figure(plotly_figures.rank_map_figure(snapshot, metric))
 
 
 def test_a_large_run_says_how_much_of_it_is_shown() -> None:
@@ -579,7 +579,7 @@ def test_sums_over_the_run_are_sent_every_five_seconds(
 ) -> None:
     source, feeds, clock = growing
     moving = lambda run: {"data": [], "layout": {"height": run.taken_wall}}  # noqa: E731
-    monkeypatch.setattr(figures, "step_breakdown", moving)
+    monkeypatch.setattr(plotly_figures, "step_breakdown", moving)
     where = Route(run="train-1")
     cursor = sent(feeds, where, {})["cursor"]
     seen = []
@@ -718,7 +718,7 @@ def test_a_range_at_the_end_of_a_live_run_grows_to_its_end_and_no_further(
 
 
 def test_own_time_is_of_the_chosen_steps() -> None:
-    figure = figures.own_time_figure(run(rank(0), rank(1)), rows(2, 100, 499), (100, 499))
+    figure = plotly_figures.own_time_figure(run(rank(0), rank(1)), rows(2, 100, 499), (100, 499))
     assert figure is not None
     assert figure["data"][0]["x"] == list(range(100, 500)) and "range" in figure["layout"]["xaxis"]
 

@@ -13,7 +13,7 @@ from zeromon.fold.lanes import lanes_of_rings
 from zeromon.ring.slices import run_events
 from zeromon.snapshot.finding import Finding, Severity
 from zeromon.snapshot.step import Lanes, Stream
-from zeromon_dashboard import figures
+from zeromon_dashboard import plotly_figures
 from zeromon_dashboard.pages import timeline
 
 
@@ -25,7 +25,7 @@ def found() -> Lanes:
 
 
 def test_every_span_is_a_bar_at_its_moment(found: Lanes) -> None:
-    made = figures.lanes_figure(found)
+    made = plotly_figures.lanes_figure(found)
     go.Figure(made)
     (exposed,) = (trace for trace in made["data"] if trace["name"] == "exposed communication")
     labels = made["layout"]["yaxis"]["ticktext"]
@@ -45,7 +45,7 @@ def test_every_span_is_a_bar_at_its_moment(found: Lanes) -> None:
 
 
 def test_an_arrow_leads_from_the_first_rank_to_the_last(found: Lanes) -> None:
-    layout = figures.lanes_figure(found)["layout"]
+    layout = plotly_figures.lanes_figure(found)["layout"]
     arrows = [one for one in layout["annotations"] if one["showarrow"]]
     longest = max(found.arrivals, key=lambda one: one.at_ns - one.first_ns)
     assert (longest.first_rank, longest.rank) == (0, 1)
@@ -58,14 +58,14 @@ def test_an_arrow_leads_from_the_first_rank_to_the_last(found: Lanes) -> None:
 
 def test_names_of_a_run_are_no_markup(found: Lanes) -> None:
     evil = tuple(replace(s, unit="<a href='javascript:x'>") for s in found.spans if s.unit)
-    text = str(figures.lanes_figure(replace(found, spans=evil, arrivals=())))
+    text = str(plotly_figures.lanes_figure(replace(found, spans=evil, arrivals=())))
     assert "&lt;a href" in text and "<a href" not in text
 
 
 def test_many_ranks_have_one_lane_for_all_units(found: Lanes) -> None:
     steps = [replace(step, rank=n) for step in found.steps[:3] for n in range(64)]
     spans = [replace(span, rank=n) for span in found.spans if not span.rank for n in range(64)]
-    made = figures.lanes_figure(replace(found, steps=tuple(steps), spans=tuple(spans)))
+    made = plotly_figures.lanes_figure(replace(found, steps=tuple(steps), spans=tuple(spans)))
     assert len(made["layout"]["yaxis"]["ticktext"]) == 2 * 64
     go.Figure(made)
 

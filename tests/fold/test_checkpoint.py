@@ -24,7 +24,7 @@ from zeromon.fold.checkpoint import (
     encode_checkpoints,
     restore_totals,
 )
-from zeromon.fold.communication import OpTotals
+from zeromon.fold.collective_stats import OpTotals
 from zeromon.fold.state import RankState, ScalarTotals
 from zeromon.fold.summarize import summarize_rank
 from zeromon.ring.buffer import NameKind, RingReader, RingWriter

@@ -13,7 +13,7 @@ import pytest
 from zeromon.readout.breakdown import PARTS
 from zeromon.snapshot import levels
 from zeromon.tui import drawing as bars, styles
-from zeromon_dashboard import figures
+from zeromon_dashboard import plotly_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = sorted(
@@ -165,7 +165,7 @@ def test_the_order_of_phases_stands_once() -> None:
 
 def test_every_part_of_a_step_has_a_colour_and_a_letter() -> None:
     assert set(PARTS) <= set(bars.LETTERS)
-    assert set(PARTS) == set(figures.PHASE_COLOURS)
+    assert set(PARTS) == set(plotly_figures.PHASE_COLOURS)
     for background in ("dark", "light", "sixteen"):
         assert set(PARTS) <= set(styles._PALETTES[background])
 

@@ -185,7 +185,7 @@ def test_two_snapshots_show_what_grew(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_page_has_a_flame_graph_of_the_peak_and_of_now(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = pytest.importorskip("zeromon_dashboard.figures")
+    figures = pytest.importorskip("zeromon_dashboard.plotly_figures")
     training = write(tmp_path / "s", Training())
     (found,) = memory_by_device(read_snapshot(tmp_path / "s"))
     assert found.peak is not None

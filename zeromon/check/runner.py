@@ -9,10 +9,10 @@ from zeromon.base.errors import CheckError
 from zeromon.check import (
     accelerate,
     deepspeed,
-    figures,
     fsdp_options,
     fsdp_scripts,
     launch,
+    launch_figures as figures,
     loaders,
     plans,
     scripts,
@@ -27,7 +27,7 @@ from zeromon.check.documents import (
     parse_python,
     read_text,
 )
-from zeromon.check.figures import Figure, Sources, stated_precisions
+from zeromon.check.launch_figures import Figure, Sources, stated_precisions
 from zeromon.check.problem import SEVERITIES, Config, Machine, Problem
 from zeromon.diagnosis.rule import all_pages
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from zeromon.base.errors import CheckError, PlanError
 from zeromon.base.units import printable
-from zeromon.check.figures import as_lines
+from zeromon.check.launch_figures import as_lines
 from zeromon.check.problem import SEVERITIES, Machine, Problem, as_sarif
 from zeromon.check.runner import Result, check, parse_codes, select_problems
 from zeromon.cli import AFTER_DASHES

@@ -28,7 +28,7 @@ from zeromon.cli.parser import add_flag, add_list
 from zeromon.cli.report import recent_step_frame, snapshot_of
 from zeromon.cli.terminal import is_coloured, show_json, show_working
 from zeromon.compare.comparison import Column, Comparison, Row, compare, letter
-from zeromon.compare.figures import RunFigures, figures_of
+from zeromon.compare.run_figures import RunFigures, figures_of
 from zeromon.compare.text import (
     NOT_COMPARABLE,
     course_title,

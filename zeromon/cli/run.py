@@ -158,7 +158,7 @@ def _start_tracking(names: list[str], folder: Path, environment: dict[str, str])
 
 _IN_BACKGROUND = """
 import os, pathlib, sys
-from zeromon.collector.process import go_to_background
+from zeromon.collector.collector_process import go_to_background
 go_to_background()
 os.nice(10)
 from zeromon.cli.attach_track import track_in_background

@@ -1,6 +1,7 @@
 """The node's collector: follows and folds every ring, and publishes frozen snapshots once a second.
 
-The collector serves all runs of the node; :mod:`zeromon.collector.process` says how long it lives.
+The collector serves all runs of the node. :mod:`zeromon.collector.collector_process` says how long it
+lives.
 """
 
 import gc

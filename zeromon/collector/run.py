@@ -20,7 +20,7 @@ from zeromon.collector.cluster_client import NOTE, RunCluster
 from zeromon.collector.notify import TOLD, Notifier
 from zeromon.collector.rank import SETTLING_POLLS, RankFollower, killed_for_memory
 from zeromon.collector.trace_capture import Captures
-from zeromon.collector.trials import Trials, with_trial_results
+from zeromon.collector.trial_requests import Trials, with_trial_results
 from zeromon.diagnosis.arrivals import ArrivalSkew, with_bubbles
 from zeromon.diagnosis.communicators import ras_of, with_groups
 from zeromon.diagnosis.engine import FindingMemory, advise
@@ -41,7 +41,7 @@ from zeromon.probes.host_memory import HostReader
 from zeromon.probes.nccl_ras import InspectorReader, RasReader, is_local_address
 from zeromon.probes.network import network_peak_bandwidth
 from zeromon.probes.process import REVISION, ProcessWatch, Revision
-from zeromon.ring import paths, trials
+from zeromon.ring import paths, trial_words
 from zeromon.ring.files import read_json_object, replace_file
 from zeromon.ring.masking import mask_words
 from zeromon.ring.ring_file import remove_ring_file
@@ -687,7 +687,7 @@ def _uses_nccl(rank: RankSnapshot) -> bool:
 TOTALS, _HISTORY_END = "totals.msgpack", "history.json"
 _RUN_FILES = (
     "rank*.ring", "rank*.loading", "run.json", paths.RUN_NAME, "nodes.json", NOTE, "meets",
-    process.TASKS, REVISION, TOTALS, trials.REQUEST, trials.WORDS, trace_capture.REQUEST,
+    process.TASKS, REVISION, TOTALS, trial_words.REQUEST, trial_words.WORDS, trace_capture.REQUEST,
     paths.NOTIFY, TOLD, _HISTORY_END, TOKEN, f"{paths.TRACK}*",
 )  # fmt: skip
 """The files of zeromon in a run's folder."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zeromon.base.units import human_ratio
-from zeromon.compare.figures import Metric, RunFigures
+from zeromon.compare.run_figures import Metric, RunFigures
 from zeromon.readout.text import CHANGED, commit_text
 from zeromon.snapshot import RunSnapshot
 

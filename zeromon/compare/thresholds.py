@@ -16,7 +16,7 @@ from zeromon.base.errors import CompareError
 from zeromon.base.units import human_ratio
 from zeromon.compare.comparison import Cell, Column, Comparison, Row, letter
 from zeromon.compare.environment import REPEATS
-from zeromon.compare.figures import METRIC, METRICS, PEAK_MEMORY
+from zeromon.compare.run_figures import METRIC, METRICS, PEAK_MEMORY
 from zeromon.compare.text import format_cell
 from zeromon.snapshot.noise import Estimate, half_width
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from zeromon.fold.communication import Key, OpTotals
+from zeromon.fold.collective_stats import Key, OpTotals
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
 from zeromon.fold.state import (
     STEP_BUCKETS,

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from zeromon.fold.communication import CollectiveStats, OpTotals, size_bucket_index
+from zeromon.fold.collective_stats import CollectiveStats, OpTotals, size_bucket_index
 from zeromon.fold.state import (
     MAX_IN_FLIGHT,
     NO_CALLS,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
-from zeromon.fold.communication import FAINT_NS, MIN_KNOWN, CollectiveStats, Key, OpTotals
+from zeromon.fold.collective_stats import FAINT_NS, MIN_KNOWN, CollectiveStats, Key, OpTotals
 from zeromon.fold.saved_totals import EngineTotals, PathTotals
 from zeromon.ring.events import (
     Activity,

@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
+from zeromon.fold.collective_stats import payload_size_rows, traffic_rows as stats_rows
 from zeromon.fold.collectives import group_progress_row, in_flight_rows
-from zeromon.fold.communication import payload_size_rows, traffic_rows as stats_rows
 from zeromon.fold.ledger import (
     NOTHING_OBSERVED,
     Observed,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zeromon.base.units import human_bytes, human_count, human_seconds
-from zeromon.ring.trials import Change
+from zeromon.ring.trial_words import Change
 from zeromon.snapshot import ConfigFormat, Finding, Remedy, Rung, RunSnapshot, Trial, TrialState
 
 _MIN_SHOWN_SECONDS = 5e-7

@@ -40,6 +40,7 @@ from zeromon_agents.observe import accelerator
 from zeromon_agents.observe.allocator import Allocator, Host
 from zeromon_agents.observe.census import Census, census_step
 from zeromon_agents.observe.device_timer import DeviceTimer
+from zeromon_agents.observe.live_trials import Trials
 from zeromon_agents.observe.loading import FETCHERS, TRANSFORMS, Loading
 from zeromon_agents.observe.offload import Transfers
 from zeromon_agents.observe.own_code import OwnCode
@@ -49,7 +50,6 @@ from zeromon_agents.observe.stall_detector import WARM_UP_STEPS, StallDetector, 
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.observe.torch_roles import Models
 from zeromon_agents.observe.trace_capture import PROFILER, Capture
-from zeromon_agents.observe.trials import Trials
 from zeromon_agents.runtime.around import Patches
 from zeromon_agents.runtime.guard import Guard
 from zeromon_agents.runtime.hook_context import IDLE, OFF, ON, HookContext

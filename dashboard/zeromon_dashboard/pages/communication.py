@@ -11,7 +11,7 @@ from zeromon.readout.tables import TRAFFIC, pick_columns
 from zeromon.readout.text import group_of, in_graphs
 from zeromon.readout.verdict import hang_text
 from zeromon.snapshot import RankSnapshot, RunSnapshot
-from zeromon_dashboard import figures
+from zeromon_dashboard import plotly_figures
 from zeromon_dashboard.charts import empty_figure
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
@@ -36,9 +36,9 @@ _TRAFFIC = pick_columns(
 def content(view: Known) -> Page:
     """The table of one rank's collectives, those in flight, and their figures."""
     rank = view.rank
-    own_time = figures.own_time_figure(view.run, view.series, view.where.steps)
-    busbw = figures.bandwidth_figure(rank) if rank else None
-    sizes = figures.sizes_figure(rank) if rank else None
+    own_time = plotly_figures.own_time_figure(view.run, view.series, view.where.steps)
+    busbw = plotly_figures.bandwidth_figure(rank) if rank else None
+    sizes = plotly_figures.sizes_figure(rank) if rank else None
     return Page(
         {
             "traffic": {"rowData": traffic_table_rows(rank)},

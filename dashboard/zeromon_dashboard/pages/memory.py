@@ -12,7 +12,7 @@ from zeromon.readout.charts import role_bands
 from zeromon.readout.text import UNATTRIBUTED_NAMES
 from zeromon.snapshot import RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import first_counted, nearest_oom
-from zeromon_dashboard import figures
+from zeromon_dashboard import plotly_figures
 from zeromon_dashboard.charts import empty_figure
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
@@ -32,8 +32,8 @@ def content(view: Known) -> Page:
     nearest = nearest_oom(view.chosen.ranks)
     rank = nearest[0] if nearest is not None else view.rank
     counted = rank if rank is not None and rank.memory.roles else first_counted(view.chosen.ranks)
-    roles = figures.roles_figure(counted) if counted else None
-    peaks = figures.unit_peaks_figure(counted) if counted else None
+    roles = plotly_figures.roles_figure(counted) if counted else None
+    peaks = plotly_figures.unit_peaks_figure(counted) if counted else None
     return Page(
         {
             **card_parts(risk_card(view.chosen), *_fragmentation_cards(rank)),
@@ -61,7 +61,9 @@ def over_the_record(snapshots: Iterable[RunSnapshot], rank: int) -> Any:
     bands = role_bands(snapshots, rank)
     if bands is None:
         return None
-    return graph_panel("roles-chart", {"roles-chart": {"figure": figures.role_bands_figure(bands)}})
+    return graph_panel(
+        "roles-chart", {"roles-chart": {"figure": plotly_figures.role_bands_figure(bands)}}
+    )
 
 
 def _fragmentation_cards(rank: RankSnapshot | None) -> list[Any]:

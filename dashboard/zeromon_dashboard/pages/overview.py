@@ -29,7 +29,7 @@ from zeromon.readout.throughput import how_far, progress_text, throughput_text, 
 from zeromon.readout.verdict import exposed_severity
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.focus import most_exposed
-from zeromon_dashboard import figures
+from zeromon_dashboard import plotly_figures
 from zeromon_dashboard.charts import empty_figure
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
@@ -64,8 +64,8 @@ def content(view: Known) -> Page:
                 *_loss_cards(run),
                 _overhead_card(run),
             ),
-            "breakdown": {"figure": figures.step_breakdown(run) or empty_figure(_NO_PARTS)},
-            "ledger": {"figure": figures.ledger_figure(run) or empty_figure(_NO_LEDGER)},
+            "breakdown": {"figure": plotly_figures.step_breakdown(run) or empty_figure(_NO_PARTS)},
+            "ledger": {"figure": plotly_figures.ledger_figure(run) or empty_figure(_NO_LEDGER)},
             "spreads": {"children": _rank_spread_table(run)},
             "differences": {
                 "children": configuration_table(view.comparison) if view.comparison else None

@@ -10,7 +10,7 @@ from zeromon.readout.tables import RANKS, pick_columns
 from zeromon.readout.text import straggler_text
 from zeromon.readout.verdict import hang_headline
 from zeromon.snapshot import RunSnapshot
-from zeromon_dashboard import figures
+from zeromon_dashboard import plotly_figures
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import data_grid, graph_panel, grid_cells, grid_columns
@@ -29,7 +29,7 @@ def content(view: Known) -> Page:
     """The map and the table of ranks, and the stragglers."""
     return Page(
         {
-            "rank-map": {"figure": figures.rank_map_figure(view.chosen, view.where.metric)},
+            "rank-map": {"figure": plotly_figures.rank_map_figure(view.chosen, view.where.metric)},
             "rank-table": {"rowData": rank_table_rows(view.chosen, view.where.node)},
             "rank-count": {"children": _rank_count_text(view)},
             "stragglers": {"children": _straggler_alerts(view.run)},

@@ -8,7 +8,7 @@ from dash import dcc, html
 from zeromon.readout.text import gaps_in, lanes_summary
 from zeromon.snapshot import RunSnapshot
 from zeromon.snapshot.step import Lanes
-from zeromon_dashboard import figures
+from zeromon_dashboard import plotly_figures
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import CONFIG
@@ -49,5 +49,5 @@ def timeline_view(lanes: Lanes, run: RunSnapshot) -> list[Any]:
     missing = [dmc.Text(gap, size="xs", c="dimmed") for gap in gaps_in(lanes, run)]
     if not lanes.steps:
         return [dmc.Text("No ring of this run is on this node: no step can be shown."), *missing]
-    chart = dcc.Graph(id="lanes-chart", figure=figures.lanes_figure(lanes), config=CONFIG)
+    chart = dcc.Graph(id="lanes-chart", figure=plotly_figures.lanes_figure(lanes), config=CONFIG)
     return [dmc.Text(lanes_summary(lanes).capitalize(), fw=600), chart, *missing]

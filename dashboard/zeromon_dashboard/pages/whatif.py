@@ -6,7 +6,7 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from zeromon.base.units import human_seconds
-from zeromon_dashboard import figures
+from zeromon_dashboard import plotly_figures
 from zeromon_dashboard.charts import MIB
 from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
@@ -62,7 +62,7 @@ def prediction_view(plan: dict[str, Any]) -> list[Any]:
     notes = [f"speeds: {speed}" for speed in plan["speeds"]] if points[0].get("step_seconds") else []
     notes += [f"note: {note}" for note in plan["notes"]]
     notes += list(
-        dict.fromkeys(f"{figures.change_text(p)}: {p['error']}" for p in points if p.get("error"))
+        dict.fromkeys(f"{plotly_figures.change_text(p)}: {p['error']}" for p in points if p.get("error"))
     )
     needs = dict.fromkeys(p.get("step_seconds_unknown") for p in points)
     notes += [f"step time n/a without {missing}" for missing in needs if missing]
@@ -75,7 +75,7 @@ def prediction_view(plan: dict[str, Any]) -> list[Any]:
         )
     ]
     if any(p.get("step_seconds") is not None for p in points):
-        chart = figures.whatif_figure(plan)
+        chart = plotly_figures.whatif_figure(plan)
         components.append(dcc.Graph(id="pareto", figure=chart, config=CONFIG))
     return [*components, *(dmc.Text(note, size="xs", c="dimmed") for note in notes)]
 
@@ -86,7 +86,7 @@ def _round_tenths(value: float) -> float:
 
 def _predicted_point_row(number_: int, point: dict[str, Any]) -> dict[str, Any]:
     marked = "* " if point.get("pareto") else ""
-    row: dict[str, Any] = {"id": str(number_), "change": marked + figures.change_text(point)}
+    row: dict[str, Any] = {"id": str(number_), "change": marked + plotly_figures.change_text(point)}
     if "bytes" not in point:
         return row | {"interval": "n/a", "fits": "n/a"}
     row |= {

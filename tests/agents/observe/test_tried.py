@@ -11,7 +11,7 @@ import pytest
 from support import Node, train_command
 
 from zeromon.ring.files import replace_file
-from zeromon.ring.trials import MIN_BLOCK_STEPS, REQUEST, WORDS, Change, Plan
+from zeromon.ring.trial_words import MIN_BLOCK_STEPS, REQUEST, WORDS, Change, Plan
 from zeromon.snapshot import RunSnapshot, TrialState
 
 BEFORE, LEAD = 80, 20

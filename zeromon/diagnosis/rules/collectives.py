@@ -15,7 +15,7 @@ from zeromon.diagnosis.rules.common import (
     share_of_step,
     worst_rank,
 )
-from zeromon.fold.communication import TINY_BYTES, tiny_call_shares
+from zeromon.fold.collective_stats import TINY_BYTES, tiny_call_shares
 from zeromon.readout.text import busiest_line
 from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
 from zeromon.ring.strategy import Framework, Strategy

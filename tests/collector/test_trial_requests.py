@@ -11,7 +11,7 @@ import pytest
 from builders import changed, rank, run, summary as step
 
 from zeromon.base.errors import TrialRefused
-from zeromon.collector.trials import Trials, judge_trial, with_trial_results
+from zeromon.collector.trial_requests import Trials, judge_trial, with_trial_results
 from zeromon.readout.remedy import (
     CHANGES,
     effect_text,
@@ -21,7 +21,7 @@ from zeromon.readout.remedy import (
     trial_obstacle,
     tried_text,
 )
-from zeromon.ring.trials import REQUEST, Change
+from zeromon.ring.trial_words import REQUEST, Change
 from zeromon.snapshot import (
     ConfigFormat,
     Finding,

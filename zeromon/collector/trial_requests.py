@@ -1,7 +1,7 @@
 """Requests trials of a finding's change from the live ranks of a run, and judges them.
 
-A request is one file in the run's folder (:mod:`zeromon.ring.trials`); the agents answer through the
-rings. There is one trial at a time. The file's time is the lease: the command renews it, and the agents
+A request is one file in the run's folder (:mod:`zeromon.ring.trial_words`); the agents answer through
+the rings. There is one trial at a time. The file's time is the lease: the command renews it, and the agents
 undo the change where it is old or gone.
 """
 
@@ -18,7 +18,7 @@ from zeromon.base.errors import TrialRefused, os_errors_as
 from zeromon.collector.trace_capture import first_safe_step
 from zeromon.readout.remedy import CHANGES, trial_obstacle
 from zeromon.ring.files import replace_file
-from zeromon.ring.trials import MARGIN, MIN_BLOCK_STEPS, REQUEST, WORD, WORDS, Change, Plan
+from zeromon.ring.trial_words import MARGIN, MIN_BLOCK_STEPS, REQUEST, WORD, WORDS, Change, Plan
 from zeromon.snapshot import Finding, RankSnapshot, RankTrial, RunSnapshot, Trial, TrialState
 from zeromon.snapshot.noise import MIN_ROUNDS, ROUND_BLOCKS, gain_in_turns, half_width
 

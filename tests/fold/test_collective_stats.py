@@ -7,7 +7,7 @@ from builders import MS, changed, collective, folded, rank, run, state, step
 from hypothesis import given, strategies as st
 
 from zeromon.diagnosis.engine import advise
-from zeromon.fold.communication import (
+from zeromon.fold.collective_stats import (
     TINY_BYTES,
     CollectiveStats,
     OpTotals,

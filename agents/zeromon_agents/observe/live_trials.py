@@ -2,9 +2,9 @@
 
 A request is a file beside the rings, which the heartbeat checks once a second. Everything else happens
 on the training thread between two steps, where no collective is under way. A block of steps is entered
-only if all ranks agreed to it (:mod:`zeromon.ring.trials`); a rank agrees while the request is there and
-was renewed lately. Where one rank does not, all ranks undo the change at the same step. So a request
-whose command was killed ends by itself.
+only if all ranks agreed to it (:mod:`zeromon.ring.trial_words`); a rank agrees while the request is
+there and was renewed lately. Where one rank does not, all ranks undo the change at the same step. So a
+request whose command was killed ends by itself.
 """
 
 import gc
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.ring.events import Kind, TrialState
-from zeromon.ring.trials import LEASE_SECONDS, MARGIN, REQUEST, WORD, WORDS, Change, Plan
+from zeromon.ring.trial_words import LEASE_SECONDS, MARGIN, REQUEST, WORD, WORDS, Change, Plan
 from zeromon_agents.observe.step import Steps
 from zeromon_agents.observe.torch_roles import Models, fsdp2_groups, param_groups
 from zeromon_agents.runtime.guard import Guard

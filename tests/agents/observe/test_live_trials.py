@@ -15,9 +15,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from zeromon.ring.events import TrialState
-from zeromon.ring.trials import LEASE_SECONDS, MARGIN, REQUEST, WORDS, Change, Plan
-from zeromon_agents.observe import trials
-from zeromon_agents.observe.trials import CHANGES, Unfit, keep_gathered, prefetch_next
+from zeromon.ring.trial_words import LEASE_SECONDS, MARGIN, REQUEST, WORDS, Change, Plan
+from zeromon_agents.observe import live_trials
+from zeromon_agents.observe.live_trials import CHANGES, Unfit, keep_gathered, prefetch_next
 
 FIRST, SIZE, BLOCKS = 20, 6, 8
 
@@ -33,7 +33,7 @@ class Rank:
         self.said: list[tuple[TrialState, int]] = []
         self.context.emit = lambda kind, number, step, text, cost, op: self.said.append((op, step))
         self.models: Any = SimpleNamespace(order=None, rank=self)
-        self.trials = trials.Trials(self.context, self.steps, self.models, folder, rank)
+        self.trials = live_trials.Trials(self.context, self.steps, self.models, folder, rank)
         self.is_on = False
         self.on: list[int] = []
 
@@ -176,13 +176,13 @@ def test_only_the_closed_list_and_only_this_process(tmp_path: Path) -> None:
 
 def test_shared_collections_leave_the_collector_as_it_was() -> None:
     before = gc.isenabled(), gc.get_freeze_count()
-    change = trials.shared_collections(MagicMock())
+    change = live_trials.shared_collections(MagicMock())
     next(change)
     assert (gc.isenabled(), gc.get_freeze_count()) == before
     next(change)
     assert not gc.isenabled()
     with pytest.raises(Unfit):
-        next(trials.shared_collections(MagicMock()))
+        next(live_trials.shared_collections(MagicMock()))
     change.close()
     assert (gc.isenabled(), gc.get_freeze_count()) == before
 
