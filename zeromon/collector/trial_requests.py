@@ -1,8 +1,8 @@
 """Requests trials of a finding's change from the live ranks of a run, and judges them.
 
 A request is one file in the run's folder (:mod:`zeromon.ring.trial_words`); the agents answer through
-the rings. There is one trial at a time. The file's time is the lease: the command renews it, and the agents
-undo the change where it is old or gone.
+the rings. There is one trial at a time. The file's time is the lease: the command renews it, and the
+agents undo the change where it is old or gone.
 """
 
 import json
