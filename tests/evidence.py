@@ -34,7 +34,7 @@ MODEL = {"framework": "fsdp2", "numel": 100 * MIB, "compute_bytes": 4, "blocks":
 def row(
     op: str = "all_gather", unit: str = "layers.0", phase: str = "forward", **more: Any
 ) -> CollectiveStatsRow:
-    """10 ms a step of a collective of 10 MiB, all of it exposed."""
+    """10 ms per step of a collective of 10 MiB, all of it exposed."""
     facts: dict[str, Any] = {
         "op": op, "group": "world", "group_size": 8, "nodes": 1, "phase": phase, "unit": unit,
         "count": 100, "calls": 1.0, "nbytes": 10.0 * MIB, "seconds": 0.010,

@@ -314,7 +314,7 @@ def bandwidth_figure(rank: RankSnapshot) -> dict[str, Any] | None:
                     ]
                     for row in mine
                 ],
-                "hovertemplate": "%{customdata[0]}, %{customdata[1]}<br>%{customdata[2]} a call at "
+                "hovertemplate": "%{customdata[0]}, %{customdata[1]}<br>%{customdata[2]} per call at "
                 "%{customdata[3]}<extra>%{fullData.name}</extra>",
             }
         )  # fmt: skip

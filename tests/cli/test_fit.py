@@ -23,7 +23,7 @@ COMMAND = ("torchrun", "train.py", "--batch", "{micro_batch}")
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Request]:
-    """Launches that take 100 MB and 10 MB a sample of 205 MB, without a process."""
+    """Launches that take 100 MB and 10 MB per sample of 205 MB, without a process."""
     done: list[Request] = []
 
     def launch(request: Request, tell: Any) -> Trial:

@@ -86,7 +86,7 @@ def test_it_is_confirmed_and_known(source: Source, capsys: pytest.CaptureFixture
 def test_the_result_and_the_diff_to_keep(source: Source, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["try", "zm606", "--yes", "--rounds", "4"]) == 0
     told = capsys.readouterr().out
-    assert "-24.3 ms ± 3.1 ms a step over 120 steps" in told and "+ gc.disable()" in told
+    assert "-24.3 ms ± 3.1 ms per step over 120 steps" in told and "+ gc.disable()" in told
     assert source.asked == [("garbage_collection", 4), (1, True)]
     source.states = [replace(GOOD, error_seconds=0.1, note="the noise ...")]
     assert main(["try", "ZM606", "--yes"]) == 1

@@ -30,7 +30,7 @@ def followed(grown_at: dict[int, int], last: int) -> list[tuple[int, int, int]]:
 
 
 def test_a_long_leak_keeps_its_first_step() -> None:
-    """2 MiB a step from step 40 on, seen at step 2,000 through the last 512 steps."""
+    """2 MiB per step from step 40 on, seen at step 2,000 through the last 512 steps."""
     found = followed({40: 2 << 20}, 2000)
     onsets = {since for end, since, _ in found if end > 120}
     assert len(onsets) == 1 and 35 <= onsets.pop() <= 43
@@ -38,7 +38,7 @@ def test_a_long_leak_keeps_its_first_step() -> None:
 
 
 def test_a_leak_after_a_slow_growth_has_a_first_step_of_its_own() -> None:
-    """64 KiB a step from the start, which is not where 4 MiB a step from step 1,000 on began."""
+    """64 KiB per step from the start, which is not where 4 MiB per step from step 1,000 on began."""
     found = followed({1: 64 << 10, 1000: 4 << 20}, 2000)
     onsets = [since for end, since, _ in found if end > 1200]
     assert min(onsets) >= 990

@@ -240,14 +240,14 @@ def test_a_rank_has_its_part_of_its_own_node() -> None:
 
 
 def test_growing_workers_are_urgent_where_the_host_is_soon_full() -> None:
-    """4 workers of two ranks take 42 MiB a step of 200 ms."""
+    """4 workers of two ranks take 42 MiB per step of 200 ms."""
     for room, severity in ((64 * GIB, Severity.WARNING), (1 << 50, Severity.INFO)):
         rank = one(workers=GROWING, host=HostMemory(headroom_bytes=room))
         both = run(rank, replace(rank, rank=1))
         (finding,) = (f for f in advise(both) if f.rule == "workers_grow")
         assert finding.severity is severity
         steps = human_count(room / (42 * MIB))
-        assert f"4 x 307.0 MiB; host memory is full of them in {steps} steps" in finding.text
+        assert f"4 x 307.0 MiB; they fill host memory in {steps} steps" in finding.text
 
 
 def test_a_report_shows_the_memory_of_workers_beside_that_of_their_rank() -> None:

@@ -258,7 +258,7 @@ def test_copies_of_a_device_are_held_against_its_link() -> None:
     facts: dict[str, Any] = {"blocked_ms": 0, "device": "cuda:0", "links": ON_PCIE}
     finding = found(offloading(out, back, **facts), "offload_waits")
     assert finding is not None
-    assert "4.0 GiB a step go one way" in finding.text
+    assert "4.0 GiB per step go one way" in finding.text
     assert "PCIe 4 x16 can do that takes 136.3 ms at least, 68.2 %" in finding.text
     assert found(offloading(back, **facts), "offload_waits") is None
     assert found(offloading(out, **(facts | {"links": None})), "offload_waits") is None

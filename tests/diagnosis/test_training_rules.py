@@ -76,7 +76,7 @@ def broken(number: int, since: int, *, name: str = "loss", now: float | None = N
         ((broken(0, 12), broken(1, 11)), 1, "on rank 1 first; rank 0 follows in step 12"),
         ((broken(0, 0), broken(1, 11)), 1, "since step 11, on rank 1 first; 20 steps"),
         ((broken(0, 11), broken(1, 11)), -1, "on 2 ranks in the same step"),
-        ((broken(0, 11), rank(1, world_size=2)), 0, "only 1 of 2 ranks know it"),
+        ((broken(0, 11), rank(1, world_size=2)), 0, "only 1 of 2 ranks report it"),
     ],
 )
 def test_the_first_rank_with_nan_is_named_as_far_as_it_is_known(
@@ -133,7 +133,7 @@ def test_gradients_are_clipped_and_clipped_ones_get_a_lower_rate(
     finding = found(normed(40, **facts), "grad_norm_spikes")
     assert finding is not None and finding.remedy is not None
     assert finding.remedy.diff == diff
-    limit = "clipped to 1" if "process" in facts else "no clipping is known"
+    limit = "clipped to 1" if "process" in facts else "clipping unknown"
     assert limit in finding.text
 
 

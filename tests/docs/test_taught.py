@@ -179,7 +179,7 @@ def test_gradients_of_another_dtype_without_a_configuration(plan: Any) -> None:
     ("stage", "devices", "memory", "why"),
     [
         (2, 4, "a100", "it is the given strategy, and nothing that fits costs less"),
-        (3, 8, "h100", "the given strategy, ZeRO-3, fits too, and sends 34.2 GiB a step"),
+        (3, 8, "h100", "the given strategy, ZeRO-3, fits too, and sends 34.2 GiB per step"),
         (1, 4, "a100-40", "the given strategy, ZeRO-1, does not fit: it needs 46.6 GiB"),
     ],
 )
@@ -357,7 +357,7 @@ def test_tensor_and_pipeline_parallelism_divide_the_model(plan: Any, model: Any)
 
 @taught("memory of RL loops")
 def test_reinforcement_learning_keeps_more_than_the_trained_model(plan: Any, model: Any) -> None:
-    """2 bytes a parameter of a reference; 800 KiB a token of keys and values (Kwon et al. 2023)."""
+    """2 bytes a parameter of a reference; 800 KiB per token of keys and values (Kwon et al. 2023)."""
     alone = row(plan("7B", "--devices", "8"), "ZeRO-2")["bytes"]["device"]
     both = row(plan("7B", "--devices", "8", "--reference", "7B"), "ZeRO-2")["bytes"]["device"]
     assert (both - alone) / GB == pytest.approx(14)
@@ -637,7 +637,7 @@ LAUNCH = "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\n
 
 @taught("zero3_init_flag: false")
 def test_every_rank_builds_the_whole_model(check: Any) -> None:
-    """7 B in fp32: 28 GB a rank."""
+    """7 B in fp32: 28 GB per rank."""
     text = f"{LAUNCH}  zero_stage: 3\n  zero3_save_16bit_model: true\n  zero3_init_flag: false\n"
     machine = Machine(model=from_count(7_000_000_000))
     assert "26.1 GiB in fp32" in said(check(text, "a.yaml", machine), "ZM704")

@@ -53,7 +53,7 @@ def test_a_row_is_the_mean_of_a_step_and_the_most_exposed_comes_first() -> None:
 
 
 def test_what_has_changed_shows_within_twenty_steps() -> None:
-    """Exposed 10 ms a step for long, then 2 ms."""
+    """Exposed 10 ms per step for long, then 2 ms."""
     made = state()
     for n in range(1, 121):
         exposed = 10 if n <= 100 else 2
@@ -289,7 +289,7 @@ def test_the_finding_on_exposed_communication_names_unit_and_waits() -> None:
     snapshot = changed(snapshot, exposed_ratio=0.4, exposed_seconds=0.01, wait_seconds=0.009)
     (told,) = [f for f in advise(run(snapshot)) if f.rule == "exposed_communication"]
     assert "most in layers.0 (all_gather, forward), 10.0 ms" in told.text
-    assert "9.0 ms of a step waits for ranks that come later" in told.text
+    assert "9.0 ms per step waits for late ranks" in told.text
 
 
 def test_of_steps_with_idle_hooks_the_sizes_are_not_known() -> None:

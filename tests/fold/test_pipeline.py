@@ -142,8 +142,8 @@ def test_views_show_the_stages_and_the_slowest() -> None:
     ranks = with_bubbles((of(0), of(1)))
     text = stage_block(run(*ranks))
     assert "Pipeline: GPipe, 2 stages, 4 micro-batches" in text
-    assert "rank 0: bubble 25.0 %, 20.0 % by its schedule" in text
-    assert "stage 0 (rank 0) is the slowest: 15.0 ms a micro-batch" in text
+    assert "rank 0: bubble 25.0 % (schedule alone: 20.0 %)" in text
+    assert "stage 0 (rank 0) is the slowest: 15.0 ms per micro-batch" in text
     assert 'basis="ideal",' in metrics(ranks[0]) or 'basis="ideal"}' in metrics(ranks[0])
     assert stage_block(run(rank())) == ""
 

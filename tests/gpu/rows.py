@@ -372,7 +372,7 @@ def allocators(bench: Bench) -> Iterator[Check]:
         )
 
 
-@row("9b", "forecast of a leak of 1 % a step", part="2", seconds=90)
+@row("9b", "forecast of a leak of 1 % per step", part="2", seconds=90)
 def forecast(bench: Bench) -> Iterator[Check]:
     told: dict[int, float] = {}
 

@@ -82,7 +82,7 @@ LATE = "slow: rank 1 is late by 80 ms per step (own code) since step 41"
         ("late_between", "slow: 54 % of a step waits for communication", Mark.SILENT),
         ("late_between", "healthy: no memory is running out", Mark.SILENT),
         ("hiccup", "slow: rank 1 pauses for 1 s every 12 steps; others wait", Mark.RIGHT),
-        ("hiccup", "slow: rank 1: the others wait 59 ms a step for it", Mark.PARTLY),
+        ("hiccup", "slow: rank 1: the others wait 59 ms per step for it", Mark.PARTLY),
         ("stall_all", "stalled: no step has ended for 19 s", Mark.RIGHT),
         ("stall_all", "healthy: no memory is running out", Mark.WRONG),
         ("sleeps", "stalled: all_reduce does not end: 1 wait, rank 1 missing", Mark.RIGHT),
@@ -99,7 +99,7 @@ LATE = "slow: rank 1 is late by 80 ms per step (own code) since step 41"
         ("slow_start", "starting: no step has ended yet", Mark.SILENT),
         ("slow_start", "stalled: no step has ended for 12 s", Mark.WRONG),
         ("healthy", "slow: 30 % of a step waits for communication", Mark.RIGHT),
-        ("healthy", "slow: rank 1: the others wait 14.1 ms a step for it", Mark.WRONG),
+        ("healthy", "slow: rank 1: the others wait 14.1 ms per step for it", Mark.WRONG),
         ("healthy", "slow: rank 1: its main thread had no CPU for 30 %", Mark.RIGHT),
         ("healthy", "at risk: host memory runs out", Mark.WRONG),
     ],
@@ -136,7 +136,7 @@ MISSING = "stalled: all_reduce does not end: 1 wait, rank 1 missing"
 
 def test_live_lines_are_right_if_the_verdict_comes_in_time_and_stays() -> None:
     sleeps = case("sleeps")
-    early = Line(-3.0, "slow: rank 0: the others wait 10 ms a step for it")
+    early = Line(-3.0, "slow: rank 0: the others wait 10 ms per step for it")
     lines = [early, Line(1.0, "healthy: all is well"), Line(11.0, MISSING), Line(17.0, MISSING)]
     judged = judge_live(sleeps, lines)
     assert (judged.mark, judged.first_right, judged.stayed) == (Mark.RIGHT, 11.0, True)
@@ -152,7 +152,7 @@ def test_live_lines_are_right_if_the_verdict_comes_in_time_and_stays() -> None:
 
 def test_an_accusation_after_the_fault_spoils_a_case_unless_it_was_there_before() -> None:
     sleeps = case("sleeps")
-    accused = "slow: rank 0: the others wait 10 ms a step for it"
+    accused = "slow: rank 0: the others wait 10 ms per step for it"
     lines = [Line(2.0, accused), Line(11.0, MISSING)]
     assert judge_live(sleeps, lines).mark is Mark.WRONG
     lines = [Line(-1.0, accused), *lines]
@@ -174,7 +174,7 @@ def test_a_restart_is_told_as_one_and_not_as_a_death() -> None:
 def test_one_accusation_spoils_a_healthy_run_at_any_time() -> None:
     healthy = case("healthy", ALL_RANKS)
     well = Line(2.0, "healthy: no memory is running out")
-    accused = Line(-3.0, "slow: rank 0: the others wait 10 ms a step for it")
+    accused = Line(-3.0, "slow: rank 0: the others wait 10 ms per step for it")
     assert judge_live(healthy, [well]).mark is Mark.RIGHT
     judged = judge_live(healthy, [accused, well])
     assert (judged.mark, judged.text) == (Mark.WRONG, accused.text)

@@ -77,7 +77,7 @@ def test_the_interval_holds_the_truth_of_a_noisy_leak() -> None:
 
 
 def test_a_leak_far_from_the_capacity_is_seen_with_its_first_step() -> None:
-    """0.01 % a step after 60 level steps: no step is forecast, and no alarm is raised by the risk."""
+    """0.01 % per step after 60 level steps: no step is forecast, and no alarm is raised by the risk."""
     chooser = random.Random(11)
     flat = [0.3 + chooser.uniform(0, 2e-5) for _ in range(60)]
     risk = forecast_risk("host", series([*flat, *(0.3 + 1e-4 * n for n in range(1, 41))]), CAPACITY)

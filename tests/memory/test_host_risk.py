@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 def test_the_hosts_memory_is_shared_by_the_ranks_of_a_node() -> None:
-    """Two ranks that grow by 0.1 GiB a step each; 12 GiB are left to both: 60 steps."""
+    """Two ranks that grow by 0.1 GiB per step each; 12 GiB are left to both: 60 steps."""
     recent = tuple(summary(n, rss_bytes=round((1 + 0.1 * n) * GIB)) for n in range(1, 101))
     room = HostMemory(headroom_bytes=12 * GIB)
     ranks = [rank(n, recent=recent, rss_bytes=11 * GIB, host=room) for n in (0, 1)]

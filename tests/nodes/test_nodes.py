@@ -57,7 +57,7 @@ class Trained:
             time.sleep(0.5)
 
     def slow(self, *ranks: int) -> None:
-        """These ranks, and no others, sleep 120 ms a step longer."""
+        """These ranks, and no others, sleep 120 ms per step longer."""
         for old in self.hosts.folder.glob("slow*"):
             old.unlink()
         for rank in ranks:

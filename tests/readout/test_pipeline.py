@@ -18,8 +18,8 @@ from zeromon_dashboard.page import Known
 from zeromon_dashboard.pages import communication as page
 from zeromon_dashboard.url_state import Route
 
-KNOWN = "bubble 32.0 %, 30.0 % by its schedule"
-SLOWEST = "stage 1 (rank 1) is the slowest: 30.0 ms a micro-batch, mean of all stages 30.0 ms"
+KNOWN = "bubble 32.0 % (schedule alone: 30.0 %)"
+SLOWEST = "stage 1 (rank 1) is the slowest: 30.0 ms per micro-batch, mean of all stages 30.0 ms"
 ELSEWHERE = replace(pipelined(), bubble=None, unknown="its ranks are elsewhere")
 
 

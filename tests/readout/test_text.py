@@ -75,7 +75,7 @@ def test_a_gain_reads_the_same_in_every_view(low: float, gain: str) -> None:
 def test_a_table_has_the_same_gain_in_short() -> None:
     (expected,) = (column for column in FINDINGS if column.name == "expected")
     assert expected.cell(_finding(_remedy(0.0, 0.03)))[0] == "up to -30.0 ms"
-    assert expected.cell(_finding(_remedy(0.012, 0.03)))[0] == "-12.0 ms a step"
+    assert expected.cell(_finding(_remedy(0.012, 0.03)))[0] == "-12.0 ms per step"
     assert effect_text(_remedy(None, None, frees_bytes=3 << 30)) == "-3.0 GiB"
     assert effect_text(None) == ""
 

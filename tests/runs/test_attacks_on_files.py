@@ -133,7 +133,7 @@ def test_w3_a_store_that_fills_up_keeps_the_end_and_says_what_it_lost(
     tmp_path: Path, alone: Told
 ) -> None:
     """Room for the last snapshot was reserved at the start."""
-    settings = IN_STORE | {"PAUSE": "2", "AT_0_3": FILL_STORE}
+    settings = IN_STORE | {"PAUSE": "1", "AT_0_3": FILL_STORE}
     one = attacked(SMALL_STORE, settings, after=WITHOUT_RINGS)
     told = run(one, tmp_path / "w", {}, watched=True)
     print(told.report, told.after, sep="\n")
@@ -149,7 +149,7 @@ def test_w3_a_store_that_fills_up_keeps_the_end_and_says_what_it_lost(
 def test_w3_a_record_that_could_not_be_finished_is_incomplete(tmp_path: Path, alone: Told) -> None:
     """Somebody took the room that was reserved, too."""
     take = f"rm $W/store/runs/r/.reserve; {FILL_STORE}2"
-    settings = IN_STORE | {"PAUSE": "2", "AT_0_3": FILL_STORE, "AT_0_6": take}
+    settings = IN_STORE | {"PAUSE": "1", "AT_0_3": FILL_STORE, "AT_0_6": take}
     one = attacked(SMALL_STORE, settings, after=WITHOUT_RINGS, wait_seconds=3)
     told = run(one, tmp_path / "w", {}, watched=True)
     print(told.report, told.after, sep="\n")

@@ -68,12 +68,14 @@ def test_the_records_of_two_ranks_are_the_schedules_of_torch(node: Node) -> None
         assert shown.order == (first if rank.rank == 0 else last)[-1]
         assert 0 < shown.bubble.ideal_ratio < 1 and 0 < shown.bubble.measured_ratio < 1
         assert len(shown.own[0].micro_batch_waits) == CHUNKS
-        assert rank.errors == 0
+        assert rank.agent.errors == 0
         # of each call all micro-batches are one micro-step
-        assert rank.micro_steps == rank.steps == len(SCHEDULES) * STEPS
-        assert rank.phase_seconds["forward"] > 0.9 * rank.steps * CHUNKS * 0.005
-        assert rank.phase_seconds["backward"] > 0.9 * rank.steps * CHUNKS * 0.010
-        assert {"send", "recv"} <= {t.op for t in rank.traffic if t.unit == f"stage {rank.rank}"}
+        steps = rank.steps
+        assert steps.micro_steps == steps.watched_steps == len(SCHEDULES) * STEPS
+        assert steps.phase_seconds["forward"] > 0.9 * steps.watched_steps * CHUNKS * 0.005
+        assert steps.phase_seconds["backward"] > 0.9 * steps.watched_steps * CHUNKS * 0.010
+        own_rows = [t for t in rank.communication.traffic if t.unit == f"stage {rank.rank}"]
+        assert {"send", "recv"} <= {row.op for row in own_rows}
     assert "Pipeline: 1F1B, 2 stages, 4 micro-batches" in render_run(result.snapshot)
 
 

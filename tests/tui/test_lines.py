@@ -585,7 +585,7 @@ def test_nor_is_it_in_what_was_recorded() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "said"),
-    [(0.012, 0.03, "-12.0 ms a step"), (0.0, 0.03, "up to -30.0 ms"), (None, None, "see below")],
+    [(0.012, 0.03, "-12.0 ms per step"), (0.0, 0.03, "up to -30.0 ms"), (None, None, "see below")],
 )
 def test_what_a_change_is_expected_to_do(low: float | None, high: float | None, said: str) -> None:
     remedy = Remedy(cause="c", dialect="d", diff="", gain_low_seconds=low, gain_high_seconds=high)

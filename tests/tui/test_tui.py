@@ -669,7 +669,7 @@ async def test_communication_is_added_up_and_filtered(make: Make) -> None:
         await pilot.pause()
         table: Table[object] = app.screen.query_one("#traffic", Table)
         assert (len(table.rows), table.rows[0].unit) == (18, "model.layers.2")  # type: ignore[attr-defined]
-        assert "+10.0 % off the trace" in screen_text(app)
+        assert "differs by +10.0 %" in screen_text(app)
         await pilot.press("slash", *"gather forward", "enter")
         await pilot.pause()
         assert len(table.rows) == 6

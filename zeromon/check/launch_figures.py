@@ -289,7 +289,9 @@ def whole_batch(script: Script, call: Call, config: Config, ranks: int | None) -
     if not is_arguments(call) or not total or not micro or not steps or open_ended:
         return
     batch = micro * steps
-    fault = f"train_batch_size is {total}{_in_file(script, config)}, and {micro} x {steps} a rank here: "
+    fault = (
+        f"train_batch_size is {total}{_in_file(script, config)}, and {micro} x {steps} per rank here: "
+    )
     if total != batch * ranks if ranks else total % batch:
         severity, fault = "error", fault + "Trainer refuses"
     elif not ranks:

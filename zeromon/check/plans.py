@@ -38,7 +38,7 @@ def stage_problems(config: Config, machine: Machine) -> Iterator[Problem]:
         fix = f"{pick.plan.label} ({human_bytes(pick.device_bytes)} of a device)" if pick else note
         yield config.problem("ZM210", "warning", _first_path_given(config, _OFFLOADS), message, fix)
     if not mine.fits_device:
-        needs = f"{human_bytes(mine.device_bytes)} of {human_bytes(setup.usable_bytes)} a rank"
+        needs = f"{human_bytes(mine.device_bytes)} of {human_bytes(setup.usable_bytes)} per rank"
         message = f"{mine.plan.label} does not fit: it needs {needs}, without activations"
         fix = f"{pick.plan.label} ({human_bytes(pick.device_bytes)})" if pick else note
         rungs = ladder_lines(ladder_rungs(setup, mine.device_bytes - setup.usable_bytes))
@@ -68,7 +68,7 @@ def stage_problems(config: Config, machine: Machine) -> Iterator[Problem]:
         usage = f"{human_bytes(pick.device_bytes)} of {human_bytes(setup.usable_bytes)}"
         message = (
             f"{pick.plan.label} also fits ({usage}, without activations), and sends "
-            f"{human_bytes(pick.communication_bytes)} a step instead of "
+            f"{human_bytes(pick.communication_bytes)} per step instead of "
             f"{human_bytes(mine.communication_bytes)}{_on_the_link(pick, mine, machine)}"
         )
         fix = f"{pick.plan.label}, if the activations leave room"

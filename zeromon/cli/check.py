@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="a file or a folder; after -- the launch command")  # fmt: skip
     add_option(parser, "--select", "CODES", "check only these rules: ZM302,ZM5", default="")
     add_option(parser, "--ignore", "CODES", "check all rules but these", default="")
-    add_flag(parser, "--verbose", "also print information")
+    add_flag(parser, "--verbose", "also print problems that are marked as notes")
     output = parser.add_argument_group("output")
     add_flag(output, "--json", "print JSON")
     add_option(output, "--sarif", "FILE", "write SARIF 2.1.0 to a file; - for stdout")
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(machine, "--gpu", "GPU", "h100, a100-40, ..., or its memory: 80 (GiB), 80GB")
     add_option(
         machine, "--host-memory", "SIZE",
-        "memory of one host: 512 (GiB), 1TiB; here: that of this machine",
+        "memory of one host: 512 (GiB), 1TiB; default: this machine's",
     )  # fmt: skip
     add_option(
         machine, "--interconnect", "SPEED",
@@ -67,7 +67,7 @@ def call(options: argparse.Namespace) -> int:
     select, ignore = parse_codes(options.select), parse_codes(options.ignore)
     command = getattr(options, AFTER_DASHES, [])
     if not options.paths and not command:
-        raise CheckError("nothing is given to check", "Like: zeromon check ds_config.json train.py")
+        raise CheckError("no files given", "Try: zeromon check ds_config.json train.py")
     with show_working("checking"):
         checked = check(options.paths, _given_machine(options), command)
     everything = options.verbose or options.json

@@ -7,7 +7,7 @@ import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -229,8 +229,15 @@ class Parser(argparse.ArgumentParser):
             raise
 
 
-def suggest_names(typed: str, names: Iterable[str]) -> str:
+_OTHER_NAMES = {"--ranks": "--devices", "--gpus": "--devices", "--world-size": "--devices"}
+"""Options of other tools -> ours of that meaning, which difflib would not find."""
+
+
+def suggest_names(typed: str, names: Collection[str]) -> str:
     """``; did you mean attach?``; "" where nothing is near."""
+    other_name = _OTHER_NAMES.get(typed)
+    if other_name in names:
+        return f"; did you mean {other_name}?"
     matches = difflib.get_close_matches(typed, list(names), n=2)
     return f"; did you mean {' or '.join(matches)}?" if matches else ""
 

@@ -23,7 +23,7 @@ Changes, each as a row beside what is there (step, exposed time, memory, through
       --micro-batch 1 --length 4096 --sweep stage=1,2,3 --sweep checkpointing=no,yes
 
 NAME is an option of machine, speeds, strategy or batch without its dashes; a flag takes yes or no. *
-marks the points that no other beats in both memory and time per sample. Differences carry the
+marks the Pareto-optimal points of memory and time per sample. Differences carry the
 calibration's error interval. Ctrl-C prints the rows finished so far.
 
 Exit codes: 0 a stage fits, 1 none fits. With --changes, --set or --sweep: 0, or 2 if nothing

@@ -81,7 +81,7 @@ def _params_text(setup: plan.Setup) -> str:
     if setup.tensor == setup.pipeline == 1:
         return f"{own_params} parameters"
     of_all = f"{'n/a' if whole_numel is None else human_params(whole_numel)} parameters"
-    return f"{of_all}, {own_params} a rank (tensor {setup.tensor} x pipeline {setup.pipeline})"
+    return f"{of_all}, {own_params} per rank (tensor {setup.tensor} x pipeline {setup.pipeline})"
 
 
 def _plan_table(

@@ -87,7 +87,7 @@ def add_host_arguments(group: argparse._ArgumentGroup) -> None:
     """Adds the options of the hosts."""
     add_option(
         group, "--host-memory", "SIZE",
-        "memory of one host, shared by its ranks: 512 (GiB), 1TiB; here: that of this machine",
+        "memory of one host, shared by its ranks: 512 (GiB), 1TiB; default: this machine's",
     )  # fmt: skip
     add_option(group, "--nodes", "N", "number of nodes (default: one for 8 devices)", positive)
 

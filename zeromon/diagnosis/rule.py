@@ -6,7 +6,7 @@
     def loader_is_slow(run: RunSnapshot) -> Iterable[Match]:
         \"\"\"Steps wait for their batches.\"\"\"
         ...
-        text = f"{human_seconds(waits)} a step wait for the next batch"
+        text = f"{human_seconds(waits)} per step wait for the next batch"
         yield Match(text, rank.rank, waits=Waits(waits / rank.step_seconds, AVOIDABLE))
 
 The function stands in the module of its family in :mod:`zeromon.diagnosis.rules`, and the page beside

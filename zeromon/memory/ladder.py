@@ -127,7 +127,7 @@ def _price_of_change(old: Row, new: Row, note: str) -> str:
     sent = new.communication_bytes - old.communication_bytes
     if sent:
         quantifier = "more" if sent > 0 else "less"
-        phrases.append(f"a rank sends {human_bytes(abs(sent))} {quantifier} a step")
+        phrases.append(f"a rank sends {human_bytes(abs(sent))} {quantifier} per step")
     if isinstance(old.time, StepTime) and isinstance(new.time, StepTime):
         longer = new.time.seconds - old.time.seconds
         if abs(longer) > 0.001 * old.time.seconds:

@@ -55,7 +55,7 @@ def frozen_terms(models: Iterable[ModelSpec], plan: ShardPlan) -> Iterator[Term]
 def kv_cache_bytes(t: Transformer, tokens: int, itemsize: int = 2) -> int:
     """Returns the bytes of keys and values of *tokens*.
 
-    Two vectors a layer and token; 800 KiB a token of OPT-13B (Kwon et al. 2023, arXiv 2309.06180).
+    Two vectors a layer and token; 800 KiB per token of OPT-13B (Kwon et al. 2023, arXiv 2309.06180).
     """
     return 2 * t.layers * t.kv_width * itemsize * tokens // t.tensor_ranks
 
@@ -384,10 +384,10 @@ def recommend_row(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tup
     fitting = [r for r in ordered if r.fits]
     if not fitting and any(r.fits_device for r in ordered):
         leanest = min((r for r in ordered if r.fits_device), key=lambda r: r.host_bytes)
-        need = f"the host's memory, {leanest.plan.label} {human_bytes(leanest.host_bytes)} a rank"
+        need = f"the host's memory, {leanest.plan.label} {human_bytes(leanest.host_bytes)} per rank"
         if leanest.fits_host:
             disk = human_bytes(leanest.memory.total("nvme"))
-            need = f"more NVMe than there is, {leanest.plan.label} {disk} a rank"
+            need = f"more NVMe than there is, {leanest.plan.label} {disk} per rank"
         return None, (
             f"nothing fits: what fits on the devices takes {need}; more hosts, or more devices "
             "would help"
@@ -421,7 +421,7 @@ def recommend_row(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tup
         needs = human_bytes(lower[-1].device_bytes)
         reasons.append(f"{lower[-1].plan.label} would need {needs}")
     reasons += _equal_cost_phrases(chosen, roomiest, equal)
-    reasons.append(f"a rank sends {human_bytes(chosen.communication_bytes)} a step")
+    reasons.append(f"a rank sends {human_bytes(chosen.communication_bytes)} per step")
     if isinstance(time := chosen.time, StepTime):
         interval = f"{human_seconds(time.least)} to {human_seconds(time.most)}"
         reasons.append(f"a step takes about {human_seconds(time.seconds)} ({interval})")
@@ -447,7 +447,7 @@ def _preset_beside_chosen(preset: Row, chosen: Row) -> str:
     if _tier_sum(preset) > _tier_sum(chosen):
         return f"{name} fits too, and offloads without need"
     if preset.communication_bytes > chosen.communication_bytes:
-        return f"{name} fits too, and sends {human_bytes(preset.communication_bytes)} a step"
+        return f"{name} fits too, and sends {human_bytes(preset.communication_bytes)} per step"
     return f"{name} fits too and sends as many bytes, and takes {human_bytes(preset.device_bytes)}"
 
 

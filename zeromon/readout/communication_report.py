@@ -42,11 +42,10 @@ def by_operation(run: RunSnapshot) -> str:
     blocks = [f"Communication of rank {rank.rank}", rows if rank.communication.collectives else nothing]
     if rank.communication.untimed:
         unknown = sum(rank.communication.unattributed.values())
-        of_them = f", {human_count(unknown)} of them of unknown operation" if unknown else ""
+        of_them = f", {human_count(unknown)} of unknown operation" if unknown else ""
         blocks.append(
             f"  {human_count(sum(rank.communication.untimed.values()))} collectives were counted "
-            "but not timed"
-            f" one by one{of_them}"
+            f"without timing{of_them}"
         )
     if note := in_graphs(rank):
         blocks.append(f"  {note}")
@@ -101,7 +100,7 @@ def by_unit(run: RunSnapshot, limit: int) -> str:
     if rank is None or not rank.communication.traffic:
         return ""
     blocks = [
-        f"What rank {rank.rank} waits for, a step (mean of the last ten)",
+        f"Waits of rank {rank.rank} per step (mean of the last ten steps)",
         text_table(rank.communication.traffic[:limit], *_OF_UNITS),
     ]
     hidden = rank.communication.traffic[limit:]
@@ -130,7 +129,7 @@ def _link_peaks_text(rank: RankSnapshot) -> str:
         )
         if rate and top:
             phrases.append(
-                f"{human_rate(rate)} {span} ({kind}), of which the best is {human_ratio(top / rate)}"
+                f"{human_rate(rate)} {span} ({kind}), the best collective reaches {human_ratio(top / rate)}"
             )
     return f"  the links' peak: {'; '.join(phrases)}" if phrases else ""
 
@@ -179,8 +178,8 @@ def check_text(rank: RankSnapshot) -> str:
         return ""
     steps = ", ".join(map(str, check.steps[:4])) + (", ..." if check.steps[4:] else "")
     return (
-        f"rank {rank.rank}: the live exposed time is {check.error_ratio * 100:+.1f} % off the "
-        f"trace of step {steps}"
+        f"rank {rank.rank}: the live exposed time differs by {check.error_ratio * 100:+.1f} % from "
+        f"the trace of step {steps}"
     )
 
 

@@ -181,12 +181,12 @@ def pipeline_text(row: PipelineRow) -> str:
 
 
 def bubble_text(row: PipelineRow) -> str:
-    """``bubble 31.0 %, 27.3 % by its schedule``; ``bubble n/a: ...`` where it is unknown."""
+    """``bubble 31.0 % (schedule alone: 27.3 %)``; ``bubble n/a: ...`` where it is unknown."""
     bubble = row.bubble
     if bubble is None:
         return f"bubble n/a: {row.unknown or 'no other rank is known'}"
     ideal = human_ratio(bubble.ideal_ratio)
-    return f"bubble {human_ratio(bubble.measured_ratio)}, {ideal} by its schedule"
+    return f"bubble {human_ratio(bubble.measured_ratio)} (schedule alone: {ideal})"
 
 
 def slowest_text(row: PipelineRow) -> str:
@@ -197,7 +197,7 @@ def slowest_text(row: PipelineRow) -> str:
     rank = row.stage_ranks[bubble.slowest_stage]
     longest, mean = human_seconds(bubble.slowest_seconds), human_seconds(bubble.mean_seconds)
     return (
-        f"stage {bubble.slowest_stage} (rank {rank}) is the slowest: {longest} a micro-batch, "
+        f"stage {bubble.slowest_stage} (rank {rank}) is the slowest: {longest} per micro-batch, "
         f"mean of all stages {mean}"
     )
 

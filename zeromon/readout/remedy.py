@@ -49,7 +49,7 @@ def remedy_text(remedy: Remedy) -> RemedyText:
     """*remedy* in words."""
     expected = [f"a step {gain} shorter"] if (gain := gain_text(remedy)) else []
     if tried := tried_text(remedy):
-        expected = [f"tried: {tried} a step", *(f"predicted: {gain}" for gain in [gain] if gain)]
+        expected = [f"tried: {tried} per step", *(f"predicted: {gain}" for gain in [gain] if gain)]
     if remedy.frees_bytes is not None:
         expected.append(f"{human_bytes(remedy.frees_bytes)} less a rank")
     if remedy.effect:
@@ -101,14 +101,14 @@ def tried_text(tried: Remedy | Trial) -> str:
 
 
 def effect_text(remedy: Remedy | None) -> str:
-    """The effect for a table: ``-12.0 ms a step``, ``up to -30.0 ms``, ``-3.0 GiB``; "" for none."""
+    """The effect for a table: ``-12.0 ms per step``, ``up to -30.0 ms``, ``-3.0 GiB``; "" for none."""
     if remedy is None:
         return ""
     if tried := tried_text(remedy):
         return f"tried {tried}"
     low, high = remedy.gain_low_seconds, remedy.gain_high_seconds
     if low is not None and low >= _MIN_SHOWN_SECONDS:
-        return f"-{human_seconds(low)} a step"
+        return f"-{human_seconds(low)} per step"
     if high:
         return f"up to -{human_seconds(high)}"
     return f"-{human_bytes(remedy.frees_bytes)}" if remedy.frees_bytes is not None else ""
@@ -178,7 +178,7 @@ def result_text(trial: Trial) -> str:
         return f"not tried: {trial.note}"
     if not change:
         return f"n/a: {trial.note or 'the trial is under way'}"
-    result = f"{change} a step over {human_count(trial.steps)} steps"
+    result = f"{change} per step over {human_count(trial.steps)} steps"
     if not trial.is_significant:
         return f"n/a: {trial.note} ({result})"
     predicted = gain_text(trial)

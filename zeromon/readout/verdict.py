@@ -596,7 +596,8 @@ def risk_text(risk: Risk, rank: RankSnapshot) -> str:
         low, high = human_count(risk.steps_soonest), human_count(risk.steps_latest)
         details.append(f"between {low} and {high} steps")
     forecast = f"{risk.pool} memory runs out at about {full} ({', '.join(details)})"
-    return f"{forecast}: {grows}, now {level}"
+    # A Prometheus knows no growth where no headroom is left
+    return f"{forecast}: {grows}, now {level}" if grows else forecast
 
 
 def _memory_growth_text(rank: RankSnapshot, risk: Risk) -> str:

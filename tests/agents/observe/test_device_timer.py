@@ -268,7 +268,7 @@ def test_a_border_is_no_later_than_the_call_that_records_it(parts: Parts) -> Non
 def test_a_drifting_clock_does_not_put_an_idle_device_behind_its_host(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, gain: float
 ) -> None:
-    """After ten minutes of a device's clock that gains or loses 50 us a second."""
+    """After ten minutes of a device's clock that gains or loses 50 us per second."""
     device, elapsed = parts.device, parts.device.Event.elapsed_time
     monkeypatch.setattr(
         device.Event, "elapsed_time", lambda start, end: elapsed(start, end) * (1 + gain)

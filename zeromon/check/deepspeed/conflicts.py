@@ -60,7 +60,7 @@ def duplicate_keys(config: Config, _: Machine) -> Iterator[Problem]:
 def two_precisions(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields fp16 and bf16 together."""
     if precision_of(config, "fp16") and precision_of(config, "bf16"):
-        message = "fp16 and bf16 are both enabled, and DeepSpeed takes one"
+        message = "fp16 and bf16 are both enabled; DeepSpeed accepts only one"
         yield config.problem("ZM105", "error", ("fp16", "enabled"), message, _fp16_off(config))
 
 

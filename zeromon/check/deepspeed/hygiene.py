@@ -66,7 +66,7 @@ def bf16_device(config: Config, machine: Machine) -> Iterator[Problem]:
 def missing_clipping(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields fp16 without a limit of the gradient norm."""
     if precision_of(config, "fp16") and not config.get("gradient_clipping"):
-        message = "fp16 without gradient_clipping: a spike of the norm is applied as it is"
+        message = "fp16 without gradient_clipping: gradient spikes are applied unclipped"
         fix = config.write("gradient_clipping", 1.0)
         yield config.problem("ZM407", "info", ("fp16", "enabled"), message, fix)
 

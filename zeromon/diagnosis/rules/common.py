@@ -182,7 +182,7 @@ class FarGathers(NamedTuple):
     def text(self) -> str:
         """The evidence of a finding."""
         return (
-            f"gathering parameters from {self.nodes} nodes waits {human_seconds(self.seconds)} a step "
+            f"gathering parameters from {self.nodes} nodes waits {human_seconds(self.seconds)} per step "
             f"({human_ratio(self.share)})"
         )
 

@@ -92,7 +92,7 @@ def tensor_parallel_across_nodes(run: RunSnapshot) -> Iterable[Match]:
         return
     yield Match(
         f"{dimension.name} of {dimension.size} ranks spans {dimension.nodes} nodes, and its collectives "
-        f"wait {human_seconds(waits)} a step ({human_ratio(share)})",
+        f"wait {human_seconds(waits)} per step ({human_ratio(share)})",
         rank.rank,
         Remedy(
             cause="every layer communicates in this dimension, and each call crosses the network",
@@ -128,7 +128,7 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
         detail += human_seconds(top_row.exposed_seconds)
     late = rank.communication.wait_seconds or 0.0
     if late > 0.5 * (rank.communication.exposed_seconds or 0.0):
-        detail += f"; {human_seconds(late)} of a step waits for ranks that come later"
+        detail += f"; {human_seconds(late)} per step waits for late ranks"
     evidence = (
         f"{human_ratio(share)} of a step ({human_seconds(rank.communication.exposed_seconds)}) waits "
         f"for communication{detail}"
@@ -204,14 +204,15 @@ def pipeline_bubble(run: RunSnapshot) -> Iterable[Match]:
         share = max(by_more, by_split) / bubble.span_seconds
         if share >= MIN_SHARE:
             remedy = _new_split(row, by_split) if by_split > by_more else _add_batches(row, by_more)
-            evidence = f"{pipeline_text(row)}: {bubble_text(row)}; {slowest_text(row)}"
+            sentences = filter(None, (bubble_text(row), slowest_text(row)))
+            evidence = f"{pipeline_text(row)}: {'; '.join(sentences)}"
             yield Match(evidence, rank.rank, remedy, waits=Waits(share, AVOIDABLE))
 
 
 def _add_batches(row: PipelineRow, gain: float) -> Remedy:
     count = row.micro_batches
     return Remedy(
-        cause="each stage waits while the pipeline fills and drains, once a call of the schedule",
+        cause="the pipeline fills and drains in every call of the schedule",
         dialect=ConfigFormat.PIPELINE,
         diff=f"- n_microbatches={count}\n+ n_microbatches={2 * count}",
         **_AT_MOST.seconds(gain),
@@ -226,7 +227,7 @@ def _new_split(row: PipelineRow, gain: float) -> Remedy:
     return Remedy(
         cause="every stage waits for the slowest one, micro-batch after micro-batch",
         dialect=ConfigFormat.PIPELINE,
-        diff=f"- stage {bubble.slowest_stage}: {surplus} a micro-batch more than the mean\n"
+        diff=f"- stage {bubble.slowest_stage}: {surplus} per micro-batch more than the mean\n"
         f"+ move that much of its layers to other stages",
         **_AT_MOST.seconds(gain),
         price="none, where a layer is small enough to move",

@@ -111,7 +111,7 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
     gained = predicted_gain(run, _HIDDEN_REDUCES, hideable, bucket_cap_bytes=round(cap * MIB))
     yield Match(
         f"{human_bytes(total)} of gradients go in {len(buckets)} "
-        f"bucket{'s' if len(buckets) > 1 else ''}: {human_seconds(waits)} a step "
+        f"bucket{'s' if len(buckets) > 1 else ''}: {human_seconds(waits)} per step "
         f"({human_ratio(share)}) remain after backward",
         rank.rank,
         Remedy(
@@ -120,7 +120,7 @@ def ddp_bucket_large(run: RunSnapshot) -> Iterable[Match]:
             diff=f"- DistributedDataParallel(model)\n"
             f"+ DistributedDataParallel(model, bucket_cap_mb={cap:.2g})",
             **gained,
-            price=f"{count} all-reduces where there were {len(buckets)}",
+            price=f"{count} all-reduces instead of {len(buckets)}",
         ),
         waits=Waits(share, AVOIDABLE),
     )

@@ -117,12 +117,12 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
         return
     saved = exposed_seconds(rows) / 2  # stage 2 gathers each parameter once a step, stage 3 twice
     yield Match(
-        f"gathering parameters waits {human_seconds(exposed_seconds(rows))} a step "
+        f"gathering parameters waits {human_seconds(exposed_seconds(rows))} per step "
         f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} per rank are free",
         rank.rank,
         Remedy(
-            cause="stage 3 moves parameters twice a step, stage 2 once: 3 to 2 in all (the paper's "
-            "section 7)",
+            cause="stage 3 gathers parameters twice per step, stage 2 once: 1.5 times the traffic "
+            "(ZeRO paper, section 7)",
             dialect=ConfigFormat.DEEPSPEED,
             diff='- "stage": 3\n+ "stage": 2',
             **_LOWER_STAGE.seconds(saved),
@@ -217,7 +217,7 @@ def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
         return
     hideable = min(exposed_seconds(buckets), own_seconds(rank.steps.recent).get("backward", 0.0))
     yield Match(
-        f"reducing gradients waits {human_seconds(exposed_seconds(buckets))} a step "
+        f"reducing gradients waits {human_seconds(exposed_seconds(buckets))} per step "
         f"({human_ratio(share)}), and overlap_comm is off",
         rank.rank,
         Remedy(

@@ -108,8 +108,8 @@ def checkpoint_interval(run: RunSnapshot) -> Iterable[Match]:
         return
     every = "of this run" if saves.measured else "assumed"
     comparison = (
-        f"; with a failure every {human_seconds(saves.failure_seconds)} ({every}), a save of "
-        f"{human_seconds(saves.cost_seconds)} every {human_seconds(optimum)} loses least"
+        f"; at one failure per {human_seconds(saves.failure_seconds)} ({every}), saving "
+        f"({human_seconds(saves.cost_seconds)}) every {human_seconds(optimum)} loses the least time"
     )
     is_costly = saves.count >= _MIN_SAVES and (saves.share or 0.0) >= _COSTLY
     if saves.unsaved_seconds > _TOO_LONG * optimum:

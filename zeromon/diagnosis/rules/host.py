@@ -44,7 +44,7 @@ def data_wait(run: RunSnapshot) -> Iterable[Match]:
         "" if workers is None else f", which {workers or 'no'} worker{'s' * (workers != 1)} prepare"
     )
     yield Match(
-        f"{human_seconds(waits)} a step ({human_ratio(share)}) wait for the next batch"
+        f"{human_seconds(waits)} per step ({human_ratio(share)}) wait for the next batch"
         f"{prepared}{_main_batch_part(rank.training.loading)}",
         rank.rank,
         _more_workers(rank, waits) if _too_few_workers(rank) else None,
@@ -305,7 +305,7 @@ _ENQUEUE_LESS = Remedy(
     cause="the host runs Python and launches kernels for longer than the device computes",
     dialect=ConfigFormat.PYTHON,
     diff='+ model = torch.compile(model)  # or CUDA graphs: mode="reduce-overhead"',
-    effect="at most the time without kernels; a larger micro-batch with less accumulation does the "
+    effect="saves at most the time in which the device idles; a larger micro-batch with less accumulation does the "
     "same per sample",
     price="compilation at the first steps; activations of a larger micro-batch",
 )

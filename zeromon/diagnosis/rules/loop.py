@@ -73,7 +73,7 @@ def garbage_collection(run: RunSnapshot) -> Iterable[Match]:
     yield Match(
         f"Python's garbage collector stops the training thread in {len(pauses)} of the last "
         f"{len(steps)} steps, for {human_seconds(max(pauses) / 1e9)} at most; the collections of all "
-        f"ranks take {human_seconds(together)} a step ({human_ratio(together / step_seconds)})",
+        f"ranks take {human_seconds(together)} per step ({human_ratio(together / step_seconds)})",
         rank.rank,
         Remedy(
             cause="many objects live, and ranks that collect at different steps wait for each other",
@@ -117,7 +117,7 @@ def recompilations(run: RunSnapshot) -> Iterable[Match]:
     reason = f": {reasons[0]}" if reasons else "; TORCH_LOGS=recompiles names the guard that fails"
     yield Match(
         f"{len(compiled)} of the last {len(steps)} steps compiled again, "
-        f"{human_seconds(costs[rank.rank])} a step ({human_ratio(share)}){reason}",
+        f"{human_seconds(costs[rank.rank])} per step ({human_ratio(share)}){reason}",
         rank.rank,
         Remedy(
             cause="a graph is compiled for each new shape or number that it was specialized for",

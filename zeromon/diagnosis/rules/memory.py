@@ -146,7 +146,7 @@ def workers_grow(run: RunSnapshot) -> Iterable[Match]:
     headroom = rank.memory.host.headroom_bytes if rank.memory.host is not None else -1
     steps = headroom / sum(rates.values()) if headroom >= 0 else math.inf
     is_soon = steps * (rank.steps.median_seconds or 0.0) < _SOON_SECONDS
-    full = f"; host memory is full of them in {human_count(steps)} steps" if headroom >= 0 else ""
+    full = f"; they fill host memory in {human_count(steps)} steps" if headroom >= 0 else ""
     yield Match(
         f"its DataLoader workers grow {human_bytes(rates[rank.rank])} per step, now "
         f"{workers_text(growing[rank.rank])}{full}",
@@ -164,8 +164,8 @@ def _is_growing(workers: WorkerMemory) -> bool:
 
 
 _SHARED_SAMPLES = Remedy(
-    cause="a forked worker copies each page of Python objects that it reads: reading one counts a "
-    "reference, which writes to the page",
+    cause="a forked worker copies each page of Python objects that it reads: reading an "
+    "object updates its reference count, which writes to the page",
     dialect=ConfigFormat.PYTHON,
     diff="- self.rows = [...]  # a list of Python objects\n"
     "+ self.rows = numpy.array([...])  # or a torch tensor, or an arrow table: one object",

@@ -80,7 +80,7 @@ def _bound_by_link(rank: RankSnapshot) -> Iterable[Match]:
     if share < BLOCKED.critical:
         return
     yield Match(
-        f"{human_bytes(nbytes)} a step go one way between device and host: at what {link} that takes "
+        f"{human_bytes(nbytes)} per step go one way between device and host: at what {link} that takes "
         f"{human_seconds(nbytes / rate)} at least, {human_ratio(share)} of a step",
         rank.rank,
         _less_often(rank, "the link needs that long for so many bytes"),
@@ -263,7 +263,7 @@ def no_effect(run: RunSnapshot) -> Iterable[Match]:
                     cause=f"the device of {key} is cpu",
                     dialect=ConfigFormat.DEEPSPEED,
                     diff=f'- "{key}": {{"device": "cpu"}}\n+ "{key}": {{"device": "nvme"}}',
-                    effect=f"{human_bytes(size)} of the host's memory become free; or remove nvme_path",
+                    effect=f"frees {human_bytes(size)} of host memory; or remove nvme_path",
                     price="states are read from the disk and written to it each step",
                 ),
             )
@@ -286,7 +286,7 @@ def pinned_memory_off(run: RunSnapshot) -> Iterable[Match]:
         pageable = sum(row.host_bytes - row.pinned_bytes for row in rank.memory.roles)
         note = f", which {link.removesuffix(' can do')} takes at {human_rate(rate)}" if rate else ""
         yield Match(
-            f"{human_bytes(moved)} a step go one way between the device and pageable memory{note}",
+            f"{human_bytes(moved)} per step go one way between the device and pageable memory{note}",
             rank.rank,
             Remedy(
                 cause="the driver copies from pageable memory through a buffer of its own, and the "
@@ -296,7 +296,9 @@ def pinned_memory_off(run: RunSnapshot) -> Iterable[Match]:
                     f'  "{key}":\n- "pin_memory": false\n+ "pin_memory": true' for key in keys
                 ),
                 effect="copies run beside computation, at the rate of the link",
-                price=f"{human_bytes(max(0, pageable))} of the host's memory that cannot be swapped out",
+                price=f"{human_bytes(pageable)} of pinned host memory"
+                if pageable > 0
+                else "pinned host memory",
                 takes=Pool.HOST,
             ),
         )
@@ -352,7 +354,7 @@ def _host_room_bytes(run: RunSnapshot) -> int:
 
 def _off_the_host(rank: RankSnapshot) -> Remedy | None:
     """Moves state to the disk or the device, or divides it among ranks; None where nothing is left."""
-    cause = "the model, its optimizer, and what the sharding strategy keeps on the host"
+    cause = "parameters, optimizer state and sharding buffers all stay on the host"
     model = rank.config.planned or (rank.config.models[0] if rank.config.models else ModelMetadata())
     stage, offloads = model.get("stage"), model.get("optimizer_on") == "host"
     strategy = rank.sharding_strategy
@@ -424,7 +426,7 @@ def cpu_optimizer_slow(run: RunSnapshot) -> Iterable[Match]:
         return
     # "ratio" needs stage 3: DeepSpeed refuses to offload a part of the optimizer below it
     yield Match(
-        f"the optimizer on the host takes {human_seconds(seconds)} a step ({human_ratio(share)})",
+        f"the optimizer on the host takes {human_seconds(seconds)} per step ({human_ratio(share)})",
         rank.rank,
         _part_on_device(seconds, state_bytes)
         if rank.sharding_strategy.stage == 3
@@ -441,7 +443,7 @@ def offload_without_need(run: RunSnapshot) -> Iterable[Match]:
         return
     diff = '- "offload_optimizer": {"device": "cpu"}'
     yield Match(
-        f"the optimizer on the host takes {human_seconds(seconds)} a step ({human_ratio(share)})"
+        f"the optimizer on the host takes {human_seconds(seconds)} per step ({human_ratio(share)})"
         f", and the device has room for its {human_bytes(state_bytes)}",
         rank.rank,
         _off_the_cpu(diff, _ALL_ON_DEVICE, seconds, state_bytes),

@@ -60,7 +60,7 @@ def _where_first(
     if len(ranks) > 1:
         return f"on {len(ranks)} ranks in the same step: it has one cause, or is a mean over the ranks"
     if len(rows) < max(1, run.ranks[0].world_size):
-        return f"on rank {ranks[0]}; only {len(rows)} of {run.ranks[0].world_size} ranks know it"
+        return f"on rank {ranks[0]}; only {len(rows)} of {run.ranks[0].world_size} ranks report it"
     later = [n for n in nans if n not in ranks]
     followed = (
         f"; rank {later[0]} follows in step {nans[later[0]].first_nonfinite_step}" if later else ""
@@ -112,10 +112,10 @@ def grad_norm_spikes(run: RunSnapshot) -> Iterable[Match]:
     rank, jumps = max(spiked, key=lambda pair: len(pair[1]))
     jump = jumps[-1]
     limit = _clipping_limit(rank)
-    clips = "no clipping is known" if limit is None else f"clipped to {limit:g}"
+    clips = "clipping unknown" if limit is None else f"clipped to {limit:g}"
     yield Match(
         f"the gradient norm was {jump.norm:.3g} in step {jump.step}, "
-        f"{jump.norm / jump.median:.1f} times the median before it; {human_count(len(jumps))} such "
+        f"{jump.norm / jump.median:.1f} times the previous median; {human_count(len(jumps))} such "
         f"step{'s' * (len(jumps) != 1)} of the last {len(rank.steps.recent)}; {clips}",
         rank.rank,
         _calmer_remedy(rank, limit, jump.median),
@@ -136,7 +136,7 @@ def _calmer_remedy(rank: RankSnapshot, limit: float | None, median: float) -> Re
     if limit is None:
         deepspeed = rank.sharding_strategy.is_deepspeed
         return Remedy(
-            cause="a step with a large gradient is applied as it is, and moves the parameters and the "
+            cause="a step with a large gradient is applied unclipped, and moves the parameters and the "
             "moments of the optimizer far",
             dialect=ConfigFormat.DEEPSPEED if deepspeed else ConfigFormat.PYTHON,
             diff=f'+ "gradient_clipping": {_USUAL_CLIPPING}'
