@@ -115,7 +115,7 @@ def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:
     half = transformer_activations(SHAPE, replace(here.batch, sequences=4))
     whole = transformer_activations(SHAPE, here.batch)
     assert rung.frees_bytes == sum(t.nbytes for t in whole) - sum(t.nbytes for t in half)
-    assert "more a step" in rung.price  # each micro-step gathers and reduces
+    assert "more per step" in rung.price  # each micro-step gathers and reduces
 
 
 def test_what_gathers_units_of_unknown_size_frees_at_most_so_much() -> None:

@@ -60,7 +60,7 @@ def test_stages_add_up_and_tensor_parallel_shards_know_the_whole() -> None:
     assert (setup.model.params, setup.whole_numel) == (500, 1400)  # the largest stage decides
     assert (setup.tensor, setup.pipeline, setup.devices) == (2, 2, 8)
     text = plan_as_text(setup, plan_table(setup))
-    assert "parameters, 500 a rank (tensor 2 x pipeline 2) on 8 devices" in text
+    assert "parameters, 500 per rank (tensor 2 x pipeline 2) on 8 devices" in text
 
 
 def test_the_stages_of_one_rank_are_one_model() -> None:

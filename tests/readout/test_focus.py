@@ -36,7 +36,7 @@ def test_every_rule_and_view_names_the_same_rank() -> None:
     assert most_exposed(one.ranks) is one.ranks[1]
     assert by_rules is not None and by_rules.rank == 1
     assert next(iter(exposed_communication(one))).rank == 1
-    assert "rank 1 waits for" in by_unit(one, 8)
+    assert "Waits of rank 1" in by_unit(one, 8)
     assert by_terminal is not None and by_terminal.rank == 1
     assert by_page is not None and by_page.rank == 1
     described = next(a for a in all_alerts(Thresholds()) if a.name == "ZeromonExposedCommunication")

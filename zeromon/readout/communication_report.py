@@ -129,7 +129,8 @@ def _link_peaks_text(rank: RankSnapshot) -> str:
         )
         if rate and top:
             phrases.append(
-                f"{human_rate(rate)} {span} ({kind}), the best collective reaches {human_ratio(top / rate)}"
+                f"{human_rate(rate)} {span} ({kind}), the best collective reaches "
+                f"{human_ratio(top / rate)}"
             )
     return f"  the links' peak: {'; '.join(phrases)}" if phrases else ""
 

@@ -305,8 +305,8 @@ _ENQUEUE_LESS = Remedy(
     cause="the host runs Python and launches kernels for longer than the device computes",
     dialect=ConfigFormat.PYTHON,
     diff='+ model = torch.compile(model)  # or CUDA graphs: mode="reduce-overhead"',
-    effect="saves at most the time in which the device idles; a larger micro-batch with less accumulation does the "
-    "same per sample",
+    effect="saves at most the time in which the device idles; a larger micro-batch with less "
+    "accumulation does the same per sample",
     price="compilation at the first steps; activations of a larger micro-batch",
 )
 
