@@ -509,7 +509,7 @@ def test_the_interval_of_checkpoints_is_youngs() -> None:
     [measured] = [f for f in advise(again) if f.rule == "checkpoint_interval"]
     assert (
         measured.severity == "warning"
-        and "(of this run), a save of 30.00 s every 7 min" in measured.text
+        and "(of this run), saving (30.00 s) every 7 min" in measured.text
     )
 
 
