@@ -66,6 +66,8 @@ class Call:
     step: int
     start: int
     end: int = 0
+    returned: int = 0
+    """When the host came back from the call."""
     waits: Intervals = field(default_factory=list)
     """When the stream stood still in it, or ran a collective itself."""
 
@@ -93,7 +95,7 @@ class Program:
             targets = [tuple(map(int, word.split(":"))) for word in words[1:]]
             calls.append(Call(words[0], targets, self._step_of(one), one.end))
         elif kind == "to":
-            calls[-1].end = one.end
+            calls[-1].end, calls[-1].returned = one.end, one.enqueued
             if stream == COMPUTE:
                 step.calls.append(calls[-1])
         elif kind in ("wait", "collective") and calls and not calls[-1].end:
@@ -125,10 +127,11 @@ class Program:
     def still(self, call: Call, *, most: bool) -> Intervals:
         """When a stream stood still for a collective: at least, or at *most* between the marks.
 
-        On a stream without a backlog, the time of the host between two events is the difference.
+        On a stream without a backlog, the time of the host between two events is the difference. A
+        collective is launched at some moment of its call: at least, it runs from the end of the call on.
         """
         if call.kind == "collective":
-            return [(call.start, call.end)] if most else union(call.waits)
+            return [(call.start, call.end)] if most else clip(union(call.waits), call.returned, call.end)
         spans = [(call.start, call.end)] if call.kind == "host" else union(call.waits)
         behind = [
             span
