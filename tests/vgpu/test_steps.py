@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -275,17 +278,20 @@ MUTANTS = {
         "entries or (group.on_device",
         "entries and (group.on_device",
     ),
-    "clock never catches up": (
+}
+DRIFTS = "clock never catches up"
+ALL_MUTANTS = MUTANTS | {
+    DRIFTS: (
         "reached = max(reached, self._border_ns + elapsed_ns - elapsed_ns // _DRIFT)",
         "reached = self._border_ns + elapsed_ns",
-    ),
+    )
 }
 """What is wrong -> what one of the sources says, and what the mutant says instead."""
 
 
 def plant_mutant(mutant: str, agents: Path) -> None:
     """Puts what is wrong in *mutant* into the one place of the sources in *agents* that is right."""
-    right, wrong = MUTANTS[mutant]
+    right, wrong = ALL_MUTANTS[mutant]
     sources = [agents / "zeromon_agents" / source for source in SOURCES]
     (source,) = (source for source in sources if right in source.read_text())
     text = source.read_text()
@@ -294,7 +300,7 @@ def plant_mutant(mutant: str, agents: Path) -> None:
 
 
 def test_the_sources_still_say_what_each_mutant_changes(tmp_path: Path) -> None:
-    for mutant in MUTANTS:
+    for mutant in ALL_MUTANTS:
         agents = tmp_path / mutant
         shutil.copytree(ROOT / "agents", agents, ignore=shutil.ignore_patterns("__pycache__"))
         plant_mutant(mutant, agents)
@@ -313,3 +319,15 @@ def test_a_timer_that_is_wrong_on_purpose_is_found(
     found = [miss for rank in range(2) for miss in misses(run, rank, count, Counter())]
     print(len(found), found[:3])
     assert found
+
+
+@pytest.mark.long
+def test_a_clock_that_drifts_is_found_by_the_tests_of_the_timer(tmp_path: Path) -> None:
+    """The virtual device's clock does not drift, so no program of it shows that mutant."""
+    agents = tmp_path / "agents"
+    shutil.copytree(ROOT / "agents", agents, ignore=shutil.ignore_patterns("__pycache__"))
+    plant_mutant(DRIFTS, agents)
+    tests = ROOT / "tests" / "agents" / "observe" / "test_device_timer.py"
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-k", "drifting", str(tests)]
+    environment = os.environ | {"PYTHONPATH": str(agents)}
+    assert subprocess.run(command, cwd=ROOT, env=environment, timeout=120).returncode == 1
