@@ -87,7 +87,7 @@ def test_the_verdict_comes_first_and_a_finding_has_its_diff() -> None:
     body = page.partition("<body>")[2]
     assert body.index("died: rank 0, SIGKILL") < body.index("ZM206") < body.index("In numbers")
     assert "<span class='out'>- old</span>" in body and "<span class='in'>+ new</span>" in body
-    assert "1.0 GiB less a rank" in body
+    assert "1.0 GiB less per rank" in body
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), min_size=1, max_size=5000))

@@ -32,7 +32,7 @@ from evidence import (
 
 import zeromon
 from zeromon.diagnosis import engine
-from zeromon.diagnosis.engine import LINGER_SECONDS, FindingMemory, advise
+from zeromon.diagnosis.engine import LINGER_SECONDS, FindingHistory, advise
 from zeromon.diagnosis.rule import Match, Remaining, all_pages, remaining_remedy, rule
 from zeromon.diagnosis.rules import FAMILIES, all_rules, fsdp, health
 from zeromon.readout.report import render_run
@@ -543,12 +543,12 @@ def at(second: float, *, alive: bool = True, ended: bool = False) -> RunSnapshot
     return replace(run(one(alive=alive)), taken_wall=second, ended=ended)
 
 
-def texts(memory: FindingMemory, of: RunSnapshot, *holding: Finding) -> list[tuple[str, int]]:
+def texts(memory: FindingHistory, of: RunSnapshot, *holding: Finding) -> list[tuple[str, int]]:
     return [(finding.text, finding.rank) for finding in memory.shown(of, holding)]
 
 
 def test_a_finding_comes_at_once_and_goes_when_it_has_not_held_for_a_while() -> None:
-    memory, newer = FindingMemory(), replace(FINDING, text="y")
+    memory, newer = FindingHistory(), replace(FINDING, text="y")
     assert texts(memory, at(1), FINDING) == [("x", 0)]
     assert texts(memory, at(LINGER_SECONDS)) == [("x", 0)]
     assert memory.shown(at(LINGER_SECONDS + 1), [newer]) == (replace(newer, came=1),)
@@ -557,13 +557,13 @@ def test_a_finding_comes_at_once_and_goes_when_it_has_not_held_for_a_while() -> 
 
 
 def test_one_at_the_edge_of_its_rule_does_not_flap() -> None:
-    memory = FindingMemory()
+    memory = FindingHistory()
     shown = [texts(memory, at(n), *[FINDING] * (n % 3 == 0)) for n in range(60)]
     assert all(found == [("x", 0)] for found in shown)
 
 
 def test_a_severity_at_its_edge_does_not_flap() -> None:
-    memory, grave = FindingMemory(), replace(FINDING, severity=Severity.WARNING)
+    memory, grave = FindingHistory(), replace(FINDING, severity=Severity.WARNING)
     shown = [memory.shown(at(n), [grave if n % 3 == 0 else FINDING])[0] for n in range(60)]
     assert {finding.severity for finding in shown} == {Severity.WARNING}
     calm = [memory.shown(at(60 + n), [FINDING])[0].severity for n in range(10)]
@@ -572,7 +572,7 @@ def test_a_severity_at_its_edge_does_not_flap() -> None:
 
 def test_a_severity_does_not_flap_where_a_rule_moves_from_rank_to_rank() -> None:
     """A grave one of rank 0 and a mild one of rank 1 in turn: the worst rank changes every second."""
-    memory, grave = FindingMemory(), replace(FINDING, severity=Severity.WARNING)
+    memory, grave = FindingHistory(), replace(FINDING, severity=Severity.WARNING)
     mild = replace(FINDING, rank=1)
     shown = [memory.shown(at(n), [grave if n % 2 else mild])[0] for n in range(1, 60)]
     assert {finding.severity for finding in shown} == {Severity.WARNING}
@@ -581,7 +581,7 @@ def test_a_severity_does_not_flap_where_a_rule_moves_from_rank_to_rank() -> None
 
 def test_a_rule_that_is_said_once_is_not_shown_for_two_ranks_in_turn() -> None:
     """The worst rank changes from second to second; of two that hold at once both are shown."""
-    memory, other = FindingMemory(), replace(FINDING, rank=1)
+    memory, other = FindingHistory(), replace(FINDING, rank=1)
     assert texts(memory, at(1), FINDING) == [("x", 0)]
     assert memory.shown(at(2), [other]) == (replace(other, came=1),)
     assert texts(memory, at(3)) == [("x", 1)]
@@ -590,7 +590,7 @@ def test_a_rule_that_is_said_once_is_not_shown_for_two_ranks_in_turn() -> None:
 
 def test_what_stood_while_all_ranks_lived_stays_after_the_end() -> None:
     """What came after the first death is a consequence, and is over with the run."""
-    memory = FindingMemory()
+    memory = FindingHistory()
     leak = Finding(rule="oom_risk", severity=Severity.CRITICAL, text="grows", rank=1)
     later = Finding(rule="exposed_communication", severity=Severity.INFO, text="later")
     died = Finding(rule="rank_died", severity=Severity.CRITICAL, text="SIGTERM", rank=0)
@@ -604,8 +604,8 @@ def test_what_stood_while_all_ranks_lived_stays_after_the_end() -> None:
 
 def test_a_restarted_collector_goes_on_from_what_stood() -> None:
     late = Finding(rule="straggler", severity=Severity.WARNING, text="x", rank=1, came=5.0)
-    assert FindingMemory([late]).shown(at(8), [replace(late, came=0.0)]) == (late,)
-    ended = FindingMemory([late]).shown(at(20, alive=False, ended=True), [])
+    assert FindingHistory([late]).shown(at(8), [replace(late, came=0.0)]) == (late,)
+    ended = FindingHistory([late]).shown(at(20, alive=False, ended=True), [])
     assert ended == (replace(late, gone=20.0),)
 
 

@@ -508,8 +508,7 @@ def test_the_interval_of_checkpoints_is_youngs() -> None:
     again = run(saved(ago_s=1200.0), attempts=(restarted,), taken_wall=3600.0)
     [measured] = [f for f in advise(again) if f.rule == "checkpoint_interval"]
     assert (
-        measured.severity == "warning"
-        and "(of this run), saving (30.00 s) every 7 min" in measured.text
+        measured.severity == "warning" and "(of this run), saving (30.00 s) every 7 min" in measured.text
     )
 
 

@@ -10,7 +10,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
 from zeromon.readout.breakdown import pace, pace_text
-from zeromon.readout.tables import TRAFFIC, pick_columns
+from zeromon.readout.tables import TRAFFIC_COLUMNS, pick_columns
 from zeromon.ring.events import (
     Counted,
     Done,
@@ -144,9 +144,9 @@ def test_of_what_the_reducer_waits_for_only_the_wait_is_known() -> None:
     rank = summarize_rank(folded(events))
     (row,) = (one for one in rank.communication.traffic if one.op == "all_reduce")
     assert (row.count, row.calls, row.nbytes) == (2, pytest.approx(2), pytest.approx(600))
-    assert [column.read(row) for column in pick_columns(TRAFFIC, "time", "transfer", "busbw")] == [
-        None
-    ] * 3
+    assert [
+        column.read(row) for column in pick_columns(TRAFFIC_COLUMNS, "time", "transfer", "busbw")
+    ] == [None] * 3
     (one,) = rank.steps.recent
     assert one.timed and (one.communication_ns, one.exposed_ns) == (-1, 20 * MS)
     assert one.overlap is None and rank.communication.overlap_ratio is None

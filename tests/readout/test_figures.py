@@ -29,7 +29,7 @@ from zeromon.readout.figures import (
     Figure,
     held_bytes,
 )
-from zeromon.readout.tables import NODES, RANKS
+from zeromon.readout.tables import NODE_COLUMNS, RANK_COLUMNS
 from zeromon.snapshot import FleetNode, RankSnapshot, Risk
 from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.decode import ranks
@@ -107,7 +107,7 @@ def test_the_terminal_filter_and_table_read_the_same_value() -> None:
         late_seconds=0.01, wait_seconds=0.02, memory_device=device_memory(),
         risks=(Risk(pool="device", ratio=0.6, cause="none"),),
     )  # fmt: skip
-    columns = {column.name: column.read(one) for column in RANKS}
+    columns = {column.name: column.read(one) for column in RANK_COLUMNS}
     assert columns["share"] == pytest.approx(COMPARED["exposed"](one) / 100)  # type: ignore[operator]
     assert columns["risk"] == pytest.approx(COMPARED["risk"](one) / 100)  # type: ignore[operator]
     assert columns["memory"] == pytest.approx(COMPARED["memory"](one) * 2**30)  # type: ignore[operator]
@@ -117,12 +117,12 @@ def test_the_terminal_filter_and_table_read_the_same_value() -> None:
 
 
 def test_file_headings_and_page_fields_stay_as_users_know_them() -> None:
-    assert [column.export_heading for column in RANKS] == [
+    assert [column.export_heading for column in RANK_COLUMNS] == [
         "rank", "node", "device", "state", "steps", "step_seconds", "last_steps_longest_to_median",
         "exposed_seconds", "share_ratio",
         "overlap_ratio", "late_seconds", "waits_seconds", "memory_bytes", "risk_ratio", "unit",
     ]  # fmt: skip
-    assert [column.export_heading for column in NODES] == [
+    assert [column.export_heading for column in NODE_COLUMNS] == [
         "node", "ranks", "state", "step_seconds", "share_ratio", "late_seconds", "waits_seconds",
         "memory_bytes", "risk_ratio",
     ]  # fmt: skip

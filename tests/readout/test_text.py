@@ -12,7 +12,7 @@ from builders import changed, device_memory, rank, run, summary
 from zeromon.base.units import human_count
 from zeromon.readout.remedy import effect_text, gain_text, remedy_text
 from zeromon.readout.report import memory_block, render_run
-from zeromon.readout.tables import FINDINGS
+from zeromon.readout.tables import FINDING_COLUMNS
 from zeromon.readout.text import finding_text, memory_unknown, overlap_unknown, straggler_text
 from zeromon.readout.verdict import hang_headline, hang_text
 from zeromon.snapshot import Finding, Fleet, Hang, Remedy, RunSnapshot, Straggler
@@ -73,7 +73,7 @@ def test_a_gain_reads_the_same_in_every_view(low: float, gain: str) -> None:
 
 
 def test_a_table_has_the_same_gain_in_short() -> None:
-    (expected,) = (column for column in FINDINGS if column.name == "expected")
+    (expected,) = (column for column in FINDING_COLUMNS if column.name == "expected")
     assert expected.cell(_finding(_remedy(0.0, 0.03)))[0] == "up to -30.0 ms"
     assert expected.cell(_finding(_remedy(0.012, 0.03)))[0] == "-12.0 ms per step"
     assert effect_text(_remedy(None, None, frees_bytes=3 << 30)) == "-3.0 GiB"
@@ -85,9 +85,9 @@ def test_a_remedy_has_parts_that_no_view_has_to_parse() -> None:
     assert [(line.text, line.kind) for line in text.diff] == [
         ('- "stage": 3', "removed"), ('+ "stage": 2', "added"), ('  "other": 1', ""),
     ]  # fmt: skip
-    assert text.expected == ("1.0 GiB less a rank", "the growth ends")
+    assert text.expected == ("1.0 GiB less per rank", "the growth ends")
     assert text.reason == "because stage 3 gathers twice; DeepSpeed JSON:"
-    assert text.outlook == "predicted: 1.0 GiB less a rank, the growth ends; cost: 1.0 GiB more"
+    assert text.outlook == "predicted: 1.0 GiB less per rank; the growth ends; cost: 1.0 GiB more"
     assert gain_text(_remedy(None, None)) == ""
 
 

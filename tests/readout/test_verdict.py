@@ -9,7 +9,7 @@ import pytest
 from builders import changed, rank, run, short_of_cpus
 from first_lines import first_lines
 
-from zeromon.diagnosis.engine import FindingMemory, advise
+from zeromon.diagnosis.engine import FindingHistory, advise
 from zeromon.readout.verdict import Health, judge_run
 from zeromon.snapshot import (
     DETACHED,
@@ -49,7 +49,7 @@ def _advised(shown: RunSnapshot) -> RunSnapshot:
 
 def _ended(live: RunSnapshot, *deaths: dict[str, Any]) -> RunSnapshot:
     """*live* after the end, as a collector shows it: its ranks finished, or ended as *deaths* say."""
-    memory = FindingMemory()
+    memory = FindingHistory()
     memory.shown(live, advise(live))
     ends = deaths or ({"ended": "finished"},) * len(live.ranks)
     ranks = (changed(r, alive=False, **end) for r, end in zip(live.ranks, ends, strict=True))

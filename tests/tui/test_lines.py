@@ -16,7 +16,7 @@ from zeromon.base.units import byte_scale, human_ratio
 from zeromon.diagnosis.engine import advise
 from zeromon.readout import tables
 from zeromon.readout.breakdown import PARTS, USUAL, rank_parts, step_parts
-from zeromon.readout.tables import RANKS, TRAFFIC
+from zeromon.readout.tables import RANK_COLUMNS, TRAFFIC_COLUMNS
 from zeromon.readout.text import run_state
 from zeromon.readout.verdict import Health, Verdict
 from zeromon.ring.events import Phase
@@ -319,17 +319,17 @@ def test_a_filter_lets_through_what_it_says(text: str, ranks: list[int]) -> None
 @pytest.mark.parametrize("text", HOSTILE, ids=HOSTILE_NAMES)
 def test_rows_and_headers_are_as_wide_as_the_table(width: int, text: str) -> None:
     one = changed(snapshot(2).ranks[0], unit=text, node=text, phase=text)
-    row = row_spans(fit_columns(RANKS, width), one)
+    row = row_spans(fit_columns(RANK_COLUMNS, width), one)
     assert (
         line_width(row)
-        == line_width(header_line(fit_columns(RANKS, width), "rank", down=False))
+        == line_width(header_line(fit_columns(RANK_COLUMNS, width), "rank", down=False))
         <= width
     )
 
 
 def test_where_there_is_no_room_what_matters_least_goes_first() -> None:
-    names = {width: [c.name for c, _ in fit_columns(RANKS, width)] for width in (60, 78, 300)}
-    assert names[300] == [c.name for c in RANKS]
+    names = {width: [c.name for c, _ in fit_columns(RANK_COLUMNS, width)] for width in (60, 78, 300)}
+    assert names[300] == [c.name for c in RANK_COLUMNS]
     assert set(names[78]) - set(names[60])
     for shown in names.values():
         assert {"rank", "state", "step", "share", "memory", "risk"} <= set(shown)
@@ -338,16 +338,16 @@ def test_where_there_is_no_room_what_matters_least_goes_first() -> None:
 def test_rows_are_ordered_and_the_unknown_comes_last() -> None:
     ranks = snapshot(4).ranks
     ranks = (changed(ranks[0], exposed_ratio=None), *ranks[1:])
-    assert [r.rank for r in sort_rows(RANKS, ranks, "share", down=True)] == [1, 2, 3, 0]
-    assert [r.rank for r in sort_rows(RANKS, ranks, "share", down=False)] == [3, 2, 1, 0]
-    assert sort_rows(RANKS, ranks, "no such column", down=True) == list(ranks)
+    assert [r.rank for r in sort_rows(RANK_COLUMNS, ranks, "share", down=True)] == [1, 2, 3, 0]
+    assert [r.rank for r in sort_rows(RANK_COLUMNS, ranks, "share", down=False)] == [3, 2, 1, 0]
+    assert sort_rows(RANK_COLUMNS, ranks, "no such column", down=True) == list(ranks)
 
 
 def test_a_file_has_base_units_and_no_formulas() -> None:
     """A spreadsheet takes text that begins with =, +, - or @ for a formula."""
     names = ("=cmd()", "+1", "-1", "@x", "plain")
     ranks = [changed(snapshot(1).ranks[0], unit=name, exposed_ratio=None) for name in names]
-    rows = list(csv.DictReader(io.StringIO(csv_text(TableExport("ranks", RANKS, ranks)))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(TableExport("ranks", RANK_COLUMNS, ranks)))))
     assert [row["unit"] for row in rows] == ["'=cmd()", "'+1", "'-1", "'@x", "plain"]
     assert rows[0]["share_ratio"] == ""
     assert float(rows[0]["exposed_seconds"]) == pytest.approx(0.095)
@@ -364,7 +364,7 @@ def test_rows_are_added_up_and_bandwidths_are_not() -> None:
     assert found["all_gather"].busbw_bytes_per_second is None
     assert found["reduce_scatter"].phase == "backward"
     assert sum_rows_by_field(traffic, "unit") == list(traffic)
-    assert "(several)" in plain_text(row_spans(fit_columns(TRAFFIC, 160), found["all_gather"]))
+    assert "(several)" in plain_text(row_spans(fit_columns(TRAFFIC_COLUMNS, 160), found["all_gather"]))
 
 
 def test_a_screenshot_loads_nothing_from_elsewhere() -> None:
@@ -590,7 +590,7 @@ def test_nor_is_it_in_what_was_recorded() -> None:
 def test_what_a_change_is_expected_to_do(low: float | None, high: float | None, said: str) -> None:
     remedy = Remedy(cause="c", dialect="d", diff="", gain_low_seconds=low, gain_high_seconds=high)
     finding = replace(_warning("a", 0), remedy=remedy)
-    assert said in plain_text(row_spans(fit_columns(tables.FINDINGS, 100), finding))
+    assert said in plain_text(row_spans(fit_columns(tables.FINDING_COLUMNS, 100), finding))
 
 
 def test_the_first_line_says_how_old_the_picture_is() -> None:

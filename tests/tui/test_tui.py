@@ -27,7 +27,7 @@ from tui.test_lines import HOSTILE
 from zeromon.base.errors import CaptureRefused, RunNotFound, SourceError
 from zeromon.collector.http import start_http_server
 from zeromon.readout.figures import MAPPED
-from zeromon.readout.tables import RANKS, TRAFFIC
+from zeromon.readout.tables import RANK_COLUMNS, TRAFFIC_COLUMNS
 from zeromon.snapshot import (
     Capture,
     CaptureState,
@@ -1216,10 +1216,10 @@ async def test_a_call_stack_is_on_the_page_of_its_rank(make: Make) -> None:
 
 
 def test_on_a_wide_terminal_figures_stay_near_the_name() -> None:
-    widths = {column.name: size for column, size in fit_columns(TRAFFIC, 240)}
+    widths = {column.name: size for column, size in fit_columns(TRAFFIC_COLUMNS, 240)}
     assert widths["unit"] <= 18 + 48
-    (last,) = (size for column, size in fit_columns(RANKS, 240) if column.name == "unit")
-    assert sum(size for _, size in fit_columns(RANKS, 240)) == 240 and last > 18
+    (last,) = (size for column, size in fit_columns(RANK_COLUMNS, 240) if column.name == "unit")
+    assert sum(size for _, size in fit_columns(RANK_COLUMNS, 240)) == 240 and last > 18
 
 
 async def test_the_trainings_output_is_on_the_logs_and_can_be_filtered(make: Make) -> None:

@@ -23,7 +23,7 @@ from zeromon.collector.trace_capture import Captures
 from zeromon.collector.trial_requests import Trials, with_trial_results
 from zeromon.diagnosis.arrivals import ArrivalSkew, with_bubbles
 from zeromon.diagnosis.communicators import ras_of, with_groups
-from zeromon.diagnosis.engine import FindingMemory, advise
+from zeromon.diagnosis.engine import FindingHistory, advise
 from zeromon.diagnosis.hangs import as_member, hangs_of
 from zeromon.diagnosis.rule import lacks_cpus
 from zeromon.diagnosis.stalls import find_stalls
@@ -220,7 +220,7 @@ class RunFollower:
         self._risks = Risks()
         self._skew = ArrivalSkew()
         self._stragglers: tuple[Straggler, ...] = ()
-        self._findings = FindingMemory()
+        self._findings = FindingHistory()
         self._since: dict[Path, int] = {}
         """Ring -> when the attempt of its rank began."""
         self._before: dict[int, Counter[str]] = defaultdict(Counter)
@@ -381,7 +381,7 @@ class RunFollower:
 
     def recall(self, standing: Iterable[Finding]) -> None:
         """Goes on from the findings that an earlier collector showed last."""
-        self._findings = FindingMemory(standing)
+        self._findings = FindingHistory(standing)
 
     def _with_history_end(self, run: RunSnapshot) -> RunSnapshot:
         """Returns *run* with when its history stopped, and why."""
@@ -401,7 +401,7 @@ class RunFollower:
         followers = attempts.current_followers(by_attempt)
         if len(by_attempt) > self._attempts:  # figures of several ranks or steps begin anew
             self._skew, self._risks, self._stragglers = ArrivalSkew(), Risks(), ()
-            self._findings = FindingMemory()
+            self._findings = FindingHistory()
             self._attempts = len(by_attempt)
         self._update_ledger_base(by_attempt)
         # before the ranks are summarized: waits and transfers belong to these steps

@@ -25,7 +25,7 @@ def advise(run: RunSnapshot) -> tuple[Finding, ...]:
     return _by_severity(findings)
 
 
-class FindingMemory:
+class FindingHistory:
     """The findings of one run over time: those of a live run do not flap, those of an ended one stay."""
 
     def __init__(self, standing: Iterable[Finding] = ()) -> None:

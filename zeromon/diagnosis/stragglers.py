@@ -102,10 +102,10 @@ def _find_late_rank_or_node(
 ) -> Straggler | None:
     """The late rank or node of *steps*; None where none is late enough, or without a reason."""
     limit = max(LATE.warning * step_seconds, 2 * error_seconds)
-    straggler = _latest_straggler(steps, lambda s: s.late, lambda rank: rank, step_seconds, limit)
+    straggler = _measure_lateness(steps, lambda s: s.late, lambda rank: rank, step_seconds, limit)
     if straggler is not None:
         return _explain_straggler(straggler, by_rank, steps, step_seconds, node_of)
-    straggler = _latest_straggler(steps, lambda s: s.node_late, node_of, step_seconds, limit)
+    straggler = _measure_lateness(steps, lambda s: s.node_late, node_of, step_seconds, limit)
     return straggler and replace(straggler, node=node_of(straggler.rank), whole_node=True)
 
 
@@ -141,7 +141,7 @@ def _most_often_late(
     return rank, min(step_seconds, late / 1e9)
 
 
-def _latest_straggler(
+def _measure_lateness(
     steps: _Steps,
     late_of: Callable[[StepSkew], ByRank],
     name: Callable[[int], object],

@@ -17,7 +17,7 @@ from zeromon.readout.dimensions import (
     slowest_text,
 )
 from zeromon.readout.figures import BYTES, COUNT, RATE, SECONDS
-from zeromon.readout.tables import TRAFFIC, Column, aligned_table, pick_columns, text_table
+from zeromon.readout.tables import TRAFFIC_COLUMNS, Column, aligned_table, pick_columns, text_table
 from zeromon.readout.text import busbw_unknown, exposed_unknown, in_graphs, overlap_unknown
 from zeromon.snapshot import CollectiveRow, RankSnapshot, RunSnapshot
 from zeromon.snapshot.communication import SIZE_BOUNDS
@@ -90,7 +90,7 @@ def dim_block(run: RunSnapshot) -> str:
 
 
 _OF_UNITS = pick_columns(
-    TRAFFIC, "unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed", "busbw", "best"
+    TRAFFIC_COLUMNS, "unit", "op", "phase", "calls", "bytes", "time", "waits", "exposed", "busbw", "best"
 )
 
 

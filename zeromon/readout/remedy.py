@@ -42,7 +42,7 @@ class RemedyText:
     def outlook(self) -> str:
         """The line below the diff: the expected effects, and the cost."""
         lead = "" if self.expected[:1] and self.expected[0].startswith("tried: ") else "predicted: "
-        return f"{lead}{', '.join(self.expected)}; cost: {self.price}"
+        return f"{lead}{'; '.join(self.expected)}; cost: {self.price}"
 
 
 def remedy_text(remedy: Remedy) -> RemedyText:
@@ -51,7 +51,7 @@ def remedy_text(remedy: Remedy) -> RemedyText:
     if tried := tried_text(remedy):
         expected = [f"tried: {tried} per step", *(f"predicted: {gain}" for gain in [gain] if gain)]
     if remedy.frees_bytes is not None:
-        expected.append(f"{human_bytes(remedy.frees_bytes)} less a rank")
+        expected.append(f"{human_bytes(remedy.frees_bytes)} less per rank")
     if remedy.effect:
         expected.append(remedy.effect)
     return RemedyText(

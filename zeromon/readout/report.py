@@ -57,7 +57,14 @@ from zeromon.readout.ledger import (
     startup_parts_text,
 )
 from zeromon.readout.remedy import remedy_text
-from zeromon.readout.tables import RANKS, Column, aligned_table, pick_columns, text_table, wrap_paragraph
+from zeromon.readout.tables import (
+    RANK_COLUMNS,
+    Column,
+    aligned_table,
+    pick_columns,
+    text_table,
+    wrap_paragraph,
+)
 from zeromon.readout.text import (
     UNATTRIBUTED_NAMES,
     commit_text,
@@ -178,10 +185,10 @@ def offload(run: RunSnapshot) -> str:
         rank.memory.transfers,
         Column("path", lambda move: move.path.replace("_", " ")),
         Column("bytes", lambda move: move.nbytes, BYTES),
-        Column("a step", lambda move: move.step_bytes, BYTES),
+        Column("per step", lambda move: move.step_bytes, BYTES),
         Column("speed", lambda move: move.bytes_per_second, RATE),
         Column("best", lambda move: move.best_bytes_per_second or None, RATE),
-        Column("at most", lambda move: peaks[move.path][0], RATE),
+        Column("limit", lambda move: peaks[move.path][0], RATE),
         Column("waited", lambda move: human_seconds(move.blocked_seconds) if move.seconds else "n/a"),
     )
     limits = dict.fromkeys(
@@ -283,7 +290,7 @@ def _shown_ranks(run: RunSnapshot) -> Sequence[RankSnapshot]:
 def _rank_block(run: RunSnapshot) -> str:
     rows = text_table(
         _shown_ranks(run),
-        *pick_columns(RANKS, "rank", "steps", "step", "exposed", "share", "overlap", "state"),
+        *pick_columns(RANK_COLUMNS, "rank", "steps", "step", "exposed", "share", "overlap", "state"),
     )
     hidden = (len(run.ranks) if run.fleet is None else run.fleet.ranks) - len(_shown_ranks(run))
     tail = f"\n  ... and {hidden} more ranks" if hidden > 0 else ""

@@ -176,7 +176,7 @@ def _step_spread(rank: RankSnapshot) -> float | None:
     return max(durations) / median if median else None
 
 
-RANKS: Columns[RankSnapshot] = (
+RANK_COLUMNS: Columns[RankSnapshot] = (
     Column("rank", lambda r: r.rank, INDEX, 6, tone="bold"),
     Column("node", lambda r: r.node, TEXT, 10, 5, tone="dim"),
     Column("device", lambda r: r.device, TEXT, 9, 7, tone="dim"),
@@ -211,7 +211,7 @@ def _node_state_tone(_: Any, node: FleetNode) -> str:
     return "warn" if node.silent_seconds else "bad" if node.failed else "" if node.up else "dim"
 
 
-NODES: Columns[FleetNode] = (
+NODE_COLUMNS: Columns[FleetNode] = (
     Column("node", lambda n: n.node, TEXT, 16, tone="bold", grows=True, ends=True),
     Column("ranks", lambda n: n.ranks, COUNT, 7, 2),
     Column("state", lambda n: (n.silent_seconds, n.failed, -n.up), TEXT, 16, show=_node_state,
@@ -228,7 +228,7 @@ NODES: Columns[FleetNode] = (
 # ---- communication -------------------------------------------------------------------------------
 
 
-TRAFFIC: Columns[CollectiveStatsRow] = (
+TRAFFIC_COLUMNS: Columns[CollectiveStatsRow] = (
     Column("unit", lambda t: t.unit, TEXT, 18, show=lambda t: t.unit or f"({t.group})", tone="bold",
            grows=True, ends=True),
     Column("op", lambda t: t.op, TEXT, 15),
@@ -258,7 +258,7 @@ class Flight:
     seconds: float
 
 
-FLIGHTS: Columns[Flight] = (
+FLIGHT_COLUMNS: Columns[Flight] = (
     Column("rank", lambda f: f.rank, INDEX, 6, tone="bold"),
     Column("op", lambda f: f.what.op, TEXT, 15),
     Column("for", lambda f: f.seconds, SECONDS, 10, tone=_tone_by_level(IN_FLIGHT_SECONDS)),
@@ -317,7 +317,7 @@ def role_lines(rank: RankSnapshot) -> list[RoleLine]:
     return rows
 
 
-ROLES: Columns[RoleLine] = (
+ROLE_COLUMNS: Columns[RoleLine] = (
     Column("role", lambda r: r.name, TEXT, 22, grows=True),
     Column("where", lambda r: r.where, TEXT, 14, tone="dim"),
     Column("measured", lambda r: r.measured, BYTES, 12),
@@ -348,7 +348,7 @@ def _known_bytes(reader: Callable[[StepSummary], int]) -> Callable[[RankStep], i
     return lambda s: nbytes if (nbytes := reader(s.step)) >= 0 else None
 
 
-STEPS: Columns[RankStep] = (
+STEP_COLUMNS: Columns[RankStep] = (
     Column("rank", lambda s: s.rank, INDEX, 6, tone="bold"),
     Column("step", lambda s: s.step.step, COUNT, 9),
     Column("start", lambda s: s.step.start_ns / 1e9, SECONDS),
@@ -382,7 +382,7 @@ def _least_expected_gain(finding: Finding) -> float | None:
     return finding.remedy.gain_low_seconds if finding.remedy is not None else None
 
 
-FINDINGS: Columns[Finding] = (
+FINDING_COLUMNS: Columns[Finding] = (
     Column("", lambda f: Severity(f.severity).order, TEXT, 4, show=lambda f: MARKS[f.severity][0],
            tone=lambda _, f: MARKS[f.severity][1]),
     Column("code", lambda f: f.code, TEXT, 7, tone="bold"),

@@ -7,7 +7,7 @@ from dash import html
 
 from zeromon.base.units import human_bytes, human_seconds
 from zeromon.readout.dimensions import pipeline_lines
-from zeromon.readout.tables import TRAFFIC, pick_columns
+from zeromon.readout.tables import TRAFFIC_COLUMNS, pick_columns
 from zeromon.readout.text import group_of, in_graphs
 from zeromon.readout.verdict import hang_text
 from zeromon.snapshot import RankSnapshot, RunSnapshot
@@ -28,8 +28,8 @@ _MAX_TRAFFIC_ROWS = 200
 _NO_OWN_TIME = "Own time: needs two ranks that have timed the same steps"
 
 _TRAFFIC = pick_columns(
-    TRAFFIC, "unit", "op", "phase", "group", "calls", "bytes", "time", "waits", "exposed", "busbw",
-    "best",
+    TRAFFIC_COLUMNS, "unit", "op", "phase", "group", "calls", "bytes", "time", "waits", "exposed",
+    "busbw", "best",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import dash_mantine_components as dmc
 
 from zeromon.base.units import human_count
 from zeromon.readout.figures import MAPPED
-from zeromon.readout.tables import RANKS, pick_columns
+from zeromon.readout.tables import RANK_COLUMNS
 from zeromon.readout.text import straggler_text
 from zeromon.readout.verdict import hang_headline
 from zeromon.snapshot import RunSnapshot
@@ -15,10 +15,8 @@ from zeromon_dashboard.page import Known, Page, Parts
 from zeromon_dashboard.url_state import Route
 from zeromon_dashboard.widgets import data_grid, graph_panel, grid_cells, grid_columns
 
-_RANKS = pick_columns(
-    RANKS, "rank", "node", "device", "state", "steps", "step", "exposed", "share", "overlap", "memory",
-    "risk", "late", "waits", "unit",
-)  # fmt: skip
+# A grid draws no bars, and its step time has a chart
+_RANKS = tuple(column for column in RANK_COLUMNS if column.name != "last steps")
 COLUMNS = [
     {**definition, "pinned": "left"} if definition["field"] == "rank" else definition
     for definition in grid_columns(_RANKS)

@@ -141,7 +141,7 @@ def cpu_starved(run: RunSnapshot) -> Iterable[Match]:
     if rank is None or rank.machine.pressure is None or _cpu_wait(rank) < CPU_WAIT.warning:
         return
     cpus, ranks = rank.machine.pressure.cpus or 0.0, len(run.ranks)
-    shared = f"; {ranks} ranks of this node may use {cpus:g} CPUs" if cpus else ""
+    shared = f"; the {ranks} rank{'s' * (ranks != 1)} of this node may use {cpus:g} CPUs" if cpus else ""
     remedy = _fewer_threads(rank, ranks, cpus)
     threads = rank.config.process.get("threads")
     note = f"; already uses only {threads} compute thread{'s' * (threads > 1)}" if threads else ""
@@ -243,7 +243,7 @@ def slow_link(run: RunSnapshot) -> Iterable[Match]:
         share = share_of_step(rank, exposed_seconds(large))
         if peak and best_rate and best_rate < _SLOW * peak and share >= MIN_SHARE:
             yield Match(
-                f"the best of the large collectives is {human_ratio(best_rate / peak)} of what "
+                f"the fastest large collective reaches {human_ratio(best_rate / peak)} of what "
                 f"{kind} can do, and {human_ratio(share)} of a step waits for them",
                 rank.rank,
                 _NAME_THE_PATH,

@@ -263,7 +263,9 @@ def no_effect(run: RunSnapshot) -> Iterable[Match]:
                     cause=f"the device of {key} is cpu",
                     dialect=ConfigFormat.DEEPSPEED,
                     diff=f'- "{key}": {{"device": "cpu"}}\n+ "{key}": {{"device": "nvme"}}',
-                    effect=f"frees {human_bytes(size)} of host memory; or remove nvme_path",
+                    effect=f"frees {human_bytes(size)} of host memory"
+                    if size
+                    else "uses the disk, as nvme_path asks",
                     price="states are read from the disk and written to it each step",
                 ),
             )

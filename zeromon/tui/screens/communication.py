@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical
 from zeromon.base.units import human_seconds
 from zeromon.readout.communication_report import check_text
 from zeromon.readout.dimensions import mean_busbw, pipeline_lines, untimed_dimensions
-from zeromon.readout.tables import FLIGHTS, TRAFFIC, list_flights
+from zeromon.readout.tables import FLIGHT_COLUMNS, TRAFFIC_COLUMNS, list_flights
 from zeromon.readout.text import in_graphs, node_lost, straggler_text
 from zeromon.readout.verdict import hang_headline
 from zeromon.snapshot import CollectiveStatsRow, RankSnapshot, RunSnapshot
@@ -46,12 +46,12 @@ class Communication(View):
         """The table; below it the collectives in flight and the arrivals."""
         with Vertical(id="body"):
             yield Table(
-                TRAFFIC, attrgetter("unit", "op", "group", "phase"), id="traffic", opens=False,
+                TRAFFIC_COLUMNS, attrgetter("unit", "op", "group", "phase"), id="traffic", opens=False,
                 order="exposed", down=True, empty="no collective has been timed yet",
             )  # fmt: skip
             with Horizontal(id="flights-and-skew"):
                 yield Table(
-                    FLIGHTS, attrgetter("rank", "what.group", "what.sequence"), id="flights",
+                    FLIGHT_COLUMNS, attrgetter("rank", "what.group", "what.sequence"), id="flights",
                     title="in flight", empty="no collective is in flight",
                 )  # fmt: skip
                 yield Panel("arrivals", id="skew", classes="box")
@@ -99,7 +99,7 @@ class Communication(View):
         rank = _rank_in_focus(model)
         if rank is None:
             return None
-        return TableExport(f"communication-rank{rank.rank}", TRAFFIC, self._rows(rank))
+        return TableExport(f"communication-rank{rank.rank}", TRAFFIC_COLUMNS, self._rows(rank))
 
 
 def _rank_in_focus(model: ViewModel) -> RankSnapshot | None:

@@ -10,7 +10,7 @@ from textual.containers import Vertical
 from zeromon.base.errors import ZeromonError
 from zeromon.diagnosis.rule import find_page
 from zeromon.readout.remedy import remedy_text
-from zeromon.readout.tables import FINDINGS, MARKS
+from zeromon.readout.tables import FINDING_COLUMNS, MARKS
 from zeromon.snapshot import Finding
 from zeromon.tui.columns import TableExport
 from zeromon.tui.line import Line, clean, wrap_text
@@ -31,7 +31,9 @@ class Findings(View):
     def body(self) -> ComposeResult:
         """The list over the details."""
         with Vertical(id="body"):
-            yield Table(FINDINGS, lambda f: (f.rule, f.rank), id="findings", empty="nothing to report")
+            yield Table(
+                FINDING_COLUMNS, lambda f: (f.rule, f.rank), id="findings", empty="nothing to report"
+            )
             yield Page("the finding", id="finding")
 
     def draw(self, model: ViewModel) -> None:
@@ -78,7 +80,7 @@ class Findings(View):
 
     def sheet(self, model: ViewModel) -> TableExport[Any]:
         """The list of findings."""
-        return TableExport("findings", FINDINGS, _filtered_findings(model))
+        return TableExport("findings", FINDING_COLUMNS, _filtered_findings(model))
 
 
 def _filtered_findings(model: ViewModel) -> list[Finding]:

@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 
 from zeromon.base.units import human_bytes, human_count, human_ratio
-from zeromon.readout.tables import ROLES, RoleLine, role_lines
+from zeromon.readout.tables import ROLE_COLUMNS, RoleLine, role_lines
 from zeromon.snapshot import RankSnapshot, UnitRow
 from zeromon.snapshot.focus import nearest_oom
 from zeromon.tui.columns import DisplayOptions, TableExport
@@ -77,7 +77,11 @@ class Memory(View):
     def sheet(self, model: ViewModel) -> TableExport[Any] | None:
         """The table of roles."""
         rank = self._rank(model)
-        return None if rank is None else TableExport(f"memory-rank{rank.rank}", ROLES, role_lines(rank))
+        return (
+            None
+            if rank is None
+            else TableExport(f"memory-rank{rank.rank}", ROLE_COLUMNS, role_lines(rank))
+        )
 
 
 def role_bars(rank: RankSnapshot, options: DisplayOptions, width: int) -> list[Line]:

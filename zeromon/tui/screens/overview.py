@@ -10,7 +10,7 @@ from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.readout import charts
 from zeromon.readout.breakdown import PART_NAMES, PARTS, exposed_is_known, rank_parts
 from zeromon.readout.figures import SPREAD_HEADS, spread_rows
-from zeromon.readout.tables import MARKS, RANKS, tone_of
+from zeromon.readout.tables import MARKS, RANK_COLUMNS, tone_of
 from zeromon.readout.text import finding_text, notes_of
 from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
 from zeromon.snapshot.focus import most_exposed_of
@@ -90,7 +90,7 @@ class Overview(View):
 
     def sheet(self, model: ViewModel) -> TableExport[Any]:
         """The table of ranks."""
-        return TableExport("ranks", RANKS, model.ranks)
+        return TableExport("ranks", RANK_COLUMNS, model.ranks)
 
 
 def step_bars(ranks: Sequence[RankSnapshot], options: DisplayOptions, width: int) -> list[Line]:

@@ -14,7 +14,7 @@ from zeromon.readout.communication_report import by_size, by_unit, nccl_block, s
 from zeromon.readout.figures import STEP, training_text
 from zeromon.readout.ledger import checkpoint_text, startup_parts_text
 from zeromon.readout.report import by_role, engine_block, offload, settings
-from zeromon.readout.tables import STEPS, RankStep
+from zeromon.readout.tables import STEP_COLUMNS, RankStep
 from zeromon.readout.text import (
     busbw_unknown,
     doing,
@@ -87,7 +87,7 @@ class RankView(View):
         if rank is None:
             return None
         return TableExport(
-            f"rank{rank.rank}", STEPS, [RankStep(rank.rank, step) for step in rank.steps.recent]
+            f"rank{rank.rank}", STEP_COLUMNS, [RankStep(rank.rank, step) for step in rank.steps.recent]
         )
 
 

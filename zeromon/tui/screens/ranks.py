@@ -11,7 +11,7 @@ from textual.timer import Timer
 
 from zeromon.base.units import human_count
 from zeromon.readout.figures import MAPPED, RATIO
-from zeromon.readout.tables import NODES, RANKS
+from zeromon.readout.tables import NODE_COLUMNS, RANK_COLUMNS
 from zeromon.snapshot import FleetNode
 from zeromon.tui.columns import TableExport, nice_ceiling
 from zeromon.tui.drawing import Mesh, draw_heat_map, draw_heat_scale, fit_mesh_cells
@@ -90,8 +90,8 @@ class Ranks(View):
         """The heat map over the tables."""
         with Vertical(id="body"):
             yield HeatMap(id="heat", classes="box")
-            yield Table(RANKS, lambda rank: rank.rank, id="ranks", order="rank")
-            nodes = Table(NODES, lambda node: node.address, id="nodes", order="share", down=True)
+            yield Table(RANK_COLUMNS, lambda rank: rank.rank, id="ranks", order="rank")
+            nodes = Table(NODE_COLUMNS, lambda node: node.address, id="nodes", order="share", down=True)
             nodes.display = False
             yield nodes
 
@@ -177,8 +177,8 @@ class Ranks(View):
     def sheet(self, model: ViewModel) -> TableExport[Any]:
         """The table, in the user's order."""
         if self._by_node:
-            return TableExport("nodes", NODES, self._table.rows)
-        return TableExport("ranks", RANKS, self._table.rows if model.ranks else ())
+            return TableExport("nodes", NODE_COLUMNS, self._table.rows)
+        return TableExport("ranks", RANK_COLUMNS, self._table.rows if model.ranks else ())
 
 
 def shown_ranks_text(model: ViewModel) -> str:

@@ -9,7 +9,7 @@ from textual.timer import Timer
 
 from zeromon.base.units import human_seconds
 from zeromon.readout.breakdown import PARTS, USUAL, step_parts
-from zeromon.readout.tables import STEPS, RankStep
+from zeromon.readout.tables import STEP_COLUMNS, RankStep
 from zeromon.snapshot import RankSnapshot
 from zeromon.tui import drawing
 from zeromon.tui.columns import DisplayOptions, TableExport
@@ -158,4 +158,4 @@ class Timeline(View):
     def sheet(self, model: ViewModel) -> TableExport[Any]:
         """Every step in the snapshot."""
         rows = [RankStep(rank.rank, step) for rank in model.ranks for step in rank.steps.recent]
-        return TableExport("steps", STEPS, rows)
+        return TableExport("steps", STEP_COLUMNS, rows)
