@@ -299,7 +299,7 @@ def measured(code: Path, nodes: int, each: int, seconds: float, rate: int) -> di
         for node in collectors:  # which takes a while where there are many
             ranks += (there := node.snapshot().ranks)
             now = time.monotonic_ns()
-            behind = max(behind, *((now - rank.last_event_ns) / 1e9 for rank in there))
+            behind = max(behind, *((now - rank.status.last_event_ns) / 1e9 for rank in there))
         return found | asked(server, seconds) | {
             "collectors": nodes, "ranks": len(ranks), "seconds": seconds, "rate": rate,
             "collector_cpu": spread(shares), "collectors_cpu": sum(shares),
@@ -308,7 +308,7 @@ def measured(code: Path, nodes: int, each: int, seconds: float, rate: int) -> di
             "rings_bytes": sum(rings for _, rings in held),
             "writers_cpu": sum(others.shares()), "prometheus_cpu": theirs.shares()[0],
             "machine": machine / 100, "load": os.getloadavg()[0],
-            "dropped": sum(rank.dropped for rank in ranks),
+            "dropped": sum(rank.agent.dropped for rank in ranks),
             "behind": behind,
         }  # fmt: skip
 

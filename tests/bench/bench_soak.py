@@ -171,7 +171,7 @@ def report(soak: Soak, newest: list[int]) -> bool:
     same = losses[0] == losses[1] and len(losses[0][0]) == soak.steps
     print(f"losses of {len(losses[0][0]):,} steps the same with and without: {same}")
     run = wait_for(lambda: (s := soak.store.load(RUN)).ended and s, 60)
-    ranks = [(rank.steps, rank.dropped, rank.errors) for rank in run.ranks]
+    ranks = [(r.steps.watched_steps, r.agent.dropped, r.agent.errors) for r in run.ranks]
     print(f"record: {ranks} (steps, dropped, errors); note: {run.history_note or 'none'}")
     print(f"records of a ring: {newest}, of {CAPACITY:,} places")
     folder = soak.store.folder(RUN)

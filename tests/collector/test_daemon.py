@@ -14,7 +14,7 @@ import pytest
 from builders import rank, run
 
 from zeromon.base.errors import HistoryError
-from zeromon.collector import process as collector_process, run as collector_run
+from zeromon.collector import collector_process, run as collector_run
 from zeromon.collector.daemon import Collector
 from zeromon.collector.rank import RankFollower
 from zeromon.collector.run import RETRY_NS, RunFollower

@@ -125,7 +125,9 @@ def strategies(bench: Bench) -> Iterator[Check]:
         peaks = [one["peak"] for one in done.facts], [one["peak"] for one in bare]
         yield bench.check(f"{kind}: peak memory with, without", *peaks, peaks[0] == peaks[1])
         rank = next(rank for rank in done.snapshot.ranks if rank.rank == 0)
-        yield bench.check(f"{kind}: errors of hooks", rank.errors, 0, not rank.errors, here=True)
+        yield bench.check(
+            f"{kind}: errors of hooks", rank.agent.errors, 0, not rank.agent.errors, here=True
+        )
         counts, nbytes = dict.fromkeys(HELD, 0), dict.fromkeys(HELD, 0)
         for name, (calls, size) in done.facts[0]["flight"].items():
             op = operation_by_name(name.partition(" ")[0]).label
@@ -133,7 +135,7 @@ def strategies(bench: Bench) -> Iterator[Check]:
                 counts[op], nbytes[op] = counts[op] + calls, nbytes[op] + size
         truth = done.facts[0]["issued"] or {op: count for op, count in counts.items() if count}
         for op, count in truth.items():
-            rows = [one for one in rank.collectives if one.op == op]
+            rows = [one for one in rank.communication.collectives if one.op == op]
             seen = sum(one.count for one in rows)
             yield bench.check(f"{kind}: {op}, calls", seen, count, seen == count)
             if op in ("all_gather", "reduce_scatter") and counts[op] == seen:
@@ -317,7 +319,8 @@ def streams(bench: Bench) -> Iterator[Check]:
     yield bench.check("bytes that live on", kept, "<= 1 MiB", kept <= 1 << 20)
     done = bench.run("host_clock", 2)
     rank = next(rank for rank in done.snapshot.ranks if rank.rank == 0)
-    seen = sum(one.exposed_seconds for one in rank.collectives if one.op == "all_reduce") * 1e9
+    reduced = [one for one in rank.communication.collectives if one.op == "all_reduce"]
+    seen = sum(one.exposed_seconds for one in reduced) * 1e9
     waits = done.facts[0]["waits"]
     yield bench.near(
         "gloo: blocked time by the host's clock", seen, sum(waits),
@@ -336,7 +339,7 @@ def allocators(bench: Bench) -> Iterator[Check]:
         facts, rank = done.facts[0], done.snapshot.ranks[0]
         bench.keep(f"statistics-{mode}.json", json.dumps(facts["statistics"]).encode())
         bench.keep(f"snapshot-{mode}.json", json.dumps(facts.get("snapshot")).encode())
-        memory = rank.memory
+        memory = rank.memory.device
         if memory is None:
             yield bench.check(
                 f"{mode}: memory", "n/a", "figures, or unknown ones with a reason", mode == "no-caching"
@@ -355,7 +358,7 @@ def allocators(bench: Bench) -> Iterator[Check]:
             unit="GiB",
             scale=GIB,
         )
-        failed = rank.out_of_memory
+        failed = rank.memory.out_of_memory
         if mode in COUNTING:
             asked = failed.requested_bytes if failed else None
             yield bench.check(
@@ -368,7 +371,12 @@ def allocators(bench: Bench) -> Iterator[Check]:
         known = (facts["ooms"],) if mode in COUNTING else (facts["ooms"], -1)
         yield bench.check(f"{mode}: OOMs", memory.ooms, facts["ooms"], memory.ooms in known)
         yield bench.near(
-            f"{mode}: pinned", rank.pinned_bytes, facts["pinned"], ratio=0.5, unit="GiB", scale=GIB
+            f"{mode}: pinned",
+            rank.memory.pinned_bytes,
+            facts["pinned"],
+            ratio=0.5,
+            unit="GiB",
+            scale=GIB,
         )
 
 
@@ -535,7 +543,7 @@ def nvml(bench: Bench) -> Iterator[Check]:
         return bool(run.ranks) and all(rank.status.ended for rank in run.ranks)
 
     run = bench.run("matmul", pause=12.0 if not bench.dry else 0.5, seen=look).snapshot
-    stats = run.ranks[0].device_stats
+    stats = run.ranks[0].machine.device
     yield bench.check(
         "the rank's device, by UUID", getattr(stats, "name", "n/a"), "a name", bool(stats and stats.name)
     )

@@ -245,7 +245,7 @@ class Soak:
         code = self.training.wait(300)
         run = wait_for(lambda: (one := Store(self.store).load(RUN)).ended and one, 120)
         counted = [self.steps(0), self.steps(1)]
-        kept = [[attempt.steps for attempt in run.attempts], [rank.steps for rank in run.ranks]]
+        kept = [[attempt.steps for attempt in run.attempts], [r.steps.watched_steps for r in run.ranks]]
         dropped, errors = (
             sum(getattr(rank.agent, of) for rank in run.ranks) for of in ("dropped", "errors")
         )

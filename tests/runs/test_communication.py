@@ -21,7 +21,7 @@ def trained(node: Node, kind: str, setting: str) -> Result:
 
 def most(result: Result) -> RankSnapshot:
     """The rank whose communication is exposed most, and what is said of it."""
-    assert by_unit(result.snapshot, 8).startswith("What rank ")
+    assert by_unit(result.snapshot, 8).startswith("Waits of rank ")
     rank = most_exposed(result.snapshot.ranks)
     assert rank is not None and rank.communication.exposed_seconds
     rows = sum(row.exposed_total_seconds for row in rank.communication.traffic)
