@@ -26,19 +26,19 @@ def _start_text(item: Item) -> str:
 
 
 _RUNS: Columns[Item] = (
-    Column("run", lambda i: i.manifest.run, width=20),
-    Column("state", _run_state, width=26),
-    Column("started", _start_text, width=19),
+    Column("run", lambda i: i.manifest.run, width=25),
+    Column("state", _run_state, width=33),
+    Column("started", _start_text, width=24),
     Column("strategy", lambda i: i.manifest.strategy),
     Column("ranks", lambda i: i.manifest.ranks, COUNT),
     Column("steps", lambda i: i.manifest.steps, COUNT),
     Column("step", lambda i: i.manifest.step_seconds, SECONDS),
-    Column("share", lambda i: i.manifest.exposed_ratio, RATIO),
+    Column("exposed", lambda i: i.manifest.exposed_ratio, RATIO),
     Column("memory", lambda i: n if (n := i.manifest.memory_bytes) >= 0 else None, BYTES),
     Column("findings", lambda i: i.manifest.worst or "none"),
     Column("tags", lambda i: ", ".join(i.about.tags)),
     Column("note", lambda i: i.about.note),
-    Column("command", lambda i: " ".join(i.manifest.command), width=24),
+    Column("command", lambda i: " ".join(i.manifest.command), width=30),
 )
 COLUMNS = [
     {**definition, "pinned": "left"} if definition["field"] == "run" else definition

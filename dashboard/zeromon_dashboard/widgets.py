@@ -10,9 +10,9 @@ from dash import dcc, html
 from zeromon.base.units import human_ratio
 from zeromon.compare.comparison import Comparison, letter
 from zeromon.compare.text import configured_rows
-from zeromon.readout.figures import TEXT
+from zeromon.readout.figures import INDEX, TEXT
 from zeromon.readout.remedy import DiffLine, remedy_text
-from zeromon.readout.tables import Columns, Row
+from zeromon.readout.tables import Column, Columns, Row
 from zeromon.readout.text import finding_text, rank_prefix
 from zeromon.readout.verdict import risk_text
 from zeromon.snapshot import Finding, Pool, RunSnapshot, Severity
@@ -169,22 +169,26 @@ def number_column(name: str, title: str) -> dict[str, Any]:
         "useValueFormatterForExport": False,
         "filter": "agNumberColumnFilter",
         "floatingFilter": False,
-        "minWidth": 54 + 8 * len(title),
+        "minWidth": 38 + 8 * len(title),
     }
 
 
 def grid_columns(columns: Columns[Row], sort_by: str = "") -> list[dict[str, Any]]:
     """The definitions of *columns*; rows are sorted by the column *sort_by*, the largest value first."""
-    definitions = [
-        text_column(column.name, column.name, minWidth=10 * column.width)
-        if column.unit is TEXT
-        else number_column(column.name, column.heading)
-        for column in columns
-    ]
+    definitions = map(_grid_column, columns)
     return [
         {**definition, "sort": "desc"} if definition["field"] == sort_by else definition
         for definition in definitions
     ]
+
+
+def _grid_column(column: Column[Row]) -> dict[str, Any]:
+    if column.unit is INDEX:
+        return text_column(column.name, column.name, 70, minWidth=70, filter="agNumberColumnFilter")
+    if column.unit is TEXT:
+        width = 16 + 8 * max(column.width, len(column.name) + 3)
+        return text_column(column.name, column.name, minWidth=width)
+    return number_column(column.name, column.heading)
 
 
 def grid_cells(columns: Columns[Row], row: Row) -> dict[str, Any]:

@@ -1153,7 +1153,7 @@ async def test_columns_are_chosen_and_one_always_stays(make: Make) -> None:
         assert "last steps" in screen_text(app) and "▇" in screen_text(app)
         await pilot.press("C", "down", "space", "down", "enter")
         await pilot.pause()
-        assert table.hidden == {"node", "device"}
+        assert table.hidden == {"node", "state"}
         await pilot.press("home", *["space", "down"] * len(table.columns))
         assert len(table.hidden) < len(table.columns)
         await pilot.press("escape")

@@ -179,7 +179,6 @@ def _step_spread(rank: RankSnapshot) -> float | None:
 RANK_COLUMNS: Columns[RankSnapshot] = (
     Column("rank", lambda r: r.rank, INDEX, 6, tone="bold"),
     Column("node", lambda r: r.node, TEXT, 10, 5, tone="dim"),
-    Column("device", lambda r: r.device, TEXT, 9, 7, tone="dim"),
     Column("state", lambda r: r.status.ended or r.steps.phase, TEXT, 11, show=state_text,
            tone=_rank_state_tone),
     Column("steps", lambda r: r.steps.last_step, COUNT, 9, 3),
@@ -192,6 +191,7 @@ RANK_COLUMNS: Columns[RankSnapshot] = (
     _rank_column("waits", 9, WAITS, 3),
     _rank_column("memory", 11, MEMORY),
     _rank_column("risk", 8, RISK),
+    Column("device", lambda r: r.device, TEXT, 9, 7, tone="dim"),
     Column("unit", lambda r: r.steps.unit, TEXT, 18, 3, tone="dim", grows=True, ends=True),
 )  # fmt: skip
 """One rank a row; seconds and shares are of a step."""
