@@ -33,7 +33,7 @@ def group_of(
 def with_groups(
     ranks: Sequence[RankSnapshot], rows: Mapping[int, tuple[InspectorRow, ...]]
 ) -> tuple[RankSnapshot, ...]:
-    """The *ranks* with the *rows* of each rank, of which the process groups are found."""
+    """Returns *ranks* with their *rows*, each with the process group that it belongs to."""
     members: dict[tuple[str, int], dict[int, int]] = {}
     for rank, rank_rows in rows.items():
         for row in rank_rows:
@@ -73,7 +73,7 @@ def ras_of(answer: Answer, ranks: Sequence[RankSnapshot], is_here: Callable[[str
         if ours and _is_of_note(communicator):
             group = group_of(communicator.size, ours, ranks)
             rows.append(_ras_row(communicator, group.group_id if group is not None else ""))
-    # Two communicators that fit one group are not told apart: neither gets its name
+    # Two communicators that fit one group cannot be distinguished: neither gets its name
     group_ids = [row.group_id for row in rows]
     return Ras(
         note="" if is_ours else _NOT_OURS,

@@ -216,12 +216,6 @@ def _offload_disk_lines(disk: Disk | None) -> list[str]:
     return sentences
 
 
-_WIDTH, _MIN_WIDTH = 80, 16
-
-
-"""The heading of a column, and what it has of a row."""
-
-
 # ---- the report of a run -------------------------------------------------------------------------
 
 _MAX_RANKS = 32

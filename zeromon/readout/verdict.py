@@ -597,7 +597,8 @@ def risk_text(risk: Risk, rank: RankSnapshot) -> str:
         details.append(f"between {low} and {high} steps")
     forecast = f"{risk.pool} memory runs out at about {full} ({', '.join(details)})"
     # A Prometheus knows no growth where no headroom is left
-    return f"{forecast}: {grows}, now {level}" if grows else forecast
+    known = [grows] * bool(grows) + [f"now {level}"] * (risk.used_bytes >= 0)
+    return f"{forecast}: {', '.join(known)}" if known else forecast
 
 
 def _memory_growth_text(rank: RankSnapshot, risk: Risk) -> str:
