@@ -244,6 +244,41 @@ def test_a_suspended_rank_is_named_after_the_launcher_killed_it() -> None:
     )
 
 
+def test_a_suspended_rank_waits_for_nobody() -> None:
+    """Its peer has left the call in which it was stopped, and waits for it in the next one."""
+    behind = at(1, entry(issued_ns=NOW - 21_000_000_000), world=7, halted=Halt.SUSPENDED)
+    whole = run(at(0, entry("all_gather", sequence=8), world=8), behind, taken_ns=NOW)
+    (hang,) = whole.hangs
+    assert (hang.kind, hang.sequence, hang.missing) == ("a member has not come", 8, (1,))
+    assert hang_headline(whole, hang) == (
+        "all_gather in world is stuck: rank 0 waits, rank 1 has not called it (suspended by a signal)"
+    )
+    assert not found(at(0, world=8), behind), "rank 0 has left it and waits in none"
+    both = [at(number, entry(), world=7, halted=Halt.SUSPENDED) for number in (0, 1)]
+    assert not found(*both), "the whole job was suspended"
+
+
+@pytest.mark.parametrize("halt", [Halt.SUSPENDED, Halt.TRACED, Halt.UNRESPONSIVE])
+def test_a_rank_that_does_not_run_is_the_one_that_the_others_wait_for(halt: Halt) -> None:
+    """Also where a third has left the call already: numbers that differ are then no mistake."""
+    members = (0, 1, 2)
+    stopped = at(1, entry(), world=7, members=members, halted=halt)
+    waits = at(2, entry(), world=7, members=members)
+    later = entry("all_gather", sequence=8, issued_ns=NOW - 19_000_000_000)
+    past = at(0, later, world=8, members=members)
+    for third in (past, at(0, entry(), world=7, members=members)):
+        whole = run(third, stopped, waits, taken_ns=NOW)
+        (hang,) = whole.hangs
+        assert (hang.kind, hang.missing) == ("a member in it does not run", (1,))
+        assert f"rank 1 is in it ({halt})" in hang_headline(whole, hang)
+        assert 1 not in hang.waiting
+
+
+def test_all_ranks_in_a_call_that_keeps_the_gil_are_a_hang() -> None:
+    held = [at(number, entry(), world=7, halted=Halt.UNRESPONSIVE) for number in (0, 1)]
+    assert [hang.kind for hang in found(*held)] == ["all members are in it"]
+
+
 def test_a_rank_that_stands_still_is_not_called_running() -> None:
     waits = at(0, entry(), world=7, stack=("/home/me/t.py:40 in main",))
     away = at(1, stack=("/home/me/t.py:32 in main",), phase="other")

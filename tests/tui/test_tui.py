@@ -34,6 +34,7 @@ from zeromon.snapshot import (
     Finding,
     Hang,
     InFlight,
+    MemberCall,
     Remedy,
     RunSnapshot,
     TraceCheck,
@@ -1061,7 +1062,8 @@ def hostile(text: str) -> RunSnapshot:
     finding = Finding(rule=text, severity="critical", text=text, code=text, remedy=remedy)
     hang = Hang(
         kind=text, op=text, group=text, group_id=text, sequence=1, nbytes=1, seconds=3.0, waiting=(0,),
-        missing=(1,), dead=(), elsewhere=(), calls=(text,),
+        missing=(1,), dead=(), elsewhere=(),
+        calls=(MemberCall(rank=0, sequence=1, op=text, unit=text, phase=text),),
     )  # fmt: skip
     return replace(
         shown, run=text, command=(text,), node=text, ranks=ranks, findings=(finding,), note=text,

@@ -35,6 +35,9 @@ TIMES_A_STEP = 10
 _GONE_NS = 3_000_000_000
 """A heartbeat is a second old at most: a rank whose last event is older had ended before."""
 
+_SUSPENDED = (Halt.SUSPENDED, Halt.TRACED)
+"""No thread of such a process runs: what it is in cannot end, also where all others have left it."""
+
 _SAME_SIZE = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
 """Operations for which every member moves as many bytes."""
 
@@ -58,8 +61,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """As :attr:`zeromon.snapshot.rank.RankStatus.ended`."""
     has_left: bool = False
     """True if it finished while others waited for it."""
-    is_halted: bool = False
-    """True if its process lived without running Python."""
+    halt: Halt = Halt.NONE
     stopped: str = ""
     """By what a person or the launcher stopped it."""
     last_event_ns: int = 0
@@ -76,7 +78,7 @@ def as_member(rank: RankSnapshot) -> Member:
     status = rank.status
     return Member(
         rank=rank.rank, alive=status.alive, failed=status.failed, ended=status.ended,
-        has_left=has_left(rank), is_halted=status.halted is not Halt.NONE, stopped=status.stopped,
+        has_left=has_left(rank), halt=status.halted, stopped=status.stopped,
         last_event_ns=status.last_event_ns, step_seconds=rank.steps.median_seconds,
         in_flight=rank.communication.in_flight, groups=rank.communication.groups, pause=status.pause,
     )  # fmt: skip
@@ -105,7 +107,7 @@ def hangs_of(ranks: Iterable[Member], now_ns: int, recent: RecentCalls = no_call
     for inside in stuck.values():
         age_ns = moment_ns - min(entry.issued_ns for entry in inside.values())
         # A younger call may have ended already: the record of a rank is up to a second behind
-        if age_ns > _GONE_NS:
+        if age_ns > _GONE_NS and not _is_left_behind(members, inside):
             hang = _build_hang(members, living_ranks, inside, moment_ns)
             steps_ns = TIMES_A_STEP * _step_ns(members, inside)
             # Where nobody is left to come, ten seconds of patience only delay the finding
@@ -116,6 +118,21 @@ def hangs_of(ranks: Iterable[Member], now_ns: int, recent: RecentCalls = no_call
     hanging = _mark_deadlocks(_oldest_of_groups(sorted(hanging, key=lambda h: -h.seconds)))
     hanging = [since_difference(hang, recent) for hang in hanging]
     return (*hanging, *_broken_off_hangs(members, {hang.group_id for hang in hanging}, recent))
+
+
+def _is_left_behind(members: Sequence[Member], inside: Mapping[int, InFlight]) -> bool:
+    """Returns whether nobody waits in a call: only halted ranks are in it, as far as records show.
+
+    The record of a halted rank stands still. The others may have left the call, and wait in a later one.
+    """
+    halts = [rank.halt for rank in members if rank.rank in inside]
+    if Halt.NONE in halts:
+        return False
+    if all(halt in _SUSPENDED for halt in halts):
+        return True
+    call = next(iter(inside.values()))
+    others = (_progress_in(rank, call.group_id) for rank in members if rank.rank not in inside)
+    return any(of is not None and of.sequence > call.sequence >= 0 for of in others)
 
 
 def _is_certain(hang: Hang) -> bool:
@@ -145,7 +162,7 @@ def _is_alive_at(rank: Member, moment_ns: int, now_ns: int) -> bool:
     if rank.alive or moment_ns == now_ns or not (rank.failed or rank.stopped):
         return rank.alive
     # A halted process writes no events, so its last one is old although it lived
-    return rank.is_halted or rank.last_event_ns >= moment_ns - _GONE_NS
+    return rank.halt is not Halt.NONE or rank.last_event_ns >= moment_ns - _GONE_NS
 
 
 def _oldest_of_groups(hanging: Iterable[Hang]) -> list[Hang]:
@@ -286,17 +303,24 @@ def _build_hang(
     # A send has one peer, which the record does not name: other members of its group are not missing
     members = sorted(inside) if group is None or is_p2p else list(group.ranks)
     calls = {member: _member_call(member, entry) for member, entry in inside.items()}
+    halted = [member for member in sorted(inside) if by_rank[member].halt is not Halt.NONE]
+    if len(halted) == len(inside):
+        halted = []  # nobody waits for them
     absent = [member for member in members if member not in inside]
     elsewhere = [member for member in absent if member not in by_rank]
     died = [member for member in absent if member in by_rank and member not in living_ranks]
-    missing = []
+    missing = [*halted]
     for member in (member for member in absent if member in living_ranks):
         progress = _progress_in(by_rank[member], oldest_call.group_id)
         if progress is None or progress.sequence < oldest_call.sequence:
             missing.append(member)
-        else:  # it has left its call of this number, which may have been another operation
+        elif not halted:  # it has left its call of this number, which may have been another operation
             calls[member] = _present_call(by_rank[member], progress)
-    kind = HangKind.NO_PEER if is_p2p else _hang_kind([*calls.values()], missing, died, elsewhere)
+    kind = HangKind.NO_PEER
+    if not is_p2p:
+        kind = _hang_kind(
+            [*calls.values()], missing=missing, halted=halted, died=died, elsewhere=elsewhere
+        )
     if kind == HangKind.DEAD_MEMBER and all(by_rank[member].has_left for member in died):
         kind = HangKind.LEFT_MEMBER
     return Hang(
@@ -307,7 +331,7 @@ def _build_hang(
         sequence=oldest_call.sequence,
         nbytes=oldest_call.nbytes,
         seconds=max(0, moment_ns - oldest_call.issued_ns) / 1e9,
-        waiting=tuple(sorted(inside)),
+        waiting=tuple(sorted(inside.keys() - halted)),
         missing=tuple(missing),
         dead=tuple(died),
         elsewhere=tuple(elsewhere),
@@ -356,7 +380,12 @@ def _progress_in(rank: Member, group_id: str) -> GroupProgress | None:
 
 
 def _hang_kind(
-    calls: Sequence[MemberCall], missing: list[int], died: list[int], elsewhere: list[int]
+    calls: Sequence[MemberCall],
+    *,
+    missing: list[int],
+    halted: list[int],
+    died: list[int],
+    elsewhere: list[int],
 ) -> HangKind:
     # Mismatches first: a backend ends ranks because of them, and the dead are then the consequence
     if len({call.sequence for call in calls}) > 1:
@@ -365,6 +394,8 @@ def _hang_kind(
         return mismatch
     if died:
         return HangKind.DEAD_MEMBER
+    if halted:
+        return HangKind.HALTED_MEMBER
     if missing:
         return HangKind.MISSING_MEMBER
     if elsewhere:

@@ -103,9 +103,12 @@ def _hang_cause_text(run: RunSnapshot, hang: Hang, locate: Callable[[RankSnapsho
     activities = {peer.rank: peer.doing for peer in run.away}
     activities |= {rank.rank: locate(rank) for rank in run.ranks if rank.rank in hang.missing}
     phrases = [] if is_over and hang.missing + hang.dead else [_waiting_ranks_text(run, hang)]
+    called = {call.rank for call in hang.calls}
     for rank in hang.missing[:_MAX_CAUSES]:
         activity = activities.get(rank, "")
         verb = f"never called {hang.op}" if is_over else NOT_CALLED
+        if rank in called:
+            verb = f"{'was' if is_over else 'is'} in it"
         activity = activity.removeprefix("at ") if is_over else activity
         phrases.append(f"{named_ranks((rank,), run.node_of)} {verb}{activity and f' ({activity})'}")
     if len(hang.missing) > _MAX_CAUSES:

@@ -189,6 +189,7 @@ class HangKind(TextEnum):
     DEAD_MEMBER = "a member is dead"
     LEFT_MEMBER = "a member has left"
     MISSING_MEMBER = "a member has not come"
+    HALTED_MEMBER = "a member in it does not run"
     UNSEEN_MEMBERS = "members on other nodes are not seen"
     ALL_INSIDE = "all members are in it"
     NO_PEER = "its peer has not answered"
@@ -387,7 +388,7 @@ class Hang:
     waiting: tuple[int, ...]
     """Ranks that are in it."""
     missing: tuple[int, ...] = ()
-    """Members that live and have not called it."""
+    """Members that live and have not called it, or are in it and do not run."""
     dead: tuple[int, ...] = ()
     """Members that had ended before, also without an error."""
     elsewhere: tuple[int, ...] = ()
