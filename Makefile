@@ -99,7 +99,7 @@ check: static
 
 test: $(READY)
 	$(MAKE) --no-print-directory --jobs 2 static $(COMPILED_OP)
-	$(PYTEST) -m "$(HERE) and not alone" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(SLOWEST); together=$$?; \
+	$(PYTEST) -m "$(HERE) and not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(SLOWEST); together=$$?; \
 	  $(PYTEST) $(ALONE) -m "$(HERE) and alone" $(SLOWEST) && exit $$together
 
 test-long: $(COMPILED_OP)
