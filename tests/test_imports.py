@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+COMPILED = Path(__file__).resolve().parents[1] / "tools" / "compiled.py"
 HEAVY = {"torch", "textual", "dash", "plotly", "prometheus_client", "msgspec", "numpy", "rich"}
 
 
@@ -44,3 +46,22 @@ def test_the_agent_brings_nothing_into_the_training_process() -> None:
     loaded = loaded_by(agent, on_top_of="import torch, torch.distributed")
     new = {name for name in loaded if not name.startswith("_")}
     assert new - set(sys.stdlib_module_names) == {"zeromon", "zeromon_agents"}
+
+
+def test_the_help_loads_no_view() -> None:
+    """It is the first thing that a user sees: 50 ms, and 160 with the snapshot and its tables."""
+    code = (
+        "import sys, zeromon.cli\n"
+        "try: zeromon.cli.main(['--help'])\n"
+        "finally: sys.exit(' '.join(m for m in sys.modules if m in ('zeromon.snapshot', 'zeromon.fold')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Watch" in done.stdout
+    assert done.stderr.strip() == ""
+
+
+def test_the_modules_that_may_be_compiled_are_there_once() -> None:
+    listed = [line for line in COMPILED.read_text().splitlines() if line.startswith('    "zeromon/')]
+    names = [line.strip(' ",') for line in listed]
+    assert len(names) == len(set(names)) > 5
+    assert all((COMPILED.parents[1] / name).is_file() for name in names)

@@ -22,12 +22,10 @@ MODULES = (
     "zeromon/fold/collectives.py",
     "zeromon/fold/collective_stats.py",
     "zeromon/fold/fold.py",
-    "zeromon/fold/collectives.py",
     "zeromon/fold/ledger.py",
     "zeromon/fold/summarize.py",
     "zeromon/fold/state.py",
     "zeromon/fold/steps.py",
-    "zeromon/fold/summarize.py",
     "zeromon/snapshot/communication.py",
     "zeromon/snapshot/intervals.py",
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from zeromon.base.errors import package_install_hint
 from zeromon.probes import process as installation
 
 
@@ -23,7 +24,7 @@ def test_an_extra_goes_where_zeromon_is(
 ) -> None:
     (tmp_path / file).touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert installation.package_install_hint("mcp") == f"{command} 'zeromon[mcp]'"
+    assert package_install_hint("mcp") == f"{command} 'zeromon[mcp]'"
 
 
 def test_a_tool_asks_the_first_python_of_the_path(

@@ -7,10 +7,10 @@ from dataclasses import replace
 from builders import changed, deepspeed_facts, device_memory, rank, run, summary
 from evidence import row as traffic_row
 
+from zeromon.base.units import wrap_paragraph
 from zeromon.diagnosis.engine import advise
 from zeromon.readout.communication_report import by_operation
 from zeromon.readout.report import render_run
-from zeromon.readout.tables import wrap_paragraph
 from zeromon.readout.text import run_state
 from zeromon.snapshot import (
     CollectiveRow,

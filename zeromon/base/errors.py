@@ -24,8 +24,10 @@
       AttachRefused        zeromon cannot attach to a process, or detach from it
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class ZeromonError(Exception):
@@ -169,3 +171,13 @@ def os_errors_as(kind: type[ZeromonError], action: str, hint: str | None = None)
         yield
     except OSError as error:
         raise kind(f"cannot {action}: {error.strerror or error}", hint) from error
+
+
+_TOOLS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}
+"""The file by which a tool's environment is known, and the command that makes one."""
+
+
+def package_install_hint(extra: str) -> str:
+    """How to install *extra* where this zeromon is, and not where a ``pip`` of the path would."""
+    commands = (command for file, command in _TOOLS.items() if Path(sys.prefix, file).is_file())
+    return f"{next(commands, 'pip install')} 'zeromon[{extra}]'"

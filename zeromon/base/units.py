@@ -1,6 +1,7 @@
 """Numbers for people: the last function before the screen. Pure."""
 
 import re
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -134,3 +135,29 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 def formula_safe_cell(cell: str) -> str:
     """*cell* of a CSV, in a form that no spreadsheet takes for a formula."""
     return f"'{cell}" if cell.startswith(_FORMULA) else cell
+
+
+_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(%|[mnu]?s|[kKMGT]?i?B)(\b|\W|$))")
+
+
+def wrap_report_line(report_line: str, width: int) -> list[str]:
+    """*report_line* of a report in *width* columns; a row of a table stays whole."""
+    gaps = list(_GAP.finditer(report_line))
+    if len(report_line) <= width or len(gaps) > 1:
+        return [report_line]
+    below = gaps[0].end() if gaps else len(report_line) - len(report_line.lstrip()) + 2
+    indent = " " * min(below, width // 2)
+    return wrap_paragraph(report_line, width, "", indent)
+
+
+def wrap_paragraph(paragraph: str, width: int, bullet: str, indent: str) -> list[str]:
+    """The lines of *paragraph* in *width* columns: the first behind *bullet*, others behind *indent*.
+
+    A number and its unit stay on one line.
+    """
+    unbroken = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", paragraph)
+    wrapped = textwrap.wrap(
+        unbroken, width, initial_indent=bullet, subsequent_indent=indent, break_on_hyphens=False
+    )
+    return [row.replace("\N{NO-BREAK SPACE}", " ") for row in wrapped]

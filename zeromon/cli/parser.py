@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from zeromon.base.errors import ExportError, ZeromonError, os_errors_as
+from zeromon.base.errors import ExportError, ZeromonError, os_errors_as, package_install_hint
 from zeromon.base.units import printable
 from zeromon.cli.terminal import BOLD, is_coloured, paint_text
-from zeromon.probes.process import package_install_hint
 from zeromon.ring.files import replace_file
 
 

@@ -11,8 +11,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from zeromon.base.units import printable_lines
-from zeromon.readout.tables import wrap_report_line
+from zeromon.base.units import printable_lines, wrap_report_line
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 _PATIENCE_SECONDS = 1.0

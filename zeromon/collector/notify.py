@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from zeromon.base.errors import NotifyError
+from zeromon.base.errors import NotifyError, package_install_hint
 from zeromon.base.units import printable
-from zeromon.probes.process import package_install_hint
 from zeromon.readout.alerts import Alerts, Message
 from zeromon.ring import paths
 from zeromon.ring.files import replace_file

@@ -19,9 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from zeromon.base.errors import ExportError
+from zeromon.base.errors import ExportError, package_install_hint
 from zeromon.export.files import Export
-from zeromon.probes.process import package_install_hint
 from zeromon.readout.breakdown import PHASES
 from zeromon.readout.ledger import job_ledger
 from zeromon.readout.throughput import how_far

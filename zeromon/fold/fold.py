@@ -323,9 +323,9 @@ def serial_transfer_spans(ready_ns: Sequence[int], nbytes: Sequence[int], end_ns
         rest_bytes += size
         slowest = max(slowest, rest_bytes / (end_ns - ready_at))
     spans: list[Interval] = []
-    free: float = ready_ns[0]
+    free, end = float(ready_ns[0]), float(end_ns)
     for ready_at, size in zip(ready_ns, nbytes, strict=True):
-        start = max(free, ready_at)
-        free = min(end_ns, start + size / slowest)  # not rounded: rounding errors would add up
+        start = max(free, float(ready_at))
+        free = min(end, start + size / slowest)  # not rounded: rounding errors would add up
         spans.append((round(start), round(free)))
     return spans

@@ -444,15 +444,6 @@ def _valid_commit(commit: str) -> str:
 
 # ---- where zeromon is installed: beside the torch of a training, or in an environment of its own ---
 
-_TOOLS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}
-"""The file by which a tool's environment is known, and the command that makes one."""
-
-
-def package_install_hint(extra: str) -> str:
-    """How to install *extra* where this zeromon is, and not where a ``pip`` of the path would."""
-    commands = (command for file, command in _TOOLS.items() if Path(sys.prefix, file).is_file())
-    return f"{next(commands, 'pip install')} 'zeromon[{extra}]'"
-
 
 def find_training_python() -> str:
     """Returns this Python if it has torch, else that of the path: a tool's environment has none."""

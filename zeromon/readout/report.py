@@ -11,6 +11,7 @@ from zeromon.base.units import (
     human_seconds,
     printable,
     signed,
+    wrap_paragraph,
 )
 from zeromon.memory.reconcile import role_bytes, unattributed_memory
 from zeromon.readout.breakdown import (
@@ -57,14 +58,7 @@ from zeromon.readout.ledger import (
     startup_parts_text,
 )
 from zeromon.readout.remedy import remedy_text
-from zeromon.readout.tables import (
-    RANK_COLUMNS,
-    Column,
-    aligned_table,
-    pick_columns,
-    text_table,
-    wrap_paragraph,
-)
+from zeromon.readout.tables import RANK_COLUMNS, Column, aligned_table, pick_columns, text_table
 from zeromon.readout.text import (
     UNATTRIBUTED_NAMES,
     commit_text,

@@ -4,9 +4,7 @@ Text, terminal, grid and CSV read the same columns: a column has the value in it
 people, and what a terminal needs to place it.
 """
 
-import re
 import statistics
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -395,30 +393,6 @@ FINDING_COLUMNS: Columns[Finding] = (
 # ---- aligned text ------------------------------------------------------------------------------
 
 _WIDTH, _MIN_WIDTH = 80, 16
-_GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(%|[mnu]?s|[kKMGT]?i?B)(\b|\W|$))")
-
-
-def wrap_report_line(report_line: str, width: int) -> list[str]:
-    """*report_line* of a report in *width* columns; a row of a table stays whole."""
-    gaps = list(_GAP.finditer(report_line))
-    if len(report_line) <= width or len(gaps) > 1:
-        return [report_line]
-    below = gaps[0].end() if gaps else len(report_line) - len(report_line.lstrip()) + 2
-    indent = " " * min(below, width // 2)
-    return wrap_paragraph(report_line, width, "", indent)
-
-
-def wrap_paragraph(paragraph: str, width: int, bullet: str, indent: str) -> list[str]:
-    """The lines of *paragraph* in *width* columns: the first behind *bullet*, others behind *indent*.
-
-    A number and its unit stay on one line.
-    """
-    unbroken = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", paragraph)
-    wrapped = textwrap.wrap(
-        unbroken, width, initial_indent=bullet, subsequent_indent=indent, break_on_hyphens=False
-    )
-    return [row.replace("\N{NO-BREAK SPACE}", " ") for row in wrapped]
 
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

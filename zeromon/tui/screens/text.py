@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 from textual.app import ComposeResult
 
+from zeromon.base.units import wrap_report_line
 from zeromon.readout import report
-from zeromon.readout.tables import wrap_report_line
 from zeromon.readout.text import capture_text
 from zeromon.readout.trace_report import capture_report
 from zeromon.traces.analysis import read_analysis_result
