@@ -171,7 +171,7 @@ truth-table: vgpu
 # Without Triton: none of these tests compiles.
 test-vgpu-short: $(READY)
 	$(BIN)/python tests/vgpu/environment.py $(VGPU)
-	$(PYTEST) -m "vgpu and short" tests/vgpu --numprocesses 2 --dist load  # they wait for the device
+	$(PYTEST) -m "vgpu and short" tests/vgpu --numprocesses 3 --dist load  # they wait for the device
 
 recordings: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/recordings.py
