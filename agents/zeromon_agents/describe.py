@@ -89,8 +89,8 @@ def hub_model(path: str) -> tuple[Any, dict[str, Any]]:
         notes.append("quantization_config is not applied: all parameters have the plan's precision")
     text_cfg = config.get_text_config()
     sizes = text_cfg.to_dict() | {key: getattr(text_cfg, key, None) for key in text_cfg.attribute_map}
-    numbers = {name: size for name, size in sizes.items() if isinstance(size, (int, float))}
-    return model, {"config": numbers, "notes": notes}
+    plain = {name: value for name, value in sizes.items() if isinstance(value, (int, float, str))}
+    return model, {"config": plain, "notes": notes}
 
 
 def repeated_layers(model: Any) -> list[tuple[str, Any]]:

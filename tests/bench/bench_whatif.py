@@ -200,7 +200,7 @@ def memory_error(rank: RankSnapshot, point: Point) -> float:
     told = sum(
         term.nbytes
         for term in point.row.memory.terms
-        if term.role in roles and (term.during != During.BACKWARD or term.role in PEAK_ROLES)
+        if term.role in roles and (term.during & During.STEP or term.role in PEAK_ROLES)
     )
     return told / sum(row.measured_bytes or 0 for row in rows) - 1
 

@@ -57,14 +57,35 @@ def test_seven_billion_on_four_devices(capsys: pytest.CaptureFixture[str]) -> No
     plain = {r["stage"]: r for r in found["rows"] if r["optimizer_on"] == "device"}
     gigabytes = [plain[stage]["plain_bytes"] / 1e9 for stage in (0, 2, 3)]
     assert gigabytes == pytest.approx([112, 38.5, 28])
-    # with the bucket that DeepSpeed makes by default
-    assert plain[3]["bytes"]["device"] / 1e9 == pytest.approx(28 + 1)
-    assert [plain[stage]["fits"] for stage in range(4)] == [False, False, True, True]
-    assert found["recommended"] == "ZeRO-2"
-    assert "ZeRO-1 would need" in found["why"]
+    # with DeepSpeed's bucket, and in the step the gradients in fp32 and the optimizer's temporaries
+    assert plain[3]["bytes"]["device"] / 1e9 == pytest.approx(28 + 1 + 8 * 7 / 4 / 2)
+    assert [plain[stage]["fits"] for stage in range(4)] == [False, False, False, True]
+    assert found["recommended"] == "ZeRO-3"
+    assert "ZeRO-2 would need" in found["why"]
     assert code == 0
     sent = [plain[stage]["communication_bytes"] for stage in range(4)]
     assert sent[3] == pytest.approx(1.5 * sent[2])
+
+
+def test_what_is_not_known_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """All states on the host, and of a bare size nobody knows what is gathered: no 0 B that fits."""
+    arguments = ("7B", "--devices", "4", "--framework", "fsdp2")
+    _, found = planned(capsys, *arguments)
+    row = found["rows"][-1]
+    assert (row["params_on"], row["bytes"]["device"], row["fits"]) == ("host", None, None)
+    main(["plan", *arguments])
+    line = next(x for x in capsys.readouterr().out.splitlines() if "parameters on host" in x)
+    assert line.split("GB")[1].split()[0] == "n/a" and " 0 B" not in line
+
+
+def test_what_nearly_does_not_fit_is_tight(capsys: pytest.CaptureFixture[str]) -> None:
+    """Llama 7B under ZeRO-2 on eight V100, which ran out with 28.28 GiB allocated in Adam's step."""
+    for device, told in (("v100", "tight"), ("a100", "yes"), ("24GiB", "no")):
+        main(["plan", "6.74B", "--devices", "8", "--gpu", device])
+        text = capsys.readouterr().out
+        line = next(x for x in text.splitlines() if x[4:].startswith("ZeRO-2  "))
+        assert "28.2 GiB" in line and f" {told} " in line
+        assert ("tight: over 90 %" in text) is (told == "tight")
 
 
 def test_the_ranks_of_a_host_share_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,8 +125,8 @@ def test_the_text_names_what_takes_the_bytes(capsys: pytest.CaptureFixture[str])
     assert main(["plan", "7B", "--devices", "4", "--gpu", "a100-40"]) == 0
     text = capsys.readouterr().out
     assert "7 B parameters on 4 devices of 40.0 GiB" in text
-    assert "> ZeRO-2" in text
-    assert "choose ZeRO-2: no lower stage fits" in text
+    assert "> ZeRO-3" in text
+    assert "choose ZeRO-3: ZeRO-2 would need 45.6 GiB" in text
     assert "optimizer state" in text
 
 
@@ -122,7 +143,7 @@ def test_a_config_json_with_a_batch(tmp_path: Path, capsys: pytest.CaptureFixtur
     by_stage = {r["stage"]: r for r in plain["rows"] if r["optimizer_on"] == "device"}
     small = {r["stage"]: r for r in saved["rows"] if r["optimizer_on"] == "device"}
     kept = [rows[0]["roles"]["device"]["activation"] for rows in (by_stage, small)]
-    assert kept[0] > 1.5 * kept[1]
+    assert kept[0] > 1.4 * kept[1]  # logits and loss are most of a small model
     assert by_stage[0]["largest_micro_batch"] < small[0]["largest_micro_batch"]
     assert by_stage[0]["largest_micro_batch"] <= by_stage[3]["largest_micro_batch"]
 
@@ -350,19 +371,19 @@ SMALL = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "v
 
 
 def test_the_best_is_what_the_user_asked_for(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Stages 0 to 2 send the same bytes: a given micro-batch fits in 0, the largest needs 2."""
+    """Stages 0 to 2 send the same bytes: a given micro-batch fits in 0, the largest needs 1.
+
+    Stage 2 takes no more: the gradients that it divides exist after the activations.
+    """
     common = (model(SMALL), "--gpu", "24GiB", "--length", "2048")
     _, free = planned(capsys, *common)
-    assert free["recommended"] == "ZeRO-2"
+    assert free["recommended"] == "ZeRO-1"
     most = {r["label"]: r["largest_micro_batch"] for r in free["rows"]}
-    assert most["ZeRO-2"] >= 2 * most["ZeRO-0"] > 0
-    assert (
-        f"ZeRO-2 send the same number of bytes; ZeRO-2 takes the most sequences, {most['ZeRO-2']}"
-        in free["why"]
-    )
+    assert most["ZeRO-2"] == most["ZeRO-1"] >= 2 * most["ZeRO-0"] > 0
+    assert f"ZeRO-1 takes the most sequences, {most['ZeRO-1']}" in free["why"]
     _, given = planned(capsys, *common, "--micro-batch", "1")
     assert given["recommended"] == "ZeRO-0"
-    instead = f"ZeRO-2 sends as many bytes, and takes {most['ZeRO-2']} sequences instead of"
+    instead = f"ZeRO-1 sends as many bytes, and takes {most['ZeRO-1']} sequences instead of"
     assert instead in given["why"]
     _, sums = planned(capsys, *common, "--accumulation", "4")  # ZeRO-2 reduces in each micro-step
     assert sums["recommended"] == "ZeRO-1"
@@ -414,7 +435,8 @@ def test_a_peak_by_formula_is_within_ten_percent_of_the_real_one(
 ) -> None:
     """The same model as a config.json."""
     shape = {"model_type": "gpt2", "n_embd": 192, "n_layer": 4, "n_head": 4, "vocab_size": 256,
-             "n_positions": 128, "tie_word_embeddings": False}  # fmt: skip
+             "n_positions": 128, "tie_word_embeddings": False,
+             "activation_function": "gelu"}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(shape))
     done = in_programs(str(tmp_path), *STEP)
     assert peak(json.loads(done.stdout)) == pytest.approx(measured["peak"], rel=0.10)
@@ -461,7 +483,8 @@ def test_a_run_as_it_is_then_changed() -> None:
     stage_3 = what_if("--stage", "3")
     assert predict_row(stage_3, stage_3.plan).device_bytes < base - 10 * 10**9
     wide = what_if("--devices", "16")
-    assert predict_row(wide, wide.plan).device_bytes == pytest.approx(base - 7e9 * 14 / 16, rel=0.01)
+    # gradients do not exist while activations do
+    assert predict_row(wide, wide.plan).device_bytes == pytest.approx(base - 7e9 * 12 / 16, rel=0.01)
     twice = what_if("--micro-batch", "2")
     assert predict_row(twice, twice.plan).device_bytes == pytest.approx(base + 20 * GIB, rel=0.01)
     host = what_if("--offload-optimizer", "host")

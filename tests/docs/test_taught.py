@@ -126,11 +126,12 @@ def test_live_rules_speak_to_both_versions_of_fsdp(
 
 @taught("B2")
 def test_shard_grad_op_of_a_bare_size_keeps_all_parameters_gathered(plan: Any) -> None:
-    """16 bytes a parameter over 4 ranks, and 2 bytes a parameter gathered: 28 + 14 GB."""
-    found = plan("7B", "--devices", "4", "--framework", "fsdp2", "--gpu", "30GiB")
+    """14 bytes a parameter over 4 ranks, and 2 gathered: gradients come when parameters are freed."""
+    found = plan("7B", "--devices", "4", "--framework", "fsdp2", "--gpu", "36GiB")
     kept, freed = row(found, "FSDP2 (ZeRO-2)"), row(found, "FSDP2 (ZeRO-3)")
-    assert kept["bytes"]["device"] / GB == pytest.approx(42)
-    assert freed["bytes"]["device"] / GB == pytest.approx(28)
+    assert kept["bytes"]["device"] / GB == pytest.approx(24.5 + 14)
+    # in the step: 16 bytes a parameter over 4 ranks, and 4 of AdamW's temporaries
+    assert freed["bytes"]["device"] / GB == pytest.approx(28 + 7)
     assert (kept["fits"], found["recommended"]) == (False, "FSDP2 (ZeRO-3)")
 
 
@@ -149,18 +150,21 @@ def test_plain_bytes_are_those_of_the_papers_tables(
 
 
 @taught("B4", "gradient dtype")
-@pytest.mark.parametrize(("stage", "more"), [(1, 7e9 * 2), (2, 7e9 / 4 * 2), (3, 7e9 / 4 * 2)])
+@pytest.mark.parametrize(("stage", "phase", "more"), [
+    (1, "loss", 7e9 * 4), (2, "end of backward", 7e9 / 4 * 2), (3, "loss", 7e9 / 4 * 2),
+])  # fmt: skip
 def test_gradients_that_accumulate_in_fp32_take_twice_their_memory(
-    plan: Any, stage: int, more: float
+    plan: Any, stage: int, phase: str, more: float
 ) -> None:
-    """ZM208 says so; whole at stage 1 (``BF16_Optimizer``), a shard from stage 2 on."""
+    """ZM208 says so; whole and always at stage 1 (``BF16_Optimizer``), a shard from stage 2 on."""
     config = {"zero_optimization": {"stage": stage}, "bf16": {"enabled": True}}
     label, options = f"ZeRO-{stage}", ("7B", "--devices", "4")
     low = row(plan(*options, config=config), label)
     wide = config | {"data_types": {"grad_accum_dtype": "fp32"}}
     high = row(plan(*options, config=wide), label)
-    assert high["bytes"]["device"] - low["bytes"]["device"] == pytest.approx(more)
-    assert high["plain_bytes"] == low["plain_bytes"]
+    wide_bytes, low_bytes = (each["device_bytes_by_phase"][phase] for each in (high, low))
+    assert wide_bytes - low_bytes == pytest.approx(more)
+    assert high["plain_bytes"] == low["plain_bytes"] or stage == 1
     assert high["communication_bytes"] == low["communication_bytes"]  # reduced in bf16 all the same
 
 
@@ -180,7 +184,7 @@ def test_gradients_of_another_dtype_without_a_configuration(plan: Any) -> None:
     [
         (2, 4, "a100", "it is the given strategy, and nothing that fits costs less"),
         (3, 8, "h100", "the given strategy, ZeRO-3, fits too, and sends 34.2 GiB per step"),
-        (1, 4, "a100-40", "the given strategy, ZeRO-1, does not fit: it needs 46.6 GiB"),
+        (1, 4, "a100-40", "the given strategy, ZeRO-1, does not fit: it needs 49.8 GiB"),
     ],
 )
 def test_the_row_of_the_configuration_is_marked_and_compared(
@@ -286,12 +290,12 @@ def test_the_pinned_allocator_rounds_up_to_powers_of_two(plan: Any) -> None:
 def test_the_reuse_distance_keeps_parameters_beyond_max_live_parameters(plan: Any, model: Any) -> None:
     """Half of the distance lies before the end of forward: 0.5 10^9 elements stay by default."""
     zero = {"stage": 3, "stage3_max_live_parameters": 0.3e9}
-    kept = []
+    kept: list[int] = []
     for distance in (1e9, 0):
         config = {"zero_optimization": zero | {"stage3_max_reuse_distance": distance},
                   "bf16": {"enabled": True}}  # fmt: skip
         found = row(plan(model(LLAMA_2_7B), "--devices", "8", config=config), "ZeRO-3")
-        kept.append(found["roles"]["device"]["unsharded_param"])
+        kept.append(found["device_bytes_by_phase"]["loss"])
     largest, tensor = 262_144_000, 131_072_000  # embedding and head; the larger of them
     assert kept[0] - kept[1] == pytest.approx(2 * (0.5e9 - (0.3e9 - largest + tensor)), rel=0.01)
 
@@ -319,13 +323,13 @@ def test_nvme_has_a_size(plan: Any) -> None:
 
 @taught("fit on NVMe")
 def test_the_fewest_devices_that_do(plan: Any) -> None:
-    """16 bytes a parameter over n devices of 40 GiB less 6 %, and the bucket of 1 GB."""
+    """16 bytes a parameter over n devices of 40 GiB less 6 %, 8 in the step, and the bucket of 1 GB."""
     found = plan("7B", "--devices", "8", "--gpu", "a100-40", "--fewest")
     assert row(found, "ZeRO-3")["fewest_devices"] == 4
     assert row(found, "ZeRO-0")["fewest_devices"] is None
-    assert row(found, "ZeRO-1")["fewest_devices"] == 8
+    assert row(found, "ZeRO-1")["fewest_devices"] == 16
     large = row(plan("175B", "--gpu", "v100", "--fewest"), "ZeRO-3")
-    assert large["fewest_devices"] == 96  # 2.8 TB over 31.3 GB
+    assert large["fewest_devices"] == 112  # 2.8 TB, and 8 GB of a sub-group, over 31.3 GB
 
 
 @taught("fit on NVMe")
@@ -348,11 +352,13 @@ def test_tensor_and_pipeline_parallelism_divide_the_model(plan: Any, model: Any)
     for tensor in ("1", "8"):
         options = ("--devices", "8", "--tp", tensor, "--micro-batch", "1", "--length", "2048")
         found = plan(model(gpt), *options)
-        kept.append(found["rows"][0]["roles"]["device"]["activation"])
-    tokens, h, a, vocab = 2048, 5120, 40, 50272
-    layer = [tokens * h * (8 + 24 / t) + 4 * a * tokens / t for t in (1, 8)]
-    head = [tokens * (4 * h + 6 * vocab / t) for t in (1, 8)]
-    assert kept == pytest.approx([4 * x + y for x, y in zip(layer, head, strict=True)])
+        phases = found["rows"][0]["device_bytes_by_phase"]
+        kept.append(phases["loss"] - phases["backward"])
+    # what of equation 2 is in both parts of the step is gone; ReLU has the gradients of two tensors
+    tokens, h, vocab = 2048, 5120, 50272
+    backward = [tokens * (7 * h + 2 * 2 * 4 * h / t) for t in (1, 8)]
+    head = [tokens * (4 * h + 12 * vocab / t) for t in (1, 8)]
+    assert kept == pytest.approx([x - y for x, y in zip(head, backward, strict=True)])
 
 
 @taught("memory of RL loops")
@@ -425,7 +431,7 @@ def test_where_links_are_slow_zero_3_costs_more_than_zero_2(plan: Any) -> None:
     ("framework", "stage", "rung"),
     [
         ("deepspeed", 1, '"stage": 1 -> 2'),
-        ("deepspeed", 2, '"reduce_bucket_size": 500000000 -> 50000000'),
+        ("deepspeed", 2, '"stage": 2 -> 3'),
         ("deepspeed", 3, '"offload_param": {"device": "cpu"}'),
         ("fsdp1", 2, "SHARD_GRAD_OP -> FULL_SHARD"),
         ("fsdp2", 3, "CPUOffloadPolicy()"),
@@ -444,7 +450,8 @@ def test_what_does_not_fit_has_a_ladder(plan: Any, framework: str, stage: int, r
 def test_a_layer_that_is_most_of_what_is_gathered_is_cut_into_tiles() -> None:
     """A linear layer of 2 * 10^9 weights, in bf16, beside one of 10^8: a quarter of it at once.
 
-    3 GB of weights and of their gradient less; what is fetched ahead takes the largest tensor again.
+    3 GB of weights less, and what is fetched ahead takes the largest tensor again; the step then takes
+    more than backward.
     """
     small = ShardPlan(
         stage=ZeroStage.PARAMETERS, ranks=8, live_numel=100_000_000, prefetch_numel=10_000_000
@@ -455,7 +462,7 @@ def test_a_layer_that_is_most_of_what_is_gathered_is_cut_into_tiles() -> None:
     setup = Setup(model=from_count(4_000_000_000), plan=small, device_bytes=80 << 30, known=sizes)
     [rung] = [one for one in ladder_rungs(setup, None) if "TiledLinear" in one.change]
     assert rung.change.startswith("nn.Linear of 2,000,000,000 weights, 50% of what is gathered")
-    assert (rung.frees_bytes or 0) / GB == pytest.approx(3 * 3)
+    assert (rung.frees_bytes or 0) / GB == pytest.approx(8)
     shared = replace(setup, known=replace(sizes, linear_numel=0))  # tied to the embedding
     assert not [one for one in ladder_rungs(shared, None) if "TiledLinear" in one.change]
     alike = replace(sizes, unit_numels=(2_000_000_000, 2_000_000_000))  # an embedding of the same size
@@ -572,7 +579,7 @@ def test_a_page_says_which_seeds_are_to_be_equal(code: str, says: str) -> None:
 def test_a_row_that_sends_as_much_and_takes_less_is_a_reason(plan: Any) -> None:
     found = plan("7B", "--devices", "8", "--gpu", "h100", "--micro-batch", "1")
     assert found["recommended"] == "ZeRO-1"
-    assert "ZeRO-2 sends as many bytes, and takes 69 % of the memory" in found["why"]
+    assert "ZeRO-2 sends as many bytes, and takes 76 % of the memory" in found["why"]
 
 
 # ---- configurations and scripts -------------------------------------------------------------------

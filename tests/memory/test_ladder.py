@@ -20,7 +20,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.memory.ladder import ladder_of_risk, ladder_rungs
 from zeromon.memory.models import from_count
 from zeromon.memory.plan import Setup, of_run, predict_row
-from zeromon.memory.predict import Batch, memory_of, transformer_activations
+from zeromon.memory.predict import Batch, During, MemoryBreakdown, memory_of, transformer_activations
 from zeromon.memory.reconcile import role_bytes
 from zeromon.memory.spec import Precision, ShardPlan, Transformer, Unit, ZeroStage
 from zeromon.readout.remedy import ladder_lines, remedy_text
@@ -32,11 +32,11 @@ SHAPE = Transformer(layers=16, hidden=2048, heads=16, vocab=32000, ffn=8192)
 LAYER = Unit("layers", ((2048, 2048),) * 4 + ((2048, 8192),) * 2 + ((2048,),) * 4, count=16)
 
 
-def setup(framework: str, stage: int, **plan: Any) -> Setup:
+def setup(framework: str, stage: int, *, length: int = 2048, **plan: Any) -> Setup:
     """A transformer with known layers on 8 devices."""
     model = replace(from_count(10**9), units=(LAYER,), has_units=True, architecture=SHAPE)
     chosen = ShardPlan(stage=ZeroStage(stage), ranks=8, framework=framework, reshards=stage == 3, **plan)
-    batch = Batch(sequences=8, length=2048)
+    batch = Batch(sequences=8, length=length)
     return Setup(model=model, plan=chosen, device_bytes=20 * GIB, batch=batch)
 
 
@@ -77,7 +77,7 @@ BUFFERS: dict[str, Any] = {
 def test_the_first_rung_frees_what_the_memory_model_says(
     framework: str, stage: int, plan: dict[str, Any], wanted: str, changes: dict[str, Any]
 ) -> None:
-    here = setup(framework, stage, **plan)
+    here = setup(framework, stage, length=16, **plan)  # what matters is gradients, not activations
     first = ladder_rungs(here, None)[0]
     assert wanted in first.change
     assert first.frees_bytes == peak(here) - peak(here, **changes)
@@ -112,9 +112,12 @@ def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:
     rung = next(r for r in ladder_rungs(here, None) if r.change.startswith("micro-batch 8"))
     assert rung.change == "micro-batch 8 -> 4, accumulation 1 -> 2"
     assert here.batch is not None
+    assert rung.frees_bytes is not None
     half = transformer_activations(SHAPE, replace(here.batch, sequences=4))
     whole = transformer_activations(SHAPE, here.batch)
-    assert rung.frees_bytes == sum(t.nbytes for t in whole) - sum(t.nbytes for t in half)
+    freed = MemoryBreakdown(whole).total() - MemoryBreakdown(half).total()
+    grads = predict_row(here, here.plan).memory.role("sharded_grad")
+    assert rung.frees_bytes == freed - grads  # which exist beside activations from then on
     assert "more per step" in rung.price  # each micro-step gathers and reduces
 
 
@@ -217,15 +220,13 @@ def test_plan_and_check_show_the_same_ladder(
 # ---- a pair of real runs --------------------------------------------------------------------------
 
 
-def test_freeing_units_after_forward_frees_what_the_rung_says(node: Node) -> None:
+def test_freeing_units_after_forward_frees_what_is_predicted(node: Node) -> None:
     """FSDP2 on gloo, with `reshard_after_forward=False` and without."""
     kept, freed = (replay(node, f"advised-reshard-{state}").snapshot for state in ("after", "before"))
-    rungs = ladder_rungs(of_run(kept), None, ("host", "device"))
-    rung = next(r for r in rungs if r.change == "reshard_after_forward: False -> True")
+    here = of_run(kept)
+    then = replace(here.plan, stage=ZeroStage.PARAMETERS, reshards=True)
+    rows = [predict_row(here, plan).memory for plan in (here.plan, then)]
     before, after = (role_bytes(each.ranks[0], "unsharded_param") for each in (kept, freed))
     assert before is not None and after is not None
-    # the model has the gradient of one unit besides, where units are freed
-    grads = predict_row(of_run(freed), of_run(freed).plan).memory.role("unsharded_grad")
-    assert not rung.at_most
-    # in bf16, by a rung above it: half the bytes of this run
-    assert 2 * rung.frees_bytes == sum(before) - sum(after) - grads
+    frees = rows[0].total(during=During.LOSS) - rows[1].total(during=During.LOSS)
+    assert frees == sum(before) - sum(after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -167,8 +168,10 @@ def test_the_report_says_why_it_is_more() -> None:
     text = memory_report.by_role(run(one))
     assert "plain ZeRO" in text and "unexplained" in text
     causes = text.split("Memory beyond the ZeRO formula\n")[1].splitlines()
-    assert "the largest unit while it computes" in causes[0]
-    assert "stage3_prefetch_bucket_size" in causes[1]
+    assert "fp32 copy of the gradients that the optimizer reads" in causes[0]
+    assert "the largest unit while it computes" in causes[2]
+    assert "stage3_prefetch_bucket_size" in causes[3]
+    assert re.search(r"optimizer temp .* n/a\n", text), "no census sees it"
 
 
 @pytest.mark.parametrize(("calls", "each"), [(4.0, True), (1.0, False)])

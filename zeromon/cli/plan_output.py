@@ -48,6 +48,10 @@ def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
     output += ["", _plan_table(setup, rows, choice, fewest=fewest), "", *_speed_notes(setup, rows)]
     if any(row.given and row is not choice for row in rows):
         output.append(f"= {plan.GIVEN}")
+    if any(_fit_text(row, setup.usable_bytes) == "tight" for row in rows):
+        output.append(
+            "tight: over 90 % of the usable memory; fragmentation or an unfused optimizer may exceed it"
+        )
     if choice is not None:
         output.append(f"choose {choice.plan.label}: {reason}")
         output += ["", _roles_text(choice)]
@@ -92,10 +96,10 @@ def _plan_table(
         rows,
         Column("strategy", lambda r: f"{_row_mark(r, choice)} {r.plan.label}"),
         Column("plain ZeRO", lambda row: f"{row.memory.model_states / 1e9:.4g} GB"),
-        Column("device", lambda row: row.device_bytes, BYTES),
+        Column("device", lambda row: row.device_bytes or None, BYTES),
         Column("host/rank", lambda row: human_bytes(n) if (n := row.memory.total("host")) else "-"),
         Column("nvme/rank", lambda row: human_bytes(n) if (n := row.memory.total("nvme")) else "-"),
-        Column("fits", _fit_text),
+        Column("fits", lambda row: _fit_text(row, setup.usable_bytes)),
         Column("sent/step", lambda row: row.communication_bytes, BYTES),
         Column("step", lambda r: None if isinstance(r.time, str) else r.time.seconds, SECONDS),
         Column("(min to max)", lambda row: "" if isinstance(row.time, str) else interval_text(row.time)),
@@ -122,9 +126,14 @@ def _speed_notes(setup: plan.Setup, rows: list[plan.Row]) -> list[str]:
     return [*(notes if timed else []), *(f"step time n/a without {quantity}" for quantity in needs)]
 
 
-def _fit_text(row: plan.Row) -> str:
+_TIGHT_SHARE = 0.9
+
+
+def _fit_text(row: plan.Row, usable_bytes: int) -> str:
+    if not row.device_bytes:
+        return "n/a"
     if row.fits:
-        return "yes"
+        return "tight" if row.device_bytes > _TIGHT_SHARE * usable_bytes else "yes"
     return "no" if not row.fits_device else "not the host" if not row.fits_host else "not the NVMe"
 
 
@@ -140,13 +149,26 @@ def _roles_text(row: plan.Row) -> str:
             term.role.replace("_", " "),
             human_bytes(term.nbytes),
             term.place,
-            term.during.value,
+            term.during.label,
             term.cause or ("of one micro-batch" if term.role == ACTIVATION else "plain ZeRO"),
         )
         for term in terms
     ]
-    width = max((len(c[0]) for c in cells), default=0)
-    return "\n".join(f"  {c[0]:<{width}}  {c[1]:>10}  {c[2]:<6}  {c[3]:<8}  {c[4]}" for c in cells)
+    widths = [max((len(cell[i]) for cell in cells), default=0) for i in range(4)]
+    lines = [
+        f"  {c[0]:<{widths[0]}}  {c[1]:>10}  {c[2]:<{widths[2]}}  {c[3]:<{widths[3]}}  {c[4]}"
+        for c in cells
+    ]
+    return "\n".join([_phases_text(row), *lines])
+
+
+def _phases_text(row: plan.Row) -> str:
+    """``device memory peaks in the optimizer step: 45.6 GiB (loss 32.6 GiB, ...)``."""
+    by_phase = row.memory.by_phase()
+    peak = max(by_phase, key=lambda phase: by_phase[phase])
+    others = ", ".join(f"{name} {human_bytes(n)}" for name, n in by_phase.items() if name != peak)
+    most = f"{row.plan.label}: device memory peaks in the {peak}, {human_bytes(by_phase[peak])}"
+    return f"{most} ({others})"
 
 
 def plan_as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> dict[str, Any]:
@@ -173,7 +195,7 @@ def plan_as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
                 "stage": int(row.plan.stage),
                 "optimizer_on": row.plan.optimizer_on,
                 "params_on": row.plan.params_on,
-                "fits": row.fits,
+                "fits": row.fits if row.device_bytes else None,
                 "fits_host": row.fits_host,
                 "fits_nvme": row.fits_nvme,
                 "plain_bytes": row.memory.model_states,
@@ -182,8 +204,9 @@ def plan_as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
                 * setup.tensor
                 * setup.pipeline,
                 **({"fewest_devices": _fewest_of(setup, row)} if fewest else {}),
-                "bytes": {tier: row.memory.total(tier) for tier in PLACES},
+                "bytes": {t: row.memory.total(t) or (None if t == "device" else 0) for t in PLACES},
                 "roles": {tier: row.memory.by_role(tier) for tier in PLACES},
+                "device_bytes_by_phase": row.memory.by_phase(),
                 "communication_bytes": row.communication_bytes,
                 **step_seconds(row),
                 "largest_micro_batch": row.largest_micro_batch,

@@ -123,8 +123,11 @@ def changes_of_deepspeed(config: Mapping[str, Any], hidden: int = 0) -> Changes:
         fields["micro_batch"] = micro
     chosen = _section_of(config, "optimizer")
     if chosen.get("type"):
-        momentum = _section_of(chosen, "params").get("momentum") or 0.0
-        named = optim_named(str(chosen["type"]), momentum if isinstance(momentum, float) else 0.0)
+        params = _section_of(chosen, "params")
+        momentum = params.get("momentum") or 0.0
+        # DeepSpeed makes its own fused Adam of these names, unless torch_adam says otherwise
+        step = "foreach" if params.get("torch_adam") else "fused"
+        named = optim_named(str(chosen["type"]), momentum if isinstance(momentum, float) else 0.0, step)
         if named is not None:
             fields["optimizer"] = named
     return fields

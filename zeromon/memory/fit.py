@@ -402,7 +402,7 @@ def _moved_stage(
 
 def _difference_of_states(base: Row, target: Row, tier: str) -> int:
     """Bytes that a rank holds more under *target*, while activations exist."""
-    during = During.BACKWARD
+    during = During.LOSS
     return target.memory.total(tier, during) - base.memory.total(tier, during)
 
 

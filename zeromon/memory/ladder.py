@@ -13,7 +13,7 @@ from typing import NamedTuple
 from zeromon.base.errors import PlanError
 from zeromon.base.units import human_bytes, human_count, human_seconds
 from zeromon.memory.plan import Row, Setup, activation_terms, of_run, predict_row, sizes_under_plan
-from zeromon.memory.predict import During, memory_of
+from zeromon.memory.predict import PHASES, During, memory_of
 from zeromon.memory.seconds import StepTime
 from zeromon.memory.spec import OPTIMIZERS, Precision, ZeroStage
 from zeromon.memory.speeds import with_larger_batch
@@ -112,7 +112,7 @@ def ladder_of_risk(run: RunSnapshot, pool: Pool, need_bytes: float | None) -> tu
 
 def _peak_tier_bytes(of: Row, tiers: tuple[str, ...]) -> int:
     """Returns the bytes of *tiers* together at their peak."""
-    return max(sum(of.memory.total(tier, during) for tier in tiers) for during in During)
+    return max(sum(of.memory.total(tier, during) for tier in tiers) for during in PHASES)
 
 
 def _is_upper_bound(old: Setup, new: Setup) -> bool:
@@ -334,9 +334,24 @@ def _to_bf16(s: Setup) -> _Change | None:
     return _Change(edit, _with(s, precision=precision), price)
 
 
+def _fused_optimizer(s: Setup) -> _Change | None:
+    p = s.plan
+    fused = OPTIMIZERS.get(f"{p.optimizer.name.removesuffix('-for-loop')}-fused")
+    if fused is None or p.optimizer_on != "device":
+        return None
+    names = {"adamw-fused": "AdamW", "adam-fused": "Adam"}
+    return _Change(
+        f"torch.optim.{names[fused.name]}(..., fused=True)", _with(s, optimizer=fused), "none"
+    )
+
+
 def _optimizer_in_8_bits(s: Setup) -> _Change | None:
     p = s.plan
-    if p.optimizer.name not in ("adam", "adamw") or p.optimizer_on != "device":
+    if (
+        not p.optimizer.name.startswith("adam")
+        or p.optimizer.state_bytes < 4
+        or p.optimizer_on != "device"
+    ):
         return None
     price = "accuracy: states are quantized by blocks (Dettmers et al. 2022, arXiv 2110.02861)"
     return _Change(
@@ -412,10 +427,10 @@ def _parameters_to_nvme(s: Setup) -> _Change | None:
 # Listed twice are _cheap_stage, to reach stage 2 from stage 0, and _live_params, whose settings
 # take effect only after _stage_3
 _STEPS: tuple[_Step, ...] = (
-    _bucket_views, _cheap_stage, _cheap_stage, _not_pinned, _sub_groups, _reduce_bucket, _no_overlap,
-    _live_params, _no_persist, _cut_linear, _to_bf16, _micro_batch, _recompute_on, _stage_3, _not_hybrid,
-    _live_params, _second_copy, partial(_micro_batch, to_one=True), _optimizer_in_8_bits, _to_host,
-    _offload_parameters, _to_nvme, _parameters_to_nvme,
+    _bucket_views, _fused_optimizer, _cheap_stage, _cheap_stage, _not_pinned, _sub_groups,
+    _reduce_bucket, _no_overlap, _live_params, _no_persist, _cut_linear, _to_bf16, _micro_batch,
+    _recompute_on, _stage_3, _not_hybrid, _live_params, _second_copy, partial(_micro_batch, to_one=True),
+    _optimizer_in_8_bits, _to_host, _offload_parameters, _to_nvme, _parameters_to_nvme,
 )  # fmt: skip
 """In order of price: what costs nothing, what compute may hide, recomputation and more bytes on the
 links, accuracy of the optimizer, and last the host and the disk."""

@@ -97,8 +97,24 @@ def transformer_of_config(config: Mapping[str, Any], units: Iterable[Unit]) -> T
                         isinstance(share := config.get(key), (int, float)) and share > 0
                         for key in ("resid_pdrop", "hidden_dropout")
                     ),
+                    fp32_norms="rms_norm_eps" in config,
+                    query_norms=layers[0].shapes.count((head_dim,)) >= 2,
+                    fp32_softmax=config.get("model_type") != "gpt2",
+                    mlp_copies=_mlp_copies(config),
                 )
     return None
+
+
+def _mlp_copies(config: Mapping[str, Any]) -> int:
+    """Returns how many tensors of its width an ungated MLP keeps, by its activation function.
+
+    ReLU keeps its result alone, which is the input of the next matrix; a fused GELU its input, too.
+    GPT-2's ``gelu_new`` is computed by single operations, of which five results are kept.
+    """
+    names = ("activation_function", "hidden_act", "hidden_activation")
+    default = "gelu_new" if config.get("model_type") == "gpt2" else ""
+    function = next((config[name] for name in names if config.get(name)), default)
+    return {"relu": 1, "quick_gelu": 3, "gelu_new": 5, "gelu_fast": 5}.get(str(function), 2)
 
 
 def _possible_mlp_shapes(config: Mapping[str, Any], hidden: int) -> Iterator[tuple[bool, int, int]]:

@@ -38,7 +38,7 @@ from zeromon.memory.speeds import (
     speeds_of_run,
 )
 from zeromon.ring.strategy import Dim
-from zeromon.snapshot import RunSnapshot
+from zeromon.snapshot import RankSnapshot, RunSnapshot
 
 
 def frozen_terms(models: Iterable[ModelSpec], plan: ShardPlan) -> Iterator[Term]:
@@ -168,6 +168,7 @@ class Row:
     plan: ShardPlan
     memory: MemoryBreakdown
     fits_device: bool
+    """False, too, where the device's bytes are unknown: 0."""
     fits_host: bool
     fits_nvme: bool
     communication_bytes: int
@@ -233,9 +234,7 @@ def of_run(run: RunSnapshot) -> Setup:
         buffer_bytes=sizes.buffer_bytes,
         notes=tuple(notes),
     )
-    activation_bytes = next(
-        (entry.nbytes for entry in unattributed_memory(rank) if entry.kind == "activation_temp"), 0
-    )
+    activation_bytes = _measured_activations(rank, memory_of(sizes, ran))
     size = micro_batch_of_rank(rank) or 1
     capacity = rank.memory.device.capacity_bytes if rank.memory.device is not None else -1
     return Setup(
@@ -255,6 +254,21 @@ def of_run(run: RunSnapshot) -> Setup:
         pipeline=ranks_of_dim(rank, Dim.PP),
         measured=measured_of(run.run, equal_ranks(run, rank), sizes, ran, max(1, len(run.nodes))),
     )
+
+
+def _measured_activations(rank: RankSnapshot, memory: MemoryBreakdown) -> int:
+    """Bytes of the activations of *rank* on its device; 0 where they are unknown.
+
+    Its roles are those of the step: gradients that activations never meet are no part of the peak.
+    """
+    rows = [row for row in unattributed_memory(rank) if row.kind == "activation_temp"]
+    met = [
+        row.device_bytes
+        for row in rank.memory.roles
+        if row.role in ("sharded_grad", "unsharded_grad")
+        and not memory.role(row.role, during=During.LOSS)
+    ]
+    return rows[0].nbytes + sum(met) if rows and rows[0].nbytes else 0
 
 
 def sizes_under_plan(setup: Setup, plan: ShardPlan) -> Sizes:
@@ -286,7 +300,7 @@ def activation_terms(setup: Setup) -> tuple[Term, ...]:
         return ()
     if setup.measured_activation_bytes is not None:
         nbytes = sequence_activation_bytes(setup, setup.plan) * setup.batch.sequences
-        return (Term(role=ACTIVATION, nbytes=nbytes, during=During.BACKWARD),)
+        return (Term(role=ACTIVATION, nbytes=nbytes, during=During.ACTIVATIONS),)
     shape = setup.model.architecture
     if shape is None:
         return ()
@@ -302,7 +316,8 @@ def predict_row(setup: Setup, plan: ShardPlan) -> Row:
     return Row(
         plan=plan,
         memory=memory,
-        fits_device=memory.total("device") <= setup.usable_bytes,
+        # 0: all states are on the host, and the units that are gathered are unknown
+        fits_device=0 < memory.total("device") <= setup.usable_bytes,
         fits_host=memory.total("host") <= setup.usable_host_bytes,
         fits_nvme=memory.total("nvme") <= setup.usable_nvme_bytes,
         communication_bytes=communication_bytes(sizes, plan),
@@ -322,21 +337,12 @@ def _predict_step_time(setup: Setup, sizes: Sizes, plan: ShardPlan) -> StepTime 
 
 
 def _fitting_sequences(setup: Setup, plan: ShardPlan) -> int | None:
-    """Returns the number of sequences that fit beside the model states in backward; None if unknown."""
+    """Returns the number of sequences that fit beside the model states; None if unknown."""
     if setup.batch is None:
         return None
     standing = memory_of(sizes_under_plan(setup, plan), plan, frozen_terms(setup.frozen, plan))
-    # In the optimizer's step no activations exist: no smaller micro-batch makes it fit
-    if standing.total("device", During.STEP) > setup.usable_bytes:
-        return 0
-    free = setup.usable_bytes - standing.total("device", During.BACKWARD)
-    if setup.measured_activation_bytes is not None:
-        nbytes_each = sequence_activation_bytes(setup, plan)
-        return max(0, free) // nbytes_each if nbytes_each else None
-    if setup.model.architecture is None:
-        return None
-    nbytes_each = plan.precision.compute_bytes
-    return sequences_that_fit(max(0, free), setup.model.architecture, setup.batch, nbytes_each)
+    one = replace(setup, plan=plan, batch=replace(setup.batch, sequences=1))
+    return sequences_that_fit(standing, setup.usable_bytes, activation_terms(one))
 
 
 def alternative_plans(base: ShardPlan) -> list[ShardPlan]:

@@ -9,25 +9,52 @@ Memory is in bytes, sizes are in elements; roles have the names of :class:`zerom
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass
+from enum import Flag, auto
 
 from zeromon.memory.spec import Optimizer, ShardPlan, Sizes, Transformer, ZeroStage
 
 ACTIVATION = "activation"
 """Role of activations. The memory census does not count this role: it is the unattributed rest."""
 
+STEP_TEMP = "optimizer_temp"
+"""Role of what the optimizer's step allocates and frees. The memory census does not count it."""
 
-class During(Enum):
-    """The part of a step in which the bytes of a term exist."""
 
-    ALWAYS = "always"
-    BACKWARD = "backward"
-    """From the end of forward to the end of backward, while activations exist."""
-    STEP = "step"
+class During(Flag):
+    """The parts of a step in which the bytes of a term exist."""
+
+    LOSS = auto()
+    """The end of forward and the gradient of the loss: all activations exist, and no gradients."""
+    BACKWARD = auto()
+    """Its first layers: all activations of the others exist."""
+    BACKWARD_END = auto()
+    """Its last layers: all gradients exist, and no activations."""
+    STEP = auto()
     """From the end of backward to the end of the optimizer step."""
-    GENERATION = "generation"
+    GENERATION = auto()
     """While a model that is trained by reinforcement learning generates its samples."""
+
+    ACTIVATIONS = LOSS | BACKWARD
+    GRADIENTS = BACKWARD_END | STEP
+    ALWAYS = LOSS | BACKWARD | BACKWARD_END | STEP | GENERATION
+
+    @property
+    def label(self) -> str:
+        """Name for users: ``end of backward``; ``always`` for all parts."""
+        if self is During.ALWAYS:
+            return "always"
+        return " and ".join(label for phase, label in PHASES.items() if phase & self)
+
+
+PHASES = {
+    During.LOSS: "loss",
+    During.BACKWARD: "backward",
+    During.BACKWARD_END: "end of backward",
+    During.STEP: "optimizer step",
+    During.GENERATION: "generation",
+}
+"""The parts of a step in their order, with their names for users."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +77,28 @@ class MemoryBreakdown:
 
     def total(self, tier: str = "device", during: During | None = None) -> int:
         """Returns the bytes in *tier* at the peak, or in one part of the step."""
-        if during is not None:
-            phases = (During.ALWAYS, during)
-            return sum(t.nbytes for t in self.terms if t.place == tier and t.during in phases)
-        return max(self.total(tier, phase) for phase in During)
+        during = during or self.peak_phase(tier)
+        return sum(t.nbytes for t in self.terms if t.place == tier and t.during & during)
 
-    def role(self, role: str, tier: str | None = None, during: During | None = None) -> int:
+    def peak_phase(self, tier: str = "device") -> During:
+        """Returns the part of the step in which *tier* holds most."""
+        return max(PHASES, key=lambda phase: self.total(tier, phase))
+
+    def by_phase(self, tier: str = "device") -> dict[str, int]:
+        """Returns name of a part of the step -> bytes in *tier*, of generation where it has its own."""
+        totals = {name: self.total(tier, phase) for phase, name in PHASES.items()}
+        if not any(term.during is During.GENERATION for term in self.terms):
+            del totals[PHASES[During.GENERATION]]
+        return totals
+
+    def role(self, role: str, tier: str | None = None, during: During = During.ALWAYS) -> int:
         """Returns the bytes of *role*, in one place or in all places."""
-        phases = tuple(During) if during is None else (During.ALWAYS, during)
-        return sum(
-            t.nbytes
-            for t in self.terms
-            if t.role == role and tier in (None, t.place) and t.during in phases
-        )
+        terms = (t for t in self.terms if t.role == role and tier in (None, t.place))
+        return sum(t.nbytes for t in terms if t.during & during)
 
     def by_role(self, tier: str = "device") -> dict[str, int]:
         """Returns role -> bytes in *tier* at its peak, without empty roles."""
-        phases = (During.BACKWARD, During.STEP, During.GENERATION)
-        during = max(phases, key=lambda phase: self.total(tier, phase))
+        during = self.peak_phase(tier)
         roles = dict.fromkeys(t.role for t in self.terms if t.place == tier)
         totals = {role: self.role(role, tier, during) for role in roles}
         return {role: nbytes for role, nbytes in totals.items() if nbytes}
@@ -80,7 +111,7 @@ class MemoryBreakdown:
         """
         states = MemoryBreakdown(tuple(t for t in self.terms if not t.cause and t.role != ACTIVATION))
         roles = {term.role for term in states.terms}
-        return max(sum(states.role(role, during=phase) for role in roles) for phase in During)
+        return max(sum(states.role(role, during=phase) for role in roles) for phase in PHASES)
 
 
 # ---- model states ---------------------------------------------------------------------------------
@@ -92,6 +123,7 @@ def memory_of(sizes: Sizes, plan: ShardPlan, activations: Iterable[Term] = ()) -
         *_param_terms(sizes, plan),
         *_grad_terms(sizes, plan),
         *_state_terms(sizes, plan),
+        *_step_terms(sizes, plan),
         *activations,
     ]
     terms += swap_buffer_terms(sizes, plan)
@@ -120,10 +152,12 @@ def _param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
             yield from _padding_terms("master_param", padding, 4, p.optimizer_on)
 
 
-def _padding_terms(role: str, numel: int, itemsize: float, tier: str = "device") -> Iterator[Term]:
+def _padding_terms(
+    role: str, numel: int, itemsize: float, tier: str = "device", during: During = During.ALWAYS
+) -> Iterator[Term]:
     if numel > 0:
         nbytes = round(numel * itemsize)
-        yield Term(role=role, nbytes=nbytes, cause="padding to equal shards", place=tier)
+        yield Term(role=role, nbytes=nbytes, cause="padding to equal shards", place=tier, during=during)
 
 
 def _gathered_param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
@@ -148,7 +182,7 @@ def _gathered_param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
             nbytes=s.kept_numel * itemsize,
             cause="units that stay gathered from forward to backward (the root, or "
             "reshard_after_forward=False)",
-            during=During.BACKWARD,
+            during=During.ACTIVATIONS,
         )
     if not s.unit_numels:
         return
@@ -157,7 +191,7 @@ def _gathered_param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         role="unsharded_param",
         nbytes=largest * itemsize,
         cause="the largest unit while it computes",
-        during=During.BACKWARD,
+        during=During.ACTIVATIONS,
     )
     if p.framework == "deepspeed":
         # each fetch requests another bucket, up to stage3_max_live_parameters
@@ -176,13 +210,16 @@ def _gathered_param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         ahead = min(bound, s.numel - largest - s.kept_numel)
         cause = "units gathered at once by prefetch"
     yield Term(
-        role="unsharded_param", nbytes=max(0, ahead) * itemsize, cause=cause, during=During.BACKWARD
+        role="unsharded_param", nbytes=max(0, ahead) * itemsize, cause=cause, during=During.ACTIVATIONS
     )
 
 
 def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+    # With one micro-step there are none while activations exist: the step has freed the last ones
+    exist = During.ALWAYS if p.accumulation > 1 else During.GRADIENTS
     if p.framework == "ddp":
-        yield from _in_their_type(s.trainable, p, "unsharded_grad")
+        exist = During.ALWAYS if p.bucket_views else exist
+        yield from _in_their_type(s.trainable, p, "unsharded_grad", during=exist)
         if not p.bucket_views:
             yield Term(
                 role="reduce_scatter",
@@ -191,17 +228,21 @@ def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
             )
         return
     if p.stage == ZeroStage.NONE:
-        yield from _in_their_type(s.trainable, p, "unsharded_grad")
+        yield from _in_their_type(s.trainable, p, "unsharded_grad", during=exist)
+        yield from _reduce_bucket_terms(s, p)
         return
     tier = p.optimizer_on if p.framework == "deepspeed" else p.params_on
     tier = "host" if tier == "nvme" else tier  # DeepSpeed swaps only their fp32 copy
     if p.stage == ZeroStage.OPTIMIZER:
         yield from _grads_of_stage_1(s, p, tier)
     else:
-        yield from _in_their_type(s.trainable // p.shard_ranks, p, "sharded_grad", tier)
+        # Buffers on the host, and that of DeepSpeed's stage 3, are made once
+        is_kept = p.framework == "deepspeed" and (tier != "device" or p.stage == ZeroStage.PARAMETERS)
+        exist = During.ALWAYS if is_kept else exist
+        yield from _in_their_type(s.trainable // p.shard_ranks, p, "sharded_grad", tier, exist)
         if p.stage == ZeroStage.PARAMETERS:
             padding = s.trainable_shard_numel - s.trainable // p.shard_ranks
-            yield from _padding_terms("sharded_grad", padding, p.precision.grad_bytes, tier)
+            yield from _padding_terms("sharded_grad", padding, p.precision.grad_bytes, tier, exist)
         if p.accumulation > 1 and not p.reduces_each_micro_step:
             yield Term(
                 role="unsharded_grad",
@@ -214,7 +255,7 @@ def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
                 role="unsharded_grad",
                 nbytes=min(s.unit_numels[0] * p.precision.compute_bytes, total_bytes),
                 cause="gradients of the unit in backward, before they are reduced",
-                during=During.BACKWARD,
+                during=During.BACKWARD | During.BACKWARD_END,
             )
     # In fp32 the gradient itself is what the optimizer reads
     if p.framework == "deepspeed" and p.optimizer_on != "device" and p.precision.param_bytes < 4:
@@ -229,11 +270,18 @@ def _grads_of_stage_1(s: Sizes, p: ShardPlan, tier: str) -> Iterator[Term]:
     accumulates them in fp32 (``BF16_Optimizer`` has a whole fp32 buffer).
     """
     shard = s.trainable // p.shard_ranks
-    if p.precision.grad_bytes > p.precision.plain_grad_bytes and tier == "device":
+    if _keeps_whole_fp32_grads(p) and tier == "device":
         yield from _in_their_type(s.trainable, p, "unsharded_grad")
         return
-    yield from _in_their_type(s.trainable, p, "unsharded_grad", during=During.BACKWARD)
+    whole = During.ACTIVATIONS | During.BACKWARD_END if p.accumulation > 1 else During.BACKWARD_END
+    yield from _in_their_type(s.trainable, p, "unsharded_grad", during=whole)
     yield from _in_their_type(shard, p, "sharded_grad", tier, During.STEP)
+    yield Term(
+        role="sharded_grad",
+        nbytes=round(shard * p.precision.grad_bytes) if tier == "device" else 0,
+        cause="the partition's gradients, copied before the whole ones are freed",
+        during=During.BACKWARD_END,
+    )
 
 
 def _in_their_type(
@@ -251,18 +299,29 @@ def _in_their_type(
     )
 
 
+_ALL_REDUCE_NUMEL = 500_000_000
+"""Elements that DeepSpeed's stage 0 reduces at once (MEMORY_OPT_ALLREDUCE_SIZE of its engine)."""
+
+
 def _reduce_bucket_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
-    at_once = p.grad_buckets if p.stage < ZeroStage.PARAMETERS else 1
-    numel = p.grad_bucket_numel * at_once
-    if p.stage < ZeroStage.PARAMETERS:  # stages 1 and 2 limit the bucket to the gradients
+    numel = p.grad_bucket_numel * (p.grad_buckets if p.stage < ZeroStage.PARAMETERS else 1)
+    during, cause = During.BACKWARD | During.BACKWARD_END, "buckets that gradients are reduced from"
+    if p.stage == ZeroStage.PARAMETERS:
+        during = During.ALWAYS
+    else:  # stages 1 and 2 limit the bucket to the gradients
         numel = min(numel, s.trainable)
-    nbytes = numel * p.precision.sent_grad_bytes
-    yield Term(
-        role="reduce_scatter",
-        nbytes=round(nbytes),
-        cause="buckets that gradients are reduced from (reduce_bucket_size)",
-        during=During.ALWAYS if p.stage == ZeroStage.PARAMETERS else During.BACKWARD,
-    )
+    if p.stage == ZeroStage.NONE or _keeps_whole_fp32_grads(p):
+        numel, during = min(_ALL_REDUCE_NUMEL, s.trainable), During.BACKWARD_END
+    elif p.stage:
+        cause += " (reduce_bucket_size)"
+    wide = p.precision.grad_bytes if _keeps_whole_fp32_grads(p) else p.precision.sent_grad_bytes
+    yield Term(role="reduce_scatter", nbytes=round(numel * wide), cause=cause, during=during)
+
+
+def _keeps_whole_fp32_grads(p: ShardPlan) -> bool:
+    """Returns True for ``BF16_Optimizer``: stage 1 of DeepSpeed that accumulates in fp32."""
+    is_wide = p.precision.grad_bytes > p.precision.plain_grad_bytes
+    return p.framework == "deepspeed" and p.stage == ZeroStage.OPTIMIZER and is_wide
 
 
 def _state_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
@@ -291,6 +350,55 @@ def state_bytes(optimizer: Optimizer, plan: ShardPlan) -> float:
     return optimizer.full_states * itemsize
 
 
+def _step_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
+    """Yields what exists on the device in the optimizer's step alone.
+
+    With 16 bits DeepSpeed flattens the gradients of its partition, and copies them to fp32 (``step`` of
+    stage_1_and_2.py, ``_prepare_fp32_grad_for_sub_group`` of stage3.py). Then it frees those of stages 1
+    and 2. Stage 3 does so with one sub-group at a time, and keeps the buffer that they are in.
+    """
+    if on_host_share(s, p) == 1 or p.params_on != "device":
+        return
+    if p.framework != "deepspeed" or not p.precision.has_master:
+        yield Term(
+            role=STEP_TEMP,
+            nbytes=_optimizer_temporary_bytes(s, p),
+            cause=f"temporaries of {p.optimizer.name}'s step",
+            during=During.STEP,
+        )
+        return
+    is_3 = p.stage == ZeroStage.PARAMETERS
+    shard = s.trainable_shard_numel if is_3 else s.trainable // (p.shard_ranks if p.stage else 1)
+    group = math.ceil(shard / sub_groups(s, p))
+    is_half = p.precision.grad_bytes < 4
+    # BF16 with fp32 gradients: stages 1 and 2 keep them in one flat buffer from the start
+    is_flat = not is_3 and not is_half and p.precision.param_bytes < 4
+    flat_bytes = round(group * (p.precision.grad_bytes if p.stage else 4)) if is_half else 0
+    freed_bytes = round(group * p.precision.grad_bytes) if p.stage in (1, 2) and not is_flat else 0
+    copies = p.optimizer.foreach_copies + p.optimizer.loop_copies
+    yield Term(
+        role=STEP_TEMP,
+        nbytes=0 if is_flat else group * 4,
+        cause="fp32 copy of the gradients that the optimizer reads",
+        during=During.STEP,
+    )
+    yield Term(
+        role=STEP_TEMP,
+        nbytes=max(flat_bytes, copies * group * 4 - freed_bytes),
+        cause=f"flat copy of the gradients, or temporaries of {p.optimizer.name}'s step",
+        during=During.STEP,
+    )
+
+
+def _optimizer_temporary_bytes(s: Sizes, p: ShardPlan) -> int:
+    """Returns the bytes that the step of a torch optimizer allocates and frees."""
+    itemsize = 4.0 if p.precision.has_master else p.precision.state_bytes
+    split = p.shard_ranks if p.stage else 1
+    largest = s.unit_numels[0] if p.framework == "fsdp1" and s.unit_numels else s.largest_tensor_numel
+    copies = p.optimizer.foreach_copies * s.trainable + p.optimizer.loop_copies * largest
+    return round(copies // split * itemsize)
+
+
 # ---- activations ----------------------------------------------------------------------------------
 
 
@@ -314,19 +422,24 @@ def layer_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2) -> int:
     Korthikanti et al. 2022, ``sbh (34 + 5 a s / h)`` at two bytes, without the second term when
     attention is fused (their selective recomputation of the same tensors, equation 6). Tensor
     parallelism divides what is between the inputs of attention and MLP and their outputs: equation 2,
-    ``sbh (10 + 24 / t + 5 a s / (h t))``.
+    ``sbh (10 + 24 / t + 5 a s / (h t))``. A norm in fp32 keeps its input in fp32, and its result before
+    and after the scale; a softmax in fp32 its result in fp32 and in *itemsize*.
     """
     tokens, h, f = b.sequences * b.length, t.hidden, t.ffn
     q, kv = t.attention_width, t.kv_width
-    attention = q + 2 * kv + q  # q; k and v; input of the projection
-    mlp = 4 * f if t.gated else 2 * f
-    unsplit = itemsize * tokens * 4 * h  # two norms, and the inputs of attention and MLP
+    # Attention that is not fused repeats keys and values for each head of queries
+    attention = q + 2 * (kv if b.fused_attention else q) + q  # q; k and v; input of the projection
+    mlp = 4 * f if t.gated else t.mlp_copies * f
+    norm = 4 + 2 * itemsize if t.fp32_norms else 2 * itemsize
+    unsplit = tokens * 2 * norm * h  # two norms, with the inputs of attention and MLP
     split = itemsize * tokens * (attention + mlp)
+    if t.query_norms:
+        split += tokens * (4 + itemsize) * (q + kv)
     scores = t.heads * b.length * tokens
     if b.fused_attention:
         split += 4 * t.heads * tokens  # the log-sum-exp of each row
     else:
-        split += itemsize * scores * (2 if t.dropout else 1)
+        split += scores * (itemsize * (2 if t.dropout else 1) + (4 if t.fp32_softmax else 0))
     if t.dropout:  # masks of one byte
         unsplit += 2 * tokens * h
         split += 0 if b.fused_attention else scores
@@ -334,26 +447,51 @@ def layer_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2) -> int:
 
 
 def head_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2) -> int:
-    """Returns the bytes of the output layer: norm, input, logits, and the fp32 logits of the loss."""
+    """Returns the bytes of the output layer where backward begins: its norm, and the loss.
+
+    Twelve bytes a token and word: the log-probabilities in fp32 that cross entropy keeps, and two
+    gradients of that size. The logits are freed by then.
+    """
     tokens = b.sequences * b.length
-    return tokens * (2 * itemsize * t.hidden + (itemsize + 4) * t.vocab // t.tensor_ranks)
+    norm = 4 + 2 * itemsize if t.fp32_norms else 2 * itemsize
+    return tokens * (norm * t.hidden + 12 * t.vocab // t.tensor_ranks)
+
+
+def _layer_backward_bytes(t: Transformer, b: Batch, itemsize: int) -> int:
+    """Returns the bytes of the gradients of activations in a layer, beside all that is kept.
+
+    Three to four tensors of the layer's width, and two of the MLP's, measured on torch 2.13; one where
+    a fused GELU frees what it read. Attention that is not fused has the gradients of scores and softmax
+    in place of the latter.
+    """
+    tokens = b.sequences * b.length
+    layer = tokens * itemsize * 7 * t.hidden // 2
+    mlp = tokens * itemsize * (2 if t.gated or t.mlp_copies != 2 else 1) * t.ffn
+    if b.fused_attention:
+        return layer + mlp // t.tensor_ranks
+    scores = t.heads * b.length * tokens * (itemsize + (8 if t.fp32_softmax else itemsize))
+    # The MLP has freed what it kept by then
+    kept = tokens * itemsize * (4 if t.gated else t.mlp_copies) * t.ffn
+    return layer + max(mlp, scores - kept) // t.tensor_ranks
 
 
 def transformer_activations(t: Transformer, b: Batch, itemsize: int = 2) -> tuple[Term, ...]:
-    """Returns the terms of the activations at their peak, the end of forward."""
+    """Returns the terms of the activations at their peak, the beginning of backward."""
     layer = layer_activation_bytes(t, b, itemsize)
     head = head_activation_bytes(t, b, itemsize)
     layer_bytes = t.layers * layer
     if b.checkpointing:
         layer_bytes = t.layers * itemsize * b.sequences * b.length * t.hidden
-    terms = [
-        Term(role=ACTIVATION, nbytes=layer_bytes, during=During.BACKWARD),
-        Term(role=ACTIVATION, nbytes=head, cause="logits and the loss", during=During.BACKWARD),
-    ]
-    if b.checkpointing and layer > head:  # a recomputed layer exists after the logits are freed
-        cause = "the layer that is computed again"
-        terms.append(Term(role=ACTIVATION, nbytes=layer - head, cause=cause, during=During.BACKWARD))
-    return tuple(terms)
+    gradients, cause = _layer_backward_bytes(t, b, itemsize), "gradients of the activations of a layer"
+    if b.checkpointing:
+        gradients, cause = gradients + layer, "the layer that is computed again, and its gradients"
+    loss, layers = During.LOSS, During.ACTIVATIONS
+    backward = During.BACKWARD | During.BACKWARD_END
+    return (
+        Term(role=ACTIVATION, nbytes=layer_bytes, during=layers),
+        Term(role=ACTIVATION, nbytes=head, cause="norm, logits and loss of the output", during=loss),
+        Term(role=ACTIVATION, nbytes=gradients, cause=cause, during=backward),
+    )
 
 
 # ---- communication --------------------------------------------------------------------------------
@@ -418,10 +556,23 @@ def sent_step_bytes(sizes: Sizes, plan: ShardPlan) -> SentBytes:
     )
 
 
-def sequences_that_fit(free_bytes: int, t: Transformer, b: Batch, itemsize: int = 2) -> int:
-    """Returns the largest micro-batch, in sequences, whose activations fit into *free_bytes*."""
-    need = sum(term.nbytes for term in transformer_activations(t, replace(b, sequences=1), itemsize))
-    return max(0, free_bytes // need)
+def sequences_that_fit(
+    memory: MemoryBreakdown, usable_bytes: int, activations: Iterable[Term]
+) -> int | None:
+    """Returns how many sequences fit beside *memory*; *activations* are those of one.
+
+    None where they take no bytes.
+    """
+    each = MemoryBreakdown(tuple(activations))
+    fits = [
+        (usable_bytes - memory.total(during=phase)) // each.total(during=phase)
+        for phase in PHASES
+        if each.total(during=phase)
+    ]
+    # In the optimizer's step no activations exist: no smaller micro-batch makes it fit
+    if any(memory.total(during=phase) > usable_bytes for phase in PHASES):
+        return 0
+    return min(fits, default=None)
 
 
 _ROUNDED = "the pinned allocator rounds an allocation up to a power of two (pin_memory)"

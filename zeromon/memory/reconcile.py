@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from zeromon.base.errors import PlanError
-from zeromon.memory.predict import During, MemoryBreakdown, Term, memory_of
+from zeromon.memory.predict import PHASES, STEP_TEMP, During, MemoryBreakdown, Term, memory_of
 from zeromon.memory.spec import ROOT, Optimizer, Precision, ShardPlan, Sizes, ZeroStage, optim_named
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.snapshot import Cause, Device, ExpectedRow, Pool, RankSnapshot, RoleRow, Unattributed
@@ -26,8 +26,9 @@ _PADDED = 1.1
 PEAK_ROLES = frozenset(("unsharded_param",))
 """Roles that are measured at their peak within the step, from the units' marks."""
 
-UNSEEN_ROLES = frozenset(("reduce_scatter",))
-"""Roles that a framework may keep where no census reaches (DDP's buckets are in C++)."""
+UNSEEN_ROLES = frozenset(("reduce_scatter", STEP_TEMP))
+"""Roles that a framework may keep where no census reaches: DDP's buckets are in C++, and the census is
+taken before the optimizer's step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,11 @@ def read_model_facts(facts: ModelMetadata) -> Described | None:
 
 def _describe_model(facts: ModelMetadata) -> Described:
     stage = ZeroStage(_as_count(facts["stage"]))
-    matched = optim_named(str(facts.get("optimizer", "")), float(facts.get("momentum", 0.0)))
+    matched = optim_named(
+        str(facts.get("optimizer", "")),
+        float(facts.get("momentum", 0.0)),
+        str(facts.get("optimizer_step", "")),
+    )
     numel = facts.get("optimizer_numel")
     sizes = Sizes(
         numel=_as_count(facts["numel"]),
@@ -185,8 +190,8 @@ def _describe_all_models(models: Iterable[ModelMetadata]) -> list[Described]:
 
 def terms_of_model(described: Described) -> list[Term]:
     """The memory terms of one model, peaks of gathered parameters included."""
-    phases = (During.ALWAYS, During.STEP)
-    return [term for term in _all_terms(described) if term.during in phases or term.role in PEAK_ROLES]
+    terms = _all_terms(described)
+    return [term for term in terms if term.during & During.STEP or term.role in PEAK_ROLES]
 
 
 def _all_terms(described: Described) -> list[Term]:
@@ -209,9 +214,7 @@ def host_model_bytes(models: Iterable[ModelMetadata], *, on_cpu: bool) -> int:
     described = _describe_all_models(models)
     memory = MemoryBreakdown(tuple(term for model in described for term in _all_terms(model)))
     tiers = ("host", "device") if on_cpu else ("host",)
-    return max(
-        sum(memory.total(tier, during) for tier in tiers) for during in (During.BACKWARD, During.STEP)
-    )
+    return max(sum(memory.total(tier, during) for tier in tiers) for during in PHASES)
 
 
 def expected_rows(

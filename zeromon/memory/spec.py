@@ -67,6 +67,14 @@ class Transformer:
     """The MLP multiplies two projections (SwiGLU and similar)."""
     dropout: bool = False
     """Dropout masks are kept for backward, as in Megatron-LM."""
+    fp32_norms: bool = False
+    """Norms are computed in fp32 and scaled in the type of the layer (RMSNorm of Llama's family)."""
+    query_norms: bool = False
+    """Queries and keys have such a norm, too (Qwen3)."""
+    fp32_softmax: bool = False
+    """Attention that is not fused computes its softmax in fp32, as most of transformers' models do."""
+    mlp_copies: int = 2
+    """Tensors of the width of the MLP that an ungated one keeps; 1 after ReLU, 5 with ``gelu_new``."""
     tensor_ranks: int = 1
     """Ranks that share each layer (tensor parallelism)."""
 
@@ -204,18 +212,27 @@ class Optimizer:
     """Bytes per element of a state tensor; includes the scales of a quantized state."""
     is_factored: bool = False
     """Adafactor: keeps the second moment by rows and columns."""
+    foreach_copies: int = 0
+    """Temporaries of its step, each as large as all the tensors that a rank updates."""
+    loop_copies: int = 0
+    """Temporaries of its step, each as large as the largest of these tensors."""
 
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
     o.name: o
     for o in (
-        Optimizer(name="adamw", full_states=2),
-        Optimizer(name="adam", full_states=2),
+        # torch's default, foreach: the root of the second moments of all tensors at once
+        Optimizer(name="adamw", full_states=2, foreach_copies=1),
+        Optimizer(name="adamw-fused", full_states=2),
+        Optimizer(name="adamw-for-loop", full_states=2, loop_copies=2),
+        Optimizer(name="adam", full_states=2, foreach_copies=1),
+        Optimizer(name="adam-fused", full_states=2),
+        Optimizer(name="adam-for-loop", full_states=2, loop_copies=2),
         Optimizer(name="lamb", full_states=2),
         Optimizer(name="sgd", full_states=0),
         Optimizer(name="sgd-momentum", full_states=1),
-        Optimizer(name="adagrad", full_states=1),
-        Optimizer(name="rmsprop", full_states=1),
+        Optimizer(name="adagrad", full_states=1, foreach_copies=1),
+        Optimizer(name="rmsprop", full_states=1, foreach_copies=1),
         Optimizer(name="lion", full_states=1),
         Optimizer(name="adafactor", full_states=0, is_factored=True),
         # blockwise quantization: one fp32 scale for 256 elements (Dettmers et al. 2022)
@@ -225,21 +242,26 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 }
 
 _ALIASES = {
-    "fusedadam": "adamw", "deepspeedcpuadam": "adamw", "adamw_torch": "adamw", "nadam": "adam",
-    "adamw_torch_fused": "adamw", "radam": "adam", "adamw_8bit": "adamw8bit", "cpuadam": "adamw",
+    "fusedadam": "adamw-fused", "deepspeedcpuadam": "adamw-fused", "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw-fused", "radam": "adam", "adamw_8bit": "adamw8bit", "nadam": "adam",
+    "cpuadam": "adamw-fused",
     "adamw_bnb_8bit": "adamw8bit", "pagedadamw8bit": "adamw8bit", "zeroredundancyoptimizer": "adamw",
     "fusedlamb": "lamb", "fusedlion": "lion", "deepspeedcpulion": "lion",
     "deepspeedcpuadagrad": "adagrad",
 }  # fmt: skip
 
 
-def optim_named(name: str, momentum: float = 0.0) -> Optimizer | None:
-    """Returns the optimizer with *name*, from a configuration or its class; None when unknown."""
+def optim_named(name: str, momentum: float = 0.0, step: str = "") -> Optimizer | None:
+    """Returns the optimizer with *name*, from a configuration or its class; None when unknown.
+
+    *step*: how torch's optimizer updates: ``fused``, ``foreach`` or ``for-loop``; "" for its default.
+    """
     key = name.lower().replace("_momentum", "-momentum")
     key = _ALIASES.get(key, key)
     if key == "sgd" and momentum:
         key = "sgd-momentum"
-    return OPTIMIZERS.get(key)
+    found = OPTIMIZERS.get(key)
+    return OPTIMIZERS.get(f"{key}-{step}", found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

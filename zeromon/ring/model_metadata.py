@@ -74,6 +74,8 @@ class ModelMetadata(TypedDict, total=False):
     """The optimizer keeps fp32 copies of the parameters."""
     optimizer: str
     """The name of the optimizer's class."""
+    optimizer_step: str
+    """How torch's optimizer updates: ``fused``, ``foreach`` or ``for-loop``; "" without a choice."""
     momentum: int | float
     """SGD's; 0 without it, and then there is no state."""
     optimizer_on: str

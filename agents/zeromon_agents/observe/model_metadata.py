@@ -167,12 +167,26 @@ def of_optimizer(optimizer: Any) -> ModelMetadata:
     facts: ModelMetadata = {
         "optimizer": type(inner_optimizer).__name__,
         "momentum": _momentum_of(defaults),
+        "optimizer_step": _step_of(inner_optimizer, defaults),
     }
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
         facts["stage"] = 1
         own_params = [p for group in inner_optimizer.param_groups for p in group["params"]]
         facts["optimizer_numel"] = sum(p.numel() for p in own_params)
     return facts
+
+
+def _step_of(optimizer: Any, defaults: dict[str, Any]) -> str:
+    """Returns ``fused``, ``foreach`` or ``for-loop``; "" for an optimizer that has no such choice."""
+    if "foreach" not in defaults:
+        return ""
+    if defaults.get("fused"):
+        return "fused"
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    is_foreach = defaults["foreach"]
+    if is_foreach is None:  # torch chooses it for tensors on a device
+        is_foreach = bool(params) and params[0].device.type != "cpu"
+    return "foreach" if is_foreach else "for-loop"
 
 
 def _momentum_of(defaults: dict[str, Any]) -> float:

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zeromon.ring.events import Role
 from zeromon_agents.observe.census import role_counts
-from zeromon_agents.observe.model_metadata import of_fsdp1, of_fsdp2, of_replicated
+from zeromon_agents.observe.model_metadata import of_fsdp1, of_fsdp2, of_optimizer, of_replicated
 from zeromon_agents.observe.torch_roles import Models, fsdp1_handles, fsdp2_groups
 
 WIDTH = 32
@@ -223,3 +223,15 @@ def test_fsdp1_knows_its_layers_whatever_it_does_to_their_parameters(
     assert facts is not None
     assert facts["blocks"] == [4, WIDTH**2]
     assert facts["largest_unit_numel"] == WIDTH**2 * (1 if by_layer else 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "way"), [({}, "for-loop"), ({"foreach": True}, "foreach"), ({"fused": True}, "fused")]
+)
+def test_how_an_optimizer_updates_is_described(settings: dict[str, bool], way: str) -> None:
+    """torch chooses foreach for tensors on a device alone."""
+    weight = torch.nn.Parameter(torch.zeros(2))
+    facts = of_optimizer(torch.optim.AdamW([weight], **settings))
+    assert (facts["optimizer"], facts["optimizer_step"]) == ("AdamW", way)
+    none = torch.optim.LBFGS([weight])
+    assert of_optimizer(none)["optimizer_step"] == ""

@@ -13,6 +13,7 @@ from zeromon.ring.model_metadata import PERSISTENT, ModelMetadata
 from zeromon.ring.strategy import Offload, Strategy, deepspeed_strategy
 from zeromon_agents.hooks.backend import Services
 from zeromon_agents.observe import model_metadata, zero_roles
+from zeromon_agents.observe.accelerator import current_accelerator
 from zeromon_agents.observe.census import Claims, Provider, census_step
 from zeromon_agents.observe.offload import Transfers
 from zeromon_agents.observe.step import known_number
@@ -240,7 +241,12 @@ def planned_model(model: Any, optimizer: Any, config: Any) -> ModelMetadata:
         return {**metadata, **model_metadata.of_optimizer(optimizer)}
     chosen = config.optimizer_params or {}
     momentum = float(chosen.get("momentum") or 0.0)
-    return {**metadata, "optimizer": str(config.optimizer_name or ""), "momentum": momentum}
+    # On a device DeepSpeed makes its own fused Adam, unless torch_adam says otherwise
+    step = "foreach" if chosen.get("torch_adam") else "fused"
+    if current_accelerator() is None:
+        step = "for-loop"
+    name = str(config.optimizer_name or "")
+    return {**metadata, "optimizer": name, "momentum": momentum, "optimizer_step": step}
 
 
 def _model_of(module: Any, config: Any, ranks: int, *, is_half: bool) -> ModelMetadata:
