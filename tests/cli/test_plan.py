@@ -76,6 +76,19 @@ def test_what_is_not_known_does_not_fit(capsys: pytest.CaptureFixture[str]) -> N
     main(["plan", *arguments])
     line = next(x for x in capsys.readouterr().out.splitlines() if "parameters on host" in x)
     assert line.split("GB")[1].split()[0] == "n/a" and " 0 B" not in line
+    moved = ("--stage", "3", "--offload-params", "host", "--offload-optimizer", "host")
+    _, given = planned(capsys, *arguments, *moved)
+    assert (
+        "what the given strategy, FSDP2 (ZeRO-3) + optimizer on host + parameters on host, needs"
+        in (given["why"])
+    )
+    assert given["ladder"] == []
+    _, small = planned(capsys, *arguments, "--gpu", "1GiB")
+    assert small["recommended"] is None and "still needs 0 B" not in small["why"]
+    moved = ("--stage", "3", "--offload-optimizer", "host", "--set", "offload-params=host")
+    main(["plan", *arguments, "--gpu", "a100", *moved])
+    line = next(x for x in capsys.readouterr().out.splitlines() if "offload-params=host" in x)
+    assert line.split()[-2:] == ["n/a", "n/a"]
 
 
 def test_what_nearly_does_not_fit_is_tight(capsys: pytest.CaptureFixture[str]) -> None:

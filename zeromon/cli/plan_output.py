@@ -49,9 +49,7 @@ def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
     if any(row.given and row is not choice for row in rows):
         output.append(f"= {plan.GIVEN}")
     if any(_fit_text(row, setup.usable_bytes) == "tight" for row in rows):
-        output.append(
-            "tight: over 90 % of the usable memory; fragmentation or an unfused optimizer may exceed it"
-        )
+        output.append("tight: over 90 % of what is usable, with little left for fragmentation")
     if choice is not None:
         output.append(f"choose {choice.plan.label}: {reason}")
         output += ["", _roles_text(choice)]
@@ -285,7 +283,7 @@ def _changes_table(base: Point, listed: Sequence[Point], pareto: Sequence[Point]
 
 
 _WHERE_KNOWN: tuple[Column[Point], ...] = (
-    Column("device", lambda p: human_bytes(p.row.device_bytes) + " +" * p.is_bound if p.row else "n/a"),
+    Column("device", lambda p: human_bytes(n) + " +" * p.is_bound if (n := _device_bytes(p)) else "n/a"),
     Column("fits", lambda p: ("yes" if p.row.fits else "no") if p.row and fits_known(p) else "n/a"),
     Column("MFU", lambda p: p.mfu if p.row else None, RATIO),
     Column("tokens/s", lambda p: p.tokens_per_second if p.row else None, COUNT),
@@ -357,9 +355,14 @@ def _point_notes(base: Point, points: Sequence[Point]) -> list[str]:
     return notes
 
 
+def _device_bytes(point: Point) -> int:
+    """Returns the bytes of *point* on a device; 0 where they are unknown."""
+    return point.row.device_bytes if point.row is not None else 0
+
+
 def fits_known(point: Point) -> bool:
-    """Returns whether the memory of a device is known."""
-    return point.setup is not None and point.setup.capacity_known
+    """Returns whether the memory of a device is known, and what *point* needs of it."""
+    return point.setup is not None and point.setup.capacity_known and _device_bytes(point) > 0
 
 
 def _assumed_notes(base: Point) -> list[str]:

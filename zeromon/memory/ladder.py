@@ -339,19 +339,14 @@ def _fused_optimizer(s: Setup) -> _Change | None:
     fused = OPTIMIZERS.get(f"{p.optimizer.name.removesuffix('-for-loop')}-fused")
     if fused is None or p.optimizer_on != "device":
         return None
-    names = {"adamw-fused": "AdamW", "adam-fused": "Adam"}
-    return _Change(
-        f"torch.optim.{names[fused.name]}(..., fused=True)", _with(s, optimizer=fused), "none"
-    )
+    name = "AdamW" if p.optimizer.name.startswith("adamw") else "Adam"
+    return _Change(f"torch.optim.{name}(..., fused=True)", _with(s, optimizer=fused), "none")
 
 
 def _optimizer_in_8_bits(s: Setup) -> _Change | None:
     p = s.plan
-    if (
-        not p.optimizer.name.startswith("adam")
-        or p.optimizer.state_bytes < 4
-        or p.optimizer_on != "device"
-    ):
+    is_full = p.optimizer.name.startswith("adam") and p.optimizer.state_bytes == 4
+    if not is_full or p.optimizer_on != "device":
         return None
     price = "accuracy: states are quantized by blocks (Dettmers et al. 2022, arXiv 2110.02861)"
     return _Change(

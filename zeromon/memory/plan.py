@@ -168,7 +168,6 @@ class Row:
     plan: ShardPlan
     memory: MemoryBreakdown
     fits_device: bool
-    """False, too, where the device's bytes are unknown: 0."""
     fits_host: bool
     fits_nvme: bool
     communication_bytes: int
@@ -182,7 +181,7 @@ class Row:
 
     @property
     def device_bytes(self) -> int:
-        """Device memory of a rank at its peak, bytes."""
+        """Device memory of a rank at its peak, bytes; 0: unknown, as all states are on the host."""
         return self.memory.total("device")
 
     @property
@@ -193,7 +192,7 @@ class Row:
     @property
     def fits(self) -> bool:
         """True if the plan fits on the device, and on host and NVMe where their sizes are known."""
-        return self.fits_device and self.fits_host and self.fits_nvme
+        return self.device_bytes > 0 and self.fits_device and self.fits_host and self.fits_nvme
 
 
 def hosts_of(ranks: int) -> int:
@@ -316,8 +315,7 @@ def predict_row(setup: Setup, plan: ShardPlan) -> Row:
     return Row(
         plan=plan,
         memory=memory,
-        # 0: all states are on the host, and the units that are gathered are unknown
-        fits_device=0 < memory.total("device") <= setup.usable_bytes,
+        fits_device=memory.total("device") <= setup.usable_bytes,
         fits_host=memory.total("host") <= setup.usable_host_bytes,
         fits_nvme=memory.total("nvme") <= setup.usable_nvme_bytes,
         communication_bytes=communication_bytes(sizes, plan),
@@ -388,8 +386,8 @@ def recommend_row(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tup
     """
     ordered = list(rows)
     fitting = [r for r in ordered if r.fits]
-    if not fitting and any(r.fits_device for r in ordered):
-        leanest = min((r for r in ordered if r.fits_device), key=lambda r: r.host_bytes)
+    if not fitting and (known := [r for r in ordered if r.fits_device and r.device_bytes]):
+        leanest = min(known, key=lambda r: r.host_bytes)
         need = f"the host's memory, {leanest.plan.label} {human_bytes(leanest.host_bytes)} per rank"
         if leanest.fits_host:
             disk = human_bytes(leanest.memory.total("nvme"))
@@ -399,7 +397,7 @@ def recommend_row(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tup
             "would help"
         )
     if not fitting:
-        smallest = min(ordered, key=lambda r: r.device_bytes)
+        smallest = min(ordered, key=lambda r: r.device_bytes or math.inf)
         return None, (
             f"nothing fits: {smallest.plan.label} still needs {human_bytes(smallest.device_bytes)}; "
             "more devices, a smaller micro-batch or activation checkpointing would help"
@@ -444,6 +442,8 @@ def _preset_beside_chosen(preset: Row, chosen: Row) -> str:
     if preset is chosen:
         return f"it is {GIVEN}, and nothing that fits costs less"
     name = f"{GIVEN}, {preset.plan.label},"
+    if not preset.device_bytes:
+        return f"what {name} needs of a device is unknown"
     if not preset.fits_device:
         return f"{name} does not fit: it needs {human_bytes(preset.device_bytes)}"
     if not preset.fits_host:

@@ -40,23 +40,20 @@ def configuration(options: argparse.Namespace) -> transformers.PretrainedConfig:
     if options.family == "gpt2":
         return transformers.GPT2Config(
             n_embd=h, n_layer=layers, n_head=heads, vocab_size=vocabulary, n_positions=options.length,
-            embd_pdrop=options.dropout, attn_pdrop=options.dropout, resid_pdrop=options.dropout,
-            attn_implementation=options.attention,
+            embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, attn_implementation=options.attention,
         )  # fmt: skip
     families = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}
     return families[options.family](
         hidden_size=h, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=options.kv_heads or heads, vocab_size=vocabulary,
         intermediate_size=options.ffn or 8 * h // 3, attn_implementation=options.attention,
-        max_position_embeddings=options.length, tie_word_embeddings=options.tied,
+        max_position_embeddings=options.length, tie_word_embeddings=False,
     )  # fmt: skip
 
 
 def optimizer_of(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
     ways = {"foreach": {"foreach": True}, "single": {"foreach": False}, "fused": {"fused": True}}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if options.optimizer == "sgd":
-        return torch.optim.SGD(trained, lr=1e-4, momentum=0.9, foreach=True)
     return torch.optim.AdamW(trained, lr=1e-4, **ways[options.optimizer])
 
 
@@ -74,8 +71,6 @@ def plain(options: argparse.Namespace, model: nn.Module) -> Step:
         loss.backward()
         del loss
         begin("step", "backward")
-        if options.clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         begin("other", "step")
         optimizer.zero_grad(set_to_none=True)
@@ -137,8 +132,6 @@ def zero(options: argparse.Namespace, model: nn.Module) -> Step:
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
     }  # fmt: skip
-    if options.clip:
-        config["gradient_clipping"] = 1.0
     if options.grad_dtype:
         config["data_types"] = {"grad_accum_dtype": options.grad_dtype}
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(options, model), config=config)
@@ -171,12 +164,11 @@ def main() -> None:
         ("vocabulary", 8192), ("batch", 1), ("length", 512), ("steps", 5), ("bucket", 20_000_000),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--optimizer", choices=("foreach", "single", "fused", "sgd"), default="foreach")
+    parser.add_argument("--optimizer", choices=("foreach", "single", "fused"), default="foreach")
     parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
-    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--grad-dtype", default="")
     parser.add_argument("--config", default="")
-    for flag in ("tied", "checkpointing", "original", "keep", "overlap", "clip"):
+    for flag in ("checkpointing", "original", "keep", "overlap"):
         parser.add_argument(f"--{flag}", action="store_true")
     options = parser.parse_args()
 
