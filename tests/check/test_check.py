@@ -700,7 +700,8 @@ MODELS = {**COUNTS, "small": SMALL, "large": LARGE}
 @pytest.mark.parametrize(
     ("text", "name", "model", "expected"),
     [
-        (zero(3), "ds.json", "0.35B", {"ZM202"}),
+        (zero(3), "ds.json", "7B", {"ZM202"}),
+        (zero(3), "ds.json", "0.35B", set()),  # stays gathered (stage3_max_reuse_distance)
         (zero(0), "ds.json", "0.35B", set()),
         (zero(0), "ds.json", "7B", {"ZM203"}),
         (zero(2), "ds.json", "7B", set()),

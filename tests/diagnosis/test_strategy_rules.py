@@ -39,6 +39,7 @@ from strategies import EVERY
 
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.rule import settings_in
+from zeromon.diagnosis.rules.deepspeed import reduce_scatter_off
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import (
     Dim,
@@ -360,3 +361,18 @@ def test_zero3_is_advised_to_offload_what_is_on_a_full_device_and_not_what_is_on
     on_host = replace(states, device_bytes=0, host_bytes=40 * GIB)
     full_host = (replace(FULL, pool="host"),)
     assert found(one(risks=full_host, roles=(on_host,), **facts), "stage_too_low") is None
+
+
+def test_whole_buckets_that_a_gpu_waits_for_are_reduced_to_each_rank() -> None:
+    """The default of DeepSpeed's stages 1 and 2, which alone is no finding."""
+    waiting = FIRES["overlap_comm_off"]
+    model = {"framework": "deepspeed", "stage": 2, "reduces_whole_buckets": True}
+
+    def found(rank: RankSnapshot, **facts: Any) -> list[str]:
+        matches = reduce_scatter_off(run(changed(rank, models=(model | facts,))))
+        return [str(match.remedy.diff) for match in matches if match.remedy is not None]
+
+    assert found(waiting) == ['+ "use_multi_rank_bucket_allreduce": false']
+    assert found(waiting, reduces_whole_buckets=False) == []
+    assert found(changed(waiting, device="cpu")) == []
+    assert found(changed(waiting, traffic=())) == []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hub_models import from_config
 
 from zeromon.base.errors import PlanError
+from zeromon.memory.config_files import changes_of_config
 from zeromon.memory.models import from_count
 from zeromon.memory.plan import Setup, fewest_fitting_devices
 from zeromon.memory.predict import (
@@ -21,6 +23,8 @@ from zeromon.memory.predict import (
     head_activation_bytes,
     layer_activation_bytes,
     memory_of,
+    paper_step_bytes,
+    sent_step_bytes,
     sequences_that_fit,
     transformer_activations,
 )
@@ -347,12 +351,63 @@ def test_norms_and_softmax_of_llama_are_in_fp32() -> None:
 # ---- communication --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stage", "times"), list(zip(STAGES, (2, 2, 2, 3), strict=True)))
-def test_section_7_of_the_zero_paper(stage: ZeroStage, times: int) -> None:
-    """2 psi up to stage 2, 3 psi at stage 3 (elements; two bytes each)."""
+@pytest.mark.parametrize(
+    ("stage", "paper", "sent"), list(zip(STAGES, (2, 2, 2, 3), (2, 3, 3, 3), strict=True))
+)
+def test_section_7_of_the_zero_paper(stage: ZeroStage, paper: int, sent: int) -> None:
+    """2 psi up to stage 2, 3 psi at stage 3 (elements; two bytes each).
+
+    DeepSpeed all-reduces whole buckets at stages 1 and 2, and gathers after the step: 3 psi.
+    """
     plan = ShardPlan(stage=stage, ranks=1000)
-    sent = communication_bytes(from_count(10**6).sizes(plan), plan)
-    assert sent == pytest.approx(times * 2 * 10**6, rel=0.002)
+    sizes = from_count(10**6).sizes(plan)
+    assert paper_step_bytes(sizes, plan) == pytest.approx(paper * 2 * 10**6, rel=0.002)
+    assert communication_bytes(sizes, plan) == pytest.approx(sent * 2 * 10**6, rel=0.002)
+    to_each = replace(plan, reduces_whole_buckets=False)
+    assert communication_bytes(sizes, to_each) == paper_step_bytes(sizes, plan)
+
+
+def test_stage_3_gathers_once_what_it_uses_again_soon() -> None:
+    """Half of ``stage3_max_reuse_distance`` lies before the end of forward, half behind it."""
+    plan = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=2, reuse_numel=10**6)
+    sent = [sent_step_bytes(from_count(numel).sizes(plan), plan) for numel in (10**5, 10**6)]
+    assert [round(bytes_.gathered_backward) for bytes_ in sent] == [0, 500_000]
+    assert [round(bytes_.gathered_forward) for bytes_ in sent] == [10**5, 10**6]
+
+
+def test_zero_plus_plus_divides_what_is_sent_between_hosts() -> None:
+    """Wang et al. 2023 (arXiv 2306.10209), table 1: from 3 M to 0.75 M between hosts."""
+    plain = ShardPlan(stage=ZeroStage.PARAMETERS, ranks=1024, host_ranks=8)
+    sizes = from_count(10**6).sizes(plain)
+    model_bytes = 2 * 10**6
+
+    def between_hosts(**changes: Any) -> float:
+        sent = sent_step_bytes(sizes, replace(plain, **changes))
+        return (sent.total - sent.within_host) / model_bytes
+
+    assert between_hosts() == pytest.approx(3, rel=0.01)
+    assert between_hosts(secondary_ranks=8) == pytest.approx(2, rel=0.01)
+    assert between_hosts(quantized_weights=True) == pytest.approx(2, rel=0.01)
+    everything = {"secondary_ranks": 8, "quantized_weights": True, "quantized_grads": True}
+    # a gather in 8 bits; of the gradients the eight ranks of a host send 0.25 together
+    assert between_hosts(**everything) == pytest.approx(0.5 + 0.25 / 8, rel=0.01)
+    on_one_host = replace(plain, host_ranks=1024, quantized_grads=True)
+    assert sent_step_bytes(sizes, on_one_host).reduced == sent_step_bytes(sizes, plain).reduced
+
+
+def test_the_type_in_which_gradients_accumulate_is_not_sent() -> None:
+    """DeepSpeed reduces in the type of the model; accelerate's policy of FSDP in the half."""
+    config = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+    wide = config | {"data_types": {"grad_accum_dtype": "fp32"}}
+    plans = [ShardPlan(ranks=8, **changes_of_config(one)) for one in (config, wide)]
+    sent = [communication_bytes(from_count(10**6).sizes(plan), plan) for plan in plans]
+    assert sent[0] == sent[1]
+    fsdp = changes_of_config(
+        {"distributed_type": "FSDP", "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2}}
+    )
+    plan = ShardPlan(ranks=1000, **{key: fsdp[key] for key in ("framework", "stage", "precision")})
+    sent_bytes = sent_step_bytes(from_count(10**6).sizes(plan), plan)
+    assert sent_bytes.total == pytest.approx(6 * 10**6, rel=0.002)
 
 
 def test_accumulation_costs_stage_3_in_every_micro_step() -> None:

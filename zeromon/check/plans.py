@@ -12,14 +12,12 @@ from zeromon.base.errors import PlanError
 from zeromon.base.units import human_bytes, human_rate, human_seconds
 from zeromon.check.problem import Config, Machine, Path, Problem, parse_whole
 from zeromon.memory import plan
+from zeromon.memory.choice import ROOMY, choose_row, tuning_texts
 from zeromon.memory.config_files import changes_of_config
 from zeromon.memory.ladder import ladder_rungs
 from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.memory.speeds import LINK
 from zeromon.readout.remedy import ladder_lines
-
-_ROOMY = 0.5
-"""Share of a device that model states may take where activations are unknown."""
 
 
 def stage_problems(config: Config, machine: Machine) -> Iterator[Problem]:
@@ -30,7 +28,8 @@ def stage_problems(config: Config, machine: Machine) -> Iterator[Problem]:
     rows = plan.plan_table(setup)
     mine = next(row for row in rows if row.plan == setup.plan)
     path = _first_path_given(config, _STAGES)
-    pick, note = plan.recommend_row(rows, micro_batch_given=False)
+    choice = choose_row(setup, rows)
+    pick, note = choice.row, choice.reasons[0]
     if not mine.fits_host:
         ranks = -(-mine.plan.ranks // setup.hosts)
         usage = f"{human_bytes(ranks * mine.host_bytes)} of {human_bytes(setup.host_bytes)}"
@@ -47,7 +46,7 @@ def stage_problems(config: Config, machine: Machine) -> Iterator[Problem]:
         return
     if mine.plan.framework != "deepspeed" and not setup.model.has_units:
         return  # the peak of gathered parameters under FSDP is unknown
-    roomy = setup.usable_bytes * _ROOMY
+    roomy = setup.usable_bytes * ROOMY
     if mine.plan.optimizer_on != "device" or mine.plan.params_on != "device":
         bare = plan.predict_row(setup, replace(mine.plan, optimizer_on="device", params_on="device"))
         if bare.device_bytes <= roomy:
@@ -61,17 +60,18 @@ def stage_problems(config: Config, machine: Machine) -> Iterator[Problem]:
         if row.plan.stage < mine.plan.stage
         and row.plan.optimizer_on == row.plan.params_on == "device"
         and row.device_bytes <= roomy
-        and row.communication_bytes < mine.communication_bytes
+        and (row.tuned or row).communication_bytes < plan.MUCH_LESS * mine.communication_bytes
     ]
     if lower:
-        pick = max(lower, key=lambda row: row.plan.stage)
+        lowest = max(lower, key=lambda row: row.plan.stage)
+        pick, settings = lowest.tuned or lowest, list(tuning_texts(lowest))
         usage = f"{human_bytes(pick.device_bytes)} of {human_bytes(setup.usable_bytes)}"
         message = (
             f"{pick.plan.label} also fits ({usage}, without activations), and sends "
             f"{human_bytes(pick.communication_bytes)} per step instead of "
             f"{human_bytes(mine.communication_bytes)}{_on_the_link(pick, mine, machine)}"
         )
-        fix = f"{pick.plan.label}, if the activations leave room"
+        fix = " with ".join((pick.plan.label, *settings)) + ", if the activations leave room"
         yield config.problem("ZM202", "info", path, message, fix)
 
 
@@ -107,6 +107,7 @@ def _plan_setup(config: Config, machine: Machine) -> plan.Setup | None:
     return plan.Setup(
         model=model,
         plan=chosen,
+        micro_batch_given=False,
         device_bytes=machine.device_bytes,
         host_bytes=machine.host_bytes,
         hosts=hosts if hosts > 0 else plan.hosts_of(chosen.ranks),

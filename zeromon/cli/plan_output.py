@@ -7,6 +7,7 @@ from typing import Any
 
 from zeromon.base.units import human_bytes, human_params, human_seconds, signed
 from zeromon.memory import plan
+from zeromon.memory.choice import GIVEN, choose_row
 from zeromon.memory.ladder import ladder_rungs
 from zeromon.memory.plan import (
     Point,
@@ -29,7 +30,8 @@ from zeromon.tui.drawing import Curve, Plot, draw_chart
 
 def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> str:
     """The table, the recommendation, and where the bytes go."""
-    model, (choice, reason) = setup.model, _recommended_row(setup, rows)
+    model, chosen = setup.model, choose_row(setup, rows)
+    choice = chosen.row
     output = [
         f"{model.name}: {_params_text(setup)} on "
         f"{setup.devices} devices of {'' if setup.capacity_known else 'an assumed '}"
@@ -47,14 +49,17 @@ def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
     output += [f"note: {note}" for note in model.notes]
     output += ["", _plan_table(setup, rows, choice, fewest=fewest), "", *_speed_notes(setup, rows)]
     if any(row.given and row is not choice for row in rows):
-        output.append(f"= {plan.GIVEN}")
+        output.append(f"= {GIVEN}")
     if any(_fit_text(row, setup.usable_bytes) == "tight" for row in rows):
         output.append("tight: over 90 % of what is usable, with little left for fragmentation")
-    if choice is not None:
-        output.append(f"choose {choice.plan.label}: {reason}")
-        output += ["", _roles_text(choice)]
+    output += _paper_note(rows)
+    if choice is None:
+        output += chosen.reasons
     else:
-        output.append(reason)
+        output += ["", f"choose {' with '.join((choice.plan.label, *chosen.settings[:1]))}"]
+        output[-1] += "".join(f" and {setting}" for setting in chosen.settings[1:])
+        output += [f"  - {reason}" for reason in chosen.reasons]
+        output += ["", _roles_text(choice)]
     rungs = _oom_ladder(setup, rows)
     if rungs:
         output += ["", f"what frees memory under {setup.plan.label}, cheapest first"]
@@ -65,8 +70,16 @@ def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
     return "\n".join(output) + "\n"
 
 
-def _recommended_row(setup: plan.Setup, rows: list[plan.Row]) -> tuple[plan.Row | None, str]:
-    return plan.recommend_row(rows, micro_batch_given=setup.micro_batch_given)
+def _paper_note(rows: list[plan.Row]) -> list[str]:
+    """Returns a note on the rows in which DeepSpeed sends more than the ZeRO paper."""
+    differing = [row for row in rows if row.communication_bytes > 1.2 * row.paper_bytes]
+    if not differing:
+        return []
+    stages = " and ".join(dict.fromkeys(f"ZeRO-{row.plan.stage}" for row in differing))
+    return [
+        f"sent/step: the ZeRO paper has {human_bytes(differing[0].paper_bytes)} for {stages}.",
+        '  DeepSpeed all-reduces whole buckets, unless "use_multi_rank_bucket_allreduce" is false.',
+    ]
 
 
 def _oom_ladder(setup: plan.Setup, rows: list[plan.Row]) -> tuple[Rung, ...]:
@@ -171,7 +184,8 @@ def _phases_text(row: plan.Row) -> str:
 
 def plan_as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = False) -> dict[str, Any]:
     """Everything, in bytes."""
-    choice, reason = _recommended_row(setup, rows)
+    chosen = choose_row(setup, rows)
+    choice = chosen.row
     return {
         "model": setup.model.name,
         "params": setup.model.params,
@@ -206,13 +220,16 @@ def plan_as_json(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
                 "roles": {tier: row.memory.by_role(tier) for tier in PLACES},
                 "device_bytes_by_phase": row.memory.by_phase(),
                 "communication_bytes": row.communication_bytes,
+                "within_host_bytes": round(row.sent.within_host),
+                "paper_communication_bytes": row.paper_bytes,
                 **step_seconds(row),
                 "largest_micro_batch": row.largest_micro_batch,
             }
             for row in rows
         ],
         "recommended": choice.plan.label if choice is not None else None,
-        "why": reason,
+        "settings": list(chosen.settings),
+        "why": "; ".join(chosen.reasons),
         "ladder": [asdict(rung) for rung in _oom_ladder(setup, rows)],
     }
 

@@ -492,6 +492,10 @@ def add_strategy_arguments(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument("--overlap", choices=_YES, help="ZeRO-1 and 2: overlap_comm")
     group.add_argument(
+        "--reduce-whole", choices=_YES,
+        help="ZeRO-1 and 2: all ranks get whole buckets (use_multi_rank_bucket_allreduce)",
+    )  # fmt: skip
+    group.add_argument(
         "--reduce-each", choices=_YES, help="each micro-step reduces its gradients (no: no_sync)"
     )
     add_option(group, "--tp", "N", "tensor parallelism: ranks per layer", positive)
@@ -544,7 +548,9 @@ def change_plan(base: ShardPlan, settings: Mapping[str, Any], options: argparse.
     fields |= {name: value for name, value in overrides.items() if value is not None}
     if options.grad_dtype:
         nbytes = 4 if options.grad_dtype == "fp32" else 2
-        fields["precision"] = replace(fields.get("precision", base.precision), grad_bytes=nbytes)
+        given = fields.get("precision", base.precision)
+        # Gradients accumulate in this type; what reduces them has a type of its own
+        fields["precision"] = replace(given, grad_bytes=nbytes, reduce_bytes=given.sent_grad_bytes)
     framework = fields.get("framework", base.framework)
     if not options.framework and framework != "deepspeed" and "stage" in fields:
         framework = _wrapper_of_stage(framework, fields["stage"])
@@ -579,6 +585,8 @@ def _communication_fields(framework: str, options: argparse.Namespace) -> dict[s
         fields["grad_bucket_numel"] = options.bucket
     if options.overlap:
         fields["grad_buckets"] = 2 if options.overlap == "yes" else 1
+    if options.reduce_whole:
+        fields["reduces_whole_buckets"] = options.reduce_whole == "yes"
     if options.reduce_each:
         fields["reduces_each"] = options.reduce_each == "yes"
     return fields

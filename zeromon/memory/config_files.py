@@ -117,6 +117,9 @@ def changes_of_deepspeed(config: Mapping[str, Any], hidden: int = 0) -> Changes:
     fields |= _offload_buffer_sizes(zero)
     hpz = _int_setting(zero, "zero_hpz_partition_size", 1)
     fields["secondary_ranks"] = hpz if hpz > 1 else 0
+    for name, key, default in _SWITCHES:
+        switched = is_on(zero.get(key, default))
+        fields[name] = default if switched is None else switched
     fields["accumulation"] = max(1, _int_setting(config, "gradient_accumulation_steps", 1))
     micro = _int_setting(config, "train_micro_batch_size_per_gpu", 0)
     if micro:
@@ -131,6 +134,14 @@ def changes_of_deepspeed(config: Mapping[str, Any], hidden: int = 0) -> Changes:
         if named is not None:
             fields["optimizer"] = named
     return fields
+
+
+_SWITCHES = (
+    ("reduces_whole_buckets", "use_multi_rank_bucket_allreduce", True),
+    ("quantized_weights", "zero_quantized_weights", False),
+    ("quantized_grads", "zero_quantized_gradients", False),
+)
+"""Field of a plan, key of zero_optimization, default of DeepSpeed 0.19."""
 
 
 def _offload_buffer_sizes(zero: Mapping[str, Any]) -> Changes:
@@ -228,8 +239,8 @@ def _accelerate_fsdp_changes(section: Mapping[str, Any], *, is_half: bool) -> Ch
         "framework": "fsdp2" if version == "2" else "fsdp1",
         "stage": stage,
         "is_hybrid": "HYBRID" in strategy.upper() or strategy in ("4", "5"),
-        # accelerate keeps fp32 shards and computes in the lower precision
-        "precision": Precision.policy() if is_half else Precision.full(),
+        # accelerate keeps fp32 shards, and computes and reduces in the lower precision
+        "precision": replace(Precision.policy(), reduce_bytes=2) if is_half else Precision.full(),
         "params_on": "host" if offloads and stage == ZeroStage.PARAMETERS else "device",
         "optimizer_on": "host" if offloads else "device",
     }

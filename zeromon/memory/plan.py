@@ -1,21 +1,24 @@
 """Plans the sharding of a model: memory, fit and communication by strategy, fewest devices. Pure."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zeromon.base.errors import PlanError
-from zeromon.base.units import human_bytes, human_seconds
 from zeromon.memory.models import equal_ranks, largest_part, model_of, ranks_of_dim, whole_numel
 from zeromon.memory.predict import (
     ACTIVATION,
     Batch,
     During,
     MemoryBreakdown,
+    SentBytes,
     Term,
-    communication_bytes,
     memory_of,
+    paper_step_bytes,
+    sent_step_bytes,
     sequences_that_fit,
     state_bytes,
     transformer_activations,
@@ -28,7 +31,7 @@ from zeromon.memory.reconcile import (
     with_micro_steps,
 )
 from zeromon.memory.seconds import StepTime, forward_pass_flops, step_time
-from zeromon.memory.spec import PLACES, ModelSpec, ShardPlan, Sizes, Transformer, Unit, ZeroStage
+from zeromon.memory.spec import ModelSpec, ShardPlan, Sizes, Transformer, Unit, ZeroStage
 from zeromon.memory.speeds import (
     DEVICES,
     Machine,
@@ -170,14 +173,22 @@ class Row:
     fits_device: bool
     fits_host: bool
     fits_nvme: bool
-    communication_bytes: int
-    """Bytes that a rank sends in a step."""
+    sent: SentBytes
+    paper_bytes: int
+    """Bytes that a rank would send in a step by the ZeRO paper."""
     largest_micro_batch: int | None
     """Largest micro-batch that fits, in sequences; None where activations are unknown."""
     time: StepTime | str
     """The seconds of a step, or what must be known for them, in words."""
     given: bool = False
-    """The plan is the given one: :data:`GIVEN`."""
+    """The plan is that of the configuration, the options or the run."""
+    tuned: Row | None = None
+    """Its variant by settings of DeepSpeed that shorten the step or send less; None where none does."""
+
+    @property
+    def communication_bytes(self) -> int:
+        """Bytes that a rank sends in a step."""
+        return round(self.sent.total)
 
     @property
     def device_bytes(self) -> int:
@@ -312,15 +323,17 @@ def predict_row(setup: Setup, plan: ShardPlan) -> Row:
     extra_terms = [*activation_terms(replace(setup, plan=plan)), *frozen_terms(setup.frozen, plan)]
     extra_terms += generation_terms(setup.model, plan, setup.generated_tokens)
     memory = memory_of(sizes, plan, extra_terms)
+    placed = replace(plan, host_ranks=setup.ranks_per_host)
     return Row(
         plan=plan,
         memory=memory,
         fits_device=memory.total("device") <= setup.usable_bytes,
         fits_host=memory.total("host") <= setup.usable_host_bytes,
         fits_nvme=memory.total("nvme") <= setup.usable_nvme_bytes,
-        communication_bytes=communication_bytes(sizes, plan),
+        sent=sent_step_bytes(sizes, placed),
+        paper_bytes=paper_step_bytes(sizes, placed),
         largest_micro_batch=_fitting_sequences(setup, plan),
-        time=_predict_step_time(setup, sizes, plan),
+        time=_predict_step_time(setup, sizes, placed),
         given=setup.is_given and plan == setup.plan,
     )
 
@@ -375,122 +388,44 @@ def plan_table(setup: Setup) -> list[Row]:
     if setup.pipeline > 1 and setup.plan.framework == "deepspeed":
         # DeepSpeed refuses stages 2 and 3 under a pipeline
         plans = [plan for plan in plans if plan.stage < ZeroStage.GRADIENTS]
-    return [predict_row(setup, plan) for plan in plans]
+    return [_with_tuning(setup, predict_row(setup, plan)) for plan in plans]
 
 
-def recommend_row(rows: Iterable[Row], *, micro_batch_given: bool = True) -> tuple[Row | None, str]:
-    """Returns the best row that fits, None if nothing fits, and the reason in words.
+_TUNINGS: tuple[dict[str, Any], ...] = (
+    {"grad_buckets": 2},
+    {"grad_buckets": 2, "reduces_whole_buckets": False},
+)
+"""Changes that shorten a step of DeepSpeed's stages 1 and 2, the usual one first."""
 
-    Offload costs most, then the bytes that a rank sends. Among equal rows the lowest stage is best for
-    a micro-batch that is given, because it fits; else the row with the most room for one.
+
+def _with_tuning(setup: Setup, row: Row) -> Row:
+    """Returns *row* with its fastest variant; a later tuning must be faster by a tenth.
+
+    Where seconds are unknown, the variant is the one that sends fewer bytes.
     """
-    ordered = list(rows)
-    fitting = [r for r in ordered if r.fits]
-    if not fitting and (known := [r for r in ordered if r.fits_device and r.device_bytes]):
-        leanest = min(known, key=lambda r: r.host_bytes)
-        need = f"the host's memory, {leanest.plan.label} {human_bytes(leanest.host_bytes)} per rank"
-        if leanest.fits_host:
-            disk = human_bytes(leanest.memory.total("nvme"))
-            need = f"more NVMe than there is, {leanest.plan.label} {disk} per rank"
-        return None, (
-            f"nothing fits: what fits on the devices takes {need}; more hosts, or more devices "
-            "would help"
-        )
-    if not fitting:
-        smallest = min(ordered, key=lambda r: r.device_bytes or math.inf)
-        return None, (
-            f"nothing fits: {smallest.plan.label} still needs {human_bytes(smallest.device_bytes)}; "
-            "more devices, a smaller micro-batch or activation checkpointing would help"
-        )
-    cost = min(_row_cost(r) for r in fitting)
-    equal = [r for r in fitting if _row_cost(r) == cost]
-    roomiest = max(equal, key=lambda r: (r.largest_micro_batch or 0, -r.device_bytes))
-    chosen = min(equal, key=lambda r: r.plan.stage) if micro_batch_given else roomiest
-    preset = next((r for r in ordered if r.given), None)
-    # Without this, a lower stage of equal cost replaces the one that the user gives
-    if preset in equal and micro_batch_given:
-        chosen = preset
-    reasons = []
-    if _tier_sum(chosen):
-        reasons.append("nothing fits without offload")
-    elif not chosen.plan.stage:
-        reasons.append("everything fits without partitioning")
-    elif all(r.plan.stage >= chosen.plan.stage for r in fitting):
-        reasons.append("no lower stage fits")
-    if preset is not None:
-        reasons.append(_preset_beside_chosen(preset, chosen))
-    order = _tier_sum(chosen), chosen.plan.stage
-    lower = [r for r in ordered if not r.fits_device and (_tier_sum(r), r.plan.stage) < order]
-    if lower:
-        needs = human_bytes(lower[-1].device_bytes)
-        reasons.append(f"{lower[-1].plan.label} would need {needs}")
-    reasons += _equal_cost_phrases(chosen, roomiest, equal)
-    reasons.append(f"a rank sends {human_bytes(chosen.communication_bytes)} per step")
-    if isinstance(time := chosen.time, StepTime):
-        interval = f"{human_seconds(time.least)} to {human_seconds(time.most)}"
-        reasons.append(f"a step takes about {human_seconds(time.seconds)} ({interval})")
-        reasons += _faster_row_phrase(time, fitting)
-    return chosen, "; ".join(reasons)
+    is_1_or_2 = row.plan.framework == "deepspeed" and 0 < row.plan.stage < ZeroStage.PARAMETERS
+    if not is_1_or_2:
+        return row
+    if isinstance(row.time, str):
+        variant = predict_row(setup, replace(row.plan, reduces_whole_buckets=False))
+        sends_less = variant.communication_bytes < row.communication_bytes
+        return replace(row, tuned=variant) if sends_less else row
+    fastest = row
+    for tuning in _TUNINGS:
+        variant = predict_row(setup, replace(row.plan, **tuning))
+        share = 1.0 if fastest is row else MUCH_LESS
+        if variant.fits and row_seconds(variant) < share * row_seconds(fastest):
+            fastest = variant
+    return row if fastest is row else replace(row, tuned=fastest)
 
 
-GIVEN = "the given strategy"
-"""The row of the configuration, the options or the run."""
+def row_seconds(row: Row) -> float:
+    """Returns the seconds of a step, infinite where they are unknown."""
+    return row.time.seconds if isinstance(row.time, StepTime) else math.inf
 
 
-def _preset_beside_chosen(preset: Row, chosen: Row) -> str:
-    """Returns why *chosen* is chosen and not what was given."""
-    if preset is chosen:
-        return f"it is {GIVEN}, and nothing that fits costs less"
-    name = f"{GIVEN}, {preset.plan.label},"
-    if not preset.device_bytes:
-        return f"what {name} needs of a device is unknown"
-    if not preset.fits_device:
-        return f"{name} does not fit: it needs {human_bytes(preset.device_bytes)}"
-    if not preset.fits_host:
-        return f"{name} does not fit: it takes {human_bytes(preset.host_bytes)} of the host a rank"
-    if not preset.fits_nvme:
-        return f"{name} does not fit: it takes {human_bytes(preset.memory.total('nvme'))} of NVMe a rank"
-    if _tier_sum(preset) > _tier_sum(chosen):
-        return f"{name} fits too, and offloads without need"
-    if preset.communication_bytes > chosen.communication_bytes:
-        return f"{name} fits too, and sends {human_bytes(preset.communication_bytes)} per step"
-    return f"{name} fits too and sends as many bytes, and takes {human_bytes(preset.device_bytes)}"
-
-
-def _equal_cost_phrases(chosen: Row, roomiest: Row, equal: list[Row]) -> Iterator[str]:
-    """Yields how *chosen* compares with the other rows of equal cost."""
-    labels = [r.plan.label for r in equal if r is not chosen]
-    limit, mine = roomiest.largest_micro_batch, chosen.largest_micro_batch
-    if roomiest is chosen and labels:
-        gain = "needs the least memory" if mine is None else f"takes the most sequences, {mine}"
-        names = f"{', '.join(labels)} and {chosen.plan.label}"
-        yield f"{names} send the same number of bytes; {chosen.plan.label} {gain}"
-    elif limit is not None and mine is not None and limit > mine:
-        yield f"{roomiest.plan.label} sends as many bytes, and takes {limit} sequences instead of {mine}"
-    elif (share := roomiest.device_bytes / max(1, chosen.device_bytes)) < _MUCH_LESS:
-        yield f"{roomiest.plan.label} sends as many bytes, and takes {share * 100:.0f} % of the memory"
-
-
-def _faster_row_phrase(time: StepTime, fitting: list[Row]) -> Iterator[str]:
-    """Yields a row whose step is much shorter, though it sends more bytes."""
-    timed = [(r.time.seconds, r.plan.label) for r in fitting if isinstance(r.time, StepTime)]
-    seconds, label = min(timed)
-    if seconds < _MUCH_LESS * time.seconds:
-        yield f"{label} would take about {human_seconds(seconds)}, as compute hides more of it"
-
-
-_MUCH_LESS = 0.9
-"""A row that takes less than this share of another's memory or time is worth a sentence."""
-
-
-def _tier_sum(r: Row) -> int:
-    """Returns how far the model states are from the device."""
-    return PLACES.index(r.plan.optimizer_on) + PLACES.index(r.plan.params_on)
-
-
-def _row_cost(r: Row) -> tuple[int, int]:
-    """Returns what a row costs: offload counts most, then the bytes that a rank sends."""
-    return _tier_sum(r), r.communication_bytes
+MUCH_LESS = 0.9
+"""A row is better where it costs less than this share of another's time, bytes or memory."""
 
 
 GIB_AT_MOST = 4096

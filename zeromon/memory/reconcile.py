@@ -99,6 +99,9 @@ def _describe_model(facts: ModelMetadata) -> Described:
         sub_group_numel=_as_count(facts.get("sub_group_numel", 0)),
         persistence_numel=_as_count(facts.get("persistence_numel", 0)),
         secondary_ranks=_as_count(facts.get("secondary_ranks", 0)),
+        reduces_whole_buckets=bool(facts.get("reduces_whole_buckets", True)),
+        quantized_weights=bool(facts.get("quantized_weights", False)),
+        quantized_grads=bool(facts.get("quantized_grads", False)),
         bucket_views=bool(facts.get("bucket_views", False)),
         bucket_cap_bytes=_as_count(facts.get("bucket_cap_bytes", 25 << 20)) or 25 << 20,
     )

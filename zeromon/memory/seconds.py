@@ -16,7 +16,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 
-from zeromon.memory.predict import Batch, on_host_share, state_bytes
+from zeromon.memory.predict import (
+    INT4_BYTES,
+    Batch,
+    gathered_itemsize,
+    grad_exchange,
+    kept_for_backward,
+    on_host_share,
+    state_bytes,
+)
 from zeromon.memory.spec import ROOT, ModelSpec, ShardPlan, Sizes, ZeroStage
 
 UNITS = 32
@@ -51,6 +59,8 @@ class Rates:
     """Between the copies of hybrid sharding."""
     latency: float
     hides: Hides
+    within: float = 0.0
+    """Between the ranks of a host; 0: as *gather*."""
     all_reduce: float = 0.0
     """0: an all-reduce is a reduce-scatter and an all-gather."""
 
@@ -106,12 +116,11 @@ def exposed_by_unit(sizes: Sizes, plan: ShardPlan, r: Rates) -> dict[str, float]
     if plan.ranks == 1:
         return waits
     final_step = _run_micro_step(sizes, plan, r, reduces=True)
-    earlier_count = plan.accumulation - 1
-    if earlier_count and not plan.reduces_each_micro_step:
-        earlier_step = _run_micro_step(sizes, plan, r, reduces=False)
-    else:
-        earlier_step = final_step
-    for times, of in ((1, final_step), (earlier_count, earlier_step)):
+    other_count, other_step = plan.accumulation - 1, final_step
+    if other_count and not (plan.reduces_each_micro_step and not plan.secondary_ranks):
+        # With hpZ only the first micro-step after an update gathers over all ranks
+        other_step = _run_micro_step(sizes, plan, r, reduces=plan.reduces_each_micro_step, again=True)
+    for times, of in ((1, final_step), (other_count, other_step)):
         for name, seconds in of.items():
             waits[name] += times * seconds
     after_bytes = _bytes_gathered_after(sizes, plan)
@@ -124,17 +133,21 @@ AFTER = "(after the step)"
 """The updated parameters, which stages 1 and 2 gather when the optimizer has ended."""
 
 
-def _run_micro_step(sizes: Sizes, plan: ShardPlan, r: Rates, *, reduces: bool) -> dict[str, float]:
+def _run_micro_step(
+    sizes: Sizes, plan: ShardPlan, r: Rates, *, reduces: bool, again: bool = False
+) -> dict[str, float]:
     t = Timeline()
     units = gather_pieces(sizes, plan)
     gathers = plan.stage == ZeroStage.PARAMETERS or plan.framework.startswith("fsdp")
     if gathers:
-        _run_gathered_forward(t, units, sizes, plan, r)
+        _run_gathered_forward(t, units, sizes, plan, r, again=again)
     else:
         t.now = r.forward
     reducer = _Reducer(t, sizes, plan, r) if reduces else None
-    regathers = gathers and plan.reshards and plan.stage == ZeroStage.PARAMETERS
-    _run_backward(t, units, sizes, plan, r, reducer, regathers=regathers)
+    regathered: tuple[Piece, ...] = ()
+    if gathers and plan.reshards and plan.stage == ZeroStage.PARAMETERS:
+        regathered = _freed_units(units, kept_for_backward(sizes, plan))
+    _run_backward(t, units, sizes, plan, r, reducer, regathered)
     if reducer is not None:
         reducer.finish_buckets()
     return t.exposed
@@ -143,10 +156,23 @@ def _run_micro_step(sizes: Sizes, plan: ShardPlan, r: Rates, *, reduces: bool) -
 # ---- gathers --------------------------------------------------------------------------------------
 
 
-def _unit_gather_seconds(unit: Piece, sizes: Sizes, plan: ShardPlan, r: Rates) -> float:
-    n = plan.shard_ranks
-    nbytes = unit.numel * (1 - sizes.persistent_numel / sizes.numel) * plan.precision.compute_bytes
-    return nbytes * (n - 1) / n / r.gather + r.latency
+def _unit_gather_seconds(
+    unit: Piece, sizes: Sizes, plan: ShardPlan, r: Rates, *, again: bool = False
+) -> float:
+    """Returns the seconds of a unit's gather; *again*: from the second copy of hpZ, if there is one."""
+    n, rate = plan.shard_ranks, r.gather
+    if again and plan.secondary_ranks:
+        n, rate = plan.secondary_ranks, r.within or r.gather
+    nbytes = unit.numel * (1 - sizes.persistent_numel / sizes.numel) * gathered_itemsize(plan)
+    return nbytes * (n - 1) / n / rate + r.latency
+
+
+def _freed_units(units: tuple[Piece, ...], kept_numel: float) -> tuple[Piece, ...]:
+    """Returns the units that are not kept from forward to backward: all but the last of forward."""
+    order = list(units)
+    while order and order[-1].numel <= kept_numel:
+        kept_numel -= order.pop().numel
+    return tuple(order)
 
 
 def _units_ahead(units: tuple[Piece, ...], plan: ShardPlan, r: Rates) -> int:
@@ -167,10 +193,17 @@ class _Gathers:
     """The gathers of a pass over the units."""
 
     def __init__(
-        self, t: Timeline, order: tuple[Piece, ...], sizes: Sizes, plan: ShardPlan, r: Rates
+        self,
+        t: Timeline,
+        order: tuple[Piece, ...],
+        sizes: Sizes,
+        plan: ShardPlan,
+        r: Rates,
+        *,
+        again: bool = False,
     ) -> None:
         self._t, self._order = t, order
-        self._seconds = [_unit_gather_seconds(unit, sizes, plan, r) for unit in order]
+        self._seconds = [_unit_gather_seconds(unit, sizes, plan, r, again=again) for unit in order]
         self._ahead = _units_ahead(order, plan, r) if order else 0
         self._ends: list[float] = []
 
@@ -190,10 +223,10 @@ class _Gathers:
 
 
 def _run_gathered_forward(
-    t: Timeline, units: tuple[Piece, ...], sizes: Sizes, plan: ShardPlan, r: Rates
+    t: Timeline, units: tuple[Piece, ...], sizes: Sizes, plan: ShardPlan, r: Rates, *, again: bool
 ) -> None:
     """The root is gathered first, and computes its output layer last."""
-    gathers = _Gathers(t, units, sizes, plan, r)
+    gathers = _Gathers(t, units, sizes, plan, r, again=again)
     for index, unit in enumerate(units):
         gathers.wait_for_unit(index)
         t.now += 0.0 if unit.name == ROOT else unit.weight * r.forward
@@ -207,19 +240,24 @@ def _run_backward(
     plan: ShardPlan,
     r: Rates,
     reducer: _Reducer | None,
-    *,
-    regathers: bool,
+    regathered: tuple[Piece, ...],
 ) -> None:
-    """From the last unit to the first; the root is still gathered, and its gradients end last."""
+    """From the last unit to the first; the root is still gathered, and its gradients end last.
+
+    *regathered*: the units that forward has freed; backward gathers them again.
+    """
     layers = tuple(unit for unit in reversed(units) if unit.name != ROOT)
     roots = [unit for unit in units if unit.name == ROOT]
-    gathers = _Gathers(t, layers, sizes, plan, r) if regathers else None
-    if gathers is not None and roots:
+    names = {unit.name for unit in regathered}
+    freed = {unit.name: unit for unit in layers if unit.name in names}
+    gathers = _Gathers(t, tuple(freed.values()), sizes, plan, r, again=True)
+    if freed and roots:
         gathers.ask_ahead()
     t.now += sum(unit.weight for unit in roots) * r.backward
-    for index, unit in enumerate(layers):
-        if gathers is not None:
-            gathers.wait_for_unit(index)
+    order = {name: index for index, name in enumerate(freed)}
+    for unit in layers:
+        if unit.name in order:
+            gathers.wait_for_unit(order[unit.name])
         if reducer is None:
             t.now += unit.weight * r.backward
         else:
@@ -247,6 +285,9 @@ class _Reducer:
             if plan.framework == "ddp":
                 bucket_numel = round(plan.bucket_cap_bytes / plan.precision.sent_grad_bytes)
             self._calls = max(1.0, self._least / max(1, bucket_numel))
+            if plan.framework == "deepspeed" and not plan.reduces_whole_buckets and sizes.trainable:
+                # One call for each rank whose part a bucket has
+                self._calls += bucket_numel * plan.shard_ranks / sizes.trainable
         self._buckets = self._bucket_sizes(sizes)
         self._left = next(self._buckets)
         self._filled = 0.0
@@ -319,12 +360,20 @@ def _reduces_beside_compute(plan: ShardPlan, hides: Hides) -> bool:
 def _reduce_seconds(numel: float, plan: ShardPlan, r: Rates) -> float:
     """Returns the seconds of the reduction of *numel* gradients, between copies of the model, too.
 
-    DeepSpeed's stages 1 and 2 reduce whole buckets (``use_multi_rank_bucket_allreduce``): an all-reduce,
-    which is a reduce-scatter and an all-gather, where the paper has a reduce-scatter.
+    An all-reduce is a reduce-scatter and an all-gather; see :func:`predict.sent_step_bytes`.
     """
     n = plan.shard_ranks if plan.stage else plan.ranks
+    if (exchange := grad_exchange(plan)) is not None:
+        within, between = (numel * INT4_BYTES * share for share in exchange)
+        # All ranks of a host send at the same time, over its one network
+        between *= plan.host_ranks
+        return within / (r.within or r.reduce) + between / r.reduce + 2 * r.latency
     nbytes = numel * plan.precision.sent_grad_bytes
-    is_all_reduce = plan.stage < ZeroStage.PARAMETERS and plan.framework in ("deepspeed", "ddp")
+    is_all_reduce = plan.stage == ZeroStage.NONE or (
+        plan.stage < ZeroStage.PARAMETERS
+        and plan.framework == "deepspeed"
+        and plan.reduces_whole_buckets
+    )
     rate = 1 / r.reduce
     if is_all_reduce:
         rate = 2 / r.all_reduce if r.all_reduce else rate + 1 / r.gather
@@ -362,6 +411,8 @@ class Speeds:
     """Bus bandwidth of an all-reduce; None: it is both, one after the other."""
     between: float | None = None
     """Bus bandwidth between the copies of hybrid sharding; None: the same."""
+    within: float | None = None
+    """Bus bandwidth between the ranks of a host; None: the same."""
     latency: float = 0.0
     """Seconds of a collective besides its bytes."""
     update: float | None = None
@@ -509,6 +560,7 @@ def schedule_rates(s: Speeds) -> Rates:
         between=s.between or min(gather, reduce),
         latency=s.latency,
         hides=s.hides,
+        within=s.within or 0.0,
         all_reduce=s.all_reduce or 0.0,
     )
 

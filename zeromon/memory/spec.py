@@ -342,6 +342,8 @@ class ShardPlan:
     """Elements of one reduction bucket."""
     grad_buckets: int = 1
     """Number of buckets that exist at once (overlap_comm doubles it)."""
+    reduces_whole_buckets: bool = True
+    """ZeRO-1 and 2: all ranks get each bucket (use_multi_rank_bucket_allreduce), not just their part."""
     prefetch_numel: int = 0
     live_numel: int = 0
     """ZeRO-3: stage3_max_live_parameters; 0: no bound."""
@@ -349,6 +351,12 @@ class ShardPlan:
     """ZeRO-3: a parameter of at most this number of elements stays gathered."""
     secondary_ranks: int = 0
     """ZeRO++ hpZ: number of ranks that share the second copy; 0: no second copy."""
+    quantized_weights: bool = False
+    """ZeRO++ qwZ: gathers 8 bits of each parameter (zero_quantized_weights)."""
+    quantized_grads: bool = False
+    """ZeRO++ qgZ: exchanges 4 bits of each gradient (zero_quantized_gradients), over several hosts."""
+    host_ranks: int = 0
+    """Ranks of one host, for ZeRO++; 0: all."""
     bucket_views: bool = False
     """DDP: gradients are views of the buckets."""
     bucket_cap_bytes: int = 25 << 20

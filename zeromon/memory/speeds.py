@@ -237,7 +237,8 @@ def speeds_of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: S
         link = _scale_rate(speed_of(LINK, m.link), m.link_times)
         host = m.host or getattr(HOST, at)
         hybrid = plan.shard_ranks < plan.ranks and plan.shard_ranks <= m.ranks_per_host
-        inner = _scale_rate(speed_of(LINK, m.within), m.link_times) if hybrid and m.within else link
+        within = _scale_rate(speed_of(LINK, m.within), m.link_times)
+        inner = within if hybrid and within else link
         speeds.append(
             Speeds(
                 forward_seconds=forward,
@@ -247,6 +248,7 @@ def speeds_of_machine(m: Machine, model: ModelSpec, batch: Batch | None, plan: S
                 gather=inner,
                 reduce=inner,
                 between=link,
+                within=within,
                 latency=getattr(LATENCY, at),
                 update=speed_of(MEMORY, device.memory) if device is not None else None,
                 host_update=host / m.ranks_per_host,
@@ -385,7 +387,7 @@ def _exposed_step_seconds(step: StepSummary) -> float:
     return sum(step.phase_exposed_ns) / 1e9
 
 
-_LINKS = ("gather", "reduce", "all_reduce", "between")
+_LINKS = ("gather", "reduce", "all_reduce", "between", "within")
 
 
 def _steps_near_median(steps: Sequence[StepSummary]) -> list[StepSummary]:

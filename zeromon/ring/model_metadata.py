@@ -97,6 +97,12 @@ class ModelMetadata(TypedDict, total=False):
     """ZeRO-3 keeps what is used again within so many elements (``max_reuse_distance``)."""
     sub_group_numel: int
     """Elements that ZeRO-3 updates at once (``sub_group_size``)."""
+    reduces_whole_buckets: bool
+    """All ranks get each bucket of gradients (``use_multi_rank_bucket_allreduce``)."""
+    quantized_weights: bool
+    """ZeRO++ gathers 8 bits of each parameter."""
+    quantized_grads: bool
+    """ZeRO++ exchanges 4 bits of each gradient."""
     bucket_views: bool
     """Gradients are views of DDP's buckets, or nothing is copied into buckets."""
     bucket_cap_bytes: int

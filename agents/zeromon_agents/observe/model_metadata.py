@@ -304,6 +304,9 @@ def of_deepspeed(
         "reuse_numel": int(getattr(zero, "max_reuse_distance", 0)) if stage == 3 else 0,
         "sub_group_numel": int(getattr(zero, "sub_group_size", 0)) if stage == 3 else 0,
         "secondary_ranks": hpz if stage == 3 and hpz > 1 else 0,
+        "reduces_whole_buckets": bool(getattr(zero, "use_multi_rank_bucket_allreduce", True)),
+        "quantized_weights": bool(getattr(zero, "zero_quantized_weights", False)),
+        "quantized_grads": bool(getattr(zero, "zero_quantized_gradients", False)),
         "buffer_bytes": sum(map(_buffer_nbytes, module.buffers())),
         **matrix_facts(module, (), longest_blocks(module)[0]),
     }

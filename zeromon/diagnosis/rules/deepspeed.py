@@ -19,7 +19,15 @@ from zeromon.diagnosis.rules.common import (
 )
 from zeromon.readout.breakdown import own_seconds
 from zeromon.ring.strategy import Strategy
-from zeromon.snapshot import ConfigFormat, Pool, RankSnapshot, Remedy, RunSnapshot, Severity
+from zeromon.snapshot import (
+    CollectiveStatsRow,
+    ConfigFormat,
+    Pool,
+    RankSnapshot,
+    Remedy,
+    RunSnapshot,
+    Severity,
+)
 from zeromon.snapshot.focus import SETTLED_STEPS
 from zeromon.snapshot.levels import AVOIDABLE, Level
 
@@ -94,6 +102,9 @@ def _late_gathers(rank: RankSnapshot) -> _Late | None:
     return _Late(waits, share, rank) if share >= _OFTEN_LATE and waits >= _LATE_GATHERS.warning else None
 
 
+_TO_EACH_RANK = '"use_multi_rank_bucket_allreduce": false'
+"""Stages 1 and 2 reduce each part of a bucket to its rank; else they all-reduce whole buckets."""
+
 # ---- stage ------------------------------------------------------------------------------------------
 
 _LOWER_STAGE = Gain(0.4, 1.4)
@@ -121,10 +132,10 @@ def stage_too_high(run: RunSnapshot) -> Iterable[Match]:
         f"({human_ratio(share)}), and {human_bytes(room_bytes(run, rank))} per rank are free",
         rank.rank,
         Remedy(
-            cause="stage 3 gathers parameters twice per step, stage 2 once: 1.5 times the traffic "
-            "(ZeRO paper, section 7)",
+            cause="stage 3 gathers parameters for forward and for backward, stage 2 once after the step",
             dialect=ConfigFormat.DEEPSPEED,
-            diff='- "stage": 3\n+ "stage": 2',
+            # On NCCL the all-reduce of whole buckets would send what the second gather no longer sends
+            diff='- "stage": 3\n+ "stage": 2' + f"\n+ {_TO_EACH_RANK}" * (device_type(rank) == "cuda"),
             **_LOWER_STAGE.seconds(saved),
             price=f"{human_bytes(extra)} more on each rank",
             takes=Pool.DEVICE,
@@ -181,20 +192,23 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
         stage = rank.sharding_strategy.stage
         if not rank.sharding_strategy.is_deepspeed or not stage or rank.world_size < 2:
             continue
-        if setting_of(rank, "zero_optimization.reduce_scatter") != "false":
+        is_off = setting_of(rank, "zero_optimization.reduce_scatter") == "false"
+        if not is_off and not _waits_for_whole_buckets(rank):
             continue
         grads = sum(m.get("trainable", 0) * m.get("grad_bytes", 0) for m in rank.config.models)
         saved = grads * (rank.world_size - 1) / rank.world_size
-        diff = '- "reduce_scatter": false\n+ "reduce_scatter": true'
+        lines = ['- "reduce_scatter": false', '+ "reduce_scatter": true'] if is_off else []
         if stage < 3:  # without this, whole buckets are all-reduced there
-            diff += '\n+ "use_multi_rank_bucket_allreduce": false'
+            lines.append(f"+ {_TO_EACH_RANK}")
         yield Match(
             f"gradients are all-reduced over {rank.world_size} ranks; each updates its own part",
             rank.rank,
             Remedy(
-                cause="reduce_scatter is off: a reduce-scatter sends half the bytes",
+                cause="reduce_scatter is off: a reduce-scatter sends half the bytes"
+                if is_off
+                else "whole buckets are all-reduced; a reduction to each rank sends half the bytes",
                 dialect=ConfigFormat.DEEPSPEED,
-                diff=diff,
+                diff="\n".join(lines),
                 effect=f"a rank sends {human_bytes(saved)} less each time that gradients are reduced"
                 if saved
                 else "half the bytes of the reduction",
@@ -203,15 +217,31 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
         )
 
 
+def _waits_for_whole_buckets(rank: RankSnapshot) -> bool:
+    """Returns True where stage 1 or 2 waits on a GPU for buckets that all ranks get."""
+    models = rank.config.models
+    if rank.sharding_strategy.stage > 2 or device_type(rank) != "cuda" or not models:
+        return False
+    waits = share_of_step(rank, exposed_seconds(_reduced_buckets(rank)))
+    return all(model.get("reduces_whole_buckets", False) for model in models) and waits >= MIN_SHARE
+
+
+def _reduced_buckets(rank: RankSnapshot) -> list[CollectiveStatsRow]:
+    """Returns the traffic of buckets of gradients in backward."""
+    return [
+        row
+        for row in rank.communication.traffic
+        if row.unit.startswith("bucket") and row.phase == "backward"
+    ]
+
+
 @rule("ZM302")
 def overlap_comm_off(run: RunSnapshot) -> Iterable[Match]:
     """DeepSpeed reduces gradients on the stream that computes."""
     rank = worst_rank(run)
     if rank is None or rank.device == "cpu" or setting_of(rank, "overlap_comm") != "false":
         return  # on a CPU there is no other stream
-    buckets = [
-        r for r in rank.communication.traffic if r.unit.startswith("bucket") and r.phase == "backward"
-    ]
+    buckets = _reduced_buckets(rank)
     share = share_of_step(rank, exposed_seconds(buckets))
     if share < MIN_SHARE:
         return
