@@ -29,7 +29,7 @@ from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.rule import all_pages
 from zeromon.memory.ladder import ladder_rungs
 from zeromon.memory.models import from_count
-from zeromon.memory.plan import Setup
+from zeromon.memory.plan import Setup, parse_size
 from zeromon.memory.spec import ShardPlan, Sizes, ZeroStage
 from zeromon.readout.breakdown import step_parts
 from zeromon.readout.ledger import USEFUL
@@ -324,19 +324,19 @@ def test_nvme_has_a_size(plan: Any) -> None:
 
 @taught("fit on NVMe")
 def test_the_fewest_devices_that_do(plan: Any) -> None:
-    """16 bytes a parameter over n devices of 40 GiB less 6 %, 8 in the step, and the bucket of 1 GB."""
+    """16 bytes a parameter over n devices of 39.39 GiB less 6 %, 8 in the step, and the bucket of 1 GB."""
     found = plan("7B", "--devices", "8", "--gpu", "a100-40", "--fewest")
     assert row(found, "ZeRO-3")["fewest_devices"] == 4
     assert row(found, "ZeRO-0")["fewest_devices"] is None
     assert row(found, "ZeRO-1")["fewest_devices"] == 16
     large = row(plan("175B", "--gpu", "v100", "--fewest"), "ZeRO-3")
-    assert large["fewest_devices"] == 112  # 2.8 TB, and 8 GB of a sub-group, over 31.3 GB
+    assert large["fewest_devices"] == 120  # 2.8 TB, and 8 GB of a sub-group, over 31.0 GB
 
 
 @taught("fit on NVMe")
 def test_the_smallest_of_different_devices_decides(plan: Any) -> None:
     found = plan("7B", "--devices", "4", "--gpu", "a100,a100-40")
-    assert found["device_bytes"] == 40 << 30
+    assert found["device_bytes"] == parse_size("39.39GiB")
     assert any("the smallest device decides" in note for note in found["notes"])
 
 

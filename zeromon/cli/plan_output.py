@@ -34,7 +34,7 @@ def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
     choice = chosen.row
     output = [
         f"{model.name}: {_params_text(setup)} on "
-        f"{setup.devices} devices of {'' if setup.capacity_known else 'an assumed '}"
+        f"{setup.devices} device{'s' * (setup.devices > 1)} of {'' if setup.capacity_known else 'an assumed '}"
         f"{human_bytes(setup.device_bytes)} ({human_bytes(setup.usable_bytes)} usable)"
     ]
     if setup.host_bytes is not None:

@@ -147,7 +147,7 @@ def setup_from_model(options: argparse.Namespace) -> plan.Setup:
         reserve=options.reserve,
         host_bytes=parse_host_memory(options.host_memory),
         hosts=options.nodes or plan.hosts_of(chosen.ranks * tensor * pipeline),
-        is_given=bool(options.config) or options.stage is not None,
+        is_given=bool(options.config or options.framework) or options.stage is not None,
         nvme_bytes=parse_memory_size("--nvme", options.nvme) if options.nvme else None,
         tensor=tensor,
         pipeline=pipeline,
@@ -557,6 +557,8 @@ def change_plan(base: ShardPlan, settings: Mapping[str, Any], options: argparse.
         fields["framework"] = framework
     if framework == "ddp":
         fields.setdefault("stage", ZeroStage.NONE)
+        if fields["ranks"] == 1:
+            fields["bucket_cap_bytes"] = 0  # a single process trains without DDP
     elif framework != "deepspeed" and base.framework in ("ddp", "deepspeed"):
         fields.setdefault("stage", ZeroStage.PARAMETERS)
     if framework == "deepspeed" != base.framework:

@@ -220,7 +220,7 @@ def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     if p.framework == "ddp":
         exist = During.ALWAYS if p.bucket_views else exist
         yield from _in_their_type(s.trainable, p, "unsharded_grad", during=exist)
-        if not p.bucket_views:
+        if not p.bucket_views and p.bucket_cap_bytes:
             yield Term(
                 role="reduce_scatter",
                 nbytes=round(s.trainable * p.precision.grad_bytes),

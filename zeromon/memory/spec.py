@@ -360,7 +360,7 @@ class ShardPlan:
     bucket_views: bool = False
     """DDP: gradients are views of the buckets."""
     bucket_cap_bytes: int = 25 << 20
-    """DDP: bytes of gradients at which a bucket is closed (``bucket_cap_mb``)."""
+    """DDP: bytes of gradients at which a bucket is closed (``bucket_cap_mb``); 0: no DDP, one process."""
     reuse_numel: int = 0
     """ZeRO-3: stage3_max_reuse_distance; 0: unknown."""
     sub_group_numel: int = 0
@@ -416,7 +416,8 @@ class ShardPlan:
     @property
     def label(self) -> str:
         """Name of the plan for users, such as ``ZeRO-3 + optimizer on host``."""
-        names = {"deepspeed": f"ZeRO-{self.stage}", "ddp": "DDP"}
+        names = {"deepspeed": f"ZeRO-{self.stage}"}
+        names["ddp"] = "DDP" if self.bucket_cap_bytes else "one process"
         name = names.get(self.framework) or f"{self.framework.upper()} (ZeRO-{self.stage})"
         moved = {"optimizer": self.optimizer_on, "parameters": self.params_on}
         offloads = [f"{state} on {tier}" for state, tier in moved.items() if tier != "device"]

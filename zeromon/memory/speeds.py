@@ -24,6 +24,8 @@ from zeromon.snapshot.step import settled_steps
 #
 # - compute: 44 to 52 % of an A100's peak (Narayanan et al. 2021, arXiv 2104.04473, table 1), 38 to 43 %
 #   of an H100's (Llama Team 2024, arXiv 2407.21783, table 4), with communication; small models less.
+# - memory: what torch reports as the total of a device (``total_memory``, and "GiB total capacity" of an
+#   out-of-memory error), which is less than what is sold: the driver and ECC keep the rest.
 # - links: busbw of large messages is 75 to 95 % of the peak (nccl-tests, doc/PERFORMANCE.md).
 # - host: CPU-Adam updates 10^10 parameters in 2.57 s (Ren et al. 2021, arXiv 2101.06840, table 4).
 
@@ -51,27 +53,27 @@ class Device:
 _GIB, _TERA, _GIGA = 1 << 30, 1e12, 1e9
 
 
-def _device_peaks(gib: int, half_tflops: float, single_tflops: float, *gigabytes: float) -> Device:
+def _device_peaks(gib: float, half_tflops: float, single_tflops: float, *gigabytes: float) -> Device:
     memory, link, host = (rate * _GIGA for rate in gigabytes)
-    return Device(gib * _GIB, half_tflops * _TERA, single_tflops * _TERA, memory, link, host)
+    return Device(round(gib * _GIB), half_tflops * _TERA, single_tflops * _TERA, memory, link, host)
 
 
-_A100 = _device_peaks(80, 312, 19.5, 2039, 300, 32)
+_A100 = _device_peaks(79.15, 312, 19.5, 2039, 300, 32)
 DEVICES: Mapping[str, Device] = {
-    "a100-40": _device_peaks(40, 312, 19.5, 1555, 300, 32),
+    "a100-40": _device_peaks(39.39, 312, 19.5, 1555, 300, 32),
     "a100": _A100, "a100-80": _A100,
-    "h100": _device_peaks(80, 989, 67, 3350, 450, 64),
-    "h200": _device_peaks(141, 989, 67, 4800, 450, 64),
-    "b200": _device_peaks(180, 2250, 75, 8000, 900, 64),
-    "l4": _device_peaks(24, 121, 30.3, 300, 32, 32),
-    "l40s": _device_peaks(48, 362, 91.6, 864, 32, 32),
-    "a10": _device_peaks(24, 125, 31.2, 600, 32, 32),
-    "v100": _device_peaks(32, 125, 15.7, 900, 150, 16),
-    "v100-16": _device_peaks(16, 125, 15.7, 900, 150, 16),
-    "t4": _device_peaks(16, 65, 8.1, 320, 16, 16),
-    "rtx4090": _device_peaks(24, 165, 82.6, 1008, 32, 32),
-    "rtx3090": _device_peaks(24, 71, 35.6, 936, 32, 32),
-    "mi300x": _device_peaks(192, 1307, 163, 5300, 448, 64),
+    "h100": _device_peaks(79.11, 989, 67, 3350, 450, 64),
+    "h200": _device_peaks(139.8, 989, 67, 4800, 450, 64),
+    "b200": _device_peaks(178.4, 2250, 75, 8000, 900, 64),
+    "l4": _device_peaks(22.03, 121, 30.3, 300, 32, 32),
+    "l40s": _device_peaks(44.42, 362, 91.6, 864, 32, 32),
+    "a10": _device_peaks(22.06, 125, 31.2, 600, 32, 32),
+    "v100": _device_peaks(31.74, 125, 15.7, 900, 150, 16),
+    "v100-16": _device_peaks(15.77, 125, 15.7, 900, 150, 16),
+    "t4": _device_peaks(14.56, 65, 8.1, 320, 16, 16),
+    "rtx4090": _device_peaks(23.64, 165, 82.6, 1008, 32, 32),
+    "rtx3090": _device_peaks(23.68, 71, 35.6, 936, 32, 32),
+    "mi300x": _device_peaks(191.7, 1307, 163, 5300, 448, 64),
 }  # fmt: skip
 """Name -> peaks; of the SXM version where there are several."""
 
