@@ -324,7 +324,7 @@ def test_nvme_has_a_size(plan: Any) -> None:
 
 @taught("fit on NVMe")
 def test_the_fewest_devices_that_do(plan: Any) -> None:
-    """16 bytes a parameter over n devices of 39.39 GiB less 6 %, 8 in the step, and the bucket of 1 GB."""
+    """16 bytes a parameter over n devices of 39.39 GiB less 6 %, 8 in the step, and 1 GB."""
     found = plan("7B", "--devices", "8", "--gpu", "a100-40", "--fewest")
     assert row(found, "ZeRO-3")["fewest_devices"] == 4
     assert row(found, "ZeRO-0")["fewest_devices"] is None

@@ -33,8 +33,8 @@ def plan_as_text(setup: plan.Setup, rows: list[plan.Row], *, fewest: bool = Fals
     model, chosen = setup.model, choose_row(setup, rows)
     choice = chosen.row
     output = [
-        f"{model.name}: {_params_text(setup)} on "
-        f"{setup.devices} device{'s' * (setup.devices > 1)} of {'' if setup.capacity_known else 'an assumed '}"
+        f"{model.name}: {_params_text(setup)} on {setup.devices} device"
+        f"{'s' * (setup.devices > 1)} of {'' if setup.capacity_known else 'an assumed '}"
         f"{human_bytes(setup.device_bytes)} ({human_bytes(setup.usable_bytes)} usable)"
     ]
     if setup.host_bytes is not None:

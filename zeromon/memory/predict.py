@@ -548,7 +548,7 @@ def sent_step_bytes(sizes: Sizes, plan: ShardPlan) -> SentBytes:
     hybrid = 2 * (grads / n) * (copies - 1) / copies if copies > 1 else 0.0
     updated = sizes.trainable * compute * share
     reduced = grads * times * share
-    if plan.stage < ZeroStage.PARAMETERS and plan.framework == "deepspeed":
+    if plan.stage < ZeroStage.PARAMETERS and plan.framework in ("deepspeed", "ddp"):
         reduced *= 2 if plan.reduces_whole_buckets else 1
         return SentBytes(reduced=reduced, gathered_after=updated, between=hybrid)
     gathered = (sizes.numel - sizes.persistent_numel) * compute * share * micro

@@ -72,8 +72,6 @@ def _describe_model(facts: ModelMetadata) -> Described:
         factored_numel=_as_count(facts.get("factored_numel", 0)),
     )
     framework = str(facts["framework"])
-    # DDP with ZeroRedundancyOptimizer reports stage 1, and ShardPlan raises for a stage of DDP
-    is_zero1 = framework == "ddp" and stage == ZeroStage.OPTIMIZER
     precision = Precision(
         param_bytes=_as_itemsize(facts["param_bytes"]),
         compute_bytes=_as_count(facts["compute_bytes"]),
@@ -82,7 +80,7 @@ def _describe_model(facts: ModelMetadata) -> Described:
         state_bytes=_as_itemsize(facts["param_bytes"]),
     )
     plan = ShardPlan(
-        stage=ZeroStage.NONE if is_zero1 else stage,
+        stage=stage,
         ranks=_as_count(facts["ranks"]),
         shard_ranks=_as_count(facts.get("shard_ranks", 0)),
         framework=framework,

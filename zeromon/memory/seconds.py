@@ -371,7 +371,7 @@ def _reduce_seconds(numel: float, plan: ShardPlan, r: Rates) -> float:
     nbytes = numel * plan.precision.sent_grad_bytes
     is_all_reduce = plan.stage == ZeroStage.NONE or (
         plan.stage < ZeroStage.PARAMETERS
-        and plan.framework == "deepspeed"
+        and plan.framework in ("deepspeed", "ddp")
         and plan.reduces_whole_buckets
     )
     rate = 1 / r.reduce
@@ -386,7 +386,7 @@ def _reduce_seconds(numel: float, plan: ShardPlan, r: Rates) -> float:
 
 def _bytes_gathered_after(sizes: Sizes, plan: ShardPlan) -> float:
     """Returns the bytes that a rank gets of updated parameters, after the step."""
-    if plan.framework != "deepspeed" or plan.stage == ZeroStage.NONE:
+    if plan.framework not in ("deepspeed", "ddp") or plan.stage == ZeroStage.NONE:
         return 0.0
     share = (plan.shard_ranks - 1) / plan.shard_ranks * plan.precision.compute_bytes
     is_3 = plan.stage == ZeroStage.PARAMETERS

@@ -360,7 +360,7 @@ class ShardPlan:
     bucket_views: bool = False
     """DDP: gradients are views of the buckets."""
     bucket_cap_bytes: int = 25 << 20
-    """DDP: bytes of gradients at which a bucket is closed (``bucket_cap_mb``); 0: no DDP, one process."""
+    """DDP: bytes of gradients at which a bucket is closed (``bucket_cap_mb``); 0: no DDP."""
     reuse_numel: int = 0
     """ZeRO-3: stage3_max_reuse_distance; 0: unknown."""
     sub_group_numel: int = 0
@@ -387,8 +387,11 @@ class ShardPlan:
             object.__setattr__(self, "shard_ranks", self.ranks)
         if self.ranks % self.shard_ranks:
             raise PlanError(f"{self.ranks} ranks cannot be split into groups of {self.shard_ranks}")
-        if self.framework == "ddp" and self.stage:
-            raise PlanError("DDP partitions nothing: it has no stage but 0")
+        if self.framework == "ddp" and self.stage > ZeroStage.OPTIMIZER:
+            raise PlanError(
+                f"DDP has stages 0 and 1 (ZeroRedundancyOptimizer), not {self.stage}",
+                hint="Stages 2 and 3 are --framework fsdp2 or deepspeed.",
+            )
         if self.framework in ("fsdp1", "fsdp2") and self.stage < ZeroStage.GRADIENTS:
             raise PlanError(
                 f"FSDP is stage 2 (reshard_after_forward=False) or 3, not {self.stage}",
@@ -418,6 +421,7 @@ class ShardPlan:
         """Name of the plan for users, such as ``ZeRO-3 + optimizer on host``."""
         names = {"deepspeed": f"ZeRO-{self.stage}"}
         names["ddp"] = "DDP" if self.bucket_cap_bytes else "one process"
+        names["ddp"] += " + ZeroRedundancyOptimizer" * (self.stage == ZeroStage.OPTIMIZER)
         name = names.get(self.framework) or f"{self.framework.upper()} (ZeRO-{self.stage})"
         moved = {"optimizer": self.optimizer_on, "parameters": self.params_on}
         offloads = [f"{state} on {tier}" for state, tier in moved.items() if tier != "device"]
