@@ -307,7 +307,7 @@ def test_arguments_that_are_no_such_numbers(arguments: list[str]) -> None:
         (["nowhere:build"], "cannot build nowhere:build"),
         (["7B", "--gpu", "infGB"], "nor a memory size"),
         (["7B", "--gpu", "0"], "nor a memory size"),
-        (["7B", "--framework", "ddp", "--stage", "3"], "DDP partitions nothing"),
+        (["7B", "--framework", "ddp", "--stage", "3"], "DDP has stages 0 and 1"),
         (["7B", "--framework", "fsdp2", "--stage", "1"], "FSDP is stage 2"),
         (["7B", "--stage", "2", "--offload-optimizer", "nvme"], "only DeepSpeed's stage 3"),
     ],

@@ -78,7 +78,9 @@ def _paper_note(rows: list[plan.Row]) -> list[str]:
     stages = " and ".join(dict.fromkeys(f"ZeRO-{row.plan.stage}" for row in differing))
     return [
         f"sent/step: the ZeRO paper has {human_bytes(differing[0].paper_bytes)} for {stages}.",
-        '  DeepSpeed all-reduces whole buckets, unless "use_multi_rank_bucket_allreduce" is false.',
+        '  DeepSpeed all-reduces whole buckets, unless "use_multi_rank_bucket_allreduce" is false.'
+        if differing[0].plan.framework == "deepspeed"
+        else "  DDP all-reduces, and ZeroRedundancyOptimizer broadcasts what it has updated.",
     ]
 
 
