@@ -1,0 +1,142 @@
+"""accelerate's environment variables, as the options of its launcher that they stand for.
+
+Sources: ``__post_init__`` of ``DeepSpeedPlugin`` and ``FullyShardedDataParallelPlugin`` in
+``accelerate/utils/dataclasses.py``, which read them; ``accelerate/utils/launch.py``, which sets them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zeromon.check.problem import Config, Path, Problem, did_you_mean, is_on, load_schema
+
+ENVIRONMENT = "the environment"
+"""Stands for a file where a figure comes from an environment variable."""
+
+DIALECT = "environment"
+"""The syntax of a configuration that a program passes to accelerate in its environment."""
+
+_KINDS = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DEEPSPEED"}
+_PREFIXES = ("ACCELERATE_", "FSDP_")
+
+_ONLY_IF_GIVEN = {
+    "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_backward_prefetch",
+    "fsdp_state_dict_type", "fsdp_ignored_modules",
+}  # fmt: skip
+"""Options of FSDP that ``accelerate launch`` passes on only where they are set; it sets all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """The value of an environment variable, and where it is set."""
+
+    value: Any
+    line: int
+    column: int
+
+
+Variables = Mapping[str, Variable]
+
+
+def option_of(name: str) -> str:
+    """Returns the option of ``accelerate launch`` that sets the variable *name*; "" without one."""
+    option: str = load_schema()["accelerate"]["environment"].get(name, "")
+    return option
+
+
+def read_kind(variables: Variables) -> str:
+    """Returns FSDP or DEEPSPEED, where the environment turns it on; else ""."""
+    return next((k for n, k in _KINDS.items() if n in variables and is_on(variables[n].value)), "")
+
+
+def read_options(variables: Variables) -> dict[str, Variable]:
+    """Returns option -> variable, for each variable with a known value."""
+    known = {option_of(name): v for name, v in variables.items() if "$" not in str(v.value)}
+    return {option: variable for option, variable in known.items() if option}
+
+
+def merge_options(
+    data: dict[str, Any], variables: Variables, paths: Mapping[str, Path]
+) -> dict[Path, tuple[int, int]]:
+    """Adds what the environment turns on to *data*; returns the positions of what was added.
+
+    *paths*: option -> where accelerate's file has it. ``accelerate launch`` overwrites the variables of
+    the strategy that it starts itself.
+    """
+    kind, launched = read_kind(variables), str(data.get("distributed_type", ""))
+    if not kind or launched not in ("", "NO", "MULTI_GPU", kind):
+        return {}
+    data["distributed_type"] = kind
+    positions: dict[Path, tuple[int, int]] = {}
+    for option, variable in read_options(variables).items():
+        path = paths.get(option, ())
+        if len(path) != 2 or (launched == "FSDP" and option not in _ONLY_IF_GIVEN):
+            continue
+        section = data.get(path[0]) or {}
+        if option not in section:
+            data[path[0]] = {**section, option: variable.value}
+            positions[path] = variable.line, variable.column
+    return positions
+
+
+def unknown_variables(variables: Variables, file: str, used: str) -> Iterator[Problem]:
+    """Yields variables with a misspelt name; *used*: the text of the launch, which may read its own."""
+    library = load_schema()["accelerate"]
+    plain = {_plain_name(name): name for name in library["environment"]}
+    for name, variable in variables.items():
+        if not name.startswith(_PREFIXES) or name in library["environment"]:
+            continue
+        close = did_you_mean(_plain_name(name), plain, 0.8).removeprefix("did you mean ")
+        # Without a name like it the variable may be one of the script; a shell may read it itself
+        if close and not re.search(rf"\$\{{?{name}\b", used):
+            message = f"accelerate {library['version']} does not read {name}"
+            fix = f"did you mean {plain[close.removesuffix('?')]}?"
+            place = variable.line, variable.column
+            yield Problem(file, *place, "ZM102", "warning", message, fix, name)
+
+
+def _plain_name(name: str) -> str:
+    return re.sub(r"^((ACCELERATE|FSDP)_)+", "", name)
+
+
+def overwritten_variables(
+    variables: Variables, launch: Config, paths: Mapping[str, Path], file: str
+) -> Iterator[Problem]:
+    """Yields variables that ``accelerate launch`` replaces by its own options, or by their defaults."""
+    kind = str(launch.get("distributed_type", default=""))
+    for name, variable in variables.items():
+        option = option_of(name)
+        is_set = kind == "FSDP" and option.startswith("fsdp_") and option not in _ONLY_IF_GIVEN
+        from_env = launch.origins.get("distributed_type") == ENVIRONMENT
+        value = launch.get(*paths.get(option, (option,)))
+        if "$" in str(variable.value) or not (option == "mixed_precision" or (is_set and not from_env)):
+            continue
+        if str(value).lower() != str(variable.value).lower():
+            said = f"to {value}" if value is not None else "itself"
+            message = f"{name} has no effect: accelerate launch sets it {said}"
+            fix = f"--{option} {variable.value}"
+            place = variable.line, variable.column
+            yield Problem(file, *place, "ZM106", "warning", message, fix, name)
+
+
+def idle_variables(variables: Variables, file: str) -> Iterator[Problem]:
+    """Yields variables of FSDP where nothing turns FSDP on."""
+    names = [name for name in variables if option_of(name).startswith("fsdp_")]
+    if names and not read_kind(variables):
+        has = "has" if len(names) == 1 else "have"
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        message = f"{names[0]}{others} {has} no effect: ACCELERATE_USE_FSDP is not true"
+        place = variables[names[0]].line, variables[names[0]].column
+        fix = "ACCELERATE_USE_FSDP=true"
+        yield Problem(file, *place, "ZM106", "warning", message, fix, names[0])
+
+
+def spell_variables(problem: Problem) -> Problem:
+    """Returns *problem* with the names of variables instead of options."""
+    message, fix = problem.message, problem.fix
+    for name, option in load_schema()["accelerate"]["environment"].items():
+        if option and option in message + fix:
+            message = re.sub(rf"\b{option}\b", name, message)
+            fix = re.sub(rf"\b{option}\b(: )?", lambda m, n=name: n + "=" * bool(m[1]), fix)  # type: ignore[misc]
+    return replace(problem, message=message, fix=fix)

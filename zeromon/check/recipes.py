@@ -1,0 +1,319 @@
+"""Configurations of trainers, read as the call of transformers' TrainingArguments that they make.
+
+LLaMA-Factory, TRL and their like pass their YAML to TrainingArguments, axolotl after it has renamed a
+few settings. So a YAML becomes a script of one call, and all checks of such a script apply to it.
+
+Sources: ``llamafactory/hparams/parser.py`` and ``finetuning_args.py`` (0.9.5), ``trl/scripts/utils.py``
+(1.16), ``axolotl/core/builders/base.py``, ``utils/schemas/validation.py`` and ``peft.py`` (0.19),
+``recipes/`` of torchtune (0.6.1).
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path as File
+from typing import Any
+
+from zeromon.check.accelerate import FSDP
+from zeromon.check.environment import DIALECT
+from zeromon.check.launch import Command
+from zeromon.check.problem import Config, Path, Problem, did_you_mean, is_on, load_schema, without_effect
+from zeromon.check.scripts import Call, Script, read_script
+
+Read = Callable[[str], Any]
+"""The value of a setting by its dotted name; None where it is missing, false, empty or 0."""
+
+
+Exclusion = tuple[tuple[str, ...], str, Callable[[Read], Any], str]
+"""Settings, the condition under which a trainer refuses them, in words and as a test, and the fix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a trainer names its settings, and what it refuses."""
+
+    name: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Dotted name there -> argument of TrainingArguments, or of a figure; empty: all keep their name."""
+    call: str = "transformers.TrainingArguments"
+    refused: tuple[Exclusion, ...] = ()
+    idle: tuple[Exclusion, ...] = ()
+    """Settings that have no effect under the condition."""
+
+
+def _is_full(read: Read) -> bool:
+    """Returns whether LLaMA-Factory trains the model itself; its default is LoRA."""
+    return read("finetuning_type") in ("full", "freeze")
+
+
+LLAMA_FACTORY = Recipe(
+    name="LLaMA-Factory",
+    refused=(
+        (("adapter_name_or_path", "use_dora", "use_rslora", "loraplus_lr_ratio", "pissa_init"),
+         "unless finetuning_type is lora", lambda read: read("finetuning_type") not in (None, "lora"),
+         "remove {key}, or finetuning_type: lora"),
+        (("quantization_bit",), "with finetuning_type full or freeze", _is_full,
+         "remove {key}, or finetuning_type: lora"),
+        (("predict_with_generate", "use_unsloth", "pissa_init", "pure_bf16"), "at ZeRO stage 3",
+         lambda read: read("zero stage") == 3, "{key}: false, or a DeepSpeed file of stage 2"),
+        (("use_galore", "use_apollo"), "with DeepSpeed", lambda read: read("deepspeed"),
+         "{key}: false, or no deepspeed"),
+    ),
+    idle=(
+        (("lora_rank", "lora_alpha", "lora_dropout", "lora_target"),
+         "with finetuning_type full or freeze", _is_full, ""),
+    ),
+)  # fmt: skip
+
+
+def _is_fsdp_2(read: Read) -> bool:
+    names = ("fsdp_version", "fsdp_config.fsdp_version", "fsdp_config.version")
+    return any(str(read(name)) == "2" for name in names)
+
+
+def _sets_fsdp(read: Read, name: str) -> bool:
+    return bool(read(f"fsdp_config.{name}") or read(f"fsdp_config.fsdp_{name}"))
+
+
+AXOLOTL = Recipe(
+    name="axolotl",
+    arguments={
+        "micro_batch_size": "per_device_train_batch_size", "lr_scheduler": "lr_scheduler_type",
+        **{name: name for name in ("gradient_accumulation_steps", "learning_rate", "weight_decay",
+           "max_grad_norm", "fp16", "bf16", "gradient_checkpointing", "deepspeed")},
+    },
+    refused=(
+        (("deepspeed",), "beside fsdp", lambda read: read("fsdp") or read("fsdp_config"),
+         "remove one of them"),
+        (("batch_size",), "beside gradient_accumulation_steps",
+         lambda read: read("gradient_accumulation_steps"), "micro_batch_size instead of batch_size"),
+        (("load_in_8bit", "load_in_4bit"), "without an adapter",
+         lambda read: not read("adapter") and not read("inference"), "{key}: false, or adapter: lora"),
+        (("adapter",), "qlora without load_in_4bit", lambda read: read("adapter") == "qlora"
+         and not read("gptq") and not read("load_in_4bit"), "load_in_4bit: true"),
+        (("load_in_8bit",), "with adapter qlora", lambda read: read("adapter") == "qlora",
+         "load_in_8bit: false"),
+        (("optimizer",), "in 8 bits with offload_params of FSDP1",
+         lambda read: "8bit" in str(read("optimizer")) and _sets_fsdp(read, "offload_params")
+         and not _is_fsdp_2(read), "optimizer: adamw_torch_fused"),
+        (("optimizer",), "of bitsandbytes with FSDP2", lambda read: read("fsdp_config")
+         and _is_fsdp_2(read) and read("optimizer") in ("adamw_8bit", "adamw_bnb_8bit"),
+         "optimizer: adamw_torch_8bit"),
+        (("load_in_4bit",), "with cpu_ram_efficient_loading of FSDP2",
+         lambda read: _is_fsdp_2(read) and _sets_fsdp(read, "cpu_ram_efficient_loading"),
+         "cpu_ram_efficient_loading: false"),
+    ),
+    idle=((("fp16",), "beside bf16, which axolotl takes",
+           lambda read: read("bf16") in (True, "full"), ""),),
+)  # fmt: skip
+
+
+def _runs_in_backward(read: Read) -> bool:
+    """Returns whether the optimizer runs in backward; recipes of LoRA do not read the setting."""
+    return bool(read("optimizer_in_bwd")) and "lora" not in str(read("model._component_"))
+
+
+TORCHTUNE = Recipe(
+    name="torchtune",
+    call="torchtune.recipe",
+    arguments={
+        "batch_size": "per_device_train_batch_size", "dtype": "mixed_precision",
+        "gradient_accumulation_steps": "gradient_accumulation_steps", "optimizer.lr": "learning_rate",
+        "clip_grad_norm": "max_grad_norm", "fsdp_cpu_offload": "fsdp_cpu_offload",
+        "enable_activation_checkpointing": "gradient_checkpointing",
+    },
+    refused=(  # the recipe of PPO, which has a policy_model, clips nothing
+        (("clip_grad_norm",), "with optimizer_in_bwd",
+         lambda read: read("model") and _runs_in_backward(read), "clip_grad_norm: null"),
+        (("gradient_accumulation_steps",), "above 1 with optimizer_in_bwd", lambda read:
+         read("gradient_accumulation_steps") != 1 and _runs_in_backward(read),
+         "gradient_accumulation_steps: 1, or optimizer_in_bwd: false"),
+        (("dtype",), "fp16", lambda read: read("optimizer") and read("dtype") == "fp16", "dtype: bf16"),
+        (("enable_activation_offloading",), "without enable_activation_checkpointing", lambda read:
+         read("model") and not read("kd_loss") and not read("enable_activation_checkpointing"),
+         "enable_activation_checkpointing: true"),
+    ),
+)  # fmt: skip
+
+TRANSFORMERS = Recipe(name="transformers")
+RECIPES = {recipe.name: recipe for recipe in (LLAMA_FACTORY, AXOLOTL, TORCHTUNE, TRANSFORMERS)}
+
+UNCHECKED = {
+    "pipe_parallel_size": "GPT-NeoX", "model_parallel_size": "GPT-NeoX", "actor_rollout_ref": "verl",
+    "exp_manager": "NeMo", "merge_method": "mergekit",
+}  # fmt: skip
+"""Setting of a known project -> the project, whose configurations are not checked."""
+
+
+def project_of(data: Mapping[Any, Any]) -> str:
+    """Returns the project whose configurations are not checked, of which *data* is one; else ""."""
+    names = (str(name).replace("-", "_") for name in data)
+    return next((UNCHECKED[name] for name in names if name in UNCHECKED), "")
+
+
+_STAGES = ("sft", "pt", "rm", "ppo", "dpo", "kto")
+_ENOUGH = 3
+"""So many arguments of a Trainer at the top make a file a configuration of one."""
+
+
+def recipe_of(data: Mapping[Any, Any]) -> str:
+    """Returns the name of the recipe that *data* is of; "" for none."""
+    if any(isinstance(value, Mapping) and "_component_" in value for value in data.values()):
+        return TORCHTUNE.name
+    own = ("micro_batch_size", "datasets", "sequence_len", "adapter", "gradient_accumulation_steps")
+    if "base_model" in data and any(name in data for name in own):
+        return AXOLOTL.name
+    is_stage = data.get("stage") in _STAGES and ("model_name_or_path" in data or "template" in data)
+    if is_stage or "finetuning_type" in data:
+        return LLAMA_FACTORY.name
+    known = [name for name in data if name in load_schema()["transformers"]["arguments"]]
+    return TRANSFORMERS.name if len(known) >= _ENOUGH else ""
+
+
+# ---- a YAML as a script ---------------------------------------------------------------------------
+
+
+def override(config: Config, recipe: Recipe, command: Command | None) -> Config:
+    """Returns *config* with what the command that names it sets."""
+    if command is None or not _is_named(config.file, command):
+        return config
+    data = dict(config.data)
+    names = recipe.arguments or {*load_schema()["transformers"]["arguments"], *data}
+    for name, value in command.arguments.items():
+        if name in names:
+            *above, last = name.split(".")
+            section = data
+            for key in above:
+                inner = section.get(key)
+                section[key] = dict(inner) if isinstance(inner, Mapping) else {}
+                section = section[key]
+            section[last] = value
+    return replace(config, data=data)
+
+
+def _is_named(file: str, command: Command) -> bool:
+    names = [*command.words, command.script, command.arguments.get("config")]
+    return any(isinstance(name, str) and File(name).resolve() == File(file).resolve() for name in names)
+
+
+def translate_arguments(command: Command, recipe: Recipe) -> Command:
+    """Returns *command* with its arguments under the names of TrainingArguments."""
+    renamed = {recipe.arguments.get(name, name): value for name, value in command.arguments.items()}
+    positions = {recipe.arguments.get(name, name): at for name, at in command.places.items()}
+    return replace(command, arguments=renamed, places=positions)
+
+
+def as_script(config: Config, recipe: Recipe) -> Script:
+    """Returns a script of one call, whose arguments are the settings of *config*."""
+    names = recipe.arguments or {str(name): str(name) for name in config.data}
+    keywords = []
+    for name, argument in names.items():
+        path = tuple(name.split(".")) if recipe.arguments else (name,)
+        value = config.get(*path)
+        # axolotl trains in bf16 where both are on; "auto" is known only on the machine
+        is_idle = recipe is AXOLOTL and name == "fp16" and config.get("bf16") not in (None, False)
+        if config.has(*path) and not is_idle:
+            keywords.append(ast.keyword(argument, _as_node(config, path, value)))
+    # The command line may set the same arguments, as where a script has this parser
+    function = ast.Name("HfArgumentParser" if recipe is not TORCHTUNE else "recipe", ast.Load())
+    node = ast.Call(function, [], keywords)
+    tree = ast.fix_missing_locations(ast.Module([ast.Expr(node)], []))
+    call = Call(name=recipe.call, node=node, loops=0)
+    return replace(read_script(config.file, tree), calls=(call,), dialect="yaml")
+
+
+_FLOAT = re.compile(r"[+-]?[\d.]+[eE][+-]?\d+")
+
+
+def _as_node(config: Config, path: Path, value: Any) -> ast.expr:
+    """Returns the literal of *value*, at the position of its key."""
+    node: ast.expr
+    if isinstance(value, Mapping):
+        keys: list[ast.expr | None] = [ast.Constant(str(key)) for key in value]
+        items = [_as_node(config, (*path, str(key)), inner) for key, inner in value.items()]
+        for key, item in zip(keys, items, strict=True):
+            ast.copy_location(key or item, item)
+        node = ast.Dict(keys, items)
+    elif isinstance(value, (list, tuple)):
+        node = ast.List([_as_node(config, path, inner) for inner in value], ast.Load())
+    else:
+        # YAML 1.1 reads 1e-5 as a text, and each of the trainers makes a number of it
+        is_float = isinstance(value, str) and _FLOAT.fullmatch(value)
+        plain = value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+        node = ast.Constant(float(value) if is_float else plain)
+    line_number, column = config.place(path)
+    node.lineno, node.col_offset = line_number, column - 1
+    return node
+
+
+_SETTING = re.compile(r"""(?<![\w"'])(\w+)=(True|False|None|-?[\d.]+|"[^"]*"|'[^']*'|\{.*?\})""")
+_LITERALS = {"True": "true", "False": "false", "None": "null"}
+
+
+def spell(problem: Problem, recipe: Recipe) -> Problem:
+    """Returns *problem* of :func:`as_script` in the names of the recipe, with a fix in YAML."""
+
+    def as_yaml(match: re.Match[str]) -> str:
+        return f"{match[1]}: {re.sub(r'True|False|None', lambda m: _LITERALS[m[0]], match[2])}"
+
+    fix = _SETTING.sub(as_yaml, problem.fix)
+    message, key = problem.message, problem.key
+    for name, argument in recipe.arguments.items():
+        if name != argument:
+            message = re.sub(rf"(?<![\w.]){argument}\b", name, message)
+            fix = re.sub(rf"(?<![\w.\"']){argument}\b", name, fix)
+            key = name if key == argument else key
+    return replace(problem, message=message, fix=fix, key=key)
+
+
+# ---- checks ---------------------------------------------------------------------------------------
+
+
+def exclusions(config: Config, recipe: Recipe, stage: int | None) -> Iterator[Problem]:
+    """Yields what the trainer refuses, and what has no effect; *stage*: of its DeepSpeed file."""
+
+    def read(name: str) -> Any:
+        value = stage if name == "zero stage" else config.get(*name.split("."))
+        return None if value in (0, "", [], {}) or is_on(value) is False else value
+
+    for keys, condition, applies, fix in recipe.refused:
+        for key in keys:
+            if read(key) is not None and applies(read):
+                message = f"{recipe.name} refuses {key} {condition}"
+                yield config.problem("ZM105", "error", (key,), message, fix.format(key=key))
+    for keys, condition, applies, _ in recipe.idle:
+        names = [key for key in keys if read(key) is not None]
+        if names and applies(read):
+            message, fix = without_effect(names, condition)
+            yield config.problem("ZM106", "info", (names[0],), message, fix)
+
+
+def misspelt_arguments(config: Config, recipe: Recipe) -> Iterator[Problem]:
+    """Yields keys that are all but an argument of a Trainer.
+
+    The other keys are those of the trainer, or of a script, whose names are not known here. Of all
+    names that LLaMA-Factory, TRL and older versions of transformers have, none is as like one.
+    """
+    arguments = load_schema()["transformers"]["arguments"]
+    for name in config.data if recipe in (LLAMA_FACTORY, TRANSFORMERS) else ():
+        close = did_you_mean(name, arguments, 0.91) if name not in arguments else ""
+        if close and close[len("did you mean ") : -1] not in config.data:
+            message = f"TrainingArguments has no {name}, and its parser refuses the file"
+            yield config.problem("ZM102", "error", (str(name),), message, close)
+
+
+def fsdp_config(config: Config) -> Config | None:
+    """Returns what axolotl tells accelerate of FSDP by the environment; None without FSDP.
+
+    Source: ``setup_fsdp_envs`` in ``axolotl/utils/trainer.py``.
+    """
+    section = config.section(FSDP)
+    if not section and not config.get("fsdp"):
+        return None
+    version = config.get("fsdp_version") or section.get("version") or section.get("fsdp_version") or 1
+    # axolotl passes the policy on where it is given, and transformers wraps by class without it
+    known = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **section, "fsdp_version": version}
+    known.pop("version", None)
+    data = {"distributed_type": "FSDP", FSDP: known}
+    return replace(config, data=data, dialect=DIALECT)
