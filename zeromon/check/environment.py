@@ -7,9 +7,10 @@ Sources: ``__post_init__`` of ``DeepSpeedPlugin`` and ``FullyShardedDataParallel
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
-from zeromon.check.problem import Config, Path, Problem, did_you_mean, is_on, load_schema
+from zeromon.check.problem import Config, Path, Problem, is_on, load_schema, without_effect
 
 ENVIRONMENT = "the environment"
 """Stands for a file where a figure comes from an environment variable."""
@@ -47,7 +48,10 @@ def option_of(name: str) -> str:
 
 def read_kind(variables: Variables) -> str:
     """Returns FSDP or DEEPSPEED, where the environment turns it on; else ""."""
-    return next((k for n, k in _KINDS.items() if n in variables and is_on(variables[n].value)), "")
+    # Accelerator and its state compare the text with "true" alone
+    return next(
+        (kind for n, kind in _KINDS.items() if n in variables and variables[n].value is True), ""
+    )
 
 
 def read_options(variables: Variables) -> dict[str, Variable]:
@@ -85,51 +89,57 @@ def unknown_variables(variables: Variables, file: str, used: str) -> Iterator[Pr
     library = load_schema()["accelerate"]
     plain = {_plain_name(name): name for name in library["environment"]}
     for name, variable in variables.items():
-        if not name.startswith(_PREFIXES) or name in library["environment"]:
-            continue
-        close = did_you_mean(_plain_name(name), plain, 0.8).removeprefix("did you mean ")
+        is_known = name in library["environment"] or not name.startswith(_PREFIXES)
+        matches = get_close_matches(_plain_name(name), plain, 1, 0.8)
         # Without a name like it the variable may be one of the script; a shell may read it itself
-        if close and not re.search(rf"\$\{{?{name}\b", used):
+        if matches and not is_known and not re.search(rf"\$\{{?{name}\b", used):
             message = f"accelerate {library['version']} does not read {name}"
-            fix = f"did you mean {plain[close.removesuffix('?')]}?"
-            place = variable.line, variable.column
-            yield Problem(file, *place, "ZM102", "warning", message, fix, name)
+            fix = f"did you mean {plain[matches[0]]}?"
+            yield _variable_problem("ZM102", variable, file, message, fix, name)
+
+
+def wrong_switches(variables: Variables, file: str) -> Iterator[Problem]:
+    """Yields switches that are on for other programs, such as 1 and yes, and off for accelerate."""
+    for name in _KINDS:
+        variable = variables.get(name)
+        if variable is not None and not isinstance(variable.value, bool) and is_on(variable.value):
+            message = f"{name} is {variable.value}, and accelerate takes only true"
+            yield _variable_problem("ZM103", variable, file, message, f"{name}=true", name)
 
 
 def _plain_name(name: str) -> str:
     return re.sub(r"^((ACCELERATE|FSDP)_)+", "", name)
 
 
-def overwritten_variables(
-    variables: Variables, launch: Config, paths: Mapping[str, Path], file: str
-) -> Iterator[Problem]:
+def _variable_problem(
+    code: str, variable: Variable, file: str, message: str, fix: str, name: str
+) -> Problem:
+    return Problem(file, variable.line, variable.column, code, "warning", message, fix, name)
+
+
+def overwritten_variables(variables: Variables, launch: Config, file: str) -> Iterator[Problem]:
     """Yields variables that ``accelerate launch`` replaces by its own options, or by their defaults."""
-    kind = str(launch.get("distributed_type", default=""))
+    has_fsdp = launch.get("distributed_type") == "FSDP"
+    has_fsdp &= launch.origins.get("distributed_type") != ENVIRONMENT
     for name, variable in variables.items():
         option = option_of(name)
-        is_set = kind == "FSDP" and option.startswith("fsdp_") and option not in _ONLY_IF_GIVEN
-        from_env = launch.origins.get("distributed_type") == ENVIRONMENT
-        value = launch.get(*paths.get(option, (option,)))
-        if "$" in str(variable.value) or not (option == "mixed_precision" or (is_set and not from_env)):
-            continue
-        if str(value).lower() != str(variable.value).lower():
-            said = f"to {value}" if value is not None else "itself"
-            message = f"{name} has no effect: accelerate launch sets it {said}"
+        is_set = has_fsdp and option.startswith("fsdp_") and option not in _ONLY_IF_GIVEN
+        path = (option,) if option == "mixed_precision" else ("fsdp_config", option)
+        value = launch.get(*path, default="its default")
+        differs = str(value).lower() != str(variable.value).lower() and "$" not in str(variable.value)
+        if differs and (is_set or option == "mixed_precision"):
+            message = f"{name} has no effect: accelerate launch sets it to {value}"
             fix = f"--{option} {variable.value}"
-            place = variable.line, variable.column
-            yield Problem(file, *place, "ZM106", "warning", message, fix, name)
+            yield _variable_problem("ZM106", variable, file, message, fix, name)
 
 
 def idle_variables(variables: Variables, file: str) -> Iterator[Problem]:
-    """Yields variables of FSDP where nothing turns FSDP on."""
+    """Yields one problem for all variables of FSDP, where nothing turns FSDP on."""
     names = [name for name in variables if option_of(name).startswith("fsdp_")]
     if names and not read_kind(variables):
-        has = "has" if len(names) == 1 else "have"
-        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        message = f"{names[0]}{others} {has} no effect: ACCELERATE_USE_FSDP is not true"
-        place = variables[names[0]].line, variables[names[0]].column
+        message, _ = without_effect(names, "unless ACCELERATE_USE_FSDP is true")
         fix = "ACCELERATE_USE_FSDP=true"
-        yield Problem(file, *place, "ZM106", "warning", message, fix, names[0])
+        yield _variable_problem("ZM106", variables[names[0]], file, message, fix, names[0])
 
 
 def spell_variables(problem: Problem) -> Problem:

@@ -20,10 +20,8 @@ from zeromon.check.environment import (
     Variable,
     merge_options,
     option_of,
-    overwritten_variables,
     read_kind,
     read_options,
-    unknown_variables,
 )
 from zeromon.check.problem import Config, Machine, Path, Problem, load_schema, parse_whole
 
@@ -265,11 +263,11 @@ def effective_config(command: Command, file: Config | None) -> Config | None:
         return _environment_config(command) or file
     # A copy: the checks of the file itself must not see what the command sets
     data: dict[str, Any] = dict(file.data) if file is not None else {}
+    origins: dict[str, str] = {}
     kinds = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
     for option, kind in kinds.items():
         if command.options.get(option):
-            data["distributed_type"] = kind
-    origins: dict[str, str] = {}
+            data["distributed_type"], origins["distributed_type"] = kind, COMMAND
     positions: dict[Path, tuple[int, int]] = {(): (command.line, 1)}
     for name, value in command.options.items():
         path = _setting_path(name)
@@ -316,14 +314,6 @@ def setting_paths(command: Command) -> dict[str, Path]:
     """Returns option -> where accelerate's file has it, for the variables of the environment."""
     paths = {option: _setting_path(option) for option in map(option_of, command.environment)}
     return {option: path for option, path in paths.items() if path}
-
-
-def environment_problems(command: Command, launch: Config | None) -> Iterator[Problem]:
-    """Yields environment variables that accelerate does not read, replaces or ignores."""
-    variables, paths = command.environment, setting_paths(command)
-    yield from unknown_variables(variables, command.file, command.text)
-    if launch is not None and command.launcher == "accelerate":
-        yield from overwritten_variables(variables, launch, paths, command.file)
 
 
 def overridden_settings(command: Command, file: Config) -> Iterator[Problem]:
@@ -376,7 +366,7 @@ def single_process(command: Command) -> Iterator[Problem]:
 
 # ---- A launch file ------------------------------------------------------------------------------
 
-SUFFIXES = (".txt", ".sh")
+SUFFIXES = (".txt", ".sh", ".bash", ".slurm", ".sbatch")
 
 _OF_FAMILY = {
     "p3": "v100", "p3dn": "v100", "g4dn": "t4", "g5": "a10", "g6": "l4", "g6e": "l40s", "p4d": "a100",

@@ -64,7 +64,7 @@ def collect_figures(s: Sources) -> list[Figure]:
                           *_argument_of(s, "fsdp_cpu_offload")]),
         *((figure, _argument_of(s, name)) for figure, name in _OF_ARGUMENTS.items()),
     ):  # fmt: skip
-        stated = [(v, origin) for v, origin in claims if v not in (None, AUTO, "none")]
+        stated = [(v, origin) for v, origin in claims if v not in (None, AUTO, "none", "null")]
         if stated:
             value, source = stated[0]
             losers = dict.fromkeys((v, w) for v, w in stated[1:] if v != value)

@@ -174,21 +174,19 @@ def recipe_of(data: Mapping[Any, Any]) -> str:
 # ---- a YAML as a script ---------------------------------------------------------------------------
 
 
-def override(config: Config, recipe: Recipe, command: Command | None) -> Config:
+def override(config: Config, command: Command | None) -> Config:
     """Returns *config* with what the command that names it sets."""
     if command is None or not _is_named(config.file, command):
         return config
     data = dict(config.data)
-    names = recipe.arguments or {*load_schema()["transformers"]["arguments"], *data}
     for name, value in command.arguments.items():
-        if name in names:
-            *above, last = name.split(".")
-            section = data
-            for key in above:
-                inner = section.get(key)
-                section[key] = dict(inner) if isinstance(inner, Mapping) else {}
-                section = section[key]
-            section[last] = value
+        *above, last = name.split(".")
+        section = data
+        for key in above:
+            inner = section.get(key)
+            section[key] = dict(inner) if isinstance(inner, Mapping) else {}
+            section = section[key]
+        section[last] = None if value == "null" else value
     return replace(config, data=data)
 
 
@@ -257,8 +255,10 @@ def spell(problem: Problem, recipe: Recipe) -> Problem:
     def as_yaml(match: re.Match[str]) -> str:
         return f"{match[1]}: {re.sub(r'True|False|None', lambda m: _LITERALS[m[0]], match[2])}"
 
-    fix = _SETTING.sub(as_yaml, problem.fix)
-    message, key = problem.message, problem.key
+    fix, message = (_SETTING.sub(as_yaml, words) for words in (problem.fix, problem.message))
+    key = problem.key
+    if recipe is AXOLOTL:  # which has deprecated the prefix
+        fix = re.sub(r"\bfsdp_(?!version|config)", "", fix)
     for name, argument in recipe.arguments.items():
         if name != argument:
             message = re.sub(rf"(?<![\w.]){argument}\b", name, message)
@@ -296,8 +296,9 @@ def misspelt_arguments(config: Config, recipe: Recipe) -> Iterator[Problem]:
     names that LLaMA-Factory, TRL and older versions of transformers have, none is as like one.
     """
     arguments = load_schema()["transformers"]["arguments"]
-    for name in config.data if recipe in (LLAMA_FACTORY, TRANSFORMERS) else ():
-        close = did_you_mean(name, arguments, 0.91) if name not in arguments else ""
+    for name in config.data if not recipe.arguments else ():
+        is_known = name in arguments or name == "accelerate_config"  # of TRL's launcher
+        close = "" if is_known else did_you_mean(name, arguments, 0.91)
         if close and close[len("did you mean ") : -1] not in config.data:
             message = f"TrainingArguments has no {name}, and its parser refuses the file"
             yield config.problem("ZM102", "error", (str(name),), message, close)

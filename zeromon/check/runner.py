@@ -48,6 +48,9 @@ _WORDS = (
 
 _HALF = ("bf16", "fp16", "fp8")
 
+_PLUGINS = {"FullyShardedDataParallelPlugin", "fsdp_plugin", "HfArgumentParser", "TrlParser"}
+"""Names of a script that may turn FSDP on."""
+
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 
 
@@ -95,7 +98,8 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
     order = {severity: index for index, severity in enumerate(SEVERITIES)}
     # A set: two calls of a script that take one configuration find its problems twice
     ordered = sorted(
-        set(run.problems), key=lambda p: (p.file, p.line, p.column, order[p.severity], p.code, p.key)
+        set(run.spelled_problems()),
+        key=lambda p: (p.file, p.line, p.column, order[p.severity], p.code, p.key),
     )
     return Result(len(run.checked), tuple(ordered), tuple(stated))
 
@@ -180,7 +184,7 @@ class _Run:
             if file is None or merged.dialect == environment.DIALECT:
                 self.problems += self.merged_problems(merged)
             self.problems += launch.idle_options(command, merged)
-        self.problems += launch.environment_problems(command, merged)
+        self.problems += self.environment_problems(command, merged)
         named_configs = (
             merged and merged.get(accelerate.DEEPSPEED, "deepspeed_config_file"),
             command.arguments.get("deepspeed"), command.arguments.get("deepspeed_config"),
@@ -198,6 +202,19 @@ class _Run:
         sources = self.sources(command, merged, file, ds_config)
         self.apply_precision(sources)
         return figures.collect_figures(sources)
+
+    def environment_problems(self, command: launch.Command, merged: Config | None) -> Iterator[Problem]:
+        """Yields environment variables that accelerate does not read, replaces or ignores."""
+        variables = command.environment
+        yield from environment.unknown_variables(variables, command.file, command.text)
+        yield from environment.wrong_switches(variables, command.file)
+        if merged is not None and command.launcher == "accelerate":
+            yield from environment.overwritten_variables(variables, merged, command.file)
+        # A Trainer turns FSDP on by its own arguments, and a plugin in the script by being there
+        words = frozenset[str]().union(*(script.words for script in self.scripts))
+        is_plain = "Accelerator" in words and not words & {"Trainer", "SFTTrainer", *_PLUGINS}
+        if is_plain and (merged is None or accelerate.kind_of(merged) != "FSDP"):
+            yield from environment.idle_variables(variables, command.file)
 
     def merged_problems(self, merged: Config) -> Iterator[Problem]:
         """Yields the problems of what a command sets without an accelerate file."""
@@ -274,14 +291,16 @@ class _Run:
 
     def trainer(self, config: Config, recipe: recipes.Recipe, file: Path) -> None:
         """Checks a trainer's YAML, and the DeepSpeed file that it names."""
-        config = recipes.override(config, recipe, self.command)
+        config = recipes.override(config, self.command)
         self.trainers.append((config, recipe))
-        before, stage = len(self.problems), None
+        stage = None
         script = recipes.as_script(config, recipe)
         self.script(script, file)
         for source, call in scripts.deepspeed_configs(script):
             ds_config = _read_beside(file, source) if isinstance(source, str) else source
             stage = parse_whole(ds_config.get("zero_optimization", "stage")) if ds_config else None
+            if ds_config is not None and not isinstance(source, str):
+                self.deepspeeds.append(ds_config)
             if ds_config is None:
                 message = f"{source} is not found from here: the DeepSpeed settings are not checked"
                 fix = f"zeromon check {file} in the folder where you start the training"
@@ -291,10 +310,13 @@ class _Run:
         told = recipes.fsdp_config(config) if recipe is recipes.AXOLOTL else None
         if told is not None:
             self.problems += accelerate.fsdp_problems(told, None, self.machine)
-        self.problems[before:] = [
-            recipes.spell(problem, recipe) if problem.file == config.file else problem
-            for problem in self.problems[before:]
-        ]
+
+    def spelled_problems(self) -> Iterator[Problem]:
+        """Yields the problems, those of a trainer's YAML in its own words."""
+        by_file = {config.file: recipe for config, recipe in self.trainers}
+        for problem in self.problems:
+            recipe = by_file.get(problem.file)
+            yield recipes.spell(problem, recipe) if recipe is not None else problem
 
     def unreadable(self, file: Path, error: UnreadableError, severity: str = "error") -> None:
         """Reports a file that cannot be read."""
