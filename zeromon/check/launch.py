@@ -106,12 +106,12 @@ def read_command(argv: Sequence[str]) -> Command:
     columns = _columns(argv)
     positions: dict[str, int] = {}
     options: dict[str, Any] = {}
-    stop = at - 1 if launcher == "trl" else at
+    stop = at - 1 if argv[at : at + 1] == [] or argv[at].startswith("-") else at
     if launcher not in _TRAINERS:
         flags = _FLAGS["torchrun" if launcher == "tune" else launcher] if launcher else set()
         options, stop = _options_at(argv, at, flags, positions, columns)
     script = argv[stop] if stop < len(argv) else ""
-    words: list[str] = [script] if launcher in _TRAINERS else []
+    words: list[str] = [script] if launcher in _TRAINERS and stop == at else []
     arguments, _ = _options_at(argv, stop + 1, set(), positions, columns, words)
     command = Command(
         launcher=launcher, options=options, script=script, arguments=arguments, places=positions,
@@ -340,6 +340,11 @@ def overridden_settings(command: Command, file: Config) -> Iterator[Problem]:
         message = f"{name} is {value} here and {theirs} in {file.file}: the command wins"
         fix = f"remove --{name}, or {file.write(name, value)} there"
         yield command.problem(code, "warning", name, message, fix)
+
+
+def spell_options(problem: Problem) -> Problem:
+    """Returns *problem* with a fix in the syntax of a command."""
+    return replace(problem, fix=re.sub(r"(?<!\w)([a-z]\w+): (\w+)", r"--\1 \2", problem.fix))
 
 
 def idle_options(command: Command, launch: Config) -> Iterator[Problem]:

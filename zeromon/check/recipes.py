@@ -17,7 +17,7 @@ from typing import Any
 
 from zeromon.check.accelerate import FSDP
 from zeromon.check.environment import DIALECT
-from zeromon.check.launch import Command
+from zeromon.check.launch import COMMAND, Command, spell_options
 from zeromon.check.problem import Config, Path, Problem, did_you_mean, is_on, load_schema, without_effect
 from zeromon.check.scripts import Call, Script, read_script
 
@@ -195,6 +195,16 @@ def _is_named(file: str, command: Command) -> bool:
     return any(isinstance(name, str) and File(name).resolve() == File(file).resolve() for name in names)
 
 
+def command_config(command: Command) -> Config | None:
+    """Returns the arguments of a command that takes LLaMA-Factory's without a YAML; else None."""
+    if recipe_of(command.arguments) != LLAMA_FACTORY.name:
+        return None
+    places: dict[Path, tuple[int, int]] = {
+        (name,): (command.line, column) for name, column in command.places.items()
+    }
+    return Config(file=command.file, data=command.arguments, places=places, dialect=COMMAND)
+
+
 def translate_arguments(command: Command, recipe: Recipe) -> Command:
     """Returns *command* with its arguments under the names of TrainingArguments."""
     renamed = {recipe.arguments.get(name, name): value for name, value in command.arguments.items()}
@@ -249,14 +259,16 @@ _SETTING = re.compile(r"""(?<![\w"'])(\w+)=(True|False|None|-?[\d.]+|"[^"]*"|'[^
 _LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
-def spell(problem: Problem, recipe: Recipe) -> Problem:
-    """Returns *problem* of :func:`as_script` in the names of the recipe, with a fix in YAML."""
+def spell(problem: Problem, config: Config, recipe: Recipe) -> Problem:
+    """Returns *problem* of :func:`as_script` in the names of the recipe, with a fix in its syntax."""
 
     def as_yaml(match: re.Match[str]) -> str:
         return f"{match[1]}: {re.sub(r'True|False|None', lambda m: _LITERALS[m[0]], match[2])}"
 
     fix, message = (_SETTING.sub(as_yaml, words) for words in (problem.fix, problem.message))
     key = problem.key
+    if config.dialect == COMMAND:
+        return spell_options(replace(problem, fix=fix))
     if recipe is AXOLOTL:  # which has deprecated the prefix
         fix = re.sub(r"\bfsdp_(?!version|config)", "", fix)
     for name, argument in recipe.arguments.items():

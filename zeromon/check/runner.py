@@ -174,6 +174,8 @@ class _Run:
             # A script's own configuration may be of any kind
             if isinstance(name, str) and _path_holds(Path(name).is_file):
                 self.file(Path(name), named=False)
+        if not self.trainers and (own := recipes.command_config(command)) is not None:
+            self.trainer(own, recipes.LLAMA_FACTORY, Path(command.script or "."))
         if len(self.trainers) == 1:
             command = recipes.translate_arguments(command, self.trainers[0][1])
         file, ds_config = self.launches[0] if self.launches else (None, None)
@@ -221,7 +223,8 @@ class _Run:
         is_env = merged.dialect == environment.DIALECT
         for test in accelerate.CHECKS:
             for problem in test(merged, None, self.machine):
-                yield environment.spell_variables(problem) if is_env else problem
+                spell = environment.spell_variables if is_env else launch.spell_options
+                yield spell(problem)
 
     def apply_precision(self, sources: Sources) -> None:
         """Drops ZM405 of a DeepSpeed file where the launch sets the precision, which is added to it."""
@@ -313,10 +316,10 @@ class _Run:
 
     def spelled_problems(self) -> Iterator[Problem]:
         """Yields the problems, those of a trainer's YAML in its own words."""
-        by_file = {config.file: recipe for config, recipe in self.trainers}
+        by_file = {config.file: (config, recipe) for config, recipe in self.trainers}
         for problem in self.problems:
-            recipe = by_file.get(problem.file)
-            yield recipes.spell(problem, recipe) if recipe is not None else problem
+            trainer = by_file.get(problem.file)
+            yield recipes.spell(problem, *trainer) if trainer is not None else problem
 
     def unreadable(self, file: Path, error: UnreadableError, severity: str = "error") -> None:
         """Reports a file that cannot be read."""
