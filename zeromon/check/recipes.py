@@ -9,135 +9,47 @@ Sources: ``llamafactory/hparams/parser.py`` and ``finetuning_args.py`` (0.9.5), 
 """
 
 import ast
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path as File
 from typing import Any
 
 from zeromon.check.accelerate import FSDP
 from zeromon.check.environment import DIALECT
 from zeromon.check.launch import COMMAND, Command, spell_options
-from zeromon.check.problem import Config, Path, Problem, did_you_mean, is_on, load_schema, without_effect
+from zeromon.check.problem import (
+    Config,
+    Path,
+    Problem,
+    did_you_mean,
+    is_on,
+    load_schema,
+    parse_whole,
+    without_effect,
+)
 from zeromon.check.scripts import Call, Script, read_script
-
-Read = Callable[[str], Any]
-"""The value of a setting by its dotted name; None where it is missing, false, empty or 0."""
-
-
-Exclusion = tuple[tuple[str, ...], str, Callable[[Read], Any], str]
-"""Settings, the condition under which a trainer refuses them, in words and as a test, and the fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a trainer names its settings, and what it refuses."""
+    """How a trainer names its settings, and what it refuses; from ``trainers.json``."""
 
     name: str
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Dotted name there -> argument of TrainingArguments, or of a figure; empty: all keep their name."""
     call: str = "transformers.TrainingArguments"
-    refused: tuple[Exclusion, ...] = ()
-    idle: tuple[Exclusion, ...] = ()
-    """Settings that have no effect under the condition."""
+    refused: Sequence[Mapping[str, Any]] = ()
+    """Settings that the trainer refuses under a condition: in words, as values, and with the fix."""
+    idle: Sequence[Mapping[str, Any]] = ()
+    """Settings that have no effect under a condition."""
 
 
-def _is_full(read: Read) -> bool:
-    """Returns whether LLaMA-Factory trains the model itself; its default is LoRA."""
-    return read("finetuning_type") in ("full", "freeze")
-
-
-LLAMA_FACTORY = Recipe(
-    name="LLaMA-Factory",
-    refused=(
-        (("adapter_name_or_path", "use_dora", "use_rslora", "loraplus_lr_ratio", "pissa_init"),
-         "unless finetuning_type is lora", lambda read: read("finetuning_type") not in (None, "lora"),
-         "remove {key}, or finetuning_type: lora"),
-        (("quantization_bit",), "with finetuning_type full or freeze", _is_full,
-         "remove {key}, or finetuning_type: lora"),
-        (("predict_with_generate", "use_unsloth", "pissa_init", "pure_bf16"), "at ZeRO stage 3",
-         lambda read: read("zero stage") == 3, "{key}: false, or a DeepSpeed file of stage 2"),
-        (("use_galore", "use_apollo"), "with DeepSpeed", lambda read: read("deepspeed"),
-         "{key}: false, or no deepspeed"),
-    ),
-    idle=(
-        (("lora_rank", "lora_alpha", "lora_dropout", "lora_target"),
-         "with finetuning_type full or freeze", _is_full, ""),
-    ),
-)  # fmt: skip
-
-
-def _is_fsdp_2(read: Read) -> bool:
-    names = ("fsdp_version", "fsdp_config.fsdp_version", "fsdp_config.version")
-    return any(str(read(name)) == "2" for name in names)
-
-
-def _sets_fsdp(read: Read, name: str) -> bool:
-    return bool(read(f"fsdp_config.{name}") or read(f"fsdp_config.fsdp_{name}"))
-
-
-AXOLOTL = Recipe(
-    name="axolotl",
-    arguments={
-        "micro_batch_size": "per_device_train_batch_size", "lr_scheduler": "lr_scheduler_type",
-        **{name: name for name in ("gradient_accumulation_steps", "learning_rate", "weight_decay",
-           "max_grad_norm", "fp16", "bf16", "gradient_checkpointing", "deepspeed")},
-    },
-    refused=(
-        (("deepspeed",), "beside fsdp", lambda read: read("fsdp") or read("fsdp_config"),
-         "remove one of them"),
-        (("batch_size",), "beside gradient_accumulation_steps",
-         lambda read: read("gradient_accumulation_steps"), "micro_batch_size instead of batch_size"),
-        (("load_in_8bit", "load_in_4bit"), "without an adapter",
-         lambda read: not read("adapter") and not read("inference"), "{key}: false, or adapter: lora"),
-        (("adapter",), "qlora without load_in_4bit", lambda read: read("adapter") == "qlora"
-         and not read("gptq") and not read("load_in_4bit"), "load_in_4bit: true"),
-        (("load_in_8bit",), "with adapter qlora", lambda read: read("adapter") == "qlora",
-         "load_in_8bit: false"),
-        (("optimizer",), "in 8 bits with offload_params of FSDP1",
-         lambda read: "8bit" in str(read("optimizer")) and _sets_fsdp(read, "offload_params")
-         and not _is_fsdp_2(read), "optimizer: adamw_torch_fused"),
-        (("optimizer",), "of bitsandbytes with FSDP2", lambda read: read("fsdp_config")
-         and _is_fsdp_2(read) and read("optimizer") in ("adamw_8bit", "adamw_bnb_8bit"),
-         "optimizer: adamw_torch_8bit"),
-        (("load_in_4bit",), "with cpu_ram_efficient_loading of FSDP2",
-         lambda read: _is_fsdp_2(read) and _sets_fsdp(read, "cpu_ram_efficient_loading"),
-         "cpu_ram_efficient_loading: false"),
-    ),
-    idle=((("fp16",), "beside bf16, which axolotl takes",
-           lambda read: read("bf16") in (True, "full"), ""),),
-)  # fmt: skip
-
-
-def _runs_in_backward(read: Read) -> bool:
-    """Returns whether the optimizer runs in backward; recipes of LoRA do not read the setting."""
-    return bool(read("optimizer_in_bwd")) and "lora" not in str(read("model._component_"))
-
-
-TORCHTUNE = Recipe(
-    name="torchtune",
-    call="torchtune.recipe",
-    arguments={
-        "batch_size": "per_device_train_batch_size", "dtype": "mixed_precision",
-        "gradient_accumulation_steps": "gradient_accumulation_steps", "optimizer.lr": "learning_rate",
-        "clip_grad_norm": "max_grad_norm", "fsdp_cpu_offload": "fsdp_cpu_offload",
-        "enable_activation_checkpointing": "gradient_checkpointing",
-    },
-    refused=(  # the recipe of PPO, which has a policy_model, clips nothing
-        (("clip_grad_norm",), "with optimizer_in_bwd",
-         lambda read: read("model") and _runs_in_backward(read), "clip_grad_norm: null"),
-        (("gradient_accumulation_steps",), "above 1 with optimizer_in_bwd", lambda read:
-         read("gradient_accumulation_steps") != 1 and _runs_in_backward(read),
-         "gradient_accumulation_steps: 1, or optimizer_in_bwd: false"),
-        (("dtype",), "fp16", lambda read: read("optimizer") and read("dtype") == "fp16", "dtype: bf16"),
-        (("enable_activation_offloading",), "without enable_activation_checkpointing", lambda read:
-         read("model") and not read("kd_loss") and not read("enable_activation_checkpointing"),
-         "enable_activation_checkpointing: true"),
-    ),
-)  # fmt: skip
-
-TRANSFORMERS = Recipe(name="transformers")
-RECIPES = {recipe.name: recipe for recipe in (LLAMA_FACTORY, AXOLOTL, TORCHTUNE, TRANSFORMERS)}
+_TABLE = json.loads(files("zeromon.check").joinpath("trainers.json").read_text())
+RECIPES = {name: Recipe(name=name, **content) for name, content in _TABLE.items()}
+LLAMA_FACTORY, AXOLOTL, TORCHTUNE, TRANSFORMERS = RECIPES.values()
 
 UNCHECKED = {
     "pipe_parallel_size": "GPT-NeoX", "model_parallel_size": "GPT-NeoX", "actor_rollout_ref": "verl",
@@ -284,21 +196,33 @@ def spell(problem: Problem, config: Config, recipe: Recipe) -> Problem:
 
 def exclusions(config: Config, recipe: Recipe, stage: int | None) -> Iterator[Problem]:
     """Yields what the trainer refuses, and what has no effect; *stage*: of its DeepSpeed file."""
+    told = fsdp_config(config)
+    pseudo = {"ZeRO stage": stage, "fsdp_version": told and told.get(FSDP, "fsdp_version")}
 
     def read(name: str) -> Any:
-        value = stage if name == "zero stage" else config.get(*name.split("."))
+        section, _, key = name.partition(".")
+        names = (section, key), (section, f"fsdp_{key}"), (name,)
+        value = pseudo.get(name) or next(
+            (config.get(*path) for path in names if config.has(*path)), None
+        )
         return None if value in (0, "", [], {}) or is_on(value) is False else value
 
-    for keys, condition, applies, fix in recipe.refused:
+    def holds(name: str, values: Sequence[Any]) -> bool:
+        value = read(name)
+        if values[0] == "not":
+            return value is not None and value not in values
+        return value in values or (values[0] == "*" and value is not None)
+
+    for kind in (*recipe.refused, *recipe.idle):
+        keys = [key for key in kind["keys"] if read(key) is not None]
+        if not keys or not all(holds(*condition) for condition in kind["when"].items()):
+            continue
+        if kind in recipe.idle:
+            yield config.problem("ZM106", "info", (keys[0],), *without_effect(keys, kind["condition"]))
+            continue
         for key in keys:
-            if read(key) is not None and applies(read):
-                message = f"{recipe.name} refuses {key} {condition}"
-                yield config.problem("ZM105", "error", (key,), message, fix.format(key=key))
-    for keys, condition, applies, _ in recipe.idle:
-        names = [key for key in keys if read(key) is not None]
-        if names and applies(read):
-            message, fix = without_effect(names, condition)
-            yield config.problem("ZM106", "info", (names[0],), message, fix)
+            message = f"{recipe.name} refuses {key} {kind['condition']}"
+            yield config.problem("ZM105", "error", (key,), message, kind["fix"].format(key=key))
 
 
 def misspelt_arguments(config: Config, recipe: Recipe) -> Iterator[Problem]:
@@ -324,7 +248,8 @@ def fsdp_config(config: Config) -> Config | None:
     section = config.section(FSDP)
     if not section and not config.get("fsdp"):
         return None
-    version = config.get("fsdp_version") or section.get("version") or section.get("fsdp_version") or 1
+    versions = config.get("fsdp_version"), section.get("version"), section.get("fsdp_version")
+    version = next(filter(None, map(parse_whole, versions)), 1)
     # axolotl passes the policy on where it is given, and transformers wraps by class without it
     known = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **section, "fsdp_version": version}
     known.pop("version", None)
