@@ -56,8 +56,8 @@ def read_kind(variables: Variables) -> str:
 
 def read_options(variables: Variables) -> dict[str, Variable]:
     """Returns option -> variable, for each variable with a known value."""
-    known = {option_of(name): v for name, v in variables.items() if "$" not in str(v.value)}
-    return {option: variable for option, variable in known.items() if option}
+    settings = {option_of(name): v for name, v in variables.items() if "$" not in str(v.value)}
+    return {option: variable for option, variable in settings.items() if option}
 
 
 def merge_options(
@@ -87,14 +87,14 @@ def merge_options(
 def unknown_variables(variables: Variables, file: str, used: str) -> Iterator[Problem]:
     """Yields variables with a misspelt name; *used*: the text of the launch, which may read its own."""
     library = load_schema()["accelerate"]
-    plain = {_plain_name(name): name for name in library["environment"]}
+    plain_names = {_plain_name(name): name for name in library["environment"]}
     for name, variable in variables.items():
         is_known = name in library["environment"] or not name.startswith(_PREFIXES)
-        matches = get_close_matches(_plain_name(name), plain, 1, 0.8)
+        matches = get_close_matches(_plain_name(name), plain_names, 1, 0.8)
         # Without a name like it the variable may be one of the script; a shell may read it itself
         if matches and not is_known and not re.search(rf"\$\{{?{name}\b", used):
             message = f"accelerate {library['version']} does not read {name}"
-            fix = f"did you mean {plain[matches[0]]}?"
+            fix = f"did you mean {plain_names[matches[0]]}?"
             yield _variable_problem("ZM102", variable, file, message, fix, name)
 
 

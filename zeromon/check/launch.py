@@ -63,10 +63,10 @@ class Command:
     """Name of an option or argument -> its column in the command."""
     file: str = _FILE
     line: int = 1
-    words: tuple[str, ...] = ()
+    positionals: tuple[str, ...] = ()
     """Arguments of the script without a name, such as the YAML of a trainer."""
     environment: Mapping[str, Variable] = field(default_factory=dict)
-    text: str = ""
+    launch_text: str = ""
     """All that the command and its file say."""
 
     def problem(self, code: str, severity: str, name: str, message: str, fix: str) -> Problem:
@@ -80,21 +80,18 @@ class Command:
         option = self.options.get
         if self.launcher == "accelerate":
             return parse_whole(option("num_processes"))
-        if self.launcher == "llamafactory-cli":  # launch() in llamafactory/launcher.py
+        per_node, nodes = option("nproc_per_node", 1), option("nnodes", 1)
+        if self.launcher == "deepspeed":
+            per_node, nodes = option("num_gpus"), option("num_nodes", 1)
+        elif self.launcher == "llamafactory-cli":  # launch() in llamafactory/launcher.py
             variables = {name: variable.value for name, variable in self.environment.items()}
             visible = str(variables.get("CUDA_VISIBLE_DEVICES", "$"))
             devices = None if "$" in visible else len(visible.split(","))
-            option = {"nproc_per_node": devices, **{k.lower(): v for k, v in variables.items()}}.get
-        if self.launcher in ("torchrun", "tune", "llamafactory-cli"):
-            per_node, nodes = (
-                parse_whole(option("nproc_per_node", 1)),
-                parse_whole(option("nnodes", 1)),
-            )
-            return per_node * nodes if per_node and nodes else None
-        if self.launcher == "deepspeed":
-            per_node, nodes = parse_whole(option("num_gpus")), parse_whole(option("num_nodes", 1))
-            return per_node * nodes if per_node and nodes else None
-        return None
+            per_node, nodes = variables.get("NPROC_PER_NODE", devices), variables.get("NNODES", 1)
+        elif self.launcher not in ("torchrun", "tune"):
+            return None
+        counts = parse_whole(per_node), parse_whole(nodes)
+        return counts[0] * counts[1] if counts[0] and counts[1] else None
 
 
 def read_command(argv: Sequence[str]) -> Command:
@@ -111,11 +108,12 @@ def read_command(argv: Sequence[str]) -> Command:
         flags = _FLAGS["torchrun" if launcher == "tune" else launcher] if launcher else set()
         options, stop = _options_at(argv, at, flags, positions, columns)
     script = argv[stop] if stop < len(argv) else ""
-    words: list[str] = [script] if launcher in _TRAINERS and stop == at else []
-    arguments, _ = _options_at(argv, stop + 1, set(), positions, columns, words)
+    positionals: list[str] = [script] if launcher in _TRAINERS and stop == at else []
+    arguments, _ = _options_at(argv, stop + 1, set(), positions, columns, positionals)
     command = Command(
         launcher=launcher, options=options, script=script, arguments=arguments, places=positions,
-        words=tuple(words), environment=_read_variables(argv[:at], columns), text=" ".join(argv),
+        positionals=tuple(positionals), launch_text=" ".join(argv),
+        environment=_read_variables(argv[:at], columns),
     )  # fmt: skip
     return _as_accelerate(command) if launcher in _TRAINERS else command
 
@@ -195,22 +193,22 @@ def _options_at(
     flags: set[str],
     positions: dict[str, int],
     columns: Sequence[int],
-    words: list[str] | None = None,
+    positionals: list[str] | None = None,
 ) -> tuple[dict[str, Any], int]:
-    """Returns the options from *at* on, and where they end: without *words* at the first other word.
+    """Returns the options from *at* on, and where they end: by default at the first other word.
 
-    Other words are added to *words*; ``name=value`` is an option of Hydra's kind.
+    Other words are added to *positionals*, if given; ``name=value`` is an option of Hydra's kind.
     """
     options: dict[str, Any] = {}
     while at < len(argv):
         token = argv[at]
         if not token.startswith("-") or token in ("-", "--"):
-            if words is None:
+            if positionals is None:
                 break
             if pair := re.fullmatch(r"([\w.]+)=(.*)", token):
                 positions.setdefault(pair[1], columns[at])
                 options[pair[1]] = _literal_value(pair[2])
-            words += [] if pair or token == "--" else [token]
+            positionals += [] if pair or token == "--" else [token]
             at += 1
             continue
         name, equals, value = token.lstrip("-").partition("=")
@@ -281,8 +279,8 @@ def effective_config(command: Command, file: Config | None) -> Config | None:
             section = data.get(path[0])
             data[path[0]] = {**(section if isinstance(section, Mapping) else {}), name: value}
     launched_kind = data.get("distributed_type")
-    for path, place in merge_options(data, command.environment, setting_paths(command)).items():
-        origins[path[-1]], positions[path] = ENVIRONMENT, place
+    for path, position in merge_options(data, command.environment, setting_paths(command)).items():
+        origins[path[-1]], positions[path] = ENVIRONMENT, position
     data.setdefault("distributed_type", "MULTI_GPU")
     is_from_env = launched_kind != data["distributed_type"] == read_kind(command.environment)
     if is_from_env:
@@ -404,7 +402,7 @@ class Launch:
 def read_launch(content: str, file: str) -> Launch:
     """Returns the command and the machine of a launch file."""
     commands: list[Command] = []
-    plain: list[Command] = []
+    processes: list[Command] = []
     comments, at = [], 1
     exported: dict[str, Variable] = {}
     # The mark of a continued line is kept, or the lines behind it would be counted too low
@@ -417,9 +415,11 @@ def read_launch(content: str, file: str) -> Launch:
             exported |= _read_variables(argv, _columns(argv), at)
         elif is_launch_command(argv) or _runs_script(argv):
             command = read_command(argv)
-            own = {name: replace(v, line=at) for name, v in command.environment.items()}
-            command = replace(command, file=file, line=at, environment=exported | own, text=content)
-            (commands if command.launcher else plain).append(command)
+            own_variables = {name: replace(v, line=at) for name, v in command.environment.items()}
+            command = replace(
+                command, file=file, line=at, environment=exported | own_variables, launch_text=content
+            )
+            (commands if command.launcher else processes).append(command)
         at += 1 + row.count("\\ ")
     remarks = "\n".join(comments)
     # A family without a known device makes the device uncertain, also beside a known one
@@ -428,7 +428,7 @@ def read_launch(content: str, file: str) -> Launch:
     instances = {match.group() for match in _INSTANCE.finditer(remarks)}
     full = len(instances) == 1 and instances < set(_EIGHT)
     return Launch(
-        command=(commands or plain)[0] if len(commands or plain) == 1 else None,
+        command=(commands or processes)[0] if len(commands or processes) == 1 else None,
         device=next(iter(devices)) if len(devices) == 1 and "?" not in devices else "",
         devices_per_host=8 if full else None,
     )

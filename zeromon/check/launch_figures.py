@@ -39,7 +39,7 @@ class Sources:
     deepspeed: Config | None
     scripts: tuple[Script, ...]
     trainers: tuple[Config, ...] = ()
-    """What a trainer's YAML tells accelerate by the environment."""
+    """The options that a trainer's YAML tells accelerate by the environment."""
 
 
 _OFFLOAD = {"optimizer": "offload_optimizer", "parameters": "offload_param"}

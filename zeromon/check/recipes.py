@@ -73,14 +73,20 @@ def recipe_of(data: Mapping[Any, Any]) -> str:
     """Returns the name of the recipe that *data* is of; "" for none."""
     if any(isinstance(value, Mapping) and "_component_" in value for value in data.values()):
         return TORCHTUNE.name
-    own = ("micro_batch_size", "datasets", "sequence_len", "adapter", "gradient_accumulation_steps")
-    if "base_model" in data and any(name in data for name in own):
+    own_names = (
+        "micro_batch_size",
+        "datasets",
+        "sequence_len",
+        "adapter",
+        "gradient_accumulation_steps",
+    )
+    if "base_model" in data and any(name in data for name in own_names):
         return AXOLOTL.name
     is_stage = data.get("stage") in _STAGES and ("model_name_or_path" in data or "template" in data)
     if is_stage or "finetuning_type" in data:
         return LLAMA_FACTORY.name
-    known = [name for name in data if name in load_schema()["transformers"]["arguments"]]
-    return TRANSFORMERS.name if len(known) >= _ENOUGH else ""
+    arguments = [name for name in data if name in load_schema()["transformers"]["arguments"]]
+    return TRANSFORMERS.name if len(arguments) >= _ENOUGH else ""
 
 
 # ---- a YAML as a script ---------------------------------------------------------------------------
@@ -92,18 +98,18 @@ def override(config: Config, command: Command | None) -> Config:
         return config
     data = dict(config.data)
     for name, value in command.arguments.items():
-        *above, last = name.split(".")
+        *outer_keys, last_key = name.split(".")
         section = data
-        for key in above:
+        for key in outer_keys:
             inner = section.get(key)
             section[key] = dict(inner) if isinstance(inner, Mapping) else {}
             section = section[key]
-        section[last] = None if value == "null" else value
+        section[last_key] = None if value == "null" else value
     return replace(config, data=data)
 
 
 def _is_named(file: str, command: Command) -> bool:
-    names = [*command.words, command.script, command.arguments.get("config")]
+    names = [*command.positionals, command.script, command.arguments.get("config")]
     return any(isinstance(name, str) and File(name).resolve() == File(file).resolve() for name in names)
 
 
@@ -111,10 +117,10 @@ def command_config(command: Command) -> Config | None:
     """Returns the arguments of a command that takes LLaMA-Factory's without a YAML; else None."""
     if recipe_of(command.arguments) != LLAMA_FACTORY.name:
         return None
-    places: dict[Path, tuple[int, int]] = {
+    positions: dict[Path, tuple[int, int]] = {
         (name,): (command.line, column) for name, column in command.places.items()
     }
-    return Config(file=command.file, data=command.arguments, places=places, dialect=COMMAND)
+    return Config(file=command.file, data=command.arguments, places=positions, dialect=COMMAND)
 
 
 def translate_arguments(command: Command, recipe: Recipe) -> Command:
@@ -143,7 +149,7 @@ def as_script(config: Config, recipe: Recipe) -> Script:
     return replace(read_script(config.file, tree), calls=(call,), dialect="yaml")
 
 
-_FLOAT = re.compile(r"[+-]?[\d.]+[eE][+-]?\d+")
+_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 
 
 def _as_node(config: Config, path: Path, value: Any) -> ast.expr:
@@ -160,8 +166,8 @@ def _as_node(config: Config, path: Path, value: Any) -> ast.expr:
     else:
         # YAML 1.1 reads 1e-5 as a text, and each of the trainers makes a number of it
         is_float = isinstance(value, str) and _FLOAT.fullmatch(value)
-        plain = value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
-        node = ast.Constant(float(value) if is_float else plain)
+        literal = value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+        node = ast.Constant(float(value) if is_float else literal)
     line_number, column = config.place(path)
     node.lineno, node.col_offset = line_number, column - 1
     return node
@@ -177,7 +183,7 @@ def spell(problem: Problem, config: Config, recipe: Recipe) -> Problem:
     def as_yaml(match: re.Match[str]) -> str:
         return f"{match[1]}: {re.sub(r'True|False|None', lambda m: _LITERALS[m[0]], match[2])}"
 
-    fix, message = (_SETTING.sub(as_yaml, words) for words in (problem.fix, problem.message))
+    fix, message = (_SETTING.sub(as_yaml, sentence) for sentence in (problem.fix, problem.message))
     key = problem.key
     if config.dialect == COMMAND:
         return spell_options(replace(problem, fix=fix))
@@ -196,8 +202,11 @@ def spell(problem: Problem, config: Config, recipe: Recipe) -> Problem:
 
 def exclusions(config: Config, recipe: Recipe, stage: int | None) -> Iterator[Problem]:
     """Yields what the trainer refuses, and what has no effect; *stage*: of its DeepSpeed file."""
-    told = fsdp_config(config)
-    pseudo = {"ZeRO stage": stage, "fsdp_version": told and told.get(FSDP, "fsdp_version")}
+    fsdp_options = fsdp_config(config)
+    pseudo = {
+        "ZeRO stage": stage,
+        "fsdp_version": fsdp_options and fsdp_options.get(FSDP, "fsdp_version"),
+    }
 
     def read(name: str) -> Any:
         section, _, key = name.partition(".")
@@ -232,7 +241,8 @@ def misspelt_arguments(config: Config, recipe: Recipe) -> Iterator[Problem]:
     names that LLaMA-Factory, TRL and older versions of transformers have, none is as like one.
     """
     arguments = load_schema()["transformers"]["arguments"]
-    for name in config.data if not recipe.arguments else ():
+    own_names = (name for name in config.data if (name,) in config.places)  # and not on the command line
+    for name in own_names if not recipe.arguments else ():
         is_known = name in arguments or name == "accelerate_config"  # of TRL's launcher
         close = "" if is_known else did_you_mean(name, arguments, 0.91)
         if close and close[len("did you mean ") : -1] not in config.data:
@@ -251,7 +261,7 @@ def fsdp_config(config: Config) -> Config | None:
     versions = config.get("fsdp_version"), section.get("version"), section.get("fsdp_version")
     version = next(filter(None, map(parse_whole, versions)), 1)
     # axolotl passes the policy on where it is given, and transformers wraps by class without it
-    known = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **section, "fsdp_version": version}
-    known.pop("version", None)
-    data = {"distributed_type": "FSDP", FSDP: known}
+    options = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **section, "fsdp_version": version}
+    options.pop("version", None)
+    data = {"distributed_type": "FSDP", FSDP: options}
     return replace(config, data=data, dialect=DIALECT)

@@ -158,10 +158,12 @@ class _Run:
         """Returns all that a launch is made of."""
         if ds is None and len(self.deepspeeds) == 1:
             [ds] = self.deepspeeds
-        told = [recipes.fsdp_config(c) for c, recipe in self.trainers if recipe is recipes.AXOLOTL]
+        fsdp_configs = [
+            recipes.fsdp_config(c) for c, recipe in self.trainers if recipe is recipes.AXOLOTL
+        ]
         return Sources(
             command=command, launch=merged, file=file, deepspeed=ds, scripts=tuple(self.scripts),
-            trainers=tuple(filter(None, told)),
+            trainers=tuple(filter(None, fsdp_configs)),
         )  # fmt: skip
 
     def launched(self, command: launch.Command) -> list[Figure]:
@@ -170,12 +172,12 @@ class _Run:
         for name in (*named, *map(command.arguments.get, ("deepspeed", "deepspeed_config"))):
             if isinstance(name, str) and _path_holds(Path(name).is_file):
                 self.file(Path(name), named=True)
-        for name in (*command.words, command.arguments.get("config")):
+        for name in (*command.positionals, command.arguments.get("config")):
             # A script's own configuration may be of any kind
             if isinstance(name, str) and _path_holds(Path(name).is_file):
                 self.file(Path(name), named=False)
-        if not self.trainers and (own := recipes.command_config(command)) is not None:
-            self.trainer(own, recipes.LLAMA_FACTORY, Path(command.script or "."))
+        if not self.trainers and (arguments := recipes.command_config(command)) is not None:
+            self.trainer(arguments, recipes.LLAMA_FACTORY, Path(command.script or "."))
         if len(self.trainers) == 1:
             command = recipes.translate_arguments(command, self.trainers[0][1])
         file, ds_config = self.launches[0] if self.launches else (None, None)
@@ -208,13 +210,17 @@ class _Run:
     def environment_problems(self, command: launch.Command, merged: Config | None) -> Iterator[Problem]:
         """Yields environment variables that accelerate does not read, replaces or ignores."""
         variables = command.environment
-        yield from environment.unknown_variables(variables, command.file, command.text)
+        yield from environment.unknown_variables(variables, command.file, command.launch_text)
         yield from environment.wrong_switches(variables, command.file)
         if merged is not None and command.launcher == "accelerate":
             yield from environment.overwritten_variables(variables, merged, command.file)
         # A Trainer turns FSDP on by its own arguments, and a plugin in the script by being there
-        words = frozenset[str]().union(*(script.words for script in self.scripts))
-        is_plain = "Accelerator" in words and not words & {"Trainer", "SFTTrainer", *_PLUGINS}
+        script_words = frozenset[str]().union(*(script.words for script in self.scripts))
+        is_plain = "Accelerator" in script_words and not script_words & {
+            "Trainer",
+            "SFTTrainer",
+            *_PLUGINS,
+        }
         if is_plain and (merged is None or accelerate.kind_of(merged) != "FSDP"):
             yield from environment.idle_variables(variables, command.file)
 
@@ -310,9 +316,9 @@ class _Run:
                 self.problems.append(script.problem("ZM101", "info", call.node, message, fix))
         self.problems += recipes.exclusions(config, recipe, stage)
         self.problems += recipes.misspelt_arguments(config, recipe)
-        told = recipes.fsdp_config(config) if recipe is recipes.AXOLOTL else None
-        if told is not None:
-            self.problems += accelerate.fsdp_problems(told, None, self.machine)
+        fsdp_config = recipes.fsdp_config(config) if recipe is recipes.AXOLOTL else None
+        if fsdp_config is not None:
+            self.problems += accelerate.fsdp_problems(fsdp_config, None, self.machine)
 
     def spelled_problems(self) -> Iterator[Problem]:
         """Yields the problems, those of a trainer's YAML in its own words."""
