@@ -84,6 +84,15 @@ def merge_options(
     return positions
 
 
+def merge_precision(data: dict[str, Any], variables: Variables) -> dict[Path, tuple[int, int]]:
+    """Adds the precision of the environment to *data*; returns its position."""
+    variable = read_options(variables).get("mixed_precision")
+    if variable is None:
+        return {}
+    data["mixed_precision"] = variable.value
+    return {("mixed_precision",): (variable.line, variable.column)}
+
+
 def unknown_variables(variables: Variables, file: str, used: str) -> Iterator[Problem]:
     """Yields variables with a misspelt name; *used*: the text of the launch, which may read its own."""
     library = load_schema()["accelerate"]

@@ -19,9 +19,9 @@ from zeromon.check.environment import (
     ENVIRONMENT,
     Variable,
     merge_options,
+    merge_precision,
     option_of,
     read_kind,
-    read_options,
 )
 from zeromon.check.problem import Config, Machine, Path, Problem, load_schema, parse_whole
 
@@ -257,17 +257,15 @@ def effective_config(command: Command, file: Config | None) -> Config | None:
 
     None where another launcher reads neither.
     """
-    if command.launcher != "accelerate":
-        return _environment_config(command) or file
+    is_launched = command.launcher == "accelerate"
     # A copy: the checks of the file itself must not see what the command sets
-    data: dict[str, Any] = dict(file.data) if file is not None else {}
+    data: dict[str, Any] = dict(file.data) if file is not None and is_launched else {}
     origins: dict[str, str] = {}
-    kinds = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
-    for option, kind in kinds.items():
-        if command.options.get(option):
-            data["distributed_type"], origins["distributed_type"] = kind, COMMAND
     positions: dict[Path, tuple[int, int]] = {(): (command.line, 1)}
-    for name, value in command.options.items():
+    kinds = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
+    for name, value in command.options.items() if is_launched else ():
+        if name in kinds:
+            data["distributed_type"], origins["distributed_type"] = kinds[name], COMMAND
         path = _setting_path(name)
         if path is None or name == "config_file":
             continue
@@ -279,33 +277,22 @@ def effective_config(command: Command, file: Config | None) -> Config | None:
             section = data.get(path[0])
             data[path[0]] = {**(section if isinstance(section, Mapping) else {}), name: value}
     launched_kind = data.get("distributed_type")
-    for path, position in merge_options(data, command.environment, setting_paths(command)).items():
-        origins[path[-1]], positions[path] = ENVIRONMENT, position
+    added = merge_options(data, command.environment, setting_paths(command))
+    if not is_launched:  # which would set the precision itself
+        added |= merge_precision(data, command.environment)
+        if not data:
+            return file
+        data |= {"num_processes": command.ranks, "num_machines": command.options.get("nnodes")}
+    positions |= added
+    origins |= {path[-1]: ENVIRONMENT for path in added}
     data.setdefault("distributed_type", "MULTI_GPU")
     is_from_env = launched_kind != data["distributed_type"] == read_kind(command.environment)
     if is_from_env:
         origins["distributed_type"] = ENVIRONMENT
-    if file is None:
-        dialect = DIALECT if is_from_env else "yaml"
+    if file is None or not is_launched:
+        dialect = "yaml" if is_launched and not is_from_env else DIALECT
         return Config(file=command.file, origins=origins, data=data, places=positions, dialect=dialect)
     return replace(file, data=data, origins=origins)
-
-
-def _environment_config(command: Command) -> Config | None:
-    """Returns what the environment alone tells accelerate; None where it tells nothing."""
-    data: dict[str, Any] = {}
-    positions: dict[Path, tuple[int, int]] = {(): (command.line, 1)}
-    positions |= merge_options(data, command.environment, setting_paths(command))
-    precision = read_options(command.environment).get("mixed_precision")
-    if precision is not None:
-        data["mixed_precision"] = precision.value
-        positions["mixed_precision",] = precision.line, precision.column
-    if not data:
-        return None
-    origins = dict.fromkeys(["distributed_type", *(path[-1] for path in positions if path)], ENVIRONMENT)
-    data.setdefault("distributed_type", "MULTI_GPU")
-    data |= {"num_processes": command.ranks, "num_machines": command.options.get("nnodes")}
-    return Config(file=command.file, origins=origins, data=data, places=positions, dialect=DIALECT)
 
 
 def setting_paths(command: Command) -> dict[str, Path]:

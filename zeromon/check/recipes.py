@@ -184,7 +184,7 @@ def spell(problem: Problem, config: Config, recipe: Recipe) -> Problem:
         return f"{match[1]}: {re.sub(r'True|False|None', lambda m: _LITERALS[m[0]], match[2])}"
 
     fix, message = (_SETTING.sub(as_yaml, sentence) for sentence in (problem.fix, problem.message))
-    key = problem.key
+    message, key = message.replace("this script", "this file"), problem.key
     if config.dialect == COMMAND:
         return spell_options(replace(problem, fix=fix))
     if recipe is AXOLOTL:  # which has deprecated the prefix

@@ -48,8 +48,8 @@ _WORDS = (
 
 _HALF = ("bf16", "fp16", "fp8")
 
-_PLUGINS = {"FullyShardedDataParallelPlugin", "fsdp_plugin", "HfArgumentParser", "TrlParser"}
-"""Names of a script that may turn FSDP on."""
+_PLUGINS = {"FullyShardedDataParallelPlugin", "fsdp_plugin"}
+"""Names in a script that turns FSDP on itself."""
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 
@@ -216,11 +216,10 @@ class _Run:
             yield from environment.overwritten_variables(variables, merged, command.file)
         # A Trainer turns FSDP on by its own arguments, and a plugin in the script by being there
         script_words = frozenset[str]().union(*(script.words for script in self.scripts))
-        is_plain = "Accelerator" in script_words and not script_words & {
-            "Trainer",
-            "SFTTrainer",
-            *_PLUGINS,
-        }
+        has_trainer = any(
+            word.endswith(("Trainer", "TrainingArguments", "HfArgumentParser")) for word in script_words
+        )
+        is_plain = "Accelerator" in script_words and not has_trainer and not script_words & _PLUGINS
         if is_plain and (merged is None or accelerate.kind_of(merged) != "FSDP"):
             yield from environment.idle_variables(variables, command.file)
 
