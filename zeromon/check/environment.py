@@ -145,7 +145,8 @@ def overwritten_variables(variables: Variables, launch: Config, file: str) -> It
 def idle_variables(variables: Variables, file: str) -> Iterator[Problem]:
     """Yields one problem for all variables of FSDP, where nothing turns FSDP on."""
     names = [name for name in variables if option_of(name).startswith("fsdp_")]
-    if names and not read_kind(variables):
+    is_unknown = any("$" in str(variables[name].value) for name in _KINDS if name in variables)
+    if names and not is_unknown and not read_kind(variables):
         message, _ = without_effect(names, "unless ACCELERATE_USE_FSDP is true")
         fix = "ACCELERATE_USE_FSDP=true"
         yield _variable_problem("ZM106", variables[names[0]], file, message, fix, names[0])

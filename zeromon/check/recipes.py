@@ -49,7 +49,7 @@ class Recipe:
 
 _TABLE = json.loads(files("zeromon.check").joinpath("trainers.json").read_text())
 RECIPES = {name: Recipe(name=name, **content) for name, content in _TABLE.items()}
-LLAMA_FACTORY, AXOLOTL, TORCHTUNE, TRANSFORMERS = RECIPES.values()
+LLAMA_FACTORY, AXOLOTL, TORCHTUNE, MS_SWIFT, TRANSFORMERS = RECIPES.values()
 
 UNCHECKED = {
     "pipe_parallel_size": "GPT-NeoX", "model_parallel_size": "GPT-NeoX", "actor_rollout_ref": "verl",
@@ -65,6 +65,11 @@ def project_of(data: Mapping[Any, Any]) -> str:
 
 
 _STAGES = ("sft", "pt", "rm", "ppo", "dpo", "kto")
+_OF_TRANSFORMERS = {
+    "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "report_to",
+    "lr_scheduler_type", "gradient_checkpointing_kwargs", "save_total_limit",
+}  # fmt: skip
+"""Arguments of a Trainer that configurations of other frameworks do not have."""
 _ENOUGH = 3
 """So many arguments of a Trainer at the top make a file a configuration of one."""
 
@@ -85,8 +90,11 @@ def recipe_of(data: Mapping[Any, Any]) -> str:
     is_stage = data.get("stage") in _STAGES and ("model_name_or_path" in data or "template" in data)
     if is_stage or "finetuning_type" in data:
         return LLAMA_FACTORY.name
-    arguments = [name for name in data if name in load_schema()["transformers"]["arguments"]]
-    return TRANSFORMERS.name if len(arguments) >= _ENOUGH else ""
+    if "model" in data and any(name in data for name in ("train_type", "tuner_type", "sft_type")):
+        return MS_SWIFT.name
+    arguments = {*load_schema()["transformers"]["arguments"]}.intersection(data)
+    is_trainer = len(arguments) >= _ENOUGH and arguments & _OF_TRANSFORMERS
+    return TRANSFORMERS.name if is_trainer else ""
 
 
 # ---- a YAML as a script ---------------------------------------------------------------------------
@@ -263,5 +271,12 @@ def fsdp_config(config: Config) -> Config | None:
     # axolotl passes the policy on where it is given, and transformers wraps by class without it
     options = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **section, "fsdp_version": version}
     options.pop("version", None)
+    names = (
+        config.get("fsdp") if isinstance(config.get("fsdp"), list) else str(config.get("fsdp")).split()
+    )
+    library = load_schema()["accelerate"]["fsdp_sharding_strategy"]
+    strategies = [str(name).upper() for name in names if str(name).upper() in library]
+    if strategies and version == 1:
+        options["sharding_strategy"] = strategies[0]
     data = {"distributed_type": "FSDP", FSDP: options}
     return replace(config, data=data, dialect=DIALECT)
