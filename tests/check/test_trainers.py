@@ -1,4 +1,4 @@
-"""YAML of LLaMA-Factory, axolotl, torchtune and TRL, and accelerate's environment variables."""
+"""YAML of trainers such as LLaMA-Factory and axolotl, and the environment variables of accelerate."""
 
 from __future__ import annotations
 
