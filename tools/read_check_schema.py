@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -350,6 +351,7 @@ def read_accelerate(folder: Path) -> Schema:
     kinds = {node.name: node for node in enums.body if isinstance(node, ast.ClassDef)}
     return {
         "version": metadata.version("accelerate"),
+        "environment": _environment(folder),
         "top": sorted(top),
         "options": options,
         "deepspeed_config": sorted(groups["deepspeed_args"]),
@@ -363,6 +365,61 @@ def read_accelerate(folder: Path) -> Schema:
         "fsdp_state_dict_type": constants["FSDP_STATE_DICT_TYPE"],
         "deepspeed_multinode_launcher": constants["DEEPSPEED_MULTINODE_LAUNCHERS"],
     }
+
+
+_VARIABLE = re.compile(r"(ACCELERATE|FSDP|MEGATRON_LM|PARALLELISM_CONFIG)_[A-Z0-9_]*")
+
+
+def _environment(folder: Path) -> Schema:
+    """Environment variable that accelerate reads -> the option of its launcher that sets it, or ""."""
+    options: Schema = {}
+    for file in sorted(folder.rglob("*.py")):
+        if "test_utils" in file.parts:
+            continue
+        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            prefixes = {
+                node.targets[0].id: node.value.value
+                for node in ast.walk(function)
+                if isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Name)
+                and isinstance(node.value, ast.Constant)
+            }
+            for node in ast.walk(function):
+                name = _variable(node, prefixes)
+                if name and _VARIABLE.fullmatch(name) and not name.endswith("_"):
+                    options.setdefault(name, "")
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+                    name = _variable(node.targets[0].slice, prefixes)
+                    option = re.search(r"\b(?:args\.)?(\w+)\W*$", _passed(node.value))
+                    if option and _VARIABLE.fullmatch(name):
+                        options[name] = option[1]
+    for name in options:
+        # The launcher passes no path of NVMe on, and a plugin reads it
+        plain = name.removeprefix("ACCELERATE_DEEPSPEED_").lower()
+        options[name] = options[name] or (plain if plain.endswith("nvme_path") else "")
+    return options
+
+
+def _passed(value: ast.expr) -> str:
+    """``args.zero_stage`` of ``str(args.zero_stage).lower()``; "" for other values."""
+    options = [n for n in ast.walk(value) if isinstance(n, ast.Attribute) and _is_args(n.value)]
+    names = [n for n in ast.walk(value) if isinstance(n, ast.Name) and n.id == "mixed_precision"]
+    return ast.unparse([*options, *names][0]) if options or names else ""
+
+
+def _is_args(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "args"
+
+
+def _variable(node: ast.AST, prefixes: Mapping[str, Any]) -> str:
+    """The text of a constant, or of a constant behind a prefix that the function names; else ""."""
+    if isinstance(node, ast.BinOp) and isinstance(node.left, ast.Name):
+        prefix = prefixes.get(node.left.id)
+        return f"{prefix}{_variable(node.right, {})}" if isinstance(prefix, str) else ""
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return node.value if is_text else ""
 
 
 def read_transformers(folder: Path) -> Schema:

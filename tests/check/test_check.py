@@ -1085,7 +1085,8 @@ def test_a_hostile_file_is_one_clear_problem(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     (problem,) = check([str(tmp_path / name)]).problems
-    assert (problem.code, problem.severity) == ("ZM101", "error")
+    severity = "info" if says == "GPT-NeoX" else "error"
+    assert (problem.code, problem.severity) == ("ZM101", severity)
     assert says in problem.message
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from zeromon.check.environment import DIALECT
 from zeromon.check.problem import (
     AUTO,
     Config,
@@ -171,7 +172,9 @@ def costly_values(options: Options) -> Iterator[Problem]:
 
 def rank0_loading(options: Options) -> Iterator[Problem]:
     """Yields loading on rank 0 alone without a broadcast; transformers refuses that before version 5."""
+    # The launcher refuses; the plugin, which reads the environment, broadcasts nevertheless
     refuses = options.reader == "accelerate" or not _fsdp_is_bool()
+    refuses &= options.config.dialect != DIALECT
     loads = is_on(options.get("cpu_ram_efficient_loading", options.reader == "accelerate"))
     if refuses and loads and is_on(options.get("sync_module_states")) is False:
         message = (
@@ -244,7 +247,7 @@ class Arguments(Options):
 
 def fsdp_of(script: Script, call: Call, section: Config | None) -> Arguments:
     """Returns the FSDP arguments of *call*; *section*: the value of ``fsdp_config``, None if unknown."""
-    empty = Config(file=script.file, data={}, places={}, dialect="python")
+    empty = Config(file=script.file, data={}, places={}, dialect=script.dialect)
     return Arguments(
         config=section or empty, section=(), reader="transformers", script=script, call=call,
         given=_fsdp_value(script, call),

@@ -14,6 +14,15 @@ from pathlib import PurePath
 from typing import Any
 
 from zeromon.check.accelerate import DEEPSPEED, FSDP, kind_of
+from zeromon.check.environment import (
+    DIALECT,
+    ENVIRONMENT,
+    Variable,
+    merge_options,
+    merge_precision,
+    option_of,
+    read_kind,
+)
 from zeromon.check.problem import Config, Machine, Path, Problem, load_schema, parse_whole
 
 COMMAND = "the command"
@@ -45,7 +54,7 @@ class Command:
     """A launch command: the launcher with its options, the script with its arguments."""
 
     launcher: str
-    """``accelerate``, ``torchrun``, ``deepspeed``, or "" for another program."""
+    """``accelerate``, ``torchrun``, ``deepspeed``, a trainer of its own, or "" for another program."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Name with underscores -> value; True for an option without one."""
     script: str = ""
@@ -54,6 +63,11 @@ class Command:
     """Name of an option or argument -> its column in the command."""
     file: str = _FILE
     line: int = 1
+    positionals: tuple[str, ...] = ()
+    """Arguments of the script without a name, such as the YAML of a trainer."""
+    environment: Mapping[str, Variable] = field(default_factory=dict)
+    launch_text: str = ""
+    """All that the command and its file say."""
 
     def problem(self, code: str, severity: str, name: str, message: str, fix: str) -> Problem:
         """Returns a problem at the option or argument *name*."""
@@ -66,31 +80,87 @@ class Command:
         option = self.options.get
         if self.launcher == "accelerate":
             return parse_whole(option("num_processes"))
-        if self.launcher == "torchrun":
-            per_node, nodes = (
-                parse_whole(option("nproc_per_node", 1)),
-                parse_whole(option("nnodes", 1)),
-            )
-            return per_node * nodes if per_node and nodes else None
+        per_node, nodes = option("nproc_per_node", 1), option("nnodes", 1)
         if self.launcher == "deepspeed":
-            per_node, nodes = parse_whole(option("num_gpus")), parse_whole(option("num_nodes", 1))
-            return per_node * nodes if per_node and nodes else None
-        return None
+            per_node, nodes = option("num_gpus"), option("num_nodes", 1)
+        elif self.launcher == "llamafactory-cli":  # launch() in llamafactory/launcher.py
+            variables = {name: variable.value for name, variable in self.environment.items()}
+            visible = str(variables.get("CUDA_VISIBLE_DEVICES", "$"))
+            devices = None if "$" in visible else len(visible.split(","))
+            per_node, nodes = variables.get("NPROC_PER_NODE", devices), variables.get("NNODES", 1)
+        elif self.launcher not in ("torchrun", "tune"):
+            return None
+        counts = parse_whole(per_node), parse_whole(nodes)
+        return counts[0] * counts[1] if counts[0] and counts[1] else None
 
 
 def read_command(argv: Sequence[str]) -> Command:
     """Returns the launch command in *argv*; what stands before the launcher is left out."""
     launcher, at = _find_launcher(argv)
     if not launcher:
-        at = next((n for n, token in enumerate(argv) if token.endswith(".py")), len(argv))
-    columns = [1 + sum(len(token) + 1 for token in argv[:n]) for n in range(len(argv))]
+        scripts = (n for n, token in enumerate(argv) if token.endswith(".py"))
+        at = next(scripts, argv.index("-m") + 1 if "-m" in argv[:-1] else len(argv))
+    columns = _columns(argv)
     positions: dict[str, int] = {}
-    options, stop = _options_at(argv, at, _FLAGS.get(launcher, set()), positions, columns, is_own=True)
+    options: dict[str, Any] = {}
+    stop = at - 1 if argv[at : at + 1] == [] or argv[at].startswith("-") else at
+    if launcher not in _TRAINERS:
+        flags = _FLAGS["torchrun" if launcher == "tune" else launcher] if launcher else set()
+        options, stop = _options_at(argv, at, flags, positions, columns)
     script = argv[stop] if stop < len(argv) else ""
-    arguments, _ = _options_at(argv, stop + 1, set(), positions, columns, is_own=False)
-    return Command(
-        launcher=launcher, options=options, script=script, arguments=arguments, places=positions
-    )
+    positionals: list[str] = [script] if launcher in _TRAINERS and stop == at else []
+    arguments, _ = _options_at(argv, stop + 1, set(), positions, columns, positionals)
+    command = Command(
+        launcher=launcher, options=options, script=script, arguments=arguments, places=positions,
+        positionals=tuple(positionals), launch_text=" ".join(argv),
+        environment=_read_variables(argv[:at], columns),
+    )  # fmt: skip
+    return _as_accelerate(command) if launcher in _TRAINERS else command
+
+
+_TRAINERS = {"llamafactory-cli": ("train",), "lmf": ("train",), "axolotl": ("train",),
+             "trl": ("sft", "dpo", "grpo", "kto", "reward", "rloo")}  # fmt: skip
+"""Programs that start the training themselves -> their commands that do."""
+
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+def _read_variables(
+    argv: Sequence[str], columns: Sequence[int], line_number: int = 1
+) -> dict[str, Variable]:
+    """Returns the environment variables that ``NAME=value`` in *argv* set."""
+    pairs = [(_VARIABLE.fullmatch(token), column) for token, column in zip(argv, columns, strict=False)]
+    return {m[1]: Variable(_literal_value(m[2]), line_number, column) for m, column in pairs if m}
+
+
+def _as_accelerate(command: Command) -> Command:
+    """Returns the command of accelerate that axolotl and TRL start.
+
+    Sources: ``resolve_accelerate_config_argument`` in ``trl/cli/accelerate_config.py``, which passes on
+    what the trainer's parser does not know; ``launch_training`` in ``axolotl/cli/utils/train.py``.
+    """
+    if command.launcher in ("llamafactory-cli", "lmf"):
+        return replace(command, launcher="llamafactory-cli")
+    schema, renamed = load_schema(), {"accelerate_config": "config_file"}
+    of_launcher = {*schema["accelerate"]["options"], "accelerate_config"}
+    of_launcher -= {*schema["transformers"]["arguments"]}
+    launcher = str(command.arguments.get("launcher", "accelerate"))
+    if launcher == "torchrun":
+        of_launcher = {"nproc_per_node", "nnodes", "standalone"}
+    options = {renamed.get(k, k): v for k, v in command.arguments.items() if k in of_launcher}
+    positions = {renamed.get(name, name): column for name, column in command.places.items()}
+    launcher = "" if launcher == "python" else launcher
+    return replace(command, launcher=launcher, options=options, places=positions)
+
+
+def _columns(argv: Sequence[str]) -> list[int]:
+    return [1 + sum(len(token) + 1 for token in argv[:n]) for n in range(len(argv))]
+
+
+def _runs_script(argv: Sequence[str]) -> bool:
+    """Returns whether *argv* start one process of Python, without a launcher."""
+    program = next((token for token in argv if not _VARIABLE.fullmatch(token)), "")
+    return PurePath(program).name.startswith("python") and any(t.endswith(".py") for t in argv)
 
 
 def is_launch_command(argv: Sequence[str]) -> bool:
@@ -107,6 +177,8 @@ def _find_launcher(argv: Sequence[str]) -> tuple[str, int]:
             return "accelerate", n + 2
         if name in ("torchrun", "deepspeed"):
             return name, n + 1
+        if next_token in _TRAINERS.get(name, ()) or (name, next_token) == ("tune", "run"):
+            return name, n + 2
         module = next_token if token == "-m" else ""
         if module in ("torch.distributed.run", "torch.distributed.launch"):
             return "torchrun", n + 2
@@ -121,16 +193,22 @@ def _options_at(
     flags: set[str],
     positions: dict[str, int],
     columns: Sequence[int],
-    *,
-    is_own: bool,
+    positionals: list[str] | None = None,
 ) -> tuple[dict[str, Any], int]:
-    """Returns the options from *at* on, and where they end; *is_own*: at the first other word."""
+    """Returns the options from *at* on, and where they end: by default at the first other word.
+
+    Other words are added to *positionals*, if given; ``name=value`` is an option of Hydra's kind.
+    """
     options: dict[str, Any] = {}
     while at < len(argv):
         token = argv[at]
-        if not token.startswith("-") or token == "-":
-            if is_own:
+        if not token.startswith("-") or token in ("-", "--"):
+            if positionals is None:
                 break
+            if pair := re.fullmatch(r"([\w.]+)=(.*)", token):
+                positions.setdefault(pair[1], columns[at])
+                options[pair[1]] = _literal_value(pair[2])
+            positionals += [] if pair or token == "--" else [token]
             at += 1
             continue
         name, equals, value = token.lstrip("-").partition("=")
@@ -169,6 +247,8 @@ def _setting_path(name: str) -> Path | None:
         return FSDP, name
     if name in library[DEEPSPEED] or name in ("gradient_accumulation_steps", "gradient_clipping"):
         return DEEPSPEED, name
+    if name.startswith("parallelism_config_"):
+        return "parallelism_config", name
     return (name,) if name in library["top"] else None
 
 
@@ -177,30 +257,48 @@ def effective_config(command: Command, file: Config | None) -> Config | None:
 
     None where another launcher reads neither.
     """
-    if command.launcher != "accelerate":
-        return file
+    is_launched = command.launcher == "accelerate"
     # A copy: the checks of the file itself must not see what the command sets
-    data: dict[str, Any] = dict(file.data) if file is not None else {}
+    data: dict[str, Any] = dict(file.data) if file is not None and is_launched else {}
+    origins: dict[str, str] = {}
+    positions: dict[Path, tuple[int, int]] = {(): (command.line, 1)}
     kinds = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
-    for option, kind in kinds.items():
-        if command.options.get(option):
-            data["distributed_type"] = kind
-    data.setdefault("distributed_type", "MULTI_GPU")
-    origins, positions = {}, {}
-    for name, value in command.options.items():
+    for name, value in command.options.items() if is_launched else ():
+        if name in kinds:
+            data["distributed_type"], origins["distributed_type"] = kinds[name], COMMAND
         path = _setting_path(name)
         if path is None or name == "config_file":
             continue
         origins[path[-1]] = COMMAND
-        positions[path] = 1, command.places[name]
+        positions[path] = command.line, command.places[name]
         if len(path) == 1:
             data[name] = value
         else:
             section = data.get(path[0])
             data[path[0]] = {**(section if isinstance(section, Mapping) else {}), name: value}
-    if file is None:
-        return Config(file=_FILE, origins=origins, data=data, places=positions, dialect="yaml")
+    launched_kind = data.get("distributed_type")
+    added = merge_options(data, command.environment, setting_paths(command))
+    if not is_launched:  # which would set the precision itself
+        added |= merge_precision(data, command.environment)
+        if not data:
+            return file
+        data |= {"num_processes": command.ranks, "num_machines": command.options.get("nnodes")}
+    positions |= added
+    origins |= {path[-1]: ENVIRONMENT for path in added}
+    data.setdefault("distributed_type", "MULTI_GPU")
+    is_from_env = launched_kind != data["distributed_type"] == read_kind(command.environment)
+    if is_from_env:
+        origins["distributed_type"] = ENVIRONMENT
+    if file is None or not is_launched:
+        dialect = "yaml" if is_launched and not is_from_env else DIALECT
+        return Config(file=command.file, origins=origins, data=data, places=positions, dialect=dialect)
     return replace(file, data=data, origins=origins)
+
+
+def setting_paths(command: Command) -> dict[str, Path]:
+    """Returns option -> where accelerate's file has it, for the variables of the environment."""
+    paths = {option: _setting_path(option) for option in map(option_of, command.environment)}
+    return {option: path for option, path in paths.items() if path}
 
 
 def overridden_settings(command: Command, file: Config) -> Iterator[Problem]:
@@ -229,6 +327,11 @@ def overridden_settings(command: Command, file: Config) -> Iterator[Problem]:
         yield command.problem(code, "warning", name, message, fix)
 
 
+def spell_options(problem: Problem) -> Problem:
+    """Returns *problem* with a fix in the syntax of a command."""
+    return replace(problem, fix=re.sub(r"(?<!\w)([a-z]\w+): (\w+)", r"--\1 \2", problem.fix))
+
+
 def idle_options(command: Command, launch: Config) -> Iterator[Problem]:
     """Yields options of DeepSpeed or FSDP where accelerate starts neither."""
     if command.launcher != "accelerate":
@@ -253,7 +356,7 @@ def single_process(command: Command) -> Iterator[Problem]:
 
 # ---- A launch file ------------------------------------------------------------------------------
 
-SUFFIXES = (".txt", ".sh")
+SUFFIXES = (".txt", ".sh", ".bash", ".slurm", ".sbatch")
 
 _OF_FAMILY = {
     "p3": "v100", "p3dn": "v100", "g4dn": "t4", "g5": "a10", "g6": "l4", "g6e": "l40s", "p4d": "a100",
@@ -285,14 +388,25 @@ class Launch:
 
 def read_launch(content: str, file: str) -> Launch:
     """Returns the command and the machine of a launch file."""
-    commands, comments, at = [], [], 1
+    commands: list[Command] = []
+    processes: list[Command] = []
+    comments, at = [], 1
+    exported: dict[str, Variable] = {}
     # The mark of a continued line is kept, or the lines behind it would be counted too low
     for row in re.sub(r"\\\n", "\\\\ ", content).splitlines():
         code, _, comment = row.partition("#") if row.lstrip().startswith("#") else (row, "", "")
         comments.append(comment.lower())
         argv = _shell_tokens(code)
-        if is_launch_command(argv):
-            commands.append(replace(read_command(argv), file=file, line=at))
+        if argv[:1] in (["export"], ["declare"]):
+            # A shell's own NAME=value is no variable of the programs that it starts
+            exported |= _read_variables(argv, _columns(argv), at)
+        elif is_launch_command(argv) or _runs_script(argv):
+            command = read_command(argv)
+            own_variables = {name: replace(v, line=at) for name, v in command.environment.items()}
+            command = replace(
+                command, file=file, line=at, environment=exported | own_variables, launch_text=content
+            )
+            (commands if command.launcher else processes).append(command)
         at += 1 + row.count("\\ ")
     remarks = "\n".join(comments)
     # A family without a known device makes the device uncertain, also beside a known one
@@ -301,7 +415,7 @@ def read_launch(content: str, file: str) -> Launch:
     instances = {match.group() for match in _INSTANCE.finditer(remarks)}
     full = len(instances) == 1 and instances < set(_EIGHT)
     return Launch(
-        command=commands[0] if len(commands) == 1 else None,
+        command=(commands or processes)[0] if len(commands or processes) == 1 else None,
         device=next(iter(devices)) if len(devices) == 1 and "?" not in devices else "",
         devices_per_host=8 if full else None,
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zeromon.check.accelerate import DEEPSPEED, FSDP, kind_of
+from zeromon.check.accelerate import DEEPSPEED, FSDP, fsdp_options_of, kind_of
 from zeromon.check.deepspeed.fields import ZERO, not_json
 from zeromon.check.launch import COMMAND, Command
 from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, join_names, parse_whole
@@ -38,6 +38,8 @@ class Sources:
     """The accelerate file as it is."""
     deepspeed: Config | None
     scripts: tuple[Script, ...]
+    trainers: tuple[Config, ...] = ()
+    """The options that a trainer's YAML tells accelerate by the environment."""
 
 
 _OFFLOAD = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
@@ -57,9 +59,12 @@ def collect_figures(s: Sources) -> list[Figure]:
         ("ZeRO stage", _deepspeed_setting(s, ZERO, "stage", option="zero_stage")),
         *((f"offload of {role}", _deepspeed_setting(s, ZERO, key, "device", option=f"{key}_device"))
           for role, key in _OFFLOAD.items()),
-        ("FSDP offload", _accelerate_setting(s, (FSDP, "fsdp_offload_params"))),
+        ("FSDP", _stated_fsdp(s)),
+        ("FSDP offload", [*_accelerate_setting(s, (FSDP, "fsdp_offload_params")),
+                          *_argument_of(s, "fsdp_cpu_offload")]),
+        *((figure, _argument_of(s, name)) for figure, name in _OF_ARGUMENTS.items()),
     ):  # fmt: skip
-        stated = [(v, origin) for v, origin in claims if v not in (None, AUTO, "none")]
+        stated = [(v, origin) for v, origin in claims if v not in (None, AUTO, "none", "null")]
         if stated:
             value, source = stated[0]
             losers = dict.fromkeys((v, w) for v, w in stated[1:] if v != value)
@@ -71,6 +76,28 @@ def collect_figures(s: Sources) -> list[Figure]:
         product = " x ".join(map(str, factors))
         entries.append(Figure(name="whole batch", value=value, source=product))
     return entries
+
+
+_OF_ARGUMENTS = {
+    "learning rate": "learning_rate",
+    "scheduler": "lr_scheduler_type",
+    "checkpointing": "gradient_checkpointing",
+}
+"""Figure -> the argument of a Trainer that alone sets it."""
+
+
+def _stated_fsdp(s: Sources) -> Iterator[Said]:
+    """Yields the version of FSDP, and when it shards the parameters again."""
+    for config in (s.launch, s.file, *s.trainers):
+        if config is not None and kind_of(config) == "FSDP":
+            options = fsdp_options_of(config)
+            keeps = is_on(options.get("reshard_after_forward", True)) is False
+            strategy = options.strategy if options.version == 1 else _AFTER_FORWARD[keeps]
+            if options.version:
+                yield f"version {options.version}, {strategy}", config.where("distributed_type")
+
+
+_AFTER_FORWARD = {True: "no reshard after forward", False: "reshard after forward"}
 
 
 def _stated_ranks(s: Sources) -> Iterator[Said]:
@@ -91,7 +118,7 @@ def _deepspeed_setting(s: Sources, *path: str, option: str = "") -> list[Said]:
 def _accelerate_setting(s: Sources, path: Path) -> Iterator[Said]:
     """Yields a setting of the accelerate file, as the command changes it and as it is."""
     kinds = {DEEPSPEED: "DEEPSPEED", FSDP: "FSDP"}
-    for config in (s.launch, s.file):
+    for config in (s.launch, s.file, *s.trainers):
         if config is not None and kind_of(config) == kinds.get(path[0], kind_of(config)):
             yield config.get(*path), config.where(path[-1])
 
@@ -99,7 +126,7 @@ def _accelerate_setting(s: Sources, path: Path) -> Iterator[Said]:
 def _argument_calls(s: Sources) -> Iterator[tuple[Script, Call]]:
     for script in s.scripts:
         for call in script.calls:
-            if is_arguments(call) or call.short == "Accelerator":
+            if is_arguments(call) or call.short == "Accelerator" or script.dialect == "yaml":
                 yield script, call
 
 

@@ -127,7 +127,7 @@ class Config:
 
     def write(self, name: str, value: Any) -> str:
         """Returns the setting *name* with *value* in the syntax of the file."""
-        if self.dialect == "yaml":
+        if self.dialect in ("yaml", "environment"):
             return f"{name}: {_yaml_literal(value)}"
         return f'"{name}": {_json_literal(value) if self.dialect == "json" else repr(value)}'
 

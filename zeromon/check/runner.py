@@ -9,12 +9,14 @@ from zeromon.base.errors import CheckError
 from zeromon.check import (
     accelerate,
     deepspeed,
+    environment,
     fsdp_options,
     fsdp_scripts,
     launch,
     launch_figures as figures,
     loaders,
     plans,
+    recipes,
     scripts,
     training_loop,
 )
@@ -28,7 +30,7 @@ from zeromon.check.documents import (
     read_text,
 )
 from zeromon.check.launch_figures import Figure, Sources, stated_precisions
-from zeromon.check.problem import SEVERITIES, Config, Machine, Problem
+from zeromon.check.problem import SEVERITIES, Config, Machine, Problem, parse_whole
 from zeromon.diagnosis.rule import all_pages
 
 _SIGNS = (
@@ -39,14 +41,15 @@ _SIGNS = (
 
 _WORDS = (
     *_SIGNS, "train_batch_size", "compute_environment", "deepspeed", "TrainingArguments", "trl",
-    "MixedPrecision", "DistributedDataParallel", "FullStateDictConfig",
+    "MixedPrecision", "DistributedDataParallel", "FullStateDictConfig", "_component_",
+    "per_device_train_batch_size", "micro_batch_size", "finetuning_type",
 )  # fmt: skip
 """A file found in a folder is parsed only if it has one of these words."""
 
 _HALF = ("bf16", "fp16", "fp8")
 
-_OF_NEOX = {"pipe_parallel_size", "model_parallel_size"}
-"""Settings of GPT-NeoX, whose files mix DeepSpeed's settings with those of the model."""
+_PLUGINS = {"FullyShardedDataParallelPlugin", "fsdp_plugin"}
+"""Names in a script that turns FSDP on itself."""
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 
@@ -82,7 +85,7 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
             pending.remove(path)
     if launched is not None:
         machine = replace(machine, devices=machine.devices or launched.ranks)
-    run = _Run(machine)
+    run = _Run(machine, launched)
     for path in pending:
         run.path(path)
     stated: list[Figure] = []
@@ -91,11 +94,12 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
     elif not any(
         _path_holds(Path(path).is_dir) for path in pending
     ):  # files of a folder may not belong together
-        run.across()
+        stated = run.across()
     order = {severity: index for index, severity in enumerate(SEVERITIES)}
     # A set: two calls of a script that take one configuration find its problems twice
     ordered = sorted(
-        set(run.problems), key=lambda p: (p.file, p.line, p.column, order[p.severity], p.code, p.key)
+        set(run.spelled_problems()),
+        key=lambda p: (p.file, p.line, p.column, order[p.severity], p.code, p.key),
     )
     return Result(len(run.checked), tuple(ordered), tuple(stated))
 
@@ -127,26 +131,39 @@ def parse_codes(selection: str) -> frozenset[str]:
 class _Run:
     """One check of several paths; no file is checked twice."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, command: launch.Command | None = None) -> None:
         self.machine = machine
+        self.command = command
         self.checked: set[Path] = set()
         self.problems: list[Problem] = []
         self.launches: list[tuple[Config, Config | None]] = []
         """Accelerate files, each with the DeepSpeed configuration that it names."""
         self.deepspeeds: list[Config] = []
         self.scripts: list[scripts.Script] = []
+        self.trainers: list[tuple[Config, recipes.Recipe]] = []
 
-    def across(self) -> None:
-        """Compares the scripts with the accelerate file, where there is one."""
+    def across(self) -> list[Figure]:
+        """Compares the scripts with the accelerate file, and returns the figures of a trainer's YAML."""
         file, ds_config = self.launches[0] if len(self.launches) == 1 else (None, None)
         if file is not None:
             for script in self.scripts:
                 self.problems += figures.other_figures(script, file, ds_config)
-        self.apply_precision(
-            Sources(
-                command=launch.Command(launcher=""), launch=file, file=None, deepspeed=ds_config,
-                scripts=tuple(self.scripts),
-            )
+        sources = self.sources(launch.Command(launcher=""), file, None, ds_config)
+        self.apply_precision(sources)
+        return figures.collect_figures(sources) if len(self.trainers) == 1 else []
+
+    def sources(
+        self, command: launch.Command, merged: Config | None, file: Config | None, ds: Config | None
+    ) -> Sources:
+        """Returns all that a launch is made of."""
+        if ds is None and len(self.deepspeeds) == 1:
+            [ds] = self.deepspeeds
+        fsdp_configs = [
+            recipes.fsdp_config(c) for c, recipe in self.trainers if recipe is recipes.AXOLOTL
+        ]
+        return Sources(
+            command=command, launch=merged, file=file, deepspeed=ds, scripts=tuple(self.scripts),
+            trainers=tuple(filter(None, fsdp_configs)),
         )  # fmt: skip
 
     def launched(self, command: launch.Command) -> list[Figure]:
@@ -155,19 +172,29 @@ class _Run:
         for name in (*named, *map(command.arguments.get, ("deepspeed", "deepspeed_config"))):
             if isinstance(name, str) and _path_holds(Path(name).is_file):
                 self.file(Path(name), named=True)
+        for name in (*command.positionals, command.arguments.get("config")):
+            # A script's own configuration may be of any kind
+            if isinstance(name, str) and _path_holds(Path(name).is_file):
+                self.file(Path(name), named=False)
+        if not self.trainers and (arguments := recipes.command_config(command)) is not None:
+            self.trainer(arguments, recipes.LLAMA_FACTORY, Path(command.script or "."))
+        if len(self.trainers) == 1:
+            command = recipes.translate_arguments(command, self.trainers[0][1])
         file, ds_config = self.launches[0] if self.launches else (None, None)
         if file is not None:
             self.problems += launch.overridden_settings(command, file)
         merged = launch.effective_config(command, file)
         if merged is not None:
-            if file is None:
-                for test in accelerate.CHECKS:
-                    self.problems += test(merged, None, self.machine)
+            if file is None or merged.dialect == environment.DIALECT:
+                self.problems += self.merged_problems(merged)
             self.problems += launch.idle_options(command, merged)
-        named_configs = (command.options, "deepspeed_config_file"), (command.arguments, "deepspeed"), (
-            command.arguments, "deepspeed_config")  # fmt: skip
-        for values, key in named_configs:
-            if isinstance(name := values.get(key), str):
+        self.problems += self.environment_problems(command, merged)
+        named_configs = (
+            merged and merged.get(accelerate.DEEPSPEED, "deepspeed_config_file"),
+            command.arguments.get("deepspeed"), command.arguments.get("deepspeed_config"),
+        )  # fmt: skip
+        for name in named_configs:
+            if isinstance(name, str):
                 ds_config = self.other(name, Path(name), command.ranks) or ds_config
         if ds_config is None and len(self.deepspeeds) == 1:
             [ds_config] = self.deepspeeds
@@ -176,11 +203,33 @@ class _Run:
                 self.problems += figures.other_figures(script, merged, ds_config)
         self.problems += launch.single_process(command)
         self.problems += figures.command_line_conflicts(command, self.scripts, merged, ds_config)
-        sources = Sources(
-            command=command, launch=merged, file=file, deepspeed=ds_config, scripts=tuple(self.scripts)
-        )
+        sources = self.sources(command, merged, file, ds_config)
         self.apply_precision(sources)
         return figures.collect_figures(sources)
+
+    def environment_problems(self, command: launch.Command, merged: Config | None) -> Iterator[Problem]:
+        """Yields environment variables that accelerate does not read, replaces or ignores."""
+        variables = command.environment
+        yield from environment.unknown_variables(variables, command.file, command.launch_text)
+        yield from environment.wrong_switches(variables, command.file)
+        if merged is not None and command.launcher == "accelerate":
+            yield from environment.overwritten_variables(variables, merged, command.file)
+        # A Trainer turns FSDP on by its own arguments, and a plugin in the script by being there
+        script_words = frozenset[str]().union(*(script.words for script in self.scripts))
+        has_trainer = any(
+            word.endswith(("Trainer", "TrainingArguments", "HfArgumentParser")) for word in script_words
+        )
+        is_plain = "Accelerator" in script_words and not has_trainer and not script_words & _PLUGINS
+        if is_plain and (merged is None or accelerate.kind_of(merged) != "FSDP"):
+            yield from environment.idle_variables(variables, command.file)
+
+    def merged_problems(self, merged: Config) -> Iterator[Problem]:
+        """Yields the problems of what a command sets without an accelerate file."""
+        is_env = merged.dialect == environment.DIALECT
+        for test in accelerate.CHECKS:
+            for problem in test(merged, None, self.machine):
+                spell = environment.spell_variables if is_env else launch.spell_options
+                yield spell(problem)
 
     def apply_precision(self, sources: Sources) -> None:
         """Drops ZM405 of a DeepSpeed file where the launch sets the precision, which is added to it."""
@@ -227,26 +276,61 @@ class _Run:
         """Checks a JSON or YAML configuration, and returns it."""
         config = parse_config(source, str(file), dialect_of(file, source))
         kind = kind_of(config.data)
-        if kind == "gpt-neox":
-            message = "this is a configuration of GPT-NeoX, which zeromon does not check"
-            fix = "check the DeepSpeed configuration that GPT-NeoX makes of it"
-        elif kind:
+        project, severity = recipes.project_of(config.data), "info"
+        if kind in recipes.RECIPES:
+            self.checked.add(_resolved_path(file))
+            self.trainer(config, recipes.RECIPES[kind], file)
+            return None
+        if kind and not project:
             self.checked.add(_resolved_path(file))
             self.config(config.on(ranks), kind, file)
             return config
+        if project:
+            message = f"this is a configuration of {project}, which zeromon does not check"
+            fix = "check the DeepSpeed or accelerate configuration that it names or makes"
         else:
+            severity = "error"
             message = "zeromon does not recognize a training configuration in this file"
             fix = "DeepSpeed's has zero_optimization, accelerate's distributed_type"
         if named:
             self.checked.add(_resolved_path(file))
-            self.unreadable(file, UnreadableError(message, fix=fix))
+            self.unreadable(file, UnreadableError(message, fix=fix), severity)
         return None
 
-    def unreadable(self, file: Path, error: UnreadableError) -> None:
+    def trainer(self, config: Config, recipe: recipes.Recipe, file: Path) -> None:
+        """Checks a trainer's YAML, and the DeepSpeed file that it names."""
+        config = recipes.override(config, self.command)
+        self.trainers.append((config, recipe))
+        stage = None
+        script = recipes.as_script(config, recipe)
+        self.script(script, file)
+        for source, call in scripts.deepspeed_configs(script):
+            ds_config = _read_beside(file, source) if isinstance(source, str) else source
+            stage = parse_whole(ds_config.get("zero_optimization", "stage")) if ds_config else None
+            if ds_config is not None and not isinstance(source, str):
+                self.deepspeeds.append(ds_config)
+            if ds_config is None:
+                message = f"{source} is not found from here: the DeepSpeed settings are not checked"
+                fix = f"zeromon check {file} in the folder where you start the training"
+                self.problems.append(script.problem("ZM101", "info", call.node, message, fix))
+        self.problems += recipes.exclusions(config, recipe, stage)
+        self.problems += recipes.misspelt_arguments(config, recipe)
+        fsdp_config = recipes.fsdp_config(config) if recipe is recipes.AXOLOTL else None
+        if fsdp_config is not None:
+            self.problems += accelerate.fsdp_problems(fsdp_config, None, self.machine)
+
+    def spelled_problems(self) -> Iterator[Problem]:
+        """Yields the problems, those of a trainer's YAML in its own words."""
+        by_file = {config.file: (config, recipe) for config, recipe in self.trainers}
+        for problem in self.problems:
+            trainer = by_file.get(problem.file)
+            yield recipes.spell(problem, *trainer) if trainer is not None else problem
+
+    def unreadable(self, file: Path, error: UnreadableError, severity: str = "error") -> None:
         """Reports a file that cannot be read."""
         position = error.line, error.column
         fix = error.fix or "give a JSON or YAML configuration, or a Python script"
-        self.problems.append(Problem(str(file), *position, "ZM101", "error", error.message, fix))
+        self.problems.append(Problem(str(file), *position, "ZM101", severity, error.message, fix))
 
     def config(self, config: Config, kind: str, file: Path) -> None:
         """Checks one configuration, and the file that it names."""
@@ -280,10 +364,7 @@ class _Run:
         if named_file is None:
             return None
         self.file(named_file, named=True, ranks=ranks)
-        try:
-            return _parse_file(named_file)
-        except UnreadableError:  # the check has reported it
-            return None
+        return _read_beside(file, name)
 
     def script(self, script: scripts.Script, file: Path) -> None:
         """Checks a script, and the configurations in it."""
@@ -335,11 +416,24 @@ READERS: dict[str, _Reader] = {
 
 
 def _find_beside(file: Path, name: object) -> Path | None:
-    """Returns the file that *file* names, relative to it or to the working directory."""
+    """Returns the file that *file* names: beside it, in the working directory, or above it.
+
+    A name with a folder begins at the top of its project, from which users start the training.
+    """
     if not isinstance(name, str):
         return None
-    candidates = file.parent / name, Path(name)
+    above = _resolved_path(file).parents[1:] if "/" in name else ()
+    candidates = (folder / name for folder in (file.parent, Path(), *above))
     return next((candidate for candidate in candidates if _path_holds(candidate.is_file)), None)
+
+
+def _read_beside(file: Path, name: object) -> Config | None:
+    """Returns the configuration that *file* names; None where there is none, or none can be read."""
+    named_file = _find_beside(file, name)
+    try:
+        return _parse_file(named_file) if named_file is not None else None
+    except UnreadableError:  # the check has reported it
+        return None
 
 
 def _path_holds(question: Callable[[], bool]) -> bool:
@@ -356,15 +450,13 @@ def _parse_file(file: Path) -> Config:
 
 
 def kind_of(data: Mapping[str, object]) -> str:
-    """Returns "deepspeed", "accelerate", "gpt-neox", or "" for anything else."""
-    if any(str(name).replace("-", "_") in _OF_NEOX for name in data):
-        return "gpt-neox"
+    """Returns "deepspeed", "accelerate", the name of a trainer's recipe, or "" for anything else."""
     if "zero_optimization" in data or "train_micro_batch_size_per_gpu" in data:
         return "deepspeed"
     if "distributed_type" in data or ("compute_environment" in data and "num_processes" in data):
         return "accelerate"
     has_section = any(isinstance(data.get(name), dict) for name in ("bf16", "fp16", "optimizer"))
-    return "deepspeed" if has_section and "train_batch_size" in data else ""
+    return "deepspeed" if has_section and "train_batch_size" in data else recipes.recipe_of(data)
 
 
 def _training_files(folder: Path) -> Iterator[Path]:

@@ -68,6 +68,8 @@ class Script:
     """Imported name -> its dotted name."""
     words: frozenset[str]
     """All names and attributes of the script."""
+    dialect: str = "python"
+    """yaml for the arguments of a Trainer that stand in a configuration."""
 
     def argument(self, call: Call, name: str, position: int = -1) -> ast.expr | None:
         """Returns the expression of an argument; None where the call does not give the argument."""
@@ -219,7 +221,7 @@ def config_at(script: Script, node: ast.expr) -> Config | str | None:
     positions: dict[Path, tuple[int, int]] = {(): (node.lineno, node.col_offset + 1)}
     data = _read_dict(script, node, (), positions)
     if data is not None:
-        return Config(file=script.file, data=data, places=positions, dialect="python")
+        return Config(file=script.file, data=data, places=positions, dialect=script.dialect)
     value = script.value(node)
     return value if isinstance(value, str) and value.endswith(".json") else None
 

@@ -1,11 +1,14 @@
 """Checks training configurations before the run: DeepSpeed JSON, accelerate YAML, Python scripts.
 
-Scripts are parsed, never executed. In a folder, all .json, .yaml, .yml and .py files that are training
-configurations are checked. With a model and a machine, the strategy itself is checked, too.
+The YAML of LLaMA-Factory, axolotl, torchtune and TRL is checked, too. Scripts are parsed, never
+executed. In a folder, all .json, .yaml, .yml and .py files that are training configurations are checked.
+With a model and a machine, the strategy itself is checked, too.
 
   zeromon check ds_config.json accelerate.yaml train.py
   zeromon check a.yaml ds.json -- accelerate launch --config_file a.yaml train.py    with the command
   zeromon check train.py launch.sh              the same; comments of a .sh or .txt file name the machine
+  zeromon check -- llamafactory-cli train full.yaml bf16=true    a trainer's YAML and its overrides
+  zeromon check -- FSDP_VERSION=2 torchrun train.py              accelerate's environment variables
   zeromon check configs/ --ignore ZM208,ZM7
   zeromon check ds_z3.json --model 7B --devices 8 --gpu h100 --host-memory 512
   zeromon check . --sarif findings.sarif        for code scanning and editors
