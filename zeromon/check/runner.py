@@ -14,11 +14,12 @@ from zeromon.check import (
     launch,
     launch_figures as figures,
     loaders,
+    one_rank,
     plans,
     scripts,
     training_loop,
 )
-from zeromon.check.deepspeed.fields import not_json
+from zeromon.check.deepspeed.fields import not_json, stage_of
 from zeromon.check.documents import (
     SUFFIXES,
     UnreadableError,
@@ -86,12 +87,13 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
     for path in pending:
         run.path(path)
     stated: list[Figure] = []
+    # Files of a folder may not belong together
+    together = launched is not None or not any(_path_holds(Path(path).is_dir) for path in pending)
     if launched is not None:
         stated = run.launched(launched)
-    elif not any(
-        _path_holds(Path(path).is_dir) for path in pending
-    ):  # files of a folder may not belong together
+    elif together:
         run.across()
+    run.forwards(together=together)
     order = {severity: index for index, severity in enumerate(SEVERITIES)}
     # A set: two calls of a script that take one configuration find its problems twice
     ordered = sorted(
@@ -135,6 +137,18 @@ class _Run:
         """Accelerate files, each with the DeepSpeed configuration that it names."""
         self.deepspeeds: list[Config] = []
         self.scripts: list[scripts.Script] = []
+        self.sharded: set[str] = set()
+        """Scripts whose engine is at ZeRO stage 3."""
+
+    def forwards(self, *, together: bool) -> None:
+        """Checks the forwards of models that the files shard; *together*: they make one launch."""
+        launch_shards = together and (
+            any(accelerate.shards_parameters(*named) for named in self.launches)
+            or any(stage_of(config) == 3 for config in self.deepspeeds)
+        )
+        for script in self.scripts:
+            shards = launch_shards or script.file in self.sharded
+            self.problems += one_rank.sharded_forward_alone(script, launch_shards=shards)
 
     def across(self) -> None:
         """Compares the scripts with the accelerate file, where there is one."""
@@ -288,8 +302,8 @@ class _Run:
     def script(self, script: scripts.Script, file: Path) -> None:
         """Checks a script, and the configurations in it."""
         self.scripts.append(script)
-        checks = (*scripts.CHECKS, *training_loop.CHECKS, *fsdp_scripts.CHECKS, *loaders.CHECKS)
-        for test in checks:
+        checks = (scripts, training_loop, fsdp_scripts, one_rank, loaders)
+        for test in (test for module in checks for test in module.CHECKS):
             self.problems += test(script)
         self.problems += fsdp_scripts.bf16_device(script, self.machine)
         for call in filter(scripts.is_arguments, script.calls):
@@ -300,6 +314,8 @@ class _Run:
             config = self.other(source, file) if isinstance(source, str) else source
             if config is None:
                 continue
+            if stage_of(config) == 3 and call.name == "deepspeed.initialize":
+                self.sharded.add(script.file)
             if not isinstance(source, str):
                 for check_one in deepspeed.CHECKS:
                     self.problems += check_one(config, self.machine)
