@@ -19,6 +19,7 @@ from zeromon.check import (
     scripts,
     training_loop,
 )
+from zeromon.check.deepspeed.conflicts import BATCH, NO_BATCH
 from zeromon.check.deepspeed.fields import not_json, stage_of
 from zeromon.check.documents import (
     SUFFIXES,
@@ -94,6 +95,7 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
     elif together:
         run.across()
     run.forwards(together=together)
+    run.apply_batch_size(together=together)
     order = {severity: index for index, severity in enumerate(SEVERITIES)}
     # A set: two calls of a script that take one configuration find its problems twice
     ordered = sorted(
@@ -153,6 +155,8 @@ class _Run:
     def across(self) -> None:
         """Compares the scripts with the accelerate file, where there is one."""
         file, ds_config = self.launches[0] if len(self.launches) == 1 else (None, None)
+        if not self.launches and len(self.deepspeeds) == 1:
+            self.named_elsewhere(self.deepspeeds[0], self.machine.devices)
         if file is not None:
             for script in self.scripts:
                 self.problems += figures.other_figures(script, file, ds_config)
@@ -188,6 +192,8 @@ class _Run:
         if merged is not None:
             for script in self.scripts:
                 self.problems += figures.other_figures(script, merged, ds_config)
+        if ds_config is not None:
+            self.named_elsewhere(ds_config, command.ranks)
         self.problems += launch.single_process(command)
         self.problems += figures.command_line_conflicts(command, self.scripts, merged, ds_config)
         sources = Sources(
@@ -195,6 +201,27 @@ class _Run:
         )
         self.apply_precision(sources)
         return figures.collect_figures(sources)
+
+    def named_elsewhere(self, config: Config, ranks: int | None) -> None:
+        """Checks the calls that take a DeepSpeed configuration from an argument of the script."""
+        for script in self.scripts:
+            for call in scripts.open_configs(script):
+                for call_check in figures.CHECKS:
+                    self.problems += call_check(script, call, config, ranks)
+
+    def apply_batch_size(self, *, together: bool) -> None:
+        """Drops a missing batch size that a script sets; one that no script sets is an error."""
+        if not self.scripts:
+            return
+        sets = any(scripts.names_key(script, name) for script in self.scripts for name in BATCH[:2])
+        rest = [problem for problem in self.problems if problem.message != NO_BATCH]
+        missing = [problem for problem in self.problems if problem.message == NO_BATCH]
+        if together and not sets:
+            message = NO_BATCH.partition(", unless")[0]
+            rest += [replace(problem, severity="error", message=message) for problem in missing]
+        elif not sets:
+            rest += missing
+        self.problems = rest
 
     def apply_precision(self, sources: Sources) -> None:
         """Drops ZM405 of a DeepSpeed file where the launch sets the precision, which is added to it."""
