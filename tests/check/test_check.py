@@ -632,6 +632,25 @@ for i, x in enumerate(data):
         o.step(closure)
 """
 SCRIPTS += [(LOOP.format(sync="pass"), LBFGS, "ZM308", "info")]
+HOST = """
+from torch.distributed.fsdp import CPUOffloadPolicy
+torch.distributed.init_process_group({group})
+policy = {policy}()
+for block in model.layers:
+    fully_shard(block, offload_policy=policy)
+fully_shard(model, offload_policy=policy)
+{line}
+"""
+ON_HOST = {"group": "'nccl'", "policy": "CPUOffloadPolicy", "line": CLIP}
+SCRIPTS += [
+    (HOST.format(**ON_HOST | bad), HOST.format(**ON_HOST | good), "ZM105", "error")
+    for bad, good in (
+        ({}, {"group": "'cpu:gloo,cuda:nccl'"}),
+        ({"group": "backend='nccl'"}, {"group": ""}),
+        ({"group": "'nccl' if cuda else 'gloo'"}, {"policy": "dict"}),
+        ({"line": "[p.full_tensor() for p in model.parameters()]"}, {"line": "optimizer.step()"}),
+    )
+]
 SCRIPTS += LOADERS
 SCRIPTS += [
     (f"TrainingArguments('o', {bad})", f"TrainingArguments('o', {good})", code, severity)

@@ -190,7 +190,32 @@ def bf16_device(script: Script, machine: Machine) -> Iterator[Problem]:
             yield script.problem("ZM406", "warning", origin, message, fix, "bf16")
 
 
+_ON_SHARDS = ("clip_grad_norm_", "get_total_norm", "full_tensor")
+"""Calls that run a collective on DTensors where they are; an optimizer's step runs none."""
+
+
+def no_host_backend(script: Script) -> Iterator[Problem]:
+    """Yields NCCL as the only backend, where FSDP2 keeps the shards on the host and a call reduces them.
+
+    ``DTensor.redistribute`` runs the collective on the device of the shard; without a backend for
+    ``cpu`` torch raises RuntimeError. Without a name, ``init_process_group`` makes a backend for each.
+    """
+    used = next((name for name in _ON_SHARDS if name in script.words), "")
+    offloads = calls_of(script, "CPUOffloadPolicy") and "fully_shard" in script.words
+    for call in calls_of(script, "init_process_group") if used and offloads else ():
+        node = script.argument(call, "backend", 0)
+        values = script.flow.values(node) if node is not None else []
+        names = [value.value for value in values if isinstance(value, ast.Constant)]
+        if any(str(name).lower() in ("nccl", "cuda:nccl") for name in names):
+            message = (
+                f"{used} reduces shards that CPUOffloadPolicy keeps on the host, and NCCL reduces none "
+                "there: No backend type associated with device type cpu"
+            )
+            fix = 'init_process_group("cpu:gloo,cuda:nccl")'
+            yield script.problem("ZM105", "error", call.node, message, fix, "backend")
+
+
 CHECKS: tuple[Check, ...] = (
     unknown_arguments, no_shard, unscaled_fp16, policy_of_the_root, loaded_on_device_0, every_module,
-    loaded_on_every_rank,
+    loaded_on_every_rank, no_host_backend,
 )  # fmt: skip

@@ -11,7 +11,14 @@ from zeromon.check.deepspeed.fields import ZERO, not_json, open_autos
 from zeromon.check.launch import COMMAND, Command
 from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, join_names, parse_whole
 from zeromon.check.scripts import Call, Script, Unknown, is_arguments, names_key
-from zeromon.check.trainer_arguments import argument_problems, command_arguments, of_trainer
+from zeromon.check.trainer_arguments import (
+    ENGINE_DEFAULTS,
+    Arguments,
+    argument_problems,
+    command_arguments,
+    of_trainer,
+    script_arguments,
+)
 
 Said = tuple[Any, str]
 """A value, and the file that says it."""
@@ -52,10 +59,10 @@ def collect_figures(s: Sources) -> list[Figure]:
         ("ranks", _stated_ranks(s)),
         ("micro-batch", [*_deepspeed_setting(s, "train_micro_batch_size_per_gpu"),
                          *_argument_of(s, "per_device_train_batch_size")]),
-        ("accumulation", [*_deepspeed_setting(s, "gradient_accumulation_steps"),
-                          *_argument_of(s, "gradient_accumulation_steps")]),
+        ("accumulation", _accumulation_claims(s)),
         ("precision", stated_precisions(s)),
-        ("clipping", [*_deepspeed_setting(s, "gradient_clipping"), *_argument_of(s, "max_grad_norm")]),
+        ("clipping", [*_deepspeed_setting(s, "gradient_clipping"),
+                      *_engine_value(s, "gradient_clipping"), *_argument_of(s, "max_grad_norm")]),
         ("ZeRO stage", _deepspeed_setting(s, ZERO, "stage", option="zero_stage")),
         *((f"offload of {role}", _deepspeed_setting(s, ZERO, key, "device", option=f"{key}_device"))
           for role, key in _OFFLOAD.items()),
@@ -71,8 +78,34 @@ def collect_figures(s: Sources) -> list[Figure]:
     if all(factors):
         value = math.prod(factor for factor in factors if factor)
         product = " x ".join(map(str, factors))
-        entries.append(Figure(name="whole batch", value=value, source=product))
+        # accelerate accumulates as the Trainer says, whatever the engine counts
+        engine = next((int(v) for e in entries if e.name == "accumulation"
+                       for v, origin in e.others if origin == _ENGINE), None)  # fmt: skip
+        others = ((value // (by_name["accumulation"] or 1) * engine, _ENGINE),) if engine else ()
+        entries.append(Figure(name="whole batch", value=value, source=product, others=others))
     return entries
+
+
+_ENGINE = "DeepSpeed's engine"
+
+
+def _accumulation_claims(s: Sources) -> list[Said]:
+    """Returns the accumulation; a Trainer's own counts where the DeepSpeed file has none."""
+    name = "gradient_accumulation_steps"
+    engine, stated = [*_engine_value(s, name)], [*_argument_of(s, name)]
+    trains = any(is_arguments(call) for _, call in _argument_calls(s)) or bool(_parsed(s))
+    return [*_deepspeed_setting(s, name), *(stated + engine if trains else engine + stated)]
+
+
+def _engine_value(s: Sources, name: str) -> Iterator[Said]:
+    """Yields what DeepSpeed takes where its file does not have the key *name*."""
+    if s.deepspeed is not None and s.deepspeed.get(name) is None:
+        yield ENGINE_DEFAULTS[name,], _ENGINE
+
+
+def _parsed(s: Sources) -> list[Arguments]:
+    arguments = command_arguments(s.command, s.scripts)
+    return [arguments] if arguments is not None else []
 
 
 def _stated_ranks(s: Sources) -> Iterator[Said]:
@@ -106,13 +139,17 @@ def _argument_calls(s: Sources) -> Iterator[tuple[Script, Call]]:
 
 
 def _argument_of(s: Sources, name: str) -> Iterator[Said]:
-    """Yields an argument of the script: on the command line, then in its text."""
+    """Yields an argument of the script: on the command line, in its text, and by default."""
     if name in s.command.arguments:
         yield s.command.arguments[name], COMMAND
     for script, call in _argument_calls(s):
         value = script.value(script.argument(call, name))
         if not isinstance(value, Unknown):
             yield value, script.file
+    made = [script_arguments(script, call) for script, call in _argument_calls(s) if is_arguments(call)]
+    for arguments in (*made, *_parsed(s)):
+        if name not in arguments.stated and name in arguments.defaults:
+            yield arguments.defaults[name], "the default of TrainingArguments"
 
 
 def stated_precisions(s: Sources) -> Iterator[Said]:
@@ -194,7 +231,8 @@ def _other_accumulation(
     if node is None or kind_of(launch) != "DEEPSPEED" or isinstance(mine, (Unknown, str)):
         return
     if theirs not in (None, AUTO) and mine != theirs:
-        message = f"{name} is {mine} here and {theirs} in {config.where(name)}, which wins"
+        stated = f"{theirs} in" if config.has(name) else "missing, so 1, in"
+        message = f"{name} is {mine} here and {stated} {config.where(name)}, which wins"
         fix = f"{name}={theirs} here, or {config.write(name, AUTO)} there"
         yield script.problem("ZM602", "warning", node, message, fix, name)
 

@@ -200,7 +200,10 @@ class _Run:
             command=command, launch=merged, file=file, deepspeed=ds_config, scripts=tuple(self.scripts)
         )
         self.apply_precision(sources)
-        return figures.collect_figures(sources)
+        stated = figures.collect_figures(sources)
+        # Where the engine refuses another accumulation, there is no batch
+        refused = any(p.code == "ZM602" and p.severity == "error" for p in self.problems)
+        return [f for f in stated if not (refused and f.others and f.name == "whole batch")]
 
     def named_elsewhere(self, config: Config, ranks: int | None) -> None:
         """Checks the calls that take a DeepSpeed configuration from an argument of the script."""

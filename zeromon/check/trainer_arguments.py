@@ -214,7 +214,7 @@ def missing_values(arguments: Arguments, config: Config) -> Iterator[Problem]:
         if name == "gradient_accumulation_steps":
             total, micro = config.get("train_batch_size"), config.has("train_micro_batch_size_per_gpu")
             if micro and total is not None:
-                severity, message = "error", f"{message}, and refuses the train_batch_size that follows"
+                severity, message = "error", f"{message} and refuses the Trainer's train_batch_size"
             else:
                 message += f", though accelerate steps every {mine} micro-batches"
         fix = f"{config.write(path[-1], AUTO)}{in_file or ' there'} takes it from here"
