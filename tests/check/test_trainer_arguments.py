@@ -296,7 +296,7 @@ def test_an_optimizer_of_script_and_file_is_refused_by_accelerate(
     assert words in "".join(refused)
     # The file has no accumulation, and accelerate takes that of the file
     assert [p.message.partition(" in ")[0] for p in problems if p.code == "ZM602"] == [
-        "gradient_accumulation_steps is 4 here and missing, so 1,"
+        "gradient_accumulation_steps is 4 here and missing"
     ]
 
 

@@ -196,8 +196,7 @@ def _zero_stage(config: Config, ds_config: Config | None) -> int | None:
 def shards_parameters(config: Config, ds_config: Config | None) -> bool:
     """Returns whether a rank of the launch keeps a part of the parameters: ZeRO stage 3, or FSDP."""
     if kind_of(config) == "FSDP":
-        kept = config.get(FSDP, "fsdp_sharding_strategy"), config.get(FSDP, "fsdp_reshard_after_forward")
-        return not any(str(value) in ("2", "3", "SHARD_GRAD_OP", "NO_SHARD") for value in kept)
+        return str(config.get(FSDP, "fsdp_sharding_strategy")) not in ("3", "NO_SHARD")
     return kind_of(config) == "DEEPSPEED" and _zero_stage(config, ds_config) == 3
 
 

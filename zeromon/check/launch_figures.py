@@ -81,8 +81,8 @@ def collect_figures(s: Sources) -> list[Figure]:
         # accelerate accumulates as the Trainer says, whatever the engine counts
         engine = next((int(v) for e in entries if e.name == "accumulation"
                        for v, origin in e.others if origin == _ENGINE), None)  # fmt: skip
-        others = ((value // (by_name["accumulation"] or 1) * engine, _ENGINE),) if engine else ()
-        entries.append(Figure(name="whole batch", value=value, source=product, others=others))
+        counted = ((value // (by_name["accumulation"] or 1) * engine, _ENGINE),) if engine else ()
+        entries.append(Figure(name="whole batch", value=value, source=product, others=counted))
     return entries
 
 
@@ -146,8 +146,10 @@ def _argument_of(s: Sources, name: str) -> Iterator[Said]:
         value = script.value(script.argument(call, name))
         if not isinstance(value, Unknown):
             yield value, script.file
-    made = [script_arguments(script, call) for script, call in _argument_calls(s) if is_arguments(call)]
-    for arguments in (*made, *_parsed(s)):
+    by_call = [
+        script_arguments(script, call) for script, call in _argument_calls(s) if is_arguments(call)
+    ]
+    for arguments in (*by_call, *_parsed(s)):
         if name not in arguments.stated and name in arguments.defaults:
             yield arguments.defaults[name], "the default of TrainingArguments"
 
@@ -231,8 +233,9 @@ def _other_accumulation(
     if node is None or kind_of(launch) != "DEEPSPEED" or isinstance(mine, (Unknown, str)):
         return
     if theirs not in (None, AUTO) and mine != theirs:
-        stated = f"{theirs} in" if config.has(name) else "missing, so 1, in"
-        message = f"{name} is {mine} here and {stated} {config.where(name)}, which wins"
+        message = f"{name} is {mine} here and {theirs} in {config.where(name)}, which wins"
+        if not config.has(name):
+            message = f"{name} is {mine} here and missing in {config.file}: accelerate takes {theirs}"
         fix = f"{name}={theirs} here, or {config.write(name, AUTO)} there"
         yield script.problem("ZM602", "warning", node, message, fix, name)
 
@@ -242,11 +245,11 @@ def _made_twice(script: Script, call: Call, config: Config) -> Iterator[Problem]
 
     Source: ``Accelerator._prepare_deepspeed``, which raises ValueError.
     """
-    made = any(c.name.startswith("torch.optim.") and c.short[:1].isupper()
+    has_own = any(c.name.startswith("torch.optim.") and c.short[:1].isupper()
                and "lr_scheduler" not in c.name for c in script.calls)  # fmt: skip
     for section, dummy in (("optimizer", "DummyOptim"), ("scheduler", "DummyScheduler")):
         uses_dummy = dummy in script.words
-        if config.has(section) and made and not uses_dummy and section == "optimizer":
+        if config.has(section) and has_own and not uses_dummy and section == "optimizer":
             message = f"accelerate refuses an {section} in {config.file} beside the one of the script"
             fix = f"remove {section} in {config.file}, or use accelerate.utils.{dummy} here"
             yield script.problem("ZM105", "error", call.node, message, fix, section)
@@ -348,7 +351,7 @@ def unfilled_autos(script: Script, call: Call, config: Config, _: int | None) ->
     if silent:
         names = join_names(".".join(path) for path in silent)
         message = f'deepspeed.initialize fills in no "{AUTO}": {names} stays off'
-        fix = "give each a value, such as true, or a stage"
+        fix = config.write(silent[0][-1], True if silent[0][-1] == "enabled" else 2)
         yield config.problem("ZM103", "warning", silent[0], message, fix)
 
 

@@ -84,7 +84,9 @@ def sharded_forward_alone(script: Script, *, launch_shards: bool) -> Iterator[Pr
             continue
         name = _sharded_call(script, node, launch_shards)
         contexts = (p for p, _ in script.flow.around(node) if isinstance(p, ast.With))
-        if name and not any(word in ast.unparse(w.items[0]) for w in contexts for word in _GATHERED):
+        if name and not any(
+            context in ast.unparse(w.items[0]) for w in contexts for context in _GATHERED
+        ):
             calls[node] = name
     yield from _unmatched_calls(script, calls)
 
@@ -119,9 +121,9 @@ def _collective_calls(script: Script) -> Iterator[tuple[ast.Call, str]]:
                 keyword.arg == "sync_dist" and script.value(keyword.value) is True
                 for keyword in node.keywords
             )
-            origins = [origin for origin, methods in _BY_ORIGIN.items() if short in methods]
-            made = origins and _origin_of(script, node.func.value)
-            if short in _ON_ANY or synced or (made and made in origins):
+            origins = [key for key, methods in _BY_ORIGIN.items() if short in methods]
+            origin = origins and _origin_of(script, node.func.value)
+            if short in _ON_ANY or synced or (origin and origin in origins):
                 yield node, short
 
 
@@ -134,10 +136,10 @@ def _is_collective(script: Script, call: Call, *, shards: bool) -> bool:
         return True
     if call.short not in _BY_NAME.get(module, ()) or is_open(call):
         return False
-    given = [keyword.arg for keyword in call.node.keywords if script.value(keyword.value) is not None]
+    passed = [keyword.arg for keyword in call.node.keywords if script.value(keyword.value) is not None]
     # The third argument of a collective is its group, and the only one of a barrier
     positional = 1 if call.short == "barrier" else 3
-    grouped = {"group", "process_group", "no_dist"} & set(given) or len(call.node.args) >= positional
+    grouped = {"group", "process_group", "no_dist"} & set(passed) or len(call.node.args) >= positional
     return call.short == "new_group" or not grouped
 
 
@@ -155,9 +157,9 @@ def _sharded_call(script: Script, node: ast.Call, launch_shards: bool) -> str:
         model = model.value
     origin = _origin_of(script, model)
     is_fsdp = origin == _FSDP1
-    words = script.words & {"SHARDED_STATE_DICT", "LOCAL_STATE_DICT"}
+    own_shards = script.words & {"SHARDED_STATE_DICT", "LOCAL_STATE_DICT"}
     if short == "state_dict":  # FSDP2 and ZeRO return the shards that a rank has
-        return short if is_fsdp and not words else ""
+        return short if is_fsdp and not own_shards else ""
     if origin == "transformers.Trainer" or short == "save_model":
         matches = origin == "transformers.Trainer" and short == "save_model" and launch_shards
         return short if matches else ""
@@ -286,13 +288,13 @@ def _is_by_rank(script: Script, test: ast.expr, *, on_first: bool) -> bool:
 
 def _compares_rank(script: Script, test: ast.Compare, *, on_first: bool) -> bool:
     """Returns whether *test* compares a rank so that the first, or all others, pass."""
-    left, right, sign = test.left, test.comparators[0], test.ops[0]
-    if isinstance(left, ast.Constant):  # 0 == rank
-        left, right = right, left
-    if not _is_rank(script, left):
+    subject, value_node, sign = test.left, test.comparators[0], test.ops[0]
+    if isinstance(subject, ast.Constant):  # 0 == rank
+        subject, value_node = value_node, subject
+    if not _is_rank(script, subject):
         return False
     try:
-        value = ast.literal_eval(right)
+        value = ast.literal_eval(value_node)
     except (ValueError, TypeError, SyntaxError):
         return False
     if isinstance(value, (tuple, list, set)):
@@ -333,8 +335,8 @@ def _file_condition(script: Script, node: ast.Call) -> ast.expr | None:
         operands = test.values if isinstance(test, ast.BoolOp) else [test]
         origins = [origin for operand in operands for origin in script.flow.step(operand)]
         other_arm = parent.orelse if child in parent.body else parent.body
-        same = (n for arm in other_arm for n in ast.walk(arm) if isinstance(n, ast.Call))
-        if any(_last_name(call) == _last_name(node) for call in same):
+        calls = (n for arm in other_arm for n in ast.walk(arm) if isinstance(n, ast.Call))
+        if any(_last_name(call) == _last_name(node) for call in calls):
             continue
         if any(isinstance(o, ast.Call) and _last_name(o) in _FILE_TESTS for o in origins):
             return parent.test

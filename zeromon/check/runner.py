@@ -84,7 +84,7 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
             pending.remove(path)
     if launched is not None:
         machine = replace(machine, devices=machine.devices or launched.ranks)
-    run = _Run(machine)
+    run = _Run(machine, launched)
     for path in pending:
         run.path(path)
     stated: list[Figure] = []
@@ -131,8 +131,8 @@ def parse_codes(selection: str) -> frozenset[str]:
 class _Run:
     """One check of several paths; no file is checked twice."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, machine: Machine, launched: launch.Command | None = None) -> None:
+        self.machine, self.command = machine, launched
         self.checked: set[Path] = set()
         self.problems: list[Problem] = []
         self.launches: list[tuple[Config, Config | None]] = []
@@ -217,14 +217,14 @@ class _Run:
         if not self.scripts:
             return
         sets = any(scripts.names_key(script, name) for script in self.scripts for name in BATCH[:2])
-        rest = [problem for problem in self.problems if problem.message != NO_BATCH]
+        problems = [problem for problem in self.problems if problem.message != NO_BATCH]
         missing = [problem for problem in self.problems if problem.message == NO_BATCH]
         if together and not sets:
             message = NO_BATCH.partition(", unless")[0]
-            rest += [replace(problem, severity="error", message=message) for problem in missing]
+            problems += [replace(problem, severity="error", message=message) for problem in missing]
         elif not sets:
-            rest += missing
-        self.problems = rest
+            problems += missing
+        self.problems = problems
 
     def apply_precision(self, sources: Sources) -> None:
         """Drops ZM405 of a DeepSpeed file where the launch sets the precision, which is added to it."""
@@ -263,6 +263,10 @@ class _Run:
     def read_script(self, file: Path, source: str, named: bool, _: int | None) -> None:
         """Checks a Python script."""
         script = scripts.read_script(str(file), parse_python(source))
+        if self.command is not None and _resolved_path(Path(self.command.script)) == _resolved_path(
+            file
+        ):
+            script = replace(script, passed=self.command.arguments)
         if named or scripts.is_training(script):
             self.checked.add(_resolved_path(file))
             self.script(script, file)

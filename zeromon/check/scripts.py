@@ -6,7 +6,7 @@ one function, and one line in :data:`CHECKS`.
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zeromon.check.flow import LOOPS, Flow, read_flow
@@ -77,6 +77,8 @@ class Script:
     """Imported name -> its dotted name."""
     words: frozenset[str]
     """All names and attributes of the script."""
+    passed: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the launch command."""
 
     def argument(self, call: Call, name: str, position: int = -1) -> ast.expr | None:
         """Returns the expression of an argument; None where the call does not give the argument."""

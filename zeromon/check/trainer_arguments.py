@@ -39,7 +39,7 @@ ENGINE_DEFAULTS: Mapping[Path, Any] = {
     ("fp16", "enabled"): False, ("bf16", "enabled"): False,
     ("scheduler", "params", "warmup_num_steps"): 1000,
 }  # fmt: skip
-"""What DeepSpeed takes for a missing key."""
+"""DeepSpeed's own value of a missing key."""
 _ADAM_DEFAULTS: Mapping[str, Any] = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 """Defaults of DeepSpeed's FusedAdam and DeepSpeedCPUAdam."""
 
@@ -79,7 +79,7 @@ class Arguments:
 
 def script_arguments(script: Script, call: Call) -> Arguments:
     """Returns the arguments that *call* states."""
-    stated = {keyword.arg: script.value(keyword.value) for keyword in call.node.keywords if keyword.arg}
+    stated = {k.arg: _argument_value(script, k.value) for k in call.node.keywords if k.arg}
     certain = call.name.startswith("transformers.") and not is_open(call)
 
     def report(code: str, severity: str, name: str, message: str, fix: str, key: str) -> Problem:
@@ -88,6 +88,14 @@ def script_arguments(script: Script, call: Call) -> Arguments:
 
     defaults = DEFAULTS if certain else {}
     return Arguments(stated=stated, defaults=defaults, report=report, file=script.file)
+
+
+def _argument_value(script: Script, node: ast.expr) -> Any:
+    """Returns the value of an argument, from the launch command for ``args.name``."""
+    value = script.value(node)
+    if isinstance(value, Unknown) and isinstance(node, ast.Attribute):
+        return script.passed.get(node.attr, value)
+    return value
 
 
 def command_arguments(command: Command, scripts: tuple[Script, ...]) -> Arguments | None:
@@ -152,9 +160,9 @@ def filled_values(arguments: Arguments) -> dict[Path, tuple[str, Any, str]]:
     """Returns what a Trainer writes for "auto": path -> (argument, value, rule code)."""
     values = {path: (name, arguments.get(name), code) for name, (path, code) in MATCHED.items()}
     betas = [arguments.get(f"adam_beta{n}") for n in (1, 2)]
-    known = not any(isinstance(beta, Unknown) for beta in betas)
+    has_betas = not any(isinstance(beta, Unknown) for beta in betas)
     path: Path = ("optimizer", "params", "betas")
-    values[path] = ("adam_beta1 and adam_beta2", betas if known else UNKNOWN, "ZM105")
+    values[path] = ("adam_beta1 and adam_beta2", betas if has_betas else UNKNOWN, "ZM105")
     values[_of_scheduler("warmup_max_lr")] = ("learning_rate", arguments.get("learning_rate"), "ZM105")
     warmup, steps = arguments.get("warmup_steps"), arguments.get("max_steps")
     # A fraction, and warmup_ratio of older releases, become a number when the data is known

@@ -31,8 +31,8 @@ def overlap_comm(config: Config, machine: Machine) -> Iterator[Problem]:
     path = (ZERO, "overlap_comm")
     absent = config.get(*path) is None and stage in (1, 2)
     # One rank reduces nothing
-    alone = (machine.devices or config.ranks) == 1
-    if not stage or alone or not (absent or is_on(config.get(*path)) is False):
+    is_single = (machine.devices or config.ranks) == 1
+    if not stage or is_single or not (absent or is_on(config.get(*path)) is False):
         return
     fix = config.write("overlap_comm", True)
     if stage == 3:
