@@ -229,7 +229,7 @@ DEEPSPEED += [
     (zero(2, top='{"train_batch_size": null}'), zero(2, top='{"train_batch_size": 8}'), "ZM602",
      "warning"),
     (zero(2, top='{"train_batch_size": null, "gradient_clipping": "auto"}'),
-     zero(2, top='{"train_batch_size": 8}'), "ZM602", "info"),
+     zero(2, top='{"train_batch_size": 8}'), "ZM602", "warning"),
     (zero(2)[:-1] + ",}", zero(2), "ZM101", "error"),  # with "auto": transformers reads it
 ]  # fmt: skip
 
@@ -648,6 +648,8 @@ SCRIPTS += [
         ({}, {"group": "'cpu:gloo,cuda:nccl'"}),
         ({"group": "backend='nccl'"}, {"group": ""}),
         ({"group": "'nccl' if cuda else 'gloo'"}, {"policy": "dict"}),
+        ({}, {"policy": "(CPUOffloadPolicy if offload else dict)"}),
+        ({}, {"policy": "dict", "line": CLIP + "\nif offload:\n    CPUOffloadPolicy()"}),
         ({"line": "[p.full_tensor() for p in model.parameters()]"}, {"line": "optimizer.step()"}),
     )
 ]
@@ -999,7 +1001,9 @@ def test_hjson_is_read_as_deepspeed_reads_it(tmp_path: Path) -> None:
     assert (first.code, first.severity, first.line) == ("ZM101", "info", 2)
     assert (second.code, second.line, second.column) == ("ZM102", 7, 17)
     assert second.key == "zero_optimization.overlap_com"
-    rootless = "train_batch_size: 8\nbf16: {enabled: true}\nzero_optimization: {stage: 2}"
+    rootless = (
+        "train_batch_size: 8\nbf16: {enabled: true}\nzero_optimization: {stage: 2, overlap_comm: true}"
+    )
     assert {p.code for p in problems_of(tmp_path, rootless)} == {"ZM101"}
 
 

@@ -201,8 +201,11 @@ def no_host_backend(script: Script) -> Iterator[Problem]:
     ``cpu`` torch raises RuntimeError. Without a name, ``init_process_group`` makes a backend for each.
     """
     used = next((name for name in _ON_SHARDS if name in script.words), "")
-    offloads = calls_of(script, "CPUOffloadPolicy") and "fully_shard" in script.words
-    for call in calls_of(script, "init_process_group") if used and offloads else ():
+    policies = calls_of(script, "CPUOffloadPolicy") if "fully_shard" in script.words else []
+    branches = (p for call in policies for p, _ in script.flow.around(call.node))
+    # A setting that turns the offload on may be off
+    severity = "info" if any(isinstance(p, (ast.If, ast.IfExp)) for p in branches) else "error"
+    for call in calls_of(script, "init_process_group") if used and policies else ():
         node = script.argument(call, "backend", 0)
         values = script.flow.values(node) if node is not None else []
         names = [value.value for value in values if isinstance(value, ast.Constant)]
@@ -212,7 +215,7 @@ def no_host_backend(script: Script) -> Iterator[Problem]:
                 "there: No backend type associated with device type cpu"
             )
             fix = 'init_process_group("cpu:gloo,cuda:nccl")'
-            yield script.problem("ZM105", "error", call.node, message, fix, "backend")
+            yield script.problem("ZM105", severity, call.node, message, fix, "backend")
 
 
 CHECKS: tuple[Check, ...] = (
