@@ -84,6 +84,11 @@ ALONE = {
 }
 
 MATCHED = {
+    "resume": "if os.path.exists(p):\n    dcp.load(s, checkpoint_id=p)\n",
+    "resume_engine": (
+        "engine, *_ = deepspeed.initialize(model=m, config=c)\n"
+        "if os.path.isdir(p):\n    engine.load_checkpoint(p)\n"
+    ),
     "classic": ("if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()\n"),
     "classic2": (
         "if args.local_rank not in [-1, 0]:\n"

@@ -62,7 +62,9 @@ def one_rank_alone(script: Script) -> Iterator[Problem]:
     """Yields collectives that a condition on the rank, or on a file, keeps from a part of the ranks."""
     yield from _unmatched_calls(script, dict(_collective_calls(script)))
     for node, name in _collective_calls(script):
-        test = _file_condition(script, node)
+        # What is saved is loaded, or trained on, only where it is there: that is no mistake
+        waits = name in _OF_TORCH or name in _ON_ANY
+        test = _file_condition(script, node) if waits else None
         if test is not None:
             message = (
                 f"{name} runs only where {ast.unparse(test)[:60]} holds, and ranks may see "
