@@ -50,6 +50,7 @@ def zero(stage: int, *, top: str = "", **settings: Any) -> str:
     part = {
         "stage": stage,
         **({"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}),
+        **({"overlap_comm": True} if stage in (1, 2) else {}),
     }
     base = {"bf16": {"enabled": True}, "train_batch_size": "auto", "zero_optimization": part | settings}
     return json.dumps(base | json.loads(top or "{}"))
@@ -61,6 +62,13 @@ def optimizer(kind: str, **params: Any) -> str:
 
 def scheduler(kind: str, **params: Any) -> str:
     return zero(2, top=json.dumps({"scheduler": {"type": kind, "params": params}}))
+
+
+def peak(kind: str, rate: float, **params: Any) -> str:
+    """A scheduler beside an optimizer of its own rate."""
+    parts = {"optimizer": {"type": "AdamW", "params": {"lr": rate}},
+             "scheduler": {"type": kind, "params": params}}  # fmt: skip
+    return zero(2, top=json.dumps(parts))
 
 
 def launch(kind: str, section: str = "", top: str = "") -> str:
@@ -148,6 +156,22 @@ DEEPSPEED = [
      zero(2, top='{"data_types": {"grad_accum_dtype": "bf16"}}'), "ZM208", "info"),
     (zero(3, overlap_comm=False), zero(3), "ZM302", "info"),
     (zero(2, overlap_comm=False), zero(2), "ZM302", "info"),
+    (zero(2, overlap_comm=None), zero(0, overlap_comm=None), "ZM302", "info"),
+    (zero(1, overlap_comm=None), zero(3, overlap_comm=None), "ZM302", "info"),
+    (scheduler("WarmupDecayLR", total_num_steps=100), scheduler("WarmupLR"), "ZM105", "warning"),
+    (scheduler("WarmupDecayLR", total_num_steps=100),
+     scheduler("WarmupCosineLR", total_num_steps=100), "ZM105", "warning"),
+    (scheduler("LRRangeTest", lr_range_test_step_size=9),
+     scheduler("LRRangeTest", lr_range_test_min_lr=1e-4), "ZM105", "warning"),
+    (peak("WarmupLR", 1e-4, warmup_max_lr=3e-5), peak("WarmupLR", 3e-5, warmup_max_lr=3e-5), "ZM105",
+     "warning"),
+    (peak("WarmupDecayLR", 5e-7, total_num_steps=9), peak("WarmupDecayLR", 1e-3, total_num_steps=9),
+     "ZM105", "warning"),
+    (peak("OneCycle", 1e-2, cycle_min_lr=1e-5, cycle_max_lr=1e-3),
+     peak("OneCycle", 1e-3, cycle_min_lr=1e-5, cycle_max_lr=1e-3), "ZM105", "warning"),
+    (zero(2, top='{"scheduler": {"type": "WarmupLR"}}'), scheduler("WarmupLR"), "ZM103", "error"),
+    (zero(3, offload_optimizer={"device": "cpu", "fast_init": True}),
+     zero(3, offload_optimizer={"device": "cpu"}), "ZM106", "info"),
     (zero(1, overlap_comm=False), zero(1, overlap_comm="auto"), "ZM302", "info"),
     (zero(2, reduce_bucket_size=500_000), zero(2, reduce_bucket_size=1_000_000), "ZM303", "warning"),
     (zero(1, allgather_bucket_size=1000), zero(3, allgather_bucket_size=1000), "ZM303", "warning"),
@@ -205,7 +229,7 @@ DEEPSPEED += [
     (zero(2, top='{"train_batch_size": null}'), zero(2, top='{"train_batch_size": 8}'), "ZM602",
      "warning"),
     (zero(2, top='{"train_batch_size": null, "gradient_clipping": "auto"}'),
-     zero(2, top='{"train_batch_size": 8}'), "ZM602", "info"),
+     zero(2, top='{"train_batch_size": 8}'), "ZM602", "warning"),
     (zero(2)[:-1] + ",}", zero(2), "ZM101", "error"),  # with "auto": transformers reads it
 ]  # fmt: skip
 
@@ -608,6 +632,27 @@ for i, x in enumerate(data):
         o.step(closure)
 """
 SCRIPTS += [(LOOP.format(sync="pass"), LBFGS, "ZM308", "info")]
+HOST = """
+from torch.distributed.fsdp import CPUOffloadPolicy
+torch.distributed.init_process_group({group})
+policy = {policy}()
+for block in model.layers:
+    fully_shard(block, offload_policy=policy)
+fully_shard(model, offload_policy=policy)
+{line}
+"""
+ON_HOST = {"group": "'nccl'", "policy": "CPUOffloadPolicy", "line": CLIP}
+SCRIPTS += [
+    (HOST.format(**ON_HOST | bad), HOST.format(**ON_HOST | good), "ZM105", "error")
+    for bad, good in (
+        ({}, {"group": "'cpu:gloo,cuda:nccl'"}),
+        ({"group": "backend='nccl'"}, {"group": ""}),
+        ({"group": "'nccl' if cuda else 'gloo'"}, {"policy": "dict"}),
+        ({}, {"policy": "(CPUOffloadPolicy if offload else dict)"}),
+        ({}, {"policy": "dict", "line": CLIP + "\nif offload:\n    CPUOffloadPolicy()"}),
+        ({"line": "[p.full_tensor() for p in model.parameters()]"}, {"line": "optimizer.step()"}),
+    )
+]
 SCRIPTS += LOADERS
 SCRIPTS += [
     (f"TrainingArguments('o', {bad})", f"TrainingArguments('o', {good})", code, severity)
@@ -794,7 +839,7 @@ def test_trainer_arguments_are_held_against_their_file(tmp_path: Path) -> None:
     (problem, other) = problems_of(tmp_path, bad, "t.py")
     assert (problem.code, problem.line, problem.column) == ("ZM602", 2, 57)
     assert (other.code, other.key) == ("ZM105", "bf16.enabled")
-    good = "A('o', deepspeed='ds.json', per_device_train_batch_size=4, gradient_accumulation_steps=2)"
+    good = "A('o', deepspeed='ds.json', per_device_train_batch_size=4, bf16=True)"
     assert problems_of(tmp_path, head + good, "t.py") == []
 
 
@@ -950,14 +995,16 @@ def test_hjson_is_read_as_deepspeed_reads_it(tmp_path: Path) -> None:
   "bf16": {"enabled": true,},
   /* sharding: {"stage": 1} */
   'zero_optimization': {
-    "stage": 2, overlap_com: true
+    "stage": 2, overlap_com: true, overlap_comm: true
   },
 }"""
     first, second = problems_of(tmp_path, text)
     assert (first.code, first.severity, first.line) == ("ZM101", "info", 2)
     assert (second.code, second.line, second.column) == ("ZM102", 7, 17)
     assert second.key == "zero_optimization.overlap_com"
-    rootless = "train_batch_size: 8\nbf16: {enabled: true}\nzero_optimization: {stage: 2}"
+    rootless = (
+        "train_batch_size: 8\nbf16: {enabled: true}\nzero_optimization: {stage: 2, overlap_comm: true}"
+    )
     assert {p.code for p in problems_of(tmp_path, rootless)} == {"ZM101"}
 
 

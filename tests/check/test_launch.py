@@ -122,6 +122,11 @@ def test_arguments_of_the_script_against_the_deepspeed_file(files: Path) -> None
     command = (
         "deepspeed --num_gpus 4 train.py --deepspeed ds.json --gradient_accumulation_steps 4 --bf16"
     )
+    # The defaults of a Trainer are compared, too
+    assert {message.partition(" is ")[0] for _, message in said(checked(command))} == {
+        "per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm"
+    }  # fmt: skip
+    command += " --per_device_train_batch_size 2 --max_grad_norm 0.5"
     found = checked(command)
     assert said(found) == [
         ("ZM602", "gradient_accumulation_steps is 4 here, and gradient_accumulation_steps is 8 in "

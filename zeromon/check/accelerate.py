@@ -193,6 +193,13 @@ def _zero_stage(config: Config, ds_config: Config | None) -> int | None:
     return parse_whole(config.get(DEEPSPEED, "zero_stage", default=2))
 
 
+def shards_parameters(config: Config, ds_config: Config | None) -> bool:
+    """Returns whether a rank of the launch keeps a part of the parameters: ZeRO stage 3, or FSDP."""
+    if kind_of(config) == "FSDP":
+        return str(config.get(FSDP, "fsdp_sharding_strategy")) not in ("3", "NO_SHARD")
+    return kind_of(config) == "DEEPSPEED" and _zero_stage(config, ds_config) == 3
+
+
 def no_effect(config: Config, ds_config: Config | None, _: Machine) -> Iterator[Problem]:
     """Yields one problem for all settings that the ZeRO stage ignores."""
     stage = _zero_stage(config, ds_config)

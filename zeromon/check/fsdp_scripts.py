@@ -4,152 +4,9 @@ import ast
 from collections.abc import Iterator
 
 from zeromon.check.deepspeed.hygiene import NO_BF16
+from zeromon.check.one_rank import runs_on_one_rank
 from zeromon.check.problem import Machine, Problem, did_you_mean
 from zeromon.check.scripts import FSDP, WRAPPERS, Call, Check, Script, calls_of, is_arguments, is_open
-
-_RANKS = {"rank", "global_rank", "local_rank", "world_rank", "get_rank", "get_global_rank"}
-_FIRST = {
-    "is_main_process", "is_local_main_process", "is_world_process_zero", "is_global_zero",
-    "is_local_process_zero",
-}  # fmt: skip
-"""Names of frameworks that are true on the first rank."""
-
-_STATE = "torch.distributed.checkpoint.state_dict."
-_OF_THE_ENGINE = ("save_checkpoint", "save_16bit_model")
-"""Methods of DeepSpeed's engine that all ranks must call."""
-
-
-def runs_on_one_rank(script: Script, node: ast.AST) -> bool:
-    """Returns whether a condition on the way to *node* lets the first rank alone pass."""
-    return any(_is_guarded(script, step) for path in script.flow.call_chains(node) for step in path)
-
-
-def one_rank_alone(script: Script) -> Iterator[Problem]:
-    """Yields a collective that gathers or saves shards and that the other ranks do not call."""
-    nodes = [node for node in _collective_calls(script) if runs_on_one_rank(script, node)]
-    for node in nodes:
-        name = _last_name(node.func)
-        message = f"{name} needs all ranks, and only one calls it: it waits for the others forever"
-        fix = f"call {name} on every rank, and write the result on one"
-        yield script.problem("ZM003", "error", node, message, fix, name)
-
-
-def _collective_calls(script: Script) -> Iterator[ast.Call]:
-    if calls_of(script, FSDP) or calls_of(script, "fully_shard"):
-        for call in script.calls:
-            if call.name.startswith(f"{_STATE}get_") and call.short.endswith("state_dict"):
-                yield call.node
-    if any(call.name == "deepspeed.initialize" for call in script.calls):
-        for node in ast.walk(script.tree):
-            is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            if not is_method or not isinstance(node, ast.Call):
-                continue
-            if _last_name(node.func) in _OF_THE_ENGINE and _is_engine(script, node.func):
-                yield node
-
-
-def _is_engine(script: Script, method: ast.expr) -> bool:
-    for origin in script.flow.values(method.value) if isinstance(method, ast.Attribute) else ():
-        source = origin.value if isinstance(origin, ast.Subscript) else origin
-        if isinstance(source, ast.Call) and script.name_of(source.func) == "deepspeed.initialize":
-            return True
-    return False
-
-
-def _is_guarded(script: Script, node: ast.AST) -> bool:
-    """Returns whether an ``if`` around *node*, or a return before it, leaves the first rank alone."""
-    for parent, child in script.flow.around(node):
-        if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test:
-            body, orelse = (
-                arm if isinstance(arm, list) else [arm] for arm in (parent.body, parent.orelse)
-            )
-            mine = child in body
-            nodes = (n for arm in (orelse if mine else body) for n in ast.walk(arm))
-            # Where the other arm calls it, too, all ranks do: each in an arm of its own
-            if _is_by_rank(script, parent.test, on_first=mine) and not any(
-                _is_same_call(node, n) for n in nodes
-            ):
-                return True
-        if _left_before(script, parent, child):
-            return True
-    # around() stops below the function, whose own body may have the early return
-    top = [node, *(parent for parent, _ in script.flow.around(node))][-1]
-    return _left_before(script, script.flow.scopes[node], top)
-
-
-def _is_same_call(node: ast.AST, peer: ast.AST) -> bool:
-    """Returns whether both are calls of the same name."""
-    calls = isinstance(node, ast.Call) and isinstance(peer, ast.Call)
-    return calls and _last_name(node.func) == _last_name(peer.func)  # type: ignore[attr-defined]
-
-
-def _left_before(script: Script, parent: ast.AST, child: ast.AST) -> bool:
-    blocks = (getattr(parent, name, None) for name in ("body", "orelse", "finalbody"))
-    return any(_others_left(script, block, child) for block in blocks if isinstance(block, list))
-
-
-def _others_left(script: Script, block: list[ast.stmt], child: ast.AST) -> bool:
-    """Returns whether all ranks but the first leave *block* before its statement *child*."""
-    earlier = block[: next((n for n, statement in enumerate(block) if statement is child), 0)]
-    return any(
-        isinstance(statement, ast.If)
-        and isinstance(statement.body[-1], (ast.Return, ast.Continue))
-        and not statement.orelse
-        and _is_by_rank(script, statement.test, on_first=False)
-        for statement in earlier
-    )
-
-
-def _is_by_rank(script: Script, test: ast.expr, *, on_first: bool) -> bool:
-    """Returns whether *test* decides by the rank: true on the first alone, or on the others.
-
-    An ``and`` holds on the first rank alone if a part does; an ``or`` lets all others leave if a part
-    does, and holds on the first alone if all parts but that of a single process do.
-    """
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _is_by_rank(script, test.operand, on_first=not on_first)
-    if isinstance(test, ast.BoolOp):
-        verdicts = [_is_by_rank(script, operand, on_first=on_first) for operand in test.values]
-        if isinstance(test.op, ast.And) is on_first:
-            return any(verdicts)
-        init_tests = ["is_initialized" in ast.unparse(operand) for operand in test.values]
-        return any(verdicts) and all(p or a for p, a in zip(verdicts, init_tests, strict=True))
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        comparator = test.comparators[0]
-        rank_calls = [
-            e is not None and _last_name(e) == "get_rank" for e in script.flow.values(test.left)
-        ]
-        if _last_name(test.left).lower() not in _RANKS and not all(rank_calls):
-            return False
-        is_zero = isinstance(comparator, ast.Constant) and comparator.value == 0
-        kinds = (ast.Eq,) if on_first else (ast.NotEq, ast.Gt)
-        return is_zero and isinstance(test.ops[0], kinds)
-    # A function or variable of the script may have such a name, and mean something else
-    of_framework = script.flow.function(_func_of(test)) is None and script.flow.owner(test) is None
-    if on_first and _last_name(test) in _FIRST and of_framework:
-        return True
-    # A rank alone as a condition is true on all ranks but 0
-    if _last_name(test).lower() in _RANKS:
-        return not on_first
-    return _source_decides(script, test, on_first=on_first)
-
-
-def _source_decides(script: Script, test: ast.expr, *, on_first: bool) -> bool:
-    sources = script.flow.step(test)
-    expr = sources[0] if len(sources) == 1 else None
-    return expr is not None and expr is not test and _is_by_rank(script, expr, on_first=on_first)
-
-
-def _func_of(node: ast.expr) -> ast.expr:
-    return node.func if isinstance(node, ast.Call) else node
-
-
-def _last_name(node: ast.expr) -> str:
-    node = _func_of(node)
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
 
 _ARGUMENTS = (
     "module", "process_group", "sharding_strategy", "cpu_offload", "auto_wrap_policy",
@@ -333,7 +190,35 @@ def bf16_device(script: Script, machine: Machine) -> Iterator[Problem]:
             yield script.problem("ZM406", "warning", origin, message, fix, "bf16")
 
 
+_ON_SHARDS = ("clip_grad_norm_", "get_total_norm", "full_tensor")
+"""Calls that run a collective on DTensors where they are; an optimizer's step runs none."""
+
+
+def no_host_backend(script: Script) -> Iterator[Problem]:
+    """Yields NCCL as the only backend, where FSDP2 keeps the shards on the host and a call reduces them.
+
+    ``DTensor.redistribute`` runs the collective on the device of the shard; without a backend for
+    ``cpu`` torch raises RuntimeError. Without a name, ``init_process_group`` makes a backend for each.
+    """
+    used = next((name for name in _ON_SHARDS if name in script.words), "")
+    policies = calls_of(script, "CPUOffloadPolicy") if "fully_shard" in script.words else []
+    branches = (p for call in policies for p, _ in script.flow.around(call.node))
+    # A setting that turns the offload on may be off
+    severity = "info" if any(isinstance(p, (ast.If, ast.IfExp)) for p in branches) else "error"
+    for call in calls_of(script, "init_process_group") if used and policies else ():
+        node = script.argument(call, "backend", 0)
+        values = script.flow.values(node) if node is not None else []
+        names = [value.value for value in values if isinstance(value, ast.Constant)]
+        if any(str(name).lower() in ("nccl", "cuda:nccl") for name in names):
+            message = (
+                f"{used} reduces shards that CPUOffloadPolicy keeps on the host, and NCCL reduces none "
+                "there: No backend type associated with device type cpu"
+            )
+            fix = 'init_process_group("cpu:gloo,cuda:nccl")'
+            yield script.problem("ZM105", severity, call.node, message, fix, "backend")
+
+
 CHECKS: tuple[Check, ...] = (
-    unknown_arguments, no_shard, unscaled_fp16, policy_of_the_root, loaded_on_device_0, one_rank_alone,
-    every_module, loaded_on_every_rank,
+    unknown_arguments, no_shard, unscaled_fp16, policy_of_the_root, loaded_on_device_0, every_module,
+    loaded_on_every_rank, no_host_backend,
 )  # fmt: skip

@@ -6,10 +6,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zeromon.check.accelerate import DEEPSPEED, FSDP, fsdp_options_of, kind_of
-from zeromon.check.deepspeed.fields import ZERO, not_json
+from zeromon.check.deepspeed.conflicts import BATCH
+from zeromon.check.deepspeed.fields import ZERO, not_json, open_autos
 from zeromon.check.launch import COMMAND, Command
 from zeromon.check.problem import AUTO, Config, Path, Problem, is_on, join_names, parse_whole
-from zeromon.check.scripts import Call, Script, Unknown, is_arguments, is_open
+from zeromon.check.scripts import Call, Script, Unknown, is_arguments, names_key
+from zeromon.check.trainer_arguments import (
+    ENGINE_DEFAULTS,
+    Arguments,
+    argument_problems,
+    command_arguments,
+    of_trainer,
+    script_arguments,
+)
 
 Said = tuple[Any, str]
 """A value, and the file that says it."""
@@ -52,10 +61,10 @@ def collect_figures(s: Sources) -> list[Figure]:
         ("ranks", _stated_ranks(s)),
         ("micro-batch", [*_deepspeed_setting(s, "train_micro_batch_size_per_gpu"),
                          *_argument_of(s, "per_device_train_batch_size")]),
-        ("accumulation", [*_deepspeed_setting(s, "gradient_accumulation_steps"),
-                          *_argument_of(s, "gradient_accumulation_steps")]),
+        ("accumulation", _accumulation_claims(s)),
         ("precision", stated_precisions(s)),
-        ("clipping", [*_deepspeed_setting(s, "gradient_clipping"), *_argument_of(s, "max_grad_norm")]),
+        ("clipping", [*_deepspeed_setting(s, "gradient_clipping"),
+                      *_engine_value(s, "gradient_clipping"), *_argument_of(s, "max_grad_norm")]),
         ("ZeRO stage", _deepspeed_setting(s, ZERO, "stage", option="zero_stage")),
         *((f"offload of {role}", _deepspeed_setting(s, ZERO, key, "device", option=f"{key}_device"))
           for role, key in _OFFLOAD.items()),
@@ -74,7 +83,11 @@ def collect_figures(s: Sources) -> list[Figure]:
     if all(factors):
         value = math.prod(factor for factor in factors if factor)
         product = " x ".join(map(str, factors))
-        entries.append(Figure(name="whole batch", value=value, source=product))
+        # accelerate accumulates as the Trainer says, whatever the engine counts
+        engine = next((int(v) for e in entries if e.name == "accumulation"
+                       for v, origin in e.others if origin == _ENGINE), None)  # fmt: skip
+        counted = ((value // (by_name["accumulation"] or 1) * engine, _ENGINE),) if engine else ()
+        entries.append(Figure(name="whole batch", value=value, source=product, others=counted))
     return entries
 
 
@@ -98,6 +111,26 @@ def _stated_fsdp(s: Sources) -> Iterator[Said]:
 
 
 _AFTER_FORWARD = {True: "no reshard after forward", False: "reshard after forward"}
+_ENGINE = "DeepSpeed's engine"
+
+
+def _accumulation_claims(s: Sources) -> list[Said]:
+    """Returns the accumulation; a Trainer's own counts where the DeepSpeed file has none."""
+    name = "gradient_accumulation_steps"
+    engine, stated = [*_engine_value(s, name)], [*_argument_of(s, name)]
+    trains = any(is_arguments(call) for _, call in _argument_calls(s)) or bool(_parsed(s))
+    return [*_deepspeed_setting(s, name), *(stated + engine if trains else engine + stated)]
+
+
+def _engine_value(s: Sources, name: str) -> Iterator[Said]:
+    """Yields what DeepSpeed takes where its file does not have the key *name*."""
+    if s.deepspeed is not None and s.deepspeed.get(name) is None:
+        yield ENGINE_DEFAULTS[name,], _ENGINE
+
+
+def _parsed(s: Sources) -> list[Arguments]:
+    arguments = command_arguments(s.command, s.scripts)
+    return [arguments] if arguments is not None else []
 
 
 def _stated_ranks(s: Sources) -> Iterator[Said]:
@@ -131,13 +164,19 @@ def _argument_calls(s: Sources) -> Iterator[tuple[Script, Call]]:
 
 
 def _argument_of(s: Sources, name: str) -> Iterator[Said]:
-    """Yields an argument of the script: on the command line, then in its text."""
+    """Yields an argument of the script: on the command line, in its text, and by default."""
     if name in s.command.arguments:
         yield s.command.arguments[name], COMMAND
     for script, call in _argument_calls(s):
         value = script.value(script.argument(call, name))
         if not isinstance(value, Unknown):
             yield value, script.file
+    by_call = [
+        script_arguments(script, call) for script, call in _argument_calls(s) if is_arguments(call)
+    ]
+    for arguments in (*by_call, *_parsed(s)):
+        if name not in arguments.stated and name in arguments.defaults:
+            yield arguments.defaults[name], "the default of TrainingArguments"
 
 
 def stated_precisions(s: Sources) -> Iterator[Said]:
@@ -180,10 +219,11 @@ def other_figures(script: Script, launch: Config, ds_config: Config | None) -> I
         if is_arguments(call) and kind_of(launch) == "DEEPSPEED":
             if script.argument(call, "deepspeed") is None:
                 config = ds_config or _plugin_config(launch)
-                yield from against_arguments(script, call, config, launch.ranks)
-                yield from whole_batch(script, call, config, parse_whole(launch.get("num_processes")))
+                yield from of_trainer(script, call, config, parse_whole(launch.get("num_processes")))
         elif call.name.startswith("accelerate.") and call.short == "Accelerator":
             yield from _other_accumulation(script, call, launch, ds_config)
+            if ds_config is not None:
+                yield from _made_twice(script, call, ds_config)
         if is_arguments(call) or call.short == "Accelerator":
             yield from _other_precision(script, call, launch)
 
@@ -191,34 +231,20 @@ def other_figures(script: Script, launch: Config, ds_config: Config | None) -> I
 def command_line_conflicts(
     command: Command, scripts: Iterable[Script], launch: Config | None, ds_config: Config | None
 ) -> Iterator[Problem]:
-    """Yields arguments of a Trainer on the command line that DeepSpeed's configuration contradicts.
-
-    Only scripts that parse their arguments into those of a Trainer take them so.
-    """
+    """Yields arguments of a Trainer on the command line that do not fit DeepSpeed's configuration."""
     config = ds_config
     if config is None and launch is not None and kind_of(launch) == "DEEPSPEED":
         config = _plugin_config(launch)
-    if config is None or not any(script.words & _PARSERS for script in scripts):
-        return
-    for name, (path, code) in MATCHED.items():
-        fixed, mine = config.get(*path), command.arguments.get(name)
-        if fixed in (None, AUTO) or mine in (None, fixed):
-            continue
-        source = config.where(path[-1])
-        message = f"{name} is {mine} here, and {'.'.join(path)} is {fixed} in {source}: Trainer refuses"
-        fix = f"{config.write(path[-1], AUTO)} takes it from here"
-        yield command.problem(code, "error", name, message, fix)
-
-
-_PARSERS = frozenset(("HfArgumentParser", "TrlParser"))
-"""Classes that make a Trainer's arguments of the command line."""
+    arguments = command_arguments(command, tuple(scripts))
+    if config is not None and arguments is not None:
+        yield from argument_problems(arguments, config, command.ranks or config.ranks)
 
 
 def _plugin_config(launch: Config) -> Config:
     """Returns what accelerate's section sets of a DeepSpeed configuration."""
     section = launch.section(DEEPSPEED)
-    data = {name: section[name] for name in _OF_THE_PLUGIN if name in section}
-    return replace(launch, data=data)
+    # What the section leaves out is "auto" in DeepSpeedPlugin
+    return replace(launch, data={name: section.get(name, AUTO) for name in _OF_THE_PLUGIN})
 
 
 def _other_accumulation(
@@ -228,13 +254,35 @@ def _other_accumulation(
     name = "gradient_accumulation_steps"
     node = script.argument(call, name)
     mine, config = script.value(node), ds_config or _plugin_config(launch)
-    theirs = config.get(name)
+    theirs = config.get(name, default=1)  # DeepSpeedPlugin writes 1 into a file without it
     if node is None or kind_of(launch) != "DEEPSPEED" or isinstance(mine, (Unknown, str)):
         return
     if theirs not in (None, AUTO) and mine != theirs:
         message = f"{name} is {mine} here and {theirs} in {config.where(name)}, which wins"
+        if not config.has(name):
+            message = f"{name} is {mine} here and missing in {config.file}: accelerate takes {theirs}"
         fix = f"{name}={theirs} here, or {config.write(name, AUTO)} there"
         yield script.problem("ZM602", "warning", node, message, fix, name)
+
+
+def _made_twice(script: Script, call: Call, config: Config) -> Iterator[Problem]:
+    """Yields an optimizer or scheduler that is in the script and the file, or in neither.
+
+    Source: ``Accelerator._prepare_deepspeed``, which raises ValueError.
+    """
+    has_own = any(c.name.startswith("torch.optim.") and c.short[:1].isupper()
+               and "lr_scheduler" not in c.name for c in script.calls)  # fmt: skip
+    for section, dummy in (("optimizer", "DummyOptim"), ("scheduler", "DummyScheduler")):
+        uses_dummy = dummy in script.words
+        if config.has(section) and has_own and not uses_dummy and section == "optimizer":
+            message = f"accelerate refuses an {section} in {config.file} beside the one of the script"
+            fix = f"remove {section} in {config.file}, or use accelerate.utils.{dummy} here"
+            yield script.problem("ZM105", "error", call.node, message, fix, section)
+        lacks = uses_dummy and not config.has(section) and "lr_scheduler_callable" not in script.words
+        if lacks and not names_key(script, section):
+            message = f"accelerate refuses {dummy} without {section} in {config.file}"
+            fix = f"add {section} to {config.file}, or make the {section} here"
+            yield script.problem("ZM105", "error", call.node, message, fix, section)
 
 
 def _other_precision(script: Script, call: Call, launch: Config) -> Iterator[Problem]:
@@ -261,77 +309,11 @@ Check = Callable[[Script, Call, Config, "int | None"], Iterable[Problem]]
 """A check of (script, the call, the configuration that the call takes, number of ranks or None)."""
 
 
-def _in_file(script: Script, config: Config) -> str:
-    return "" if config.file == script.file else f" in {config.file}"
-
-
 def json_alone(script: Script, call: Call, config: Config, _: int | None) -> Iterator[Problem]:
     """Yields a file of Hjson that something else than DeepSpeed reads."""
     if config.refused is not None and not call.name.startswith("deepspeed."):
         message, fix = not_json(config, call.short)
         yield script.problem("ZM101", "error", call.node, message, fix)
-
-
-MATCHED = {
-    "per_device_train_batch_size": (("train_micro_batch_size_per_gpu",), "ZM602"),
-    "gradient_accumulation_steps": (("gradient_accumulation_steps",), "ZM602"),
-    "max_grad_norm": (("gradient_clipping",), "ZM105"),
-    "learning_rate": (("optimizer", "params", "lr"), "ZM105"),
-    "weight_decay": (("optimizer", "params", "weight_decay"), "ZM105"),
-    "fp16": (("fp16", "enabled"), "ZM105"),
-    "bf16": (("bf16", "enabled"), "ZM105"),
-}
-"""Argument of a Trainer -> (path of the DeepSpeed setting with the same value, rule code).
-
-Source: HfTrainerDeepSpeedConfig.trainer_config_process.
-"""
-
-
-def against_arguments(script: Script, call: Call, config: Config, _: int | None) -> Iterator[Problem]:
-    """Yields arguments that differ from a fixed value of the DeepSpeed file; Trainer refuses them."""
-    for name, (path, code) in MATCHED.items() if is_arguments(call) else ():
-        fixed, mine = config.get(*path), script.value(script.argument(call, name))
-        if fixed in (None, AUTO) or isinstance(mine, (Unknown, str)) or mine is None:
-            continue
-        if fixed != mine:  # as Trainer compares them: the text "8" is not 8
-            literal = f'the text "{fixed}"' if isinstance(fixed, str) else fixed
-            message = (
-                f"{name} is {mine} here, and {'.'.join(path)} is {literal}{_in_file(script, config)}: "
-                "Trainer refuses"
-            )
-            node = script.argument(call, name) or call.node
-            fix = f"{config.write(path[-1], AUTO)} takes it from here"
-            yield script.problem(code, "error", node, message, fix, ".".join(path))
-
-
-def whole_batch(script: Script, call: Call, config: Config, ranks: int | None) -> Iterator[Problem]:
-    """Yields a fixed train_batch_size that is, or may be, other than the one that Trainer calculates."""
-    total = parse_whole(config.get("train_batch_size"))
-    nodes = {name: script.argument(call, name) for name in _OF_A_STEP}
-    micro, steps = (
-        parse_whole(default if nodes[name] is None else script.value(nodes[name]))
-        for name, default in _OF_A_STEP.items()
-    )
-    open_ended = is_open(call) and None in nodes.values()
-    if not is_arguments(call) or not total or not micro or not steps or open_ended:
-        return
-    batch = micro * steps
-    fault = (
-        f"train_batch_size is {total}{_in_file(script, config)}, and {micro} x {steps} per rank here: "
-    )
-    if total != batch * ranks if ranks else total % batch:
-        severity, fault = "error", fault + "Trainer refuses"
-    elif not ranks:
-        severity, fault = ("info", fault + f"Trainer refuses any number of ranks but {total // batch}")
-    else:
-        return
-    node = next(filter(None, nodes.values()), call.node)
-    fix = f"{config.write('train_batch_size', AUTO)} takes it from here"
-    yield script.problem("ZM602", severity, node, fault, fix, "train_batch_size")
-
-
-_OF_A_STEP = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-"""Arguments of a Trainer that make up a step on one rank -> default."""
 
 
 def early_config(script: Script, call: Call, config: Config, _: int | None) -> Iterator[Problem]:
@@ -368,4 +350,58 @@ def of_lightning(script: Script, call: Call, config: Config, _: int | None) -> I
         yield script.problem("ZM105", "error", call.node, message, fix, key)
 
 
-CHECKS: tuple[Check, ...] = (json_alone, against_arguments, whole_batch, early_config, of_lightning)
+_TOP_REFUSED = {
+    *BATCH, "gradient_clipping", "optimizer", "scheduler", "communication_data_type", "steps_per_print",
+}  # fmt: skip
+"""Settings and sections in which DeepSpeed itself takes "auto" for a value, and fails."""
+_TOP_SILENT = {"bf16", "fp16", ZERO}
+"""Sections from which DeepSpeedConfigModel drops "auto", so that the default counts."""
+
+
+def unfilled_autos(script: Script, call: Call, config: Config, _: int | None) -> Iterator[Problem]:
+    """Yields "auto" in the configuration of ``deepspeed.initialize``, which fills in nothing."""
+    if call.name != "deepspeed.initialize" or script.words & {"Accelerator", "HfTrainerDeepSpeedConfig"}:
+        return
+    paths = [path for path in open_autos(config)
+             if config.dialect == "python" or not names_key(script, path[-1])]  # fmt: skip
+    refused = [path for path in paths if path[0] in _TOP_REFUSED]
+    silent = [path for path in paths if path[0] in _TOP_SILENT and path[-1] in ("enabled", "stage")]
+    if refused:
+        names = join_names(".".join(path) for path in refused)
+        message = f'deepspeed.initialize fills in no "{AUTO}", and fails: {names}'
+        sizes = [config.write(name, 1) for name in BATCH[1:] if (name,) in refused]
+        fix = f"give numbers, such as {', '.join(sizes)}" if sizes else "give numbers"
+        fix += "; remove train_batch_size, which follows" if (BATCH[0],) in refused else ""
+        yield config.problem("ZM103", "error", refused[0], message, fix)
+    if silent:
+        names = join_names(".".join(path) for path in silent)
+        message = f'deepspeed.initialize fills in no "{AUTO}": {names} stays off'
+        fix = config.write(silent[0][-1], True if silent[0][-1] == "enabled" else 2)
+        yield config.problem("ZM103", "warning", silent[0], message, fix)
+
+
+def needed_section(_: Script, call: Call, config: Config, _ranks: int | None) -> Iterator[Problem]:
+    """Yields a file without zero_optimization, which DeepSpeedPlugin refuses."""
+    plugin = is_arguments(call) or call.short == "DeepSpeedPlugin"
+    if plugin and not config.has(ZERO):
+        message = f"accelerate refuses a DeepSpeed configuration without {ZERO}"
+        fix = f'"{ZERO}": {{{config.write("stage", 2)}}}'
+        yield config.problem("ZM103", "error", (), message, fix)
+
+
+def idle_checkpointing(script: Script, call: Call, config: Config, _: int | None) -> Iterator[Problem]:
+    """Yields a section that only ``deepspeed.checkpointing.configure`` reads, where nothing calls it."""
+    name = "activation_checkpointing"
+    # A pipeline, and a module that the script imports, may configure it
+    reads = script.words & {"checkpointing", "configure", "PipelineModule"}
+    if not reads and any(is_on(value) for value in config.section(name).values()):
+        message = f"{name} has no effect: only deepspeed.checkpointing.configure reads it"
+        fix = "call it, and deepspeed.checkpointing.checkpoint() in the model"
+        fix = "gradient_checkpointing=True of the Trainer" if is_arguments(call) else fix
+        yield config.problem("ZM106", "info", (name,), message, fix)
+
+
+CHECKS: tuple[Check, ...] = (
+    json_alone, of_trainer, early_config, of_lightning, unfilled_autos, needed_section,
+    idle_checkpointing,
+)  # fmt: skip

@@ -15,12 +15,14 @@ from zeromon.check import (
     launch,
     launch_figures as figures,
     loaders,
+    one_rank,
     plans,
     recipes,
     scripts,
     training_loop,
 )
-from zeromon.check.deepspeed.fields import not_json
+from zeromon.check.deepspeed.conflicts import BATCH, NO_BATCH
+from zeromon.check.deepspeed.fields import not_json, stage_of
 from zeromon.check.documents import (
     SUFFIXES,
     UnreadableError,
@@ -89,12 +91,14 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
     for path in pending:
         run.path(path)
     stated: list[Figure] = []
+    # Files of a folder may not belong together
+    together = launched is not None or not any(_path_holds(Path(path).is_dir) for path in pending)
     if launched is not None:
         stated = run.launched(launched)
-    elif not any(
-        _path_holds(Path(path).is_dir) for path in pending
-    ):  # files of a folder may not belong together
+    elif together:
         stated = run.across()
+    run.forwards(together=together)
+    run.apply_batch_size(together=together)
     order = {severity: index for index, severity in enumerate(SEVERITIES)}
     # A set: two calls of a script that take one configuration find its problems twice
     ordered = sorted(
@@ -141,10 +145,24 @@ class _Run:
         self.deepspeeds: list[Config] = []
         self.scripts: list[scripts.Script] = []
         self.trainers: list[tuple[Config, recipes.Recipe]] = []
+        self.sharded: set[str] = set()
+        """Scripts whose engine is at ZeRO stage 3."""
+
+    def forwards(self, *, together: bool) -> None:
+        """Checks the forwards of models that the files shard; *together*: they make one launch."""
+        launch_shards = together and (
+            any(accelerate.shards_parameters(*named) for named in self.launches)
+            or any(stage_of(config) == 3 for config in self.deepspeeds)
+        )
+        for script in self.scripts:
+            shards = launch_shards or script.file in self.sharded
+            self.problems += one_rank.sharded_forward_alone(script, launch_shards=shards)
 
     def across(self) -> list[Figure]:
         """Compares the scripts with the accelerate file, and returns the figures of a trainer's YAML."""
         file, ds_config = self.launches[0] if len(self.launches) == 1 else (None, None)
+        if not self.launches and len(self.deepspeeds) == 1:
+            self.named_elsewhere(self.deepspeeds[0], self.machine.devices)
         if file is not None:
             for script in self.scripts:
                 self.problems += figures.other_figures(script, file, ds_config)
@@ -201,11 +219,37 @@ class _Run:
         if merged is not None:
             for script in self.scripts:
                 self.problems += figures.other_figures(script, merged, ds_config)
+        if ds_config is not None:
+            self.named_elsewhere(ds_config, command.ranks)
         self.problems += launch.single_process(command)
         self.problems += figures.command_line_conflicts(command, self.scripts, merged, ds_config)
         sources = self.sources(command, merged, file, ds_config)
         self.apply_precision(sources)
-        return figures.collect_figures(sources)
+        stated = figures.collect_figures(sources)
+        # Where the engine refuses another accumulation, there is no batch
+        refused = any(p.code == "ZM602" and p.severity == "error" for p in self.problems)
+        return [f for f in stated if not (refused and f.others and f.name == "whole batch")]
+
+    def named_elsewhere(self, config: Config, ranks: int | None) -> None:
+        """Checks the calls that take a DeepSpeed configuration from an argument of the script."""
+        for script in self.scripts:
+            for call in scripts.open_configs(script):
+                for call_check in figures.CHECKS:
+                    self.problems += call_check(script, call, config, ranks)
+
+    def apply_batch_size(self, *, together: bool) -> None:
+        """Drops a missing batch size that a script sets; one that no script sets is an error."""
+        if not self.scripts:
+            return
+        sets = any(scripts.names_key(script, name) for script in self.scripts for name in BATCH[:2])
+        problems = [problem for problem in self.problems if problem.message != NO_BATCH]
+        missing = [problem for problem in self.problems if problem.message == NO_BATCH]
+        if together and not sets:
+            message = NO_BATCH.partition(", unless")[0]
+            problems += [replace(problem, severity="error", message=message) for problem in missing]
+        elif not sets:
+            problems += missing
+        self.problems = problems
 
     def environment_problems(self, command: launch.Command, merged: Config | None) -> Iterator[Problem]:
         """Yields environment variables that accelerate does not read, replaces or ignores."""
@@ -268,6 +312,10 @@ class _Run:
     def read_script(self, file: Path, source: str, named: bool, _: int | None) -> None:
         """Checks a Python script."""
         script = scripts.read_script(str(file), parse_python(source))
+        if self.command is not None and _resolved_path(Path(self.command.script)) == _resolved_path(
+            file
+        ):
+            script = replace(script, passed=self.command.arguments)
         if named or scripts.is_training(script):
             self.checked.add(_resolved_path(file))
             self.script(script, file)
@@ -369,8 +417,8 @@ class _Run:
     def script(self, script: scripts.Script, file: Path) -> None:
         """Checks a script, and the configurations in it."""
         self.scripts.append(script)
-        checks = (*scripts.CHECKS, *training_loop.CHECKS, *fsdp_scripts.CHECKS, *loaders.CHECKS)
-        for test in checks:
+        checks = (scripts, training_loop, fsdp_scripts, one_rank, loaders)
+        for test in (test for module in checks for test in module.CHECKS):
             self.problems += test(script)
         self.problems += fsdp_scripts.bf16_device(script, self.machine)
         for call in filter(scripts.is_arguments, script.calls):
@@ -381,6 +429,8 @@ class _Run:
             config = self.other(source, file) if isinstance(source, str) else source
             if config is None:
                 continue
+            if stage_of(config) == 3 and call.name == "deepspeed.initialize":
+                self.sharded.add(script.file)
             if not isinstance(source, str):
                 for check_one in deepspeed.CHECKS:
                     self.problems += check_one(config, self.machine)

@@ -6,7 +6,7 @@ one function, and one line in :data:`CHECKS`.
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zeromon.check.flow import LOOPS, Flow, read_flow
@@ -37,6 +37,15 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+
+
+class Computed(str):
+    """The text "auto", for a value of a configuration that a script computes."""
+
+    __slots__ = ()
+
+
+COMPUTED = Computed(AUTO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +79,8 @@ class Script:
     """All names and attributes of the script."""
     dialect: str = "python"
     """yaml for the arguments of a Trainer that stand in a configuration."""
+    passed: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the launch command."""
 
     def argument(self, call: Call, name: str, position: int = -1) -> ast.expr | None:
         """Returns the expression of an argument; None where the call does not give the argument."""
@@ -197,8 +208,24 @@ def is_arguments(call: Call) -> bool:
 
 def deepspeed_configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
     """Yields DeepSpeed configurations of the script, or their paths, each with its call."""
+    for call, node in _config_nodes(script):
+        config = config_at(script, node) if node is not None else None
+        if config is not None:
+            yield config, call
+
+
+def open_configs(script: Script) -> Iterator[Call]:
+    """Yields calls that take a DeepSpeed configuration which the script does not show."""
+    for call, node in _config_nodes(script):
+        # The arguments of a Trainer need none, and deepspeed.initialize takes it from the command
+        if node is None and (call.name != "deepspeed.initialize" or is_open(call)):
+            continue
+        if node is None or (config_at(script, node) is None and script.value(node) is not None):
+            yield call
+
+
+def _config_nodes(script: Script) -> Iterator[tuple[Call, ast.expr | None]]:
     for call in script.calls:
-        node = None
         if call.name == "deepspeed.initialize":
             node = script.argument(call, "config", 7) or script.argument(call, "config_params")
         elif is_arguments(call):
@@ -209,11 +236,9 @@ def deepspeed_configs(script: Script) -> Iterator[tuple[Config | str, Call]]:
             node = script.argument(call, "config_file_or_dict", 0)
         elif call.short == "DeepSpeedStrategy":
             node = script.argument(call, "config")
-        if node is None:
+        else:
             continue
-        config = config_at(script, node)
-        if config is not None:
-            yield config, call
+        yield call, node
 
 
 def config_at(script: Script, node: ast.expr) -> Config | str | None:
@@ -229,7 +254,7 @@ def config_at(script: Script, node: ast.expr) -> Config | str | None:
 def _read_dict(
     script: Script, node: ast.expr, path: Path, positions: dict[Path, tuple[int, int]], depth: int = 12
 ) -> dict[str, Any] | None:
-    """Returns a dict as data, with "auto" for computed values; None where *node* is no known dict.
+    """Returns a dict as data, :data:`COMPUTED` for computed values; None where *node* is no known dict.
 
     A dict is a display, a call of ``dict``, a union, a variable with what is assigned to its keys, a
     copy, or what a function of the file returns.
@@ -294,7 +319,7 @@ def _apply_store(
     positions: dict[Path, tuple[int, int]],
     depth: int,
 ) -> None:
-    """Does ``data[keys...] = value``; a value that is not certain is "auto"."""
+    """Does ``data[keys...] = value``; a value that is not certain is :data:`COMPUTED`."""
     above, inner = keys
     for name in inner[:-1]:
         below = data.get(name) if data is not None else None
@@ -304,7 +329,7 @@ def _apply_store(
     key_path = (*above, *inner)
     positions[key_path] = target.lineno, target.col_offset + 1
     section = _read_dict(script, value, key_path, positions, depth) if value is not None else None
-    literal = AUTO if value is None else _plain_value(script, value)
+    literal = COMPUTED if value is None else _plain_value(script, value)
     data[inner[-1]] = literal if section is None else section
 
 
@@ -314,7 +339,7 @@ def _plain_value(script: Script, node: ast.expr) -> Any:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         value = script.value(node)
         scalar = isinstance(value, (bool, int, float)) or value is None
-        return value if scalar or (isinstance(value, str) and isinstance(node, ast.Name)) else AUTO
+        return value if scalar or (isinstance(value, str) and isinstance(node, ast.Name)) else COMPUTED
 
 
 # ---- the checks -----------------------------------------------------------------------------------
@@ -342,6 +367,11 @@ def nonexistent_api(script: Script) -> Iterator[Problem]:
     for node, name in _nonexistent_names(script):
         message = f"there is no {name}"
         yield script.problem("ZM107", "error", node, message, NONEXISTENT[name], name)
+
+
+def names_key(script: Script, key: str) -> bool:
+    """Returns whether *script* has *key* as a text, and so may set it in a configuration."""
+    return any(isinstance(node, ast.Constant) and node.value == key for node in ast.walk(script.tree))
 
 
 def calls_of(script: Script, short: str) -> list[Call]:

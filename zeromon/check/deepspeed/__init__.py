@@ -16,7 +16,7 @@ CHECKS: tuple[Check, ...] = (
     performance.pinned_memory, performance.nvme_settings,
     conflicts.batch_size, conflicts.missing_batch, conflicts.batch_product,
     conflicts.save_without_gather,
-    hygiene.unknown_optimizer, hygiene.unknown_scheduler,
+    hygiene.unknown_optimizer, hygiene.unknown_scheduler, hygiene.scheduler_rate,
     fields.hjson_file, fields.unfilled_autos,
     hygiene.gradient_layout, hygiene.gradient_types, hygiene.bf16_device, hygiene.missing_clipping,
     hygiene.large_prefetch, hygiene.dead_paths,

@@ -151,7 +151,11 @@ def _has_value(config: Config, name: str) -> bool:
 
 # ---- checks of the batch size and of checkpoints -------------------------------------------------
 
-_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+NO_BATCH = (
+    "neither train_batch_size nor train_micro_batch_size_per_gpu is given: DeepSpeed refuses that, "
+    "unless the script sets one"
+)
 _OTHER_PARALLELISM = ("tensor_parallel", "sequence_parallel_size", "expert_parallel", "pipeline")
 """With these ranks may share samples: the number of ranks then does not give the batch size."""
 
@@ -168,7 +172,7 @@ class _Batch(NamedTuple):
 
 def _batch_of(config: Config, machine: Machine) -> _Batch | None:
     """Returns the batch settings; None where a value is wrong, which :func:`wrong_values` reports."""
-    total, micro, steps = (parse_whole(config.get(name)) for name in _BATCH)
+    total, micro, steps = (parse_whole(config.get(name)) for name in BATCH)
     if (total or 1) < 1 or (micro or 1) < 1 or (steps or 1) < 1:
         return None
     ranks = None if any(map(config.has, _OTHER_PARALLELISM)) else machine.devices or config.ranks
@@ -196,7 +200,7 @@ def batch_size(config: Config, machine: Machine) -> Iterator[Problem]:
             yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
     elif ranks or micro or steps:
         factor = (micro or 1) * (steps or 1) * (ranks or 1)
-        if total % factor and AUTO not in (config.get(name) for name in _BATCH):
+        if total % factor and AUTO not in (config.get(name) for name in BATCH):
             factors = [str(n) for n in (micro, steps) if n]
             factors += [f"{ranks} ranks"] if ranks else []
             message = f"train_batch_size of {total} is no multiple of {' x '.join(factors)}"
@@ -205,19 +209,15 @@ def batch_size(config: Config, machine: Machine) -> Iterator[Problem]:
 
 
 def missing_batch(config: Config, machine: Machine) -> Iterator[Problem]:
-    """Yields a file without a batch size: accelerate adds the size, DeepSpeed refuses."""
+    """Yields a file without a batch size, which DeepSpeed refuses; accelerate replaces only "auto"."""
     if _batch_of(config, machine) is None or not isinstance(config.get(ZERO), Mapping):
         return
-    if not any(config.get(name) is not None for name in _BATCH[:2]):
-        message = (
-            "neither train_batch_size nor train_micro_batch_size_per_gpu is given: accelerate adds "
-            "them, DeepSpeed refuses"
-        )
-        fix = config.write("train_micro_batch_size_per_gpu", AUTO)
-        steps = ("gradient_accumulation_steps",)
-        # "auto", or an accelerate file that names this one, shows that accelerate adds the size
-        severity = "info" if has_auto(config) or config.ranks else "warning"
-        yield config.problem("ZM602", severity, steps if config.has(*steps) else (), message, fix)
+    if not any(config.get(name) is not None for name in BATCH[:2]):
+        # "auto", or an accelerate file that names this one, shows that accelerate fills it in
+        size = AUTO if has_auto(config) or config.ranks else 1
+        fix = config.write("train_micro_batch_size_per_gpu", size)
+        steps = BATCH[2:]
+        yield config.problem("ZM602", "warning", steps if config.has(*steps) else (), NO_BATCH, fix)
 
 
 def batch_product(config: Config, machine: Machine) -> Iterator[Problem]:

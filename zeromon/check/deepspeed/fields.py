@@ -339,6 +339,12 @@ def hjson_file(config: Config, _: Machine) -> Iterator[Problem]:
     yield Problem(config.file, *position, "ZM101", severity, message, _HJSON_FIX)
 
 
+def open_autos(config: Config) -> list[Path]:
+    """Returns the paths whose value is the text "auto", and not computed by a script."""
+    paths = _auto_paths(config.data, ())
+    return [path for path in paths if type(config.get(*path)) is str]
+
+
 def has_auto(config: Config) -> bool:
     """Returns whether a value of *config* is "auto", which transformers or accelerate fills in."""
     return any(True for _ in _auto_paths(config.data, ()))

@@ -1,6 +1,6 @@
 """Checks of settings that are valid and rarely wanted: gradients, devices, clipping, dead paths."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 
 from zeromon.base.units import human_bytes
@@ -66,7 +66,12 @@ def bf16_device(config: Config, machine: Machine) -> Iterator[Problem]:
 def missing_clipping(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields fp16 without a limit of the gradient norm."""
     if precision_of(config, "fp16") and not config.get("gradient_clipping"):
-        message = "fp16 without gradient_clipping: gradient spikes are applied unclipped"
+        message = (
+            "fp16 without gradient_clipping: gradient spikes are applied unclipped by DeepSpeed up to "
+            "0.18, and clipped at 1.0 by 0.19"
+        )
+        if config.has("gradient_clipping"):
+            message = "fp16 with gradient_clipping of 0: gradient spikes are applied unclipped"
         fix = config.write("gradient_clipping", 1.0)
         yield config.problem("ZM407", "info", ("fp16", "enabled"), message, fix)
 
@@ -82,7 +87,13 @@ def large_prefetch(config: Config, _: Machine) -> Iterator[Problem]:
 
 
 def dead_paths(config: Config, _: Machine) -> Iterator[Problem]:
-    """Yields an ``nvme_path`` beside an offload to the host, which never reads it."""
+    """Yields settings of an offload to NVMe beside an offload to the host, which never reads them."""
+    # DeepSpeedZeroOptimizer_Stage3 asks for it only where the parameters are on NVMe, too
+    devices = [config.get(ZERO, name, "device") for name in ("offload_optimizer", "offload_param")]
+    path: Path = (ZERO, "offload_optimizer", "fast_init")
+    if is_on(config.get(*path)) and AUTO not in devices and devices != ["nvme", "nvme"]:
+        message = "fast_init has no effect: it is for an optimizer and parameters that are both on NVMe"
+        yield config.problem("ZM106", "info", path, message, "remove fast_init")
     for name in ("offload_optimizer", "offload_param"):
         folder = config.get(ZERO, name, "nvme_path")
         if config.get(ZERO, name, "device") == "cpu" and folder not in (None, "", AUTO, "none"):
@@ -151,7 +162,43 @@ def unknown_scheduler(config: Config, _: Machine) -> Iterator[Problem]:
         fix = " and ".join(config.write(name, "auto") for name in missing)
         fix = f"{fix} with transformers, else a number" if missing == ["total_num_steps"] else "add it"
         yield config.problem("ZM103", "error", path, message, fix)
+    elif not isinstance(config.get("scheduler", "params"), Mapping):
+        message = f"{kind} has no section params, and DeepSpeed refuses that"
+        fix = f'"params": {{{config.write("warmup_num_steps", 100)}}}'
+        yield config.problem("ZM103", "error", path, message, fix)
     yield from _refused_parameters(config, "scheduler", kind, schedulers[kind]["all"])
+
+
+_PEAKS = {"WarmupLR": "warmup_max_lr", "WarmupDecayLR": "warmup_max_lr",
+          "LRRangeTest": "lr_range_test_min_lr", "OneCycle": "cycle_max_lr"}  # fmt: skip
+"""Scheduler -> its parameter that replaces the learning rate of the optimizer."""
+
+
+def scheduler_rate(config: Config, _: Machine) -> Iterator[Problem]:
+    """Yields a scheduler whose learning rate, or whose default for it, replaces the optimizer's.
+
+    Defaults of ``lr_schedules.py``: WarmupLR takes the optimizer's rate, WarmupCosineLR a ratio of it.
+    """
+    kind, rate = str(config.get("scheduler", "type")), config.get("optimizer", "params", "lr")
+    path: Path = ("scheduler", "params", _PEAKS.get(kind, ""))
+    peak, lr = parse_number(config.get(*path)), parse_number(rate)
+    if kind in ("WarmupDecayLR", "LRRangeTest") and config.get(*path) is None and lr != _DEFAULT_RATE:
+        message = f"{path[-1]} is missing, and {kind} takes its default of {_DEFAULT_RATE}"
+        mine = (
+            f"the optimizer's lr of {lr:g}" if lr is not None else "the learning rate of the optimizer"
+        )
+        fix = f"give {path[-1]} the learning rate of the optimizer"
+        fix = config.write(path[-1], rate) if rate is not None else fix
+        yield config.problem("ZM105", "warning", path, f"{message}: {mine} is never used", fix)
+    low = parse_number(config.get("scheduler", "params", "cycle_min_lr"))
+    if peak is not None and lr is not None and lr not in (peak, low):
+        message = f"{path[-1]} is {peak:g}, and wins: the optimizer's lr of {lr:g} is never used"
+        fix = f"{config.write(path[-1], rate)}, or {config.write('lr', config.get(*path))}"
+        yield config.problem("ZM105", "warning", path, message, fix)
+
+
+_DEFAULT_RATE = 0.001
+"""Default of ``warmup_max_lr`` of WarmupDecayLR, and of ``lr_range_test_min_lr``."""
 
 
 def _refused_parameters(

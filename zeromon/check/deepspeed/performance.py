@@ -25,11 +25,14 @@ def fp32_gradients(config: Config, _: Machine) -> Iterator[Problem]:
         yield config.problem("ZM208", "info", path, message, config.write(path[-1], "bf16"))
 
 
-def overlap_comm(config: Config, _: Machine) -> Iterator[Problem]:
-    """Yields an explicit ``overlap_comm: false``; DeepSpeed's default is on at stage 3 and off below."""
+def overlap_comm(config: Config, machine: Machine) -> Iterator[Problem]:
+    """Yields ``overlap_comm`` that is off; DeepSpeed's default is on at stage 3 and off below."""
     stage = stage_of(config)
     path = (ZERO, "overlap_comm")
-    if not stage or is_on(config.get(*path)) is not False:
+    absent = config.get(*path) is None and stage in (1, 2)
+    # One rank reduces nothing
+    is_single = (machine.devices or config.ranks) == 1
+    if not stage or is_single or not (absent or is_on(config.get(*path)) is False):
         return
     fix = config.write("overlap_comm", True)
     if stage == 3:
@@ -41,7 +44,8 @@ def overlap_comm(config: Config, _: Machine) -> Iterator[Problem]:
         return
     size = parse_number(config.get(ZERO, "reduce_bucket_size", default=5e8))
     price = f" of {human_bytes(size * 2)}" if size else ""
-    message = f"overlap_comm is off: at stage {stage} backward waits for the reduction of gradients"
+    state = "missing, and off by default" if absent else "off"
+    message = f"overlap_comm is {state}: at stage {stage} backward waits for the reduction of gradients"
     yield config.problem("ZM302", "info", path, message, f"{fix}; costs a second bucket{price}")
 
 
