@@ -1,13 +1,14 @@
 """Checks of how a script calls FSDP: arguments, units, precision, and what it loads on every rank."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from zeromon.check.deepspeed.hygiene import NO_BF16
 from zeromon.check.problem import Machine, Problem, did_you_mean
 from zeromon.check.scripts import FSDP, WRAPPERS, Call, Check, Script, calls_of, is_arguments, is_open
 
-_RANKS = {"rank", "global_rank", "local_rank", "world_rank", "get_rank", "get_global_rank"}
+RANKS = {"rank", "global_rank", "local_rank", "world_rank", "get_rank", "get_global_rank"}
 _FIRST = {
     "is_main_process", "is_local_main_process", "is_world_process_zero", "is_global_zero",
     "is_local_process_zero",
@@ -28,7 +29,7 @@ def one_rank_alone(script: Script) -> Iterator[Problem]:
     """Yields a collective that gathers or saves shards and that the other ranks do not call."""
     nodes = [node for node in _collective_calls(script) if runs_on_one_rank(script, node)]
     for node in nodes:
-        name = _last_name(node.func)
+        name = last_name(node.func)
         message = f"{name} needs all ranks, and only one calls it: it waits for the others forever"
         fix = f"call {name} on every rank, and write the result on one"
         yield script.problem("ZM003", "error", node, message, fix, name)
@@ -44,7 +45,7 @@ def _collective_calls(script: Script) -> Iterator[ast.Call]:
             is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             if not is_method or not isinstance(node, ast.Call):
                 continue
-            if _last_name(node.func) in _OF_THE_ENGINE and _is_engine(script, node.func):
+            if last_name(node.func) in _OF_THE_ENGINE and _is_engine(script, node.func):
                 yield node
 
 
@@ -80,7 +81,7 @@ def _is_guarded(script: Script, node: ast.AST) -> bool:
 def _is_same_call(node: ast.AST, peer: ast.AST) -> bool:
     """Returns whether both are calls of the same name."""
     calls = isinstance(node, ast.Call) and isinstance(peer, ast.Call)
-    return calls and _last_name(node.func) == _last_name(peer.func)  # type: ignore[attr-defined]
+    return calls and last_name(node.func) == last_name(peer.func)  # type: ignore[attr-defined]
 
 
 def _left_before(script: Script, parent: ast.AST, child: ast.AST) -> bool:
@@ -117,19 +118,19 @@ def _is_by_rank(script: Script, test: ast.expr, *, on_first: bool) -> bool:
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         comparator = test.comparators[0]
         rank_calls = [
-            e is not None and _last_name(e) == "get_rank" for e in script.flow.values(test.left)
+            e is not None and last_name(e) == "get_rank" for e in script.flow.values(test.left)
         ]
-        if _last_name(test.left).lower() not in _RANKS and not all(rank_calls):
+        if last_name(test.left).lower() not in RANKS and not all(rank_calls):
             return False
         is_zero = isinstance(comparator, ast.Constant) and comparator.value == 0
         kinds = (ast.Eq,) if on_first else (ast.NotEq, ast.Gt)
         return is_zero and isinstance(test.ops[0], kinds)
     # A function or variable of the script may have such a name, and mean something else
     of_framework = script.flow.function(_func_of(test)) is None and script.flow.owner(test) is None
-    if on_first and _last_name(test) in _FIRST and of_framework:
+    if on_first and last_name(test) in _FIRST and of_framework:
         return True
     # A rank alone as a condition is true on all ranks but 0
-    if _last_name(test).lower() in _RANKS:
+    if last_name(test).lower() in RANKS:
         return not on_first
     return _source_decides(script, test, on_first=on_first)
 
@@ -144,7 +145,7 @@ def _func_of(node: ast.expr) -> ast.expr:
     return node.func if isinstance(node, ast.Call) else node
 
 
-def _last_name(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
     node = _func_of(node)
     if isinstance(node, ast.Attribute):
         return node.attr
@@ -250,26 +251,66 @@ def policy_of_the_root(script: Script) -> Iterator[Problem]:
         yield script.problem("ZM106", "warning", bare[0].node, message, fix, "mp_policy")
 
 
+_BLOCK_LISTS = {"layers", "layer", "blocks", "block", "h"}
+"""Attributes in which models keep their blocks, as ``model.layers`` or ``transformer.h``."""
+_BLOCK_NAME = re.compile(r"(?!sub)(\w+_)?(layer|block|blk)\d*")
+_STAGE_NAME = re.compile(r"\w*(stage|group|tower)\w*")
+
+
 def every_module(script: Script) -> Iterator[Problem]:
-    """Yields loops over all modules that make a unit of each, down to the single layers."""
+    """Yields loops that make a unit of each module, or of each part of a block."""
     shards = {call.node: call for name in (FSDP, "fully_shard") for call in calls_of(script, name)}
     for loop in ast.walk(script.tree):
-        if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
-            continue
-        func = loop.iter.func
-        if not isinstance(func, ast.Attribute) or func.attr not in ("modules", "named_modules"):
+        fault = _too_fine(script, loop) if isinstance(loop, ast.For) else ""
+        if not isinstance(loop, ast.For) or not fault:
             continue
         for statement in loop.body:  # not below an if, which selects
-            call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
-            if call in shards:
-                message = "each module is a unit, down to the single layers: many small all-gathers"
-                fix = "for block in model.layers: ..., then the model"
-                short = shards[call].short
-                yield script.problem("ZM312", "warning", statement, message, fix, short)
+            is_plain = isinstance(statement, (ast.Expr, ast.Assign))
+            call = next((shards[n] for n in ast.walk(statement) if n in shards), None)
+            if is_plain and call is not None:
+                message = f"{fault}: many small all-gathers"
+                fix = f"for block in model.layers: {ast.unparse(call.node.func)}(block), then the model"
+                yield script.problem("ZM312", "warning", statement, message, fix, call.short)
+
+
+def _too_fine(script: Script, loop: ast.For) -> str:
+    """Returns what is wrong with units of what *loop* goes over; "" where they may be blocks."""
+    method, module = _iterated_module(loop)
+    if method in ("modules", "named_modules"):
+        return "each module is a unit, down to the single layers"
+    parts = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    # Parts that are called blocks are those of a stage, as of a ResNet or a Swin transformer
+    if method not in ("", "children", "named_children") or any(map(_BLOCK_NAME.fullmatch, parts)):
+        return ""
+    return "each part of a block is a unit" if _is_block(script, loop, module, method) else ""
+
+
+def _is_block(script: Script, loop: ast.For, module: ast.expr, method: str) -> bool:
+    """Returns whether *module*, over whose parts *loop* goes, is one block of a model."""
+    if isinstance(module, ast.Subscript):
+        return last_name(module.value) in _BLOCK_LISTS
+    if not isinstance(module, ast.Name) or _STAGE_NAME.fullmatch(module.id.lower()):
+        return False
+    for outer, _ in script.flow.around(loop):
+        if isinstance(outer, ast.For) and any(
+            isinstance(n, ast.Name) and n.id == module.id for n in ast.walk(outer.target)
+        ):
+            return last_name(_iterated_module(outer)[1]) in _BLOCK_LISTS
+    return bool(method and _BLOCK_NAME.fullmatch(module.id.lower()))
+
+
+def _iterated_module(loop: ast.For) -> tuple[str, ast.expr]:
+    """Returns the method of a module that *loop* iterates, "" for none, and the module."""
+    expr = loop.iter
+    while isinstance(expr, ast.Call) and isinstance(expr.func, ast.Name) and expr.args:
+        expr = expr.args[0]  # enumerate, list, reversed
+    if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute):
+        return expr.func.attr, expr.func.value
+    return "", expr
 
 
 def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
-    """Yields ``load_state_dict(torch.load(...))`` that all ranks of a sharding script run."""
+    """Yields ``load_state_dict`` of what ``torch.load`` read on all ranks of a sharding script."""
     if not any(call.short in (FSDP, "fully_shard") for call in script.calls):
         return
     loads = {call.node: call for call in script.calls if call.name == "torch.load"}
@@ -282,18 +323,38 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
     for node in ast.walk(script.tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
-        loaded = node.args[0] if node.args else None
-        if node.func.attr != "load_state_dict" or loaded not in loads or loaded in guarded:
+        if node.func.attr != "load_state_dict" or _SMALL_STATE.search(
+            ast.unparse(node.func.value).lower()
+        ):
             continue
-        call = loads[loaded]
-        # The ranks of a host share the pages of a mapped file, and a meta tensor takes no memory
-        if is_open(call) or script.value(script.argument(call, "mmap")) is True:
-            continue
-        if str(script.value(script.argument(call, "map_location", 1))) == "meta":
-            continue
-        message = "every rank loads the whole checkpoint into the memory of its host"
-        fix = 'torch.load(path, mmap=True, map_location="cpu"), or torch.distributed.checkpoint'
-        yield script.problem("ZM704", "info", node, message, fix, "torch.load")
+        loaded = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "state_dict")]
+        origins = {origin for expr in loaded for origin in _containers(script, expr)} & loads.keys()
+        for call in [loads.pop(origin) for origin in origins]:  # one problem for each file
+            if call.node not in guarded and _reads_whole_file(script, call):
+                message = "every rank loads the whole checkpoint into the memory of its host"
+                fix = 'torch.load(path, mmap=True, map_location="cpu"), or torch.distributed.checkpoint'
+                yield script.problem("ZM704", "info", node, message, fix, "torch.load")
+
+
+_SMALL_STATE = re.compile("sched|scaler|sampler|loader")
+"""Receivers of ``load_state_dict`` whose state is a few numbers."""
+
+
+def _containers(script: Script, expr: ast.expr) -> Iterator[ast.expr]:
+    """Yields what *expr* is, or is an item of: of ``state["model"]`` what ``state`` is."""
+    for origin in script.flow.values(expr):
+        if isinstance(origin, ast.Subscript):
+            yield from _containers(script, origin.value)
+        elif origin is not None:
+            yield origin
+
+
+def _reads_whole_file(script: Script, call: Call) -> bool:
+    """Returns whether ``torch.load`` makes a copy for each rank."""
+    # The ranks of a host share the pages of a mapped file, and a meta tensor takes no memory
+    if is_open(call) or script.value(script.argument(call, "mmap")) is True:
+        return False
+    return str(script.value(script.argument(call, "map_location", 1))) != "meta"
 
 
 def loaded_on_device_0(script: Script) -> Iterator[Problem]:

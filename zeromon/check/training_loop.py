@@ -3,8 +3,9 @@
 import ast
 from collections.abc import Iterator
 
+from zeromon.check.fsdp_scripts import RANKS, last_name
 from zeromon.check.problem import Problem
-from zeromon.check.scripts import FSDP, UNKNOWN, WRAPPERS, Call, Check, Script, calls_of
+from zeromon.check.scripts import FSDP, UNKNOWN, WRAPPERS, Call, Check, Script, calls_of, is_open
 
 _SYNC_NAMES = {
     "no_sync", "set_requires_gradient_sync", "set_is_last_backward", "accumulate",
@@ -162,4 +163,90 @@ def _step_interval(script: Script, node: ast.AST) -> int:
     return 0
 
 
-CHECKS: tuple[Check, ...] = (optimizer_before_sharding, norm_of_a_shard, accumulation_communicates)
+_SEEDS = {"torch.manual_seed", "torch.random.manual_seed", "accelerate.utils.set_seed",
+          "transformers.set_seed", "lightning.seed_everything"}  # fmt: skip
+_SAME_ANYWAY = {"from_pretrained", "broadcast", "set_model_state_dict", "load_checkpoint"}
+"""Names of a script that gives all ranks the same parameters, whatever they began with."""
+_NOT_SENT = {FSDP: "FSDP1 sends rank 0's only with sync_module_states=True",
+             "fully_shard": "fully_shard never sends rank 0's"}  # fmt: skip
+"""Call that shards -> what becomes of initial parameters: ``_init_sharded_param`` of torch's FSDPParam
+cuts each rank's own."""
+
+
+def seed_of_each_rank(script: Script) -> Iterator[Problem]:
+    """Yields a seed of the rank before a model that FSDP shards as each rank has made it."""
+    seeds = [call.node for call in script.calls if call.name in _SEEDS]
+    # A model on the meta device has no values before it is sharded
+    is_meta = any(isinstance(n, ast.Constant) and n.value == "meta" for n in ast.walk(script.tree))
+    if not seeds or is_meta or script.words & _SAME_ANYWAY:
+        return
+    for shards in (*calls_of(script, "fully_shard"), *calls_of(script, FSDP)):
+        syncs = script.argument(shards, "sync_module_states", 10)
+        if (
+            is_open(shards)
+            or not shards.node.args
+            or script.value(syncs) is not (False if syncs else UNKNOWN)
+        ):
+            continue
+        model = shards.node.args[0]
+        for built in _constructions(script, model):
+            seed = _last_seed(script, seeds, built)
+            if seed is None or not _depends_on_rank(script, seed) or _is_loaded(script, model):
+                continue
+            strategy = str(script.value(script.argument(shards, "sharding_strategy", 2)))
+            replicates = "HYBRID" in strategy or script.argument(shards, "mesh") is not None
+            message = (
+                f"each rank makes {ast.unparse(model)} from another seed, and {_NOT_SENT[shards.short]}"
+            )
+            fix = (
+                f"one seed for all ranks before line {built.lineno}, and this one after line "
+                f"{shards.node.lineno}"
+            )
+            severity = "warning" if replicates else "info"  # replicas would never become equal
+            yield script.problem("ZM412", severity, seed, message, fix, "manual_seed")
+            return
+
+
+def _constructions(script: Script, model: ast.expr) -> Iterator[ast.Call]:
+    """Yields the calls that may make *model*; not those that wrap or move one that is there."""
+    for origin in script.flow.values(model):
+        while isinstance(origin, ast.Call) and isinstance(origin.func, ast.Attribute):
+            if not isinstance(origin.func.value, ast.Call):
+                break
+            origin = origin.func.value  # Net().to(device)
+        if not isinstance(origin, ast.Call):
+            continue
+        names = {n.id for part in (origin.func, *origin.args) for n in ast.walk(part)
+                 if isinstance(n, ast.Name)}  # fmt: skip
+        if not isinstance(model, ast.Name) or model.id not in names:
+            yield origin
+
+
+def _last_seed(script: Script, seeds: list[ast.Call], built: ast.Call) -> ast.Call | None:
+    """Returns the seed that counts where *built* runs; None without one, or where that is not certain."""
+    pairs = [(script.flow.parting_pair(seed, built), seed) for seed in seeds]
+    lines = [((pair[0].lineno, pair[1].lineno), seed) for pair, seed in pairs if pair is not None]  # type: ignore[attr-defined]
+    earlier = [(first, seed) for (first, second), seed in lines if first < second]
+    if len(lines) < len(seeds) or not earlier:
+        return None
+    return max(earlier, key=lambda item: item[0])[1]
+
+
+def _depends_on_rank(script: Script, seed: ast.Call) -> bool:
+    names = {"process_index", "local_process_index", *RANKS}
+    return any(
+        (isinstance(node, ast.Constant) and str(node.value).lower() in names)  # os.environ["RANK"]
+        or (isinstance(node, (ast.Name, ast.Attribute)) and last_name(node).lower() in names)
+        for argument in (*seed.args[:1], *(k.value for k in seed.keywords if k.arg == "seed"))
+        for node in script.flow.reach(argument)
+    )
+
+
+def _is_loaded(script: Script, model: ast.expr) -> bool:
+    target = f"{ast.unparse(model)}.load_state_dict"
+    return any(isinstance(n, ast.Attribute) and ast.unparse(n) == target for n in ast.walk(script.tree))
+
+
+CHECKS: tuple[Check, ...] = (
+    optimizer_before_sharding, norm_of_a_shard, accumulation_communicates, seed_of_each_rank,
+)  # fmt: skip

@@ -27,7 +27,7 @@ _REMARKS = ("_", "//", "#", "comment")
 def unknown_names(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields unknown names. DeepSpeed ignores them at the top level and refuses them in its models."""
     library = load_schema()["deepspeed"]
-    fields = set(_fields_by_name(library["sections"][ZERO]))
+    fields = set(fields_by_name(library["sections"][ZERO]))
     for name in config.data:
         key = str(name)
         if key in library["top"] or key in library["removed"] or (key,) in _RENAMED:
@@ -49,7 +49,7 @@ def unknown_names(config: Config, _: Machine) -> Iterator[Problem]:
         yield from _unknown_fields(config, (name,), section, library)
 
 
-def _fields_by_name(section: Schema) -> dict[str, Schema]:
+def fields_by_name(section: Schema) -> dict[str, Schema]:
     """Returns the fields of a section by name and alias."""
     fields: dict[str, Schema] = dict(section["fields"])
     for field in section["fields"].values():
@@ -59,7 +59,7 @@ def _fields_by_name(section: Schema) -> dict[str, Schema]:
 
 
 def _unknown_fields(config: Config, path: Path, section: Schema, library: Schema) -> Iterator[Problem]:
-    fields = _fields_by_name(section)
+    fields = fields_by_name(section)
     for name, value in config.section(*path).items():
         field_path = (*path, str(name))
         field = fields.get(str(name))
@@ -95,7 +95,7 @@ def wrong_values(config: Config, _: Machine) -> Iterator[Problem]:
 
 
 def _wrong_fields(config: Config, path: Path, section: Schema) -> Iterator[Problem]:
-    fields = _fields_by_name(section)
+    fields = fields_by_name(section)
     # A validator of DeepSpeed converts this section before pydantic checks the types
     if section.get("coerced"):
         return
