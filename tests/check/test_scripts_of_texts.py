@@ -44,7 +44,8 @@ PARTS = {
     "    for child in list(block.children()):\n        fully_shard(child, mesh=mesh)",
     "one block": "def shard(block):\n    for name, child in block.named_children():\n"
     "        fully_shard(child)",
-    "by index": "for i in range(n):\n    for part in model.layers[i].children():\n        fully_shard(part)",
+    "by index": "for i in range(n):\n    for part in model.layers[i].children():\n"
+    "        fully_shard(part)",
     "modules": "for m in model.modules():\n    FSDP(m)",
 }
 BLOCKS = {
@@ -118,7 +119,8 @@ OTHER_SEEDS = {
     "moved": f"torch.manual_seed(42 + rank)\nmodel = Net()\nmodel = model.to(device)\n{SHARD}",
     "in main": "def main():\n    rank = dist.get_rank()\n    torch.manual_seed(1 + rank)\n"
     f"    model = Net()\n    {SHARD}\nmain()",
-    "a helper": f"def seed_all(n):\n    torch.manual_seed(n)\nseed_all(args.seed + rank)\nmodel = Net()\n{SHARD}",
+    "a helper": "def seed_all(n):\n    torch.manual_seed(n)\nseed_all(args.seed + rank)\n"
+    f"model = Net()\n{SHARD}",
     "no sync": "torch.manual_seed(rank)\nmodel = Net()\n"
     "model = FSDP(model, auto_wrap_policy=policy, sync_module_states=False)",
     "second": f"torch.manual_seed(0)\ntorch.manual_seed(rank)\nmodel = Net()\n{SHARD}",
@@ -126,7 +128,8 @@ OTHER_SEEDS = {
 SAME_SEEDS = {
     "equal": f"torch.manual_seed(42)\nmodel = Net()\n{SHARD}",
     "afterwards": f"torch.manual_seed(0)\nmodel = Net()\n{SHARD}\ntorch.manual_seed(seed + rank)",
-    "between": f"torch.manual_seed(0)\nmodel = Net()\ntorch.manual_seed(rank)\nmodel = model.to(d)\n{SHARD}",
+    "between": "torch.manual_seed(0)\nmodel = Net()\ntorch.manual_seed(rank)\n"
+    f"model = model.to(d)\n{SHARD}",
     "synced": "torch.manual_seed(seed + rank)\nmodel = Net()\n"
     "model = FSDP(model, auto_wrap_policy=policy, sync_module_states=True)",
     "reset": f"torch.manual_seed(rank)\ntorch.manual_seed(0)\nmodel = Net()\n{SHARD}",
@@ -162,7 +165,8 @@ def test_replicas_with_seeds_of_their_own_never_become_equal(tmp_path: Path) -> 
 
 OFFLOADS = {
     "argument": "model = FSDP(model, auto_wrap_policy=p, cpu_offload=CPUOffload(offload_params=True))",
-    "variable": "offload = CPUOffload(True)\nmodel = FSDP(model, auto_wrap_policy=p, cpu_offload=offload)",
+    "variable": "offload = CPUOffload(True)\n"
+    "model = FSDP(model, auto_wrap_policy=p, cpu_offload=offload)",
     "position": "model = FSDP(model, None, None, CPUOffload(offload_params=True), p)",
     "fsdp2": "policy = CPUOffloadPolicy()\nfor layer in model.layers:\n"
     "    fully_shard(layer, offload_policy=policy)\nfully_shard(model, offload_policy=policy)",

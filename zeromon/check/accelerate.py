@@ -20,7 +20,9 @@ from zeromon.check.problem import (
     load_schema,
     parse_number,
     parse_whole,
+    set_instead,
     without_effect,
+    yaml_literal,
 )
 
 Check = Callable[[Config, "Config | None", Machine], Iterable[Problem]]
@@ -67,8 +69,9 @@ def unknown_names(config: Config, _ds_config: Config | None, _: Machine) -> Iter
     for old, new in _OLD.items():
         if config.has(old):
             message = f"{old} is the old form of {new}"
-            fix = "mixed_precision: fp16" if old == "fp16" else f"write {new}"
-            yield config.problem("ZM104", "info", (old,), message, fix)
+            section = f"{new}: {{{old}: {config.get(old)}}}"
+            setting = "mixed_precision: fp16" if old == "fp16" else section
+            yield config.problem("ZM104", "info", (old,), message, set_instead(old, setting))
 
 
 def _ignored_settings(config: Config) -> Iterator[Problem]:
@@ -183,7 +186,9 @@ def wrong_values(config: Config, _ds_config: Config | None, _: Machine) -> Itera
         value = config.get(*path)
         if value is not None and str(value).lower() not in choices:
             message = f"there is no {path[-1]} {value}"
-            yield config.problem("ZM103", "error", path, message, f"one of {', '.join(choices)}")
+            yield config.problem(
+                "ZM103", "error", path, message, f"one of {', '.join(map(yaml_literal, choices))}"
+            )
     machines, ranks = (parse_whole(config.get("num_machines")), parse_whole(config.get("num_processes")))
     if machines and ranks and machines > 0 and ranks > 0 and ranks % machines:
         message = f"{ranks} processes do not divide over {machines} machines: some are left out"

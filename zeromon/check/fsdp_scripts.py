@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from zeromon.check.deepspeed.hygiene import NO_BF16
-from zeromon.check.problem import Machine, Problem, did_you_mean
+from zeromon.check.problem import Machine, Problem, did_you_mean, set_instead
 from zeromon.check.scripts import FSDP, WRAPPERS, Call, Check, Script, calls_of, is_arguments, is_open
 
 RANKS = {"rank", "global_rank", "local_rank", "world_rank", "get_rank", "get_global_rank"}
@@ -146,6 +146,7 @@ def _func_of(node: ast.expr) -> ast.expr:
 
 
 def last_name(node: ast.expr) -> str:
+    """Returns the name of a variable, attribute or called function; "" for anything else."""
     node = _func_of(node)
     if isinstance(node, ast.Attribute):
         return node.attr
@@ -171,7 +172,8 @@ def unknown_arguments(script: Script) -> Iterator[Problem]:
             if keyword.arg is None or keyword.arg in _ARGUMENTS:
                 continue
             fix = did_you_mean(keyword.arg, _ARGUMENTS, 0.7) or f"remove {keyword.arg}"
-            fix = f"auto_wrap_policy={_PARTIAL}" if keyword.arg in _OF_A_POLICY else fix
+            if keyword.arg in _OF_A_POLICY:
+                fix = set_instead(keyword.arg, f"auto_wrap_policy={_PARTIAL}")
             message = f"{FSDP} has no argument {keyword.arg}"
             yield script.problem("ZM107", "error", keyword.value, message, fix, keyword.arg)
         policy = script.argument(call, "auto_wrap_policy", 4)
@@ -328,8 +330,8 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
         ):
             continue
         loaded = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "state_dict")]
-        origins = {origin for expr in loaded for origin in _containers(script, expr)} & loads.keys()
-        for call in [loads.pop(origin) for origin in origins]:  # one problem for each file
+        origins = {origin for expr in loaded for origin in _containers(script, expr)}
+        for call in [loads.pop(read) for read in [*loads] if read in origins]:  # once for each file
             if call.node not in guarded and _reads_whole_file(script, call):
                 message = "every rank loads the whole checkpoint into the memory of its host"
                 fix = 'torch.load(path, mmap=True, map_location="cpu"), or torch.distributed.checkpoint'

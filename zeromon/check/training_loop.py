@@ -223,7 +223,7 @@ def _constructions(script: Script, model: ast.expr) -> Iterator[ast.Call]:
 
 
 def _last_seed(script: Script, seeds: list[ast.Call], built: ast.Call) -> ast.Call | None:
-    """Returns the seed that counts where *built* runs; None without one, or where that is not certain."""
+    """Returns the seed that counts where *built* runs; None where there is none or no certain one."""
     pairs = [(script.flow.parting_pair(seed, built), seed) for seed in seeds]
     lines = [((pair[0].lineno, pair[1].lineno), seed) for pair, seed in pairs if pair is not None]  # type: ignore[attr-defined]
     earlier = [(first, seed) for (first, second), seed in lines if first < second]

@@ -16,6 +16,7 @@ from zeromon.check.problem import (
     join_names,
     load_schema,
     parse_number,
+    set_instead,
 )
 
 NO_BF16 = ("v100", "v100-16", "t4")
@@ -59,7 +60,7 @@ def bf16_device(config: Config, machine: Machine) -> Iterator[Problem]:
     """Yields bf16 on a device that emulates it."""
     if machine.device in NO_BF16 and precision_of(config, "bf16"):
         message = f"a {machine.device.upper()} has no units for bf16: it is emulated, and slow"
-        fix = f'"fp16": {{{config.write("enabled", True)}}} and no bf16'
+        fix = set_instead("bf16", f'"fp16": {{{config.write("enabled", True)}}}')
         yield config.problem("ZM406", "warning", ("bf16", "enabled"), message, fix)
 
 
@@ -128,7 +129,9 @@ def _one_bit_optimizer(config: Config, kind: str) -> Iterator[Problem]:
         message = f"{kind} is not compatible with ZeRO, and this is stage {stage}"
     else:
         message = f"DeepSpeed {load_schema()['deepspeed']['version']} no longer has {kind}"
-    fix = config.write("type", "AdamW")
+    fix, accepted = config.write("type", "AdamW"), load_schema()["deepspeed"]["optimizers"]["adamw"]
+    refused = [name for name in config.section("optimizer", "params") if name not in accepted]
+    fix = set_instead(join_names(refused), fix) if refused else fix
     yield config.problem("ZM105", "error", ("optimizer", "type"), message, fix)
 
 
@@ -148,7 +151,7 @@ def unknown_scheduler(config: Config, _: Machine) -> Iterator[Problem]:
     missing = [name for name in schedulers[kind]["required"] if name not in params]
     if missing:
         message = f"{kind} needs {join_names(missing)}"
-        fix = " and ".join(config.write(name, "auto") for name in missing)
+        fix = " and ".join(config.write(name, "auto") for name in missing) + " in params"
         fix = f"{fix} with transformers, else a number" if missing == ["total_num_steps"] else "add it"
         yield config.problem("ZM103", "error", path, message, fix)
     yield from _refused_parameters(config, "scheduler", kind, schedulers[kind]["all"])
