@@ -83,13 +83,19 @@ def large_prefetch(config: Config, _: Machine) -> Iterator[Problem]:
 
 
 def dead_paths(config: Config, _: Machine) -> Iterator[Problem]:
-    """Yields an ``nvme_path`` beside an offload to the host, which never reads it."""
+    """Yields settings of NVMe beside an offload to the host, which never reads them."""
     for name in ("offload_optimizer", "offload_param"):
         folder = config.get(ZERO, name, "nvme_path")
         if config.get(ZERO, name, "device") == "cpu" and folder not in (None, "", AUTO, "none"):
             message = f"{name} goes to host memory, and nvme_path has no effect"
             fix = f"{config.write('device', 'nvme')}, or remove nvme_path"
             yield config.problem("ZM106", "info", (ZERO, name, "nvme_path"), message, fix)
+    # stage3.py reads it where it creates fp32 partitions of parameters that are on NVMe
+    devices = [config.get(ZERO, name, "device") for name in ("offload_optimizer", "offload_param")]
+    path = (ZERO, "offload_optimizer", "fast_init")
+    if is_on(config.get(*path)) and AUTO not in devices and devices != ["nvme", "nvme"]:
+        message = "fast_init has no effect: it is for an optimizer and parameters that are both on NVMe"
+        yield config.problem("ZM106", "info", path, message, "remove fast_init")
 
 
 # ---- checks of the optimizer and the scheduler that DeepSpeed makes from its configuration ------
