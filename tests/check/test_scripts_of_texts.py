@@ -84,6 +84,9 @@ LOADS = {
     "a key of a line": 'model.load_state_dict(torch.load("c.pt")["state_dict"], strict=False)',
     "two states": 'c = torch.load("c.pt")\nmodel.load_state_dict(c["m"])\nopt.load_state_dict(c["o"])',
     "a variable for the key": 'c = torch.load(p)\nstate = c["model"]\nmodel.load_state_dict(state)',
+    "the same name": 'sd = torch.load(p)\nsd = sd["model"]\nmodel.load_state_dict(sd)',
+    "renamed keys": "sd = torch.load(p)\nsd = {k.removeprefix('m.'): v for k, v in sd.items()}\n"
+    "model.load_state_dict(sd)",
     "a function": "def state_of(path):\n    return torch.load(path)\n"
     "model.load_state_dict(state_of(path))",
     "a keyword": "sd = torch.load(path)\nmodel.load_state_dict(state_dict=sd)",

@@ -262,14 +262,12 @@ _STAGE_NAME = re.compile(r"\w*(stage|group|tower)\w*")
 def every_module(script: Script) -> Iterator[Problem]:
     """Yields loops that make a unit of each module, or of each part of a block."""
     shards = {call.node: call for name in (FSDP, "fully_shard") for call in calls_of(script, name)}
-    for loop in ast.walk(script.tree):
-        fault = _too_fine(script, loop) if isinstance(loop, ast.For) else ""
-        if not isinstance(loop, ast.For) or not fault:
-            continue
-        for statement in loop.body:  # not below an if, which selects
-            is_plain = isinstance(statement, (ast.Expr, ast.Assign))
+    for loop in (node for node in ast.walk(script.tree) if isinstance(node, ast.For)):
+        # Not below an if, which selects
+        plain = [statement for statement in loop.body if isinstance(statement, (ast.Expr, ast.Assign))]
+        for statement in plain:
             call = next((shards[n] for n in ast.walk(statement) if n in shards), None)
-            if is_plain and call is not None:
+            if call is not None and (fault := _too_fine(script, loop)):
                 message = f"{fault}: many small all-gathers"
                 fix = f"for block in model.layers: {ast.unparse(call.node.func)}(block), then the model"
                 yield script.problem("ZM312", "warning", statement, message, fix, call.short)
@@ -323,14 +321,12 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
         for inner in ast.walk(node)
     }
     for node in ast.walk(script.tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        if node.func.attr != "load_state_dict" or _SMALL_STATE.search(
-            ast.unparse(node.func.value).lower()
-        ):
+        if not isinstance(node, ast.Call) or last_name(node) != "load_state_dict":
             continue
         loaded = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "state_dict")]
-        origins = {origin for expr in loaded for origin in _containers(script, expr)}
+        origins = {origin for expr in loaded for origin in script.flow.reach(expr)}
+        if _SMALL_STATE.search(ast.unparse(node.func).lower()):
+            continue
         for call in [loads.pop(read) for read in [*loads] if read in origins]:  # once for each file
             if call.node not in guarded and _reads_whole_file(script, call):
                 message = "every rank loads the whole checkpoint into the memory of its host"
@@ -340,15 +336,6 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
 
 _SMALL_STATE = re.compile("sched|scaler|sampler|loader")
 """Receivers of ``load_state_dict`` whose state is a few numbers."""
-
-
-def _containers(script: Script, expr: ast.expr) -> Iterator[ast.expr]:
-    """Yields what *expr* is, or is an item of: of ``state["model"]`` what ``state`` is."""
-    for origin in script.flow.values(expr):
-        if isinstance(origin, ast.Subscript):
-            yield from _containers(script, origin.value)
-        elif origin is not None:
-            yield origin
 
 
 def _reads_whole_file(script: Script, call: Call) -> bool:

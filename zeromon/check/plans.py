@@ -118,14 +118,10 @@ def _offload_argument(script: Script, call: Call) -> ast.expr | None:
     """Returns the argument of *call* that is ``CPUOffload(True)`` or ``CPUOffloadPolicy()``."""
     name = _OFFLOAD_ARGUMENTS.get(call.short)
     node = script.argument(call, name, 3 if call.short == FSDP else -1) if name else None
-    for policy in script.flow.values(node) if node is not None else ():
-        if not isinstance(policy, ast.Call):
-            continue
-        short = script.name_of(policy.func).rpartition(".")[2]
-        on = [*policy.args[:1], *(k.value for k in policy.keywords if k.arg == "offload_params")]
-        if short == "CPUOffloadPolicy" or (
-            short == "CPUOffload" and any(script.value(value) is True for value in on)
-        ):
+    policies = script.flow.values(node) if node is not None else []
+    for policy in (each for each in script.calls if each.node in policies):
+        is_on = script.value(script.argument(policy, "offload_params", 0)) is True
+        if policy.short == "CPUOffloadPolicy" or (policy.short == "CPUOffload" and is_on):
             return node
     return None
 

@@ -1,6 +1,7 @@
 """Checks of the order and the loop of a training script: wrapping, optimizer, accumulation, clipping."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from zeromon.check.fsdp_scripts import RANKS, last_name
@@ -182,16 +183,11 @@ def seed_of_each_rank(script: Script) -> Iterator[Problem]:
         return
     for shards in (*calls_of(script, "fully_shard"), *calls_of(script, FSDP)):
         syncs = script.argument(shards, "sync_module_states", 10)
-        if (
-            is_open(shards)
-            or not shards.node.args
-            or script.value(syncs) is not (False if syncs else UNKNOWN)
-        ):
-            continue
-        model = shards.node.args[0]
-        for built in _constructions(script, model):
-            seed = _last_seed(script, seeds, built)
-            if seed is None or not _depends_on_rank(script, seed) or _is_loaded(script, model):
+        may_sync = is_open(shards) or script.value(syncs) is not (False if syncs else UNKNOWN)
+        for model in () if may_sync else shards.node.args[:1]:
+            built = _construction(script, model)
+            seed = _last_seed(script, seeds, built) if built is not None else None
+            if built is None or seed is None or not _depends_on_rank(script, seed):
                 continue
             strategy = str(script.value(script.argument(shards, "sharding_strategy", 2)))
             replicates = "HYBRID" in strategy or script.argument(shards, "mesh") is not None
@@ -207,29 +203,28 @@ def seed_of_each_rank(script: Script) -> Iterator[Problem]:
             return
 
 
-def _constructions(script: Script, model: ast.expr) -> Iterator[ast.Call]:
-    """Yields the calls that may make *model*; not those that wrap or move one that is there."""
-    for origin in script.flow.values(model):
-        while isinstance(origin, ast.Call) and isinstance(origin.func, ast.Attribute):
-            if not isinstance(origin.func.value, ast.Call):
-                break
-            origin = origin.func.value  # Net().to(device)
-        if not isinstance(origin, ast.Call):
-            continue
-        names = {n.id for part in (origin.func, *origin.args) for n in ast.walk(part)
-                 if isinstance(n, ast.Name)}  # fmt: skip
-        if not isinstance(model, ast.Name) or model.id not in names:
-            yield origin
+def _construction(script: Script, model: ast.expr) -> ast.Call | None:
+    """Returns the call that makes *model*, and does not wrap or move one; None if a file replaces it."""
+    name = ast.unparse(model)
+    attributes = [node for node in ast.walk(script.tree) if isinstance(node, ast.Attribute)]
+    if f"{name}.load_state_dict" in map(ast.unparse, attributes):
+        return None
+    calls = [origin for origin in script.flow.values(model) if isinstance(origin, ast.Call)]
+    return next(
+        (call for call in calls if not re.search(rf"\b{re.escape(name)}\b", ast.unparse(call))), None
+    )
 
 
 def _last_seed(script: Script, seeds: list[ast.Call], built: ast.Call) -> ast.Call | None:
     """Returns the seed that counts where *built* runs; None where there is none or no certain one."""
-    pairs = [(script.flow.parting_pair(seed, built), seed) for seed in seeds]
-    lines = [((pair[0].lineno, pair[1].lineno), seed) for pair, seed in pairs if pair is not None]  # type: ignore[attr-defined]
-    earlier = [(first, seed) for (first, second), seed in lines if first < second]
-    if len(lines) < len(seeds) or not earlier:
-        return None
-    return max(earlier, key=lambda item: item[0])[1]
+    lines: dict[ast.Call, int] = {}
+    for seed in seeds:
+        pair = script.flow.parting_pair(seed, built)
+        if pair is None:
+            return None
+        first, second = (getattr(node, "lineno", 0) for node in pair)
+        lines |= {seed: first} if first < second else {}
+    return max(lines, key=lambda seed: lines[seed], default=None)
 
 
 def _depends_on_rank(script: Script, seed: ast.Call) -> bool:
@@ -240,11 +235,6 @@ def _depends_on_rank(script: Script, seed: ast.Call) -> bool:
         for argument in (*seed.args[:1], *(k.value for k in seed.keywords if k.arg == "seed"))
         for node in script.flow.reach(argument)
     )
-
-
-def _is_loaded(script: Script, model: ast.expr) -> bool:
-    target = f"{ast.unparse(model)}.load_state_dict"
-    return any(isinstance(n, ast.Attribute) and ast.unparse(n) == target for n in ast.walk(script.tree))
 
 
 CHECKS: tuple[Check, ...] = (
