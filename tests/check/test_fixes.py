@@ -277,6 +277,8 @@ TEXTS = [
     ("a.yaml", f"{LAUNCH}3\n  offload_optimizer_device: cpu\n  offload_optimizer:\n"
      "    pin_memory: true\n  bf16:\n    enabled: true\n  train_micro_batch_size_per_gpu: '4'\n"),
     ("a.yaml", f"{LAUNCH}3\n  zero_optimization:\n    overlap_comm: true\n  wall_clock_breakdown: no\n"),
+    ("a.yaml", f"{LAUNCH}3\n  offload_optimizer: cpu\n  overlap_comm: true\n".replace("bf16", "'no'")),
+    ("a.yaml", f"{LAUNCH}2\n  bf16: true\n  sub_group_size: 1e9\n".replace("mixed_precision", "#")),
     ("a.yaml", "distributed_type: MULTI_GPU\ndynamo_backend: INDUCTOR\n"),
     ("ds.json", '{"train_batch_size": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2,'
      ' "cpu_offload": false, "contiguous_gradients": "false"}}'),

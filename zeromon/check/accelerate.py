@@ -83,7 +83,10 @@ def _ignored_settings(config: Config) -> Iterator[Problem]:
     for name in config.section(DEEPSPEED):
         if name in library["options"] or name in library[DEEPSPEED]:
             continue
-        if name in _zero_fields() or name in load_schema()["deepspeed"]["top"]:
+        field = _zero_fields().get(str(name), {"type": ""})
+        # offload_optimizer: cpu is offload_optimizer_device misspelt
+        fits = field["type"] != "section" or isinstance(config.get(DEEPSPEED, name), Mapping)
+        if fits and (field["type"] or name in load_schema()["deepspeed"]["top"]):
             misplaced.append(str(name))
             continue
         fix = did_you_mean(name, library[DEEPSPEED], 0.7) or f"remove {name}"
@@ -107,6 +110,7 @@ def _in_a_file(config: Config, misplaced: list[str]) -> str:
     """
     section, zero_fields = config.section(DEEPSPEED), _zero_fields()
     top = {name: section[name] for name in misplaced if name not in zero_fields}
+    top |= {name: {"enabled": on} for name, on in top.items() if name in ("bf16", "fp16") and on is True}
     zero = {name: section[name] for name in misplaced if name in zero_fields}
     inner = top.pop(ZERO, None)
     zero |= inner if isinstance(inner, Mapping) else {}

@@ -264,8 +264,10 @@ def every_module(script: Script) -> Iterator[Problem]:
     shards = {call.node: call for name in (FSDP, "fully_shard") for call in calls_of(script, name)}
     for loop in (node for node in ast.walk(script.tree) if isinstance(node, ast.For)):
         # Not below an if, which selects
-        plain = [statement for statement in loop.body if isinstance(statement, (ast.Expr, ast.Assign))]
-        for statement in plain:
+        statements = [
+            statement for statement in loop.body if isinstance(statement, (ast.Expr, ast.Assign))
+        ]
+        for statement in statements:
             call = next((shards[n] for n in ast.walk(statement) if n in shards), None)
             if call is not None and (fault := _too_fine(script, loop)):
                 message = f"{fault}: many small all-gathers"
@@ -278,9 +280,9 @@ def _too_fine(script: Script, loop: ast.For) -> str:
     method, module = _iterated_module(loop)
     if method in ("modules", "named_modules"):
         return "each module is a unit, down to the single layers"
-    parts = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    part_names = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
     # Parts that are called blocks are those of a stage, as of a ResNet or a Swin transformer
-    if method not in ("", "children", "named_children") or any(map(_BLOCK_NAME.fullmatch, parts)):
+    if method not in ("", "children", "named_children") or any(map(_BLOCK_NAME.fullmatch, part_names)):
         return ""
     return "each part of a block is a unit" if _is_block(script, loop, module, method) else ""
 

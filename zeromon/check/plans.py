@@ -83,8 +83,8 @@ def _needless_offload(setup: plan.Setup) -> str:
     highest = likely
     if bare.framework != "deepspeed" and not setup.model.has_units:
         # The units are unknown: at most the whole model is gathered at once
-        whole = replace(bare, stage=ZeroStage.GRADIENTS, reshards=False)
-        highest, bound = plan.predict_row(setup, whole).device_bytes, "at most "
+        gathered_plan = replace(bare, stage=ZeroStage.GRADIENTS, reshards=False)
+        highest, bound = plan.predict_row(setup, gathered_plan).device_bytes, "at most "
     if likely > setup.usable_bytes * _ROOMY or highest > setup.usable_bytes:
         return ""
     usage = f"{bound}{human_bytes(highest)} of {human_bytes(setup.usable_bytes)}"
@@ -93,12 +93,12 @@ def _needless_offload(setup: plan.Setup) -> str:
 
 def script_problems(script: Script, machine: Machine) -> Iterator[Problem]:
     """Yields an offload that a script asks FSDP for, and that the model does not need."""
-    asked = [(call, node) for call in script.calls if (node := _offload_argument(script, call))]
-    if not asked:
+    offloads = [(call, node) for call in script.calls if (node := _offload_argument(script, call))]
+    if not offloads:
         return
-    call, node = min(asked, key=lambda pair: pair[1].lineno)
+    call, node = min(offloads, key=lambda pair: pair[1].lineno)
     strategy = str(script.value(script.argument(call, "sharding_strategy", 2))).rpartition(".")[2]
-    lowers = any(each.short in ("MixedPrecision", "MixedPrecisionPolicy") for each in script.calls)
+    lowers = any(c.short in ("MixedPrecision", "MixedPrecisionPolicy") for c in script.calls)
     # As accelerate would be told
     options = {"fsdp_version": 1 if call.short == FSDP else 2, "fsdp_offload_params": True,
                "fsdp_sharding_strategy": strategy}  # fmt: skip
@@ -107,7 +107,7 @@ def script_problems(script: Script, machine: Machine) -> Iterator[Problem]:
     setup = _plan_setup(Config(file=script.file, data=data, places={}), machine)
     if setup is not None and (message := _needless_offload(setup)):
         name = _OFFLOAD_ARGUMENTS[call.short]
-        fix = f"remove {name}{' from each call' if len(asked) > 1 else ''}"
+        fix = f"remove {name}{' from each call' if len(offloads) > 1 else ''}"
         yield script.problem("ZM505", "warning", node, message, fix, name)
 
 
@@ -119,7 +119,7 @@ def _offload_argument(script: Script, call: Call) -> ast.expr | None:
     name = _OFFLOAD_ARGUMENTS.get(call.short)
     node = script.argument(call, name, 3 if call.short == FSDP else -1) if name else None
     policies = script.flow.values(node) if node is not None else []
-    for policy in (each for each in script.calls if each.node in policies):
+    for policy in (c for c in script.calls if c.node in policies):
         is_on = script.value(script.argument(policy, "offload_params", 0)) is True
         if policy.short == "CPUOffloadPolicy" or (policy.short == "CPUOffload" and is_on):
             return node

@@ -217,14 +217,14 @@ def _construction(script: Script, model: ast.expr) -> ast.Call | None:
 
 def _last_seed(script: Script, seeds: list[ast.Call], built: ast.Call) -> ast.Call | None:
     """Returns the seed that counts where *built* runs; None where there is none or no certain one."""
-    lines: dict[ast.Call, int] = {}
+    seed_lines: dict[ast.Call, int] = {}
     for seed in seeds:
         pair = script.flow.parting_pair(seed, built)
         if pair is None:
             return None
-        first, second = (getattr(node, "lineno", 0) for node in pair)
-        lines |= {seed: first} if first < second else {}
-    return max(lines, key=lambda seed: lines[seed], default=None)
+        seed_line, built_line = (getattr(node, "lineno", 0) for node in pair)
+        seed_lines |= {seed: seed_line} if seed_line < built_line else {}
+    return max(seed_lines, key=lambda seed: seed_lines[seed], default=None)
 
 
 def _depends_on_rank(script: Script, seed: ast.Call) -> bool:
