@@ -156,6 +156,16 @@ def test_waits_for_new_workers_are_told_once() -> None:
     assert told == {"slow_steps"}
 
 
+def test_the_first_start_of_workers_is_no_lack_of_them() -> None:
+    """Too early for ZM608: 10 of the first 20 steps are in no judgement of slow ones."""
+    loading = made_in(0.002)
+    starts = pausing(Phase.DATA_WAIT, 361, 5000, loading=loading, loader={"num_workers": 2})
+    early = changed(starts, watched_steps=20, recent=starts.steps.recent[:20])
+    assert not {f.code for f in advise(run(early))} & {"ZM601", "ZM608"}
+    no_workers = changed(early, loader={"num_workers": 0})
+    assert "ZM601" in {f.code for f in advise(run(no_workers))}
+
+
 @pytest.mark.parametrize("every", [5, 10, 20])
 def test_no_share_is_more_than_the_whole(every: int) -> None:
     """The median step has no wait at all, and the mean of the waits is many times that step."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import MS, changed, rank, run, series, summary
+from builders import MS, changed, rank, run, series, short_of_cpus, summary
 from evidence import FIRES, found, role, saved
 from hub_models import written
 
@@ -37,6 +37,7 @@ from zeromon.readout.report import ledger_block as ledger_text
 from zeromon.ring.events import Phase
 from zeromon.ring.strategy import Framework, Sharding, Strategy, fsdp1_strategy, fsdp2_strategy
 from zeromon.snapshot import Attempt
+from zeromon.snapshot.host import CpuUser
 from zeromon.snapshot.ledger import ActivityRow, Cause
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import plain_text
@@ -50,12 +51,9 @@ COVERED: dict[str, list[str]] = {}
 ANSWERED = {
     "zeromon.log": "no call of its own: what Trainer, Lightning, TensorBoard, W&B and DeepSpeed's "
     "monitor get is read where it is, and the learning rate from the optimizer",
-    "ZeRO inference": "out of scope: zeromon watches training, and inference has no optimizer state, "
-    "gradients or steps, which all figures are about",
     "allgather_bucket_size": "takes no memory and sends no more bytes: parameters are gathered "
     "in place, in one call where torch has all_gather_into_tensor (all_gather_dp_groups of DeepSpeed)",
     "HYBRID_SHARD in a script": "is valid: torch makes one group for each node; ZM307 proposes it",
-    "CPUOffload in a script": "is valid; whether it is needed is a question of bytes, see plan",
 }
 OPEN = {}
 """Line -> what is missing."""
@@ -651,11 +649,126 @@ def test_every_rank_builds_the_whole_model(check: Any) -> None:
     assert "26.1 GiB in fp32" in said(check(text, "a.yaml", machine), "ZM704")
 
 
+def dead_keys(check: Any, settings: str) -> tuple[Problem, Any]:
+    """The one problem of settings that accelerate ignores, and the JSON that it has for them."""
+    text = LAUNCH + "".join(f"  {line.strip()}\n" for line in settings.splitlines())
+    [problem] = [p for p in check(text, "a.yaml") if p.code == "ZM102"]
+    return problem, json.loads(problem.fix.partition(":\n")[2])
+
+
+@taught("row C11", "row W2", "dead keys of accelerate")
+def test_the_keys_of_a_zero_2_file_that_nobody_reads_get_a_file_of_deepspeeds(check: Any) -> None:
+    """5e8 is a text in YAML 1.1, which DeepSpeed refuses; a file excludes what accelerate would set."""
+    problem, content = dead_keys(check, """\
+        deepspeed_multinode_launcher: standard
+        zero3_init_flag: false
+        zero_stage: 2
+        offload_optimizer_device: none
+        gradient_accumulation_steps: 4
+        gradient_clipping: 1.0
+        overlap_comm: true
+        reduce_scatter: true
+        allgather_bucket_size: 5e8
+        reduce_bucket_size: 5e8""")  # fmt: skip
+    assert content == {
+        "zero_optimization": {"overlap_comm": True, "reduce_scatter": True, "stage": 2,
+                              "allgather_bucket_size": 500_000_000, "reduce_bucket_size": 500_000_000},
+        "gradient_accumulation_steps": 4, "gradient_clipping": 1.0, "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": "auto",
+    }  # fmt: skip
+    assert type(content["zero_optimization"]["reduce_bucket_size"]) is int
+    assert problem.fix.startswith("set deepspeed_config_file: ds.json, remove overlap_comm, ")
+    assert "zero_stage, offload_optimizer_device and mixed_precision, and write" in problem.fix
+
+
+@taught("row C18", "row W2", "dead keys of accelerate")
+def test_the_stage3_keys_of_a_zero_3_file_have_a_home(check: Any) -> None:
+    """They are aliases of DeepSpeed's own names. The gather on save is among them, so no ZM701."""
+    settings = """\
+        zero_stage: 3
+        stage3_prefetch_bucket_size: 5e8
+        stage3_param_persistence_threshold: 1e6
+        stage3_gather_16bit_weights_on_model_save: true
+        offload_optimizer_device: none
+        offload_param_device: none
+        overlap_comm: true
+        stage3_max_live_parameters: 1e9
+        stage3_max_reuse_distance: 1e9"""
+    _, content = dead_keys(check, settings)
+    assert content["zero_optimization"] == {
+        "stage": 3, "stage3_prefetch_bucket_size": 5 * 10**8,
+        "stage3_param_persistence_threshold": 10**6, "overlap_comm": True,
+        "stage3_gather_16bit_weights_on_model_save": True, "stage3_max_live_parameters": 10**9,
+        "stage3_max_reuse_distance": 10**9,
+    }  # fmt: skip
+    text = LAUNCH + "".join(f"  {line.strip()}\n" for line in settings.splitlines())
+    assert {p.code for p in check(text, "a.yaml")} == {"ZM102"}
+
+
 @taught("dead keys of accelerate")
-def test_a_setting_that_accelerate_ignores_has_a_place_where_it_works(check: Any) -> None:
-    text = f"{LAUNCH}  zero_stage: 3\n  zero3_save_16bit_model: true\n  reduce_bucket_size: 50000000\n"
-    where = 'deepspeed_config_file: ds.json, which has {"zero_optimization": {"reduce_bucket_size": '
-    assert where in said(check(text, "a.yaml"), "ZM102")
+def test_dead_keys_beside_a_deepspeed_file_go_into_that_file(check: Any) -> None:
+    problem, content = dead_keys(check, "deepspeed_config_file: z3.json\noverlap_comm: true\nfp16: x")
+    assert problem.fix.startswith("remove overlap_comm and fp16, and add to z3.json:\n{")
+    assert content == {"zero_optimization": {"overlap_comm": True}, "fp16": "x"}
+
+
+@taught("row F4")
+def test_a_fix_of_several_lines_is_printed_as_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ladder of ZM203, which was one line of 1,100 characters with question marks."""
+    (tmp_path / "st0.json").write_text(json.dumps(zero(0) | {"train_batch_size": 8}))
+    options = ["check", str(tmp_path / "st0.json"), "--model", "7B", "--devices", "8", "--gpu", "a100"]
+    main(options)
+    rows = capsys.readouterr().out.splitlines()
+    first = next(n for n, line in enumerate(rows) if "cheapest first:" in line)
+    assert [line[:12] for line in rows[first + 1 : first + 4]] == [f"         {n}. " for n in (1, 2, 3)]
+    assert "?" not in "".join(rows)
+    main([*options, "--json"])
+    [problem] = json.loads(capsys.readouterr().out)["problems"]
+    assert "first:\n1. " in problem["fix"]
+
+
+@taught("row F4")
+def test_a_finding_is_one_sentence_whatever_a_process_is_called() -> None:
+    """``python -c`` has its whole program as an argument."""
+    user = CpuUser(pid=9, name="python import os\nos.nice(1)", cpus=0.9, parent=1)
+    short = changed(rank(0, watched_steps=40), pid=7, pressure=short_of_cpus(0.3))
+    [finding] = [f for f in advise(run(short, cpu_users=(user,))) if f.code == "ZM605"]
+    assert "python import os os.nice(1) (pid 9)" in finding.text
+
+
+@taught("row A31")
+@pytest.mark.parametrize(("optimizer", "param", "says"), [
+    ("cpu", "none", True), ("cpu", "nvme", True), ("nvme", "cpu", True), ("nvme", "nvme", False),
+])  # fmt: skip
+def test_fast_init_is_for_nvme(check: Any, optimizer: str, param: str, says: bool) -> None:
+    """``_create_fp32_partitions`` of DeepSpeed's stage3.py reads it where both are on NVMe."""
+    offload: dict[str, dict[str, Any]] = {
+        name: {"device": device} | ({"nvme_path": "/n"} if device == "nvme" else {})
+        for name, device in (("offload_optimizer", optimizer), ("offload_param", param))
+    }
+    offload["offload_optimizer"]["fast_init"] = True
+    problems = check(zero(3, **offload))
+    assert any(p.key.endswith("fast_init") and p.fix == "remove fast_init" for p in problems) is says
+
+
+@taught("row B39", "ZeRO inference")
+def test_the_guide_says_what_applies_to_zero_inference() -> None:
+    guide = Path(__file__).resolve().parents[2] / "docs" / "guide.md"
+    assert "ZeRO inference (stage 3 with `offload_param`, and no optimizer)" in guide.read_text()
+
+
+@taught("row A64", "row W4")
+def test_the_precision_of_a_trainer_is_not_that_of_its_deepspeed_file(tmp_path: Path) -> None:
+    """``--bf16 true`` beside a file without bf16: accelerate adds the section."""
+    config, train = tmp_path / "noclip.json", tmp_path / "tiny.py"
+    config.write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}')
+    train.write_text("import transformers\ntransformers.TrainingArguments('o')\n")
+    command = f"torchrun --nproc-per-node 2 {train} --bf16 true --deepspeed {config}".split()
+    codes = {p.code for p in check_files([str(config), str(train)], None, command).problems}
+    assert "ZM405" not in codes
+    assert "ZM405" in {p.code for p in check_files([str(config)]).problems}
 
 
 HEAD = """\
@@ -668,7 +781,7 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 @taught(
     "gather_distributed_parameters", "FSDP arguments that do not exist", "clip_grad_norm_ on FSDP1",
-    "FSDP scripts", "torch.load on every rank",
+    "FSDP scripts", "torch.load on every rank", "row D28", "row D31", "row D35", "row D36", "row F6",
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("script", "code", "says"),
@@ -681,11 +794,50 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
         ("MixedPrecision(param_dtype=torch.float16)", "ZM408", "ShardedGradScaler"),
         ("FSDP(m, p, ShardingStrategy.NO_SHARD)", "ZM104", "DistributedDataParallel"),
         ("for name, x in m.named_modules():\n    fully_shard(x)", "ZM312", "many small all-gathers"),
-        ("m.load_state_dict(torch.load('x'))\nfully_shard(m.a)\nfully_shard(m)", "ZM704", "mmap=True"),
+        ("for layer in model.layers:\n    for sublayer in layer:\n        FSDP(sublayer)",
+         "ZM312", "many small all-gathers"),
+        ("model = FSDP(model, auto_wrap_policy=policy)\nstate_dict = torch.load('checkpoint.pt')\n"
+         "model.load_state_dict(state_dict)", "ZM704", "mmap=True"),
+        ("torch.manual_seed(seed + rank)\nmodel = Net()\nmodel = FSDP(model, auto_wrap_policy=policy)",
+         "ZM412", "from another seed"),
     ],
 )  # fmt: skip
 def test_scripts_that_were_accepted_in_silence(check: Any, script: str, code: str, says: str) -> None:
     assert says in said(check(HEAD + script, "train.py"), code)
+
+
+@taught("row D18", "CPUOffload in a script")
+def test_offload_of_fsdp_where_the_model_fits_without(check: Any) -> None:
+    """7 B on 8 A100 fits three times; tests/check/test_scripts_of_texts.py has the variants."""
+    script = f"""{HEAD}
+cpu_offload = CPUOffload(offload_params=True)
+model = FSDP(model, sharding_strategy=ShardingStrategy.FULL_SHARD, cpu_offload=cpu_offload)
+"""
+    machine = Machine(devices=8, device_bytes=80 << 30, device="a100", model=from_count(7_000_000_000))
+    assert "fits on the devices without offload" in said(check(script, "t.py", machine), "ZM505")
+
+
+@taught("row D12", "row D34", "row W3", "row F5", "row F6")
+@pytest.mark.parametrize("framework", ["fsdp1", "fsdp2"])
+def test_one_unit_is_told_where_only_the_root_is_wrapped(framework: str) -> None:
+    """Not where each layer is a unit that ZM306 keeps gathered: tests/agents/observe/test_torch_roles.py
+    has what agents see of FSDP(model) with and without use_orig_params, and of both ways to reshard."""
+    whole = FIRES["whole_model_unit"]
+    [model] = whole.config.models
+    single = changed(whole, models=({**model, "framework": framework},))
+    kept = {**model, "framework": framework, "kept_numel": model["numel"],
+            "largest_unit_numel": model["blocks"][1]}  # fmt: skip
+    assert found(single, "whole_model_unit") is not None
+    assert found(changed(whole, models=(kept,)), "whole_model_unit") is None
+
+
+@taught("row F7", "row D35")
+def test_nothing_is_said_of_seeds_that_a_script_sets_again() -> None:
+    """The newest one says nothing of the seed that the model was made with."""
+    ranks = [rank(n, world_size=2, strategy="ddp", strategy_fields=Strategy(framework=Framework.DDP),
+                  process={"params_mark": n, "params_bytes": 100}) for n in (0, 1)]  # fmt: skip
+    [finding] = [f for f in advise(run(*ranks)) if f.rule == "initial_parameters_differ"]
+    assert finding.text == "rank 1 began with other parameters than rank 0"
 
 
 SHARDS = fsdp2_strategy(reshards=True)
@@ -761,20 +913,6 @@ def test_a_launch_command_is_read_with_its_files(tmp_path: Path) -> None:
     assert "is 8 here and 4 in" in said(list(result.problems), "ZM602")
     [figure] = [f for f in result.figures if f.name == "accumulation"]
     assert (figure.value, figure.source, figure.others) == (8, "the command", ((4, str(yaml)),))
-
-
-@taught("dead keys of accelerate")
-def test_dead_keys_become_a_whole_deepspeed_file(check: Any) -> None:
-    """It has what accelerate's section sets, too: accelerate refuses those settings beside a file."""
-    text = f"{LAUNCH}  zero_stage: 3\n  zero3_save_16bit_model: true\n  reduce_bucket_size: 50000000\n"
-    fix = said(check(text, "a.yaml"), "ZM102")
-    written, gone = fix.partition("which has ")[2].split("; here without ")
-    assert json.loads(written) == {
-        "zero_optimization": {"reduce_bucket_size": 50_000_000, "stage": 3,
-                              "stage3_gather_16bit_weights_on_model_save": True},
-        "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto",
-    }  # fmt: skip
-    assert gone == "zero_stage, zero3_save_16bit_model and mixed_precision"
 
 
 @taught("myths")

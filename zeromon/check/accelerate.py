@@ -6,7 +6,7 @@ from typing import Any
 
 from zeromon.base.units import human_bytes
 from zeromon.check import fsdp_options
-from zeromon.check.deepspeed.fields import ZERO, stage_of
+from zeromon.check.deepspeed.fields import ZERO, fields_by_name, stage_of
 from zeromon.check.deepspeed.hygiene import NO_BF16
 from zeromon.check.problem import (
     AUTO,
@@ -18,8 +18,11 @@ from zeromon.check.problem import (
     is_on,
     join_names,
     load_schema,
+    parse_number,
     parse_whole,
+    set_instead,
     without_effect,
+    yaml_literal,
 )
 
 Check = Callable[[Config, "Config | None", Machine], Iterable[Problem]]
@@ -61,53 +64,102 @@ def unknown_names(config: Config, _ds_config: Config | None, _: Machine) -> Iter
             fix = did_you_mean(name, library["top"], 0.7) or f"remove {name}"
             message = f"accelerate has no setting {name}, and refuses the file"
             yield config.problem("ZM102", "error", (str(name),), message, fix)
-    for name in config.section(DEEPSPEED):
-        if name not in library["options"] and name not in library[DEEPSPEED]:
-            fix = did_you_mean(name, library[DEEPSPEED], 0.7) or _in_a_file(config, str(name))
-            message = f"{DEEPSPEED} has no {name}: accelerate ignores the setting"
-            path = (DEEPSPEED, str(name))
-            yield config.problem("ZM102", "warning", path, message, fix or f"remove {name}")
+    yield from _ignored_settings(config)
     yield from fsdp_options.unknown_options(fsdp_options_of(config))
     for old, new in _OLD.items():
         if config.has(old):
             message = f"{old} is the old form of {new}"
-            fix = "mixed_precision: fp16" if old == "fp16" else f"write {new}"
-            yield config.problem("ZM104", "info", (old,), message, fix)
+            section = f"{new}: {{{old}: {config.get(old)}}}"
+            setting = "mixed_precision: fp16" if old == "fp16" else section
+            yield config.problem("ZM104", "info", (old,), message, set_instead(old, setting))
 
 
-def _in_a_file(config: Config, name: str) -> str:
-    """Returns the DeepSpeed file in which the ignored setting *name* works; "" for an unknown one.
+def _ignored_settings(config: Config) -> Iterator[Problem]:
+    """Yields settings of the section for DeepSpeed that accelerate ignores.
+
+    One problem for all that a DeepSpeed file takes, with that file, and one for each other.
+    """
+    library, misplaced = load_schema()["accelerate"], list[str]()
+    for name in config.section(DEEPSPEED):
+        if name in library["options"] or name in library[DEEPSPEED]:
+            continue
+        field = _zero_fields().get(str(name), {"type": ""})
+        # offload_optimizer: cpu is offload_optimizer_device misspelt
+        fits = field["type"] != "section" or isinstance(config.get(DEEPSPEED, name), Mapping)
+        if fits and (field["type"] or name in load_schema()["deepspeed"]["top"]):
+            misplaced.append(str(name))
+            continue
+        fix = did_you_mean(name, library[DEEPSPEED], 0.7) or f"remove {name}"
+        message = f"{DEEPSPEED} has no {name}: accelerate ignores the setting"
+        yield config.problem("ZM102", "warning", (DEEPSPEED, str(name)), message, fix)
+    if misplaced:
+        plural = "settings" if len(misplaced) > 1 else "setting"
+        message = f"{DEEPSPEED} has no {join_names(misplaced)}: accelerate ignores the {plural}"
+        path = (DEEPSPEED, misplaced[0])
+        yield config.problem("ZM102", "warning", path, message, _in_a_file(config, misplaced))
+
+
+def _zero_fields() -> Mapping[str, Any]:
+    return fields_by_name(load_schema()["deepspeed"]["sections"][ZERO])
+
+
+def _in_a_file(config: Config, misplaced: list[str]) -> str:
+    """Returns the DeepSpeed file in which the *misplaced* settings work, and what it replaces.
 
     It has what accelerate's section sets, too, because accelerate refuses those settings beside a file.
     """
-    library, section = load_schema()["deepspeed"], config.section(DEEPSPEED)
-    zero_fields: Mapping[str, Any] = library["sections"][ZERO]["fields"]
-    if name not in zero_fields and name not in library["top"]:
-        return ""
-    ignored = {
-        key: value for key, value in section.items() if key not in load_schema()["accelerate"][DEEPSPEED]
-    }
-    zero = {key: value for key, value in ignored.items() if key in zero_fields}
-    zero["stage"] = section.get("zero_stage", 2)
-    for role in ("optimizer", "param"):
-        device = section.get(f"offload_{role}_device")
-        if device in ("cpu", "nvme"):
-            path = section.get(f"offload_{role}_nvme_path")
-            zero[f"offload_{role}"] = {"device": device} | (
-                {"nvme_path": path} if device == "nvme" else {}
-            )
-    if is_on(section.get("zero3_save_16bit_model")):
-        zero["stage3_gather_16bit_weights_on_model_save"] = True
-    content = {ZERO: zero, **{k: v for k, v in ignored.items() if k in library["top"]}}
+    section, zero_fields = config.section(DEEPSPEED), _zero_fields()
+    top = {name: section[name] for name in misplaced if name not in zero_fields}
+    top |= {name: {"enabled": on} for name, on in top.items() if name in ("bf16", "fp16") and on is True}
+    zero = {name: section[name] for name in misplaced if name in zero_fields}
+    inner = top.pop(ZERO, None)
+    zero |= inner if isinstance(inner, Mapping) else {}
+    file = section.get("deepspeed_config_file")
+    if file:
+        change = f"remove {join_names(misplaced)}, and add to {file}"
+        return f"{change}:\n{_json_block(top | ({ZERO: zero} if zero else {}))}"
+    excluded = [name for name in _BESIDE_A_FILE if name in section and name not in misplaced]
+    excluded += ["mixed_precision"] if config.has("mixed_precision") else []
+    content = {ZERO: zero | _zero_settings(section, zero), **top}
     content |= {key: section[key] for key in _OF_BOTH if key in section}
     half_type = config.get("mixed_precision")
     if half_type in ("bf16", "fp16"):
         content[str(half_type)] = {"enabled": True}
-    content["train_micro_batch_size_per_gpu"] = AUTO
-    excluded = [key for key in _BESIDE_A_FILE if key in section]
-    excluded += ["mixed_precision"] if config.has("mixed_precision") else []
-    file = f"deepspeed_config_file: ds.json, which has {json.dumps(content)}"
-    return f"{file}; here without {join_names(excluded)}" if excluded else file
+    if "train_batch_size" not in content:
+        content.setdefault("train_micro_batch_size_per_gpu", AUTO)
+    change = f"set deepspeed_config_file: ds.json, remove {join_names([*misplaced, *excluded])}"
+    return f"{change}, and write ds.json:\n{_json_block(content)}"
+
+
+def _zero_settings(section: Mapping[str, Any], zero: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the settings of accelerate's *section* are in DeepSpeed's; *zero*: its other ones."""
+    settings: dict[str, Any] = {"stage": section.get("zero_stage", zero.get("stage", 2))}
+    for role in ("optimizer", "param"):
+        device = section.get(f"offload_{role}_device")
+        if device in ("cpu", "nvme"):
+            path = section.get(f"offload_{role}_nvme_path")
+            given = zero.get(f"offload_{role}")
+            settings[f"offload_{role}"] = (dict(given) if isinstance(given, Mapping) else {}) | (
+                {"device": device} | ({"nvme_path": path} if device == "nvme" else {})
+            )
+    if is_on(section.get("zero3_save_16bit_model")):
+        settings["stage3_gather_16bit_weights_on_model_save"] = True
+    return settings
+
+
+def _json_block(content: Any) -> str:
+    return json.dumps(_as_json(content), indent=2, default=str)
+
+
+def _as_json(value: Any) -> Any:
+    """Returns a value of YAML as JSON: YAML 1.1 reads 5e8 as a text, which DeepSpeed refuses."""
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(inner) for name, inner in value.items()}
+    number = parse_number(value) if isinstance(value, (str, float)) else None
+    if number is None:
+        return value
+    is_count = isinstance(value, str) or number >= 1e6  # 1.0 stays a float, 5.0e+8 does not
+    return int(number) if is_count and number.is_integer() else number
 
 
 _OF_BOTH = ("gradient_accumulation_steps", "gradient_clipping")
@@ -138,7 +190,9 @@ def wrong_values(config: Config, _ds_config: Config | None, _: Machine) -> Itera
         value = config.get(*path)
         if value is not None and str(value).lower() not in choices:
             message = f"there is no {path[-1]} {value}"
-            yield config.problem("ZM103", "error", path, message, f"one of {', '.join(choices)}")
+            yield config.problem(
+                "ZM103", "error", path, message, f"one of {', '.join(map(yaml_literal, choices))}"
+            )
     machines, ranks = (parse_whole(config.get("num_machines")), parse_whole(config.get("num_processes")))
     if machines and ranks and machines > 0 and ranks > 0 and ranks % machines:
         message = f"{ranks} processes do not divide over {machines} machines: some are left out"
@@ -249,7 +303,8 @@ def at_stage_3(config: Config, ds_config: Config | None, machine: Machine) -> It
                 f"{ds_config.write(gather, True)} in that file",
             )
             yield config.problem("ZM701", "info", path, message, fix)
-    elif not is_on(config.get(DEEPSPEED, name)):
+    # A setting of DeepSpeed's here is ignored, and unknown_names() moves it to where it works
+    elif not any(is_on(config.get(DEEPSPEED, setting)) for setting in (name, gather)):
         path = (DEEPSPEED, name if config.has(DEEPSPEED, name) else "zero_stage")
         yield config.problem("ZM701", "info", path, message, f"{name}: true")
 

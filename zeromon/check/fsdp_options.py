@@ -21,6 +21,7 @@ from zeromon.check.problem import (
     load_schema,
     parse_number,
     parse_whole,
+    set_instead,
     without_effect,
 )
 from zeromon.check.scripts import UNKNOWN, Call, Script
@@ -153,7 +154,8 @@ def other_version(options: Options) -> Iterator[Problem]:
     message, fix = without_effect([options.path(name)[-1] for name in unused], condition)
     if "sharding_strategy" in unused and options.get("reshard_after_forward") is None:
         keeps = options.strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
-        fix = options.write("reshard_after_forward", not keeps)
+        old = options.path("sharding_strategy")[-1]
+        fix = set_instead(old, options.write("reshard_after_forward", not keeps))
     yield options.problem("ZM106", "info", unused[0], message, fix)
 
 
@@ -192,7 +194,7 @@ def across_nodes(options: Options) -> Iterator[Problem]:
     name, fix = "sharding_strategy", options.write("sharding_strategy", "HYBRID_SHARD")
     shards = options.version == 1 and options.strategy == "FULL_SHARD"
     if options.version == 2:
-        name, fix = "reshard_after_forward", f"{section}_dp_replicate_size: {machines}"
+        name, fix = "reshard_after_forward", f"{section}: {{{section}_dp_replicate_size: {machines}}}"
         replicas = parse_whole(options.config.get(section, f"{section}_dp_replicate_size")) or 1
         shards = is_on(options.get(name, True)) is True and replicas < 2
     if machines > 1 and shards:
@@ -280,7 +282,14 @@ def removed_arguments(fsdp: Arguments) -> Iterator[Problem]:
             is_gone = old not in load_schema()["transformers"]["arguments"]
             does = "refuses" if is_gone else "will not take"
             message = f"transformers {does} {old}: it is an option of fsdp_config now"
-            fix = f'fsdp_config={{"{new}": ...}}'
+            value = ast.unparse(fsdp.script.argument(fsdp.call, old) or ast.Constant(...))
+            has_section = fsdp.script.argument(fsdp.call, "fsdp_config") is not None
+            option = (
+                f'"{new}": {value} in fsdp_config'
+                if has_section
+                else f'fsdp_config={{"{new}": {value}}}'
+            )
+            fix = set_instead(old, option)
             yield fsdp.of_argument("ZM104", "error" if is_gone else "warning", old, message, fix)
 
 
@@ -335,7 +344,7 @@ def excluding_arguments(fsdp: Arguments) -> Iterator[Problem]:
     has_deepspeed = deepspeed is not None and fsdp.script.value(deepspeed) is not None
     if has_deepspeed and fsdp.given not in (None, False, [], UNKNOWN):
         message = "fsdp and deepspeed are both given, and Trainer refuses that"
-        yield fsdp.of_argument("ZM105", "error", "deepspeed", message, "remove one of them")
+        yield fsdp.of_argument("ZM105", "error", "deepspeed", message, "remove deepspeed, or fsdp")
     for name in ("gradient_checkpointing", "activation_checkpointing"):
         node = fsdp.script.argument(fsdp.call, name)
         if is_on(fsdp.get("activation_checkpointing")) and fsdp.script.value(node) is True:

@@ -1,11 +1,12 @@
 """Checks of how a script calls FSDP: arguments, units, precision, and what it loads on every rank."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from zeromon.check.deepspeed.hygiene import NO_BF16
-from zeromon.check.one_rank import runs_on_one_rank
-from zeromon.check.problem import Machine, Problem, did_you_mean
+from zeromon.check.one_rank import last_name, runs_on_one_rank
+from zeromon.check.problem import Machine, Problem, did_you_mean, set_instead
 from zeromon.check.scripts import FSDP, WRAPPERS, Call, Check, Script, calls_of, is_arguments, is_open
 
 _ARGUMENTS = (
@@ -27,7 +28,8 @@ def unknown_arguments(script: Script) -> Iterator[Problem]:
             if keyword.arg is None or keyword.arg in _ARGUMENTS:
                 continue
             fix = did_you_mean(keyword.arg, _ARGUMENTS, 0.7) or f"remove {keyword.arg}"
-            fix = f"auto_wrap_policy={_PARTIAL}" if keyword.arg in _OF_A_POLICY else fix
+            if keyword.arg in _OF_A_POLICY:
+                fix = set_instead(keyword.arg, f"auto_wrap_policy={_PARTIAL}")
             message = f"{FSDP} has no argument {keyword.arg}"
             yield script.problem("ZM107", "error", keyword.value, message, fix, keyword.arg)
         policy = script.argument(call, "auto_wrap_policy", 4)
@@ -107,26 +109,66 @@ def policy_of_the_root(script: Script) -> Iterator[Problem]:
         yield script.problem("ZM106", "warning", bare[0].node, message, fix, "mp_policy")
 
 
+_BLOCK_LISTS = {"layers", "layer", "blocks", "block", "h"}
+"""Attributes in which models keep their blocks, as ``model.layers`` or ``transformer.h``."""
+_BLOCK_NAME = re.compile(r"(?!sub)(\w+_)?(layer|block|blk)\d*")
+_STAGE_NAME = re.compile(r"\w*(stage|group|tower)\w*")
+
+
 def every_module(script: Script) -> Iterator[Problem]:
-    """Yields loops over all modules that make a unit of each, down to the single layers."""
+    """Yields loops that make a unit of each module, or of each part of a block."""
     shards = {call.node: call for name in (FSDP, "fully_shard") for call in calls_of(script, name)}
-    for loop in ast.walk(script.tree):
-        if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
-            continue
-        func = loop.iter.func
-        if not isinstance(func, ast.Attribute) or func.attr not in ("modules", "named_modules"):
-            continue
-        for statement in loop.body:  # not below an if, which selects
-            call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
-            if call in shards:
-                message = "each module is a unit, down to the single layers: many small all-gathers"
-                fix = "for block in model.layers: ..., then the model"
-                short = shards[call].short
-                yield script.problem("ZM312", "warning", statement, message, fix, short)
+    for loop in (node for node in ast.walk(script.tree) if isinstance(node, ast.For)):
+        # Not below an if, which selects
+        statements = [
+            statement for statement in loop.body if isinstance(statement, (ast.Expr, ast.Assign))
+        ]
+        for statement in statements:
+            call = next((shards[n] for n in ast.walk(statement) if n in shards), None)
+            if call is not None and (fault := _too_fine(script, loop)):
+                message = f"{fault}: many small all-gathers"
+                fix = f"for block in model.layers: {ast.unparse(call.node.func)}(block), then the model"
+                yield script.problem("ZM312", "warning", statement, message, fix, call.short)
+
+
+def _too_fine(script: Script, loop: ast.For) -> str:
+    """Returns what is wrong with units of what *loop* goes over; "" where they may be blocks."""
+    method, module = _iterated_module(loop)
+    if method in ("modules", "named_modules"):
+        return "each module is a unit, down to the single layers"
+    part_names = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    # Parts that are called blocks are those of a stage, as of a ResNet or a Swin transformer
+    if method not in ("", "children", "named_children") or any(map(_BLOCK_NAME.fullmatch, part_names)):
+        return ""
+    return "each part of a block is a unit" if _is_block(script, loop, module, method) else ""
+
+
+def _is_block(script: Script, loop: ast.For, module: ast.expr, method: str) -> bool:
+    """Returns whether *module*, over whose parts *loop* goes, is one block of a model."""
+    if isinstance(module, ast.Subscript):
+        return last_name(module.value) in _BLOCK_LISTS
+    if not isinstance(module, ast.Name) or _STAGE_NAME.fullmatch(module.id.lower()):
+        return False
+    for outer, _ in script.flow.around(loop):
+        if isinstance(outer, ast.For) and any(
+            isinstance(n, ast.Name) and n.id == module.id for n in ast.walk(outer.target)
+        ):
+            return last_name(_iterated_module(outer)[1]) in _BLOCK_LISTS
+    return bool(method and _BLOCK_NAME.fullmatch(module.id.lower()))
+
+
+def _iterated_module(loop: ast.For) -> tuple[str, ast.expr]:
+    """Returns the method of a module that *loop* iterates, "" for none, and the module."""
+    expr = loop.iter
+    while isinstance(expr, ast.Call) and isinstance(expr.func, ast.Name) and expr.args:
+        expr = expr.args[0]  # enumerate, list, reversed
+    if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute):
+        return expr.func.attr, expr.func.value
+    return "", expr
 
 
 def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
-    """Yields ``load_state_dict(torch.load(...))`` that all ranks of a sharding script run."""
+    """Yields ``load_state_dict`` of what ``torch.load`` read on all ranks of a sharding script."""
     if not any(call.short in (FSDP, "fully_shard") for call in script.calls):
         return
     loads = {call.node: call for call in script.calls if call.name == "torch.load"}
@@ -137,20 +179,29 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
         for inner in ast.walk(node)
     }
     for node in ast.walk(script.tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        if not isinstance(node, ast.Call) or last_name(node) != "load_state_dict":
             continue
-        loaded = node.args[0] if node.args else None
-        if node.func.attr != "load_state_dict" or loaded not in loads or loaded in guarded:
+        loaded = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "state_dict")]
+        origins = {origin for expr in loaded for origin in script.flow.reach(expr)}
+        if _SMALL_STATE.search(ast.unparse(node.func).lower()):
             continue
-        call = loads[loaded]
-        # The ranks of a host share the pages of a mapped file, and a meta tensor takes no memory
-        if is_open(call) or script.value(script.argument(call, "mmap")) is True:
-            continue
-        if str(script.value(script.argument(call, "map_location", 1))) == "meta":
-            continue
-        message = "every rank loads the whole checkpoint into the memory of its host"
-        fix = 'torch.load(path, mmap=True, map_location="cpu"), or torch.distributed.checkpoint'
-        yield script.problem("ZM704", "info", node, message, fix, "torch.load")
+        for call in [loads.pop(read) for read in [*loads] if read in origins]:  # once for each file
+            if call.node not in guarded and _reads_whole_file(script, call):
+                message = "every rank loads the whole checkpoint into the memory of its host"
+                fix = 'torch.load(path, mmap=True, map_location="cpu"), or torch.distributed.checkpoint'
+                yield script.problem("ZM704", "info", node, message, fix, "torch.load")
+
+
+_SMALL_STATE = re.compile("sched|scaler|sampler|loader")
+"""Receivers of ``load_state_dict`` whose state is a few numbers."""
+
+
+def _reads_whole_file(script: Script, call: Call) -> bool:
+    """Returns whether ``torch.load`` makes a copy for each rank."""
+    # The ranks of a host share the pages of a mapped file, and a meta tensor takes no memory
+    if is_open(call) or script.value(script.argument(call, "mmap")) is True:
+        return False
+    return str(script.value(script.argument(call, "map_location", 1))) != "meta"
 
 
 def loaded_on_device_0(script: Script) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from typing import Literal
 from zeromon.check.problem import Problem
 from zeromon.check.scripts import FSDP, Call, Check, Script, calls_of, is_open
 
-_RANKS = {
+RANKS = {
     "rank", "global_rank", "local_rank", "world_rank", "get_rank", "get_global_rank", "get_local_rank",
     "get_node_local_rank", "ddp_rank", "ddp_local_rank", "process_index", "local_process_index",
 }  # fmt: skip
@@ -115,7 +115,7 @@ def _collective_calls(script: Script) -> Iterator[tuple[ast.Call, str]]:
     for node in ast.walk(script.tree):
         if not isinstance(node, ast.Call):
             continue
-        call, short = named.get(node), _last_name(node.func)
+        call, short = named.get(node), last_name(node.func)
         if call is not None and _is_collective(script, call, shards=shards):
             yield node, short
         elif isinstance(node.func, ast.Attribute):
@@ -147,13 +147,13 @@ def _is_collective(script: Script, call: Call, *, shards: bool) -> bool:
 
 def _sharded_call(script: Script, node: ast.Call, launch_shards: bool) -> str:
     """Returns the name of a call that gathers parameters of a sharded model; "" for any other."""
-    func, short = node.func, _last_name(node.func)
+    func, short = node.func, last_name(node.func)
     model: ast.expr = func
     if isinstance(func, ast.Attribute):
         if short not in ("generate", "forward", "module", "save_model", "state_dict"):
             return ""
         model = func if short == "module" else func.value
-    if isinstance(model, ast.Call) and _last_name(model) == "unwrap_model" and model.args:
+    if isinstance(model, ast.Call) and last_name(model) == "unwrap_model" and model.args:
         model = model.args[0]
     if isinstance(model, ast.Attribute) and model.attr == "module":
         model = model.value
@@ -182,7 +182,7 @@ def _origin_of(script: Script, node: ast.expr) -> str:
             continue
         name = _class_of(script, source)
         receiver = source.func.value if isinstance(source.func, ast.Attribute) else None
-        if receiver is not None and _last_name(source) in ("prepare", "prepare_model"):
+        if receiver is not None and last_name(source) in ("prepare", "prepare_model"):
             makers = (value for value in script.flow.values(receiver) if isinstance(value, ast.Call))
             if any(_class_of(script, maker) == "accelerate.Accelerator" for maker in makers):
                 return "accelerate.prepare"
@@ -237,7 +237,7 @@ def _guard_of(script: Script, node: ast.AST) -> _Side:
     # around() stops below the function, whose own body may have the early return
     top = [node, *(parent for parent, _ in script.flow.around(node))][-1]
     scope = script.flow.scopes[node]
-    if any(_last_name(mark) in _FIRST_ONLY for mark in getattr(scope, "decorator_list", ())):
+    if any(last_name(mark) in _FIRST_ONLY for mark in getattr(scope, "decorator_list", ())):
         return "first"
     return _left_before(script, scope, top)
 
@@ -258,7 +258,7 @@ def _left_before(script: Script, parent: ast.AST, child: ast.AST) -> _Side:
 def _leaves(statement: ast.stmt) -> bool:
     """Returns whether nothing behind *statement* runs in its block."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        return _last_name(statement.value) in ("exit", "_exit", "quit")
+        return last_name(statement.value) in ("exit", "_exit", "quit")
     return isinstance(statement, (ast.Return, ast.Continue, ast.Break))
 
 
@@ -280,10 +280,10 @@ def _is_by_rank(script: Script, test: ast.expr, *, on_first: bool) -> bool:
         return _compares_rank(script, test, on_first=on_first)
     # A function or variable of the script may have such a name, and mean something else
     of_framework = script.flow.function(_func_of(test)) is None and script.flow.owner(test) is None
-    if on_first and _last_name(test) in _FIRST and of_framework:
+    if on_first and last_name(test) in _FIRST and of_framework:
         return True
     # A rank alone as a condition is true on all ranks but 0
-    if _last_name(test).lower() in _RANKS:
+    if last_name(test).lower() in RANKS:
         return not on_first
     return _source_decides(script, test, on_first=on_first)
 
@@ -311,7 +311,7 @@ def _compares_rank(script: Script, test: ast.Compare, *, on_first: bool) -> bool
 
 def _is_rank(script: Script, node: ast.expr) -> bool:
     """Returns whether *node* is the rank, by its name or by where its value comes from."""
-    if _last_name(node).lower() in _RANKS:
+    if last_name(node).lower() in RANKS:
         return True
     origins = [ast.unparse(origin) if origin is not None else "" for origin in script.flow.values(node)]
     return all(_ENVIRONMENT.search(origin) or origin.endswith("get_rank()") for origin in origins)
@@ -338,9 +338,9 @@ def _file_condition(script: Script, node: ast.Call) -> ast.expr | None:
         origins = [origin for operand in operands for origin in script.flow.step(operand)]
         other_arm = parent.orelse if child in parent.body else parent.body
         calls = (n for arm in other_arm for n in ast.walk(arm) if isinstance(n, ast.Call))
-        if any(_last_name(call) == _last_name(node) for call in calls):
+        if any(last_name(call) == last_name(node) for call in calls):
             continue
-        if any(isinstance(o, ast.Call) and _last_name(o) in _FILE_TESTS for o in origins):
+        if any(isinstance(o, ast.Call) and last_name(o) in _FILE_TESTS for o in origins):
             return parent.test
     return None
 
@@ -349,7 +349,8 @@ def _func_of(node: ast.expr) -> ast.expr:
     return node.func if isinstance(node, ast.Call) else node
 
 
-def _last_name(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
+    """Returns the name of a variable, attribute or called function; "" for anything else."""
     node = _func_of(node)
     if isinstance(node, ast.Attribute):
         return node.attr

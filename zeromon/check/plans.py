@@ -4,13 +4,15 @@ The estimates count model states without activations: a configuration does not c
 length. A stage is therefore reported as too high only where a lower one needs at most half of a device.
 """
 
+import ast
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from zeromon.base.errors import PlanError
 from zeromon.base.units import human_bytes, human_rate, human_seconds
-from zeromon.check.problem import Config, Machine, Path, Problem, parse_whole
+from zeromon.check.problem import Config, Machine, Path, Problem, join_names, parse_whole
+from zeromon.check.scripts import FSDP, Call, Script
 from zeromon.memory import plan
 from zeromon.memory.choice import ROOMY, choose_row, tuning_texts
 from zeromon.memory.config_files import changes_of_config
@@ -44,16 +46,15 @@ def stage_problems(config: Config, machine: Machine) -> Iterator[Problem]:
         fix = "\n".join((f"{fix}; or, cheapest first:", *rungs) if rungs else (fix,))
         yield config.problem("ZM203", "warning", path, message, fix)
         return
+    if mine.plan.optimizer_on != "device" or mine.plan.params_on != "device":
+        if message := _needless_offload(setup):
+            paths = [offload for offload in _OFFLOADS if config.has(*offload)] or [path]
+            fix = f"remove {join_names(offload[-1] for offload in paths)}"
+            yield config.problem("ZM505", "warning", paths[0], message, fix)
+        return
     if mine.plan.framework != "deepspeed" and not setup.model.has_units:
         return  # the peak of gathered parameters under FSDP is unknown
     roomy = setup.usable_bytes * ROOMY
-    if mine.plan.optimizer_on != "device" or mine.plan.params_on != "device":
-        bare = plan.predict_row(setup, replace(mine.plan, optimizer_on="device", params_on="device"))
-        if bare.device_bytes <= roomy:
-            usage = f"{human_bytes(bare.device_bytes)} of {human_bytes(setup.usable_bytes)}"
-            message = f"everything fits on the devices without offload: {usage}, without activations"
-            yield config.problem("ZM505", "warning", path, message, "remove the offload")
-        return
     lower = [
         row
         for row in rows
@@ -73,6 +74,56 @@ def stage_problems(config: Config, machine: Machine) -> Iterator[Problem]:
         )
         fix = " with ".join((pick.plan.label, *settings)) + ", if the activations leave room"
         yield config.problem("ZM202", "info", path, message, fix)
+
+
+def _needless_offload(setup: plan.Setup) -> str:
+    """Returns how much of a device everything takes without the offload; "" where that is too much."""
+    bare = replace(setup.plan, optimizer_on="device", params_on="device")
+    likely, bound = plan.predict_row(setup, bare).device_bytes, ""
+    highest = likely
+    if bare.framework != "deepspeed" and not setup.model.has_units:
+        # The units are unknown: at most the whole model is gathered at once
+        gathered_plan = replace(bare, stage=ZeroStage.GRADIENTS, reshards=False)
+        highest, bound = plan.predict_row(setup, gathered_plan).device_bytes, "at most "
+    if likely > setup.usable_bytes * ROOMY or highest > setup.usable_bytes:
+        return ""
+    usage = f"{bound}{human_bytes(highest)} of {human_bytes(setup.usable_bytes)}"
+    return f"everything fits on the devices without offload: {usage}, without activations"
+
+
+def script_problems(script: Script, machine: Machine) -> Iterator[Problem]:
+    """Yields an offload that a script asks FSDP for, and that the model does not need."""
+    offloads = [(call, node) for call in script.calls if (node := _offload_argument(script, call))]
+    if not offloads:
+        return
+    call, node = min(offloads, key=lambda pair: pair[1].lineno)
+    strategy = str(script.value(script.argument(call, "sharding_strategy", 2))).rpartition(".")[2]
+    lowers = any(c.short in ("MixedPrecision", "MixedPrecisionPolicy") for c in script.calls)
+    # As accelerate would be told
+    options = {"fsdp_version": 1 if call.short == FSDP else 2, "fsdp_offload_params": True,
+               "fsdp_sharding_strategy": strategy}  # fmt: skip
+    data = {"distributed_type": "FSDP", "mixed_precision": "bf16" if lowers else "no",
+            "fsdp_config": options}  # fmt: skip
+    setup = _plan_setup(Config(file=script.file, data=data, places={}), machine)
+    if setup is not None and (message := _needless_offload(setup)):
+        name = _OFFLOAD_ARGUMENTS[call.short]
+        fix = f"remove {name}{' from each call' if len(offloads) > 1 else ''}"
+        yield script.problem("ZM505", "warning", node, message, fix, name)
+
+
+_OFFLOAD_ARGUMENTS = {FSDP: "cpu_offload", "fully_shard": "offload_policy"}
+
+
+def _offload_argument(script: Script, call: Call) -> ast.expr | None:
+    """Returns the argument of *call* that is ``CPUOffload(True)`` or ``CPUOffloadPolicy()``."""
+    name = _OFFLOAD_ARGUMENTS.get(call.short)
+    node = script.argument(call, name, 3 if call.short == FSDP else -1) if name else None
+    policies = script.flow.values(node) if node is not None else []
+    for policy in (c for c in script.calls if c.node in policies):
+        is_on = script.value(script.argument(policy, "offload_params", 0)) is True
+        if policy.short == "CPUOffloadPolicy" or (policy.short == "CPUOffload" and is_on):
+            return node
+    return None
 
 
 def _on_the_link(pick: plan.Row, mine: plan.Row, machine: Machine) -> str:

@@ -128,7 +128,7 @@ class Config:
     def write(self, name: str, value: Any) -> str:
         """Returns the setting *name* with *value* in the syntax of the file."""
         if self.dialect in ("yaml", "environment"):
-            return f"{name}: {_yaml_literal(value)}"
+            return f"{name}: {yaml_literal(value)}"
         return f'"{name}": {_json_literal(value) if self.dialect == "json" else repr(value)}'
 
     def problem(
@@ -149,7 +149,8 @@ def _json_literal(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _yaml_literal(value: Any) -> str:
+def yaml_literal(value: Any) -> str:
+    """Returns *value* as YAML, in quotes where YAML would read it as another one."""
     # YAML reads an unquoted no as false
     if value == "no":
         return "'no'"
@@ -164,9 +165,13 @@ def did_you_mean(name: object, candidates: Iterable[str], cutoff: float = 0.6) -
 
 def without_effect(names: Sequence[str], condition: str) -> tuple[str, str]:
     """Returns message and fix for settings that have no effect *condition*: ``at stage 2``."""
-    if len(names) == 1:
-        return f"{names[0]} has no effect {condition}", f"remove {names[0]}"
-    return f"{join_names(names)} have no effect {condition}", "remove them"
+    verb = "has" if len(names) == 1 else "have"
+    return f"{join_names(names)} {verb} no effect {condition}", f"remove {join_names(names)}"
+
+
+def set_instead(old: str, setting: str) -> str:
+    """Returns the fix that puts *setting* in the place of the setting *old*."""
+    return f"remove {old}, and set {setting}"
 
 
 def join_names(names: Iterable[str]) -> str:

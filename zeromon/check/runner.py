@@ -421,6 +421,7 @@ class _Run:
         for test in (test for module in checks for test in module.CHECKS):
             self.problems += test(script)
         self.problems += fsdp_scripts.bf16_device(script, self.machine)
+        self.problems += plans.script_problems(script, self.machine)
         for call in filter(scripts.is_arguments, script.calls):
             fsdp = fsdp_options.fsdp_of(script, call, self.fsdp_config(script, call, file))
             for fsdp_check in fsdp_options.OF_TRAINER:

@@ -1,10 +1,12 @@
 """Checks of the order and the loop of a training script: wrapping, optimizer, accumulation, clipping."""
 
 import ast
+import re
 from collections.abc import Iterator
 
+from zeromon.check.one_rank import RANKS, last_name
 from zeromon.check.problem import Problem
-from zeromon.check.scripts import FSDP, UNKNOWN, WRAPPERS, Call, Check, Script, calls_of
+from zeromon.check.scripts import FSDP, UNKNOWN, WRAPPERS, Call, Check, Script, calls_of, is_open
 
 _SYNC_NAMES = {
     "no_sync", "set_requires_gradient_sync", "set_is_last_backward", "accumulate",
@@ -162,4 +164,79 @@ def _step_interval(script: Script, node: ast.AST) -> int:
     return 0
 
 
-CHECKS: tuple[Check, ...] = (optimizer_before_sharding, norm_of_a_shard, accumulation_communicates)
+_SEEDS = {"torch.manual_seed", "torch.random.manual_seed", "accelerate.utils.set_seed",
+          "transformers.set_seed", "lightning.seed_everything"}  # fmt: skip
+_SAME_ANYWAY = {"from_pretrained", "broadcast", "set_model_state_dict", "load_checkpoint"}
+"""Names of a script that gives all ranks the same parameters, whatever they began with."""
+_NOT_SENT = {FSDP: "FSDP1 sends rank 0's only with sync_module_states=True",
+             "fully_shard": "fully_shard never sends rank 0's"}  # fmt: skip
+"""Call that shards -> what becomes of initial parameters: ``_init_sharded_param`` of torch's FSDPParam
+cuts each rank's own."""
+
+
+def seed_of_each_rank(script: Script) -> Iterator[Problem]:
+    """Yields a seed of the rank before a model that FSDP shards as each rank has made it."""
+    seeds = [call.node for call in script.calls if call.name in _SEEDS]
+    # A model on the meta device has no values before it is sharded
+    is_meta = any(isinstance(n, ast.Constant) and n.value == "meta" for n in ast.walk(script.tree))
+    if not seeds or is_meta or script.words & _SAME_ANYWAY:
+        return
+    for shards in (*calls_of(script, "fully_shard"), *calls_of(script, FSDP)):
+        syncs = script.argument(shards, "sync_module_states", 10)
+        may_sync = is_open(shards) or script.value(syncs) is not (False if syncs else UNKNOWN)
+        for model in () if may_sync else shards.node.args[:1]:
+            built = _construction(script, model)
+            seed = _last_seed(script, seeds, built) if built is not None else None
+            if built is None or seed is None or not _depends_on_rank(script, seed):
+                continue
+            strategy = str(script.value(script.argument(shards, "sharding_strategy", 2)))
+            replicates = "HYBRID" in strategy or script.argument(shards, "mesh") is not None
+            message = (
+                f"each rank makes {ast.unparse(model)} from another seed, and {_NOT_SENT[shards.short]}"
+            )
+            fix = (
+                f"one seed for all ranks before line {built.lineno}, and this one after line "
+                f"{shards.node.lineno}"
+            )
+            severity = "warning" if replicates else "info"  # replicas would never become equal
+            yield script.problem("ZM412", severity, seed, message, fix, "manual_seed")
+            return
+
+
+def _construction(script: Script, model: ast.expr) -> ast.Call | None:
+    """Returns the call that makes *model*, and does not wrap or move one; None if a file replaces it."""
+    name = ast.unparse(model)
+    attributes = [node for node in ast.walk(script.tree) if isinstance(node, ast.Attribute)]
+    if f"{name}.load_state_dict" in map(ast.unparse, attributes):
+        return None
+    calls = [origin for origin in script.flow.values(model) if isinstance(origin, ast.Call)]
+    return next(
+        (call for call in calls if not re.search(rf"\b{re.escape(name)}\b", ast.unparse(call))), None
+    )
+
+
+def _last_seed(script: Script, seeds: list[ast.Call], built: ast.Call) -> ast.Call | None:
+    """Returns the seed that counts where *built* runs; None where there is none or no certain one."""
+    seed_lines: dict[ast.Call, int] = {}
+    for seed in seeds:
+        pair = script.flow.parting_pair(seed, built)
+        if pair is None:
+            return None
+        seed_line, built_line = (getattr(node, "lineno", 0) for node in pair)
+        seed_lines |= {seed: seed_line} if seed_line < built_line else {}
+    return max(seed_lines, key=lambda seed: seed_lines[seed], default=None)
+
+
+def _depends_on_rank(script: Script, seed: ast.Call) -> bool:
+    names = {"process_index", "local_process_index", *RANKS}
+    return any(
+        (isinstance(node, ast.Constant) and str(node.value).lower() in names)  # os.environ["RANK"]
+        or (isinstance(node, (ast.Name, ast.Attribute)) and last_name(node).lower() in names)
+        for argument in (*seed.args[:1], *(k.value for k in seed.keywords if k.arg == "seed"))
+        for node in script.flow.reach(argument)
+    )
+
+
+CHECKS: tuple[Check, ...] = (
+    optimizer_before_sharding, norm_of_a_shard, accumulation_communicates, seed_of_each_rank,
+)  # fmt: skip

@@ -24,7 +24,7 @@ from dataclasses import asdict
 from typing import Any
 
 from zeromon.base.errors import CheckError, PlanError
-from zeromon.base.units import printable
+from zeromon.base.units import printable, printable_lines
 from zeromon.check.launch_figures import as_lines
 from zeromon.check.problem import SEVERITIES, Machine, Problem, as_sarif
 from zeromon.check.runner import Result, check, parse_codes, select_problems
@@ -136,7 +136,8 @@ def problems_as_text(result: Result, *, coloured: bool = False) -> str:
 
 
 def _problem_text(problem: Problem, *, coloured: bool) -> str:
-    file, message, fix = map(printable, (problem.file, problem.message, problem.fix))
+    file, message = printable(problem.file), printable(problem.message)
+    fix = printable_lines(problem.fix).replace("\n", "\n         ")
     location = f"{file}:{problem.line}:{problem.column}:"
     code = f"{problem.code} {problem.name}"
     if coloured:

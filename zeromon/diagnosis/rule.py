@@ -240,7 +240,9 @@ class Rule:
         """Returns the findings of this rule about *run*."""
         for match in itertools.islice(self.function(run), 1 if self.once else None):
             remedy, already = _remedy_of_match(run, match)
-            severity, evidence, share = match.severity or self.severity, match.text, None
+            # Names of processes and exceptions have lines; a finding is one sentence in every view
+            evidence = " ".join(match.text.splitlines())
+            severity, share = match.severity or self.severity, None
             if already:
                 evidence += f"; already set: {', '.join(already)}"
             if match.waits is not None:

@@ -234,7 +234,7 @@ def _accelerate_fsdp_changes(section: Mapping[str, Any], *, is_half: bool) -> Ch
     stage = ZeroStage.GRADIENTS if is_stage_2 else ZeroStage.PARAMETERS
     if strategy.upper() in ("NO_SHARD", "3"):
         return _changes_of_ddp(is_half=is_half)
-    offloads = section.get("fsdp_offload_params") in (True, "true")
+    offloads = is_on(section.get("fsdp_offload_params")) is True
     return {
         "framework": "fsdp2" if version == "2" else "fsdp1",
         "stage": stage,

@@ -198,8 +198,6 @@ class ProcessMetadata(TypedDict, total=False):
     """Allocator of device memory: ``native``, ``cudaMallocAsync``, ``uncached``, ...; "" on a CPU."""
     unknown_collectives: list[str]
     """Methods of torch's process groups that communicate and that no hook knows."""
-    seed: int
-    """``torch.initial_seed()`` before the first step."""
     ddp_backend: str
     """The backend of the first DDP model on a device (``nccl``); absent without one."""
     clip_norm: int | float

@@ -61,7 +61,6 @@ def of_process(autocast: str, allocator: str) -> ProcessMetadata:
         "threads": torch.get_num_threads(),
         "autocast": autocast,
         "allocator": allocator,
-        "seed": torch.initial_seed(),
         "unknown_collectives": [
             *unknown_collectives(torch._C._distributed_c10d.ProcessGroup),
             *unknown_operators(),

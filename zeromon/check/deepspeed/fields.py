@@ -16,6 +16,7 @@ from zeromon.check.problem import (
     load_schema,
     parse_number,
     parse_whole,
+    set_instead,
 )
 
 _RENAMED = {("aio", "thread_count"): "intra_op_parallelism", ("bfloat16",): "bf16"}
@@ -27,7 +28,7 @@ _REMARKS = ("_", "//", "#", "comment")
 def unknown_names(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields unknown names. DeepSpeed ignores them at the top level and refuses them in its models."""
     library = load_schema()["deepspeed"]
-    fields = set(_fields_by_name(library["sections"][ZERO]))
+    fields = set(fields_by_name(library["sections"][ZERO]))
     for name in config.data:
         key = str(name)
         if key in library["top"] or key in library["removed"] or (key,) in _RENAMED:
@@ -49,7 +50,7 @@ def unknown_names(config: Config, _: Machine) -> Iterator[Problem]:
         yield from _unknown_fields(config, (name,), section, library)
 
 
-def _fields_by_name(section: Schema) -> dict[str, Schema]:
+def fields_by_name(section: Schema) -> dict[str, Schema]:
     """Returns the fields of a section by name and alias."""
     fields: dict[str, Schema] = dict(section["fields"])
     for field in section["fields"].values():
@@ -59,7 +60,7 @@ def _fields_by_name(section: Schema) -> dict[str, Schema]:
 
 
 def _unknown_fields(config: Config, path: Path, section: Schema, library: Schema) -> Iterator[Problem]:
-    fields = _fields_by_name(section)
+    fields = fields_by_name(section)
     for name, value in config.section(*path).items():
         field_path = (*path, str(name))
         field = fields.get(str(name))
@@ -95,7 +96,7 @@ def wrong_values(config: Config, _: Machine) -> Iterator[Problem]:
 
 
 def _wrong_fields(config: Config, path: Path, section: Schema) -> Iterator[Problem]:
-    fields = _fields_by_name(section)
+    fields = fields_by_name(section)
     # A validator of DeepSpeed converts this section before pydantic checks the types
     if section.get("coerced"):
         return
@@ -125,8 +126,10 @@ def _right_value(config: Config, name: str, value: Any, field: Schema) -> str:
         return config.write(name, int(exact))
     if field["type"] == "choice":
         return f"one of {', '.join(map(str, field['choices']))}"
+    if field["type"] == "bool" and is_on(value) is not None:
+        return config.write(name, is_on(value))
     kinds = {"bool": "true or false", "int": "a whole number", "section": "a section of its own"}
-    return f"give {kinds.get(field['type'], 'a value of its type')}, or leave it out"
+    return f"remove {name}, or give {kinds.get(field['type'], 'a value of its type')}"
 
 
 _SWITCHES = {"true", "false", "t", "f", "yes", "no", "y", "n", "on", "off", "1", "0"}
@@ -252,20 +255,25 @@ def deprecated_names(config: Config, _: Machine) -> Iterator[Problem]:
             yield config.problem("ZM104", severity, path, message, f"write {name}")
     for name, field in library["sections"][ZERO]["fields"].items():
         if "deprecated" in field and config.has(ZERO, name):
-            new = field["deprecated"]
+            new, fix = field["deprecated"], f"remove {name}"
             message = f"{name} is deprecated: DeepSpeed's name for it is {new}"
-            yield config.problem(
-                "ZM104", "warning", (ZERO, name), message, _new_setting(config, name, new)
-            )
+            is_off = name in _OLD_OFFLOADS and is_on(config.get(ZERO, name)) is False
+            if not config.has(ZERO, new) and not is_off:  # DeepSpeed refuses both
+                fix = set_instead(name, _new_setting(config, name, new))
+            yield config.problem("ZM104", "warning", (ZERO, name), message, fix)
     if (parse_number(config.get("optimizer", "params", "max_grad_norm")) or 0) > 0:
         path = ("optimizer", "params", "max_grad_norm")
         message = "DeepSpeed does not support max_grad_norm as a parameter of the optimizer"
         fix = config.write("gradient_clipping", config.get(*path)) + " at the top"
+        fix = set_instead(path[-1], fix)
         yield config.problem("ZM104", "warning", path, message, fix)
 
 
+_OLD_OFFLOADS = ("cpu_offload", "cpu_offload_param")
+
+
 def _new_setting(config: Config, old: str, new: str) -> str:
-    if old in ("cpu_offload", "cpu_offload_param"):
+    if old in _OLD_OFFLOADS:
         inner = config.write("device", "cpu")
         return f'"{new}": {{{inner}}}' if config.dialect != "yaml" else f"{new}: {{{inner}}}"
     if old == "cpu_offload_use_pin_memory":
@@ -316,14 +324,14 @@ _FILLED = frozenset((
 ))  # fmt: skip
 """Settings whose "auto" is replaced, by HfTrainerDeepSpeedConfig or DeepSpeedPlugin."""
 
-_HJSON_FIX = "remove comments and trailing commas, and quote keys with double quotes"
+HJSON_FIX = "remove comments and trailing commas, and quote keys with double quotes"
 
 
 def not_json(config: Config, reader: str) -> tuple[str, str]:
     """Returns message and fix for a file of Hjson that *reader* reads as JSON."""
     refused = config.refused
     position = f"line {refused.line}: {refused.message}" if refused is not None else ""
-    return f"{reader} reads {config.file} as JSON, and it is Hjson ({position})", _HJSON_FIX
+    return f"{reader} reads {config.file} as JSON, and it is Hjson ({position})", HJSON_FIX
 
 
 def hjson_file(config: Config, _: Machine) -> Iterator[Problem]:
@@ -336,7 +344,7 @@ def hjson_file(config: Config, _: Machine) -> Iterator[Problem]:
         "transformers and accelerate refuse it"
     )
     severity = "error" if has_auto(config) else "info"
-    yield Problem(config.file, *position, "ZM101", severity, message, _HJSON_FIX)
+    yield Problem(config.file, *position, "ZM101", severity, message, HJSON_FIX)
 
 
 def open_autos(config: Config) -> list[Path]:
@@ -370,4 +378,4 @@ def unfilled_autos(config: Config, _: Machine) -> Iterator[Problem]:
         f'nothing replaces "{AUTO}" in {names}: accelerate and Trainer refuse that, and DeepSpeed '
         "alone takes its default"
     )
-    yield config.problem("ZM103", "error", paths[0], message, "give a number, or remove it")
+    yield config.problem("ZM103", "error", paths[0], message, f"remove {names}, or give a number")

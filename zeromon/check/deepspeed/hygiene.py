@@ -16,6 +16,7 @@ from zeromon.check.problem import (
     join_names,
     load_schema,
     parse_number,
+    set_instead,
 )
 
 NO_BF16 = ("v100", "v100-16", "t4")
@@ -59,7 +60,7 @@ def bf16_device(config: Config, machine: Machine) -> Iterator[Problem]:
     """Yields bf16 on a device that emulates it."""
     if machine.device in NO_BF16 and precision_of(config, "bf16"):
         message = f"a {machine.device.upper()} has no units for bf16: it is emulated, and slow"
-        fix = f'"fp16": {{{config.write("enabled", True)}}} and no bf16'
+        fix = set_instead("bf16", f'"fp16": {{{config.write("enabled", True)}}}')
         yield config.problem("ZM406", "warning", ("bf16", "enabled"), message, fix)
 
 
@@ -88,18 +89,18 @@ def large_prefetch(config: Config, _: Machine) -> Iterator[Problem]:
 
 def dead_paths(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields settings of an offload to NVMe beside an offload to the host, which never reads them."""
-    # DeepSpeedZeroOptimizer_Stage3 asks for it only where the parameters are on NVMe, too
-    devices = [config.get(ZERO, name, "device") for name in ("offload_optimizer", "offload_param")]
-    path: Path = (ZERO, "offload_optimizer", "fast_init")
-    if is_on(config.get(*path)) and AUTO not in devices and devices != ["nvme", "nvme"]:
-        message = "fast_init has no effect: it is for an optimizer and parameters that are both on NVMe"
-        yield config.problem("ZM106", "info", path, message, "remove fast_init")
     for name in ("offload_optimizer", "offload_param"):
         folder = config.get(ZERO, name, "nvme_path")
         if config.get(ZERO, name, "device") == "cpu" and folder not in (None, "", AUTO, "none"):
             message = f"{name} goes to host memory, and nvme_path has no effect"
             fix = f"{config.write('device', 'nvme')}, or remove nvme_path"
             yield config.problem("ZM106", "info", (ZERO, name, "nvme_path"), message, fix)
+    # stage3.py reads it where it creates fp32 partitions of parameters that are on NVMe
+    devices = [config.get(ZERO, name, "device") for name in ("offload_optimizer", "offload_param")]
+    path = (ZERO, "offload_optimizer", "fast_init")
+    if is_on(config.get(*path)) and AUTO not in devices and devices != ["nvme", "nvme"]:
+        message = "fast_init has no effect: it is for an optimizer and parameters that are both on NVMe"
+        yield config.problem("ZM106", "info", path, message, "remove fast_init")
 
 
 # ---- checks of the optimizer and the scheduler that DeepSpeed makes from its configuration ------
@@ -139,7 +140,9 @@ def _one_bit_optimizer(config: Config, kind: str) -> Iterator[Problem]:
         message = f"{kind} is not compatible with ZeRO, and this is stage {stage}"
     else:
         message = f"DeepSpeed {load_schema()['deepspeed']['version']} no longer has {kind}"
-    fix = config.write("type", "AdamW")
+    fix, accepted = config.write("type", "AdamW"), load_schema()["deepspeed"]["optimizers"]["adamw"]
+    refused = [name for name in config.section("optimizer", "params") if name not in accepted]
+    fix = set_instead(join_names(refused), fix) if refused else fix
     yield config.problem("ZM105", "error", ("optimizer", "type"), message, fix)
 
 
@@ -159,7 +162,7 @@ def unknown_scheduler(config: Config, _: Machine) -> Iterator[Problem]:
     missing = [name for name in schedulers[kind]["required"] if name not in params]
     if missing:
         message = f"{kind} needs {join_names(missing)}"
-        fix = " and ".join(config.write(name, "auto") for name in missing)
+        fix = " and ".join(config.write(name, "auto") for name in missing) + " in params"
         fix = f"{fix} with transformers, else a number" if missing == ["total_num_steps"] else "add it"
         yield config.problem("ZM103", "error", path, message, fix)
     elif not isinstance(config.get("scheduler", "params"), Mapping):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from zeromon.base.units import human_bytes
 from zeromon.check.deepspeed.fields import ZERO, precision_of, stage_of
-from zeromon.check.problem import Config, Machine, Problem, is_on, parse_number
+from zeromon.check.problem import Config, Machine, Problem, is_on, parse_number, set_instead
 
 _MIN_BUCKET = 1_000_000
 _LARGE_SHARE = 0.1
@@ -78,7 +78,9 @@ def fp16_with_zero3(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields fp16 at stage 3: bf16 needs no loss scaling."""
     if precision_of(config, "fp16") and stage_of(config) == 3:
         message = "fp16 at stage 3 needs loss scaling, and skips steps that overflow"
-        fix = f'"bf16": {{{config.write("enabled", True)}}} where the hardware has it'
+        fix = set_instead(
+            "fp16", f'"bf16": {{{config.write("enabled", True)}}} where the hardware has it'
+        )
         yield config.problem("ZM402", "info", ("fp16", "enabled"), message, fix)
 
 

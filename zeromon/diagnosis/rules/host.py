@@ -1,6 +1,7 @@
 """Limits of the machine: batches, CPUs and links that steps wait for. Pure."""
 
 import math
+import statistics
 from collections.abc import Iterable
 
 from zeromon.base.units import human_ratio, human_seconds
@@ -77,7 +78,17 @@ def _trains_seconds(rank: RankSnapshot) -> float:
 def _waits_for_new_workers(rank: RankSnapshot) -> bool:
     """Returns True if a few steps hold the waits, as where each epoch starts its workers; see ZM608."""
     slow = find_slow_steps(rank)
-    return slow is not None and slow.cause is Phase.DATA_WAIT
+    if slow is not None and slow.cause is Phase.DATA_WAIT:
+        return True
+    # Too early for ZM608: known workers that keep up in the usual step wait for nothing but their start
+    shares = [
+        step.phase_ns[Phase.DATA_WAIT] / max(1, step.end_ns - step.start_ns)
+        for step in rank.steps.recent
+        if len(step.phase_ns) > Phase.DATA_WAIT
+    ]
+    loading = rank.training.loading
+    keeps_up = loading is not None and loading.batches and rank.config.loader.get("num_workers")
+    return bool(keeps_up and shares and statistics.median(shares) < _MIN_WAIT_SHARE)
 
 
 def _more_workers(rank: RankSnapshot, waits: float) -> Remedy:

@@ -237,11 +237,8 @@ def initial_parameters_differ(run: RunSnapshot) -> Iterable[Match]:
     if len(set(marks.values())) < 2:
         return
     first_rank, other_rank = next((a, b) for a in marks for b in marks if marks[a] != marks[b])
-    seeds = {r.rank: r.config.process.get("seed") for r in run.ranks if r.rank in marks}
-    differ = "differ, too" if seeds[first_rank] != seeds[other_rank] else "are equal"
     yield Match(
-        f"rank {other_rank} began with other parameters than rank {first_rank}; their seeds "
-        f"({seeds[first_rank]}, {seeds[other_rank]}) {differ}",
+        f"rank {other_rank} began with other parameters than rank {first_rank}",
         other_rank,
         Remedy(
             cause="the same gradients are applied to different parameters, which never become equal",
