@@ -183,7 +183,10 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
             continue
         if setting_of(rank, "zero_optimization.reduce_scatter") != "false":
             continue
-        grads = sum(m.get("trainable", 0) * m.get("grad_bytes", 0) for m in rank.config.models)
+        grads = sum(
+            m.get("trainable", 0) * m.get("reduce_bytes", m.get("grad_bytes", 0))
+            for m in rank.config.models
+        )
         saved = grads * (rank.world_size - 1) / rank.world_size
         diff = '- "reduce_scatter": false\n+ "reduce_scatter": true'
         if stage < 3:  # without this, whole buckets are all-reduced there
