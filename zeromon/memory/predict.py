@@ -277,7 +277,10 @@ def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         # Buffers on the host, and that of DeepSpeed's stage 3, are made once
         is_kept = p.framework == "deepspeed" and (tier != "device" or p.stage == ZeroStage.PARAMETERS)
         exist = During.ALWAYS if is_kept else exist
-        yield from _in_their_type(s.trainable // p.shard_ranks, p, "sharded_grad", tier, exist)
+        shard = s.trainable // p.shard_ranks
+        if p.updates_in_backward and s.unit_numels:  # the optimizers have freed those of other units
+            shard = min(shard, s.unit_numels[0] // p.shard_ranks)
+        yield from _in_their_type(shard, p, "sharded_grad", tier, exist)
         if p.stage == ZeroStage.PARAMETERS:
             padding = s.trainable_shard_numel - s.trainable // p.shard_ranks
             yield from _padding_terms("sharded_grad", padding, p.precision.grad_bytes, tier, exist)
@@ -311,6 +314,12 @@ def _grads_of_stage_1(s: Sizes, p: ShardPlan, tier: str) -> Iterator[Term]:
     shard = s.trainable // p.shard_ranks
     if _keeps_whole_fp32_grads(p) and tier == "device":
         yield from _in_their_type(s.trainable, p, "unsharded_grad")
+        yield Term(
+            role="unsharded_grad",
+            nbytes=s.trainable * p.precision.compute_bytes,
+            cause="gradients of backward, which the step frees, beside the fp32 ones that accumulate",
+            during=During.STEP,
+        )
         return
     whole = During.ACTIVATIONS | During.BACKWARD_END if p.accumulation > 1 else During.BACKWARD_END
     yield from _in_their_type(s.trainable, p, "unsharded_grad", during=whole)

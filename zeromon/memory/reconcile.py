@@ -93,6 +93,7 @@ def _describe_model(facts: ModelMetadata) -> Described:
         optimizer_on=str(facts.get("optimizer_on", "device")),
         params_on=str(facts.get("params_on", "device")),
         accumulation=_as_count(facts.get("accumulation", 1)),
+        updates_in_backward=bool(facts.get("updates_in_backward", False)),
         grad_bucket_numel=_as_count(facts.get("grad_bucket_numel", 0)),
         grad_buckets=_as_count(facts.get("grad_buckets", 1)),
         prefetch_numel=_as_count(facts.get("prefetch_numel", 0)),

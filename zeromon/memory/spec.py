@@ -353,6 +353,8 @@ class ShardPlan:
     """ZeRO-3: a parameter of at most this number of elements stays gathered."""
     secondary_ranks: int = 0
     """ZeRO++ hpZ: number of ranks that share the second copy; 0: no second copy."""
+    updates_in_backward: bool = False
+    """Hooks of gradients step optimizers within backward, and free each gradient at once."""
     bucket_views: bool = False
     """DDP: gradients are views of the buckets."""
     bucket_cap_bytes: int = 25 << 20

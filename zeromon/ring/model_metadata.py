@@ -86,6 +86,8 @@ class ModelMetadata(TypedDict, total=False):
     """``device``, ``host`` or ``nvme``: where the optimizer's state is."""
     params_on: str
     """``device``, ``host`` or ``nvme``: where parameters are while they are not in use."""
+    updates_in_backward: bool
+    """Hooks of gradients step optimizers within backward, and free each gradient at once."""
     accumulation: int
     """Micro-steps a step."""
     micro_batch: int

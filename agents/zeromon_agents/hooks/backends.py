@@ -40,7 +40,7 @@ class Backends:
 
     def __init__(self, services: Services) -> None:
         self._guard: Guard = services.context.guard
-        self._models = services.models
+        self._models, self._steps = services.models, services.steps
         self._all = tuple(make(services) for make in BACKENDS)
         self.ends, self.looks = self._own("end_step"), self._own("look")
         self._reducers = self._own("reducers_sent")
@@ -86,6 +86,8 @@ class Backends:
             metadata.update(backend.rank_metadata(optimizers))
         models = [self._model_metadata(module, optimizers) for module in modules]
         metadata["models"] = [model for model in models if model is not None]
+        for model in metadata["models"] if self._steps.updates_in_backward else ():
+            model["updates_in_backward"] = True
         return metadata
 
     def _model_metadata(self, module: Any, optimizers: list[Any]) -> ModelMetadata | None:
