@@ -241,8 +241,8 @@ def _reused_numel(s: Sizes, p: ShardPlan) -> int:
 
 
 def _rounded_up(numel: int, unit_numel: int) -> int:
-    """Returns *numel* in whole units."""
-    return -(-numel // max(1, unit_numel)) * unit_numel
+    """Returns *numel* in whole units; as it is without a unit."""
+    return math.ceil(numel / unit_numel) * unit_numel if unit_numel else numel
 
 
 def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:

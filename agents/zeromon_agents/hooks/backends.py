@@ -86,17 +86,16 @@ class Backends:
             metadata.update(backend.rank_metadata(optimizers))
         models = [self._model_metadata(module, optimizers) for module in modules]
         metadata["models"] = [model for model in models if model is not None]
-        for model in metadata["models"] if self._steps.updates_in_backward else ():
-            model["updates_in_backward"] = True
         return metadata
 
     def _model_metadata(self, module: Any, optimizers: list[Any]) -> ModelMetadata | None:
         """Asks each backend; a module that none describes is whole on every rank, as under DDP."""
-        for backend in self._all:
-            described = backend.model_metadata(module, optimizers)
-            if described is not None:
-                return described
-        return model_metadata.of_replicated(module, optimizers)
+        described_by = (backend.model_metadata(module, optimizers) for backend in self._all)
+        described = next((model for model in described_by if model is not None), None)
+        described = described or model_metadata.of_replicated(module, optimizers)
+        if described is not None and self._steps.updates_in_backward:
+            return {**described, "updates_in_backward": True}
+        return described
 
     def register_existing(self) -> None:
         """Registers the models, optimizers and engines that existed before the agent was attached."""

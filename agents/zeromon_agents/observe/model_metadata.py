@@ -55,12 +55,12 @@ def of_fsdp1(module: Any, handles: list[Any], optimizers: list[Any]) -> ModelMet
         "ranks": world,
         "shard_ranks": handle_0.world_size if hybrid or stage else world,
         "numel": sum(numels),
-        "trainable": sum(whole for whole, _ in trained),
+        "trainable": sum(n for n, _ in trained),
         "shard_numel": sum(shard_numels),
         "trainable_shard_numel": trainable_shard,
         "frozen_grad_numel": sum(n for f, n in zip(flats, shard_numels, strict=True) if f.requires_grad)
         - trainable_shard,
-        "factored_numel": sum(whole for whole, _ in trained),  # Adafactor factors no flat tensor
+        "factored_numel": sum(n for n, _ in trained),  # Adafactor factors no flat tensor
         "kept_numel": kept_numel,
         "largest_unit_numel": max(numels),
         "units": _largest_units(freed),
@@ -87,12 +87,12 @@ def _trained_numels(flat: Any, numel: int, shard_numel: int) -> tuple[int, int]:
         return 0, 0
     if all(param.requires_grad for param in params):
         return numel, shard_numel
-    own = [
-        (whole, shard.numel_in_shard or 0)
-        for param, whole, shard in zip(params, flat._numels, flat._shard_param_infos, strict=True)
+    trained_numels = [
+        (size, shard.numel_in_shard or 0)
+        for param, size, shard in zip(params, flat._numels, flat._shard_param_infos, strict=True)
         if param.requires_grad
     ]
-    return sum(whole for whole, _ in own), sum(shard for _, shard in own)
+    return sum(size for size, _ in trained_numels), sum(shard for _, shard in trained_numels)
 
 
 def of_replicated(module: Any, optimizers: list[Any]) -> ModelMetadata | None:
@@ -303,7 +303,6 @@ def of_deepspeed(
     shard_of = {id(p): -(-n // ranks) for p in params if (n := numel_of[id(p)])}
     trainable = [p for p in params if p.requires_grad]
     persistent = sum(numel_of[id(p)] for p in params if getattr(p, "ds_persist", False))
-    units = list(_zero3_units(module, numel_of)) if stage == 3 else []
     size = 2 if is_half else 4
     bucket = int(zero.reduce_bucket_size)
     if bucket * size >= LARGE and all(p.device.type == "cpu" for p in params):
@@ -322,7 +321,7 @@ def of_deepspeed(
         "largest_tensor_numel": max(numel_of.values(), default=0),
         "linear_numel": _largest_linear(module, numel_of),
         "persistence_numel": int(getattr(zero, "param_persistence_threshold", 0)) if stage == 3 else 0,
-        "units": _largest_units(units),
+        "units": _largest_units(_zero3_units(module, numel_of) if stage == 3 else ()),
         "param_bytes": size,
         "compute_bytes": size,
         "grad_bytes": grad_bytes or size,

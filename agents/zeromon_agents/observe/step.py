@@ -107,6 +107,11 @@ class ParameterVersions:
 class Steps:
     """Follows the training loop and writes its phases and steps into the ring."""
 
+    updates_in_backward = False
+    """True once hooks of gradients have stepped optimizers within a backward."""
+    _updated_to: int | None = None
+    """Steps that an optimizer has taken within this backward, 0 where unknown; None without one."""
+
     def __init__(
         self,
         context: HookContext,
@@ -138,10 +143,6 @@ class Steps:
         self._in_pipeline = self._counted = False
         """A pipeline's schedule runs, as one micro-step; that micro-step was counted."""
         self._open_optimizers: list[int] = []
-        self.updates_in_backward = False
-        """True once hooks of gradients have stepped optimizers within a backward."""
-        self._updated_to: int | None = None
-        """Steps that an optimizer has taken within this backward, 0 where unknown; None without one."""
         self._optimizer_from = self._cpu_optimizer_from = self._last_engine = 0
         self.in_engine = False
         """True while a DeepSpeed engine steps."""
