@@ -58,6 +58,30 @@ def test_a_role_has_its_plain_bytes_its_causes_and_what_is_left() -> None:
     assert rows["master_param"].unexplained_bytes is None
 
 
+def test_optimizers_within_backward_leave_the_gradients_of_a_unit() -> None:
+    """Those of the others are freed, or not there yet."""
+    fsdp = facts(framework="fsdp2", has_master=False, updates_in_backward=True)
+    measured = roles(sharded_grad=100_000 // 4 * 2)
+    rows = {r.role: r for r in expected_rows([fsdp], measured, -1, steps=5)}
+    assert rows["sharded_grad"].unexplained_bytes == 0
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_have_the_type_in_which_they_accumulate(stage: int) -> None:
+    """In fp32; at stage 1 whole, and ``BF16_Optimizer`` has those of backward until the step is over.
+
+    The buckets have the type that is sent.
+    """
+    gad = facts(stage=stage, grad_bytes=4, reduce_bytes=2, grad_bucket_numel=1000)
+    described = read_model_facts(gad)
+    assert described is not None and described.plan.precision.sent_grad_bytes == 2
+    role, numel = ("unsharded_grad", NUMEL) if stage == 1 else ("sharded_grad", NUMEL // 4)
+    measured = numel * (4 + 2 if stage == 1 else 4)
+    rows = {r.role: r for r in expected_rows([gad], roles(**{role: measured}), -1, steps=5)}
+    assert rows[role].unexplained_bytes == 0
+    assert any("grad_accum_dtype" in cause.text for cause in rows[role].causes)
+
+
 def test_before_the_second_step_no_state_is_expected() -> None:
     rows = expected_rows([facts()], roles(sharded_param=1), -1, steps=1)
     assert "optimizer_state" not in {row.role for row in rows}

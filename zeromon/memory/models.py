@@ -180,7 +180,7 @@ def _split_first_dimension(shape: Shape, ranks: int) -> Shape:
 
 _ADDED = (
     "numel", "trainable", "shard_numel", "trainable_shard_numel", "factored_numel", "kept_numel",
-    "buffer_bytes", "whole_numel", "matrix_numel", "attention",
+    "buffer_bytes", "frozen_grad_numel", "whole_numel", "matrix_numel", "attention",
 )  # fmt: skip
 
 

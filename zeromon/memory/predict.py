@@ -194,14 +194,11 @@ def _gathered_param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         during=During.ACTIVATIONS,
     )
     if p.framework == "deepspeed":
-        # each fetch requests another bucket, up to stage3_max_live_parameters
-        remain = s.numel - largest - s.persistent_numel
-        bound = max(0, p.live_numel - largest) + s.largest_tensor_numel
-        ahead = min(remain, bound if p.live_numel else p.prefetch_numel) if p.prefetch_numel else 0
+        prefetched, reused = _prefetched_numel(s, p) - largest, kept_for_backward(s, p) - largest
+        ahead = max(prefetched, reused)
         cause = "units fetched ahead (stage3_prefetch_bucket_size, stage3_max_live_parameters)"
-        # half of the reuse distance lies before the end of forward; the live limit is not asked
-        if (reused := min(remain, p.reuse_numel // 2)) > ahead:
-            ahead, cause = reused, "units that backward uses again soon (stage3_max_reuse_distance)"
+        if reused > prefetched:
+            cause = "units that backward uses again soon (stage3_max_reuse_distance)"
     else:
         count = 1 if p.prefetch_units is None else p.prefetch_units
         listed = s.unit_numels[1 : 1 + count]
@@ -214,9 +211,40 @@ def _gathered_param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     )
 
 
+def _prefetched_numel(s: Sizes, p: ShardPlan) -> int:
+    """Returns the elements that ZeRO-3 gathers at once by fetching ahead, in the order of their use.
+
+    Each fetch requests another bucket while fewer than ``max_live_parameters`` are gathered, so the last
+    tensor may exceed them (``_fetch_sub_module_impl`` of partitioned_param_coordinator.py).
+    """
+    partitioned, smallest = s.numel - s.persistent_numel, s.unit_numels[-1]
+    if not p.prefetch_numel:
+        return 0
+    if not p.live_numel:
+        return min(partitioned, s.unit_numels[0] + p.prefetch_numel)
+    # The embedding is released before the output layer is fetched, unless all between them fit, too
+    without_last = partitioned - (s.unit_numels[1] if len(s.unit_numels) > 1 else 0)
+    if p.live_numel > without_last:
+        return partitioned
+    live = _rounded_up(p.live_numel, smallest) + max(0, s.largest_tensor_numel - smallest)
+    return min(without_last, live)
+
+
+def _rounded_up(numel: int, unit_numel: int) -> int:
+    """Returns *numel* in whole units; as it is without a unit."""
+    return math.ceil(numel / unit_numel) * unit_numel if unit_numel else numel
+
+
 def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     # With one micro-step there are none while activations exist: the step has freed the last ones
     exist = During.ALWAYS if p.accumulation > 1 else During.GRADIENTS
+    yield Term(
+        role="sharded_grad" if p.stage else "unsharded_grad",
+        nbytes=round(s.frozen_grad_numel * p.precision.grad_bytes),
+        cause="gradients of frozen weights in units with trained ones (use_orig_params=True)",
+        place=p.params_on,
+        during=exist,
+    )
     if p.framework == "ddp":
         exist = During.ALWAYS if p.bucket_views else exist
         yield from _in_their_type(s.trainable, p, "unsharded_grad", during=exist)
@@ -239,7 +267,10 @@ def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         # Buffers on the host, and that of DeepSpeed's stage 3, are made once
         is_kept = p.framework == "deepspeed" and (tier != "device" or p.stage == ZeroStage.PARAMETERS)
         exist = During.ALWAYS if is_kept else exist
-        yield from _in_their_type(s.trainable // p.shard_ranks, p, "sharded_grad", tier, exist)
+        shard = s.trainable // p.shard_ranks
+        if p.updates_in_backward and s.unit_numels:  # the optimizers have freed those of other units
+            shard = min(shard, s.unit_numels[0] // p.shard_ranks)
+        yield from _in_their_type(shard, p, "sharded_grad", tier, exist)
         if p.stage == ZeroStage.PARAMETERS:
             padding = s.trainable_shard_numel - s.trainable // p.shard_ranks
             yield from _padding_terms("sharded_grad", padding, p.precision.grad_bytes, tier, exist)
@@ -250,7 +281,8 @@ def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
                 cause="whole gradients that accumulate (set_requires_gradient_sync, no_sync)",
             )
         elif s.unit_numels:
-            total_bytes = round(s.trainable * p.precision.grad_bytes)
+            graded = s.trainable + s.frozen_grad_numel * p.shard_ranks
+            total_bytes = round(graded * p.precision.grad_bytes)
             yield Term(
                 role="unsharded_grad",
                 nbytes=min(s.unit_numels[0] * p.precision.compute_bytes, total_bytes),
@@ -272,6 +304,12 @@ def _grads_of_stage_1(s: Sizes, p: ShardPlan, tier: str) -> Iterator[Term]:
     shard = s.trainable // p.shard_ranks
     if _keeps_whole_fp32_grads(p) and tier == "device":
         yield from _in_their_type(s.trainable, p, "unsharded_grad")
+        yield Term(
+            role="unsharded_grad",
+            nbytes=s.trainable * p.precision.compute_bytes,
+            cause="gradients of backward, which the step frees, beside the fp32 ones that accumulate",
+            during=During.STEP,
+        )
         return
     whole = During.ACTIVATIONS | During.BACKWARD_END if p.accumulation > 1 else During.BACKWARD_END
     yield from _in_their_type(s.trainable, p, "unsharded_grad", during=whole)
@@ -395,7 +433,9 @@ def _optimizer_temporary_bytes(s: Sizes, p: ShardPlan) -> int:
     itemsize = 4.0 if p.precision.has_master else p.precision.state_bytes
     split = p.shard_ranks if p.stage else 1
     largest = s.unit_numels[0] if p.framework == "fsdp1" and s.unit_numels else s.largest_tensor_numel
-    copies = p.optimizer.foreach_copies * s.trainable + p.optimizer.loop_copies * largest
+    copies = p.optimizer.foreach_copies * s.trainable + p.optimizer.loop_copies * min(
+        largest, s.trainable
+    )
     return round(copies // split * itemsize)
 
 
@@ -539,7 +579,9 @@ def sent_step_bytes(sizes: Sizes, plan: ShardPlan) -> SentBytes:
     n = plan.shard_ranks if plan.stage else plan.ranks
     share = (n - 1) / n
     copies = plan.ranks // plan.shard_ranks if plan.stage else 1
-    grads = sizes.trainable * plan.precision.sent_grad_bytes
+    # FSDP1 reduces whole flat parameters, also what is frozen of them
+    graded = sizes.trainable + sizes.frozen_grad_numel * plan.shard_ranks
+    grads = graded * plan.precision.sent_grad_bytes
     compute = plan.precision.compute_bytes
     micro = plan.accumulation
     times = micro if plan.reduces_each_micro_step else 1
@@ -611,14 +653,16 @@ def grad_exchange(plan: ShardPlan) -> tuple[float, float] | None:
 
 
 def kept_for_backward(sizes: Sizes, plan: ShardPlan) -> int:
-    """Returns the elements of stage 3 that stay gathered from forward to backward.
+    """Returns the elements that ZeRO-3 keeps from forward to backward, and gathers once.
 
-    A parameter is kept where its next use is near, ``stage3_max_reuse_distance`` elements away: those
-    of the last units, whose use in backward is twice as far away as the end of forward.
+    Half of ``max_reuse_distance`` lies before the end of forward, and half after it; whole units stay,
+    whatever ``max_live_parameters`` is (``__params_to_release`` of partitioned_param_coordinator.py).
     """
     if plan.framework != "deepspeed" or plan.stage < ZeroStage.PARAMETERS:
         return 0
-    return min(sizes.numel - sizes.persistent_numel, plan.reuse_numel // 2)
+    smallest_unit = sizes.unit_numels[-1] if sizes.unit_numels else 0
+    kept_numel = _rounded_up(plan.reuse_numel // 2, smallest_unit)
+    return min(sizes.numel - sizes.persistent_numel, kept_numel)
 
 
 def paper_step_bytes(sizes: Sizes, plan: ShardPlan) -> int:

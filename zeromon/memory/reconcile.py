@@ -70,6 +70,7 @@ def _describe_model(facts: ModelMetadata) -> Described:
         linear_numel=_as_count(facts.get("linear_numel", 0)),
         buffer_bytes=_as_count(facts.get("buffer_bytes", 0)),
         factored_numel=_as_count(facts.get("factored_numel", 0)),
+        frozen_grad_numel=_as_count(facts.get("frozen_grad_numel", 0)),
     )
     framework = str(facts["framework"])
     precision = Precision(
@@ -77,6 +78,7 @@ def _describe_model(facts: ModelMetadata) -> Described:
         compute_bytes=_as_count(facts["compute_bytes"]),
         grad_bytes=_as_itemsize(facts["grad_bytes"]),
         has_master=bool(facts.get("has_master", False)),
+        reduce_bytes=_as_itemsize(facts.get("reduce_bytes", facts["grad_bytes"])),
         state_bytes=_as_itemsize(facts["param_bytes"]),
     )
     plan = ShardPlan(
@@ -89,6 +91,7 @@ def _describe_model(facts: ModelMetadata) -> Described:
         optimizer_on=str(facts.get("optimizer_on", "device")),
         params_on=str(facts.get("params_on", "device")),
         accumulation=_as_count(facts.get("accumulation", 1)),
+        updates_in_backward=bool(facts.get("updates_in_backward", False)),
         grad_bucket_numel=_as_count(facts.get("grad_bucket_numel", 0)),
         grad_buckets=_as_count(facts.get("grad_buckets", 1)),
         prefetch_numel=_as_count(facts.get("prefetch_numel", 0)),
@@ -124,17 +127,14 @@ def with_micro_steps(rank: RankSnapshot, plan: ShardPlan) -> ShardPlan:
 
 
 def sizes_in_layers(sizes: Sizes, ran: ShardPlan, blocks: list[int], rank: RankSnapshot) -> Sizes:
-    """Returns *sizes* with their units, one for each layer where the run gathers all at once.
-
-    FSDP1 does not tell the sizes of its layers: their flat parameters are shards.
-    """
+    """Returns *sizes* with their units, one for each layer where the run gathers all at once."""
     if ran.stage == ZeroStage.PARAMETERS:
         largest = next(iter(sizes.unit_numels), 0)
         return replace(
             sizes, layer_numel=largest, root_numel=sizes.kept_numel,
             named_units=_named_units(rank, ran, sizes.numel),
         )  # fmt: skip
-    layers, largest = blocks if len(blocks) == 2 and ran.framework != "fsdp1" else (0, 0)
+    layers, largest = blocks if len(blocks) == 2 else (0, 0)
     root_numel = max(0, sizes.numel - layers * largest) if layers else 0
     return replace(
         sizes,

@@ -129,8 +129,10 @@ class ModelSpec:
         for unit in self.units:
             if is_fsdp and (unit.name == ROOT or plan.stage < ZeroStage.PARAMETERS):
                 kept_numel += unit.numel * unit.count
-            else:
+            elif is_fsdp:
                 freed += [unit.numel] * min(unit.count, 4)
+            else:  # DeepSpeed gathers each module by itself
+                freed += [math.prod(s) for s in unit.shapes] * min(unit.count, 4)
             padded = _padded_shard_numel(unit, plan)
             shard += padded * unit.count
             trainable_shard += padded * unit.count * unit.trainable
@@ -193,6 +195,8 @@ class Sizes:
     buffer_bytes: int = 0
     factored_numel: int = 0
     """Adafactor's second moments of all trainable parameters."""
+    frozen_grad_numel: int = 0
+    """Frozen elements of a rank's shard that have gradients: FSDP1 has those of whole units."""
     layer_numel: int = 0
     """The largest layer, whatever the stage; 0 where layers are unknown."""
     root_numel: int = 0
@@ -357,6 +361,8 @@ class ShardPlan:
     """ZeRO++ qgZ: exchanges 4 bits of each gradient (zero_quantized_gradients), over several hosts."""
     host_ranks: int = 0
     """Ranks of one host, for ZeRO++; 0: all."""
+    updates_in_backward: bool = False
+    """Hooks of gradients step optimizers within backward, and free each gradient at once."""
     bucket_views: bool = False
     """DDP: gradients are views of the buckets."""
     bucket_cap_bytes: int = 25 << 20

@@ -39,6 +39,8 @@ class ModelMetadata(TypedDict, total=False):
     shard_numel: int
     """Elements that one rank keeps, padding included."""
     trainable_shard_numel: int
+    frozen_grad_numel: int
+    """Frozen elements of one rank's shard with gradients: FSDP1 has those of whole units."""
     factored_numel: int
     """Elements of Adafactor's second moment."""
     optimizer_numel: int
@@ -69,7 +71,9 @@ class ModelMetadata(TypedDict, total=False):
     built_bytes: int
     """Bytes that each rank built before ZeRO-3 divided them; 0 under ``deepspeed.zero.Init``."""
     grad_bytes: int | float
-    """Bytes an element of gradients."""
+    """Bytes an element of gradients as they accumulate."""
+    reduce_bytes: int
+    """Bytes an element of gradients as they are reduced; absent where they are sent as they are."""
     has_master: bool
     """The optimizer keeps fp32 copies of the parameters."""
     optimizer: str
@@ -82,6 +86,8 @@ class ModelMetadata(TypedDict, total=False):
     """``device``, ``host`` or ``nvme``: where the optimizer's state is."""
     params_on: str
     """``device``, ``host`` or ``nvme``: where parameters are while they are not in use."""
+    updates_in_backward: bool
+    """Hooks of gradients step optimizers within backward, and free each gradient at once."""
     accumulation: int
     """Micro-steps a step."""
     micro_batch: int

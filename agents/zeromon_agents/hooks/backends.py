@@ -40,7 +40,7 @@ class Backends:
 
     def __init__(self, services: Services) -> None:
         self._guard: Guard = services.context.guard
-        self._models = services.models
+        self._models, self._steps = services.models, services.steps
         self._all = tuple(make(services) for make in BACKENDS)
         self.ends, self.looks = self._own("end_step"), self._own("look")
         self._reducers = self._own("reducers_sent")
@@ -90,11 +90,12 @@ class Backends:
 
     def _model_metadata(self, module: Any, optimizers: list[Any]) -> ModelMetadata | None:
         """Asks each backend; a module that none describes is whole on every rank, as under DDP."""
-        for backend in self._all:
-            described = backend.model_metadata(module, optimizers)
-            if described is not None:
-                return described
-        return model_metadata.of_replicated(module, optimizers)
+        described_by = (backend.model_metadata(module, optimizers) for backend in self._all)
+        described = next((model for model in described_by if model is not None), None)
+        described = described or model_metadata.of_replicated(module, optimizers)
+        if described is not None and self._steps.updates_in_backward:
+            return {**described, "updates_in_backward": True}
+        return described
 
     def register_existing(self) -> None:
         """Registers the models, optimizers and engines that existed before the agent was attached."""

@@ -33,7 +33,8 @@ def of_fsdp1(module: Any, handles: list[Any], optimizers: list[Any]) -> ModelMet
     flats = [handle.flat_param for handle in handles]
     numels = [math.prod(getattr(f, "_unpadded_unsharded_size", f.shape)) for f in flats]
     shard_numels = [getattr(f, "_local_shard", f).numel() for f in flats]
-    trains = [f.requires_grad for f in flats]
+    trained = [_trained_numels(f, n, s) for f, n, s in zip(flats, numels, shard_numels, strict=True)]
+    trainable_shard = sum(shard for _, shard in trained)
     handle_0 = handles[0]
     name = getattr(getattr(handle_0, "_sharding_strategy", None), "name", "FULL_SHARD")
     stored = getattr(flats[0], "_local_shard", flats[0]).dtype
@@ -54,19 +55,44 @@ def of_fsdp1(module: Any, handles: list[Any], optimizers: list[Any]) -> ModelMet
         "ranks": world,
         "shard_ranks": handle_0.world_size if hybrid or stage else world,
         "numel": sum(numels),
-        "trainable": sum(n for n, t in zip(numels, trains, strict=True) if t),
+        "trainable": sum(n for n, _ in trained),
         "shard_numel": sum(shard_numels),
-        "trainable_shard_numel": sum(n for n, t in zip(shard_numels, trains, strict=True) if t),
+        "trainable_shard_numel": trainable_shard,
+        "frozen_grad_numel": sum(n for f, n in zip(flats, shard_numels, strict=True) if f.requires_grad)
+        - trainable_shard,
+        "factored_numel": sum(n for n, _ in trained),  # Adafactor factors no flat tensor
         "kept_numel": kept_numel,
         "largest_unit_numel": max(numels),
         "units": _largest_units(freed),
         "param_bytes": stored.itemsize,
         "compute_bytes": compute.itemsize,
         "compute_dtype": name_of(compute),
-        "grad_bytes": stored.itemsize,
+        "grad_bytes": (
+            compute if getattr(handle_0, "_keep_low_precision_grads", False) else stored
+        ).itemsize,
+        "reduce_bytes": getattr(handle_0, "_reduce_dtype", stored).itemsize,
         **(_offload_on(bool(getattr(handle_0, "_offload_params", False)), stage) if stage else {}),
     }
     return _complete_sizes(sizes, module, optimizers, handles)
+
+
+def _trained_numels(flat: Any, numel: int, shard_numel: int) -> tuple[int, int]:
+    """Returns the trainable elements of a flat parameter, and of those this rank's.
+
+    ``use_orig_params=True`` lets it hold frozen parameters, too: its gradient is whole all the same,
+    but ``_use_sharded_grad_views`` of torch's ``_flat_param.py`` gives them no part of it.
+    """
+    params = getattr(flat, "_params", None) or ()
+    if not flat.requires_grad:
+        return 0, 0
+    if all(param.requires_grad for param in params):
+        return numel, shard_numel
+    trained_numels = [
+        (size, shard.numel_in_shard or 0)
+        for param, size, shard in zip(params, flat._numels, flat._shard_param_infos, strict=True)
+        if param.requires_grad
+    ]
+    return sum(size for size, _ in trained_numels), sum(shard for _, shard in trained_numels)
 
 
 def of_replicated(module: Any, optimizers: list[Any]) -> ModelMetadata | None:
@@ -239,6 +265,7 @@ def _fsdp2_sizes(groups: list[Any], of_root: list[Any]) -> ModelMetadata:
         "compute_bytes": compute.itemsize,
         "compute_dtype": name_of(compute),
         "grad_bytes": first_param.orig_dtype.itemsize,
+        "reduce_bytes": (getattr(groups[0], "_reduce_dtype", None) or compute).itemsize,
         **_offload_on(offloads, 3 if units else 2),
     }
 
@@ -255,9 +282,20 @@ def name_of(dtype: Any) -> str:
 
 
 def of_deepspeed(
-    module: Any, zero: Any, *, ranks: int, is_half: bool, optimizer_on: str, params_on: str
+    module: Any,
+    zero: Any,
+    *,
+    ranks: int,
+    is_half: bool,
+    grad_bytes: int,
+    reduce_bytes: int,
+    optimizer_on: str,
+    params_on: str,
 ) -> ModelMetadata:
-    """The metadata of the model of a DeepSpeed engine, made or planned; *zero*: its ZeRO settings."""
+    """The metadata of the model of a DeepSpeed engine, made or planned; *zero*: its ZeRO settings.
+
+    *grad_bytes*, *reduce_bytes*: of an element as gradients accumulate and are sent; 0: as parameters.
+    """
     stage = int(zero.stage)
     params = list(module.parameters())
     # ZeRO-3 leaves an empty tensor in place of a parameter, so numel() is 0
@@ -265,11 +303,6 @@ def of_deepspeed(
     shard_of = {id(p): -(-n // ranks) for p in params if (n := numel_of[id(p)])}
     trainable = [p for p in params if p.requires_grad]
     persistent = sum(numel_of[id(p)] for p in params if getattr(p, "ds_persist", False))
-    modules = module.modules() if stage == 3 else ()
-    units = [
-        sum(numel_of[id(p)] for p in m.parameters(recurse=getattr(m, "_z3_leaf", False)))
-        for m in modules
-    ]
     size = 2 if is_half else 4
     bucket = int(zero.reduce_bucket_size)
     if bucket * size >= LARGE and all(p.device.type == "cpu" for p in params):
@@ -288,10 +321,11 @@ def of_deepspeed(
         "largest_tensor_numel": max(numel_of.values(), default=0),
         "linear_numel": _largest_linear(module, numel_of),
         "persistence_numel": int(getattr(zero, "param_persistence_threshold", 0)) if stage == 3 else 0,
-        "units": _largest_units(units),
+        "units": _largest_units(_zero3_units(module, numel_of) if stage == 3 else ()),
         "param_bytes": size,
         "compute_bytes": size,
-        "grad_bytes": size,
+        "grad_bytes": grad_bytes or size,
+        "reduce_bytes": reduce_bytes or size,
         # in fp32 the flat partition is a copy of the parameters all the same
         "has_master": is_half or stage > 0,
         "optimizer_on": optimizer_on,
@@ -310,6 +344,14 @@ def of_deepspeed(
         "buffer_bytes": sum(map(_buffer_nbytes, module.buffers())),
         **matrix_facts(module, (), longest_blocks(module)[0]),
     }
+
+
+def _zero3_units(module: Any, numel_of: dict[int, int]) -> Iterator[int]:
+    """Yields the elements that ZeRO-3 gathers with each module; of a parameter of two, once."""
+    unseen = dict(numel_of)
+    for child in module.modules():
+        params = child.parameters(recurse=getattr(child, "_z3_leaf", False))
+        yield sum(unseen.pop(id(param), 0) for param in params)
 
 
 def _largest_linear(module: Any, numel_of: dict[int, int]) -> int:

@@ -107,6 +107,11 @@ class ParameterVersions:
 class Steps:
     """Follows the training loop and writes its phases and steps into the ring."""
 
+    updates_in_backward = False
+    """True once hooks of gradients have stepped optimizers within a backward."""
+    _updated_to: int | None = None
+    """Steps that an optimizer has taken within this backward, 0 where unknown; None without one."""
+
     def __init__(
         self,
         context: HookContext,
@@ -289,6 +294,10 @@ class Steps:
                 self._optimizer_from = self._free_since
         self._context.enter(Phase.OPTIMIZER if self._optimizer_from else Phase.OTHER)
         self._span(Phase.BACKWARD, began_ns, self._free_since, flags)
+        if self._updated_to is not None:
+            total_steps, self._updated_to, self.updates_in_backward = self._updated_to, None, True
+            self._optimizer_from = self._free_since
+            self._end_step(total_steps=total_steps)
 
     # ---- pipeline -----------------------------------------------------------------------------
 
@@ -325,7 +334,9 @@ class Steps:
             self._open_optimizers.append(id(optimizer))
             if len(self._open_optimizers) > 1:
                 return
-            self._begin_optimizer_phase()
+            # What an optimizer does within backward is a part of it, like the collectives around it
+            if not self._backward_from:
+                self._begin_optimizer_phase()
             if self.on_optimizer is not None:
                 self.on_optimizer(optimizer)
         except Guard.CAUGHT as error:
@@ -342,9 +353,13 @@ class Steps:
             if self._open_optimizers:
                 self._open_optimizers.pop()
             # No time where the agent was off when this optimizer began: the phase would start at 0
-            if not self._open_optimizers and self._context.mode != OFF and self._optimizer_from:
-                # Only the first step needs the number, and reading the state of 64 parameters takes time
-                counts = self.attached_mid_step or not self._context.step
+            if self._open_optimizers or self._context.mode == OFF:
+                return
+            # Only the first step needs the number, and reading the state of 64 parameters takes time
+            counts = self.attached_mid_step or not self._context.step
+            if self._backward_from:
+                self._updated_to = steps_taken(optimizer) if counts else 0
+            elif self._optimizer_from:
                 self._end_step(total_steps=steps_taken(optimizer) if counts else 0)
         except Guard.CAUGHT as error:
             self._context.guard.note(error, "optimizer_ends")

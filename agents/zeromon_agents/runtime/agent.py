@@ -277,7 +277,8 @@ class Agent:
             # The parameters that an attached run has at its first step are not the initial ones
             if self.attachment is None:
                 self.steps.beginnings.read_parameters(optimizer)
-            self._describing(0)
+            if not self._wrote_process:  # once: there may be an optimizer for each parameter
+                self._describing(0)
         is_due = self.context.mode == ON and census_step(next_step, self.context.steps_before)
         # A second optimizer of the same step would take a second census of the same memory
         if is_due and self._census_of != next_step and not accelerator.is_capturing():

@@ -64,6 +64,32 @@ def test_startup_is_not_in_the_first_step(
     assert all(one.start_ns >= made for one in spans)
 
 
+def test_optimizers_that_step_within_backward_are_a_part_of_it(loop: tuple[Steps, RingReader]) -> None:
+    """A hook of each gradient steps its own optimizer: one step a backward, which all of them are in."""
+    steps, reader = loop
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizers = [torch.optim.SGD([weight], lr=0.1) for weight in weights]
+    phases: list[Phase] = []
+    for _ in range(2):
+        steps.forward_begins()
+        steps.forward_ends()
+        steps.backward_begins()
+        for optimizer in optimizers:
+            steps.optimizer_begins(optimizer)
+            steps.optimizer_ends(optimizer)
+            phases.append(steps._context.phase)
+        steps.backward_ends()
+    events = [decode_record(raw) for raw in reader.read(final=True)]
+    marks = [event for event in events if isinstance(event, StepMark)]
+    assert [(mark.step, mark.micro_steps) for mark in marks] == [(1, 1), (2, 1)]
+    assert set(phases) == {Phase.BACKWARD}
+    ends = [
+        event.t_ns for event in events if isinstance(event, PhaseSpan) and event.phase is Phase.BACKWARD
+    ]
+    assert all(end <= mark.t_ns for end, mark in zip(ends, marks, strict=True))
+    assert steps.updates_in_backward
+
+
 def test_an_evaluation_before_the_training_is_startup(loop: tuple[Steps, RingReader]) -> None:
     steps, reader = loop
     steps.forward_begins()

@@ -13,7 +13,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from zeromon.memory.reconcile import expected_rows, read_model_facts
 from zeromon.ring.events import Role
+from zeromon.snapshot import RoleRow
 from zeromon_agents.observe.census import role_counts
 from zeromon_agents.observe.model_metadata import of_fsdp1, of_fsdp2, of_optimizer, of_replicated
 from zeromon_agents.observe.torch_roles import Models, fsdp1_handles, fsdp2_groups
@@ -40,6 +42,13 @@ def found(*things: Any) -> dict[Role, int]:
         (models.register_module if is_module else models.register_optimizer)(thing)
     rows = role_counts(models.claims())
     return {role: row.device + row.host for role, row in rows.items() if row.device + row.host}
+
+
+def rows_of(measured: dict[Role, int]) -> list[RoleRow]:
+    return [
+        RoleRow(role=role.name.lower(), device_bytes=n, host_bytes=0, disk_bytes=0, pinned_bytes=0)
+        for role, n in measured.items()
+    ]
 
 
 def test_a_plain_model_and_its_optimizer() -> None:
@@ -223,6 +232,65 @@ def test_fsdp1_knows_its_layers_whatever_it_does_to_their_parameters(
     assert facts is not None
     assert facts["blocks"] == [4, WIDTH**2]
     assert facts["largest_unit_numel"] == WIDTH**2 * (1 if by_layer else 4)
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank update beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.usefixtures("four_ranks")
+def test_fsdp1_has_gradients_of_frozen_weights_that_share_a_unit(is_apart: bool, strategy: str) -> None:
+    """It has no optimizer state of them, and no gradients where the trained weights have own units."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    model = FullyShardedDataParallel(
+        nn.Sequential(Adapted(), Adapted()),
+        auto_wrap_policy=ModuleWrapPolicy({nn.Linear} if is_apart else {Adapted}),
+        use_orig_params=not is_apart, device_id=torch.device("cpu"),
+        sharding_strategy=ShardingStrategy[strategy],
+    )  # fmt: skip
+    optimizer = one_step(model, torch.optim.AdamW(p for p in model.parameters() if p.requires_grad))
+    facts = of_fsdp1(model, list(fsdp1_handles(model)), [optimizer])
+    assert facts is not None
+    lora, base, ranks = 2 * 2 * 4 * WIDTH, 2 * WIDTH**2, 1 if strategy == "NO_SHARD" else 4
+    assert (facts["trainable"], facts["numel"]) == (lora, lora + base)
+    measured = found(model, optimizer)
+    grads = measured.get(Role.SHARDED_GRAD, 0) + measured.get(Role.UNSHARDED_GRAD, 0)
+    assert grads == 4 * (facts["trainable_shard_numel"] + facts["frozen_grad_numel"])
+    assert facts["frozen_grad_numel"] == (0 if is_apart else pytest.approx(base / ranks, abs=lora))
+    assert measured.get(Role.OPTIMIZER_STATE, 0) == 8 * facts["trainable_shard_numel"]
+    described = read_model_facts(facts)
+    assert described is not None
+    rows = {row.role: row for row in expected_rows([facts], rows_of(measured), -1, steps=2)}
+    role = "unsharded_grad" if strategy == "NO_SHARD" else "sharded_grad"
+    assert abs(rows[role].unexplained_bytes or 0) <= 4 * lora
+    assert any("use_orig_params" in cause.text for cause in rows[role].causes) is not is_apart
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.usefixtures("four_ranks")
+def test_fsdp1_tells_in_which_type_gradients_are_kept_and_reduced(keeps: bool) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+
+    precision = MixedPrecision(param_dtype=torch.bfloat16, keep_low_precision_grads=keeps)
+    model = FullyShardedDataParallel(net(), mixed_precision=precision, device_id=torch.device("cpu"))
+    model(torch.ones(2, WIDTH)).sum().backward()
+    (handle,) = fsdp1_handles(model)
+    facts = of_fsdp1(model, [handle], [])
+    assert facts is not None
+    assert facts["grad_bytes"] == handle.flat_param.grad.element_size() == (2 if keeps else 4)
+    assert facts["reduce_bytes"] == 2
 
 
 @pytest.mark.parametrize(

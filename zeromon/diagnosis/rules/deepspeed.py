@@ -195,7 +195,10 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
         is_off = setting_of(rank, "zero_optimization.reduce_scatter") == "false"
         if not is_off and not _waits_for_whole_buckets(rank):
             continue
-        grads = sum(m.get("trainable", 0) * m.get("grad_bytes", 0) for m in rank.config.models)
+        grads = sum(
+            m.get("trainable", 0) * m.get("reduce_bytes", m.get("grad_bytes", 0))
+            for m in rank.config.models
+        )
         saved = grads * (rank.world_size - 1) / rank.world_size
         lines = ['- "reduce_scatter": false', '+ "reduce_scatter": true'] if is_off else []
         if stage < 3:  # without this, whole buckets are all-reduced there

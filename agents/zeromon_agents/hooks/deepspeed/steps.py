@@ -252,11 +252,16 @@ def planned_model(model: Any, optimizer: Any, config: Any) -> ModelMetadata:
 def _model_of(module: Any, config: Any, ranks: int, *, is_half: bool) -> ModelMetadata:
     """Returns the model metadata of an engine with *config*, except its optimizer's."""
     zero = config.zero_config
+    accumulates = getattr(config, "grad_accum_dtype", None)
+    if isinstance(accumulates, str):  # the table of its names
+        accumulates = sys.modules["deepspeed.runtime.config"].DtypeEnum(accumulates).value
     return model_metadata.of_deepspeed(
         module,
         zero,
         ranks=ranks,
         is_half=is_half,
+        grad_bytes=getattr(accumulates, "itemsize", 0),
+        reduce_bytes=getattr(getattr(config, "communication_data_type", None), "itemsize", 0),
         optimizer_on=_place_name(_offload_device(zero.offload_optimizer)),
         params_on=_place_name(_offload_device(zero.offload_param)),
     )
