@@ -90,6 +90,7 @@ def hub_model(path: str) -> tuple[Any, dict[str, Any]]:
     text_cfg = config.get_text_config()
     sizes = text_cfg.to_dict() | {key: getattr(text_cfg, key, None) for key in text_cfg.attribute_map}
     plain = {name: value for name, value in sizes.items() if isinstance(value, (int, float, str))}
+    plain["has_sdpa"] = bool(getattr(cls, "_supports_sdpa", True))
     return model, {"config": plain, "notes": notes}
 
 

@@ -14,6 +14,7 @@ from zeromon.memory.predict import (
     During,
     MemoryBreakdown,
     Term,
+    autocast_copy_terms,
     communication_bytes,
     memory_of,
     sequences_that_fit,
@@ -303,13 +304,21 @@ def activation_terms(setup: Setup) -> tuple[Term, ...]:
     shape = setup.model.architecture
     if shape is None:
         return ()
-    return transformer_activations(shape, setup.batch, setup.plan.precision.compute_bytes)
+    itemsize, autocast = setup.plan.precision.compute_bytes, setup.plan.autocasts
+    return transformer_activations(shape, setup.batch, itemsize, autocast=autocast)
+
+
+def _fixed_terms(setup: Setup, plan: ShardPlan) -> Iterator[Term]:
+    """Yields what exists beside the trained model's states, whatever the micro-batch."""
+    yield from frozen_terms(setup.frozen, plan)
+    if setup.batch is not None and activation_terms(setup):
+        yield from autocast_copy_terms(setup.model, plan, setup.batch)
 
 
 def predict_row(setup: Setup, plan: ShardPlan) -> Row:
     """Returns the prediction for *plan* on the machine of *setup*."""
     sizes = sizes_under_plan(setup, plan)
-    extra_terms = [*activation_terms(replace(setup, plan=plan)), *frozen_terms(setup.frozen, plan)]
+    extra_terms = [*activation_terms(replace(setup, plan=plan)), *_fixed_terms(setup, plan)]
     extra_terms += generation_terms(setup.model, plan, setup.generated_tokens)
     memory = memory_of(sizes, plan, extra_terms)
     return Row(
@@ -338,7 +347,7 @@ def _fitting_sequences(setup: Setup, plan: ShardPlan) -> int | None:
     """Returns the number of sequences that fit beside the model states; None if unknown."""
     if setup.batch is None:
         return None
-    standing = memory_of(sizes_under_plan(setup, plan), plan, frozen_terms(setup.frozen, plan))
+    standing = memory_of(sizes_under_plan(setup, plan), plan, _fixed_terms(setup, plan))
     one = replace(setup, plan=plan, batch=replace(setup.batch, sequences=1))
     return sequences_that_fit(standing, setup.usable_bytes, activation_terms(one))
 

@@ -69,12 +69,36 @@ class Transformer:
     """Dropout masks are kept for backward, as in Megatron-LM."""
     fp32_norms: bool = False
     """Norms are computed in fp32 and scaled in the type of the layer (RMSNorm of Llama's family)."""
+    fp32_scales: bool = False
+    """Such norms are scaled in fp32, too (Gemma, OLMo 2)."""
+    input_norms: int = 2
+    """Norms before attention and MLP; 1: both read the same one; 0: norms follow alone (OLMo 2)."""
+    parallel_norms: bool = False
+    """Both of these norms read the same tensor (GPT-NeoX)."""
+    output_norms: bool = False
+    """Norms follow attention and MLP (Gemma 2 and 3, OLMo 2)."""
     query_norms: bool = False
     """Queries and keys have such a norm, too (Qwen3)."""
     fp32_softmax: bool = False
     """Attention that is not fused computes its softmax in fp32, as most of transformers' models do."""
+    capped_scores: bool = False
+    """Scores and logits pass a tanh, whose result is kept (Gemma 2)."""
+    has_fused_attention: bool = True
+    """transformers computes this model's attention by SDPA unless told otherwise."""
+    fused_values: bool = False
+    """Values are a view of the projection of queries, keys and values, which is kept whole."""
+    copied_output: bool = False
+    """The output of fused attention is copied, as the queries of a partial rotary embedding are."""
+    attention_readers: int = 3
+    """Linear layers that read the input of attention; 1 where one has queries, keys and values."""
+    mlp_readers: int = 2
+    """Linear layers that read the input of the MLP, the router of experts among them."""
     mlp_copies: int = 2
     """Tensors of the width of the MLP that an ungated one keeps; 1 after ReLU, 5 with ``gelu_new``."""
+    experts: int = 0
+    """Experts that compute a token; *ffn* is the width of all of them and of *shared_ffn*."""
+    shared_ffn: int = 0
+    """Width of the experts that compute each token."""
     tensor_ranks: int = 1
     """Ranks that share each layer (tensor parallelism)."""
 
@@ -314,7 +338,7 @@ class Precision:
 
 PRECISIONS = {
     "mixed": Precision.mixed(), "fp32": Precision.full(), "fsdp-mixed": Precision.policy(),
-    "pure-bf16": Precision.pure(),
+    "autocast": Precision.policy(), "pure-bf16": Precision.pure(),
 }  # fmt: skip
 
 
@@ -404,6 +428,12 @@ class ShardPlan:
         if self.reduces_each is None:
             return self.stage >= ZeroStage.GRADIENTS
         return self.reduces_each
+
+    @property
+    def autocasts(self) -> bool:
+        """True if torch.autocast mixes the precision: FSDP and DeepSpeed gather cast parameters."""
+        p = self.precision
+        return self.framework == "ddp" and p.param_bytes == 4 > p.compute_bytes
 
     @property
     def label(self) -> str:
