@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from support import ROOT as ROOT_FOLDER, clean_environment
 
 from zeromon.memory.models import model_from_units
 from zeromon.memory.predict import (
@@ -24,6 +28,7 @@ from zeromon.memory.predict import (
 from zeromon.memory.spec import ROOT, ModelSpec, Precision, ShardPlan, ZeroStage
 from zeromon_agents.describe import hub_model, unit_rows
 
+FOLDERS = (Path(__file__).parent, Path(__file__).parents[1], ROOT_FOLDER / "agents")
 BATCH, LENGTH = 2, 64
 ERROR = 0.03
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -167,3 +172,29 @@ def test_a_family_that_nobody_measured_has_a_note(tmp_path: Path) -> None:
         built, facts = hub_model(str(path))
     notes = model_from_units("x", unit_rows(built), config=facts["config"]).notes
     assert any("nobody measured them for cohere" in note for note in notes)
+
+
+def traced_bytes(*flags: str) -> int:
+    """Activations of a factory whose optimizer step needs more than its activations."""
+    entry = f"{Path(__file__).stem}:build_wide"
+    done = subprocess.run(
+        [sys.executable, "-m", "zeromon_agents.describe", entry, "--trace", "--ranks", "2",
+         "--length", "64", *flags],
+        env=clean_environment() | {"PYTHONPATH": os.pathsep.join(map(str, FOLDERS))},
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    (line,) = [row for row in done.stdout.splitlines() if row.startswith("zeromon: ")]
+    nbytes: int = json.loads(line.removeprefix("zeromon: "))["activation_bytes"]
+    return nbytes
+
+
+def build_wide() -> torch.nn.Module:
+    return transformers.AutoModelForCausalLM.from_config(configuration("llama", 4))
+
+
+def test_a_trace_honours_checkpointing_and_attention() -> None:
+    plain, again = traced_bytes(), traced_bytes("--checkpointing")
+    unfused = traced_bytes("--no-fused-attention")
+    assert 0 < again < plain < unfused
+    # at least the scores of 4 heads and 4 layers, in fp32
+    assert unfused - plain > 4 * 4 * 64 * 64 * 4 // 2

@@ -125,6 +125,9 @@ def setup_from_model(options: argparse.Namespace) -> plan.Setup:
             describe_entry(entry, batch, chosen.ranks) if options.trace else describe_entry(entry)
         )
         measured = described.get("activation_bytes")
+        if measured == 0:
+            note = "activations are not counted: the traced step kept none"
+            described = {**described, "notes": [*described.get("notes", ()), note]}
         model = described_model(described, options.model, measured=measured is not None)
     if batch is not None and measured is not None:
         measured = measured // batch.sequences
@@ -267,6 +270,7 @@ def describe_entry(entry: str, traced: Batch | None = None, ranks: int = 1) -> d
         command += ["--trace", "--micro-batch", str(traced.sequences)]
         command += ["--length", str(traced.length), "--ranks", str(ranks)]
         command += ["--checkpointing"] if traced.checkpointing else []
+        command += [] if traced.fused_attention else ["--no-fused-attention"]
         sys.stderr.write("zeromon: running one step of the model on fake tensors ...\n")
     inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
         str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))}  # fmt: skip
