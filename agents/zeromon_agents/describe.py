@@ -16,7 +16,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,24 +110,68 @@ def repeated_layers(model: Any) -> list[tuple[str, Any]]:
     return layers
 
 
-def unit_rows(model: Any) -> Iterator[dict[str, Any]]:
-    """Yields the layers, equal ones as one row, and then the rest as the root; tied weights once."""
+_ATTENTION_OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj", "wo")
+
+
+def add_adapters(model: Any, rank: int, targets: str) -> tuple[dict[str, int], set[int]]:
+    """Freezes *model* and adds LoRA to its linear layers, as peft's ``LoraConfig`` does.
+
+    *targets*: ``all-linear``, ``attention``, or names as in ``target_modules``. Returns how many layers
+    of each place have an adapter, and the ids of the weights that bitsandbytes quantizes: those of
+    all linear layers but the output (``get_keys_to_not_convert`` of transformers). Raises ValueError
+    where no layer has such a name.
+    """
+    model.requires_grad_(requires_grad=False)
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    linear = {
+        name: module for name, module in model.named_modules()
+        if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D") and module is not output
+    }  # fmt: skip
+    names = [target.strip() for target in targets.split(",")]
+    counts: dict[str, int] = {}
+    for name, module in linear.items():
+        inside = any("att" in part.lower() for part in name.split(".")[:-1])
+        by_name = any(f".{name}".endswith(f".{target}") for target in names)
+        if not (names == ["all-linear"] or by_name or (names == ["attention"] and inside)):
+            continue
+        out, width = module.weight.shape
+        if type(module).__name__ == "Conv1D":
+            out, width = width, out
+        module.lora_A = nn.Parameter(torch.empty(rank, width, device="meta"))
+        module.lora_B = nn.Parameter(torch.empty(out, rank, device="meta"))
+        is_output = name.endswith(_ATTENTION_OUTPUTS) if inside else width > out
+        place = ("attention_outputs" if is_output else "attention_inputs") if inside else (
+            "mlp_outputs" if is_output else "mlp_inputs"
+        )  # fmt: skip
+        counts[place] = counts.get(place, 0) + 1
+    if not counts:
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+        raise ValueError(f"no linear layer is named {targets}; there are {known}")
+    return counts, {id(module.weight) for module in linear.values()}
+
+
+def unit_rows(model: Any, quantized: Collection[int] = ()) -> Iterator[dict[str, Any]]:
+    """Yields the layers, equal ones as one row, and then the rest as the root; tied weights once.
+
+    *quantized*: ids of the weights that make rows of their own.
+    """
     ids: set[int] = set()
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, block in [*repeated_layers(model), ("(root)", model)]:
-        for trainable in (True, False):
+        for trainable, is_quantized in ((True, False), (False, True), (False, False)):
             own_params = [
-                p for p in block.parameters() if id(p) not in ids and p.requires_grad == trainable
-            ]
+                p for p in block.parameters()
+                if id(p) not in ids and p.requires_grad == trainable
+                and (id(p) in quantized) == is_quantized
+            ]  # fmt: skip
             ids.update(map(id, own_params))
             if not own_params:
                 continue
             shapes = tuple(tuple(p.shape) for p in own_params)
             # Without the name, a root with the shapes of a layer would count as one more layer
-            key = (name == "(root)", shapes, trainable)
-            row = rows.setdefault(
-                key, {"name": name, "shapes": shapes, "count": 0, "trainable": trainable}
-            )
+            key = (name == "(root)", shapes, trainable, is_quantized)
+            row: dict[str, Any] = {"name": name, "shapes": shapes, "count": 0, "trainable": trainable}
+            row = rows.setdefault(key, row | ({"quantized": True} if is_quantized else {}))
             row["count"] += 1
     yield from rows.values()
 
@@ -144,7 +188,7 @@ def trace_step(entry: str, options: argparse.Namespace) -> int:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    class Tracker(FSDPMemTracker):
+    class Tracker(FSDPMemTracker):  # type: ignore[misc]
         activation_bytes = 0
 
         def _update_peak_stats(self, peak_state: Any) -> None:
@@ -201,6 +245,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--no-fused-attention", action="store_true")
+    parser.add_argument("--lora-rank", type=int, default=0)
+    parser.add_argument("--lora-targets", default="")
+    parser.add_argument("--quantized", action="store_true")
     options = parser.parse_args()
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -210,7 +257,11 @@ def main() -> None:
                 model, described = hub_model(options.entry)
             else:
                 model, _ = build_model(options.entry)
-        described["units"] = list(unit_rows(model))
+        weights: set[int] = set()
+        if options.lora_rank:
+            places, weights = add_adapters(model, options.lora_rank, options.lora_targets)
+            described["lora"] = places | {"rank": options.lora_rank}
+        described["units"] = list(unit_rows(model, weights if options.quantized else ()))
         described["buffer_bytes"] = sum(b.nbytes for b in model.buffers())
         if options.trace:
             described["activation_bytes"] = trace_step(options.entry, options)

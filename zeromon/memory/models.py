@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from zeromon.base.errors import PlanError
-from zeromon.memory.spec import ROOT, ModelSpec, Shape, Transformer, Unit
+from zeromon.memory.spec import QUANTIZATIONS, ROOT, Adapters, ModelSpec, Shape, Transformer, Unit
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Dim, dim_by_name
 from zeromon.snapshot import RankSnapshot, RunSnapshot
@@ -31,10 +31,13 @@ def model_from_units(
     buffer_bytes: int = 0,
     config: Mapping[str, Any] | None = None,
     notes: tuple[str, ...] = (),
+    lora: Mapping[str, int] | None = None,
+    quantization: str = "",
 ) -> ModelSpec:
     """Returns a model from a description of its units: name, shapes, count, trainable.
 
-    *config*: the configuration of a transformer, from which its architecture is taken.
+    *config*: the configuration of a transformer, from which its architecture is taken. *lora*: the rank
+    of its adapters, and how many all layers have by place. *quantization*: the storage of the rest.
     """
     described = tuple(
         Unit(
@@ -42,10 +45,14 @@ def model_from_units(
             tuple(tuple(int(n) for n in shape) for shape in unit["shapes"]),
             int(unit.get("count", 1)),
             bool(unit.get("trainable", True)),
+            bool(unit.get("quantized", False)),
         )
         for unit in units
     )
-    shape = transformer_of_config(config, described) if config is not None else None
+    base = described if lora is None else tuple(_frozen_units(described))
+    shape = transformer_of_config(config, base) if config is not None else None
+    if shape is not None and lora is not None:
+        shape = _with_adapters(shape, lora, quantized=bool(quantization))
     if config is not None and shape is None:
         notes += (
             "activations are not counted: there is no formula for these layers; "
@@ -54,8 +61,29 @@ def model_from_units(
     elif config is not None:
         notes += tuple(_formula_notes(config))
     return ModelSpec(
-        name=name, units=described, architecture=shape, buffer_bytes=buffer_bytes, notes=notes
-    )
+        name=name, units=described, architecture=shape, buffer_bytes=buffer_bytes, notes=notes,
+        quantization=QUANTIZATIONS.get(quantization),
+    )  # fmt: skip
+
+
+def _frozen_units(units: Iterable[Unit]) -> Iterator[Unit]:
+    """Yields the units without adapters: quantized and other weights of a layer together."""
+    merged: dict[tuple[str, int], Unit] = {}
+    for unit in units:
+        if not unit.trainable:
+            known = merged.get((unit.name, unit.count))
+            shapes = (*known.shapes, *unit.shapes) if known is not None else unit.shapes
+            merged[unit.name, unit.count] = replace(unit, shapes=shapes)
+    yield from merged.values()
+
+
+def _with_adapters(
+    shape: Transformer, lora: Mapping[str, int], *, quantized: bool
+) -> Transformer | None:
+    """Returns *shape* with LoRA; None for experts, whose activations were not measured with it."""
+    places = {name: round(n / shape.layers) for name, n in lora.items() if name != "rank"}
+    adapters = Adapters(rank=lora["rank"], quantized=quantized, **places)
+    return None if shape.experts else replace(shape, adapters=adapters)
 
 
 # ---- Hugging Face configurations ------------------------------------------------------------------

@@ -17,8 +17,10 @@ from zeromon.memory.predict import (
     autocast_copy_terms,
     communication_bytes,
     memory_of,
+    quantization_terms,
     sequences_that_fit,
     state_bytes,
+    stored_bytes_per_param,
     transformer_activations,
 )
 from zeromon.memory.reconcile import (
@@ -311,6 +313,7 @@ def activation_terms(setup: Setup) -> tuple[Term, ...]:
 def _fixed_terms(setup: Setup, plan: ShardPlan) -> Iterator[Term]:
     """Yields what exists beside the trained model's states, whatever the micro-batch."""
     yield from frozen_terms(setup.frozen, plan)
+    yield from quantization_terms(setup.model, plan)
     if setup.batch is not None and activation_terms(setup):
         yield from autocast_copy_terms(setup.model, plan, setup.batch)
 
@@ -555,7 +558,8 @@ def unique_state_bytes(sizes: Sizes, plan: ShardPlan) -> int:
     """Returns the bytes of one copy of parameters, gradients and optimizer states."""
     widths = plan.precision
     trained = widths.plain_grad_bytes + state_bytes(plan.optimizer, plan) + 4 * widths.has_master
-    return round(sizes.numel * widths.param_bytes + sizes.trainable * trained)
+    stored_bytes = sizes.numel * stored_bytes_per_param(sizes, plan)
+    return round(stored_bytes + sizes.trainable * trained)
 
 
 def state_copies(sizes: Sizes, row: Row) -> float:

@@ -9,11 +9,12 @@ Memory is in bytes, sizes are in elements; roles have the names of :class:`zerom
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Flag, auto
 
 from zeromon.memory.spec import (
     ROOT,
+    Adapters,
     ModelSpec,
     Optimizer,
     ShardPlan,
@@ -142,8 +143,15 @@ def memory_of(sizes: Sizes, plan: ShardPlan, activations: Iterable[Term] = ()) -
     return MemoryBreakdown(tuple(t for t in terms if t.nbytes > 0))
 
 
+def stored_bytes_per_param(s: Sizes, p: ShardPlan) -> float:
+    """Returns the mean bytes of a stored parameter: frozen ones may be narrower than trained ones."""
+    trained = s.trainable / s.numel
+    widths = p.precision
+    return trained * widths.param_bytes + (1 - trained) * (widths.frozen_bytes or widths.param_bytes)
+
+
 def _param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
-    itemsize = p.precision.param_bytes
+    itemsize = stored_bytes_per_param(s, p)
     if p.stage < ZeroStage.PARAMETERS and p.framework in ("deepspeed", "ddp"):
         yield Term(role="unsharded_param", nbytes=round(s.numel * itemsize))
     else:
@@ -229,7 +237,7 @@ def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
     if p.framework == "ddp":
         exist = During.ALWAYS if p.bucket_views else exist
         yield from _in_their_type(s.trainable, p, "unsharded_grad", during=exist)
-        if not p.bucket_views:
+        if not p.bucket_views and p.ranks > 1:
             yield Term(
                 role="reduce_scatter",
                 nbytes=round(s.trainable * p.precision.grad_bytes),
@@ -260,9 +268,10 @@ def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
             )
         elif s.unit_numels:
             total_bytes = round(s.trainable * p.precision.grad_bytes)
+            unit_numel = s.trained_unit_numel or s.unit_numels[0]
             yield Term(
                 role="unsharded_grad",
-                nbytes=min(s.unit_numels[0] * p.precision.compute_bytes, total_bytes),
+                nbytes=min(unit_numel * p.precision.compute_bytes, total_bytes),
                 cause="gradients of the unit in backward, before they are reduced",
                 during=During.BACKWARD | During.BACKWARD_END,
             )
@@ -438,21 +447,62 @@ def layer_activation_bytes(
 
     *autocast*: parameters are in fp32, and so are the sums of the residuals.
     """
+    if t.adapters is not None:
+        return _adapted_layer_bytes(t, t.adapters, b, itemsize, autocast=autocast)
     tokens = b.sequences * b.length
     norms = tokens * t.hidden * _layer_norm_bytes(t, itemsize, autocast=autocast)
     split = tokens * (_attention_bytes(t, b, itemsize) + _mlp_bytes(t, itemsize, autocast=autocast))
     if t.query_norms:
         split += tokens * (4 + _normed_bytes(t, itemsize)) * (t.attention_width + t.kv_width)
-    scores = t.heads * b.length * tokens
+    split += _score_bytes(t, b, itemsize, autocast=autocast)
+    if t.dropout:  # masks of one byte
+        norms += 2 * tokens * t.hidden
+    return norms + split // t.tensor_ranks
+
+
+def _adapted_layer_bytes(t: Transformer, a: Adapters, b: Batch, itemsize: int, *, autocast: bool) -> int:
+    """Returns the bytes that one frozen layer with LoRA keeps, measured under peft 0.21.
+
+    A frozen linear layer keeps no input, a frozen norm no result. An adapter keeps both its inputs; in
+    fp32 under autocast it casts its own copy. 4-bit layers of bitsandbytes give back the type that
+    they got, so under autocast the MLP computes in fp32.
+    """
+    tokens, q = b.sequences * b.length, t.attention_width
+    wide = 4 if autocast and a.quantized else itemsize
+    norm = 4 if t.fp32_norms else wide
+    norms = t.input_norms * norm + (8 if t.output_norms else 0)
+    norms -= wide if t.parallel_norms else 0
+    inputs = (a.attention_inputs, a.mlp_inputs)
+    copies = sum(inputs if autocast else map(bool, inputs))
+    unsplit = tokens * t.hidden * (norms + itemsize * copies)
+    # No frozen layer reads a copy of the output, and fp32 values are cast for fused attention
+    views = t.fused_values and wide == itemsize
+    attention = replace(t, copied_output=False, fused_values=views)
+    split = tokens * (_attention_bytes(attention, b, itemsize) + itemsize * a.rank * a.count)
+    # The output of fused attention is kept in any case, and that of eager attention for an adapter
+    fused = is_attention_fused(t, b)
+    kept_output = bool(a.attention_outputs) and (autocast or not fused or t.copied_output)
+    split += tokens * itemsize * q * (kept_output - (not fused))
+    split += tokens * t.ffn * wide * max(1, (4 if t.gated else t.mlp_copies) - 1)
+    is_shared = not t.gated and t.mlp_copies == 1 and not autocast  # ReLU keeps its result itself
+    split += tokens * t.ffn * itemsize * (bool(a.mlp_outputs) and not is_shared)
+    if t.query_norms:
+        split += tokens * 4 * (q + t.kv_width)
+    split += _score_bytes(t, b, itemsize, autocast=autocast)
+    return unsplit + split // t.tensor_ranks
+
+
+def _score_bytes(t: Transformer, b: Batch, itemsize: int, *, autocast: bool) -> int:
+    """Returns the scores that attention keeps where it is not fused."""
+    scores = t.heads * b.length * b.sequences * b.length
+    split = 0
     if not is_attention_fused(t, b):
         # In fp32 the result of the softmax needs no copy
         is_copied = itemsize < 4 and (t.fp32_softmax or autocast)
         copies = 1 + t.dropout + t.capped_scores
-        split += scores * (itemsize * copies + (4 if is_copied else 0))
-    if t.dropout:  # masks of one byte
-        norms += 2 * tokens * t.hidden
-        split += 0 if is_attention_fused(t, b) else scores
-    return norms + split // t.tensor_ranks
+        masks = 1 if t.dropout else 0  # of one byte
+        split += scores * (itemsize * copies + (4 if is_copied else 0) + masks)
+    return split
 
 
 def is_attention_fused(t: Transformer, b: Batch) -> bool:
@@ -515,6 +565,8 @@ def head_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2, *, autoca
     tokens = b.sequences * b.length
     stored = 4 if autocast else itemsize
     norm = 4 + (4 if autocast else _normed_bytes(t, itemsize)) if t.fp32_norms else stored
+    if t.adapters is not None:  # a frozen norm keeps no result, a frozen head no input
+        norm = (4 if t.fp32_norms else stored) - itemsize
     words = (12 + (itemsize if t.capped_scores else 0)) * t.vocab
     return tokens * ((norm + itemsize) * t.hidden + words // t.tensor_ranks)
 
@@ -545,7 +597,8 @@ def transformer_activations(
     head = head_activation_bytes(t, b, itemsize, autocast=autocast)
     layer_bytes = t.layers * layer
     if b.checkpointing:
-        stored = 4 if autocast else itemsize
+        is_wide = autocast and (t.adapters is None or t.adapters.quantized)
+        stored = 4 if is_wide else itemsize
         layer_bytes = t.layers * stored * b.sequences * b.length * t.hidden
     gradients, cause = _layer_backward_bytes(t, b, itemsize), "gradients of the activations of a layer"
     if b.checkpointing:
@@ -567,8 +620,20 @@ def autocast_copy_terms(model: ModelSpec, plan: ShardPlan, b: Batch) -> Iterator
     """
     if not plan.autocasts or not model.has_units:
         return
-    layers = [(_matrix_numels(unit), unit.count) for unit in model.units if unit.name != ROOT]
-    root = max((n for unit in model.units if unit.name == ROOT for n in _matrix_numels(unit)), default=0)
+    # Frozen weights are 16 bits wide, but for the output of a quantized model (peft, kbit training)
+    has_lora = plan.precision.frozen_bytes > 0
+    layers = [
+        (_matrix_numels(unit), unit.count)
+        for unit in model.units
+        if unit.name != ROOT and (unit.trainable or not has_lora)
+    ]
+    root = (
+        0
+        if has_lora and model.quantization is None
+        else max(
+            (n for unit in model.units if unit.name == ROOT for n in _matrix_numels(unit)), default=0
+        )
+    )
     numel = sum(sum(numels) * count for numels, count in layers) + root
     cause = "16-bit copies of the weights (autocast caches them, autograd keeps them)"
     during = During.LOSS if b.checkpointing else During.ACTIVATIONS
@@ -577,6 +642,25 @@ def autocast_copy_terms(model: ModelSpec, plan: ShardPlan, b: Batch) -> Iterator
     if b.checkpointing:
         numel = max((sum(numels) for numels, _ in layers), default=0)
         yield Term(role=ACTIVATION, nbytes=numel * itemsize, cause=cause, during=During.BACKWARD)
+
+
+def quantization_terms(model: ModelSpec, plan: ShardPlan) -> Iterator[Term]:
+    """Yields the constants of quantized weights, and the weight that one layer computes with."""
+    if model.quantization is not None:
+        quantized = [unit for unit in model.units if unit.quantized]
+        total = sum(unit.numel * unit.count for unit in quantized)
+        yield Term(
+            role="buffer",
+            nbytes=round(total * model.quantization.constant_bytes),
+            cause="constants of the quantized weights, which no framework shards",
+        )
+        numels = [n for unit in quantized for n in _matrix_numels(unit)]
+        yield Term(
+            role="unsharded_param",
+            nbytes=max(numels, default=0) * plan.precision.compute_bytes,
+            cause="the largest quantized weight while it computes, dequantized",
+            during=During.ACTIVATIONS | During.BACKWARD_END,
+        )
 
 
 def _matrix_numels(unit: Unit) -> list[int]:

@@ -43,11 +43,47 @@ class Unit:
     shapes: tuple[Shape, ...]
     count: int = 1
     trainable: bool = True
+    quantized: bool = False
+    """Its weights are stored as the quantization of the model says."""
 
     @property
     def numel(self) -> int:
         """Number of elements of one unit."""
         return sum(map(math.prod, self.shapes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """The linear layers of a layer that have LoRA, by what they read, and that of a frozen model."""
+
+    rank: int
+    attention_inputs: int = 0
+    attention_outputs: int = 0
+    mlp_inputs: int = 0
+    mlp_outputs: int = 0
+    quantized: bool = False
+    """The frozen weights are quantized, and norms and embeddings in fp32 under autocast."""
+
+    @property
+    def count(self) -> int:
+        """Number of them."""
+        return self.attention_inputs + self.attention_outputs + self.mlp_inputs + self.mlp_outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Bytes per frozen weight of a linear layer, and of the constants that belong to it."""
+
+    weight_bytes: float
+    constant_bytes: float
+
+
+QUANTIZATIONS: Mapping[str, Quantization] = {
+    # NF4: an fp32 constant for 64 weights; double: one of 8 bits, and an fp32 one for 256 of these
+    # (Dettmers et al. 2023, arXiv 2305.14314, section 3: 0.5 and 0.127 bits per parameter)
+    "4bit": Quantization(0.5, 4 / 64),
+    "4bit-double": Quantization(0.5, 1 / 64 + 4 / (64 * 256)),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +135,8 @@ class Transformer:
     """Experts that compute a token; *ffn* is the width of all of them and of *shared_ffn*."""
     shared_ffn: int = 0
     """Width of the experts that compute each token."""
+    adapters: Adapters | None = None
+    """LoRA; the rest of the model is frozen then."""
     tensor_ranks: int = 1
     """Ranks that share each layer (tensor parallelism)."""
 
@@ -130,6 +168,8 @@ class ModelSpec:
     """True if *units* are gathered one by one; otherwise only their sum is meaningful."""
     notes: tuple[str, ...] = ()
     """Assumptions of the description."""
+    quantization: Quantization | None = None
+    """How the frozen weights of linear layers are stored."""
 
     def __post_init__(self) -> None:
         if self.params < 1:
@@ -147,15 +187,17 @@ class ModelSpec:
 
     def sizes(self, plan: ShardPlan) -> Sizes:
         """Returns the sizes of the model under *plan*, with the padding of the plan's framework."""
-        shard = trainable_shard = persistent = kept_numel = 0
+        numel = shard = trainable_shard = persistent = kept_numel = 0
         is_fsdp = plan.framework in ("fsdp1", "fsdp2")
         freed = []
         for unit in self.units:
+            share = self._stored_share(unit, plan)
+            numel += round(unit.numel * share) * unit.count
             if is_fsdp and (unit.name == ROOT or plan.stage < ZeroStage.PARAMETERS):
-                kept_numel += unit.numel * unit.count
+                kept_numel += round(unit.numel * share) * unit.count
             else:
-                freed += [unit.numel] * min(unit.count, 4)
-            padded = _padded_shard_numel(unit, plan)
+                freed += [round(unit.numel * share)] * min(unit.count, 4)
+            padded = round(_padded_shard_numel(unit, plan) * share)
             shard += padded * unit.count
             trainable_shard += padded * unit.count * unit.trainable
             if plan.persistence_numel and plan.stage == ZeroStage.PARAMETERS:
@@ -166,7 +208,7 @@ class ModelSpec:
         layers = [unit for unit in units if unit.name != ROOT]
         linear = (math.prod(s) for u in layers for s in u.shapes if len(s) == 2)
         return Sizes(
-            numel=self.params,
+            numel=numel,
             trainable=self.trainable,
             shard_numel=shard,
             trainable_shard_numel=trainable_shard,
@@ -176,6 +218,7 @@ class ModelSpec:
             kept_numel=kept_numel if self.has_units or plan.stage < ZeroStage.PARAMETERS else 0,
             largest_tensor_numel=max((math.prod(s) for u in units for s in u.shapes), default=0),
             linear_numel=max(linear, default=0),
+            trained_unit_numel=max((u.numel for u in layers if u.trainable), default=0),
             buffer_bytes=self.buffer_bytes,
             factored_numel=sum(
                 factored_numel(shape) * u.count for u in self.units if u.trainable for shape in u.shapes
@@ -183,6 +226,19 @@ class ModelSpec:
             layer_numel=max((u.numel for u in layers), default=0),
             root_numel=sum(u.numel * u.count for u in self.units if u.name == ROOT),
         )
+
+    def _stored_share(self, unit: Unit, plan: ShardPlan) -> float:
+        """Returns the elements that are stored, and gathered, for each parameter of *unit*.
+
+        FSDP and ZeRO-3 shard 4-bit weights as elements of the compute type (``bnb_4bit_quant_storage``).
+        Under autocast ``prepare_model_for_kbit_training`` of peft casts the other weights to fp32.
+        """
+        if self.quantization is None or unit.trainable:
+            return 1.0
+        itemsize = plan.precision.compute_bytes
+        if unit.quantized:
+            return self.quantization.weight_bytes / itemsize
+        return 4 / itemsize if plan.autocasts else 1.0
 
 
 def _padded_shard_numel(unit: Unit, plan: ShardPlan) -> int:
@@ -212,6 +268,8 @@ class Sizes:
     largest_tensor_numel: int = 0
     linear_numel: int = 0
     """The largest weight of a linear layer that no other module shares; 0 where unknown."""
+    trained_unit_numel: int = 0
+    """The trained parameters of the largest unit; 0: all of it."""
     kept_numel: int = 0
     """FSDP: elements of units that stay gathered from forward to backward (the root, or all)."""
     buffer_bytes: int = 0
@@ -302,6 +360,8 @@ class Precision:
     """The optimizer keeps an additional fp32 copy of the parameters."""
     state_bytes: float = 4.0
     """Bytes per element of a full optimizer state, unless the optimizer fixes the size."""
+    frozen_bytes: float = 0
+    """Bytes per stored element of frozen parameters; 0: as *param_bytes*."""
     reduce_bytes: float = 0
     """Bytes per element of a gradient on the wire; 0: as *grad_bytes*."""
 
