@@ -117,7 +117,7 @@ def add_adapters(model: Any, rank: int, targets: str) -> tuple[dict[str, int], s
     """Freezes *model* and adds LoRA to its linear layers, as peft's ``LoraConfig`` does.
 
     *targets*: ``all-linear``, ``attention``, or names as in ``target_modules``. Returns how many layers
-    of each place have an adapter, and the ids of the weights that bitsandbytes quantizes: those of
+    of each location have an adapter, and the ids of the weights that bitsandbytes quantizes: those of
     all linear layers but the output (``get_keys_to_not_convert`` of transformers). Raises ValueError
     where no layer has such a name.
     """
@@ -130,20 +130,20 @@ def add_adapters(model: Any, rank: int, targets: str) -> tuple[dict[str, int], s
     names = [target.strip() for target in targets.split(",")]
     counts: dict[str, int] = {}
     for name, module in linear.items():
-        inside = any("att" in part.lower() for part in name.split(".")[:-1])
+        is_attention = any("att" in part.lower() for part in name.split(".")[:-1])
         by_name = any(f".{name}".endswith(f".{target}") for target in names)
-        if not (names == ["all-linear"] or by_name or (names == ["attention"] and inside)):
+        if not (names == ["all-linear"] or by_name or (names == ["attention"] and is_attention)):
             continue
-        out, width = module.weight.shape
+        output_width, input_width = module.weight.shape
         if type(module).__name__ == "Conv1D":
-            out, width = width, out
-        module.lora_A = nn.Parameter(torch.empty(rank, width, device="meta"))
-        module.lora_B = nn.Parameter(torch.empty(out, rank, device="meta"))
-        is_output = name.endswith(_ATTENTION_OUTPUTS) if inside else width > out
-        place = ("attention_outputs" if is_output else "attention_inputs") if inside else (
+            output_width, input_width = input_width, output_width
+        module.lora_A = nn.Parameter(torch.empty(rank, input_width, device="meta"))
+        module.lora_B = nn.Parameter(torch.empty(output_width, rank, device="meta"))
+        is_output = name.endswith(_ATTENTION_OUTPUTS) if is_attention else input_width > output_width
+        location = ("attention_outputs" if is_output else "attention_inputs") if is_attention else (
             "mlp_outputs" if is_output else "mlp_inputs"
         )  # fmt: skip
-        counts[place] = counts.get(place, 0) + 1
+        counts[location] = counts.get(location, 0) + 1
     if not counts:
         known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
         raise ValueError(f"no linear layer is named {targets}; there are {known}")
@@ -259,8 +259,8 @@ def main() -> None:
                 model, _ = build_model(options.entry)
         weights: set[int] = set()
         if options.lora_rank:
-            places, weights = add_adapters(model, options.lora_rank, options.lora_targets)
-            described["lora"] = places | {"rank": options.lora_rank}
+            adapter_counts, weights = add_adapters(model, options.lora_rank, options.lora_targets)
+            described["lora"] = adapter_counts | {"rank": options.lora_rank}
         described["units"] = list(unit_rows(model, weights if options.quantized else ()))
         described["buffer_bytes"] = sum(b.nbytes for b in model.buffers())
         if options.trace:

@@ -140,20 +140,7 @@ def setup_from_model(options: argparse.Namespace) -> plan.Setup:
     measured = None
     if model is None:
         entry = str(path or options.model)
-        described = (
-            describe_entry(entry, batch, chosen.ranks)
-            if options.trace
-            else describe_entry(entry, flags=lora)
-        )
-        measured = described.get("activation_bytes")
-        if measured == 0:
-            reason = "activations are not counted: the traced step kept none"
-            described = {**described, "notes": [*described.get("notes", ()), reason]}
-        model = described_model(
-            described, options.model, measured=measured is not None, load_in=options.load_in or ""
-        )
-    if batch is not None and measured is not None:
-        measured = measured // batch.sequences
+        model, measured = _built_model(entry, options, batch if options.trace else None, chosen, lora)
     options.gpu = options.gpu or "a100"
     tensor, pipeline = options.tp or 1, options.pp or 1
     chosen = _split_data_parallel(chosen, tensor * pipeline)
@@ -184,6 +171,27 @@ def setup_from_model(options: argparse.Namespace) -> plan.Setup:
         generated_tokens=(options.rollout or 0) * (options.length or 2048),
         machine=machine_of_options(options, chosen.ranks * tensor * pipeline),
     )
+
+
+def _built_model(
+    entry: str,
+    options: argparse.Namespace,
+    traced: Batch | None,
+    chosen: ShardPlan,
+    lora: tuple[str, ...],
+) -> tuple[ModelSpec, int | None]:
+    """The model that a child process builds, and the activations of a sequence where it is *traced*."""
+    described = describe_entry(entry, traced, chosen.ranks if traced else 1, lora)
+    nbytes = described.get("activation_bytes")
+    if nbytes == 0:
+        reason = "activations are not counted: the traced step kept none"
+        described = {**described, "notes": [*described.get("notes", ()), reason]}
+    model = described_model(
+        described, options.model, measured=nbytes is not None, load_in=options.load_in or ""
+    )
+    if traced is None or nbytes is None:
+        return model, None
+    return model, nbytes // traced.sequences
 
 
 def _lora_flags(options: argparse.Namespace, *, can_build: bool) -> tuple[str, ...]:

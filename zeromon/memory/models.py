@@ -71,8 +71,8 @@ def _frozen_units(units: Iterable[Unit]) -> Iterator[Unit]:
     merged: dict[tuple[str, int], Unit] = {}
     for unit in units:
         if not unit.trainable:
-            known = merged.get((unit.name, unit.count))
-            shapes = (*known.shapes, *unit.shapes) if known is not None else unit.shapes
+            merged_unit = merged.get((unit.name, unit.count))
+            shapes = (*merged_unit.shapes, *unit.shapes) if merged_unit is not None else unit.shapes
             merged[unit.name, unit.count] = replace(unit, shapes=shapes)
     yield from merged.values()
 
@@ -81,8 +81,8 @@ def _with_adapters(
     shape: Transformer, lora: Mapping[str, int], *, quantized: bool
 ) -> Transformer | None:
     """Returns *shape* with LoRA; None for experts, whose activations were not measured with it."""
-    places = {name: round(n / shape.layers) for name, n in lora.items() if name != "rank"}
-    adapters = Adapters(rank=lora["rank"], quantized=quantized, **places)
+    adapter_counts = {name: round(n / shape.layers) for name, n in lora.items() if name != "rank"}
+    adapters = Adapters(rank=lora["rank"], quantized=quantized, **adapter_counts)
     return None if shape.experts else replace(shape, adapters=adapters)
 
 

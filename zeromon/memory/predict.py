@@ -468,22 +468,22 @@ def _adapted_layer_bytes(t: Transformer, a: Adapters, b: Batch, itemsize: int, *
     they got, so under autocast the MLP computes in fp32.
     """
     tokens, q = b.sequences * b.length, t.attention_width
-    wide = 4 if autocast and a.quantized else itemsize
-    norm = 4 if t.fp32_norms else wide
+    result_bytes = 4 if autocast and a.quantized else itemsize
+    norm = 4 if t.fp32_norms else result_bytes
     norms = t.input_norms * norm + (8 if t.output_norms else 0)
-    norms -= wide if t.parallel_norms else 0
+    norms -= result_bytes if t.parallel_norms else 0
     inputs = (a.attention_inputs, a.mlp_inputs)
     copies = sum(inputs if autocast else map(bool, inputs))
     unsplit = tokens * t.hidden * (norms + itemsize * copies)
     # No frozen layer reads a copy of the output, and fp32 values are cast for fused attention
-    views = t.fused_values and wide == itemsize
+    views = t.fused_values and result_bytes == itemsize
     attention = replace(t, copied_output=False, fused_values=views)
     split = tokens * (_attention_bytes(attention, b, itemsize) + itemsize * a.rank * a.count)
     # The output of fused attention is kept in any case, and that of eager attention for an adapter
     fused = is_attention_fused(t, b)
     kept_output = bool(a.attention_outputs) and (autocast or not fused or t.copied_output)
     split += tokens * itemsize * q * (kept_output - (not fused))
-    split += tokens * t.ffn * wide * max(1, (4 if t.gated else t.mlp_copies) - 1)
+    split += tokens * t.ffn * result_bytes * max(1, (4 if t.gated else t.mlp_copies) - 1)
     is_shared = not t.gated and t.mlp_copies == 1 and not autocast  # ReLU keeps its result itself
     split += tokens * t.ffn * itemsize * (bool(a.mlp_outputs) and not is_shared)
     if t.query_norms:
@@ -526,8 +526,8 @@ def _layer_norm_bytes(t: Transformer, itemsize: int, *, autocast: bool) -> int:
     inputs = itemsize * readers
     stored = 4 if autocast else itemsize
     norm = 4 + (4 if autocast else _normed_bytes(t, itemsize)) if t.fp32_norms else stored
-    after = 2 * (4 + _normed_bytes(t, itemsize)) if t.output_norms else 0
-    return t.input_norms * norm - (stored if t.parallel_norms else 0) + inputs + after
+    output_norm_bytes = 2 * (4 + _normed_bytes(t, itemsize)) if t.output_norms else 0
+    return t.input_norms * norm - (stored if t.parallel_norms else 0) + inputs + output_norm_bytes
 
 
 def _attention_bytes(t: Transformer, b: Batch, itemsize: int) -> int:
@@ -548,12 +548,12 @@ def _mlp_bytes(t: Transformer, itemsize: int, *, autocast: bool) -> int:
     it does not know ``grouped_mm`` (transformers/integrations/moe.py).
     """
     plain_ffn = t.shared_ffn if t.experts else t.ffn
-    plain = itemsize * (4 if t.gated else t.mlp_copies) * plain_ffn
+    dense_bytes = itemsize * (4 if t.gated else t.mlp_copies) * plain_ffn
     if not t.experts:
-        return plain
-    wide = 4 if autocast else itemsize
+        return dense_bytes
+    expert_bytes = 4 if autocast else itemsize
     shared = itemsize * t.hidden if t.shared_ffn else 0  # the result, which a gate scales
-    return plain + shared + wide * (4 * (t.ffn - t.shared_ffn) + 2 * t.experts * t.hidden)
+    return dense_bytes + shared + expert_bytes * (4 * (t.ffn - t.shared_ffn) + 2 * t.experts * t.hidden)
 
 
 def head_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2, *, autocast: bool = False) -> int:
@@ -567,8 +567,8 @@ def head_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2, *, autoca
     norm = 4 + (4 if autocast else _normed_bytes(t, itemsize)) if t.fp32_norms else stored
     if t.adapters is not None:  # a frozen norm keeps no result, a frozen head no input
         norm = (4 if t.fp32_norms else stored) - itemsize
-    words = (12 + (itemsize if t.capped_scores else 0)) * t.vocab
-    return tokens * ((norm + itemsize) * t.hidden + words // t.tensor_ranks)
+    logit_bytes = (12 + (itemsize if t.capped_scores else 0)) * t.vocab
+    return tokens * ((norm + itemsize) * t.hidden + logit_bytes // t.tensor_ranks)
 
 
 def _layer_backward_bytes(t: Transformer, b: Batch, itemsize: int) -> int:
