@@ -95,8 +95,10 @@ def _oom_ladder(setup: plan.Setup, rows: list[plan.Row]) -> tuple[Rung, ...]:
 def _params_text(setup: plan.Setup) -> str:
     """The parameters of the model, and of the part of one rank where others have other parts."""
     own_params, whole_numel = human_params(setup.model.params), setup.whole_numel
+    trainable = setup.model.trainable
+    trained = f" ({human_params(trainable)} trained)" if trainable < setup.model.params else ""
     if setup.tensor == setup.pipeline == 1:
-        return f"{own_params} parameters"
+        return f"{own_params} parameters{trained}"
     of_all = f"{'n/a' if whole_numel is None else human_params(whole_numel)} parameters"
     return f"{of_all}, {own_params} per rank (tensor {setup.tensor} x pipeline {setup.pipeline})"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zeromon.base.errors import PlanError
-from zeromon.base.units import human_bytes
+from zeromon.base.units import human_bytes, human_params
 from zeromon.check.documents import UnreadableError, dialect_of, parse_config, read_text
 from zeromon.cli import tell_user
 from zeromon.cli.parser import add_flag, add_list, add_option, positive, whole
@@ -30,7 +30,9 @@ from zeromon.memory.spec import (
     OPTIMIZERS,
     PLACES,
     PRECISIONS,
+    QUANTIZATIONS,
     ModelSpec,
+    Precision,
     ShardPlan,
     ZeroStage,
 )
@@ -71,6 +73,20 @@ def add_setup_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(batch, "--length", "TOKENS", "tokens of a sequence (default: 2048)", positive)
     add_flag(batch, "--checkpointing", "activation checkpointing")
     add_flag(batch, "--no-fused-attention", "attention scores are written to memory")
+    lora = parser.add_argument_group(
+        "LoRA and QLoRA", "plan config.json --lora-rank 16 --lora-targets q_proj,v_proj --load-in 4bit"
+    )
+    add_option(
+        lora, "--lora-rank", "N", "train adapters of rank N alone, as peft's LoraConfig(r=N)", positive
+    )
+    add_option(
+        lora, "--lora-targets", "NAMES",
+        "layers with an adapter: all-linear (default), attention, or names: q_proj,v_proj",
+    )  # fmt: skip
+    lora.add_argument(
+        "--load-in", choices=tuple(QUANTIZATIONS),
+        help="QLoRA: frozen linear layers in NF4 of bitsandbytes (double: double quantization)",
+    )  # fmt: skip
     learning = parser.add_argument_group("reinforcement learning")
     add_list(
         learning, "--reference", "MODEL",
@@ -110,24 +126,21 @@ def setup_from_model(options: argparse.Namespace) -> plan.Setup:
             "--trace needs a model that can be built: module:factory",
             "Or a config.json, with transformers installed.",
         )
-    model = None if is_entry or options.trace else read_model(options.model)
+    lora = _lora_flags(options, can_build=is_entry or path is not None)
+    model = None if is_entry or options.trace or lora else read_model(options.model)
     hidden = model.architecture.hidden if model is not None and model.architecture else 0
     settings = read_config_changes(options, hidden)
     micro = options.micro_batch or settings.pop("micro_batch", None)
     # With --micro-batch the line above does not take it out, and ShardPlan has no such field
     settings.pop("micro_batch", None)
     chosen = change_plan(base_plan(settings, options), settings, options)
+    if lora:
+        chosen = _with_frozen_base(chosen, is_chosen=bool(options.precision or "precision" in settings))
     batch = _given_batch(options, micro) if micro or options.length or options.trace else None
     measured = None
     if model is None:
         entry = str(path or options.model)
-        described = (
-            describe_entry(entry, batch, chosen.ranks) if options.trace else describe_entry(entry)
-        )
-        measured = described.get("activation_bytes")
-        model = described_model(described, options.model, measured=measured is not None)
-    if batch is not None and measured is not None:
-        measured = measured // batch.sequences
+        model, measured = _built_model(entry, options, batch if options.trace else None, chosen, lora)
     options.gpu = options.gpu or "a100"
     tensor, pipeline = options.tp or 1, options.pp or 1
     chosen = _split_data_parallel(chosen, tensor * pipeline)
@@ -135,6 +148,8 @@ def setup_from_model(options: argparse.Namespace) -> plan.Setup:
     if options.rollout and model.architecture is None:
         note += ("keys and values of --rollout are not counted: the layers are unknown",)
     whole_numel = model.params
+    if lora:
+        note += (_lora_note(model, options.load_in),)
     model = part_of_model(replace(model, notes=(*model.notes, *note)), tensor, pipeline)
     return plan.Setup(
         model=model,
@@ -156,6 +171,67 @@ def setup_from_model(options: argparse.Namespace) -> plan.Setup:
         generated_tokens=(options.rollout or 0) * (options.length or 2048),
         machine=machine_of_options(options, chosen.ranks * tensor * pipeline),
     )
+
+
+def _built_model(
+    entry: str,
+    options: argparse.Namespace,
+    traced: Batch | None,
+    chosen: ShardPlan,
+    lora: tuple[str, ...],
+) -> tuple[ModelSpec, int | None]:
+    """The model that a child process builds, and the activations of a sequence where it is *traced*."""
+    described = describe_entry(entry, traced, chosen.ranks if traced else 1, lora)
+    nbytes = described.get("activation_bytes")
+    if nbytes == 0:
+        reason = "activations are not counted: the traced step kept none"
+        described = {**described, "notes": [*described.get("notes", ()), reason]}
+    model = described_model(
+        described, options.model, measured=nbytes is not None, load_in=options.load_in or ""
+    )
+    if traced is None or nbytes is None:
+        return model, None
+    return model, nbytes // traced.sequences
+
+
+def _lora_flags(options: argparse.Namespace, *, can_build: bool) -> tuple[str, ...]:
+    """The options of LoRA, as those of the process that builds the model; () without LoRA."""
+    if not options.lora_rank:
+        if options.load_in or options.lora_targets:
+            raise PlanError("--load-in and --lora-targets need --lora-rank", "Like --lora-rank 16.")
+        return ()
+    if options.trace:
+        raise PlanError("--trace counts no adapters", "Leave --trace out: LoRA has a formula.")
+    if not can_build:
+        raise PlanError(
+            f"--lora-rank needs the layers of the model, which {options.model!r} does not say",
+            "Give a config.json or module:factory.",
+        )
+    targets = options.lora_targets or "all-linear"
+    flags = ("--lora-rank", str(options.lora_rank), "--lora-targets", targets)
+    return (*flags, "--quantized") if options.load_in else flags
+
+
+def _lora_note(model: ModelSpec, load_in: str | None) -> str:
+    base = human_params(model.params - model.trainable)
+    stored = "in 16 bits, or as --precision says"
+    if load_in:
+        stored = f"linear layers in {load_in}; to shard them, set bnb_4bit_quant_storage to bfloat16"
+    return f"LoRA trains {model.trainable:,} parameters, lora_dropout 0; {base} are frozen, {stored}"
+
+
+def _with_frozen_base(chosen: ShardPlan, *, is_chosen: bool) -> ShardPlan:
+    """*chosen* with the precision of LoRA: fp32 adapters beside a 16-bit base, but for DeepSpeed.
+
+    peft makes adapters in fp32 (autocast_adapter_dtype), and accelerate casts only what is trained to
+    fp32 under FSDP. DeepSpeed casts both to 16 bits, and has fp32 masters.
+    """
+    precision = chosen.precision
+    if chosen.framework != "deepspeed" and not is_chosen:
+        precision = Precision.policy()
+    if precision.param_bytes > precision.compute_bytes:
+        precision = replace(precision, frozen_bytes=precision.compute_bytes)
+    return replace(chosen, precision=precision)
 
 
 def _given_batch(options: argparse.Namespace, micro: int | None) -> Batch:
@@ -213,11 +289,14 @@ def read_model(spec: str) -> ModelSpec:
     return from_count(count, name=spec)
 
 
-def described_model(described: Mapping[str, Any], name: str, *, measured: bool = False) -> ModelSpec:
+def described_model(
+    described: Mapping[str, Any], name: str, *, measured: bool = False, load_in: str = ""
+) -> ModelSpec:
     """The model that a child process described; *measured*: with its activations."""
     config = None if measured else described.get("config")
     notes = tuple(described.get("notes", ()))
-    return model_from_units(name, described["units"], described["buffer_bytes"], config, notes)
+    units, buffer_bytes, lora = described["units"], described["buffer_bytes"], described.get("lora")
+    return model_from_units(name, units, buffer_bytes, config, notes, lora, load_in)
 
 
 def read_config_file(path: Path) -> Mapping[str, Any]:
@@ -257,16 +336,19 @@ runpy.run_module("zeromon_agents.describe", run_name="__main__")
 
 # Each call starts a Python that imports torch, and a sweep asks at every point
 @cache
-def describe_entry(entry: str, traced: Batch | None = None, ranks: int = 1) -> dict[str, Any]:
+def describe_entry(
+    entry: str, traced: Batch | None = None, ranks: int = 1, flags: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Builds the model in a separate process: the core never imports torch or user code.
 
-    *traced*: the batch of a step that the process runs on fake tensors of *ranks*.
+    *traced*: the batch of a step that the process runs on fake tensors of *ranks*. *flags*: of LoRA.
     """
-    command = [find_training_python(), "-c", _DESCRIBE.format(own_package_folders()), entry]
+    command = [find_training_python(), "-c", _DESCRIBE.format(own_package_folders()), entry, *flags]
     if traced is not None:
         command += ["--trace", "--micro-batch", str(traced.sequences)]
         command += ["--length", str(traced.length), "--ranks", str(ranks)]
         command += ["--checkpointing"] if traced.checkpointing else []
+        command += [] if traced.fused_attention else ["--no-fused-attention"]
         sys.stderr.write("zeromon: running one step of the model on fake tensors ...\n")
     inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [
         str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))}  # fmt: skip
@@ -298,6 +380,8 @@ def setup_of_run(
 ) -> plan.Setup:
     """The setup of *run*, changed by the command line; *base*: that of the run, where it is known."""
     base = base or plan.of_run(run)
+    if options.lora_rank or options.load_in:
+        raise PlanError("a run has the adapters that it has", "Give a config.json for --lora-rank.")
     settings = read_config_changes(options, 0)
     settings.pop("micro_batch", None)
     model, batch = base.model, base.batch

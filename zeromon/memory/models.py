@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from zeromon.base.errors import PlanError
-from zeromon.memory.spec import ROOT, ModelSpec, Shape, Transformer, Unit
+from zeromon.memory.spec import QUANTIZATIONS, ROOT, Adapters, ModelSpec, Shape, Transformer, Unit
 from zeromon.ring.model_metadata import ModelMetadata
 from zeromon.ring.strategy import Dim, dim_by_name
 from zeromon.snapshot import RankSnapshot, RunSnapshot
@@ -31,10 +31,13 @@ def model_from_units(
     buffer_bytes: int = 0,
     config: Mapping[str, Any] | None = None,
     notes: tuple[str, ...] = (),
+    lora: Mapping[str, int] | None = None,
+    quantization: str = "",
 ) -> ModelSpec:
     """Returns a model from a description of its units: name, shapes, count, trainable.
 
-    *config*: the configuration of a transformer, from which its architecture is taken.
+    *config*: the configuration of a transformer, from which its architecture is taken. *lora*: the rank
+    of its adapters, and how many all layers have by place. *quantization*: the storage of the rest.
     """
     described = tuple(
         Unit(
@@ -42,18 +45,45 @@ def model_from_units(
             tuple(tuple(int(n) for n in shape) for shape in unit["shapes"]),
             int(unit.get("count", 1)),
             bool(unit.get("trainable", True)),
+            bool(unit.get("quantized", False)),
         )
         for unit in units
     )
-    shape = transformer_of_config(config, described) if config is not None else None
+    base = described if lora is None else tuple(_frozen_units(described))
+    shape = transformer_of_config(config, base) if config is not None else None
+    if shape is not None and lora is not None:
+        shape = _with_adapters(shape, lora, quantized=bool(quantization))
     if config is not None and shape is None:
         notes += (
             "activations are not counted: there is no formula for these layers; "
             "--trace counts them where the model runs on fake tensors",
         )
+    elif config is not None:
+        notes += tuple(_formula_notes(config))
     return ModelSpec(
-        name=name, units=described, architecture=shape, buffer_bytes=buffer_bytes, notes=notes
-    )
+        name=name, units=described, architecture=shape, buffer_bytes=buffer_bytes, notes=notes,
+        quantization=QUANTIZATIONS.get(quantization),
+    )  # fmt: skip
+
+
+def _frozen_units(units: Iterable[Unit]) -> Iterator[Unit]:
+    """Yields the units without adapters: quantized and other weights of a layer together."""
+    merged: dict[tuple[str, int], Unit] = {}
+    for unit in units:
+        if not unit.trainable:
+            merged_unit = merged.get((unit.name, unit.count))
+            shapes = (*merged_unit.shapes, *unit.shapes) if merged_unit is not None else unit.shapes
+            merged[unit.name, unit.count] = replace(unit, shapes=shapes)
+    yield from merged.values()
+
+
+def _with_adapters(
+    shape: Transformer, lora: Mapping[str, int], *, quantized: bool
+) -> Transformer | None:
+    """Returns *shape* with LoRA; None for experts, whose activations were not measured with it."""
+    adapter_counts = {name: round(n / shape.layers) for name, n in lora.items() if name != "rank"}
+    adapters = Adapters(rank=lora["rank"], quantized=quantized, **adapter_counts)
+    return None if shape.experts else replace(shape, adapters=adapters)
 
 
 # ---- Hugging Face configurations ------------------------------------------------------------------
@@ -82,25 +112,29 @@ def transformer_of_config(config: Mapping[str, Any], units: Iterable[Unit]) -> T
     # Multi-query models (GPT-BigCode, Falcon) have one head of keys, and a flag in place of its number
     for kv_heads in filter(None, (config_kv_heads, heads, 1)):
         attention = 2 * hidden * (heads + kv_heads) * head_dim
-        for gated, total, active in _possible_mlp_shapes(config, hidden):
+        for fields, total in _possible_mlps(config, hidden):
             if attention + total == matrices:
+                family = str(config.get("model_type"))
                 return Transformer(
                     layers=layers[0].count,
                     hidden=hidden,
                     heads=heads,
                     kv_heads=kv_heads,
                     head_dim=head_dim,
-                    ffn=active,
                     vocab=vocab,
-                    gated=gated,
                     dropout=any(
                         isinstance(share := config.get(key), (int, float)) and share > 0
                         for key in ("resid_pdrop", "hidden_dropout")
                     ),
                     fp32_norms="rms_norm_eps" in config,
-                    query_norms=layers[0].shapes.count((head_dim,)) >= 2,
-                    fp32_softmax=config.get("model_type") != "gpt2",
+                    fp32_softmax=family != "gpt2",
                     mlp_copies=_mlp_copies(config),
+                    **{
+                        "query_norms": layers[0].shapes.count((head_dim,)) >= 2,
+                        "has_fused_attention": config.get("has_sdpa") is not False,
+                        **fields,
+                        **_FAMILIES.get(family, {}),
+                    },
                 )
     return None
 
@@ -117,12 +151,13 @@ def _mlp_copies(config: Mapping[str, Any]) -> int:
     return {"relu": 1, "quick_gelu": 3, "gelu_new": 5, "gelu_fast": 5}.get(str(function), 2)
 
 
-def _possible_mlp_shapes(config: Mapping[str, Any], hidden: int) -> Iterator[tuple[bool, int, int]]:
-    """Yields the possible MLPs of a layer: (gated, elements of its matrices, width for one token)."""
+def _possible_mlps(config: Mapping[str, Any], hidden: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yields the possible MLPs of a layer: its fields of a Transformer, and its matrices' elements."""
     ffn = _find_size(config, "intermediate_size", "n_inner", "d_ff", "ffn_dim", "ffn_hidden_size")
     ffn = ffn or 4 * hidden
     for gated in (True, False):
-        yield gated, (3 if gated else 2) * hidden * ffn, ffn
+        matrices = 3 if gated else 2
+        yield {"gated": gated, "ffn": ffn, "mlp_readers": matrices - 1}, matrices * hidden * ffn
     experts = _find_size(config, "num_local_experts", "num_experts", "n_routed_experts")
     if experts:
         width = _find_size(config, "moe_intermediate_size") or ffn
@@ -130,7 +165,52 @@ def _possible_mlp_shapes(config: Mapping[str, Any], hidden: int) -> Iterator[tup
         gate = hidden if shared else 0
         shared = shared or width * _find_size(config, "n_shared_experts")
         total = hidden * (experts * (1 + 3 * width) + 3 * shared) + gate
-        yield True, total, width * (_find_size(config, "num_experts_per_tok") or 2) + shared
+        active = _find_size(config, "num_experts_per_tok") or 2
+        # the router reads the input, and a shared expert with its gate
+        readers = 1 + 2 * bool(shared) + bool(gate)
+        yield {
+            "gated": True, "ffn": width * active + shared, "experts": active, "shared_ffn": shared,
+            "mlp_readers": readers,
+        }, total  # fmt: skip
+
+
+_GEMMA_2 = {"fp32_scales": True, "output_norms": True}
+_OLMO_2 = {**_GEMMA_2, "input_norms": 0, "query_norms": True}
+_FUSED = {"attention_readers": 1, "mlp_readers": 1}
+
+_FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "gemma": {"fp32_scales": True},
+    "gemma2": {**_GEMMA_2, "capped_scores": True},
+    "gemma3_text": _GEMMA_2,
+    "glm4": {"output_norms": True, "mlp_readers": 1, "copied_output": True},
+    "gpt2": _FUSED,
+    "gpt_neox": {**_FUSED, "fused_values": True, "copied_output": True, "parallel_norms": True},
+    "olmo2": _OLMO_2,
+    "olmo3": _OLMO_2,
+    "phi": {"input_norms": 1, "copied_output": True},
+    "phi3": {**_FUSED, "fused_values": True, "copied_output": True},
+    "stablelm": {"copied_output": True},
+    **{family: {} for family in (
+        "granite", "llama", "mistral", "mixtral", "opt", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+        "smollm3", "starcoder2",
+    )},
+}  # fmt: skip
+"""``model_type`` -> how its layers differ from what their shapes and configuration say.
+
+Each is measured by what autograd keeps of the layers that transformers 5 makes.
+"""
+
+
+def _formula_notes(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what the formula of the activations assumes of the model."""
+    family = config.get("model_type")
+    if family is not None and family not in _FAMILIES:
+        yield f"activations are those of a plain layer: nobody measured them for {family}"
+    if config.get("has_sdpa") is False:
+        yield (
+            f"attention of {family} writes its scores to memory, as transformers has no SDPA for it; "
+            "attn_implementation=flash_attention_2 may not"
+        )
 
 
 def _find_size(config: Mapping[str, Any], *names: str) -> int:

@@ -16,11 +16,14 @@ from zeromon.memory.predict import (
     MemoryBreakdown,
     SentBytes,
     Term,
+    autocast_copy_terms,
     memory_of,
     paper_step_bytes,
+    quantization_terms,
     sent_step_bytes,
     sequences_that_fit,
     state_bytes,
+    stored_bytes_per_param,
     transformer_activations,
 )
 from zeromon.memory.reconcile import (
@@ -314,13 +317,22 @@ def activation_terms(setup: Setup) -> tuple[Term, ...]:
     shape = setup.model.architecture
     if shape is None:
         return ()
-    return transformer_activations(shape, setup.batch, setup.plan.precision.compute_bytes)
+    itemsize, autocast = setup.plan.precision.compute_bytes, setup.plan.autocasts
+    return transformer_activations(shape, setup.batch, itemsize, autocast=autocast)
+
+
+def _fixed_terms(setup: Setup, plan: ShardPlan) -> Iterator[Term]:
+    """Yields what exists beside the trained model's states, whatever the micro-batch."""
+    yield from frozen_terms(setup.frozen, plan)
+    yield from quantization_terms(setup.model, plan)
+    if setup.batch is not None and activation_terms(setup):
+        yield from autocast_copy_terms(setup.model, plan, setup.batch)
 
 
 def predict_row(setup: Setup, plan: ShardPlan) -> Row:
     """Returns the prediction for *plan* on the machine of *setup*."""
     sizes = sizes_under_plan(setup, plan)
-    extra_terms = [*activation_terms(replace(setup, plan=plan)), *frozen_terms(setup.frozen, plan)]
+    extra_terms = [*activation_terms(replace(setup, plan=plan)), *_fixed_terms(setup, plan)]
     extra_terms += generation_terms(setup.model, plan, setup.generated_tokens)
     memory = memory_of(sizes, plan, extra_terms)
     placed = replace(plan, host_ranks=setup.ranks_per_host)
@@ -351,7 +363,7 @@ def _fitting_sequences(setup: Setup, plan: ShardPlan) -> int | None:
     """Returns the number of sequences that fit beside the model states; None if unknown."""
     if setup.batch is None:
         return None
-    standing = memory_of(sizes_under_plan(setup, plan), plan, frozen_terms(setup.frozen, plan))
+    standing = memory_of(sizes_under_plan(setup, plan), plan, _fixed_terms(setup, plan))
     one = replace(setup, plan=plan, batch=replace(setup.batch, sequences=1))
     return sequences_that_fit(standing, setup.usable_bytes, activation_terms(one))
 
@@ -481,7 +493,8 @@ def unique_state_bytes(sizes: Sizes, plan: ShardPlan) -> int:
     """Returns the bytes of one copy of parameters, gradients and optimizer states."""
     widths = plan.precision
     trained = widths.plain_grad_bytes + state_bytes(plan.optimizer, plan) + 4 * widths.has_master
-    return round(sizes.numel * widths.param_bytes + sizes.trainable * trained)
+    stored_bytes = sizes.numel * stored_bytes_per_param(sizes, plan)
+    return round(stored_bytes + sizes.trainable * trained)
 
 
 def state_copies(sizes: Sizes, row: Row) -> float:

@@ -12,7 +12,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Flag, auto
 
-from zeromon.memory.spec import Optimizer, ShardPlan, Sizes, Transformer, ZeroStage
+from zeromon.memory.spec import (
+    ROOT,
+    Adapters,
+    ModelSpec,
+    Optimizer,
+    ShardPlan,
+    Sizes,
+    Transformer,
+    Unit,
+    ZeroStage,
+)
 
 ACTIVATION = "activation"
 """Role of activations. The memory census does not count this role: it is the unattributed rest."""
@@ -133,8 +143,15 @@ def memory_of(sizes: Sizes, plan: ShardPlan, activations: Iterable[Term] = ()) -
     return MemoryBreakdown(tuple(t for t in terms if t.nbytes > 0))
 
 
+def stored_bytes_per_param(s: Sizes, p: ShardPlan) -> float:
+    """Returns the mean bytes of a stored parameter: frozen ones may be narrower than trained ones."""
+    trained = s.trainable / s.numel
+    widths = p.precision
+    return trained * widths.param_bytes + (1 - trained) * (widths.frozen_bytes or widths.param_bytes)
+
+
 def _param_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
-    itemsize = p.precision.param_bytes
+    itemsize = stored_bytes_per_param(s, p)
     if p.stage < ZeroStage.PARAMETERS and p.framework in ("deepspeed", "ddp"):
         yield Term(role="unsharded_param", nbytes=round(s.numel * itemsize))
     else:
@@ -283,9 +300,10 @@ def _grad_terms(s: Sizes, p: ShardPlan) -> Iterator[Term]:
         elif s.unit_numels:
             graded = s.trainable + s.frozen_grad_numel * p.shard_ranks
             total_bytes = round(graded * p.precision.grad_bytes)
+            unit_numel = s.trained_unit_numel or s.unit_numels[0]
             yield Term(
                 role="unsharded_grad",
-                nbytes=min(s.unit_numels[0] * p.precision.compute_bytes, total_bytes),
+                nbytes=min(unit_numel * p.precision.compute_bytes, total_bytes),
                 cause="gradients of the unit in backward, before they are reduced",
                 during=During.BACKWARD | During.BACKWARD_END,
             )
@@ -455,7 +473,9 @@ class Batch:
     """Scores are never written to memory (FlashAttention, SDPA)."""
 
 
-def layer_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2) -> int:
+def layer_activation_bytes(
+    t: Transformer, b: Batch, itemsize: int = 2, *, autocast: bool = False
+) -> int:
     """Returns the bytes that one layer keeps for backward; *itemsize*: bytes per element.
 
     For an ungated MLP of width 4h, as many keys as queries and dropout this is equation 1 of
@@ -464,37 +484,131 @@ def layer_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2) -> int:
     parallelism divides what is between the inputs of attention and MLP and their outputs: equation 2,
     ``sbh (10 + 24 / t + 5 a s / (h t))``. A norm in fp32 keeps its input in fp32, and its result before
     and after the scale; a softmax in fp32 its result in fp32 and in *itemsize*.
+
+    *autocast*: parameters are in fp32, and so are the sums of the residuals.
     """
-    tokens, h, f = b.sequences * b.length, t.hidden, t.ffn
-    q, kv = t.attention_width, t.kv_width
-    # Attention that is not fused repeats keys and values for each head of queries
-    attention = q + 2 * (kv if b.fused_attention else q) + q  # q; k and v; input of the projection
-    mlp = 4 * f if t.gated else t.mlp_copies * f
-    norm = 4 + 2 * itemsize if t.fp32_norms else 2 * itemsize
-    unsplit = tokens * 2 * norm * h  # two norms, with the inputs of attention and MLP
-    split = itemsize * tokens * (attention + mlp)
+    if t.adapters is not None:
+        return _adapted_layer_bytes(t, t.adapters, b, itemsize, autocast=autocast)
+    tokens = b.sequences * b.length
+    norms = tokens * t.hidden * _layer_norm_bytes(t, itemsize, autocast=autocast)
+    split = tokens * (_attention_bytes(t, b, itemsize) + _mlp_bytes(t, itemsize, autocast=autocast))
     if t.query_norms:
-        split += tokens * (4 + itemsize) * (q + kv)
-    scores = t.heads * b.length * tokens
-    if b.fused_attention:
-        split += 4 * t.heads * tokens  # the log-sum-exp of each row
-    else:
-        split += scores * (itemsize * (2 if t.dropout else 1) + (4 if t.fp32_softmax else 0))
+        split += tokens * (4 + _normed_bytes(t, itemsize)) * (t.attention_width + t.kv_width)
+    split += _score_bytes(t, b, itemsize, autocast=autocast)
     if t.dropout:  # masks of one byte
-        unsplit += 2 * tokens * h
-        split += 0 if b.fused_attention else scores
+        norms += 2 * tokens * t.hidden
+    return norms + split // t.tensor_ranks
+
+
+def _adapted_layer_bytes(t: Transformer, a: Adapters, b: Batch, itemsize: int, *, autocast: bool) -> int:
+    """Returns the bytes that one frozen layer with LoRA keeps, measured under peft 0.21.
+
+    A frozen linear layer keeps no input, a frozen norm no result. An adapter keeps both its inputs; in
+    fp32 under autocast it casts its own copy. 4-bit layers of bitsandbytes give back the type that
+    they got, so under autocast the MLP computes in fp32.
+    """
+    tokens, q = b.sequences * b.length, t.attention_width
+    result_bytes = 4 if autocast and a.quantized else itemsize
+    norm = 4 if t.fp32_norms else result_bytes
+    norms = t.input_norms * norm + (8 if t.output_norms else 0)
+    norms -= result_bytes if t.parallel_norms else 0
+    inputs = (a.attention_inputs, a.mlp_inputs)
+    copies = sum(inputs if autocast else map(bool, inputs))
+    unsplit = tokens * t.hidden * (norms + itemsize * copies)
+    # No frozen layer reads a copy of the output, and fp32 values are cast for fused attention
+    views = t.fused_values and result_bytes == itemsize
+    attention = replace(t, copied_output=False, fused_values=views)
+    split = tokens * (_attention_bytes(attention, b, itemsize) + itemsize * a.rank * a.count)
+    # The output of fused attention is kept in any case, and that of eager attention for an adapter
+    fused = is_attention_fused(t, b)
+    kept_output = bool(a.attention_outputs) and (autocast or not fused or t.copied_output)
+    split += tokens * itemsize * q * (kept_output - (not fused))
+    split += tokens * t.ffn * result_bytes * max(1, (4 if t.gated else t.mlp_copies) - 1)
+    is_shared = not t.gated and t.mlp_copies == 1 and not autocast  # ReLU keeps its result itself
+    split += tokens * t.ffn * itemsize * (bool(a.mlp_outputs) and not is_shared)
+    if t.query_norms:
+        split += tokens * 4 * (q + t.kv_width)
+    split += _score_bytes(t, b, itemsize, autocast=autocast)
     return unsplit + split // t.tensor_ranks
 
 
-def head_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2) -> int:
+def _score_bytes(t: Transformer, b: Batch, itemsize: int, *, autocast: bool) -> int:
+    """Returns the scores that attention keeps where it is not fused."""
+    scores = t.heads * b.length * b.sequences * b.length
+    split = 0
+    if not is_attention_fused(t, b):
+        # In fp32 the result of the softmax needs no copy
+        is_copied = itemsize < 4 and (t.fp32_softmax or autocast)
+        copies = 1 + t.dropout + t.capped_scores
+        masks = 1 if t.dropout else 0  # of one byte
+        split += scores * (itemsize * copies + (4 if is_copied else 0) + masks)
+    return split
+
+
+def is_attention_fused(t: Transformer, b: Batch) -> bool:
+    """Returns whether scores stay out of memory: as asked for, where transformers can do so."""
+    return b.fused_attention and t.has_fused_attention
+
+
+def _normed_bytes(t: Transformer, itemsize: int) -> int:
+    """Returns the bytes per element of a normed tensor before it is scaled, where norms are in fp32."""
+    return 4 if t.fp32_scales else itemsize
+
+
+def _layer_norm_bytes(t: Transformer, itemsize: int, *, autocast: bool) -> int:
+    """Returns what the norms of a layer keep with the inputs of its linear layers, per hidden element.
+
+    Autocast casts an input for each of its readers, as it caches the casts of parameters alone.
+    """
+    readers = t.attention_readers + t.mlp_readers if autocast else max(t.input_norms, 1)
+    if not t.input_norms:  # the residuals themselves are the inputs of attention and of the MLP
+        readers = readers if autocast else 2
+    inputs = itemsize * readers
+    stored = 4 if autocast else itemsize
+    norm = 4 + (4 if autocast else _normed_bytes(t, itemsize)) if t.fp32_norms else stored
+    output_norm_bytes = 2 * (4 + _normed_bytes(t, itemsize)) if t.output_norms else 0
+    return t.input_norms * norm - (stored if t.parallel_norms else 0) + inputs + output_norm_bytes
+
+
+def _attention_bytes(t: Transformer, b: Batch, itemsize: int) -> int:
+    """Returns what attention keeps per token, without scores: queries, keys, values and its output."""
+    q, kv = t.attention_width, t.kv_width
+    views = q + kv if t.fused_values else 0
+    if not is_attention_fused(t, b):  # keys and values are repeated for each head of queries
+        return itemsize * (4 * q + (views if kv == q and b.sequences == 1 else 0))
+    copies = q if t.copied_output else 0
+    # and the log-sum-exp of each row
+    return itemsize * (2 * q + 2 * kv + views + copies) + 4 * t.heads
+
+
+def _mlp_bytes(t: Transformer, itemsize: int, *, autocast: bool) -> int:
+    """Returns what the MLP keeps per token.
+
+    Experts gather their tokens, and keep their result for the router. Autocast leaves them in fp32:
+    it does not know ``grouped_mm`` (transformers/integrations/moe.py).
+    """
+    plain_ffn = t.shared_ffn if t.experts else t.ffn
+    dense_bytes = itemsize * (4 if t.gated else t.mlp_copies) * plain_ffn
+    if not t.experts:
+        return dense_bytes
+    expert_bytes = 4 if autocast else itemsize
+    shared = itemsize * t.hidden if t.shared_ffn else 0  # the result, which a gate scales
+    return dense_bytes + shared + expert_bytes * (4 * (t.ffn - t.shared_ffn) + 2 * t.experts * t.hidden)
+
+
+def head_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2, *, autocast: bool = False) -> int:
     """Returns the bytes of the output layer where backward begins: its norm, and the loss.
 
     Twelve bytes a token and word: the log-probabilities in fp32 that cross entropy keeps, and two
-    gradients of that size. The logits are freed by then.
+    gradients of that size. The logits are freed by then, unless a tanh caps them.
     """
     tokens = b.sequences * b.length
-    norm = 4 + 2 * itemsize if t.fp32_norms else 2 * itemsize
-    return tokens * (norm * t.hidden + 12 * t.vocab // t.tensor_ranks)
+    stored = 4 if autocast else itemsize
+    norm = 4 + (4 if autocast else _normed_bytes(t, itemsize)) if t.fp32_norms else stored
+    if t.adapters is not None:  # a frozen norm keeps no result, a frozen head no input
+        norm = (4 if t.fp32_norms else stored) - itemsize
+    logit_bytes = (12 + (itemsize if t.capped_scores else 0)) * t.vocab
+    return tokens * ((norm + itemsize) * t.hidden + logit_bytes // t.tensor_ranks)
 
 
 def _layer_backward_bytes(t: Transformer, b: Batch, itemsize: int) -> int:
@@ -507,7 +621,7 @@ def _layer_backward_bytes(t: Transformer, b: Batch, itemsize: int) -> int:
     tokens = b.sequences * b.length
     layer = tokens * itemsize * 7 * t.hidden // 2
     mlp = tokens * itemsize * (2 if t.gated or t.mlp_copies != 2 else 1) * t.ffn
-    if b.fused_attention:
+    if is_attention_fused(t, b):
         return layer + mlp // t.tensor_ranks
     scores = t.heads * b.length * tokens * (itemsize + (8 if t.fp32_softmax else itemsize))
     # The MLP has freed what it kept by then
@@ -515,13 +629,17 @@ def _layer_backward_bytes(t: Transformer, b: Batch, itemsize: int) -> int:
     return layer + max(mlp, scores - kept) // t.tensor_ranks
 
 
-def transformer_activations(t: Transformer, b: Batch, itemsize: int = 2) -> tuple[Term, ...]:
+def transformer_activations(
+    t: Transformer, b: Batch, itemsize: int = 2, *, autocast: bool = False
+) -> tuple[Term, ...]:
     """Returns the terms of the activations at their peak, the beginning of backward."""
-    layer = layer_activation_bytes(t, b, itemsize)
-    head = head_activation_bytes(t, b, itemsize)
+    layer = layer_activation_bytes(t, b, itemsize, autocast=autocast)
+    head = head_activation_bytes(t, b, itemsize, autocast=autocast)
     layer_bytes = t.layers * layer
     if b.checkpointing:
-        layer_bytes = t.layers * itemsize * b.sequences * b.length * t.hidden
+        is_wide = autocast and (t.adapters is None or t.adapters.quantized)
+        stored = 4 if is_wide else itemsize
+        layer_bytes = t.layers * stored * b.sequences * b.length * t.hidden
     gradients, cause = _layer_backward_bytes(t, b, itemsize), "gradients of the activations of a layer"
     if b.checkpointing:
         gradients, cause = gradients + layer, "the layer that is computed again, and its gradients"
@@ -532,6 +650,61 @@ def transformer_activations(t: Transformer, b: Batch, itemsize: int = 2) -> tupl
         Term(role=ACTIVATION, nbytes=head, cause="norm, logits and loss of the output", during=loss),
         Term(role=ACTIVATION, nbytes=gradients, cause=cause, during=backward),
     )
+
+
+def autocast_copy_terms(model: ModelSpec, plan: ShardPlan, b: Batch) -> Iterator[Term]:
+    """Yields the casts of weights that autocast caches in forward, and autograd keeps for backward.
+
+    Checkpointing keeps none, but the cache lives as long as forward (aten/autocast_mode.cpp), and
+    backward makes those of a layer again. Embeddings and experts are not cast.
+    """
+    if not plan.autocasts or not model.has_units:
+        return
+    # Frozen weights are 16 bits wide, but for the output of a quantized model (peft, kbit training)
+    has_lora = plan.precision.frozen_bytes > 0
+    layers = [
+        (_matrix_numels(unit), unit.count)
+        for unit in model.units
+        if unit.name != ROOT and (unit.trainable or not has_lora)
+    ]
+    root = (
+        0
+        if has_lora and model.quantization is None
+        else max(
+            (n for unit in model.units if unit.name == ROOT for n in _matrix_numels(unit)), default=0
+        )
+    )
+    numel = sum(sum(numels) * count for numels, count in layers) + root
+    cause = "16-bit copies of the weights (autocast caches them, autograd keeps them)"
+    during = During.LOSS if b.checkpointing else During.ACTIVATIONS
+    itemsize = plan.precision.compute_bytes
+    yield Term(role=ACTIVATION, nbytes=numel * itemsize, cause=cause, during=during)
+    if b.checkpointing:
+        numel = max((sum(numels) for numels, _ in layers), default=0)
+        yield Term(role=ACTIVATION, nbytes=numel * itemsize, cause=cause, during=During.BACKWARD)
+
+
+def quantization_terms(model: ModelSpec, plan: ShardPlan) -> Iterator[Term]:
+    """Yields the constants of quantized weights, and the weight that one layer computes with."""
+    if model.quantization is not None:
+        quantized = [unit for unit in model.units if unit.quantized]
+        total = sum(unit.numel * unit.count for unit in quantized)
+        yield Term(
+            role="buffer",
+            nbytes=round(total * model.quantization.constant_bytes),
+            cause="constants of the quantized weights, which no framework shards",
+        )
+        numels = [n for unit in quantized for n in _matrix_numels(unit)]
+        yield Term(
+            role="unsharded_param",
+            nbytes=max(numels, default=0) * plan.precision.compute_bytes,
+            cause="the largest quantized weight while it computes, dequantized",
+            during=During.ACTIVATIONS | During.BACKWARD_END,
+        )
+
+
+def _matrix_numels(unit: Unit) -> list[int]:
+    return [math.prod(shape) for shape in unit.shapes if len(shape) == 2]
 
 
 # ---- communication --------------------------------------------------------------------------------

@@ -43,11 +43,47 @@ class Unit:
     shapes: tuple[Shape, ...]
     count: int = 1
     trainable: bool = True
+    quantized: bool = False
+    """Its weights are stored as the quantization of the model says."""
 
     @property
     def numel(self) -> int:
         """Number of elements of one unit."""
         return sum(map(math.prod, self.shapes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """The linear layers of a layer that have LoRA, by what they read, and that of a frozen model."""
+
+    rank: int
+    attention_inputs: int = 0
+    attention_outputs: int = 0
+    mlp_inputs: int = 0
+    mlp_outputs: int = 0
+    quantized: bool = False
+    """The frozen weights are quantized, and norms and embeddings in fp32 under autocast."""
+
+    @property
+    def count(self) -> int:
+        """Number of them."""
+        return self.attention_inputs + self.attention_outputs + self.mlp_inputs + self.mlp_outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Bytes per frozen weight of a linear layer, and of the constants that belong to it."""
+
+    weight_bytes: float
+    constant_bytes: float
+
+
+QUANTIZATIONS: Mapping[str, Quantization] = {
+    # NF4: an fp32 constant for 64 weights; double: one of 8 bits, and an fp32 one for 256 of these
+    # (Dettmers et al. 2023, arXiv 2305.14314, section 3: 0.5 and 0.127 bits per parameter)
+    "4bit": Quantization(0.5, 4 / 64),
+    "4bit-double": Quantization(0.5, 1 / 64 + 4 / (64 * 256)),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +105,38 @@ class Transformer:
     """Dropout masks are kept for backward, as in Megatron-LM."""
     fp32_norms: bool = False
     """Norms are computed in fp32 and scaled in the type of the layer (RMSNorm of Llama's family)."""
+    fp32_scales: bool = False
+    """Such norms are scaled in fp32, too (Gemma, OLMo 2)."""
+    input_norms: int = 2
+    """Norms before attention and MLP; 1: both read the same one; 0: norms follow alone (OLMo 2)."""
+    parallel_norms: bool = False
+    """Both of these norms read the same tensor (GPT-NeoX)."""
+    output_norms: bool = False
+    """Norms follow attention and MLP (Gemma 2 and 3, OLMo 2)."""
     query_norms: bool = False
     """Queries and keys have such a norm, too (Qwen3)."""
     fp32_softmax: bool = False
     """Attention that is not fused computes its softmax in fp32, as most of transformers' models do."""
+    capped_scores: bool = False
+    """Scores and logits pass a tanh, whose result is kept (Gemma 2)."""
+    has_fused_attention: bool = True
+    """transformers computes this model's attention by SDPA unless told otherwise."""
+    fused_values: bool = False
+    """Values are a view of the projection of queries, keys and values, which is kept whole."""
+    copied_output: bool = False
+    """The output of fused attention is copied, as the queries of a partial rotary embedding are."""
+    attention_readers: int = 3
+    """Linear layers that read the input of attention; 1 where one has queries, keys and values."""
+    mlp_readers: int = 2
+    """Linear layers that read the input of the MLP, the router of experts among them."""
     mlp_copies: int = 2
     """Tensors of the width of the MLP that an ungated one keeps; 1 after ReLU, 5 with ``gelu_new``."""
+    experts: int = 0
+    """Experts that compute a token; *ffn* is the width of all of them and of *shared_ffn*."""
+    shared_ffn: int = 0
+    """Width of the experts that compute each token."""
+    adapters: Adapters | None = None
+    """LoRA; the rest of the model is frozen then."""
     tensor_ranks: int = 1
     """Ranks that share each layer (tensor parallelism)."""
 
@@ -106,6 +168,8 @@ class ModelSpec:
     """True if *units* are gathered one by one; otherwise only their sum is meaningful."""
     notes: tuple[str, ...] = ()
     """Assumptions of the description."""
+    quantization: Quantization | None = None
+    """How the frozen weights of linear layers are stored."""
 
     def __post_init__(self) -> None:
         if self.params < 1:
@@ -123,17 +187,19 @@ class ModelSpec:
 
     def sizes(self, plan: ShardPlan) -> Sizes:
         """Returns the sizes of the model under *plan*, with the padding of the plan's framework."""
-        shard = trainable_shard = persistent = kept_numel = 0
+        numel = shard = trainable_shard = persistent = kept_numel = 0
         is_fsdp = plan.framework in ("fsdp1", "fsdp2")
         freed = []
         for unit in self.units:
+            share = self._stored_share(unit, plan)
+            numel += round(unit.numel * share) * unit.count
             if is_fsdp and (unit.name == ROOT or plan.stage < ZeroStage.PARAMETERS):
-                kept_numel += unit.numel * unit.count
+                kept_numel += round(unit.numel * share) * unit.count
             elif is_fsdp:
-                freed += [unit.numel] * min(unit.count, 4)
+                freed += [round(unit.numel * share)] * min(unit.count, 4)
             else:  # DeepSpeed gathers each module by itself
-                freed += [math.prod(s) for s in unit.shapes] * min(unit.count, 4)
-            padded = _padded_shard_numel(unit, plan)
+                freed += [round(math.prod(s) * share) for s in unit.shapes] * min(unit.count, 4)
+            padded = round(_padded_shard_numel(unit, plan) * share)
             shard += padded * unit.count
             trainable_shard += padded * unit.count * unit.trainable
             if plan.persistence_numel and plan.stage == ZeroStage.PARAMETERS:
@@ -144,7 +210,7 @@ class ModelSpec:
         layers = [unit for unit in units if unit.name != ROOT]
         linear = (math.prod(s) for u in layers for s in u.shapes if len(s) == 2)
         return Sizes(
-            numel=self.params,
+            numel=numel,
             trainable=self.trainable,
             shard_numel=shard,
             trainable_shard_numel=trainable_shard,
@@ -154,6 +220,7 @@ class ModelSpec:
             kept_numel=kept_numel if self.has_units or plan.stage < ZeroStage.PARAMETERS else 0,
             largest_tensor_numel=max((math.prod(s) for u in units for s in u.shapes), default=0),
             linear_numel=max(linear, default=0),
+            trained_unit_numel=max((u.numel for u in layers if u.trainable), default=0),
             buffer_bytes=self.buffer_bytes,
             factored_numel=sum(
                 factored_numel(shape) * u.count for u in self.units if u.trainable for shape in u.shapes
@@ -161,6 +228,19 @@ class ModelSpec:
             layer_numel=max((u.numel for u in layers), default=0),
             root_numel=sum(u.numel * u.count for u in self.units if u.name == ROOT),
         )
+
+    def _stored_share(self, unit: Unit, plan: ShardPlan) -> float:
+        """Returns the elements that are stored, and gathered, for each parameter of *unit*.
+
+        FSDP and ZeRO-3 shard 4-bit weights as elements of the compute type (``bnb_4bit_quant_storage``).
+        Under autocast ``prepare_model_for_kbit_training`` of peft casts the other weights to fp32.
+        """
+        if self.quantization is None or unit.trainable:
+            return 1.0
+        itemsize = plan.precision.compute_bytes
+        if unit.quantized:
+            return self.quantization.weight_bytes / itemsize
+        return 4 / itemsize if plan.autocasts else 1.0
 
 
 def _padded_shard_numel(unit: Unit, plan: ShardPlan) -> int:
@@ -190,6 +270,8 @@ class Sizes:
     largest_tensor_numel: int = 0
     linear_numel: int = 0
     """The largest weight of a linear layer that no other module shares; 0 where unknown."""
+    trained_unit_numel: int = 0
+    """The trained parameters of the largest unit; 0: all of it."""
     kept_numel: int = 0
     """FSDP: elements of units that stay gathered from forward to backward (the root, or all)."""
     buffer_bytes: int = 0
@@ -282,6 +364,8 @@ class Precision:
     """The optimizer keeps an additional fp32 copy of the parameters."""
     state_bytes: float = 4.0
     """Bytes per element of a full optimizer state, unless the optimizer fixes the size."""
+    frozen_bytes: float = 0
+    """Bytes per stored element of frozen parameters; 0: as *param_bytes*."""
     reduce_bytes: float = 0
     """Bytes per element of a gradient on the wire; 0: as *grad_bytes*."""
 
@@ -318,7 +402,7 @@ class Precision:
 
 PRECISIONS = {
     "mixed": Precision.mixed(), "fp32": Precision.full(), "fsdp-mixed": Precision.policy(),
-    "pure-bf16": Precision.pure(),
+    "autocast": Precision.policy(), "pure-bf16": Precision.pure(),
 }  # fmt: skip
 
 
@@ -421,6 +505,12 @@ class ShardPlan:
         if self.reduces_each is None:
             return self.stage >= ZeroStage.GRADIENTS
         return self.reduces_each
+
+    @property
+    def autocasts(self) -> bool:
+        """True if torch.autocast mixes the precision: FSDP and DeepSpeed gather cast parameters."""
+        p = self.precision
+        return self.framework == "ddp" and p.param_bytes == 4 > p.compute_bytes
 
     @property
     def label(self) -> str:
