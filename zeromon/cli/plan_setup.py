@@ -73,6 +73,7 @@ def add_setup_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(batch, "--length", "TOKENS", "tokens of a sequence (default: 2048)", positive)
     add_flag(batch, "--checkpointing", "activation checkpointing")
     add_flag(batch, "--no-fused-attention", "attention scores are written to memory")
+    add_flag(batch, "--fused-loss", "the loss never holds all logits: Liger, chunked cross entropy")
     lora = parser.add_argument_group(
         "LoRA and QLoRA", "plan config.json --lora-rank 16 --lora-targets q_proj,v_proj --load-in 4bit"
     )
@@ -121,6 +122,11 @@ def setup_from_model(options: argparse.Namespace) -> plan.Setup:
         raise PlanError("no model is given", hint="Like: zeromon plan 7B --devices 8 --gpu h100")
     path = config_path(options.model)
     is_entry = path is None and ":" in options.model
+    if options.trace and (options.fused_loss or options.sequence_parallel):
+        raise PlanError(
+            "--trace takes the loss and the layers as the model has them",
+            hint="Leave --trace out: --fused-loss and --sequence-parallel have formulas.",
+        )
     if options.trace and path is None and not is_entry:
         raise PlanError(
             "--trace needs a model that can be built: module:factory",
@@ -240,6 +246,8 @@ def _given_batch(options: argparse.Namespace, micro: int | None) -> Batch:
         length=options.length or 2048,
         checkpointing=options.checkpointing,
         fused_attention=not options.no_fused_attention,
+        fused_loss=options.fused_loss,
+        sequence_parallel=options.sequence_parallel,
     )
 
 
@@ -583,6 +591,7 @@ def add_strategy_arguments(group: argparse._ArgumentGroup) -> None:
         "--reduce-each", choices=_YES, help="each micro-step reduces its gradients (no: no_sync)"
     )
     add_option(group, "--tp", "N", "tensor parallelism: ranks per layer", positive)
+    add_flag(group, "--sequence-parallel", "with --tp: norms and residuals are split by tokens, too")
     add_option(group, "--pp", "N", "pipeline parallelism: stages", positive)
 
 

@@ -471,6 +471,10 @@ class Batch:
     """Layers keep only their input, and backward recomputes the rest (activation checkpointing)."""
     fused_attention: bool = True
     """Scores are never written to memory (FlashAttention, SDPA)."""
+    fused_loss: bool = False
+    """The loss takes the logits piece by piece (Liger's fused linear cross entropy, chunked losses)."""
+    sequence_parallel: bool = False
+    """Tensor parallelism also splits norms and residuals, by tokens."""
 
 
 def layer_activation_bytes(
@@ -482,8 +486,9 @@ def layer_activation_bytes(
     Korthikanti et al. 2022, ``sbh (34 + 5 a s / h)`` at two bytes, without the second term when
     attention is fused (their selective recomputation of the same tensors, equation 6). Tensor
     parallelism divides what is between the inputs of attention and MLP and their outputs: equation 2,
-    ``sbh (10 + 24 / t + 5 a s / (h t))``. A norm in fp32 keeps its input in fp32, and its result before
-    and after the scale; a softmax in fp32 its result in fp32 and in *itemsize*.
+    ``sbh (10 + 24 / t + 5 a s / (h t))``; with sequence parallelism all of it, equation 4.
+    A norm in fp32 keeps its input in fp32, and its result before and after the scale; a softmax in fp32
+    its result in fp32 and in *itemsize*.
 
     *autocast*: parameters are in fp32, and so are the sums of the residuals.
     """
@@ -497,7 +502,12 @@ def layer_activation_bytes(
     split += _score_bytes(t, b, itemsize, autocast=autocast)
     if t.dropout:  # masks of one byte
         norms += 2 * tokens * t.hidden
-    return norms + split // t.tensor_ranks
+    return norms // _token_ranks(t, b) + split // t.tensor_ranks
+
+
+def _token_ranks(t: Transformer, b: Batch) -> int:
+    """Returns over how many ranks the tokens of norms and residuals are split."""
+    return t.tensor_ranks if b.sequence_parallel else 1
 
 
 def _adapted_layer_bytes(t: Transformer, a: Adapters, b: Batch, itemsize: int, *, autocast: bool) -> int:
@@ -529,7 +539,7 @@ def _adapted_layer_bytes(t: Transformer, a: Adapters, b: Batch, itemsize: int, *
     if t.query_norms:
         split += tokens * 4 * (q + t.kv_width)
     split += _score_bytes(t, b, itemsize, autocast=autocast)
-    return unsplit + split // t.tensor_ranks
+    return unsplit // _token_ranks(t, b) + split // t.tensor_ranks
 
 
 def _score_bytes(t: Transformer, b: Batch, itemsize: int, *, autocast: bool) -> int:
@@ -607,8 +617,10 @@ def head_activation_bytes(t: Transformer, b: Batch, itemsize: int = 2, *, autoca
     norm = 4 + (4 if autocast else _normed_bytes(t, itemsize)) if t.fp32_norms else stored
     if t.adapters is not None:  # a frozen norm keeps no result, a frozen head no input
         norm = (4 if t.fp32_norms else stored) - itemsize
-    logit_bytes = (12 + (itemsize if t.capped_scores else 0)) * t.vocab
-    return tokens * ((norm + itemsize) * t.hidden + logit_bytes // t.tensor_ranks)
+    logit_bytes = (12 + (itemsize if t.capped_scores else 0)) * t.vocab // t.tensor_ranks
+    if b.fused_loss:  # a piece has about as many tokens as makes its logits as large as its input
+        logit_bytes = min(logit_bytes, 12 * t.hidden)
+    return tokens * ((norm + itemsize) * t.hidden // _token_ranks(t, b) + logit_bytes)
 
 
 def _layer_backward_bytes(t: Transformer, b: Batch, itemsize: int) -> int:
@@ -619,7 +631,7 @@ def _layer_backward_bytes(t: Transformer, b: Batch, itemsize: int) -> int:
     in place of the latter.
     """
     tokens = b.sequences * b.length
-    layer = tokens * itemsize * 7 * t.hidden // 2
+    layer = tokens * itemsize * 7 * t.hidden // 2 // _token_ranks(t, b)
     mlp = tokens * itemsize * (2 if t.gated or t.mlp_copies != 2 else 1) * t.ffn
     if is_attention_fused(t, b):
         return layer + mlp // t.tensor_ranks
@@ -639,7 +651,7 @@ def transformer_activations(
     if b.checkpointing:
         is_wide = autocast and (t.adapters is None or t.adapters.quantized)
         stored = 4 if is_wide else itemsize
-        layer_bytes = t.layers * stored * b.sequences * b.length * t.hidden
+        layer_bytes = t.layers * stored * b.sequences * b.length * t.hidden // _token_ranks(t, b)
     gradients, cause = _layer_backward_bytes(t, b, itemsize), "gradients of the activations of a layer"
     if b.checkpointing:
         gradients, cause = gradients + layer, "the layer that is computed again, and its gradients"
