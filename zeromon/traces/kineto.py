@@ -72,6 +72,12 @@ class Event(msgspec.Struct):
     args: msgspec.Raw = msgspec.Raw(b"")
 
 
+_OLD_CATEGORIES = {
+    "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
+    "Operator": "cpu_op",
+}  # fmt: skip
+"""Category as older profilers write it -> as newer ones do."""
+_OPERATOR_NAME = re.compile(r"::|Backward\d*$")
 _EVENTS = msgspec.json.Decoder(list[Event])
 _EVENT = msgspec.json.Decoder(Event)
 _VALUES = msgspec.json.Decoder(list[msgspec.Raw])
@@ -93,8 +99,18 @@ def complete_events(
                     data.skipped += 1
                     continue
                 data.events_seen += 1
-                if event.ph == "X":
-                    yield event
+                if event.ph != "X":
+                    continue
+                if event.cat in _OLD_CATEGORIES:
+                    event.cat = _current_category(event)
+                yield event
+
+
+def _current_category(event: Event) -> str:
+    """Returns the category of today; older profilers call annotations, as of a step, operators, too."""
+    if event.cat == "Operator" and not _OPERATOR_NAME.search(event.name):
+        return "user_annotation"
+    return _OLD_CATEGORIES[event.cat]
 
 
 # ---- bytes ----------------------------------------------------------------------------------------
@@ -274,15 +290,13 @@ _SIGNED = re.compile(r"-?\d{1,18}(\.\d*)?$")
 _MAX_DIGITS = 40
 """Max digits of a time stamp: that of the year 10,000 has 21 in nanoseconds."""
 
-_DEVICE = frozenset(
-    ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events")
-)
+_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events"))
 _MARKS = frozenset(("gpu_user_annotation", "user_annotation"))
-_RUNTIME = ("runtime", "Runtime", "driver")
+_RUNTIME = ("runtime", "driver")
 _LAUNCH = re.compile(r"Launch|[mM]em(?:cpy|set)|job_prep_and_submit")
 """Calls that put work on a device: CUDA, HIP, Level Zero, MTIA."""
 _SYNC = "cuda_sync"
-_ON_HOST = frozenset(("cpu_op", "Operator", "user_annotation"))
+_ON_HOST = frozenset(("cpu_op", "user_annotation"))
 _WAITS = re.compile(r"(?P<record>EventRecord|StreamWaitEvent)|Synchronize|(?P<copy>Memcpy)|Free$")
 _WAIT = "_c10d_functional::wait_tensor"
 _CALLS = ("nccl:", "rccl:", "c10d::", "_c10d_functional::", "record_param_comms")
