@@ -10,7 +10,7 @@ import pytest
 from kineto_traces import event, host, launched_by, write
 
 from zeromon.cli import main
-from zeromon.traces.diff import samples_of
+from zeromon.traces.diff import diff_samples, samples_of
 from zeromon.traces.kineto import read_trace
 
 OLD = {
@@ -63,6 +63,70 @@ def test_an_old_trace_has_the_analysis_of_a_new_one(
     assert {**old, "file": ""} == {**new, "file": ""}
     assert [step["step"] for step in new["steps"]] == list(range(6))
     assert len(samples_of(read_trace(tmp_path / "b.json"))) == 6
+
+
+@pytest.mark.parametrize("shape", [list, as_old])
+def test_the_loader_is_the_cause_of_idle_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shape: Any
+) -> None:
+    slow = write(tmp_path, shape(training(9000)), "slow.json")
+    fast = write(tmp_path, shape(training(200, "MultiProcessing")), "fast.json")
+    rank = analysis(slow, capsys)
+    calls = {name: round(seconds * 1e6) for name, seconds in rank["host_calls"].items()}
+    # The first batch comes before the first kernel; the sum stays within the time until launches
+    assert list(calls)[:2] == ["enumerate(DataLoader)", "Optimizer.step"]
+    assert calls == {
+        "enumerate(DataLoader)": 5 * 9000, "Optimizer.step": 6 * 1880 + 5 * 20, "cudaDeviceSynchronize": 60,
+    }  # fmt: skip
+    assert sum(calls.values()) <= round(rank["idle"]["host"] * 1e6)
+    assert main(["trace", "analyze", str(slow)]) == 0
+    text = capsys.readouterr().out
+    assert "\n  the host meanwhile: 78.9 % in enumerate(DataLoader), 19.9 % in Optimizer.step\n" in text
+    assert main(["trace", "diff", str(slow), str(fast)]) == 1
+    rows = capsys.readouterr().out.split("what differs, a step")[1].splitlines()
+    assert rows[1].split()[:4] == ["enumerate(DataLoader)", "host", "call", "shorter"]
+    assert "  9.0 ms  200 us " in rows[1] and "Optimizer" not in "".join(rows)
+
+
+def test_calls_of_the_host_are_no_difference_while_the_device_is_as_busy(tmp_path: Path) -> None:
+    """The queue of the device is long: what the host does there delays nothing."""
+    ahead = [host(LOADER.format("SingleProcess"), 21_000, 900, 1, "user_annotation")]
+    samples = [
+        samples_of(read_trace(write(tmp_path, [*training(200), *more], f"{len(more)}.json")))
+        for more in ([], ahead)
+    ]
+    assert diff_samples(*samples).changed == ()
+
+
+@pytest.mark.parametrize(
+    ("calls", "named"),
+    [
+        # A mark of the user encloses the step: what is in it says more
+        ([("train", 0, 900, "user_annotation"), ("aten::copy_", 200, 500, "cpu_op"),
+          ("aten::to", 190, 520, "cpu_op")], {"train": 360, "aten::to": 520}),
+        ([("aten::empty", 100, 700, "cpu_op"), ("cudaMalloc", 110, 600, "cuda_runtime")],
+         {"aten::empty": 100, "cudaMalloc": 600}),
+        ([("Optimizer.step#AdamW.step", 100, 700, "user_annotation"),
+          ("aten::mul", 110, 200, "cpu_op"), ("cudaStreamSynchronize", 400, 300, "cuda_runtime")],
+         {"Optimizer.step": 400, "cudaStreamSynchronize": 300}),
+        ([("## forward ##", 100, 700, "user_annotation")], {"## forward ##": 700}),
+        ([("autograd::engine::evaluate_function: MulBackward0", 100, 700, "cpu_op"),
+          ("MulBackward0", 101, 600, "cpu_op")], {"MulBackward0": 700}),
+        ([("aten::mul", 100, 60, "cpu_op"), ("aten::add", 200, 90, "cpu_op")], {}),
+    ],
+)  # fmt: skip
+def test_a_gap_has_the_name_of_what_says_most(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: list[Any], named: dict[str, int]
+) -> None:
+    """The device is idle from 20 to 920 us; another thread, which launches nothing, says nothing."""
+    events = [
+        *launched_by(0, event("a", 10, 10, correlation=1)),
+        *launched_by(900, event("b", 920, 10, correlation=2)),
+        host("pin_memory", 30, 850, 2, "user_annotation"),
+        *(host(name, start, lasts, 1, cat) for name, start, lasts, cat in calls),
+    ]
+    found = analysis(write(tmp_path, events), capsys)["host_calls"]
+    assert {name: round(seconds * 1e6) for name, seconds in found.items()} == named
 
 
 def test_an_old_trace_of_a_host_has_its_operators(
