@@ -76,7 +76,8 @@ def test_the_loader_is_the_cause_of_idle_time(
     # The first batch comes before the first kernel; the sum stays within the time until launches
     assert list(calls)[:2] == ["enumerate(DataLoader)", "Optimizer.step"]
     assert calls == {
-        "enumerate(DataLoader)": 5 * 9000, "Optimizer.step": 6 * 1880 + 5 * 20, "cudaDeviceSynchronize": 60,
+        "enumerate(DataLoader)": 5 * 9000, "Optimizer.step": 6 * 1880 + 5 * 20,
+        "cudaDeviceSynchronize": 60,
     }  # fmt: skip
     assert sum(calls.values()) <= round(rank["idle"]["host"] * 1e6)
     assert main(["trace", "analyze", str(slow)]) == 0
