@@ -20,6 +20,7 @@ from zeromon.snapshot import Capture, CaptureState, TraceCheck
 from zeromon.traces.allocations import (
     COMMUNICATION,
     OPTIMIZER_STATE,
+    UNKNOWN,
     DeviceMemory,
     Grown,
     Holding,
@@ -480,12 +481,22 @@ def _memory_peak_text(peak: Peak) -> str:
 
 
 def _memory_role_table(device: DeviceMemory) -> str:
-    current, peak = device.roles["now"], device.roles.get("peak", {})
+    current, peak = device.roles["now"], device.roles.get("peak")
     rows = [
-        (role, human_bytes(peak.get(role, 0)) if peak else "n/a", human_bytes(current.get(role, 0)))
-        for role in dict.fromkeys([*peak, *current])
+        (role, _role_bytes_text(peak, role), _role_bytes_text(current, role))
+        for role in dict.fromkeys([*(peak or ()), *current])
     ]
-    return f"By role, as far as stacks tell\n{aligned_table(('role', 'at the peak', 'now'), rows)}"
+    table = aligned_table(("role", "at the peak", "now"), rows)
+    is_hidden = any("n/a" in (at_peak if peak else "", now) for _, at_peak, now in rows)
+    note = "\n  n/a: its bytes may be among the unknown ones" if is_hidden else ""
+    return f"By role, as far as stacks tell\n{table}{note}"
+
+
+def _role_bytes_text(bytes_by_role: Mapping[str, int] | None, role: str) -> str:
+    """The bytes of a role; n/a, not 0 B, where no stack tells what other bytes are for."""
+    if bytes_by_role is None or (role not in bytes_by_role and UNKNOWN in bytes_by_role):
+        return "n/a"
+    return human_bytes(bytes_by_role.get(role, 0))
 
 
 def _held_table(holdings: Sequence[Holding]) -> str:
