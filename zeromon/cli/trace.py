@@ -293,8 +293,8 @@ FLIGHT = """Which collective hangs, which ranks wait in it, and which have not c
 FILE is a dump of torch's Flight Recorder, pickle or JSON, one a rank, or a folder of them: the files
 that TORCH_NCCL_DUMP_ON_TIMEOUT writes, named nccl_trace_rank_N, and those of
 torch._C._distributed_c10d._dump_fr_trace(). Calls under the same number are compared by operation, size
-and element type. Nothing of a file is executed. Exit code 1 when there is a finding, 2 when a file
-is no dump.
+and element type; before what hangs also by shape. Nothing of a file is executed. Exit code 1 when there
+is a finding, 2 when a file is no dump.
 """
 
 

@@ -89,11 +89,13 @@ def flight_findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
         # Other shapes alone are legal: they are the cause only where something is wrong after them
         if [kind for *_, kind in differences] == [OTHER_SHAPES] and group not in hanging:
             continue
-        for sequence, part, kind in differences:
+        for sequence, place_number, kind in differences:
             if kind != OTHER_SHAPES:
                 differ[group] = sequence
             findings.append(
-                _flight_finding(kind, names[group], sequence, ranks[group], of_group, now_ns, part)
+                _flight_finding(
+                    kind, names[group], sequence, ranks[group], of_group, now_ns, place_number
+                )
             )
     for hang in hangs:
         if hang.sequence < 0:
@@ -183,10 +185,10 @@ def _first_differences(calls: _Calls, members_count: int) -> list[tuple[int, int
     """
     differences: list[tuple[int, int, str]] = []
     for number in sorted({n for of_rank in calls.values() for n in of_rank if n >= 0}):
-        for part, entries in enumerate(_calls_by_place(calls, number)):
+        for place_number, entries in enumerate(_calls_by_place(calls, number)):
             kind = _difference_kind(entries, len(entries) == members_count)
-            if kind is not None and kind not in [found for *_, found in differences]:
-                differences.append((number, part, kind))
+            if kind is not None and kind not in [earlier_kind for *_, earlier_kind in differences]:
+                differences.append((number, place_number, kind))
             if kind not in (None, OTHER_SHAPES):
                 return differences
     return differences
@@ -197,12 +199,12 @@ def _calls_by_place(calls: _Calls, number: int) -> Iterator[list[Entry]]:
     of_ranks = [of_rank for of_rank in calls.values() if number in of_rank]
     longest = max(len(of_rank[number]) for of_rank in of_ranks)
     # The recorder keeps the last calls: the oldest number of a rank may have lost its first parts
-    whole = [
+    comparable = [
         of_rank[number]
         for of_rank in of_ranks
         if len(of_rank[number]) == longest or number > min(n for n in of_rank if n >= 0)
     ]
-    for entries in zip_longest(*whole):
+    for entries in zip_longest(*comparable):
         yield [entry for entry in entries if entry is not None]
 
 
@@ -234,13 +236,13 @@ def _flight_finding(
     members: Iterable[int],
     calls: _Calls,
     now_ns: int,
-    part: int = -1,
+    place_number: int = -1,
 ) -> FlightFinding:
     rows, inside = [], []
     for rank in members:
         of_rank = calls.get(rank, {})
         if (of_number := of_rank.get(sequence)) is not None:
-            call = of_number[part] if part < len(of_number) else of_number[-1]
+            call = of_number[place_number] if place_number < len(of_number) else of_number[-1]
             inside.append((call, of_number[-1]))
             state = DONE if call.ended else WAITING
             rows.append(RankCall(rank=rank, state=state, call=call))
@@ -249,10 +251,10 @@ def _flight_finding(
             earlier = of_rank.get(max((n for n in of_rank if 0 <= n < sequence), default=sequence))
             rows.append(RankCall(rank=rank, state=state, call=earlier[-1] if earlier else None))
     since_ns = min(entry.created_ns for entry, _ in inside)
-    (entry, last), *_ = inside
+    (entry, enclosing), *_ = inside
     return FlightFinding(
         kind=str(kind),
-        op=entry.op if entry is last else f"{entry.op} in {last.op}",
+        op=entry.op if entry is enclosing else f"{entry.op} in {enclosing.op}",
         group=group,
         sequence=sequence,
         since_ns=since_ns,

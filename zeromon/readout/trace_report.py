@@ -163,9 +163,9 @@ def _host_call_lines(seconds_by_call: Mapping[str, float], idle_seconds: float) 
         for name, seconds in seconds_by_call.items()
         if seconds > _MIN_IDLE_SHARE * idle_seconds
     ]
-    while len(line := f"  the host meanwhile: {', '.join(shares)}") > _MAX_WIDTH:
+    while len(sentence := f"  the host meanwhile: {', '.join(shares)}") > _MAX_WIDTH:
         shares.pop()
-    return [line] if shares else []
+    return [sentence] if shares else []
 
 
 def _median_of(ranks: Sequence[RankTrace], of: Callable[[RankTrace], float | None]) -> float:
@@ -487,7 +487,7 @@ def _memory_role_table(device: DeviceMemory) -> str:
         for role in dict.fromkeys([*(peak or ()), *current])
     ]
     table = aligned_table(("role", "at the peak", "now"), rows)
-    is_hidden = any("n/a" in (at_peak if peak else "", now) for _, at_peak, now in rows)
+    is_hidden = any("n/a" in cells[0 if peak else 1 :] for _, *cells in rows)
     note = "\n  n/a: its bytes may be among the unknown ones" if is_hidden else ""
     return f"By role, as far as stacks tell\n{table}{note}"
 

@@ -343,8 +343,8 @@ def analyze_trace(data: TraceData, rank: int) -> RankTrace:
 
 def _host_call_seconds(data: TraceData) -> dict[str, float]:
     spent_ns = Counter[str]()
-    for part in host_calls_while_idle(data):
-        spent_ns[part.name] += part.end_ns - part.start_ns
+    for span in host_calls_while_idle(data):
+        spent_ns[span.name] += span.end_ns - span.start_ns
     return {name: ns / 1e9 for name, ns in spent_ns.most_common(_TOP)}
 
 

@@ -112,15 +112,15 @@ def diff_samples(old_samples: Sequence[Sample], new_samples: Sequence[Sample]) -
     common = _common_time_ratio(old_samples, new_samples, keys)
     rows = [_diff_row(key, old_samples, new_samples, step, common) for key in keys]
     rows.sort(key=lambda row: -row.weight)
-    parts = tuple(
+    part_rows = tuple(
         _diff_row(key, old_samples, new_samples, step, None) for key in keys if key[0] is What.PART
     )
     # A call of the host explains another idle time; without one, it says nothing of the device
-    is_idle_changed = any(row.name == IDLE and row.change for row in parts)
+    is_idle_changed = any(row.name == IDLE and row.change for row in part_rows)
     left_out = (What.PART,) if is_idle_changed else (What.PART, What.HOST)
     return TraceDiff(
         samples=(len(old_samples), len(new_samples)),
-        parts=parts,
+        parts=part_rows,
         rows=tuple(row for row in rows if row.what not in left_out),
         common_ratio=common,
     )
@@ -264,8 +264,8 @@ def _step_sample(
             calls, seconds, _ = sample.get(key, Usage())
             sample[key] = Usage(calls + 1, seconds + (event.end_ns - event.start_ns) / 1e9)
     for call in host_calls:
-        spent = sample.get((What.HOST, call.name), Usage()).seconds
-        sample[What.HOST, call.name] = Usage(1, spent + (call.end_ns - call.start_ns) / 1e9)
+        call_seconds = sample.get((What.HOST, call.name), Usage()).seconds
+        sample[What.HOST, call.name] = Usage(1, call_seconds + (call.end_ns - call.start_ns) / 1e9)
     for mark in marks:
         unit = UNIT_MARK.match(mark.name)
         if unit and mark.on_device and unit.group(2):

@@ -120,14 +120,8 @@ Span = tuple[int, int, str]
 """Start, end and name of something on a thread of the host."""
 
 
-class HostCall(NamedTuple):
-    """A long call or annotation of the host."""
-
-    start_ns: int
-    end_ns: int
-    name: str
-    has_inner: bool
-    """True where it stands for the calls in it: of an operator, and of the loader's and optimizer's."""
+HostCall = tuple[int, int, str, bool]
+"""A span, and whether it stands for the calls in it, as operators and marks of torch's own do."""
 
 
 class FlatSpans:
@@ -148,9 +142,9 @@ class FlatSpans:
     def within(self, begin_ns: int, end_ns: int) -> Iterator[Span]:
         """Yields the parts of spans between *begin_ns* and *end_ns*."""
         at = bisect_right(self.ends, begin_ns)
-        while at < len(self.spans) and self.spans[at][0] < end_ns:
-            start, end, name = self.spans[at]
-            yield max(start, begin_ns), min(end, end_ns), name
+        while begin_ns < end_ns and at < len(self.spans) and self.spans[at][0] < end_ns:
+            span_start_ns, span_end_ns, name = self.spans[at]
+            yield max(span_start_ns, begin_ns), min(span_end_ns, end_ns), name
             at += 1
 
 

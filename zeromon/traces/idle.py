@@ -31,7 +31,7 @@ from zeromon.traces.events import (
     Span,
     Stream,
     TraceData,
-)
+)  # fmt: skip
 
 GAP_NS = 30_000
 
@@ -87,7 +87,7 @@ def idle_time(data: TraceData) -> tuple[IdleTime | None, tuple[StreamTime, ...]]
     rows = [
         _stream_time(stream, events, data.launches, event_ends) for stream, events in by_stream.items()
     ]
-    of_device = _sum_gaps(ordered, data.launches, lambda _begin_ns, _event: "other")
+    of_device = _idle_gaps(ordered, data.launches, lambda _begin_ns, _event: "other")
     return of_device, tuple(sorted(rows, key=lambda row: -row.events))
 
 
@@ -97,44 +97,31 @@ def host_calls_while_idle(data: TraceData, begin_ns: int | None = None) -> Itera
     The gaps are those of the whole device; *begin_ns*: there is one from then to the first event.
     """
     calls = {thread: FlatSpans(_telling_calls(spans)) for thread, spans in data.host_calls.items()}
-    ordered = sorted(data.device, key=lambda event: event.start_ns)
-    for cause, gap_ns, event in _idle_gaps(ordered, data.launches, lambda *_: "other", begin_ns):
+    end_ns = begin_ns
+    for event in sorted(data.device, key=lambda event: event.start_ns):
         launch = data.launches.of(event)
-        if cause == "host" and launch is not None and launch.thread in calls:
+        if end_ns is not None and launch is not None and launch.thread in calls:
             until_ns = min(launch.start_ns, event.start_ns)
-            for start_ns, end_ns, name in calls[launch.thread].within(gap_ns, until_ns):
-                yield Mark(name, start_ns, end_ns, False)
+            for span_start_ns, span_end_ns, name in calls[launch.thread].within(end_ns, until_ns):
+                yield Mark(name, span_start_ns, span_end_ns, False)
+        end_ns = event.end_ns if end_ns is None else max(end_ns, event.end_ns)
 
 
 def _telling_calls(calls: Iterable[HostCall]) -> Iterator[Span]:
     """Yields annotations, calls of the runtime, and the outermost ones of operators."""
     covered_ns = -math.inf
-    for call in sorted(calls, key=lambda call: (call.start_ns, -call.end_ns)):
-        if call.has_inner and call.start_ns < covered_ns:
-            continue
-        covered_ns = call.end_ns if call.has_inner else covered_ns
-        yield call[:3]
-
-
-def _sum_gaps(
-    events: Iterable[DeviceEvent], launches: Launches, released_by: Callable[[int, DeviceEvent], str]
-) -> IdleTime:
-    gaps_ns: Counter[str] = Counter()
-    for cause, begin_ns, event in _idle_gaps(events, launches, released_by):
-        gaps_ns[cause] += event.start_ns - begin_ns
-    return IdleTime(**{cause: ns / 1e9 for cause, ns in gaps_ns.items()})
+    for start_ns, end_ns, name, has_inner in sorted(calls, key=lambda call: (call[0], -call[1])):
+        if not has_inner or start_ns >= covered_ns:
+            covered_ns = end_ns if has_inner else covered_ns
+            yield start_ns, end_ns, name
 
 
 def _idle_gaps(
-    events: Iterable[DeviceEvent],
-    launches: Launches,
-    released_by: Callable[[int, DeviceEvent], str],
-    end_ns: int | None = None,
-) -> Iterator[tuple[str, int, DeviceEvent]]:
-    """Yields the gaps between *events*, which are sorted by start: cause, begin, the event that ends it.
-
-    *end_ns*: what was before the first event has ended then.
-    """
+    events: Iterable[DeviceEvent], launches: Launches, released_by: Callable[[int, DeviceEvent], str]
+) -> IdleTime:
+    """The gaps between *events*, which are sorted by start."""
+    gaps_ns: Counter[str] = Counter()
+    end_ns: int | None = None
     for event in events:
         if end_ns is not None and event.start_ns > end_ns:
             launched = launches.start_ns(event)
@@ -146,10 +133,11 @@ def _idle_gaps(
                 cause = "kernels"
             else:
                 cause = released_by(end_ns, event)
-            yield cause, end_ns, event
+            gaps_ns[cause] += event.start_ns - end_ns
         # An event that ends within a longer one of another stream does not end the work of the device
         if end_ns is None or event.end_ns > end_ns:
             end_ns = event.end_ns
+    return IdleTime(**{cause: ns / 1e9 for cause, ns in gaps_ns.items()})
 
 
 class _Ends:
@@ -187,7 +175,7 @@ def _stream_time(
         stream=stream[1],
         events=len(events),
         span_seconds=(max(e.end_ns for e in events) - events[0].start_ns) / 1e9,
-        idle=_sum_gaps(events, launches, event_ends.cause),
+        idle=_idle_gaps(events, launches, event_ends.cause),
         queue_mean=mean,
         queue_most=largest,
         queue_empty_ratio=empty,

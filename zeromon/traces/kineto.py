@@ -24,7 +24,6 @@ from zeromon.traces.events import (
     STEP_MARK,
     Call,
     DeviceEvent,
-    HostCall,
     Kind,
     Launch,
     Mark,
@@ -570,7 +569,7 @@ def _keep_host_call(event: Event, data: TraceData) -> None:
         name = sys.intern(event.name.removeprefix(_NODE).partition("#")[0].strip() or event.name)
         has_inner = event.cat == "cpu_op" or name.startswith(_OWN_MARKS)
         thread_calls = data.host_calls.setdefault(_thread_number(event, data), [])
-        thread_calls.append(HostCall(*span, name, has_inner))
+        thread_calls.append((*span, name, has_inner))
 
 
 def _keep_host_launch(event: Event, data: TraceData) -> None:
