@@ -146,12 +146,110 @@ def test_the_first_call_that_differs_comes_before_what_hangs_after_it(
     assert shown in second
 
 
-def test_same_bytes_in_another_shape_are_the_same(
+FLAT = {"input_sizes": [[16]], "output_sizes": [[16]]}
+
+
+def test_another_shape_of_as_many_elements_alone_is_legal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flat = entry(5, input_sizes=[[16]], output_sizes=[[16]])
-    folder = dumped(tmp_path / "d", {0: [*DONE, entry(5)], 1: [*DONE, flat]}, size=2)
+    folder = dumped(tmp_path / "d", {0: [*DONE, entry(5)], 1: [*DONE, entry(5, **FLAT)]}, size=2)
     assert read(folder, capsys, 0) == {"ranks": [0, 1], "findings": [], "notes": []}
+
+
+@pytest.mark.parametrize(
+    ("after", "kind"),
+    [([entry(7, "broadcast", state="started")], "mismatched operations"), ([], "a member has not come")],
+)
+def test_another_shape_comes_before_what_goes_wrong_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], after: list[Any], kind: str
+) -> None:
+    """torch's analyser, fr_trace, names the first of them alone."""
+    done = [*DONE, entry(6)]
+    ranks = {0: [*done, entry(7, state="started")], 1: [*done, *after]}
+    for of_rank, more in ((ranks[0], {}), (ranks[1], FLAT)):
+        of_rank.insert(4, entry(5, **more))
+    folder = dumped(tmp_path / "d", ranks, size=2)
+    first, second = read(folder, capsys, 1)["findings"]
+    assert (first["kind"], first["sequence"]) == ("mismatched shapes of as many elements", 5)
+    assert (second["kind"], second["sequence"]) == (kind, 7)
+    assert main(["trace", "flight", str(folder)]) == 1
+    rows = capsys.readouterr().out.splitlines()[3:5]
+    assert "[4,4] Float" in rows[0] and "[16] Float" in rows[1]
+
+
+def coalesced(number: int, *sizes: list[int], state: str = "completed") -> list[dict[str, Any]]:
+    """An all-gather of tensors of different sizes: a broadcast of each, all with one number."""
+    return [
+        *(entry(number, "_broadcast_oop", input_sizes=[s], output_sizes=[s]) for s in sizes),
+        entry(number, "ALLGATHER_coalesced", state=state, input_sizes=[[]], output_sizes=[[]]),
+    ]
+
+
+def test_the_parts_of_a_coalesced_call_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = {0: coalesced(5, [4], [9], state="started"), 1: coalesced(5, [4], [8], state="started")}
+    folder = dumped(tmp_path / "d", {rank: [*DONE, *rows] for rank, rows in ranks.items()}, size=2)
+    (found,) = read(folder, capsys, 1)["findings"]
+    assert (found["kind"], found["sequence"]) == ("mismatched sizes", 5)
+    assert found["op"] == "_broadcast_oop in ALLGATHER_coalesced"
+    assert [row["call"]["sizes"] for row in found["ranks"]] == [[[[9]], [[9]]], [[[8]], [[8]]]]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kinds"),
+    [
+        # The recorder of rank 1 has forgotten the first part
+        ({0: coalesced(1, [4], [9]), 1: coalesced(1, [4], [9])[1:]}, []),
+        # Rank 1 had not issued the last part, nor its end, when it dumped
+        ({0: [*DONE, *coalesced(5, [4], [9])], 1: [*DONE, *coalesced(5, [4], [9])[:1]]}, []),
+        ({0: [*DONE, *coalesced(5, [4], [9])], 1: [*DONE, *coalesced(5, [4])]},
+         ["mismatched operations"]),
+        ({0: [*DONE, *coalesced(5, [4], [9], state="started")],
+          1: [*DONE, *coalesced(5, [4], [9], state="started")]}, ["all members are in it"]),
+    ],
+)  # fmt: skip
+def test_parts_that_a_dump_does_not_have_do_not_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: dict[int, Any], kinds: list[str]
+) -> None:
+    folder = dumped(tmp_path / "d", ranks, size=2)
+    found = read(folder, capsys, bool(kinds))["findings"]
+    assert [one["kind"] for one in found] == kinds
+
+
+def test_the_types_that_differ_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    half = entry(5, state="started", output_dtypes=["Half"])
+    ranks = {0: [*DONE, half], 1: [*DONE, entry(5, state="started")]}
+    assert main(["trace", "flight", str(dumped(tmp_path / "d", ranks, size=2))]) == 1
+    text = capsys.readouterr().out
+    assert "all_reduce #5 of world: mismatched element types" in text
+    first, second = text.splitlines()[3:5]
+    assert "[4,4] Half" in first and "[4,4] Float" in second and "to" in first
+
+
+@pytest.mark.parametrize(
+    ("op", "one", "other", "code"),
+    [
+        ("gather", {"input_sizes": [[4]], "output_sizes": [[4], [4]]},
+         {"input_sizes": [[4]], "output_sizes": []}, 0),
+        ("gather", {"input_sizes": [[4]], "output_sizes": [[4], [4]]},
+         {"input_sizes": [[5]], "output_sizes": []}, 1),
+        ("scatter", {"input_sizes": [[4], [4]], "output_sizes": [[4]]},
+         {"input_sizes": [], "output_sizes": [[4]]}, 0),
+        ("scatter", {"input_sizes": [[4], [4]], "output_sizes": [[4]]},
+         {"input_sizes": [], "output_sizes": [[5]]}, 1),
+        ("alltoall_base", {"input_sizes": [[6]], "output_sizes": [[2]]},
+         {"input_sizes": [[3]], "output_sizes": [[7]]}, 0),
+        ("alltoall_base", {"input_sizes": [[6]], "output_sizes": [[2]]},
+         {"input_sizes": [[3]], "output_sizes": [[8]]}, 1),
+    ],
+)  # fmt: skip
+def test_sides_that_may_differ_between_members(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], op: str, one: Any, other: Any, code: int
+) -> None:
+    ranks = {0: [*DONE, entry(5, op, **one)], 1: [*DONE, entry(5, op, **other)]}
+    found = read(dumped(tmp_path / "d", ranks, size=2), capsys, code)["findings"]
+    assert [row["kind"] for row in found] == ["mismatched sizes"] * code
 
 
 def test_what_one_rank_has_forgotten_is_not_compared(

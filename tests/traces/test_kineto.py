@@ -208,7 +208,6 @@ def test_times_are_read_exactly(written: bytes, ns: int | None) -> None:
         ("kernel", "mscclKernel_Sum_float", Kind.COMMUNICATION),
         ("kernel", "void at::native::vectorized_elementwise_kernel<4>", Kind.COMPUTE),
         ("gpu_memset", "Memset (Device)", Kind.COPY),
-        ("Memcpy", "Memcpy DtoH", Kind.COPY),
         ("mtia_ccp_events", "dma_in", Kind.COPY),
         ("mtia_ccp_events", "fba_fc_relu", Kind.COMPUTE),
         ("kernel", "dma_free_softmax", Kind.COMPUTE),

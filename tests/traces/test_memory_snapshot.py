@@ -134,6 +134,36 @@ def test_without_a_history_the_blocks_alone_are_told(
     assert NO_STACK in text
 
 
+@pytest.mark.parametrize(("hidden", "shown"), [("_init_group", "n/a"), ("nothing", "0 B")])
+def test_a_role_whose_bytes_may_be_among_the_unknown_ones_is_not_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], hidden: str, shown: str
+) -> None:
+    """The peak is in the first step's forward, and the optimizer's state is made after it."""
+    what = content(Training())
+    events = what["device_traces"][0]
+    made = {e["addr"] for e in events if hidden in str(e["frames"])}
+    for segment in what["segments"]:
+        for block in segment["blocks"]:
+            if block["address"] in made:
+                del block["frames"]
+    for event in events:
+        if event["addr"] in made:
+            event["frames"] = []
+    found = device(tmp_path / "s", what)
+    roles = found.roles["now"]
+    assert ("temporary" in roles, UNKNOWN in roles) == (False, hidden != "nothing")
+    assert main(["trace", "memory", str(tmp_path / "s"), "-o", str(tmp_path / "p.html")]) == 0
+    text = capsys.readouterr().out
+    row = next(line for line in text.splitlines() if line.startswith("  temporary "))
+    assert row.endswith(f" {shown}")
+    assert ("n/a: its bytes may be among the unknown ones" in text) is (shown == "n/a")
+    assert row in (tmp_path / "p.html").read_text()
+    assert main(["trace", "memory", str(tmp_path / "s"), "--json"]) == 0
+    assert (
+        "temporary" not in json.loads(capsys.readouterr().out)["files"][0]["devices"][0]["roles"]["now"]
+    )
+
+
 def test_failed_allocations_and_memory_in_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

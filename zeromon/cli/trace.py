@@ -103,12 +103,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(sub, "--json", "print the result as JSON")
     sub.set_defaults(call=capture_trace)
     sub = verbs.add_parser("analyze", help="analyse the time of the devices", description=ANALYZE)
-    sub.add_argument("files", nargs="+", metavar="FILE", help="Kineto JSON, plain or gzip, or folder")
+    sub.add_argument("files", nargs="*", metavar="FILE", help="Kineto JSON, plain or gzip, or folder")
     add_option(sub, "--rank", "N", "the rank of the details", int)
     for name, help_text in SECTIONS.items():
         sub.add_argument(f"--{name}", action="store_true", help=help_text)
     help_text = "what each moment of a step waited for (default: the step of median length)"
-    add_option(sub, "--critical-path", "STEP", help_text, int, nargs="?", const=-1)
+    add_option(sub, "--critical-path", "STEP", help_text, _step_or_file, nargs="?", const=-1)
     add_flag(sub, "--json", "print JSON")
     sub.set_defaults(call=call)
     sub = verbs.add_parser("diff", help="what differs between two runs", description=DIFF)
@@ -176,6 +176,15 @@ def _read_ranks(numbers: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"ranks are numbers like 0,3, not {numbers}") from None
 
 
+def _step_or_file(typed: str) -> int | str:
+    """Returns a step, or the FILE that follows ``--critical-path`` and that argparse takes for STEP."""
+    if typed.isdecimal():
+        return int(typed)
+    if Path(typed).exists():
+        return typed
+    raise argparse.ArgumentTypeError(f"'{typed}' is neither a step nor a file")
+
+
 def capture_trace(options: argparse.Namespace) -> int:
     """Requests a trace, waits for it, and prints the result."""
     source = only_live_run(find_live_runs(options.target)).open()
@@ -216,14 +225,19 @@ def call(options: argparse.Namespace) -> int:
     ranks, orders = [], []
     # argparse gives None where the option is absent, so -1 stands for the option without STEP
     step = None if options.critical_path == -1 else options.critical_path
-    for number, (data, reader) in enumerate(_read_traces([Path(file) for file in options.files])):
+    files = options.files
+    if isinstance(step, str):
+        step, files = None, [step, *files]
+    if not files:
+        raise TraceError("no files given", "Try: zeromon trace analyze t.json.gz")
+    for number, (data, reader) in enumerate(_read_traces([Path(file) for file in files])):
         rank_trace = analyze_trace(data, _rank_of_trace(data, number))
         if options.critical_path is not None:
             rank_trace = replace(rank_trace, critical_path=critical_path(data, reader(step)))
         ranks.append(rank_trace)
         orders.append(collective_durations(data))
     if not ranks:
-        names = " ".join(options.files)
+        names = " ".join(files)
         hint = "A Kineto trace is a file *.json or *.json.gz, as torch.profiler exports it."
         raise TraceError(f"{names} has no trace", hint)
     waited = rank_waits(orders)
@@ -279,8 +293,8 @@ FLIGHT = """Which collective hangs, which ranks wait in it, and which have not c
 FILE is a dump of torch's Flight Recorder, pickle or JSON, one a rank, or a folder of them: the files
 that TORCH_NCCL_DUMP_ON_TIMEOUT writes, named nccl_trace_rank_N, and those of
 torch._C._distributed_c10d._dump_fr_trace(). Calls under the same number are compared by operation, size
-and element type. Nothing of a file is executed. Exit code 1 when there is a finding, 2 when a file
-is no dump.
+and element type; before what hangs also by shape. Nothing of a file is executed. Exit code 1 when there
+is a finding, 2 when a file is no dump.
 """
 
 

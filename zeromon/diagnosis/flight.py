@@ -5,9 +5,10 @@ which members have called something else, of another size or of other types, com
 """
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import zip_longest
 
 from zeromon.base.units import human_seconds
 from zeromon.diagnosis.hangs import Member, hangs_of
@@ -19,12 +20,20 @@ from zeromon.traces.allocations import NO_STACK, stack_origin
 from zeromon.traces.flight import Dump, Entry
 
 OTHER_TYPES = "mismatched element types"
-DIFFER = (HangKind.MISMATCHED_OPERATIONS, HangKind.MISMATCHED_SIZES, OTHER_TYPES)
+OTHER_SHAPES = "mismatched shapes of as many elements"
+"""NCCL takes them, but ranks that run the same program have none: what goes wrong later began here."""
+DIFFER = (HangKind.MISMATCHED_OPERATIONS, HangKind.MISMATCHED_SIZES, OTHER_TYPES, OTHER_SHAPES)
 """The kinds of findings that members have called something different."""
 NO_DUMP = "a member has no dump"
 ALL_SEEN = "all ranks that have a dump are in it"
 """The kind of a finding on a backend that does not say who the members are."""
-_SAME_SIZE = frozenset(("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"))
+_BOTH = (0, 1)
+_SAME_SIDES = {
+    "all_reduce": _BOTH, "all_gather": _BOTH, "reduce_scatter": _BOTH, "broadcast": _BOTH,
+    "reduce": _BOTH, "gather": (0,), "scatter": (1,),
+}  # fmt: skip
+"""Operation -> its sides (inputs, outputs) that are equal on all members, as ``Op.match`` of torch's own
+analyser has it (torch/distributed/flight_recorder/components/types.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +64,8 @@ class FlightFinding:
 
 WAITING, DONE, MISSING, UNSEEN = "waiting", "done", NOT_CALLED, "no dump"
 
-_Calls = dict[int, dict[int, Entry]]
-"""Rank -> sequence number -> its call, of one group."""
+_Calls = dict[int, dict[int, list[Entry]]]
+"""Rank -> sequence number -> its calls, of one group; of several, the last one coalesces the others."""
 
 
 def flight_findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
@@ -67,18 +76,26 @@ def flight_findings(dumps: Sequence[Dump]) -> tuple[FlightFinding, ...]:
         for entry in dump.entries:
             # Each dump gets an entry, or a rank without calls would count as unseen instead of missing
             of_ranks = calls.setdefault(entry.group, {peer.rank: {} for peer in dumps})
-            of_ranks[dump.rank][entry.sequence] = entry
+            of_ranks[dump.rank].setdefault(entry.sequence, []).append(entry)
     names, ranks = _group_members(dumps, calls)
     certain = {group for dump in dumps for group, (_, members) in dump.groups.items() if members}
     hangs = hangs_of([_dump_member(dump, names, ranks, calls) for dump in dumps], now_ns)
     findings = []
     differ: dict[str, int] = {}
+    hanging = {hang.group_id for hang in hangs}
     for group, of_group in calls.items():
-        if (difference := _first_difference(of_group)) is not None:
-            sequence, kind = difference
-            differ[group] = sequence
+        members_count = len(ranks[group]) if group in certain else 0
+        differences = _first_differences(of_group, members_count)
+        # Other shapes alone are legal: they are the cause only where something is wrong after them
+        if [kind for *_, kind in differences] == [OTHER_SHAPES] and group not in hanging:
+            continue
+        for sequence, place_number, kind in differences:
+            if kind != OTHER_SHAPES:
+                differ[group] = sequence
             findings.append(
-                _flight_finding(kind, names[group], sequence, ranks[group], of_group, now_ns)
+                _flight_finding(
+                    kind, names[group], sequence, ranks[group], of_group, now_ns, place_number
+                )
             )
     for hang in hangs:
         if hang.sequence < 0:
@@ -133,7 +150,7 @@ def _dump_member(
     groups = []
     for group, of_group in calls.items():
         of_rank = of_group.get(dump.rank, {})
-        last_call = of_rank.get(max(of_rank, default=-1))
+        last_call = of_rank[max(of_rank)][-1] if of_rank else None
         if dump.rank in ranks[group]:
             groups.append(
                 GroupProgress(
@@ -161,46 +178,87 @@ def _operation_label(entry: Entry) -> str:
     return operation.label if operation else entry.op
 
 
-def _first_difference(calls: _Calls) -> tuple[int, str] | None:
-    """The first number under which calls differ that are still in dumps."""
+def _first_differences(calls: _Calls, members_count: int) -> list[tuple[int, int, str]]:
+    """The first call in dumps that differs: number, place among those of the number, kind of difference.
+
+    Where that is :data:`OTHER_SHAPES`, the first call with another kind follows.
+    """
+    differences: list[tuple[int, int, str]] = []
     for number in sorted({n for of_rank in calls.values() for n in of_rank if n >= 0}):
-        entries = [of_rank[number] for of_rank in calls.values() if number in of_rank]
-        # Calls are mostly equal: without this, the sizes of every call would be summed up
-        if len({(entry.op, entry.sizes, entry.types) for entry in entries}) == 1:
-            continue
-        operations = {_operation_label(entry) for entry in entries}
-        if len(operations) > 1:
-            return number, HangKind.MISMATCHED_OPERATIONS
-        if operations <= _SAME_SIZE:
-            if len({entry.elements for entry in entries}) > 1:
-                return number, HangKind.MISMATCHED_SIZES
-            if len({entry.types for entry in entries}) > 1:
-                return number, OTHER_TYPES
+        for place_number, entries in enumerate(_calls_by_place(calls, number)):
+            kind = _difference_kind(entries, len(entries) == members_count)
+            if kind is not None and kind not in [earlier_kind for *_, earlier_kind in differences]:
+                differences.append((number, place_number, kind))
+            if kind not in (None, OTHER_SHAPES):
+                return differences
+    return differences
+
+
+def _calls_by_place(calls: _Calls, number: int) -> Iterator[list[Entry]]:
+    """Yields the calls under *number* that ranks compare with each other."""
+    of_ranks = [of_rank for of_rank in calls.values() if number in of_rank]
+    longest = max(len(of_rank[number]) for of_rank in of_ranks)
+    # The recorder keeps the last calls: the oldest number of a rank may have lost its first parts
+    comparable = [
+        of_rank[number]
+        for of_rank in of_ranks
+        if len(of_rank[number]) == longest or number > min(n for n in of_rank if n >= 0)
+    ]
+    for entries in zip_longest(*comparable):
+        yield [entry for entry in entries if entry is not None]
+
+
+def _difference_kind(entries: Sequence[Entry], is_complete: bool) -> str | None:
+    """Returns how calls differ, or None; *is_complete*: they are those of all members."""
+    # Calls are mostly equal: without this, the sizes of every call would be summed up
+    if len({(entry.op, entry.sizes, entry.types) for entry in entries}) == 1:
+        return None
+    operations = {_operation_label(entry) for entry in entries}
+    if len(operations) > 1:
+        return HangKind.MISMATCHED_OPERATIONS
+    if operations == {"all_to_all"} and is_complete:
+        sent, received = (sum(entry.elements[side] for entry in entries) for side in _BOTH)
+        return HangKind.MISMATCHED_SIZES if sent != received else None
+    sides = _SAME_SIDES.get(operations.pop(), ())
+    if any(len({entry.elements[side] for entry in entries}) > 1 for side in sides):
+        return HangKind.MISMATCHED_SIZES
+    if any(len({entry.types[side] for entry in entries}) > 1 for side in sides):
+        return OTHER_TYPES
+    if any(len({entry.sizes[side] for entry in entries}) > 1 for side in sides):
+        return OTHER_SHAPES
     return None
 
 
 def _flight_finding(
-    kind: str, group: str, sequence: int, members: Iterable[int], calls: _Calls, now_ns: int
+    kind: str,
+    group: str,
+    sequence: int,
+    members: Iterable[int],
+    calls: _Calls,
+    now_ns: int,
+    place_number: int = -1,
 ) -> FlightFinding:
     rows, inside = [], []
     for rank in members:
         of_rank = calls.get(rank, {})
-        entry = of_rank.get(sequence)
-        if entry is not None:
-            inside.append(entry)
-            state = DONE if entry.ended else WAITING
+        if (of_number := of_rank.get(sequence)) is not None:
+            call = of_number[place_number] if place_number < len(of_number) else of_number[-1]
+            inside.append((call, of_number[-1]))
+            state = DONE if call.ended else WAITING
+            rows.append(RankCall(rank=rank, state=state, call=call))
         else:
             state = MISSING if rank in calls else UNSEEN
-            entry = of_rank.get(max((n for n in of_rank if 0 <= n < sequence), default=sequence))
-        rows.append(RankCall(rank=rank, state=state, call=entry))
-    since_ns = min(entry.created_ns for entry in inside)
+            earlier = of_rank.get(max((n for n in of_rank if 0 <= n < sequence), default=sequence))
+            rows.append(RankCall(rank=rank, state=state, call=earlier[-1] if earlier else None))
+    since_ns = min(entry.created_ns for entry, _ in inside)
+    (entry, enclosing), *_ = inside
     return FlightFinding(
         kind=str(kind),
-        op=inside[0].op,
+        op=entry.op if entry is enclosing else f"{entry.op} in {enclosing.op}",
         group=group,
         sequence=sequence,
         since_ns=since_ns,
-        seconds=None if all(e.ended for e in inside) else (now_ns - since_ns) / 1e9,
+        seconds=None if all(e.ended for e, _ in inside) else (now_ns - since_ns) / 1e9,
         ranks=tuple(rows),
     )
 
@@ -234,8 +292,9 @@ def _flight_finding_block(finding: FlightFinding) -> str:
         f"   since {start:%Y-%m-%d %H:%M:%S} UTC, {lasts}"
     )
     rows: dict[tuple[str, ...], list[int]] = {}
+    side = _differing_side(finding)
     for call in finding.ranks:
-        rows.setdefault(_member_call_cells(call, finding), []).append(call.rank)
+        rows.setdefault(_member_call_cells(call, finding, side), []).append(call.rank)
     cells, below = [], []
     for row, members in list(rows.items())[:_MAX_CALLS]:
         label = spans = _spans_of(members)
@@ -250,7 +309,14 @@ def _flight_finding_block(finding: FlightFinding) -> str:
     return f"{head}\n{table}{''.join(below)}"
 
 
-def _member_call_cells(row: RankCall, finding: FlightFinding) -> tuple[str, ...]:
+def _differing_side(finding: FlightFinding) -> int:
+    """1 where only the outputs of the calls differ; else 0."""
+    calls = [row.call for row in finding.ranks if row.call and row.call.sequence == finding.sequence]
+    inputs, outputs = (len({(c.sizes[side], c.types[side]) for c in calls}) for side in _BOTH)
+    return int(inputs == 1 < outputs)
+
+
+def _member_call_cells(row: RankCall, finding: FlightFinding, side: int) -> tuple[str, ...]:
     state, call = row.state, row.call
     if call is None:
         return state, "-", NO_STACK
@@ -260,10 +326,11 @@ def _member_call_cells(row: RankCall, finding: FlightFinding) -> tuple[str, ...]
     else:
         call_text = f"last {call_text}"
     if finding.kind in DIFFER:
-        sizes = call.sizes[0] or call.sizes[1]
+        sizes = call.sizes[side] or call.sizes[1]
         shapes = " ".join(str(list(size)).replace(" ", "") for size in sizes[:_MAX_SIZES])
         dots = " ..." if len(sizes) > _MAX_SIZES else ""
-        types = call.types[0] or call.types[1]
+        types = call.types[side] or call.types[1]
+        call_text += " to" * side
         call_text = f"{call_text} {shapes}{dots} {' '.join(sorted(set(types)))}".rstrip()
     return state, call_text, stack_origin(call.stack, own_only=True)
 

@@ -20,6 +20,7 @@ from zeromon.snapshot import Capture, CaptureState, TraceCheck
 from zeromon.traces.allocations import (
     COMMUNICATION,
     OPTIMIZER_STATE,
+    UNKNOWN,
     DeviceMemory,
     Grown,
     Holding,
@@ -32,6 +33,8 @@ from zeromon.traces.diff import MIN_FIGURE_SHARE, OF_CALLS, Row, TraceDiff, Usag
 from zeromon.traces.idle import IdleTime, StreamTime
 
 _MAX_ROWS, _FIRST_ROWS = 10, 6
+_MAX_WIDTH, _MAX_CALL_NAME = 80, 40
+_MIN_IDLE_SHARE = 0.01
 
 SECTIONS: Mapping[str, str] = {
     "kernels": "more families of kernels",
@@ -133,6 +136,7 @@ def _rank_time_block(ranks: Sequence[RankTrace]) -> str:
     idlest = max(ranks, key=lambda r: r.idle_seconds or 0.0)
     if idlest.idle is not None and idlest.idle.seconds:
         blocks.append(f"  idle of rank {idlest.rank}: {_idle_cause_text(idlest.idle)}")
+        blocks += _host_call_lines(idlest.host_calls, idlest.idle.seconds)
     blocks += [f"  {sentence}" for sentence in _why_ranks_differ(ranks)]
     return "\n".join(blocks)
 
@@ -150,6 +154,18 @@ def _idle_cause_text(idle: IdleTime) -> str:
     return ", ".join(
         f"{human_ratio(seconds / idle.seconds)} {phrase}" for seconds, phrase in causes if seconds
     )
+
+
+def _host_call_lines(seconds_by_call: Mapping[str, float], idle_seconds: float) -> list[str]:
+    """One line or none: the calls that the host is in for the largest shares of idle time."""
+    shares = [
+        f"{human_ratio(seconds / idle_seconds)} in {name[:_MAX_CALL_NAME]}"
+        for name, seconds in seconds_by_call.items()
+        if seconds > _MIN_IDLE_SHARE * idle_seconds
+    ]
+    while len(sentence := f"  the host meanwhile: {', '.join(shares)}") > _MAX_WIDTH:
+        shares.pop()
+    return [sentence] if shares else []
 
 
 def _median_of(ranks: Sequence[RankTrace], of: Callable[[RankTrace], float | None]) -> float:
@@ -328,6 +344,8 @@ _DIFFERENCE: tuple[Column[Row], ...] = (
 
 def _changed_rows_table(rows: Sequence[Row]) -> str:
     def usage_cell(row: Row, usage: Usage) -> str:
+        if row.what is What.HOST:
+            return human_seconds(usage.seconds)
         amount = f"{human_calls(usage.calls)} x, {human_seconds(usage.seconds)}"
         exposed = f", {human_seconds(usage.exposed_seconds)} exposed"
         return amount if row.what is What.KERNEL else amount + exposed
@@ -463,12 +481,22 @@ def _memory_peak_text(peak: Peak) -> str:
 
 
 def _memory_role_table(device: DeviceMemory) -> str:
-    current, peak = device.roles["now"], device.roles.get("peak", {})
+    current, peak = device.roles["now"], device.roles.get("peak")
     rows = [
-        (role, human_bytes(peak.get(role, 0)) if peak else "n/a", human_bytes(current.get(role, 0)))
-        for role in dict.fromkeys([*peak, *current])
+        (role, _role_bytes_text(peak, role), _role_bytes_text(current, role))
+        for role in dict.fromkeys([*(peak or ()), *current])
     ]
-    return f"By role, as far as stacks tell\n{aligned_table(('role', 'at the peak', 'now'), rows)}"
+    table = aligned_table(("role", "at the peak", "now"), rows)
+    is_hidden = any("n/a" in cells[0 if peak else 1 :] for _, *cells in rows)
+    note = "\n  n/a: its bytes may be among the unknown ones" if is_hidden else ""
+    return f"By role, as far as stacks tell\n{table}{note}"
+
+
+def _role_bytes_text(bytes_by_role: Mapping[str, int] | None, role: str) -> str:
+    """The bytes of a role; n/a, not 0 B, where no stack tells what other bytes are for."""
+    if bytes_by_role is None or (role not in bytes_by_role and UNKNOWN in bytes_by_role):
+        return "n/a"
+    return human_bytes(bytes_by_role.get(role, 0))
 
 
 def _held_table(holdings: Sequence[Holding]) -> str:

@@ -8,9 +8,9 @@ of the first device event to the end of the last.
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
 from pathlib import Path
@@ -35,7 +35,7 @@ from zeromon.traces.events import (
     TraceData,
     kernel_family,
 )
-from zeromon.traces.idle import IdleTime, StreamTime, idle_time
+from zeromon.traces.idle import IdleTime, StreamTime, host_calls_while_idle, idle_time
 
 # ---- matrix products and attention, by shape -----------------------------------------------------
 
@@ -278,6 +278,9 @@ class RankTrace:
     """The families that take the most time: kernels that differ in tile, types and number."""
     idle: IdleTime | None = None
     """Idle time by cause; None where the trace does not have the host's launches."""
+    host_calls: dict[str, float] = field(default_factory=dict)
+    """Call or annotation -> seconds of ``idle.host`` in which the launching thread is in it, the largest
+    first; without calls under 100 us."""
     streams: tuple[StreamTime, ...] = ()
     products: tuple[ProductTime, ...] = ()
     """Matrix products and attention, by shape; () where the trace has none with their launches."""
@@ -330,11 +333,19 @@ def analyze_trace(data: TraceData, rank: int) -> RankTrace:
         kernels=_kernel_times(data.device, str),
         families=_kernel_times(data.device, kernel_family),
         idle=idle,
+        host_calls=_host_call_seconds(data),
         streams=streams,
         products=product_times(data),
         device_name=data.device_name,
         notes=tuple(notes),
     )
+
+
+def _host_call_seconds(data: TraceData) -> dict[str, float]:
+    spent_ns = Counter[str]()
+    for span in host_calls_while_idle(data):
+        spent_ns[span.name] += span.end_ns - span.start_ns
+    return {name: ns / 1e9 for name, ns in spent_ns.most_common(_TOP)}
 
 
 def _device_span(device: Sequence[DeviceEvent]) -> int:
@@ -419,13 +430,12 @@ def _unit_times(
     return tuple(sorted(rows, key=lambda row: -row.exposed_seconds))
 
 
-def _step_times(
-    data: TraceData, compute: list[Interval], communication: list[Interval]
-) -> tuple[StepTime, ...]:
+def step_windows(data: TraceData) -> dict[int, list[Interval]]:
     """Returns the steps that the profiler marked, on the device's clock.
 
     The device's own marks count only without launches: where a step ends within another mark of the
-    host, as that of ``Optimizer.step``, Kineto gives its kernels to the step before.
+    host, as that of ``Optimizer.step``, Kineto gives its kernels to the step before. They also begin at
+    a kernel, and so without the wait for the batch.
     """
     border = _device_borders(data)
     on_device = border is None and any(mark.on_device for mark in data.marks)
@@ -437,9 +447,15 @@ def _step_times(
             windows[int(match[1])].append(
                 (border(start_ns), border(end_ns)) if border else (start_ns, end_ns)
             )
+    return windows
+
+
+def _step_times(
+    data: TraceData, compute: list[Interval], communication: list[Interval]
+) -> tuple[StepTime, ...]:
     kinds = compute, communication, subtract_set(communication, compute)
     steps = []
-    for step, spans in sorted(windows.items()):
+    for step, spans in sorted(step_windows(data).items()):
         window = union_set(spans)
         seconds = (set_length(common_set(intervals, window)) / 1e9 for intervals in kinds)
         steps.append(StepTime(step, set_length(window) / 1e9, *seconds))

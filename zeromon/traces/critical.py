@@ -19,19 +19,16 @@ the time between operators counts nothing.
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from zeromon.traces.events import DeviceEvent, Stream, TraceData, kernel_family
+from zeromon.traces.events import DeviceEvent, FlatSpans, Span, Stream, TraceData, kernel_family
 from zeromon.traces.idle import GAP_NS
 
 HOST, BETWEEN, LAUNCH, GAP = "host", "between operators", "launch", "kernel to kernel"
 NO_OPERATOR = "(no operator)"
 _TOP = 20
-
-Span = tuple[int, int, str]
-"""Start, end and name of something on a thread of the host."""
 
 
 class Blocking(NamedTuple):
@@ -116,39 +113,6 @@ def critical_path(data: TraceData, host: HostStep) -> CriticalPath:
     )
 
 
-class _Flat:
-    """Spans of a thread that nest, as spans in turn: each with the time of its own."""
-
-    def __init__(self, spans: Iterable[Span]) -> None:
-        self.spans = list(_flatten_spans(sorted(spans, key=lambda span: (span[0], -span[1]))))
-        self.ends = [span[1] for span in self.spans]
-
-    def before(self, at_ns: int) -> Span | None:
-        """The last span that began before *at_ns*, cut there."""
-        at = bisect_left(self.ends, at_ns)
-        if at < len(self.spans) and self.spans[at][0] < at_ns:
-            start, _, name = self.spans[at]
-            return start, at_ns, name
-        return self.spans[at - 1] if at else None
-
-
-def _flatten_spans(spans: Iterable[Span]) -> Iterator[Span]:
-    stack: list[Span] = []
-    at = 0
-    # A span behind all others closes those that are open; damaged time stamps may pass 64 bits
-    for start_ns, end_ns, name in [*spans, (1 << 200, 1 << 200, "")]:
-        while stack and stack[-1][1] <= start_ns:
-            span = stack.pop()
-            if span[1] > at:
-                yield at, span[1], span[2]
-            at = max(at, span[1])
-        if stack and start_ns > at:
-            yield at, start_ns, stack[-1][2]
-        at = max(at, start_ns)
-        # Rounded times let an operator outlast the one around it: uncut, both would count the rest
-        stack.append((start_ns, min(end_ns, stack[-1][1]) if stack else end_ns, name))
-
-
 def _last_ended_event(events: Sequence[DeviceEvent], at_ns: int) -> DeviceEvent | None:
     """The last of *events* to end until *at_ns*."""
     at = bisect_right(events, at_ns, key=lambda e: e.end_ns)
@@ -163,8 +127,8 @@ class _Walk:
         self.spent: Counter[tuple[str, str]] = Counter()
         self.counts: Counter[tuple[str, str]] = Counter()
         self.families: dict[str, str] = {}
-        self.threads = {thread: _Flat(spans) for thread, spans in host.operators.items()}
-        self.marks = {thread: _Flat(spans) for thread, spans in host.marks.items()}
+        self.threads = {thread: FlatSpans(spans) for thread, spans in host.operators.items()}
+        self.marks = {thread: FlatSpans(spans) for thread, spans in host.marks.items()}
         # In a trace of a host the events are operators, which host.operators has already
         device = () if data.is_of_host else data.device
         self.events = sorted(

@@ -16,8 +16,9 @@ from typing import NamedTuple, TypeVar
 
 from zeromon.snapshot.intervals import Interval, common_set, set_length, subtract_set, union_set
 from zeromon.snapshot.noise import Estimate, half_width
-from zeromon.traces.analysis import operation_and_group
-from zeromon.traces.events import STEP_MARK, UNIT_MARK, DeviceEvent, Kind, Mark, TraceData, kernel_family
+from zeromon.traces.analysis import operation_and_group, step_windows
+from zeromon.traces.events import UNIT_MARK, DeviceEvent, Kind, Mark, TraceData, kernel_family
+from zeromon.traces.idle import host_calls_while_idle
 
 MIN_FAMILIES = 8
 MIN_FIGURE_SHARE, MIN_STEP_SHARE, MIN_UNKNOWN_SHARE = 0.1, 0.01, 0.5
@@ -30,6 +31,8 @@ class What(str, Enum):
     COLLECTIVE = "collective"
     UNIT = "unit"
     KERNEL = "kernel family"
+    HOST = "host call"
+    """A call that the host is in while the device waits for its next launch."""
 
 
 class Change(str, Enum):
@@ -109,12 +112,16 @@ def diff_samples(old_samples: Sequence[Sample], new_samples: Sequence[Sample]) -
     common = _common_time_ratio(old_samples, new_samples, keys)
     rows = [_diff_row(key, old_samples, new_samples, step, common) for key in keys]
     rows.sort(key=lambda row: -row.weight)
+    part_rows = tuple(
+        _diff_row(key, old_samples, new_samples, step, None) for key in keys if key[0] is What.PART
+    )
+    # A call of the host explains another idle time; without one, it says nothing of the device
+    is_idle_changed = any(row.name == IDLE and row.change for row in part_rows)
+    left_out = (What.PART,) if is_idle_changed else (What.PART, What.HOST)
     return TraceDiff(
         samples=(len(old_samples), len(new_samples)),
-        parts=tuple(
-            _diff_row(key, old_samples, new_samples, step, None) for key in keys if key[0] is What.PART
-        ),
-        rows=tuple(row for row in rows if row.what is not What.PART),
+        parts=part_rows,
+        rows=tuple(row for row in rows if row.what not in left_out),
         common_ratio=common,
     )
 
@@ -169,12 +176,15 @@ def _diff_row(
     seconds = real_change(lambda usage: usage.seconds, min_seconds, factor)
     exposed = real_change(lambda usage: usage.exposed_seconds, min_seconds)
     change: Change | None = None
+    # How often the device waits for a call differs between two runs of one program
+    counts_calls = key[0] not in (What.PART, What.HOST)
     # What only some steps have, as a checkpoint, has not appeared: it must be in every sample
-    if not any(key in sample for sample in old_samples) and all(key in s for s in new_samples):
+    in_old, in_new = ([key in s for s in samples] for samples in (old_samples, new_samples))
+    if counts_calls and not any(in_old) and all(in_new):
         change = Change.APPEARED
-    elif not any(key in sample for sample in new_samples) and all(key in s for s in old_samples):
+    elif counts_calls and not any(in_new) and all(in_old):
         change = Change.GONE
-    elif calls and key[0] is not What.PART:
+    elif counts_calls and calls:
         change = Change.MORE if calls > 0 else Change.FEWER
     elif seconds:
         change = Change.LONGER if seconds > 0 else Change.SHORTER
@@ -193,16 +203,17 @@ def _diff_row(
 # ---- samples ---------------------------------------------------------------------------------------
 
 STEP: Key = (What.PART, "step")
+IDLE = "idle"
 
 
 def samples_of(data: TraceData) -> list[Sample]:
     """The steps of one rank, by the profiler's annotations; the whole trace where it has none."""
     windows = _step_windows(data)
+    begin_ns = windows[0][0] if windows else None
     events, marks = _split_by_window(data.device, windows), _split_by_window(data.marks, windows)
-    steps = zip(windows, events, marks, strict=True)
-    return [
-        _step_sample(window, step_events, marked) for window, step_events, marked in steps if step_events
-    ]
+    calls = _split_by_window(host_calls_while_idle(data, begin_ns), windows)
+    steps = zip(windows, events, marks, calls, strict=True)
+    return [_step_sample(*step) for step in steps if step[1]]
 
 
 Timed = TypeVar("Timed", DeviceEvent, Mark)
@@ -220,18 +231,15 @@ def _split_by_window(items: Iterable[Timed], windows: Sequence[Interval]) -> lis
 
 
 def _step_windows(data: TraceData) -> list[Interval]:
-    by_place: dict[bool, list[Interval]] = {True: [], False: []}
-    for mark in data.marks:
-        if STEP_MARK.match(mark.name):
-            by_place[mark.on_device].append((mark.start_ns, mark.end_ns))
-    # The host leaves a step before its kernels end, so marks of the device come first
-    windows = sorted(by_place[True] or by_place[False])
+    windows = sorted(window for spans in step_windows(data).values() for window in spans)
     if windows or not data.device:
         return windows
     return [(min(e.start_ns for e in data.device), max(e.end_ns for e in data.device))]
 
 
-def _step_sample(window: Interval, events: Sequence[DeviceEvent], marks: Sequence[Mark]) -> Sample:
+def _step_sample(
+    window: Interval, events: Sequence[DeviceEvent], marks: Sequence[Mark], host_calls: Sequence[Mark]
+) -> Sample:
     of_kind = {
         kind: union_set((e.start_ns, e.end_ns) for e in events if e.kind is kind) for kind in Kind
     }
@@ -241,7 +249,7 @@ def _step_sample(window: Interval, events: Sequence[DeviceEvent], marks: Sequenc
         "compute": set_length(compute),
         "exposed communication": set_length(subtract_set(communication, compute)),
         "exposed copies": set_length(subtract_set(copies, busy)),
-        "idle": set_length(subtract_set([window], union_set([*busy, *copies]))),
+        IDLE: set_length(subtract_set([window], union_set([*busy, *copies]))),
     }
     sample: Sample = {STEP: Usage(1, (window[1] - window[0]) / 1e9)}
     sample |= {(What.PART, name): Usage(1, ns / 1e9) for name, ns in part_ns.items()}
@@ -255,6 +263,9 @@ def _step_sample(window: Interval, events: Sequence[DeviceEvent], marks: Sequenc
             key = (What.KERNEL, families[event.name])
             calls, seconds, _ = sample.get(key, Usage())
             sample[key] = Usage(calls + 1, seconds + (event.end_ns - event.start_ns) / 1e9)
+    for call in host_calls:
+        call_seconds = sample.get((What.HOST, call.name), Usage()).seconds
+        sample[What.HOST, call.name] = Usage(1, call_seconds + (call.end_ns - call.start_ns) / 1e9)
     for mark in marks:
         unit = UNIT_MARK.match(mark.name)
         if unit and mark.on_device and unit.group(2):

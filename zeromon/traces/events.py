@@ -2,6 +2,8 @@
 
 import re
 from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -50,8 +52,10 @@ _COMMUNICATION = re.compile(
 _ON_HOST = re.compile(r"(gloo|mpi|ucc):")
 _NOT_COMPUTE = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")
 _OPERATOR = re.compile(r"[\w.:]+::\w")
-_COPIES = frozenset(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"))
+_COPIES = frozenset(("gpu_memcpy", "gpu_memset"))
 _MTIA = "mtia_ccp_events"
+MIN_CALL_NS = 100_000
+"""A shorter call of the host is no cause of idle time that is worth its name."""
 UNIT_MARK = re.compile(r"FSDP::(\w+)(?: \((.*)\))?$")
 STEP_MARK = re.compile(r"ProfilerStep#(\d+)$")
 
@@ -110,6 +114,55 @@ class Mark(NamedTuple):
     start_ns: int
     end_ns: int
     on_device: bool
+
+
+Span = tuple[int, int, str]
+"""Start, end and name of something on a thread of the host."""
+
+
+HostCall = tuple[int, int, str, bool]
+"""A span, and whether it stands for the calls in it, as operators and marks of torch's own do."""
+
+
+class FlatSpans:
+    """Spans of a thread that nest, as spans in turn: each with the time of its own."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self.spans = list(_flatten_spans(sorted(spans, key=lambda span: (span[0], -span[1]))))
+        self.ends = [span[1] for span in self.spans]
+
+    def before(self, at_ns: int) -> Span | None:
+        """The last span that began before *at_ns*, cut there."""
+        at = bisect_left(self.ends, at_ns)
+        if at < len(self.spans) and self.spans[at][0] < at_ns:
+            start, _, name = self.spans[at]
+            return start, at_ns, name
+        return self.spans[at - 1] if at else None
+
+    def within(self, begin_ns: int, end_ns: int) -> Iterator[Span]:
+        """Yields the parts of spans between *begin_ns* and *end_ns*."""
+        at = bisect_right(self.ends, begin_ns)
+        while begin_ns < end_ns and at < len(self.spans) and self.spans[at][0] < end_ns:
+            span_start_ns, span_end_ns, name = self.spans[at]
+            yield max(span_start_ns, begin_ns), min(span_end_ns, end_ns), name
+            at += 1
+
+
+def _flatten_spans(spans: Iterable[Span]) -> Iterator[Span]:
+    stack: list[Span] = []
+    at = 0
+    # A span behind all others closes those that are open; damaged time stamps may pass 64 bits
+    for start_ns, end_ns, name in [*spans, (1 << 200, 1 << 200, "")]:
+        while stack and stack[-1][1] <= start_ns:
+            span = stack.pop()
+            if span[1] > at:
+                yield at, span[1], span[2]
+            at = max(at, span[1])
+        if stack and start_ns > at:
+            yield at, start_ns, stack[-1][2]
+        at = max(at, start_ns)
+        # Rounded times let an operator outlast the one around it: uncut, both would count the rest
+        stack.append((start_ns, min(end_ns, stack[-1][1]) if stack else end_ns, name))
 
 
 class Launch(NamedTuple):
@@ -182,6 +235,8 @@ class TraceData:
     skipped: int = 0
     notes: list[str] = field(default_factory=list)
     launches: Launches = field(default_factory=Launches)
+    host_calls: dict[int, list[HostCall]] = field(default_factory=dict)
+    """Thread -> its calls and annotations of :data:`MIN_CALL_NS` or more."""
     products: dict[int, list[tuple[int, int, Product]]] = field(default_factory=dict)
     """Thread -> (start, end, product) of its operators, in nanoseconds."""
     threads: dict[str, int] = field(default_factory=dict)

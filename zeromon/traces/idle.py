@@ -7,17 +7,31 @@ compares microseconds); else *other*. Of a stream, *other* is divided by the eve
 ended last in the gap: *communication*, *streams* (another kernel or a copy) or none. A gap of the whole
 device is time in which no stream has an event.
 
+A *host* gap is told by what the thread that launches was in meanwhile: the innermost annotation, as that
+of the DataLoader, the outermost operator, or a call of the runtime that blocks.
+
 The queue of a stream (``get_queue_length_time_series``) is what the host has launched and the device has
 not begun. HTA's mean weights each change alike; the mean here is over time.
 """
 
+import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from zeromon.traces.events import DeviceEvent, Kind, Launches, Stream, TraceData
+from zeromon.traces.events import (
+    DeviceEvent,
+    FlatSpans,
+    HostCall,
+    Kind,
+    Launches,
+    Mark,
+    Span,
+    Stream,
+    TraceData,
+)  # fmt: skip
 
 GAP_NS = 30_000
 
@@ -75,6 +89,31 @@ def idle_time(data: TraceData) -> tuple[IdleTime | None, tuple[StreamTime, ...]]
     ]
     of_device = _idle_gaps(ordered, data.launches, lambda _begin_ns, _event: "other")
     return of_device, tuple(sorted(rows, key=lambda row: -row.events))
+
+
+def host_calls_while_idle(data: TraceData, begin_ns: int | None = None) -> Iterator[Mark]:
+    """Yields the parts of gaps until the host launches in which the launching thread is in a long call.
+
+    The gaps are those of the whole device; *begin_ns*: there is one from then to the first event.
+    """
+    calls = {thread: FlatSpans(_telling_calls(spans)) for thread, spans in data.host_calls.items()}
+    end_ns = begin_ns
+    for event in sorted(data.device, key=lambda event: event.start_ns):
+        launch = data.launches.of(event)
+        if end_ns is not None and launch is not None and launch.thread in calls:
+            until_ns = min(launch.start_ns, event.start_ns)
+            for span_start_ns, span_end_ns, name in calls[launch.thread].within(end_ns, until_ns):
+                yield Mark(name, span_start_ns, span_end_ns, False)
+        end_ns = event.end_ns if end_ns is None else max(end_ns, event.end_ns)
+
+
+def _telling_calls(calls: Iterable[HostCall]) -> Iterator[Span]:
+    """Yields annotations, calls of the runtime, and the outermost ones of operators."""
+    covered_ns = -math.inf
+    for start_ns, end_ns, name, has_inner in sorted(calls, key=lambda call: (call[0], -call[1])):
+        if not has_inner or start_ns >= covered_ns:
+            covered_ns = end_ns if has_inner else covered_ns
+            yield start_ns, end_ns, name
 
 
 def _idle_gaps(

@@ -20,6 +20,7 @@ from zeromon.ring.files import open_regular_file
 from zeromon.traces.analysis import OPERATORS, kernel_operation, launching_call, product_of
 from zeromon.traces.critical import Blocking, HostStep, Sync
 from zeromon.traces.events import (
+    MIN_CALL_NS,
     STEP_MARK,
     Call,
     DeviceEvent,
@@ -72,6 +73,12 @@ class Event(msgspec.Struct):
     args: msgspec.Raw = msgspec.Raw(b"")
 
 
+_OLD_CATEGORIES = {
+    "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
+    "Operator": "cpu_op",
+}  # fmt: skip
+"""Category as older profilers write it -> as newer ones do."""
+_OPERATOR_NAME = re.compile(r"::|Backward\d*$")
 _EVENTS = msgspec.json.Decoder(list[Event])
 _EVENT = msgspec.json.Decoder(Event)
 _VALUES = msgspec.json.Decoder(list[msgspec.Raw])
@@ -93,8 +100,18 @@ def complete_events(
                     data.skipped += 1
                     continue
                 data.events_seen += 1
-                if event.ph == "X":
-                    yield event
+                if event.ph != "X":
+                    continue
+                if event.cat in _OLD_CATEGORIES:
+                    event.cat = _current_category(event)
+                yield event
+
+
+def _current_category(event: Event) -> str:
+    """Returns the category of today; older profilers call annotations, as of a step, operators, too."""
+    if event.cat == "Operator" and not _OPERATOR_NAME.search(event.name):
+        return "user_annotation"
+    return _OLD_CATEGORIES[event.cat]
 
 
 # ---- bytes ----------------------------------------------------------------------------------------
@@ -274,15 +291,16 @@ _SIGNED = re.compile(r"-?\d{1,18}(\.\d*)?$")
 _MAX_DIGITS = 40
 """Max digits of a time stamp: that of the year 10,000 has 21 in nanoseconds."""
 
-_DEVICE = frozenset(
-    ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events")
-)
+_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events"))
 _MARKS = frozenset(("gpu_user_annotation", "user_annotation"))
-_RUNTIME = ("runtime", "Runtime", "driver")
+_RUNTIME = ("runtime", "driver")
 _LAUNCH = re.compile(r"Launch|[mM]em(?:cpy|set)|job_prep_and_submit")
 """Calls that put work on a device: CUDA, HIP, Level Zero, MTIA."""
+_OWN_MARKS = ("enumerate(DataLoader)", "Optimizer.")
+"""Marks that say more than the calls in them, of torch's dataloader.py and optimizer.py."""
+_NODE = "autograd::engine::evaluate_function: "
 _SYNC = "cuda_sync"
-_ON_HOST = frozenset(("cpu_op", "Operator", "user_annotation"))
+_ON_HOST = frozenset(("cpu_op", "user_annotation"))
 _WAITS = re.compile(r"(?P<record>EventRecord|StreamWaitEvent)|Synchronize|(?P<copy>Memcpy)|Free$")
 _WAIT = "_c10d_functional::wait_tensor"
 _CALLS = ("nccl:", "rccl:", "c10d::", "_c10d_functional::", "record_param_comms")
@@ -341,7 +359,9 @@ def read_trace(path: Path, on_read: Callable[[int], None] = lambda _: None) -> T
     for event in complete_events(path, data, on_read):
         if event.cat in _DEVICE:
             _keep_device_event(event, data, unnamed, streams)
-        elif event.cat in _MARKS:
+            continue
+        _keep_host_call(event, data)
+        if event.cat in _MARKS:
             _keep_profiler_mark(event, data)
         # Each backend has a prefix of its own: cuda_runtime, xpu_runtime, cuda_driver
         elif event.cat.endswith(_RUNTIME):
@@ -535,6 +555,21 @@ def _keep_device_event(
     if communicates and correlation >= 0 and not kernel_operation(device_event):
         unnamed[correlation] = len(data.device)
     data.device.append(device_event)
+
+
+def _keep_host_call(event: Event, data: TraceData) -> None:
+    """Keeps what may say why a device is idle: of millions of events those that are long."""
+    if event.cat not in _ON_HOST and not event.cat.endswith(_RUNTIME):
+        return
+    # The duration first: of most events nothing else has to be parsed
+    if (to_nanoseconds(event.dur) or 0) < MIN_CALL_NS or STEP_MARK.match(event.name):
+        return
+    if (span := _event_span(event)) is not None:
+        # Without what follows #, a loader with workers would be another one than without
+        name = sys.intern(event.name.removeprefix(_NODE).partition("#")[0].strip() or event.name)
+        has_inner = event.cat == "cpu_op" or name.startswith(_OWN_MARKS)
+        thread_calls = data.host_calls.setdefault(_thread_number(event, data), [])
+        thread_calls.append((*span, name, has_inner))
 
 
 def _keep_host_launch(event: Event, data: TraceData) -> None:
