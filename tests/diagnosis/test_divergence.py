@@ -154,11 +154,13 @@ MOMENTS: dict[str, Any] = {
     "stopped": {"ends": ("SIGTERM", "SIGTERM"), "over": True},
     "rings": {"ends": (UNEXPLAINED, UNEXPLAINED), "over": True},
 }
+ANSWER = gathers(*UNITS, phase=Phase.OTHER)
+TEACHER = gathers("engine2:0", phase=Phase.OTHER, nbytes=9000)
 ONE_FORWARD = [*FORWARD, *FORWARD, *BACKWARD]
 MISMATCHES: dict[str, tuple[Program, Program, HangKind, str]] = {
     "skip": (
         [VOTE, *TRAINS], TRAINS, HangKind.MISMATCHED_OPERATIONS,
-        "rank 0 called all_reduce (28 B), rank 1 called all_gather of 0 (4,096 B) in forward",
+        "rank 0 called all_reduce (28 B), rank 1 called all_gather of unit 0 (4,096 B) in forward",
     ),
     "extra call": (
         [*gathers("0", nbytes=9), *TRAINS], TRAINS, HangKind.MISMATCHED_SIZES,
@@ -175,16 +177,22 @@ MISMATCHES: dict[str, tuple[Program, Program, HangKind, str]] = {
     "different unit of equal size": (
         [*gathers("0", "3", "out"), *BACKWARD], [*gathers("0", "out"), *BACKWARD],
         HangKind.MISMATCHED_UNITS,
-        "since #142: rank 0 called all_gather of 3 (4,096 B), rank 1 called all_gather of out (4,096 B)",
+        "since #142: rank 0 called all_gather of unit 3 (4,096 B), rank 1 called all_gather of out (4,096 B)",
     ),
     "one forward ahead": (
         ONE_FORWARD, TRAINS, HangKind.MISMATCHED_UNITS,
-        "since #144: rank 0 called all_gather of 0 (4,096 B) in forward, rank 1 called all_gather of 2 "
+        "since #144: rank 0 called all_gather of unit 0 (4,096 B) in forward, rank 1 called all_gather of unit 2 "
         "(4,096 B) in backward; rank 0 is one forward ahead",
+    ),
+    "a longer answer": (
+        [*ANSWER * 3, *TEACHER, *TRAINS], [*ANSWER * 4, *TEACHER, *TRAINS],
+        HangKind.MISMATCHED_SIZES,
+        "rank 0 called all_gather of engine2:0 (9,000 B), rank 1 called all_gather of unit 0 (4,096 B); "
+        "rank 1 runs one more forward of the same modules",
     ),
     "uneven batches": (
         [BARRIER], TRAINS, HangKind.MISMATCHED_OPERATIONS,
-        "rank 0 called barrier (0 B), rank 1 called all_gather of 0 (4,096 B) in forward; rank 0 "
+        "rank 0 called barrier (0 B), rank 1 called all_gather of unit 0 (4,096 B) in forward; rank 0 "
         "ended step 20 and has begun no other",
     ),
 }  # fmt: skip
@@ -202,6 +210,25 @@ def test_the_first_difference_is_found(kind: str, moment: str) -> None:
     assert words in headline
     assert headline.startswith("hung at step 21 for 30 s: " if moment != "live" else str(expected))
     assert any(f.code == "ZM002" and f.severity == "critical" for f in advise(snapshot))
+
+
+@pytest.mark.parametrize("moment", ["live", "stopped"])
+def test_different_operations_have_no_common_name_and_each_has_its_line(moment: str) -> None:
+    """Rank 0 is in the barrier: the finding must not begin with the all_gather of rank 1."""
+    first, second, *_ = MISMATCHES["uneven batches"]
+    snapshot = judged(play(first, second), **MOMENTS[moment])
+    (found,) = (f.text for f in advise(snapshot) if f.code == "ZM002")
+    assert found.startswith("collective #141 of ")
+    assert "rank 0 called barrier (0 B) (at t.py:30), rank 1 called all_gather" in found
+    assert "in forward (at t.py:31)" in found
+
+
+def test_an_earlier_difference_has_no_line() -> None:
+    """The stacks show where the ranks are now, not where they called different things."""
+    first, second, *_ = MISMATCHES["one forward ahead"]
+    snapshot = judged(play(first, second), **MOMENTS["live"])
+    (found,) = (f.text for f in advise(snapshot) if f.code == "ZM002")
+    assert "since #144" in found and "t.py" not in found
 
 
 @pytest.mark.parametrize("kind", MISMATCHES)
