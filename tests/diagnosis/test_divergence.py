@@ -177,12 +177,13 @@ MISMATCHES: dict[str, tuple[Program, Program, HangKind, str]] = {
     "different unit of equal size": (
         [*gathers("0", "3", "out"), *BACKWARD], [*gathers("0", "out"), *BACKWARD],
         HangKind.MISMATCHED_UNITS,
-        "since #142: rank 0 called all_gather of unit 3 (4,096 B), rank 1 called all_gather of out (4,096 B)",
+        "since #142: rank 0 called all_gather of unit 3 (4,096 B), rank 1 called all_gather of out "
+        "(4,096 B)",
     ),
     "one forward ahead": (
         ONE_FORWARD, TRAINS, HangKind.MISMATCHED_UNITS,
-        "since #144: rank 0 called all_gather of unit 0 (4,096 B) in forward, rank 1 called all_gather of unit 2 "
-        "(4,096 B) in backward; rank 0 is one forward ahead",
+        "since #144: rank 0 called all_gather of unit 0 (4,096 B) in forward, rank 1 called all_gather "
+        "of unit 2 (4,096 B) in backward; rank 0 is one forward ahead",
     ),
     "a longer answer": (
         [*ANSWER * 3, *TEACHER, *TRAINS], [*ANSWER * 4, *TEACHER, *TRAINS],
