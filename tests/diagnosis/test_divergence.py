@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from builders import rank, run
+from evidence import row
 
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.hangs import as_member, hangs_of
@@ -36,7 +37,17 @@ from zeromon.ring.events import (
     PhaseSpan,
     StepMark,
 )
-from zeromon.snapshot import CallHistory, DeathRole, GroupProgress, HangKind, InFlight, RunSnapshot
+from zeromon.ring.strategy import Strategy
+from zeromon.snapshot import (
+    CallHistory,
+    DeathRole,
+    GroupProgress,
+    Hang,
+    HangKind,
+    InFlight,
+    MemberCall,
+    RunSnapshot,
+)
 from zeromon.snapshot.focus import roles_of
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -416,3 +427,43 @@ def test_a_call_that_met_ddps_reducer_is_named(ended: str, reached: int, named: 
     snapshot = replace(run(*ranks, ended=True), hangs=hangs_of(map(as_member, ranks), 100))
     met = "rank 1 called all_reduce (28 B), rank 0 called all_reduce of DDP's reducer in backward"
     assert judge_run(snapshot).cause.startswith(f"mismatched units in world: {met}") is named
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sampler", "unit", "change"),
+    [
+        ("ddp", "_InfiniteConstantSampler", "bucket 0", "with model.join()"),
+        ("ddp", "_InfiniteConstantSampler", "", "islice(loader, fewest)"),
+        ("ddp", "SequentialSampler", "", "islice(loader, min(counts))"),
+        ("fsdp2", "SequentialSampler", "0", "islice(loader, min(counts))"),
+        ("fsdp2", "", "0", "islice(loader, fewest)"),
+    ],
+)
+@pytest.mark.parametrize("seconds", [0.0, 30.0])
+def test_unequal_batches_come_with_a_change_that_fits_the_program(
+    strategy: str, sampler: str, unit: str, change: str, seconds: float
+) -> None:
+    """DDP's join answers DDP's collectives alone; without a length no rank can count its batches."""
+    traffic = (row("all_reduce", unit, "backward"),)
+    facts: dict[str, Any] = {
+        "strategy": strategy, "strategy_fields": Strategy.parse(strategy),
+        "loader": {"sampler": sampler}, "traffic": traffic,
+    }  # fmt: skip
+    calls = (
+        MemberCall(rank=0, sequence=9, op="barrier", nbytes=4),
+        MemberCall(rank=1, sequence=9, op="all_reduce", nbytes=4),
+    )
+    hang = Hang(
+        kind=HangKind.MISMATCHED_OPERATIONS, op="barrier", group="dp", group_id="1", sequence=9,
+        nbytes=4, seconds=seconds, waiting=(0, 1), calls=calls, members=(0, 1),
+    )  # fmt: skip
+
+    def remedy_where(*empty: int) -> str | None:
+        ranks = [rank(n, out_of_batches=n in empty, **facts) for n in (0, 1)]
+        (found,) = (
+            f for f in advise(replace(run(*ranks), hangs=(hang,))) if f.code in ("ZM002", "ZM003")
+        )
+        return found.remedy.diff if found.remedy is not None else None
+
+    assert change in (remedy_where(0) or "")
+    assert remedy_where() is None and remedy_where(0, 1) is None
