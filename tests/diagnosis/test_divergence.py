@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from builders import rank, run
+from evidence import row
 
 from zeromon.diagnosis.engine import advise
 from zeromon.diagnosis.hangs import as_member, hangs_of
@@ -36,7 +37,17 @@ from zeromon.ring.events import (
     PhaseSpan,
     StepMark,
 )
-from zeromon.snapshot import CallHistory, DeathRole, GroupProgress, HangKind, InFlight, RunSnapshot
+from zeromon.ring.strategy import Strategy
+from zeromon.snapshot import (
+    CallHistory,
+    DeathRole,
+    GroupProgress,
+    Hang,
+    HangKind,
+    InFlight,
+    MemberCall,
+    RunSnapshot,
+)
 from zeromon.snapshot.focus import roles_of
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -154,11 +165,13 @@ MOMENTS: dict[str, Any] = {
     "stopped": {"ends": ("SIGTERM", "SIGTERM"), "over": True},
     "rings": {"ends": (UNEXPLAINED, UNEXPLAINED), "over": True},
 }
+ANSWER = gathers(*UNITS, phase=Phase.OTHER)
+TEACHER = gathers("engine2:0", phase=Phase.OTHER, nbytes=9000)
 ONE_FORWARD = [*FORWARD, *FORWARD, *BACKWARD]
 MISMATCHES: dict[str, tuple[Program, Program, HangKind, str]] = {
     "skip": (
         [VOTE, *TRAINS], TRAINS, HangKind.MISMATCHED_OPERATIONS,
-        "rank 0 called all_reduce (28 B), rank 1 called all_gather of 0 (4,096 B) in forward",
+        "rank 0 called all_reduce (28 B), rank 1 called all_gather of unit 0 (4,096 B) in forward",
     ),
     "extra call": (
         [*gathers("0", nbytes=9), *TRAINS], TRAINS, HangKind.MISMATCHED_SIZES,
@@ -175,16 +188,23 @@ MISMATCHES: dict[str, tuple[Program, Program, HangKind, str]] = {
     "different unit of equal size": (
         [*gathers("0", "3", "out"), *BACKWARD], [*gathers("0", "out"), *BACKWARD],
         HangKind.MISMATCHED_UNITS,
-        "since #142: rank 0 called all_gather of 3 (4,096 B), rank 1 called all_gather of out (4,096 B)",
+        "since #142: rank 0 called all_gather of unit 3 (4,096 B), rank 1 called all_gather of out "
+        "(4,096 B)",
     ),
     "one forward ahead": (
         ONE_FORWARD, TRAINS, HangKind.MISMATCHED_UNITS,
-        "since #144: rank 0 called all_gather of 0 (4,096 B) in forward, rank 1 called all_gather of 2 "
-        "(4,096 B) in backward; rank 0 is one forward ahead",
+        "since #144: rank 0 called all_gather of unit 0 (4,096 B) in forward, rank 1 called all_gather "
+        "of unit 2 (4,096 B) in backward; rank 0 is one forward ahead",
+    ),
+    "a longer answer": (
+        [*ANSWER * 3, *TEACHER, *TRAINS], [*ANSWER * 4, *TEACHER, *TRAINS],
+        HangKind.MISMATCHED_SIZES,
+        "rank 0 called all_gather of engine2:0 (9,000 B), rank 1 called all_gather of unit 0 (4,096 B); "
+        "rank 1 runs one more forward of the same modules",
     ),
     "uneven batches": (
         [BARRIER], TRAINS, HangKind.MISMATCHED_OPERATIONS,
-        "rank 0 called barrier (0 B), rank 1 called all_gather of 0 (4,096 B) in forward; rank 0 "
+        "rank 0 called barrier (0 B), rank 1 called all_gather of unit 0 (4,096 B) in forward; rank 0 "
         "ended step 20 and has begun no other",
     ),
 }  # fmt: skip
@@ -202,6 +222,25 @@ def test_the_first_difference_is_found(kind: str, moment: str) -> None:
     assert words in headline
     assert headline.startswith("hung at step 21 for 30 s: " if moment != "live" else str(expected))
     assert any(f.code == "ZM002" and f.severity == "critical" for f in advise(snapshot))
+
+
+@pytest.mark.parametrize("moment", ["live", "stopped"])
+def test_different_operations_have_no_common_name_and_each_has_its_line(moment: str) -> None:
+    """Rank 0 is in the barrier: the finding must not begin with the all_gather of rank 1."""
+    first, second, *_ = MISMATCHES["uneven batches"]
+    snapshot = judged(play(first, second), **MOMENTS[moment])
+    (found,) = (f.text for f in advise(snapshot) if f.code == "ZM002")
+    assert found.startswith("collective #141 of ")
+    assert "rank 0 called barrier (0 B) (at t.py:30), rank 1 called all_gather" in found
+    assert "in forward (at t.py:31)" in found
+
+
+def test_an_earlier_difference_has_no_line() -> None:
+    """The stacks show where the ranks are now, not where they called different things."""
+    first, second, *_ = MISMATCHES["one forward ahead"]
+    snapshot = judged(play(first, second), **MOMENTS["live"])
+    (found,) = (f.text for f in advise(snapshot) if f.code == "ZM002")
+    assert "since #144" in found and "t.py" not in found
 
 
 @pytest.mark.parametrize("kind", MISMATCHES)
@@ -388,3 +427,43 @@ def test_a_call_that_met_ddps_reducer_is_named(ended: str, reached: int, named: 
     snapshot = replace(run(*ranks, ended=True), hangs=hangs_of(map(as_member, ranks), 100))
     met = "rank 1 called all_reduce (28 B), rank 0 called all_reduce of DDP's reducer in backward"
     assert judge_run(snapshot).cause.startswith(f"mismatched units in world: {met}") is named
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sampler", "unit", "change"),
+    [
+        ("ddp", "_InfiniteConstantSampler", "bucket 0", "with model.join()"),
+        ("ddp", "_InfiniteConstantSampler", "", "islice(loader, fewest)"),
+        ("ddp", "SequentialSampler", "", "islice(loader, min(counts))"),
+        ("fsdp2", "SequentialSampler", "0", "islice(loader, min(counts))"),
+        ("fsdp2", "", "0", "islice(loader, fewest)"),
+    ],
+)
+@pytest.mark.parametrize("seconds", [0.0, 30.0])
+def test_unequal_batches_come_with_a_change_that_fits_the_program(
+    strategy: str, sampler: str, unit: str, change: str, seconds: float
+) -> None:
+    """DDP's join answers DDP's collectives alone; without a length no rank can count its batches."""
+    traffic = (row("all_reduce", unit, "backward"),)
+    facts: dict[str, Any] = {
+        "strategy": strategy, "strategy_fields": Strategy.parse(strategy),
+        "loader": {"sampler": sampler}, "traffic": traffic,
+    }  # fmt: skip
+    calls = (
+        MemberCall(rank=0, sequence=9, op="barrier", nbytes=4),
+        MemberCall(rank=1, sequence=9, op="all_reduce", nbytes=4),
+    )
+    hang = Hang(
+        kind=HangKind.MISMATCHED_OPERATIONS, op="barrier", group="dp", group_id="1", sequence=9,
+        nbytes=4, seconds=seconds, waiting=(0, 1), calls=calls, members=(0, 1),
+    )  # fmt: skip
+
+    def remedy_where(*empty: int) -> str | None:
+        ranks = [rank(n, out_of_batches=n in empty, **facts) for n in (0, 1)]
+        (found,) = (
+            f for f in advise(replace(run(*ranks), hangs=(hang,))) if f.code in ("ZM002", "ZM003")
+        )
+        return found.remedy.diff if found.remedy is not None else None
+
+    assert change in (remedy_where(0) or "")
+    assert remedy_where() is None and remedy_where(0, 1) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from builders import MS, changed, deepspeed_facts, rank, run, summary
 
 from zeromon.diagnosis.engine import advise
@@ -106,6 +107,45 @@ def test_a_starved_prefetch_is_told_with_its_setting() -> None:
     assert "starved_prefetch" not in texts_of(rank(**{**facts, "recent": cheap}))
     good = replace(late, nbytes=2)
     assert "starved_prefetch" not in texts_of(rank(**{**facts, "gathers": (good, ahead)}))
+
+
+@pytest.mark.parametrize(
+    ("bucket", "live", "numel", "larger"),
+    [
+        ("50000000", "1000000000", 7_000_000_000, {"stage3_prefetch_bucket_size": 200_000_000}),
+        ("50000000", "0", 700_000, {"stage3_max_live_parameters": 1_000_000_000}),
+        ("50000000", "10000000", 7_000_000_000, {"stage3_max_live_parameters": 1_000_000_000}),
+        ("0", "1000000000", 700_000, {"stage3_prefetch_bucket_size": 50_000_000}),
+        ("0", "0", 700_000,
+         {"stage3_prefetch_bucket_size": 50_000_000, "stage3_max_live_parameters": 1_000_000_000}),
+        ("50000000", "1000000000", 700_000, None),
+        ("50000000", "700000", 700_000, None),
+    ],
+)  # fmt: skip
+def test_a_starved_prefetch_names_the_setting_that_limits_it(
+    bucket: str, live: str, numel: int, larger: dict[str, int] | None
+) -> None:
+    """A bucket beyond the model limits nothing, and no bucket helps where nothing may stay gathered."""
+    values = {"stage3_prefetch_bucket_size": bucket, "stage3_max_live_parameters": live}
+    settings = tuple(
+        Setting(engine=1, name=f"zero_optimization.{name}", effective=value, written=value)
+        for name, value in values.items()
+    )
+    late = GatherRow(outcome="late", nbytes=80, exposed_seconds=0.3)
+    waits = tuple(summary(n, late_gather_ns=15 * MS) for n in range(20))
+    member = rank(gathers=(late,), settings=settings, recent=waits, models=({"numel": numel},))
+    found = [f for f in advise(run(member)) if f.rule == "starved_prefetch"]
+    if larger is None:
+        assert not found
+        return
+    (finding,) = found
+    assert finding.remedy is not None
+    assert finding.remedy.diff.splitlines() == [
+        line
+        for name, value in larger.items()
+        for line in (f'- "{name}": {values[name]}', f'+ "{name}": {value}')
+    ]
+    assert all(f"{name} is {values[name]}" in finding.text for name in larger)
 
 
 def test_a_full_disk_missing_steps_and_unknown_names_are_told() -> None:

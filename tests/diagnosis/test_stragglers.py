@@ -411,6 +411,13 @@ def test_the_processes_that_take_the_cpus_are_named(tmp_path: Path) -> None:
             (11, 1, 0.9, ("/usr/bin/python", "-u", "/home/me/busy.py", "4")),
             (12, 7, 0.5, ("pt_data_worker",)),
             (13, 1, 0.0, ("sleep", "9")),
+            (
+                14,
+                1,
+                0.3,
+                ("python3", "-c", "import sys\nsys.path[:0] = ['/x/agents']\n\x1b[0m" + "f()\n" * 99),
+            ),
+            (15, 1, 0.2, ("/home/me/my tool.sh\n", "-c", "site.yaml")),
         ):
             (tmp_path / str(pid)).mkdir(exist_ok=True)
             ticks = round(second * cpus * os.sysconf("SC_CLK_TCK"))
@@ -419,7 +426,11 @@ def test_the_processes_that_take_the_cpus_are_named(tmp_path: Path) -> None:
             (tmp_path / str(pid) / "cmdline").write_text("\0".join(words) + "\0")
         found = users.read((100 + second) * 10**9)
     told = [(u.pid, u.name, round(u.cpus, 1), u.parent) for u in found]
-    assert told == [(11, "python busy.py", 0.9, 1), (12, "pt_data_worker", 0.5, 7)]
+    assert told == [
+        (11, "python busy.py", 0.9, 1), (12, "pt_data_worker", 0.5, 7),
+        (14, "python3 -c import sys sys.path[:0] = ['/x/agents'] ?[0mf() f", 0.3, 1),
+        (15, "my tool.sh -c site.yaml", 0.2, 1),
+    ]  # fmt: skip
     short = changed(rank(0, watched_steps=40), pid=7, pressure=short_of_cpus(0.3))
     (told_so,) = (f for f in advise(run(short, cpu_users=found)) if f.code == "ZM605")
     assert (

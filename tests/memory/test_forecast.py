@@ -188,3 +188,26 @@ def test_the_targets_hold_on_a_part_of_the_labelled_set() -> None:
     assert [score.caught for score in real] == [1, 0, 0]
     assert sum(score.false_alarms for score in real) == 0
     assert real[0].leads[0] >= 20  # of the 107 steps that it lasted
+
+
+def test_a_growth_that_was_slower_for_a_while_began_before() -> None:
+    """12.5 MiB per step since step 50, 9 for some steps, and a dip of one rank's RSS."""
+    used, levels = 2 * GIB, []
+    for step in range(1, 301):
+        used += 0 if step < 50 else round((9 if 200 <= step < 240 else 12.5) * (1 << 20))
+        used -= (60 << 20) if step == 260 else 0
+        levels.append((step, used))
+    risk = forecast_risk("host", levels, used + 17 * GIB)
+    assert risk is not None and risk.cause == "growth"
+    assert 45 <= risk.since_step <= 55
+    assert risk.grown_bytes == pytest.approx(used - 2 * GIB, rel=0.02)
+
+
+def test_a_quick_start_is_no_part_of_a_slow_growth() -> None:
+    """100 MiB per step while caches fill, then 2 MiB per step from step 60 on."""
+    levels, used = [], 2 * GIB
+    for step in range(1, 401):
+        used += (100 << 20) if step < 40 else (2 << 20) if step >= 60 else 0
+        levels.append((step, used))
+    risk = forecast_risk("host", levels, used + GIB)
+    assert risk is not None and risk.cause == "growth" and 53 <= risk.since_step <= 63

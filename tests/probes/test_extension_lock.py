@@ -13,13 +13,20 @@ from builders import changed, rank, run
 from torch.utils.file_baton import FileBaton
 
 from zeromon.cli.doctor import extension_cache_facts
+from zeromon.collector.rank import RankFollower
 from zeromon.diagnosis.engine import advise
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
-from zeromon.probes.process import ExtensionLockReader, extension_cache_folder, read_extension_lock
+from zeromon.probes.process import (
+    ExtensionLockReader,
+    ProcessWatch,
+    extension_cache_folder,
+    read_extension_lock,
+)
 from zeromon.readout.text import doing
 from zeromon.readout.verdict import hang_text, judge_run
+from zeromon.ring.buffer import RingWriter
 from zeromon.snapshot import ExtensionLock, Hang, HangKind, Severity
 from zeromon_agents.observe import stall_detector
 from zeromon_agents.observe.stall_detector import StallDetector
@@ -121,6 +128,22 @@ def test_a_start_that_waits_for_a_stale_lock_is_critical_and_names_it(stale: Pat
     for part in (f"{stale}, 2 h 00 min old", "held by no process of this node", f"rm '{stale}'"):
         assert part in finding.text
     assert judge_run(replace(late, findings=(finding,))).text.startswith("stalled: rank 0: no step")
+
+
+def test_a_stopped_run_still_names_the_lock_that_it_waited_for(tmp_path: Path, stale: Path) -> None:
+    """SIGTERM ends the wait and not its reason, which the record keeps; nobody compiled."""
+    follower = RankFollower(RingWriter(tmp_path / "rank0.7.ring", rank=0, capacity=1024).path)
+    follower.poll()
+    follower.state.meta |= {"lock": str(stale), "stack": ["/x/torch/utils/cpp_extension.py:9 in load"]}
+    assert follower.lock(9 * SECOND) is not None
+    follower.process = ProcessWatch(2**22 + 5)
+    follower.poll()
+    seen = Observed(alive=False, ended="SIGTERM", lock=follower.lock(99 * SECOND))
+    ended = summarize_rank(follower.state, seen)
+    assert ended.status.pause == ""
+    ended = changed(ended, last_event_ns=99 * SECOND, phase="other")
+    stopped = judge_run(replace(run(ended), ended=True, taken_ns=99 * SECOND))
+    assert "held by no process" in stopped.cause and "compiles" not in stopped.cause
 
 
 def test_a_start_that_waits_for_another_process_that_compiles_is_expected(stale: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from zeromon.collector.rank import killed_for_memory
+from zeromon.collector.rank import RankFollower, killed_for_memory
 from zeromon.fold.ledger import Observed
 from zeromon.fold.state import RankState
 from zeromon.fold.summarize import summarize_rank
 from zeromon.probes.host_memory import HostReader, memory_capacity, read_cgroup_memory
-from zeromon.probes.process import cgroup_folders
+from zeromon.probes.process import ProcessWatch, cgroup_folders
+from zeromon.ring.buffer import RingWriter
 from zeromon.ring.events import HostSample
 from zeromon.snapshot import HostMemory
 
@@ -169,3 +170,43 @@ def test_only_kills_about_the_end_are_evidence(
         seen = Observed(alive=False, ended=how, failed=True, host=host)
         ranks.append(summarize_rank(state, seen))
     assert sorted(killed_for_memory(ranks)) == blamed
+
+
+def test_what_a_rank_gives_back_at_its_end_is_not_available_to_it(tmp_path: Path) -> None:
+    """It frees its pages a second before the kernel says that it has ended; its kills still count."""
+    proc = proc_of(tmp_path / "proc", "0::/\n", available_kib=12 << 20)
+    own = proc / str(os.getpid())
+    own.mkdir()
+    (own / "cgroup").write_text("0::/\n")
+    status = own / "status"
+    status.write_text(f"VmRSS: {5 << 20} kB\n")
+    reader = HostReader(proc, tmp_path / "cgroup")
+    follower = RankFollower(RingWriter(tmp_path / "rank0.7.ring", rank=0, capacity=1024).path)
+    follower.poll()
+    follower.state.host = HostSample(1, 5 * GIB, -1, -1)
+
+    def available_gib(now_kib: int) -> float:
+        (proc / "meminfo").write_text(f"MemAvailable: {now_kib} kB\n")
+        reader.new_round()
+        memory = follower.host(reader)
+        assert memory is not None
+        return memory.headroom_bytes / GIB
+
+    assert available_gib(12 << 20) == 12
+    assert available_gib(11 << 20) == 11
+    status.write_text(f"VmRSS: {1 << 20} kB\n")
+    assert available_gib(15 << 20) == 11
+    follower.process = ProcessWatch(2**22 + 5)
+    follower.poll()
+    (proc / "vmstat").write_text("oom_kill 1\n")
+    assert available_gib(16 << 20) == 11
+    memory = follower.host(reader)
+    assert memory is not None and memory.kills_at_end == 1
+
+
+def test_a_rank_that_is_seen_only_after_its_death_has_no_headroom(tmp_path: Path) -> None:
+    follower = RankFollower(RingWriter(tmp_path / "rank0.7.ring", rank=0, capacity=1024).path)
+    follower.process = ProcessWatch(2**22 + 5)
+    follower.poll()
+    memory = follower.host(HostReader())
+    assert memory is not None and memory.headroom_bytes == -1

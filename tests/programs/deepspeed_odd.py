@@ -1,7 +1,7 @@
 """Odd turns of DeepSpeed scripts, on two ranks: `deepspeed_odd.py CASE [CASE ...]`.
 
 Rank 0 prints one JSON object: for each case what DeepSpeed itself says (its engines' steps, in the
-order in which they first ran), and whether training went on as it must.
+order in which they were made), and whether training went on as it must.
 """
 
 import gc
@@ -160,6 +160,19 @@ def two_engines() -> dict:
     actor.step()
     critic.step()
     return told(actor, critic)
+
+
+def teacher() -> dict:
+    """A frozen engine without an optimizer, used by its module alone, as many scripts distil."""
+    student = build(3)
+    config = {"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}}
+    config["zero_optimization"] = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    judge, *_ = deepspeed.initialize(model=Net(), config=config)
+    for _ in range(4):
+        with torch.no_grad():
+            judge.module(inputs(student))
+        steps(student, 1)
+    return told(student, judge)
 
 
 def compiled() -> dict:

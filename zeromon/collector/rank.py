@@ -41,6 +41,8 @@ SETTLING_POLLS = 3
 _UNRESPONSIVE_NS = 10_000_000_000
 """An agent writes a heartbeat every second; one that has written nothing for so long does not run."""
 _KILL_ROUNDS = 8  # the kernel counts a kill at once, but a large process takes seconds to exit
+_HELD_RATIO = 0.9
+"""A process whose resident set is less than this share of its last record is giving it back."""
 _UNEXPLAINED = "killed without a final record (SIGKILL or a crash)"
 _SILENT_ENDS = ("SIGKILL", _UNEXPLAINED)
 
@@ -80,6 +82,7 @@ class RankFollower:
         self._workers_reader = WorkersReader(header.pid)
         self._workers: WorkerMemory | None = None
         self._lock_reader = ExtensionLockReader()
+        self._lock: ExtensionLock | None = None
         self._host: HostMemory | None = None
         self._host_is_final = False
         self._kills: deque[int] = deque([0], maxlen=_KILL_ROUNDS)
@@ -190,15 +193,33 @@ class RankFollower:
         return self._halt
 
     def host(self, reader: HostReader) -> HostMemory | None:
-        """Returns the host's memory now; for a dead rank the last reading before it was settled."""
+        """Returns the host's memory now; of a rank that ends, the last before it gave its pages back.
+
+        The kernel's count of kills goes on until the rank is settled.
+        """
         if self._host_is_final:
             return self._host
         memory = reader.read(self.state.pid)
         if self.alive:
             self._kills.append(_counted_kills(memory))
-        self._host = replace(memory, kills_at_end=max(0, _counted_kills(memory) - self._kills[0]))
+        last = self._host
+        if last is None and not self.alive:
+            last = replace(memory, headroom_bytes=-1, usage_bytes=-1)
+        # What is available after that would count the rank's pages twice: as its use, and as free
+        held = memory if last is None or self._holds_its_pages(reader) else last
+        self._host = replace(
+            held,
+            oom_kills=memory.oom_kills,
+            oom_kills_everywhere=memory.oom_kills_everywhere,
+            kills_at_end=max(0, _counted_kills(memory) - self._kills[0]),
+        )
         self._host_is_final = self.settled
         return self._host
+
+    def _holds_its_pages(self, reader: HostReader) -> bool:
+        """Returns False once the process has freed what its last record has; it may take a second."""
+        recorded = self.state.host.rss_bytes if self.state.host is not None else 0
+        return self.alive and reader.resident_bytes(self.state.pid) >= _HELD_RATIO * recorded
 
     def disk(self) -> Disk | None:
         """Returns the disk's figures now; for a dead rank the last reading."""
@@ -223,9 +244,11 @@ class RankFollower:
         return self._workers
 
     def lock(self, now_ns: int) -> ExtensionLock | None:
-        """Returns the lock of torch's extension cache that the rank waits for."""
-        path = self.state.meta.get("lock") if self.alive else ""
-        return self._lock_reader.read(path if isinstance(path, str) else "", now_ns)
+        """Returns the lock of torch's extension cache that the rank waits for; once dead, the last."""
+        if self.alive:
+            path = self.state.meta.get("lock")
+            self._lock = self._lock_reader.read(path if isinstance(path, str) else "", now_ns)
+        return self._lock
 
     def _offload_disk_path(self) -> str:
         for name, facts in self.state.meta.items():

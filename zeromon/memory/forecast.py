@@ -50,6 +50,8 @@ _NO_ALARM = 0.9 * _ALARM
 SAFE_LEVEL, _ALARM_LEVEL = 0.90, 0.97
 """A level of at most SAFE_LEVEL is no risk."""
 
+_SAME_GROWTH = 4.0
+"""A growth before a trend is a part of it while their slopes differ by less than this factor."""
 _SAME_ONSET_STEPS = 20
 _MAX_BEND = 0.25
 """By this share of a growth its steps times the slope may differ from it."""
@@ -123,16 +125,40 @@ def steady_growth(samples: Samples) -> Growth | None:
 
 def _with_onset_step(samples: Samples, trend: Growth) -> Growth:
     """Returns *trend*, prolonged to the steps before its window, with its begin."""
-    end_step, onset, was_level = samples[-1][0], samples[0], False
+    first, was_level = _first_on_line(samples, trend)
+    line: Growth | None = trend
+    # A growth that was slower or faster for a while leaves the line as a level does
+    while line is not None and first >= _WINDOWS[0]:
+        line = _growth_before(samples[:first], line)
+        if line is not None:
+            first = min(_first_on_line(samples[:first], line)[0], first - _WINDOWS[0])
+    since_step, used = samples[first] if first < len(samples) else samples[0]
+    grown = max(0.0, samples[-1][1] - used)
+    return replace(trend, since_step=since_step, grown_bytes=grown, was_level=was_level)
+
+
+def _first_on_line(samples: Samples, trend: Growth) -> tuple[int, bool]:
+    """Returns from which index on *samples* lie on the line of *trend*; True if they lay above before.
+
+    Before a trend that slows down, they lie below.
+    """
+    end_step = samples[-1][0]
     bound = max(_ONSET_STEPS * trend.slope, _ONSET_NOISE * trend.noise)
-    for step, used in reversed(samples):
+    for index in range(len(samples) - 1, -1, -1):
+        step, used = samples[index]
         above = used - (trend.middle_bytes + trend.slope * (step - end_step))
         if abs(above) > bound:
-            was_level = above > 0  # before a trend that slows down, it lies below
-            break
-        onset = step, used
-    grown = max(0.0, samples[-1][1] - onset[1])
-    return replace(trend, since_step=onset[0], grown_bytes=grown, was_level=was_level)
+            return index + 1, above > 0
+    return 0, False
+
+
+def _growth_before(samples: Samples, trend: Growth) -> Growth | None:
+    """Returns the growth at the end of *samples* that *trend* goes on; None where there was none."""
+    in_window = samples[-_WINDOWS[0] :]
+    earlier = _growth_in_window(in_window, in_window[-1][1])  # it has not levelled off: it went on
+    if earlier is None or not 1 / _SAME_GROWTH < earlier.slope / trend.slope < _SAME_GROWTH:
+        return None
+    return earlier
 
 
 def _growth_in_window(samples: Samples, capacity_bytes: int) -> Growth | None:

@@ -5,6 +5,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from zeromon.base.units import printable
 from zeromon.probes.process import CGROUP, PROC, cgroup_folders, read_small_file, read_word_lines
 from zeromon.snapshot import CpuUser, Pressure
 
@@ -140,10 +141,14 @@ class CpuUsers:
         return ticks_by_pid, parents
 
     def _name(self, pid: int) -> str:
-        """The program and its first argument that is no option: ``python train.py``."""
+        """The program and its first argument that is no option, in one line: ``python train.py``."""
         with suppress(OSError):
             argv = read_small_file(f"{self._proc}/{pid}/cmdline").split("\0")
-            named = [Path(arg).name for arg in argv if arg and not arg.startswith("-")]
-            if named:
-                return " ".join(named[:2])[:_MAX_NAME_CHARS]
+            named = [at for at, arg in enumerate(argv) if arg and not arg.startswith("-")][:2]
+            # After -c stands a program, which is no path and may have many lines
+            is_code = len(named) == 2 and argv[named[1] - 1] == "-c"
+            words = [Path(argv[at]).name for at in (named[:1] if is_code else named)]
+            words += ["-c", *argv[named[1]].split()] if is_code else []
+            if words:
+                return printable(" ".join(" ".join(words).split())[:_MAX_NAME_CHARS])
         return "a process"

@@ -54,6 +54,10 @@ class HostReader:
             memory = self._now[levels] = self._read(levels)
         return memory
 
+    def resident_bytes(self, pid: int) -> int:
+        """Returns the resident set of *pid* now, bytes; 0 once it has given its memory back."""
+        return max(0, _read_field(self._proc / str(pid) / "status", "VmRSS:")) * 1024
+
     def _read(self, levels: tuple[Path, ...]) -> HostMemory:
         # the innermost cgroup with a counter: outer cgroups include kills of other processes
         kills = next((n for n in map(count_oom_kills, levels) if n >= 0), -1)

@@ -242,6 +242,11 @@ def doing(rank: RankSnapshot) -> str:
     return ", ".join(phrases)
 
 
+def unit_name(unit: str) -> str:
+    """The name of a unit in a sentence; ``unit 0`` where it reads as a number, as in a Sequential."""
+    return f"unit {unit}" if unit and not any(map(str.isalpha, unit)) else unit
+
+
 def lock_text(lock: ExtensionLock) -> str:
     """A lock of torch's extension cache: its age, and who holds it."""
     name = f"the lock of torch's extension cache {lock.path}, {human_seconds(lock.age_seconds)} old"

@@ -23,6 +23,7 @@ from zeromon.readout.text import (
     silent_text,
     stall_finding,
     starting_text,
+    unit_name,
     unread_text,
 )
 from zeromon.ring.codes import TextEnum
@@ -91,7 +92,7 @@ def _hang_cause_text(run: RunSnapshot, hang: Hang, locate: Callable[[RankSnapsho
     """The calls in which members differ, else which ranks wait and for whom."""
     is_over = _hang_is_over(run, hang)
     if HangKind(hang.kind).is_mismatch and hang.calls:
-        return _call_mismatch_text(run, hang)
+        return _call_mismatch_text(run, hang, with_lines=locate is doing)
     circle = [h for h in run.hangs if h.kind == HangKind.DEADLOCK]
     if hang in circle:
         waits = (f"{named_ranks(h.waiting)} in {h.op} of {_short_group_name(h)}" for h in circle)
@@ -149,23 +150,32 @@ def _location_of_rank(rank: RankSnapshot) -> str:
     return f"{waits}at {short_frame(rank.status.stack)}"
 
 
-def _call_mismatch_text(run: RunSnapshot, hang: Hang) -> str:
+def _call_mismatch_text(run: RunSnapshot, hang: Hang, *, with_lines: bool) -> str:
     """``mismatched units in dp since #571: rank 0 called all_gather of experts.3, rank 1 of out``."""
     sequence = hang.calls[0].sequence
     is_earlier = 0 <= sequence < hang.sequence and len({c.sequence for c in hang.calls}) == 1
     start = f" since #{sequence}" if is_earlier else ""
-    return f"{hang.kind} in {_short_group_name(hang)}{start}: {_calls_text(run, hang)}"
+    # The stack of a rank is of what it is in now, not of an earlier call
+    has_lines = with_lines and hang.seconds and not is_earlier
+    stacks = {
+        rank.rank: rank.status.stack
+        for rank in run.ranks
+        if has_lines and any(call.group_id == hang.group_id for call in rank.communication.in_flight)
+    }
+    return f"{hang.kind} in {_short_group_name(hang)}{start}: {_calls_text(run, hang, stacks)}"
 
 
-def _calls_text(run: RunSnapshot, hang: Hang) -> str:
-    """The call of each rank where they differ, ranks with the same call together."""
+def _calls_text(run: RunSnapshot, hang: Hang, stacks: Mapping[int, tuple[str, ...]]) -> str:
+    """The call of each rank where they differ, ranks with the same call at the same line together."""
     calls = hang.calls
     varies = {
         name: len({getattr(call, name) for call in calls}) > 1 for name in ("sequence", "unit", "phase")
     }
     callers: dict[str, list[int]] = {}
     for call in calls:
-        callers.setdefault(_call_text(call, varies), []).append(call.rank)
+        stack = stacks.get(call.rank)
+        place = f" (at {short_frame(stack)})" if stack else ""
+        callers.setdefault(_call_text(call, varies) + place, []).append(call.rank)
     sentences = [f"{named_ranks(ranks)} called {call}" for call, ranks in callers.items()]
     return ", ".join(sentences[:_MAX_CAUSES]) + _who_is_ahead(run, calls)
 
@@ -174,7 +184,7 @@ def _call_text(call: MemberCall, varies: Mapping[str, bool]) -> str:
     if call.op == "none":
         return f"an unknown collective #{call.sequence}"
     number = f" #{call.sequence}" if varies["sequence"] else ""
-    unit = f" of {call.unit}" if call.unit and varies["unit"] else ""
+    unit = f" of {unit_name(call.unit)}" if call.unit and varies["unit"] else ""
     size = f" ({call.nbytes:,} B)" if call.nbytes >= 0 else ""
     phase = "" if call.phase in ("", "other") or not varies["phase"] else f" in {call.phase}"
     return f"{call.op}{number}{unit}{size}{phase}"
@@ -186,6 +196,8 @@ def _who_is_ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
     members = [rank for rank in run.ranks if rank.rank in callers]
     empty = [rank.rank for rank in members if rank.training.out_of_batches]
     forward = [call.rank for call in calls if call.phase == "forward" and call.is_repeated]
+    # Not in backward, where recomputation gathers units again
+    again = [c.rank for c in calls if c.is_repeated and c.phase not in ("forward", "backward")]
     outside = [call.rank for call in calls if call.phase == "other"]
     steps = {rank.steps.last_step for rank in members}
     if 0 < len(empty) < len(calls):
@@ -194,6 +206,10 @@ def _who_is_ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
         return f"; they have ended {' and '.join(map(human_count, sorted(steps)))} steps"
     if 0 < len(forward) < len(calls):
         return f"; {named_ranks(forward)} {'are' if forward[1:] else 'is'} one forward ahead"
+    if 0 < len(again) < len(calls):
+        return (
+            f"; {named_ranks(again)} run{'' if again[1:] else 's'} one more forward of the same modules"
+        )
     if any(call.phase not in ("", "other") for call in calls) and outside:
         no_other = f"{'have' if outside[1:] else 'has'} begun no other"
         return f"; {named_ranks(outside)} ended step {human_count(min(steps))} and {no_other}"
@@ -249,8 +265,11 @@ def _collective_text(hang: Hang) -> str:
     """``all_gather #12 of tp (ranks 2, 3; 1,000 B)``; without what is unknown."""
     if hang.nbytes < 0:  # read from Prometheus, which has neither
         return f"{hang.op} in {hang.group}"
-    group = group_text(hang.group, hang.dim, hang.members, f"{hang.nbytes:,} B")
-    return f"{hang.op} #{abs(hang.sequence)} of {group}"
+    # Where members called different things, no one operation and size is that of the collective
+    differs = len({call.op for call in hang.calls}) > 1 and HangKind(hang.kind).is_mismatch
+    size = () if differs else (f"{hang.nbytes:,} B",)
+    group = group_text(hang.group, hang.dim, hang.members, *size)
+    return f"{'collective' if differs else hang.op} #{abs(hang.sequence)} of {group}"
 
 
 def named_ranks(ranks: Sequence[int], node_of: Callable[[int], str] = lambda _: "") -> str:

@@ -418,6 +418,18 @@ def test_odd_turns_are_survived_and_still_counted(shared_node: Node) -> None:
     assert states.measured_bytes == pytest.approx(states.predicted_bytes, rel=0.1)
 
 
+def test_a_frozen_engine_that_runs_by_its_module_alone_is_known(shared_node: Node) -> None:
+    """Its gathers have units, and it does not say how the rank trains."""
+    facts, result = odd(shared_node, "teacher")
+    rank = result.snapshot.ranks[0]
+    assert rank.agent.errors == 0, result.output
+    assert facts["teacher"]["steps"] == [4, 0]
+    assert [model["numel"] for model in rank.config.models] == [rank.config.models[0]["numel"]] * 2
+    gathered = {row.unit for row in rank.communication.traffic if row.op == "all_gather"}
+    assert {"first", "engine2:first"} <= gathered
+    assert rank.config.process["optimizer"] != "DeepSpeedZeRoOffload"
+
+
 def test_an_overflow_storm_is_named(shared_node: Node) -> None:
     """20 steps in a row are skipped: DeepSpeed's count, its scale, and a finding."""
     facts, result = odd(shared_node, "storm")

@@ -93,12 +93,14 @@ def test_a_model_that_is_made_without_zero_init_is_built_whole(tmp_path: Path) -
         transfers=None,
         scalars=None,
     )
-    engines: Any = SimpleNamespace(built_bytes={})
+    registered: list[Any] = []
+    services.context.mode = ON
+    engines: Any = SimpleNamespace(built_bytes={}, of=registered.append)
     steps = EngineSteps(services, engines, None)  # type: ignore[arg-type]
     model, engine = nn.Linear(4, 4), SimpleNamespace(zero_optimization_stage=lambda: 3)
     assert steps.init_begins(engine, model=model) == 4 * (16 + 4)
     steps.init_ends(80, None, engine)
-    assert engines.built_bytes == {id(engine): 80}
+    assert engines.built_bytes == {id(engine): 80} and registered == [engine]
     for param in model.parameters():
         param.ds_id = 1  # type: ignore[attr-defined]
     assert steps.init_begins(engine, model=model) == 0

@@ -21,6 +21,9 @@ AVERAGED = 0.9
 WINDOW = 20
 """The last steps that means are taken over."""
 MIB = 1 << 20
+OF_ITERABLE = "_InfiniteConstantSampler"
+"""The sampler of a DataLoader for an IterableDataset, for which it refuses any other sampler."""
+
 ASYNC_SAVE = "torch.distributed.checkpoint.async_save(state, checkpoint_id=path, process_group=savers)"
 """A save that a thread writes. Its collectives need a group of their own beside those of training."""
 

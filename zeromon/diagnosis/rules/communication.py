@@ -24,7 +24,7 @@ from zeromon.readout.dimensions import (
     pipeline_text,
     slowest_text,
 )
-from zeromon.readout.text import straggler_sentence
+from zeromon.readout.text import straggler_sentence, unit_name
 from zeromon.ring.strategy import Dim, dim_by_name
 from zeromon.snapshot import (
     ConfigFormat,
@@ -124,7 +124,7 @@ def exposed_communication(run: RunSnapshot) -> Iterable[Match]:
     detail = ""
     if top_row is not None and top_row.exposed_seconds > 0:
         call = f"{top_row.op}, {top_row.phase.replace('_', ' ')}"
-        detail = f"; most in {top_row.unit or 'calls without a unit'} ({call}), "
+        detail = f"; most in {unit_name(top_row.unit) or 'calls without a unit'} ({call}), "
         detail += human_seconds(top_row.exposed_seconds)
     late = rank.communication.wait_seconds or 0.0
     if late > 0.5 * (rank.communication.exposed_seconds or 0.0):

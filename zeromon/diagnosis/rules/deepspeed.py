@@ -1,9 +1,10 @@
 """The stage, the prefetch, the overlap and the partitions of a DeepSpeed engine. Pure."""
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from zeromon.base.units import human_bytes, human_ratio, human_seconds
+from zeromon.base.units import human_bytes, human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, Waits, as_number, rule, setting_of
 from zeromon.diagnosis.rules.common import (
     ACROSS_NODES,
@@ -43,7 +44,10 @@ def _is_stage_3(strategy: Strategy) -> bool:
 
 _LAST_STEPS = 50
 _WARM_UP = 3
-_PREFETCH_SIZE = "stage3_prefetch_bucket_size"
+_PREFETCH_SIZE, _MAX_LIVE = "stage3_prefetch_bucket_size", "stage3_max_live_parameters"
+_DEFAULT_BUCKET, _DEFAULT_LIVE = 50_000_000, 1_000_000_000
+_BUCKET_LIMITS = "no more than the prefetch bucket is requested ahead"
+_LIVE_LIMITS = f"{_MAX_LIVE} leaves no room to request more ahead"
 _OFTEN_LATE = 0.3
 _LATE_GATHERS = Level(0.03, 0.10)
 """Waits for late gathers as a share of the steps."""
@@ -68,24 +72,56 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
     if not late:
         return
     waits, share, rank = max(late, key=lambda gathers: gathers.waits)
-    value = setting_of(rank, _PREFETCH_SIZE) or "unknown"
-    seconds = waits * (rank.steps.median_seconds or 0.0)
-    number = as_number(value)
-    larger = "200000000" if number is None else f"{4 * number:.0f}"  # 4 times, or 4 times the default
+    limits = _prefetch_limits(rank)
+    if not limits:
+        return  # the trace of the last step did not hold, which no setting changes
+    values = {limit.setting: setting_of(rank, limit.setting) or "unknown" for limit in limits}
+    lines = (
+        f'- "{limit.setting}": {values[limit.setting]}\n+ "{limit.setting}": {limit.larger:.0f}'
+        for limit in limits
+    )
     yield Match(
         f"{human_ratio(share)} of the gathered parameter bytes are requested only when they are needed; "
-        f"waiting for them takes {human_ratio(waits)} of a step ({_PREFETCH_SIZE} is {value})",
+        f"waiting for them takes {human_ratio(waits)} of a step "
+        f"({', '.join(f'{setting} is {value}' for setting, value in values.items())})",
         rank.rank,
         Remedy(
-            cause="no more than the prefetch bucket is requested ahead",
+            cause=limits[0].cause,
             dialect=ConfigFormat.DEEPSPEED,
-            diff=f'- "{_PREFETCH_SIZE}": {value}\n+ "{_PREFETCH_SIZE}": {larger}',
-            **_GATHERED_AHEAD.seconds(seconds),
-            price="four times as many elements are gathered ahead",
+            diff="\n".join(lines),
+            **_GATHERED_AHEAD.seconds(waits * (rank.steps.median_seconds or 0.0)),
+            price=f"up to {human_count(limits[-1].larger)} elements are gathered "
+            f"{'at once' if limits[-1].setting == _MAX_LIVE else 'ahead'}",
             takes=Pool.DEVICE,
         ),
         waits=Waits(waits, _LATE_GATHERS),
     )
+
+
+class _Limit(NamedTuple):
+    """A setting that keeps ZeRO-3 from requesting more ahead, and a larger value."""
+
+    setting: str
+    larger: float
+    cause: str
+
+
+def _prefetch_limits(rank: RankSnapshot) -> list[_Limit]:
+    """Returns the settings that limit the prefetch; none where both exceed the model.
+
+    ``fetch_sub_module`` requests the lesser of the bucket and of what ``stage3_max_live_parameters``
+    leaves (``deepspeed/runtime/zero/partitioned_param_coordinator.py``).
+    """
+    bucket, live = (as_number(setting_of(rank, name)) for name in (_PREFETCH_SIZE, _MAX_LIVE))
+    numel = max((model.get("numel", 0) for model in rank.config.models), default=0) or math.inf
+    if bucket is None:
+        return [_Limit(_PREFETCH_SIZE, 4 * _DEFAULT_BUCKET, _BUCKET_LIMITS)]
+    limits = []
+    if bucket < numel and (not bucket or live is None or bucket < live):
+        limits.append(_Limit(_PREFETCH_SIZE, 4 * bucket or _DEFAULT_BUCKET, _BUCKET_LIMITS))
+    if live is not None and live < numel and live <= bucket:
+        limits.append(_Limit(_MAX_LIVE, max(4 * live, _DEFAULT_LIVE), _LIVE_LIMITS))
+    return limits
 
 
 def _late_gathers(rank: RankSnapshot) -> _Late | None:

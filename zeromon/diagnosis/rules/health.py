@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from zeromon.base.units import human_count, human_ratio, human_seconds
 from zeromon.diagnosis.rule import Match, rule
-from zeromon.diagnosis.rules.common import ASYNC_SAVE
+from zeromon.diagnosis.rules.common import ASYNC_SAVE, OF_ITERABLE
 from zeromon.diagnosis.stalls import find_stalls, severity_of_pause, worst_stall
 from zeromon.diagnosis.stragglers import widest_drift
 from zeromon.fold.summarize import STARTS
@@ -21,6 +21,7 @@ from zeromon.readout.text import (
     script_line,
 )
 from zeromon.readout.verdict import hang_text, named_ranks
+from zeromon.ring.strategy import Framework
 from zeromon.snapshot import (
     CTRL_C,
     KILLED_FOR_MEMORY,
@@ -142,7 +143,8 @@ def collective_in_flight(run: RunSnapshot) -> Iterable[Match]:
         # A hang of 0 s was ended by its backend, with an error: ZM003 is about those
         if hang.seconds:
             severity = severity_of_pause(hang.pause, hang.seconds)
-            yield Match(hang_text(run, hang), _blamed_rank(hang), severity=severity)
+            remedy = _uneven_batches_remedy(run, hang)
+            yield Match(hang_text(run, hang), _blamed_rank(hang), remedy, severity=severity)
 
 
 @rule("ZM003", severity=Severity.CRITICAL)
@@ -150,7 +152,51 @@ def collective_mismatch(run: RunSnapshot) -> Iterable[Match]:
     """The backend ended a collective with an error because its members called different things."""
     for hang in run.hangs:
         if not hang.seconds:
-            yield Match(hang_text(run, hang), _blamed_rank(hang))
+            yield Match(hang_text(run, hang), _blamed_rank(hang), _uneven_batches_remedy(run, hang))
+
+
+_JOINED = (
+    "- for batch in loader:\n"
+    "+ with model.join():  # the DistributedDataParallel module\n"
+    "+     for batch in loader:  # with the body of the loop"
+)
+_FEWEST = (
+    "+ counts = [None] * dist.get_world_size()\n"
+    "+ dist.all_gather_object(counts, len(loader))\n"
+    "- for batch in loader:\n"
+    "+ for batch in itertools.islice(loader, min(counts)):"
+)
+_FEWEST_OF_ITERABLE = (
+    "- for batch in loader:\n"
+    "+ for batch in itertools.islice(loader, fewest):  # the batches of the rank that has the fewest"
+)
+
+
+def _uneven_batches_remedy(run: RunSnapshot, hang: Hang) -> Remedy | None:
+    """Returns what lets ranks with unequal numbers of batches end an epoch; None for other causes.
+
+    ``join`` of DDP answers its own collectives alone (torch/nn/parallel/distributed.py), so a script
+    whose steps call others needs equal numbers.
+    """
+    concerned = {call.rank for call in hang.calls}.union(hang.waiting, hang.missing, hang.dead)
+    members = [rank for rank in run.ranks if rank.rank in concerned]
+    empty = [rank for rank in members if rank.training.out_of_batches]
+    if not 0 < len(empty) < len(members):
+        return None
+    calls_own = any(not row.unit for rank in members for row in rank.communication.traffic)
+    joins = empty[0].sharding_strategy.framework is Framework.DDP and not calls_own
+    is_sized = empty[0].config.loader.get("sampler", OF_ITERABLE) not in ("", OF_ITERABLE)
+    return Remedy(
+        cause=f"{named_ranks([rank.rank for rank in empty])} had fewer batches than the others",
+        dialect=ConfigFormat.DDP if joins else ConfigFormat.PYTHON,
+        diff=_JOINED if joins else _FEWEST if is_sized else _FEWEST_OF_ITERABLE,
+        effect="a rank without batches answers the collectives of the others until all have ended"
+        if joins
+        else "all ranks end the epoch after the same step",
+        price="an epoch lasts as long as its longest shard; no other collective may be in the loop"
+        if joins
+        else "the last batches of the longer shards are left out",
+    )
 
 
 @rule("ZM016", severity=Severity.CRITICAL)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from zeromon.base.units import human_count
 from zeromon.diagnosis.rule import Match, as_number, rule, setting_of
-from zeromon.diagnosis.rules.common import AVERAGED, MIN_STEPS
+from zeromon.diagnosis.rules.common import AVERAGED, MIN_STEPS, OF_ITERABLE
 from zeromon.ring.events import Scalar
 from zeromon.ring.strategy import Dim, Framework, dim_by_name
 from zeromon.snapshot import (
@@ -187,7 +187,7 @@ def same_samples(run: RunSnapshot) -> Iterable[Match]:
     twin = twins[0]
     sampler = twin.config.loader.get("sampler")
     diff = _OWN_PARTS.get(sampler or "", "")
-    of_iterable = "an IterableDataset" if sampler == _OF_ITERABLE else sampler
+    of_iterable = "an IterableDataset" if sampler == OF_ITERABLE else sampler
     yield Match(
         f"the first {len(twin.training.first_batches)} batches of {len(twins)} of {len(run.ranks)} "
         f"ranks ({_rank_list(twins)}) are the same ({of_iterable or 'no sampler'})",
@@ -203,8 +203,6 @@ def same_samples(run: RunSnapshot) -> Iterable[Match]:
     )
 
 
-_OF_ITERABLE = "_InfiniteConstantSampler"
-"""The sampler of a DataLoader for an IterableDataset, for which it refuses any other sampler."""
 _SAMPLED = (
     "- loader = DataLoader(data, shuffle=True)\n+ sampler = DistributedSampler(data)\n"
     "+ loader = DataLoader(data, sampler=sampler)  # and sampler.set_epoch(epoch) each epoch"
@@ -212,7 +210,7 @@ _SAMPLED = (
 _OWN_PARTS = {
     "RandomSampler": _SAMPLED,
     "SequentialSampler": _SAMPLED,
-    _OF_ITERABLE: (
+    OF_ITERABLE: (
         "  def __iter__(self):  # of the data set; with workers, split by get_worker_info(), too\n"
         "-     yield from samples\n"
         "+     yield from itertools.islice(samples, dist.get_rank(), None, dist.get_world_size())"

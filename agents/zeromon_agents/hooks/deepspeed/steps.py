@@ -192,9 +192,12 @@ class Engines:
             if path is not None:
                 metadata["disk_path"] = os.path.abspath(path)
         inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        rank_facts: dict[str, Any] = {}
+        # A frozen teacher beside what is trained does not say how the rank trains
+        if record.number == 1 or hasattr(inner, "param_groups"):
+            rank_facts = {**record.strategy.metadata(), "optimizer": type(inner).__name__}
         self._context.add_metadata(
-            **record.strategy.metadata(),
-            optimizer=type(inner).__name__,
+            **rank_facts,
             deepspeed=getattr(sys.modules.get("deepspeed"), "__version__", ""),
             unseen=self.missing,
             **{f"engine{record.number}": metadata},
@@ -419,13 +422,15 @@ class EngineSteps:
         return sum(p.nbytes for p in params if not hasattr(p, "ds_id"))
 
     def init_ends(self, built_bytes: int | None, result: Any, engine: Any, *__: Any) -> None:
-        """Removes the planned model, which the engine's own metadata replaces."""
+        """Registers the engine, whose own metadata replace the planned model."""
         # Before the test: a constructor that raised would else hide every optimizer step of the script
         self._steps.initializing -= 1
         if result is not RAISED:
             self._write_planned({})
             stage_3 = engine.zero_optimization_stage() == 3
             self._engines.built_bytes[id(engine)] = built_bytes if stage_3 else None
+            if self._context.mode != OFF:
+                self._engines.of(engine)  # one that runs by its module alone has no forward of its own
 
     def _write_planned_model(self, arguments: dict[str, Any]) -> None:
         if self._context.mode == OFF:
@@ -435,7 +440,7 @@ class EngineSteps:
         self._context.add_metadata(planned=planned)
 
     def forward_begins(self, engine: Any, *args: Any, **kwargs: Any) -> None:
-        """Starts the forward phase; registers the engine at its first forward."""
+        """Starts the forward phase; registers an engine that is older than the agent."""
         record = self._engines.of(engine)
         self._context.engine, record.bucket = record.number, 0
         self._steps.forward_begins(engine, args, kwargs)
