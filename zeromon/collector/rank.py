@@ -170,9 +170,9 @@ class RankFollower:
         if self.alive:
             return (DETACHED, False) if self.was_detached else ("", False)
         if self.was_detached:
-            text = "ended" if status is None else describe_wait_status(status)
-            by = "killed by " * text.lower().startswith("sig")
-            return f"{DETACHED}, then {by}{text}", text not in ("ended", "finished")
+            exit_text = "ended" if status is None else describe_wait_status(status)
+            by = "killed by " * exit_text.lower().startswith("sig")
+            return f"{DETACHED}, then {by}{exit_text}", exit_text not in ("ended", "finished")
         if last_event is not None and last_event.how == ExitKind.EXCEPTION:
             return "exception", True
         if status is not None:
@@ -202,13 +202,13 @@ class RankFollower:
         memory = reader.read(self.state.pid)
         if self.alive:
             self._kills.append(_counted_kills(memory))
-        last = self._host
-        if last is None and not self.alive:
-            last = replace(memory, headroom_bytes=-1, usage_bytes=-1)
+        last_reading = self._host
+        if last_reading is None and not self.alive:
+            last_reading = replace(memory, headroom_bytes=-1, usage_bytes=-1)
         # What is available after that would count the rank's pages twice: as its use, and as free
-        held = memory if last is None or self._holds_its_pages(reader) else last
+        reading = memory if last_reading is None or self._holds_its_pages(reader) else last_reading
         self._host = replace(
-            held,
+            reading,
             oom_kills=memory.oom_kills,
             oom_kills_everywhere=memory.oom_kills_everywhere,
             kills_at_end=max(0, _counted_kills(memory) - self._kills[0]),

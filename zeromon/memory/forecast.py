@@ -125,14 +125,16 @@ def steady_growth(samples: Samples) -> Growth | None:
 
 def _with_onset_step(samples: Samples, trend: Growth) -> Growth:
     """Returns *trend*, prolonged to the steps before its window, with its begin."""
-    first, was_level = _first_on_line(samples, trend)
-    line: Growth | None = trend
+    first_index, was_level = _first_on_line(samples, trend)
+    segment: Growth | None = trend
     # A growth that was slower or faster for a while leaves the line as a level does
-    while line is not None and first >= _WINDOWS[0]:
-        line = _growth_before(samples[:first], line)
-        if line is not None:
-            first = min(_first_on_line(samples[:first], line)[0], first - _WINDOWS[0])
-    since_step, used = samples[first] if first < len(samples) else samples[0]
+    while segment is not None and first_index >= _WINDOWS[0]:
+        segment = _growth_before(samples[:first_index], segment)
+        if segment is not None:
+            first_index = min(
+                _first_on_line(samples[:first_index], segment)[0], first_index - _WINDOWS[0]
+            )
+    since_step, used = samples[first_index] if first_index < len(samples) else samples[0]
     grown = max(0.0, samples[-1][1] - used)
     return replace(trend, since_step=since_step, grown_bytes=grown, was_level=was_level)
 

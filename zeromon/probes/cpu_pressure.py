@@ -147,8 +147,8 @@ class CpuUsers:
             named = [at for at, arg in enumerate(argv) if arg and not arg.startswith("-")][:2]
             # After -c stands a program, which is no path and may have many lines
             is_code = len(named) == 2 and argv[named[1] - 1] == "-c"
-            words = [Path(argv[at]).name for at in (named[:1] if is_code else named)]
-            words += ["-c", *argv[named[1]].split()] if is_code else []
-            if words:
-                return printable(" ".join(" ".join(words).split())[:_MAX_NAME_CHARS])
+            name_words = [Path(argv[at]).name for at in (named[:1] if is_code else named)]
+            name_words += ["-c", *argv[named[1]].split()] if is_code else []
+            if name_words:
+                return printable(" ".join(" ".join(name_words).split())[:_MAX_NAME_CHARS])
         return "a process"

@@ -174,8 +174,8 @@ def _calls_text(run: RunSnapshot, hang: Hang, stacks: Mapping[int, tuple[str, ..
     callers: dict[str, list[int]] = {}
     for call in calls:
         stack = stacks.get(call.rank)
-        place = f" (at {short_frame(stack)})" if stack else ""
-        callers.setdefault(_call_text(call, varies) + place, []).append(call.rank)
+        location = f" (at {short_frame(stack)})" if stack else ""
+        callers.setdefault(_call_text(call, varies) + location, []).append(call.rank)
     sentences = [f"{named_ranks(ranks)} called {call}" for call, ranks in callers.items()]
     return ", ".join(sentences[:_MAX_CAUSES]) + _who_is_ahead(run, calls)
 
@@ -197,7 +197,7 @@ def _who_is_ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
     empty = [rank.rank for rank in members if rank.training.out_of_batches]
     forward = [call.rank for call in calls if call.phase == "forward" and call.is_repeated]
     # Not in backward, where recomputation gathers units again
-    again = [c.rank for c in calls if c.is_repeated and c.phase not in ("forward", "backward")]
+    repeating = [c.rank for c in calls if c.is_repeated and c.phase not in ("forward", "backward")]
     outside = [call.rank for call in calls if call.phase == "other"]
     steps = {rank.steps.last_step for rank in members}
     if 0 < len(empty) < len(calls):
@@ -206,10 +206,9 @@ def _who_is_ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
         return f"; they have ended {' and '.join(map(human_count, sorted(steps)))} steps"
     if 0 < len(forward) < len(calls):
         return f"; {named_ranks(forward)} {'are' if forward[1:] else 'is'} one forward ahead"
-    if 0 < len(again) < len(calls):
-        return (
-            f"; {named_ranks(again)} run{'' if again[1:] else 's'} one more forward of the same modules"
-        )
+    if 0 < len(repeating) < len(calls):
+        verb = "run" if repeating[1:] else "runs"
+        return f"; {named_ranks(repeating)} {verb} one more forward of the same modules"
     if any(call.phase not in ("", "other") for call in calls) and outside:
         no_other = f"{'have' if outside[1:] else 'has'} begun no other"
         return f"; {named_ranks(outside)} ended step {human_count(min(steps))} and {no_other}"
@@ -619,8 +618,8 @@ def risk_text(risk: Risk, rank: RankSnapshot) -> str:
         details.append(f"between {low} and {high} steps")
     forecast = f"{risk.pool} memory runs out at about {full} ({', '.join(details)})"
     # A Prometheus knows no growth where no headroom is left
-    known = [grows] * bool(grows) + [f"now {level}"] * (risk.used_bytes >= 0)
-    return f"{forecast}: {', '.join(known)}" if known else forecast
+    known_figures = [grows] * bool(grows) + [f"now {level}"] * (risk.used_bytes >= 0)
+    return f"{forecast}: {', '.join(known_figures)}" if known_figures else forecast
 
 
 def _memory_growth_text(rank: RankSnapshot, risk: Risk) -> str:

@@ -273,8 +273,8 @@ class DeviceMemory:
 def bytes_by_role(holdings: Iterable[Holding]) -> dict[str, int]:
     """Role -> bytes, the most first."""
     totals: dict[str, int] = defaultdict(int)
-    for holding in holdings:
-        totals[holding.role] += holding.nbytes
+    for stack_holding in holdings:
+        totals[stack_holding.role] += stack_holding.nbytes
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
@@ -410,7 +410,7 @@ def _stack_holdings(
         Holding(role=of, nbytes=nbytes, count=count, stack=stacks[made_by])
         for (of, made_by), (nbytes, count) in sums.items()
     ]
-    return tuple(sorted(holdings, key=lambda holding: -holding.nbytes))
+    return tuple(sorted(holdings, key=lambda stack_holding: -stack_holding.nbytes))
 
 
 def _seconds_since_first(events: Events, at: int) -> float | None:
@@ -457,10 +457,10 @@ def memory_growers(
     """The stacks of Python that hold another number of bytes now, those that grew most first."""
     sums: dict[tuple[str, Stack], list[int]] = defaultdict(lambda: [0, 0, 0])
     for column, sign, holdings in ((0, -1, old_holdings), (1, 1, new_holdings)):
-        for holding in holdings:
-            row = sums[holding.role, tuple(telling_frames(holding.stack))]
-            row[column] += holding.nbytes
-            row[2] += sign * holding.count
+        for stack_holding in holdings:
+            row = sums[stack_holding.role, tuple(telling_frames(stack_holding.stack))]
+            row[column] += stack_holding.nbytes
+            row[2] += sign * stack_holding.count
     growths = [
         Grown(role=of, before_bytes=old, after_bytes=new, count=count, stack=stack)
         for (of, stack), (old, new, count) in sums.items()

@@ -76,7 +76,7 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
     if not limits:
         return  # the trace of the last step did not hold, which no setting changes
     values = {limit.setting: setting_of(rank, limit.setting) or "unknown" for limit in limits}
-    lines = (
+    diff_lines = (
         f'- "{limit.setting}": {values[limit.setting]}\n+ "{limit.setting}": {limit.larger:.0f}'
         for limit in limits
     )
@@ -88,7 +88,7 @@ def starved_prefetch(run: RunSnapshot) -> Iterable[Match]:
         Remedy(
             cause=limits[0].cause,
             dialect=ConfigFormat.DEEPSPEED,
-            diff="\n".join(lines),
+            diff="\n".join(diff_lines),
             **_GATHERED_AHEAD.seconds(waits * (rank.steps.median_seconds or 0.0)),
             price=f"up to {human_count(limits[-1].larger)} elements are gathered "
             f"{'at once' if limits[-1].setting == _MAX_LIVE else 'ahead'}",
@@ -236,9 +236,9 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
             for m in rank.config.models
         )
         saved = grads * (rank.world_size - 1) / rank.world_size
-        lines = ['- "reduce_scatter": false', '+ "reduce_scatter": true'] if is_off else []
+        diff_lines = ['- "reduce_scatter": false', '+ "reduce_scatter": true'] if is_off else []
         if stage < 3:  # without this, whole buckets are all-reduced there
-            lines.append(f"+ {_TO_EACH_RANK}")
+            diff_lines.append(f"+ {_TO_EACH_RANK}")
         yield Match(
             f"gradients are all-reduced over {rank.world_size} ranks; each updates its own part",
             rank.rank,
@@ -247,7 +247,7 @@ def reduce_scatter_off(run: RunSnapshot) -> Iterable[Match]:
                 if is_off
                 else "whole buckets are all-reduced; a reduction to each rank sends half the bytes",
                 dialect=ConfigFormat.DEEPSPEED,
-                diff="\n".join(lines),
+                diff="\n".join(diff_lines),
                 effect=f"a rank sends {human_bytes(saved)} less each time that gradients are reduced"
                 if saved
                 else "half the bytes of the reduction",

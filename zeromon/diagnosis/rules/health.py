@@ -243,8 +243,8 @@ def _stalled_ranks_text(ranks: Sequence[RankSnapshot], *, is_over: bool) -> str:
     """``ranks 0, 1 are between phases, at t.py:32 in main``: of ranks that do the same."""
     head, names = ranks[0], named_ranks(sorted(rank.rank for rank in ranks))
     if head.status.pause and head.status.stack and head.status.pause != STARTS:
-        place = script_line(head.status.stack)
-        return f"{names}{':' if ranks[1:] else ''} {head.status.pause} (at {place})"
+        script_place = script_line(head.status.stack)
+        return f"{names}{':' if ranks[1:] else ''} {head.status.pause} (at {script_place})"
     verb = ("were" if is_over else "are") if ranks[1:] else ("was" if is_over else "is")
     return f"{names} {verb} {doing(head)}"
 
