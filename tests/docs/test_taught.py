@@ -937,3 +937,93 @@ def test_a_line_is_covered_or_answered_or_open_and_not_two_of_them() -> None:
     assert not COVERED.keys() & ANSWERED.keys()
     assert not COVERED.keys() & OPEN.keys()
     assert not ANSWERED.keys() & OPEN.keys()
+
+
+# ---- rows of figures: what plan says of bytes, seconds and fits ----------------------------------
+
+
+@taught("row W1", "row A4", "row A7", "row C29")
+def test_sent_bytes_of_stages_1_and_2_are_those_of_deepspeed(plan: Any) -> None:
+    """3 psi by default; tests/agents/hooks/test_deepspeed.py holds it against real engines."""
+    options = ("7B", "--devices", "8", "--gpu", "a100", "--stage", "2")
+    default, to_each = (row(plan(*options, *more), "ZeRO-2") for more in ((), ("--reduce-whole", "no")))
+    model_bytes = 7e9 * 2 * 7 / 8
+    assert default["communication_bytes"] == pytest.approx(3 * model_bytes)
+    assert default["paper_communication_bytes"] == pytest.approx(2 * model_bytes)
+    assert to_each["communication_bytes"] == pytest.approx(2 * model_bytes)
+
+
+@taught("row A53", "row A54", "row C32")
+def test_check_and_plan_agree_on_a_slow_network(plan: Any, check: Any) -> None:
+    """ZM202 promises what `plan` gives: the same bytes, and about the seconds of the link."""
+    machine = Machine(devices=16, device_bytes=80 << 30, model=from_count(7_000_000_000), link=1e9)
+    text = said(check(zero(3), machine=machine), "ZM202")
+    assert 'ZeRO-2 with "use_multi_rank_bucket_allreduce": false' in text and "32.81 s instead" in text
+    options = ("7B", "--devices", "16", "--nodes", "2", "--gpu", "a100", "--micro-batch", "1")
+    found = plan(*options, "--interconnect", "1GB/s")
+    assert found["settings"][-1] == '"use_multi_rank_bucket_allreduce": false'
+    assert "a step takes about 33.07 s" in found["why"]
+
+
+@taught("row W5", "row D21")
+def test_shard_grad_op_has_no_gradients_while_all_is_gathered(plan: Any) -> None:
+    """5.5 bytes a parameter at most, by torch's own MemTracker 5 to 5.25, and not 6."""
+    found = plan("7B", "--devices", "4", "--framework", "fsdp2", "--stage", "2", "--gpu", "a100")
+    assert row(found, "FSDP2 (ZeRO-2)")["bytes"]["device"] / 7e9 < 5.6
+
+
+@taught("row W6", "row A60")
+def test_what_fits_without_partitioning_is_not_partitioned(plan: Any) -> None:
+    """As docs/guide.md says, with a micro-batch and without; it names the cheapest better setting."""
+    for more in ((), ("--micro-batch", "4")):
+        assert plan("350M", "--devices", "8", "--gpu", "a100", *more)["recommended"] == "ZeRO-0"
+    found = plan("7B", "--devices", "8", "--gpu", "a100", "--micro-batch", "1")
+    assert (found["recommended"], found["settings"]) == ("ZeRO-1", ['"overlap_comm": true'])
+
+
+@taught("row W7", "row B37")
+def test_zero_plus_plus_sends_less_and_is_faster(plan: Any) -> None:
+    """Between two hosts: hpZ keeps the second gather inside, qwZ and qgZ quantize."""
+    shape = ("7B", "--devices", "16", "--nodes", "2", "--gpu", "a100", "--micro-batch", "1")
+    hpz = {"zero_hpz_partition_size": 8}
+    quantized = hpz | {"zero_quantized_weights": True, "zero_quantized_gradients": True}
+    rows = []
+    for keys in ({}, hpz, quantized):
+        config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3} | keys}
+        found = plan(*shape, "--interconnect", "25GB/s", config=config)
+        rows.append(row(found, "ZeRO-3"))
+    seconds = [r["step_seconds"] for r in rows]
+    assert seconds[0] > 1.2 * seconds[1] > 1.5 * seconds[2]
+    assert rows[2]["communication_bytes"] < rows[0]["communication_bytes"] / 2
+    assert rows[1]["within_host_bytes"] > 0 == rows[0]["within_host_bytes"]
+
+
+@taught("row W8", "row D17", "row C9")
+def test_gradients_are_sent_in_the_type_that_reduces_them(plan: Any) -> None:
+    wide, plain = (
+        row(plan("7B", "--devices", "4", *more), "ZeRO-2") for more in (("--grad-dtype", "fp32"), ())
+    )
+    assert wide["communication_bytes"] == plain["communication_bytes"]
+    fsdp = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 4,
+            "fsdp_config": {"fsdp_version": 2}}  # fmt: skip
+    sent = row(plan("7B", config=fsdp), "FSDP2 (ZeRO-3)")["communication_bytes"]
+    assert sent == pytest.approx(3 * 7e9 * 2 * 3 / 4)
+
+
+@taught("row W9", "row A21")
+def test_what_is_used_again_soon_is_gathered_once(plan: Any) -> None:
+    sent = []
+    for distance in (0, 10**9):
+        zero_3 = {"stage": 3, "stage3_max_reuse_distance": distance}
+        config = {"bf16": {"enabled": True}, "zero_optimization": zero_3}
+        sent.append(row(plan("7B", "--devices", "8", config=config), "ZeRO-3")["communication_bytes"])
+    assert sent[0] - sent[1] == pytest.approx(0.5e9 * 2 * 7 / 8)
+
+
+@taught("row F1", "row F2")
+def test_a_ladder_does_not_repeat_what_is_given(plan: Any) -> None:
+    """F1, 0 B that fits, is in tests/cli/test_plan.py."""
+    options = ("13B", "--devices", "4", "--gpu", "a100-40", "--stage", "2", "--micro-batch", "1")
+    changes = [rung["change"] for rung in plan(*options, "--checkpointing")["ladder"]]
+    assert changes and not any("checkpointing" in c or "micro-batch" in c for c in changes)
+    assert any("checkpointing" in rung["change"] for rung in plan(*options)["ladder"])

@@ -17,6 +17,7 @@ from zeromon.memory import plan
 from zeromon.memory.choice import ROOMY, choose_row, tuning_texts
 from zeromon.memory.config_files import changes_of_config
 from zeromon.memory.ladder import ladder_rungs
+from zeromon.memory.predict import Batch
 from zeromon.memory.spec import ShardPlan, ZeroStage
 from zeromon.memory.speeds import LINK
 from zeromon.readout.remedy import ladder_lines
@@ -143,7 +144,7 @@ def _plan_setup(config: Config, machine: Machine) -> plan.Setup | None:
     hidden = model.architecture.hidden if model.architecture else 0
     try:
         fields: dict[str, Any] = changes_of_config(config.data, hidden)
-        fields.pop("micro_batch", None)
+        micro_batch = fields.pop("micro_batch", None)
         fields["ranks"] = machine.devices or fields.get("ranks") or ranks
         if not fields["ranks"]:
             return None
@@ -158,6 +159,7 @@ def _plan_setup(config: Config, machine: Machine) -> plan.Setup | None:
     return plan.Setup(
         model=model,
         plan=chosen,
+        batch=Batch(sequences=micro_batch, length=1) if micro_batch else None,
         micro_batch_given=False,
         device_bytes=machine.device_bytes,
         host_bytes=machine.host_bytes,

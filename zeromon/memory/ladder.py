@@ -282,6 +282,8 @@ _UNKNOWN = "activations are unknown here, so their bytes are not predicted"
 
 
 def _micro_batch(s: Setup, *, to_one: bool = False) -> _Change | None:
+    if s.batch is not None and s.batch.sequences == 1:
+        return None
     if not _are_activations_known(s) or s.batch is None:
         return None if to_one else _Change("a smaller micro-batch, more accumulation", s, _UNKNOWN)
     sequences = s.batch.sequences
@@ -302,10 +304,10 @@ def _micro_batch(s: Setup, *, to_one: bool = False) -> _Change | None:
 
 def _recompute_on(s: Setup) -> _Change | None:
     edit = "activation checkpointing: off -> on"
+    if s.batch is not None and s.batch.checkpointing:
+        return None
     if not _are_activations_known(s) or s.batch is None:
         return _Change(edit, s, f"forward is computed twice; {_UNKNOWN}")
-    if s.batch.checkpointing:
-        return None
     setup, price = replace(s, batch=replace(s.batch, checkpointing=True)), ""
     if s.measured_activation_bytes is not None:
         stored_bytes = round(s.measured_activation_bytes * (1 - RECOMPUTED))

@@ -315,7 +315,8 @@ def activation_terms(setup: Setup) -> tuple[Term, ...]:
         nbytes = sequence_activation_bytes(setup, setup.plan) * setup.batch.sequences
         return (Term(role=ACTIVATION, nbytes=nbytes, during=During.ACTIVATIONS),)
     shape = setup.model.architecture
-    if shape is None:
+    # A configuration has the micro-batch, and not the length
+    if shape is None or setup.batch.length <= 1:
         return ()
     itemsize, autocast = setup.plan.precision.compute_bytes, setup.plan.autocasts
     return transformer_activations(shape, setup.batch, itemsize, autocast=autocast)
