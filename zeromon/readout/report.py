@@ -152,7 +152,6 @@ _MAX_CAUSES = 8
 
 
 def _place_cells(rank: RankSnapshot, role: str) -> tuple[str, str, str]:
-    """The bytes of *role* on device, host and disk."""
     sizes = role_bytes(rank, role) or (0, 0, 0)
     device, host, disk = (human_bytes(n) if n else "-" for n in sizes)
     return device, host, disk
@@ -193,7 +192,6 @@ def offload(run: RunSnapshot) -> str:
 
 
 def _offload_disk_lines(disk: Disk | None) -> list[str]:
-    """Its space, and what it did in the last seconds."""
     if disk is None or disk.free_bytes is None:
         return []
     device = f" ({disk.device})" if disk.device else ""

@@ -82,7 +82,6 @@ def hang_text(run: RunSnapshot, hang: Hang) -> str:
 
 
 def _hang_is_over(run: RunSnapshot, hang: Hang) -> bool:
-    """Returns whether the ranks that waited in *hang* have ended."""
     waited = [rank.status.alive for rank in run.ranks if rank.rank in hang.waiting]
     return bool(hang.seconds) and (run.ended or (bool(waited) and not any(waited)))
 
@@ -201,7 +200,6 @@ def _who_is_ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
 
 
 def _calls_in_hangs(run: RunSnapshot, hangs: Sequence[Hang]) -> list[MemberCall]:
-    """Returns the calls in which the ranks of *hangs* wait."""
     return [
         MemberCall(rank=rank.rank, sequence=call.sequence, op=call.op, phase=call.phase)
         for hang in hangs
@@ -509,7 +507,6 @@ def _most_severe_finding(findings: Sequence[Finding]) -> Finding:
 
 
 def _ranks_without_agent(run: RunSnapshot) -> list[int]:
-    """The ranks of a run on one node that have no agent yet."""
     size = max((rank.config.process.get("local_world_size", 0) for rank in run.ranks), default=0)
     is_whole = all(rank.world_size == size for rank in run.ranks)
     return sorted(set(range(size)) - {rank.rank for rank in run.ranks}) if is_whole else []

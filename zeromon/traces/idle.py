@@ -80,7 +80,6 @@ def idle_time(data: TraceData) -> tuple[IdleTime | None, tuple[StreamTime, ...]]
 def _idle_gaps(
     events: Iterable[DeviceEvent], launches: Launches, released_by: Callable[[int, DeviceEvent], str]
 ) -> IdleTime:
-    """The gaps between *events*, which are sorted by start."""
     gaps_ns: Counter[str] = Counter()
     end_ns: int | None = None
     for event in events:

@@ -251,7 +251,6 @@ class ZeromonApp(App[int]):
         return self.model.run if self.model is not None else None
 
     def _view(self) -> View | None:
-        """The screen on top; None while it is a dialog, or when the app closes."""
         with suppress(ScreenStackError):
             return self.screen if isinstance(self.screen, View) else None
         return None

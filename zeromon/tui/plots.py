@@ -212,7 +212,6 @@ def _covers_all_ranks(ranks: Sequence[RankSnapshot], trends: Trends) -> bool:
 def _drawn_steps(
     ranks: Sequence[RankSnapshot], trends: Trends, options: DisplayOptions, columns: int
 ) -> tuple[int, int]:
-    """The first and the last step that are drawn."""
     if _covers_all_ranks(ranks, trends):
         steps = trends.whole[MOST]
         final = steps[-1].step

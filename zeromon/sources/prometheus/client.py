@@ -199,7 +199,6 @@ class Server:
         return answer.content
 
     def _explain_error(self, error: HttpError) -> SourceError:
-        """Returns what went wrong, with a hint at the way out."""
         if isinstance(error, Refused):
             return self._explain_refusal(error)
         if isinstance(error, Redirected):

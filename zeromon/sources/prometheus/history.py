@@ -110,7 +110,6 @@ class History:
         return {name: [column[n] for n in chosen] for name, column in series.items()}
 
     def _grow_cache(self, ranks: tuple[int, ...], start: float, stop: float, count: int) -> Series:
-        """Returns the cached series, extended by its new points."""
         cached = self._cached.get(ranks)
         # Without the limit, a long run would keep the fine step of its first minutes for all its points
         if (

@@ -230,7 +230,6 @@ class Reader:
         return reading
 
     def _details_of(self, ranks: tuple[int, ...], at: float | None) -> list[Callable[[], list[Sample]]]:
-        """Returns the query for the details of *ranks*; [] without ranks."""
         selected = self.choice._replace(ranks=ranks)
         return [lambda: self.query(promql.details_of_ranks(selected), at)] if ranks else []
 

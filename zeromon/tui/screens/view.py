@@ -221,7 +221,6 @@ class View(Screen[None]):
 
     @on(Table.Chosen, "#ranks, #flights")
     def _open_rank_of_row(self, event: Table.Chosen) -> None:
-        """Opens the rank of the row."""
         row: Any = event.table.current
         if row is not None:
             self.host.open_rank(row.rank)

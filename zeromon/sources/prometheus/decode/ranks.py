@@ -137,7 +137,6 @@ def _ledger_rows(facts: RankSamples) -> tuple[LedgerRow, ...]:
 
 
 def _failed_end_text(facts: RankSamples) -> str:
-    """How a failed rank ended, by the cause of its death."""
     cause = next((cause for (cause,) in facts.by("rank_death", "cause")), "")
     return KILLED_FOR_MEMORY if cause == HOST_OOM else cause or "failed"
 
@@ -317,7 +316,6 @@ def _exp_rows(facts: RankSamples) -> tuple[ExpectedRow, ...]:
 
 
 def _dims_by_group(facts: RankSamples) -> dict[str, str]:
-    """Group -> its dimension."""
     return {group: dim for dim, group in facts.by("dim_info", "dim", "group")}
 
 
