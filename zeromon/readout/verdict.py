@@ -44,6 +44,7 @@ from zeromon.snapshot.focus import (
     HOST_OOM,
     death_cause,
     first_failed,
+    highest_exposed_ratio,
     is_ending,
     nearest_oom,
 )
@@ -552,14 +553,10 @@ _WAITS = (
 
 def _largest_wait(run: RunSnapshot) -> str:
     """``exposed communication 4.4 % of a step``: the largest part of a rank's step that is no work."""
-    ratios = [
-        rank.communication.exposed_ratio
-        for rank in run.ranks
-        if rank.communication.exposed_ratio is not None
-    ]
-    if not ratios:
+    highest = highest_exposed_ratio(run.ranks)
+    if highest is None:
         return f"exposed communication n/a: {exposed_unknown(run.ranks[0])}"
-    shares = {"exposed": max(ratios)}
+    shares = {"exposed": highest}
     for rank in run.ranks:
         seconds = rank_parts(rank)
         total = sum(seconds.values())
