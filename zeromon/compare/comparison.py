@@ -370,7 +370,7 @@ class _Contest:
             return False
         fast, slow = self.speeds[top], self.speeds[rival]
         noise = SPEED.noise(fast, slow)
-        upper = span(SPEED, self.machines[top], self.machines[rival], fast.value, slow.value).high
+        _, upper = span(SPEED, self.machines[top], self.machines[rival], fast.value, slow.value)
         return SPEED.differ(fast, slow) and noise is not None and upper < -noise
 
     def small(self, among: Mapping[int, Estimate]) -> list[int]:

@@ -33,14 +33,12 @@ from zeromon.tui.columns import (
 )
 from zeromon.tui.event_log import LogEntry, Mark, Marks
 from zeromon.tui.feed import (
-    Announced,
     Choices,
     Feed,
     ObservedRun,
     Playhead,
     Reconnect,
     RunChoice,
-    RunGone,
     SnapshotArrived,
     SourceFailed,
     fold_feed_message,
@@ -217,17 +215,9 @@ class ZeromonApp(App[int]):
 
     def on_source_failed(self, message: SourceFailed) -> None:
         """Shows why there is no newer snapshot."""
-        self.trouble = message.reason
+        is_over = message.is_gone and self._known is not None
+        self.trouble = "the run has ended: zeromon report" if is_over else message.reason
         self.refresh_view_model()
-
-    def on_run_gone(self, message: RunGone) -> None:
-        """Shows that the collector no longer has the run."""
-        self.trouble = "the run has ended: zeromon report" if self._known else message.reason
-        self.refresh_view_model()
-
-    def on_announced(self, message: Announced) -> None:
-        """Shows the text in a corner of the screen."""
-        self.notify(message.text, severity=message.severity, markup=False)
 
     def refresh_view_model(self) -> None:
         """Makes the view model anew, and draws it."""
@@ -403,7 +393,7 @@ class ZeromonApp(App[int]):
             try:
                 do()
             except ZeromonError as error:
-                self.post_message(Announced(error.told, "warning"))
+                self.notify(error.told, severity="warning", markup=False)  # from any thread
 
         # A daemon: a collector that does not answer must not hold the process after q
         threading.Thread(target=run_and_announce, daemon=True).start()

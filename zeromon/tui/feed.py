@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from textual.message import Message
 
@@ -168,21 +167,8 @@ class SourceFailed(Message):
     """The source gave no snapshot; *reason* is for the user."""
 
     reason: str
-
-
-@dataclass
-class RunGone(Message):
-    """The source no longer has the run; *reason* is for the user."""
-
-    reason: str
-
-
-@dataclass
-class Announced(Message):
-    """A text to show once in a corner of the screen."""
-
-    text: str
-    severity: Literal["information", "warning"] = "information"
+    is_gone: bool = False
+    """The source no longer has the run."""
 
 
 @dataclass
@@ -268,7 +254,7 @@ class Feed:
             try:
                 wait = self._look()
             except RunNotFound as error:
-                self._post(RunGone(str(error)))
+                self._post(SourceFailed(str(error), is_gone=True))
                 self._renew_lost_source(is_gone=True)
             except ZeromonError as error:
                 self._post(SourceFailed(str(error)))
