@@ -172,7 +172,9 @@ def cpu_slack(metric: Metric, machine: Machine, value: float) -> float:
     return min(value, lacked * machine.step) if metric.unit == "s" else 0.0
 
 
-def span(metric: Metric, base: Machine, target: Machine, of_base: float, of_target: float) -> tuple[float, float]:
+def span(
+    metric: Metric, base: Machine, target: Machine, of_base: float, of_target: float
+) -> tuple[float, float]:
     """Returns the least and the most that the difference of a metric is without what the machine added.
 
     Without doubt, both are the difference itself.
