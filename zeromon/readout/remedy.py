@@ -100,8 +100,10 @@ def tried_text(tried: Remedy | Trial) -> str:
     return f"{sign}{human_seconds(abs(gain))} ± {human_seconds(error)}"
 
 
-def effect_text(remedy: Remedy) -> str:
+def effect_text(remedy: Remedy | None) -> str:
     """The effect for a table: ``-12.0 ms per step``, ``up to -30.0 ms``, ``-3.0 GiB``; "" for none."""
+    if remedy is None:
+        return ""
     if tried := tried_text(remedy):
         return f"tried {tried}"
     low, high = remedy.gain_low_seconds, remedy.gain_high_seconds
