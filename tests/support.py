@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import polars as pl
 from forks import ForkServer, Launcher
 from prometheus_client.parser import text_string_to_metric_families
 from served import get
@@ -28,6 +29,7 @@ from zeromon.export.prometheus.metrics import Writer
 from zeromon.ring.ring_file import remove_ring_file
 from zeromon.snapshot import RunSnapshot
 from zeromon.storage.run_store import Store
+from zeromon.storage.step_history import collect_segment_rows, seg_files
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDED_WELL = ("finished", "ended")
@@ -303,3 +305,13 @@ def held(pid: int) -> Held:
         len((process / "maps").read_text().splitlines()),
         pages * os.sysconf("SC_PAGE_SIZE"),
     )
+
+
+def load_all_rows(folder: Path, ranks: Sequence[int] = ()) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """All rows of a step history (of *ranks*) by time, and the names of segments that cannot be read."""
+
+    def of_ranks(rows: pl.LazyFrame) -> pl.LazyFrame:
+        mine = rows.filter(pl.col("rank").is_in(list(ranks))) if ranks else rows
+        return mine.sort("start_us", "rank")
+
+    return collect_segment_rows(list(seg_files(folder).values()), of_ranks)

@@ -179,7 +179,6 @@ class Guard:
 
 
 def _is_dash_script(path: str) -> bool:
-    """Returns whether *path* is a script that Dash itself serves."""
     return path.startswith("/_dash-component-suites/")
 
 

@@ -328,12 +328,10 @@ def _sum_trace(series: Series, column: Sequence[float | None]) -> Trace:
 
 
 def _column_of(rows: Sequence[StepRow], read_value: Read, scale: float) -> list[float | None]:
-    """The values that *read_value* gives for the rows, times *scale*."""
     return [None if (value := read_value(row)) is None else value * scale for row in rows]
 
 
 def _scaled_reader(spec: ChartSpec) -> tuple[Read, float, str]:
-    """The function that reads a step, the factor of its value, and the unit of the product."""
     if spec.share is not None:
         return spec.share, RATIO.scale, f"{RATIO.symbol} of the step"
     return spec.read, spec.unit.scale, spec.unit.symbol

@@ -162,7 +162,6 @@ class Feed:
 
 
 def _is_same_state(old: tuple[list[RunSnapshot], str], new: tuple[list[RunSnapshot], str]) -> bool:
-    """Returns whether the snapshots are the same objects, and the trouble is the same."""
     return old[1] == new[1] and all(a is b for a, b in zip(old[0], new[0], strict=True))
 
 

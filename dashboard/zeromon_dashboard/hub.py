@@ -251,7 +251,6 @@ def _recent_step_rows(
 def _append_newer_steps(
     series: Series, run: RunSnapshot, ranks: tuple[int, ...], steps: tuple[int, int] | None
 ) -> Series:
-    """*series* with the newer steps of *run* appended."""
     last_known: dict[int, int] = {}
     for rank, step in zip(series["rank"], series["step"], strict=True):
         last_known[rank] = max(step, last_known.get(rank, step))
@@ -263,7 +262,6 @@ def _append_newer_steps(
 
 
 def _select_rows(series: Series, is_wanted: Callable[[int], bool]) -> Series:
-    """The rows with *is_wanted* of their number."""
     numbers = [n for n in range(len(series["step"])) if is_wanted(n)]
     return {name: [column[n] for n in numbers] for name, column in series.items()}
 

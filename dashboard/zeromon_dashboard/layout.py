@@ -92,7 +92,6 @@ def _page_head_props(view: Known) -> Parts:
 
 
 def _about_children(remarks: About) -> list[Any]:
-    """The tags and the note of the user."""
     tags = [dmc.Badge(tag, variant="outline", color="gray", tt="none") for tag in remarks.tags]
     return [*tags, *([dmc.Text(remarks.note, size="sm")] if remarks.note else [])]
 

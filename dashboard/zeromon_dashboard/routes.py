@@ -107,7 +107,6 @@ def add_routes(server: Any, feeds: Feeds) -> None:
 
 
 def _send_perfetto_trace(hub: Hub, run: str) -> Response:
-    """The record of a run as a trace for Perfetto."""
     route = parse_route(f"/run/{run}/overview", "")
     try:
         snapshot = hub.followed(route.run).newest().run

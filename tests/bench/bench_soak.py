@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from attaching import Job
 from bench_dash import tab
 from bench_tui import Terminal
-from support import ZEROMON, Held, free_port, held, wait_for
+from support import ZEROMON, Held, free_port, held, load_all_rows, wait_for
 
 from zeromon.ring.buffer import CAPACITY, RingReader
 from zeromon.sources.live import collector_address
@@ -175,7 +175,7 @@ def report(soak: Soak, newest: list[int]) -> bool:
     print(f"record: {ranks} (steps, dropped, errors); note: {run.history_note or 'none'}")
     print(f"records of a ring: {newest}, of {CAPACITY:,} places")
     folder = soak.store.folder(RUN)
-    table, broken = step_history.load_all_rows(folder / "history")
+    table, broken = load_all_rows(folder / "history")
     sizes = [f"{name} {size(folder / name):,} B" for name in ("history", "moments")]
     print(f"store: {', '.join(sizes)}; {table.height:,} rows of {table['steps'].sum():,} steps")
     if soak.back:

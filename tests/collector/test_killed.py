@@ -14,12 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-from support import ROOT, clean_environment
+from support import ROOT, clean_environment, load_all_rows
 from synthetic import Synthetic
 
 from zeromon.storage import snapshot_log
 from zeromon.storage.snapshot_log import Past
-from zeromon.storage.step_history import load_all_rows
 
 ROUNDS = int(os.environ.get("ZEROMON_TEST_ROUNDS", "3"))
 

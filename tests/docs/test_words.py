@@ -91,7 +91,7 @@ NAMES = {
     "Skew": "ArrivalSkew",
     "Standing": "StallDetector",
     "Stretch": "StepRange",
-    "Told": "Announced",
+    "Told": "Notification",
     "Totals": "Checkpoint",
     "Traffic": "CollectiveStats",
     "TrafficRow": "CollectiveStatsRow",

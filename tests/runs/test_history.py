@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support import Node, train_command
+from support import Node, load_all_rows, train_command
 
 from zeromon.collector.daemon import Collector
 from zeromon.snapshot import RunSnapshot
-from zeromon.storage.step_history import IDLE, load_all_rows
+from zeromon.storage.step_history import IDLE
 
 STEPS = 60
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from builders import MS, summary
-from support import ROOT
+from support import ROOT, load_all_rows
 
 from zeromon.base.errors import HistoryError
 from zeromon.storage import step_history
@@ -24,7 +24,6 @@ from zeromon.storage.step_history import (
     SKIPPED,
     Row,
     Writer,
-    load_all_rows,
     merge_rows,
     pack_row,
     ranges_of_steps,

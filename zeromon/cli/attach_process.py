@@ -144,7 +144,6 @@ def _ranks_text(attached: Sequence[Outcome]) -> str:
 
 
 def _stop_text(attached: Sequence[Outcome]) -> str:
-    """How long a thread of the target was stopped, as text."""
     longest = max(attached, key=lambda o: o.stopped_ns)
     if not longest.stopped_ns:
         return ""
@@ -169,7 +168,6 @@ def _say_other_ranks(ranks: Sequence[Process]) -> None:
 
 
 def _wait_for_snapshot(root: Path, folder: Path, attached: Sequence[Outcome]) -> None:
-    """Waits until the collector shows the ranks."""
     if os.environ.get("ZEROMON_COLLECTOR") != "off":
         start_collector(root, child_environment(os.environ, folder))
     pids = {outcome.pid for outcome in attached}

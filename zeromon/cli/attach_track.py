@@ -51,7 +51,6 @@ def track_run(name: str, source: LiveSource, every: float = 5.0, folder: Path | 
 
 
 def _folder_of_run(run: str) -> Path | None:
-    """The folder of *run*; None if the run is not on this node."""
     for folder in (path for root in paths.user_ring_roots() for path in root.glob("*/")):
         name, _ = paths.read_run_name(folder)
         if run == (name or folder.name):

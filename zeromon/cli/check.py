@@ -88,7 +88,6 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _given_machine(options: argparse.Namespace) -> Machine:
-    """The model and the machine of the command line."""
     if options.model and not options.gpu:
         raise CheckError("--model is compared with a machine", "Add --gpu h100, or 80GiB.")
     if options.host_memory and not options.model:

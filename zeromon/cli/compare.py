@@ -234,7 +234,6 @@ def _figure_cells(label: str, row: Row, columns: Sequence[int], *, detailed: boo
 
 
 def _noise_cells(row: Row, columns: Sequence[int], *, detailed: bool) -> list[Text]:
-    """The uncertainty of each figure, as a share of the figure."""
     cells: list[Text] = [("    noise (99 %)", "")]
     for number in columns:
         cell = row.cells[number]
@@ -269,7 +268,6 @@ def _table_text(rows: Sequence[Sequence[Text]], *, coloured: bool) -> str:
 
 
 def _unknown_figures(compared: Comparison) -> list[str]:
-    """The unknown figures, by reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     count = len(compared.columns)
     for row in compared.rows:

@@ -371,7 +371,6 @@ def _send_test_message(urls: Sequence[str]) -> int:
 
 
 def _show_survey(options: argparse.Namespace) -> int:
-    """The machine, then its live runs."""
     with show_working("importing torch"):
         facts = survey_machine()
     live = [run for run in runs_of_node() if not run.ended]

@@ -141,7 +141,6 @@ def _fill_in(pattern: str, values: Values) -> str:
 
 
 def _settable_fields(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields that a configuration can take."""
     if "zero_optimization" in config or any(str(key).startswith("train_") for key in config):
         return FIELDS if "train_micro_batch_size_per_gpu" in config else ("stage", "accumulation")
     section = config.get("deepspeed_config")
@@ -379,7 +378,6 @@ class _Search:
 
 
 def _allowed_batch_sizes(options: argparse.Namespace) -> list[int]:
-    """The micro-batches that may be tried, ascending."""
     sizes = [n for n in range(options.min, options.max + 1) if n % options.multiple == 0]
     if options.global_batch is not None:
         if options.ranks is None:

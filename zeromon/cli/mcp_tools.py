@@ -251,7 +251,6 @@ def _make_printable(value: T, kind: type[T]) -> T:
 
 
 def _finding_items(chosen: Sequence[Finding]) -> list[str]:
-    """Each finding, with its remedy, as one item."""
     return ["\n".join(map(printable, finding_lines(finding))) for finding in chosen]
 
 

@@ -110,7 +110,6 @@ def _scrape_document(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _find_token_file() -> str:
-    """The file with the token of this user's collectors."""
     if os.environ.get(tokens.TOKEN):
         raise ExportError(
             "ZEROMON_TOKEN is set, and Prometheus reads a token from a file",

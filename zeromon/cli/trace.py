@@ -199,7 +199,6 @@ def capture_trace(options: argparse.Namespace) -> int:
 
 
 def _await_capture(source: LiveSource, number: int) -> Capture:
-    """Follows capture *number* to its end, with a line of progress."""
     last_message, unknown = "", 0
     while True:
         run = source.latest()

@@ -370,7 +370,7 @@ class _Contest:
             return False
         fast, slow = self.speeds[top], self.speeds[rival]
         noise = SPEED.noise(fast, slow)
-        upper = span(SPEED, self.machines[top], self.machines[rival], fast.value, slow.value).high
+        _, upper = span(SPEED, self.machines[top], self.machines[rival], fast.value, slow.value)
         return SPEED.differ(fast, slow) and noise is not None and upper < -noise
 
     def small(self, among: Mapping[int, Estimate]) -> list[int]:
@@ -499,7 +499,6 @@ def _step_work(columns: Sequence[Column], survivors: Sequence[int]) -> tuple[dic
 
 
 def _skipped_note(name: str, column: Column, skipped: Figure) -> Iterator[str]:
-    """Yields a note on skipped steps, where they are many."""
     if isinstance(skipped, Estimate) and skipped.value > _WORTH_A_NOTE / 2 * column.steps:
         steps = human_count(skipped.value)
         yield f"{steps} steps of {name} were skipped, and changed no parameter"
@@ -509,7 +508,6 @@ _WAITS = {"exposed_share": "exposed communication", "data_wait_share": "waiting 
 
 
 def _largest_wait_note(name: str, pick: int, by_name: Mapping[str, Sequence[Figure]]) -> str:
-    """Returns a note on the largest wait in a step."""
     shares = {
         wait: f.value
         for metric, wait in _WAITS.items()

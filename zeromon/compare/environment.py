@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from zeromon.base.units import human_ratio
 from zeromon.compare.run_figures import Metric, RunFigures
@@ -142,13 +141,6 @@ class Machine:
     repeats: int
 
 
-class Span(NamedTuple):
-    """The least and the most that a difference may be without what the machine added."""
-
-    low: float
-    high: float
-
-
 def machine_of(runs: Sequence[RunFigures]) -> Machine:
     """Returns what *runs*, the repeats of one column, tell of their machine."""
     seconds = [step for run in runs for step in run.seconds]
@@ -180,11 +172,16 @@ def cpu_slack(metric: Metric, machine: Machine, value: float) -> float:
     return min(value, lacked * machine.step) if metric.unit == "s" else 0.0
 
 
-def span(metric: Metric, base: Machine, target: Machine, of_base: float, of_target: float) -> Span:
-    """Returns the bounds of the difference of a metric; both are the difference itself without doubt."""
+def span(
+    metric: Metric, base: Machine, target: Machine, of_base: float, of_target: float
+) -> tuple[float, float]:
+    """Returns the least and the most that the difference of a metric is without what the machine added.
+
+    Without doubt, both are the difference itself.
+    """
     difference = of_target - of_base
     if min(base.repeats, target.repeats) >= REPEATS:
-        return Span(difference, difference)
+        return difference, difference
     worse, base_slack = cpu_slack(metric, target, of_target), cpu_slack(metric, base, of_base)
     if metric.more_is_better:
         low, high = difference - base_slack, difference + worse
@@ -194,7 +191,7 @@ def span(metric: Metric, base: Machine, target: Machine, of_base: float, of_targ
         quick = _of_quick_steps(metric, base, target, of_base)
         if quick is not None and abs(quick) < _QUICK * abs(difference):
             low, high = min(low, quick), max(high, quick)
-    return Span(low, high)
+    return low, high
 
 
 def _of_quick_steps(metric: Metric, base: Machine, target: Machine, of_base: float) -> float | None:

@@ -146,7 +146,6 @@ def ring_events(ring: RingEvents, first_us: int) -> Iterator[TraceEvent]:
 
 
 def _sample_events(ring: RingEvents, e: Event, at: float) -> Iterator[TraceEvent]:
-    """Yields memory samples, and how the rank ended."""
     if isinstance(e, MemorySample):
         values = {"allocated_bytes": e.allocated_bytes, "reserved_bytes": e.reserved_bytes}
         yield _counter_event(ring.rank, "allocator, sampled (bytes)", at, values)

@@ -187,7 +187,7 @@ class Alerts:
         case.is_open, case.told = True, clock
         tone = Tone.WARNING if situation is Situation.STRAGGLER else Tone.FAILURE
         start = clock if case.since is None else case.since
-        body = (*_lines_of_problem(problem), *self._where_lines(run, start), *self._last_words(run))
+        body = (*_lines_of_problem(problem), *self._closing_lines(run, start))
         yield safe_message(tone, f"{still}{problem.word}: {run.run}", body)
 
     def _over(self, run: RunSnapshot, cleared: list[Situation]) -> Message:
@@ -200,7 +200,7 @@ class Alerts:
         state = judged.text if run.ended else run_state(run)
         outcome = "" if wrong else f"{', '.join(cleared)}: over after {rough_time(clock - start)}"
         label = judged.health if run.ended else "over"
-        body = (state, outcome, *self._where_lines(run, start), *self._last_words(run))
+        body = (state, outcome, *self._closing_lines(run, start))
         return safe_message(Tone.FAILURE if wrong else Tone.SUCCESS, f"{label}: {run.run}", body)
 
     def _may_send_now(self, run: RunSnapshot) -> bool:
@@ -213,17 +213,14 @@ class Alerts:
         self._sent.append(clock)
         return True
 
-    def _last_words(self, run: RunSnapshot) -> tuple[str, ...]:
-        if len(self._sent) != ALERTS_AN_HOUR or run.ended:
-            return ()
-        resume = _clock_text(run, self._sent[0] + _HOUR_SECONDS)
-        return (f"{ALERTS_AN_HOUR} messages in an hour: the next ones are withheld until {resume}",)
-
-    def _where_lines(self, run: RunSnapshot, start: float) -> Iterator[str]:
+    def _closing_lines(self, run: RunSnapshot, start: float) -> Iterator[str]:
         nodes = f" and {len(run.nodes) - 1} more" if len(run.nodes) > 1 else ""
         step = max((rank.steps.last_step for rank in run.ranks), default=0)
         yield f"node {run.node}{nodes}, step {human_count(step)}, since {_clock_text(run, start)}"
         yield f"look at it with: zeromon {'report' if run.ended else 'attach'} {run.run}"
+        if len(self._sent) == ALERTS_AN_HOUR and not run.ended:
+            resume = _clock_text(run, self._sent[0] + _HOUR_SECONDS)
+            yield f"{ALERTS_AN_HOUR} messages in an hour: the next ones are withheld until {resume}"
 
 
 def leads_run(run: RunSnapshot) -> bool:

@@ -112,7 +112,6 @@ def _held_memory_rows(rank: RankSnapshot) -> list[tuple[int, str]]:
 
 
 def _out_of_memory(rank: RankSnapshot) -> list[str]:
-    """The report of the allocator when it failed."""
     oom = rank.memory.out_of_memory
     if oom is None:
         return []
@@ -152,7 +151,6 @@ _LOOK_BACK_SECONDS = (300, 60, 30, 10, 3, 0)
 
 
 def _memory_before_death(rank: RankSnapshot) -> list[str]:
-    """The memory of the rank in the time before its death."""
     if not rank.steps.recent:
         return []
     # The rank may have lived long after its last whole step

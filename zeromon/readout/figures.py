@@ -6,7 +6,6 @@ how a figure is read from a snapshot, in which unit it is shown and which thresh
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from statistics import median
 
 from zeromon.base.units import (
@@ -83,8 +82,7 @@ class Figure:
 
     def of_node(self, node: FleetNode) -> float | None:
         """The value of the node's worst rank; None where unknown."""
-        value: float | None = attrgetter(self.field)(node) if self.on_nodes else None
-        return value
+        return getattr(node, self.field) if self.on_nodes else None
 
     def text(self, rank: RankSnapshot) -> str:
         """The value of *rank* for people; ``n/a`` where it is unknown."""

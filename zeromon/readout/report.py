@@ -135,14 +135,9 @@ def by_role(run: RunSnapshot) -> str:
     header = ("role", "device", "host", "disk", "plain ZeRO", "predicted", "unexplained")
     sampled = "at the optimizer step; gathered parameters at their peak"
     blocks = [f"Memory of rank {rank.rank} by role ({sampled})\n{aligned_table(header, rows)}"]
-    causes = sorted(
-        ((cause.nbytes, row.role, cause.text) for row in rank.memory.expected for cause in row.causes),
-        reverse=True,
-    )
-    if causes:
+    if causes := causes_beyond_formula(rank):
         cause_lines = [
-            f"  +{human_bytes(nbytes):>9}  {role.replace('_', ' ')}: {sentence}"
-            for nbytes, role, sentence in causes[:_MAX_CAUSES]
+            f"  +{human_bytes(nbytes):>9}  {subject}" for nbytes, subject in causes[:_MAX_CAUSES]
         ]
         blocks.append("Memory beyond the ZeRO formula\n" + "\n".join(cause_lines))
     return "\n\n".join(blocks)
@@ -151,8 +146,13 @@ def by_role(run: RunSnapshot) -> str:
 _MAX_CAUSES = 8
 
 
+def causes_beyond_formula(rank: RankSnapshot) -> list[tuple[int, str]]:
+    """Bytes beyond the formula of ZeRO, with their role and cause; the largest first."""
+    causes = ((c.nbytes, row.role, c.text) for row in rank.memory.expected for c in row.causes)
+    return [(n, f"{role.replace('_', ' ')}: {text}") for n, role, text in sorted(causes, reverse=True)]
+
+
 def _place_cells(rank: RankSnapshot, role: str) -> tuple[str, str, str]:
-    """The bytes of *role* on device, host and disk."""
     sizes = role_bytes(rank, role) or (0, 0, 0)
     device, host, disk = (human_bytes(n) if n else "-" for n in sizes)
     return device, host, disk
@@ -193,7 +193,6 @@ def offload(run: RunSnapshot) -> str:
 
 
 def _offload_disk_lines(disk: Disk | None) -> list[str]:
-    """Its space, and what it did in the last seconds."""
     if disk is None or disk.free_bytes is None:
         return []
     device = f" ({disk.device})" if disk.device else ""

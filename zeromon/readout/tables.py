@@ -132,10 +132,6 @@ def tone_of(value: float | None, level: Level) -> str:
 # ---- ranks ---------------------------------------------------------------------------------------
 
 
-def _rank_state_tone(_: str, rank: RankSnapshot) -> str:
-    return "bad" if rank.status.failed else "dim" if rank.status.ended else ""
-
-
 def _tone_by_level(level: Level | None) -> str | Callable[[float, Any], str]:
     return "" if level is None else lambda value, _: tone_of(value, level)
 
@@ -154,14 +150,10 @@ _BARS = "▁▂▃▄▅▆▇█"
 _SPARKS = 16
 
 
-def draw_sparkline(values: Sequence[float]) -> str:
-    """*values* as bars from 0 to their maximum, one cell each."""
-    top = max(values, default=0.0) or 1.0
-    return "".join(_BARS[min(7, int(8 * max(0.0, value) / top))] for value in values)
-
-
 def _last_steps_bars(rank: RankSnapshot) -> str:
-    return draw_sparkline([step.end_ns - step.start_ns for step in rank.steps.recent[-_SPARKS:]])
+    values = [step.end_ns - step.start_ns for step in rank.steps.recent[-_SPARKS:]]
+    top = max(values, default=0) or 1
+    return "".join(_BARS[min(7, int(8 * max(0, value) / top))] for value in values)
 
 
 _SPREAD = Unit("longest_to_median", "", 1, str)
@@ -178,7 +170,7 @@ RANK_COLUMNS: Columns[RankSnapshot] = (
     Column("rank", lambda r: r.rank, INDEX, 6, tone="bold"),
     Column("node", lambda r: r.node, TEXT, 10, 5, tone="dim"),
     Column("state", lambda r: r.status.ended or r.steps.phase, TEXT, 11, show=state_text,
-           tone=_rank_state_tone),
+           tone=lambda _, r: "bad" if r.status.failed else "dim" if r.status.ended else ""),
     Column("steps", lambda r: r.steps.last_step, COUNT, 9, 3),
     _rank_column("step", 9, STEP),
     Column("last steps", _step_spread, _SPREAD, _SPARKS + 1, 6, _last_steps_bars, "s0", left=True),
@@ -372,20 +364,13 @@ def _remedy_effect(finding: Finding) -> str:
     return "-" if finding.remedy is None else effect_text(finding.remedy) or "see below"
 
 
-def _remedy_tone(_: float | None, finding: Finding) -> str:
-    return "dim" if finding.remedy is None else "good" if effect_text(finding.remedy) else ""
-
-
-def _least_expected_gain(finding: Finding) -> float | None:
-    return finding.remedy.gain_low_seconds if finding.remedy is not None else None
-
-
 FINDING_COLUMNS: Columns[Finding] = (
     Column("", lambda f: Severity(f.severity).order, TEXT, 4, show=lambda f: MARKS[f.severity][0],
            tone=lambda _, f: MARKS[f.severity][1]),
     Column("code", lambda f: f.code, TEXT, 7, tone="bold"),
     Column("rank", lambda f: f.rank, INDEX, 6, show=lambda f: str(f.rank) if f.rank >= 0 else "all"),
-    Column("expected", _least_expected_gain, SECONDS, 18, 1, _remedy_effect, _remedy_tone),
+    Column("expected", lambda f: f.remedy and f.remedy.gain_low_seconds, SECONDS, 18, 1, _remedy_effect,
+           tone=lambda _, f: "dim" if not f.remedy else "good" if effect_text(f.remedy) else ""),
     Column("what", lambda f: f.text, TEXT, 20, tone=lambda _, f: MARKS[f.severity][1], grows=True),
 )  # fmt: skip
 

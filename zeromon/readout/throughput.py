@@ -121,7 +121,6 @@ def _trained_numel(shard: ModelMetadata) -> float:
 
 
 def _mean_sequence_length(run: RunSnapshot) -> float:
-    """Mean length of the sequence that a token is in."""
     batches = [rank.training.batches for rank in run.ranks if rank.training.batches is not None]
     positions = sum(batch.positions for batch in batches)
     splits = ranks_of_dim(run.ranks[0], Dim.CP) if run.ranks else 1

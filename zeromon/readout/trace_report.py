@@ -149,7 +149,6 @@ _CAUSES = (
 
 
 def _idle_cause_text(idle: IdleTime) -> str:
-    """The causes of idle time from the largest on."""
     causes = sorted(((getattr(idle, name), phrase) for name, phrase in _CAUSES), reverse=True)
     return ", ".join(
         f"{human_ratio(seconds / idle.seconds)} {phrase}" for seconds, phrase in causes if seconds
@@ -203,7 +202,6 @@ def _why_ranks_differ(ranks: Sequence[RankTrace]) -> list[str]:
 
 
 def _why_rank_is_late(late: RankTrace, ranks: Sequence[RankTrace], limit: float) -> str:
-    """The reason why a rank is late: what it does longer than the median of the others."""
     peers = [r for r in ranks if r is not late]
     extra, label = max(((of(late) or 0.0) - _median_of(peers, of), label) for label, of in _REASONS)
     return f"; {label} {human_seconds(extra)} longer than they" if extra > limit else ""

@@ -45,6 +45,7 @@ from zeromon.snapshot.focus import (
     HOST_OOM,
     death_cause,
     first_failed,
+    highest_exposed_ratio,
     is_ending,
     nearest_oom,
 )
@@ -83,7 +84,6 @@ def hang_text(run: RunSnapshot, hang: Hang) -> str:
 
 
 def _hang_is_over(run: RunSnapshot, hang: Hang) -> bool:
-    """Returns whether the ranks that waited in *hang* have ended."""
     waited = [rank.status.alive for rank in run.ranks if rank.rank in hang.waiting]
     return bool(hang.seconds) and (run.ended or (bool(waited) and not any(waited)))
 
@@ -216,7 +216,6 @@ def _who_is_ahead(run: RunSnapshot, calls: Sequence[MemberCall]) -> str:
 
 
 def _calls_in_hangs(run: RunSnapshot, hangs: Sequence[Hang]) -> list[MemberCall]:
-    """Returns the calls in which the ranks of *hangs* wait."""
     return [
         MemberCall(rank=rank.rank, sequence=call.sequence, op=call.op, phase=call.phase)
         for hang in hangs
@@ -527,7 +526,6 @@ def _most_severe_finding(findings: Sequence[Finding]) -> Finding:
 
 
 def _ranks_without_agent(run: RunSnapshot) -> list[int]:
-    """The ranks of a run on one node that have no agent yet."""
     size = max((rank.config.process.get("local_world_size", 0) for rank in run.ranks), default=0)
     is_whole = all(rank.world_size == size for rank in run.ranks)
     return sorted(set(range(size)) - {rank.rank for rank in run.ranks}) if is_whole else []
@@ -573,14 +571,10 @@ _WAITS = (
 
 def _largest_wait(run: RunSnapshot) -> str:
     """``exposed communication 4.4 % of a step``: the largest part of a rank's step that is no work."""
-    ratios = [
-        rank.communication.exposed_ratio
-        for rank in run.ranks
-        if rank.communication.exposed_ratio is not None
-    ]
-    if not ratios:
+    highest = highest_exposed_ratio(run.ranks)
+    if highest is None:
         return f"exposed communication n/a: {exposed_unknown(run.ranks[0])}"
-    shares = {"exposed": max(ratios)}
+    shares = {"exposed": highest}
     for rank in run.ranks:
         seconds = rank_parts(rank)
         total = sum(seconds.values())

@@ -81,7 +81,6 @@ from zeromon.snapshot.rank import (
     Setting,
 )
 from zeromon.snapshot.run import (
-    About,
     Attempt,
     Death,
     DeathRole,

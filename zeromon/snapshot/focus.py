@@ -58,6 +58,12 @@ def _order_by_exposure(rank: RankSnapshot) -> tuple[bool, float, float, float, i
     )
 
 
+def highest_exposed_ratio(ranks: Sequence[RankSnapshot]) -> float | None:
+    """The largest exposed share of a step; None where no rank knows its own."""
+    ratios = (rank.communication.exposed_ratio for rank in ranks)
+    return max((ratio for ratio in ratios if ratio is not None), default=None)
+
+
 def nearest_oom(ranks: Sequence[RankSnapshot]) -> tuple[RankSnapshot, Risk] | None:
     """The rank with the highest out-of-memory risk, and that risk; None while no risk is known.
 

@@ -36,15 +36,7 @@ def set_length(intervals: Iterable[Interval]) -> int:
 
 def union_length(intervals: Iterable[Interval]) -> int:
     """The length of what *intervals* cover; they may overlap and have any order."""
-    ordered = sorted(intervals)
-    total, high = 0, ordered[0][0] if ordered else 0
-    for start, stop in ordered:
-        if start > high:
-            high = start
-        if stop > high:
-            total += stop - high
-            high = stop
-    return total
+    return set_length(union_set(intervals))
 
 
 def common_set(set_a: list[Interval], set_b: list[Interval]) -> list[Interval]:

@@ -9,43 +9,25 @@ import urllib.request
 import zlib
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+Trouble = Literal["unreachable", "timeout", "redirect", "too large", "broken off", "refused"]
 
 
 class HttpError(Exception):
-    """The server did not answer with content."""
+    """The server did not answer with content. *detail*: the address of a redirect."""
 
-
-class Unreachable(HttpError):
-    """There was no answer; *timed_out*: not within the timeout."""
-
-    def __init__(self, *, timed_out: bool) -> None:
-        super().__init__("no answer")
-        self.timed_out = timed_out
+    def __init__(self, trouble: Trouble, detail: str = "") -> None:
+        super().__init__(f"{trouble} {detail}".strip())
+        self.trouble, self.detail = trouble, detail
 
 
 class Refused(HttpError):
     """The server answered with the error *status* and *content*."""
 
     def __init__(self, status: int, content: bytes) -> None:
-        super().__init__(f"HTTP {status}")
+        super().__init__("refused", f"HTTP {status}")
         self.status, self.content = status, content
-
-
-class Redirected(HttpError):
-    """The server redirects to *address*."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(f"redirect to {address}")
-        self.address = address
-
-
-class TooLarge(HttpError):
-    """The content is larger than the limit."""
-
-
-class BrokenOff(HttpError):
-    """The compressed content is not whole."""
 
 
 class Answer(NamedTuple):
@@ -58,7 +40,7 @@ class Answer(NamedTuple):
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *arguments: Any) -> None:
         """Refuses."""
-        raise Redirected(str(arguments[-1]))
+        raise HttpError("redirect", str(arguments[-1]))
 
 
 class HttpClient:
@@ -99,15 +81,15 @@ class HttpClient:
         except (OSError, ValueError, http.client.HTTPException) as error:
             # urllib wraps a timeout while it connects in URLError, and no timeout while it reads
             reason = getattr(error, "reason", error)
-            raise Unreachable(timed_out=isinstance(reason, TimeoutError)) from error
+            raise HttpError("timeout" if isinstance(reason, TimeoutError) else "unreachable") from error
         if len(content) > self._most_bytes:
-            raise TooLarge(url)
+            raise HttpError("too large")
         try:
             decoded = unpack_gzip(content, self._most_bytes + 1) if packed else content
         except zlib.error as error:
-            raise BrokenOff(url) from error
+            raise HttpError("broken off") from error
         if len(decoded) > self._most_bytes:
-            raise TooLarge(url)
+            raise HttpError("too large")
         return Answer(decoded, len(content))
 
 

@@ -28,6 +28,7 @@ from zeromon.ring import paths
 from zeromon.ring.files import replace_file, replacing_file
 from zeromon.ring.paths import is_run_id as is_run_id
 from zeromon.snapshot import NOT_SEEN, RunSnapshot, Severity
+from zeromon.snapshot.focus import highest_exposed_ratio
 from zeromon.snapshot.run import About
 
 _KEEP = 50
@@ -128,11 +129,6 @@ def open_run_folder(folder: Path, *, make: bool = False) -> AbstractContextManag
 def manifest_of_run(run: RunSnapshot) -> Manifest:
     """Returns the summary of a snapshot."""
     first_rank = run.ranks[0] if run.ranks else None
-    exposed = [
-        rank.communication.exposed_ratio
-        for rank in run.ranks
-        if rank.communication.exposed_ratio is not None
-    ]
     seconds = [mean for rank in run.ranks if (mean := mean_step_seconds(rank)) is not None]
     reserved = [
         rank.memory.device.reserved_bytes for rank in run.ranks if rank.memory.device is not None
@@ -152,7 +148,7 @@ def manifest_of_run(run: RunSnapshot) -> Manifest:
         ranks=len(run.ranks),
         steps=max((rank.steps.last_step for rank in run.ranks), default=0),
         step_seconds=max(seconds, default=None),
-        exposed_ratio=max(exposed, default=None),
+        exposed_ratio=highest_exposed_ratio(run.ranks),
         memory_bytes=max(reserved or [rank.memory.rss_bytes for rank in run.ranks], default=-1),
         worst=next((s for s in Severity if s in severities), ""),
         job=run.job,

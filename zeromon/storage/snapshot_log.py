@@ -157,7 +157,6 @@ def _segment_name(first_number: int, last_number: int) -> str:
 
 
 def _segment_numbers(path: Path) -> tuple[int, int]:
-    """Returns the numbers of the first and the last segment that *path* replaces."""
     first_number, last_number = path.stem.split("-")
     return int(first_number), int(last_number)
 

@@ -368,7 +368,6 @@ _Live = tuple[int, int, int | None]
 
 
 def _live_allocations_at(event_number: int, events: Events, active: dict[int, Block]) -> list[_Live]:
-    """Returns the allocations that are live right after *event_number*."""
     live: dict[int, tuple[int, int]] = {}
     last_made = UNKNOWN_STACK
     rows = zip(events.actions, events.addresses, events.sizes, events.stacks, strict=True)

@@ -220,7 +220,6 @@ Timed = TypeVar("Timed", DeviceEvent, Mark)
 
 
 def _split_by_window(items: Iterable[Timed], windows: Sequence[Interval]) -> list[list[Timed]]:
-    """The items that begin in each of *windows*."""
     groups: list[list[Timed]] = [[] for _ in windows]
     starts = [start for start, _ in windows]
     for item in items:

@@ -119,7 +119,6 @@ def _telling_calls(calls: Iterable[HostCall]) -> Iterator[Span]:
 def _idle_gaps(
     events: Iterable[DeviceEvent], launches: Launches, released_by: Callable[[int, DeviceEvent], str]
 ) -> IdleTime:
-    """The gaps between *events*, which are sorted by start."""
     gaps_ns: Counter[str] = Counter()
     end_ns: int | None = None
     for event in events:

@@ -71,8 +71,6 @@ class _Refused(Exception):
 
 
 class _Machine:
-    """The state of the stack machine."""
-
     def __init__(self, read_bytes: Read, take_items: Taken | None) -> None:
         self._read = read_bytes
         self._taken = take_items or (lambda _, __: False)

@@ -33,14 +33,12 @@ from zeromon.tui.columns import (
 )
 from zeromon.tui.event_log import LogEntry, Mark, Marks
 from zeromon.tui.feed import (
-    Announced,
     Choices,
     Feed,
     ObservedRun,
     Playhead,
     Reconnect,
     RunChoice,
-    RunGone,
     SnapshotArrived,
     SourceFailed,
     fold_feed_message,
@@ -183,17 +181,19 @@ class ZeromonApp(App[int]):
             return
         self.trouble = ""
         if previous is None:
-            self._marks = Marks(self._store.folder(state.newest.run))
-        if previous is None or state.series is not previous.series:
-            self._trends.whole = steps_by_rank(state.series) if state.series is not None else {}
+            self._marks = Marks(self._store.folder(state.last.newest.run))
+        if previous is None or state.last.series is not previous.last.series:
+            self._trends.whole = (
+                steps_by_rank(state.last.series) if state.last.series is not None else {}
+            )
         if state is not previous:
             self._notify_of_traces(state.fresh)
         # the playhead may have moved since the thread read the snapshots
         self._known = state if self._head.wall is not None else replace(state, moment=None)
-        judged = judge_run(state.newest)
-        self._write_to_terminal(verdict_announcement(state.newest.run, judged, self._judged))
+        judged = judge_run(state.last.newest)
+        self._write_to_terminal(verdict_announcement(state.last.newest.run, judged, self._judged))
         self._judged = judged
-        self._show_report_at_the_end(state.newest)
+        self._show_report_at_the_end(state.last.newest)
         self._request_rank_detail()
         self.refresh_view_model()
 
@@ -215,17 +215,9 @@ class ZeromonApp(App[int]):
 
     def on_source_failed(self, message: SourceFailed) -> None:
         """Shows why there is no newer snapshot."""
-        self.trouble = message.reason
+        is_over = message.is_gone and self._known is not None
+        self.trouble = "the run has ended: zeromon report" if is_over else message.reason
         self.refresh_view_model()
-
-    def on_run_gone(self, message: RunGone) -> None:
-        """Shows that the collector no longer has the run."""
-        self.trouble = "the run has ended: zeromon report" if self._known else message.reason
-        self.refresh_view_model()
-
-    def on_announced(self, message: Announced) -> None:
-        """Shows the text in a corner of the screen."""
-        self.notify(message.text, severity=message.severity, markup=False)
 
     def refresh_view_model(self) -> None:
         """Makes the view model anew, and draws it."""
@@ -234,7 +226,7 @@ class ZeromonApp(App[int]):
             self.model = ViewModel(
                 run=run, ranks=self._ranks_by_filter(run), look=self.look, trends=self._trends,
                 marks=tuple(self._marks.all), log=state.entries, rank_filter=self.rank_filter,
-                chosen=self._chosen, newest_wall=state.newest.taken_wall, span=state.span,
+                chosen=self._chosen, newest_wall=state.last.newest.taken_wall, span=state.last.span,
                 paused=self._head.paused, replay=self._head.replay is not None,
                 speed=self._head.speed, trouble=self.trouble,
             )  # fmt: skip
@@ -247,11 +239,10 @@ class ZeromonApp(App[int]):
         if self._known is None:
             return None
         if self._known.moment is not None or self._head.wall is None:
-            return self._known.moment or self._known.newest
+            return self._known.moment or self._known.last.newest
         return self.model.run if self.model is not None else None
 
     def _view(self) -> View | None:
-        """The screen on top; None while it is a dialog, or when the app closes."""
         with suppress(ScreenStackError):
             return self.screen if isinstance(self.screen, View) else None
         return None
@@ -402,7 +393,7 @@ class ZeromonApp(App[int]):
             try:
                 do()
             except ZeromonError as error:
-                self.post_message(Announced(error.told, "warning"))
+                self.notify(error.told, severity="warning", markup=False)  # from any thread
 
         # A daemon: a collector that does not answer must not hold the process after q
         threading.Thread(target=run_and_announce, daemon=True).start()
@@ -478,7 +469,7 @@ class ZeromonApp(App[int]):
 
     def action_report(self) -> None:
         """Opens the report, as `zeromon report` prints it."""
-        past = self._known.past if self._known is not None else None
+        past = self._known.last.past if self._known is not None else None
         self.push_screen(TextScreen("report", lambda model: render_run(model.run, past=past or ())))
 
     def action_analysis(self) -> None:

@@ -160,13 +160,9 @@ _SIGNS = {
 
 def _scaled_reader(figure: Figure) -> Callable[[RankSnapshot], float | None]:
     """Ratios in %, bytes in GiB; seconds as they are."""
-    scale = 1.0 if figure.unit is SECONDS else figure.unit.scale
-
-    def read_scaled(rank: RankSnapshot) -> float | None:
-        value = figure.of_rank(rank)
-        return None if value is None else scale * value
-
-    return read_scaled
+    if figure.unit is SECONDS:
+        return figure.of_rank
+    return lambda rank: figure.unit.scaled(figure.of_rank(rank))
 
 
 COMPARED: dict[str, Callable[[RankSnapshot], float | None]] = {

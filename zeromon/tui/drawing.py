@@ -284,7 +284,6 @@ def _fill_step_parts(
     first_ns: int,
     last_ns: int,
 ) -> None:
-    """Draws the parts of a step, clipped to the lane."""
     scale = len(halves) / max(1, last_ns - first_ns)
     at = step.start_ns
     stop = max(0, round((at - first_ns) * scale))
@@ -485,7 +484,6 @@ class _Canvas:
         return len(self._names) - 1
 
     def _places(self, points: Points) -> Iterator[tuple[int, int]]:
-        """Yields the column and the row of dots of each point."""
         (x_start, x_stop), (low, high) = self._plot.x, self._plot.y
         wide, tall = (x_stop - x_start) or 1, (high - low) or 1
         last_column, last_row = self.columns * 2 - 1, self.rows * 4 - 1
@@ -495,7 +493,6 @@ class _Canvas:
             yield round((x - x_start) / wide * last_column), round((1 - share) * last_row)
 
     def _set_dots(self, x: int, low: int, high: int, style: int) -> None:
-        """Sets the dots of column *x* from *low* to *high*."""
         if not 0 <= x < self.columns * 2:
             return
         column, side = x >> 1, x & 1
@@ -532,7 +529,6 @@ def _trace_dot_columns(dots: Iterator[tuple[int, int]]) -> Iterator[tuple[int, i
 
 
 def _row_labels(plot: Plot, canvas: _Canvas) -> list[str]:
-    """Returns a label for each row, blank for most."""
     labels = [" " * _LABEL] * canvas.rows
     for value in plot.ticks or (plot.y[0], plot.y[1]):
         row = canvas.row(value) >> 2

@@ -51,18 +51,10 @@ def _past_entries(findings: Iterable[Finding]) -> list[LogEntry]:
     moved = {(f.rule, f.gone) for f in past} & {(f.rule, f.came) for f in past if _may_move(f)}
     for finding in past:
         if (finding.rule, finding.came) not in moved:
-            entries.append(
-                LogEntry(
-                    finding.came,
-                    clean(f"{finding.code} {finding_text(finding)}"),
-                    _TONES.get(finding.severity, ""),
-                )
-            )
+            entries.append((finding.came, _appeared_event(finding)))
         if finding.gone is not None and (finding.rule, finding.gone) not in moved:
-            entries.append(
-                LogEntry(finding.gone, clean(f"{finding.code} {_no_longer_text(finding)}"), "dim")
-            )
-    return entries
+            entries.append((finding.gone, _vanished_event(finding)))
+    return [LogEntry(wall, clean(message), tone) for wall, (message, tone) in entries]
 
 
 _TONES = {Severity.CRITICAL: "bad", Severity.WARNING: "warn"}
@@ -127,12 +119,17 @@ def _finding_events(previous: RunSnapshot | None, run: RunSnapshot) -> _Events:
     appeared = [finding for key, finding in new.items() if key not in old]
     vanished = [finding for key, finding in old.items() if key not in new]
     moved = {f.rule for f in vanished} & {f.rule for f in appeared if _may_move(f)}
-    for finding in appeared:
-        if finding.rule not in moved:
-            yield f"{finding.code} {finding_text(finding)}", _TONES.get(finding.severity, "")
-    for finding in vanished:
-        if finding.rule not in moved:
-            yield f"{finding.code} {_no_longer_text(finding)}", "dim"
+    yield from (_appeared_event(finding) for finding in appeared if finding.rule not in moved)
+    yield from (_vanished_event(finding) for finding in vanished if finding.rule not in moved)
+
+
+def _appeared_event(finding: Finding) -> tuple[str, str]:
+    return f"{finding.code} {finding_text(finding)}", _TONES.get(finding.severity, "")
+
+
+def _vanished_event(finding: Finding) -> tuple[str, str]:
+    prefix = rank_prefix(finding.rank)
+    return f"{finding.code} {prefix}no longer: {finding.rule.replace('_', ' ')}", "dim"
 
 
 def _may_move(finding: Finding) -> bool:
@@ -141,10 +138,6 @@ def _may_move(finding: Finding) -> bool:
     Many rules name the worst rank, which changes from snapshot to snapshot.
     """
     return finding.severity != Severity.CRITICAL
-
-
-def _no_longer_text(finding: Finding) -> str:
-    return f"{rank_prefix(finding.rank)}no longer: {finding.rule.replace('_', ' ')}"
 
 
 def _finding_key(finding: Finding) -> tuple[str, int]:

@@ -4,8 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from textual.message import Message
 
@@ -168,21 +167,8 @@ class SourceFailed(Message):
     """The source gave no snapshot; *reason* is for the user."""
 
     reason: str
-
-
-@dataclass
-class RunGone(Message):
-    """The source no longer has the run; *reason* is for the user."""
-
-    reason: str
-
-
-@dataclass
-class Announced(Message):
-    """A text to show once in a corner of the screen."""
-
-    text: str
-    severity: Literal["information", "warning"] = "information"
+    is_gone: bool = False
+    """The source no longer has the run."""
 
 
 @dataclass
@@ -268,7 +254,7 @@ class Feed:
             try:
                 wait = self._look()
             except RunNotFound as error:
-                self._post(RunGone(str(error)))
+                self._post(SourceFailed(str(error), is_gone=True))
                 self._renew_lost_source(is_gone=True)
             except ZeromonError as error:
                 self._post(SourceFailed(str(error)))
@@ -322,15 +308,9 @@ _MAX_ENTRIES = 2000
 class ObservedRun:
     """The newest message of the feed, and what all messages so far say together."""
 
-    newest: RunSnapshot
+    last: SnapshotArrived
     moment: RunSnapshot | None
-    """The recorded snapshot that is shown instead of the newest one."""
-    span: Span | None
-    """The first and the last recorded moment."""
-    series: Series | None
-    """Steps of the whole run, where they are shown."""
-    past: tuple[Finding, ...] | None
-    """The findings in the record; None until they are read."""
+    """The recorded snapshot that is shown; the user may have moved on since *last* was read."""
     first: RunSnapshot
     """The snapshot with which the log of events begins."""
     opening: tuple[LogEntry, ...]
@@ -354,30 +334,28 @@ def fold_feed_message(state: ObservedRun | None, message: SnapshotArrived) -> Ob
     run, past = message.newest, message.past
     if state is None:
         return ObservedRun(
-            newest=run, moment=message.moment, span=message.span, series=message.series, past=past,
-            first=run, opening=opening_entries(run, past or ()),
+            last=message, moment=message.moment, first=run, opening=opening_entries(run, past or ()),
         )  # fmt: skip
     if _has_nothing_new(state, message):
         return state
     start = state.opening
-    if state.past is None and past is not None:
+    if state.last.past is None and past is not None:
         start = opening_entries(state.first, past)
     # a replay that was moved back repeats what the log has already
-    forward = run.taken_wall > state.newest.taken_wall
-    fresh = tuple(events_between_snapshots(state.newest, run)) if forward else ()
-    return ObservedRun(
-        newest=run, moment=message.moment, span=message.span, series=message.series, past=past,
-        first=state.first, opening=start, news=(*state.news, *fresh)[-_MAX_ENTRIES:], fresh=fresh,
-    )  # fmt: skip
+    forward = run.taken_wall > state.last.newest.taken_wall
+    fresh = tuple(events_between_snapshots(state.last.newest, run)) if forward else ()
+    news = (*state.news, *fresh)[-_MAX_ENTRIES:]
+    moment = message.moment
+    return replace(state, last=message, moment=moment, opening=start, news=news, fresh=fresh)
 
 
 def _has_nothing_new(state: ObservedRun, message: SnapshotArrived) -> bool:
     return (
-        _snapshot_identity(state.newest) == _snapshot_identity(message.newest)
+        _snapshot_identity(state.last.newest) == _snapshot_identity(message.newest)
         and _snapshot_identity(state.moment) == _snapshot_identity(message.moment)
-        and state.span == message.span
-        and state.series is message.series
-        and state.past is message.past
+        and state.last.span == message.span
+        and state.last.series is message.series
+        and state.last.past is message.past
     )
 
 

@@ -212,7 +212,6 @@ def _covers_all_ranks(ranks: Sequence[RankSnapshot], trends: Trends) -> bool:
 def _drawn_steps(
     ranks: Sequence[RankSnapshot], trends: Trends, options: DisplayOptions, columns: int
 ) -> tuple[int, int]:
-    """The first and the last step that are drawn."""
     if _covers_all_ranks(ranks, trends):
         steps = trends.whole[MOST]
         final = steps[-1].step
@@ -250,8 +249,8 @@ def _curves_of_ranks(
     ranks: Sequence[RankSnapshot], trends: Trends, reader: Read, start: int
 ) -> tuple[Curve, ...]:
     """A curve for each rank; of many ranks the highest, the median and the lowest value."""
+    names = (("most", "s1", MOST), ("median", "s0", MEDIAN), ("least", "s2", LEAST))
     if _covers_all_ranks(ranks, trends):
-        names = (("most", "s1", MOST), ("median", "s0", MEDIAN), ("least", "s2", LEAST))
         return tuple(
             Curve(name, tone, points_of(trends.whole.get(of, ()), reader, start))
             for name, tone, of in names
@@ -263,10 +262,9 @@ def _curves_of_ranks(
             for index, rank in enumerate(recorded or ranks)
         )
     bands = trends.of(reader).bands(ranks, start)
-    return (
-        Curve("most", "s1", [(band.step, band.most) for band in bands]),
-        Curve("median", "s0", [(band.step, band.median) for band in bands]),
-        Curve("least", "s2", [(band.step, band.least) for band in bands]),
+    return tuple(
+        Curve(name, tone, [(band.step, getattr(band, name)) for band in bands])
+        for name, tone, _ in names
     )
 
 

@@ -10,7 +10,7 @@ from zeromon.readout.tables import TONES, tone_of
 from zeromon.readout.text import overhead_text, pause_seconds
 from zeromon.readout.verdict import exposed_severity, judge_run, risk_level, state_beside
 from zeromon.snapshot import RankSnapshot, Risk, RiskCause, RunSnapshot, Severity
-from zeromon.snapshot.focus import nearest_oom
+from zeromon.snapshot.focus import highest_exposed_ratio, nearest_oom
 from zeromon.snapshot.levels import OOM
 from zeromon.tui.columns import DisplayOptions
 from zeromon.tui.line import Line, clean
@@ -80,17 +80,12 @@ def run_figures(run: RunSnapshot, options: DisplayOptions) -> list[tuple[str, st
     """The run in numbers: (name, value, tone)."""
     ranks, spreads = run.ranks, run.fleet.spreads if run.fleet is not None else {}
     pace = spreads["step_seconds"].median if "step_seconds" in spreads else run_step_seconds(ranks)
-    shares = [
-        rank.communication.exposed_ratio
-        for rank in ranks
-        if rank.communication.exposed_ratio is not None
-    ]
     overlaps = [
         rank.communication.overlap_ratio
         for rank in ranks
         if rank.communication.overlap_ratio is not None
     ]
-    exposed, overlap = max(shares, default=None), min(overlaps, default=None)
+    exposed, overlap = highest_exposed_ratio(ranks), min(overlaps, default=None)
     if "overlap_ratio" in spreads:  # the ranks of the snapshot are not those that overlap least
         overlap = spreads["overlap_ratio"].least
     nearest = nearest_oom(ranks)

@@ -95,7 +95,6 @@ def _fragmentation_cards(rank: RankSnapshot | None) -> list[Any]:
 
 
 def _unattributed_memory_text(rank: RankSnapshot | None) -> str:
-    """The memory that no role accounts for."""
     remainders = unattributed_memory(rank) if rank is not None else ()
     of_rank = f"rank {rank.rank}: " if rank is not None and remainders else ""
     return of_rank + "; ".join(

@@ -102,7 +102,6 @@ def _rank_spread_table(run: RunSnapshot) -> Any:
 
 
 def _source_warnings(run: RunSnapshot) -> list[Any]:
-    """Warnings of the snapshot's source."""
     return [dmc.Alert(note, color="orange") for note in notes_of(run) if run.ranks]
 
 

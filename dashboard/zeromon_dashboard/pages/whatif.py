@@ -80,10 +80,6 @@ def prediction_view(plan: dict[str, Any]) -> list[Any]:
     return [*components, *(dmc.Text(note, size="xs", c="dimmed") for note in notes)]
 
 
-def _round_tenths(value: float) -> float:
-    return round(value, 1)
-
-
 def _predicted_point_row(number_: int, point: dict[str, Any]) -> dict[str, Any]:
     marked = "* " if point.get("pareto") else ""
     row: dict[str, Any] = {"id": str(number_), "change": marked + plotly_figures.change_text(point)}
@@ -92,7 +88,7 @@ def _predicted_point_row(number_: int, point: dict[str, Any]) -> dict[str, Any]:
     row |= {
         "memory": round(point["bytes"]["device"] / MIB),
         "fits": {None: "n/a", True: "yes", False: "no"}[point["fits"]],
-        "mfu": None if point["mfu"] is None else _round_tenths(100 * point["mfu"]),
+        "mfu": None if point["mfu"] is None else round(100 * point["mfu"], 1),
         "tokens": None if point["tokens_per_second"] is None else round(point["tokens_per_second"]),
     }
     if point["step_seconds"] is None:
@@ -100,8 +96,8 @@ def _predicted_point_row(number_: int, point: dict[str, Any]) -> dict[str, Any]:
     step_parts, gain = point["step_parts"], point["difference_seconds"]
     low, high = map(human_seconds, point["step_seconds_interval"])
     return row | {
-        "step": _round_tenths(1e3 * point["step_seconds"]),
+        "step": round(1e3 * point["step_seconds"], 1),
         "interval": f"{low} to {high}",
-        "difference": None if gain is None else _round_tenths(1e3 * gain),
-        "exposed": _round_tenths(1e3 * (step_parts["communication"] + step_parts["waiting"])),
+        "difference": None if gain is None else round(1e3 * gain, 1),
+        "exposed": round(1e3 * (step_parts["communication"] + step_parts["waiting"]), 1),
     }

@@ -43,7 +43,6 @@ Rows = Callable[[RunSnapshot], RankRows]
 
 
 def _by_rank(read_rows: RankRows) -> Rows:
-    """A metric that needs nothing of the run."""
     return lambda run: read_rows
 
 
@@ -88,13 +87,10 @@ def rows_of(spec: Spec, run: RunSnapshot) -> RankRows:
 
 
 def _one_value(read_value: Callable[[RankSnapshot], float | None]) -> Rows:
-    """A metric with one value a rank."""
     return _by_rank(lambda rank: (((), read_value(rank)),))
 
 
 def _one_run_value(read_value: Callable[[RunSnapshot], float | None]) -> Rows:
-    """A metric with one value a run."""
-
     def run_rows(run: RunSnapshot) -> RankRows:
         value_row = (((), read_value(run)),)
         return lambda rank: value_row
@@ -180,7 +176,6 @@ def _death_rows(run: RunSnapshot) -> RankRows:
 
 
 def _engine_values(read_value: Callable[[EngineRow], float | None]) -> Rows:
-    """A figure of each DeepSpeed engine."""
     return _by_rank(lambda rank: (((str(e.engine),), read_value(e)) for e in rank.config.engines))
 
 
@@ -197,7 +192,6 @@ def _setting_rows(run: RunSnapshot, rank: RankSnapshot) -> Iterable[Row]:
 
 
 def _expected_values(read_value: Callable[[ExpectedRow], int | None]) -> Rows:
-    """A figure of each role whose memory is predicted."""
     return _by_rank(lambda rank: (((row.role,), read_value(row)) for row in rank.memory.expected))
 
 

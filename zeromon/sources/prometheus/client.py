@@ -20,15 +20,7 @@ import msgspec
 from zeromon.base.errors import SourceError
 from zeromon.base.units import human_seconds, printable
 from zeromon.sources.access import is_loopback_host
-from zeromon.sources.http_client import (
-    BrokenOff,
-    HttpClient,
-    HttpError,
-    Redirected,
-    Refused,
-    TooLarge,
-    Unreachable,
-)
+from zeromon.sources.http_client import HttpClient, HttpError, Refused
 
 TIMEOUT_SECONDS = 30.0
 _MAX_BYTES = 256 << 20
@@ -199,22 +191,20 @@ class Server:
         return answer.content
 
     def _explain_error(self, error: HttpError) -> SourceError:
-        """Returns what went wrong, with a hint at the way out."""
         if isinstance(error, Refused):
             return self._explain_refusal(error)
-        if isinstance(error, Redirected):
-            address = printable(error.address).partition("/api/v1")[0]
-            return SourceError(f"{self.url} redirects to {address}", "Give that address.")
-        if isinstance(error, TooLarge):
-            return SourceError(f"{self.url} answers with more than {_MAX_BYTES >> 20} MiB", "")
-        if isinstance(error, BrokenOff):
-            return SourceError(f"the answer of {self.url} broke off", "")
-        if isinstance(error, Unreachable) and error.timed_out:
-            return SourceError(
+        address = printable(error.detail).partition("/api/v1")[0]
+        explained = {
+            "redirect": (f"{self.url} redirects to {address}", "Give that address."),
+            "too large": (f"{self.url} answers with more than {_MAX_BYTES >> 20} MiB", ""),
+            "broken off": (f"the answer of {self.url} broke off", ""),
+            "timeout": (
                 f"{self.url} gives no answer in {human_seconds(TIMEOUT_SECONDS)}",
                 "It may be overloaded; its own web page shows whether it answers.",
-            )
-        return SourceError(f"no Prometheus answers at {self.url}", _ADDRESS_HINT)
+            ),
+        }
+        unreachable = f"no Prometheus answers at {self.url}", _ADDRESS_HINT
+        return SourceError(*explained.get(error.trouble, unreachable))
 
     def _explain_refusal(self, error: Refused) -> SourceError:
         try:

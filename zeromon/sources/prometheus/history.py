@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from zeromon.snapshot import RECENT_STEPS, Finding, RankSnapshot, RunSnapshot, StepSummary
 from zeromon.sources.prometheus import promql
-from zeromon.sources.prometheus.decode import history_of, key_of, series_of_ranks, whole_series_of
+from zeromon.sources.prometheus.decode.ranks import history_of
+from zeromon.sources.prometheus.decode.samples import key_of, series_of_ranks, whole_series_of
 from zeromon.sources.prometheus.reader import MAX_WANTED, Reader, run_in_threads
 from zeromon.storage.run_store import StepQuery
 from zeromon.storage.step_history import NAMES, Series, step_of
@@ -110,7 +111,6 @@ class History:
         return {name: [column[n] for n in chosen] for name, column in series.items()}
 
     def _grow_cache(self, ranks: tuple[int, ...], start: float, stop: float, count: int) -> Series:
-        """Returns the cached series, extended by its new points."""
         cached = self._cached.get(ranks)
         # Without the limit, a long run would keep the fine step of its first minutes for all its points
         if (

@@ -21,14 +21,14 @@ from zeromon.snapshot import Finding, Fleet, RankSnapshot, RunSnapshot
 from zeromon.sources.live import LiveSource
 from zeromon.sources.prometheus import promql
 from zeromon.sources.prometheus.client import Sample, Server
-from zeromon.sources.prometheus.decode import (
+from zeromon.sources.prometheus.decode.ranks import on_our_clock
+from zeromon.sources.prometheus.decode.samples import (
     Key,
     RankSamples,
     dedupe_jobs,
     fleet_of_nodes,
     key_of,
     nodes_of_samples,
-    on_our_clock,
     samples_by_rank,
     whole_of,
 )
@@ -230,7 +230,6 @@ class Reader:
         return reading
 
     def _details_of(self, ranks: tuple[int, ...], at: float | None) -> list[Callable[[], list[Sample]]]:
-        """Returns the query for the details of *ranks*; [] without ranks."""
         selected = self.choice._replace(ranks=ranks)
         return [lambda: self.query(promql.details_of_ranks(selected), at)] if ranks else []
 

@@ -15,7 +15,6 @@ from zeromon.storage.step_history.queries import (
     collect_segment_rows,
     frame_of_steps,
     last_steps_before,
-    load_all_rows,
     ranges_of_steps,
     readable_segment_tables,
     series_of_steps,

@@ -1,4 +1,4 @@
-"""Queries over a step history: all rows, a series for a chart, the last steps, ranges of steps.
+"""Queries over a step history: a series for a chart, the last steps, ranges of steps.
 
 A segment that cannot be read is left out. polars is imported by the functions that need it.
 """
@@ -18,17 +18,6 @@ from zeromon.storage.step_history.writer import damage_errors, rows_frame
 
 if TYPE_CHECKING:
     import polars as pl
-
-
-def load_all_rows(folder: Path, ranks: Sequence[int] = ()) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """Returns all rows (of *ranks*) sorted by time, and the names of segments that cannot be read."""
-    import polars as pl
-
-    def of_ranks(rows: pl.LazyFrame) -> pl.LazyFrame:
-        mine = rows.filter(pl.col("rank").is_in(list(ranks))) if ranks else rows
-        return mine.sort("start_us", "rank")
-
-    return collect_segment_rows(list(seg_files(folder).values()), of_ranks)
 
 
 def collect_segment_rows(

@@ -222,7 +222,6 @@ def _draw_axis_ruler(axis: drawn.Axis, zero_ns: int) -> Line:
 
 
 def _draw_step_numbers(lanes: Lanes, rank: int | None, axis: drawn.Axis) -> Line:
-    """The number of each step where *rank* begins it."""
     steps = [(s.step, s.begin_ns, s.end_ns) for s in lanes.steps if s.rank == rank]
     return drawn.draw_step_numbers(steps, axis.first_ns, axis.last_ns, axis.width)
 

@@ -54,7 +54,6 @@ class Findings(View):
 
     @on(Table.Chosen, "#findings")
     def _explain(self) -> None:
-        """Opens the page of the rule."""
         finding = self.query_one("#findings", Table).current
         if finding is None:
             return

@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 
 from zeromon.base.units import human_bytes, human_count, human_ratio
+from zeromon.readout.report import causes_beyond_formula
 from zeromon.readout.tables import ROLE_COLUMNS, RoleLine, role_lines
 from zeromon.snapshot import RankSnapshot, UnitRow
 from zeromon.snapshot.focus import nearest_oom
@@ -92,15 +93,11 @@ def role_bars(rank: RankSnapshot, options: DisplayOptions, width: int) -> list[L
     scale = max((max(row.measured or 0, row.predicted or 0) for row in rows), default=1) or 1
     label = min(22, max(len(row.name) for row in rows) + 1)
     bars = [_role_bar(row, scale, label, options, width) for row in rows]
-    causes = sorted(
-        ((cause.nbytes, row.role, cause.text) for row in rank.memory.expected for cause in row.causes),
-        reverse=True,
-    )
+    causes = causes_beyond_formula(rank)
     if causes:
         bars += [[], [("memory beyond the ZeRO formula", "bold")]]
-    for nbytes, role, reason in causes:
-        sentence = f"+{human_bytes(nbytes)} {role.replace('_', ' ')}: {reason}"
-        bars += wrap_text(sentence, width, "dim")
+    for nbytes, subject in causes:
+        bars += wrap_text(f"+{human_bytes(nbytes)} {subject}", width, "dim")
     return bars
 
 

@@ -157,7 +157,6 @@ def _waiting_rank_lines(run: RunSnapshot, rank: RankSnapshot, width: int) -> lis
 
 
 def _report_sections(run: RunSnapshot, width: int) -> list[Line]:
-    """The sections of the report about one rank."""
     blocks = (
         stage_block(run), by_unit(run, 20), by_size(run), nccl_block(run),
         by_role(run), offload(run), engine_block(run),

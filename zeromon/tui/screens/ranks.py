@@ -97,7 +97,6 @@ class Ranks(View):
 
     @property
     def _table(self) -> Table[Any]:
-        """The table that is shown."""
         return self.query_one(self.FOCUS, Table)
 
     def draw(self, model: ViewModel) -> None:
@@ -159,7 +158,6 @@ class Ranks(View):
             self._open_ranks_of_node(current)
 
     def _open_ranks_of_node(self, node: FleetNode) -> None:
-        """Shows the ranks of a node."""
         if self._by_node:
             self.action_nodes()
         self.host.open_node(node)

@@ -1,7 +1,7 @@
 """The common part of all screens: the run and its risk at the top, tabs, the filter's input, keys."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, cast
 
 from textual import events, on
@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.geometry import Size
 from textual.message import Message
-from textual.screen import ModalScreen, Screen
+from textual.screen import ModalScreen, Screen, ScreenResultType
 from textual.widgets import Input
 
 from zeromon.base.errors import ZeromonError
@@ -221,7 +221,6 @@ class View(Screen[None]):
 
     @on(Table.Chosen, "#ranks, #flights")
     def _open_rank_of_row(self, event: Table.Chosen) -> None:
-        """Opens the rank of the row."""
         row: Any = event.table.current
         if row is not None:
             self.host.open_rank(row.rank)
@@ -296,36 +295,42 @@ RUNS: Columns[RunChoice] = (
 )
 
 
-class Runs(ModalScreen["RunChoice | None"]):
+class TableDialog(ModalScreen[ScreenResultType]):
+    """A table over a screen, with a title and the keys of it."""
+
+    def __init__(self, title: str, keys: str, table: Table[Any], rows: Sequence[Any]) -> None:
+        super().__init__()
+        self._title, self._keys, self._table, self._rows = title, keys, table, rows
+
+    def compose(self) -> ComposeResult:
+        """The table."""
+        with Vertical(id="dialog") as box:
+            box.border_title, box.border_subtitle = self._title, self._keys
+            yield self._table
+
+    def on_mount(self) -> None:
+        """Fills the table."""
+        self._table.focus()
+        self._table.show(self._rows)
+
+
+class Runs(TableDialog["RunChoice | None"]):
     """Live and recorded runs; Enter opens one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,r", "dismiss(None)", "Cancel")]
 
     def __init__(self, choices: tuple[RunChoice, ...]) -> None:
-        super().__init__()
-        self._choices = choices
-
-    def compose(self) -> ComposeResult:
-        """The table."""
-        with Vertical(id="dialog") as box:
-            box.border_title = "runs"
-            box.border_subtitle = "enter: open   esc: cancel"
-            yield Table(
-                RUNS, lambda run: (run.run, run.address), id="runs", empty="no run is known", classes=""
-            )
-
-    def on_mount(self) -> None:
-        """Fills the table."""
-        table = self.query_one("#runs", Table)
-        table.focus()
-        table.show(self._choices)
+        table = Table(
+            RUNS, lambda run: (run.run, run.address), id="runs", empty="no run is known", classes=""
+        )
+        super().__init__("runs", "enter: open   esc: cancel", table, choices)
 
     @on(Table.Chosen)
     def _chosen(self) -> None:
-        self.dismiss(self.query_one("#runs", Table).current)
+        self.dismiss(self._table.current)
 
 
-class ColumnChooser(ModalScreen[None]):
+class ColumnChooser(TableDialog[None]):
     """The columns of a table: Enter or space shows or hides the one under the cursor, at once."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -334,44 +339,28 @@ class ColumnChooser(ModalScreen[None]):
     ]
 
     def __init__(self, of: Table[Any]) -> None:
-        super().__init__()
         self._of = of
-        self._columns: Columns[Column[Any]] = (
+        columns: Columns[Column[Any]] = (
             Column(
                 "shown",
                 lambda c: c.name in of.hidden,
                 TEXT,
                 7,
-                show=self._mark,
+                show=lambda c: "" if c.name in of.hidden else "x",
                 tone="accent",
                 left=False,
             ),
             Column("column", lambda c: c.name, TEXT, 20, tone="bold", grows=True),
         )
-
-    def _mark(self, column: Column[Any]) -> str:
-        return "" if column.name in self._of.hidden else "x"
-
-    def compose(self) -> ComposeResult:
-        """The table of columns."""
-        with Vertical(id="dialog") as box:
-            box.border_title = "columns"
-            box.border_subtitle = "enter: show or hide   esc: close"
-            yield Table(self._columns, lambda column: column.name, id="columns", classes="")
-
-    def on_mount(self) -> None:
-        """Fills the table."""
-        table = self.query_one("#columns", Table)
-        table.focus()
-        table.show(self._of.columns)
+        table = Table(columns, lambda column: column.name, id="columns", classes="")
+        super().__init__("columns", "enter: show or hide   esc: close", table, of.columns)
 
     @on(Table.Chosen)
     def action_turn_over(self) -> None:
         """Shows or hides the column under the cursor; one column always stays."""
-        table = self.query_one("#columns", Table)
-        column: Column[Any] | None = table.current
+        column: Column[Any] | None = self._table.current
         if column is not None:
             hidden = self._of.hidden ^ {column.name}
             if len(hidden) < len(self._of.columns):
                 self._of.hide_columns(hidden)
-            table.show(self._of.columns)
+            self._table.show(self._of.columns)

@@ -49,7 +49,9 @@ class Panel(Widget):
         if drawn is None or drawn[0] != (self.size.width, self.size.height):
             self.refresh()
         else:
-            self.refresh_lines(rows_that_differ(drawn[1], self.lines()))
+            self.refresh_lines(
+                [row for row, (old, new) in enumerate(zip_longest(drawn[1], self.lines())) if old != new]
+            )
 
     def refresh_lines(self, rows: list[int]) -> None:
         """Refreshes the rows that differ, and no others."""
@@ -79,11 +81,6 @@ class Panel(Widget):
             self._palette = cached_palette(self.rich_style, background_of_app(self.app))
         rows = self.lines()
         return self._palette.strip(rows[y] if y < len(rows) else [], self.size.width)
-
-
-def rows_that_differ(old_lines: list[Line], new_lines: list[Line]) -> list[int]:
-    """The rows in which two lists of lines differ."""
-    return [row for row, (old, new) in enumerate(zip_longest(old_lines, new_lines)) if old != new]
 
 
 def neighbouring_ranges(rows: list[int]) -> list[tuple[int, int]]:

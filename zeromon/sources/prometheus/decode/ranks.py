@@ -51,7 +51,8 @@ from zeromon.snapshot import (
 from zeromon.snapshot.focus import HOST_OOM, first_failed
 from zeromon.snapshot.ledger import Cause, LedgerRow, sum_by_cause
 from zeromon.sources.prometheus.client import Line
-from zeromon.sources.prometheus.decode.samples import Key, RankSamples, communication_seconds
+from zeromon.sources.prometheus.decode.samples import Key, RankSamples, row_of_cell
+from zeromon.storage.step_history import step_of
 
 _SHORT_SECONDS = 1.0
 """A younger collective is an everyday one and not shown as in flight."""
@@ -137,7 +138,6 @@ def _ledger_rows(facts: RankSamples) -> tuple[LedgerRow, ...]:
 
 
 def _failed_end_text(facts: RankSamples) -> str:
-    """How a failed rank ended, by the cause of its death."""
     cause = next((cause for (cause,) in facts.by("rank_death", "cause")), "")
     return KILLED_FOR_MEMORY if cause == HOST_OOM else cause or "failed"
 
@@ -148,28 +148,20 @@ def _int_or_zero(digits: str) -> int:
 
 def mean_step_point(facts: RankSamples, step: int, end_ns: int, seconds: float) -> StepSummary:
     """The mean step over the window of the rates, as a step that ends at *end_ns*."""
-    rate = facts.rates.get("steps", 0.0)
-    phases = [facts.phases.get(phase.label, 0.0) / rate if rate else 0.0 for phase in Phase]
-    exposed = (facts.number("exposed_communication_ratio") or 0.0) * seconds
-    overlap = facts.number("overlap_ratio")
-    communication = communication_seconds(exposed, overlap)
-    return StepSummary(
-        step=step,
-        start_ns=end_ns - round(seconds * 1e9),
-        end_ns=end_ns,
-        idle=False,
-        untimed=int(facts.number("exposed_communication_ratio") is None),
-        micro_steps=0,
-        phase_ns=tuple(round(1e9 * length) for length in phases),
-        collectives=0,
-        collective_bytes=0,
-        communication_ns=-1 if communication is None else round(1e9 * communication),
-        exposed_ns=round(1e9 * exposed),
+    cell = {name: value for name in _OF_STEP if (value := facts.number(name)) is not None}
+    cell |= facts.phases | {"steps": facts.rates.get("steps", 0.0), "step_seconds": seconds}
+    exposed = cell.get("exposed_communication_ratio", 0.0) * seconds
+    row = row_of_cell(-1, step, end_ns / 1e9, cell, seconds)
+    return replace(
+        step_of(tuple(row.values()), 0), end_ns=end_ns,
         phase_exposed_ns=_exposed_by_phase(facts, exposed),
-        allocated_bytes=facts.whole("memory_allocated_bytes"),
-        reserved_bytes=facts.whole("memory_reserved_bytes"),
-        rss_bytes=facts.whole("host_memory_rss_bytes"),
-    )
+    )  # fmt: skip
+
+
+_OF_STEP = (
+    "exposed_communication_ratio", "overlap_ratio", "memory_allocated_bytes", "memory_reserved_bytes",
+    "host_memory_rss_bytes",
+)  # fmt: skip
 
 
 def _exposed_by_phase(facts: RankSamples, exposed: float) -> tuple[int, ...]:
@@ -317,7 +309,6 @@ def _exp_rows(facts: RankSamples) -> tuple[ExpectedRow, ...]:
 
 
 def _dims_by_group(facts: RankSamples) -> dict[str, str]:
-    """Group -> its dimension."""
     return {group: dim for dim, group in facts.by("dim_info", "dim", "group")}
 
 

@@ -171,33 +171,29 @@ def _cell_rows(cells: Mapping[int, Mapping[float, Mapping[str, float]]], interva
         for at, row in sorted(by_time.items()):
             step = reached[at]
             if "step_seconds" in row and "steps_total" in row and step != last_step:
-                for name, value in _row_of_cell(rank, step, at, row, interval).items():
+                for name, value in row_of_cell(rank, step, at, row, interval).items():
                     columns[name].append(value)
                 last_step = step
     return columns
 
 
-def communication_seconds(exposed: float, overlap: float | None) -> float | None:
-    """Returns how long communication is under way; None where only the waits for it are known."""
-    if overlap is None:
-        return None if exposed else 0.0
-    return exposed / (1 - overlap) if overlap < 1 else exposed
-
-
-def _row_of_cell(
+def row_of_cell(
     rank: int, step: int, at: float, row: Mapping[str, float], interval: float
 ) -> dict[str, Any]:
+    """The mean step that ends *at* a moment, of so many seconds, by the columns of a step history."""
     seconds, rate = row["step_seconds"], row.get("steps", 0.0)
     exposed = row.get("exposed_communication_ratio")
     wait = (exposed or 0.0) * seconds
-    overlap = row.get("overlap_ratio")
-    communication = communication_seconds(wait, overlap)
+    overlap = row.get("overlap_ratio", 1.0)
+    communication = wait / (1 - overlap) if overlap < 1 else wait
+    if "overlap_ratio" not in row and wait:
+        communication = -1e-6  # only the waits for it are known
     values: dict[str, Any] = dict(zip(NAMES, ABSENT, strict=True))
     values |= {
         "rank": rank, "step": step, "steps": max(1, round(interval / seconds)) if seconds else 1,
         "flags": UNTIMED if exposed is None else 0, "start_us": round(1e6 * (at - seconds)),
         "duration_us": round(1e6 * seconds),
-        "communication_us": -1 if communication is None else round(1e6 * communication),
+        "communication_us": round(1e6 * communication),
         "exposed_us": round(1e6 * wait), "allocated_bytes": int(row.get("memory_allocated_bytes", -1)),
         "reserved_bytes": int(row.get("memory_reserved_bytes", -1)),
         "rss_bytes": int(row.get("host_memory_rss_bytes", -1)), "other_bytes": -1,
