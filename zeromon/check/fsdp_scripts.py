@@ -265,7 +265,7 @@ def no_host_backend(script: Script) -> Iterator[Problem]:
                 f"{used} reduces shards that CPUOffloadPolicy keeps on the host, and NCCL reduces none "
                 "there: No backend type associated with device type cpu"
             )
-            fix = 'init_process_group("cpu:gloo,cuda:nccl")'
+            fix = 'backend="cpu:gloo,cuda:nccl"'
             yield script.problem("ZM105", severity, call.node, message, fix, "backend")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -90,6 +90,8 @@ class Config:
     duplicates: tuple[Path, ...] = ()
     ranks: int | None = None
     """Number of ranks, from the file that names this one; None where unknown."""
+    is_filled: bool = False
+    """Set where an accelerate file or a Trainer takes it, which replace "auto"."""
     text: str = field(default="", repr=False)
     refused: Refused | None = None
     """Set where the file is Hjson: DeepSpeed reads it, transformers and accelerate do not."""
@@ -137,10 +139,6 @@ class Config:
         """Returns a problem at *path*."""
         position, key = self.place(path), ".".join(path)
         return Problem(self.file, *position, code, severity, message, fix, key, quiet=quiet)
-
-    def on(self, ranks: int | None) -> Config:
-        """Returns a copy with the number of ranks, unless the configuration already has one."""
-        return replace(self, ranks=self.ranks or ranks)
 
 
 def _json_literal(value: Any) -> str:

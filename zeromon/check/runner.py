@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from zeromon.base.errors import CheckError
 from zeromon.check import (
@@ -88,7 +89,8 @@ def check(paths: Iterable[str], machine: Machine | None = None, command: Sequenc
     if launched is not None:
         machine = replace(machine, devices=machine.devices or launched.ranks)
     run = _Run(machine, launched)
-    for path in pending:
+    # JSON last: another file may say who reads it, and on how many ranks
+    for path in sorted(pending, key=lambda path: path.endswith(".json")):
         run.path(path)
     stated: list[Figure] = []
     # Files of a folder may not belong together
@@ -213,7 +215,7 @@ class _Run:
         )  # fmt: skip
         for name in named_configs:
             if isinstance(name, str):
-                ds_config = self.other(name, Path(name), command.ranks) or ds_config
+                ds_config = self.other(name, Path(name), ranks=command.ranks) or ds_config
         if ds_config is None and len(self.deepspeeds) == 1:
             [ds_config] = self.deepspeeds
         if merged is not None:
@@ -291,10 +293,11 @@ class _Run:
         else:
             raise CheckError(f"{path} does not exist")
 
-    def file(self, file: Path, *, named: bool, ranks: int | None = None) -> Config | None:
+    def file(self, file: Path, *, named: bool, **facts: Any) -> Config | None:
         """Checks one file, and returns its configuration; None for a script and for no training file.
 
         A file that is not *named* on the command line comes from a folder, and may be no training file.
+        *facts*: fields of the configuration that the file which names it sets.
         """
         if _resolved_path(file) in self.checked:
             return None
@@ -302,14 +305,16 @@ class _Run:
         try:
             source = read_text(file)
             if named or any(term in source for term in _WORDS):
-                return READERS[dialect_of(file, source)](self, file, source, named, ranks)
+                if dialect_of(file, source) != "python":
+                    return self.read_config(file, source, named, facts)
+                self.read_script(file, source, named)
         except UnreadableError as error:
             if named or any(sign in source for sign in _SIGNS):
                 self.checked.add(_resolved_path(file))
                 self.unreadable(file, error)
         return None
 
-    def read_script(self, file: Path, source: str, named: bool, _: int | None) -> None:
+    def read_script(self, file: Path, source: str, named: bool) -> None:
         """Checks a Python script."""
         script = scripts.read_script(str(file), parse_python(source))
         if self.command is not None and _resolved_path(Path(self.command.script)) == _resolved_path(
@@ -320,9 +325,11 @@ class _Run:
             self.checked.add(_resolved_path(file))
             self.script(script, file)
 
-    def read_config(self, file: Path, source: str, named: bool, ranks: int | None) -> Config | None:
+    def read_config(
+        self, file: Path, source: str, named: bool, facts: Mapping[str, Any]
+    ) -> Config | None:
         """Checks a JSON or YAML configuration, and returns it."""
-        config = parse_config(source, str(file), dialect_of(file, source))
+        config = replace(parse_config(source, str(file), dialect_of(file, source)), **facts)
         kind = kind_of(config.data)
         project, severity = recipes.project_of(config.data), "info"
         if kind in recipes.RECIPES:
@@ -331,7 +338,7 @@ class _Run:
             return None
         if kind and not project:
             self.checked.add(_resolved_path(file))
-            self.config(config.on(ranks), kind, file)
+            self.config(config, kind, file)
             return config
         if project:
             message = f"this is a configuration of {project}, which zeromon does not check"
@@ -399,19 +406,20 @@ class _Run:
         """Returns the DeepSpeed configuration that an accelerate file names; None without one."""
         name = config.get(accelerate.DEEPSPEED, "deepspeed_config_file")
         ranks = config.get("num_processes")
-        ds_config = self.other(name, file, ranks if isinstance(ranks, int) and ranks > 0 else None)
+        ranks = ranks if isinstance(ranks, int) and ranks > 0 else None
+        ds_config = self.other(name, file, ranks=ranks, is_filled=True)
         if ds_config is not None and ds_config.refused is not None:
             path = (accelerate.DEEPSPEED, "deepspeed_config_file")
             message, fix = not_json(ds_config, "accelerate")
             self.problems.append(config.problem("ZM101", "error", path, message, fix))
         return ds_config
 
-    def other(self, name: object, file: Path, ranks: int | None = None) -> Config | None:
+    def other(self, name: object, file: Path, **facts: Any) -> Config | None:
         """Checks and returns the DeepSpeed configuration that *file* names; None where there is none."""
         named_file = _find_beside(file, name)
         if named_file is None:
             return None
-        self.file(named_file, named=True, ranks=ranks)
+        self.file(named_file, named=True, **facts)
         return _read_beside(file, name)
 
     def script(self, script: scripts.Script, file: Path) -> None:
@@ -427,10 +435,14 @@ class _Run:
             for fsdp_check in fsdp_options.OF_TRAINER:
                 self.problems += fsdp_check(fsdp)
         for source, call in scripts.deepspeed_configs(script):
-            config = self.other(source, file) if isinstance(source, str) else source
+            is_engine = call.name == "deepspeed.initialize"
+            if isinstance(source, str):
+                config = self.other(source, file, is_filled=not is_engine)
+            else:
+                config = replace(source, is_filled=not is_engine)
             if config is None:
                 continue
-            if stage_of(config) == 3 and call.name == "deepspeed.initialize":
+            if stage_of(config) == 3 and is_engine:
                 self.sharded.add(script.file)
             if not isinstance(source, str):
                 for check_one in deepspeed.CHECKS:
@@ -454,16 +466,6 @@ class _Run:
             message, fix = not_json(section, call.short)
             self.problems.append(script.problem("ZM101", "error", call.node, message, fix))
         return section
-
-
-_Reader = Callable[[_Run, Path, str, bool, "int | None"], "Config | None"]
-
-READERS: dict[str, _Reader] = {
-    "json": _Run.read_config,
-    "yaml": _Run.read_config,
-    "python": _Run.read_script,
-}
-"""Dialect of a file -> the function that parses and checks a file of that dialect."""
 
 
 def _find_beside(file: Path, name: object) -> Path | None:

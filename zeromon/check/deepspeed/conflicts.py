@@ -1,9 +1,10 @@
 """Checks of settings that contradict each other, or have no effect."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from zeromon.check.deepspeed.fields import ZERO, has_auto, precision_of, stage_of
+from zeromon.check.deepspeed.fields import ZERO, fills_autos, precision_of, stage_of
 from zeromon.check.problem import (
     AUTO,
     Config,
@@ -182,30 +183,21 @@ def _batch_of(config: Config, machine: Machine) -> _Batch | None:
 def batch_size(config: Config, machine: Machine) -> Iterator[Problem]:
     """Yields a train_batch_size other than micro-batch x accumulation x ranks, as DeepSpeed asserts."""
     batch = _batch_of(config, machine)
-    if batch is None:
+    if batch is None or not batch.total or AUTO in map(config.get, BATCH):
         return
-    total, micro, steps, ranks = batch
-    if not total:
-        return
-    if micro and steps:
-        size = micro * steps
-        if ranks and total != size * ranks:
-            product = f"{micro} x {steps} x {ranks} ranks is {size * ranks}"
-            message = f"train_batch_size is {total}, but {product}"
-            fix = config.write("train_batch_size", size * ranks)
-            yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
-        elif total % size:
-            message = f"train_batch_size of {total} is no multiple of {micro} x {steps} = {size}"
-            fix = config.write("train_batch_size", AUTO)
-            yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
-    elif ranks or micro or steps:
-        factor = (micro or 1) * (steps or 1) * (ranks or 1)
-        if total % factor and AUTO not in (config.get(name) for name in BATCH):
-            factors = [str(n) for n in (micro, steps) if n]
-            factors += [f"{ranks} ranks"] if ranks else []
-            message = f"train_batch_size of {total} is no multiple of {' x '.join(factors)}"
-            fix = config.write("train_batch_size", -(-total // factor) * factor)
-            yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
+    known = [number for number in batch[1:] if number]
+    size, total = math.prod(known), batch.total
+    factors = " x ".join(map(str, known)) + (" ranks" if batch.ranks else "")
+    if len(known) == 3 and total != size:
+        message = f"train_batch_size is {total}, but {factors} is {size}"
+        fix = config.write("train_batch_size", size)
+        yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
+    elif total % size:
+        product = f"{factors} = {size}" if len(known) > 1 else factors
+        message = f"train_batch_size of {total} is no multiple of {product}"
+        fix = config.write("train_batch_size", -(-total // size) * size)
+        fix = "remove train_batch_size" if batch.micro and batch.steps else fix  # which give it
+        yield config.problem("ZM602", "error", ("train_batch_size",), message, fix)
 
 
 def missing_batch(config: Config, machine: Machine) -> Iterator[Problem]:
@@ -213,8 +205,7 @@ def missing_batch(config: Config, machine: Machine) -> Iterator[Problem]:
     if _batch_of(config, machine) is None or not isinstance(config.get(ZERO), Mapping):
         return
     if not any(config.get(name) is not None for name in BATCH[:2]):
-        # "auto", or an accelerate file that names this one, shows that accelerate fills it in
-        size = AUTO if has_auto(config) or config.ranks else 1
+        size = AUTO if fills_autos(config) else 1
         fix = config.write("train_micro_batch_size_per_gpu", size)
         steps = BATCH[2:]
         yield config.problem("ZM602", "warning", steps if config.has(*steps) else (), NO_BATCH, fix)

@@ -343,7 +343,7 @@ def hjson_file(config: Config, _: Machine) -> Iterator[Problem]:
         f"this is Hjson, not JSON ({config.refused.message}): DeepSpeed reads it, "
         "transformers and accelerate refuse it"
     )
-    severity = "error" if has_auto(config) else "info"
+    severity = "error" if open_autos(config) else "info"
     yield Problem(config.file, *position, "ZM101", severity, message, HJSON_FIX)
 
 
@@ -353,9 +353,9 @@ def open_autos(config: Config) -> list[Path]:
     return [path for path in paths if type(config.get(*path)) is str]
 
 
-def has_auto(config: Config) -> bool:
-    """Returns whether a value of *config* is "auto", which transformers or accelerate fills in."""
-    return any(True for _ in _auto_paths(config.data, ()))
+def fills_autos(config: Config) -> bool:
+    """Returns whether transformers or accelerate takes *config*: it has an "auto", or they name it."""
+    return config.is_filled or any(True for _ in _auto_paths(config.data, ()))
 
 
 def _auto_paths(data: Mapping[str, Any], path: Path) -> Iterator[Path]:

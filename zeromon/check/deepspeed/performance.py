@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 
 from zeromon.base.units import human_bytes
-from zeromon.check.deepspeed.fields import ZERO, precision_of, stage_of
-from zeromon.check.problem import Config, Machine, Problem, is_on, parse_number, set_instead
+from zeromon.check.deepspeed.fields import ZERO, fills_autos, precision_of, stage_of
+from zeromon.check.problem import AUTO, Config, Machine, Problem, is_on, parse_number, set_instead
 
 _MIN_BUCKET = 1_000_000
 _LARGE_SHARE = 0.1
@@ -123,6 +123,8 @@ def no_mixed_precision(config: Config, _: Machine) -> Iterator[Problem]:
         return
     message = "neither bf16 nor fp16 is enabled: parameters, gradients and messages are fp32"
     fix = f'"bf16": {{{config.write("enabled", True)}}}'
+    if fills_autos(config):  # a Trainer refuses another value than its argument's
+        fix = f'"bf16": {{{config.write("enabled", AUTO)}}} with bf16=True, or mixed_precision: bf16'
     yield config.problem("ZM405", "info", (ZERO, "stage"), message, fix)
 
 
