@@ -18,9 +18,9 @@ from pathlib import Path as File
 from typing import Any
 
 from zeromon.check.accelerate import FSDP
-from zeromon.check.environment import DIALECT
 from zeromon.check.launch import COMMAND, Command, spell_options
 from zeromon.check.problem import (
+    ENVIRONMENT_DIALECT,
     Config,
     Path,
     Problem,
@@ -279,4 +279,4 @@ def fsdp_config(config: Config) -> Config | None:
     if strategies and version == 1:
         options["sharding_strategy"] = strategies[0]
     data = {"distributed_type": "FSDP", FSDP: options}
-    return replace(config, data=data, dialect=DIALECT)
+    return replace(config, data=data, dialect=ENVIRONMENT_DIALECT)

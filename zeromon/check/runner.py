@@ -10,7 +10,6 @@ from zeromon.base.errors import CheckError
 from zeromon.check import (
     accelerate,
     deepspeed,
-    environment,
     fsdp_options,
     fsdp_scripts,
     launch,
@@ -20,7 +19,6 @@ from zeromon.check import (
     plans,
     recipes,
     scripts,
-    training_loop,
 )
 from zeromon.check.deepspeed.conflicts import BATCH, NO_BATCH
 from zeromon.check.deepspeed.fields import not_json, stage_of
@@ -33,7 +31,7 @@ from zeromon.check.documents import (
     read_text,
 )
 from zeromon.check.launch_figures import Figure, Sources, stated_precisions
-from zeromon.check.problem import SEVERITIES, Config, Machine, Problem, parse_whole
+from zeromon.check.problem import ENVIRONMENT_DIALECT, SEVERITIES, Config, Machine, Problem
 from zeromon.diagnosis.rule import all_pages
 
 _SIGNS = (
@@ -205,7 +203,7 @@ class _Run:
             self.problems += launch.overridden_settings(command, file)
         merged = launch.effective_config(command, file)
         if merged is not None:
-            if file is None or merged.dialect == environment.DIALECT:
+            if file is None or merged.dialect == ENVIRONMENT_DIALECT:
                 self.problems += self.merged_problems(merged)
             self.problems += launch.idle_options(command, merged)
         self.problems += self.environment_problems(command, merged)
@@ -256,10 +254,10 @@ class _Run:
     def environment_problems(self, command: launch.Command, merged: Config | None) -> Iterator[Problem]:
         """Yields environment variables that accelerate does not read, replaces or ignores."""
         variables = command.environment
-        yield from environment.unknown_variables(variables, command.file, command.launch_text)
-        yield from environment.wrong_switches(variables, command.file)
+        yield from launch.unknown_variables(variables, command.file, command.launch_text)
+        yield from launch.wrong_switches(variables, command.file)
         if merged is not None and command.launcher == "accelerate":
-            yield from environment.overwritten_variables(variables, merged, command.file)
+            yield from launch.overwritten_variables(variables, merged, command.file)
         # A Trainer turns FSDP on by its own arguments, and a plugin in the script by being there
         script_words = frozenset[str]().union(*(script.words for script in self.scripts))
         has_trainer = any(
@@ -267,14 +265,14 @@ class _Run:
         )
         is_plain = "Accelerator" in script_words and not has_trainer and not script_words & _PLUGINS
         if is_plain and (merged is None or accelerate.kind_of(merged) != "FSDP"):
-            yield from environment.idle_variables(variables, command.file)
+            yield from launch.idle_variables(variables, command.file)
 
     def merged_problems(self, merged: Config) -> Iterator[Problem]:
         """Yields the problems of what a command sets without an accelerate file."""
-        is_env = merged.dialect == environment.DIALECT
+        is_env = merged.dialect == ENVIRONMENT_DIALECT
         for test in accelerate.CHECKS:
             for problem in test(merged, None, self.machine):
-                spell = environment.spell_variables if is_env else launch.spell_options
+                spell = launch.spell_variables if is_env else launch.spell_options
                 yield spell(problem)
 
     def apply_precision(self, sources: Sources) -> None:
@@ -361,7 +359,7 @@ class _Run:
         self.script(script, file)
         for source, call in scripts.deepspeed_configs(script):
             ds_config = _read_beside(file, source) if isinstance(source, str) else source
-            stage = parse_whole(ds_config.get("zero_optimization", "stage")) if ds_config else None
+            stage = ds_config.whole("zero_optimization", "stage") if ds_config else None
             if ds_config is not None and not isinstance(source, str):
                 self.deepspeeds.append(ds_config)
             if ds_config is None:
@@ -425,7 +423,7 @@ class _Run:
     def script(self, script: scripts.Script, file: Path) -> None:
         """Checks a script, and the configurations in it."""
         self.scripts.append(script)
-        checks = (scripts, training_loop, fsdp_scripts, one_rank, loaders)
+        checks = (scripts, fsdp_scripts, one_rank, loaders)
         for test in (test for module in checks for test in module.CHECKS):
             self.problems += test(script)
         self.problems += fsdp_scripts.bf16_device(script, self.machine)
