@@ -17,6 +17,7 @@ from zeromon.check.scripts import (
     calls_of,
     is_arguments,
     is_open,
+    names_key,
 )
 
 _ARGUMENTS = (
@@ -128,12 +129,9 @@ _STAGE_NAME = re.compile(r"\w*(stage|group|tower)\w*")
 def every_module(script: Script) -> Iterator[Problem]:
     """Yields loops that make a unit of each module, or of each part of a block."""
     shards = {call.node: call for name in (FSDP, "fully_shard") for call in calls_of(script, name)}
-    for loop in (node for node in ast.walk(script.tree) if isinstance(node, ast.For)):
+    for loop in script.nodes(ast.For):
         # Not below an if, which selects
-        statements = [
-            statement for statement in loop.body if isinstance(statement, (ast.Expr, ast.Assign))
-        ]
-        for statement in statements:
+        for statement in (s for s in loop.body if isinstance(s, (ast.Expr, ast.Assign))):
             call = next((shards[n] for n in ast.walk(statement) if n in shards), None)
             if call is not None and (fault := _too_fine(script, loop)):
                 message = f"{fault}: many small all-gathers"
@@ -188,9 +186,7 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
         if isinstance(node, (ast.If, ast.IfExp)) and "rank" in ast.unparse(node.test).lower()
         for inner in ast.walk(node)
     }
-    for node in ast.walk(script.tree):
-        if not isinstance(node, ast.Call) or last_name(node) != "load_state_dict":
-            continue
+    for node in (n for n in script.nodes(ast.Call) if last_name(n) == "load_state_dict"):
         loaded = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "state_dict")]
         origins = {origin for expr in loaded for origin in script.flow.reach(expr)}
         if _SMALL_STATE.search(ast.unparse(node.func).lower()):
@@ -342,12 +338,13 @@ def norm_of_a_shard(script: Script) -> Iterator[Problem]:
     for call in calls_of(script, "clip_grad_norm_"):
         models = [model for model in _parameters_of(script, call.node)
                   if not fsdp.isdisjoint(script.flow.values(model))]  # fmt: skip
-        clipped = {ast.unparse(node.func.value) for node in ast.walk(script.tree)
-               if _calls_method(node, "clip_grad_norm_") and isinstance(node, ast.Call)
-               and isinstance(node.func, ast.Attribute)}  # fmt: skip
-        if models and not clipped & set(
-            map(ast.unparse, models)
-        ):  # else this one is of another strategy
+        clipped = {
+            ast.unparse(method.value)
+            for method in script.nodes(ast.Attribute)
+            if method.attr == "clip_grad_norm_"
+        }
+        # Where a model is clipped by its own method, this call is of another strategy
+        if models and not clipped & set(map(ast.unparse, models)):
             message = "each rank clips by the norm of its own shard, so the ranks clip differently"
             fix = f"{ast.unparse(models[0])}.clip_grad_norm_(max_norm)"
             yield script.problem("ZM109", "error", call.node, message, fix, "clip_grad_norm_")
@@ -455,7 +452,7 @@ def seed_of_each_rank(script: Script) -> Iterator[Problem]:
     """Yields a seed of the rank before a model that FSDP shards as each rank has made it."""
     seeds = [call.node for call in script.calls if call.name in _SEEDS]
     # A model on the meta device has no values before it is sharded
-    is_meta = any(isinstance(n, ast.Constant) and n.value == "meta" for n in ast.walk(script.tree))
+    is_meta = names_key(script, "meta")
     if not seeds or is_meta or script.words & _SAME_ANYWAY:
         return
     for shards in (*calls_of(script, "fully_shard"), *calls_of(script, FSDP)):
@@ -483,8 +480,7 @@ def seed_of_each_rank(script: Script) -> Iterator[Problem]:
 def _construction(script: Script, model: ast.expr) -> ast.Call | None:
     """Returns the call that makes *model*, and does not wrap or move one; None if a file replaces it."""
     name = ast.unparse(model)
-    attributes = [node for node in ast.walk(script.tree) if isinstance(node, ast.Attribute)]
-    if f"{name}.load_state_dict" in map(ast.unparse, attributes):
+    if f"{name}.load_state_dict" in map(ast.unparse, script.nodes(ast.Attribute)):
         return None
     calls = [origin for origin in script.flow.values(model) if isinstance(origin, ast.Call)]
     return next(

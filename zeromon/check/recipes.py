@@ -70,6 +70,9 @@ _OF_TRANSFORMERS = {
     "lr_scheduler_type", "gradient_checkpointing_kwargs", "save_total_limit",
 }  # fmt: skip
 """Arguments of a Trainer that configurations of other frameworks do not have."""
+_OF_AXOLOTL = {
+    "micro_batch_size", "datasets", "sequence_len", "adapter", "gradient_accumulation_steps",
+}  # fmt: skip
 _ENOUGH = 3
 """So many arguments of a Trainer at the top make a file a configuration of one."""
 
@@ -78,14 +81,7 @@ def recipe_of(data: Mapping[Any, Any]) -> str:
     """Returns the name of the recipe that *data* is of; "" for none."""
     if any(isinstance(value, Mapping) and "_component_" in value for value in data.values()):
         return TORCHTUNE.name
-    own_names = (
-        "micro_batch_size",
-        "datasets",
-        "sequence_len",
-        "adapter",
-        "gradient_accumulation_steps",
-    )
-    if "base_model" in data and any(name in data for name in own_names):
+    if "base_model" in data and _OF_AXOLOTL & data.keys():
         return AXOLOTL.name
     is_stage = data.get("stage") in _STAGES and ("model_name_or_path" in data or "template" in data)
     if is_stage or "finetuning_type" in data:

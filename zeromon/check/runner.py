@@ -253,11 +253,9 @@ class _Run:
 
     def environment_problems(self, command: launch.Command, merged: Config | None) -> Iterator[Problem]:
         """Yields environment variables that accelerate does not read, replaces or ignores."""
-        variables = command.environment
-        yield from launch.unknown_variables(variables, command.file, command.launch_text)
-        yield from launch.wrong_switches(variables, command.file)
+        yield from launch.wrong_variables(command)
         if merged is not None and command.launcher == "accelerate":
-            yield from launch.overwritten_variables(variables, merged, command.file)
+            yield from launch.overwritten_variables(command, merged)
         # A Trainer turns FSDP on by its own arguments, and a plugin in the script by being there
         script_words = frozenset[str]().union(*(script.words for script in self.scripts))
         has_trainer = any(
@@ -265,7 +263,7 @@ class _Run:
         )
         is_plain = "Accelerator" in script_words and not has_trainer and not script_words & _PLUGINS
         if is_plain and (merged is None or accelerate.kind_of(merged) != "FSDP"):
-            yield from launch.idle_variables(variables, command.file)
+            yield from launch.idle_variables(command)
 
     def merged_problems(self, merged: Config) -> Iterator[Problem]:
         """Yields the problems of what a command sets without an accelerate file."""

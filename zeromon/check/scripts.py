@@ -7,7 +7,7 @@ one function, and one line in :data:`CHECKS`.
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from zeromon.check.flow import LOOPS, Flow, read_flow
 from zeromon.check.problem import AUTO, Config, Path, Problem, parse_number
@@ -30,6 +30,9 @@ NONEXISTENT = {
 
 _MAX_KEYS = 2000
 """A configuration has fewer keys; a script may refer to dicts so that they have endlessly many."""
+
+
+Node = TypeVar("Node", bound=ast.AST)
 
 
 class Unknown:
@@ -106,6 +109,10 @@ class Script:
         if isinstance(node, ast.Constant):
             return node.value
         return dotted_name(node, self.names) or UNKNOWN if node is not None else UNKNOWN
+
+    def nodes(self, kind: type[Node]) -> Iterator[Node]:
+        """Yields all nodes of a type, in the order of :func:`ast.walk`."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, kind))
 
     def name_of(self, node: ast.expr) -> str:
         """Returns the dotted name of a framework that *node* is; else ""."""
@@ -371,7 +378,7 @@ def nonexistent_api(script: Script) -> Iterator[Problem]:
 
 def names_key(script: Script, key: str) -> bool:
     """Returns whether *script* has *key* as a text, and so may set it in a configuration."""
-    return any(isinstance(node, ast.Constant) and node.value == key for node in ast.walk(script.tree))
+    return any(node.value == key for node in script.nodes(ast.Constant))
 
 
 def calls_of(script: Script, short: str) -> list[Call]:
