@@ -109,7 +109,7 @@ def _in_a_file(config: Config, misplaced: list[str]) -> str:
     """
     section, zero_fields = config.section(DEEPSPEED), _zero_fields()
     top = {name: section[name] for name in misplaced if name not in zero_fields}
-    top |= {name: {"enabled": on} for name, on in top.items() if name in ("bf16", "fp16") and on is True}
+    top |= {name: {"enabled": True} for name in _HALF_TYPES if top.get(name) is True}
     zero = {name: section[name] for name in misplaced if name in zero_fields}
     inner = top.pop(ZERO, None)
     zero |= inner if isinstance(inner, Mapping) else {}
@@ -122,7 +122,7 @@ def _in_a_file(config: Config, misplaced: list[str]) -> str:
     content = {ZERO: zero | _zero_settings(section, zero), **top}
     content |= {key: section[key] for key in _OF_BOTH if key in section}
     half_type = config.get("mixed_precision")
-    if half_type in ("bf16", "fp16"):
+    if half_type in _HALF_TYPES:
         content[str(half_type)] = {"enabled": True}
     if "train_batch_size" not in content:
         content.setdefault("train_micro_batch_size_per_gpu", AUTO)
@@ -137,8 +137,8 @@ def _zero_settings(section: Mapping[str, Any], zero: Mapping[str, Any]) -> dict[
         device = section.get(f"offload_{role}_device")
         if device in ("cpu", "nvme"):
             path = section.get(f"offload_{role}_nvme_path")
-            given = zero.get(f"offload_{role}")
-            settings[f"offload_{role}"] = (dict(given) if isinstance(given, Mapping) else {}) | (
+            offload = zero.get(f"offload_{role}")
+            settings[f"offload_{role}"] = (dict(offload) if isinstance(offload, Mapping) else {}) | (
                 {"device": device} | ({"nvme_path": path} if device == "nvme" else {})
             )
     if is_on(section.get("zero3_save_16bit_model")):
@@ -161,6 +161,7 @@ def _as_json(value: Any) -> Any:
     return int(number) if is_count and number.is_integer() else number
 
 
+_HALF_TYPES = ("bf16", "fp16")
 _OF_BOTH = ("gradient_accumulation_steps", "gradient_clipping")
 
 

@@ -54,48 +54,35 @@ def unknown_arguments(script: Script) -> Iterator[Problem]:
             yield script.problem("ZM107", "error", expr, message, fix, "auto_wrap_policy")
 
 
-def no_shard(script: Script) -> Iterator[Problem]:
-    """Yields FSDP1's ``NO_SHARD``, which torch deprecates."""
-    for call in calls_of(script, FSDP):
-        node = script.argument(call, "sharding_strategy", 2)
-        if node is not None and str(script.value(node)).endswith("ShardingStrategy.NO_SHARD"):
-            message = "NO_SHARD is deprecated: it is DDP, with FSDP's cost"
-            fix = "DistributedDataParallel(model)"
-            yield script.problem("ZM104", "warning", node, message, fix, "sharding_strategy")
-
-
 def unscaled_fp16(script: Script) -> Iterator[Problem]:
     """Yields FSDP in fp16 without the gradient scaler that it needs."""
     # Accelerator, Trainer and Fabric make the scaler themselves
     if script.words & {"ShardedGradScaler", "Accelerator", "Trainer", "Fabric"}:
         return
-    for name in ("MixedPrecision", "MixedPrecisionPolicy"):
-        for call in calls_of(script, name):
-            low = script.argument(call, "param_dtype", 0)
-            if script.value(low) not in ("torch.float16", "torch.half"):
-                continue
-            if "GradScaler" not in script.words:
-                message = "fp16 without a gradient scaler: small gradients become 0"
-                fix = "ShardedGradScaler() under FSDP1, GradScaler() under FSDP2, or torch.bfloat16"
-                yield script.problem("ZM408", "warning", low or call.node, message, fix, "param_dtype")
-            for scaler in calls_of(script, "GradScaler") if _is_fsdp1_policy(script, call) else ():
-                message = (
-                    "each rank looks for infinite gradients in its own shard, so the ranks skip "
-                    "different steps"
-                )
-                fix = "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler()"
-                yield script.problem("ZM408", "error", scaler.node, message, fix, "GradScaler")
+    for call in calls_of(script, "MixedPrecision", "MixedPrecisionPolicy"):
+        low = script.argument(call, "param_dtype", 0)
+        if script.value(low) not in ("torch.float16", "torch.half"):
+            continue
+        if "GradScaler" not in script.words:
+            message = "fp16 without a gradient scaler: small gradients become 0"
+            fix = "ShardedGradScaler() under FSDP1, GradScaler() under FSDP2, or torch.bfloat16"
+            yield script.problem("ZM408", "warning", low or call.node, message, fix, "param_dtype")
+        for scaler in calls_of(script, "GradScaler") if _is_fsdp1_policy(script, call) else ():
+            message = "ranks look for infinite gradients in their own shards, and skip different steps"
+            fix = "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler()"
+            yield script.problem("ZM408", "error", scaler.node, message, fix, "GradScaler")
 
 
 def _is_fsdp1_policy(script: Script, precision: Call) -> bool:
     """Returns whether FSDP1 shards a model with *precision*."""
-    for call in calls_of(script, FSDP):
-        strategy = str(script.value(script.argument(call, "sharding_strategy", 2)))
-        policy = script.argument(call, "mixed_precision", 6)
-        is_passed = policy is not None and precision.node in script.flow.values(policy)
-        if is_passed and not strategy.endswith("NO_SHARD"):
-            return True
-    return False
+    policies = (script.argument(call, "mixed_precision", 6) for call in _sharding_calls(script))
+    return any(node is not None and precision.node in script.flow.values(node) for node in policies)
+
+
+def _sharding_calls(script: Script) -> list[Call]:
+    """Returns the calls of FSDP1 that shard; under NO_SHARD each rank has whole gradients."""
+    strategies = {c: script.argument(c, "sharding_strategy", 2) for c in calls_of(script, FSDP)}
+    return [c for c, node in strategies.items() if not str(script.value(node)).endswith("NO_SHARD")]
 
 
 def policy_of_the_root(script: Script) -> Iterator[Problem]:
@@ -128,7 +115,7 @@ _STAGE_NAME = re.compile(r"\w*(stage|group|tower)\w*")
 
 def every_module(script: Script) -> Iterator[Problem]:
     """Yields loops that make a unit of each module, or of each part of a block."""
-    shards = {call.node: call for name in (FSDP, "fully_shard") for call in calls_of(script, name)}
+    shards = {call.node: call for call in calls_of(script, FSDP, "fully_shard")}
     for loop in script.nodes(ast.For):
         # Not below an if, which selects
         for statement in (s for s in loop.body if isinstance(s, (ast.Expr, ast.Assign))):
@@ -177,7 +164,7 @@ def _iterated_module(loop: ast.For) -> tuple[str, ast.expr]:
 
 def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
     """Yields ``load_state_dict`` of what ``torch.load`` read on all ranks of a sharding script."""
-    if not any(call.short in (FSDP, "fully_shard") for call in script.calls):
+    if not calls_of(script, FSDP, "fully_shard"):
         return
     loads = {call.node: call for call in script.calls if call.name == "torch.load"}
     guarded = {
@@ -191,7 +178,9 @@ def loaded_on_every_rank(script: Script) -> Iterator[Problem]:
         origins = {origin for expr in loaded for origin in script.flow.reach(expr)}
         if _SMALL_STATE.search(ast.unparse(node.func).lower()):
             continue
-        for call in [loads.pop(read) for read in [*loads] if read in origins]:  # once for each file
+        for call in [
+            loads.pop(source) for source in [*loads] if source in origins
+        ]:  # once for each file
             if call.node not in guarded and _reads_whole_file(script, call):
                 message = "every rank loads the whole checkpoint into the memory of its host"
                 fix = 'torch.load(path, mmap=True, map_location="cpu"), or torch.distributed.checkpoint'
@@ -212,9 +201,8 @@ def _reads_whole_file(script: Script, call: Call) -> bool:
 
 def loaded_on_device_0(script: Script) -> Iterator[Problem]:
     """Yields ``torch.load(..., map_location="cuda:0")`` that all ranks run, each with its own device."""
-    wraps = any(call.short in WRAPPERS for call in script.calls)
     # Without set_device the launcher may show each process one device, which is cuda:0 for each
-    if not wraps or "set_device" not in script.words:
+    if not calls_of(script, *WRAPPERS) or "set_device" not in script.words:
         return
     for call in script.calls:
         node = script.argument(call, "map_location", 1) if call.name == "torch.load" else None
@@ -225,22 +213,24 @@ def loaded_on_device_0(script: Script) -> Iterator[Problem]:
         yield script.problem("ZM704", "warning", call.node, message, fix, "map_location")
 
 
+_BF16_ARGUMENTS = {
+    "autocast": ("dtype", 1, "torch.bfloat16"), "Accelerator": ("mixed_precision", -1, "bf16"),
+    "MixedPrecision": ("param_dtype", 0, "torch.bfloat16"),
+    "MixedPrecisionPolicy": ("param_dtype", 0, "torch.bfloat16"),
+}  # fmt: skip
+"""Call -> its argument for the precision, the position of it, and the value for bf16."""
+
+
 def bf16_device(script: Script, machine: Machine) -> Iterator[Problem]:
     """Yields computation in bf16 on a device that emulates it."""
     # A script that asks torch.cuda.is_bf16_supported() chooses another type there
     if machine.device not in NO_BF16 or "is_bf16_supported" in script.words:
         return
-    names = {"autocast": "dtype", "MixedPrecision": "param_dtype", "MixedPrecisionPolicy": "param_dtype"}
     for call in script.calls:
-        node = script.argument(call, names.get(call.short, ""), 0 if "Mixed" in call.short else 1)
-        is_on = call.short in names and script.value(node) == "torch.bfloat16"
-        if is_arguments(call):
-            node = script.argument(call, "bf16")
-            is_on = script.value(node) is True
-        elif call.short == "Accelerator":
-            node = script.argument(call, "mixed_precision")
-            is_on = script.value(node) == "bf16"
-        if is_on and node is not None:
+        by_call = ("bf16", -1, True) if is_arguments(call) else ("", -1, None)
+        name, position, value = _BF16_ARGUMENTS.get(call.short, by_call)
+        node = script.argument(call, name, position)
+        if node is not None and script.value(node) == value:
             message = f"a {machine.device.upper()} has no units for bf16: it is emulated, and slow"
             fix = "fp16 with a gradient scaler"
             origin = script.flow.values(node)[0] or node
@@ -290,7 +280,7 @@ def optimizer_before_sharding(script: Script) -> Iterator[Problem]:
         for call in script.calls
         if _is_optimizer(call)
     ]
-    for shards in (*calls_of(script, "fully_shard"), *calls_of(script, FSDP)):
+    for shards in calls_of(script, "fully_shard", FSDP):
         if not shards.node.args:
             continue
         model = script.flow.original_variable(shards.node.args[0])
@@ -328,13 +318,7 @@ def _parameters_of(script: Script, node: ast.Call) -> list[ast.expr]:
 
 def norm_of_a_shard(script: Script) -> Iterator[Problem]:
     """Yields torch's ``clip_grad_norm_`` on FSDP1: each rank clips by the norm of its shard."""
-    # Under NO_SHARD each rank has whole gradients, so the norm by torch is right
-    unsharded = {
-        call.node
-        for call in calls_of(script, FSDP)
-        if str(script.value(script.argument(call, "sharding_strategy", 2))).endswith("NO_SHARD")
-    }
-    fsdp = {call.node for call in calls_of(script, FSDP)} - unsharded
+    fsdp = {call.node for call in _sharding_calls(script)}
     for call in calls_of(script, "clip_grad_norm_"):
         models = [model for model in _parameters_of(script, call.node)
                   if not fsdp.isdisjoint(script.flow.values(model))]  # fmt: skip
@@ -352,7 +336,7 @@ def norm_of_a_shard(script: Script) -> Iterator[Problem]:
 
 def accumulation_communicates(script: Script) -> Iterator[Problem]:
     """Yields loops that accumulate gradients and still reduce them in every micro-step."""
-    wraps = any(call.short in WRAPPERS for call in script.calls)
+    wraps = calls_of(script, *WRAPPERS)
     # The engine of DeepSpeed reduces gradients only at the end of an accumulation
     engine = any(call.name == "deepspeed.initialize" for call in script.calls)
     if not wraps or engine or script.words & _SYNC_NAMES:
@@ -375,7 +359,7 @@ def accumulation_communicates(script: Script) -> Iterator[Problem]:
             message = f"each of {steps} backwards before a step reduces the gradients"
             if steps == _SOME:
                 message = "each backward of an accumulation reduces the gradients"
-            fsdp2 = all(call.short == "fully_shard" for call in script.calls if call.short in WRAPPERS)
+            fsdp2 = all(call.short == "fully_shard" for call in wraps)
             name = "set_requires_gradient_sync" if fsdp2 else "no_sync"
             call = f"model.{name}(False)" if fsdp2 else f"with model.{name}():"
             fix = f"{call} in all of them but the last; costs whole gradients"
@@ -455,7 +439,7 @@ def seed_of_each_rank(script: Script) -> Iterator[Problem]:
     is_meta = names_key(script, "meta")
     if not seeds or is_meta or script.words & _SAME_ANYWAY:
         return
-    for shards in (*calls_of(script, "fully_shard"), *calls_of(script, FSDP)):
+    for shards in calls_of(script, "fully_shard", FSDP):
         syncs = script.argument(shards, "sync_module_states", 10)
         may_sync = is_open(shards) or script.value(syncs) is not (False if syncs else UNKNOWN)
         for model in () if may_sync else shards.node.args[:1]:
@@ -511,7 +495,7 @@ def _depends_on_rank(script: Script, seed: ast.Call) -> bool:
 
 
 CHECKS: tuple[Check, ...] = (
-    unknown_arguments, no_shard, unscaled_fp16, policy_of_the_root, loaded_on_device_0, every_module,
+    unknown_arguments, unscaled_fp16, policy_of_the_root, loaded_on_device_0, every_module,
     loaded_on_every_rank, no_host_backend, optimizer_before_sharding, norm_of_a_shard,
     accumulation_communicates, seed_of_each_rank,
 )  # fmt: skip

@@ -71,7 +71,7 @@ def collect_figures(s: Sources) -> list[Figure]:
         ("FSDP", _stated_fsdp(s)),
         ("FSDP offload", [*_accelerate_setting(s, (FSDP, "fsdp_offload_params")),
                           *_argument_of(s, "fsdp_cpu_offload")]),
-        *((figure, _argument_of(s, name)) for figure, name in _OF_ARGUMENTS.items()),
+        *((label, _argument_of(s, name)) for label, name in _OF_ARGUMENTS.items()),
     ):  # fmt: skip
         stated = [(v, origin) for v, origin in claims if v not in (None, AUTO, "none", "null")]
         if stated:

@@ -169,7 +169,7 @@ def same_order(script: Script) -> Iterator[Problem]:
         node = script.argument(call, "shuffle", 3)
         dataset = ast.unparse(call.node.args[0]) if call.node.args else ""
         # Samples of a validation set may come in any order
-        trains = not any(_VALIDATION.fullmatch(word.lower()) for word in _WORD.findall(dataset))
+        trains = not any(_VALIDATION.fullmatch(name.lower()) for name in _WORD.findall(dataset))
         shuffles = trains and (node is None or script.value(node) is True)
         if shuffles and not is_open(call) and _has_several_epochs(script):
             message = "without set_epoch the sampler gives the same order in every epoch"

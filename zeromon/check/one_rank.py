@@ -109,7 +109,7 @@ def _unmatched_calls(script: Script, calls: dict[ast.Call, str]) -> Iterator[Pro
 def _collective_calls(script: Script) -> Iterator[tuple[ast.Call, str]]:
     """Yields each call that all ranks must make, with its name."""
     named = {call.node: call for call in script.calls}
-    shards = any(call.short in (FSDP, "fully_shard") for call in script.calls)
+    shards = bool(calls_of(script, FSDP, "fully_shard"))
     for node in script.nodes(ast.Call):
         call, short = named.get(node), last_name(node.func)
         if call is not None and _is_collective(script, call, shards=shards):

@@ -98,7 +98,7 @@ def recipe_of(data: Mapping[Any, Any]) -> str:
 
 def override(config: Config, command: Command | None) -> Config:
     """Returns *config* with what the command that names it sets."""
-    if command is None or not _is_named(config.file, command):
+    if command is None or not is_named(config.file, command):
         return config
     data = dict(config.data)
     for name, value in command.arguments.items():
@@ -112,7 +112,8 @@ def override(config: Config, command: Command | None) -> Config:
     return replace(config, data=data)
 
 
-def _is_named(file: str, command: Command) -> bool:
+def is_named(file: str, command: Command) -> bool:
+    """Returns whether *command* passes *file* to its script."""
     names = [*command.positionals, command.script, command.arguments.get("config")]
     return any(isinstance(name, str) and File(name).resolve() == File(file).resolve() for name in names)
 

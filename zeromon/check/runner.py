@@ -161,21 +161,24 @@ class _Run:
     def across(self) -> list[Figure]:
         """Compares the scripts with the accelerate file, and returns the figures of a trainer's YAML."""
         file, ds_config = self.launches[0] if len(self.launches) == 1 else (None, None)
-        if not self.launches and len(self.deepspeeds) == 1:
-            self.named_elsewhere(self.deepspeeds[0], self.machine.devices)
+        if not self.launches and self.only_deepspeed is not None:
+            self.named_elsewhere(self.only_deepspeed, self.machine.devices)
         if file is not None:
             for script in self.scripts:
                 self.problems += figures.other_figures(script, file, ds_config)
-        sources = self.sources(launch.Command(launcher=""), file, None, ds_config)
+        sources = self.sources(launch.Command(launcher=""), file, None, ds_config or self.only_deepspeed)
         self.apply_precision(sources)
         return figures.collect_figures(sources) if len(self.trainers) == 1 else []
+
+    @property
+    def only_deepspeed(self) -> Config | None:
+        """The one DeepSpeed configuration; None where there is none, or are several."""
+        return self.deepspeeds[0] if len(self.deepspeeds) == 1 else None
 
     def sources(
         self, command: launch.Command, merged: Config | None, file: Config | None, ds: Config | None
     ) -> Sources:
         """Returns all that a launch is made of."""
-        if ds is None and len(self.deepspeeds) == 1:
-            [ds] = self.deepspeeds
         fsdp_configs = [
             recipes.fsdp_config(c) for c, recipe in self.trainers if recipe is recipes.AXOLOTL
         ]
@@ -214,8 +217,7 @@ class _Run:
         for name in named_configs:
             if isinstance(name, str):
                 ds_config = self.other(name, Path(name), ranks=command.ranks) or ds_config
-        if ds_config is None and len(self.deepspeeds) == 1:
-            [ds_config] = self.deepspeeds
+        ds_config = ds_config or self.only_deepspeed
         if merged is not None:
             for script in self.scripts:
                 self.problems += figures.other_figures(script, merged, ds_config)
@@ -259,7 +261,7 @@ class _Run:
         # A Trainer turns FSDP on by its own arguments, and a plugin in the script by being there
         script_words = frozenset[str]().union(*(script.words for script in self.scripts))
         has_trainer = any(
-            word.endswith(("Trainer", "TrainingArguments", "HfArgumentParser")) for word in script_words
+            name.endswith(("Trainer", "TrainingArguments", "HfArgumentParser")) for name in script_words
         )
         is_plain = "Accelerator" in script_words and not has_trainer and not script_words & _PLUGINS
         if is_plain and (merged is None or accelerate.kind_of(merged) != "FSDP"):
@@ -285,7 +287,9 @@ class _Run:
             for file in _training_files(start):
                 self.file(file, named=False)
         elif os.path.lexists(start):
-            self.file(start, named=True)
+            # A script's own configuration may be of any kind
+            is_own = self.command is not None and recipes.is_named(path, self.command)
+            self.file(start, named=not is_own or start.suffix == ".py")
         else:
             raise CheckError(f"{path} does not exist")
 

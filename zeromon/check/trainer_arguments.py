@@ -74,7 +74,7 @@ class Arguments:
 
     def origin(self, name: str) -> str:
         """Returns ``here`` for a stated argument, and ``by default`` for any other."""
-        return "here" if any(part in self.stated for part in name.split(" and ")) else "by default"
+        return "here" if any(n in self.stated for n in name.split(" and ")) else "by default"
 
 
 def script_arguments(script: Script, call: Call) -> Arguments:

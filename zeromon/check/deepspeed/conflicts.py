@@ -241,14 +241,14 @@ def batch_size(config: Config, machine: Machine) -> Iterator[Problem]:
     batch = _batch_of(config, machine)
     if batch is None or not batch.total or AUTO in map(config.get, BATCH):
         return
-    known = [number for number in batch[1:] if number]
-    size, total = math.prod(known), batch.total
-    factors = " x ".join(map(str, known)) + (" ranks" if batch.ranks else "")
-    if len(known) == 3 and total != size:
+    numbers = [number for number in batch[1:] if number]
+    size, total = math.prod(numbers), batch.total
+    factors = " x ".join(map(str, numbers)) + (" ranks" if batch.ranks else "")
+    if len(numbers) == 3 and total != size:
         message = f"train_batch_size is {total}, but {factors} is {size}"
         yield config.change("ZM602", "error", ("train_batch_size",), message, size)
     elif total % size:
-        product = f"{factors} = {size}" if len(known) > 1 else factors
+        product = f"{factors} = {size}" if len(numbers) > 1 else factors
         message = f"train_batch_size of {total} is no multiple of {product}"
         fix = config.write("train_batch_size", -(-total // size) * size)
         fix = "remove train_batch_size" if batch.micro and batch.steps else fix  # which give it

@@ -1,5 +1,6 @@
 """Checks of names and values against DeepSpeed's own models."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -304,7 +305,9 @@ def unknown_optimizer(config: Config, _: Machine) -> Iterator[Problem]:
     optimizers, torch = library["optimizers"], library["torch_optimizers"]
     if kind.lower() not in optimizers and kind not in torch:
         every = {name.lower(): name for name in (*optimizers, *torch)}
-        matches = get_close_matches(kind.lower(), every, 1, 0.6)
+        # DeepSpeed makes FusedAdam and DeepSpeedCPUAdam of the type Adam
+        family = re.sub(r"^(deepspeed)?(fused|cpu)", "", kind.lower())
+        matches = get_close_matches(family, every, 1, 0.6)
         fix = f"did you mean {every[matches[0]]}?" if matches else f"one of {', '.join(torch)}"
         message = f"there is no optimizer {kind} in DeepSpeed {library['version']} or torch.optim"
         yield config.problem("ZM103", "error", path, message, fix)

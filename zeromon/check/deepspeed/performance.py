@@ -85,13 +85,14 @@ def fp16_with_zero3(config: Config, _: Machine) -> Iterator[Problem]:
 
 def loss_scale(config: Config, _: Machine) -> Iterator[Problem]:
     """Yields loss scaling that is fixed, starts too high, or changes too fast."""
-    section = config.section("fp16")
-    if not section or precision_of(config, "fp16") is False:
+    section, is_enabled = config.section("fp16"), precision_of(config, "fp16")
+    if not section or is_enabled is False:
         return
+    severity = "warning" if is_enabled else "info"  # "auto" may turn fp16 off
     fixed = parse_number(section.get("loss_scale", 0))
     if fixed is not None and fixed > 0:
         message = f"the loss scale is fixed at {fixed:g}: it does not follow an overflow"
-        yield config.change("ZM404", "warning", ("fp16", "loss_scale"), message, 0)
+        yield config.change("ZM404", severity, ("fp16", "loss_scale"), message, 0)
         return
     window, hysteresis = (
         parse_number(section.get(name)) or default
@@ -107,8 +108,7 @@ def loss_scale(config: Config, _: Machine) -> Iterator[Problem]:
         value = parse_number(section.get(name))
         if value is not None and is_bad(value):
             message = f"{name} of {value:g} {effect}"
-            fix = config.write(name, better)
-            yield config.problem("ZM404", "warning", ("fp16", name), message, fix)
+            yield config.change("ZM404", severity, ("fp16", name), message, better)
 
 
 def no_mixed_precision(config: Config, _: Machine) -> Iterator[Problem]:
